@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from rlvcr.levels import LEVELS
 from verl.report_sections import (
+    CONTRIBUTIONS,
     AlternativesView,
     ConsoleFigure,
     Contribution,
@@ -21,7 +22,6 @@ from verl.report_sections import (
     Scatter,
     StepView,
     TimePart,
-    contribute,
 )
 
 if TYPE_CHECKING:
@@ -229,7 +229,7 @@ THOUGHTS = AlternativesView(
     outcomes=audited,
 )
 
-contribute(
+CONTRIBUTIONS.append(
     Contribution(
         name="rlvcr",
         console=(

@@ -10,8 +10,9 @@ from rlvcr.names import (
     PriceRule,
     Score,
 )
-from verl.config.schema.algorithm import AlgorithmConfig
-from verl.config.settings import NULL, Derived, NonNegative, PositiveInt, Section, Share
+from verl.config.schema import AlgorithmConfig, EnvConfig, PPOConfig, SFTConfig
+from verl.config.schema.sft import SFTDataConfig
+from verl.config.settings import NULL, Derived, NonNegative, PositiveInt, Section, Share, lookup
 from verl.names import NormMode
 
 
@@ -89,23 +90,45 @@ class RLVCRSettings(Section):
     """texts that replace the built-in description of levels 1 to 4"""
 
 
-def method_settings(algorithm: AlgorithmConfig) -> RLVCRSettings:
-    """Return the section ``algorithm.rlvcr``, which the schema does not declare itself."""
-    return algorithm.rlvcr
+class MethodAlgorithmConfig(AlgorithmConfig):
+    """``algorithm`` with the section of the method."""
+
+    rlvcr: RLVCRSettings = RLVCRSettings()
+    """credit for how much was thought"""
 
 
-class LevelKeys(Section):
-    """Below ``env``: whether the policy is asked for levels at all."""
+class MethodEnvConfig(EnvConfig):
+    """``env`` with the key of the method."""
 
     levels: Derived[bool] = NULL
     """ask the policy for thinking levels; null: where the method needs them"""
 
 
-class DemonstrationKeys(Section):
-    """Below ``data`` of a supervised run: the levels of the expert's thoughts."""
+class MethodDataConfig(SFTDataConfig):
+    """``data`` of a supervised run with the levels of the thoughts of the expert."""
 
     levels: list[Literal[1, 2, 3, 4]] = [1, 2, 3, 4]
     """thinking levels, drawn uniformly; empty: files of plain actions"""
     needed_level_share: Share = 0.0
     """share of the steps demonstrated on the level that the expert calls needed, before levels are
     drawn uniformly"""
+
+
+# Pyright wants equal types for attributes that can be assigned; these hold a subclass.
+class MethodPPOConfig(PPOConfig):
+    """Keys that ``main_ppo`` reads, with those of the method."""
+
+    algorithm: MethodAlgorithmConfig = MethodAlgorithmConfig()  # pyright: ignore[reportIncompatibleVariableOverride]
+    env: MethodEnvConfig = MethodEnvConfig()  # pyright: ignore[reportIncompatibleVariableOverride]
+
+
+class MethodSFTConfig(SFTConfig):
+    """Keys that ``main_sft`` reads, with those of the method."""
+
+    data: MethodDataConfig = MethodDataConfig()  # pyright: ignore[reportIncompatibleVariableOverride]
+    env: MethodEnvConfig = MethodEnvConfig()  # pyright: ignore[reportIncompatibleVariableOverride]
+
+
+def method_settings(algorithm: AlgorithmConfig) -> RLVCRSettings:
+    """Return the section ``algorithm.rlvcr``, which the schema of ``verl`` does not declare."""
+    return lookup(algorithm, "rlvcr")

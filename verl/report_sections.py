@@ -1,12 +1,12 @@
-"""What a method or an environment adds to what a run shows of itself, declared, not drawn.
+"""Declarations of what a method or an environment adds to console, report and validation.
 
-    rlvcr/report_sections.py ──contribute(Contribution(...))──▶ CONTRIBUTIONS
+    rlvcr/report_sections.py ──append(Contribution(...))──▶ CONTRIBUTIONS
                                                              │ contributions()
               console ◀── figures ──┬── sections, plots, key figures, step views ──▶ report
                                     └── batch metrics ──▶ validation
 
 ``CONTRIBUTORS`` lists the modules that contribute. They are imported by name, because ``verl`` does
-not depend on the method. A module outside this repository calls ``contribute`` when it is imported.
+not depend on the method. A module outside this repository appends when it is imported.
 
 Colours are names of the report's style sheet: ``accent`` and ``second``, ``ramp-1`` to ``ramp-4``
 (four in an order), ``time-0`` to ``time-7`` (eight without one). Whatever has ``after`` stands
@@ -277,21 +277,14 @@ class Contribution:
     batch_metrics: BatchMetrics | None = None
 
 
-CONTRIBUTIONS: dict[str, Contribution] = {}
-
-
-def contribute(contribution: Contribution) -> None:
-    """Add ``contribution``. Raises ``ValueError`` where another one has its name."""
-    # The same contribution again is no error: a module may be imported twice.
-    known = CONTRIBUTIONS.setdefault(contribution.name, contribution)
-    if known != contribution:
-        raise ValueError(f"there is another contribution of the name {contribution.name!r}")
+# Filled by the modules of CONTRIBUTORS, and by every other module that appends to it.
+CONTRIBUTIONS: list[Contribution] = []
 
 
 def contributions() -> list[Contribution]:
-    """Return the contributions of ``CONTRIBUTORS`` and of every other module that was imported."""
+    """Return ``CONTRIBUTIONS``, after the modules of ``CONTRIBUTORS`` were imported."""
     import_contributors()
-    return list(CONTRIBUTIONS.values())
+    return CONTRIBUTIONS
 
 
 @functools.cache

@@ -17,7 +17,7 @@ import yaml
 import rlvcr.core_rlvcr  # noqa: F401  registers its estimators before any page is read
 from verl.algos import ADV_ESTIMATORS, POLICY_LOSSES
 from verl.config.compose import config_names
-from verl.config.plugged import schema_keys
+from verl.config.plugins import schema_keys
 from verl.config.schema import PPOConfig, SFTConfig
 from verl.config.schema.tools import ExportConfig, GenerationConfig
 from verl.config.settings.unknown import owner

@@ -2,8 +2,6 @@
 to hand over.
 """
 
-import copy
-
 from verl.config.load import load_config
 from verl.config.schema import PPOConfig, SFTConfig
 from verl.config.settings import ConfigError
@@ -38,10 +36,12 @@ def cold_start_config(cfg: PPOConfig) -> SFTConfig:
     # First, so that overrides win: runs of two projects must not share the cold start's directory.
     project = f'trainer.project_name="{cfg.trainer.project_name}"'
     sft = load_config(cold_start_name(cfg), [project, *cfg.cold_start.overrides], SFTConfig)
-    # Copies: what is filled in later on one side must not show on the other.
-    sft.env = copy.deepcopy(cfg.env)
-    # Another template would give other tokens than the policy meets in its rollouts.
-    sft.data.apply_chat_template_kwargs = copy.deepcopy(cfg.data.apply_chat_template_kwargs)
-    sft.model.save_path = str(cfg.actor_rollout_ref.model.path)
-    sft.trainer.device = cfg.trainer.device
-    return sft
+    return sft.with_values(
+        {
+            "env": cfg.env,
+            # Another template would give other tokens than the policy meets in its rollouts.
+            "data.apply_chat_template_kwargs": cfg.data.apply_chat_template_kwargs,
+            "model.save_path": str(cfg.actor_rollout_ref.model.path),
+            "trainer.device": cfg.trainer.device,
+        }
+    )

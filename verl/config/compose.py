@@ -3,7 +3,7 @@ override grammar.
 """
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,8 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from verl.config.plugged import light_keys, plugged_class, schema_keys, sources
-from verl.config.settings import ConfigError, Key, Section, keys_of
+from verl.config.plugins import env_names, env_section, schema_keys
+from verl.config.settings import ConfigError, Section, keys_of
 from verl.config.settings.hints import nearest_name
 from verl.config.settings.unknown import owner, unknown
 from verl.config.yaml_files import joined_files
@@ -135,23 +135,20 @@ def _refusal(override: Override, schema: type[Section]) -> str | None:
 
 
 def _exists(path: str, schema: type[Section]) -> bool:
-    """Whether a value may be written at ``path``. Of the plugged sections, only the one that the
-    path names is looked up, which imports little.
+    """Return whether a value may be written at ``path``.
+
+    Of the environments, only the one that the path names is imported.
     """
-    if owner(path, light_keys(schema)) is not None:
+    if owner(path, keys_of(schema)) is not None:
         return True
     above, _, rest = path.partition(".")
     name = rest.partition(".")[0]
-    if not any(above == section and name in source.names() for section, source in sources(schema)):
+    if above != "env" or name not in env_names():
         return False
-    section = f"{above}.{name}"
-    found = plugged_class(schema, section)
-    # Where its package is missing nobody knows the keys; that it is missing is said elsewhere.
-    return found is None or path == section or owner(path, _keys_below(found, section)) is not None
-
-
-def _keys_below(section: type[Section], path: str) -> Mapping[str, Key]:
-    return keys_of(section, f"{path}.")
+    section = env_section(name)
+    # The keys of a missing package are not known; checks refuse the package itself.
+    keys = {} if section is None else keys_of(section, f"env.{name}.")
+    return section is None or path == f"env.{name}" or owner(path, keys) is not None
 
 
 def compose_tree(

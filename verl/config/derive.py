@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
-from verl.config.plugged import EXTENSIONS
+from verl.config.plugins import METHODS
 from verl.config.schema import PPOConfig, SFTConfig
 from verl.config.schema.env import EnvConfig
 from verl.config.settings import MissingKey, Section, lookup
@@ -64,10 +64,10 @@ def weight_transfer(cfg: PPOConfig, device: str) -> WeightTransfer:
     rollout = cfg.actor_rollout_ref.rollout
     if rollout.weight_transfer != "auto":
         return rollout.weight_transfer
-    return way_of_vllm(cfg) if device == "cuda" and rollout.name == "vllm" else "store"
+    return vllm_transfer_backend(cfg) if device == "cuda" and rollout.name == "vllm" else "store"
 
 
-def way_of_vllm(cfg: PPOConfig) -> WeightTransfer:
+def vllm_transfer_backend(cfg: PPOConfig) -> WeightTransfer:
     """Its own way of weights to the GPUs of its engines: ``ipc``, or ``nccl`` to their own."""
     return "nccl" if have_own_gpus(cfg, "cuda") else "ipc"
 
@@ -90,9 +90,16 @@ def plays_files(cfg: PPOConfig) -> bool:
     return bool(data_keys(cfg))
 
 
-def scored_later(cfg: PPOConfig) -> str | None:
-    """The key of what scores plays once a whole batch is played; None where environments alone do,
-    or are handed the function that does.
+def grades_files(cfg: PPOConfig) -> bool:
+    """Return whether a function of the user grades rows of files, under either of its keys."""
+    key = data_keys(cfg).get("custom_reward_function.path")
+    return key is not None and bool(lookup(cfg.env.settings, key))
+
+
+def post_rollout_reward_key(cfg: PPOConfig) -> str | None:
+    """Return the key of a reward model or function that scores trajectories after the rollout.
+
+    None where environments score them, also with a function of the user.
     """
     if cfg.reward_model.enable:
         return "reward_model.enable"
@@ -101,8 +108,8 @@ def scored_later(cfg: PPOConfig) -> str | None:
     return None
 
 
-def rules_of_no_weight(cfg: PPOConfig) -> dict[str, str]:
-    """Keys that change what the rules pay where a reward model alone is heard, each with the
+def unused_rule_reward_keys(cfg: PPOConfig) -> dict[str, str]:
+    """Return rule-reward keys that are ignored because reward_model.rule_weight is 0, with the
     reason.
     """
     if not cfg.reward_model.enable or cfg.reward_model.rule_weight != 0:
@@ -222,11 +229,11 @@ def derive(cfg: Config) -> Config:
     if isinstance(cfg, PPOConfig):
         for path, rule in PPO_RULES:
             _fill(cfg, path, rule)
-        _let(_choose_correction, cfg)
-        _let(_choose_rewards, cfg)
+        _apply_ignoring_missing(_choose_correction, cfg)
+        _apply_ignoring_missing(_choose_rewards, cfg)
     if isinstance(cfg, PPOConfig | SFTConfig):
-        for extension in EXTENSIONS.values():
-            _let(extension.derive, cfg)
+        for plugin in METHODS:
+            _apply_ignoring_missing(plugin.derive, cfg)
     return cfg
 
 
@@ -268,8 +275,8 @@ def _choose_rewards(cfg: PPOConfig) -> None:
         algorithm.gdpo_reward_weights = list(weights.values())
 
 
-def _let(derive_more: Callable[[Config], None], cfg: Config) -> None:
+def _apply_ignoring_missing(derive_more: Callable[[Config], None], cfg: Config) -> None:
     try:
         derive_more(cfg)
     except MissingKey:
-        return  # what it would have filled in stays null
+        return  # the values stay null

@@ -1,16 +1,55 @@
-"""What a key means in one configuration: its value, and for amounts what they come to in tasks,
-trajectories, rows, tokens and optimizer steps.
-"""
+"""Meaning of a key in one configuration: its value, and the lines of the plan that it changes."""
 
-from verl.config.amounts import MEANINGS
-from verl.config.plugged import schema_keys
+from collections.abc import Iterator
+
+from verl.config.derive import trajectories_per_iteration
+from verl.config.plan import make_plan
+from verl.config.plan_notes import rows_at_most
+from verl.config.plugins import schema_keys
 from verl.config.schema import PPOConfig, SFTConfig
 from verl.config.settings import ConfigError, Key, MissingKey, lookup
 from verl.config.settings.unknown import meaning, nearest
 
+ACTOR = "actor_rollout_ref.actor"
+# Lines of the plan, and of ``_update_lines``, that a key changes.
+LINES_OF_KEYS = {
+    ("data.train_batch_size", "env.rollout.n", "actor_rollout_ref.rollout.n"): (
+        "one iteration",
+        "rows",
+    ),
+    (f"{ACTOR}.ppo_mini_batch_size", f"{ACTOR}.ppo_mini_batches", f"{ACTOR}.ppo_epochs"): (
+        "mini-batch",
+        "updates",
+        "note",
+    ),
+    (
+        f"{ACTOR}.ppo_micro_batch_size_per_gpu",
+        f"{ACTOR}.ppo_max_token_len_per_gpu",
+        f"{ACTOR}.use_dynamic_bsz",
+    ): ("micro-batch",),
+    ("trainer.total_epochs", "trainer.total_training_steps", "data.train_files"): (
+        "tasks",
+        "in all",
+        "note",
+    ),
+    (
+        "data.max_prompt_length",
+        "data.max_response_length",
+        "env.max_turn_tokens",
+        "env.max_steps",
+        "env.history",
+    ): ("one iteration", "rows", "sampled tokens"),
+    ("env.val_tasks", "data.val_batch_size", "trainer.test_freq"): ("tasks",),
+    ("trainer.save_freq",): ("checkpoints",),
+}
+
 
 def explain(cfg: PPOConfig | SFTConfig, path: str) -> str:
-    """The text about the key at dotted ``path``. Raises ``ConfigError`` for an unknown key."""
+    """Return value, documentation and allowed values of the key at dotted ``path``, and the lines
+    of the plan that it changes.
+
+    Raises ``ConfigError`` for an unknown key.
+    """
     keys = schema_keys(type(cfg))
     key = keys.get(path)
     if key is None:
@@ -24,20 +63,35 @@ def explain(cfg: PPOConfig | SFTConfig, path: str) -> str:
     except MissingKey:
         return f"{path}: not in this configuration, which does not have its section\n  {key.doc}"
     lines = [f"{path}={value!r}", f"  {key.doc}", f"  {_allowed(key)}"]
-    found = MEANINGS.get(path)
-    if found is not None and isinstance(cfg, PPOConfig):
-        lines += [f"  here: {line}" for line in found(cfg)]
+    labels = next((labels for keys, labels in LINES_OF_KEYS.items() if path in keys), ())
+    if labels and isinstance(cfg, PPOConfig):
+        plan = [*make_plan(cfg).lines(), *_update_lines(cfg)]
+        lines += [f"  {label}: {text}" for label, text in plan if label in labels]
     return "\n".join(lines)
 
 
 def _allowed(key: Key) -> str:
+    mark = key.unused
+    if mark is not None:
+        refusal = f"refused: {mark.why}; instead: {mark.instead}"
+        return refusal if mark.instead else f"no effect: {mark.why}"
     default = "null" if key.default is None else key.default
-    if key.unused is not None:
-        mark = key.unused
-        return (
-            f"refused: {mark.why}; instead: {mark.instead}"
-            if mark.instead
-            else (f"no effect: {mark.why}")
-        )
     note = "; no effect on CPU" if key.gpu_only else ""
     return f"allowed: {key.allowed()}; default: {default}{note}"
+
+
+def _update_lines(cfg: PPOConfig) -> Iterator[tuple[str, str]]:
+    """Yield sizes of mini-batches and micro-batches."""
+    actor = cfg.actor_rollout_ref.actor
+    trajectories = trajectories_per_iteration(cfg) // actor.ppo_mini_batches
+    rows = -(-rows_at_most(cfg) // actor.ppo_mini_batches)
+    tasks = trajectories / cfg.env.rollout.n
+    yield "mini-batch", f"{tasks:g} tasks = {trajectories:,} trajectories, {rows:,} rows at most"
+    row = cfg.data.max_prompt_length + cfg.data.max_response_length
+    if actor.use_dynamic_bsz:
+        tokens = actor.ppo_max_token_len_per_gpu
+        size = f"{tokens:,} tokens, or {tokens // row} of the longest rows"
+    else:
+        rows = actor.ppo_micro_batch_size_per_gpu or 1
+        size = f"{rows} rows = {rows * row:,} tokens at most"
+    yield "micro-batch", f"{size}, per device and pass; it changes memory and time, no gradient"

@@ -14,21 +14,13 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from verl.config.compose import compose_tree, own_files
-from verl.config.derive import derive, fits_prompts, rules_of_no_weight
-from verl.config.plugged import (
-    EXTENSIONS,
-    plugged_class,
-    plugged_keys,
-    plugged_names,
-    schema_keys,
-    sources,
-)
+from verl.config.derive import derive, fits_prompts, unused_rule_reward_keys
+from verl.config.plugins import ENVIRONMENTS, env_names, env_section, full_schema, schema_keys
 from verl.config.schema import PPOConfig, SFTConfig
 from verl.config.settings import ConfigError, MissingKey, Section, keys_of, lookup
 from verl.config.settings.keys import own_keys
 from verl.config.settings.reading import from_text, read
 from verl.config.settings.secret_values import masked
-from verl.config.settings.section import OpenSection
 from verl.config.settings.unknown import unknown
 from verl.config.yaml_text import yaml_text
 
@@ -40,17 +32,17 @@ REFERENCE = re.compile(r"\$\{([\w.]+)\}")
 
 
 @dataclass
-class Draft(Generic[Schema]):
+class ParsedConfig(Generic[Schema]):
     """A config as far as it can be read: the refused keys are missing from it."""
 
     config: Schema
     problems: list[str] = field(default_factory=list)
-    # Of keys that can be read and that a command line refuses, for nothing would read them.
-    of_no_use: list[str] = field(default_factory=list)
+    # Keys that can be read and have no effect; a command line refuses them.
+    unused_keys: list[str] = field(default_factory=list)
     tree: Tree = field(default_factory=dict)  # every key, interpolations kept
 
-    def sound(self) -> Schema:
-        """The config. Raises ConfigError with every problem."""
+    def require_valid(self) -> Schema:
+        """Return the config. Raises ConfigError with every problem."""
         if self.problems:
             raise ConfigError(dict.fromkeys(self.problems))
         return self.config
@@ -61,36 +53,37 @@ def read_config(
     overrides: Sequence[str] = (),
     schema: type[Schema] = PPOConfig,
     config_path: str | None = None,
-) -> Draft[Schema]:
-    """Read the config called ``name`` with ``overrides``; what is wrong with it is in the draft.
+) -> ParsedConfig[Schema]:
+    """Read the config called ``name`` with ``overrides``; the result holds its problems.
 
     Raises ConfigError where there is nothing to read: no such config, or no such file.
     """
+    schema = full_schema(schema)
     tree, problems = compose_tree(name, overrides, schema, config_path)
     if _names_another_policy(tree, name, overrides, schema, config_path):
         tree.cold_start.enable = False
     # Unresolved: a reference may lead to a default, and the defaults are merged in below.
     written: Any = OmegaConf.to_container(tree, resolve=False)
-    written, misplaced = _put_right(written, schema, schema)
+    written, misplaced = _nest_dotted_keys(written, schema)
     problems += misplaced
-    for extension in EXTENSIONS.values():
-        extension.settle(written, schema)
-    said = _said_by_caller(name, overrides, config_path)
-    draft = _draft(written, schema)
-    draft.problems = [*problems, *draft.problems]
-    for extension in EXTENSIONS.values():
-        draft.of_no_use += extension.check_written(written, said)
-    return draft
+    for plugin in ENVIRONMENTS:
+        plugin.preprocess(written, schema)
+    paths = _written_by_caller(name, overrides, config_path)
+    parsed = _parse(written, schema)
+    parsed.problems = [*problems, *parsed.problems]
+    for plugin in ENVIRONMENTS:
+        parsed.unused_keys += plugin.check_written(written, paths)
+    return parsed
 
 
-def _said_by_caller(name: str, overrides: Sequence[str], config_path: str | None) -> list[str]:
-    """Dotted paths of what the command line and the caller's own files write."""
-    said = [word.lstrip("+").partition("=")[0] for word in overrides]
+def _written_by_caller(name: str, overrides: Sequence[str], config_path: str | None) -> list[str]:
+    """Return the dotted paths that the command line and the files of the caller write."""
+    paths = [word.lstrip("+").partition("=")[0] for word in overrides]
     for file, content in own_files(name, config_path).items():
         # What a run has stored is what its start was composed of, whoever wrote that.
         if not (file.name == "config.yaml" and file.with_name("env.json").exists()):
-            said += [path for path, _ in _leaves({str(key): content[key] for key in content})]
-    return said
+            paths += [path for path, _ in _leaves({str(key): content[key] for key in content})]
+    return paths
 
 
 def _names_another_policy(
@@ -125,41 +118,46 @@ def load_config(
     Raises ConfigError, which lists every unknown key, wrong type and value out of bounds.
     Cross-field checks are ``validate``'s.
     """
-    return read_config(name, overrides, schema, config_path).sound()
+    return read_config(name, overrides, schema, config_path).require_valid()
 
 
 def default_config(schema: type[Schema] = PPOConfig) -> Schema:
     """The schema's own defaults, resolved and derived, without reading any file."""
-    return _draft({}, schema).sound()
+    return _parse({}, full_schema(schema)).require_valid()
 
 
-def _draft(written: Tree, schema: type[Schema]) -> Draft[Schema]:
+def _parse(written: Tree, schema: type[Schema]) -> ParsedConfig[Schema]:
     """Read ``written``, which may hold interpolations, as ``schema``."""
     tree = merged(to_dict(schema()), written)
-    # Before interpolations are resolved: these may refer to defaults of plugged sections.
-    problems = _lift_plugged(tree, schema)
+    # Before interpolations are resolved: these may refer to defaults of environments.
+    problems = _fill_env_defaults(tree, schema)
     plain, unresolved = _resolved(tree)
-    reading = read(schema, from_text(_declared(plain, schema), schema))
-    # Where nothing can be read the defaults stand in, so that plugged sections are still checked.
+    sections = _env_sections(plain, schema)
+    declared = dict(plain)
+    if sections:
+        declared["env"] = {
+            name: value for name, value in plain["env"].items() if name not in sections
+        }
+    reading = read(schema, from_text(declared, schema))
+    # Where nothing can be read the defaults stand in, so that environments are still checked.
     config = reading.section if reading.section is not None else schema()
-    found = dict(reading.problems) | _set_plugged_keys(config, plain, schema)
-    for path, cls in _plugged_sections(tree, schema):
-        values = lookup(plain, path)
+    found = dict(reading.problems)
+    for name, cls in sections.items():
+        path, values = f"env.{name}", plain["env"][name]
         if not isinstance(values, Mapping):
             found[path] = f"{path}={values!r}: a section, not a value; set its keys: {path}.KEY=..."
             continue
         below = read(cls, from_text(values, cls), path)
         found |= below.problems
-        above, _, name = path.partition(".")
-        if below.section is not None and hasattr(config, above):
-            setattr(getattr(config, above), name, below.section)
+        if below.section is not None and hasattr(config, "env"):
+            setattr(lookup(config, "env"), name, below.section)
     for path in unresolved:
         _forget(config, path)
     problems += _own_mistakes(found | unresolved, tree)
     if not problems:
         # Before derive(): --cfg job shows null where null was meant, and --resolve what follows.
         tree = _with_interpolations(to_dict(config), tree)
-    return Draft(derive(config), problems, tree=tree)
+    return ParsedConfig(derive(config), problems, tree=tree)
 
 
 def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> Tree:
@@ -174,13 +172,11 @@ def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> Tree:
     return made
 
 
-def _put_right(
-    values: Tree, cls: type[Section], schema: type[Section], path: str = ""
-) -> tuple[Tree, list[str]]:
-    """``values`` of the section ``cls`` at ``path`` with every key where its dots say that it
-    belongs, and the messages about keys that were none.
+def _nest_dotted_keys(values: Tree, cls: type[Section], path: str = "") -> tuple[Tree, list[str]]:
+    """Return ``values`` of the section ``cls`` at ``path`` with keys such as ``a.b`` nested, and
+    the messages about these keys.
 
-    Its value counts, so that nothing is said to be missing because of it.
+    The nested value is kept, so that no further check finds the key missing.
     """
     made: Tree = {}
     problems = []
@@ -190,7 +186,7 @@ def _put_right(
             why = "a key that is no name"
             problems.append(f"{where}: {value!r}: {why}; allowed: names of keys; fix: leave it out")
             continue
-        below = _section_below(cls, schema, where)
+        below = _section_below(cls, where)
         if "." in name:
             nested = _nested(name, value)
             why = "a key with dots in it"
@@ -200,7 +196,7 @@ def _put_right(
             problems.append(f"{where}: {value!r}: {why}; allowed: {allowed}; fix: {fix}")
             made = merged(nested, made)
         elif below is not None and isinstance(value, Mapping):
-            found, more = _put_right(dict(value), below, schema, f"{where}.")
+            found, more = _nest_dotted_keys(dict(value), below, f"{where}.")
             made = merged(made, {name: found})
             problems += more
         else:
@@ -208,84 +204,44 @@ def _put_right(
     return made, problems
 
 
-def _section_below(cls: type[Section], schema: type[Section], path: str) -> type[Section] | None:
-    """The class of the section at ``path``, which ``cls`` or a package declares; None for a
+def _section_below(cls: type[Section], path: str) -> type[Section] | None:
+    """Return the class of the section at ``path``, in ``cls`` or of an environment; None for a
     value.
     """
     above, _, name = path.rpartition(".")
-    keys = [own_keys(cls)]
-    keys += [own_keys(plugged) for section, plugged in plugged_keys(schema) if section == above]
-    found = next((declared[name] for declared in keys if name in declared), None)
-    return plugged_class(schema, path) if found is None else found.section
+    key = own_keys(cls).get(name)
+    if key is not None:
+        return key.section
+    return env_section(name) if above == "env" else None
 
 
-# ---- sections that packages plug in ----------------------------------------------------------
+# ---- environments ----------------------------------------------------------------------------
 
 
-def _lift_plugged(tree: Tree, schema: type[Section]) -> list[str]:
-    """Give the plugged sections and keys of ``tree`` their defaults, and take out what nobody
-    declares.
+def _env_sections(tree: Tree, schema: type[Section]) -> dict[str, type[Section]]:
+    """Return the classes of the environments that have a section in ``tree``, by name."""
+    env = tree.get("env") if "env" in schema.model_fields else None
+    names = [name for name in env if name in env_names()] if isinstance(env, Mapping) else []
+    found = {name: env_section(name) for name in names}
+    return {name: section for name, section in found.items() if section is not None}
 
-    Returns the messages about that.
+
+def _fill_env_defaults(tree: Tree, schema: type[Section]) -> list[str]:
+    """Fill in the defaults of the environments in ``tree`` and remove keys that nothing declares.
+
+    Returns the problems of the removed keys.
     """
+    env = tree.get("env")
+    if "env" not in schema.model_fields or not isinstance(env, dict):
+        return []
+    known = {*own_keys(keys_of(schema)["env"].section or schema), *env_names()}
     problems = []
-    keys = _names_of_keys(schema)
-    for above, plugged in plugged_keys(schema):
-        if isinstance(tree.get(above), dict):
-            tree[above] = merged(plugged().model_dump(mode="json"), tree[above])
-    for above, cls in _open_sections(schema):
-        values = tree.get(above)
-        if not isinstance(values, dict):
-            continue
-        names = plugged_names(schema, above)
-        present = _present(schema, above, values)
-        for name in [name for name in values if name not in cls.model_fields]:
-            if name not in names | keys[above]:
-                value = values.pop(name)
-                problems += _unknown_leaves(f"{above}.{name}", value, schema)
-        for name in [*present, *values]:
-            section = plugged_class(schema, f"{above}.{name}")
-            if section is not None and isinstance(values.get(name, {}), Mapping):
-                defaults = section().model_dump(mode="json")
-                values[name] = merged(defaults, values.get(name, {}))
+    for name in [name for name in env if name not in known]:
+        problems += _unknown_leaves(f"env.{name}", env.pop(name), schema)
+    for name, section in _env_sections(tree, schema).items():
+        if isinstance(env[name], Mapping):
+            env[name] = merged(section().model_dump(mode="json"), env[name])
     return problems
-
-
-def _names_of_keys(schema: type[Section]) -> dict[str, set[str]]:
-    """Names of the plugged keys, by open section."""
-    names: dict[str, set[str]] = {above: set() for above, _ in _open_sections(schema)}
-    for above, plugged in plugged_keys(schema):
-        names[above] |= set(plugged.model_fields)
-    return names
-
-
-def _set_plugged_keys(config: Section, plain: Tree, schema: type[Section]) -> dict[str, str]:
-    """Read the plugged keys of ``plain`` into ``config``; what is wrong with them, by path."""
-    problems: dict[str, str] = {}
-    for above, plugged in plugged_keys(schema):
-        values = plain.get(above)
-        if not isinstance(values, Mapping):
-            continue  # the section itself is wrong, and that is said elsewhere
-        own = {name: values[name] for name in plugged.model_fields if name in values}
-        reading = read(plugged, from_text(own, plugged), above)
-        problems |= reading.problems
-        if hasattr(config, above):
-            # vars() and not a dump: a refused key is missing there, and must be missing here.
-            for name, value in vars(reading.section).items() if reading.section else ():
-                setattr(getattr(config, above), name, value)
-    return problems
-
-
-def _open_sections(schema: type[Section]) -> Iterator[tuple[str, type[Section]]]:
-    for key in keys_of(schema).values():
-        if key.section is not None and issubclass(key.section, OpenSection):
-            yield key.path, key.section
-
-
-def _present(schema: type[Section], above: str, values: Tree) -> list[str]:
-    return [
-        name for path, source in sources(schema) if path == above for name in source.present(values)
-    ]
 
 
 def _unknown_leaves(path: str, value: object, schema: type[Section]) -> list[str]:
@@ -293,25 +249,6 @@ def _unknown_leaves(path: str, value: object, schema: type[Section]) -> list[str
         below = [_unknown_leaves(f"{path}.{name}", item, schema) for name, item in value.items()]
         return [message for messages in below for message in messages]
     return [unknown(path, value, schema_keys(schema))]
-
-
-def _plugged_sections(tree: Tree, schema: type[Section]) -> Iterator[tuple[str, type[Section]]]:
-    for above, cls in _open_sections(schema):
-        values = tree.get(above)
-        for name in values if isinstance(values, Mapping) else ():
-            found = None if name in cls.model_fields else plugged_class(schema, f"{above}.{name}")
-            if found is not None:
-                yield f"{above}.{name}", found
-
-
-def _declared(values: Tree, schema: type[Section]) -> Tree:
-    """``values`` without the plugged sections."""
-    made = dict(values)
-    for above, cls in _open_sections(schema):
-        section = made.get(above)
-        if isinstance(section, Mapping):
-            made[above] = {name: section[name] for name in section if name in cls.model_fields}
-    return made
 
 
 # ---- interpolations --------------------------------------------------------------------------
@@ -458,7 +395,7 @@ def without_effect(cfg: Section, device: str) -> dict[str, str]:
         why = "prompts come from the environment, and one that is too long is refused"
         defaults = keys_of(PPOConfig)
         found |= {key: why for key in keys if lookup(cfg, key) != defaults[key].default}
-    return found | rules_of_no_weight(cfg) if isinstance(cfg, PPOConfig) else found
+    return found | unused_rule_reward_keys(cfg) if isinstance(cfg, PPOConfig) else found
 
 
 def warn_without_effect(cfg: PPOConfig | SFTConfig) -> None:

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from verl.config.amounts import notes
 from verl.config.cold_start import cold_start_config, cold_start_name
 from verl.config.derive import (
     declared_tasks,
@@ -36,12 +35,13 @@ from verl.config.memory import (
     memory_problems,
     update_bytes,
 )
-from verl.config.plugged import EXTENSIONS
+from verl.config.plan_notes import notes
+from verl.config.plugins import ENVIRONMENTS, METHODS
 from verl.config.policy_size import new_policy_size, policy_size
 from verl.config.schema import PPOConfig, SFTConfig
 from verl.config.settings.cpus import available_cpus
 
-WAYS = {
+TRANSFER_TEXTS = {
     "store": "through the object store",
     "ipc": "by CUDA IPC, from the GPUs that engines and training ranks share",
     "nccl": "by NCCL, from the first training rank to the GPUs of the engines",
@@ -183,7 +183,7 @@ class Plan:
             f"{engines}, {_count(self.collectors, 'collector')}, {processes} ({envs} at once)",
         )
         if self.device != "cpu":
-            yield "weights", f"to the engines {WAYS[self.weight_transfer]}"
+            yield "weights", f"to the engines {TRANSFER_TEXTS[self.weight_transfer]}"
         if self.evaluates:
             return
         yield (
@@ -227,10 +227,6 @@ class Plan:
             "a smaller actor_rollout_ref.rollout.kv_cache_gb"
         )
         return [f"plan: needs {_memory(needed, there)}; fix: {fix}"]
-
-    def as_dict(self) -> dict[str, Any]:
-        """The counts, ready for JSON."""
-        return dataclasses.asdict(self)
 
 
 def _count(number: int, noun: str, suffix: str = "s", plural: str = "") -> str:
@@ -325,8 +321,7 @@ def _ppo_plan(cfg: PPOConfig, facts: Facts) -> Plan:
     known = known or is_placeholder(data.train_files)
     rounds = iterations(cfg, train_tasks or 0) if known else None
     updates = actor.ppo_mini_batches * actor.ppo_epochs
-    engines = engine_count(cfg, facts.device)
-    others = [extension.sampled_tokens(cfg, steps) for extension in EXTENSIONS.values()]
+    others = [plugin.sampled_tokens(cfg, steps) for plugin in METHODS]
     # With append the response holds the whole play, and its bound is one for all turns together.
     turn = (
         min(data.max_response_length, env.max_steps * env.max_turn_tokens)
@@ -356,17 +351,7 @@ def _ppo_plan(cfg: PPOConfig, facts: Facts) -> Plan:
         row_tokens=data.max_prompt_length + data.max_response_length,
         sampled_tokens_at_most=(played if append else steps) * turn,
         other_tokens_at_most={what: count for found in others for what, count in found.items()},
-        ranks=trainer.n_gpus_per_node * trainer.nnodes,
-        threads_per_rank=trainer.num_threads or max(1, facts.cores // trainer.n_gpus_per_node),
-        engines=engines,
-        gpus_per_engine=rollout.tensor_model_parallel_size if facts.device == "cuda" else 1,
-        engine_gpus=sum(engine_gpus(cfg)) if have_own_gpus(cfg, facts.device) else 0,
-        weight_transfer=weight_transfer(cfg, facts.device),
-        threads_per_engine=rollout.num_threads
-        or max(1, facts.cores // engines_on_a_node(cfg, facts.device)),
-        collectors=env.num_collectors,
-        env_processes=env.num_collectors * env.num_workers,
-        envs=env.num_collectors * env.num_workers * env.envs_per_worker,
+        **_worker_counts(cfg, facts),
         evaluates=trainer.val_only or bool(facts.audit),
         audit=facts.audit,
         panel_plays=rollout.val_kwargs.n,
@@ -386,9 +371,32 @@ def _ppo_plan(cfg: PPOConfig, facts: Facts) -> Plan:
     )
 
 
+def _worker_counts(cfg: PPOConfig, facts: Facts) -> dict[str, Any]:
+    """Return ranks, engines, collectors and environments of a run, and their threads."""
+    env = cfg.env
+    rollout = cfg.actor_rollout_ref.rollout
+    trainer = cfg.trainer
+    neighbours = engines_on_a_node(cfg, facts.device)
+    processes = env.num_collectors * env.num_workers
+    return {
+        "ranks": trainer.n_gpus_per_node * trainer.nnodes,
+        "threads_per_rank": trainer.num_threads or max(1, facts.cores // trainer.n_gpus_per_node),
+        "engines": engine_count(cfg, facts.device),
+        "gpus_per_engine": rollout.tensor_model_parallel_size if facts.device == "cuda" else 1,
+        "engine_gpus": sum(engine_gpus(cfg)) if have_own_gpus(cfg, facts.device) else 0,
+        "weight_transfer": weight_transfer(cfg, facts.device),
+        "threads_per_engine": rollout.num_threads or max(1, facts.cores // neighbours),
+        "collectors": env.num_collectors,
+        "env_processes": processes,
+        "envs": processes * env.envs_per_worker,
+    }
+
+
 def stand_in_for(cfg: PPOConfig | SFTConfig) -> str:
-    """What is played in place of what ``cfg`` names; empty where it is what it says."""
-    return "; ".join(filter(None, (extension.stand_in(cfg) for extension in EXTENSIONS.values())))
+    """Describe what runs in place of the environment that ``cfg`` names; empty where it is the
+    environment itself.
+    """
+    return "; ".join(filter(None, (plugin.stand_in(cfg) for plugin in ENVIRONMENTS)))
 
 
 def _val_tasks(cfg: PPOConfig) -> int | None:

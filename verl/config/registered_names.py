@@ -5,7 +5,8 @@ add to them.
 import importlib
 from collections.abc import Collection, Iterable
 
-from verl.config.plugged import EXTENSIONS
+from verl.config.derive import grades_files
+from verl.config.plugins import METHODS
 from verl.config.problems import Context, Problems, problem, unknown_name
 from verl.config.schema import PPOConfig
 from verl.config.settings import ConfigError, Section, lookup
@@ -107,8 +108,9 @@ def batch_columns(cfg: PPOConfig) -> dict[str, str]:
     use_kl = f"{actor}.use_kl_loss=true or algorithm.use_kl_in_reward=true"
     bypass = "algorithm.rollout_correction.bypass_mode"
     reference = lookup(cfg, f"{actor}.use_kl_loss") or algorithm.use_kl_in_reward
+    graded = cfg.custom_reward_function.path or grades_files(cfg)
     columns = {
-        "reward_parts": "" if cfg.custom_reward_function.path else REWARD_PARTS_FROM,
+        "reward_parts": "" if graded else REWARD_PARTS_FROM,
         "values": "" if cfg.critic.enable else "critic.enable=true",
         "ref_log_prob": "" if reference else use_kl,
         "entropys": f"{bypass}=false" if lookup(cfg, bypass) else "",
@@ -116,8 +118,8 @@ def batch_columns(cfg: PPOConfig) -> dict[str, str]:
             "algorithm.filter_groups.enable=false" if algorithm.filter_groups.enable else ""
         ),
     }
-    for extension in EXTENSIONS.values():
-        columns.update(extension.columns(cfg))
+    for plugin in METHODS:
+        columns.update(plugin.columns(cfg))
     return columns
 
 

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from verl.config.compose import own_files
-from verl.config.plugged import schema_keys
+from verl.config.plugins import schema_keys
 from verl.config.schema import PPOConfig
 from verl.config.settings import ConfigError, Key, Section
 

@@ -7,7 +7,8 @@ everything found. The checks themselves stand in ``verl.config.checks``.
 
 from collections.abc import Iterator
 
-from verl.config.checks.amounts import check_batches, check_lengths, check_sampling
+from verl.config.checks.batch_sizes import check_batches, check_lengths, check_sampling
+from verl.config.checks.hardware_and_paths import check_devices, check_env, check_ray, check_run
 from verl.config.checks.losses import (
     check_gdpo,
     check_losses,
@@ -15,12 +16,11 @@ from verl.config.checks.losses import (
     check_rollout_correction,
 )
 from verl.config.checks.no_effect import check_data_files, check_no_effect, check_pairs
-from verl.config.checks.places import check_devices, check_env, check_ray, check_run
 from verl.config.checks.policy import check_estimator, check_model, check_reward_model
 from verl.config.checks.sampling import check_repeated_validation
 from verl.config.checks.sft import check_sft
 from verl.config.load import guess_device
-from verl.config.plugged import EXTENSIONS
+from verl.config.plugins import METHODS
 from verl.config.problems import Context, Names, Problems
 from verl.config.registered_names import check_columns, check_names
 from verl.config.schema import PPOConfig, SFTConfig
@@ -82,7 +82,7 @@ def _checks(cfg: PPOConfig | SFTConfig, ctx: Context) -> Iterator[Problems]:
         yield from (check(cfg, ctx) for check in PPO_CHECKS)
     else:
         yield from (check(cfg, ctx) for check in SFT_CHECKS)
-    yield from (extension.check(cfg, ctx) for extension in EXTENSIONS.values())
+    yield from (plugin.check(cfg, ctx) for plugin in METHODS)
 
 
 def _device(cfg: PPOConfig | SFTConfig) -> str:

@@ -1,9 +1,11 @@
-"""The YAML files of a config, looked at before they are read for good: a small file can stand for
-billions of values, nest deeper than any parser goes, or join itself.
+"""Bounds of YAML files, checked before they are read.
 
-    NAME.yaml ──defaults──▶ files ──▶ each: bytes, values with aliases filled in, depth
+A small file can stand for billions of values, nest deeper than any parser goes, or join itself.
+
+    NAME.yaml ──defaults──▶ files ──▶ each: bytes, depth, values with aliases filled in
 """
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +19,10 @@ MAX_BYTES = 2_000_000
 MAX_VALUES = 20_000
 MAX_DEPTH = 64
 SUFFIX = ".yaml"
+TOO_DEEP = (
+    f"sections in sections, more than {MAX_DEPTH} deep; allowed: fewer; fix: nest less deeply"
+)
+MOVE_DATA = "fix: move data into a file of its own"
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
@@ -79,60 +85,61 @@ def joined_files(names: Sequence[str], dirs: Sequence[Path]) -> dict[Path, dict[
 
 
 def _content(file: Path) -> dict[Any, Any]:
-    refusal = _refusal(file)
-    if refusal:
-        raise ConfigError(refusal)
+    if file.stat().st_size > MAX_BYTES:
+        problem = f"has {file.stat().st_size:,} bytes; allowed: at most {MAX_BYTES:,}; {MOVE_DATA}"
+        raise ConfigError(f"config {file.stem!r}: {file} {problem}")
     try:
-        content = yaml.safe_load(file.read_text(encoding="utf-8"))
+        text = file.read_text(encoding="utf-8")
+        problem = find_excess(text)
+        content = None if problem else yaml.load(text, Loader=_Loader)  # a safe loader
     except (OSError, ValueError, yaml.YAMLError):
-        return {}  # said when it is composed
+        return {}  # refused when it is composed
+    if problem:
+        raise ConfigError(f"config {file.stem!r}: {file}: {problem}")
     return content if isinstance(content, dict) else {}
 
 
-def _refusal(file: Path) -> str:
-    """Why ``file`` is not read; empty where it can be."""
-    said = f"config {file.stem!r}: {file}"
-    if file.stat().st_size > MAX_BYTES:
-        why = f"has {file.stat().st_size:,} bytes"
-        return f"{said} {why}; allowed: at most {MAX_BYTES:,}; fix: data belongs into its own file"
-    try:
-        return _too_much(said, file)
-    except (OSError, ValueError, yaml.YAMLError):
-        return ""  # said when it is composed
+def find_excess(text: str) -> str:
+    """Return why the YAML ``text`` is refused before anything is made of it; empty where it is not.
 
-
-def _too_much(said: str, file: Path) -> str:
+    Raises ``yaml.YAMLError`` for text that is no YAML.
+    """
+    # Counted first: the time that the parser takes grows with the cube of the depth.
+    depth = 0
+    for bracket in re.findall(r"[\[\]{}]", text):
+        depth += 1 if bracket in "[{" else -1
+        if depth > MAX_DEPTH:
+            return TOO_DEEP
     known: dict[str, _Size] = {}
     open_nodes: list[tuple[str | None, _Size]] = []
     root = _Size()
-    with file.open(encoding="utf-8") as stream:
-        for event in yaml.parse(stream, Loader=_Loader):
-            size = _Size()
-            if isinstance(event, yaml.CollectionStartEvent):
-                open_nodes.append((event.anchor, size))
-                if len(open_nodes) <= MAX_DEPTH:
-                    continue
-                size.depth = MAX_DEPTH + 1
-            elif isinstance(event, yaml.CollectionEndEvent):
-                anchor, size = open_nodes.pop()
-                known |= {anchor: size} if anchor else {}
-            elif isinstance(event, yaml.AliasEvent):
-                if any(anchor == event.anchor for anchor, _ in open_nodes):
-                    why = f"*{event.anchor} stands inside of &{event.anchor}"
-                    return f"{said}: {why}; allowed: values that end; fix: write the value out"
-                size = known.get(event.anchor, size)
-            elif isinstance(event, yaml.ScalarEvent):
-                known |= {event.anchor: size} if event.anchor else {}
-            else:
+    for event in yaml.parse(text, Loader=_Loader):
+        size = _Size()
+        if isinstance(event, yaml.CollectionStartEvent):
+            open_nodes.append((event.anchor, size))
+            if len(open_nodes) <= MAX_DEPTH:
                 continue
-            above = open_nodes[-1][1] if open_nodes else root
-            above.add(size)
-            if above.values > MAX_VALUES:
-                why = f"more than {MAX_VALUES:,} values, aliases filled in"
-                return f"{said}: {why}; allowed: fewer; fix: data belongs into its own file"
-            if len(open_nodes) + size.depth > MAX_DEPTH:
-                why = f"sections in sections, more than {MAX_DEPTH} deep"
-                return f"{said}: {why}; allowed: fewer; fix: take the brackets out"
+            return TOO_DEEP
+        if isinstance(event, yaml.CollectionEndEvent):
+            anchor, size = open_nodes.pop()
+            known |= {anchor: size} if anchor else {}
+        elif isinstance(event, yaml.AliasEvent):
+            if any(anchor == event.anchor for anchor, _ in open_nodes):
+                why = f"*{event.anchor} stands inside of &{event.anchor}"
+                return f"{why}; allowed: values that end; fix: write the value out"
+            size = known.get(event.anchor, size)
+        elif isinstance(event, yaml.ScalarEvent):
+            known |= {event.anchor: size} if event.anchor else {}
+        else:
+            continue
+        above = open_nodes[-1][1] if open_nodes else root
+        above.add(size)
+        if above.values > MAX_VALUES:
+            return (
+                f"more than {MAX_VALUES:,} values, aliases filled in; allowed: fewer; {MOVE_DATA}"
+            )
+        if len(open_nodes) + size.depth > MAX_DEPTH:
+            return TOO_DEEP
     return ""
 
 

@@ -18,9 +18,9 @@ from typing import Any
 from verl.config.compose import config_names, expand_sweep
 from verl.config.devices import Machine, stated_machine, use_machine
 from verl.config.explain import explain
-from verl.config.load import Draft, read_config, to_dict, to_yaml, warn_without_effect
+from verl.config.load import ParsedConfig, read_config, to_dict, to_yaml, warn_without_effect
 from verl.config.plan import Facts, Plan, gather_facts, make_plan
-from verl.config.plugged import plugged_names, schema_keys
+from verl.config.plugins import env_names, schema_keys
 from verl.config.problems import Names
 from verl.config.registered_names import EXTERNAL_LIB, import_external
 from verl.config.run_code import TRUST, refuse_code_of_run
@@ -29,6 +29,7 @@ from verl.config.settings import ConfigError, Key, keys_of, lookup
 from verl.config.settings.secret_values import hide_secrets
 from verl.config.settings.unknown import children, nearest
 from verl.config.validate import find_problems
+from verl.utils.commands import run_reporting_mistakes
 from verl.utils.interrupt import Interruption
 
 # A config name, or a choice that reads the overrides.
@@ -150,13 +151,13 @@ def parse(
         return Command(name, text=_show(name, args, schema))
     if args.explain:
         draft = read_config(name, args.overrides, schema, args.config_path)
-        return Command(name, text=explain(draft.sound(), args.explain))
+        return Command(name, text=explain(draft.require_valid(), args.explain))
     if args.multirun:
         drafts = _jobs(name, args, schema)
     else:
         drafts = [read_config(name, args.overrides, schema, args.config_path)]
     problems = [
-        problem for draft in drafts for problem in (*_all_problems(draft), *draft.of_no_use)
+        problem for draft in drafts for problem in (*_all_problems(draft), *draft.unused_keys)
     ]
     if problems:
         raise ConfigError(dict.fromkeys(problems))
@@ -175,30 +176,30 @@ def _machine(args: argparse.Namespace, schema: Schema) -> Machine | None:
     return stated_machine(args.on)
 
 
-def _all_problems(draft: Draft) -> list[str]:
+def _all_problems(draft: ParsedConfig) -> list[str]:
     """What is wrong with a config that cannot be read, across keys too; nothing where it can."""
     if not draft.problems:
         return []
     return [*draft.problems, *find_problems(draft.config, _light_names(draft), partial=True)]
 
 
-def _light_names(draft: Draft) -> Names:
+def _light_names(draft: ParsedConfig) -> Names:
     """Names that are known without importing what registers the others."""
     named = getattr(draft.config, "actor_rollout_ref", None)
     if named is not None and lookup(draft.config, EXTERNAL_LIB):
         # A module of the user's own may register more, and importing it here would not be light.
         return Names()
-    return Names(environments=plugged_names(type(draft.config), "env") or None)
+    return Names(environments=env_names() or None)
 
 
 def _show(name: str, args: argparse.Namespace, schema: Schema) -> str:
     draft = read_config(name, args.overrides, schema, args.config_path)
-    config = draft.sound()
+    config = draft.require_valid()
     # A comment, so that what is written to a file from here is read as it was.
     return f"{SHOWN}\n{to_yaml(config if args.resolve else draft.tree)}"
 
 
-def _jobs(name: str, args: argparse.Namespace, schema: Schema) -> list[Draft]:
+def _jobs(name: str, args: argparse.Namespace, schema: Schema) -> list[ParsedConfig]:
     """The configs of a multirun, each with an experiment name, and so a run directory, of its
     own.
     """
@@ -234,7 +235,7 @@ def run(
     argv: Sequence[str] | None = None,
     names: Callable[[], Names] | None = None,
     inspect: Inspect | None = None,
-    rehearse: Inspect | None = None,
+    dry_run: Inspect | None = None,
 ) -> int:
     """Run ``main(cfg)`` for each config of the command line, after checks and plan; returns the
     exit status.
@@ -243,45 +244,55 @@ def run(
     by SIGTERM or Ctrl-C. ``names`` gives what is registered and is called only when there is
     something to run, after the config's own ``external_lib`` was imported. ``inspect(cfg)`` gives
     further problems of a config that has none so far: those that only show with what it names at
-    hand. With ``--check``, ``rehearse(cfg)`` gives those that show when pieces of the run are
+    hand. With ``--check``, ``dry_run(cfg)`` gives those that show when pieces of the run are
     called, and nothing is run; with ``--on``, ``inspect(cfg, elsewhere=True)`` leaves out the
     devices of this machine. ``main`` may refuse as well, with a ``ConfigError``.
     """
-    try:
-        command = parse(argv, config_default, schema, prog)
-        if command.text is not None:
-            sys.stdout.write(command.text.rstrip("\n") + "\n")
-            return 0
-        # Before names(): importing these modules fills the registries that names() reads.
-        if import_external(command.configs):
-            # Read once more: what these modules register decides values that were left unset.
-            command = parse(argv, config_default, schema, prog)
-        for cfg in command.configs:
-            hide_secrets(to_dict(cfg))  # from the log and from errors
-        registered = names() if names else None
-        # Every job is planned and checked before the first one starts: a refusal must not come
-        # hours later, in the middle of a multirun.
-        machine = command.machine
-        missing = [problem for cfg in command.configs for problem in _missing(cfg, machine)]
-        facts = [_facts(cfg, machine) for cfg in command.configs]
-        look = partial(inspect, elsewhere=True) if inspect and machine else inspect
-        asked = [look, rehearse if command.only_check else None]
-        plans = _checked_plans(command.configs, facts, registered, asked, missing)
-        if command.only_check:
-            for cfg, plan in zip(command.configs, plans, strict=True):
-                warn_without_effect(cfg)
-                stated = f" for {machine}" if machine else ""
-                show(plan, f"config {command.config_name}{stated}; {CHECKED}")
-            return 0
-        with Interruption() as interruption:
-            for cfg, plan in zip(command.configs, plans, strict=True):
-                warn_without_effect(cfg)
-                show(plan, f"config {command.config_name}")
-                main(cfg)
-        return interruption.exit_status
-    except ConfigError as error:
-        sys.stderr.write(f"{error}\n")
-        return 2
+    parse_words = partial(parse, argv, config_default, schema, prog)
+    # An error of the operating system inside a run is no mistake on the command line.
+    return run_reporting_mistakes(
+        _run, main, parse_words, names, inspect, dry_run, catches_os_errors=False
+    )
+
+
+def _run(
+    main: Callable[[Any], object],
+    parse_words: Callable[[], Command],
+    names: Callable[[], Names] | None,
+    inspect: Inspect | None,
+    dry_run: Inspect | None,
+) -> int:
+    command = parse_words()
+    if command.text is not None:
+        sys.stdout.write(command.text.rstrip("\n") + "\n")
+        return 0
+    # Before names(): importing these modules fills the registries that names() reads.
+    if import_external(command.configs):
+        # Read once more: what these modules register decides values that were left unset.
+        command = parse_words()
+    for cfg in command.configs:
+        hide_secrets(to_dict(cfg))  # from the log and from errors
+    registered = names() if names else None
+    # Every job is planned and checked before the first one starts: a refusal must not come
+    # hours later, in the middle of a multirun.
+    machine = command.machine
+    missing = [problem for cfg in command.configs for problem in _missing(cfg, machine)]
+    facts = [_facts(cfg, machine) for cfg in command.configs]
+    look = partial(inspect, elsewhere=True) if inspect and machine else inspect
+    asked = [look, dry_run if command.only_check else None]
+    plans = _checked_plans(command.configs, facts, registered, asked, missing)
+    if command.only_check:
+        for cfg, plan in zip(command.configs, plans, strict=True):
+            warn_without_effect(cfg)
+            stated = f" for {machine}" if machine else ""
+            show(plan, f"config {command.config_name}{stated}; {CHECKED}")
+        return 0
+    with Interruption() as interruption:
+        for cfg, plan in zip(command.configs, plans, strict=True):
+            warn_without_effect(cfg)
+            show(plan, f"config {command.config_name}")
+            main(cfg.as_frozen())
+    return interruption.exit_status
 
 
 def _checked_plans(

@@ -1,4 +1,4 @@
-"""The command line of the small commands: ``key=value`` words, read without configs and sweeps."""
+"""Command line of ``main_generation`` and ``main_export``: overrides without configs and sweeps."""
 
 import sys
 from collections.abc import Callable, Sequence
@@ -10,6 +10,7 @@ from omegaconf.errors import OmegaConfBaseException
 from verl.config.compose import parse_overrides
 from verl.config.settings import ConfigError, Section, keys_of
 from verl.config.settings.reading import from_text, read
+from verl.utils.commands import run_reporting_mistakes
 
 SectionT = TypeVar("SectionT", bound=Section)
 
@@ -63,22 +64,16 @@ def run_command(
     prog: str,
     argv: Sequence[str] | None = None,
 ) -> int:
-    """Run ``main(config)`` of the command line; returns the exit status: 0, 2 where it is
-    refused, with every problem on standard error, or 130 after Ctrl-C.
-    """
+    """Run ``main(config)`` of the command line and return the exit status."""
     words = list(sys.argv[1:] if argv is None else argv)
     if not words or {"--help", "-h"} & set(words):
         sys.stdout.write(_help(schema, prog))
         return 0
-    try:
-        main(read_words(words, schema, required))
-    except ConfigError as error:
-        sys.stderr.write(f"{error}\n")
-        return 2
-    except KeyboardInterrupt:
-        sys.stderr.write("interrupted\n")
-        return 130
-    return 0
+
+    def command() -> None:
+        main(read_words(words, schema, required).as_frozen())
+
+    return run_reporting_mistakes(command, catches_os_errors=False)
 
 
 def _help(schema: type[Section], prog: str) -> str:

@@ -12,11 +12,27 @@ from collections.abc import Sequence
 
 from verl.config.schema import PPOConfig
 from verl.trainer import cli
-from verl.trainer.launch.evaluate import EVAL_OVERRIDES, run_evaluation
-from verl.trainer.launch.extensions import default_config_name, registered_names
-from verl.trainer.launch.extensions import inspect_calls as rehearsal_problems
-from verl.trainer.launch.extensions import inspect_start as start_problems
+from verl.trainer.launch.extensions import (
+    default_config_name,
+    inspect_calls,
+    inspect_start,
+    registered_names,
+)
 from verl.utils.logging import setup_logging
+
+# Before the overrides of the user, so that those win. The directory is not that of the training.
+EVAL_OVERRIDES = (
+    "trainer.val_only=true",
+    "cold_start.enable=false",
+    "trainer.default_local_dir=runs/${trainer.project_name}/${trainer.experiment_name}-eval",
+)
+
+
+def run_evaluation(cfg: PPOConfig) -> None:
+    """Measure the policy that ``cfg`` names; everything heavy is imported from here on."""
+    from verl.trainer.launch.level_comparison import evaluate
+
+    evaluate(cfg)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -29,8 +45,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         "verl.trainer.main_eval",
         words,
         registered_names,
-        start_problems,
-        rehearsal_problems,
+        inspect_start,
+        inspect_calls,
     )
 
 

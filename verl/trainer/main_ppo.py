@@ -11,9 +11,12 @@ from collections.abc import Sequence
 
 from verl.config.schema import PPOConfig
 from verl.trainer import cli
-from verl.trainer.launch.extensions import default_config_name, registered_names
-from verl.trainer.launch.extensions import inspect_calls as rehearsal_problems
-from verl.trainer.launch.extensions import inspect_start as start_problems
+from verl.trainer.launch.extensions import (
+    default_config_name,
+    inspect_calls,
+    inspect_start,
+    registered_names,
+)
 from verl.utils.logging import setup_logging
 
 
@@ -26,7 +29,7 @@ def train(cfg: PPOConfig) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Command line entry point; returns the exit status."""
-    asked = (registered_names, start_problems, rehearsal_problems)
+    asked = (registered_names, inspect_start, inspect_calls)
     return cli.run(train, default_config_name, PPOConfig, "verl.trainer.main_ppo", argv, *asked)
 
 

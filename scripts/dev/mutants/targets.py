@@ -85,7 +85,7 @@ TARGETS = (
             "tests/unit/rlvcr/test_rlvcr_settings.py",
             "tests/unit/verl/record/test_report.py",
             "tests/unit/verl/test_report_sections.py",
-            "tests/unit/verl/config/test_plugged.py",
+            "tests/unit/verl/config/test_plugins.py",
         ),
     ),
     Target(

@@ -6,7 +6,7 @@ import pytest
 
 from rlvcr.core_rlvcr import compute_rlvcr_outcome_advantage
 from rlvcr.levels import LEVELS
-from rlvcr.settings import DemonstrationKeys, RLVCRSettings
+from rlvcr.settings import MethodDataConfig, RLVCRSettings
 from rlvcr.thinking import thinking_advantage, thinking_reweight
 
 
@@ -38,5 +38,5 @@ def test_without_any_key_everything_is_scored_and_nothing_is_forced():
 
 
 def test_demonstrations_show_every_level():
-    keys = DemonstrationKeys()
+    keys = MethodDataConfig()
     assert (keys.levels, keys.needed_level_share) == (list(LEVELS), 0.0)

@@ -18,7 +18,6 @@ import rlvcr.report_sections
 from rlvcr.records import ThinkingStep
 from tests.helpers.fake_run import fake_run
 from tests.helpers.page import index_of, plays_of
-from tests.helpers.refusals import mentions
 from verl import report_sections as sections
 from verl.protocol import DataProto
 from verl.record.console import build_metric_table, format_figures
@@ -40,7 +39,6 @@ from verl.report_sections import (
     TimePart,
     arrange,
     batch_metrics,
-    contribute,
     contributions,
 )
 from verl.trainer.ppo.metrics import validation_metrics
@@ -86,7 +84,7 @@ SKIES = [
 @pytest.fixture
 def alone(monkeypatch):
     """No contribution but those the test makes."""
-    monkeypatch.setattr(sections, "CONTRIBUTIONS", {})
+    monkeypatch.setattr(sections, "CONTRIBUTIONS", [])
     monkeypatch.setattr(sections, "import_contributors", lambda: None)
 
 
@@ -125,7 +123,7 @@ def test_the_report_and_the_console_name_no_thinking_levels():
 
 @pytest.mark.usefixtures("alone")
 def test_the_sections_of_any_method_appear_in_their_places(run_dir):
-    contribute(WEATHER)
+    sections.CONTRIBUTIONS.append(WEATHER)
     page = write_report(run_dir).read_text()
     titles = re.findall(r"<h2>(.*?)</h2>", page)
     assert titles[:4] == ["Success", "Effort", "Weather", "Optimisation"]
@@ -138,7 +136,7 @@ def test_the_sections_of_any_method_appear_in_their_places(run_dir):
 
 @pytest.mark.usefixtures("alone")
 def test_the_steps_of_any_method_show_what_it_declares(run_dir):
-    contribute(WEATHER)
+    sections.CONTRIBUTIONS.append(WEATHER)
     page = write_report(run_dir).read_text()
     assert index_of(page)["lead"] == "The tables show the skies of the other seasons."
     step = plays_of(page, "train-2")[0]["steps"][0]
@@ -160,7 +158,7 @@ def test_what_other_skies_would_have_brought_stands_beside_them(run_dir):
     uid = next(jsonl.read(run_dir / "rollouts" / "2.jsonl"))["traj_uid"]
     assert WEATHER.steps is not None and WEATHER.steps.alternatives is not None
     view = replace(WEATHER.steps, alternatives=replace(WEATHER.steps.alternatives, outcomes=grown))
-    contribute(replace(WEATHER, steps=view))
+    sections.CONTRIBUTIONS.append(replace(WEATHER, steps=view))
     page = write_report(run_dir).read_text()
     first, second = plays_of(page, "train-2")[:2]
     (table,) = first["steps"][0]["tables"]
@@ -183,21 +181,13 @@ def test_without_a_contribution_nothing_of_a_method_is_shown(run_dir):
 
 @pytest.mark.usefixtures("alone")
 def test_the_console_shows_the_figures_of_any_method():
-    contribute(WEATHER)
+    sections.CONTRIBUTIONS.append(WEATHER)
     metrics = {"weather/rain": 1.5, "episode/reward": 1.0, "critic/score/mean": 2.0}
     assert list(format_figures(metrics).items()) == [
         ("return", "1"),
         ("rain", "1.5 mm"),
         ("score", "2"),
     ]
-
-
-@pytest.mark.usefixtures("alone")
-def test_a_name_is_given_once():
-    contribute(WEATHER)
-    contribute(WEATHER)
-    with pytest.raises(ValueError, check=mentions("'weather'")):
-        contribute(Contribution("weather"))
 
 
 SKY = MetricTable(
@@ -241,7 +231,7 @@ def test_tables_and_points_of_any_method_are_in_the_report(run_dir):
         (Scatter("Rain and hail", SKY, "hail", "rain", "hail", "rain", (("winter", "second"),)),),
         tables=(SKY,),
     )
-    contribute(Contribution("seasons", sections=(plan,)))
+    sections.CONTRIBUTIONS.append(Contribution("seasons", sections=(plan,)))
     assert "Seasons" not in write_report(run_dir).read_text(), "nothing was measured"
     jsonl.append(run_dir / "metrics.jsonl", {"step": 1, **MEASURED, "weather/by/winter/rain": 9.0})
     last = {"rain": 3.0, "hail_low": 5.0, "hail_high": 8.0}
@@ -340,5 +330,5 @@ def test_steps_without_levels_have_no_shares():
 
 @pytest.mark.usefixtures("alone")
 def test_every_contribution_measures_a_batch():
-    contribute(WEATHER)
+    sections.CONTRIBUTIONS.append(WEATHER)
     assert batch_metrics(played([[], []]), "val") == {"val/rows": 2.0}

@@ -1,6 +1,6 @@
 """Keys that change nothing and name what is played, learnt or paid: refused, never passed over."""
 
-from verl.config.derive import data_keys, is_placeholder, plays_files
+from verl.config.derive import data_keys, grades_files, is_placeholder, plays_files
 from verl.config.problems import Context, Problems, problem
 from verl.config.schema import PPOConfig, SFTConfig
 from verl.config.settings import MissingKey, keys_of, lookup
@@ -37,7 +37,7 @@ def check_data_files(cfg: PPOConfig, _ctx: Context) -> Problems:
     """Prompts of files are not passed over for the tasks of an environment, and files and columns
     are named in one way.
     """
-    yield from _contradictions(cfg) if plays_files(cfg) else _files_of_no_use(cfg)
+    yield from _contradictions(cfg) if plays_files(cfg) else _unused_data_files(cfg)
 
 
 def _contradictions(cfg: PPOConfig) -> Problems:
@@ -47,18 +47,18 @@ def _contradictions(cfg: PPOConfig) -> Problems:
     for key, name in data_keys(cfg).items():
         value = lookup(cfg, key)
         own = lookup(settings, name)
-        if value != keys[key].default and value != own and not _passed_over(key, value):
+        if value != keys[key].default and value != own and not _is_ignored(key, value):
             where = f"env.{cfg.env.name}.{name}"
             why = f"{where}={own!r} says something else"
             fix = f"leave {where} out"
             yield problem(cfg, key, why, "one of them, or both alike", fix, "contradiction")
 
 
-def _passed_over(key: str, value: object) -> bool:
+def _is_ignored(key: str, value: object) -> bool:
     return key in SPLITS and isinstance(value, list) and is_placeholder(value)
 
 
-def _files_of_no_use(cfg: PPOConfig) -> Problems:
+def _unused_data_files(cfg: PPOConfig) -> Problems:
     """An environment is played, and the job names no files or columns."""
     env = cfg.env
     keys = keys_of(PPOConfig)
@@ -85,12 +85,6 @@ def _files_of_no_use(cfg: PPOConfig) -> Problems:
         yield problem(cfg, key, why, "none, where an environment is played", fix, "no_effect")
 
 
-def _grades_files(cfg: PPOConfig) -> bool:
-    """Whether a function of the user's own grades rows of files, wherever it was named."""
-    own = data_keys(cfg).get("custom_reward_function.path")
-    return own is not None and lookup(cfg.env.settings, own) is not None
-
-
 def check_pairs(cfg: PPOConfig, _ctx: Context) -> Problems:
     """Keys that count only together with another one have it."""
     reward = cfg.custom_reward_function
@@ -98,7 +92,7 @@ def check_pairs(cfg: PPOConfig, _ctx: Context) -> Problems:
         key = "custom_reward_function.name"
         why = "no file is named that defines it, and rewards would be the environment's"
         yield problem(cfg, key, why, "a function of a file", "custom_reward_function.path=FILE")
-    if cfg.reward_model.weights and reward.path is None and not _grades_files(cfg):
+    if cfg.reward_model.weights and reward.path is None and not grades_files(cfg):
         key = "reward_model.weights"
         why = "no function is named that returns several rewards"
         yield problem(cfg, key, why, "{}", "custom_reward_function.path=FILE")

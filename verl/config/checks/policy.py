@@ -3,7 +3,7 @@
 from verl.config.checks.models import check_directory
 from verl.config.checks.sft import check_sft
 from verl.config.cold_start import cold_start_config
-from verl.config.derive import scored_later
+from verl.config.derive import post_rollout_reward_key
 from verl.config.problems import Context, Problems, problem
 from verl.config.registered_names import compares_with_greedy_play
 from verl.config.schema import PPOConfig
@@ -85,7 +85,7 @@ def check_estimator(cfg: PPOConfig, _ctx: Context) -> Problems:
         yield problem(
             cfg, "env.rollout.n", f"{name} compares the plays of one task", "2 or more", fix
         )
-    judge = scored_later(cfg)
+    judge = post_rollout_reward_key(cfg)
     if cfg.algorithm.filter_groups.enable and judge:
         why = f"groups are filtered by what environments pay, before {judge} scores plays"
         filtered = "algorithm.filter_groups.enable"

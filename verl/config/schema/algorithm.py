@@ -13,7 +13,6 @@ from verl.config.settings import (
     Section,
     Share,
 )
-from verl.config.settings.section import OpenSection
 from verl.names import KLEstimator, NormMode, RolloutRS, RowWeight
 
 
@@ -103,11 +102,8 @@ class RolloutCorrectionConfig(Section):
     update, and nothing to compare with"""
 
 
-class AlgorithmConfig(OpenSection):
-    """Advantage estimation and KL in the reward.
-
-    A method that is plugged in has a section of its name here.
-    """
+class AlgorithmConfig(Section):
+    """Advantage estimation and KL in the reward."""
 
     adv_estimator: str = "grpo"
     """name in the estimator registry"""

@@ -16,7 +16,6 @@ from verl.config.settings import (
     Seed,
     Share,
 )
-from verl.config.settings.section import OpenSection
 from verl.names import Device, History, ResumeMode, TrainDtype
 
 
@@ -68,7 +67,7 @@ class SFTModelConfig(Section):
     """placement of parameters and optimiser state"""
 
 
-class SFTDataConfig(OpenSection):
+class SFTDataConfig(Section):
     """Expert episodes, or message files of the user's own."""
 
     train_files: list[str] = []

@@ -217,11 +217,9 @@ def plugged_key(path: str, cls: type[Section]) -> Key:
 
 def doc_of(cls: type, name: str) -> str:
     """The docstring below attribute ``name`` of ``cls`` or of a class it inherits from."""
-    # From the class itself upwards: a key that is declared anew has a text of its own.
-    for base in cls.__mro__:
-        if name in vars(base).get("__annotations__", {}):
-            return _attribute_docs(base).get(name, "")
-    return ""
+    # From the class itself upwards: a key that is declared again may have a text of its own.
+    docs = (_attribute_docs(base) for base in cls.__mro__ if issubclass(base, Section))
+    return next((found[name] for found in docs if name in found), "")
 
 
 @functools.cache

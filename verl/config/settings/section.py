@@ -11,11 +11,13 @@ A section of one's own::
         \"\"\"share of the cells that is ice\"\"\"
 """
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Optional, TypeVar
+import copy
+from collections.abc import Mapping
+from dataclasses import FrozenInstanceError, dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Optional, Self, TypeVar
 
 from annotated_types import Ge, Le
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, PrivateAttr
 
 from verl.config.settings.errors import MissingKey
 
@@ -51,7 +53,47 @@ class Section(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
+    _is_frozen: bool = PrivateAttr(default=False)
+
+    def as_frozen(self) -> Self:
+        """Return a deep copy to whose keys nothing can be assigned; ``self`` where it is one."""
+        return self if (self.__pydantic_private__ or {}).get("_is_frozen") else self.with_values({})
+
+    def with_values(self, values: Mapping[str, object]) -> Self:
+        """Return a frozen deep copy with ``values`` at these dotted paths."""
+        made = self.model_copy(deep=True)
+        made._freeze(False)
+        for path, value in values.items():
+            section: Any = made
+            *above, name = path.split(".")
+            for part in above:
+                section = getattr(section, part)
+            setattr(section, name, copy.deepcopy(value))
+        made._freeze(True)
+        return made
+
+    def __eq__(self, other: object) -> bool:
+        """Compare the values; a frozen copy equals what it was made of."""
+        if not isinstance(other, Section) or type(self) is not type(other):
+            return NotImplemented
+        extra = self.__pydantic_extra__ == other.__pydantic_extra__
+        return extra and vars(self) == vars(other)
+
+    def _freeze(self, frozen: bool) -> None:
+        for value in (*vars(self).values(), *(self.__pydantic_extra__ or {}).values()):
+            if isinstance(value, Section):
+                value._freeze(frozen)
+        self._is_frozen = frozen
+
     if not TYPE_CHECKING:  # for a type checker, a name that is not declared is a mistake
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            if name != "_is_frozen" and (self.__pydantic_private__ or {}).get("_is_frozen"):
+                raise FrozenInstanceError(
+                    f"{type(self).__name__}.{name}: the configuration of a run does not change; "
+                    "fix: with_values() returns a copy"
+                )
+            super().__setattr__(name, value)
 
         def __getattr__(self, name: str) -> Any:
             if name in type(self).model_fields:
@@ -92,16 +134,15 @@ class RunsCode:
 
 
 class OpenSection(Section):
-    """A section below which packages outside of the configuration's room declare more.
+    """A section with further sections, which packages above ``verl`` declare.
 
-    These are attributes like the declared ones; what may stand here is checked by whoever reads
-    the values (``verl.config.load``).
+    They are attributes like the declared ones. ``verl.config.load`` reads and checks them.
     """
 
     model_config = ConfigDict(extra="allow")
 
     def __getattr__(self, name: str) -> Any:
-        """The plugged section or key ``name``; its type is known where it is declared."""
+        """Return the section ``name``, whose type is known where it is declared."""
         found = self.__pydantic_extra__ or {}
         if name not in found:
             raise MissingKey(f"{type(self).__name__} has no {name!r}")

@@ -8,8 +8,8 @@ from verl.config.settings.errors import Problem
 from verl.config.settings.hints import nearest_name
 from verl.config.settings.keys import Key
 
-# What keys of other projects are called here, by pattern (``fnmatch``); filled where configurations
-# are put together.
+# Names here of keys of other projects, by pattern (``fnmatch``) of a path or of ``path=value``. The
+# first match counts. ``verl.trainer.launch.extensions`` fills it.
 MEANINGS: dict[str, str] = {}
 
 

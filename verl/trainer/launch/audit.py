@@ -69,6 +69,7 @@ def inspect_audit(cfg: PPOConfig, elsewhere: bool = False) -> Inspection:
     """Return the problems of ``inspect_start``, and what the audit generates for the plan."""
     from agent_system.multi_turn_rollout.play_settings import asks_for_levels
     from rlvcr.levels import LEVELS
+    from rlvcr.settings import method_settings
 
     if not asks_for_levels(cfg):
         return Inspection(
@@ -78,7 +79,7 @@ def inspect_audit(cfg: PPOConfig, elsewhere: bool = False) -> Inspection:
             ]
         )
     found = inspect_start(cfg, elsewhere)
-    rlvcr = cfg.algorithm.rlvcr
+    rlvcr = method_settings(cfg.algorithm)
     tasks = min(rlvcr.audit_tasks, rlvcr.audit_points)
     tasks = min(tasks, found.facts.get("val_tasks") or tasks)
     total = rlvcr.audit_points * len(LEVELS) * rlvcr.audit_plays
@@ -93,6 +94,7 @@ def inspect_audit(cfg: PPOConfig, elsewhere: bool = False) -> Inspection:
 def run_audit(cfg: PPOConfig) -> None:
     """Audit the policy that ``cfg`` names; everything heavy is imported from here on."""
     from rlvcr.research.audit import audit
+    from rlvcr.settings import method_settings
     from verl.trainer.launch.audit_record import audit_metrics, show, step_scores, write_points
     from verl.trainer.launch.ppo import open_run
 
@@ -101,7 +103,7 @@ def run_audit(cfg: PPOConfig) -> None:
     with open_run(cfg) as run:
         trainer = run.trainer
         trainer.prepare()
-        rlvcr = cfg.algorithm.rlvcr
+        rlvcr = method_settings(cfg.algorithm)
         # No more than there are, and none from which no step would be taken.
         count = min(rlvcr.audit_tasks, rlvcr.audit_points, len(trainer.val_envs.tasks))
         tasks = trainer.val_envs.gen_batch(1, count)

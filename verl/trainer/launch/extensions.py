@@ -1,19 +1,21 @@
-"""What the packages above the framework add to it, joined where the entry points find it.
+"""Keys and checks that the packages above ``verl`` add, for the entry points.
 
-Importing this module plugs the environments' settings and the method's into the configuration; that
-is light. What is asked for by a call is imported by the call.
+Importing this module adds the settings of the environments and of the method to the configuration,
+which is light. Functions import torch and the environments when they are called.
 """
 
 from collections.abc import Collection, Sequence
 
+from agent_system.environments.config_rules import ENVIRONMENTS
+from rlvcr.config_checks import METHOD
+from verl.config import plugins
 from verl.config.derive import is_placeholder
 from verl.config.load import default_config, load_config, read_config
-from verl.config.plugged import plug
 from verl.config.problems import Names
 from verl.config.schema import PPOConfig, SFTConfig
+from verl.config.settings.unknown import MEANINGS
 from verl.trainer.cli import Inspection
-from verl.trainer.launch.environments import ENVIRONMENTS
-from verl.trainer.launch.method import METHOD
+from verl.trainer.launch.foreign_keys import FOREIGN_KEYS
 
 MODEL_PATH = "actor_rollout_ref.model.path"
 FILES = ("data.train_files", "data.val_files")
@@ -28,13 +30,12 @@ __all__ = [
     "load_config",
     "read_config",
     "registered_names",
-    "rehearsal_problems",
     "sft_start_problems",
-    "start_problems",
 ]
 
-plug(ENVIRONMENTS)
-plug(METHOD)
+plugins.ENVIRONMENTS.append(ENVIRONMENTS)
+plugins.METHODS.append(METHOD)
+MEANINGS.update(FOREIGN_KEYS)
 
 
 def registered_names() -> Names:
@@ -57,8 +58,9 @@ def environment_names() -> Names:
 
 
 def inspect_start(cfg: PPOConfig, elsewhere: bool = False) -> Inspection:
-    """What shows with the environment, the tokenizer and the engine at hand; ``elsewhere``: with
-    other devices than those of this machine.
+    """Return problems and facts that need the environment, the tokenizer and the engine.
+
+    ``elsewhere``: the run is for other devices than those of this machine.
     """
     from verl.trainer.launch.preflight import inspect_start
 
@@ -66,20 +68,10 @@ def inspect_start(cfg: PPOConfig, elsewhere: bool = False) -> Inspection:
 
 
 def inspect_calls(cfg: PPOConfig) -> Inspection:
-    """What shows once reward, estimator and loss are called."""
-    from verl.trainer.launch.rehearsal import inspect_calls
+    """Return problems and facts of trial calls of reward, estimator and loss."""
+    from verl.trainer.launch.dry_run import inspect_calls
 
     return inspect_calls(cfg)
-
-
-def start_problems(cfg: PPOConfig) -> Collection[str]:
-    """The problems of ``inspect_start``."""
-    return inspect_start(cfg).problems
-
-
-def rehearsal_problems(cfg: PPOConfig) -> Collection[str]:
-    """The problems of ``inspect_calls``."""
-    return inspect_calls(cfg).problems
 
 
 def default_config_name(overrides: Sequence[str]) -> str:

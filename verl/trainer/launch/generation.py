@@ -38,6 +38,9 @@ def run_generation(cfg: GenerationConfig) -> Path:
     that is too long, an output that cannot be written, and a policy that is nowhere.
     """
     data = cfg.data
+    if cfg.rollout.max_model_len is None:
+        row = data.max_prompt_length + data.max_response_length
+        cfg = cfg.with_values({"rollout.max_model_len": row})
     rollout = cfg.rollout
     _require_different_samples(cfg)
     target = output_path(cfg)
@@ -53,8 +56,6 @@ def run_generation(cfg: GenerationConfig) -> Path:
     tokenizer = checked_tokenizer(f"model.path={cfg.model.path!r}", Path(policy), trust)
     bridge = bridge_of(cfg, tokenizer)
     prompts = encode_prompts(cfg, messages, bridge)
-    if rollout.max_model_len is None:
-        rollout.max_model_len = data.max_prompt_length + data.max_response_length
     requests = requests_of(cfg, prompts)
     texts: dict[str, str] = {}
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from verl.config.checks.places import cpu_problems, engine_problems
+from verl.config.checks.hardware_and_paths import cpu_problems, engine_problems
 from verl.config.derive import engine_gpus, have_own_gpus
 from verl.config.problems import problem
 from verl.config.schema import PPOConfig
@@ -67,16 +67,15 @@ def cpus_per_worker(device: str) -> float:
     return 1.0 if device == "cuda" else CPU_SHARE
 
 
-def pools_of(cfg: PPOConfig, roles: Iterable[Role]) -> ResourcePoolManager:
-    """The devices of the training ``roles``, and of the engines, which may have their own."""
+def pools_of(cfg: PPOConfig, device: str, roles: Iterable[Role]) -> ResourcePoolManager:
+    """Return the devices of the training ``roles`` and of the engines, which may have their own."""
     trainer = cfg.trainer
     spec = {"global_pool": [trainer.n_gpus_per_node] * trainer.nnodes}
     mapping = dict.fromkeys([*roles, Role.Rollout], "global_pool")
-    if have_own_gpus(cfg, trainer.device):
+    if have_own_gpus(cfg, device):
         spec["rollout_pool"] = engine_gpus(cfg)
         mapping[Role.Rollout] = "rollout_pool"
-    use_gpu = trainer.device == "cuda"
-    pools = ResourcePoolManager(spec, mapping, use_gpu, cpus_per_worker(trainer.device))
+    pools = ResourcePoolManager(spec, mapping, device == "cuda", cpus_per_worker(device))
     pools.create_resource_pool()
     return pools
 

@@ -31,7 +31,6 @@ from verl.config.cold_start import cold_start_config, cold_start_name
 from verl.config.derive import (
     engine_count,
     engines_on_a_node,
-    iterations,
     weight_transfer,
 )
 from verl.config.memory import store_gb
@@ -51,7 +50,6 @@ from verl.single_controller.ray.local import init_ray
 from verl.single_controller.ray.nodes import naming_lost_nodes
 from verl.single_controller.ray.stacks import stacks_of_other_nodes
 from verl.single_controller.ray.worker_group import loopback_sockets
-from verl.trainer.launch.paths import make_absolute
 from verl.trainer.launch.placement import (
     cpus_per_worker,
     device_of,
@@ -61,6 +59,7 @@ from verl.trainer.launch.placement import (
 )
 from verl.trainer.launch.preflight import open_tasks, prompt_problems
 from verl.trainer.launch.preflight_weights import weight_problems
+from verl.trainer.launch.run_plan import RunPlan, absolute_paths, optimizer_steps
 from verl.trainer.launch.sft import run_sft
 from verl.trainer.launch.sft_ranks import ranks_here
 from verl.trainer.ppo.interfaces import RewardFunction
@@ -92,8 +91,8 @@ class OpenRun:
 
 
 @dataclass(frozen=True, slots=True)
-class World:
-    """What is played, and the policy's tokenizer."""
+class TasksAndTokenizer:
+    """Environment managers for training and validation, and the tokenizer of the policy."""
 
     envs: EnvironmentManagerBase
     val_envs: EnvironmentManagerBase
@@ -113,6 +112,7 @@ def run_ppo(cfg: PPOConfig) -> None:
 def open_run(cfg: PPOConfig) -> Iterator[OpenRun]:
     """Start everything that ``cfg`` needs; it ends with the block, and then the report is there."""
     started = time.perf_counter()
+    cfg = cfg.as_frozen()
     seeds = {"trainer": cfg.trainer.seed, "env": cfg.env.seed}
     stand_in = stand_in_for(cfg)
     directory = RunDirectory(cfg.trainer.default_local_dir)
@@ -125,9 +125,10 @@ def open_run(cfg: PPOConfig) -> Iterator[OpenRun]:
         watchdog.ask_also(stacks_of_other_nodes)
         # The stack unwinds in reverse: the journal is finished first, Ray ends last.
         with watchdog, contextlib.ExitStack() as stack:
-            world = prepare(cfg, watchdog.enter)
+            # From here on paths are absolute; config.yaml stays true when its directory is moved.
+            run_config, tasks = prepare(cfg, watchdog.enter)
             watchdog.enter("start")
-            opened = start(cfg, run, world, stack)
+            opened = start(run_config, run, tasks, stack)
             logger.info(
                 "ready after %.1f s; run directory %s", time.perf_counter() - started, run.path
             )
@@ -137,32 +138,39 @@ def open_run(cfg: PPOConfig) -> Iterator[OpenRun]:
             yield opened
 
 
-def prepare(cfg: PPOConfig, enter: Callable[[str], None]) -> World:
-    """Have tasks and policy, and complete ``cfg`` with what they tell; ``enter`` is told how far
-    that is. Raises ``ConfigError`` for what cannot be had or does not fit.
+def prepare(cfg: PPOConfig, enter: Callable[[str], None]) -> tuple[PPOConfig, TasksAndTokenizer]:
+    """Return the configuration of the processes of the run, and its tasks and tokenizer.
+
+    ``enter`` is called with the name of each stage. Raises ``ConfigError`` for tasks or a policy
+    that cannot be had or do not fit.
     """
     enter("tasks")
     envs, val_envs = environments_of(cfg)
     enter("policy")
-    made = ensure_policy(cfg)
-    # After config.yaml, which stays true when its directory is moved, and before any worker.
-    make_absolute(cfg)
+    missing = policy_is_missing(cfg)
+    if missing:
+        make_policy(cfg)
+    models = pinned_models(cfg)
     policy = cfg.actor_rollout_ref.model
     tokenizer = AutoTokenizer.from_pretrained(
-        model_directory(str(policy.path)), trust_remote_code=policy.trust_remote_code
+        model_directory(models["actor_rollout_ref.model.path"]),
+        trust_remote_code=policy.trust_remote_code,
     )
-    if made:
+    if missing:
         refuse(prompt_problems(cfg, tokenizer))
     for manager in dict.fromkeys((envs, val_envs)):
         fit_prompts(cfg, tokenizer, manager)
-    # Now that the tasks are counted, and before the workers get their copies of the config.
-    fill_schedule(cfg, len(envs.tasks))
-    return World(envs, val_envs, tokenizer)
+    # After fit_prompts, which decides how many tasks there are.
+    steps = optimizer_steps(cfg, len(envs.tasks))
+    run_config = cfg.with_values({**absolute_paths(cfg), **models, **steps})
+    return run_config, TasksAndTokenizer(envs, val_envs, tokenizer)
 
 
-def start(cfg: PPOConfig, run: RunDirectory, world: World, stack: contextlib.ExitStack) -> OpenRun:
+def start(
+    cfg: PPOConfig, run: RunDirectory, tasks: TasksAndTokenizer, stack: contextlib.ExitStack
+) -> OpenRun:
     """Start Ray, workers, collector and trainer; ``stack`` ends them in reverse order."""
-    collector = TrajectoryCollector(cfg, world.tokenizer)
+    collector = TrajectoryCollector(cfg, tasks.tokenizer)
     workers = start_workers(cfg, stack, collector)
     stack.callback(collector.close)
     checkpoints = CheckpointManager(
@@ -171,14 +179,14 @@ def start(cfg: PPOConfig, run: RunDirectory, world: World, stack: contextlib.Exi
         background=cfg.trainer.async_save,
     )
     stack.callback(checkpoints.close)
-    journal = Journal(run, cfg, world.tokenizer)
+    journal = Journal(run, cfg, tasks.tokenizer)
     stack.callback(journal.finish)
     trainer = RayPPOTrainer(
         config=cfg,
         workers=workers,
         collector=collector,
-        envs=world.envs,
-        val_envs=world.val_envs,
+        envs=tasks.envs,
+        val_envs=tasks.val_envs,
         reward_fn=rewards_of(cfg, workers),
         journal=journal,
         checkpoints=checkpoints,
@@ -211,44 +219,47 @@ def refuse(problems: Iterable[str]) -> None:
         raise ConfigError(found)
 
 
-def ensure_policy(cfg: PPOConfig) -> bool:
-    """Have the policy: in the directory named, from the hub, or made where ``cold_start`` is on.
-    Whether it was made. From here on the config names it in a way that holds on every node.
+def policy_is_missing(cfg: PPOConfig) -> bool:
+    """Return whether a cold start has to make the policy first."""
+    return cfg.cold_start.enable and not Path(str(cfg.actor_rollout_ref.model.path)).exists()
 
-    Raises ``ConfigError`` for a policy that is nowhere, ``RuntimeError`` when the cold start fails.
+
+def pinned_models(cfg: PPOConfig) -> dict[str, str]:
+    """Return the models of the run by key, named so that every node finds the same files.
+
+    Raises ``ConfigError`` for a model that is neither a directory nor on the hub.
     """
-    policy = cfg.actor_rollout_ref.model
-    models: list[tuple[str, ModelConfig | CriticModelConfig | RewardNetworkConfig]] = [
-        ("actor_rollout_ref.model.path", policy)
-    ]
+    models: dict[str, ModelConfig | CriticModelConfig | RewardNetworkConfig] = {
+        "actor_rollout_ref.model.path": cfg.actor_rollout_ref.model
+    }
     if cfg.critic.enable:
-        models.append(("critic.model.path", cfg.critic.model))
+        models["critic.model.path"] = cfg.critic.model
     if cfg.reward_model.enable:
-        models.append(("reward_model.model.path", cfg.reward_model.model))
-    made = cfg.cold_start.enable and not Path(str(policy.path)).exists()
-    if made:
-        make_policy(cfg)
-    for key, model in models:
+        models["reward_model.model.path"] = cfg.reward_model.model
+    found = {}
+    for key, model in models.items():
         named = str(model.path)
         try:
-            model.path = pinned(named)
+            found[key] = pinned(named)
         except FileNotFoundError as error:
             raise ConfigError(
                 problem(cfg, key, str(error), ALLOWED, fix_for_missing(cfg, key))
             ) from error
         if not Path(named).is_dir():  # those of a directory were checked with the config
-            refuse(_fetched_problems(key, named, model))
-    return made
+            refuse(_fetched_problems(key, model, found[key]))
+    return found
 
 
 def _fetched_problems(
-    key: str, named: str, model: ModelConfig | CriticModelConfig | RewardNetworkConfig
+    key: str, model: ModelConfig | CriticModelConfig | RewardNetworkConfig, fetched: str
 ) -> Iterator[str]:
-    """The weights that the hub gave for ``named`` are whole, and those of its config."""
+    """Yield problems of weights from the hub: files that are torn, or do not fit their config."""
     use: Use = "policy" if isinstance(model, ModelConfig) else "value"
     use = "reward" if isinstance(model, RewardNetworkConfig) else use
-    directory = Path(model_directory(str(model.path)))
-    yield from weight_problems(f"{key}={named!r}", directory, model.trust_remote_code, use)
+    directory = Path(model_directory(fetched))
+    yield from weight_problems(
+        f"{key}={str(model.path)!r}", directory, model.trust_remote_code, use
+    )
 
 
 def make_policy(cfg: PPOConfig) -> None:
@@ -283,23 +294,7 @@ def cold_start(cfg: SFTConfig) -> None:
     report_moves()
     # The terminal sends Ctrl-C to children as well; the parent ends this one when it stops.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    cfg.trainer.n_gpus_per_node = ranks_here(cfg)
-    run_sft(cfg)
-
-
-def fill_schedule(cfg: PPOConfig, train_tasks: int) -> None:
-    """Tell the optimizers how many steps they will take, where the config does not: ratios and
-    cosines need it.
-    """
-    actor = cfg.actor_rollout_ref.actor
-    critic = cfg.critic
-    total = iterations(cfg, train_tasks)
-    # The actor takes no step in the iterations of critic_warmup.
-    for section, steps in ((actor, total - cfg.trainer.critic_warmup), (critic, total)):
-        if section.optim.total_training_steps < 1:
-            section.optim.total_training_steps = (
-                max(1, steps) * section.ppo_mini_batches * section.ppo_epochs
-            )
+    run_sft(cfg.with_values({"trainer.n_gpus_per_node": ranks_here(cfg)}))
 
 
 def start_workers(
@@ -322,20 +317,20 @@ def start_workers(
     logger.info(
         "ray: %s CPUs, %s GPUs at %s", facts["num_cpus"], facts["num_gpus"], facts["address"]
     )
-    choose_device(cfg, joined=not facts["started"])
-    specs = worker_specs(cfg)
-    pools = pools_of(cfg, specs)
+    plan = choose_devices(cfg, joined=not facts["started"])
+    specs = worker_specs(plan)
+    pools = pools_of(cfg, plan.device, specs)
     stack.callback(pools.shutdown)
     if not pools.share(Role.Actor, Role.Rollout):
         pools.reserve()
-    rollout_workers = start_rollout_workers(cfg, pools)
+    rollout_workers = start_rollout_workers(plan, pools)
     for worker in rollout_workers:
         stack.callback(ray.kill, worker)
     # They load while the groups do. Closed here where a group does not start; else by ``start``,
     # before the groups are.
     stack.callback(collector.close)
     collector.open(rollout_workers)
-    transfer = cfg.actor_rollout_ref.rollout.weight_transfer
+    transfer = plan.config.actor_rollout_ref.rollout.weight_transfer
     workers = TrainingWorkers.start(
         specs, pools, rollout_workers, cfg.trainer.balance_batch, transfer
     )
@@ -343,27 +338,34 @@ def start_workers(
     return workers
 
 
-def choose_device(cfg: PPOConfig, joined: bool) -> str:
-    """Fill in ``trainer.device``, for all workers alike, how many engines there are and how they
-    get weights: of a cluster that was ``joined`` Ray knows what it has. Raises ``ConfigError`` for
-    what its nodes cannot hold.
+def choose_devices(cfg: PPOConfig, joined: bool) -> RunPlan:
+    """Return the plan of a run on the nodes that Ray knows.
+
+    ``joined``: the cluster was running before, so that Ray and not PyTorch knows its GPUs. Raises
+    ``ConfigError`` for workers that the nodes cannot hold.
     """
     nodes = nodes_of(ray.nodes())
     asked = cfg.trainer.device
     chosen = device_of(asked, nodes) if joined else resolve_device(asked)
-    cfg.trainer.device = "cuda" if chosen == "cuda" else "cpu"
-    rollout = cfg.actor_rollout_ref.rollout
-    rollout.num_workers = engine_count(cfg, cfg.trainer.device)
-    groups = len(worker_specs(cfg)) + 1  # and the engines
-    refuse(placement_problems(cfg, nodes, groups, cpus_per_worker(cfg.trainer.device)))
-    rollout.weight_transfer = weight_transfer(cfg, cfg.trainer.device)
-    return cfg.trainer.device
+    device = "cuda" if chosen == "cuda" else "cpu"
+    engines = engine_count(cfg, device)
+    rollout = "actor_rollout_ref.rollout"
+    config = cfg.with_values(
+        {
+            "trainer.device": device,
+            f"{rollout}.num_workers": engines,
+            f"{rollout}.weight_transfer": weight_transfer(cfg, device),
+        }
+    )
+    # Actor and reference share a group; the engines are the last one.
+    groups = 2 + bool(cfg.critic.enable) + cfg.reward_model.enable
+    refuse(placement_problems(config, nodes, groups, cpus_per_worker(device)))
+    return RunPlan(config, device, engines)
 
 
-def worker_specs(cfg: PPOConfig) -> dict[Role, RayClassWithInitArgs]:
-    """The worker classes of the training roles this configuration needs; actor and reference share
-    processes.
-    """
+def worker_specs(plan: RunPlan) -> dict[Role, RayClassWithInitArgs]:
+    """Return the worker classes of the training roles of a run."""
+    cfg = plan.config
     trainer = cfg.trainer
     policy = cfg.actor_rollout_ref
     threads = trainer.num_threads or threads_per_process(trainer.n_gpus_per_node)
@@ -371,7 +373,7 @@ def worker_specs(cfg: PPOConfig) -> dict[Role, RayClassWithInitArgs]:
     env_vars = {"OMP_NUM_THREADS": str(threads)}
 
     def spec(cls: type, section: Section, **more: str) -> RayClassWithInitArgs:
-        arguments = {"seed": trainer.seed, "num_threads": threads, "device": trainer.device}
+        arguments = {"seed": trainer.seed, "num_threads": threads, "device": plan.device}
         return RayClassWithInitArgs(cls, section, env_vars=env_vars, **arguments, **more)
 
     policies = [Role.Actor]
@@ -386,14 +388,15 @@ def worker_specs(cfg: PPOConfig) -> dict[Role, RayClassWithInitArgs]:
     return specs
 
 
-def start_rollout_workers(cfg: PPOConfig, pools: ResourcePoolManager) -> list[Any]:
-    """Start one engine per rollout worker; each gets the devices of as many slots of the pool as
-    its weights are spread over.
+def start_rollout_workers(plan: RunPlan, pools: ResourcePoolManager) -> list[Any]:
+    """Start one engine per rollout worker.
+
+    Each engine gets the devices of as many slots of the pool as hold a part of its weights.
     """
-    policy = cfg.actor_rollout_ref
+    policy = plan.config.actor_rollout_ref
     rollout = policy.rollout
-    engines = engine_count(cfg, cfg.trainer.device)
-    neighbours = engines_on_a_node(cfg, cfg.trainer.device)
+    engines = plan.engines
+    neighbours = engines_on_a_node(plan.config, plan.device)
     threads = rollout.num_threads or threads_per_process(neighbours)
     pool = pools.get_resource_pool(Role.Rollout)
     each = rollout.tensor_model_parallel_size if pools.use_gpu else 1

@@ -18,6 +18,7 @@ from agent_system.multi_turn_rollout.play_settings import asks_for_levels
 from agent_system.tokens.probe import probe_template
 from agent_system.tokens.template import TemplateUnsupported
 from rlvcr.levels import LevelCodec
+from rlvcr.settings import method_settings
 from verl.config.checks.models import ALLOWED as ALLOWED_MODEL
 from verl.config.checks.models import fix_for_missing
 from verl.config.cold_start import cold_start_config
@@ -126,8 +127,9 @@ def _window_problems(cfg: PPOConfig, said: str, window: int | None) -> Iterator[
     """No row, and no other thought about the prefix of a row, is longer than the ``window``."""
     rows = cfg.data.max_prompt_length + cfg.data.max_response_length
     keys = "data.max_prompt_length + data.max_response_length"
-    if cfg.algorithm.rlvcr.enable:
-        rows += cfg.algorithm.rlvcr.max_alternative_tokens
+    method = method_settings(cfg.algorithm)
+    if method.enable:
+        rows += method.max_alternative_tokens
         keys += " + algorithm.rlvcr.max_alternative_tokens"
     if window is not None and rows > window:
         yield (

@@ -14,7 +14,13 @@ from verl.models.hub import description_directory
 from verl.models.loader import read_config
 from verl.trainer.launch.preflight_machine import machine_problems, unwritable
 from verl.trainer.launch.preflight_weights import tie_problems
-from verl.trainer.launch.sft import check_expert, encode_records, make_rows, start_policy_problems
+from verl.trainer.launch.sft import (
+    check_expert,
+    encode_records,
+    make_rows,
+    refuse_save_path,
+    start_policy_problems,
+)
 from verl.trainer.sft.rows import TOKENS, Record, read_records
 
 PATH = "model.path"
@@ -50,6 +56,16 @@ def _place_problems(cfg: SFTConfig) -> Iterator[str]:
         if why:
             allowed = "a directory that can be made and written"
             yield problem(cfg, key, why, allowed, f"{key}=DIR")
+        elif key == SAVE_PATH:
+            yield from _replace_problems(cfg)
+
+
+def _replace_problems(cfg: SFTConfig) -> Iterator[str]:
+    """Yield why the directory at ``model.save_path`` cannot be replaced."""
+    try:
+        refuse_save_path(cfg)
+    except ConfigError as error:
+        yield from error.problems
 
 
 def _size_problems(cfg: SFTConfig) -> Iterator[str]:

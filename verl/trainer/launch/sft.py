@@ -27,7 +27,7 @@ from agent_system.tokens.probe import TemplateProbe, Verdict, probe_template
 from agent_system.tokens.template import TemplateUnsupported
 from rlvcr.levels import TAGS
 from verl.config.schema import SFTConfig
-from verl.config.settings import ConfigError
+from verl.config.settings import ConfigError, lookup
 from verl.models.hub import model_directory
 from verl.models.new_policy import build_policy
 from verl.record.run_dir import RunDirectory
@@ -51,11 +51,15 @@ from verl.utils.threads import available_cpus
 from verl.utils.watchdog import watched
 
 logger = logging.getLogger(__name__)
+# Keys of the method (rlvcr.settings).
+LEVELS = "data.levels"
+NEEDED_SHARE = "data.needed_level_share"
 
 
 def run_sft(cfg: SFTConfig) -> Path:
     """Make the policy that ``cfg`` describes and return its directory."""
     started = time.perf_counter()
+    cfg = cfg.as_frozen()
     schedule = cfg.trainer
     refuse_save_path(cfg)
     torch.set_num_threads(schedule.num_threads or available_cpus())
@@ -117,8 +121,8 @@ def load_records(cfg: SFTConfig) -> tuple[list[Record], list[Record]]:
         seed=cfg.env.seed,
         num_workers=data.num_workers,
         slack=data.noise,
-        levels=data.levels,
-        needed_level_share=data.needed_level_share,
+        levels=lookup(cfg, LEVELS),
+        needed_level_share=lookup(cfg, NEEDED_SHARE),
         window=cfg.env.history_length if data.history == "window" else None,
     )
     train, held_out = hold_out(list(read_rows(path)), data.val_episodes)
@@ -135,8 +139,8 @@ def check_expert(cfg: SFTConfig) -> None:
     ``data.levels`` and knows the needed ones where ``data.needed_level_share`` asks for them.
     """
     name = cfg.env.env_name
-    levels = cfg.data.levels
-    share = cfg.data.needed_level_share
+    levels = lookup(cfg, LEVELS)
+    share = lookup(cfg, NEEDED_SHARE)
     try:
         expert = expert_of(name)
     except NoExpert as error:

@@ -17,7 +17,7 @@ from verl.config.load import (
     warn_without_effect,
     without_effect,
 )
-from verl.config.plugged import schema_keys
+from verl.config.plugins import schema_keys
 from verl.config.schema import PPOConfig, SFTConfig, TrainerConfig
 from verl.config.settings import ConfigError, Problem, keys_of, lookup
 from verl.trainer import cli

@@ -11,7 +11,7 @@ from verl.config.cold_start import cold_start_config
 from verl.config.compose import BASE_DIR, EXPERIMENTS_DIR, POLICIES_DIR
 from verl.config.load import load_config
 from verl.config.plan import Plan, gather_facts, make_plan
-from verl.config.plugged import schema_keys
+from verl.config.plugins import schema_keys
 from verl.config.schema import PPOConfig, SFTConfig
 from verl.config.settings import keys_of
 from verl.config.validate import find_problems

@@ -6,7 +6,7 @@ import pytest
 
 import verl.trainer.launch.extensions  # noqa: F401  (plugs the sections of environments in)
 from tests.helpers.refusals import mentions
-from verl.config.plugged import schema_keys
+from verl.config.plugins import schema_keys
 from verl.config.run_code import code_keys, refuse_stored_code
 from verl.config.schema import PPOConfig, SFTConfig
 from verl.config.settings import ConfigError

@@ -2,8 +2,8 @@
 
 import pytest
 
-from verl.config.amounts import notes
 from verl.config.load import load_config
+from verl.config.plan_notes import notes
 from verl.config.validate import find_problems
 
 VAL = "actor_rollout_ref.rollout.val_kwargs"

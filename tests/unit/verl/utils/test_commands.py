@@ -5,7 +5,13 @@ import errno
 import pytest
 
 from verl.config.settings import ConfigError
-from verl.utils.commands import MISTAKE, UsageError, read_yaml_mapping, run_reporting_mistakes
+from verl.utils.commands import (
+    INTERRUPTED,
+    MISTAKE,
+    UsageError,
+    read_yaml_mapping,
+    run_reporting_mistakes,
+)
 
 
 def raising(error):
@@ -28,6 +34,16 @@ def raising(error):
 def test_a_mistake_is_a_message_and_status_two(capsys, error, message):
     assert run_reporting_mistakes(raising(error)) == MISTAKE
     assert message in capsys.readouterr().err
+
+
+def test_ctrl_c_ends_a_command_with_status_130():
+    assert run_reporting_mistakes(raising(KeyboardInterrupt())) == INTERRUPTED
+
+
+def test_an_operating_system_error_inside_a_run_is_raised():
+    error = FileNotFoundError(errno.ENOENT, "No such file or directory", "d")
+    with pytest.raises(FileNotFoundError):
+        run_reporting_mistakes(raising(error), catches_os_errors=False)
 
 
 @pytest.mark.parametrize(
@@ -60,7 +76,7 @@ BOMB = "a: &a [x, x]\n" + "".join(
         b"a: \xff\n",
         BOMB.encode(),
         b"a: " + b"[" * 100_000,
-        b"#" * 1_000_001,
+        b"#" * 2_000_001,
         b"!!python/object/apply:os.system ['true']",
     ],
 )

@@ -10,7 +10,8 @@ from tests.helpers.refusals import mentions
 from verl.config.load import to_dict, to_yaml, without_effect
 from verl.config.validate import find_problems
 from verl.trainer import main_ppo
-from verl.trainer.launch.extensions import load_config, read_config, rehearsal_problems
+from verl.trainer.launch.dry_run import dry_run_problems
+from verl.trainer.launch.extensions import load_config, read_config
 
 POLICY = "actor_rollout_ref.model.path=some/policy"
 GROUP = "actor_rollout_ref.rollout.n"
@@ -177,14 +178,14 @@ def job(tmp_path):
 def test_the_function_grades_answers_and_not_plays(job):
     cfg = config(*job, "custom_reward_function.name=ok")
     assert load_reward_manager(cfg).compute_score is None
-    assert rehearsal_problems(cfg) == []
+    assert dry_run_problems(cfg) == []
 
 
 @pytest.mark.parametrize(
     "name, why", [("crash", "RuntimeError: grader down"), ("nothing", "the grader returned 'None'")]
 )
 def test_a_grader_that_fails_is_found_before_the_start(job, name, why):
-    (found,) = rehearsal_problems(config(*job, f"custom_reward_function.name={name}"))
+    (found,) = dry_run_problems(config(*job, f"custom_reward_function.name={name}"))
     assert "called once on row dataset/train/0 it failed" in found and why in found
     assert found.startswith("custom_reward_function.path=")
 
@@ -207,10 +208,10 @@ def test_weights_join_several_rewards_and_gdpo_reads_the_same(job):
     assert cfg.env.dataset.reward.weights == {"accuracy": 1.0, "format": 0.2}
     assert cfg.algorithm.gdpo_reward_keys == ["accuracy", "format"]
     assert cfg.algorithm.gdpo_reward_weights == [1.0, 0.2]
-    assert rehearsal_problems(cfg) == []
-    (found,) = rehearsal_problems(config(*words[:-1], "+reward_model.weights={fromat: 1}"))
+    assert dry_run_problems(cfg) == []
+    (found,) = dry_run_problems(config(*words[:-1], "+reward_model.weights={fromat: 1}"))
     assert "names 'fromat', which it did not return; allowed: accuracy, format" in found
-    (found,) = rehearsal_problems(config(*words[:-1]))
+    (found,) = dry_run_problems(config(*words[:-1]))
     assert "or name what counts in reward_model.weights" in found
     own = config(*words, "algorithm.gdpo_reward_keys=[format]", "+reward_model.weights={format: 2}")
     assert own.algorithm.gdpo_reward_weights == []

@@ -11,6 +11,7 @@ from tests.helpers.refusals import mentions
 from verl.config.settings import ConfigError
 from verl.models import hub
 from verl.trainer.launch import ppo as launch
+from verl.trainer.launch.run_plan import optimizer_steps
 from verl.utils.stacks import STACKS_DIR
 from verl.utils.watchdog import Stalled
 
@@ -24,7 +25,7 @@ def test_a_policy_that_is_nowhere_is_refused_and_not_replaced_by_another(tmp_pat
         config = make_config()
         config.actor_rollout_ref.model.path = config.critic.model.path = path
         with pytest.raises(ConfigError, check=mentions("actor_rollout_ref.model.path")):
-            launch.ensure_policy(config)
+            launch.pinned_models(config)
 
 
 def test_a_hub_name_becomes_the_directory_of_its_cached_copy(tmp_path, monkeypatch):
@@ -37,13 +38,14 @@ def test_a_hub_name_becomes_the_directory_of_its_cached_copy(tmp_path, monkeypat
     assert hub.model_directory(str(tmp_path)) == str(tmp_path)
 
 
-def test_a_cold_start_makes_what_is_missing(tmp_path, monkeypatch):
+def test_a_cold_start_makes_a_policy_that_is_missing(tmp_path):
     config = make_config()
+    config.actor_rollout_ref.model.path = str(tmp_path / "policy")
+    assert not launch.policy_is_missing(config)
     config.cold_start.enable = True
-    config.actor_rollout_ref.model.path = config.critic.model.path = str(tmp_path / "policy")
-    monkeypatch.setattr(launch, "make_policy", lambda cfg: (tmp_path / "policy").mkdir())
-    launch.ensure_policy(config)
-    assert (tmp_path / "policy").is_dir()
+    assert launch.policy_is_missing(config)
+    (tmp_path / "policy").mkdir()
+    assert not launch.policy_is_missing(config)
 
 
 COLD = """
@@ -73,7 +75,7 @@ def test_what_comes_before_ray_is_watched(tmp_path, monkeypatch, stage):
     config = make_config()
     config.trainer.default_local_dir = str(tmp_path)
     config.trainer.stall_timeout_s = 0.1
-    stuck = {"tasks": "environments_of", "policy": "ensure_policy"}[stage]
+    stuck = {"tasks": "environments_of", "policy": "pinned_models"}[stage]
     monkeypatch.setattr(launch, "environments_of", lambda _: (None, None))
     monkeypatch.setattr(launch, stuck, lambda _: threading.Event().wait(60))
     with pytest.raises(Stalled, match=f"^{stage} stands still"):
@@ -87,16 +89,19 @@ def test_a_critic_that_nobody_asked_for_needs_no_model(tmp_path):
         str(tmp_path / "nothing"),
     )
     config.critic.enable = False
-    launch.ensure_policy(config)
+    launch.pinned_models(config)
     config.critic.enable = True
     with pytest.raises(ConfigError, check=mentions("critic.model.path")):
-        launch.ensure_policy(config)
+        launch.pinned_models(config)
 
 
 def test_the_policy_has_no_optimizer_steps_while_only_the_critic_learns():
     config = make_config()
     config.trainer.total_training_steps, config.trainer.critic_warmup = 10, 4
-    launch.fill_schedule(config, train_tasks=100)
     actor, critic = config.actor_rollout_ref.actor, config.critic
-    assert actor.optim.total_training_steps == 6 * actor.ppo_mini_batches * actor.ppo_epochs
-    assert critic.optim.total_training_steps == 10 * critic.ppo_mini_batches * critic.ppo_epochs
+    assert optimizer_steps(config, train_tasks=100) == {
+        "actor_rollout_ref.actor.optim.total_training_steps": 6
+        * actor.ppo_mini_batches
+        * actor.ppo_epochs,
+        "critic.optim.total_training_steps": 10 * critic.ppo_mini_batches * critic.ppo_epochs,
+    }

@@ -13,6 +13,7 @@ from verl.names import Device
 from verl.single_controller.ray import RayResourcePool, init_ray
 from verl.trainer.launch import ppo as launch
 from verl.trainer.launch.placement import Node, device_of, nodes_of, placement_problems
+from verl.trainer.launch.run_plan import RunPlan
 from verl.trainer.ppo.resources import ResourcePoolManager, Role
 
 GPU_NODE = Node("big", cpus=32.0, gpus=4.0)
@@ -27,6 +28,10 @@ def config(device: Device = "auto", ranks=2, nnodes=1, engines: int | None = 1, 
     cfg.actor_rollout_ref.rollout.num_workers = engines
     cfg.actor_rollout_ref.rollout.tensor_model_parallel_size = parallel
     return cfg
+
+
+def plan_of(cfg, device="cuda"):
+    return RunPlan(cfg, device, engine_count(cfg, device))
 
 
 def said(cfg, *nodes, groups=3, cpus=1.0):
@@ -198,7 +203,7 @@ def start(monkeypatch):
         pools = ResourcePoolManager(
             {}, {Role.Rollout: "pool"}, use_gpu=True, resource_pool_dict={"pool": pool}
         )
-        launch.start_rollout_workers(cfg, pools)
+        launch.start_rollout_workers(plan_of(cfg), pools)
         return pool.given, remote.made
 
     return run
@@ -245,8 +250,7 @@ def test_engines_get_gpus_on_which_nothing_is_trained(monkeypatch):
     init_ray(num_cpus=16, num_gpus=6)
     try:
         cfg = with_own(1, 4, ranks=2, parallel=2)
-        cfg.trainer.device = "cuda"
-        pools = launch.pools_of(cfg, [Role.Actor, Role.Critic])
+        pools = launch.pools_of(cfg, "cuda", [Role.Actor, Role.Critic])
         assert not pools.share(Role.Actor, Role.Rollout) and pools.share(Role.Actor, Role.Critic)
         pools.reserve()
         trained = pools.get_resource_pool(Role.Actor)
@@ -256,7 +260,7 @@ def test_engines_get_gpus_on_which_nothing_is_trained(monkeypatch):
         theirs = set(played.device_ids())
         assert len(theirs) == 4 and not theirs & set(trained.device_ids())
         monkeypatch.setattr(launch, "RolloutWorker", Seen)
-        engines = launch.start_rollout_workers(cfg, pools)
+        engines = launch.start_rollout_workers(plan_of(cfg), pools)
         found = ray.get([engine.where.remote() for engine in engines], timeout=120)
         assert [devices[0] for _, devices in found] == [own for own, _ in found]
         assert {device for _, devices in found for device in devices} == theirs
@@ -292,13 +296,15 @@ def test_on_a_ray_with_pretended_gpus_the_driver_takes_its_word_for_them():
     init_ray(num_cpus=8, num_gpus=2)
     try:
         cfg = config(ranks=2, engines=None)
-        assert launch.choose_device(cfg, joined=True) == cfg.trainer.device == "cuda"
-        assert cfg.actor_rollout_ref.rollout.num_workers == 2
-        cfg = config(ranks=2, engines=None)
-        assert launch.choose_device(cfg, joined=False) == "cpu"
-        assert cfg.actor_rollout_ref.rollout.num_workers == 1
+        plan = launch.choose_devices(cfg, joined=True)
+        assert plan.device == plan.config.trainer.device == "cuda"
+        assert plan.engines == plan.config.actor_rollout_ref.rollout.num_workers == 2
+        plan = launch.choose_devices(cfg, joined=False)
+        assert (plan.device, plan.engines) == ("cpu", 1)
+        assert cfg.trainer.device == "auto"
+        assert cfg.actor_rollout_ref.rollout.num_workers is None
         with pytest.raises(ConfigError, check=mentions("n_gpus_per_node=3", 0, 2)):
-            launch.choose_device(config(ranks=3), joined=True)
+            launch.choose_devices(config(ranks=3), joined=True)
     finally:
         ray.shutdown()
 
@@ -306,9 +312,11 @@ def test_on_a_ray_with_pretended_gpus_the_driver_takes_its_word_for_them():
 @pytest.mark.parametrize("key", ["use_kl_loss", "use_kl_in_reward"])
 def test_a_reference_lives_in_the_processes_of_the_actor(key):
     cfg = config()
-    assert [spec.housed for spec in launch.worker_specs(cfg).values()] == [["actor"]]
+    assert [spec.housed for spec in launch.worker_specs(plan_of(cfg, "cpu")).values()] == [
+        ["actor"]
+    ]
     section = cfg.algorithm if key == "use_kl_in_reward" else cfg.actor_rollout_ref.actor
     setattr(section, key, True)
-    assert {role: spec.housed for role, spec in launch.worker_specs(cfg).items()} == {
-        Role.Actor: ["actor", "ref"]
-    }
+    assert {
+        role: spec.housed for role, spec in launch.worker_specs(plan_of(cfg, "cpu")).items()
+    } == {Role.Actor: ["actor", "ref"]}

@@ -80,3 +80,15 @@ def test_sound_rows_are_checked_and_nothing_is_made(policy, tmp_path):
     rows = ({"messages": EPISODE}, {"messages": json.dumps(EPISODE)}, tokens)
     assert main_sft.main(sft_words(policy, tmp_path, *rows)) == 0
     assert [file.name for file in tmp_path.iterdir()] == ["rows.jsonl"]
+
+
+def test_a_directory_that_the_run_would_not_replace_is_refused_by_the_check(
+    policy, tmp_path, capsys
+):
+    (tmp_path / "made").mkdir()
+    (tmp_path / "made" / "notes.txt").write_text("of the user")
+    words = sft_words(policy, tmp_path, {"messages": EPISODE})
+    assert main_sft.main(words) == 2
+    assert "  - model.save_path=" in capsys.readouterr().err
+    assert main_sft.main([*words, "model.overwrite=true"]) == 0
+    assert (tmp_path / "made" / "notes.txt").exists()

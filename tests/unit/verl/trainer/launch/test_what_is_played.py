@@ -76,19 +76,19 @@ def test_a_run_keeps_what_was_played_in_its_facts_and_report(tmp_path):
     ],
 )
 def test_a_section_of_another_environment_is_refused(words, refused):
-    found = read_config("ppo_trainer", [PATH, *words]).of_no_use
+    found = read_config("ppo_trainer", [PATH, *words]).unused_keys
     assert [problem.partition("=")[0] for problem in found] == refused
     if "my_alf" in words[0]:
         assert "fix: env.kwargs.train_games=" in found[0]
 
 
 def test_so_is_one_in_a_file_of_the_callers_but_not_in_one_that_ships(tmp_path):
-    assert not read_config("quickstart", ["env.env_name=number_line"]).of_no_use
+    assert not read_config("quickstart", ["env.env_name=number_line"]).unused_keys
     text = "defaults: [ppo_trainer, _self_]\nenv: {env_name: number_line, sokoban: {mode: text}}\n"
     (tmp_path / "mine.yaml").write_text(text)
-    (found,) = read_config("mine", config_path=str(tmp_path)).of_no_use
+    (found,) = read_config("mine", config_path=str(tmp_path)).unused_keys
     assert found.startswith("env.sokoban.mode='text'")
     # A run has stored what its start was composed of.
     (tmp_path / "config.yaml").write_text(text)
     (tmp_path / "env.json").write_text("{}")
-    assert not read_config("config", config_path=str(tmp_path)).of_no_use
+    assert not read_config("config", config_path=str(tmp_path)).unused_keys

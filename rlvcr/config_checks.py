@@ -1,17 +1,12 @@
-"""The method as an extension of the configuration: ``algorithm.rlvcr`` and the keys about levels,
-what follows from them, what contradicts them, and what they cost.
-"""
+"""Rules of ``algorithm.rlvcr`` and of the keys about levels: derived values, checks, bounds."""
 
-from collections.abc import Collection, Mapping
-from typing import Any
-
-from rlvcr.settings import DemonstrationKeys, LevelKeys, RLVCRSettings
+from rlvcr.settings import MethodPPOConfig, MethodSFTConfig, method_settings
 from verl import names
-from verl.config.derive import scored_later
-from verl.config.plugged import Extension
+from verl.config.derive import post_rollout_reward_key
+from verl.config.plugins import MethodPlugin
 from verl.config.problems import Context, Problems, problem
 from verl.config.schema import PPOConfig, SFTConfig
-from verl.config.settings import Section
+from verl.config.settings import lookup
 
 ESTIMATORS = ("rlvcr", "copo")
 PREFIX = "algorithm.rlvcr"
@@ -21,36 +16,14 @@ PAYS_THE_RETURN = ("episode", "naive", "prime", "step")
 DIVERSITY = 0.5  # the published weight of the levels' entropy
 
 
-class MethodSection:
-    """``algorithm.rlvcr`` is there in every config: it says whether the method is on."""
-
-    def names(self) -> Collection[str]:
-        """The one section."""
-        return ("rlvcr",)
-
-    def section(self, name: str) -> type[Section] | None:
-        """The settings of the method."""
-        return RLVCRSettings if name == "rlvcr" else None
-
-    def present(self, values: Mapping[str, Any]) -> Collection[str]:
-        """Always, whatever is written."""
-        del values
-        return ("rlvcr",)
-
-
-def settings_of(cfg: PPOConfig) -> RLVCRSettings:
-    """The settings of the method in ``cfg``."""
-    return cfg.algorithm.rlvcr
-
-
 def derive(cfg: PPOConfig | SFTConfig) -> None:
-    """Where nothing else is said, the estimator turns the method on, and the method asks for
-    levels; demonstrations with levels are of episodes that ask for them.
+    """Fill in ``algorithm.rlvcr.enable`` from the estimator and ``env.levels`` from the method, or
+    from the levels of the demonstrations.
     """
     if isinstance(cfg, SFTConfig):
-        asks = bool(cfg.data.levels)
+        uses_levels = bool(lookup(cfg, "data.levels"))
     else:
-        settings = settings_of(cfg)
+        settings = method_settings(cfg.algorithm)
         # Only null follows the estimator: a false that contradicts it stays, and is refused.
         if settings.enable is None:
             settings.enable = cfg.algorithm.adv_estimator in ESTIMATORS
@@ -58,23 +31,23 @@ def derive(cfg: PPOConfig | SFTConfig) -> None:
             settings.thinking_diversity_w = DIVERSITY if settings.enable else 0.0
         if settings.max_alternative_tokens is None:
             settings.max_alternative_tokens = cfg.env.max_turn_tokens
-        asks = settings.enable
+        uses_levels = settings.enable
     if cfg.env.levels is None:
-        cfg.env.levels = asks
+        cfg.env.levels = uses_levels
 
 
 def check(cfg: PPOConfig | SFTConfig, _ctx: Context) -> Problems:
-    """Settings of the method that contradict each other or the rest."""
+    """Refuse settings of the method that contradict each other or other keys."""
     if isinstance(cfg, PPOConfig):
-        yield from _switches(cfg)
-        yield from _of_no_use(cfg)
-        yield from _alternatives(cfg)
-        yield from _executed(cfg)
-        yield from _spread(cfg)
+        yield from _check_switches(cfg)
+        yield from _check_ignored_keys(cfg)
+        yield from _check_alternatives(cfg)
+        yield from _check_executed_credit(cfg)
+        yield from _check_std_floors(cfg)
 
 
-def _switches(cfg: PPOConfig) -> Problems:
-    settings = settings_of(cfg)
+def _check_switches(cfg: PPOConfig) -> Problems:
+    settings = method_settings(cfg.algorithm)
     name = cfg.algorithm.adv_estimator
     if name in ESTIMATORS and not settings.enable:
         why = f"{name} needs scored alternatives"
@@ -91,11 +64,9 @@ def _switches(cfg: PPOConfig) -> Problems:
         yield problem(cfg, f"{PREFIX}.prompts", "not a level", "keys 1, 2, 3, 4", fix)
 
 
-def _of_no_use(cfg: PPOConfig) -> Problems:
-    """Settings that nothing would read: an arm of a comparison that says it is another, and is
-    not.
-    """
-    settings = settings_of(cfg)
+def _check_ignored_keys(cfg: PPOConfig) -> Problems:
+    """Refuse settings without effect for this estimator: the run would equal another arm."""
+    settings = method_settings(cfg.algorithm)
     if settings.combine == "additive" and settings.price_in == "gate":
         key = f"{PREFIX}.price_in"
         why = f"{PREFIX}.combine=additive has no gate that a price could stand behind"
@@ -104,22 +75,22 @@ def _of_no_use(cfg: PPOConfig) -> Problems:
     if settings.epsilon_levels and not settings.enable:
         why = "levels are drawn in plays whose thoughts are scored, and none are"
         yield problem(cfg, f"{PREFIX}.epsilon_levels", why, "0", fix)
-    # An estimator of somebody's own may read what scored thoughts add to the batch.
+    # An estimator of the user may read the columns of scored thoughts.
     if settings.enable and cfg.algorithm.adv_estimator not in PLAIN:
         return
     if settings.level_bonus_w:
         why = "no estimator without thinking credit reads it"
         yield problem(cfg, f"{PREFIX}.level_bonus_w", why, "0", fix)
     if settings.permute:
-        why = "there is no thinking credit to deal anew"
+        why = "there is no thinking credit to permute"
         yield problem(cfg, f"{PREFIX}.permute", why, "false", fix)
     if settings.credit != "scored":
         why = "there is no thinking credit that could come from elsewhere"
         yield problem(cfg, f"{PREFIX}.credit", why, "scored", fix)
 
 
-def _alternatives(cfg: PPOConfig) -> Problems:
-    settings = settings_of(cfg)
+def _check_alternatives(cfg: PPOConfig) -> Problems:
+    settings = method_settings(cfg.algorithm)
     key = f"{PREFIX}.alternatives"
     one = settings.alternatives == "one"
     if one and (settings.combine == "reweight" or cfg.algorithm.adv_estimator == "copo"):
@@ -132,10 +103,10 @@ def _alternatives(cfg: PPOConfig) -> Problems:
             "every advantage would be 1.5 or -1.5, however close"
         )
         yield problem(cfg, key, why, "all", f"{key}=all, or {PREFIX}.mode=mean_norm")
-    judge = scored_later(cfg)
-    if settings.enable and settings.expand == "mixed_groups" and judge:
+    later = post_rollout_reward_key(cfg)
+    if settings.enable and settings.expand == "mixed_groups" and later:
         key = f"{PREFIX}.expand"
-        why = f"groups are compared by what environments pay, before {judge} scores plays"
+        why = f"groups are compared by what environments pay, before {later} scores plays"
         yield problem(cfg, key, why, "all", f"{key}=all")
     if settings.enable and settings.step_fraction == 0:
         fix = f"{PREFIX}.step_fraction=1.0, or algorithm.adv_estimator=grpo"
@@ -143,8 +114,8 @@ def _alternatives(cfg: PPOConfig) -> Problems:
         yield problem(cfg, f"{PREFIX}.step_fraction", why, "more than 0, at most 1", fix)
 
 
-def _executed(cfg: PPOConfig) -> Problems:
-    settings = settings_of(cfg)
+def _check_executed_credit(cfg: PPOConfig) -> Problems:
+    settings = method_settings(cfg.algorithm)
     if not settings.enable or settings.credit == "scored":
         return
     key = f"{PREFIX}.credit"
@@ -164,25 +135,25 @@ def _executed(cfg: PPOConfig) -> Problems:
         why = "executed alternatives play on as the policy chooses, where drawn levels do not"
         yield problem(cfg, f"{PREFIX}.epsilon_levels", why, "0", f"{PREFIX}.epsilon_levels=0")
     if cfg.algorithm.filter_groups.enable:
-        # The play's own return would decide whether its difference to a branch counts.
+        # The return of the trajectory would decide whether its difference to a branch counts.
         filtered = "algorithm.filter_groups.enable"
         why = "groups are kept by their returns, and executed alternatives need those of all groups"
         yield problem(cfg, key, why, "scored", f"{key}=scored, or {filtered}=false")
-    for changed in _paid_later(cfg):
+    for changed in _return_modifying_keys(cfg):
         why = f"executed alternatives compare what environments pay, and {changed} changes it later"
         yield problem(cfg, key, why, "scored", f"{key}=scored, or leave out {changed}")
 
 
-def _paid_later(cfg: PPOConfig) -> list[str]:
-    """The keys that change the return of a play after the rollout."""
+def _return_modifying_keys(cfg: PPOConfig) -> list[str]:
+    """Return the keys that change the return of a trajectory after the rollout."""
     reward = cfg.reward_model
     changes = {
-        scored_later(cfg) or "": True,
+        post_rollout_reward_key(cfg) or "": True,
         "actor_rollout_ref.actor.use_invalid_action_penalty": (
             cfg.actor_rollout_ref.actor.use_invalid_action_penalty
         ),
         "algorithm.use_kl_in_reward": cfg.algorithm.use_kl_in_reward,
-        # A manager of somebody's own may do anything.
+        # A manager of the user may do anything.
         "reward_model.reward_manager": reward.reward_manager not in PAYS_THE_RETURN,
     }
     prices = {
@@ -192,8 +163,8 @@ def _paid_later(cfg: PPOConfig) -> list[str]:
     return [key for key, changed in (changes | prices).items() if key and changed]
 
 
-def _spread(cfg: PPOConfig) -> Problems:
-    settings = settings_of(cfg)
+def _check_std_floors(cfg: PPOConfig) -> Problems:
+    settings = method_settings(cfg.algorithm)
     if settings.mode == "mean_std_norm" and settings.std_floor == 0:
         key = f"{PREFIX}.std_floor"
         why = "a near-tie of scores would become a full-size advantage"
@@ -205,8 +176,8 @@ def _spread(cfg: PPOConfig) -> Problems:
 
 
 def columns(cfg: PPOConfig) -> dict[str, str]:
-    """The columns that scored thoughts add to the batch."""
-    settings = settings_of(cfg)
+    """Return the columns that scored thoughts add to the batch."""
+    settings = method_settings(cfg.algorithm)
     on = "" if settings.enable else f"{PREFIX}.enable=true"
     executes = settings.credit != "scored"
     reweights = settings.combine == "reweight" or cfg.algorithm.adv_estimator == "copo"
@@ -223,26 +194,24 @@ def columns(cfg: PPOConfig) -> dict[str, str]:
 
 
 def sampled_tokens(cfg: PPOConfig, steps: int) -> dict[str, int]:
-    """Tokens of alternative thoughts in ``steps`` steps, at most."""
-    settings = settings_of(cfg)
+    """Return upper bounds of the tokens of alternative thoughts in ``steps`` turns."""
+    settings = method_settings(cfg.algorithm)
     if not settings.enable:
         return {}
-    # Four levels, at one of which the policy itself has thought.
+    # Three of four levels: at the other one the policy itself has thought.
     thoughts = 3 if settings.alternatives == "all" else 1
     steps_scored = steps * settings.step_fraction
     tokens = int(steps_scored * thoughts * settings.max_alternative_tokens)
     found = {} if settings.credit == "executed" else {"alternative thoughts": tokens}
     if settings.credit != "scored":
-        # Where every branch is played to the last step.
+        # The bound holds where every branch continues to the last turn.
         turns = steps * settings.executed_share * cfg.env.max_steps
         found["executed alternatives"] = int(turns * cfg.env.max_turn_tokens)
     return found
 
 
-METHOD = Extension(
-    name="method",
-    sources={"algorithm": MethodSection()},
-    keys={"env": LevelKeys, "data": DemonstrationKeys},
+METHOD = MethodPlugin(
+    schemas={PPOConfig: MethodPPOConfig, SFTConfig: MethodSFTConfig},
     derive=derive,
     check=check,
     columns=columns,

@@ -11,8 +11,8 @@ from verl.config.settings import lookup
 from verl.config.validate import find_problems
 from verl.models import hub
 from verl.trainer.launch.extensions import load_config
-from verl.trainer.launch.paths import make_absolute
 from verl.trainer.launch.preflight_machine import machine_problems
+from verl.trainer.launch.run_plan import absolute_paths
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 PLACE = "trainer.default_local_dir"
@@ -32,7 +32,7 @@ def test_every_place_becomes_absolute_and_what_is_absolute_stays(tmp_path, monke
         "env.env_name=alfworld",
         "env.alfworld.data_dir=games",
     )
-    make_absolute(cfg)
+    cfg = cfg.with_values(absolute_paths(cfg))
     assert cfg.trainer.default_local_dir == f"{tmp_path}/runs/a"
     assert cfg.trainer.rollout_data_dir == "/home/somebody/rollouts"
     assert cfg.trainer.resume_from_path == "/runs/b"
@@ -44,7 +44,7 @@ def test_every_place_becomes_absolute_and_what_is_absolute_stays(tmp_path, monke
 def test_files_of_a_data_set_become_absolute(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     cfg = config("env.env_name=dataset", "env.dataset.train_files=[a.parquet,/b.parquet]")
-    make_absolute(cfg)
+    cfg = cfg.with_values(absolute_paths(cfg))
     assert lookup(cfg, "env.dataset.train_files") == [f"{tmp_path}/a.parquet", "/b.parquet"]
     assert lookup(cfg, "env.dataset.val_files") == []
 
@@ -62,17 +62,17 @@ def test_files_of_a_data_set_become_absolute(tmp_path, monkeypatch):
 def test_functions_of_environments_are_found_from_anywhere(name, key, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     cfg = config(f"env.env_name={name}", f"env.{name}.{key}.path=mine.py")
-    make_absolute(cfg)
+    cfg = cfg.with_values(absolute_paths(cfg))
     assert lookup(cfg, f"env.{name}.{key}.path") == f"{tmp_path}/mine.py"
     cfg = config(f"env.env_name={name}", f"env.kwargs.{key}.path=mine.py")
-    make_absolute(cfg)
+    cfg = cfg.with_values(absolute_paths(cfg))
     assert cfg.env.kwargs == {key: {"path": f"{tmp_path}/mine.py"}}
 
 
 def test_tools_by_file_become_absolute_and_those_of_modules_stay(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     cfg = config("env.env_name=tools", "env.tools.functions=[my/tools.py:add,math:sqrt]")
-    make_absolute(cfg)
+    cfg = cfg.with_values(absolute_paths(cfg))
     assert lookup(cfg, "env.tools.functions") == [f"{tmp_path}/my/tools.py:add", "math:sqrt"]
 
 
@@ -84,7 +84,7 @@ def test_an_agent_by_file_becomes_absolute_and_its_tasks_by_module_stay(tmp_path
         "env.agent.tasks=my.agent:all",
     ]
     cfg = config(*words)
-    make_absolute(cfg)
+    cfg = cfg.with_values(absolute_paths(cfg))
     assert lookup(cfg, "env.agent.path") == f"{tmp_path}/my/agent.py:play"
     assert lookup(cfg, "env.agent.tasks") == "my.agent:all"
 
@@ -98,7 +98,7 @@ def test_paths_of_parts_of_a_mixture_become_absolute(tmp_path, monkeypatch):
         "env.dataset.reward.path=grade.py",
         "env.mixture.kwargs={gymnasium: {describe: {path: say.py}, max_steps: 3}}",
     )
-    make_absolute(cfg)
+    cfg = cfg.with_values(absolute_paths(cfg))
     assert lookup(cfg, "env.dataset.train_files") == [f"{tmp_path}/a.jsonl"]
     assert lookup(cfg, "env.dataset.reward.path") == f"{tmp_path}/grade.py"
     gymnasium = {"describe": {"path": f"{tmp_path}/say.py"}, "max_steps": 3}

@@ -1,4 +1,4 @@
-"""Devices, Ray, directories and files, and the environment."""
+"""Checks of devices, Ray, directories and files, and of the environment."""
 
 import os
 from pathlib import Path
@@ -9,12 +9,14 @@ from verl.config.derive import (
     engine_gpus,
     have_own_gpus,
     known_tasks,
-    way_of_vllm,
+    vllm_transfer_backend,
 )
+from verl.config.plugins import env_section
 from verl.config.problems import Context, Problems, problem, unknown_name
 from verl.config.schema import PPOConfig, SFTConfig
 from verl.config.settings import lookup
 from verl.config.settings.hints import did_you_mean
+from verl.config.settings.reading import from_text, read
 from verl.names import CHECKPOINT_MANIFEST, TRACKERS
 
 
@@ -144,7 +146,7 @@ def _transfer_problems(cfg: PPOConfig, device: str) -> Problems:
 def _ways_on_gpus(cfg: PPOConfig) -> list[str]:
     """How vLLM gets weights on the GPUs that it has."""
     each = cfg.actor_rollout_ref.rollout.tensor_model_parallel_size
-    return [way_of_vllm(cfg)] if each > 1 else [way_of_vllm(cfg), "store"]
+    return [vllm_transfer_backend(cfg)] if each > 1 else [vllm_transfer_backend(cfg), "store"]
 
 
 def check_ray(cfg: PPOConfig, _ctx: Context) -> Problems:
@@ -223,6 +225,9 @@ def check_env(cfg: PPOConfig | SFTConfig, ctx: Context) -> Problems:
     known = ctx.names.environments
     if known is not None and env.name not in known and ":" not in env.env_name:
         yield unknown_name(cfg, "env.env_name", env.env_name, known)
+    section = env_section(env.name)
+    if section is not None:
+        yield from read(section, from_text(env.kwargs, section), "env.kwargs").problems.values()
     for key in ("env.reset_timeout_s", "env.step_timeout_s"):
         if lookup(cfg, key) <= 0:
             yield problem(cfg, key, "every call would be late", "more than 0", f"{key}=30")

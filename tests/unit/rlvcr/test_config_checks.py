@@ -10,12 +10,12 @@ import torch
 
 import agent_system.reward_manager.managers  # noqa: F401  registers those that ship
 from agent_system.reward_manager.registry import REWARD_MANAGERS
+from rlvcr.config_checks import PAYS_THE_RETURN
 from verl.config.load import load_config
 from verl.config.schema import PPOConfig
 from verl.config.settings import keys_of
 from verl.config.validate import find_problems
 from verl.protocol import DataProto, object_array
-from verl.trainer.launch.method import PAYS_THE_RETURN
 
 KEY = "algorithm.rlvcr.credit"
 EXECUTED = ["algorithm.adv_estimator=rlvcr", "env.levels=true"]

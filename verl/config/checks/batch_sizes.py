@@ -1,4 +1,4 @@
-"""Lengths, batches and sampling: what is played and updated, and in which pieces."""
+"""Checks of lengths, batch sizes and sampling."""
 
 from verl.config.checks.no_effect import names_data
 from verl.config.derive import plays_files, trajectories_per_iteration

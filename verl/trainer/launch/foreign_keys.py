@@ -1,9 +1,9 @@
-"""What keys of published projects of this family are called here: by meaning, not by spelling.
+"""Names here of keys of published projects of this family.
 
-A key is a pattern of ``fnmatch``, of a path or of ``path=value``. The first that matches is said.
+Each key is a pattern of ``fnmatch`` for a path or for ``path=value``. The first match counts.
 """
 
-FORK_KEYS = {
+FOREIGN_KEYS = {
     "env.env_name=sciworld*": "env.env_name=scienceworld",
     "env.sciworld.generalization_level": (
         "env.scienceworld.val_split=dev (or test): the simulator's own held-out variations"

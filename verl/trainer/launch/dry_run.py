@@ -1,7 +1,6 @@
-"""What ``--check`` does beside the checks of every start: the pieces that a run calls later are
-called once, on made-up rows.
+"""Dry run of ``--check``: reward, estimator and policy loss are called once on made-up rows.
 
-    two plays, a step each ──▶ reward ──▶ estimator ──▶ policy loss
+two trajectories of one turn ──▶ reward ──▶ estimator ──▶ policy loss
 """
 
 from collections.abc import Iterator
@@ -32,13 +31,13 @@ LOSS = "actor_rollout_ref.actor.policy_loss.loss_mode"
 REWARD = "custom_reward_function.path"
 
 
-def rehearsal_problems(cfg: PPOConfig) -> list[str]:
-    """Messages about what a run would stumble over once it plays and learns."""
+def dry_run_problems(cfg: PPOConfig) -> list[str]:
+    """Return the problems of the dry run."""
     return list(inspect_calls(cfg).problems)
 
 
 def inspect_calls(cfg: PPOConfig) -> Inspection:
-    """What a run would stumble over once it plays and learns, and what is known of its tasks."""
+    """Return the problems of the dry run, and the facts about tasks that it found."""
     # Where there is a tokenizer, the environment was opened to measure prompts.
     opened = inspect_environment(cfg) if tokenizer_directory(cfg) is None else Inspection()
     found = list(opened.problems)

@@ -7,7 +7,7 @@ import pytest
 
 import verl
 from verl.config.load import without_effect
-from verl.config.plugged import schema_keys
+from verl.config.plugins import schema_keys
 from verl.config.schema import PPOConfig, SFTConfig
 from verl.config.settings import ConfigError
 from verl.trainer.launch.extensions import load_config

@@ -1,0 +1,84 @@
+"""Sections and rules that the packages above ``verl`` add to the configuration.
+
+``verl.trainer.launch.extensions`` fills the two lists. Without it, the schema is what ``schema/``
+declares, and there are no sections ``env.<name>``.
+"""
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from verl.config.problems import Context, Problems
+from verl.config.schema import PPOConfig, SFTConfig
+from verl.config.settings import Key, Section, keys_of, plugged_key
+
+Schema = TypeVar("Schema", bound=Section)
+
+
+@dataclass(frozen=True)
+class EnvironmentPlugin:
+    """Sections ``env.<name>`` of the registered environments, and rules about them.
+
+    ``section`` returns the class of a section, or None where its package cannot be imported.
+    ``preprocess`` adds values that follow from what files and overrides write, before they are
+    read. ``check_written`` refuses keys, given by their dotted paths, that have no effect.
+    ``stand_in`` describes what runs in place of the environment that the config names, or is empty.
+    """
+
+    names: Callable[[], Collection[str]]
+    section: Callable[[str], type[Section] | None]
+    preprocess: Callable[[dict[str, Any], type[Section]], None]
+    check_written: Callable[[Mapping[str, Any], Collection[str]], Problems]
+    stand_in: Callable[[PPOConfig | SFTConfig], str]
+
+
+@dataclass(frozen=True)
+class MethodPlugin:
+    """Keys and rules of a method.
+
+    ``schemas`` maps a class of the schema to its subclass with the keys of the method. ``derive``
+    fills in values that follow from others. ``columns`` returns the columns that the method adds to
+    the batch, each with "" or the overrides that it needs. ``sampled_tokens`` returns upper bounds,
+    by their purpose, of tokens that are sampled in so many steps and are not in a turn.
+    """
+
+    schemas: Mapping[type[Section], type[Section]]
+    derive: Callable[[PPOConfig | SFTConfig], None]
+    check: Callable[[PPOConfig | SFTConfig, Context], Problems]
+    columns: Callable[[PPOConfig], Mapping[str, str]]
+    sampled_tokens: Callable[[PPOConfig, int], Mapping[str, int]]
+
+
+ENVIRONMENTS: list[EnvironmentPlugin] = []
+METHODS: list[MethodPlugin] = []
+
+
+def full_schema(schema: type[Schema]) -> type[Schema]:
+    """Return the subclass of ``schema`` that has the keys of the methods."""
+    full: Any = schema
+    for plugin in METHODS:
+        full = plugin.schemas.get(full, full)
+    return full
+
+
+def env_names() -> list[str]:
+    """Return the names of the registered environments."""
+    return [name for plugin in ENVIRONMENTS for name in plugin.names()]
+
+
+def env_section(name: str) -> type[Section] | None:
+    """Return the class of ``env.<name>``; None for other names and for missing packages."""
+    found = (plugin.section(name) for plugin in ENVIRONMENTS if name in plugin.names())
+    return next(found, None)
+
+
+def schema_keys(schema: type[Section]) -> Mapping[str, Key]:
+    """Return all keys and sections by dotted path, those of every environment included."""
+    full = full_schema(schema)
+    keys = dict(keys_of(full))
+    for name in env_names() if "env" in full.model_fields else ():
+        section = env_section(name)
+        if section is not None:
+            keys[f"env.{name}"] = plugged_key(f"env.{name}", section)
+            keys.update(keys_of(section, f"env.{name}."))
+    return keys

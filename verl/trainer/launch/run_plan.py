@@ -1,0 +1,114 @@
+"""Values that are found while a run starts, after its configuration was checked and written.
+
+``config.yaml`` keeps the paths and names of the user. The processes of the run read the
+configuration of the ``RunPlan``, a frozen copy with the values of this module.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from agent_system.environments.env_package.agent.settings import AgentSettings
+from agent_system.environments.env_package.mixture.settings import MixtureSettings
+from agent_system.environments.env_registry import settings_class
+from agent_system.environments.settings import EnvSettings, FunctionFromFile
+from verl.config.derive import iterations
+from verl.config.schema import PPOConfig
+from verl.config.settings import Section, lookup
+
+PATHS = (
+    "trainer.default_local_dir",
+    "trainer.rollout_data_dir",
+    "trainer.validation_data_dir",
+    "trainer.resume_from_path",
+    "custom_reward_function.path",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class RunPlan:
+    """Configuration of the processes of a run, its device, and its number of rollout engines.
+
+    ``config`` has absolute paths, the commits of its models, the steps of its optimizers and the
+    transport of its weights. ``device`` (``cpu``, ``cuda``) holds for all workers.
+    """
+
+    config: PPOConfig
+    device: str
+    engines: int
+
+
+def optimizer_steps(cfg: PPOConfig, train_tasks: int) -> dict[str, int]:
+    """Return the number of steps of each optimizer by key, where ``cfg`` does not give it.
+
+    Warm-up ratios and cosine schedules need it.
+    """
+    total = iterations(cfg, train_tasks)
+    # The actor takes no step in the iterations of critic_warmup.
+    actor_total = total - cfg.trainer.critic_warmup
+    sections = {"actor_rollout_ref.actor": actor_total, "critic": total}
+    found = {}
+    for path, steps in sections.items():
+        section = lookup(cfg, path)
+        if section.optim.total_training_steps < 1:
+            updates = section.ppo_mini_batches * section.ppo_epochs
+            found[f"{path}.optim.total_training_steps"] = max(1, steps) * updates
+    return found
+
+
+def absolute_paths(cfg: PPOConfig) -> dict[str, Any]:
+    """Return the keys of ``cfg`` that are paths, absolute, seen from the directory of this process.
+
+    Ray may start its workers in another directory. ``verl.models.hub.pinned`` does the same for
+    models.
+    """
+    found: dict[str, Any] = {
+        path: absolute(lookup(cfg, path)) for path in PATHS if lookup(cfg, path)
+    }
+    env = cfg.env
+    if env.kwargs:
+        found["env.kwargs"] = _absolute_kwargs(env.env_name, env.kwargs)
+    mixture = env.settings
+    parts = list(mixture.weights) if isinstance(mixture, MixtureSettings) else []
+    for name in (env.name, *(part.split("/", 1)[0] for part in parts)):
+        settings = getattr(env, name, None) if name.isidentifier() else None
+        if isinstance(settings, EnvSettings):
+            found[f"env.{name}"] = settings.model_copy(update=dict(_absolute_settings(settings)))
+    if isinstance(mixture, MixtureSettings) and mixture.kwargs:
+        kwargs = {part: _absolute_kwargs(part, keys) for part, keys in mixture.kwargs.items()}
+        found[f"env.{env.name}"] = mixture.model_copy(update={"kwargs": kwargs})
+    return found
+
+
+def absolute(path: str) -> str:
+    """Return ``path`` from the root, with the home directory filled in."""
+    return str(Path(path).expanduser().absolute())
+
+
+def _absolute_kwargs(env_name: str, kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Return keys of the section of an environment, with its paths absolute."""
+    settings = settings_class(env_name).model_validate(kwargs)
+    changed = settings.model_copy(update=dict(_absolute_settings(settings)))
+    return {**kwargs, **changed.model_dump(mode="json", include=set(kwargs), exclude_unset=True)}
+
+
+def _absolute_settings(settings: Section) -> Iterator[tuple[str, Any]]:
+    """Yield names and absolute values of the settings of an environment that are paths."""
+    for name, value in vars(settings).items():
+        if name == "data_dir" and value:
+            yield name, absolute(value)
+        elif name in ("train_files", "val_files"):
+            yield name, [absolute(file) for file in value]
+        elif name in ("path", "tasks") and isinstance(settings, AgentSettings):
+            yield name, _absolute_function(value)
+        elif name == "functions" and value:
+            yield name, [_absolute_function(function) for function in value]
+        elif isinstance(value, FunctionFromFile) and value.path:
+            yield name, value.model_copy(update={"path": absolute(value.path)})
+
+
+def _absolute_function(function: str) -> str:
+    """Return ``FILE.py:NAME`` with an absolute file, and ``MODULE:NAME`` unchanged."""
+    file, colon, name = function.rpartition(":")
+    return f"{absolute(file)}{colon}{name}" if file.endswith(".py") else function
