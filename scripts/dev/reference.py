@@ -8,7 +8,12 @@
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from agent_system.environments.cli.names import known_variants, names_with_oracle, remarks
+from agent_system.environments.cli.names import (
+    known_variants,
+    names_with_oracle,
+    remarks,
+    unlisted_names,
+)
 from agent_system.environments.env_registry import REGISTRY
 from scripts.dev import metric_specs
 from verl.config.plugged import schema_keys
@@ -76,7 +81,7 @@ def keys_page() -> str:
 def environments_page() -> str:
     """Return the page of all environments that ``env.env_name`` can name."""
     with_oracle, names = names_with_oracle()
-    notes = remarks()
+    notes = {"Names with a remark": remarks(), "Names that are not listed": unlisted_names()}
     lines = [
         f"# Every environment\n\n{NOTICE}\n",
         f"{len(names)} names; {len(with_oracle)} of them have an oracle, which solves tasks for "
@@ -97,8 +102,9 @@ def environments_page() -> str:
         lines.append(f"| `{package}` | {extra} | {shown} | {solved} of {len(own)} |")
     for package, variants in long_lists:
         lines += [f"\n## Variants of {package}\n", ", ".join(f"`{v}`" for v in variants)]
-    lines += ["\n## Names with a remark\n", "| name | remark |\n|---|---|"]
-    lines += [f"| `{name}` | {_cell(text)} |" for name, text in notes.items()]
+    for title, texts in notes.items():
+        lines += [f"\n## {title}\n", "| name | reason |\n|---|---|"]
+        lines += [f"| `{name}` | {_cell(text)} |" for name, text in texts.items()]
     return "\n".join(lines) + "\n"
 
 
