@@ -1,4 +1,4 @@
-# Needs python3.11 and make. `make train` trains the quickstart, `make test` runs everything that must hold.
+# Needs Python 3.11, 3.12 or 3.13 (PYTHON=python3.12) and make. `make train` trains the quickstart, `make test` runs everything that must hold.
 PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin

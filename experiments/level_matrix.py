@@ -25,17 +25,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from transformers import AutoTokenizer
 
-from agent_system.environments.base import (
-    Decision,
-    EnvPackage,
-    EpisodeStart,
-    Expert,
-    Noise,
-    Observation,
-    Task,
-)
+from agent_system.environments.env import Observation, Task
 from agent_system.environments.env_registry import env_settings, get_package
+from agent_system.environments.expert_protocol import Decision, EpisodeStart, Expert, Noise
 from agent_system.environments.experts.demonstrations import expert_of
+from agent_system.environments.package import EnvPackage
 from agent_system.environments.settings import EnvSettings
 from agent_system.memory import WindowMemory
 from agent_system.tokens.bridge import ChatBridge
@@ -55,7 +49,7 @@ AT_A_TIME = 128  # episodes that are played side by side
 
 
 @dataclass(frozen=True, slots=True)
-class World:
+class MatrixWorld:
     """The environment that is played, and how much of the past a prompt shows."""
 
     package: EnvPackage
@@ -65,7 +59,7 @@ class World:
     max_steps: int
 
     @classmethod
-    def of(cls, cfg: PPOConfig) -> "World":
+    def of(cls, cfg: PPOConfig) -> "MatrixWorld":
         """What ``cfg`` plays. Raises ``ValueError`` where states do not stand alone."""
         env = cfg.env
         if env.history != "window":
@@ -79,7 +73,7 @@ class World:
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class DecisionState:
     """What a policy reads in a state, and what an expert decides there."""
 
     prompt: str
@@ -89,7 +83,7 @@ class State:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class SampledStep:
     """A sampled step: level thought on (None: not readable), action, tokens of the whole step."""
 
     level: int | None
@@ -109,7 +103,7 @@ class Played:
 class Player(Protocol):
     """Who can be measured."""
 
-    def answer(self, prompts: Sequence[str], levels: Sequence[int | None]) -> list[Answer]:
+    def answer(self, prompts: Sequence[str], levels: Sequence[int | None]) -> list[SampledStep]:
         """A step for each of ``prompts``, on its level or, with None, on a level of the player's
         choice.
         """
@@ -119,7 +113,7 @@ class Player(Protocol):
 class Policy:
     """The policy in ``directory``, playing what ``cfg`` plays."""
 
-    def __init__(self, cfg: PPOConfig, world: World, directory: str) -> None:
+    def __init__(self, cfg: PPOConfig, world: MatrixWorld, directory: str) -> None:
         tokenizer = AutoTokenizer.from_pretrained(directory)
         rollout = cfg.actor_rollout_ref.rollout
         self.engine = HFEngine(rollout, directory, seed=rollout.seed, num_threads=1)
@@ -131,7 +125,7 @@ class Policy:
         self.opening = [] if system is None else [{"role": "system", "content": system}]
         self.asked = 0
 
-    def answer(self, prompts: Sequence[str], levels: Sequence[int | None]) -> list[Answer]:
+    def answer(self, prompts: Sequence[str], levels: Sequence[int | None]) -> list[SampledStep]:
         """See ``Player``."""
         forced = [[] if level is None else self.codec.prefix_ids[level] for level in levels]
         for number, (prompt, begun) in enumerate(zip(prompts, forced, strict=True)):
@@ -152,15 +146,15 @@ class Policy:
             self._read([*begun, *results[number].token_ids]) for number, begun in enumerate(forced)
         ]
 
-    def _read(self, ids: list[int]) -> Answer:
+    def _read(self, ids: list[int]) -> SampledStep:
         action, _ = self.package.project(self.bridge.decode(ids))
-        return Answer(self.codec.parse_step(ids).level, action, len(ids))
+        return SampledStep(self.codec.parse_step(ids).level, action, len(ids))
 
 
-class Episode:
+class StepwiseEpisode:
     """An episode of ``task`` in ``world``, step by step."""
 
-    def __init__(self, world: World, task: Task, seed: int) -> None:
+    def __init__(self, world: MatrixWorld, task: Task, seed: int) -> None:
         self.world = world
         self.env = world.package.make(world.settings)
         self.prompts = world.package.prompts(world.settings)
@@ -186,12 +180,12 @@ class Episode:
             self.env.close()
 
 
-def walk(world: World, tasks: Sequence[Task], noise: float) -> list[State]:
+def walk(world: MatrixWorld, tasks: Sequence[Task], noise: float) -> list[DecisionState]:
     """The states of the expert's episodes, in which ``noise`` is the share of useless actions."""
     states = []
     for number, task in enumerate(tasks):
         seed = derive_seed("level matrix walk", number)
-        episode = Episode(world, task, seed & 0x7FFFFFFF)
+        episode = StepwiseEpisode(world, task, seed & 0x7FFFFFFF)
         first = episode.first
         # One acts with noise; the other has read the same, and says what would have been right.
         begin = EpisodeStart(world.settings, task, first, random.Random(seed), Noise(noise))
@@ -200,7 +194,7 @@ def walk(world: World, tasks: Sequence[Task], noise: float) -> list[State]:
         while not episode.done:
             right = knowing.act()
             seen = episode.now
-            states.append(State(episode.prompt, seen.situation, seen.needed_level, right))
+            states.append(DecisionState(episode.prompt, seen.situation, seen.needed_level, right))
             action = acting.act().action
             episode.step(action)
             if not episode.done:
@@ -209,12 +203,12 @@ def walk(world: World, tasks: Sequence[Task], noise: float) -> list[State]:
     return states
 
 
-def play(world: World, player: Player, tasks: Sequence[Task], how: int | str) -> list[Played]:
+def play(world: MatrixWorld, player: Player, tasks: Sequence[Task], how: int | str) -> list[Played]:
     """Whole episodes of ``player``: on level ``how``, or as ``FREE`` or ``NEEDED`` says."""
     played = []
     for start in range(0, len(tasks), AT_A_TIME):
         episodes = [
-            Episode(world, task, derive_seed("level matrix", start, number) & 0x7FFFFFFF)
+            StepwiseEpisode(world, task, derive_seed("level matrix", start, number) & 0x7FFFFFFF)
             for number, task in enumerate(tasks[start : start + AT_A_TIME])
         ]
         while going := [episode for episode in episodes if not episode.done]:
@@ -235,7 +229,11 @@ def level_of(how: int | str, needed: int | None) -> int | None:
 
 
 def measure(
-    world: World, player: Player, tasks: Sequence[Task], noise: float, episodes: int | None = None
+    world: MatrixWorld,
+    player: Player,
+    tasks: Sequence[Task],
+    noise: float,
+    episodes: int | None = None,
 ) -> dict:
     """Everything this script says about a policy; see the module. ``episodes``: of how many tasks
     whole episodes are played; None: of all.
@@ -257,7 +255,7 @@ def measure(
     }
 
 
-def matrix(states: list[State], player: Player) -> tuple[list[dict], list[float]]:
+def matrix(states: list[DecisionState], player: Player) -> tuple[list[dict], list[float]]:
     """What ``player`` does in ``states``, a line for each situation, those that need most last; and
     the mean tokens of a step on each level.
     """
@@ -282,7 +280,7 @@ def matrix(states: list[State], player: Player) -> tuple[list[dict], list[float]
     return lines, tokens
 
 
-def _share_right(states: list[State], answers: list[Answer], here: list[int]) -> float:
+def _share_right(states: list[DecisionState], answers: list[SampledStep], here: list[int]) -> float:
     return _mean([states[number].decision.accepts(answers[number].action) for number in here])
 
 
@@ -337,7 +335,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not (Path(args.policy) / "config.json").is_file():
         raise UsageError(f"{args.policy}: no config.json there; allowed: the directory of a policy")
     cfg = load_config(args.config_name, args.overrides)
-    world = World.of(cfg)
+    world = MatrixWorld.of(cfg)
     tasks = world.package.tasks(world.settings, "val")[: args.tasks]
     found = measure(world, Policy(cfg, world, args.policy), tasks, args.noise, args.episodes)
     show(found)

@@ -50,8 +50,7 @@ from verl.utils.commands import (
     read_yaml_mapping,
     run_reporting_mistakes,
 )
-from verl.utils.files import atomic_write
-from verl.utils.jsonl import write_text
+from verl.utils.files import atomic_write, write_page
 
 # What a result keeps of a run's metrics: whole curves of the first, the ends of the second.
 CURVES = (IN_TRAINING, "rollout/tokens_per_episode", "rlvcr/level_information")
@@ -67,7 +66,7 @@ class Arm(Section):
     """seeds of weights, tasks and samples"""
 
 
-class Plan(Section):
+class SweepPlan(Section):
     """A comparison: what all runs have in common, and the arms."""
 
     config: str = "relay"
@@ -121,7 +120,7 @@ class Run:
         ]
 
 
-def read_plan(path: Path) -> tuple[Plan, list[Run]]:
+def read_plan(path: Path) -> tuple[SweepPlan, list[Run]]:
     """The plan in ``path`` and its runs. All arms have their first seed before any has its second,
     so that a sweep which is interrupted can be compared.
 
@@ -133,7 +132,7 @@ def read_plan(path: Path) -> tuple[Plan, list[Run]]:
         example = "{grpo: {words: [algorithm.adv_estimator=grpo], seeds: [0]}}"
         raise UsageError(f"{path}: arms={written!r}; allowed: arms by name; fix: arms: {example}")
     arms = {str(name): read_arm(str(name), arm) for name, arm in written.items()}
-    plan = read_or_raise(Plan, values)
+    plan = read_or_raise(SweepPlan, values)
     runs = [
         Run(path, plan.config, name, seed, (*plan.words, *arm.words), plan.threads)
         for name, arm in arms.items()
@@ -184,7 +183,7 @@ def result_of(run: Run, seconds: float) -> dict[str, Any]:
     found = load_run(run.directory)
     facts = found.facts
     metrics: dict[str, Any] = {name: _rounded(found.points(name)[1]) for name in CURVES}
-    for name in found.names:
+    for name in found.metric_names:
         if name.startswith(ENDS):
             values = found.points(name)[1]
             # One value where the run was measured at its end alone.
@@ -322,7 +321,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.report or args.svg:
         results: list[Mapping[str, Any]] = [read_result(run.result) for run in done]
         if args.svg:
-            write_text(args.svg, picture(_in_training(results)))
+            write_page(args.svg, picture(_in_training(results)), "--svg")
         if args.report:
             baseline = args.baseline or plan.baseline
             sys.stdout.write(report(results, known([baseline], runs, "--baseline")[0]))

@@ -16,7 +16,6 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
-from rlvcr.config import ThinkingConfig
 from rlvcr.levels import (
     ACTION_START,
     LEVELS,
@@ -26,6 +25,7 @@ from rlvcr.levels import (
     ParsedStep,
     StepForm,
 )
+from rlvcr.settings import RLVCRSettings
 from verl.utils.sampling import SamplingResult, StopReason
 from verl.utils.seeds import derive_seed
 
@@ -57,7 +57,7 @@ class AlternativeSettings:
 
     @classmethod
     def from_config(
-        cls, rlvcr: ThinkingConfig, seed: int, max_turn_tokens: int
+        cls, rlvcr: RLVCRSettings, seed: int, max_turn_tokens: int
     ) -> "AlternativeSettings":
         """Read ``algorithm.rlvcr``; a thought is never longer than a turn may be."""
         return cls(

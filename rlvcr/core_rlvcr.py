@@ -39,7 +39,6 @@ from rlvcr.thinking import (
     thinking_reweight,
 )
 from verl.algos import (
-    AdvantageEstimator,
     choose,
     group_normalised_scores,
     register_adv_est,
@@ -164,7 +163,7 @@ _RLVCR_INPUTS = {
 
 
 @register_adv_est(
-    AdvantageEstimator.RLVCR,
+    "rlvcr",
     inputs=_RLVCR_INPUTS
     | {
         "thinking_level_entropies": "thinking_level_entropies",
@@ -244,7 +243,7 @@ def compute_rlvcr_outcome_advantage(
 
 
 @register_adv_est(
-    AdvantageEstimator.COPO,
+    "copo",
     inputs=_RLVCR_INPUTS | {"thinking_reweight": "thinking_reweight"},
     params={"mode": "algorithm.rlvcr.mode"},
     metrics=credit_metrics,

@@ -257,7 +257,7 @@ contribute(
                 within="timing_s/gen",
                 after="timing_s/gen_env",
             ),
-            TimePart("timing_s/scoring", "scoring", within="timing_s/gen", after="timing_s/pack"),
+            TimePart("timing_s/scoring", "scoring", after="timing_s/pack"),
         ),
         steps=StepView(
             badge="level",

@@ -1,4 +1,4 @@
-"""Scores of the step's own action under the four thoughts, and what follows for the rows.
+"""Questions about the four thoughts of each step, and the columns that follow from the answers.
 
     row:    [ prompt | <level>3</level><think>z</think><action> go to desk 1 </action> | ... ]
     span:                                                       └─ S, H at level 3 ─┘
@@ -6,19 +6,21 @@
     branch: [ prompt ] + <level>4</level><think>z'</think><action> go to desk 1 </  S, H at level 4
 
 Targets are the sampled tokens of the action and the first token of ``</action>``, the same ids
-under every thought. The policy that sampled them scores them, in the pass that also gives the old
-log-probs.
+under every thought. The policy that sampled them scores them, in the pass that also computes the
+old log-probs:
+
+    pack_questions ──branches, spans──▶ training workers ──branch_scores, span_scores──▶
+        add_thinking_columns
 """
 
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
-from rlvcr.config import MethodConfig, ThinkingConfig
 from rlvcr.core_rlvcr import (
     level_count_bonus,
     place_step_values,
@@ -30,57 +32,53 @@ from rlvcr.levels import LevelCodec
 from rlvcr.records import ThinkingStep, ThoughtContext
 from rlvcr.research.executed import join_credit
 from rlvcr.score_table import RowStep, ScoredSteps, build_queries, scoring_metrics, tabulate
+from rlvcr.settings import RLVCRSettings, method_settings
 from verl.algos.groups import trajectories_of
+from verl.config.schema import PPOConfig
 from verl.protocol import DataProto, object_array
-from verl.records import ChoiceBonus, SegmentScore
+from verl.records import BRANCHES, SPANS, ChoiceBonus, SegmentScore
 from verl.utils.seeds import derive_seed
 
 __all__ = [
     "RowStep",
     "ScoredSteps",
+    "add_level_entropy_bonus",
+    "add_thinking_columns",
     "build_queries",
-    "hold_up_levels",
-    "score_rows",
+    "pack_questions",
     "scoring_metrics",
     "tabulate",
 ]
 
 logger = logging.getLogger(__name__)
+STEPS = "thinking_steps"  # column [B]: the ``RowStep`` objects of the row, until answers are read
 DROPPED_LENGTH = "rlvcr/dropped_length"  # a share of the alternatives that were asked for
 TOO_MANY_DROPPED = 0.05
 EXECUTED = "thinking_executed"  # [B, R]: credit from returns of executed alternatives
 ROUNDING = 1e-9  # of a spread of squares in float64
-SCORED_COLUMNS = ("input_ids", "attention_mask", "position_ids", "responses", "response_mask")
 
 
-def score_rows(
-    data: DataProto,
-    rows: Sequence[Sequence[RowStep]],
-    compute_log_prob: Callable[[DataProto], DataProto],
-    config: MethodConfig,
-    codec: LevelCodec,
-) -> DataProto:
-    """Score ``rows`` (the steps of each row of ``data``) and add credit for thinking to ``data``,
-    which is returned.
-
-    Adds ``old_log_probs``, ``entropys``, ``thinking_level_entropies``, ``thinking_token_costs``,
-    ``choice_mask`` and, where they are used, ``thinking_level_bonus``, ``thinking_reweight`` and
-    ``thinking_executed``, all [B, R]; raw numbers go into the step records, ``rlvcr/*`` into
-    ``meta_info["metrics"]``, the bonus on the levels' entropy into ``meta_info`` for the actor.
+def pack_questions(data: DataProto, rows: Sequence[Sequence[RowStep]]) -> None:
+    """Add ``branches`` and ``spans`` about ``rows``, the steps of each row of ``data``, and the
+    steps themselves, which ``add_thinking_columns`` needs to read the answers.
     """
-    rlvcr = config.algorithm.rlvcr
-    asked = data.select(list(SCORED_COLUMNS), [])
     branches, spans = build_queries(rows)
-    asked.non_tensor_batch["branches"] = branches
-    asked.non_tensor_batch["spans"] = spans
-    # For the old log-probs of the rows; branches and spans are always scored at temperature 1.
-    asked.meta_info = {"temperature": config.actor_rollout_ref.rollout.temperature}
-    answer = compute_log_prob(asked)
-    for key in ("old_log_probs", "entropys"):
-        data.batch[key] = answer.batch[key]
-    scores = answer.non_tensor_batch
-    branch_scores = list(scores["branch_scores"])
-    table = tabulate(rows, branch_scores, list(scores["span_scores"]), rlvcr.score)
+    data.non_tensor_batch |= {BRANCHES: branches, SPANS: spans, STEPS: object_array(rows)}
+
+
+def add_thinking_columns(data: DataProto, config: PPOConfig) -> DataProto:
+    """Replace the questions of ``data`` and their answers by thinking advantages; returns ``data``.
+
+    ``data`` has the columns of ``pack_questions`` and, from the training workers,
+    ``branch_scores`` and ``span_scores``. Adds ``thinking_level_entropies``,
+    ``thinking_token_costs`` and, where they are used, ``thinking_level_bonus``,
+    ``thinking_reweight`` and ``thinking_executed``, all [B, R]. Scores go into the step records,
+    ``rlvcr/*`` into ``meta_info["metrics"]``.
+    """
+    rlvcr = method_settings(config.algorithm)
+    names = (BRANCHES, SPANS, STEPS, "branch_scores", "span_scores")
+    branches, _, rows, branch_scores, span_scores = map(data.non_tensor_batch.pop, names)
+    table = tabulate(rows, branch_scores, span_scores, rlvcr.score)
     won = torch.as_tensor(data.non_tensor_batch["won"][table.row].astype(bool))
     # A price of 0 is one that is not charged.
     costs = table.costs * won.unsqueeze(-1) if rlvcr.price_in == "won" else table.costs
@@ -96,17 +94,22 @@ def score_rows(
         "thinking_level_entropies": credit.advantage,
         "thinking_token_costs": credit.cost_share,
     }
-    if credit.executed is not None:
-        columns[EXECUTED] = credit.executed
     if rlvcr.level_bonus_w:
         bonus = _level_bonus(table, data.non_tensor_batch["uid"])
         columns["thinking_level_bonus"] = rlvcr.level_bonus_w * bonus
     # COPO needs the factors whatever ``combine`` says.
     if rlvcr.combine == "reweight" or config.algorithm.adv_estimator == "copo":
         columns["thinking_reweight"] = credit.factor
-    _place(data, table.row, table.steps, columns, rlvcr.credit_end)
+    offsets = _response_offsets(data, table.row, table.steps)
+    steps = list(zip(table.steps, offsets, strict=True))
+    spans = [step.credit_spans(offset, rlvcr.credit_end) for step, offset in steps]
+    for key, values in columns.items():
+        data.batch[key] = _scatter_to_tokens(data, table.row, spans, values)
+    if credit.executed is not None:
+        # Credit from returns also belongs to steps that cannot be read.
+        spans = [step.choice_spans(offset, rlvcr.credit_end) for step, offset in steps]
+        data.batch[EXECUTED] = _scatter_to_tokens(data, table.row, spans, credit.executed)
     _record(data, table, thinking_price(costs, rlvcr.cost_coef, rlvcr.cost_max), credit)
-    data.meta_info["choice_bonus"] = _bonus(rlvcr, codec)
     branch_tokens = sum(len(branch.token_ids) for row in branches for branch in row)
     row_tokens = int(data.batch["attention_mask"].sum())
     metrics.update(scoring_metrics(table, credit.advantage))
@@ -115,22 +118,24 @@ def score_rows(
     return data
 
 
-def hold_up_levels(
-    data: DataProto, rows: Sequence[Sequence[RowStep]], config: MethodConfig, codec: LevelCodec
-) -> DataProto:
-    """Ask the actor for the bonus on the levels' entropy without thinking credit; returns ``data``.
-
-    Adds ``choice_mask`` [B, R] and the bonus, exactly as ``score_rows`` does: estimators can then
-    be compared that differ in credit alone.
+def add_level_entropy_bonus(
+    data: DataProto, rows: Sequence[Sequence[RowStep]], rlvcr: RLVCRSettings, codec: LevelCodec
+) -> None:
+    """Request the level entropy bonus from the actor: ``choice_mask`` [B, R], which is 1 on each
+    sampled level digit, and ``choice_bonus`` in ``meta_info``.
     """
     numbers = [number for number, row in enumerate(rows) for _ in row]
-    _place(data, numbers, [step for row in rows for step in row], {})
-    data.meta_info["choice_bonus"] = _bonus(config.algorithm.rlvcr, codec)
-    return data
-
-
-def _bonus(rlvcr: ThinkingConfig, codec: LevelCodec) -> ChoiceBonus:
-    return ChoiceBonus(tuple(codec.digit_ids), rlvcr.thinking_diversity_w, name="level")
+    steps = [step for row in rows for step in row]
+    offsets = _response_offsets(data, numbers, steps)
+    # A sampled level digit is the first span of a step that has any.
+    digits = [
+        [] if step.forced else step.credit_spans(offset)[:1]
+        for step, offset in zip(steps, offsets, strict=True)
+    ]
+    mask = _scatter_to_tokens(data, numbers, digits, torch.ones(len(steps)))
+    data.batch["choice_mask"] = mask.long()
+    weight = rlvcr.thinking_diversity_w
+    data.meta_info["choice_bonus"] = ChoiceBonus(tuple(codec.digit_ids), weight, name="level")
 
 
 def _warn_of_dropped(metrics: Mapping[str, float]) -> None:
@@ -146,9 +151,10 @@ def _warn_of_dropped(metrics: Mapping[str, float]) -> None:
 
 
 class _Credit(NamedTuple):
-    """What thinking earned at every step, each [S]; ``cost_share`` is part of ``advantage``.
+    """Thinking advantages of all steps, each [S]; ``cost_share`` is part of ``advantage``.
 
-    ``executed`` comes besides, from returns; None where no other level was executed.
+    ``executed`` is added to ``advantage``. It comes from returns, and is None where no other level
+    was executed.
     """
 
     advantage: torch.Tensor
@@ -157,8 +163,10 @@ class _Credit(NamedTuple):
     executed: torch.Tensor | None = None
 
 
-def _credit(table: ScoredSteps, costs: torch.Tensor, rlvcr: ThinkingConfig) -> _Credit:
-    """With the thought tokens ``costs`` [S, 4] that are charged."""
+def _credit(table: ScoredSteps, costs: torch.Tensor, rlvcr: RLVCRSettings) -> _Credit:
+    """Return thinking advantages from scores and the thought tokens ``costs`` [S, 4] that have a
+    price.
+    """
     advantage, cost_share = thinking_advantage(
         table.scores,
         table.valid,
@@ -183,13 +191,13 @@ def _credit(table: ScoredSteps, costs: torch.Tensor, rlvcr: ThinkingConfig) -> _
 
 
 def _permuted(credit: _Credit, table: ScoredSteps, won: torch.Tensor, seed: int) -> _Credit:
-    """``credit`` dealt anew among the steps that were compared: a control that leaves its size and
-    takes what it says about a step.
+    """Return ``credit`` shuffled among the scored steps: a control that keeps the size of credit
+    and removes its information about a step.
     """
     generator = torch.Generator().manual_seed(seed)
     compared = (table.chosen >= 0) & (table.valid.sum(-1) >= 2)
     order = torch.arange(len(table.chosen))
-    # Won and lost plays apart: prices may be charged in won ones only, and gates tell them apart.
+    # Success and no success are shuffled apart: prices and gates may depend on it.
     for outcome in (True, False):
         members = (compared & (won == outcome)).nonzero().squeeze(-1)
         order[members] = members[torch.randperm(len(members), generator=generator)]
@@ -202,14 +210,15 @@ def _with_executed(
     table: ScoredSteps,
     data: DataProto,
     won: torch.Tensor,
-    rlvcr: ThinkingConfig,
+    rlvcr: RLVCRSettings,
     seed: int,
     metrics: dict[str, float],
 ) -> _Credit:
-    """``credit`` joined with what executed alternatives found; adds to ``metrics``."""
-    found = [math.nan if step.executed is None else step.executed for step in table.steps]
-    # Where all others lost, a branch that wins is chance, and would be an update of its own.
-    differences = torch.tensor(found).masked_fill(~_others_tell(data)[table.row], math.nan)
+    """Return ``credit`` joined with that of executed alternatives; adds to ``metrics``."""
+    executed = [math.nan if step.executed is None else step.executed for step in table.steps]
+    # Where no other member succeeds, a branch that succeeds is chance: it must not be learned.
+    informative = _other_members_differ(data)[table.row]
+    differences = torch.tensor(executed).masked_fill(~informative, math.nan)
     if rlvcr.permute:
         tried = (~differences.isnan()).nonzero().squeeze(-1)
         generator = torch.Generator().manual_seed(seed)
@@ -226,32 +235,32 @@ def _with_executed(
     )
 
 
-def _others_tell(data: DataProto) -> torch.Tensor:
-    """[B] whether the other plays of the row's group tell good from bad: one of them was won, or
-    what they earned differs. The play's own luck does not decide.
+def _other_members_differ(data: DataProto) -> torch.Tensor:
+    """Return [B] whether one of the group's other trajectories is a success, or their returns
+    differ. Leave-one-out: the trajectory's own return is excluded, so the credit stays unbiased.
     """
     columns = data.non_tensor_batch
 
-    def beside(values: torch.Tensor) -> torch.Tensor:
-        """The mean over the other plays of the group, of every trajectory."""
+    def mean_of_others(values: torch.Tensor) -> torch.Tensor:
+        """Return the mean over the other trajectories of the group."""
         sums = torch.zeros_like(values).index_add(0, group, values)
         count = torch.zeros_like(values).index_add(0, group, torch.ones_like(values))
         return (sums[group] - values) / (count[group] - 1).clamp(min=1)
 
-    earned = torch.as_tensor(columns["episode_rewards"].astype(float))
-    played = trajectories_of(earned, columns["uid"], columns["traj_uid"])
-    group = played.group
-    returns = played.score
+    row_returns = torch.as_tensor(columns["episode_rewards"].astype(float))
+    trajectories = trajectories_of(row_returns, columns["uid"], columns["traj_uid"])
+    group = trajectories.group
+    returns = trajectories.score
     won = torch.as_tensor(columns["won"].astype(float))
-    won = torch.zeros_like(returns).scatter(0, played.of_row, won)
-    squares = beside(returns**2)
-    differ = squares - beside(returns) ** 2 > ROUNDING * squares
-    return ((beside(won) > 0) | differ)[played.of_row]
+    won = torch.zeros_like(returns).scatter(0, trajectories.of_row, won)
+    squares = mean_of_others(returns**2)
+    differ = squares - mean_of_others(returns) ** 2 > ROUNDING * squares
+    return ((mean_of_others(won) > 0) | differ)[trajectories.of_row]
 
 
-def _scale(data: DataProto, rlvcr: ThinkingConfig) -> float:
-    """What differences of returns are divided by: 1, or the spread of the batch's returns where
-    advantages are divided by that of their group.
+def _scale(data: DataProto, rlvcr: RLVCRSettings) -> float:
+    """Return the divisor for differences of returns: 1, or the std of the batch's returns where
+    advantages are divided by the std of their group.
     """
     if rlvcr.mode == "mean_norm":
         return 1.0
@@ -261,61 +270,46 @@ def _scale(data: DataProto, rlvcr: ThinkingConfig) -> float:
 
 
 def _level_bonus(table: ScoredSteps, uid: np.ndarray) -> torch.Tensor:
-    """Of every step [S], among the sampled levels of its group.
-
-    A level that was forced gets none.
+    """Return the count bonus [S] of each step among the sampled levels of its group; 0 where the
+    level was forced.
     """
     forced = torch.tensor([step.forced > 0 for step in table.steps], dtype=torch.bool)
-    # -1 stands for no level: what the policy did not choose counts for no level either.
+    # -1 stands for no level: a forced level is not counted either.
     chosen = torch.where(forced, -1, table.chosen)
     return level_count_bonus(chosen, [uid[row] for row in table.row])
 
 
-def _place(
-    data: DataProto,
-    row_of: Sequence[int],
-    steps: Sequence[RowStep],
-    columns: Mapping[str, torch.Tensor],
-    with_end: bool = False,
-) -> None:
-    """Put one value per step on the level digit and thought of that step, for each of ``columns``,
-    and 1 on the digits into ``choice_mask``; step s lies in row ``row_of[s]``. ``with_end``: the
-    token that ended the thought belongs to it. Credit from returns is also placed on steps that
-    cannot be read.
+def _response_offsets(
+    data: DataProto, row_of: Sequence[int], steps: Sequence[RowStep]
+) -> list[int]:
+    """Return the column of ``responses`` in which each step begins; step s is in row ``row_of[s]``.
+
+    A response begins where the row's unpadded prompt ends.
     """
     width = data.batch["responses"].shape[1]
-    # Without padding, as the starts of steps are counted.
     prompt_lengths = data.batch["attention_mask"][:, :-width].sum(-1).tolist()
+    return [step.start - prompt_lengths[row] for row, step in zip(row_of, steps, strict=True)]
+
+
+def _scatter_to_tokens(
+    data: DataProto,
+    row_of: Sequence[int],
+    spans: Sequence[list[tuple[int, int]]],
+    values: torch.Tensor,
+) -> torch.Tensor:
+    """Return [B, R] with ``values[s]`` on the tokens ``spans[s]`` of row ``row_of[s]``."""
+    width = data.batch["responses"].shape[1]
     of_row: list[list[int]] = [[] for _ in range(len(data))]
     for s, row in enumerate(row_of):
         of_row[row].append(s)
-    placed: dict[str, list[torch.Tensor]] = {key: [] for key in columns}
-    masks: list[torch.Tensor] = []
-    for row, numbers in enumerate(of_row):
-        spans: list[list[tuple[int, int]]] = []
-        choices: list[list[tuple[int, int]]] = []
-        digits: list[list[tuple[int, int]]] = []
-        for s in numbers:
-            step = steps[s]
-            # A response begins where the row's unpadded prompt ends.
-            offset = step.start - prompt_lengths[row]
-            own = step.credit_spans(offset, with_end)
-            spans.append(own)
-            choices.append(step.choice_spans(offset, with_end))
-            # A sampled level digit is the first span of a step that has any.
-            digits.append([] if step.forced else own[:1])
-        for key, values in columns.items():
-            where = choices if key == EXECUTED else spans
-            placed[key].append(place_step_values(width, where, values[numbers]))
-        masks.append(place_step_values(width, digits, [1.0] * len(digits)))
-    for key, rows in placed.items():
-        data.batch[key] = torch.stack(rows)
-    data.batch["choice_mask"] = torch.stack(masks).long()
+    return torch.stack(
+        [place_step_values(width, [spans[s] for s in own], values[own]) for own in of_row]
+    )
 
 
 def _record(data: DataProto, table: ScoredSteps, prices: torch.Tensor, credit: _Credit) -> None:
-    """Put records that know contexts (with ``prices`` [S, 4]) and credit of their steps in place of
-    those of ``data``.
+    """Replace the step records of ``data`` by records with contexts (``prices`` [S, 4]) and
+    credit.
     """
     number_of: dict[tuple[int, int], int] = {}
     for s, (row, step) in enumerate(zip(table.row, table.steps, strict=True)):
@@ -337,7 +331,7 @@ def _record(data: DataProto, table: ScoredSteps, prices: torch.Tensor, credit: _
 def _contexts(
     step: RowStep, entries: Mapping[int, SegmentScore], prices: torch.Tensor
 ) -> tuple[ThoughtContext, ...]:
-    """The contexts of a step in order of level; ``prices`` [4]."""
+    """Return the contexts of a step in order of level; ``prices`` [4]."""
     thoughts = step.thoughts()
     contexts = []
     for level, scores in sorted(entries.items()):

@@ -10,6 +10,7 @@ from rlvcr.names import (
     PriceRule,
     Score,
 )
+from verl.config.schema.algorithm import AlgorithmConfig
 from verl.config.settings import NULL, Derived, NonNegative, PositiveInt, Section, Share
 from verl.names import NormMode
 
@@ -86,6 +87,11 @@ class RLVCRSettings(Section):
     """plays of main_audit from a step, for each level"""
     prompts: dict[str, str] = {}
     """texts that replace the built-in description of levels 1 to 4"""
+
+
+def method_settings(algorithm: AlgorithmConfig) -> RLVCRSettings:
+    """Return the section ``algorithm.rlvcr``, which the schema does not declare itself."""
+    return algorithm.rlvcr
 
 
 class LevelKeys(Section):

@@ -19,12 +19,13 @@ import yaml
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from agent_system.environments.base import Task
-from agent_system.environments.env_registry import NamedChoice, canonical, env_settings, get_package
+from agent_system.environments.env import Task
+from agent_system.environments.env_registry import canonical, env_settings, get_package
 from agent_system.environments.pool.environment_pool import EnvironmentPool
 from agent_system.environments.pool.failure import EnvFailure
 from agent_system.environments.tasks import SEED_BITS
 from verl.config.run_code import refuse_stored_code
+from verl.config.schema.env import EnvConfig
 from verl.config.settings import ConfigError
 from verl.utils import jsonl
 from verl.utils.logging import setup_logging
@@ -99,7 +100,11 @@ async def reverify(run: Path, files: Sequence[Path], limit: int | None) -> tuple
     section = yaml.safe_load((run / "config.yaml").read_text())["env"]
     name = canonical(section["env_name"])
     kwargs = {**(section.get(name.partition("/")[0]) or {}), **(section.get("kwargs") or {})}
-    settings = env_settings(NamedChoice(name, kwargs, section["max_steps"], section["seed"]))
+    settings = env_settings(
+        EnvConfig(
+            env_name=name, kwargs=kwargs, max_steps=section["max_steps"], seed=section["seed"]
+        )
+    )
     package = get_package(name)
     if package.brings_agent:
         raise SystemExit(

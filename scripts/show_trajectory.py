@@ -103,7 +103,7 @@ def show(episode: EpisodeView, console: Console, prompt: bool, contexts: bool) -
     console.print(Rule(title, align="left"))
     if prompt:
         console.print(Text(row.get("prompt", ""), style="dim"))
-    for turn in episode.turns():
+    for turn in episode.turns_with_strengths():
         console.print(Text("    " + turn.get("observation", ""), style="italic dim"))
         console.print(headline(turn))
         console.print(Text("    ") + response_text(turn))

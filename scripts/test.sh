@@ -1,19 +1,30 @@
 #!/usr/bin/env bash
-# The whole test command: the checks of scripts/lint.sh, then the tests. Arguments go to pytest.
+# Run the checks of scripts/lint.sh and the tests. Arguments go to pytest.
+# A path below tests/ among them: only these tests, in one process.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-export HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
-
-bash scripts/lint.sh
+export HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false PYRIGHT_PYTHON_IGNORE_WARNINGS=1
 
 tests() {
     python -m pytest --durations=12 "$@" || [ $? -eq 5 ]  # 5: none was selected
 }
 
+# Types take two minutes of one core. They are checked while the jobs wait for their processes.
+bash scripts/lint.sh quick
 case "$*" in
-*tests/*) tests "$@" ;;
+*tests/*)
+    pyright
+    tests "$@"
+    ;;
 *)
-    tests tests/unit tests/property tests/golden -n 2 --dist loadfile --no-loadscope-reorder "$@"
-    tests tests/e2e tests/chaos tests/gpu "$@" # whole jobs: each has the machine to itself
+    types_log=$(mktemp)
+    pyright >"$types_log" 2>&1 &
+    types=$!
+    trap 'kill "$types" 2>/dev/null || true; rm -f "$types_log"' EXIT
+    # Whole jobs come first: two of them use the time in which each waits for its processes.
+    tests tests/e2e tests/chaos tests/gpu tests/unit tests/property tests/golden \
+        -n 2 --dist loadfile --no-loadscope-reorder "$@"
+    wait "$types" || { cat "$types_log"; exit 1; }
+    tail -n 1 "$types_log"
     ;;
 esac

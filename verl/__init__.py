@@ -7,7 +7,7 @@ of torch.
 from verl.utils.lazy import lazy
 from verl.utils.threads import wait_passively
 
-__version__ = "0.1.0"
+__version__ = "0.6.0"
 __getattr__, __all__ = lazy(__name__, {"DataProto": "protocol"})
 
 # Every process of a run imports this package first: driver, cold start, training ranks, engines,

@@ -1,8 +1,7 @@
-"""Columns of a ``DataProto``: what they may hold, and how they are compared, joined and stored.
+"""Columns of a ``DataProto``: allowed contents, comparison, joining and shipping.
 
-Two forms of a column leave the process. Pickling turns tensors into numpy buffers
-(``tensor_to_buffer``), which Ray's object store takes out of band; storing turns object columns
-into JSON (``to_json_value``), because files are never pickled here.
+Pickling turns tensors into numpy buffers (``tensor_to_buffer``), which Ray's object store takes out
+of band.
 """
 
 import difflib
@@ -17,9 +16,6 @@ from tensordict import TensorDict, TensorDictBase
 _SHIPPED_AS = {1: torch.uint8, 2: torch.int16}
 
 METRICS = "metrics"  # the key of meta_info whose numbers belong to a part, not to the whole
-
-# Marks the JSON form of what JSON has no type for: tuples, arrays, dicts with keys of any type.
-_KIND = "__kind__"
 
 
 # ---- making ------------------------------------------------------------------------------------
@@ -245,65 +241,3 @@ def writable(array: np.ndarray) -> np.ndarray:
     # Buffers in Ray's object store are read-only; writing to one through a tensor would crash the
     # process instead of raising.
     return array if array.flags.writeable else array.copy()
-
-
-# ---- storing as JSON ---------------------------------------------------------------------------
-
-
-def to_json_value(value: object, place: str) -> Any:
-    """JSON form of ``value``; ``{"__kind__": ..., "value": ...}`` where JSON has no such type.
-
-    Raises ``TypeError`` that names ``place`` for a value that has no such form.
-    """
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return value
-    if isinstance(value, np.generic):
-        return to_json_value(value.item(), place)
-    if isinstance(value, np.ndarray):
-        return {
-            _KIND: "ndarray",
-            "value": _json_items(value.ravel(), place),
-            "dtype": value.dtype.str,
-            "shape": list(value.shape),
-        }
-    if isinstance(value, list):
-        return _json_items(value, place)
-    if isinstance(value, tuple):
-        return {_KIND: "tuple", "value": _json_items(value, place)}
-    if isinstance(value, dict):
-        return _json_dict(value, place)
-    raise TypeError(f"{place} is a {type(value).__name__}, which cannot be stored as JSON")
-
-
-def _json_items(values: Iterable[object], place: str) -> list[Any]:
-    return [to_json_value(value, f"{place}[{i}]") for i, value in enumerate(values)]
-
-
-def _json_dict(value: dict[Any, object], place: str) -> dict[str, Any]:
-    # A dict that has the mark itself must not be read back as one of our kinds.
-    if all(isinstance(key, str) for key in value) and _KIND not in value:
-        return {key: to_json_value(item, f"{place}[{key!r}]") for key, item in value.items()}
-    pairs = [
-        [to_json_value(key, place), to_json_value(item, f"{place}[{key!r}]")]
-        for key, item in value.items()
-    ]
-    return {_KIND: "dict", "value": pairs}
-
-
-def from_json_value(value: object) -> Any:
-    """What ``to_json_value`` was given; numpy scalars come back as Python numbers."""
-    if isinstance(value, list):
-        return [from_json_value(item) for item in value]
-    if not isinstance(value, dict):
-        return value
-    kind = value.get(_KIND)
-    if kind is None:
-        return {key: from_json_value(item) for key, item in value.items()}
-    if kind == "dict":
-        return {from_json_value(key): from_json_value(item) for key, item in value["value"]}
-    items = [from_json_value(item) for item in value["value"]]
-    if kind == "tuple":
-        return tuple(items)
-    dtype = np.dtype(value["dtype"])
-    flat = object_array(items) if dtype.hasobject else np.array(items, dtype=dtype)
-    return flat.reshape(value["shape"])

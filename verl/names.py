@@ -6,7 +6,7 @@ losses, engines) is listed here as it ships.
 """
 
 from enum import StrEnum
-from typing import Literal, Self, get_args
+from typing import Any, Literal, get_args
 
 LossAggMode = Literal[
     "token-mean",
@@ -44,40 +44,28 @@ ResumeMode = Literal["auto", "disable", "resume_path"]
 History = Literal["append", "window"]
 
 
-class AdvantageEstimator(StrEnum):
-    """Names of the estimators, each with whether it compares the plays of one task; the last two
-    are registered when the package ``rlvcr`` is imported.
-    """
-
-    compares_group: bool
-
-    def __new__(cls, name: str, compares_group: bool = False) -> Self:
-        """The member called ``name``."""
-        member = str.__new__(cls, name)
-        member._value_ = name
-        member.compares_group = compares_group
-        return member
-
-    GAE = "gae"
-    GRPO = "grpo", True
-    RLOO = "rloo", True
-    REINFORCE_PLUS_PLUS = "reinforce_plus_plus"
-    REINFORCE_PLUS_PLUS_BASELINE = "reinforce_plus_plus_baseline", True
-    REMAX = "remax"
-    OPO = "opo", True
-    GPG = "gpg", True
-    GIGPO = "gigpo", True
-    GRPO_PASSK = "grpo_passk", True
-    GDPO = "gdpo", True
-    GRAPHGPO = "graphgpo", True
-    HGPO = "hgpo", True
-    RLVCR = "rlvcr", True
-    COPO = "copo", True
-
-
-ESTIMATORS = tuple(name.value for name in AdvantageEstimator)
-# Estimators that compare the plays of one task: those above, and what ``register_adv_est`` adds.
-COMPARES_GROUP = {name.value for name in AdvantageEstimator if name.compares_group}
+# Advantage estimators, each with whether it compares the trajectories of one task. These ship;
+# ``register_adv_est`` adds those of users. ``rlvcr`` and ``copo`` are registered by the package
+# ``rlvcr``.
+ESTIMATORS: dict[str, bool] = {
+    "gae": False,
+    "grpo": True,
+    "rloo": True,
+    "reinforce_plus_plus": False,
+    "reinforce_plus_plus_baseline": True,
+    "remax": False,
+    "opo": True,
+    "gpg": True,
+    "gigpo": True,
+    "grpo_passk": True,
+    "gdpo": True,
+    "graphgpo": True,
+    "hgpo": True,
+    "rlvcr": True,
+    "copo": True,
+}
+# Public name: ``AdvantageEstimator.GRPO == "grpo"``, for each estimator that ships.
+AdvantageEstimator: Any = StrEnum("AdvantageEstimator", [(n.upper(), n) for n in ESTIMATORS])
 POLICY_LOSSES = (
     "vanilla",
     "gspo",

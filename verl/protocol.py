@@ -23,7 +23,7 @@ buffers to the pickler, so that a slice ships its own rows only and Ray's object
 buffers out of band.
 """
 
-import json
+import importlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,7 +31,6 @@ from typing import Any, TypeAlias, overload
 
 import numpy as np
 import torch
-from safetensors.torch import load_file, save_file
 from tensordict import TensorDict, TensorDictBase
 
 from verl.columns import (
@@ -39,14 +38,12 @@ from verl.columns import (
     as_keys,
     cat_tensors,
     collate_fn,
-    from_json_value,
     join_meta_info,
     object_array,
     require_keys,
     require_plain,
     tensor_from_buffer,
     tensor_to_buffer,
-    to_json_value,
     union_dict,
     union_tensor_dict,
     writable,
@@ -62,8 +59,7 @@ __all__ = [
     "unpad_dataproto",
 ]
 
-TENSOR_FILE = "batch.safetensors"
-JSON_FILE = "data.json"
+COMPAT = "verl.compat.data_proto"
 
 RowIndices: TypeAlias = Sequence[int] | Sequence[bool] | np.ndarray | torch.Tensor
 Keys: TypeAlias = str | Iterable[str] | None
@@ -428,45 +424,13 @@ class DataProto:
             raise ValueError(f"split_size must be at least 1, got {split_size}")
         return [self[i : i + split_size] for i in range(0, len(self), split_size)]
 
-    def make_iterator(
-        self,
-        mini_batch_size: int,
-        epochs: int = 1,
-        seed: int | None = None,
-        dataloader_kwargs: Mapping[str, Any] | None = None,
-    ) -> Iterator["DataProto"]:
-        """Yield ``epochs`` passes over the rows in mini-batches.
-
-        ``dataloader_kwargs={"shuffle": True}`` draws a new permutation for each epoch from ``seed``
-        alone. Raises ``ValueError`` when the length is not a multiple of ``mini_batch_size``.
-        Kept for code written against the usual ``DataProto``; the trainer cuts its own batches.
-        """
-        options = {"shuffle": False, **(dataloader_kwargs or {})}
-        require_keys("make_iterator's dataloader_kwargs", options, ["shuffle"])
-        if mini_batch_size < 1 or len(self) % mini_batch_size:
-            raise ValueError(
-                f"{len(self)} rows are not a multiple of mini_batch_size={mini_batch_size}"
-            )
-        # A generator of its own, so that the errors above come before the first mini-batch is asked
-        # for.
-        rng = np.random.default_rng(seed)
-        return self._mini_batches(mini_batch_size, epochs, rng, options["shuffle"])
-
-    def _mini_batches(
-        self, size: int, epochs: int, rng: np.random.Generator, shuffle: bool
-    ) -> Iterator["DataProto"]:
-        for _ in range(epochs):
-            order = rng.permutation(len(self)) if shuffle else np.arange(len(self))
-            for start in range(0, len(self), size):
-                yield self.select_idxs(order[start : start + size])
-
     def to(self, device: str | torch.device) -> "DataProto":
         """Move the tensors to ``device`` in place and return ``self``."""
         if self.tensor_keys():
             self.batch = self.batch.to(device)
         return self
 
-    # ---- shipping and storing ------------------------------------------------------------------
+    # ---- shipping ------------------------------------------------------------------------------
 
     def __getstate__(self) -> dict[str, Any]:
         self.check_consistency()
@@ -483,56 +447,27 @@ class DataProto:
         self.non_tensor_batch = {key: writable(col) for key, col in state["non_tensors"].items()}
         self.meta_info = state["meta_info"]
 
-    def save_to_disk(self, path: str | Path) -> None:
-        """Write the directory ``path``: tensors as safetensors, the rest as JSON. Nothing is
-        pickled.
+    # ---- kept for job code: see verl/compat ----------------------------------------------------
 
-        Tuples, numpy arrays and dicts with keys that are no strings survive; numpy scalars come
-        back as Python numbers. Raises ``TypeError`` naming the place of a value that JSON cannot
-        hold. Kept for code written against the usual ``DataProto``.
-        """
-        self.check_consistency()
-        root = Path(path)
-        root.mkdir(parents=True, exist_ok=True)
-        columns = {
-            key: to_json_value(column, f"non_tensor_batch[{key!r}]")
-            for key, column in self.non_tensor_batch.items()
-        }
-        record = {
-            "format": 1,
-            "rows": len(self),
-            "tensor_keys": self.tensor_keys(),
-            "non_tensor_batch": columns,
-            "meta_info": to_json_value(self.meta_info, "meta_info"),
-        }
-        # clone: safetensors refuses tensors that share a storage, which rows of one table may do
-        tensors = {
-            key: tensor.detach().cpu().contiguous().clone() for key, tensor in self.batch.items()
-        }
-        save_file(tensors, root / TENSOR_FILE)
-        (root / JSON_FILE).write_text(json.dumps(record), encoding="utf-8")
+    def make_iterator(
+        self,
+        mini_batch_size: int,
+        epochs: int = 1,
+        seed: int | None = None,
+        dataloader_kwargs: Mapping[str, Any] | None = None,
+    ) -> Iterator["DataProto"]:
+        """Yield mini-batches: ``verl.compat.data_proto.make_iterator``."""
+        args = (mini_batch_size, epochs, seed, dataloader_kwargs)
+        return importlib.import_module(COMPAT).make_iterator(self, *args)
+
+    def save_to_disk(self, path: str | Path) -> None:
+        """Write the directory ``path``: ``verl.compat.data_proto.save_to_disk``."""
+        importlib.import_module(COMPAT).save_to_disk(self, path)
 
     @classmethod
     def load_from_disk(cls, path: str | Path) -> "DataProto":
-        """Read what ``save_to_disk`` wrote.
-
-        Raises ``ValueError`` when the two files do not fit together.
-        """
-        root = Path(path)
-        record = json.loads((root / JSON_FILE).read_text(encoding="utf-8"))
-        stored = load_file(root / TENSOR_FILE)
-        # null: a table without tensors as earlier versions wrote it
-        keys = record["tensor_keys"] or []
-        if set(keys) != set(stored):
-            raise ValueError(
-                f"{root}: {TENSOR_FILE} holds {sorted(stored)}, {JSON_FILE} names {keys}"
-            )
-        tensors = {key: stored[key] for key in keys}
-        columns = {key: from_json_value(v) for key, v in record["non_tensor_batch"].items()}
-        data = cls.from_dict(tensors, columns, from_json_value(record["meta_info"]))
-        if len(data) != record["rows"]:
-            raise ValueError(f"{root}: {record['rows']} rows announced, {len(data)} found")
-        return data
+        """Read what ``save_to_disk`` wrote: ``verl.compat.data_proto.load_from_disk``."""
+        return importlib.import_module(COMPAT).load_from_disk(path)
 
 
 def pad_dataproto_to_divisor(data: DataProto, size_divisor: int) -> tuple[DataProto, int]:

@@ -17,6 +17,8 @@ REWARD_PARTS = "reward_parts"  # column [B]: rewards of the row's trajectory by 
 MESSAGES = "messages"  # column [B]: the conversation of a trajectory, in its last row
 MODEL_SCORES = "rm_scores"  # column [B]: what a reward model says of the conversation, else NaN
 CORRECTION_WEIGHTS = "rollout_is_weights"  # column [B, R]: what a token's loss weighs
+BRANCHES = "branches"  # column [B]: the ``Branch`` objects of the row
+SPANS = "spans"  # column [B]: the ``Span`` objects of the row
 PROFILE = "profile"  # in meta_info: the ProfileOrder of a call, where there is one
 
 

@@ -31,7 +31,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 @dataclass(frozen=True, slots=True)
-class Door:
+class EndpointAddress:
     """Where the agent of one play finds the policy."""
 
     base_url: str
@@ -67,13 +67,13 @@ class EndpointServer:
         self._starting = asyncio.Lock()
 
     @contextlib.asynccontextmanager
-    async def admitted(self, guest: Guest) -> AsyncIterator[Door]:
+    async def admitted(self, guest: Guest) -> AsyncIterator[EndpointAddress]:
         """Serve ``guest`` under a key of its own until it is finished, or the block is left."""
         base_url = await self._start()
         key = secrets.token_urlsafe(KEY_BYTES)
         self._guests[key] = guest
         try:
-            yield Door(base_url, key, MODEL)
+            yield EndpointAddress(base_url, key, MODEL)
         finally:
             self._guests.pop(key, None)
 

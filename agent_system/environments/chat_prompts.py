@@ -5,7 +5,7 @@ actions in tags.
 import re
 from collections.abc import Callable, Sequence
 
-from agent_system.environments.base import Observation
+from agent_system.environments.env import Observation
 from rlvcr.levels import level_instructions
 
 PLAIN = (

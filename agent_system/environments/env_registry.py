@@ -8,15 +8,18 @@ works in every process without registration.
 
 import importlib
 import inspect
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from types import ModuleType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
-from agent_system.environments.base import EnvPackage
+from agent_system.environments.package import EnvPackage
 from agent_system.environments.settings import EnvSettings
 from verl.config.settings import ConfigError, read_or_raise
 from verl.config.settings.hints import did_you_mean
+
+if TYPE_CHECKING:
+    from verl.config.schema.env import EnvConfig
 
 PACKAGES = "agent_system.environments.env_package"
 
@@ -214,41 +217,7 @@ def settings_class(env_name: str) -> type[EnvSettings]:
     return getattr(importlib.import_module(module_name), attribute)
 
 
-class EnvChoice(Protocol):
-    """The ``env`` section of a configuration, as far as the settings of an environment need it."""
-
-    @property
-    def env_name(self) -> str:
-        """Which environment is played."""
-        ...
-
-    @property
-    def kwargs(self) -> Mapping[str, Any]:
-        """Keys of the environment, whatever its section is called."""
-        ...
-
-    @property
-    def max_steps(self) -> int:
-        """Steps per episode."""
-        ...
-
-    @property
-    def seed(self) -> int:
-        """Seed of the choice of tasks."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class NamedChoice:
-    """An environment and what is set of it: what ``env_settings`` asks of an ``env`` section."""
-
-    env_name: str
-    kwargs: Mapping[str, Any] = field(default_factory=dict)
-    max_steps: int = 50
-    seed: int = 0
-
-
-def env_settings(env_config: EnvChoice) -> EnvSettings:
+def env_settings(env_config: "EnvConfig") -> EnvSettings:
     """The settings of the environment that ``env_config`` names, for all hooks of its package.
 
     ``env.<name>`` where the configuration has such a section, updated with ``env.kwargs``;
@@ -264,7 +233,7 @@ def env_settings(env_config: EnvChoice) -> EnvSettings:
     section = {**(written or {}), **env_config.kwargs}
     label = f"env.{name}" if name.isidentifier() else "env.kwargs"
     settings_type = settings_class(env_config.env_name)
-    if variant and settings_type.variant_key:
+    if variant and ":" not in env_config.env_name:
         _choose_variant(section, env_config.env_name, settings_type)
     settings = read_or_raise(settings_type, section, label)
     handed_down = {"max_steps": env_config.max_steps, "seed": env_config.seed}
@@ -272,7 +241,7 @@ def env_settings(env_config: EnvChoice) -> EnvSettings:
     return settings.model_copy(update=left_open).completed(env_config)
 
 
-def stand_in_for(env_config: EnvChoice) -> str:
+def stand_in_for(env_config: "EnvConfig") -> str:
     """What is played in place of what ``env_config`` names; empty where it is what it says, and
     where nobody knows.
     """
@@ -292,11 +261,19 @@ def stand_in_for(env_config: EnvChoice) -> str:
 def _choose_variant(
     section: dict[str, Any], env_name: str, settings_type: type[EnvSettings]
 ) -> None:
-    """Set the variant that ``env_name`` names in the section. Raises ``ConfigError`` where the
-    section names another.
+    """Set the variant that ``env_name`` names in the section. Raises ``ConfigError`` if the section
+    names another, or if the environment has none.
     """
     key = settings_type.variant_key
     name, _, variant = env_name.partition("/")
+    if variant in settings_type.own_variants:
+        return
+    if not key:
+        names = ", ".join([name, *(f"{name}/{own}" for own in settings_type.own_variants)])
+        raise ConfigError(
+            f"env.env_name={env_name!r}: the environment has no variant {variant!r}; allowed: "
+            f"{names}; fix: env.env_name={name}"
+        )
     # A loaded configuration holds every default, and nobody wrote those.
     default = settings_type.model_fields[key].default
     if section.get(key, default) not in (variant, default):

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 import verl
-from agent_system.config import TasksConfig
-from agent_system.environments.base import Task
+from agent_system.environments.env import Task
 from agent_system.environments.env_registry import env_settings, get_package, missing_extra
 from agent_system.environments.groups import GroupMismatch, assert_same_start
 from agent_system.environments.tasks import (
@@ -28,6 +27,7 @@ from verl.utils.seeds import derive_seed
 from verl.utils.statistics import bootstrap_interval
 
 if TYPE_CHECKING:
+    from verl.config.schema import PPOConfig
     from verl.protocol import DataProto
 
 __all__ = [
@@ -49,7 +49,7 @@ class EnvironmentManagerBase(VectorisedPlay):
     belong to one group (uid) have the same task and the same environment seed.
     """
 
-    def __init__(self, config: TasksConfig, split: str) -> None:
+    def __init__(self, config: "PPOConfig", split: str) -> None:
         self.env_config = config.env
         self.shuffle = config.data.shuffle
         self.split = split
@@ -146,7 +146,7 @@ class EnvironmentManagerBase(VectorisedPlay):
         return verl.DataProto.from_dict(non_tensors=columns)
 
 
-def make_envs(config: TasksConfig) -> tuple[EnvironmentManagerBase, EnvironmentManagerBase]:
+def make_envs(config: "PPOConfig") -> tuple[EnvironmentManagerBase, EnvironmentManagerBase]:
     """The train and the validation manager of ``config.env``; raises ``ValueError`` when their
     tasks overlap.
     """

@@ -10,15 +10,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from agent_system.environments.base import Env, EnvPackage, Observation, Task
+from agent_system.environments.env import Env, Observation, Task
 from agent_system.environments.env_registry import (
-    NamedChoice,
     env_settings,
     get_package,
     settings_class,
 )
 from agent_system.environments.experts.episode import now
+from agent_system.environments.package import EnvPackage
 from agent_system.environments.settings import EnvSettings
+from verl.config.schema.env import EnvConfig
 from verl.utils.seeds import derive_seed
 
 # Keys that say how many tasks there are: a few suffice here, and are soon made.
@@ -29,7 +30,7 @@ MAX_STEPS = 30
 
 
 @dataclass(frozen=True, slots=True)
-class Episode:
+class RandomEpisode:
     """What was played: the steps, and a hash of all that was seen."""
 
     steps: int
@@ -40,7 +41,7 @@ def small_settings(name: str) -> EnvSettings:
     """The settings of environment ``name`` with few tasks. Raises what ``env_settings`` raises."""
     counts = [key for key in settings_class(name).model_fields if _COUNTS.fullmatch(key)]
     few = dict.fromkeys(counts, FEW)
-    return env_settings(NamedChoice(name, few, MAX_STEPS))
+    return env_settings(EnvConfig(env_name=name, kwargs=few, max_steps=MAX_STEPS))
 
 
 def first_task(package: EnvPackage, settings: EnvSettings) -> Task:
@@ -48,7 +49,7 @@ def first_task(package: EnvPackage, settings: EnvSettings) -> Task:
     return package.tasks(settings, "train")[0]
 
 
-def episode(name: str, seed: int, steps: int) -> Episode:
+def episode(name: str, seed: int, steps: int) -> RandomEpisode:
     """Play the first task of ``name`` with actions drawn from ``seed``, in an environment of its
     own, for ``steps`` steps at most. Raises what the environment raises.
     """
@@ -61,7 +62,7 @@ def episode(name: str, seed: int, steps: int) -> Episode:
         env.close()
 
 
-def _played(env: Env, task: Task, seed: int, steps: int) -> Episode:
+def _played(env: Env, task: Task, seed: int, steps: int) -> RandomEpisode:
     draw = random.Random(derive_seed("replay", seed))
     observation = now(env.reset(task, seed))
     seen: list[Any] = [_told(observation)]
@@ -72,7 +73,7 @@ def _played(env: Env, task: Task, seed: int, steps: int) -> Episode:
         if done:
             break
     text = json.dumps([task, seen], sort_keys=True, default=str)
-    return Episode(len(seen) - 1, hashlib.blake2b(text.encode(), digest_size=8).hexdigest())
+    return RandomEpisode(len(seen) - 1, hashlib.blake2b(text.encode(), digest_size=8).hexdigest())
 
 
 def _any_action(observation: Observation, draw: random.Random) -> str:

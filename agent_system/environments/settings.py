@@ -1,12 +1,14 @@
 """What the settings of every environment have in common."""
 
-from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal, Self, get_args
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, get_args
 
 from annotated_types import Ge, Gt
 from pydantic import ConfigDict, Strict, model_validator
 
-from verl.config.settings import PositiveInt, RunsCode, Section, Seed
+from verl.config.settings import EnvSection, PositiveInt, RunsCode, Section, Seed
+
+if TYPE_CHECKING:
+    from verl.config.schema.env import EnvConfig
 
 Placement = Literal["inline", "thread", "locked", "process"]
 
@@ -20,7 +22,7 @@ class FunctionFromFile(Section):
     """name of the function or class in its file"""
 
 
-class EnvSettings(Section):
+class EnvSettings(EnvSection):
     """The section of an environment; its package adds keys. It does not change once it is made.
 
     A package reads it in the trainer and in worker processes, which it reaches as JSON.
@@ -29,13 +31,10 @@ class EnvSettings(Section):
     model_config = ConfigDict(frozen=True)
     # The key that a variant of the environment's name sets (``env_name=NAME/VARIANT``).
     variant_key: ClassVar[str] = ""
+    # Variants without a key: names of the environment itself in other frameworks' jobs.
+    own_variants: ClassVar[tuple[str, ...]] = ()
     # Every episode has one step.
     one_step: ClassVar[bool] = False
-    # Tasks whose prompt is too long can be left out or cut: its package has ``task_text``.
-    fits_prompts: ClassVar[bool] = False
-    # Keys of the whole configuration that are handed on to keys of this section, by dotted path: it
-    # plays the rows of files that jobs about data name.
-    data_keys: ClassVar[Mapping[str, str]] = {}
 
     max_steps: PositiveInt | None = None
     """steps after which the environment itself may end an episode; null: env.max_steps"""
@@ -64,7 +63,7 @@ class EnvSettings(Section):
         """
         return get_args(cls.model_fields[cls.variant_key].annotation)
 
-    def completed(self, env: Any) -> Self:
+    def completed(self, env: "EnvConfig") -> Self:
         """With what other keys of ``env``, the section above, say."""
         del env  # they say nothing here
         return self
@@ -83,20 +82,6 @@ class EnvSettings(Section):
         """
         del env_name
         return ""
-
-    def known_tasks(self, split: str) -> int | None:
-        """How many tasks ``split`` has, as far as the settings say; None where only the package
-        knows.
-        """
-        del split
-        return None
-
-    def file_key(self, split: str) -> str | None:
-        """The key of this section that names a file of tasks of ``split``; None where there is
-        none.
-        """
-        del split
-        return None
 
 
 class GradedSettings(EnvSettings):

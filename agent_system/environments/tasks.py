@@ -4,7 +4,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 
-from agent_system.environments.base import Task
+from agent_system.environments.env import Task
 from verl.utils.seeds import derive_seed
 
 # 31 bits: what every environment's random generator takes, also as a signed integer.

@@ -1,10 +1,8 @@
-"""Environments played in lock-step: all reset together, all step together.
+"""Environments that advance in lock-step: all reset together, all step together.
 
-Kept for users and scripts that want a vectorised environment without a collector: ``reset``,
-``step`` and ``success_evaluator`` of ``EnvironmentManagerBase``, under the names that verl-agent's
-users know. Training does not come by here: its trajectories wait for nobody
-(``agent_system.multi_turn_rollout``). Used by the environments' own tests of groups that start
-alike.
+``reset``, ``step`` and ``success_evaluator`` of ``EnvironmentManagerBase``, for evaluation scripts
+of verl-agent. Of this repository, ``multi_turn_rollout.first_prompts`` and the environments' tests
+call it. Training does not: its trajectories do not wait for each other.
 """
 
 import asyncio
@@ -16,13 +14,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from agent_system.config import EnvConfig
-from agent_system.environments.base import EnvPackage, Observation, Task
+from agent_system.environments.env import Observation, Task
 from agent_system.environments.groups import assert_same_start
+from agent_system.environments.package import EnvPackage
 from agent_system.environments.pool.environment_pool import EnvironmentPool, PoolSession
 from agent_system.environments.settings import EnvSettings
 
 if TYPE_CHECKING:
+    from verl.config.schema.env import EnvConfig
     from verl.protocol import DataProto
 
 T = TypeVar("T")
@@ -36,7 +35,7 @@ class VectorisedPlay:
     own.
     """
 
-    env_config: EnvConfig
+    env_config: "EnvConfig"
     settings: EnvSettings
     package: EnvPackage
     _driver: "LockStepDriver | None" = None
@@ -111,7 +110,7 @@ class LockStepDriver:
     environment from reset to reset.
     """
 
-    def __init__(self, env_config: EnvConfig, settings: EnvSettings) -> None:
+    def __init__(self, env_config: "EnvConfig", settings: EnvSettings) -> None:
         self._env_config = env_config
         self._settings = settings
         self._loop = asyncio.new_event_loop()

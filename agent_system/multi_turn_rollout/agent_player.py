@@ -19,11 +19,11 @@ from agent_system.endpoint.chat_request import ChatRequest, SamplingRules
 from agent_system.endpoint.dialogues import Dialogue, Dialogues
 from agent_system.endpoint.forms import Refused, Reply
 from agent_system.endpoint.server import EndpointServer
+from agent_system.environments.pool.environment_pool import PoolSession
 from agent_system.environments.pool.failure import EnvFailure
 from agent_system.multi_turn_rollout.engine_client import EngineAborted, RolloutWorkerFailed
 from agent_system.multi_turn_rollout.trajectory import Job, Turn
 from agent_system.multi_turn_rollout.trajectory_player import (
-    EnvSession,
     RolloutContext,
     TrajectoryPlayer,
 )
@@ -55,7 +55,7 @@ class AgentPlayer(TrajectoryPlayer):
         self._failure: EngineAborted | RolloutWorkerFailed | None = None
         self._engine_died = asyncio.Event()
 
-    async def _run(self, env: EnvSession) -> None:
+    async def _run(self, env: PoolSession) -> None:
         trajectory = self.trajectory
         job = trajectory.job
         trajectory.ledgers = self._dialogues.ledgers

@@ -14,10 +14,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from agent_system.config import ThinkingConfig
 from agent_system.multi_turn_rollout.collector_worker import Collected
 from agent_system.multi_turn_rollout.trajectory import Job, Trajectory, Turn
 from rlvcr.research.executed import SHARE_OF_OTHERS, level_to_try, priced_tokens, worth
+from rlvcr.settings import RLVCRSettings
 
 
 def branch_job(trajectory: Trajectory, turn: Turn, level: int, name: str = "") -> Job:
@@ -53,7 +53,7 @@ def _executed_job(trajectory: Trajectory, turn: Turn, level: int) -> Job:
 def execute_alternatives(
     trajectories: Sequence[Trajectory],
     play: Callable[[Sequence[Job]], Collected],
-    rlvcr: ThinkingConfig,
+    rlvcr: RLVCRSettings,
     seed: int,
 ) -> dict[str, float]:
     """Play on with another level at a share of the steps, and note in their turns how much more
@@ -87,7 +87,7 @@ def execute_alternatives(
     }
 
 
-def value_at(trajectory: Trajectory, step: int, rlvcr: ThinkingConfig) -> float | None:
+def value_at(trajectory: Trajectory, step: int, rlvcr: RLVCRSettings) -> float | None:
     """What ``trajectory`` was worth, less the price of its thought at ``step``; None where it broke
     or was never there.
     """

@@ -10,10 +10,11 @@ later.
 import asyncio
 import logging
 from collections.abc import Coroutine, Sequence
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
+from agent_system.environments.manager import EnvironmentManagerBase
 from agent_system.multi_turn_rollout.trajectory import Trajectory
 from verl.protocol import DataProto
 
@@ -89,14 +90,6 @@ class GroupsUnderWay(Generic[T]):
                 raise error
 
 
-class TaskSource(Protocol):
-    """Where tasks come from; the environment manager."""
-
-    def gen_batch(self, step: int, batch_size: int, draw: int = 0) -> DataProto:
-        """``batch_size`` groups of tasks for training step ``step``, others for each ``draw``."""
-        ...
-
-
 class CarriedGroups:
     """The groups that go on from step to step, ``number`` of them; kept where the trainer is, which
     saves them.
@@ -126,7 +119,7 @@ class CarriedGroups:
                 left,
             )
 
-    def begin(self, batch: DataProto, envs: TaskSource) -> DataProto:
+    def begin(self, batch: DataProto, envs: EnvironmentManagerBase) -> DataProto:
         """``batch`` and, where fewer than ``number`` groups are under way, as many more: those that
         a resumed run had begun, then new ones.
         """

@@ -16,7 +16,6 @@ import ray
 from ray.actor import ActorHandle
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from agent_system.config import EnvConfig
 from agent_system.environments.groups import assert_same_start
 from agent_system.multi_turn_rollout.collector_worker import (
     Collected,
@@ -26,6 +25,7 @@ from agent_system.multi_turn_rollout.collector_worker import (
 from agent_system.multi_turn_rollout.engine_client import REQUEST_TIMEOUT_S, RolloutWorkerHandle
 from agent_system.multi_turn_rollout.play_settings import PlaySettings
 from agent_system.multi_turn_rollout.trajectory import Job, Trajectory
+from verl.config.schema.env import EnvConfig
 from verl.single_controller.base.errors import WorkerDiedError
 from verl.single_controller.ray.calls import gather, ray_get
 from verl.utils.progress import Progress

@@ -17,7 +17,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from agent_system.config import EnvConfig
 from agent_system.endpoint.server import EndpointServer
 from agent_system.environments.env_registry import env_settings, get_package
 from agent_system.environments.pool.environment_pool import EnvironmentPool
@@ -43,6 +42,7 @@ from agent_system.tokens.tokenizer import ChatTokenizer
 from rlvcr.alternatives import AlternativeSampler
 from rlvcr.levels import LevelCodec
 from rlvcr.token_bytes import Tokenizer
+from verl.config.schema.env import EnvConfig
 from verl.utils.stacks import answer_with_stacks
 
 

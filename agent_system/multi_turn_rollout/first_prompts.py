@@ -6,8 +6,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from agent_system.config import CollectorConfig
-from agent_system.environments.base import Observation
+from agent_system.environments.env import Observation
 from agent_system.environments.env_registry import get_package
 from agent_system.environments.manager import EnvironmentManagerBase
 from agent_system.multi_turn_rollout.collector_worker import PolicyTokenizer
@@ -17,6 +16,7 @@ from agent_system.tokens.bridge import ChatBridge
 from agent_system.tokens.conversation import TokenConversation
 from agent_system.tokens.probe import check_first_prompt, check_next_turn
 from agent_system.tokens.template import Message
+from verl.config.schema import PPOConfig
 
 
 def first_observations(envs: EnvironmentManagerBase, tasks: int) -> list[Observation]:
@@ -36,7 +36,7 @@ def first_observations(envs: EnvironmentManagerBase, tasks: int) -> list[Observa
 
 
 def first_prompt_lengths(
-    config: CollectorConfig, tokenizer: PolicyTokenizer, observations: Sequence[Observation]
+    config: PPOConfig, tokenizer: PolicyTokenizer, observations: Sequence[Observation]
 ) -> list[int]:
     """Tokens of the prompt that the policy is shown with each of ``observations`` first.
 
@@ -49,7 +49,7 @@ def first_prompt_lengths(
 
 
 def check_first_tokens(
-    config: CollectorConfig, tokenizer: PolicyTokenizer, observations: Sequence[Observation]
+    config: PPOConfig, tokenizer: PolicyTokenizer, observations: Sequence[Observation]
 ) -> None:
     """Raise ``TemplateUnsupported`` where the policy would be shown other tokens than those of
     ``apply_chat_template``: in the prompts with ``observations``, or around the turn after the
@@ -62,7 +62,7 @@ def check_first_tokens(
 
 
 def _opened(
-    config: CollectorConfig, tokenizer: PolicyTokenizer, observations: Sequence[Observation]
+    config: PPOConfig, tokenizer: PolicyTokenizer, observations: Sequence[Observation]
 ) -> Iterator[tuple[ChatBridge, list[Message], TokenConversation]]:
     """The conversations that begin with ``observations``, and their messages."""
     package = get_package(config.env.env_name)

@@ -13,7 +13,8 @@ What the tokens are, and whether the next turn fits, is decided in
 from dataclasses import replace
 from typing import Protocol
 
-from agent_system.environments.base import Observation, Prompts, prompts_for
+from agent_system.environments.env import Observation
+from agent_system.environments.prompts import Prompts, prompts_for
 from agent_system.memory import WindowMemory
 from agent_system.multi_turn_rollout.play_settings import PlaySettings
 from agent_system.multi_turn_rollout.trajectory import Turn

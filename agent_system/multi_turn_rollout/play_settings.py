@@ -5,13 +5,16 @@ configuration once.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from agent_system.config import CollectorConfig, EnvConfig, with_method
-from agent_system.environments.base import EnvPackage, Prompts, shows_level_prompts
 from agent_system.environments.env_registry import env_settings, get_package
+from agent_system.environments.package import EnvPackage
+from agent_system.environments.prompts import Prompts, shows_level_prompts
 from agent_system.tokens.conversation import Limits
 from rlvcr.alternatives import AlternativeSettings
 from rlvcr.levels import level_prompts
 from rlvcr.research.level_rules import FREE, LevelRule
+from rlvcr.settings import method_settings
+from verl.config.schema import PPOConfig
+from verl.config.schema.env import EnvConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,14 +77,14 @@ class PlaySettings:
 
     @classmethod
     def from_config(
-        cls, config: CollectorConfig, package: EnvPackage, is_train: bool, thinking: bool = False
+        cls, config: PPOConfig, package: EnvPackage, is_train: bool, thinking: bool = False
     ) -> "PlaySettings":
         """Read ``config`` (the whole typed configuration) for training or validation.
 
         ``thinking`` also samples alternative thoughts, as ``algorithm.rlvcr`` says.
         """
         rollout = config.actor_rollout_ref.rollout
-        rlvcr = with_method(config).algorithm.rlvcr
+        rlvcr = method_settings(config.algorithm)
         sampling = rollout if is_train else rollout.val_kwargs
         turn_tokens = config.env.max_turn_tokens or config.data.max_response_length
         alternatives = None
@@ -117,17 +120,15 @@ class PlaySettings:
         return package.prompts(settings)
 
 
-def asks_for_levels(config: CollectorConfig) -> bool:
+def asks_for_levels(config: PPOConfig) -> bool:
     """Whether the policy is asked for thinking levels: ``env.levels``, and where that is null, when
     RLVCR is on.
     """
-    plugged = with_method(config)
-    if plugged.env.levels is not None:
-        return plugged.env.levels
-    return bool(plugged.algorithm.rlvcr.enable)
+    levels: bool | None = config.env.levels
+    return bool(method_settings(config.algorithm).enable) if levels is None else levels
 
 
-def check_prompts(config: CollectorConfig, package: EnvPackage) -> None:
+def check_prompts(config: PPOConfig, package: EnvPackage) -> None:
     """Raise ``ValueError`` where levels, or texts for them, are asked for and the environment's
     prompts have none.
     """
@@ -141,7 +142,7 @@ def check_prompts(config: CollectorConfig, package: EnvPackage) -> None:
             "an environment whose prompts have asks_for_levels=True; fix: another environment, or "
             "algorithm.adv_estimator=grpo with algorithm.rlvcr.enable and env.levels left unset"
         )
-    texts = with_method(config).algorithm.rlvcr.prompts
+    texts = method_settings(config.algorithm).prompts
     if texts and not shows_level_prompts(prompts):
         raise ValueError(
             f"algorithm.rlvcr.prompts={texts!r}: the prompts of {where} describe no levels, so "
@@ -150,7 +151,7 @@ def check_prompts(config: CollectorConfig, package: EnvPackage) -> None:
         )
 
 
-def refuse_images(config: CollectorConfig) -> None:
+def refuse_images(config: PPOConfig) -> None:
     """Raise ``ValueError`` when the environment of ``config`` shows images, which a text policy
     cannot see.
     """

@@ -11,11 +11,12 @@ import unicodedata
 from collections.abc import Sequence
 from itertools import pairwise
 
-from agent_system.config import CollectorConfig
-from agent_system.environments.base import Task, TaskText
+from agent_system.environments.env import Task
 from agent_system.environments.manager import EnvironmentManagerBase
+from agent_system.environments.package import TaskText
 from agent_system.multi_turn_rollout.collector_worker import PolicyTokenizer
 from agent_system.multi_turn_rollout.first_prompts import first_prompt_lengths
+from verl.config.schema import PPOConfig
 
 logger = logging.getLogger(__name__)
 LIMIT = "data.max_prompt_length"
@@ -28,7 +29,7 @@ class PromptsTooLong(ValueError):
 
 
 def fit_prompts(
-    config: CollectorConfig, tokenizer: PolicyTokenizer, envs: EnvironmentManagerBase
+    config: PPOConfig, tokenizer: PolicyTokenizer, envs: EnvironmentManagerBase
 ) -> None:
     """Have ``envs`` play tasks whose prompt fits, where the tasks themselves say what they show
     first; other environments stay as they are.
@@ -68,7 +69,7 @@ def fit_prompts(
 
 
 def shortened(
-    config: CollectorConfig, tokenizer: PolicyTokenizer, text: TaskText, task: Task, length: int
+    config: PPOConfig, tokenizer: PolicyTokenizer, text: TaskText, task: Task, length: int
 ) -> Task:
     """``task``, whose prompt has ``length`` tokens, with as many tokens cut from its last text as
     are too many. Raises ``PromptsTooLong`` where the rest of the prompt is too long already.
@@ -136,7 +137,7 @@ def _token_spans(tokenizer: PolicyTokenizer, text: str) -> list[tuple[int, int]]
     return list(pairwise(edges))
 
 
-def _refusal(config: CollectorConfig, split: str, lengths: Sequence[int]) -> str:
+def _refusal(config: PPOConfig, split: str, lengths: Sequence[int]) -> str:
     limit = config.data.max_prompt_length
     longest = max(lengths)
     longer = sum(length > limit for length in lengths)

@@ -1,25 +1,25 @@
 """TrajectoryCollector: from a batch of tasks to rows.
 
-    vanilla   play ──▶ leave out what broke ──▶ pack     (other tasks where nothing was left)
-    rlvcr     the same, thinking at other levels while playing, then score the thoughts
-              (and the old log-probs)
-    dynamic   play again with new tasks until enough groups have returns that differ, then as above
-    greedy    play every task once at temperature 0: returns to compare with, nothing to train on
+    vanilla   generate ──▶ drop failed trajectories ──▶ pack   (other tasks where nothing is left)
+    rlvcr     the same with alternative thoughts; rows carry questions about every thought
+    dynamic   generate for new tasks until enough groups have returns that differ, then as above
+    greedy    one trajectory per task at temperature 0: returns to compare with, never trained on
 
-Playing happens in collector workers (``collector_group``), the trainer's process only packs.
+Trajectories are generated in collector workers (``collector_group``); the trainer's process only
+packs them. Training workers answer the questions: the trainer asks them in ``score``.
 """
 
 import logging
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
-from agent_system.config import CollectorConfig, with_method
 from agent_system.environments.env_registry import get_package
+from agent_system.environments.manager import EnvironmentManagerBase
 from agent_system.multi_turn_rollout.audit_plays import decision_points, play_points, records_of
 from agent_system.multi_turn_rollout.branches import execute_alternatives
-from agent_system.multi_turn_rollout.carry import CarriedGroups, TaskSource
+from agent_system.multi_turn_rollout.carry import CarriedGroups
 from agent_system.multi_turn_rollout.collector_group import CollectorGroup
 from agent_system.multi_turn_rollout.collector_worker import Collected, PolicyTokenizer
 from agent_system.multi_turn_rollout.engine_client import RolloutWorkerHandle
@@ -47,24 +47,30 @@ from rlvcr.level_metrics import CollapseWatch
 from rlvcr.levels import LevelCodec
 from rlvcr.research.audit import AuditPoint
 from rlvcr.research.level_rules import FREE, LevelRule
-from rlvcr.scoring import hold_up_levels, score_rows
+from rlvcr.scoring import add_level_entropy_bonus, add_thinking_columns, pack_questions
+from verl.config.schema import PPOConfig
 from verl.protocol import DataProto, object_array
-from verl.records import MESSAGES
+from verl.records import BRANCHES, MESSAGES, SPANS
 
 logger = logging.getLogger(__name__)
 REDRAWS = 3  # batches of other tasks in place of one that broke as a whole
 
 
 class RolloutEngines(Protocol):
-    """What the collector asks of the trainer's workers."""
+    """Workers that generate trajectories."""
 
     @property
     def rollout_workers(self) -> Sequence[RolloutWorkerHandle]:
-        """The workers that sample."""
+        """Handles of the rollout workers."""
         ...
 
+
+@runtime_checkable
+class ScoringWorkers(RolloutEngines, Protocol):
+    """Rollout engines together with training workers that compute log-probs."""
+
     def compute_log_prob(self, data: DataProto) -> DataProto:
-        """Score rows, and what else their ``branches`` and ``spans`` ask for."""
+        """Return old log-probs of rows and the answers to their ``branches`` and ``spans``."""
         ...
 
 
@@ -82,9 +88,9 @@ class TrajectoryCollector:
     """
 
     def __init__(
-        self, config: CollectorConfig, tokenizer: PolicyTokenizer, processor: object = None
+        self, config: PPOConfig, tokenizer: PolicyTokenizer, processor: object = None
     ) -> None:
-        self.config = with_method(config)
+        self.config = config
         self.tokenizer = tokenizer
         self.processor = processor
         self.package = get_package(config.env.env_name)
@@ -112,16 +118,17 @@ class TrajectoryCollector:
         self,
         gen_batch: DataProto,
         actor_rollout_wg: RolloutEngines,
-        envs: TaskSource,
+        envs: EnvironmentManagerBase,
         is_train: bool = True,
     ) -> DataProto:
-        """Play the tasks of ``gen_batch`` (``envs.gen_batch`` or ``envs.panel_batch``) and return
-        their rows.
+        """Generate trajectories for the tasks of ``gen_batch`` (``envs.gen_batch`` or
+        ``envs.panel_batch``) and return their rows.
 
-        ``actor_rollout_wg`` offers ``rollout_workers`` and ``compute_log_prob(data)``. The result's
-        ``meta_info`` holds ``metrics``, ``timing`` (seconds) and ``tasks``, which are others than
-        those of ``gen_batch`` where all of these broke. Validation never thinks at other levels and
-        keeps failed trajectories, which are in no rate.
+        ``actor_rollout_wg`` has ``rollout_workers``. For RLVCR it may also have
+        ``compute_log_prob``: see ``rlvcr_multi_turn_loop``. The result's ``meta_info`` holds
+        ``metrics``, ``timing`` (seconds) and ``tasks``, which differ from those of ``gen_batch``
+        where all of these failed. Validation samples no alternative thoughts and keeps failed
+        trajectories, which count in no rate.
 
         Raises:
             RuntimeError: Nothing is left to train on, not even of other tasks.
@@ -141,13 +148,12 @@ class TrajectoryCollector:
         self,
         gen_batch: DataProto,
         actor_rollout_wg: RolloutEngines,
-        envs: TaskSource,
+        envs: EnvironmentManagerBase,
         is_train: bool = True,
     ) -> DataProto:
-        """Play and pack."""
+        """Generate and pack."""
         if is_train:
-            data, rows = self._rows_to_train(gen_batch, actor_rollout_wg, envs, thinking=False)
-            return self._hold_up_levels(data, rows)
+            return self._rows_to_train(gen_batch, actor_rollout_wg, envs, thinking=False)[0]
         return self.panel_loop(gen_batch, actor_rollout_wg)
 
     def panel_loop(
@@ -164,7 +170,7 @@ class TrajectoryCollector:
         self,
         gen_batch: DataProto,
         actor_rollout_wg: RolloutEngines,
-        envs: TaskSource,  # noqa: ARG002  the loops are called alike
+        envs: EnvironmentManagerBase,  # noqa: ARG002  the loops are called alike
     ) -> DataProto:
         """Play every row of ``gen_batch`` once at temperature 0 and pack; broken trajectories are
         among the rows, ``aborted``.
@@ -174,22 +180,25 @@ class TrajectoryCollector:
         return self.gather_rollout_data(played, is_train=False)[0]
 
     def rlvcr_multi_turn_loop(
-        self, gen_batch: DataProto, actor_rollout_wg: RolloutEngines, envs: TaskSource
+        self, gen_batch: DataProto, actor_rollout_wg: RolloutEngines, envs: EnvironmentManagerBase
     ) -> DataProto:
-        """Play while thinking at other levels, pack, and score every thought with the policy that
-        sampled.
+        """Generate with alternative thoughts and pack rows with questions about every thought.
+
+        Where ``actor_rollout_wg`` has ``compute_log_prob``, it answers them at once: rows have old
+        log-probs, ``thinking_level_entropies`` and ``thinking_token_costs``. Otherwise they keep
+        their questions for the trainer's ``score``.
         """
-        data, rows = self._rows_to_train(gen_batch, actor_rollout_wg, envs, thinking=True)
-        return self._score(data, rows, actor_rollout_wg)
+        data, _ = self._rows_to_train(gen_batch, actor_rollout_wg, envs, thinking=True)
+        return self._score_here(data, actor_rollout_wg)
 
     def audit_loop(
-        self, gen_batch: DataProto, actor_rollout_wg: RolloutEngines, envs: TaskSource
+        self, gen_batch: DataProto, actor_rollout_wg: ScoringWorkers, envs: EnvironmentManagerBase
     ) -> tuple[DataProto, list[AuditPoint]]:
-        """Play, think and score as ``rlvcr_multi_turn_loop`` does, then play on from
-        ``audit_points`` steps with every level, ``audit_plays`` times.
+        """Generate and score as ``rlvcr_multi_turn_loop`` does, then continue from
+        ``audit_points`` turns with every level, ``audit_plays`` times.
         """
         data, rows = self._rows_to_train(gen_batch, actor_rollout_wg, envs, thinking=True)
-        data = self._score(data, rows, actor_rollout_wg)
+        data = self._score_here(data, actor_rollout_wg)
         settings = self._settings(is_train=True, thinking=False)
         rlvcr = self.config.algorithm.rlvcr
         records = records_of(data)
@@ -203,7 +212,7 @@ class TrajectoryCollector:
         return data, audited
 
     def dynamic_multi_turn_loop(
-        self, gen_batch: DataProto, actor_rollout_wg: RolloutEngines, envs: TaskSource
+        self, gen_batch: DataProto, actor_rollout_wg: RolloutEngines, envs: EnvironmentManagerBase
     ) -> DataProto:
         """Play new tasks until as many groups as ``gen_batch`` has show returns that differ.
 
@@ -237,9 +246,14 @@ class TrajectoryCollector:
         data, rows = self.gather_rollout_data(every, chosen=spread or usable)
         data.meta_info["metrics"]["rollout/gen_batches"] = float(batches)
         data.meta_info["metrics"]["rollout/groups_with_spread"] = float(len(kept))
-        if thinking:
-            return self._score(data, rows, actor_rollout_wg)
-        return self._hold_up_levels(data, rows)
+        self._add_level_columns(data, rows, actor_rollout_wg, thinking)
+        return self._score_here(data, actor_rollout_wg) if thinking else data
+
+    def read_answers(self, data: DataProto) -> DataProto:
+        """Replace the questions of ``data`` and their answers (``branch_scores``, ``span_scores``)
+        by the columns of the method.
+        """
+        return add_thinking_columns(data, self.config)
 
     def state(self) -> dict[str, Any]:
         """For a checkpoint: which groups are played on, and how long ago levels were seen."""
@@ -288,7 +302,7 @@ class TrajectoryCollector:
         self,
         gen_batch: DataProto,
         actor_rollout_wg: RolloutEngines,
-        envs: TaskSource,
+        envs: EnvironmentManagerBase,
         settings: PlaySettings,
     ) -> Collected:
         """As many groups as ``gen_batch`` has; with ``env.rollout.carry_over`` those that are done
@@ -308,10 +322,10 @@ class TrajectoryCollector:
         self,
         gen_batch: DataProto,
         actor_rollout_wg: RolloutEngines,
-        envs: TaskSource,
+        envs: EnvironmentManagerBase,
         thinking: bool,
     ) -> tuple[DataProto, list[Row]]:
-        """Play and pack; where breaks leave nothing to train on, play other tasks.
+        """Generate and pack; where failures leave nothing to train on, generate for other tasks.
 
         A dead environment worker takes all its trajectories along, and with ``drop_group`` their
         groups.
@@ -334,6 +348,7 @@ class TrajectoryCollector:
             every.add(self._play(gen_batch, actor_rollout_wg, settings))
         data, rows = self.gather_rollout_data(every)
         data.meta_info["tasks"] = gen_batch
+        self._add_level_columns(data, rows, actor_rollout_wg, thinking)
         return data, rows
 
     def gather_rollout_data(
@@ -371,23 +386,33 @@ class TrajectoryCollector:
         }
         return data, rows
 
-    def _hold_up_levels(self, data: DataProto, rows: Sequence[Row]) -> DataProto:
-        """The bonus on the levels' entropy, where it is asked for without thinking credit."""
-        if self.codec is None or not self.config.algorithm.rlvcr.thinking_diversity_w:
-            return data
-        return hold_up_levels(data, row_steps(rows), self.config, self.codec)
-
-    def _score(
-        self, data: DataProto, rows: Sequence[Row], actor_rollout_wg: RolloutEngines
-    ) -> DataProto:
+    def _add_level_columns(
+        self, data: DataProto, rows: Sequence[Row], engines: RolloutEngines, thinking: bool
+    ) -> None:
+        """Add what later stages need about levels: the level entropy bonus and, with ``thinking``,
+        questions about every thought.
+        """
+        rlvcr = self.config.algorithm.rlvcr
         if self.codec is None:
-            raise ValueError("thoughts are scored by level, and the policy is asked for none")
-        if self.config.algorithm.rlvcr.credit != "scored":
-            self._execute(data, rows, actor_rollout_wg)
+            if thinking:
+                raise ValueError("thoughts are scored by level, and the policy is asked for none")
+            return
+        if thinking and rlvcr.credit != "scored":
+            self._execute(data, rows, engines)
+        if thinking or rlvcr.thinking_diversity_w:
+            steps = row_steps(rows)
+            add_level_entropy_bonus(data, steps, rlvcr, self.codec)
+            if thinking:
+                pack_questions(data, steps)
+
+    def _score_here(self, data: DataProto, workers: RolloutEngines) -> DataProto:
+        """Have the questions of ``data`` answered where ``workers`` can; the trainer's cannot."""
+        if not isinstance(workers, ScoringWorkers):
+            return data
         began = time.perf_counter()
-        data = score_rows(
-            data, row_steps(rows), actor_rollout_wg.compute_log_prob, self.config, self.codec
-        )
+        asked = data.select(None, [BRANCHES, SPANS], [])
+        asked.meta_info["temperature"] = self.config.actor_rollout_ref.rollout.temperature
+        data = self.read_answers(data.union(workers.compute_log_prob(asked)))
         data.meta_info["timing"]["scoring"] = time.perf_counter() - began
         return data
 

@@ -7,7 +7,7 @@ step with ``window`` history. Every turn says which ledger holds its tokens and 
 from dataclasses import dataclass, field
 from typing import Any
 
-from agent_system.environments.base import Task
+from agent_system.environments.env import Task
 from agent_system.tokens.ledger import TokenLedger
 from agent_system.tokens.template import Message
 from rlvcr.alternatives import StepAlternatives

@@ -13,13 +13,15 @@ import asyncio
 import math
 import time
 from collections.abc import Awaitable, Iterable
-from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import TypeVar
 
 from agent_system.agents import Action
-from agent_system.environments.base import EnvPackage, Observation, Prompts, Task
+from agent_system.environments.env import Observation
+from agent_system.environments.package import EnvPackage
+from agent_system.environments.pool.environment_pool import EnvironmentPool, PoolSession
 from agent_system.environments.pool.failure import EnvFailure
+from agent_system.environments.prompts import Prompts
 from agent_system.multi_turn_rollout.engine_client import EngineAborted
 from agent_system.multi_turn_rollout.history import make_history
 from agent_system.multi_turn_rollout.play_settings import PlaySettings
@@ -33,26 +35,6 @@ from verl.utils.sampling import StopReason
 from verl.utils.seeds import derive_seed
 
 T = TypeVar("T")
-
-
-class EnvSession(Protocol):
-    """One environment behind deadlines, lent to a trajectory; both calls raise ``EnvFailure``."""
-
-    async def reset(self, task: Task, seed: int) -> Observation:
-        """Start the episode of ``task`` and ``seed``."""
-        ...
-
-    async def step(self, action: str) -> tuple[Observation, float, bool, dict[str, Any]]:
-        """Play ``action``; return observation, reward, done, info."""
-        ...
-
-
-class EnvLender(Protocol):
-    """Lends environments, as ``EnvironmentPool`` does."""
-
-    def session(self, group: str | None = None) -> AbstractAsyncContextManager[EnvSession]:
-        """A free environment, near those of the same ``group``; waits for one."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +83,7 @@ class TrajectoryPlayer:
         self._agent = context.sampler.agent(job)
         self._thoughts: list[asyncio.Task[None]] = []
 
-    async def play(self, pool: EnvLender) -> Trajectory:
+    async def play(self, pool: EnvironmentPool) -> Trajectory:
         """Play on an environment of ``pool``; environment failures and given-up requests mark it
         ``aborted``.
         """
@@ -114,7 +96,7 @@ class TrajectoryPlayer:
                 thought.cancel()
         return self.trajectory
 
-    async def _play(self, pool: EnvLender) -> None:
+    async def _play(self, pool: EnvironmentPool) -> None:
         trajectory = self.trajectory
         try:
             async with pool.session(trajectory.job.uid) as env:
@@ -131,7 +113,7 @@ class TrajectoryPlayer:
         except ReplayDiffers as failure:
             trajectory.abort("replay", str(failure))
 
-    async def _run(self, env: EnvSession) -> None:
+    async def _run(self, env: PoolSession) -> None:
         context = self.context
         trajectory = self.trajectory
         history = make_history(context.settings, context.bridge, context.prompts)
@@ -242,7 +224,7 @@ class TrajectoryPlayer:
         level = settings.level_rule.level(draw, needed)
         return [] if level is None else codec.prefix_ids[level]
 
-    async def _step(self, env: EnvSession, turn: Turn) -> Observation:
+    async def _step(self, env: PoolSession, turn: Turn) -> Observation:
         package = self.context.package.for_task(self.trajectory.job.task)
         turn.action, formed = package.project(turn.response)
         observation, reward, done, info = await self._waiting_for_env(env.step(turn.action))

@@ -6,17 +6,17 @@ from collections.abc import Mapping
 from typing import Any
 
 import agent_system.reward_manager.managers  # noqa: F401  (registers those that ship)
-from agent_system.config import GradesAnswers, RewardConfig
 from agent_system.reward_manager.custom import check_arguments, load_function
 from agent_system.reward_manager.managers import ScoreFunction
 from agent_system.reward_manager.registry import RewardManager, reward_manager_class
 from agent_system.reward_manager.scores import finite, weighed
+from verl.config.schema import PPOConfig
 from verl.utils.limits import time_limit
 
 SCORE_ARGUMENTS = ("data_source", "steps", "extra_info")
 
 
-def load_reward_manager(config: RewardConfig) -> RewardManager:
+def load_reward_manager(config: PPOConfig) -> RewardManager:
     """The reward manager that ``config`` (the whole typed configuration) asks for.
 
     Raises ``ValueError`` for an unknown manager or arguments that it does not take, and what
@@ -41,13 +41,13 @@ def load_reward_manager(config: RewardConfig) -> RewardManager:
     return manager(penalty, function, **kwargs)
 
 
-def trajectory_function(config: RewardConfig) -> ScoreFunction | None:
+def trajectory_function(config: PPOConfig) -> ScoreFunction | None:
     """The user's function of whole plays, its rewards weighed; None where there is none, and where
     the environment is handed the function, which then grades answers.
     """
     custom = config.custom_reward_function
     settings = config.env.settings
-    if not custom.path or (isinstance(settings, GradesAnswers) and settings.data_keys):
+    if not custom.path or (settings and settings.data_keys):
         return None
     function = load_function(custom.path, custom.name)
     kwargs = custom.reward_kwargs

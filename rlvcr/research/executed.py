@@ -14,8 +14,8 @@ from typing import NamedTuple
 import torch
 
 from rlvcr.alternatives import SEED_RANGE
-from rlvcr.config import ThinkingConfig
 from rlvcr.levels import LEVELS, ParsedStep
+from rlvcr.settings import RLVCRSettings
 from rlvcr.shapes import PerStep, StepMask
 from rlvcr.thinking import thinking_price
 from verl.utils.seeds import derive_seed
@@ -61,7 +61,7 @@ def priced_tokens(parsed: ParsedStep | None, turn_tokens: int) -> int:
     return max(0, last - first)
 
 
-def worth(reward: float, won: bool, thought_tokens: int, rlvcr: ThinkingConfig) -> float:
+def worth(reward: float, won: bool, thought_tokens: int, rlvcr: RLVCRSettings) -> float:
     """The return of a play, less the price of the thought that is judged."""
     if rlvcr.price_in == "won" and not won:
         return reward

@@ -54,13 +54,14 @@ LEAVE_OUT_ON_CPU = {
 }
 
 CPU_HEADER = """\
-# Pinned and complete: pip install --no-deps -r requirements/cpu.txt   (Python 3.11, Linux x86-64)
+# Pinned and complete: pip install --no-deps -r requirements/cpu.txt
+# (Python 3.11 to 3.13, Linux x86-64)
 # Made from cpu.in by scripts/dev/lock_requirements.py, which also says what is left out and why.
 # torch's CPU build comes from PyTorch's own CPU index where pip is not set up for it.
 """
 GPU_HEADER = """\
 # Pinned and complete: pip install --no-deps -r requirements/gpu.txt
-# (Python 3.11, Linux x86-64, CUDA 13 driver)
+# (Python 3.11 to 3.13, Linux x86-64, CUDA 13 driver)
 # Made from gpu.in by scripts/dev/lock_requirements.py --report, from pip's dry run without a GPU.
 """
 DOCS_HEADER = """\

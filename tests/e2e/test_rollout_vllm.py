@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors.torch import load_file, save_file
 
 from tests.helpers import vllm_process as remote
 from tests.helpers.engine_cases import ask, load, perturb, prompts, reference_logprobs
@@ -225,6 +226,19 @@ def test_weights_that_vllm_drops_are_noticed(engine):
     assert engine.call(remote.lost_update, weights, False) == (0, "")  # and the trainer sees none
     taken, error = engine.call(remote.lost_update, weights, True)
     assert taken == 0 and "that can be read back are not the new ones: model." in error
+
+
+@pytest.mark.parametrize("damage", ["missing", "renamed", "reshaped"])
+def test_weights_of_another_model_are_refused_with_their_names(engine, tmp_path, damage):
+    directory = make_tiny_policy(tmp_path / "policy")
+    weights = load_file(directory / "model.safetensors")
+    name = "model.layers.1.mlp.up_proj.weight"
+    tensor = weights.pop(name)
+    if damage != "missing":
+        weights[f"x.{name}" if damage == "renamed" else name] = tensor[1:].clone()
+    save_file(weights, directory / "model.safetensors")
+    message = engine.call(remote.start_refusal, str(directory))
+    assert message.startswith("UnusableWeights") and name in message
 
 
 def test_the_worker_serves_new_requests_while_others_run_and_after_an_update(engine):

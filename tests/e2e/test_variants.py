@@ -3,6 +3,7 @@ without vLLM.
 """
 
 import math
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -47,28 +48,27 @@ def policy(tmp_path_factory) -> Path:
     return write_line_policy(tmp_path_factory.mktemp("line_policy"))
 
 
+def run_job(policy: Path, directory: Path, *words: str) -> tuple[list[dict], list[dict]]:
+    """Run ``STEPS`` steps with ``words``; return metrics per step and the rows of the last step."""
+    place = [
+        f"actor_rollout_ref.model.path={policy}",
+        f"trainer.default_local_dir={directory}/run",
+    ]
+    job = start([*COMMON, *place, *words], directory / "log.txt")
+    job.finish(TIMEOUT_S)
+    assert job.left_over(GONE_S) == []
+    metrics = read_metrics(directory / "run")
+    assert [record["step"] for record in metrics] == list(range(1, STEPS + 1))
+    for record in metrics:
+        # The two differ where other weights sampled than are trained.
+        assert record[DRIFT] < 1e-3 or record["training/staleness"] > 0
+    return metrics, list(jsonl.read(directory / "run" / "rollouts" / f"{STEPS}.jsonl"))
+
+
 @pytest.fixture
 def play(policy, tmp_path):
-    """Run ``STEPS`` steps with the words given; returns metrics per step and the rows of the last
-    step.
-    """
-
-    def play(*words: str) -> tuple[list[dict], list[dict]]:
-        place = [
-            f"actor_rollout_ref.model.path={policy}",
-            f"trainer.default_local_dir={tmp_path}/run",
-        ]
-        job = start([*COMMON, *place, *words], tmp_path / "log.txt")
-        job.finish(TIMEOUT_S)
-        assert job.left_over(GONE_S) == []
-        metrics = read_metrics(tmp_path / "run")
-        assert [record["step"] for record in metrics] == list(range(1, STEPS + 1))
-        for record in metrics:
-            # Where other weights played than are trained, the two differ.
-            assert record[DRIFT] < 1e-3 or record["training/staleness"] > 0
-        return metrics, list(jsonl.read(tmp_path / "run" / "rollouts" / f"{STEPS}.jsonl"))
-
-    return play
+    """Run a job of ``COMMON`` and more words."""
+    return partial(run_job, policy, tmp_path)
 
 
 def finite(metrics: list[dict], *names: str) -> bool:
@@ -123,8 +123,16 @@ def test_a_module_of_ones_own_on_two_ranks_with_a_reference_policy(play):
     assert metrics[1]["actor/kl_loss"] > 0
 
 
-def test_copo_reweights_by_the_scores_of_four_thoughts(play):
-    metrics, rows = play("algorithm.adv_estimator=copo", "algorithm.rlvcr.score=prob")
+@pytest.fixture(scope="module")
+def overlapping(policy, tmp_path_factory):
+    """A run of copo whose rollouts overlap with updates: metrics per step, rows of the last."""
+    words = ["algorithm.adv_estimator=copo", "algorithm.rlvcr.score=prob"]
+    words.append("trainer.rollout_overlap=one_step")
+    return run_job(policy, tmp_path_factory.mktemp("overlapping"), *words)
+
+
+def test_copo_reweights_by_the_scores_of_four_thoughts(overlapping):
+    metrics, rows = overlapping
     assert finite(
         metrics, "actor/pg_loss", "rlvcr/score_logprob", "rlvcr/level_share_1", "timing_s/step"
     )
@@ -135,9 +143,9 @@ def test_copo_reweights_by_the_scores_of_four_thoughts(play):
     assert max(map(len, scored)) > 1, "no thought of this policy was usable"
 
 
-def test_plays_overlap_with_updates(play):
-    metrics, rows = play("trainer.rollout_overlap=one_step", "algorithm.adv_estimator=rlvcr")
-    # The second batch was played before the first update.
+def test_rollouts_overlap_with_updates(overlapping):
+    metrics, rows = overlapping
+    # The second batch was generated before the first update.
     assert [record["training/staleness"] for record in metrics] == [0.0, 1.0]
     assert [record["training/staleness_max"] for record in metrics] == [0.0, 1.0]
     assert metrics[1]["rollout_corr/k3_kl"] > 1e-6 > abs(metrics[0]["rollout_corr/k3_kl"])

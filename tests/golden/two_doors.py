@@ -4,7 +4,8 @@ the red door.
 
 import re
 
-from agent_system.environments.base import EnvPackage, Observation
+from agent_system.environments.env import Observation
+from agent_system.environments.package import EnvPackage
 from agent_system.environments.settings import EnvSettings
 
 ACTION = re.compile(r"<action>(.*?)</action>")

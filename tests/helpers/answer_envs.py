@@ -4,8 +4,9 @@ import re
 from dataclasses import replace
 from typing import Literal
 
-from agent_system.environments.base import EnvPackage, Observation
 from agent_system.environments.chat_prompts import SingleTurnPrompts
+from agent_system.environments.env import Observation
+from agent_system.environments.package import EnvPackage
 from agent_system.environments.settings import EnvSettings
 
 CALL = re.compile(r"<tool_call>(.*?)</tool_call>")

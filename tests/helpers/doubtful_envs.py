@@ -4,10 +4,10 @@ import os
 from dataclasses import replace
 from typing import Literal
 
-from agent_system.environments.base import EnvPackage
 from agent_system.environments.env_package.number_line import package as number_line
 from agent_system.environments.env_package.number_line.package import NumberLineEnv
 from agent_system.environments.env_package.number_line.settings import LineSettings
+from agent_system.environments.package import EnvPackage
 
 
 class DoubtfulSettings(LineSettings):

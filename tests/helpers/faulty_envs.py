@@ -13,9 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from agent_system.environments.base import EnvPackage, Observation
+from agent_system.environments.env import Observation
 from agent_system.environments.env_package.number_line import package as number_line
 from agent_system.environments.env_package.number_line.package import NumberLineEnv
+from agent_system.environments.package import EnvPackage
 from agent_system.environments.settings import EnvSettings
 from verl.config.settings import NonNegative
 

@@ -2,7 +2,7 @@
 plays one task.
 """
 
-from agent_system.environments.base import Task
+from agent_system.environments.env import Task
 from agent_system.environments.env_package.relay.doors import Door
 from tests.helpers.winning import Act, plan
 

@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from agent_system.environments.base import Env, Task
+from agent_system.environments.env import Env, Task
 from tests.helpers.winning import Act, Policy, plan
 
 FEEDBACK = re.compile(

@@ -10,9 +10,14 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch.multiprocessing.spawn import ProcessExitedException, spawn
+import torch.multiprocessing as mp
+from torch.multiprocessing.spawn import ProcessExitedException, start_processes
 
 LOOPBACK = "127.0.0.1"
+# Ranks are forks of a process that has loaded these once: a load takes ten seconds of a core.
+LOADED_ONCE = ["tests.helpers.policy_rows", "verl.workers.actor", "verl.workers.critic"]
+# vLLM on a CPU sets it for a process of its own, which in other tests is this one.
+NOT_PASSED = "TORCH_COMPILE_DISABLE"
 PYTHON_CRASHED = "Current thread"
 """What faulthandler writes where the thread that crashed was one of Python's."""
 
@@ -42,7 +47,14 @@ def _spawn(play: Callable[..., None], args: tuple[object, ...], notes: Path) -> 
     with socket.socket() as free:
         free.bind((LOOPBACK, 0))
         port = free.getsockname()[1]
-    spawn(_be_rank, args=(port, notes, play, args), nprocs=2)
+    mp.set_forkserver_preload(LOADED_ONCE)
+    kept = os.environ.pop(NOT_PASSED, None)
+    try:
+        arguments = (port, notes, play, args)
+        start_processes(_be_rank, arguments, nprocs=2, start_method="forkserver")
+    finally:
+        if kept is not None:
+            os.environ[NOT_PASSED] = kept
 
 
 def _be_rank(

@@ -12,13 +12,14 @@ from typing import Any
 
 import torch
 
-from agent_system.environments.base import Observation
+from agent_system.environments.env import Observation
 from agent_system.environments.env_package.number_line.package import (
     LineSettings,
     NumberLinePrompts,
 )
 from agent_system.multi_turn_rollout.rollout_loop import TrajectoryCollector
 from rlvcr.records import MEASURES, ThinkingStep, ThoughtContext
+from rlvcr.scoring import add_level_entropy_bonus, add_thinking_columns, pack_questions
 from tests.helpers.play import PLACE, make_config, make_world
 from verl.names import History
 from verl.protocol import DataProto
@@ -86,13 +87,29 @@ def thinking_config(history: History = "append", n: int = 2, **rlvcr: Any):
 
 
 def collect(tokenizer, score, config, script: Callable | None = None, groups: int = 2) -> DataProto:
-    """Rows of one collected batch; ``score`` stands for ``compute_log_prob``."""
+    """Rows of one collected batch; ``score`` stands for ``compute_log_prob``, without one rows
+    keep their questions.
+    """
     group, envs, _ = make_world(tokenizer, config, script or thinking_script(), score=score)
     collector = TrajectoryCollector(config, tokenizer)
     try:
         return collector.multi_turn_loop(envs.gen_batch(1, groups), group, envs)
     finally:
         collector.close()
+
+
+def score_rows(data, steps, compute_log_prob, config, codec) -> DataProto:
+    """``data`` with the columns of thinking credit, as collector and trainer make them: bonus,
+    questions about ``steps``, answers.
+    """
+    add_level_entropy_bonus(data, steps, config.algorithm.rlvcr, codec)
+    pack_questions(data, steps)
+    return answer_questions(data, compute_log_prob, config)
+
+
+def answer_questions(data, compute_log_prob, config) -> DataProto:
+    """``data`` with what follows from the answers to its questions."""
+    return add_thinking_columns(data.union(compute_log_prob(data)), config)
 
 
 def real_tokens(data: DataProto, row: int) -> list[int]:

@@ -121,8 +121,11 @@ class Workers:
     def sleep_engines(self) -> None:
         self.calls.append("sleep")
 
-    def sync_weights(self, version: int, moved: bool = False) -> None:
-        self.calls.append(("sync", version, "moved") if moved else ("sync", version))
+    def wake_engines(self) -> None:
+        self.calls.append("wake")
+
+    def sync_weights(self, version: int, updated: bool = False) -> None:
+        self.calls.append(("sync", version, "updated") if updated else ("sync", version))
 
     def save_checkpoint(self, directory: Path) -> Callable[[], list[WrittenFiles]]:
         self.calls.append(("save", directory))
@@ -158,13 +161,16 @@ class Collector:
         self, gen_batch: DataProto, actor_rollout_wg: Any, envs: Tasks, is_train: bool = True
     ) -> DataProto:
         step = gen_batch.meta_info["global_step"]
-        workers = getattr(actor_rollout_wg, "workers", actor_rollout_wg)
-        assert workers.calls is self.calls and len(envs.tasks) == 10
+        # Engines alone: the training workers are the trainer's.
+        assert not hasattr(actor_rollout_wg, "compute_log_prob") and len(envs.tasks) == 10
         self.calls.append(("play" if is_train else "panel", step))
         return played_rows({"timing": {"env": 1.0}, "metrics": {"rollout/aborted": 0.0}})
 
     def greedy_loop(self, gen_batch: DataProto, actor_rollout_wg: Any, envs: Tasks) -> DataProto:
         raise NotImplementedError(gen_batch, actor_rollout_wg, envs)
+
+    def read_answers(self, data: DataProto) -> DataProto:
+        raise NotImplementedError(data)
 
     def state(self) -> dict[str, Any]:
         return {"under_way": self.groups_under_way}

@@ -115,6 +115,17 @@ def refusal(method: str, *args) -> str:
     return ""
 
 
+def start_refusal(directory: str) -> str:
+    """The message with which an engine on the policy in ``directory`` refuses to start."""
+    try:
+        create_engine(
+            "vllm", rollout_section(name="vllm"), directory, seed=3, num_threads=1
+        ).close()
+    except ValueError as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
 def through_worker(
     first: list[SamplingRequest], second: list[SamplingRequest], weights: list
 ) -> list[SamplingResult]:

@@ -11,7 +11,7 @@ text.
 from collections.abc import Callable, Iterable
 from typing import Any, Literal
 
-from agent_system.environments.base import Task
+from agent_system.environments.env import Task
 from agent_system.environments.manager import make_envs
 from agent_system.multi_turn_rollout.rollout_loop import TrajectoryCollector
 from tests.helpers.play import Group, make_config

@@ -52,6 +52,5 @@ def test_every_file_below_the_packages_is_shipped(arguments):
 def test_the_configs_lie_where_an_installed_package_looks_for_them(arguments):
     assert {"configs", "verl.config"} <= set(arguments["packages"])
     assert EXPERIMENTS_DIR.relative_to(ROOT) == Path("configs") and BASE_DIR.parents[1] == ROOT
-    assert (EXPERIMENTS_DIR / "quickstart.yaml").is_file() and (
-        EXPERIMENTS_DIR / "quickstart_sft.yaml"
-    ).is_file()
+    for name in ("quickstart.yaml", "quickstart_sft.yaml", "policies/quickstart/model.safetensors"):
+        assert (EXPERIMENTS_DIR / name).is_file()

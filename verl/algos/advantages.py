@@ -8,7 +8,7 @@ all sampled tokens of a trajectory share its advantage.
 
 import torch
 
-from verl.algos.algorithm_registry import AdvantageEstimator, register_adv_est
+from verl.algos.algorithm_registry import register_adv_est
 from verl.algos.groups import group_mean_std, group_normalised_scores, trajectories_of
 from verl.algos.shapes import Ids, PerRow, PerToken, TokenMask
 from verl.utils.torch_functional import masked_whiten
@@ -41,9 +41,7 @@ def _rewards_on_sampled_tokens(token_level_rewards: PerToken, response_mask: Tok
     return torch.zeros_like(rewards).scatter_add(-1, target, rewards)
 
 
-@register_adv_est(
-    AdvantageEstimator.GAE, params={"gamma": "algorithm.gamma", "lam": "algorithm.lam"}
-)
+@register_adv_est("gae", params={"gamma": "algorithm.gamma", "lam": "algorithm.lam"})
 def compute_gae_advantage_return(
     token_level_rewards: PerToken,
     values: PerToken,
@@ -73,7 +71,7 @@ def compute_gae_advantage_return(
     return masked_whiten(advantages, sampled).float(), returns.float()
 
 
-@register_adv_est(AdvantageEstimator.REINFORCE_PLUS_PLUS, params={"gamma": "algorithm.gamma"})
+@register_adv_est("reinforce_plus_plus", params={"gamma": "algorithm.gamma"})
 def compute_reinforce_plus_plus_outcome_advantage(
     token_level_rewards: PerToken, response_mask: TokenMask, gamma: float = 1.0
 ) -> tuple[PerToken, PerToken]:
@@ -90,7 +88,7 @@ def compute_reinforce_plus_plus_outcome_advantage(
     return masked_whiten(returns, sampled).float(), returns.float()
 
 
-@register_adv_est(AdvantageEstimator.REMAX)
+@register_adv_est("remax")
 def compute_remax_outcome_advantage(
     token_level_rewards: PerToken, reward_baselines: PerRow, response_mask: TokenMask
 ) -> tuple[PerToken, PerToken]:
@@ -104,7 +102,7 @@ def compute_remax_outcome_advantage(
 
 
 @register_adv_est(
-    AdvantageEstimator.GRPO,
+    "grpo",
     inputs=OUTCOME_INPUTS,
     params={"norm_adv_by_std_in_grpo": "algorithm.norm_adv_by_std_in_grpo"},
 )
@@ -130,7 +128,7 @@ def compute_grpo_outcome_advantage(
     return placed, placed
 
 
-@register_adv_est(AdvantageEstimator.RLOO, inputs=OUTCOME_INPUTS)
+@register_adv_est("rloo", inputs=OUTCOME_INPUTS)
 def compute_rloo_outcome_advantage(
     token_level_rewards: PerToken,
     response_mask: TokenMask,
@@ -149,7 +147,7 @@ def compute_rloo_outcome_advantage(
     return placed, placed
 
 
-@register_adv_est(AdvantageEstimator.REINFORCE_PLUS_PLUS_BASELINE, inputs=OUTCOME_INPUTS)
+@register_adv_est("reinforce_plus_plus_baseline", inputs=OUTCOME_INPUTS)
 def compute_reinforce_plus_plus_baseline_outcome_advantage(
     token_level_rewards: PerToken,
     response_mask: TokenMask,
@@ -166,7 +164,7 @@ def compute_reinforce_plus_plus_baseline_outcome_advantage(
     return whitened, whitened
 
 
-@register_adv_est(AdvantageEstimator.OPO, inputs=OUTCOME_INPUTS)
+@register_adv_est("opo", inputs=OUTCOME_INPUTS)
 def compute_opo_outcome_advantage(
     token_level_rewards: PerToken,
     response_mask: TokenMask,
@@ -190,7 +188,7 @@ def compute_opo_outcome_advantage(
     return placed, placed
 
 
-@register_adv_est(AdvantageEstimator.GPG, inputs=OUTCOME_INPUTS)
+@register_adv_est("gpg", inputs=OUTCOME_INPUTS)
 def compute_gpg_outcome_advantage(
     token_level_rewards: PerToken,
     response_mask: TokenMask,

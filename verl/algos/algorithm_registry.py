@@ -15,7 +15,7 @@ from typing import Protocol, TypeAlias, TypeVar
 from torch import Tensor
 
 from verl.config.settings.hints import did_you_mean
-from verl.names import COMPARES_GROUP
+from verl.names import ESTIMATORS
 from verl.names import AdvantageEstimator as AdvantageEstimator
 
 AdvantageFunction: TypeAlias = Callable[..., tuple[Tensor, Tensor]]
@@ -132,7 +132,7 @@ def register_adv_est(
         compares = reads_group if compares_group is None else compares_group
         entry = RegisteredEstimator(function, reads, paths, metrics, compares)
         _store(ADV_ESTIMATORS, name_of(name), entry, "advantage estimator")
-        (COMPARES_GROUP.add if compares else COMPARES_GROUP.discard)(name_of(name))
+        ESTIMATORS[name_of(name)] = compares
         return function
 
     return decorate

@@ -11,13 +11,13 @@ import numpy as np
 import torch
 
 from verl.algos.advantages import spread
-from verl.algos.algorithm_registry import AdvantageEstimator, register_adv_est
+from verl.algos.algorithm_registry import register_adv_est
 from verl.algos.groups import group_mean_std, group_normalised_scores, trajectories_of
 from verl.algos.shapes import Ids, PerRow, PerToken, TokenMask
 
 
 @register_adv_est(
-    AdvantageEstimator.GDPO,
+    "gdpo",
     inputs={
         "response_mask": "response_mask",
         "index": "uid",

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from verl.algos.advantages import OUTCOME_INPUTS, spread
-from verl.algos.algorithm_registry import AdvantageEstimator, choose, register_adv_est
+from verl.algos.algorithm_registry import choose, register_adv_est
 from verl.algos.groups import factorize, group_mean_std, group_normalised_scores
 from verl.algos.shapes import Ids, PerRow, PerStep, PerToken, TokenIndex, TokenMask
 from verl.names import NORM_MODES
@@ -141,7 +141,7 @@ def join_levels(
 
 
 @register_adv_est(
-    AdvantageEstimator.GIGPO,
+    "gigpo",
     inputs=STEP_INPUTS,
     params={
         "step_advantage_w": "algorithm.gigpo.step_advantage_w",

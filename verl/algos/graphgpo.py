@@ -14,7 +14,7 @@ from collections.abc import Hashable, Iterable
 
 import torch
 
-from verl.algos.algorithm_registry import AdvantageEstimator, choose, register_adv_est
+from verl.algos.algorithm_registry import choose, register_adv_est
 from verl.algos.gigpo import (
     STEP_INPUTS,
     OfSteps,
@@ -72,7 +72,7 @@ def graph_returns(steps: Steps, won: set[Hashable], gamma: float, goal_value: fl
 
 
 @register_adv_est(
-    AdvantageEstimator.GRAPHGPO,
+    "graphgpo",
     inputs=STEP_INPUTS | {"won": "won"},
     params={
         "step_advantage_w": "algorithm.graphgpo.step_advantage_w",

@@ -11,7 +11,7 @@ from collections.abc import Hashable
 
 import torch
 
-from verl.algos.algorithm_registry import AdvantageEstimator, choose, register_adv_est
+from verl.algos.algorithm_registry import choose, register_adv_est
 from verl.algos.gigpo import (
     STEP_INPUTS,
     OfSteps,
@@ -54,7 +54,7 @@ def hierarchical_advantages(
 
 
 @register_adv_est(
-    AdvantageEstimator.HGPO,
+    "hgpo",
     inputs=STEP_INPUTS,
     params={
         "step_advantage_w": "algorithm.hgpo.step_advantage_w",

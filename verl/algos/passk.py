@@ -5,13 +5,13 @@ counts.
 import torch
 
 from verl.algos.advantages import OUTCOME_INPUTS, spread
-from verl.algos.algorithm_registry import AdvantageEstimator, register_adv_est
+from verl.algos.algorithm_registry import register_adv_est
 from verl.algos.groups import group_mean_std, trajectories_of
 from verl.algos.shapes import Ids, PerToken, PerTrajectory, TokenMask, TrajectoryIndex
 
 
 @register_adv_est(
-    AdvantageEstimator.GRPO_PASSK,
+    "grpo_passk",
     inputs=OUTCOME_INPUTS,
     params={"norm_adv_by_std_in_grpo": "algorithm.norm_adv_by_std_in_grpo"},
 )

@@ -1,12 +1,17 @@
-"""What is kept for a promise: names that code written for this family of frameworks imports.
+"""Names that code outside this repository imports and nothing in it calls.
 
-Nothing of ours calls what is in here, and nothing imports this room but by name, on first use
-(``verl.utils.lazy``), from where the names are expected:
+Each name is found where job code expects it and loaded on first use (``verl.utils.lazy``).
 
-* ``micro_batches``: ``verl.utils.seqlen_balancing.{rearrange_micro_batches, get_reverse_idx}``,
-  kept for workers that cut their own micro-batches.
+| public name | home | needed by |
+|---|---|---|
+| `verl.utils.seqlen_balancing`: `rearrange_micro_batches`, `get_reverse_idx` | `micro_batches` | workers of verl jobs that cut their own micro-batches |
+| `verl.utils.torch_functional.pad_sequence_to_length` | `padding` | collate functions and rollouts of verl jobs |
+| `DataProto`: `make_iterator`, `save_to_disk`, `load_from_disk` | `data_proto` | workers and debugging scripts of verl jobs |
+| `verl.single_controller.base.decorator`: `Execute`, `Dispatch.ALL_TO_ALL`, `DP_COMPUTE`, `RANK_ZERO` | `decorator`, members of an enum | worker classes of verl jobs |
+| `verl.utils.tracking.Tracking` | `verl.record.tracking` | loggers of verl job scripts |
+| `python -m verl.utils.report` | `verl.record.report` | scripts that write reports |
 
-Two more stay where they are, because they are a few lines of a class: the dispatch modes marked
-"kept" in ``verl.single_controller.base.decorator``, and ``DataProto.make_iterator``,
-``save_to_disk`` and ``load_from_disk``.
-"""
+In ``agent_system``, verl-agent's evaluation scripts need ``reset``, ``step`` and
+``success_evaluator`` of ``EnvironmentManagerBase`` (``environments.vectorised``), and its job
+scripts need ``reward_manager.EpisodeRewardManager``. This repository uses both.
+"""  # noqa: E501

@@ -15,8 +15,9 @@ from verl.config.derive import (
     plays_files,
     trajectories_per_iteration,
 )
+from verl.config.load import guess_device
 from verl.config.schema import PPOConfig
-from verl.names import COMPARES_GROUP, ESTIMATORS
+from verl.names import ESTIMATORS
 
 ACTOR = "actor_rollout_ref.actor"
 STEPS = "trainer.total_training_steps"
@@ -36,6 +37,17 @@ def notes(cfg: PPOConfig, tasks: int | None = None) -> Iterator[str]:
     yield from _length_of_an_epoch(cfg, tasks)
     yield from _idle_gpus(cfg)
     yield from greedy_validation_notes(cfg)
+    yield from _ranks_without_gpus(cfg)
+
+
+def _ranks_without_gpus(cfg: PPOConfig) -> Iterator[str]:
+    trainer = cfg.trainer
+    ranks = trainer.n_gpus_per_node
+    if trainer.device == "auto" and ranks > 1 and guess_device("auto") == "cpu":
+        yield (
+            f"no GPU is here, so trainer.device=auto is the CPU with {ranks} ranks; "
+            f"for the machine that it is meant for: --check --on {ranks}xH100"
+        )
 
 
 def _idle_gpus(cfg: PPOConfig) -> Iterator[str]:
@@ -103,7 +115,7 @@ def _batch(cfg: PPOConfig) -> Iterator[str]:
 def _group(cfg: PPOConfig) -> Iterator[str]:
     yield from _batch(cfg)
     name = cfg.algorithm.adv_estimator
-    if name in ESTIMATORS or name in COMPARES_GROUP:
+    if name in ESTIMATORS:
         yield f"unset it is {default_group_size(cfg)} for {name}; published jobs: 1"
     else:
         yield f"unset it is {GROUP_SIZE} if {name} compares the plays of a task, else 1"

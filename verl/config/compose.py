@@ -12,7 +12,7 @@ from hydra import compose, initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from verl.config.plugged import light_keys, plugged_class, schema_keys, sources
@@ -24,6 +24,11 @@ from verl.config.yaml_files import joined_files
 BASE_DIR = Path(__file__).resolve().parent
 # Beside the verl package, in a checkout and when installed.
 EXPERIMENTS_DIR = BASE_DIR.parents[1] / "configs"
+POLICIES_DIR = EXPERIMENTS_DIR / "policies"
+# ${shipped_policy:NAME} in a config: the directory of a policy that is part of the package.
+OmegaConf.register_new_resolver(
+    "shipped_policy", lambda name: str(POLICIES_DIR / name), replace=True
+)
 
 
 def config_dirs(config_path: str | None = None) -> list[Path]:

@@ -4,13 +4,13 @@ no ``None``.
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol, TypeVar, runtime_checkable
+from typing import TypeVar
 
 from verl.config.plugged import EXTENSIONS
 from verl.config.schema import PPOConfig, SFTConfig
 from verl.config.schema.env import EnvConfig
 from verl.config.settings import MissingKey, Section, lookup
-from verl.names import COMPARES_GROUP, WeightTransfer
+from verl.names import ESTIMATORS, WeightTransfer
 
 Config = TypeVar("Config", bound=Section)
 ACTOR = "actor_rollout_ref.actor"
@@ -21,30 +21,6 @@ GROUP_SIZE = 8
 # Job scripts for environments carry a file that says nothing but text or images and how many tasks
 # make a batch, which is all it holds: what is played comes from the environment there, too.
 PLACEHOLDER = re.compile(r"(^|/)verl-agent/(text|visual)/(train|test)\.parquet$")
-
-
-@runtime_checkable
-class CountsTasks(Protocol):
-    """The settings of an environment that knows from them how many tasks it has."""
-
-    def known_tasks(self, split: str) -> int | None:
-        """Tasks of ``split`` (``train``, ``val``); None where only the environment knows."""
-        ...
-
-
-@runtime_checkable
-class PlaysFiles(Protocol):
-    """The settings of an environment that plays rows of files."""
-
-    @property
-    def data_keys(self) -> Mapping[str, str]:
-        """The keys of the configuration that say which, and what they are called below ``env``."""
-        ...
-
-    @property
-    def fits_prompts(self) -> bool:
-        """Whether rows whose prompt is too long can be left out or cut."""
-        ...
 
 
 def trajectories_per_iteration(cfg: PPOConfig) -> int:
@@ -106,7 +82,7 @@ def data_keys(cfg: PPOConfig) -> Mapping[str, str]:
     key, and its name in the environment's section; none for other environments.
     """
     settings = cfg.env.settings
-    return settings.data_keys if isinstance(settings, PlaysFiles) else {}
+    return {} if settings is None else settings.data_keys
 
 
 def plays_files(cfg: PPOConfig) -> bool:
@@ -143,13 +119,13 @@ def rules_of_no_weight(cfg: PPOConfig) -> dict[str, str]:
 def fits_prompts(cfg: PPOConfig) -> bool:
     """Whether the tasks are rows of files that can be left out or cut where they are too long."""
     settings = cfg.env.settings
-    return isinstance(settings, PlaysFiles) and settings.fits_prompts
+    return settings is not None and settings.fits_prompts
 
 
 def default_group_size(cfg: PPOConfig) -> int:
     """Plays of a task where nothing is said: one, unless plays of a task are compared."""
     algorithm = cfg.algorithm
-    compared = algorithm.adv_estimator in COMPARES_GROUP or algorithm.filter_groups.enable
+    compared = ESTIMATORS.get(algorithm.adv_estimator) or algorithm.filter_groups.enable
     return GROUP_SIZE if compared else 1
 
 
@@ -168,7 +144,7 @@ def iterations(cfg: PPOConfig, train_tasks: int) -> int:
 def declared_tasks(env: EnvConfig, split: str) -> int | None:
     """Tasks of ``split`` as far as the settings of the environment tell."""
     settings = env.settings
-    return settings.known_tasks(split) if isinstance(settings, CountsTasks) else None
+    return None if settings is None else settings.known_tasks(split)
 
 
 def known_tasks(env: EnvConfig) -> int | None:

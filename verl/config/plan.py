@@ -60,6 +60,7 @@ class Facts:
     parameters: int | None = None
     trained_parameters: int | None = None  # of LoRA's adapters
     made_by: str = ""  # the config of the cold start that makes the policy
+    audit: str = ""  # what main_audit generates
     vocab_size: int | None = None
     layers: int | None = None
     hidden: int | None = None
@@ -111,7 +112,8 @@ class Plan:
     collectors: int = 0
     env_processes: int = 0
     envs: int = 0
-    evaluates: bool = False  # plays the panel and trains nothing
+    evaluates: bool = False  # trains nothing: an evaluation on validation tasks, or an audit
+    audit: str = ""  # what an audit generates
     panel_plays: int = 1  # of each task of the panel
     sampling: str = ""  # how the panel is played
     policy: str | None = None  # where it is from
@@ -164,7 +166,8 @@ class Plan:
     def _evaluation_lines(self) -> Iterator[tuple[str, str]]:
         tasks = f"{_known(self.val_tasks)} tasks x {_count(self.panel_plays, 'play')}"
         plays = None if self.val_tasks is None else self.val_tasks * self.panel_plays
-        yield "evaluation", f"{tasks} = {_known(plays)} trajectories, {self.sampling}"
+        evaluation = f"{tasks} = {_known(plays)} trajectories, {self.sampling}"
+        yield ("audit", self.audit) if self.audit else ("evaluation", evaluation)
         yield "updates", "none: nothing is trained"
 
     def _play_lines(self) -> Iterator[tuple[str, str]]:
@@ -332,11 +335,12 @@ def _ppo_plan(cfg: PPOConfig, facts: Facts) -> Plan:
     )
     run = f"{trainer.project_name}/{trainer.experiment_name}"
     what = "evaluation" if trainer.val_only else cfg.algorithm.adv_estimator
+    what = "audit" if facts.audit else what
     return Plan(
         title=f"{run}: {what} on {env.env_name}",
         device=facts.device,
         run_dir=trainer.default_local_dir,
-        checkpoints=kept_checkpoints(cfg),
+        checkpoints="none: nothing is trained" if facts.audit else kept_checkpoints(cfg),
         train_tasks=train_tasks,
         val_tasks=val_tasks,
         tasks_per_iteration=data.train_batch_size,
@@ -363,7 +367,8 @@ def _ppo_plan(cfg: PPOConfig, facts: Facts) -> Plan:
         collectors=env.num_collectors,
         env_processes=env.num_collectors * env.num_workers,
         envs=env.num_collectors * env.num_workers * env.envs_per_worker,
-        evaluates=trainer.val_only,
+        evaluates=trainer.val_only or bool(facts.audit),
+        audit=facts.audit,
         panel_plays=rollout.val_kwargs.n,
         sampling=_sampling(cfg),
         policy=_source(cfg),

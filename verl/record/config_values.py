@@ -2,16 +2,11 @@
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
+
+from pydantic import BaseModel
 
 from verl.config.settings.secret_values import masked
-
-
-@runtime_checkable
-class Dumps(Protocol):
-    """Interface of a pydantic model."""
-
-    def model_dump(self, *, mode: str) -> dict[str, Any]: ...
 
 
 def config_to_dict(config: object) -> dict[str, Any]:
@@ -23,7 +18,7 @@ def config_to_dict(config: object) -> dict[str, Any]:
 
 
 def _as_dict(config: object) -> dict[str, Any]:
-    if isinstance(config, Dumps):
+    if isinstance(config, BaseModel):
         return config.model_dump(mode="json")  # tuples are lists, as YAML has them
     if dataclasses.is_dataclass(config) and not isinstance(config, type):
         return dataclasses.asdict(config)
@@ -43,7 +38,7 @@ def flatten_config(config: object, prefix: str = "") -> dict[str, bool | int | f
     flat: dict[str, bool | int | float | str] = {}
     for key, value in config_to_dict(config).items():
         name = f"{prefix}{key}"
-        if isinstance(value, Mapping | Dumps) or dataclasses.is_dataclass(value):
+        if isinstance(value, Mapping | BaseModel) or dataclasses.is_dataclass(value):
             flat.update(flatten_config(value, f"{name}."))
         elif isinstance(value, bool | int | float | str):
             flat[name] = value

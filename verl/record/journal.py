@@ -1,17 +1,17 @@
-"""The journal of a run: metrics, trajectories and the report, written as training goes, by a thread
-behind it.
+"""Journal of a run: a thread that writes metrics, trajectories and the report during training.
 
-    run      step 20: hand over ─▶ step 21 ─────▶ hand over: raise what writing 20 raised ─▶ ...
-    thread                     └─▶ tokens/20 ─▶ rollouts/20 ─▶ metrics of 20 ─▶ report
+driver   step 20: submit ─▶ step 21 ─────▶ submit: raise the error of writing step 20 ─▶ ...
+thread                 └─▶ tokens/20 ─▶ rollouts/20 ─▶ metrics of 20 ─▶ report
 """
 
 import logging
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
+from verl.config.schema import PPOConfig
 from verl.protocol import DataProto
 from verl.record.report import refresh_report
 from verl.record.rollout_log import Decoder, rollout_lines, token_lines
@@ -20,51 +20,20 @@ from verl.record.tracking import Tracking
 from verl.utils.background import BackgroundCalls
 
 logger = logging.getLogger(__name__)
-# Beside what is being written: a step with a validation goes on at once, and the next one does not
-# hand over its plays while those of this one are not written. Plays wait in memory.
+# Writes that may wait in memory: one validation and one training step. The next step blocks.
 MOST_WAITING = 2
-WRITE_TIMEOUT_S = 1800.0  # for all that waits to be written
-PLAY = ["task", "return", "play"]
-
-
-class TrainerConfig(Protocol):
-    """What the journal reads of ``trainer``."""
-
-    @property
-    def project_name(self) -> str: ...
-
-    @property
-    def experiment_name(self) -> str: ...
-
-    @property
-    def logger(self) -> Sequence[str]: ...
-
-    @property
-    def rollout_data_dir(self) -> str | None: ...
-
-    @property
-    def validation_data_dir(self) -> str | None: ...
-
-    @property
-    def log_val_generations(self) -> int: ...
-
-
-class JournalConfig(Protocol):
-    """The whole configuration, which the trackers are shown."""
-
-    @property
-    def trainer(self) -> TrainerConfig: ...
+WRITE_TIMEOUT_S = 1800.0  # for all waiting writes
+TEXT_COLUMNS = ["task", "return", "play"]
 
 
 class Journal:
-    """Writes what the trainer reports into the run directory and to the trackers, in the order in
-    which it is reported.
+    """Writer of metrics and trajectories to the run directory and the trackers, in order.
 
-    Reports return before they are written; what goes wrong then is raised by the next one, by
+    Calls return before the data is written. An error while writing is raised by the next call, by
     ``flush`` or by ``finish``.
     """
 
-    def __init__(self, run: RunDirectory, config: JournalConfig, tokenizer: Decoder) -> None:
+    def __init__(self, run: RunDirectory, config: PPOConfig, tokenizer: Decoder) -> None:
         self.run = run
         self.config = config
         self.tokenizer = tokenizer
@@ -72,8 +41,9 @@ class Journal:
         self._writing = BackgroundCalls("journal", MOST_WAITING, WRITE_TIMEOUT_S)
 
     def open(self, resume_step: int | None, total_steps: int) -> None:
-        """Start the trackers; what was written of steps after ``resume_step`` is removed, ``None``
-        starts afresh and puts all of an earlier run aside.
+        """Start the trackers. Remove the records of steps after ``resume_step``.
+
+        None starts a new run and moves the records of an earlier run to other names.
         """
         trainer = self.config.trainer
         self.run.remove_rollouts_after(resume_step)
@@ -94,22 +64,23 @@ class Journal:
         return self.tracking
 
     def log_step(self, step: int, metrics: Mapping[str, float]) -> None:
-        """One line of metrics; where it holds a validation, the report is renewed."""
+        """Write a line of metrics. With validation metrics, also write the report."""
         self._writing.add(partial(self._write_step, self._trackers, step, dict(metrics)))
 
     def log_rollouts(self, step: int, batch: DataProto, validation: bool = False) -> None:
-        """Every trajectory of a step with its credit, and in training what is known of its tokens;
-        the trackers get a few plays of a validation.
+        """Write every trajectory of a step with its credit, and in training its token values.
+
+        The trackers get the texts of a few validation trajectories.
         """
-        # A table of its own, which shares the columns: the caller may go on with his.
+        # A table of its own that shares the columns: the caller may add columns to ``batch``.
         self._writing.add(partial(self._write_rollouts, step, batch.select(), validation))
 
     def flush(self) -> None:
-        """Return when all that was reported until now is written."""
+        """Wait until all earlier calls are written."""
         self._writing.wait()
 
     def finish(self) -> None:
-        """Write what is left, close the trackers and write the report for the last time."""
+        """Write the remaining data, close the trackers and write the final report."""
         if self.tracking is None:
             return
         try:
@@ -123,16 +94,16 @@ class Journal:
 
     def _write_step(self, trackers: Tracking, step: int, metrics: Mapping[str, float]) -> None:
         trackers.log(metrics, step)
-        # A report reads all that was ever logged: at every step it would cost more each time.
+        # A report reads all metrics. Writing it at every step would cost more with each step.
         if "val/success_rate" in metrics:
             refresh_report(self.run.path)
 
     def _write_rollouts(self, step: int, batch: DataProto, validation: bool) -> None:
         trainer = self.config.trainer
-        # Before the plays: whoever sees a file of plays finds that of their tokens.
+        # Write token values first: a reader that sees a rollout file can rely on its token file.
         if not validation:
             self.run.write_tokens(step, token_lines(batch, self.tokenizer))
-        # Line by line: with the credit of every token they are many times what the rows are.
+        # Line by line: with the credit of every token the lines need far more memory than the rows.
         lines = rollout_lines(batch, self.tokenizer)
         written = self.run.write_rollouts(step, lines, validation)
         second = trainer.validation_data_dir if validation else trainer.rollout_data_dir
@@ -142,17 +113,15 @@ class Journal:
         if validation and trainer.log_val_generations:
             lines = rollout_lines(batch, self.tokenizer)
             texts = trajectory_texts(lines, trainer.log_val_generations)
-            self._trackers.log_texts("val/plays", PLAY, texts, step)
+            self._trackers.log_texts("val/plays", TEXT_COLUMNS, texts, step)
 
 
 def trajectory_texts(lines: Iterable[Mapping[str, Any]], count: int) -> list[list[str]]:
-    """Task, return, and what was seen and answered, of the first ``count`` trajectories of a
-    rollout file.
-    """
-    found: dict[str, list[str]] = {}
+    """Return task, return and transcript of the first ``count`` trajectories of a rollout file."""
+    texts: dict[str, list[str]] = {}
     for line in lines:
-        # Rows of one trajectory are neighbours and in order: their texts join.
-        row = found.setdefault(line["traj_uid"], [str(line["task_id"]), f"{line['return']:g}", ""])
+        # Rows of one trajectory are adjacent and in order, so their texts can be joined.
+        row = texts.setdefault(line["traj_uid"], [str(line["task_id"]), f"{line['return']:g}", ""])
         for step in line["steps"]:
             row[2] += f"> {step['observation']}\n\n{step['response']}\n\n"
-    return list(found.values())[:count]
+    return list(texts.values())[:count]

@@ -18,13 +18,15 @@ from typing import Any
 from verl.config.compose import config_names, expand_sweep
 from verl.config.devices import Machine, stated_machine, use_machine
 from verl.config.explain import explain
-from verl.config.load import Draft, read_config, to_yaml, warn_without_effect
+from verl.config.load import Draft, read_config, to_dict, to_yaml, warn_without_effect
 from verl.config.plan import Facts, Plan, gather_facts, make_plan
 from verl.config.plugged import plugged_names, schema_keys
 from verl.config.problems import Names
 from verl.config.registered_names import EXTERNAL_LIB, import_external
+from verl.config.run_code import TRUST, refuse_code_of_run
 from verl.config.schema import PPOConfig, SFTConfig
 from verl.config.settings import ConfigError, Key, keys_of, lookup
+from verl.config.settings.secret_values import hide_secrets
 from verl.config.settings.unknown import children, nearest
 from verl.config.validate import find_problems
 from verl.utils.interrupt import Interruption
@@ -107,6 +109,11 @@ def _parser(prog: str) -> argparse.ArgumentParser:
         help="one job after the other for key=a,b key=range(0,3)",
     )
     parser.add_argument(
+        "--trust-run-code",
+        action="store_true",
+        help=f"execute code that the stored config of a run names; also as {TRUST}=true",
+    )
+    parser.add_argument(
         "overrides", nargs="*", metavar="key=value", help="overrides, in Hydra's grammar"
     )
     return parser
@@ -134,6 +141,11 @@ def parse(
         why = "with --cfg and --explain nothing is checked"
         raise ConfigError(f"--check: {why}; allowed: one of them; fix: leave the other out")
     machine = _machine(args, schema)
+    overrides = [word for word in args.overrides if word != f"{TRUST}=true"]
+    is_trusted = args.trust_run_code or len(overrides) < len(args.overrides)
+    args.overrides = overrides
+    if not is_trusted:
+        refuse_code_of_run(name, args.config_path, overrides, schema)
     if args.cfg:
         return Command(name, text=_show(name, args, schema))
     if args.explain:
@@ -244,6 +256,8 @@ def run(
         if import_external(command.configs):
             # Read once more: what these modules register decides values that were left unset.
             command = parse(argv, config_default, schema, prog)
+        for cfg in command.configs:
+            hide_secrets(to_dict(cfg))  # from the log and from errors
         registered = names() if names else None
         # Every job is planned and checked before the first one starts: a refusal must not come
         # hours later, in the middle of a multirun.

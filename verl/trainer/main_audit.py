@@ -12,9 +12,8 @@ from collections.abc import Sequence
 
 from verl.config.schema import PPOConfig
 from verl.trainer import cli
-from verl.trainer.launch.audit import audit_words, run_audit
+from verl.trainer.launch.audit import audit_words, inspect_audit, run_audit
 from verl.trainer.launch.extensions import inspect_calls as rehearsal_problems
-from verl.trainer.launch.extensions import inspect_start as start_problems
 from verl.trainer.launch.extensions import registered_names
 from verl.utils.logging import setup_logging
 
@@ -34,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "verl.trainer.main_audit",
         words,
         registered_names,
-        start_problems,
+        inspect_audit,
         rehearsal_problems,
     )
 

@@ -30,6 +30,10 @@ class BackgroundCall(Generic[AnswerT]):
         except BaseException as error:  # raised again where the answer is asked for
             self._error = error
 
+    def wait(self) -> None:
+        """Return when the call has ended, whether it raised or not."""
+        self._thread.join()
+
     def result(self, timeout_s: float | None = None) -> AnswerT:
         """The answer, once it is there. Raises what the call raised, and ``TimeoutError`` where it
         has not ended after ``timeout_s``.

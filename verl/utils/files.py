@@ -17,6 +17,7 @@ from typing import IO
 from verl.config.settings.errors import ConfigError
 
 MARKER = ".published.json"  # in a published directory: its files, as they were written
+WRITTEN_HERE = "<!-- written by rlvcr, which may replace this file -->"  # ends a page
 HASHED = 16 * 2**20  # bytes up to which a file's content is compared; above, its size alone
 AT_FDCWD, RENAME_EXCHANGE = -100, 2
 
@@ -64,6 +65,26 @@ def atomic_write(path: str | Path) -> Iterator[IO[str]]:
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)  # gone already after the rename
+
+
+def write_page(path: Path, text: str, key: str) -> None:
+    """Write HTML or SVG ``text`` to ``path``, which the option ``key`` names.
+
+    Raises ``ConfigError`` if ``path`` holds anything that was not written here.
+    """
+    try:
+        is_foreign = path.stat().st_size > 0 and not path.read_bytes().rstrip().endswith(
+            WRITTEN_HERE.encode()
+        )
+    except FileNotFoundError:
+        is_foreign = False
+    if is_foreign:
+        raise ConfigError(
+            f"{key}={str(path)!r}: exists and was not written by this command; allowed: a new "
+            f"file, or one that it wrote; fix: {key} FILE, or remove the file"
+        )
+    with atomic_write(path) as file:
+        file.write(f"{text.rstrip()}\n{WRITTEN_HERE}\n")
 
 
 def require_replaceable(target: Path, key: str, overwrite: bool, keep: Iterable[Path] = ()) -> None:

@@ -2,11 +2,16 @@
 
 import functools
 import logging
+import os
 import sys
+import traceback
 from pathlib import Path
+from types import TracebackType
 
 from rich.console import Console
 from rich.logging import RichHandler
+
+from verl.config.settings.secret_values import hide_secrets, masked_text
 
 PLAIN = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 # These report every request or file at INFO.
@@ -14,6 +19,14 @@ QUIET = ("urllib3", "filelock", "httpx", "fsspec", "matplotlib", "asyncio")
 
 # The root logger's handlers that are ours: others (pytest's, a notebook's) are left alone.
 _installed: list[logging.Handler] = []
+
+
+class MaskingFormatter(logging.Formatter):
+    """Formats records and their tracebacks with the secrets in them masked."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The line, or lines, of ``record``."""
+        return masked_text(super().format(record))
 
 
 @functools.cache
@@ -26,8 +39,11 @@ def screen() -> Console:
 
 def setup_logging(log_file: str | Path | None = None, level: str = "INFO") -> None:
     """Send this process's log to the terminal (or stderr as plain lines) and, appending, to
-    ``log_file``. A second call replaces the handlers of the first.
+    ``log_file``, and errors that end the process to stderr; secrets are masked in all of them. A
+    second call replaces the handlers of the first.
     """
+    hide_secrets(os.environ)
+    sys.excepthook = _show_error
     root = logging.getLogger()
     for handler in _installed:
         root.removeHandler(handler)
@@ -36,7 +52,7 @@ def setup_logging(log_file: str | Path | None = None, level: str = "INFO") -> No
     if log_file is not None:
         Path(log_file).parent.mkdir(parents=True, exist_ok=True)
         handlers.append(logging.FileHandler(log_file, encoding="utf-8"))
-        handlers[-1].setFormatter(logging.Formatter(PLAIN))
+        handlers[-1].setFormatter(MaskingFormatter(PLAIN))
     _installed[:] = handlers
     for handler in handlers:
         root.addHandler(handler)
@@ -47,7 +63,15 @@ def setup_logging(log_file: str | Path | None = None, level: str = "INFO") -> No
 
 def _screen_handler() -> logging.Handler:
     if screen().is_terminal:
-        return RichHandler(console=screen(), show_path=False, log_time_format="%H:%M:%S")
+        handler = RichHandler(console=screen(), show_path=False, log_time_format="%H:%M:%S")
+        handler.setFormatter(MaskingFormatter())
+        return handler
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter(PLAIN, datefmt="%H:%M:%S"))
+    handler.setFormatter(MaskingFormatter(PLAIN, datefmt="%H:%M:%S"))
     return handler
+
+
+def _show_error(
+    kind: type[BaseException], error: BaseException, trace: TracebackType | None
+) -> None:
+    sys.stderr.write(masked_text("".join(traceback.format_exception(kind, error, trace))))

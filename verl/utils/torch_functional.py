@@ -13,6 +13,10 @@ from jaxtyping import Float, Int, Num, Shaped
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from verl.utils.lazy import lazy
+
+__getattr__, _kept = lazy("verl.compat", {"pad_sequence_to_length": "padding"})
+
 # Checked in the unit tests (tests/helpers/shape_check.py); V is the size of the vocabulary.
 Values = Num[Tensor, "*shape"]
 Mask = Shaped[Tensor, "*shape"]
@@ -193,20 +197,6 @@ def subset_entropy(logits: Logits, token_ids: TokenIds) -> PerLabel:
     chosen = logits.index_select(-1, token_ids.to(logits.device))
     log_probs = chosen.to(_work_dtype(logits)).log_softmax(-1).clamp(min=_LOWEST_LOG_PROB)
     return -(log_probs.exp() * log_probs).sum(-1)
-
-
-def pad_sequence_to_length(
-    tensor: Tensor, max_seq_len: int, pad_token_id: float, left_pad: bool = False
-) -> Tensor:
-    """Pad ``[..., L]`` to ``[..., max_seq_len]``; a tensor already that long or longer is returned
-    as it is.
-    """
-    missing = max_seq_len - tensor.shape[-1]
-    if missing <= 0:
-        return tensor
-    return torch.nn.functional.pad(
-        tensor, (missing, 0) if left_pad else (0, missing), value=pad_token_id
-    )
 
 
 def last_selected(mask: RowMask) -> tuple[Positions, Positions]:

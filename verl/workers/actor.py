@@ -10,6 +10,8 @@ import numpy as np
 import torch
 
 from verl.algos import TokenPicker
+from verl.config.schema.actor import ActorRolloutRefConfig, RefConfig
+from verl.config.schema.rollout import RolloutConfig
 from verl.models.export import hf_names, save_hf, tied_names
 from verl.models.flops import Work
 from verl.models.hub import local_model
@@ -26,11 +28,10 @@ from verl.workers.collectives import rank, sum_over_ranks
 from verl.workers.engine_state import full_weights
 from verl.workers.policy_loss import CHOICE_MASK, Denominators, PolicyLoss, denominators
 from verl.workers.profiling import profiled
-from verl.workers.rows import Limits, Rows, drop_padding, limits_of
-from verl.workers.sections import PolicySection, ScoringSection
+from verl.workers.rows import MicroBatchLimits, Rows, drop_padding, limits_of
 from verl.workers.training_worker import TrainingWorker
 from verl.workers.transfer import WeightSender, WeightStream
-from verl.workers.update import StepRecord, optimizer_step, plan_mini_batches, update_metrics
+from verl.workers.update import StepOutcome, optimizer_step, plan_mini_batches, update_metrics
 
 PREFIX = "lm."  # where PolicyModel keeps the causal LM
 
@@ -46,7 +47,7 @@ class ActorWorker(TrainingWorker):
 
     def __init__(
         self,
-        config: PolicySection,
+        config: ActorRolloutRefConfig,
         role: str = "actor",
         seed: int = 0,
         num_threads: int | None = None,
@@ -155,7 +156,7 @@ class ActorWorker(TrainingWorker):
         data = drop_padding(data)
         loss = self._policy_loss(data)
         step = int(data.meta_info.get("global_step", self.updates))
-        records: list[StepRecord] = []
+        records: list[StepOutcome] = []
         work = Work()
         tracing = profiled(data.meta_info.get(PROFILE), "update_actor")
         with self.engine.resident(training=True), tracing:
@@ -265,7 +266,7 @@ class ActorWorker(TrainingWorker):
             save_hf(self.lm, weights, directory, self.source)
 
 
-def _scoring_limits(section: ScoringSection) -> Limits:
+def _scoring_limits(section: RefConfig | RolloutConfig) -> MicroBatchLimits:
     return limits_of(
         section.log_prob_use_dynamic_bsz,
         section.log_prob_micro_batch_size_per_gpu,

@@ -20,7 +20,7 @@ from verl.protocol import DataProto, object_array
 from verl.records import Branch, SegmentScore, Span
 from verl.workers.engine import TrainEngine
 from verl.workers.passes import score_micro_batches
-from verl.workers.rows import Limits, Rows
+from verl.workers.rows import MicroBatchLimits, Rows
 
 
 @dataclass
@@ -50,7 +50,7 @@ def score_rows(
     each row. Raises ``ValueError`` for one outside its row. Every rank of the engine must call it.
     """
     questions = _Questions(engine, data, temperature)
-    limits = Limits(max_rows=max_rows, max_tokens=max_tokens)
+    limits = MicroBatchLimits(max_rows=max_rows, max_tokens=max_tokens)
     score_micro_batches(engine, questions.sizes(), limits, questions.answer)
     return questions.scores()
 

@@ -6,6 +6,7 @@ from functools import partial
 import torch
 
 from verl.algos import compute_value_loss
+from verl.config.schema.critic import CriticConfig
 from verl.models.flops import Work
 from verl.models.hub import local_model
 from verl.models.policy import value_model_from
@@ -17,7 +18,6 @@ from verl.workers.passes import score_micro_batches
 from verl.workers.policy_loss import Denominators, denominators
 from verl.workers.profiling import profiled
 from verl.workers.rows import Rows, drop_padding, limits_of
-from verl.workers.sections import CriticSection
 from verl.workers.training_worker import TrainingWorker
 from verl.workers.update import optimizer_step, plan_mini_batches, update_metrics
 
@@ -34,7 +34,7 @@ class CriticWorker(TrainingWorker):
 
     def __init__(
         self,
-        config: CriticSection,
+        config: CriticConfig,
         seed: int = 0,
         num_threads: int | None = None,
         device: str = "auto",

@@ -27,6 +27,7 @@ from torch.distributed.fsdp import (
 )
 from torch.distributed.tensor import DTensor
 
+from verl.config.schema.model import FSDPConfig, OptimConfig
 from verl.models.policy import PackedModel
 from verl.models.sequence_parallel import sequence_group
 from verl.models.weights import non_finite
@@ -42,7 +43,6 @@ from verl.workers.collectives import (
 from verl.workers.compiling import compile_blocks
 from verl.workers.from_rank_zero import check_same_model, take_from_rank_zero
 from verl.workers.optimizer import build_optimizer, check_schedule, learning_rate
-from verl.workers.sections import FSDPSection, OptimSection
 
 logger = logging.getLogger(__name__)
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -87,8 +87,8 @@ class TrainEngine:
         *,
         device: str = "auto",
         dtype: str | None = "float32",
-        fsdp: FSDPSection | None = None,
-        optim: OptimSection | None = None,
+        fsdp: FSDPConfig | None = None,
+        optim: OptimConfig | None = None,
         grad_clip: float = 1.0,
         sequence_ranks: int = 1,
         compiled: bool = False,
@@ -113,7 +113,7 @@ class TrainEngine:
         self._sharded = self._shard(DTYPES[dtype])
         self.optimizer = None if optim is None else build_optimizer(module.parameters(), optim)
         self.steps = 0  # optimizer steps tried, those left out included: the schedule counts them
-        self.total_steps = -1 if optim is None else int(optim.total_training_steps or -1)
+        self.total_steps = -1 if optim is None else optim.total_training_steps
         self._offload()
 
     # ------------------------------------------------------------------ placement

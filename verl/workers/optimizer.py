@@ -5,11 +5,11 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
-from verl.workers.sections import OptimSection
+from verl.config.schema.model import OptimConfig
 
 
 def build_optimizer(
-    parameters: Iterable[torch.nn.Parameter], optim: OptimSection
+    parameters: Iterable[torch.nn.Parameter], optim: OptimConfig
 ) -> torch.optim.AdamW:
     """AdamW over the trainable parameters; matrices decay, vectors (norms, biases) do not.
 
@@ -42,20 +42,20 @@ def fuses(parameters: Sequence[torch.nn.Parameter]) -> bool:
     return bool(parameters) and all(p.device.type == "cuda" for p in parameters)
 
 
-def warmup_steps(optim: OptimSection, total_steps: int) -> int:
+def warmup_steps(optim: OptimConfig, total_steps: int) -> int:
     """Optimizer steps of linear warm-up: ``lr_warmup_steps``, else the ratio of ``total_steps``."""
-    if optim.lr_warmup_steps is not None and optim.lr_warmup_steps >= 0:
-        return int(optim.lr_warmup_steps)
-    return int(float(optim.lr_warmup_steps_ratio) * max(total_steps, 0))
+    if optim.lr_warmup_steps >= 0:
+        return optim.lr_warmup_steps
+    return int(optim.lr_warmup_steps_ratio * max(total_steps, 0))
 
 
-def check_schedule(optim: OptimSection) -> None:
+def check_schedule(optim: OptimConfig) -> None:
     """Raise ``ValueError`` for a schedule that cannot be computed: it depends on a total number of
     steps not given.
     """
-    if (optim.total_training_steps or -1) > 0:
+    if optim.total_training_steps > 0:
         return
-    steps_given = optim.lr_warmup_steps is not None and optim.lr_warmup_steps >= 0
+    steps_given = optim.lr_warmup_steps >= 0
     if optim.warmup_style == "cosine":
         what = "warmup_style=cosine"
     elif optim.lr_warmup_steps_ratio > 0 and not steps_given:
@@ -67,7 +67,7 @@ def check_schedule(optim: OptimSection) -> None:
     )
 
 
-def learning_rate(step: int, optim: OptimSection, total_steps: int) -> float:
+def learning_rate(step: int, optim: OptimConfig, total_steps: int) -> float:
     """Learning rate of optimizer step ``step`` (from 0).
 
     Linear from ``lr / w`` over the ``w`` warm-up steps, then constant, or a cosine from ``lr`` to

@@ -6,7 +6,7 @@ import torch
 
 from verl.workers.collectives import max_over_ranks
 from verl.workers.engine import TrainEngine
-from verl.workers.rows import Limits, micro_batches
+from verl.workers.rows import MicroBatchLimits, micro_batches
 
 
 def common_passes(cuts: Sequence[Sequence[int]]) -> int:
@@ -18,19 +18,24 @@ def common_passes(cuts: Sequence[Sequence[int]]) -> int:
     return int(max_over_ranks([len(cuts)])[0])
 
 
-def cut_rows(engine: TrainEngine, sizes: Sequence[int], limits: Limits) -> list[list[int]]:
+def cut_rows(
+    engine: TrainEngine, sizes: Sequence[int], limits: MicroBatchLimits
+) -> list[list[int]]:
     """Micro-batches of rows of ``sizes`` tokens. ``limits`` are a device's: ranks that compute a
     row together hold as many times the tokens.
     """
     tokens = limits.get("max_tokens")
     if tokens:
-        limits = Limits(max_tokens=tokens * engine.sequence_ranks)
+        limits = MicroBatchLimits(max_tokens=tokens * engine.sequence_ranks)
     return micro_batches(sizes, **limits)
 
 
 @torch.no_grad()
 def score_micro_batches(
-    engine: TrainEngine, sizes: Sequence[int], limits: Limits, score: Callable[[list[int]], None]
+    engine: TrainEngine,
+    sizes: Sequence[int],
+    limits: MicroBatchLimits,
+    score: Callable[[list[int]], None],
 ) -> None:
     """Call ``score`` with the rows of every micro-batch, the model resident and without gradient.
 

@@ -26,13 +26,13 @@ from verl.algos import (
     loss_denominator,
     loss_needs,
 )
+from verl.config.schema.actor import ActorConfig
 from verl.models.token_scores import TokenScores
 from verl.protocol import DataProto
 from verl.records import CORRECTION_WEIGHTS, ChoiceBonus
 from verl.utils.torch_functional import masked_sum
 from verl.workers.collectives import gather_vectors, sum_over_ranks
 from verl.workers.rows import Rows
-from verl.workers.sections import PolicyLossSection
 
 CHOICE_MASK = "choice_mask"  # [B, R]: 1 where the choice of the bonus is made
 
@@ -81,7 +81,7 @@ class PolicyLoss:
     """
 
     def __init__(
-        self, section: PolicyLossSection, bonus: ChoiceBonus | None = None, device: str = "cpu"
+        self, section: ActorConfig, bonus: ChoiceBonus | None = None, device: str = "cpu"
     ) -> None:
         self.section = section
         self.bonus = bonus
@@ -218,7 +218,7 @@ class PolicyLoss:
         }
 
 
-def learnt_rows(section: PolicyLossSection, data: DataProto) -> list[int]:
+def learnt_rows(section: ActorConfig, data: DataProto) -> list[int]:
     """The rows of ``data`` that an update computes, as far as one row tells."""
     bonus = data.meta_info.get("choice_bonus") if CHOICE_MASK in data.tensor_keys() else None
     return PolicyLoss(section, bonus).rows_with_gradient(data, list(range(len(data))))

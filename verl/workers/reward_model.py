@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from verl.config.schema.critic import RewardModelConfig
 from verl.models.hub import local_model
 from verl.models.loader import check_model_dir, has_weights
 from verl.models.weights import load_weights
@@ -21,7 +22,6 @@ from verl.single_controller.base.worker import Worker
 from verl.workers.collectives import resolve_device
 from verl.workers.conversation_tokens import ConversationTokens
 from verl.workers.rows import micro_batches
-from verl.workers.sections import RewardModelSection
 
 
 class RewardModelWorker(Worker):
@@ -36,7 +36,7 @@ class RewardModelWorker(Worker):
 
     def __init__(
         self,
-        config: RewardModelSection,
+        config: RewardModelConfig,
         seed: int = 0,
         num_threads: int | None = None,
         device: str = "auto",

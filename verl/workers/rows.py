@@ -99,16 +99,22 @@ def drop_padding(data: DataProto) -> DataProto:
     return data[: len(data) - extra] if extra else data
 
 
-class Limits(TypedDict, total=False):
+class MicroBatchLimits(TypedDict, total=False):
     """How much a micro-batch holds: ``max_tokens`` tokens where given, else ``max_rows`` rows."""
 
     max_rows: int | None
     max_tokens: int | None
 
 
-def limits_of(by_tokens: bool | None, max_rows: int | None, max_tokens: int | None) -> Limits:
+def limits_of(
+    by_tokens: bool | None, max_rows: int | None, max_tokens: int | None
+) -> MicroBatchLimits:
     """The limit that counts: of tokens with ``by_tokens`` (``use_dynamic_bsz``), else of rows."""
-    return Limits(max_tokens=max_tokens) if by_tokens else Limits(max_rows=max_rows)
+    return (
+        MicroBatchLimits(max_tokens=max_tokens)
+        if by_tokens
+        else MicroBatchLimits(max_rows=max_rows)
+    )
 
 
 def micro_batches(

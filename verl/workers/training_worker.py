@@ -5,6 +5,7 @@ from pathlib import Path
 
 import torch
 
+from verl.config.schema.model import CheckpointConfig, FSDPConfig, OptimConfig
 from verl.models.policy import PackedModel
 from verl.records import WrittenFiles
 from verl.single_controller.base.decorator import Dispatch, register
@@ -14,7 +15,6 @@ from verl.utils.seeds import seed_everything
 from verl.workers.collectives import backend_of, rank, resolve_device
 from verl.workers.engine import TrainEngine
 from verl.workers.engine_state import EngineSave, load_engine, save_engine
-from verl.workers.sections import CheckpointSection, FSDPSection, OptimSection
 
 
 class TrainingWorker(Worker):
@@ -28,7 +28,7 @@ class TrainingWorker(Worker):
     """
 
     def __init__(
-        self, seed: int, num_threads: int | None, device: str, checkpoint: CheckpointSection
+        self, seed: int, num_threads: int | None, device: str, checkpoint: CheckpointConfig
     ) -> None:
         self.seed = seed
         self.device_name = resolve_device(device)
@@ -57,8 +57,8 @@ class TrainingWorker(Worker):
         self,
         module: PackedModel,
         dtype: str | None,
-        fsdp: FSDPSection,
-        optim: OptimSection | None,
+        fsdp: FSDPConfig,
+        optim: OptimConfig | None,
         grad_clip: float,
         sequence_ranks: int,
         compiled: bool = False,

@@ -102,7 +102,7 @@ class WeightStream:
                 yield name, cast
 
 
-class EngineClient:
+class WeightSyncClient:
     """The rollout workers ``engines``, of ``devices`` each, as vLLM's senders want them
     (``VLLMWeightSyncClient``): every call goes to all of them, and waits for all.
 
@@ -154,7 +154,7 @@ class WeightSender:
         self, stream: WeightStream, engines: Sequence[Any], way: str, devices: int
     ) -> None:
         self.stream = stream
-        self._client = EngineClient(engines, devices)
+        self._client = WeightSyncClient(engines, devices)
         size = max(PIECE_BYTES, stream.largest())
         source: Any = stream  # vLLM's class of sources has more than its senders ask for
         if way == "nccl":
@@ -171,7 +171,9 @@ class WeightSender:
         return self._client.taken
 
 
-def _ipc_sender(size: int, client: EngineClient, source: Any) -> "TrainerWeightTransferEngine[Any]":
+def _ipc_sender(
+    size: int, client: WeightSyncClient, source: Any
+) -> "TrainerWeightTransferEngine[Any]":
     from vllm.distributed.weight_transfer.ipc_engine import (
         IPCTrainerInitInfo,
         IPCTrainerWeightTransferEngine,
@@ -182,7 +184,7 @@ def _ipc_sender(size: int, client: EngineClient, source: Any) -> "TrainerWeightT
 
 
 def _nccl_sender(
-    size: int, receivers: int, client: EngineClient, source: Any
+    size: int, receivers: int, client: WeightSyncClient, source: Any
 ) -> "TrainerWeightTransferEngine[Any]":
     """The engines' devices, ``receivers`` of them, form a group with rank 0."""
     from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerWeightTransferEngine
@@ -197,7 +199,7 @@ def _nccl_sender(
 
 
 def _joined(
-    size: int, receivers: int, client: EngineClient, device: torch.device
+    size: int, receivers: int, client: WeightSyncClient, device: torch.device
 ) -> "PyNcclCommunicator":
     """Rank 0 of the group, when all have come. Its name travels through Ray: the store over which
     vLLM would have them meet asks for no key, and unpickles what it finds.

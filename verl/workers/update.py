@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 import torch
 
+from verl.config.schema.actor import ActorConfig
+from verl.config.schema.critic import CriticConfig
 from verl.models.flops import Work, model_flops
 from verl.protocol import DataProto
 from verl.utils.seeds import derive_seed
@@ -16,29 +18,28 @@ from verl.workers.mini_batches import mini_batches
 from verl.workers.passes import common_passes, cut_rows
 from verl.workers.profiling import memory_metrics, speed_metrics
 from verl.workers.rows import Rows, limits_of
-from verl.workers.sections import UpdateSection
 
 # index of rows -> this micro-batch's share of the mini-batch loss, and metrics to be summed; [] ->
 # zero loss
 Share = Callable[[list[int]], tuple[torch.Tensor, dict[str, torch.Tensor]]]
 # metrics of one optimizer step, and what it did
-StepRecord = tuple[dict[str, float], StepReport]
+StepOutcome = tuple[dict[str, float], StepReport]
 
 
 def plan_mini_batches(
-    data: DataProto, section: UpdateSection, *seed: int | str
+    data: DataProto, section: ActorConfig | CriticConfig, *seed: int | str
 ) -> Iterator[list[int]]:
     """This rank's rows of every optimizer step of an update, epoch by epoch.
 
     With ``section.shuffle`` every epoch cuts the trajectories anew; without it all epochs of an
     update take the same mini-batches.
     """
-    for epoch in range(section.ppo_epochs or 1):
+    for epoch in range(section.ppo_epochs):
         yield from epoch_mini_batches(data, section, epoch, *seed)
 
 
 def epoch_mini_batches(
-    data: DataProto, section: UpdateSection, epoch: int, *seed: int | str
+    data: DataProto, section: ActorConfig | CriticConfig, epoch: int, *seed: int | str
 ) -> list[list[int]]:
     """This rank's rows of every optimizer step of one epoch; where there are no ranks, as on the
     driver, all rows.
@@ -51,10 +52,10 @@ def optimizer_step(
     engine: TrainEngine,
     rows: Rows,
     part: Sequence[int],
-    section: UpdateSection,
+    section: ActorConfig | CriticConfig,
     share: Share,
     names: Sequence[str],
-) -> StepRecord:
+) -> StepOutcome:
     """Accumulate the gradient of the mini-batch ``part`` in micro-batches and take one step.
 
     Returns the metrics ``names``, summed over micro-batches and ranks (zero where none was
@@ -85,7 +86,7 @@ def optimizer_step(
 
 
 def update_metrics(
-    role: str, engine: TrainEngine, records: Sequence[StepRecord], work: Work, seconds: float
+    role: str, engine: TrainEngine, records: Sequence[StepOutcome], work: Work, seconds: float
 ) -> dict[str, float]:
     """Means over the optimizer steps that measured something, counts of steps left out, and what an
     update cost.
@@ -111,7 +112,7 @@ def update_metrics(
     return metrics | speed_metrics(role, flops, seconds, engine.dtype) | memory_metrics(role)
 
 
-def _means(records: Sequence[StepRecord]) -> dict[str, float]:
+def _means(records: Sequence[StepOutcome]) -> dict[str, float]:
     """Mean of each metric over the steps that have it."""
     values: dict[str, list[float]] = {}
     for measured, _ in records:

@@ -23,17 +23,17 @@ from rich.table import Table
 from agent_system.environments.cli.constants import Constant, format_problems, try_constants
 from agent_system.environments.cli.limits import within_limits
 from agent_system.environments.cli.names import meant
-from agent_system.environments.cli.plays import Game, Play, play_again, play_policy
+from agent_system.environments.cli.plays import CheckedEnvironment, Play, play_again, play_policy
 from agent_system.environments.cli.policies import BLIND, Injecting, oracle
 from agent_system.environments.cli.shares import is_most
 from agent_system.environments.env_registry import (
-    NamedChoice,
     env_settings,
     get_package,
     missing_extra,
 )
 from agent_system.environments.pool.environment_pool import EnvironmentPool
 from agent_system.environments.tasks import panel_of
+from verl.config.schema.env import EnvConfig
 
 ORACLE = "oracle"
 INJECTING = "injecting"
@@ -78,7 +78,7 @@ def check(
     process does not start.
     """
     name = meant(name)
-    settings = env_settings(NamedChoice(name, kwargs or {}, steps))
+    settings = env_settings(EnvConfig(env_name=name, kwargs=dict(kwargs or {}), max_steps=steps))
     package = get_package(name)
     try:
         with within_limits(f"listing the {split} tasks of {name}"):
@@ -87,14 +87,14 @@ def check(
         raise missing_extra(name, error) from error
     count = tasks or (TASKS_OF_ONE_STEP if settings.one_step else TASKS)
     panel = panel_of(listed, max(count, TASKS_OF_ONE_STEP))
-    game = Game(name, package, settings, panel[:count], steps, count >= len(listed))
+    game = CheckedEnvironment(name, package, settings, panel[:count], steps, count >= len(listed))
     wide = replace(game, tasks=panel, all_tasks=len(panel) == len(listed))
     if not game.tasks:
         return Findings(name, [], [f"there are no {split} tasks"], [])
     return asyncio.run(_checked(game, wide))
 
 
-async def _checked(game: Game, wide: Game) -> Findings:
+async def _checked(game: CheckedEnvironment, wide: CheckedEnvironment) -> Findings:
     env = game.package.make(game.settings)
     try:
         with within_limits(f"the gold_path of {game.name}"):
@@ -133,7 +133,7 @@ async def _checked(game: Game, wide: Game) -> Findings:
     return Findings(game.name, plays, wrong, left_open, constant)
 
 
-async def _injected(game: Game, pool: EnvironmentPool) -> list[Play]:
+async def _injected(game: CheckedEnvironment, pool: EnvironmentPool) -> list[Play]:
     """Play every task once, and further ones until every injection was said."""
     injecting = Injecting(game.package)
     plays: list[Play] = []

@@ -5,9 +5,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from agent_system.environments.base import EnvPackage, Observation
-from agent_system.environments.cli.plays import Game, Play, play_policy
+from agent_system.environments.cli.plays import CheckedEnvironment, Play, play_policy
 from agent_system.environments.cli.policies import constants, said
+from agent_system.environments.env import Observation
+from agent_system.environments.package import EnvPackage
 from agent_system.environments.pool.environment_pool import EnvironmentPool
 
 SECONDS = 60.0  # for all constants together
@@ -23,7 +24,7 @@ class Constant:
 
 
 async def try_constants(
-    game: Game, pool: EnvironmentPool, plays: Sequence[Play]
+    game: CheckedEnvironment, pool: EnvironmentPool, plays: Sequence[Play]
 ) -> tuple[Constant | None, list[str]]:
     """Play frequent actions as constants; return the one that succeeded most often, and what could
     not be tried. ``plays`` are those of other policies, which tell what is frequent.
@@ -45,7 +46,7 @@ async def try_constants(
     return best, []
 
 
-async def _played(game: Game, pool: EnvironmentPool, action: str) -> Constant:
+async def _played(game: CheckedEnvironment, pool: EnvironmentPool, action: str) -> Constant:
     """Play ``action`` at every task, or until it can no longer succeed at most of them."""
     successes = 0
     for number in range(len(game.tasks)):

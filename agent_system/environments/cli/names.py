@@ -4,7 +4,6 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from agent_system.environments.base import EnvPackage
 from agent_system.environments.env_registry import (
     REGISTRY,
     UnknownEnvironment,
@@ -13,6 +12,7 @@ from agent_system.environments.env_registry import (
     resolve,
     variants_of,
 )
+from agent_system.environments.package import EnvPackage
 from verl.config.settings.hints import did_you_mean
 
 logger = logging.getLogger(__name__)

@@ -7,17 +7,18 @@ from typing import Any, TextIO
 from rich.console import Console
 from rich.text import Text
 
-from agent_system.environments.base import Env, Observation, Prompts, prompts_for
 from agent_system.environments.cli.limits import within_limits
 from agent_system.environments.cli.names import meant
+from agent_system.environments.env import Env, Observation
 from agent_system.environments.env_registry import (
-    NamedChoice,
     env_settings,
     get_package,
     missing_extra,
 )
 from agent_system.environments.experts.episode import now
+from agent_system.environments.prompts import Prompts, prompts_for
 from agent_system.environments.tasks import panel_of
+from verl.config.schema.env import EnvConfig
 
 SHOWN = 20  # possible actions that are listed
 
@@ -41,7 +42,7 @@ def play(
     ``check`` raises, and ``NoSuchTask``.
     """
     name = meant(name)
-    settings = env_settings(NamedChoice(name, kwargs or {}, steps))
+    settings = env_settings(EnvConfig(env_name=name, kwargs=dict(kwargs or {}), max_steps=steps))
     package = get_package(name)
     try:
         with within_limits(f"listing the {split} tasks of {name}"):

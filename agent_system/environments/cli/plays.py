@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from agent_system.environments.base import EnvPackage, Observation, Task
 from agent_system.environments.cli.policies import Beginning, Policy, Said
+from agent_system.environments.env import Observation, Task
+from agent_system.environments.package import EnvPackage
 from agent_system.environments.pool.environment_pool import EnvironmentPool, PoolSession
 from agent_system.environments.pool.failure import EnvFailure
 from agent_system.environments.settings import EnvSettings
@@ -19,7 +20,7 @@ STEP_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Game:
+class CheckedEnvironment:
     """What is played, for how long."""
 
     name: str
@@ -66,7 +67,11 @@ class Play:
 
 
 async def play_policy(
-    game: Game, pool: EnvironmentPool, name: str, make: Callable[[Beginning], Policy], number: int
+    game: CheckedEnvironment,
+    pool: EnvironmentPool,
+    name: str,
+    make: Callable[[Beginning], Policy],
+    number: int,
 ) -> Play:
     """Let a policy play task ``number`` to its end, or for ``max_steps`` actions."""
     task, seed = game.tasks[number]

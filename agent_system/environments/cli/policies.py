@@ -11,15 +11,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from agent_system.environments.base import (
-    Env,
-    EnvPackage,
-    EpisodeStart,
-    Expert,
-    Observation,
-    Task,
-)
+from agent_system.environments.env import Env, Observation, Task
+from agent_system.environments.expert_protocol import EpisodeStart, Expert
 from agent_system.environments.experts.episode import now
+from agent_system.environments.package import EnvPackage
 from agent_system.environments.settings import EnvSettings
 
 Policy = Callable[[Observation], str]

@@ -1,3 +1,3 @@
 """One folder per environment; each declares a ``PACKAGE`` of type
-``agent_system.environments.base.EnvPackage``.
+``agent_system.environments.package.EnvPackage``.
 """

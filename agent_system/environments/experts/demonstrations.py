@@ -29,15 +29,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from agent_system.environments.base import (
-    EnvPackage,
-    EpisodeStart,
-    Expert,
-    Noise,
-    Task,
-)
+from agent_system.environments.env import Task
 from agent_system.environments.env_registry import REGISTRY, MissingExtra, get_package, resolve
-from agent_system.environments.experts.episode import Episode, LevelDraw, now
+from agent_system.environments.expert_protocol import EpisodeStart, Expert, Noise
+from agent_system.environments.experts.episode import ExpertEpisode, LevelDraw, now
+from agent_system.environments.package import EnvPackage
 from agent_system.environments.settings import EnvSettings
 from agent_system.environments.tasks import SEED_BITS
 from verl.utils.files import atomic_write
@@ -60,7 +56,7 @@ class NoExpert(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class DemonstrationOptions:
     """What makes two files of demonstrations of one environment differ, besides its settings."""
 
     num_episodes: int
@@ -73,13 +69,13 @@ class Shape:
 
 
 @dataclass(frozen=True, slots=True)
-class Play:
+class DemonstrationTask:
     """What a worker is asked to play: a task so many times, the seed of its episodes, and how."""
 
     task: Task
     repetitions: int
     seed: int
-    shape: Shape
+    shape: DemonstrationOptions
 
 
 # ---------------------------------------------------------------------- who has an expert
@@ -163,7 +159,9 @@ def write_demonstrations(
             f"{'tells' if tells else 'does not tell'} which level is needed"
         )
     noise = Noise(slack, slips)
-    shape = Shape(num_episodes, seed, noise, tuple(levels), needed_level_share, window)
+    shape = DemonstrationOptions(
+        num_episodes, seed, noise, tuple(levels), needed_level_share, window
+    )
     path = Path(out_dir) / f"demonstrations-{_hash(env_name, expert, settings, shape)}.jsonl"
     # The name is a hash of all that shapes the file, and a file appears whole or not at all.
     if path.exists():
@@ -186,7 +184,9 @@ def write_demonstrations(
     return path
 
 
-def plan_of(package: EnvPackage, expert: Expert, settings: EnvSettings, shape: Shape) -> list[Play]:
+def plan_of(
+    package: EnvPackage, expert: Expert, settings: EnvSettings, shape: DemonstrationOptions
+) -> list[DemonstrationTask]:
     """Which task is played how often: next to each other, so that a hold-out takes few tasks."""
     repetitions = expert.episodes_per_task
     # Rounded up, as below; the surplus is cut off after playing.
@@ -196,7 +196,7 @@ def plan_of(package: EnvPackage, expert: Expert, settings: EnvSettings, shape: S
         repetitions = -(-shape.num_episodes // len(tasks))
     wanted = -(-shape.num_episodes // repetitions)
     return [
-        Play(task, repetitions, derive_seed("demo", shape.seed, number), shape)
+        DemonstrationTask(task, repetitions, derive_seed("demo", shape.seed, number), shape)
         for number, task in enumerate(tasks[:wanted])
     ]
 
@@ -208,7 +208,7 @@ def _training_tasks(package: EnvPackage, settings: EnvSettings) -> list[Task]:
     return sorted(tasks, key=lambda task: derive_seed("demonstrations", task["task_id"]))
 
 
-def _hash(env_name: str, expert: Expert, settings: EnvSettings, shape: Shape) -> str:
+def _hash(env_name: str, expert: Expert, settings: EnvSettings, shape: DemonstrationOptions) -> str:
     key = expert.key(settings) if expert.key else _key(env_name, expert, settings)
     noise = asdict(shape.noise)
     shaping = [shape.num_episodes, shape.seed, *noise.values(), shape.levels]
@@ -243,7 +243,7 @@ def _max_steps(settings: EnvSettings) -> int:
 
 
 def _play_all(
-    env_name: str, settings: EnvSettings, plan: list[Play], num_workers: int
+    env_name: str, settings: EnvSettings, plan: list[DemonstrationTask], num_workers: int
 ) -> list[str | None]:
     """A line per episode in the order of ``plan``; ``None`` for one that is left out."""
     # Workers import the package from where it lives: names registered at run time are not theirs.
@@ -273,7 +273,9 @@ def _play_all(
     return lines
 
 
-def play_tasks(place: str, settings: EnvSettings, plan: list[Play]) -> list[str | None]:
+def play_tasks(
+    place: str, settings: EnvSettings, plan: list[DemonstrationTask]
+) -> list[str | None]:
     """The episodes of ``plan`` as JSON lines; ``None`` for one that was lost, where the expert does
     not keep those.
 
@@ -296,7 +298,7 @@ def play_tasks(place: str, settings: EnvSettings, plan: list[Play]) -> list[str 
                 )
                 draw = LevelDraw(play.shape.levels, rng, play.shape.needed_level_share)
                 asks = bool(play.shape.levels)
-                episode = Episode(env, prompts, play.task, first, asks, play.shape.window)
+                episode = ExpertEpisode(env, prompts, play.task, first, asks, play.shape.window)
                 won = episode.run(player, draw, _max_steps(settings))
                 # What is left out keeps its place: the caller counts episodes, not lines.
                 kept = won or expert.keeps_lost

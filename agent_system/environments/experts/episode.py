@@ -7,14 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from agent_system.environments.base import (
-    Decision,
-    Env,
-    ExpertPlayer,
-    Observation,
-    Prompts,
-    Task,
-)
+from agent_system.environments.env import Env, Observation, Task
+from agent_system.environments.expert_protocol import Decision, ExpertPlayer
+from agent_system.environments.prompts import Prompts
 from agent_system.memory import WindowMemory
 
 FACTS = ("task_id", "data_source", "kind")  # of a task that a row repeats
@@ -72,7 +67,7 @@ class LevelDraw:
         return self.rng.choice(self.levels)
 
 
-class Episode:
+class ExpertEpisode:
     """One expert episode as it is played, and the rows it becomes: one where ``window`` is None, as
     with ``append`` history; else one for each step, whose prompt shows so many past steps.
     """

@@ -5,7 +5,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
-from agent_system.environments.base import Decision, Noise
+from agent_system.environments.expert_protocol import Decision, Noise
 
 State = TypeVar("State", bound=Hashable)
 

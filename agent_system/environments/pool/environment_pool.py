@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Coroutine, Mapping
 from typing import Any
 
-from agent_system.environments.base import Observation, Task
+from agent_system.environments.env import Observation, Task
 from agent_system.environments.env_registry import get_package, missing_extra, resolve
 from agent_system.environments.pool.failure import EnvFailure, WorkerStartError
 from agent_system.environments.pool.processes import ProcessSlot, WorkerProcess

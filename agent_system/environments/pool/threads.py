@@ -17,7 +17,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from agent_system.environments.base import Env, EnvPackage
+from agent_system.environments.env import Env
+from agent_system.environments.package import EnvPackage
 from agent_system.environments.pool import wire as wire
 from agent_system.environments.pool.failure import EnvFailure
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from agent_system.environments.base import Observation
+from agent_system.environments.env import Observation
 
 # Bytes; a longer line is garbage. Room for 4000 x 4000 pixels of three bytes in base64.
 MAX_LINE = 64 * 1024 * 1024

@@ -23,9 +23,11 @@ import traceback
 from collections.abc import Iterable
 from typing import Any
 
-from agent_system.environments.base import Env, EnvPackage
+from agent_system.environments.env import Env
 from agent_system.environments.env_registry import get_package
+from agent_system.environments.package import EnvPackage
 from agent_system.environments.pool import wire as wire
+from verl.config.settings.secret_values import hide_secrets, masked_text
 from verl.utils.limits import limit_memory
 from verl.utils.processes import adopt_orphans, die_with_parent
 from verl.utils.stacks import answer_with_stacks
@@ -85,7 +87,7 @@ class Host:
         """
         self.drop(call["slot"])
         last_frames = "".join(traceback.format_tb(error.__traceback__)[-2:])
-        detail = f"{call['op']}: {error!r}\n{last_frames}"
+        detail = masked_text(f"{call['op']}: {error!r}\n{last_frames}")
         return wire.encode({"id": call["id"], "error": kind, "detail": detail})
 
     def drop(self, slot: int) -> None:
@@ -149,6 +151,7 @@ def start_host(first: dict[str, Any]) -> tuple[Host | None, bytes]:
     """Import the package and make the first environment; return the host and the hello line."""
     # At the end: what this process finds by itself stays what it finds.
     sys.path.extend(entry for entry in first["sys_path"] if entry not in sys.path)
+    hide_secrets(first["section"])
     try:
         host = Host(get_package(first["target"]), first["section"])
         return host, wire.encode({"hello": os.getpid(), "asynchronous": host.asynchronous})
@@ -157,7 +160,9 @@ def start_host(first: dict[str, Any]) -> tuple[Host | None, bytes]:
     except Exception as error:  # the environment boundary
         detail = "".join(traceback.format_exception(error)[-4:])
         missing = error.__cause__.name if isinstance(error.__cause__, ModuleNotFoundError) else None
-        return None, wire.encode({"failed": f"{error!r}\n{detail}", "missing": missing})
+        return None, wire.encode(
+            {"failed": masked_text(f"{error!r}\n{detail}"), "missing": missing}
+        )
 
 
 def main(fd: int, parent: int) -> None:

@@ -38,7 +38,7 @@ class SampledTurn:
 
 
 @dataclass(frozen=True, slots=True)
-class SampledOutput:
+class PolicyOutput:
     """The result for one prompt, in the form of vLLM's."""
 
     outputs: tuple[SampledTurn]
@@ -68,9 +68,7 @@ class LivePolicy:
         self._max_num_seqs = max_num_seqs
         self._calls = itertools.count()
 
-    def generate(
-        self, prompts: Sequence[Any], sampling_params: TurnSampling
-    ) -> list[SampledOutput]:
+    def generate(self, prompts: Sequence[Any], sampling_params: TurnSampling) -> list[PolicyOutput]:
         """One turn per prompt, in order; a prompt is ``{"prompt_token_ids": [...]}`` or text."""
         seed = derive_seed("turns of a live policy", self._seed, next(self._calls))
         with self._borrow() as model:
@@ -85,7 +83,7 @@ class LivePolicy:
                 results |= {int(result.request_id): result for result in engine.step()}
         turns = (results[number] for number in range(len(prompts)))
         return [
-            SampledOutput((SampledTurn(t.token_ids, t.logprobs, t.stop_reason.value),))
+            PolicyOutput((SampledTurn(t.token_ids, t.logprobs, t.stop_reason.value),))
             for t in turns
         ]
 
@@ -115,9 +113,7 @@ class ServerPolicy:
     def __init__(self, client: Any, tokenizer: TextTokenizer, end_ids: Iterable[int]) -> None:
         self.client, self.tokenizer, self._end_ids = client, tokenizer, frozenset(end_ids)
 
-    def generate(
-        self, prompts: Sequence[Any], sampling_params: TurnSampling
-    ) -> list[SampledOutput]:
+    def generate(self, prompts: Sequence[Any], sampling_params: TurnSampling) -> list[PolicyOutput]:
         """One turn per prompt, in order."""
         sampling = sampling_params
         told = self.client.generate(
@@ -137,7 +133,7 @@ class ServerPolicy:
         )
         pairs = zip(told["completion_ids"], told["logprobs"], strict=True)
         return [
-            SampledOutput((self._turn(list(ids), logprobs, sampling),)) for ids, logprobs in pairs
+            PolicyOutput((self._turn(list(ids), logprobs, sampling),)) for ids, logprobs in pairs
         ]
 
     def _turn(

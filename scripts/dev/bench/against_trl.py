@@ -38,7 +38,7 @@ ROOT = Path(__file__).resolve().parents[3]
 # At the front stands this file's own directory, of which nothing is imported.
 sys.path[0] = str(ROOT)
 
-from agent_system.environments.base import Observation
+from agent_system.environments.env import Observation
 from agent_system.environments.env_registry import get_package
 from agent_system.environments.manager import make_envs
 from agent_system.tokens.bridge import ChatBridge
@@ -52,7 +52,7 @@ from verl.workers.rollout.base import StopRules, end_token_ids
 
 GROUPS, MEMBERS, UPDATES = 16, 8, 4
 ANSWER = 240  # tokens of a completion
-POLICIES = ROOT / "experiments/policies"
+QUICKSTART = ROOT / "configs/policies/quickstart"
 
 
 def words(single: bool, policy: Path) -> list[str]:
@@ -81,7 +81,7 @@ def endless_policy(directory: Path) -> Path:
     """A policy of the arithmetic quickstart's size and tokenizer, random but for one direction:
     every token but those that end a turn points there, so that none of those is sampled.
     """
-    source = POLICIES / "arithmetic"
+    source = ROOT / "experiments/policies/arithmetic"
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(source))
     tokenizer = AutoTokenizer.from_pretrained(source)
@@ -329,7 +329,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     theirs: list[dict] = []
     with tempfile.TemporaryDirectory(prefix="bench-") as scratch:
         place = Path(scratch)
-        policy = endless_policy(place / "policy") if args.single else POLICIES / "quickstart"
+        policy = endless_policy(place / "policy") if args.single else QUICKSTART
         line = [*words(args.single, policy), *args.overrides]
         for number in range(args.rounds):
             run_dir = place / f"ours-{number}"

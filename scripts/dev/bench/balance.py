@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from verl.protocol import DataProto, object_array
-from verl.trainer.ppo.dealing import deal_mini_batches
+from verl.trainer.ppo.minibatch_sharding import split_mini_batches
 from verl.utils.seqlen_balancing import get_seqlen_balanced_partitions
 from verl.workers.mini_batches import mini_batches
 
@@ -49,14 +49,14 @@ CASES = (
 
 
 @dataclass(frozen=True)
-class Rows:
+class RowSizes:
     """Invented rows: tokens of each, and where it belongs."""
 
     sizes: list[int]
     table: DataProto
 
 
-def invent(case: Case, seed: int = 0) -> Rows:
+def invent(case: Case, seed: int = 0) -> RowSizes:
     """The rows of one iteration."""
     draw = np.random.default_rng(seed)
     sizes: list[int] = []
@@ -77,7 +77,7 @@ def invent(case: Case, seed: int = 0) -> Rows:
         groups += [f"group {group}"] * len(rows)
         plays += [f"play {play}"] * len(rows)
     columns = {"uid": object_array(groups), "traj_uid": object_array(plays)}
-    return Rows(sizes, DataProto.from_dict({}, columns))
+    return RowSizes(sizes, DataProto.from_dict({}, columns))
 
 
 def efficiency(
@@ -110,7 +110,7 @@ def measure(case: Case, seed: int = 0) -> tuple[float, float, float]:
     padded = [*rows.sizes, *[0] * (-count % case.ranks)]
     whole = get_seqlen_balanced_partitions(padded, case.ranks, equal_size=True)
     before = [[row for row in share if row < count] for share in whole]
-    now = deal_mini_batches(parts, rows.sizes, case.ranks)
+    now = split_mini_batches(parts, rows.sizes, case.ranks)
     return (
         efficiency(parts, before, rows.sizes),
         efficiency(parts, now, rows.sizes),

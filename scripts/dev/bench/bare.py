@@ -32,7 +32,7 @@ from verl.trainer.launch.extensions import load_config
 from verl.workers.actor import ActorWorker
 from verl.workers.rows import micro_batches
 
-POLICY = "experiments/policies/quickstart"
+POLICY = "configs/policies/quickstart"
 PROMPT = 64  # tokens before the first turn
 TURN = 16  # sampled tokens of a turn, and as many of what the environment answers
 GROUP = 8

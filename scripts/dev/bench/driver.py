@@ -7,10 +7,9 @@ pickled as Ray does it, and copied into a store.
 
     receive   collectors' plays, out of the store
     pack      metrics of the plays, and rows
-    balance   rows in the order of the ranks
-    send      rows that are scored, twice: by the policy and by the reference
+    send      rows of forward passes, twice: by the policy and by the reference
     answers   log-probs, out of the store and joined
-    evaluate  what else comes before rewards: drift, correction
+    score     the rest of ``score``: rows in the order of the ranks, drift, correction
     reward, credit
     update    rows of the update, dealt mini-batch by mini-batch and sent
     journal   plays and tokens as JSON lines: by a thread behind the step
@@ -58,10 +57,9 @@ SPLIT = Registration(Dispatch.DP_COMPUTE_PROTO)
 PARTS = (
     "receive",
     "pack",
-    "balance",
     "send",
     "answers",
-    "evaluate",
+    "score",
     "reward",
     "credit",
     "update",
@@ -70,7 +68,7 @@ BEHIND = "journal"
 
 
 @dataclass(frozen=True)
-class Shape:
+class PlayShape:
     """An invented play: tokens before its first turn, and its turns, of tokens that are sampled and
     tokens that are shown.
     """
@@ -216,7 +214,7 @@ class Words:
 
 
 @dataclass(frozen=True)
-class Cost:
+class DriverCost:
     """What an iteration cost the driver: CPU seconds and bytes by part."""
 
     rows: int
@@ -234,7 +232,7 @@ class Cost:
         return sum(self.per_row(part) for part in PARTS)
 
 
-def invent(number: int, shape: Shape, draw: np.random.Generator) -> Trajectory:
+def invent(number: int, shape: PlayShape, draw: np.random.Generator) -> Trajectory:
     """A play of ``shape``."""
     task = {"task_id": f"task-{number}", "data_source": "invented"}
     play = Trajectory(Job(0, task, "", "", 0, number), reward=float(draw.random() < 0.5))
@@ -260,7 +258,7 @@ def invent(number: int, shape: Shape, draw: np.random.Generator) -> Trajectory:
     return play
 
 
-def received(rows: int, shape: Shape, clock: CpuClock, store: Store) -> Collected:
+def received(rows: int, shape: PlayShape, clock: CpuClock, store: Store) -> Collected:
     """``rows`` plays, as collectors return them in parts."""
     draw = np.random.default_rng(0)
     part = Shipped(Collected([invent(n, shape, draw) for n in range(PART)], 1.0, 0.0))
@@ -298,33 +296,31 @@ def trainer_of(workers: TrainingWorkers) -> RayPPOTrainer[Any]:
     return trainer
 
 
-def measure(rows: int, ranks: int = RANKS, shape: Shape | None = None) -> Cost:
+def measure(rows: int, ranks: int = RANKS, shape: PlayShape | None = None) -> DriverCost:
     """The cost of an iteration with ``rows`` plays of ``shape``."""
     clock = CpuClock()
     store = Store()
     trainer = trainer_of(PaperWorkers(ranks, clock, store))
-    played = received(rows, shape or Shape(), clock, store)
+    played = received(rows, shape or PlayShape(), clock, store)
     with clock.part("pack"):
         batch = packed(played)
     del played
-    with clock.part("balance"):
-        batch = trainer.balance(batch)
-    with clock.part("evaluate"):
-        batch = trainer.evaluate(batch)
+    with clock.part("score"):
+        batch = trainer.compute_log_probs_and_values(trainer.score(batch))
     with clock.part("reward"):
-        batch = trainer.reward(batch)
+        batch = trainer.compute_rewards(batch)
     with clock.part("credit"):
-        batch = trainer.credit(batch)
+        batch = trainer.compute_advantages(batch)
     with clock.part("update"):
         trainer.update_actor(batch)
     with clock.part(BEHIND):
         words = Words()
         for line in chain(token_lines(batch, words), rollout_lines(batch, words)):
             store.sent[BEHIND] += len(jsonl.dumps(line))
-    return Cost(rows, ranks, dict(clock.seconds), dict(store.sent))
+    return DriverCost(rows, ranks, dict(clock.seconds), dict(store.sent))
 
 
-def table(costs: Sequence[Cost]) -> Iterator[str]:
+def table(costs: Sequence[DriverCost]) -> Iterator[str]:
     """The lines of the table."""
     yield f"| ms of CPU per row | {' | '.join(f'{cost.rows:,} rows' for cost in costs)} |"
     yield f"|---|{'---|' * len(costs)}"
@@ -340,12 +336,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="CPU of the driver per row.")
     parser.add_argument("--rows", type=int, nargs="+", default=ROWS)
     parser.add_argument("--ranks", type=int, default=RANKS)
-    for name, value in vars(Shape()).items():
+    for name, value in vars(PlayShape()).items():
         parser.add_argument(f"--{name}", type=int, default=value)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args(argv)
     torch.set_num_threads(1)
-    shape = Shape(args.turns, args.prompt, args.sampled, args.shown)
+    shape = PlayShape(args.turns, args.prompt, args.sampled, args.shown)
     costs = [measure(rows, args.ranks, shape) for rows in args.rows]
     print(f"{shape.tokens:,} tokens and {shape.turns} turns a row, {args.ranks} ranks\n")
     print("\n".join(table(costs)))

@@ -24,7 +24,7 @@ import psutil
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
-from agent_system.environments.base import Env, Observation
+from agent_system.environments.env import Env, Observation
 from agent_system.environments.env_registry import get_package
 
 CASES: dict[str, dict[str, Any]] = {

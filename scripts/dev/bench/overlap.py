@@ -19,12 +19,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
 from scripts.dev.bench.iteration import middle, nothing_but, run
 
-POLICY = "experiments/policies/quickstart"  # the environment is won whatever it says
+POLICY = "configs/policies/quickstart"  # the environment is won whatever it says
 MODES = ("off", "one_step")
 PARTS = {
     "waiting for plays": ("timing_s/gen", "timing_s/wait_for_plays"),
     "scoring, rewards, advantages": (
         "timing_s/old_log_prob",
+        "timing_s/scoring",
         "timing_s/reward",
         "timing_s/adv",
     ),

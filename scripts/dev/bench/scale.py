@@ -26,7 +26,7 @@ from scripts.dev.recipes import FLOAT32_BYTES, GIGA, H100, MODELS, Assumed, seco
 from verl.config.memory import BYTES, micro_tokens
 from verl.config.schema import PPOConfig
 from verl.trainer.launch.extensions import load_config
-from verl.trainer.ppo.dealing import deal_mini_batches
+from verl.trainer.ppo.minibatch_sharding import split_mini_batches
 from verl.utils.seqlen_balancing import spread_rows
 from verl.workers.mini_batches import mini_batches
 
@@ -38,8 +38,8 @@ DRIVER_LINK = 25.0  # GB/s: 200 Gb/s
 DEVICE_LINK = 50.0  # GB/s: 400 Gb/s each
 STEPS = 4  # optimizer steps of an iteration
 # Where the driver's cost is measured: a short and a long row, few and many ranks.
-SHORT = driver.Shape(turns=10, prompt=400, sampled=60, shown=60)
-LONG = driver.Shape(turns=40, prompt=400, sampled=60, shown=60)
+SHORT = driver.PlayShape(turns=10, prompt=400, sampled=60, shown=60)
+LONG = driver.PlayShape(turns=40, prompt=400, sampled=60, shown=60)
 MANY = 128
 
 
@@ -119,7 +119,7 @@ def config(ranks: int, plays: int) -> PPOConfig:
     return cfg
 
 
-def dealing(rows: balance.Rows, ranks: int, seed: int) -> tuple[float, float]:
+def dealing(rows: balance.RowSizes, ranks: int, seed: int) -> tuple[float, float]:
     """CPU seconds of dealing ``rows`` for two passes that score and an update, and the efficiency
     of the update.
     """
@@ -127,7 +127,7 @@ def dealing(rows: balance.Rows, ranks: int, seed: int) -> tuple[float, float]:
     for _ in range(2):
         spread_rows(rows.sizes, ranks)
     parts = mini_batches(rows.table, seed, num_steps=STEPS)
-    shares = deal_mini_batches(parts, rows.sizes, ranks)
+    shares = split_mini_batches(parts, rows.sizes, ranks)
     took = time.process_time() - began
     return took, balance.efficiency(parts, shares, rows.sizes)
 

@@ -40,7 +40,7 @@ CLOSING = 2  # tokens between a thought and its action
 
 
 @dataclass
-class Cost:
+class ScoringCost:
     """What a pass takes: tokens forwarded, wall-clock and CPU seconds."""
 
     tokens: int
@@ -181,7 +181,7 @@ def naive_batch(data: DataProto) -> DataProto:
 
 def measure(
     engine: TrainEngine, context: int, args: argparse.Namespace
-) -> tuple[DataProto, dict[str, Cost], float]:
+) -> tuple[DataProto, dict[str, ScoringCost], float]:
     """Costs of the three passes on one batch, and the largest difference between shared and naive
     scores.
     """
@@ -191,7 +191,11 @@ def measure(
     own = int(data.batch["attention_mask"].sum())
     others = int(naive.batch["attention_mask"].sum())
     branched = sum(len(b.token_ids) for row in data.non_tensor_batch["branches"] for b in row)
-    costs = {"old": Cost(own), "shared": Cost(own + branched), "naive": Cost(own + others)}
+    costs = {
+        "old": ScoringCost(own),
+        "shared": ScoringCost(own + branched),
+        "naive": ScoringCost(own + others),
+    }
     found: dict[str, RowScores] = {}
 
     def score(name: str, batch: DataProto) -> None:
@@ -230,7 +234,9 @@ HEADER = """\
 |---|---|---|---|---|---|---|---|"""
 
 
-def table_row(context: int, data: DataProto, costs: dict[str, Cost], difference: float) -> str:
+def table_row(
+    context: int, data: DataProto, costs: dict[str, ScoringCost], difference: float
+) -> str:
     """One line of the table."""
     old, shared, naive = costs["old"], costs["shared"], costs["naive"]
     steps = sum(len(row) for row in data.non_tensor_batch["spans"])

@@ -39,7 +39,7 @@ EXPORT_S = 600.0
 
 
 @dataclass
-class Cost:
+class SyncCost:
     """Seconds of one size: the whole, what the rank does of it, and a copy of ``size`` bytes."""
 
     size: int
@@ -81,7 +81,7 @@ def median_s(repeats: int, call: Callable[[int], object]) -> float:
     return statistics.median(seconds[1:])
 
 
-def measure(gib: float, engine: str, dtype: str, repeats: int, scratch: Path) -> Cost:
+def measure(gib: float, engine: str, dtype: str, repeats: int, scratch: Path) -> SyncCost:
     """The cost of handing over about ``gib`` GiB of weights."""
     layers = max(1, round(gib * GIB / (LAYER * BYTES[dtype])))
     policy = make_tiny_policy(scratch / f"policy-{layers}", hidden=HIDDEN, layers=layers)
@@ -93,7 +93,7 @@ def measure(gib: float, engine: str, dtype: str, repeats: int, scratch: Path) ->
         weights = ray_get(exported(workers), EXPORT_S, "export of the weights")
         size = sum(array.nbytes for _, array in weights)
     source, target = np.ones(size, np.uint8), np.ones(size, np.uint8)
-    return Cost(size, whole, export, median_s(repeats, lambda _: np.copyto(target, source)))
+    return SyncCost(size, whole, export, median_s(repeats, lambda _: np.copyto(target, source)))
 
 
 def exported(workers: Workers) -> ray.ObjectRef:
@@ -104,7 +104,7 @@ def exported(workers: Workers) -> ray.ObjectRef:
     return ref
 
 
-def table(costs: Sequence[Cost]) -> str:
+def table(costs: Sequence[SyncCost]) -> str:
     """A line for every size, in Markdown."""
     lines = [
         "| GiB | whole, s per GiB | export, s per GiB | copy, s per GiB | whole / copy |",

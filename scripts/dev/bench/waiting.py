@@ -5,9 +5,10 @@ import math
 import random
 from typing import Any
 
-from agent_system.environments.base import EnvPackage, Observation, Task
+from agent_system.environments.env import Observation, Task
 from agent_system.environments.env_package.number_line.package import NumberLinePrompts, project
 from agent_system.environments.env_package.number_line.settings import LineSettings
+from agent_system.environments.package import EnvPackage
 from agent_system.environments.settings import EnvSettings
 
 SHORTEST_S, LONGEST_S = 0.01, 1.0

@@ -60,7 +60,7 @@ WRITERS = (RANK, NODE, DRIVER)
 
 
 @dataclass
-class Result:
+class CellResult:
     """What became of a cell: ``verdict`` is ``ends``, ``goes on``, or ``WRONG`` and why."""
 
     key: str
@@ -81,7 +81,7 @@ class Ended:
     left: list[str]
 
 
-def play(cell: Cell, policy: Path, folder: Path) -> Result:
+def play(cell: Cell, policy: Path, folder: Path) -> CellResult:
     """Play ``cell`` in ``folder``, which is emptied first."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
@@ -101,13 +101,13 @@ def play(cell: Cell, policy: Path, folder: Path) -> Result:
             job.end()
 
 
-def _judged(cell: Cell, job: Job, folder: Path, raylet: psutil.Process | None) -> Result:
+def _judged(cell: Cell, job: Job, folder: Path, raylet: psutil.Process | None) -> CellResult:
     struck = folder / "struck"
     reached = struck if cell.deed == MEMORY else folder / "reached"
     try:
         job.wait_for(reached.exists, START_S)
     except AssertionError:
-        return Result(cell.key, f"{WRONG}: the stage never came", sentence=job.said()[-SHOWN:])
+        return CellResult(cell.key, f"{WRONG}: the stage never came", sentence=job.said()[-SHOWN:])
     if cell.deed != MEMORY:
         targets = family(raylet) if raylet is not None else [find(cell.part, job)]
         for target in targets:
@@ -125,7 +125,7 @@ def _judged(cell: Cell, job: Job, folder: Path, raylet: psutil.Process | None) -
     # The folder is called after the cell, and so names the part wherever a path is said.
     said = job.log.read_text(errors="replace").replace(str(folder), "")
     ended = Ended(cell, folder / "run", said, status, left)
-    return Result(cell.key, verdict(ended), seconds, status or 0, sentence(ended))
+    return CellResult(cell.key, verdict(ended), seconds, status or 0, sentence(ended))
 
 
 def family(raylet: psutil.Process) -> list[psutil.Process]:

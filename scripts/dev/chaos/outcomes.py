@@ -8,7 +8,7 @@ from pathlib import Path
 
 from scripts.dev.chaos.cells import DEEDS, PARTS, STAGES, Cell
 from scripts.dev.chaos.job import KEPT
-from scripts.dev.chaos.matrix import Result
+from scripts.dev.chaos.matrix import CellResult
 from tests.helpers.jobs import ROOT
 from verl.utils.files import atomic_write
 
@@ -18,20 +18,20 @@ BEGIN = "<!-- scripts.dev.chaos matrix -->\n"
 END = "<!-- end of the matrix -->\n"
 
 
-def read(path: Path = RESULTS) -> dict[str, Result]:
+def read(path: Path = RESULTS) -> dict[str, CellResult]:
     """Results by cell; none where nothing was played."""
     if not path.exists():
         return {}
-    return {row["key"]: Result(**row) for row in json.loads(path.read_text())}
+    return {row["key"]: CellResult(**row) for row in json.loads(path.read_text())}
 
 
-def keep(results: Mapping[str, Result], path: Path = RESULTS) -> None:
+def keep(results: Mapping[str, CellResult], path: Path = RESULTS) -> None:
     """Write all results down."""
     with atomic_write(path) as file:
         json.dump([asdict(result) for result in results.values()], file, indent=1)
 
 
-def table(results: Mapping[str, Result]) -> str:
+def table(results: Mapping[str, CellResult]) -> str:
     """The matrix in Markdown, a row for a part at a stage."""
     lines = ["| part | when | killed | hung | out of memory |", "|---|---|---|---|---|"]
     for part in PARTS:
@@ -41,7 +41,7 @@ def table(results: Mapping[str, Result]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _shown(cell: Cell, results: Mapping[str, Result]) -> str:
+def _shown(cell: Cell, results: Mapping[str, CellResult]) -> str:
     if cell.senseless is not None:
         return f"({cell.senseless})"
     result = results.get(cell.key)
@@ -52,7 +52,7 @@ def _shown(cell: Cell, results: Mapping[str, Result]) -> str:
     return result.verdict
 
 
-def write_page(results: Mapping[str, Result], page: Path = PAGE) -> None:
+def write_page(results: Mapping[str, CellResult], page: Path = PAGE) -> None:
     """Replace the table of ``page``. Raises ``ValueError`` where it has no place for one."""
     text = page.read_text(encoding="utf-8")
     place = re.compile(f"{re.escape(BEGIN)}.*?{re.escape(END)}", re.DOTALL)

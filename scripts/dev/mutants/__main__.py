@@ -10,7 +10,7 @@ from pathlib import Path
 from scripts.dev.mutants import results as outcomes
 from scripts.dev.mutants.forks import Done, run_one
 from scripts.dev.mutants.generate import Mutant, mutants_of
-from scripts.dev.mutants.results import Result, Results, Row
+from scripts.dev.mutants.results import ModuleRow, MutantResult, Results
 from scripts.dev.mutants.targets import ROOT, TARGETS, Target
 from scripts.dev.mutants.warm import (
     Outcome,
@@ -61,7 +61,7 @@ def _module(path: Path) -> str:
 
 def _run_target(
     target: Target, chosen: Sequence[str], results: Results, args: argparse.Namespace
-) -> list[Row]:
+) -> list[ModuleRow]:
     """Play the pending mutants of the chosen modules of ``target``; their rows."""
     files = [path for path in target.files() if not chosen or _module(path) in chosen]
     if not files:
@@ -133,7 +133,7 @@ class _Progress:
             fate = "timeout" if done.timed_out else "died"
             test = ""
         seconds = round(done.seconds, 2)
-        self._results.add(Result(done.name, fate, test, self._tests_hash, seconds))
+        self._results.add(MutantResult(done.name, fate, test, self._tests_hash, seconds))
         mutant = self._names[done.name]
         if fate != "killed":
             _say(f"  {fate}: {mutant.module}:{mutant.lines[0]} {outcomes.change_of(mutant)}")
@@ -142,7 +142,7 @@ class _Progress:
             _say(f"  {self.count} of {len(self._names)}, {seconds / self.count:.2f} s each")
 
 
-def _conclude(rows: Sequence[Row], *, whole: bool) -> int:
+def _conclude(rows: Sequence[ModuleRow], *, whole: bool) -> int:
     reasons = outcomes.read_reasons()
     page = outcomes.page_of(rows, reasons)
     unknown = sum(row.unknown for row in rows)

@@ -17,7 +17,7 @@ PR_SET_PDEATHSIG = 1
 
 
 @dataclass
-class Job(Generic[Answer]):
+class ForkJob(Generic[Answer]):
     """``work()`` to be done in a child within ``deadline`` seconds."""
 
     name: str
@@ -37,7 +37,7 @@ class Done(Generic[Answer]):
 
 @dataclass
 class _Running(Generic[Answer]):
-    job: Job[Answer]
+    job: ForkJob[Answer]
     pid: int
     path: Path
     started: float = field(default_factory=time.monotonic)
@@ -46,7 +46,7 @@ class _Running(Generic[Answer]):
         return time.monotonic() - self.started
 
 
-def run_jobs(jobs: Iterable[Job[Answer]], workers: int) -> Iterator[Done[Answer]]:
+def run_jobs(jobs: Iterable[ForkJob[Answer]], workers: int) -> Iterator[Done[Answer]]:
     """Every job in a child of its own, ``workers`` at a time; results as they come."""
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
         waiting = enumerate(jobs)
@@ -73,7 +73,7 @@ def _ended(running: list[_Running[Answer]]) -> list[tuple[_Running[Answer], Done
 
 def run_one(name: str, work: Callable[[], Answer], deadline: float) -> Answer:
     """``work()`` done in a child. Raises ``RuntimeError`` when it died or its time was up."""
-    done = next(run_jobs([Job(name, work, deadline)], workers=1))
+    done = next(run_jobs([ForkJob(name, work, deadline)], workers=1))
     if done.answer is None:
         how = f"was not done after {deadline:.0f} s" if done.timed_out else "died, see above"
         raise RuntimeError(f"{name} {how}")
@@ -87,7 +87,7 @@ def silence() -> None:
     os.dup2(nowhere, 2)
 
 
-def _start(job: Job[Answer], path: Path) -> _Running[Answer]:
+def _start(job: ForkJob[Answer], path: Path) -> _Running[Answer]:
     pid = os.fork()
     if pid:
         return _Running(job, pid, path)

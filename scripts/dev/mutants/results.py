@@ -16,7 +16,7 @@ PAGE = Path(__file__).with_name("results.md")
 
 
 @dataclass(frozen=True)
-class Result:
+class MutantResult:
     """One mutant's fate: ``killed``, ``timeout``, ``died`` (all three: noticed), ``survived``, or
     ``broken`` where it could not be played.
     """
@@ -37,16 +37,16 @@ class Results:
         lines = path.read_text().splitlines() if path.exists() else []
         self._found = {}
         for line in lines:
-            result = Result(**json.loads(line))
+            result = MutantResult(**json.loads(line))
             self._found[result.key] = result
 
-    def add(self, result: Result) -> None:
+    def add(self, result: MutantResult) -> None:
         """Keep one result."""
         with self._path.open("a") as file:
             file.write(json.dumps(asdict(result)) + "\n")
         self._found[result.key] = result
 
-    def get(self, mutant: Mutant) -> Result | None:
+    def get(self, mutant: Mutant) -> MutantResult | None:
         """What is known of ``mutant``."""
         return self._found.get(mutant.key)
 
@@ -116,7 +116,7 @@ def _word_end(text: str, position: int) -> int:
 
 
 @dataclass(frozen=True)
-class Row:
+class ModuleRow:
     """One module's numbers and the mutants that survived in it."""
 
     module: str
@@ -126,7 +126,7 @@ class Row:
     survivors: tuple[Mutant, ...]
 
 
-def row_of(module: str, mutants: Sequence[Mutant], results: Results) -> Row:
+def row_of(module: str, mutants: Sequence[Mutant], results: Results) -> ModuleRow:
     """Count the fates of the mutants of ``module``."""
     survivors = []
     unknown = 0
@@ -137,7 +137,7 @@ def row_of(module: str, mutants: Sequence[Mutant], results: Results) -> Row:
         elif result.fate == "survived":
             survivors.append(mutant)
     killed = len(mutants) - unknown - len(survivors)
-    return Row(module, len(mutants), killed, unknown, tuple(survivors))
+    return ModuleRow(module, len(mutants), killed, unknown, tuple(survivors))
 
 
 def reason_for(mutant: Mutant, reasons: Iterable[Reason]) -> str | None:
@@ -167,8 +167,8 @@ the mutants itself, in forks of a process that has imported torch and collected 
 """
 
 
-def page_of(rows: Sequence[Row], reasons: Sequence[Reason]) -> str:
-    """The text of scripts/dev/mutants/results.md."""
+def page_of(rows: Sequence[ModuleRow], reasons: Sequence[Reason]) -> str:
+    """Return the text of the page."""
     lines = [HEAD, "| module | mutants | killed | survivors | killed, % |", "|---|---|---|---|---|"]
     for row in rows:
         lines.append(_table_line(f"`{row.module}`", [row]))
@@ -191,7 +191,7 @@ def page_of(rows: Sequence[Row], reasons: Sequence[Reason]) -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
-def _table_line(name: str, rows: Sequence[Row]) -> str:
+def _table_line(name: str, rows: Sequence[ModuleRow]) -> str:
     mutants = sum(row.mutants for row in rows)
     killed = sum(row.killed for row in rows)
     survivors = sum(len(row.survivors) for row in rows)

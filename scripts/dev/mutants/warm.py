@@ -15,7 +15,7 @@ from importlib.machinery import SourceFileLoader
 
 import pytest
 
-from scripts.dev.mutants.forks import Done, Job, run_jobs, run_one, silence
+from scripts.dev.mutants.forks import Done, ForkJob, run_jobs, run_one, silence
 from scripts.dev.mutants.generate import Mutant, children, differences
 from scripts.dev.mutants.targets import LIBRARIES, ROOT, Target
 
@@ -144,11 +144,11 @@ def play_functions(
 ) -> Iterator[Done[Outcome]]:
     """Play mutants of functions, each in a child of this process."""
 
-    def jobs() -> Iterator[Job[Outcome]]:
+    def jobs() -> Iterator[ForkJob[Outcome]]:
         for mutant in mutants:
             tests = found.reaching(mutant)
             work = _work(warm, mutant, tests)
-            yield Job(mutant.key, work, found.deadline(tests))
+            yield ForkJob(mutant.key, work, found.deadline(tests))
 
     yield from run_jobs(jobs(), workers)
 
@@ -209,10 +209,10 @@ def _pairs(
 def play_imports(mutants: Sequence[Mutant], found: Trace, workers: int) -> Iterator[Done[Outcome]]:
     """Play mutants of what runs at import, in children of a process without the packages."""
 
-    def jobs() -> Iterator[Job[Outcome]]:
+    def jobs() -> Iterator[ForkJob[Outcome]]:
         for mutant in mutants:
             tests = found.reaching(mutant)
-            yield Job(mutant.key, _import_work(mutant, tests), 60 + found.deadline(tests))
+            yield ForkJob(mutant.key, _import_work(mutant, tests), 60 + found.deadline(tests))
 
     yield from run_jobs(jobs(), workers)
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from agent_system.environments.env_package.relay.doors import Door, needed_level
-from experiments.level_matrix import Answer, World, half_width, main, measure, walk
+from experiments.level_matrix import MatrixWorld, SampledStep, half_width, main, measure, walk
 from rlvcr.level_metrics import mutual_information
 from rlvcr.levels import LEVELS
 from verl.config.schema import SFTConfig
@@ -18,7 +18,7 @@ HOPS = (0, 2, 4, 7)
 
 
 def world(doors=8, name="relay"):
-    return World.of(load_config(name, [f"env.relay.doors={doors}", "env.relay.val_tasks=60"]))
+    return MatrixWorld.of(load_config(name, [f"env.relay.doors={doors}", "env.relay.val_tasks=60"]))
 
 
 def tasks_of(place):
@@ -28,7 +28,7 @@ def tasks_of(place):
 class KnowingPlayer:
     """Is right exactly where the level suffices, and chooses the needed one."""
 
-    def answer(self, prompts: Sequence[str], levels: Sequence[int | None]) -> list[Answer]:
+    def answer(self, prompts: Sequence[str], levels: Sequence[int | None]) -> list[SampledStep]:
         answers = []
         for prompt, level in zip(prompts, levels, strict=True):
             door = Door.read(prompt)
@@ -36,7 +36,7 @@ class KnowingPlayer:
             chosen = level or needed
             wrong = next(place for place in door.places if place != door.goal)
             action = door.goal if chosen >= needed else wrong
-            answers.append(Answer(chosen, action, 8 + HOPS[chosen - 1]))
+            answers.append(SampledStep(chosen, action, 8 + HOPS[chosen - 1]))
         return answers
 
 
@@ -61,7 +61,7 @@ def test_a_player_that_knows_what_it_needs_is_measured_as_one():
 
 
 def test_useless_actions_lead_the_walk_elsewhere_and_are_not_right():
-    line = World.of(load_config("number_line", ["env.history=window", "env.max_steps=8"]))
+    line = MatrixWorld.of(load_config("number_line", ["env.history=window", "env.max_steps=8"]))
     tasks = tasks_of(line)[:20]
     calm, noisy = walk(line, tasks, 0.0), walk(line, tasks, 0.5)
     assert len(noisy) > len(calm), "what is useless takes time"
@@ -74,7 +74,7 @@ def test_useless_actions_lead_the_walk_elsewhere_and_are_not_right():
 def test_episodes_end_at_the_limit_of_steps():
     class Idle:
         def answer(self, prompts, levels):
-            return [Answer(level, "nowhere", 5) for level in levels]
+            return [SampledStep(level, "nowhere", 5) for level in levels]
 
     place = world(doors=2)
     found = measure(place, Idle(), tasks_of(place)[:3], noise=0.0)
@@ -107,4 +107,4 @@ def test_a_policy_is_measured_on_the_level_it_is_made_to_think_on(tmp_path, caps
 
 def test_states_that_do_not_stand_alone_are_refused():
     with pytest.raises(ValueError, match=r"env\.history='append'.*fix: env.history=window"):
-        World.of(load_config("number_line"))
+        MatrixWorld.of(load_config("number_line"))

@@ -16,8 +16,9 @@ import torch
 from rlvcr.alternatives import StepAlternatives
 from rlvcr.levels import ForcedThought, LevelChoice, ParsedStep, ParseFailure
 from rlvcr.records import ThinkingStep
-from rlvcr.scoring import RowStep, score_rows
+from rlvcr.scoring import RowStep
 from tests.helpers.play import make_config
+from tests.helpers.thinking_plays import score_rows
 from verl.protocol import DataProto, object_array
 from verl.records import SegmentScore
 from verl.trainer.ppo.credit import compute_advantage

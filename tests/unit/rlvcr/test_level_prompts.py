@@ -4,10 +4,10 @@ continues.
 
 import pytest
 
-from agent_system.environments.base import shows_level_prompts
 from agent_system.environments.env_package.alfworld.package import PACKAGE as ALFWORLD
 from agent_system.environments.env_package.number_line.package import LEVEL_TEXTS, LEVELS
 from agent_system.environments.env_package.number_line.package import PACKAGE as NUMBER_LINE
+from agent_system.environments.prompts import shows_level_prompts
 from agent_system.multi_turn_rollout.play_settings import PlaySettings, check_prompts
 from agent_system.multi_turn_rollout.rollout_loop import TrajectoryCollector
 from tests.helpers.play import make_world

@@ -8,6 +8,7 @@ comparison.
 
 import copy
 from dataclasses import astuple, replace
+from typing import Any
 
 import pytest
 import torch
@@ -15,13 +16,13 @@ from transformers import AutoModelForCausalLM
 
 from agent_system.environments.manager import GroupMismatch
 from agent_system.environments.pool.environment_pool import PoolSession
-from agent_system.multi_turn_rollout import rollout_loop
-from rlvcr.scoring import score_rows
+from agent_system.multi_turn_rollout.rollout_loop import TrajectoryCollector
 from tests.helpers.policy_rows import policy_config
 from tests.helpers.thinking_plays import (
     ACTIONS,
     STEPS,
     Reference,
+    answer_questions,
     collect,
     plays_of,
     real_tokens,
@@ -31,6 +32,7 @@ from tests.helpers.thinking_plays import (
     thought_of,
 )
 from tests.helpers.tiny_model import make_tiny_policy, make_tiny_tokenizer
+from tests.helpers.trainer_fakes import make_fake_run
 from verl.models import branch_attention
 from verl.protocol import DataProto, object_array
 from verl.trainer.ppo.ray_trainer import compute_advantage
@@ -400,40 +402,50 @@ def test_rule_11_another_start_is_refused(history, tokenizer, scorer, monkeypatc
 
 @both
 def test_rule_12_order_padding_and_splits_leave_every_credit_where_it_was(
-    history, tokenizer, scorer, monkeypatch
+    history, tokenizer, scorer
 ):
-    taken = {}
-
-    def take(data, rows, *others):
-        taken["unscored"], taken["rows"], taken["others"] = (
-            data[list(range(len(data)))],
-            rows,
-            others,
-        )
-        return score_rows(data, rows, *others)
-
-    monkeypatch.setattr(rollout_loop, "score_rows", take)
     config = thinking_config(
         history, combine="reweight", mode="mean_std_norm", score="logprob", cost_coef=0.2
     )
-    whole = advantages(collect(tokenizer, scorer, config), config)
+    unscored = collect(tokenizer, None, config)
+    every = list(range(len(unscored)))
+    whole = advantages(answer_questions(unscored[every], scorer, config), config)
 
     def check(rows, left=0, right=0):
-        part = pad(taken["unscored"][rows], left, right)
-        part = score_rows(part, [taken["rows"][row] for row in rows], *taken["others"])
-        part = advantages(part, config)
+        part = pad(unscored[rows], left, right)
+        part = advantages(answer_questions(part, scorer, config), config)
         for key in (*CREDIT, "advantages"):
             expected = torch.nn.functional.pad(whole.batch[key][rows], (0, right))
             torch.testing.assert_close(
                 part.batch[key].float(), expected.float(), atol=EXACT, rtol=0, msg=key
             )
 
-    every = list(range(len(whole)))
     assert (whole.batch["thinking_reweight"] > 0).any()
     check(every[::-1])
     check(every[1:] + every[:1], left=3, right=5)
     for uid in set(whole.non_tensor_batch["uid"]):
         check([row for row in every if whole.non_tensor_batch["uid"][row] == uid], right=1)
+
+
+@both
+def test_the_trainers_score_gives_what_the_loop_gives_on_its_own(
+    history, played, tokenizer, scorer
+):
+    """Workers that score make the loop fill the columns itself; engines alone leave questions."""
+    config = thinking_config(history)
+    rows = collect(tokenizer, None, config)
+    assert "thinking_level_entropies" not in rows.tensor_keys()
+    trainer, *_ = make_fake_run()
+    workers: Any = trainer.workers
+    workers.compute_log_prob = scorer
+    trainer.collector = TrajectoryCollector(config, tokenizer)
+    found = trainer.score(rows)
+    expected = played[history]
+    for key in ("old_log_probs", "thinking_level_entropies", "thinking_token_costs", "choice_mask"):
+        torch.testing.assert_close(found.batch[key], expected.batch[key], atol=0, rtol=0)
+    assert found.non_tensor_batch["steps"].tolist() == expected.non_tensor_batch["steps"].tolist()
+    assert set(found.non_tensor_batch) == set(expected.non_tensor_batch)
+    assert trainer.metrics["rlvcr/branch_tokens_ratio"] > 0
 
 
 def pad(data, left, right):

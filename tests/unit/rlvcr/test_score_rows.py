@@ -19,8 +19,9 @@ from rlvcr import scoring
 from rlvcr.alternatives import StepAlternatives
 from rlvcr.levels import ForcedThought, LevelChoice, ParsedStep, ParseFailure
 from rlvcr.records import ThinkingStep
-from rlvcr.scoring import RowStep, hold_up_levels, score_rows
+from rlvcr.scoring import RowStep, add_level_entropy_bonus, pack_questions
 from tests.helpers.play import make_config
+from tests.helpers.thinking_plays import score_rows
 from verl.protocol import DataProto, object_array
 from verl.records import ChoiceBonus, SegmentScore
 from verl.utils.seeds import derive_seed
@@ -79,10 +80,9 @@ def score(step: int, level: int, logprob: float) -> SegmentScore:
 
 
 class Actor:
-    """Answers as written here; keeps what it was asked."""
+    """Answers as written here."""
 
-    def __call__(self, data: DataProto) -> DataProto:
-        self.asked = data
+    def __call__(self, _: DataProto) -> DataProto:
         own = [[score(0, 3, -1.0)], [score(1, 3, -1.0)], [score(0, 4, -1.0), score(1, 3, -1.0)]]
         others = [[score(0, 1, -2.0), score(0, 2, -3.0)], [score(1, 1, -3.0)], []]
         tensors = {
@@ -167,21 +167,17 @@ def test_every_column_of_credit_by_hand(caplog):
     assert "rlvcr/dropped_length=0.50" in caplog.text
 
 
-def test_what_the_actor_is_asked():
-    actor = Actor()
-    score_rows(rows(), steps(), actor, settings(), CODEC)
-    asked = actor.asked
-    assert set(asked.tensor_keys()) == {
-        "attention_mask",
-        "input_ids",
-        "position_ids",
-        "response_mask",
-        "responses",
-    }
-    assert set(asked.non_tensor_batch) == {"branches", "spans"}
-    assert asked.meta_info == {"temperature": 0.75}
-    assert [len(branches) for branches in asked.non_tensor_batch["branches"]] == [2, 1, 0]
-    assert [len(spans) for spans in asked.non_tensor_batch["spans"]] == [1, 1, 2]
+def test_the_questions_of_the_rows():
+    data = rows()
+    pack_questions(data, steps())
+    assert [len(branches) for branches in data.non_tensor_batch["branches"]] == [2, 1, 0]
+    assert [len(spans) for spans in data.non_tensor_batch["spans"]] == [1, 1, 2]
+
+
+def test_questions_and_answers_go_when_their_columns_are_there():
+    before = set(rows().non_tensor_batch)
+    data = score_rows(rows(), steps(), Actor(), settings(), CODEC)
+    assert set(data.non_tensor_batch) == before
 
 
 def test_records_know_their_contexts_and_credit():
@@ -371,10 +367,10 @@ def test_metrics_begin_where_there_are_none():
     assert data.meta_info["metrics"]["rlvcr/expanded_steps"] == 2.0
 
 
-def test_choices_are_held_up_without_credit():
+def test_the_level_entropy_bonus_needs_no_credit():
     data = rows()
     before = set(data.tensor_keys())
-    assert hold_up_levels(data, steps(), settings(), CODEC) is data
+    add_level_entropy_bonus(data, steps(), settings().algorithm.rlvcr, CODEC)
     assert set(data.tensor_keys()) - before == {"choice_mask"}
     assert torch.equal(data.batch["choice_mask"], placed((0, [1], 1), (2, [1, 10], 1)).long())
     assert data.meta_info["choice_bonus"] == ChoiceBonus((21, 22, 23, 24), 0.5, name="level")

@@ -131,7 +131,7 @@ def test_the_sections_of_any_method_appear_in_their_places(run_dir):
     assert "What falls from the sky." in page and "rain per day" in page
     health = page.partition("<h2>Health</h2>")[2]
     assert "<figcaption>Hail</figcaption>" in health.partition("</section>")[0]
-    parts = re.findall(r"</i>(.*?)</li>", page.partition("Time per iteration")[2])
+    parts = re.findall(r"</i>(.*?)</li>", page.partition("Time per step")[2])
     assert parts.index("forecast") == parts.index("advantages") + 1
 
 

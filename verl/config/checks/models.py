@@ -1,5 +1,6 @@
 """Directories of models, as far as a look at their files tells."""
 
+import hashlib
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ from verl.config.settings.hints import nearest_name
 POLICY = "actor_rollout_ref.model.path"
 MAKE_ONE = "have this config make one there: cold_start.enable=true"
 ALLOWED = "a directory in Hugging Face format, or a hub name"
+CHECKSUMS = "SHA256SUMS"  # in a policy of the package; `sha256sum --check` reads it as well
 
 
 def is_local(path: str) -> bool:
@@ -31,7 +33,14 @@ def check_directory(
     if path is None or not ctx.check_files:
         return
     directory = Path(path)
-    if directory.is_dir():
+    altered = _altered_file(directory)
+    if altered:
+        why = f"{altered} is missing or altered: its SHA-256 is not the one in {CHECKSUMS}"
+        fix = "restore the file: install the package again, or `git checkout` it"
+        if key == POLICY:
+            fix += f"; or train a new policy: {key}=data/models/NEW cold_start.enable=true"
+        yield problem(cfg, key, why, f"the files that {CHECKSUMS} names", fix)
+    elif directory.is_dir():
         for why in _missing(directory):
             fix = "name the directory that holds the model"
             fix = "remove it, and the cold start makes a policy there" if made else fix
@@ -76,6 +85,23 @@ def _missing(directory: Path) -> Iterator[str]:
         yield "there is no config.json in it, so it holds no model"
     elif not any(any(directory.glob(name)) for name in ("*.safetensors", "pytorch_model*.bin")):
         yield "there are no weights in it (*.safetensors)"
+
+
+def _altered_file(directory: Path) -> str:
+    """Return the first file whose content is not the one that the checksums of ``directory`` name;
+    empty if there is none, or no checksums.
+    """
+    checksums = directory / CHECKSUMS
+    if not checksums.is_file():
+        return ""
+    for line in checksums.read_text(encoding="utf-8", errors="replace").splitlines():
+        digest, _, name = line.partition("  ")
+        if not (directory / name).is_file():
+            return name
+        with (directory / name).open("rb") as stream:
+            if hashlib.file_digest(stream, "sha256").hexdigest() != digest:
+                return name
+    return ""
 
 
 def _neighbour(directory: Path) -> str:

@@ -1,7 +1,5 @@
 """Keys that change nothing and name what is played, learnt or paid: refused, never passed over."""
 
-from typing import Protocol, runtime_checkable
-
 from verl.config.derive import data_keys, is_placeholder, plays_files
 from verl.config.problems import Context, Problems, problem
 from verl.config.schema import PPOConfig, SFTConfig
@@ -14,15 +12,6 @@ COLUMNS = (
     "data.custom_cls.path",
     "data.custom_cls.name",
 )
-
-
-@runtime_checkable
-class TakesTaskFiles(Protocol):
-    """The settings of an environment of which a key names a file of tasks."""
-
-    def file_key(self, split: str) -> str | None:
-        """The name of that key for ``split`` (``train``, ``val``); None where there is none."""
-        ...
 
 
 def names_data(cfg: PPOConfig) -> bool:
@@ -82,7 +71,7 @@ def _files_of_no_use(cfg: PPOConfig) -> Problems:
         if not files or is_placeholder(files):
             continue
         settings = env.settings
-        own = settings.file_key(split) if isinstance(settings, TakesTaskFiles) else None
+        own = None if settings is None else settings.file_key(split)
         if own is not None:
             why = f"the environment {env.env_name} reads its tasks from another key"
             fix = f"env.{env.name}.{own}={files[0]} {key}=[]"

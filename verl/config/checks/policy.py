@@ -8,7 +8,7 @@ from verl.config.problems import Context, Problems, problem
 from verl.config.registered_names import compares_with_greedy_play
 from verl.config.schema import PPOConfig
 from verl.config.settings import ConfigError, lookup
-from verl.names import COMPARES_GROUP, ESTIMATORS
+from verl.names import ESTIMATORS, AdvantageEstimator
 
 
 def check_model(cfg: PPOConfig, ctx: Context) -> Problems:
@@ -77,9 +77,9 @@ def check_estimator(cfg: PPOConfig, _ctx: Context) -> Problems:
             cfg, "critic.enable", "gae needs values", "true or null", "leave critic.enable unset"
         )
     # A group of one is its own mean: every advantage would be 0, and training would go on.
-    if name in COMPARES_GROUP and n < 2:
+    if ESTIMATORS.get(name) and n < 2:
         fix = "env.rollout.n=8, or an estimator without groups: gae, reinforce_plus_plus"
-        if name not in ESTIMATORS:
+        if name not in {*AdvantageEstimator}:
             fix = "env.rollout.n=8, or register_adv_est(..., compares_group=False)"
         yield problem(
             cfg, "env.rollout.n", f"{name} compares the plays of one task", "2 or more", fix

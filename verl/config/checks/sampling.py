@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from verl.config.problems import Context, Problems, problem
 from verl.config.schema import PPOConfig
-from verl.config.schema.rollout import ValSamplingConfig
+from verl.config.schema.rollout import RolloutConfig, ValSamplingConfig
 
 PREFIX = "actor_rollout_ref.rollout.val_kwargs"
 WITHOUT_EFFECT = ("temperature", "top_p", "top_k")  # while nothing is sampled
@@ -16,7 +16,7 @@ def check_repeated_validation(cfg: PPOConfig, _ctx: Context) -> Problems:
     maj@k would be one number.
     """
     sampling = cfg.actor_rollout_ref.rollout.val_kwargs
-    if sampling.n > 1 and (key := _greedy_key(sampling)):
+    if sampling.n > 1 and (key := greedy_key(sampling)):
         why = f"validation is greedy ({key}), so the plays of a task are all the same"
         yield problem(cfg, f"{PREFIX}.n", why, "1 where nothing is sampled", SAMPLED)
 
@@ -24,7 +24,7 @@ def check_repeated_validation(cfg: PPOConfig, _ctx: Context) -> Problems:
 def greedy_validation_notes(cfg: PPOConfig) -> Iterator[str]:
     """Name sampling keys of validation that are set and change nothing."""
     sampling = cfg.actor_rollout_ref.rollout.val_kwargs
-    key = _greedy_key(sampling)
+    key = greedy_key(sampling)
     if key is None:
         return
     fields = ValSamplingConfig.model_fields
@@ -35,8 +35,8 @@ def greedy_validation_notes(cfg: PPOConfig) -> Iterator[str]:
             yield f"{PREFIX}.{name}={value} {why}: {SAMPLED}"
 
 
-def _greedy_key(sampling: ValSamplingConfig) -> str | None:
-    """The key that makes validation greedy; None where it samples."""
+def greedy_key(sampling: ValSamplingConfig | RolloutConfig) -> str | None:
+    """Return the setting that makes ``sampling`` greedy; None where it samples."""
     if not sampling.do_sample:
         return "do_sample=false"
     if sampling.temperature == 0:

@@ -6,6 +6,7 @@ from verl.config.schema.accepted import AcceptedEnv
 from verl.config.settings import (
     NULL,
     Derived,
+    EnvSection,
     NonNegative,
     NonNegativeInt,
     PositiveInt,
@@ -83,8 +84,8 @@ class EnvConfig(AcceptedEnv, OpenSection):
         return self.env_name.split("/", 1)[0]
 
     @property
-    def settings(self) -> Section | None:
+    def settings(self) -> EnvSection | None:
         """The section of the environment that is played; None where its package is not known."""
         # A place (module:ATTRIBUTE) is no name, and has no section.
         found = getattr(self, self.name, None) if self.name.isidentifier() else None
-        return found if isinstance(found, Section) else None
+        return found if isinstance(found, EnvSection) else None

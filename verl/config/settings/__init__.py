@@ -4,6 +4,7 @@
 doc, bounds · ``reading`` from plain values to sections, every mistake named.
 """
 
+from verl.config.settings.env_section import EnvSection
 from verl.config.settings.errors import ConfigError, MissingKey, Refusal
 from verl.config.settings.keys import Key, keys_of, lookup, plugged_key
 from verl.config.settings.reading import read, read_or_raise
@@ -26,6 +27,7 @@ __all__ = [
     "NULL",
     "ConfigError",
     "Derived",
+    "EnvSection",
     "GpuOnly",
     "Key",
     "MissingKey",

@@ -1,7 +1,7 @@
 """Secrets in settings and command lines, masked before these are written or shown."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 MASK = "***"
@@ -12,6 +12,8 @@ _KEYS = {"api", "access", "private", "secret", "auth", "account", "service", "en
 _SPECIAL_TOKENS = {"pad", "eos", "bos", "unk", "sep", "cls", "mask", "image", "end", "start"}
 _IN_URL = re.compile(r"(://[^/\s:@]*):[^/\s@]+@")
 _PAIR = re.compile(r"""(['"]?([A-Za-z_]\w*)['"]?\s*[:=]\s*)(['"]?)([^\s,{}\[\]'"]+)\3""")
+_MIN_HIDDEN = 8  # characters: shorter values are words that any text may hold
+_hidden: set[str] = set()
 _ENVIRONMENTS = ("runtime_env", "env_vars", "mcp_servers")
 
 
@@ -64,11 +66,35 @@ def _masked_word(word: str) -> str:
     return masked_text(word)
 
 
+def hide_secrets(values: Mapping[str, Any]) -> None:
+    """Have ``masked_text`` mask the values of the secrets in ``values`` wherever they stand: errors
+    quote them without their names.
+    """
+    _hidden.update(_secrets(values))
+
+
+def _secrets(value: Any, secret: bool = False) -> Iterator[str]:
+    if isinstance(value, Mapping):
+        for name, item in value.items():
+            yield from _secrets(item, secret or is_secret_name(str(name)))
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _secrets(item, secret)
+    # A path to a secret and a reference to it are none.
+    elif isinstance(value, str) and secret and not value.startswith(("/", "${", "~")):
+        yield from [value] if len(value) >= _MIN_HIDDEN else []
+
+
 def masked_text(text: str) -> str:
-    """``text`` with the values of pairs such as ``API_KEY=...`` and passwords in URLs masked."""
+    """``text`` with the values of pairs such as ``API_KEY=...``, passwords in URLs and the values
+    that ``hide_secrets`` was given masked.
+    """
 
     def pair(found: re.Match[str]) -> str:
         kept = not is_secret_name(found[2]) or found[4].startswith("$")
         return found[0] if kept else f"{found[1]}{MASK}"
 
-    return _PAIR.sub(pair, _IN_URL.sub(rf"\1:{MASK}@", text))
+    text = _PAIR.sub(pair, _IN_URL.sub(rf"\1:{MASK}@", text))
+    for value in sorted(_hidden, key=len, reverse=True):
+        text = text.replace(value, MASK)
+    return text

@@ -1,5 +1,6 @@
-"""``report.html``: one self-contained page that shows a run; ``python -m verl.record.report
-RUN_DIR`` writes it.
+"""``report.html``: a self-contained page about a run.
+
+``python -m verl.record.report RUN_DIR`` writes it.
 """
 
 from verl.record.report.page import (

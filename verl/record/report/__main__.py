@@ -1,5 +1,6 @@
-"""``python -m verl.record.report RUN_DIR`` writes ``report.html`` into the run directory; of
-several runs it writes one page; with ``--serve`` it shows a run that is under way.
+"""Command line of the report: ``python -m verl.record.report RUN_DIR`` writes ``report.html``.
+
+Several run directories give one page that compares them. ``--serve`` shows a run in progress.
 """
 
 import argparse
@@ -13,7 +14,7 @@ from verl.utils.proxies import is_loopback
 
 
 def main() -> None:
-    """Command line."""
+    """Parse the arguments and write or serve the report."""
     parser = argparse.ArgumentParser(
         prog="python -m verl.record.report",
         description="Write report.html of a run, or one page that compares several.",
@@ -24,42 +25,42 @@ def main() -> None:
     parser.add_argument(
         "--out",
         type=Path,
-        help="where the page of several runs goes; by default comparison.html in the nearest "
-        "folder that they share",
+        help="path of the page of several runs; default: comparison.html in their nearest "
+        "common folder",
     )
     parser.add_argument(
         "--serve",
         action="store_true",
-        help="show the run while it goes on, at an address of this machine; writes nothing",
+        help="serve the report of a running job at an address of this machine; writes nothing",
     )
-    parser.add_argument("--port", type=int, default=PORT, help="of --serve; 0 takes a free one")
+    parser.add_argument("--port", type=int, default=PORT, help="port of --serve; 0: a free one")
     parser.add_argument(
         "--host",
         default="127.0.0.1",
-        help="address that --serve listens on; at another one than this machine's own whoever "
-        "learns of the key reads all plays, for nothing is encrypted",
+        help="address that --serve listens on; the connection is not encrypted, so at an address "
+        "that others can reach, everyone who learns the key can read all trajectories",
     )
-    words = parser.parse_args()
-    several = len(words.run_dir) > 1
-    if words.out is not None and not several:
-        parser.error("--out is for several runs: the report of one is in its directory")
-    if words.serve and several:
-        parser.error("--serve shows one run")
-    if words.serve:
-        serve(words.run_dir[0], words.host, words.port)
+    args = parser.parse_args()
+    several = len(args.run_dir) > 1
+    if args.out is not None and not several:
+        parser.error("--out needs several runs: the report of one run is in its directory")
+    if args.serve and several:
+        parser.error("--serve takes one run")
+    if args.serve:
+        serve_run(args.run_dir[0], args.host, args.port)
     elif several:
-        print(write_comparison(words.run_dir, words.out))
+        print(write_comparison(args.run_dir, args.out))
     else:
-        print(write_report(words.run_dir[0]))
+        print(write_report(args.run_dir[0]))
 
 
-def serve(run_dir: str, host: str, port: int) -> None:
-    """Answer until the keyboard interrupts."""
+def serve_run(run_dir: str, host: str, port: int) -> None:
+    """Serve the report until Ctrl-C."""
     if not 0 <= port <= 65535:
         raise UsageError(f"--port={port}; allowed: 0 to 65535; fix: --port 0 takes a free one")
-    with _listening(run_dir, host, port) as server:
+    with _open_server(run_dir, host, port) as server:
         if not is_loopback(host):
-            print(f"{host} can be reached from elsewhere: the key below is all that protects plays")
+            print(f"{host} can be reached from other machines: only the key protects the data")
         print(server.address, flush=True)
         try:
             server.serve_forever()
@@ -67,7 +68,7 @@ def serve(run_dir: str, host: str, port: int) -> None:
             print("ended")
 
 
-def _listening(run_dir: str, host: str, port: int) -> LiveServer:
+def _open_server(run_dir: str, host: str, port: int) -> LiveServer:
     try:
         return LiveServer(run_dir, host, port)
     except FileNotFoundError:

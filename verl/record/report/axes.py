@@ -6,33 +6,34 @@ from dataclasses import dataclass
 
 
 def nice_ticks(low: float, high: float, count: int = 5) -> list[float]:
-    """About ``count`` round numbers that cover [low, high], the first at or below low, the last at
-    or above high.
+    """Return about ``count`` round numbers that cover [low, high].
+
+    The first is at or below ``low``, the last at or above ``high``.
     """
     if high <= low:
-        spread = abs(low) * 0.1  # one value alone: room above and below it
-        low, high = (low - spread, low + spread) if spread else (0.0, 1.0)
+        margin = abs(low) * 0.1  # a single value gets a margin above and below
+        low, high = (low - margin, low + margin) if margin else (0.0, 1.0)
     raw = (high - low) / max(1, count - 1)
     power = 10.0 ** math.floor(math.log10(raw))
-    # Multiples that are read at a glance; 0.999 forgives the rounding of the division.
+    # Steps of 1, 2, 2.5, 5 times a power of ten. 0.999 tolerates rounding of the division.
     step = next(m * power for m in (1, 2, 2.5, 5, 10) if m * power >= raw * 0.999)
-    # 0.3 / 0.1 is 2.9999999999999996: a tick must not be lost to that.
+    # 0.3 / 0.1 is 2.9999999999999996: the tolerance keeps that tick.
     first = math.floor(low / step + 1e-9)
     last = math.ceil(high / step - 1e-9)
     return [round(i * step, 12) for i in range(first, last + 1)]
 
 
 def log_ticks(low: float, high: float) -> list[float]:
-    """Powers of ten that cover [low, high]; at most about six of them."""
+    """Return powers of ten that cover [low, high], at most about six."""
     first = math.floor(math.log10(low) + 1e-9)
-    # At least one decade, or the axis would have no length.
+    # At least one decade: otherwise the axis would have no length.
     last = max(math.ceil(math.log10(high) - 1e-9), first + 1)
     stride = max(1, math.ceil((last - first) / 5))
     return [10.0**power for power in range(first, last + stride, stride)]
 
 
 def step_ticks(low: int, high: int, count: int = 7) -> list[float]:
-    """Whole numbers for an axis of training steps, inside [low, high]."""
+    """Return integer ticks inside [low, high] for an axis of training steps."""
     ticks = [
         t for t in nice_ticks(low, max(high, low + 1), count) if low <= t <= high and t == int(t)
     ]
@@ -41,7 +42,7 @@ def step_ticks(low: int, high: int, count: int = 7) -> list[float]:
 
 @dataclass(frozen=True)
 class Scale:
-    """A linear or logarithmic map from values to pixels."""
+    """Linear or logarithmic map from values to pixels."""
 
     low: float
     high: float
@@ -53,20 +54,20 @@ class Scale:
         low = self.low
         high = self.high
         if self.log:
-            value = math.log10(max(value, low))  # below the axis is on the axis
+            value = math.log10(max(value, low))  # values below the axis are drawn on it
             low = math.log10(low)
             high = math.log10(high)
         share = (value - low) / (high - low) if high > low else 0.5
         return round(self.start + share * (self.end - self.start), 2)
 
 
-def number(value: float) -> str:
-    """Short text of a number: 12,345 / 12.3 / 0.012 / 1.2e-07."""
+def format_number(value: float) -> str:
+    """Format a number shortly: 12,345 / 12.3 / 0.012 / 1.2e-07."""
     size = abs(value)
     if value == 0:
         return "0"
     if size >= 10_000_000 or size < 1e-3:
-        # Python writes two digits of an exponent at least.
+        # Python writes exponents with at least two digits.
         return f"{value:.2g}".replace("e-0", "e-").replace("e+0", "e")
     if size >= 1000:
         return f"{value:,.0f}"
@@ -74,7 +75,7 @@ def number(value: float) -> str:
 
 
 FORMATS: dict[str, Callable[[float], str]] = {
-    "number": number,
+    "number": format_number,
     "percent": lambda value: f"{100 * value:.3g}%",
-    "seconds": lambda value: f"{number(value)} s",
+    "seconds": lambda value: f"{format_number(value)} s",
 }

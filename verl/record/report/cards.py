@@ -1,19 +1,19 @@
-"""The key figures at the top of a report."""
+"""Key figures at the top of a report."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from verl.record.report.axes import number
+from verl.record.report.axes import format_number
 from verl.record.report.run_data import RunData
 from verl.report_sections import KeyFigure, arrange, contributions
 
-LARGE_DRIFT = 2e-2  # mean difference of probabilities at which engine and trainer disagree
+LARGE_MISMATCH = 2e-2  # mean difference of engine and trainer probabilities that is marked
 KEY_FIGURES = (KeyFigure("tokens per episode", "rollout/tokens_per_episode", "{:.0f}"),)
 
 
 @dataclass
 class Card:
-    """One key figure."""
+    """One key figure with a note."""
 
     label: str
     value: str
@@ -21,68 +21,72 @@ class Card:
     tone: str = ""  # good | bad
 
 
-def cards(run: RunData) -> list[Card]:
-    """The key figures that ``run`` has values for."""
+def key_figure_cards(run: RunData) -> list[Card]:
+    """Return the key figures that ``run`` has values for."""
     added = [figure for contribution in contributions() for figure in contribution.key_figures]
     return [
-        *_success(run),
-        *_changes(run, arrange(KEY_FIGURES, added)),
-        *_time(run),
-        *_drift(run),
+        *_success_cards(run),
+        *_change_cards(run, arrange(KEY_FIGURES, added)),
+        *_time_cards(run),
+        *_mismatch_cards(run),
     ]
 
 
-def _success(run: RunData) -> list[Card]:
+def _success_cards(run: RunData) -> list[Card]:
     xs, ys = run.points("val/success_rate")
     if not xs:
-        # One step plays a handful of tasks; its rate alone jumps too much to be a key figure.
-        last = run.last("episode/success_rate", 5)
+        # A step has few tasks. Its success rate alone is too noisy for a key figure.
+        last = run.last_mean("episode/success_rate", 5)
         if last is None:
             return []
         return [Card("train success", f"{last:.1%}", "mean of the last 5 steps")]
-    low, high = run.interval(xs[-1])
+    low, high = run.success_interval(xs[-1])
     note = f"95% interval {low:.1%} to {high:.1%}, step {xs[-1]}"
-    found = [Card("held-out success", f"{ys[-1]:.1%}", note)]
+    result = [Card("held-out success", f"{ys[-1]:.1%}", note)]
     if len(xs) > 1:
-        first_low, first_high = run.interval(xs[0])
+        first_low, first_high = run.success_interval(xs[0])
         gain = 100 * (ys[-1] - ys[0])
         note = f"from {ys[0]:.1%} ({first_low:.1%} to {first_high:.1%}) at step {xs[0]}"
         tone = "good" if gain > 0 else "bad"
-        found.append(Card("gain over the start", f"{gain:+.1f} pts", note, tone))
-    return found
+        result.append(Card("gain over the start", f"{gain:+.1f} pts", note, tone))
+    return result
 
 
-def _changes(run: RunData, figures: Sequence[KeyFigure]) -> list[Card]:
-    """Figures with what they were at the start."""
-    found = []
+def _change_cards(run: RunData, figures: Sequence[KeyFigure]) -> list[Card]:
+    """Return figures with their first and last values."""
+    result = []
     for figure in figures:
-        first = run.first(figure.metric)
-        last = run.last(figure.metric, 3)
+        first = run.first_value(figure.metric)
+        last = run.last_mean(figure.metric, 3)
         if first is not None and last is not None:
             note = f"was {figure.form.format(first)} at the start"
-            found.append(Card(figure.label, figure.form.format(last), note))
-    return found
+            result.append(Card(figure.label, figure.form.format(last), note))
+    return result
 
 
-def _time(run: RunData) -> list[Card]:
-    seconds = run.last("timing_s/step", 5)
+def _time_cards(run: RunData) -> list[Card]:
+    seconds = run.last_mean("timing_s/step", 5)
     if seconds is None:
         return []
     total = sum(run.points("timing_s/step")[1])
-    return [Card("time per iteration", f"{seconds:.1f} s", f"{duration(total)} in all iterations")]
+    return [
+        Card(
+            "time per iteration", f"{seconds:.1f} s", f"{format_duration(total)} in all iterations"
+        )
+    ]
 
 
-def _drift(run: RunData) -> list[Card]:
-    difference = run.last("training/rollout_probs_diff_mean")
+def _mismatch_cards(run: RunData) -> list[Card]:
+    difference = run.last_mean("training/rollout_probs_diff_mean")
     if difference is None:
         return []
-    tone = "bad" if difference > LARGE_DRIFT else ""
+    tone = "bad" if difference > LARGE_MISMATCH else ""
     note = "mean difference of probabilities"
-    return [Card("engine against trainer", number(difference), note, tone)]
+    return [Card("engine against trainer", format_number(difference), note, tone)]
 
 
-def duration(seconds: float) -> str:
-    """Seconds as a short text: 45 s, 6 min 40 s, 2 h 05 min."""
+def format_duration(seconds: float) -> str:
+    """Format seconds: 45 s, 6 min 40 s, 2 h 05 min."""
     whole = round(seconds)
     if whole < 60:
         return f"{whole} s"

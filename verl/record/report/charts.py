@@ -15,17 +15,18 @@ from verl.record.report.axes import FORMATS, Scale, log_ticks, nice_ticks, step_
 
 MAX_POINTS = 400  # drawn per series
 LEFT, RIGHT, TOP, BOTTOM = 60, 14, 10, 38  # margins, pixels
-ROOM = 0.04  # of the range of points, beside them
-LAST_LABELS = 0.88  # of the axis; the labels of points further right stand before them
+PADDING = 0.04  # margin on both sides of the points, as a share of their range
+LABEL_LEFT_FROM = 0.88  # share of the axis from which labels are drawn left of their points
 
 
 @dataclass
 class Series:
-    """Values over steps, or over another measure.
+    """Values over training steps, or over another measure.
 
-    ``color`` is the style sheet's name of a colour; ``low``/``high`` draw an interval, as whiskers
-    or as a ``band``, ``left``/``right`` one of ``xs``, as whiskers, ``labels`` stand beside the
-    points. ``plays`` says of which plays a point over steps tells: ``train`` or ``val``.
+    ``color`` is a colour name of the style sheet. ``low`` and ``high`` are an interval of the
+    values, drawn as whiskers or as a ``band``. ``left`` and ``right`` are an interval of ``xs``.
+    ``labels`` are drawn next to the points. ``trajectory_kind`` (``train`` or ``val``) names the
+    trajectories that a click on a point opens.
     """
 
     name: str
@@ -35,16 +36,16 @@ class Series:
     low: list[float] | None = None
     high: list[float] | None = None
     markers: bool = False
-    faint: bool = False  # raw values behind a smoothed line; not in the legend
+    faint: bool = False  # raw values of a smoothed line; not in the legend
     labels: list[str] | None = None
-    plays: str = "train"
+    trajectory_kind: str = "train"
     band: bool = False
     left: list[float] | None = None
     right: list[float] | None = None
 
-    def thinned(self) -> "Series":
-        """Every n-th point so that at most ``MAX_POINTS`` remain; the last one always stays."""
-        # Rounded up: rounded down, up to twice as many points would remain.
+    def limit_points(self) -> "Series":
+        """Keep every n-th point and the last one: at most about ``MAX_POINTS`` in total."""
+        # Round up: rounding down would keep up to twice as many points.
         stride = -(-len(self.xs) // MAX_POINTS)
         if stride <= 1:
             return self
@@ -65,8 +66,8 @@ class Series:
 class Chart:
     """One chart of the page.
 
-    ``kind``: line, stacked, or points, whose axis below is no axis of steps but of what ``x_label``
-    says; ``form``: how values are written (see ``axes.FORMATS``).
+    ``kind`` is line, stacked or points. The x axis of points shows the measure ``x_label``, not
+    steps. ``form`` is the number format of the values (see ``axes.FORMATS``).
     """
 
     title: str
@@ -83,22 +84,22 @@ class Chart:
 
     @property
     def name(self) -> str:
-        """What ``after`` refers to."""
+        """Name that ``after`` of another chart refers to: the title."""
         return self.title
 
     @property
     def legend(self) -> list[Series]:
-        """The series that the legend names."""
-        # Points with labels say themselves what they are.
+        """Series that the legend names."""
+        # Labelled points need no legend.
         shown = [series for series in self.series if not series.faint and not series.labels]
         return shown if len(shown) > 1 else []
 
 
-def smoothed(values: list[float], weight: float = 0.7) -> list[float]:
-    """Exponential moving average without the bias towards its start."""
+def smooth_values(values: list[float], weight: float = 0.7) -> list[float]:
+    """Return the exponential moving average, corrected for the bias of its zero start."""
     result = []
     total = 0.0
-    norm = 0.0  # what total would be for values of 1: it takes the zero start out
+    norm = 0.0  # average of a series of ones: dividing by it removes the bias
     for value in values:
         total = weight * total + (1 - weight) * value
         norm = weight * norm + (1 - weight)
@@ -106,18 +107,18 @@ def smoothed(values: list[float], weight: float = 0.7) -> list[float]:
     return result
 
 
-def draw(chart: Chart) -> Markup:
-    """The SVG element of ``chart``."""
-    series = [s.thinned() for s in chart.series if s.xs]
-    layers = _stack(series) if chart.kind == "stacked" else series
-    x, y, x_ticks, y_ticks = _scales(chart, layers)
-    parts = [*_lines_across(chart, x, y, y_ticks), *_axis(chart, x, x_ticks)]
+def draw_svg(chart: Chart) -> Markup:
+    """Return the SVG element of ``chart``."""
+    series = [s.limit_points() for s in chart.series if s.xs]
+    layers = _stack_series(series) if chart.kind == "stacked" else series
+    x, y, x_ticks, y_ticks = _make_scales(chart, layers)
+    parts = [*_draw_y_axis(chart, x, y, y_ticks), *_draw_x_axis(chart, x, x_ticks)]
     if chart.kind == "stacked":
         for layer in reversed(layers):  # the first one lies on top
-            parts += _area(layer, x, y)
+            parts += _draw_area(layer, x, y)
     else:
         for layer in layers:
-            parts += _line(layer, x, y)
+            parts += _draw_line(layer, x, y)
     hover = {
         "axis": chart.x_label if chart.kind == "points" else "step",
         "left": x.start,
@@ -127,7 +128,7 @@ def draw(chart: Chart) -> Markup:
         "top": TOP,
         "bottom": chart.height - BOTTOM,
         "series": [
-            {**_hover(s, chart.form), "at": [y(value) for value in layer.ys]}
+            {**_hover_values(s, chart.form), "at": [y(value) for value in layer.ys]}
             for s, layer in zip(series, layers, strict=True)
             if not s.faint
         ],
@@ -139,8 +140,8 @@ def draw(chart: Chart) -> Markup:
     )
 
 
-def _hover(series: Series, form: str) -> dict[str, Any]:
-    """What the page's script shows of a series under the cursor."""
+def _hover_values(series: Series, form: str) -> dict[str, Any]:
+    """Return the values of a series that the page's script shows at the cursor."""
     show = FORMATS[form]
     ranges = None
     if series.low is not None and series.high is not None:
@@ -156,11 +157,11 @@ def _hover(series: Series, form: str) -> dict[str, Any]:
         "x": series.xs,
         "y": values,
         "range": ranges,
-        "plays": series.plays,
+        "plays": series.trajectory_kind,
     }
 
 
-def _stack(series: list[Series]) -> list[Series]:
+def _stack_series(series: list[Series]) -> list[Series]:
     """Layers of a stacked chart: ``ys`` become running sums over the series, ``low`` what lies
     below.
     """
@@ -171,19 +172,21 @@ def _stack(series: list[Series]) -> list[Series]:
     for index, s in enumerate(series):
         top = [total[index] for total in sums]
         below = [total[index - 1] if index else 0.0 for total in sums]
-        # Where a part was not measured it took no time: all series get the same steps.
+        # All series get the same steps. A part that was not measured counts as 0.
         s.ys = [columns[index].get(x, 0.0) for x in xs]
         s.xs = xs
         layers.append(Series(s.name, xs, top, s.color, low=below))
     return layers
 
 
-def _scales(chart: Chart, layers: list[Series]) -> tuple[Scale, Scale, list[float], list[float]]:
-    """Both axes, and the ticks of each."""
+def _make_scales(
+    chart: Chart, layers: list[Series]
+) -> tuple[Scale, Scale, list[float], list[float]]:
+    """Return the x scale, the y scale, and the ticks of each."""
     values: list[float] = []
     steps: list[float] = []
     for layer in layers:
-        # Intervals count, for their whiskers must not leave the chart.
+        # Include the intervals: their whiskers must stay inside the chart.
         values += [*layer.ys, *(layer.low or []), *(layer.high or [])]
         steps += [*layer.xs, *(layer.left or []), *(layer.right or [])]
     values = values or [0.0, 1.0]
@@ -196,30 +199,30 @@ def _scales(chart: Chart, layers: list[Series]) -> tuple[Scale, Scale, list[floa
     else:
         ticks = nice_ticks(low, high, max(3, chart.height // 48))
     if chart.y_range[1] is not None:
-        # A bound that was asked for holds: no 120% above a share of 1.
+        # A given bound is kept: no tick at 120% for a share of at most 1.
         ticks = [tick for tick in ticks if tick <= high + 1e-9]
     right = chart.width - RIGHT
     if chart.kind == "points":
         x_ticks = _ticks_around(min(steps), max(steps), max(4, chart.width // 120))
         x = Scale(x_ticks[0], x_ticks[-1], LEFT, right)
     else:
-        # A single step needs an axis with a length, too.
+        # A single step also needs an axis with a length.
         x = Scale(min(steps), max(max(steps), min(steps) + 1), LEFT, right)
         x_ticks = step_ticks(int(x.low), int(x.high), max(5, chart.width // 90))
-    # Without the ticks beyond the bound, values can reach above the last one.
+    # Values can exceed the last tick, because ticks above the bound were removed.
     highest = ticks[-1] if chart.log else max(ticks[-1], high)
     y = Scale(ticks[0], highest, chart.height - BOTTOM, TOP, chart.log)
     return x, y, x_ticks, ticks
 
 
 def _ticks_around(low: float, high: float, count: int) -> list[float]:
-    """Ticks of an axis on whose ends no point lies; what cannot be negative gets none below 0."""
-    room = ROOM * (high - low)
-    return nice_ticks(max(low - room, min(low, 0.0)), high + room, count)
+    """Return ticks of an axis with padding at both ends, not below 0 if no value is negative."""
+    padding = PADDING * (high - low)
+    return nice_ticks(max(low - padding, min(low, 0.0)), high + padding, count)
 
 
-def _lines_across(chart: Chart, x: Scale, y: Scale, ticks: list[float]) -> list[str]:
-    """A line and a value for every tick, and what the values are."""
+def _draw_y_axis(chart: Chart, x: Scale, y: Scale, ticks: list[float]) -> list[str]:
+    """Draw a grid line and a value for every y tick, and the label of the axis."""
     middle = (TOP + chart.height - BOTTOM) / 2
     parts = []
     for tick in ticks:
@@ -235,8 +238,8 @@ def _lines_across(chart: Chart, x: Scale, y: Scale, ticks: list[float]) -> list[
     return parts
 
 
-def _axis(chart: Chart, x: Scale, ticks: list[float]) -> list[str]:
-    """The axis at the bottom: of training steps, or of what the points are drawn over."""
+def _draw_x_axis(chart: Chart, x: Scale, ticks: list[float]) -> list[str]:
+    """Draw the x axis with its ticks and its label."""
     bottom = chart.height - BOTTOM
     show = FORMATS["number"] if chart.kind == "points" else "{:.0f}".format
     parts = []
@@ -253,36 +256,36 @@ def _axis(chart: Chart, x: Scale, ticks: list[float]) -> list[str]:
     return parts
 
 
-def _path(xs: Sequence[float], ys: Sequence[float], x: Scale, y: Scale) -> str:
+def _svg_path(xs: Sequence[float], ys: Sequence[float], x: Scale, y: Scale) -> str:
     return "L".join(f"{x(a)} {y(b)}" for a, b in zip(xs, ys, strict=True))
 
 
-def _line(series: Series, x: Scale, y: Scale) -> list[str]:
+def _draw_line(series: Series, x: Scale, y: Scale) -> list[str]:
     parts = []
     color = f"c-{series.color}"
     if series.low is not None and series.high is not None and series.band:
-        above = _path(series.xs, series.high, x, y)
-        below = _path(series.xs[::-1], series.low[::-1], x, y)
+        above = _svg_path(series.xs, series.high, x, y)
+        below = _svg_path(series.xs[::-1], series.low[::-1], x, y)
         parts.append(f'<path class="band {color}" d="M{above}L{below}Z"/>')
     else:
-        whiskers = [*_upright(series, x, y), *_sideways(series, x, y)]
+        whiskers = [*_vertical_whiskers(series, x, y), *_horizontal_whiskers(series, x, y)]
         parts += [f'<path class="whisker {color}" d="{whisker}"/>' for whisker in whiskers]
     css = "faint" if series.faint else "line"
-    parts.append(f'<path class="{css} {color}" d="M{_path(series.xs, series.ys, x, y)}"/>')
+    parts.append(f'<path class="{css} {color}" d="M{_svg_path(series.xs, series.ys, x, y)}"/>')
     if series.markers or len(series.xs) == 1:
         for step, value in zip(series.xs, series.ys, strict=True):
             parts.append(f'<circle class="dot {color}" cx="{x(step)}" cy="{y(value)}" r="3.6"/>')
     for step, value, label in zip(series.xs, series.ys, series.labels or (), strict=False):
         at = x(step)
-        before = at > x.start + LAST_LABELS * (x.end - x.start)
+        before = at > x.start + LABEL_LEFT_FROM * (x.end - x.start)
         side = f'x="{at - 8}" text-anchor="end"' if before else f'x="{at + 8}"'
         place = f'{side} y="{y(value) - 6}"'
         parts.append(f'<text class="tick" {place}>{escape(label)}</text>')
     return parts
 
 
-def _upright(series: Series, x: Scale, y: Scale) -> Iterator[str]:
-    """Paths of the intervals of the values."""
+def _vertical_whiskers(series: Series, x: Scale, y: Scale) -> Iterator[str]:
+    """Yield the whisker paths of the intervals of the values."""
     if series.low is None or series.high is None:
         return
     for step, low, high in zip(series.xs, series.low, series.high, strict=True):
@@ -292,8 +295,8 @@ def _upright(series: Series, x: Scale, y: Scale) -> Iterator[str]:
         yield f"M{at} {bottom}V{top}M{at - 4} {bottom}h8M{at - 4} {top}h8"
 
 
-def _sideways(series: Series, x: Scale, y: Scale) -> Iterator[str]:
-    """Paths of the intervals of what the values are drawn over."""
+def _horizontal_whiskers(series: Series, x: Scale, y: Scale) -> Iterator[str]:
+    """Yield the whisker paths of the intervals of ``xs``."""
     if series.left is None or series.right is None:
         return
     for value, left, right in zip(series.ys, series.left, series.right, strict=True):
@@ -303,13 +306,13 @@ def _sideways(series: Series, x: Scale, y: Scale) -> Iterator[str]:
         yield f"M{start} {at}H{end}M{start} {at - 4}v8M{end} {at - 4}v8"
 
 
-def _area(layer: Series, x: Scale, y: Scale) -> list[str]:
-    floor = layer.low or [0.0] * len(layer.xs)
+def _draw_area(layer: Series, x: Scale, y: Scale) -> list[str]:
+    bottom = layer.low or [0.0] * len(layer.xs)
     if len(layer.xs) == 1:  # one step: a bar across the chart
-        low = y(floor[0])
+        low = y(bottom[0])
         high = y(layer.ys[0])
         size = f'x="{x.start}" width="{x.end - x.start}" y="{high}" height="{low - high}"'
         return [f'<rect class="area c-{layer.color}" {size}/>']
-    top = _path(layer.xs, layer.ys, x, y)
-    below = _path(layer.xs[::-1], floor[::-1], x, y)
+    top = _svg_path(layer.xs, layer.ys, x, y)
+    below = _svg_path(layer.xs[::-1], bottom[::-1], x, y)
     return [f'<path class="area c-{layer.color}" d="M{top}L{below}Z"/>']

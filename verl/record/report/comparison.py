@@ -1,7 +1,7 @@
-"""Several runs in one page: arms, each with its seeds, curve by curve and in a table.
+"""Page that compares several runs, grouped into arms: curves and a table.
 
-Runs whose configurations differ in nothing but seeds and names are one arm. What is drawn of an arm
-is the mean over its runs, with the 95% bootstrap interval of that mean.
+Runs form one arm if their configurations differ only in seeds and names. A curve of an arm is the
+mean over its runs with the 95% bootstrap interval of that mean.
 """
 
 import os
@@ -15,17 +15,17 @@ from typing import Any
 
 from verl.record.config_values import flatten_config
 from verl.record.report.axes import FORMATS
-from verl.record.report.charts import Chart, Series, smoothed
-from verl.record.report.declared import NumberTable, Section
+from verl.record.report.charts import Chart, Series, smooth_values
+from verl.record.report.declared import DrawnSection, NumberTable
 from verl.record.report.figures import OPTIMISATION, STEPS, TOKENS
 from verl.record.report.run_data import RunData
 from verl.report_sections import Curve, Plot, ReportSection, contributions
 from verl.utils.statistics import bootstrap_interval
 
 ARM_COLORS = ("accent", "second", "ramp-4", "ramp-3", "time-5", "time-7")
-RESAMPLES = 1000  # of the runs of an arm, for each point of a curve
-MOST_KEYS = 2  # that name an arm by its settings; more of them would be no name
-# Where runs of one arm may differ, beside seeds.
+RESAMPLES = 1000  # bootstrap samples of the runs of an arm, for each point of a curve
+MOST_KEYS = 2  # settings that may form the name of an arm
+# Keys that may differ within an arm, in addition to seeds.
 NAMES = ("trainer.experiment_name", "trainer.project_name", "trainer.default_local_dir")
 
 SUCCESS = ReportSection(
@@ -46,20 +46,20 @@ SUCCESS = ReportSection(
         ),
         Plot(
             "Return, smoothed",
-            "return of a play",
+            "return of a trajectory",
             (Curve("episode/reward", "training", smooth=True),),
         ),
         Plot(
             "Held-out return",
-            "return of a play",
+            "return of a trajectory",
             (Curve("val/episode_reward", "held-out", markers=True),),
         ),
-        Plot("Time per iteration", "seconds", (Curve("timing_s/step", "time"),), form="seconds"),
+        Plot("Time per step", "seconds", (Curve("timing_s/step", "time"),), form="seconds"),
     ),
 )
 EFFORT = ReportSection(
     "Effort",
-    "What an episode costs.",
+    "Tokens and turns per episode.",
     tuple(
         replace(plot, title=f"{plot.title}, {curve.name}", curves=(curve,))
         for plot in (TOKENS, STEPS)
@@ -71,21 +71,23 @@ EFFORT = ReportSection(
 Arms = Mapping[str, Sequence[RunData]]
 
 
-def arms(runs: Sequence[RunData]) -> dict[str, list[RunData]]:
-    """``runs`` by what they differ in; the name of an arm says it, or is that of its directories
-    where that were too much.
+def group_into_arms(runs: Sequence[RunData]) -> dict[str, list[RunData]]:
+    """Group ``runs`` by the settings in which they differ.
+
+    The name of an arm lists these settings. Where they are more than ``MOST_KEYS``, it is the
+    common part of the directory names.
     """
     settings = [_settings(run) for run in runs]
-    keys = sorted({key for found in settings for key in found})
-    differing = [key for key in keys if len({found.get(key) for found in settings}) > 1]
+    keys = sorted({key for of_run in settings for key in of_run})
+    differing = [key for key in keys if len({of_run.get(key) for of_run in settings}) > 1]
     grouped: dict[tuple[Any, ...], list[RunData]] = {}
-    for run, found in zip(runs, settings, strict=True):
-        grouped.setdefault(tuple(found.get(key) for key in differing), []).append(run)
+    for run, of_run in zip(runs, settings, strict=True):
+        grouped.setdefault(tuple(of_run.get(key) for key in differing), []).append(run)
     named: dict[str, list[RunData]] = {}
     for values, members in grouped.items():
         pairs = [f"{key.rpartition('.')[2]}={v}" for key, v in zip(differing, values, strict=True)]
         name = ", ".join(pairs) if 0 < len(pairs) <= MOST_KEYS else _shared_name(members)
-        # Two arms may have directories whose names begin alike.
+        # The directories of two arms may have the same common prefix.
         named[name if name not in named else f"{name} ({len(named) + 1})"] = members
     return named
 
@@ -99,33 +101,35 @@ def _shared_name(runs: Sequence[RunData]) -> str:
     names = [run.directory.path.name for run in runs]
     if len(names) == 1:
         return names[0]
-    alike = takewhile(lambda letters: len(set(letters)) == 1, zip(*names, strict=False))
-    # What is left of _s1 and _s2, or of -seed1 and -seed2, names no arm.
-    return re.sub(r"[_.-](seed|s)?$", "", "".join(letters[0] for letters in alike)) or names[0]
+    common = takewhile(lambda letters: len(set(letters)) == 1, zip(*names, strict=False))
+    # Remove the rest of suffixes such as _s1 and -seed1.
+    return re.sub(r"[_.-](seed|s)?$", "", "".join(letters[0] for letters in common)) or names[0]
 
 
-def differences(groups: Arms) -> NumberTable:
-    """The settings in which the arms differ."""
+def build_settings_table(groups: Arms) -> NumberTable:
+    """Return the table of the settings in which the arms differ."""
     settings = [_settings(runs[0]) for runs in groups.values()]
-    keys = sorted({key for found in settings for key in found})
-    rows = [[key, *(str(found.get(key, "")) for found in settings)] for key in keys]
+    keys = sorted({key for of_arm in settings for key in of_arm})
+    rows = [[key, *(str(of_arm.get(key, "")) for of_arm in settings)] for key in keys]
     differing = [row for row in rows if len(set(row[1:])) > 1]
     return NumberTable("Settings that differ", ["setting", *groups], differing)
 
 
-def sections(groups: Arms) -> list[Section]:
-    """Curves and the table of ``groups``."""
+def comparison_sections(groups: Arms) -> list[DrawnSection]:
+    """Return the sections with the curves and tables of ``groups``."""
     added = [section for other in contributions() for section in other.sections]
-    drawn = [_draw(groups, plan) for plan in (SUCCESS, EFFORT, OPTIMISATION, *added)]
-    drawn[0].tables = [table(groups), differences(groups)]
+    drawn = [_draw_section(groups, plan) for plan in (SUCCESS, EFFORT, OPTIMISATION, *added)]
+    drawn[0].tables = [build_value_table(groups), build_settings_table(groups)]
     return [section for section in drawn if section.charts or section.tables]
 
 
-def _draw(groups: Arms, plan: ReportSection) -> Section:
+def _draw_section(groups: Arms, plan: ReportSection) -> DrawnSection:
     # Of charts with several metrics the arms could not be told apart.
     plots = [plot for plot in plan.plots if isinstance(plot, Plot) and len(plot.curves) == 1]
     charts = [draw_arms(groups, plot) for plot in plots]
-    return Section(plan.title, plan.lead, [chart for chart in charts if chart.series], plan.columns)
+    return DrawnSection(
+        plan.title, plan.lead, [chart for chart in charts if chart.series], plan.columns
+    )
 
 
 def draw_arms(groups: Arms, plot: Plot) -> Chart:
@@ -153,7 +157,7 @@ def arm_series(name: str, runs: Sequence[RunData], curve: Curve, color: str) -> 
     values = []
     for run in runs:
         xs, ys = run.points(curve.metric)
-        values.append(dict(zip(xs, smoothed(ys) if curve.smooth else ys, strict=True)))
+        values.append(dict(zip(xs, smooth_values(ys) if curve.smooth else ys, strict=True)))
     shared = sorted(set.intersection(*(set(found) for found in values)))
     at_steps = [[found[step] for found in values] for step in shared]
     label = f"{name}, {len(runs)} seeds" if len(runs) > 1 else name
@@ -175,28 +179,29 @@ COLUMNS = (
 )
 
 
-def table(groups: Arms) -> NumberTable:
-    """First and last values of every arm, means over its runs with their intervals, and of every
-    run.
-    """
+def build_value_table(groups: Arms) -> NumberTable:
+    """Return the table of first and last values: per arm (mean and interval) and per run."""
     head = ["arm", "seeds", *(title for title, _, _, _ in COLUMNS)]
     lines = []
     for name, runs in groups.items():
-        lines.append([name, str(len(runs)), *_cells(runs)])
+        lines.append([name, str(len(runs)), *_value_cells(runs)])
         if len(runs) > 1:
-            seeds = [str(run.setting("trainer.seed", "")) for run in runs]
+            seeds = [str(run.config_value("trainer.seed", "")) for run in runs]
             of_runs = zip(runs, seeds, strict=True)
-            lines += [[f"· {run.directory.path.name}", s, *_cells([run])] for run, s in of_runs]
+            lines += [
+                [f"· {run.directory.path.name}", s, *_value_cells([run])] for run, s in of_runs
+            ]
     return NumberTable("Before and after", head, lines)
 
 
-def _cells(runs: Sequence[RunData]) -> list[str]:
-    return [_cell(runs, metric, place, form) for _, metric, place, form in COLUMNS]
+def _value_cells(runs: Sequence[RunData]) -> list[str]:
+    return [_value_cell(runs, metric, place, form) for _, metric, place, form in COLUMNS]
 
 
-def _cell(runs: Sequence[RunData], metric: str, place: int, form: str) -> str:
-    """Mean of the first or the last value, and its interval; empty where a run has none, and the
-    first is one from before training.
+def _value_cell(runs: Sequence[RunData], metric: str, place: int, form: str) -> str:
+    """Format the mean of the first or last value with its interval.
+
+    The text is empty if a run has no value, or no value from before training.
     """
     points = [run.points(metric) for run in runs]
     if not all(values for _, values in points):
@@ -212,8 +217,6 @@ def _cell(runs: Sequence[RunData], metric: str, place: int, form: str) -> str:
 
 
 def comparison_path(run_dirs: Sequence[str | Path]) -> Path:
-    """Where the page of several runs goes if nothing else is said: the nearest folder that they
-    share.
-    """
+    """Return the default path of a comparison: in the nearest common folder of the runs."""
     folders = [Path(run_dir).absolute() for run_dir in run_dirs]
     return Path(os.path.commonpath(folders)) / "comparison.html"

@@ -1,9 +1,9 @@
-"""What ``verl.report_sections`` declares, drawn with the values of a run."""
+"""Drawing of the charts and tables that ``verl.report_sections`` declares."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from verl.record.report.charts import Chart, Series, smoothed
+from verl.record.report.charts import Chart, Series, smooth_values
 from verl.record.report.run_data import RunData
 from verl.report_sections import Curve, CurveFamily, MetricTable, Plot, ReportSection, Scatter
 
@@ -12,7 +12,7 @@ NUM_TIME_COLORS = 8
 
 @dataclass
 class NumberTable:
-    """A table as texts; the first cell of a line names it."""
+    """Table of texts. The first cell of a line is its name."""
 
     title: str
     head: list[str]
@@ -20,8 +20,8 @@ class NumberTable:
 
 
 @dataclass
-class Section:
-    """A heading with charts below it, ``columns`` of them a row, and tables below these."""
+class DrawnSection:
+    """Heading with charts, ``columns`` per row, and tables below them."""
 
     title: str
     lead: str
@@ -32,23 +32,23 @@ class Section:
 
     @property
     def name(self) -> str:
-        """What ``after`` refers to."""
+        """Name that ``after`` of another section refers to: the title."""
         return self.title
 
 
-def draw_section(run: RunData, plan: ReportSection) -> Section:
-    """A declared section with the values of ``run``."""
+def draw_section(run: RunData, plan: ReportSection) -> DrawnSection:
+    """Draw a declared section with the values of ``run``."""
     charts = [
         draw_scatter(run, plot) if isinstance(plot, Scatter) else draw_plot(run, plot)
         for plot in plan.plots
     ]
     tables = [draw_table(run, table) for table in plan.tables]
     with_lines = [table for table in tables if table.lines]
-    return Section(plan.title, plan.lead, charts, plan.columns, plan.after, with_lines)
+    return DrawnSection(plan.title, plan.lead, charts, plan.columns, plan.after, with_lines)
 
 
 def draw_table(run: RunData, table: MetricTable) -> NumberTable:
-    """A declared table with the last values of ``run``."""
+    """Fill a declared table with the last values of ``run``."""
     values = run.last_values(f"{table.prefix}/")
     head = [table.head, *(column.title for column in table.columns)]
     lines = [table.cells(values, name) for name in table.lines(values)]
@@ -56,9 +56,9 @@ def draw_table(run: RunData, table: MetricTable) -> NumberTable:
 
 
 def draw_scatter(run: RunData, scatter: Scatter) -> Chart:
-    """A declared chart of points with the last values of ``run``."""
+    """Draw a declared chart of points with the last values of ``run``."""
     values = run.last_values(f"{scatter.table.prefix}/")
-    points = [_point(scatter, name, values) for name in scatter.table.lines(values)]
+    points = [_scatter_point(scatter, name, values) for name in scatter.table.lines(values)]
     return Chart(
         scatter.title,
         scatter.y_label,
@@ -72,15 +72,15 @@ def draw_scatter(run: RunData, scatter: Scatter) -> Chart:
     )
 
 
-def _point(scatter: Scatter, name: str, values: Mapping[str, float]) -> Series:
-    """The point of one line, with its name beside it; without a place where it was not measured."""
+def _scatter_point(scatter: Scatter, name: str, values: Mapping[str, float]) -> Series:
+    """Return the labelled point of one line. It has no position if it was not measured."""
     line = f"{scatter.table.prefix}/{name}"
     shown = name.replace("_", " ")
     point = Series(shown, [], [], dict(scatter.colors).get(name, "accent"), labels=[shown])
     x = values.get(f"{line}/{scatter.x}")
     y = values.get(f"{line}/{scatter.y}")
     if x is not None and y is not None:
-        # The page shows it as it is under the cursor, where more digits would say nothing.
+        # The page shows this number at the cursor. Two decimals are enough.
         point.xs = [round(x, 2)]
         point.ys = [y]
         point.low = [values.get(f"{line}/{scatter.y}_low", y)]
@@ -94,8 +94,8 @@ def _point(scatter: Scatter, name: str, values: Mapping[str, float]) -> Series:
 
 
 def draw_plot(run: RunData, plot: Plot) -> Chart:
-    """A declared chart with the values of ``run``."""
-    series = [one for curve in plot.curves for one in _series(run, curve)]
+    """Draw a declared chart with the values of ``run``."""
+    series = [one for curve in plot.curves for one in _curve_series(run, curve)]
     if plot.log:
         for one in series:
             _keep_positive(one)
@@ -113,38 +113,38 @@ def draw_plot(run: RunData, plot: Plot) -> Chart:
     )
 
 
-def _series(run: RunData, curve: Curve | CurveFamily) -> list[Series]:
+def _curve_series(run: RunData, curve: Curve | CurveFamily) -> list[Series]:
     if isinstance(curve, CurveFamily):
-        metrics = [name for name in run.names if name.startswith(curve.prefix)]
+        metrics = [name for name in run.metric_names if name.startswith(curve.prefix)]
         return [
-            # Colours go round, which neighbours in a chart do not notice.
+            # Colours repeat after NUM_TIME_COLORS. Neighbours still differ.
             Series(
                 name.removeprefix(curve.prefix),
                 *run.points(name),
                 time_color(index),
-                plays=plays_of(name),
+                trajectory_kind=trajectory_kind_of(name),
             )
             for index, name in enumerate(metrics)
         ]
     xs, ys = run.points(curve.metric)
     if curve.smooth:
-        ys = smoothed(ys)
-    plays = plays_of(curve.metric)
-    return [Series(curve.name, xs, ys, curve.color, markers=curve.markers, plays=plays)]
+        ys = smooth_values(ys)
+    plays = trajectory_kind_of(curve.metric)
+    return [Series(curve.name, xs, ys, curve.color, markers=curve.markers, trajectory_kind=plays)]
 
 
-def plays_of(metric: str) -> str:
-    """Which plays ``metric`` is about (see ``Series.plays``)."""
+def trajectory_kind_of(metric: str) -> str:
+    """Return the kind of trajectories of ``metric`` (see ``Series.trajectory_kind``)."""
     return "val" if metric.startswith("val/") else "train"
 
 
 def time_color(index: int) -> str:
-    """The colour of curve ``index`` among curves without an order."""
+    """Return the colour of curve ``index`` among curves without an order."""
     return f"time-{index % NUM_TIME_COLORS}"
 
 
 def _keep_positive(series: Series) -> None:
-    """Leave out what a logarithmic axis cannot show."""
+    """Remove the points that a logarithmic axis cannot show."""
     pairs = [(x, y) for x, y in zip(series.xs, series.ys, strict=True) if y > 0]
     series.xs = [x for x, _ in pairs]
     series.ys = [y for _, y in pairs]

@@ -1,5 +1,5 @@
-"""Plays as the page and the terminal show them: rows joined to trajectories, steps with badges,
-flags, tables and the credit of their tokens.
+"""Trajectories for the page and the terminal: merged rows, and turns with badges, flags, tables and
+the credit of their tokens.
 """
 
 import math
@@ -13,19 +13,19 @@ from typing import Any
 from verl.report_sections import AlternativesView, NumberColumn, StepView, contributions
 from verl.utils import jsonl
 
-Earned = Mapping[int, Sequence[float]]  # number of an alternative -> returns
-EARNED = NumberColumn(
+ReturnsByAlternative = Mapping[int, Sequence[float]]  # number of an alternative -> returns
+MEAN_RETURN = NumberColumn(
     "earned",
     "went on to earn",
     "{:.2f}",
-    "mean return of the plays that went on from this step with it",
+    "mean return of the trajectories that continued from this turn with it",
     best=True,
 )
 
 
 @dataclass
 class EpisodeView:
-    """One trajectory: the rows that belong to it, merged, with its turns in order."""
+    """One trajectory: its rows merged, with its turns in order."""
 
     title: str
     row: dict[str, Any]
@@ -33,70 +33,73 @@ class EpisodeView:
 
     @property
     def tokens(self) -> int:
-        """Sampled tokens of all turns."""
+        """Number of sampled tokens of all turns."""
         return sum(step.get("num_tokens") or 0 for step in self.steps)
 
     @property
     def has_credit(self) -> bool:
-        """Whether the tokens carry advantages."""
+        """True if the tokens have advantages."""
         return any("token_credit" in step for step in self.steps)
 
     @property
     def scale(self) -> float:
-        """The advantage (absolute) at which colours are full: 95% of the tokens lie below it."""
-        # Not the largest one: a single outlier would leave all other tokens without colour.
+        """Absolute advantage with the full colour: the 95th percentile over the tokens."""
+        # Not the maximum: one outlier would leave all other tokens without colour.
         sizes = sorted(
             abs(value or 0.0) for step in self.steps for _, value in step.get("token_credit", [])
         )
         return max(sizes[int(0.95 * (len(sizes) - 1))], 1e-9) if sizes else 1.0
 
-    def turns(self) -> list[dict[str, Any]]:
-        """The steps; their ``tokens`` have the strength of their credit."""
+    def turns_with_strengths(self) -> list[dict[str, Any]]:
+        """Return the turns. Their ``tokens`` have the strength of their credit."""
         scale = self.scale
-        return [{**step, "tokens": _tokens(step, scale)} for step in self.steps]
+        return [{**step, "tokens": _token_strengths(step, scale)} for step in self.steps]
 
 
-def _tokens(step: Mapping[str, Any], scale: float) -> list[dict[str, Any]]:
-    """Text, credit and strength of the credit, in [-1, 1], of every sampled token."""
+def _token_strengths(step: Mapping[str, Any], scale: float) -> list[dict[str, Any]]:
+    """Return text, credit and strength of the credit in [-1, 1] of every sampled token."""
     tokens = []
     for text, credit in step.get("token_credit", []):
-        value = credit or 0.0  # null in the file where it was not finite
+        value = credit or 0.0  # null in the file stands for a value that was not finite
         strength = math.copysign(min(1.0, abs(value) / scale), value)
         tokens.append({"text": text, "value": value, "strength": round(strength, 2)})
     return tokens
 
 
 def step_views() -> list[StepView]:
-    """What methods and environments want to see of every step."""
+    """Return the turn fields that methods and environments declare for display."""
     return [other.steps for other in contributions() if other.steps is not None]
 
 
-def asked_of_step(
-    step: Mapping[str, Any], views: Sequence[StepView], earned: Mapping[str, Earned]
+def extra_step_fields(
+    step: Mapping[str, Any], views: Sequence[StepView], earned: Mapping[str, ReturnsByAlternative]
 ) -> dict[str, Any]:
-    """What ``views`` ask for of a step, without what is empty: ``badges``, ``flags`` and ``tables``
-    of alternatives, as texts.
+    """Return the non-empty fields that ``views`` declare for a turn, as texts.
 
-    ``earned``: by the key of the alternatives, what plays earned that went on with each of them.
+    The fields are ``badges``, ``flags`` and ``tables`` of alternatives. ``earned`` maps the key of
+    alternatives to the returns of the trajectories that continued with each of them.
     """
     badges = [step[view.badge] for view in views if view.badge and step.get(view.badge)]
     flags = [step[flag] for view in views for flag in view.flags if step.get(flag)]
-    asked = [view.alternatives for view in views if view.alternatives is not None]
-    tables = [_table(step, view, earned.get(view.key, {})) for view in asked if step.get(view.key)]
-    found = {"badges": badges, "flags": flags, "tables": tables}
-    return {key: value for key, value in found.items() if value}
+    declared = [view.alternatives for view in views if view.alternatives is not None]
+    present = [view for view in declared if step.get(view.key)]
+    tables = [_alternatives_table(step, view, earned.get(view.key, {})) for view in present]
+    fields = {"badges": badges, "flags": flags, "tables": tables}
+    return {key: value for key, value in fields.items() if value}
 
 
-def _table(step: Mapping[str, Any], view: AlternativesView, earned: Earned) -> dict[str, Any]:
+def _alternatives_table(
+    step: Mapping[str, Any], view: AlternativesView, earned: ReturnsByAlternative
+) -> dict[str, Any]:
     entries = sorted(step[view.key], key=lambda entry: entry[view.badge])
     titles = [(column.title, column.hint) for column in view.columns]
-    columns = [_cells(entries, column) for column in view.columns]
+    columns = [_column_cells(entries, column) for column in view.columns]
     if earned:
         plays = max(map(len, earned.values()))
-        titles.append((f"{EARNED.title}, {plays} plays", EARNED.hint))
+        titles.append((f"{MEAN_RETURN.title}, {plays} plays", MEAN_RETURN.hint))
         of_entries = [earned.get(entry[view.badge]) for entry in entries]
-        means = [{EARNED.key: fmean(returns)} if returns else {} for returns in of_entries]
-        columns.append(_cells(means, EARNED))
+        means = [{MEAN_RETURN.key: fmean(returns)} if returns else {} for returns in of_entries]
+        columns.append(_column_cells(means, MEAN_RETURN))
     lines = [
         {
             "number": entry[view.badge],
@@ -116,11 +119,13 @@ def _table(step: Mapping[str, Any], view: AlternativesView, earned: Earned) -> d
     }
 
 
-def _cells(entries: Sequence[dict[str, Any]], column: NumberColumn) -> list[tuple[str, bool]]:
-    """A text per entry and whether it is the best; empty where it has no such number."""
+def _column_cells(
+    entries: Sequence[dict[str, Any]], column: NumberColumn
+) -> list[tuple[str, bool]]:
+    """Return for each entry its text, and True if its number is the best one."""
     values = [entry.get(column.key) for entry in entries]
     known = [value for value in values if value is not None]
-    # The largest of numbers that do not differ says nothing.
+    # Equal numbers have no best one.
     best = max(known) if column.best and len(set(known)) > 1 else None
     cells = []
     for value in values:
@@ -130,10 +135,10 @@ def _cells(entries: Sequence[dict[str, Any]], column: NumberColumn) -> list[tupl
 
 
 def read_trajectories(path: Path, most: int | None = None) -> list[dict[str, Any]]:
-    """The trajectories of a rollout file: rows of the same ``traj_uid`` are merged, steps in
-    order.
+    """Read the trajectories of a rollout file. Merge rows of the same ``traj_uid``.
 
-    Of a file of more than ``most`` characters, those that are whole in its beginning.
+    Of a file with more than ``most`` characters, only its beginning is read, and trajectories that
+    are incomplete there are skipped.
     """
     merged: dict[str, dict[str, Any]] = {}
     for count, line in enumerate(jsonl.read(path, most)):
@@ -146,21 +151,19 @@ def read_trajectories(path: Path, most: int | None = None) -> list[dict[str, Any
     return [row for row in merged.values() if len(row["steps"]) >= row.get("length", 0)]
 
 
-def contrasting(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """A won and a lost row of the same group where there is one, any of each otherwise; short ones
-    first.
-    """
+def pick_success_and_failure(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return a success and a failure, from the same group if possible. Prefer short ones."""
     groups = defaultdict(list)
     for row in sorted(rows, key=lambda row: len(row["steps"])):
         groups[row.get("uid")].append(row)
     for members in groups.values():
         if len({bool(row.get("won")) for row in members}) == 2:
-            return one_of_each(members)
-    return one_of_each(rows)
+            return first_of_each_outcome(members)
+    return first_of_each_outcome(rows)
 
 
-def one_of_each(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The first won and the first lost row that have steps."""
+def first_of_each_outcome(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the first row with success and the first without that have turns."""
     usable = [row for row in rows if row["steps"] and not row.get("aborted")]
     won = [row for row in usable if row.get("won")]
     lost = [row for row in usable if not row.get("won")]

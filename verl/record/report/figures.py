@@ -1,13 +1,13 @@
-"""Which charts a report shows: the framework's own, and what ``verl.report_sections`` adds to them.
+"""Charts of a report: those of the framework and those that ``verl.report_sections`` adds.
 
-A chart whose metrics were never logged does not appear.
+A chart without logged metrics is omitted.
 """
 
 import re
 from collections.abc import Sequence
 
-from verl.record.report.charts import Chart, Series, smoothed
-from verl.record.report.declared import Section, draw_plot, draw_section, time_color
+from verl.record.report.charts import Chart, Series, smooth_values
+from verl.record.report.declared import DrawnSection, draw_plot, draw_section, time_color
 from verl.record.report.run_data import RunData
 from verl.report_sections import (
     Contribution,
@@ -19,17 +19,17 @@ from verl.report_sections import (
     contributions,
 )
 
-# val/<source>/success_rate: what lies deeper is no source.
+# val/<source>/success_rate. Names with more parts are not sources.
 SOURCE_RATE = re.compile(r"val/[^/]+/success_rate")
-WIDE = 1120  # pixels of a chart that has a row for itself
+WIDE = 1120  # pixels of a chart that fills a row
 SOURCE_COLORS = ("accent", "second", "ramp-3", "ramp-4", "ramp-2", "ramp-1")
 
-PLAYING = "timing_s/gen"
+ROLLOUT_TIME = "timing_s/gen"
 TIME_PARTS = (  # in the order of a training step
-    TimePart(PLAYING, "playing"),
-    TimePart("timing_s/gen_engine", "generation", within=PLAYING),
-    TimePart("timing_s/gen_env", "environments", within=PLAYING),
-    TimePart("timing_s/pack", "building rows", within=PLAYING),
+    TimePart(ROLLOUT_TIME, "rollout"),
+    TimePart("timing_s/gen_engine", "generation", within=ROLLOUT_TIME),
+    TimePart("timing_s/gen_env", "environments", within=ROLLOUT_TIME),
+    TimePart("timing_s/pack", "building rows", within=ROLLOUT_TIME),
     TimePart("timing_s/old_log_prob", "log-probs"),
     TimePart("timing_s/ref", "reference log-probs"),
     TimePart("timing_s/values", "values"),
@@ -41,29 +41,29 @@ TIME_PARTS = (  # in the order of a training step
 )
 
 
-def _small(title: str, y_label: str, metric: str) -> Plot:
+def _small_plot(title: str, y_label: str, metric: str) -> Plot:
     return Plot(title, y_label, (Curve(metric, title),), width=352, height=190)
 
 
 OPTIMISATION = ReportSection(
     "Optimisation",
-    "The policy update, iteration by iteration.",
+    "The policy update, step by step.",
     (
-        _small("Policy loss", "loss", "actor/pg_loss"),
-        _small("Value loss", "loss", "critic/vf_loss"),
-        _small("KL to the reference", "nats per token", "actor/kl_loss"),
-        _small("Entropy of the policy", "nats per token", "actor/entropy"),
-        _small("Gradient norm", "L2 norm", "actor/grad_norm"),
-        _small("KL of one iteration", "nats per token", "actor/ppo_kl"),
-        _small("Clipped tokens", "share of tokens", "actor/pg_clipfrac"),
-        _small("Learning rate", "learning rate", "actor/lr"),
-        _small("Mean advantage", "advantage", "critic/advantages/mean"),
+        _small_plot("Policy loss", "loss", "actor/pg_loss"),
+        _small_plot("Value loss", "loss", "critic/vf_loss"),
+        _small_plot("KL to the reference", "nats per token", "actor/kl_loss"),
+        _small_plot("Entropy of the policy", "nats per token", "actor/entropy"),
+        _small_plot("Gradient norm", "L2 norm", "actor/grad_norm"),
+        _small_plot("KL of one step", "nats per token", "actor/ppo_kl"),
+        _small_plot("Clipped tokens", "share of tokens", "actor/pg_clipfrac"),
+        _small_plot("Learning rate", "learning rate", "actor/lr"),
+        _small_plot("Mean advantage", "advantage", "critic/advantages/mean"),
     ),
     columns=3,
 )
 HEALTH = ReportSection(
     "Health",
-    "What should stay near zero.",
+    "Values that should stay near zero.",
     (
         Plot(
             "Engine against trainer",
@@ -85,7 +85,7 @@ HEALTH = ReportSection(
             height=200,
         ),
         Plot(
-            "What teaches nothing",
+            "Data without signal",
             "share",
             (
                 Curve("rollout/truncated_length", "trajectories with a cut turn", "second"),
@@ -111,7 +111,7 @@ TOKENS = Plot(
     width=352,
     height=200,
 )
-# Of tasks without success, as graded answers are, it is all there is to see.
+# The only measure of tasks without a success criterion.
 RETURN = Plot(
     "Mean return",
     "return of a trajectory",
@@ -141,14 +141,14 @@ THROUGHPUT = Plot(
 )
 
 
-def sections(run: RunData) -> list[Section]:
-    """All sections that have something to show."""
+def report_sections(run: RunData) -> list[DrawnSection]:
+    """Return all sections with at least one chart or table."""
     added = contributions()
     own = [
-        success(run),
-        effort(run),
+        success_section(run),
+        effort_section(run),
         draw_section(run, OPTIMISATION),
-        time_spent(run, added),
+        time_section(run, added),
         draw_section(run, HEALTH),
     ]
     declared = [draw_section(run, plan) for other in added for plan in other.sections]
@@ -156,69 +156,70 @@ def sections(run: RunData) -> list[Section]:
     for section in arranged:
         plots = [plot for other in added for title, plot in other.plots if title == section.title]
         charts = arrange(section.charts, [draw_plot(run, plot) for plot in plots])
-        section.charts = _with_points(charts)
+        section.charts = _drop_empty(charts)
     return [section for section in arranged if section.charts or section.tables]
 
 
-def _with_points(charts: Sequence[Chart]) -> list[Chart]:
-    """The charts that have at least one point, without series that have none."""
+def _drop_empty(charts: Sequence[Chart]) -> list[Chart]:
+    """Remove series without points, and charts without series."""
     for chart in charts:
         chart.series = [series for series in chart.series if series.xs]
     return [chart for chart in charts if chart.series]
 
 
-def success(run: RunData) -> Section:
-    """Held-out success with intervals, train success raw and smoothed."""
+def success_section(run: RunData) -> DrawnSection:
+    """Return the section of held-out success with intervals and of training success."""
     charts = [_success_chart(run)]
-    sources = [name for name in run.names if SOURCE_RATE.fullmatch(name)]
-    # A single source is the whole panel, which the first chart shows.
+    sources = [name for name in run.metric_names if SOURCE_RATE.fullmatch(name)]
+    # A single source is the whole validation set, which the first chart shows.
     if len(sources) > 1:
         charts.append(_source_chart(run, sources))
-    charts += [draw_plot(run, RETURN), _price_chart(run)]
-    lead = "Held-out tasks are a frozen panel that is never trained on."
-    return Section("Success", lead, charts, 1)
+    charts += [draw_plot(run, RETURN), _tokens_chart(run)]
+    lead = "Held-out tasks are a frozen validation set that is never trained on."
+    return DrawnSection("Success", lead, charts, 1)
 
 
 def _success_chart(run: RunData) -> Chart:
     xs, ys = run.points("val/success_rate")
-    bounds = [run.interval(x) for x in xs]
+    bounds = [run.success_interval(x) for x in xs]
     name = "held-out tasks, 95% bootstrap interval"
-    held_out = Series(name, xs, ys, "accent", markers=True, plays="val")
+    held_out = Series(name, xs, ys, "accent", markers=True, trajectory_kind="val")
     held_out.low = [low for low, _ in bounds]
     held_out.high = [high for _, high in bounds]
     raw = Series("training tasks", *run.points("episode/success_rate"), "second", faint=True)
-    smooth = Series("training tasks, smoothed", raw.xs, smoothed(raw.ys), "second")
+    smooth = Series("training tasks, smoothed", raw.xs, smooth_values(raw.ys), "second")
     highest = max([*raw.ys, *held_out.high, 0.0])
     return Chart(
         "Success rate",
         "episodes won",
-        # In the order of drawing: what counts lies on top.
+        # In drawing order: the most important series is on top.
         [raw, smooth, held_out],
         form="percent",
         width=WIDE,
         height=330,
-        # Low rates fill the chart, high ones are seen beside what is still missing.
+        # Low rates fill the chart. High rates are shown against 100%.
         y_range=(0.0, 1.0 if highest > 0.75 else None),
     )
 
 
-def _price_chart(run: RunData) -> Chart:
-    """Held-out success against what it costs, from evaluation to evaluation; empty for a single
-    one.
+def _tokens_chart(run: RunData) -> Chart:
+    """Draw held-out success against tokens per episode, one point per validation.
+
+    The chart is empty with a single validation.
     """
     costs = dict(zip(*run.points("val/tokens_per_episode"), strict=True))
     steps, rates = run.points("val/success_rate")
-    found = [(step, rate) for step, rate in zip(steps, rates, strict=True) if step in costs]
+    pairs = [(step, rate) for step, rate in zip(steps, rates, strict=True) if step in costs]
     path = Series("held-out tasks", [], [], "accent", markers=True)
-    if len(found) > 1:
-        path.xs = [round(costs[step], 2) for step, _ in found]
-        path.ys = [rate for _, rate in found]
-        bounds = [run.interval(step) for step, _ in found]
+    if len(pairs) > 1:
+        path.xs = [round(costs[step], 2) for step, _ in pairs]
+        path.ys = [rate for _, rate in pairs]
+        bounds = [run.success_interval(step) for step, _ in pairs]
         path.low = [low for low, _ in bounds]
         path.high = [high for _, high in bounds]
-        # Of a long run the ends alone: labels of all points would lie upon each other.
-        ends = (found[0][0], found[-1][0])
-        path.labels = [f"step {step}" if step in ends else "" for step, _ in found]
+        # Label only the first and the last point: labels of all points would overlap.
+        ends = (pairs[0][0], pairs[-1][0])
+        path.labels = [f"step {step}" if step in ends else "" for step, _ in pairs]
     return Chart(
         "Success against tokens",
         "episodes won",
@@ -233,16 +234,18 @@ def _price_chart(run: RunData) -> Chart:
 
 def _source_chart(run: RunData, sources: Sequence[str]) -> Chart:
     lines = []
-    # Sources beyond the colours are left out: two lines of one colour could not be told apart.
+    # Only as many sources as colours: two lines of one colour could not be distinguished.
     for metric, color in zip(sources, SOURCE_COLORS, strict=False):
         source = metric.split("/")[1]
-        lines.append(Series(source, *run.points(metric), color, markers=True, plays="val"))
+        lines.append(
+            Series(source, *run.points(metric), color, markers=True, trajectory_kind="val")
+        )
     title = "Held-out success by task type"
     return Chart(title, "episodes won", lines, form="percent", width=WIDE, height=260)
 
 
-def effort(run: RunData) -> Section:
-    """Tokens and steps per episode."""
+def effort_section(run: RunData) -> DrawnSection:
+    """Return the section of tokens and turns per episode."""
     tokens_xs, tokens_ys = run.points("rollout/tokens_per_episode")
     lengths = dict(zip(*run.points("episode/length"), strict=True))
     both = [(x, y) for x, y in zip(tokens_xs, tokens_ys, strict=True) if lengths.get(x)]
@@ -257,34 +260,34 @@ def effort(run: RunData) -> Section:
         height=200,
     )
     charts = [draw_plot(run, TOKENS), tokens_per_step, draw_plot(run, STEPS)]
-    return Section("Effort", "What an episode costs.", charts, 3)
+    return DrawnSection("Effort", "Tokens and turns per episode.", charts, 3)
 
 
 def time_parts(run: RunData, added: Sequence[Contribution]) -> list[TimePart]:
-    """The parts of an iteration that add up to it.
+    """Return the parts that add up to the time of a step.
 
-    Playing counts as a whole only where its own parts were not measured.
+    The rollout counts as one part only if its own parts were not measured.
     """
     known = arrange(TIME_PARTS, [part for other in added for part in other.time_parts])
-    logged = [part for part in known if part.metric in run.names]
+    logged = [part for part in known if part.metric in run.metric_names]
     if any(part.metric == "timing_s/gen_engine" for part in logged):
-        return [part for part in logged if part.metric != PLAYING]
+        return [part for part in logged if part.metric != ROLLOUT_TIME]
     return [part for part in logged if part.within is None]
 
 
-def time_spent(run: RunData, added: Sequence[Contribution]) -> Section:
-    """Stacked seconds per iteration and throughput."""
+def time_section(run: RunData, added: Sequence[Contribution]) -> DrawnSection:
+    """Return the section of stacked seconds per step and of throughput."""
     layers = [
         Series(part.label, *run.points(part.metric), time_color(index))
         for index, part in enumerate(time_parts(run, added))
     ]
     stacked = Chart(
-        "Time per iteration",
+        "Time per step",
         "seconds",
         layers,
         kind="stacked",
         form="seconds",
         y_range=(0.0, None),
     )
-    lead = "Where an iteration goes; validation and checkpoints are not in it."
-    return Section("Time", lead, [stacked, draw_plot(run, THROUGHPUT)])
+    lead = "Seconds of a training step by part, without validation and checkpoints."
+    return DrawnSection("Time", lead, [stacked, draw_plot(run, THROUGHPUT)])

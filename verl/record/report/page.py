@@ -1,4 +1,4 @@
-"""The page: figures, charts and plays of a run put into the template."""
+"""Rendering of the report: figures, charts and trajectories of a run in the page template."""
 
 import base64
 import hashlib
@@ -13,15 +13,24 @@ from jinja2 import Environment, FileSystemLoader
 from markupsafe import Markup
 
 from verl.record.config_values import flatten_config
-from verl.record.report.axes import number
-from verl.record.report.cards import cards, duration
-from verl.record.report.charts import draw
-from verl.record.report.comparison import arms, comparison_path
-from verl.record.report.comparison import sections as compared
-from verl.record.report.figures import sections
-from verl.record.report.plays import Chunk, affordable, embedded, index, pack, packed, play_files
+from verl.record.report.axes import format_number
+from verl.record.report.cards import format_duration, key_figure_cards
+from verl.record.report.charts import draw_svg
+from verl.record.report.comparison import comparison_path, group_into_arms
+from verl.record.report.comparison import comparison_sections as compared
+from verl.record.report.figures import report_sections
+from verl.record.report.plays import (
+    Chunk,
+    build_index,
+    compress_json,
+    encode_base64,
+    pack_file,
+    rollout_files,
+    select_within_budget,
+)
 from verl.record.report.run_data import RunData, load_run
 from verl.utils import jsonl
+from verl.utils.files import write_page
 
 logger = logging.getLogger(__name__)
 HERE = Path(__file__).parent / "web"
@@ -41,9 +50,9 @@ SCRIPTS = (
 
 
 def write_report(run_dir: str | Path) -> Path:
-    """Write ``report.html`` into ``run_dir``; returns its path.
+    """Write ``report.html`` into ``run_dir`` and return its path.
 
-    Raises ``FileNotFoundError`` for no run.
+    Raises ``FileNotFoundError`` if ``run_dir`` is not a run directory.
     """
     run = load_run(run_dir)
     jsonl.write_text(run.directory.report_path, render_report(run))
@@ -51,9 +60,7 @@ def write_report(run_dir: str | Path) -> Path:
 
 
 def refresh_report(run_dir: str | Path) -> Path | None:
-    """``write_report`` for a trainer: a report that cannot be written is a warning, not the end of
-    the run.
-    """
+    """Write the report during training. A failure is logged and does not end the run."""
     try:
         return write_report(run_dir)
     except Exception:  # the tracker boundary
@@ -62,50 +69,52 @@ def refresh_report(run_dir: str | Path) -> Path | None:
 
 
 def write_comparison(run_dirs: Sequence[str | Path], path: Path | None = None) -> Path:
-    """Write one page of several runs to ``path``, by default ``comparison.html`` in the nearest
-    folder that they share; returns where it is.
+    """Write a page that compares several runs to ``path`` and return the path.
 
-    Raises ``FileNotFoundError`` for no run.
+    The default is ``comparison.html`` in their nearest common folder. Raises
+    ``FileNotFoundError`` for a directory that is not a run directory, and ``ConfigError`` if
+    ``path`` is a file that is not such a page.
     """
     runs = [load_run(run_dir) for run_dir in run_dirs]
     path = path or comparison_path(run_dirs)
-    jsonl.write_text(path, render_comparison(runs))
+    write_page(path, render_comparison(runs), "--out")
     return path
 
 
 def render_report(run: RunData) -> str:
-    """The HTML text: no file, script, font or address outside of it."""
-    chunks = [pack(file) for file in affordable(play_files(run.directory))]
-    texts = [(chunk.summary["name"], embedded(chunk.packed)) for chunk in chunks]
-    return _rendered("page.html.j2", **_values(run, chunks), chunks=texts)
+    """Return the HTML text. It refers to no file, script, font or address outside of it."""
+    chunks = [pack_file(file) for file in select_within_budget(rollout_files(run.directory))]
+    texts = [(chunk.summary["name"], encode_base64(chunk.packed)) for chunk in chunks]
+    return _render_template("page.html.j2", **_page_values(run, chunks), chunks=texts)
 
 
 def render_live(run: RunData, stamp: str) -> str:
-    """The same page for a server that hands out plays when they are asked for; ``stamp`` names the
-    state of the run that it shows.
+    """Return the page for a server that sends trajectories on request.
+
+    ``stamp`` identifies the state of the run that the page shows.
     """
-    chunks = [pack(file) for file in affordable(play_files(run.directory))]
-    return _rendered("page.html.j2", **_values(run, chunks), chunks=[], stamp=stamp)
+    chunks = [pack_file(file) for file in select_within_budget(rollout_files(run.directory))]
+    return _render_template("page.html.j2", **_page_values(run, chunks), chunks=[], stamp=stamp)
 
 
-def _values(run: RunData, chunks: Sequence[Chunk]) -> dict[str, Any]:
-    head = _head(run)
+def _page_values(run: RunData, chunks: Sequence[Chunk]) -> dict[str, Any]:
+    head = _page_head(run)
     return {
         "title": f"{head['project']} / {head['experiment']}",
         "head": head,
-        "cards": cards(run),
-        "sections": sections(run),
-        "index": embedded(packed(index(chunks))),
+        "cards": key_figure_cards(run),
+        "sections": report_sections(run),
+        "index": encode_base64(compress_json(build_index(chunks))),
         "settings": list(flatten_config(run.config).items()),
-        "facts": _facts(run.facts),
-        "table": _last_values(run),
+        "facts": _fact_rows(run.facts),
+        "table": _metric_rows(run),
     }
 
 
 def render_comparison(runs: Sequence[RunData]) -> str:
-    """The HTML text of a page of several ``runs``; it has their curves, not their plays."""
-    groups = arms(runs)
-    return _rendered(
+    """Return the HTML text that compares ``runs``: their curves, without trajectories."""
+    groups = group_into_arms(runs)
+    return _render_template(
         "comparison.html.j2",
         title=" against ".join(groups),
         groups=groups,
@@ -113,59 +122,59 @@ def render_comparison(runs: Sequence[RunData]) -> str:
     )
 
 
-def _rendered(template: str, stamp: str = "", **values: object) -> str:
-    script = _joined(SCRIPTS)
+def _render_template(template: str, stamp: str = "", **values: object) -> str:
+    script = _join_files(SCRIPTS)
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode("ascii")
-    # What is no part of this script does not run, whatever a play says.
+    # Only this script may run, whatever text a trajectory contains.
     policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
     if stamp:
         policy += "; connect-src 'self'"
     values |= {
-        "style": Markup(_joined(STYLES)),
+        "style": Markup(_join_files(STYLES)),
         "script": Markup(script),
         "policy": policy,
         "stamp": stamp,
         "written": time.strftime("%Y-%m-%d %H:%M"),
     }
-    return _environment().get_template(template).render(values)
+    return _make_environment().get_template(template).render(values)
 
 
-def _environment() -> Environment:
+def _make_environment() -> Environment:
     loader = FileSystemLoader(HERE)
-    # Names of tasks, settings and metrics are foreign text: none of it may become markup.
+    # Names of tasks, settings and metrics are untrusted text and must not become markup.
     environment = Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    environment.filters.update(draw=draw)
+    environment.filters.update(draw=draw_svg)
     return environment
 
 
-def _joined(names: Sequence[str]) -> str:
+def _join_files(names: Sequence[str]) -> str:
     return "\n".join((HERE / name).read_text(encoding="utf-8") for name in names)
 
 
-def _head(run: RunData) -> dict[str, Any]:
+def _page_head(run: RunData) -> dict[str, Any]:
     steps = [line["step"] for line in run.metrics]
     times = [line["time"] for line in run.metrics if "time" in line]
     last = steps[-1] if steps else 0
-    total = run.setting("trainer.total_training_steps")
+    total = run.config_value("trainer.total_training_steps")
     return {
-        "project": run.setting("trainer.project_name") or run.directory.path.parent.name,
-        "experiment": run.setting("trainer.experiment_name") or run.directory.path.name,
+        "project": run.config_value("trainer.project_name") or run.directory.path.parent.name,
+        "experiment": run.config_value("trainer.experiment_name") or run.directory.path.name,
         "progress": f"step {last} of {total}" if total else f"step {last}",
         "finished": bool(total) and last >= total,
-        # By the clock: what lay between two starts of a run is in it.
-        "elapsed": duration(times[-1] - times[0]) if len(times) > 1 else "",
-        "tags": _tags(run),
+        # Wall-clock time: it includes pauses between two starts of a run.
+        "elapsed": format_duration(times[-1] - times[0]) if len(times) > 1 else "",
+        "tags": _run_tags(run),
     }
 
 
-def _tags(run: RunData) -> list[str]:
-    group = run.setting("env.rollout.n")
-    batch = run.setting("data.train_batch_size")
-    seed = run.setting("trainer.seed")
+def _run_tags(run: RunData) -> list[str]:
+    group = run.config_value("env.rollout.n")
+    batch = run.config_value("data.train_batch_size")
+    seed = run.config_value("trainer.seed")
     tags = [
-        run.setting("env.env_name"),
-        run.setting("algorithm.adv_estimator"),
-        run.setting("actor_rollout_ref.model.path"),
+        run.config_value("env.env_name"),
+        run.config_value("algorithm.adv_estimator"),
+        run.config_value("actor_rollout_ref.model.path"),
         f"{batch} tasks \N{MULTIPLICATION SIGN} {group} episodes" if batch and group else None,
         f"seed {seed}" if seed is not None else None,
         f"stand-in: {run.facts['stand_in']}" if run.facts.get("stand_in") else None,
@@ -173,9 +182,9 @@ def _tags(run: RunData) -> list[str]:
     return [str(tag) for tag in tags if tag]
 
 
-def _facts(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
-    apart = ("starts", "command")
-    known = {k: value for k, value in facts.items() if k not in apart and value is not None}
+def _fact_rows(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
+    special = ("starts", "command")
+    known = {k: value for k, value in facts.items() if k not in special and value is not None}
     rows = flatten_config(known)
     if "command" in facts:
         rows["command"] = " ".join(map(str, facts["command"]))
@@ -184,11 +193,13 @@ def _facts(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
     return [(key, str(value)) for key, value in rows.items()]
 
 
-def _last_values(run: RunData) -> list[tuple[str, str, str, str]]:
-    """Name, first, last and number of values of every metric."""
+def _metric_rows(run: RunData) -> list[tuple[str, str, str, str]]:
+    """Return name, first value, last value and number of values of every metric."""
     rows = []
-    for name in run.names:
+    for name in run.metric_names:
         _, values = run.points(name)
         if values:
-            rows.append((name, number(values[0]), number(values[-1]), str(len(values))))
+            rows.append(
+                (name, format_number(values[0]), format_number(values[-1]), str(len(values)))
+            )
     return rows

@@ -1,9 +1,9 @@
-"""The plays that a page holds: one packed chunk per rollout file, and an index of all of them.
+"""Trajectories of a page: one compressed chunk per rollout file, and an index of all chunks.
 
-    rollouts/<step>.jsonl ──pack()──▶ summary: outcome, return, group of every play ──▶ index
-                                 └──▶ chunk: turns and tokens, gzip of JSON
+    rollouts/<step>.jsonl ──pack_file()──▶ summary: outcome, return, group per trajectory ──▶ index
+                                      └──▶ chunk: turns and tokens, gzip of JSON
 
-A page reads the index when it opens, and a chunk when somebody looks at one of its plays.
+The page reads the index when it opens, and a chunk when a user selects one of its trajectories.
 """
 
 import base64
@@ -15,26 +15,32 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from verl.record.report.episodes import asked_of_step, contrasting, read_trajectories, step_views
+from verl.record.report.episodes import (
+    extra_step_fields,
+    pick_success_and_failure,
+    read_trajectories,
+    step_views,
+)
 from verl.record.run_dir import RunDirectory
 from verl.report_sections import Outcomes, StepView
 from verl.utils import jsonl
 
-BUDGET = 80_000_000  # bytes of rollout files that one page is made of; some 15 pack into one
-LARGEST = 24_000_000  # of one file: of a larger one its beginning
-DIGITS = 4  # of a token's numbers
+BUDGET = 80_000_000  # bytes of rollout files in one page; about 15 bytes compress to one
+LARGEST = 24_000_000  # bytes that are read of one file
+DIGITS = 4  # decimal places of token values
 KEPT = ("step", "observation", "action", "reward", "advantage")
 
 
 KINDS = ("train", "val", "audit")
-AUDIT = "audit"  # of a run, in its directory: plays whose steps were returned to
-Tokens = Mapping[tuple[str, int], Mapping[str, Any]]  # by trajectory and step
+AUDIT = "audit"  # folder in the run directory with the trajectories of main_audit
+TokenValues = Mapping[tuple[str, int], Mapping[str, Any]]  # by trajectory and turn
 
 
 @dataclass(frozen=True)
-class PlayFile:
-    """A rollout file; ``kind`` is ``train``, ``val`` or ``audit``, ``tokens`` where the numbers of
-    its tokens may be.
+class RolloutFile:
+    """A rollout file of ``kind`` ``train``, ``val`` or ``audit``.
+
+    ``tokens`` is the path of its token values, which may be missing.
     """
 
     path: Path
@@ -44,40 +50,41 @@ class PlayFile:
 
     @property
     def name(self) -> str:
-        """What the page calls it."""
+        """Name of the file in the page."""
         return f"{self.kind}-{self.step}"
 
     @property
     def cost(self) -> int:
-        """Bytes that are read of it."""
+        """Bytes of the file that are read."""
         return min(self.path.stat().st_size, LARGEST)
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """What the index says of the plays of a file, and these plays, packed."""
+    """Index entry and compressed trajectories of a rollout file."""
 
     summary: dict[str, Any]
     packed: bytes
 
 
-def play_files(directory: RunDirectory) -> list[PlayFile]:
-    """All rollout files, in the order of their steps, those of a validation last in its step; with
-    those of the run's audit.
+def rollout_files(directory: RunDirectory) -> list[RolloutFile]:
+    """Return all rollout files of a run and of its audit in order of steps.
+
+    The file of a validation follows the training file of its step.
     """
     audit = RunDirectory(directory.path / AUDIT)
     files = [
-        *_of_kind(directory, "train"),
-        *_of_kind(directory, "val"),
-        *_of_kind(audit, AUDIT),
+        *_files_of_kind(directory, "train"),
+        *_files_of_kind(directory, "val"),
+        *_files_of_kind(audit, AUDIT),
     ]
-    return sorted(files, key=_order)
+    return sorted(files, key=_sort_key)
 
 
-def _of_kind(directory: RunDirectory, kind: str) -> list[PlayFile]:
+def _files_of_kind(directory: RunDirectory, kind: str) -> list[RolloutFile]:
     is_val = kind == "val"
     return [
-        PlayFile(
+        RolloutFile(
             directory.rollout_path(step, is_val),
             kind,
             step,
@@ -87,64 +94,69 @@ def _of_kind(directory: RunDirectory, kind: str) -> list[PlayFile]:
     ]
 
 
-def _order(file: PlayFile) -> tuple[int, int]:
+def _sort_key(file: RolloutFile) -> tuple[int, int]:
     return file.step, KINDS.index(file.kind)
 
 
-def affordable(files: Sequence[PlayFile], budget: int = BUDGET) -> list[PlayFile]:
-    """Of ``files`` as many as fit into ``budget`` bytes: all, or of each kind every second, fourth
-    and so on, and the last.
+def select_within_budget(files: Sequence[RolloutFile], budget: int = BUDGET) -> list[RolloutFile]:
+    """Return the ``files`` that fit into ``budget`` bytes.
+
+    These are all files, or of each kind the last and every second, fourth, eighth ... one.
     """
     kept = list(files)
     stride = 1
     while sum(file.cost for file in kept) > budget and stride < len(files):
         stride *= 2
-        kept = [file for kind in KINDS for file in _every(files, kind, stride)]
-    return sorted(kept, key=_order)
+        kept = [file for kind in KINDS for file in _every_nth(files, kind, stride)]
+    return sorted(kept, key=_sort_key)
 
 
-def _every(files: Sequence[PlayFile], kind: str, stride: int) -> list[PlayFile]:
-    own = [file for file in files if file.kind == kind]
-    # Counted from the first: as a run grows its page keeps the files that it has packed already.
-    return [file for n, file in enumerate(own) if n % stride == 0 or n == len(own) - 1]
+def _every_nth(files: Sequence[RolloutFile], kind: str, stride: int) -> list[RolloutFile]:
+    of_kind = [file for file in files if file.kind == kind]
+    # Count from the first file: a growing run keeps the files that are compressed already.
+    return [file for n, file in enumerate(of_kind) if n % stride == 0 or n == len(of_kind) - 1]
 
 
-def pack(file: PlayFile) -> Chunk:
-    """The chunk of ``file``; made once for every state of the file."""
+def pack_file(file: RolloutFile) -> Chunk:
+    """Return the chunk of ``file``. It is cached until the file changes."""
     status = file.path.stat()
-    return _pack(file, tuple(step_views()), status.st_size, status.st_mtime_ns)
+    return _pack_cached(file, tuple(step_views()), status.st_size, status.st_mtime_ns)
 
 
 @functools.lru_cache(maxsize=1024)
-def _pack(file: PlayFile, views: tuple[StepView, ...], size: int, _time: int) -> Chunk:
+def _pack_cached(file: RolloutFile, views: tuple[StepView, ...], size: int, _time: int) -> Chunk:
     rows = read_trajectories(file.path, LARGEST)
-    known = Known(views, _read_tokens(file.tokens) if file.tokens else {}, _outcomes(file, views))
-    plays = [_play(row, known) for row in rows]
-    summary = _summary(rows, file) | {"whole": size <= LARGEST}
+    known = StepExtras(
+        views, _read_tokens(file.tokens) if file.tokens else {}, _read_outcomes(file, views)
+    )
+    plays = [_trajectory_entry(row, known) for row in rows]
+    summary = _summarise_rows(rows, file) | {"whole": size <= LARGEST}
     returned_to = {name for outcomes in known.outcomes.values() for name, _ in outcomes}
     if returned_to:
         summary["audited"] = [int(play["name"] in returned_to) for play in plays]
-    return Chunk(summary, packed({"plays": plays}))
+    return Chunk(summary, compress_json({"plays": plays}))
 
 
 @dataclass(frozen=True)
-class Known:
-    """What is known of steps beside their record: what ``views`` ask for, the numbers of their
-    tokens, and, by the key of alternatives, what plays earned that went on with these.
+class StepExtras:
+    """Data about turns in addition to their records.
+
+    ``views`` are the declared fields, ``tokens`` the token values, and ``outcomes`` the returns of
+    trajectories that continued with an alternative, by the key of the alternatives.
     """
 
     views: Sequence[StepView]
-    tokens: Tokens
+    tokens: TokenValues
     outcomes: Mapping[str, Outcomes]
 
 
-def _outcomes(file: PlayFile, views: Sequence[StepView]) -> dict[str, Outcomes]:
-    asked = [view.alternatives for view in views if view.alternatives is not None]
+def _read_outcomes(file: RolloutFile, views: Sequence[StepView]) -> dict[str, Outcomes]:
+    declared = [view.alternatives for view in views if view.alternatives is not None]
     run_dir = file.path.parent.parent
-    return {view.key: view.outcomes(run_dir) for view in asked if view.outcomes is not None}
+    return {view.key: view.outcomes(run_dir) for view in declared if view.outcomes is not None}
 
 
-def _read_tokens(path: Path) -> Tokens:
+def _read_tokens(path: Path) -> TokenValues:
     return {
         (str(line["traj_uid"]), step["step"]): step
         for line in jsonl.read(path, LARGEST)
@@ -152,7 +164,7 @@ def _read_tokens(path: Path) -> Tokens:
     }
 
 
-def _summary(rows: Sequence[dict[str, Any]], file: PlayFile) -> dict[str, Any]:
+def _summarise_rows(rows: Sequence[dict[str, Any]], file: RolloutFile) -> dict[str, Any]:
     groups: dict[str, int] = {}
     tasks = []
     numbers = []
@@ -169,78 +181,80 @@ def _summary(rows: Sequence[dict[str, Any]], file: PlayFile) -> dict[str, Any]:
         "tasks": tasks,
         "group": numbers,
         "won": [int(bool(row.get("won"))) for row in rows],
-        "return": [_short(row.get("return")) for row in rows],
+        "return": [_round_value(row.get("return")) for row in rows],
         "turns": [len(row["steps"]) for row in rows],
         "tokens": [sum(step.get("num_tokens") or 0 for step in row["steps"]) for row in rows],
-        "pair": [rows.index(row) for row in contrasting(rows)],
+        "pair": [rows.index(row) for row in pick_success_and_failure(rows)],
     }
 
 
-def _play(row: Mapping[str, Any], known: Known) -> dict[str, Any]:
+def _trajectory_entry(row: Mapping[str, Any], known: StepExtras) -> dict[str, Any]:
     name = str(row.get("traj_uid"))
     return {
         "name": name,
         "prompt": row.get("prompt", ""),
         "aborted": bool(row.get("aborted")),
-        "steps": [_step(step, (name, step.get("step", 0)), known) for step in row["steps"]],
+        "steps": [_step_entry(step, (name, step.get("step", 0)), known) for step in row["steps"]],
     }
 
 
-def _step(step: Mapping[str, Any], place: tuple[str, int], known: Known) -> dict[str, Any]:
-    found = {key: step[key] for key in KEPT if step.get(key) is not None}
+def _step_entry(
+    step: Mapping[str, Any], place: tuple[str, int], known: StepExtras
+) -> dict[str, Any]:
+    entry = {key: step[key] for key in KEPT if step.get(key) is not None}
     earned = {key: outcomes.get(place, {}) for key, outcomes in known.outcomes.items()}
-    found |= asked_of_step(step, known.views, earned)
-    found |= _coloured(step, known.tokens.get(place, {}))
+    entry |= extra_step_fields(step, known.views, earned)
+    entry |= _token_overlays(step, known.tokens.get(place, {}))
     if not step.get("is_action_valid", True):
-        found["invalid"] = True
+        entry["invalid"] = True
     if step.get("stop_reason") == "length":
-        found["cut"] = True
-    return found
+        entry["cut"] = True
+    return entry
 
 
-def _coloured(step: Mapping[str, Any], told: Mapping[str, Any]) -> dict[str, Any]:
-    """The tokens of a step with the numbers they are coloured by; its answer where it has none.
+def _token_overlays(step: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the tokens of a turn with the values that colour them, or its text without tokens.
 
-    ``told`` is what the file of the tokens says of the step.
+    ``values`` is the entry of the turn in the token file.
     """
-    state = {"state": told["state"]} if "state" in told else {}
+    state = {"state": values["state"]} if "state" in values else {}
     pairs = step.get("token_credit") or []
     if not pairs:
         return state | {"response": step.get("response", "")}
-    credit = [_short(value) for _, value in pairs]
-    mask = told.get("mask", [])
-    # Credit is of sampled tokens alone; a file that was torn knows others.
+    credit = [_round_value(value) for _, value in pairs]
+    mask = values.get("mask", [])
+    # Only sampled tokens have credit. A damaged token file may disagree with the rollout file.
     if sum(mask) != len(credit):
         return state | {"tokens": [text for text, _ in pairs], "overlays": {"advantage": credit}}
     left = iter(credit)
     overlays = {"advantage": [next(left) if sampled else None for sampled in mask]}
-    # Coarser than the file: it is a colour, and half of a page would be digits of noise.
-    if "entropy" in told:
-        overlays["entropy"] = [round(value or 0.0, 2) for value in told["entropy"]]
-    if "gap" in told:
-        overlays["gap"] = [gap and float(f"{gap:.1g}") for gap in told["gap"]]
-    overlays["mask"] = told.get("weight", mask)
-    return state | {"tokens": told["tokens"], "overlays": overlays}
+    # Coarser than the file: colours need few digits, and more would double the size of the page.
+    if "entropy" in values:
+        overlays["entropy"] = [round(value or 0.0, 2) for value in values["entropy"]]
+    if "gap" in values:
+        overlays["gap"] = [gap and float(f"{gap:.1g}") for gap in values["gap"]]
+    overlays["mask"] = values.get("weight", mask)
+    return state | {"tokens": values["tokens"], "overlays": overlays}
 
 
-def _short(value: float | None) -> float:
-    # null in the file where it was not finite
+def _round_value(value: float | None) -> float:
+    # null in the file stands for a value that was not finite
     return round(value or 0.0, DIGITS)
 
 
-def packed(value: object) -> bytes:
-    """``value`` as gzip of JSON; the same value gives the same bytes."""
+def compress_json(value: object) -> bytes:
+    """Return ``value`` as gzip-compressed JSON. Equal values give equal bytes."""
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
     return gzip.compress(text.encode(), 6, mtime=0)
 
 
-def embedded(data: bytes) -> str:
-    """Text that an element of the page can hold."""
+def encode_base64(data: bytes) -> str:
+    """Return ``data`` as base64 text for an element of the page."""
     return base64.b64encode(data).decode("ascii")
 
 
-def index(chunks: Sequence[Chunk]) -> dict[str, Any]:
-    """What a page knows of its plays before it reads a chunk."""
+def build_index(chunks: Sequence[Chunk]) -> dict[str, Any]:
+    """Return the index that the page reads before any chunk."""
     return {
         "files": [chunk.summary for chunk in chunks],
         "lead": " ".join(view.lead for view in step_views() if view.lead),

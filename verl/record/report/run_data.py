@@ -1,4 +1,4 @@
-"""What a report is made of, read from a run directory; files that are missing are simply empty."""
+"""Data of a report, read from a run directory. A missing file counts as empty."""
 
 import functools
 import json
@@ -20,7 +20,7 @@ Points = tuple[list[int], list[float]]  # steps and values
 
 @dataclass
 class RunData:
-    """Configuration, facts, metrics by step, and where the rollouts are."""
+    """Configuration, facts, metrics by step, and the run directory."""
 
     directory: RunDirectory
     config: dict[str, Any]
@@ -28,17 +28,17 @@ class RunData:
     metrics: list[dict[str, Any]]
 
     @property
-    def names(self) -> list[str]:
-        """Every metric that was logged, sorted."""
+    def metric_names(self) -> list[str]:
+        """Sorted names of all logged metrics."""
         return sorted({key for line in self.metrics for key in line} - {"step", "time"})
 
     def points(self, name: str) -> Points:
-        """Steps and values of a metric, where it was logged and finite."""
+        """Return steps and values of a metric at which it was logged and finite."""
         return self._columns.get(name, ([], []))
 
     @functools.cached_property
     def _columns(self) -> dict[str, Points]:
-        # One pass for all names: the page asks for each of some hundred.
+        # One pass for all names: the page needs about a hundred of them.
         columns: dict[str, Points] = {}
         for line in self.metrics:
             for name, value in line.items():
@@ -50,34 +50,34 @@ class RunData:
 
     @functools.cached_property
     def _validations(self) -> dict[int, dict[str, Any]]:
-        # Reversed: of two lines of a step the first one counts.
+        # Reversed, so that the first of two lines of a step counts.
         lines = reversed(self.metrics)
         return {line["step"]: line for line in lines if "val/success_rate" in line}
 
-    def last(self, name: str, window: int = 1) -> float | None:
-        """Mean of the last ``window`` values of a metric."""
+    def last_mean(self, name: str, window: int = 1) -> float | None:
+        """Return the mean of the last ``window`` values of a metric, or None without values."""
         values = self.points(name)[1][-window:]
         return sum(values) / len(values) if values else None
 
-    def first(self, name: str) -> float | None:
-        """First value of a metric."""
+    def first_value(self, name: str) -> float | None:
+        """Return the first value of a metric, or None without values."""
         values = self.points(name)[1]
         return values[0] if values else None
 
     def last_values(self, prefix: str) -> dict[str, float]:
-        """The numbers of the last step that has some whose names begin with ``prefix``: those."""
+        """Return the metrics whose names begin with ``prefix``, from the last step with any."""
         for line in reversed(self.metrics):
-            found = {
+            numbers = {
                 name: float(value)
                 for name, value in line.items()
                 if name.startswith(prefix) and _is_number(value)
             }
-            if found:
-                return found
+            if numbers:
+                return numbers
         return {}
 
-    def setting(self, path: str, default: Any = None) -> Any:
-        """A configuration value by its dotted path."""
+    def config_value(self, path: str, default: Any = None) -> Any:
+        """Return a configuration value by its dotted path."""
         value = self.config
         for key in path.split("."):
             if not isinstance(value, dict) or key not in value:
@@ -85,9 +85,10 @@ class RunData:
             value = value[key]
         return value
 
-    def interval(self, step: int) -> tuple[float, float]:
-        """95% bootstrap interval of the success rate of the validation of ``step``; the rate itself
-        without one.
+    def success_interval(self, step: int) -> tuple[float, float]:
+        """Return the 95% bootstrap interval of the success rate of the validation at ``step``.
+
+        Without a logged interval both ends are the rate itself.
         """
         line = self._validations[step]
         rate = line["val/success_rate"]
@@ -97,14 +98,14 @@ class RunData:
 
 
 def _is_number(value: object) -> bool:
-    # To Python a bool is an int; as a point of a curve it would be 0 or 1.
+    # In Python a bool is an int. It would be drawn as 0 or 1.
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
     return not math.isnan(value)
 
 
 def load_run(run_dir: str | Path) -> RunData:
-    """Read a run directory. Raises ``FileNotFoundError`` when there is nothing of a run in it."""
+    """Read a run directory. Raises ``FileNotFoundError`` if it holds no file of a run."""
     directory = RunDirectory(run_dir)
     metrics = read_metrics(run_dir)
     if not metrics and not directory.config_path.exists():
@@ -117,12 +118,12 @@ def load_run(run_dir: str | Path) -> RunData:
 
 
 def _read_mapping(path: Path, parse: Callable[[str], Any]) -> dict[str, Any]:
-    """Return what ``path`` holds; nothing where there is no such file or it cannot be read."""
+    """Return the mapping in ``path``, or an empty one if the file is missing or unreadable."""
     try:
         values = parse(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}
     except (ValueError, yaml.YAMLError, RecursionError) as error:
-        logger.warning("%s is left out: %s", path, error)
+        logger.warning("%s cannot be read and is ignored: %s", path, error)
         return {}
     return values if isinstance(values, dict) else {}

@@ -12,6 +12,7 @@ import socket
 import sys
 from typing import Any
 
+from verl.utils.logging import setup_logging
 from verl.utils.stacks import answer_with_stacks
 
 LISTEN_FD = "VERL_MASTER_LISTEN_FD"
@@ -63,6 +64,7 @@ class WorkerHost:
 
     def start(self, role: str, worker_cls: type, args: tuple, kwargs: dict[str, Any]) -> None:
         """Construct the worker of ``role`` in this process."""
+        setup_logging(level="WARNING")
         answer_with_stacks(f"{worker_cls.__name__}[rank {os.environ.get('RANK', 0)}]")
         self._workers[role] = worker_cls(*args, **kwargs)
 

@@ -12,9 +12,12 @@ What Ray 2.60 offers and what is done with it here:
   that only their owner can enter.
 """
 
+import contextlib
 import logging
 import os
 import secrets
+import shutil
+import socket
 import stat
 import sys
 from collections.abc import Mapping
@@ -28,6 +31,9 @@ from verl.utils.stacks import STACKS_DIR
 
 LOOPBACK_SWITCH = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 OBJECT_STORE_GB = 1.0
+# In /tmp whatever TMPDIR says: the path of a socket below it may have 107 characters.
+PRIVATE = Path(f"/tmp/verl-{os.getuid()}")
+KEPT_SESSIONS = 3
 
 logger = logging.getLogger(__name__)
 
@@ -69,13 +75,15 @@ def init_ray(ray_init_cfg: object = None, **overrides: object) -> dict[str, Any]
     if runtime_env:
         common["runtime_env"] = runtime_env
     if local:
+        sessions = _private_directory() / "ray"
+        remove_stale_sessions(sessions)
         common |= {
             "num_cpus": options["num_cpus"],
             "num_gpus": options["num_gpus"],
             "object_store_memory": int(options["object_store_gb"] * 1e9),
             "include_dashboard": False,
             "_node_ip_address": "127.0.0.1",
-            "_temp_dir": str(_private_directory() / "ray"),
+            "_temp_dir": str(sessions),
         }
     with sigterm_handler_kept():  # Ray's own drains the node for up to 30 s first
         ray.init(address="local" if local else address, **common)
@@ -112,18 +120,57 @@ def _prefer_loopback() -> None:
         setattr(constants, "ENABLE_RAY_CLUSTER", False)  # noqa: B010  a module has no such field
 
 
+def directory_refusal() -> str:
+    """Return why Ray's session directories cannot be kept below ``PRIVATE``; empty if they can."""
+    try:
+        found = PRIVATE.lstat()
+    except FileNotFoundError:
+        return ""
+    if stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid():
+        return ""
+    return (
+        f"{PRIVATE}: is no directory of this user, and Ray's session directories are kept there; "
+        "allowed: a directory of this user; fix: have its owner or the administrator remove it"
+    )
+
+
 def _private_directory() -> Path:
-    # in /tmp whatever TMPDIR says: the path of a socket below it may have 107 characters
-    path = Path(f"/tmp/verl-{os.getuid()}")
-    path.mkdir(mode=0o700, exist_ok=True)
-    found = path.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
-        raise ConfigError(
-            f"{path}: belongs to another user, and Ray's session directories cannot be kept there; "
-            "allowed: a directory of this user; fix: have its owner or the administrator remove it"
-        )
-    path.chmod(0o700)
-    return path
+    refusal = directory_refusal()
+    if refusal:
+        raise ConfigError(refusal)
+    PRIVATE.mkdir(mode=0o700, exist_ok=True)
+    PRIVATE.chmod(0o700)
+    return PRIVATE
+
+
+def remove_stale_sessions(directory: Path) -> None:
+    """Remove the session directories in ``directory`` whose Ray has ended, except the newest
+    ``KEPT_SESSIONS`` of them, whose logs may explain a failure.
+    """
+    ended = [
+        path
+        for path in sorted(directory.glob("session_*_*"))
+        if not path.is_symlink() and path.stat().st_uid == os.getuid() and not _is_running(path)
+    ]
+    # Their names begin with the time of their start.
+    for path in ended[:-KEPT_SESSIONS]:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def _is_running(session: Path) -> bool:
+    """Whether the process that started ``session`` lives, or its Ray answers; in doubt it does."""
+    pid = session.name.rpartition("_")[2]
+    if not pid.isdecimal() or Path(f"/proc/{pid}").exists():
+        return True
+    # The process may run in another container that shares this directory.
+    with contextlib.closing(socket.socket(socket.AF_UNIX)) as connection:
+        try:
+            connection.connect(str(session / "sockets" / "raylet"))
+        except (ConnectionRefusedError, FileNotFoundError):
+            return False
+        except OSError:
+            return True
+    return True
 
 
 def token_path() -> Path | None:

@@ -8,12 +8,11 @@ import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-import yaml
-
-from verl.config.run_code import TRUST, refuse_stored_code
+from verl.config.run_code import TRUST_WORDS, refuse_code_of_run
 from verl.config.schema import PPOConfig
+from verl.trainer.cli import Inspection
+from verl.trainer.launch.extensions import inspect_start
 
 logger = logging.getLogger(__name__)
 CONFIG = "config.yaml"
@@ -44,28 +43,16 @@ def audit_words(words: Sequence[str]) -> list[str]:
             f"RUN_DIR={words[0]!r}: there is no {CONFIG}; allowed: the directory of a run; "
             "fix: python -m verl.trainer.main_audit runs/PROJECT/EXPERIMENT [key=value ...]"
         )
-    trust = f"{TRUST}=true"
-    own = [word for word in words[1:] if word != trust]
-    if len(own) == len(words) - 1:
-        given = {word.lstrip("+").partition("=")[0] for word in own}
-        refuse_stored_code(_stored(directory), f"RUN_DIR={words[0]!r}", given)
+    if not TRUST_WORDS & set(words):
+        refuse_code_of_run(Path(CONFIG).stem, words[0], words[1:], PPOConfig, is_run=True)
     return [
         *("--config-path", str(directory.resolve()), "--config-name", Path(CONFIG).stem),
         *SCORED,
         "cold_start.enable=false",
         f"trainer.default_local_dir={directory / 'audit'}",
         *_policy_words(directory),
-        *own,
+        *words[1:],
     ]
-
-
-def _stored(directory: Path) -> dict[str, Any]:
-    """The configuration of the run; nothing of what it names is imported."""
-    try:
-        found = yaml.safe_load((directory / CONFIG).read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        raise ValueError(f"RUN_DIR={str(directory)!r}: {CONFIG} cannot be read: {error}") from error
-    return found if isinstance(found, dict) else {}
 
 
 def _policy_words(directory: Path) -> list[str]:
@@ -78,22 +65,37 @@ def _policy_words(directory: Path) -> list[str]:
     return ["trainer.resume_mode=resume_path", f"trainer.resume_from_path={newest}"]
 
 
-def run_audit(cfg: PPOConfig) -> None:
-    """Audit the policy that ``cfg`` names; everything heavy is imported from here on.
-
-    Raises ``ConfigError`` where the policy is asked for no levels.
-    """
+def inspect_audit(cfg: PPOConfig, elsewhere: bool = False) -> Inspection:
+    """Return the problems of ``inspect_start``, and what the audit generates for the plan."""
     from agent_system.multi_turn_rollout.play_settings import asks_for_levels
+    from rlvcr.levels import LEVELS
+
+    if not asks_for_levels(cfg):
+        return Inspection(
+            [
+                "env.levels=false: a policy without thinking levels has no credit for them; "
+                "allowed: runs with levels; fix: audit another run"
+            ]
+        )
+    found = inspect_start(cfg, elsewhere)
+    rlvcr = cfg.algorithm.rlvcr
+    tasks = min(rlvcr.audit_tasks, rlvcr.audit_points)
+    tasks = min(tasks, found.facts.get("val_tasks") or tasks)
+    total = rlvcr.audit_points * len(LEVELS) * rlvcr.audit_plays
+    audit = (
+        f"{tasks} validation tasks x {cfg.env.rollout.n} trajectories; from {rlvcr.audit_points} "
+        f"of their turns at most, {len(LEVELS)} levels x {rlvcr.audit_plays} trajectories "
+        f"= {total:,} at most"
+    )
+    return Inspection(found.problems, {**found.facts, "audit": audit})
+
+
+def run_audit(cfg: PPOConfig) -> None:
+    """Audit the policy that ``cfg`` names; everything heavy is imported from here on."""
     from rlvcr.research.audit import audit
-    from verl.config.settings import ConfigError
     from verl.trainer.launch.audit_record import audit_metrics, show, step_scores, write_points
     from verl.trainer.launch.ppo import open_run
 
-    if not asks_for_levels(cfg):
-        raise ConfigError(
-            "env.levels=false: who is asked for no thinking levels has no credit for them; "
-            "allowed: runs with levels; fix: audit another run"
-        )
     if cfg.trainer.resume_mode == "disable":
         logger.warning("the run has no checkpoint: its policy before training is audited")
     with open_run(cfg) as run:
@@ -108,7 +110,7 @@ def run_audit(cfg: PPOConfig) -> None:
         if failed:
             logger.warning("%d of %d points failed and are left out", failed, failed + len(points))
         trainer.journal.log_rollouts(trainer.global_step, data)
-        others = step_scores(trainer.reward(data), cfg)
+        others = step_scores(trainer.compute_rewards(data), cfg)
         told = [replace(point, step_scores=others[point.traj_uid, point.step]) for point in points]
         found = audit(told)
         # Before the report, which shows it.

@@ -5,7 +5,6 @@ beside the prompts.
 """
 
 import contextlib
-import logging
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -16,6 +15,7 @@ from agent_system.tokens.plain import PlainBridge
 from agent_system.tokens.probe import probe_template
 from agent_system.tokens.template import TemplateUnsupported
 from agent_system.tokens.tokenizer import is_chat_tokenizer
+from verl.config.checks.sampling import greedy_key
 from verl.config.schema.tools import GenerationConfig
 from verl.config.settings import ConfigError
 from verl.models.hub import model_directory
@@ -30,8 +30,6 @@ from verl.utils.watchdog import watched
 from verl.workers.rollout.base import RolloutEngine
 from verl.workers.rollout.engine_registry import ENGINES, create_engine, engine_class
 
-logger = logging.getLogger(__name__)
-
 
 def run_generation(cfg: GenerationConfig) -> Path:
     """Answer the prompts of ``cfg.data.path`` and return the file that holds prompts and answers.
@@ -41,6 +39,7 @@ def run_generation(cfg: GenerationConfig) -> Path:
     """
     data = cfg.data
     rollout = cfg.rollout
+    _require_different_samples(cfg)
     target = output_path(cfg)
     rows = list(read_table("data.path", [data.path]))
     messages = [prompt_messages(row, data.prompt_key, "data.prompt_key") for row in rows]
@@ -56,11 +55,6 @@ def run_generation(cfg: GenerationConfig) -> Path:
     prompts = encode_prompts(cfg, messages, bridge)
     if rollout.max_model_len is None:
         rollout.max_model_len = data.max_prompt_length + data.max_response_length
-    if data.n_samples > 1 and not rollout.do_sample:
-        logger.warning(
-            "rollout.do_sample=false: the %d answers to a prompt are alike (data.n_samples)",
-            data.n_samples,
-        )
     requests = requests_of(cfg, prompts)
     texts: dict[str, str] = {}
 
@@ -81,6 +75,16 @@ def run_generation(cfg: GenerationConfig) -> Path:
         answers.write([listed[start : start + n] for start in range(0, len(listed), n)])
     sys.stdout.write(f"{answers.path}\n")
     return answers.path
+
+
+def _require_different_samples(cfg: GenerationConfig) -> None:
+    key = greedy_key(cfg.rollout)
+    if cfg.data.n_samples > 1 and key:
+        raise ConfigError(
+            f"data.n_samples={cfg.data.n_samples}: generation is greedy (rollout.{key}), so all "
+            "answers to a prompt are the same; allowed: 1 where nothing is sampled; fix: "
+            "data.n_samples=1, or rollout.do_sample=true rollout.temperature=1.0 rollout.top_k=-1"
+        )
 
 
 def _require_engine(name: str) -> None:

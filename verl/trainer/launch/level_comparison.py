@@ -8,12 +8,12 @@ import logging
 import re
 from collections.abc import Mapping
 
-from agent_system.config import with_method
 from agent_system.multi_turn_rollout.play_settings import asks_for_levels
 from rlvcr.level_metrics import levels_by_situation
 from rlvcr.records import ThinkingStep
 from rlvcr.report_sections import BY_RULE, BY_SITUATION, LESS_FREE, LESS_ORACLE
 from rlvcr.research.level_rules import rules_after
+from rlvcr.settings import method_settings
 from verl.config.schema import PPOConfig
 from verl.protocol import DataProto
 from verl.record.console import show_tables
@@ -67,7 +67,7 @@ def compare_levels(run: OpenRun, cfg: PPOConfig, played: DataProto) -> dict[str,
     trainer = run.trainer
     steps = [step for row in played.non_tensor_batch["steps"] for step in row]
     thinking = [step for step in steps if isinstance(step, ThinkingStep)]
-    rules = rules_after(with_method(cfg).algorithm.rlvcr.eval_levels, thinking)
+    rules = rules_after(method_settings(cfg.algorithm).eval_levels, thinking)
     if not rules:
         return {}
     plays = {FREE_NAME: panel_play(played)}

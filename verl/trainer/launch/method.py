@@ -15,7 +15,7 @@ from verl.config.settings import Section
 
 ESTIMATORS = ("rlvcr", "copo")
 PREFIX = "algorithm.rlvcr"
-PLAIN = frozenset(names.ESTIMATORS) - frozenset(ESTIMATORS)  # none of these reads thinking credit
+PLAIN = {*names.AdvantageEstimator} - {*ESTIMATORS}  # none of these reads thinking credit
 # Managers whose rewards sum to the return of the environment, but for their arguments.
 PAYS_THE_RETURN = ("episode", "naive", "prime", "step")
 DIVERSITY = 0.5  # the published weight of the levels' entropy

@@ -6,7 +6,7 @@ started.
 
 from collections.abc import Iterator
 
-from agent_system.environments.base import Observation
+from agent_system.environments.env import Observation
 from agent_system.environments.env_registry import (
     MissingExtra,
     UnknownEnvironment,

@@ -15,7 +15,7 @@ from verl.config.problems import problem
 from verl.config.schema import PPOConfig, SFTConfig
 from verl.config.settings import lookup
 from verl.record.run_dir import LOCK, RunDirectory
-from verl.single_controller.ray.local import token_path
+from verl.single_controller.ray.local import directory_refusal, token_path
 
 ANSWER_S = 5.0  # how long a cluster may take to answer
 DEVICE = "trainer.device"
@@ -120,8 +120,12 @@ def _tracker_problems(cfg: PPOConfig | SFTConfig) -> Iterator[str]:
 
 
 def _token_problems(cfg: PPOConfig) -> Iterator[str]:
-    """Ray's token, which a Ray of the run's own is given, can be kept."""
-    path = None if cfg.ray_init.address or os.environ.get("RAY_ADDRESS") else token_path()
+    """Ray's token and sessions, of a Ray that the run starts, can be kept."""
+    joins = cfg.ray_init.address or os.environ.get("RAY_ADDRESS")
+    refusal = "" if joins else directory_refusal()
+    if refusal:
+        yield refusal
+    path = None if joins else token_path()
     if path is None or path.is_file():
         return
     why = unwritable(path.parent)

@@ -35,6 +35,7 @@ from verl.models.weights import Use
 from verl.trainer.launch.preflight_reward import reward_model_problems
 from verl.trainer.launch.preflight_weights import (
     NO_TOKENIZER,
+    tie_problems,
     tokenizer_problems,
     vocabulary_of,
     weight_problems,
@@ -90,6 +91,8 @@ def _config_problems(
     unknown = [key for key in model.override_config if not hasattr(config, key)]
     for key in unknown:
         yield _unknown_override(section, key, model.override_config, config)
+    tied = list(tie_problems(f"{section}.override_config", model.override_config, config))
+    yield from tied
     for key in set(model.override_config) - set(unknown):
         setattr(config, key, model.override_config[key])
     found = [
@@ -101,7 +104,7 @@ def _config_problems(
         found += _lora_problems(cfg, model, config)
     yield from found
     # With another config than theirs, weights are wrong as well, and no news.
-    if Path(str(model.path)).is_dir() and not (unknown or found):
+    if Path(str(model.path)).is_dir() and not (unknown or tied or found):
         use: Use = "policy" if isinstance(model, ModelConfig) else "value"
         yield from weight_problems(said, directory, model.trust_remote_code, use, config)
 

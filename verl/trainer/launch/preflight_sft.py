@@ -13,6 +13,7 @@ from verl.config.settings import ConfigError, lookup
 from verl.models.hub import description_directory
 from verl.models.loader import read_config
 from verl.trainer.launch.preflight_machine import machine_problems, unwritable
+from verl.trainer.launch.preflight_weights import tie_problems
 from verl.trainer.launch.sft import check_expert, encode_records, make_rows, start_policy_problems
 from verl.trainer.sft.rows import TOKENS, Record, read_records
 
@@ -75,6 +76,7 @@ def _model_problems(cfg: SFTConfig, records: list[Record]) -> Iterator[str]:
         for key in unknown:
             why = f"{type(config).__name__} has no value {key!r}"
             yield problem(cfg, "model.override_config", why, "values of it", "leave it out")
+        yield from tie_problems("model.override_config", cfg.model.override_config, config)
         broken = list(start_policy_problems(cfg))
         if broken:
             yield from broken

@@ -3,7 +3,7 @@ them.
 """
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:  # transformers takes seconds to import
     from transformers import PreTrainedConfig
 
 NO_TOKENIZER = (OSError, ValueError, KeyError, TypeError, AttributeError, ImportError)
+TIE = "tie_word_embeddings"
 PUT_TOKENIZER = "put the tokenizer's files beside the weights"
 
 
@@ -33,6 +34,21 @@ def weight_problems(
         check_weights(directory, config, said=said, use=use, trust_remote_code=trust_remote_code)
     except (UnusableWeights, OSError) as error:
         yield str(error) if isinstance(error, UnusableWeights) else f"{said}: {error}"
+
+
+def tie_problems(
+    where: str, override: Mapping[str, object], config: "PreTrainedConfig"
+) -> Iterator[str]:
+    """Yield a message if ``override``, the setting ``where``, ties an output head that ``config``
+    does not tie, or the other way round: the rollout engine reads config.json alone.
+    """
+    tied = bool(getattr(config.get_text_config(), TIE, False))
+    if bool(override.get(TIE, tied)) != tied:
+        yield (
+            f"{where}.{TIE}={override[TIE]!r}: its config.json says {str(tied).lower()}, which the "
+            f"weights were saved with and the rollout engine reads; allowed: {str(tied).lower()}; "
+            "fix: leave it out, or save the model anew with another config.json"
+        )
 
 
 def vocabulary_of(directory: Path, trust_remote_code: bool) -> int | None:

@@ -142,13 +142,14 @@ def check_expert(cfg: SFTConfig) -> None:
     except NoExpert as error:
         fix = "set data.train_files to episodes of your own"
         raise ConfigError(f"env.env_name={name!r}: {error}; fix: {fix}") from error
+    settings = env_settings(cfg.env)
     if not set(levels) <= set(expert.levels):
         allowed = ", ".join(map(str, expert.levels))
         raise ConfigError(
             f"data.levels={levels!r}: the expert of {name!r} has no thoughts for all of them; "
             f"allowed: any of {allowed}; fix: data.levels=[{allowed}]"
         )
-    if share and not expert.tells_needed_level(env_settings(cfg.env)):
+    if share and not expert.tells_needed_level(settings):
         raise ConfigError(
             f"data.needed_level_share={share}: the expert of {name!r} does not tell which level a "
             "step needs; allowed: 0; fix: data.needed_level_share=0"

@@ -25,7 +25,7 @@ from verl.models.loader import load_causal_lm
 from verl.models.policy import PolicyModel
 from verl.trainer.sft.progress import SFTProgress
 from verl.trainer.sft.rows import SFTRow, plan_batches
-from verl.trainer.sft.trainer import SFTTrainer, StepRecord
+from verl.trainer.sft.trainer import OptimizerStep, SFTTrainer
 from verl.utils.checkpoint import CheckpointManager
 from verl.utils.files import publish_directory
 from verl.utils.logging import setup_logging
@@ -181,7 +181,7 @@ def _fit(job: SFTJob, loop: SFTTrainer) -> None:
         loop.fit(progress.on_step)
 
 
-def _nothing(_record: StepRecord) -> None:
+def _nothing(_record: OptimizerStep) -> None:
     pass
 
 

@@ -17,39 +17,39 @@ from verl.config.settings import lookup
 from verl.protocol import DataProto
 from verl.utils.torch_functional import last_selected
 
-BASELINES = "reward_baselines"  # what a greedy play earns
+BASELINES = "reward_baselines"  # column [B]: return of the group's greedy trajectory
 
 
-def compares_with_greedy_play(config: PPOConfig) -> bool:
-    """Whether the estimator reads ``reward_baselines`` (ReMax)."""
+def uses_greedy_baseline(config: PPOConfig) -> bool:
+    """Return whether the estimator reads ``reward_baselines`` (ReMax)."""
     return BASELINES in get_adv_estimator_fn(config.algorithm.adv_estimator).inputs.values()
 
 
-def earned_by(greedy: DataProto, scores: torch.Tensor) -> dict[str, float]:
-    """What the greedy play of each group earned, by uid, from ``token_level_scores`` [B, R]; of a
-    play that broke nothing is known.
+def greedy_returns(greedy: DataProto, scores: torch.Tensor) -> dict[str, float]:
+    """Return the return of each group's greedy trajectory by uid, from ``token_level_scores``
+    [B, R]; failed trajectories have none.
     """
     columns = greedy.non_tensor_batch
     rows = zip(columns["uid"], columns["aborted"], scores.sum(-1).tolist(), strict=True)
-    return {uid: earned for uid, aborted, earned in rows if not aborted}
+    return {uid: total for uid, aborted, total in rows if not aborted}
 
 
-def with_baselines(batch: DataProto, earned: Mapping[str, float]) -> DataProto:
-    """The rows of ``batch`` whose group is in ``earned``, with ``reward_baselines`` [B].
+def add_reward_baselines(batch: DataProto, returns: Mapping[str, float]) -> DataProto:
+    """Return the rows of ``batch`` whose group is in ``returns``, with ``reward_baselines`` [B].
 
     Raises ``RuntimeError`` where none is.
     """
     uids = batch.non_tensor_batch["uid"]
-    known = np.array([uid in earned for uid in uids])
+    known = np.array([uid in returns for uid in uids])
     if not known.any():
         raise RuntimeError(
-            "the greedy play of every group broke, twice: there is nothing to compare returns with"
+            "the greedy trajectory of every group failed twice: no return has a baseline"
         )
     metrics = batch.meta_info.setdefault("metrics", {})
-    metrics["episode/greedy_reward"] = float(np.mean(list(earned.values())))
+    metrics["episode/greedy_reward"] = float(np.mean(list(returns.values())))
     metrics["rollout/left_out_without_greedy"] = float(len({*uids[~known]}))
     kept = batch if known.all() else batch[known]
-    kept.batch[BASELINES] = torch.tensor([earned[uid] for uid in kept.non_tensor_batch["uid"]])
+    kept.batch[BASELINES] = torch.tensor([returns[uid] for uid in kept.non_tensor_batch["uid"]])
     return kept
 
 

@@ -1,10 +1,9 @@
-"""What the trainer asks of those it is handed; whoever offers this can stand in for them.
-
-The trainer gets tasks from a task source, rows from a collector, scores from a reward function and
-everything learned from the workers. Each protocol names no more than ``RayPPOTrainer`` calls.
+"""Protocols of the parts that the trainer gets: task source, collector, reward function, workers,
+journal and checkpoints. Each names only what ``RayPPOTrainer`` calls.
 """
 
 from collections.abc import Callable, Mapping, Sequence, Sized
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
@@ -32,7 +31,7 @@ __all__ = [
 
 
 class TaskSource(Protocol):
-    """Tasks of one split as tables without tensors: a batch for every step, or the frozen panel."""
+    """Tasks of one split as tables without tensors: a batch per step, or the validation set."""
 
     @property
     def tasks(self) -> Sized: ...
@@ -42,20 +41,22 @@ class TaskSource(Protocol):
     def panel_batch(self) -> DataProto: ...
 
 
-class RolloutGroup(Protocol):
-    """What plays need: engines that sample, and the policy to score rows with."""
+@dataclass(frozen=True, slots=True)
+class RolloutGroup:
+    """Rollout engines without the training workers, which a collector never calls."""
 
-    @property
-    def rollout_workers(self) -> Sequence[Any]: ...
-    def compute_log_prob(self, data: DataProto) -> DataProto: ...
+    rollout_workers: Sequence[Any]
 
 
-# A collector plays the tasks of sources it knows more of: it also starts their environments.
+# A collector knows more of its task source than the trainer: it also starts the environments.
 TasksT_contra = TypeVar("TasksT_contra", contravariant=True)
 
 
 class Collector(Protocol[TasksT_contra]):
-    """Plays tasks and returns what was sampled as rows (``docs``: the row, in ``rollout_loop``)."""
+    """Generates trajectories for tasks and packs them into rows.
+
+    Rows may carry questions (``branches``, ``spans``), which training workers answer.
+    """
 
     def multi_turn_loop(
         self,
@@ -69,12 +70,16 @@ class Collector(Protocol[TasksT_contra]):
         self, gen_batch: DataProto, actor_rollout_wg: RolloutGroup, envs: TasksT_contra
     ) -> DataProto: ...
 
+    def read_answers(self, data: DataProto) -> DataProto:
+        """Replace questions and their answers (``branch_scores``, ``span_scores``) by columns."""
+        ...
+
     def state(self) -> dict[str, Any]:
-        """What it keeps over steps, for a checkpoint: JSON."""
+        """Return the state to store in a checkpoint, as JSON."""
         ...
 
     def resume(self, state: Mapping[str, Any]) -> None:
-        """Go on from what ``state`` said."""
+        """Continue from a stored ``state``."""
         ...
 
 
@@ -84,21 +89,21 @@ class RewardFunction(Protocol):
     def __call__(self, data: DataProto, /) -> torch.Tensor: ...
 
     def step_rewards(self, data: DataProto, /) -> np.ndarray:
-        """[B] lists: the reward of every step of a row, for credit per step."""
+        """Return [B] lists of the rewards of each turn of a row, for advantages per turn."""
         ...
 
 
-# ---- worker groups: the registered methods of their workers, which groups gain when they start ---
+# ---- worker groups: they get the registered methods of their workers when they start -------------
 
 
 class Pending(Protocol):
-    """The answer of a group call that was started."""
+    """Answer of a group call that was started."""
 
     def get(self, timeout_s: float | None = None) -> Any: ...
 
 
 class WorkerGroupLike(Protocol):
-    """What every group of training workers offers."""
+    """Group of training workers of any role."""
 
     @property
     def world_size(self) -> int: ...
@@ -143,9 +148,11 @@ class RewardGroup(WorkerGroupLike, Protocol):
     def compute_rm_score(self, data: DataProto, /) -> DataProto: ...
 
 
-class Workers(RolloutGroup, Protocol):
+class Workers(Protocol):
     """All groups and engines of a run (``resources.TrainingWorkers``)."""
 
+    @property
+    def rollout_workers(self) -> Sequence[Any]: ...
     @property
     def actor(self) -> ActorGroup: ...
     @property
@@ -154,20 +161,22 @@ class Workers(RolloutGroup, Protocol):
     def data_parallel_size(self) -> int: ...
     @property
     def has_reference(self) -> bool: ...
+    def compute_log_prob(self, data: DataProto) -> DataProto: ...
     def compute_ref_log_prob(self, data: DataProto) -> DataProto: ...
     def compute_values(self, data: DataProto) -> DataProto: ...
     def engine_metrics(self) -> dict[str, float]: ...
     def sleep_engines(self) -> None: ...
-    def sync_weights(self, version: int, moved: bool = False) -> None: ...
+    def wake_engines(self) -> None: ...
+    def sync_weights(self, version: int, updated: bool = False) -> None: ...
     def save_checkpoint(self, directory: Path) -> Callable[[], list[WrittenFiles]]: ...
     def load_checkpoint(self, directory: Path) -> None: ...
 
 
-# ---- what a run leaves ---------------------------------------------------------------------------
+# ---- records of a run ----------------------------------------------------------------------------
 
 
 class StepJournal(Protocol):
-    """Where the trainer reports (``verl.record.journal.Journal``)."""
+    """Record of metrics and rollouts (``verl.record.journal.Journal``)."""
 
     def open(self, resume_step: int | None, total_steps: int) -> None: ...
     def log_step(self, step: int, metrics: dict[str, float]) -> None: ...

@@ -1,25 +1,15 @@
 """A reward model's scores beside the rewards of rules."""
 
-from typing import Protocol
-
 import numpy as np
 import torch
 
+from verl.config.schema import RewardModelConfig
 from verl.protocol import DataProto, object_array
 from verl.records import MESSAGES, MODEL_SCORES, REWARD_PARTS
 from verl.trainer.ppo.interfaces import RewardFunction, RewardGroup
 from verl.utils.torch_functional import last_selected
 
 MODEL = "model"  # what the model's score is called among rewards by name
-
-
-class Weights(Protocol):
-    """What a reward model's score and a rule's reward count."""
-
-    @property
-    def weight(self) -> float: ...
-    @property
-    def rule_weight(self) -> float: ...
 
 
 class ModelRewards:
@@ -30,18 +20,20 @@ class ModelRewards:
     rewards by name as ``model``.
     """
 
-    def __init__(self, rules: RewardFunction, group: RewardGroup, weights: Weights) -> None:
+    def __init__(
+        self, rules: RewardFunction, group: RewardGroup, config: RewardModelConfig
+    ) -> None:
         self.rules = rules
         self.group = group
-        self.weights = weights
+        self.config = config
 
     def __call__(self, data: DataProto) -> torch.Tensor:
         """``token_level_scores`` [B, R]. Raises ``ValueError`` where a trajectory has no score."""
-        scores = self.weights.rule_weight * self.rules(data)
+        scores = self.config.rule_weight * self.rules(data)
         found = self.group.compute_rm_score(data.select([], [MESSAGES], []))
         outcomes = model_outcomes(found.batch[MODEL_SCORES], data.non_tensor_batch["traj_uid"])
         rows, last = last_selected(data.batch["response_mask"])
-        scores[rows, last] += self.weights.weight * outcomes[rows]
+        scores[rows, last] += self.config.weight * outcomes[rows]
         named = data.non_tensor_batch.get(REWARD_PARTS, [{}] * len(data))
         data.non_tensor_batch[REWARD_PARTS] = object_array(
             [{**parts, MODEL: score} for parts, score in zip(named, outcomes.tolist(), strict=True)]
@@ -50,7 +42,7 @@ class ModelRewards:
 
     def step_rewards(self, data: DataProto) -> np.ndarray:
         """Of every row [B] a list: the rules' rewards of its steps; a model scores whole plays."""
-        weight = self.weights.rule_weight
+        weight = self.config.rule_weight
         rewards = self.rules.step_rewards(data)
         return object_array([[weight * reward for reward in row] for row in rewards])
 

@@ -1,12 +1,7 @@
-"""RayPPOTrainer: the training loop as a recipe of verbs.
+"""RayPPOTrainer: the training loop as a list of verbs.
 
-   tasks ──collect──▶ rows ──evaluate──▶ log-probs, values ──reward──▶ scores ──credit──▶ advantages
-     ▲                                                                                        │
-     └── players ◀──sync── weights ◀──update actor── weights ◀──update critic── values ◀──────┘
-
-Collecting waits for the rollout engines and environments; everything after it waits for the
-training workers. The trainer knows neither agents nor methods: it is handed a collector, and it
-finds its estimator in a registry.
+The trainer knows neither agents nor methods. It gets a collector, which packs rows and turns the
+answers to their questions into columns, and it looks its estimator up in a registry.
 """
 
 import logging
@@ -21,17 +16,16 @@ from verl.algos import get_kl_controller, row_shares
 from verl.config.derive import iterations
 from verl.config.schema import PPOConfig
 from verl.protocol import DataProto
-from verl.records import WrittenFiles
+from verl.records import BRANCHES, WrittenFiles
 from verl.trainer.ppo import metrics as M
 from verl.trainer.ppo.correction import correct_rollout
 from verl.trainer.ppo.credit import (
+    add_reward_baselines,
     apply_kl_penalty,
-    compares_with_greedy_play,
     compute_advantage,
-    earned_by,
-    with_baselines,
+    greedy_returns,
+    uses_greedy_baseline,
 )
-from verl.trainer.ppo.dealing import deal_update, put_in_order
 from verl.trainer.ppo.interfaces import (
     Checkpoints,
     Collector,
@@ -41,11 +35,11 @@ from verl.trainer.ppo.interfaces import (
     TaskSource,
     Workers,
 )
-from verl.trainer.ppo.overlap import Lookahead
-from verl.trainer.ppo.players import players
+from verl.trainer.ppo.minibatch_sharding import balance_rows, shard_minibatches
 from verl.trainer.ppo.resources import ResourcePoolManager, Role
 from verl.trainer.ppo.step_warnings import StepWarnings, signal_metrics
-from verl.trainer.ppo.weight_sync import has_moved
+from verl.trainer.ppo.weight_sync import has_updated_weights
+from verl.utils.background import BackgroundCall
 from verl.utils.timing import Stopwatch
 from verl.utils.torch_functional import masked_mean
 
@@ -55,13 +49,39 @@ TasksT = TypeVar("TasksT", bound=TaskSource)
 
 
 class RayPPOTrainer(Generic[TasksT]):
-    """Trains a policy with PPO and its family on worker groups that run on Ray.
+    """Trains a policy with PPO and related algorithms on worker groups that run on Ray.
+
+        tasks ──collect──▶ rows with questions ──score──▶ old log-probs, columns of the method
+              ──compute_log_probs_and_values──▶ reference log-probs, values
+              ──compute_rewards──▶ rewards ──compute_advantages──▶ advantages
+              ──update_critic, update_actor──▶ weights ──sync_weights──▶ rollout engines
+
+        stage              consumes                waits for
+        collect            tasks, weights k-1      engines and environments
+        sleep_engines      -                       engines
+        score ... update   rows k                  training workers
+        wake_engines       -                       engines
+        sync_weights       weights k               engines
+        log_validate_save  rows and metrics k      engines (validation); the last checkpoint write
+
+    With ``trainer.rollout_overlap=one_step`` engines never sleep, and ``prefetch_next_batch``
+    starts a thread:
+
+        collect            rows k of the thread    the thread of k
+        (thread of k+1)    tasks, weights k-1      engines and environments; starts when rows k
+                                                   are there
+        score ... update   rows k                  training workers; runs beside the thread
+        sync_weights       weights k               the thread of k+1: engines change weights
+                                                   while they generate nothing
+
+    Trajectories that continue over steps (``env.rollout.carry_over``) are in flight all the time:
+    they change weights within a trajectory.
 
     Args:
         config: the typed configuration (``verl.config``).
         workers: the worker groups and rollout engines, already placed.
-        collector: plays tasks and returns rows.
-        envs, val_envs: the tasks that are trained on and the panel that is measured.
+        collector: generates trajectories for tasks and packs them into rows.
+        envs, val_envs: the training tasks and the validation set.
         reward_fn: rows -> ``token_level_scores`` [B, R].
         journal: writes metrics, rollouts, the console and the report.
         checkpoints: atomic checkpoint directories of this run.
@@ -88,9 +108,10 @@ class RayPPOTrainer(Generic[TasksT]):
         self.checkpoints = checkpoints
         self.global_step = 0
         self.overlaps = config.trainer.rollout_overlap == "one_step"
-        self.ahead = Lookahead()
-        self.collected: dict[str, Any] = {}  # what the collector keeps over steps
-        self.moved = False  # whether the weights are others than those the engines have
+        self.engines = RolloutGroup(workers.rollout_workers)
+        self.prefetched: BackgroundCall[DataProto] | None = None
+        self.collector_state: dict[str, Any] = {}  # of before the prefetched batch
+        self.updated = False  # whether the weights changed since the last sync
         self.clock = Stopwatch()
         self.metrics: dict[str, float] = {}
         self.step_warnings = StepWarnings(config)
@@ -100,22 +121,23 @@ class RayPPOTrainer(Generic[TasksT]):
         )
 
     def fit(self) -> None:
-        """Train until ``total_steps``; one turn of the loop is one batch of tasks and one version
-        of the weights.
-        """
+        """Train until ``total_steps``; each step trains on one batch of tasks."""
         self.begin()
         while self.global_step < self.total_steps:
             self.global_step += 1
             with self.clock.measure("step"):
                 batch = self.collect()
-                self.look_ahead()
-                batch = self.evaluate(batch)
-                batch = self.reward(batch)
-                batch = self.credit(batch)
+                self.prefetch_next_batch()
+                self.sleep_engines()
+                batch = self.score(batch)
+                batch = self.compute_log_probs_and_values(batch)
+                batch = self.compute_rewards(batch)
+                batch = self.compute_advantages(batch)
                 self.update_critic(batch)
                 self.update_actor(batch)
+                self.wake_engines()
                 self.sync_weights()
-            self.conclude(batch)
+            self.log_validate_save(batch)
         with self.clock.measure("save_checkpoint"):
             self.checkpoints.wait()
         self.step_warnings.close()
@@ -131,13 +153,14 @@ class RayPPOTrainer(Generic[TasksT]):
         return iterations(self.config, len(self.envs.tasks))
 
     def prepare(self) -> None:
-        """Resume where a checkpoint says and hand the weights to the players."""
+        """Resume from a checkpoint, if there is one, and send the weights to the engines."""
         resumed = self.resume()
         self.journal.open(self.global_step if resumed else None, self.total_steps)
+        self.wake_engines()
         self.sync_weights()
 
     def begin(self) -> None:
-        """Prepare, and measure the policy as it starts."""
+        """Prepare, and validate the initial policy."""
         self.prepare()
         trainer = self.config.trainer
         if trainer.val_only or (trainer.val_before_train and self.global_step == 0):
@@ -185,63 +208,82 @@ class RayPPOTrainer(Generic[TasksT]):
     # ------------------------------------------------------------------ the verbs of a step
 
     def collect(self) -> DataProto:
-        """The rows of ``train_batch_size`` groups, played now or while the last batch was learned
-        from; unless plays overlap, engines sleep from the last play until they get new weights.
-        """
+        """Return the rows of ``train_batch_size`` groups, generated now or prefetched."""
         with self.clock.measure("gen"):
-            ahead = self.ahead.take()
-            workers = players(self.workers, self.config)
-            batch = self.play(self.global_step, workers) if ahead is None else ahead
+            prefetched, self.prefetched = self.prefetched, None
+            batch = prefetched.result() if prefetched else self.generate_rows(self.global_step)
         self.clock.add(batch.meta_info.pop("timing", {}))
         self.metrics |= batch.meta_info.pop("metrics", {}) | self.workers.engine_metrics()
         self.metrics |= M.staleness(self.metrics, self.global_step)
-        if self.overlaps:
-            return self.balance(batch)
-        with self.clock.measure("sleep"):
-            self.workers.sleep_engines()
-        return self.balance(batch)
-
-    def play(self, step: int, workers: RolloutGroup) -> DataProto:
-        """Play the tasks of ``step`` and return their rows."""
-        tasks = self.envs.gen_batch(step, self.config.data.train_batch_size)
-        batch = self.collector.multi_turn_loop(tasks, workers, self.envs, is_train=True)
-        batch.meta_info["global_step"] = step
-        # Other tasks than those asked for, where all of these broke.
-        tasks = batch.meta_info.pop("tasks", tasks)
-        if compares_with_greedy_play(self.config):
-            batch = self.add_baselines(tasks, batch, workers)
         return batch
 
-    def look_ahead(self) -> None:
-        """Where plays overlap, begin to play the next batch, with the weights as they are."""
-        # From here on plays are lost with the run: it resumes from how the collector stands now.
-        self.collected = self.collector.state()
-        if self.overlaps and self.global_step < self.total_steps:
-            self.ahead.start(partial(self.play, self.global_step + 1), self.workers)
+    def generate_rows(self, step: int) -> DataProto:
+        """Return the rows of the tasks of ``step``; they may carry questions for ``score``."""
+        tasks = self.envs.gen_batch(step, self.config.data.train_batch_size)
+        batch = self.collector.multi_turn_loop(tasks, self.engines, self.envs, is_train=True)
+        batch.meta_info["global_step"] = step
+        # Other tasks than those of the step, where all of these failed.
+        tasks = batch.meta_info.pop("tasks", tasks)
+        return self.add_baselines(tasks, batch) if uses_greedy_baseline(self.config) else batch
 
-    def add_baselines(self, tasks: DataProto, batch: DataProto, workers: RolloutGroup) -> DataProto:
-        """``batch`` with what greedy plays earn; groups whose one breaks twice are left out."""
+    def add_baselines(self, tasks: DataProto, batch: DataProto) -> DataProto:
+        """Add the return of a greedy trajectory per group; groups whose greedy trajectory fails
+        twice are dropped.
+        """
         left = tasks[tasks.non_tensor_batch["member"] == 0]
-        earned: dict[str, float] = {}
+        returns: dict[str, float] = {}
         for _ in range(2):
-            greedy = self.collector.greedy_loop(left, workers, self.envs)
-            earned |= earned_by(greedy, self.reward_fn(greedy))
-            missing = np.array([uid not in earned for uid in left.non_tensor_batch["uid"]])
+            greedy = self.collector.greedy_loop(left, self.engines, self.envs)
+            returns |= greedy_returns(greedy, self.reward_fn(greedy))
+            missing = np.array([uid not in returns for uid in left.non_tensor_batch["uid"]])
             if not missing.any():
                 break
             left = left[missing]
-        return with_baselines(batch, earned)
+        return add_reward_baselines(batch, returns)
 
-    def balance(self, batch: DataProto) -> DataProto:
-        """Reorder rows so that every training rank gets about as many tokens."""
+    def prefetch_next_batch(self) -> None:
+        """With one-step overlap, start to generate the next batch with the current weights."""
+        # A resumed run generates the prefetched batch again, so it starts from this state.
+        self.collector_state = self.collector.state()
+        if self.overlaps and self.global_step < self.total_steps:
+            generate = partial(self.generate_rows, self.global_step + 1)
+            self.prefetched = BackgroundCall(generate, "prefetch")
+
+    def sleep_engines(self) -> None:
+        """Have the engines free their memory for training; with one-step overlap they generate."""
+        if not self.overlaps:
+            with self.clock.measure("sleep"):
+                self.workers.sleep_engines()
+
+    def score(self, batch: DataProto) -> DataProto:
+        """Add old log-probs, answer the questions of the rows and add weights for the
+        train-inference mismatch.
+
+        One pass of the training workers computes log-probs and answers. The collector's method
+        turns the answers into columns.
+        """
+        batch.meta_info["temperature"] = self.config.actor_rollout_ref.rollout.temperature
+        has_questions = BRANCHES in batch.non_tensor_batch
+        bypass = self.config.algorithm.rollout_correction.bypass_mode
+        if has_questions or not bypass:
+            with self.clock.measure("scoring" if has_questions else "old_log_prob"):
+                batch = batch.union(self.workers.compute_log_prob(batch))
+                if has_questions:
+                    batch = self.collector.read_answers(batch)
+            self.metrics |= batch.meta_info.pop("metrics", {})
         if self.config.trainer.balance_batch:
-            put_in_order(batch, self.workers.data_parallel_size)
+            balance_rows(batch, self.workers.data_parallel_size)
+        if "entropys" in batch.tensor_keys():
+            entropy = masked_mean(batch.batch["entropys"], batch.batch["response_mask"])
+            self.metrics["actor/entropy"] = entropy.item()
+        if bypass:
+            batch.batch["old_log_probs"] = batch.batch["rollout_log_probs"].clone()
+        else:
+            self.metrics |= M.probability_drift(batch) | correct_rollout(batch, self.config)
         return batch
 
-    def evaluate(self, batch: DataProto) -> DataProto:
-        """Add old log-probs (where the collector has not), reference log-probs and values."""
-        batch.meta_info["temperature"] = self.config.actor_rollout_ref.rollout.temperature
-        batch = self.add_old_log_probs(batch)
+    def compute_log_probs_and_values(self, batch: DataProto) -> DataProto:
+        """Add reference log-probs and values, where the run has a reference or a critic."""
         if self.workers.has_reference:
             with self.clock.measure("ref"):
                 batch = batch.union(self.workers.compute_ref_log_prob(batch))
@@ -250,24 +292,9 @@ class RayPPOTrainer(Generic[TasksT]):
                 batch = batch.union(self.workers.compute_values(batch))
         return batch
 
-    def add_old_log_probs(self, batch: DataProto) -> DataProto:
-        """Add what the update compares new log-probs with, and weigh the engine's mismatch."""
-        bypass = self.config.algorithm.rollout_correction.bypass_mode
-        if bypass:
-            batch.batch["old_log_probs"] = batch.batch["rollout_log_probs"].clone()
-        elif "old_log_probs" not in batch.tensor_keys():
-            with self.clock.measure("old_log_prob"):
-                batch = batch.union(self.workers.compute_log_prob(batch))
-        if "entropys" in batch.tensor_keys():
-            entropy = masked_mean(batch.batch["entropys"], batch.batch["response_mask"])
-            self.metrics["actor/entropy"] = entropy.item()
-        if not bypass:
-            self.metrics |= M.probability_drift(batch) | correct_rollout(batch, self.config)
-        return batch
-
-    def reward(self, batch: DataProto) -> DataProto:
-        """Add ``token_level_scores`` and, less a KL penalty where configured,
-        ``token_level_rewards``; rewards of single steps lose what the scores lost.
+    def compute_rewards(self, batch: DataProto) -> DataProto:
+        """Add ``token_level_scores``, ``step_rewards`` and ``token_level_rewards``, which are the
+        scores minus a KL penalty where one is configured.
         """
         with self.clock.measure("reward"):
             batch.batch["token_level_scores"] = self.reward_fn(batch)
@@ -280,62 +307,67 @@ class RayPPOTrainer(Generic[TasksT]):
                 self.metrics |= measured
         return batch
 
-    def credit(self, batch: DataProto) -> DataProto:
+    def compute_advantages(self, batch: DataProto) -> DataProto:
         """Add advantages and returns."""
         with self.clock.measure("adv"):
             batch = compute_advantage(batch, self.config)
             self.metrics |= batch.meta_info.pop("metrics", {})
-            self.weigh(batch)
+            self.add_row_shares(batch)
         self.metrics |= M.data_metrics(batch) | signal_metrics(batch)
         return batch
 
-    def update_critic(self, batch: DataProto) -> None:
-        """Fit the value function, where the estimator has one."""
-        if self.workers.critic is None:
-            return
-        with self.clock.measure("update_critic"):
-            answer = self.workers.critic.update_critic(self.dealt(batch, "critic"))
-        self.metrics |= M.reduce_metrics(answer.meta_info["metrics"])
-
-    def update_actor(self, batch: DataProto) -> None:
-        """Move the policy, once the critic has had ``critic_warmup`` steps."""
-        if self.global_step <= self.config.trainer.critic_warmup:
-            return
-        with self.clock.measure("update_actor"):
-            answer = self.workers.actor.update_actor(self.dealt(batch, "actor"))
-        measured = M.reduce_metrics(answer.meta_info["metrics"])
-        self.moved = has_moved(measured)
-        self.metrics |= measured
-
-    def dealt(self, batch: DataProto, role: str) -> DataProto:
-        """What the update of ``role`` reads, dealt so that no rank waits for another."""
-        return deal_update(
-            batch, self.config, role, self.global_step, self.workers.data_parallel_size
-        )
-
-    def weigh(self, batch: DataProto) -> None:
-        """Say what part of a sequence every row is, for losses that are means over sequences."""
+    def add_row_shares(self, batch: DataProto) -> None:
+        """Add the weight of each row in its sequence, for losses that are means over sequences."""
         batch.batch["row_shares"] = row_shares(
             batch.non_tensor_batch["traj_uid"],
             self.config.algorithm.row_weight,
             batch.batch["response_mask"].sum(-1),
         )
 
-    def sync_weights(self) -> None:
-        """Hand the policy's weights to every rollout engine, once nothing is played with the old
-        ones, and make sure that they got there.
-        """
-        if self.overlaps:
-            with self.clock.measure("wait_for_plays"):
-                self.ahead.wait_for_plays()
+    def update_critic(self, batch: DataProto) -> None:
+        """Train the value function, where the run has one."""
+        if self.workers.critic is None:
+            return
+        with self.clock.measure("update_critic"):
+            answer = self.workers.critic.update_critic(self.shard_rows(batch, "critic"))
+        self.metrics |= M.reduce_metrics(answer.meta_info["metrics"])
+
+    def update_actor(self, batch: DataProto) -> None:
+        """Train the policy, after ``critic_warmup`` steps of the critic alone."""
+        if self.global_step <= self.config.trainer.critic_warmup:
+            return
+        with self.clock.measure("update_actor"):
+            answer = self.workers.actor.update_actor(self.shard_rows(batch, "actor"))
+        measured = M.reduce_metrics(answer.meta_info["metrics"])
+        self.updated = has_updated_weights(measured)
+        self.metrics |= measured
+
+    def shard_rows(self, batch: DataProto, role: str) -> DataProto:
+        """Return the columns that the update of ``role`` reads, with rows assigned to ranks."""
+        return shard_minibatches(
+            batch, self.config, role, self.global_step, self.workers.data_parallel_size
+        )
+
+    def wake_engines(self) -> None:
+        """Give the engines back the memory for their weights."""
         with self.clock.measure("update_weights"):
-            self.workers.sync_weights(version=self.global_step, moved=self.moved)
-        self.moved = False
+            self.workers.wake_engines()
+
+    def sync_weights(self) -> None:
+        """Send the policy's weights to every engine, when the prefetched batch is generated, and
+        verify that they arrived.
+        """
+        if self.prefetched is not None:
+            with self.clock.measure("wait_for_plays"):
+                self.prefetched.wait()
+        with self.clock.measure("update_weights"):
+            self.workers.sync_weights(version=self.global_step, updated=self.updated)
+        self.updated = False
 
     # ------------------------------------------------------------------ after a step
 
-    def conclude(self, batch: DataProto) -> None:
-        """Validate, save and write down what happened."""
+    def log_validate_save(self, batch: DataProto) -> None:
+        """Log the step, validate and save, each where it is due."""
         trainer = self.config.trainer
         last = self.global_step >= self.total_steps
         self.metrics |= M.throughput_metrics(
@@ -345,25 +377,24 @@ class RayPPOTrainer(Generic[TasksT]):
         self.journal.log_rollouts(self.global_step, batch)
         if trainer.test_freq > 0 and (last or self.global_step % trainer.test_freq == 0):
             self.validate()
-        played = (self.global_step - 1) * self.config.data.train_batch_size
-        self.metrics["training/epoch"] = played / len(self.envs.tasks)
-        # Before the checkpoint: what a resumed run starts from is on record, what it repeats is
-        # removed.
+        tasks_used = (self.global_step - 1) * self.config.data.train_batch_size
+        self.metrics["training/epoch"] = tasks_used / len(self.envs.tasks)
+        # Before the checkpoint: a resumed run removes the steps after it from the record.
         self.journal.log_step(self.global_step, self.drain_metrics())
-        # Minus one: the last one alone.
+        # save_freq=-1: the last step alone.
         due = trainer.save_freq > 0 and self.global_step % trainer.save_freq == 0
         if due or (last and trainer.save_freq != 0):
             self.save()
 
     def validate(self) -> DataProto:
-        """Play the frozen panel once and record its success rate with a bootstrap interval; returns
-        what was played.
+        """Run the validation set once, record its success rate with a bootstrap interval and
+        return its rows.
         """
         with self.clock.measure("testing"):
             panel = self.val_envs.panel_batch()
             panel.meta_info["global_step"] = self.global_step
             batch = self.collector.multi_turn_loop(
-                panel, self.workers, self.val_envs, is_train=False
+                panel, self.engines, self.val_envs, is_train=False
             )
         self.metrics |= M.validation_metrics(batch)
         self.journal.log_rollouts(self.global_step, batch, validation=True)
@@ -378,7 +409,7 @@ class RayPPOTrainer(Generic[TasksT]):
                 "global_step": self.global_step,
                 "kl_coef": self.kl_ctrl.value,
                 "panel": self.val_envs.panel_hash,
-                "collector": self.collected,
+                "collector": self.collector_state,
             }
             self.checkpoints.save(self.global_step, self.write_state, state)
 

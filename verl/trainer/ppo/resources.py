@@ -12,14 +12,19 @@ from verl.protocol import DataProto
 from verl.records import WeightSketch, WrittenFiles
 from verl.single_controller.ray import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup
 from verl.single_controller.ray.calls import gather
-from verl.trainer.ppo.dealing import ASKED, SCORED, narrowed, score_on_ranks
 from verl.trainer.ppo.interfaces import (
     ActorGroup,
     CriticGroup,
     ReferenceGroup,
     RewardGroup,
 )
-from verl.trainer.ppo.weight_sync import prove_arrival, prove_movement
+from verl.trainer.ppo.minibatch_sharding import (
+    FORWARD,
+    QUESTIONS,
+    score_on_ranks,
+    select_columns,
+)
+from verl.trainer.ppo.weight_sync import verify_weights_changed, verify_weights_received
 from verl.workers.rollout.base import EnginePart
 from verl.workers.rollout.calls import SYNC_TIMEOUT_S, call_engines
 
@@ -118,7 +123,7 @@ class TrainingWorkers:
         self.engines_sleep = engines_sleep
         self._engine_totals: dict[str, float] = {}
         self._asleep = False
-        self._handed_out: WeightSketch | None = None
+        self._last_sent: WeightSketch | None = None
 
     @classmethod
     def start(
@@ -178,7 +183,7 @@ class TrainingWorkers:
 
     @property
     def data_parallel_size(self) -> int:
-        """Ranks over which rows are dealt."""
+        """Ranks among which rows are split."""
         return self.actor.world_size
 
     @property
@@ -187,64 +192,66 @@ class TrainingWorkers:
         return self.ref is not None
 
     def compute_log_prob(self, data: DataProto) -> DataProto:
-        """Old log-probs and entropies of rows, and branch scores where rows carry branches."""
-        return self._score(self.actor.compute_log_prob, narrowed(data, SCORED, ASKED))
+        """Return old log-probs and entropies of rows and the answers to their questions."""
+        return self._score(self.actor.compute_log_prob, select_columns(data, FORWARD, QUESTIONS))
 
     def compute_ref_log_prob(self, data: DataProto) -> DataProto:
         """Log-probs under the reference policy; raises ``ValueError`` where there is none."""
         if self.ref is None:
             raise ValueError("this run has no reference policy")
-        return self._score(self.ref.compute_ref_log_prob, narrowed(data, SCORED, ()))
+        return self._score(self.ref.compute_ref_log_prob, select_columns(data, FORWARD, ()))
 
     def compute_values(self, data: DataProto) -> DataProto:
         """Values of the states of rows; raises ``ValueError`` where there is no critic."""
         if self.critic is None:
             raise ValueError("this run has no critic")
-        return self._score(self.critic.compute_values, narrowed(data, SCORED, ()))
+        return self._score(self.critic.compute_values, select_columns(data, FORWARD, ()))
 
     def _score(self, call: Callable[[DataProto], DataProto], data: DataProto) -> DataProto:
         return score_on_ranks(call, data, self.data_parallel_size, self.balanced)
 
     def sleep_engines(self) -> None:
-        """Let every engine give its device memory to the training groups, until weights are
-        synchronised: those it has are forgotten. Engines with GPUs of their own stay awake.
+        """Have every engine free its device memory for the training groups; it loses its weights.
+        Engines with GPUs of their own stay awake.
         """
         if self._asleep or not self.engines_sleep:
             return
         call_engines(self.rollout_workers, "sleep", 2)
         self._asleep = True
 
-    def sync_weights(self, version: int, moved: bool = False) -> None:
-        """Wake the engines and hand them the actor's weights, which the driver never holds; caches
-        take their memory when the weights are there. ``moved``: the optimizer took a step with a
-        gradient since the last time.
-
-        Raises ``WeightSyncError`` where an engine did not get them, or where they are those of the
-        last time although they moved.
+    def wake_engines(self) -> None:
+        """Give engines that sleep the memory for their weights; ``sync_weights`` sends these and
+        then gives them the memory for their caches.
         """
-        stored = self.weight_transfer == "store"
-        taken = self._store(version) if stored else self._send(version)
+        self._wake("weights")
+
+    def sync_weights(self, version: int, updated: bool = False) -> None:
+        """Send the actor's weights, which the driver never holds, to the engines. ``updated``: the
+        optimizer took a step with a gradient since the last sync.
+
+        Raises ``WeightSyncError`` where an engine did not get them, or where they equal those of
+        the last sync although they were ``updated``.
+        """
+        received = self._store(version) if self.weight_transfer == "store" else self._send(version)
         self._wake("kv_cache")
         self._asleep = False
-        sketch = self.actor.call_refs("weight_sketch")[:1]
-        sent: WeightSketch = gather(sketch, SYNC_TIMEOUT_S, ["sketch of the weights"])[0]
-        prove_arrival(sent, taken, version)
-        if moved:
-            prove_movement(self._handed_out, sent, version)
-        self._handed_out = sent
+        answer = self.actor.call_refs("weight_sketch")[:1]
+        sent: WeightSketch = gather(answer, SYNC_TIMEOUT_S, ["fingerprints of the weights"])[0]
+        verify_weights_received(sent, received, version)
+        if updated:
+            verify_weights_changed(self._last_sent, sent, version)
+        self._last_sent = sent
 
     def _store(self, version: int) -> list[dict[str, int]]:
-        """The weights of rank 0 go through the object store."""
+        """Send the weights of rank 0 through the object store."""
         weights, *others = self.actor.call_refs("export_weights")
-        self._wake("weights")
-        taken = call_engines(self.rollout_workers, "update_weights", weights, version)
-        # The other ranks took part, and hand out nothing; what went wrong there is raised here.
+        received = call_engines(self.rollout_workers, "update_weights", weights, version)
+        # The other ranks take part and send nothing; their errors are raised here.
         gather(others, SYNC_TIMEOUT_S, ["export of the weights"] * len(others))
-        return taken
+        return received
 
     def _send(self, version: int) -> list[dict[str, int]]:
-        """The weights go from the devices of the ranks to those of the engines."""
-        self._wake("weights")
+        """Send the weights from the devices of the ranks to those of the engines."""
         sending = self.actor.call_refs("send_weights", self.rollout_workers, version)
         labels = ["sending of the weights"] * len(sending)
         return gather(sending, SYNC_TIMEOUT_S, labels)[0]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from verl.config.schema import SFTConfig
 from verl.record.tracking import Tracking
-from verl.trainer.sft.trainer import StepRecord
+from verl.trainer.sft.trainer import OptimizerStep
 from verl.utils.progress import Progress, move
 
 logger = logging.getLogger(__name__)
@@ -37,7 +37,7 @@ class SFTProgress:
         if "console" in trainer.logger:
             self.progress = Progress("imitating", total, "steps", first=first)
 
-    def on_step(self, record: StepRecord) -> None:
+    def on_step(self, record: OptimizerStep) -> None:
         """Show and write one step."""
         # Also where nothing is shown: a watchdog looks at it.
         move("imitating")

@@ -25,7 +25,7 @@ EVAL_TOKENS = 4096  # per forward of the held-out rows
 
 
 @dataclass(frozen=True)
-class StepRecord:
+class OptimizerStep:
     """What one optimizer step was: its number from 1, metrics, and whether it was the last."""
 
     step: int
@@ -78,13 +78,13 @@ class SFTTrainer:
             self.step = self.engine.steps
             logger.info("resumed from %s at step %d", directory, self.step)
 
-    def fit(self, on_step: Callable[[StepRecord], None]) -> None:
+    def fit(self, on_step: Callable[[OptimizerStep], None]) -> None:
         """Take the remaining steps; ``on_step`` hears of each, and of the state before the first as
         step 0.
         """
         # A run that goes on has measured this in its first life.
         if self.step == 0:
-            on_step(StepRecord(0, self.evaluate(), last=False))
+            on_step(OptimizerStep(0, self.evaluate(), last=False))
         while self.step < len(self.batches):
             metrics = self.train_step(self.batches[self.step])
             self.step += 1
@@ -93,7 +93,7 @@ class SFTTrainer:
                 metrics |= self.evaluate()
             if self.save_freq > 0 and (last or self.step % self.save_freq == 0):
                 self.save()
-            on_step(StepRecord(self.step, metrics, last))
+            on_step(OptimizerStep(self.step, metrics, last))
 
     def save(self) -> None:
         """Write a checkpoint."""

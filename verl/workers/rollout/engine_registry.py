@@ -5,10 +5,11 @@ import os
 from collections.abc import Sequence
 from typing import Protocol
 
+from verl.config.schema.actor import ActorRolloutRefConfig
+from verl.config.schema.rollout import RolloutConfig
 from verl.config.settings.hints import did_you_mean
 from verl.models.hub import model_directory
 from verl.workers.rollout.base import RolloutEngine
-from verl.workers.rollout.sections import EngineSection, WorkerSection
 
 ENGINES = {
     "vllm": "verl.workers.rollout.vllm:VLLMEngine",
@@ -26,7 +27,7 @@ class EngineClass(Protocol):
 
     def __call__(
         self,
-        config: EngineSection,
+        config: RolloutConfig,
         model_path: str,
         *,
         seed: int,
@@ -62,7 +63,7 @@ def engine_class(name: str) -> EngineClass:
 
 def create_engine(
     name: str,
-    config: EngineSection,
+    config: RolloutConfig,
     model_path: str,
     seed: int = 0,
     num_threads: int | None = None,
@@ -80,7 +81,7 @@ def create_engine(
 
 
 def start_engine(
-    config: WorkerSection | None,
+    config: ActorRolloutRefConfig | None,
     model_path: str,
     seed: int,
     num_threads: int | None,

@@ -20,6 +20,7 @@ from torch.nn.functional import pad
 from transformers import AutoTokenizer, DynamicCache, PreTrainedModel
 from transformers.cache_utils import CacheLayerMixin
 
+from verl.config.schema.rollout import RolloutConfig
 from verl.models.token_scores import full_logits
 from verl.models.weights import load_weights
 from verl.utils.sampling import SamplingRequest, SamplingResult, StopReason
@@ -37,7 +38,6 @@ from verl.workers.rollout.base import (
     end_token_ids,
 )
 from verl.workers.rollout.draw import draw, uniforms
-from verl.workers.rollout.sections import EngineSection
 
 # New rows join once they are this share of the running ones, or after this many steps.
 _JOIN_SHARE = 1 / 4
@@ -77,7 +77,7 @@ class HFEngine:
 
     def __init__(
         self,
-        config: EngineSection,
+        config: RolloutConfig,
         model_path: str,
         seed: int = 0,
         num_threads: int | None = None,

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from verl.config.schema.rollout import RolloutConfig
 from verl.names import CPU_CACHE_GB
 from verl.utils.sampling import SamplingRequest, SamplingResult, StopReason
 from verl.utils.shipped import as_tensor
@@ -25,7 +26,6 @@ from verl.workers.rollout.base import (
     check_request,
     end_token_ids,
 )
-from verl.workers.rollout.sections import EngineSection
 
 if TYPE_CHECKING:  # vLLM is optional, and imported only after _prepare_process
     import torch
@@ -50,7 +50,7 @@ class VLLMEngine:
 
     def __init__(
         self,
-        config: EngineSection,
+        config: RolloutConfig,
         model_path: str,
         seed: int = 0,
         num_threads: int | None = None,
@@ -252,7 +252,7 @@ class VLLMEngine:
 
 
 def engine_arguments(
-    path: str, config: EngineSection, seed: int, trust_remote_code: bool, on_cpu: bool
+    path: str, config: RolloutConfig, seed: int, trust_remote_code: bool, on_cpu: bool
 ) -> dict[str, Any]:
     """The keyword arguments of vLLM's ``EngineArgs``; ``config.engine_kwargs`` has the last word.
 
@@ -290,7 +290,7 @@ def engine_arguments(
     return arguments | asked
 
 
-def _check_weights(path: str, config: EngineSection, trust_remote_code: bool) -> None:
+def _check_weights(path: str, config: RolloutConfig, trust_remote_code: bool) -> None:
     """Raise ``UnusableWeights`` for weights that vLLM would load in part, and fill up with random
     ones; of models that transformers cannot compare the files alone are checked.
     """
@@ -307,7 +307,7 @@ def _check_weights(path: str, config: EngineSection, trust_remote_code: bool) ->
         check_files(Path(path), f"model path={path!r}")
 
 
-def _on_cuda(config: EngineSection) -> dict[str, Any]:
+def _on_cuda(config: RolloutConfig) -> dict[str, Any]:
     arguments: dict[str, Any] = {
         "enforce_eager": bool(config.enforce_eager),
         "gpu_memory_utilization": config.gpu_memory_utilization,

@@ -22,12 +22,12 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import ParamSpec, TypeVar
 
+from verl.config.schema.actor import ActorRolloutRefConfig
 from verl.utils.sampling import SamplingRequest, SamplingResult, StopReason
 from verl.utils.stacks import answer_with_stacks
 from verl.workers.rollout.base import EngineError, RolloutEngine
 from verl.workers.rollout.engine_registry import start_engine
 from verl.workers.rollout.idle_calls import IdleCalls
-from verl.workers.rollout.sections import WorkerSection
 
 logger = logging.getLogger(__name__)
 P = ParamSpec("P")
@@ -68,7 +68,7 @@ class RolloutWorker(IdleCalls):
 
     def __init__(
         self,
-        config: WorkerSection | None,
+        config: ActorRolloutRefConfig | None,
         model_path: str,
         seed: int = 0,
         num_threads: int | None = None,

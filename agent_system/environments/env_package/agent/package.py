@@ -14,10 +14,11 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from agent_system.endpoint.reward_call import post_reward
-from agent_system.environments.base import EnvPackage, Observation, Step, Task
 from agent_system.environments.chat_prompts import SingleTurnPrompts
+from agent_system.environments.env import Observation, Step, Task
 from agent_system.environments.env_package.agent.settings import AgentSettings
 from agent_system.environments.experts.episode import now
+from agent_system.environments.package import EnvPackage
 from agent_system.reward_manager.custom import load_place
 
 NAME = "agent"
@@ -45,8 +46,8 @@ class AgentEnv:
         return Observation("", anchor=task["task_id"])
 
     async def step(self, action: str) -> Step:
-        """Let the agent play; ``action`` is the JSON of a ``Door``. The reward is told to the
-        endpoint, and 0 here. Raises what the agent raises, and ``RewardRefused``.
+        """Let the agent play; ``action`` is the JSON of an ``EndpointAddress``. The endpoint
+        receives the reward, and 0 is returned. Raises what the agent raises, and ``RewardRefused``.
         """
         door = json.loads(action)
         await asyncio.get_running_loop().run_in_executor(self._thread, self._play, door)

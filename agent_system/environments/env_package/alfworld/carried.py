@@ -11,12 +11,12 @@ state, whose kind and level the reader names.
 
 from dataclasses import dataclass, replace
 
-from agent_system.environments.base import Decision, Thought
 from agent_system.environments.env_package.alfworld.expert import (
     TOOL,
     AlfworldPlayer,
     cls,
 )
+from agent_system.environments.expert_protocol import Decision, Thought
 from rlvcr.levels import LEVELS
 
 # What kind of action is due, and the lowest level whose thought holds all that it needs.

@@ -3,12 +3,13 @@
 from importlib import metadata
 from typing import Any
 
-from agent_system.environments.base import EpisodeStart, Expert, Task
+from agent_system.environments.env import Task
 from agent_system.environments.env_package.alfworld import games, layout
 from agent_system.environments.env_package.alfworld.carried import CarriedPlayer
 from agent_system.environments.env_package.alfworld.expert import AlfworldPlayer
 from agent_system.environments.env_package.alfworld.settings import AlfworldSettings
 from agent_system.environments.env_package.alfworld.store import generated_tasks
+from agent_system.environments.expert_protocol import EpisodeStart, Expert
 from agent_system.environments.experts.demonstrations import MAX_STEPS
 
 VERSION = 2  # of the demonstrations: raise it when the same settings would give other lines

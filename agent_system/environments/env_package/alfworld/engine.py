@@ -38,7 +38,7 @@ _idle_libraries: list[Any] = []
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class EngineOutput:
     """What the engine says after ``reset`` or ``step``."""
 
     text: str
@@ -58,18 +58,18 @@ class Engine:
         """Take the content of a ``game.tw-pddl`` file."""
         self._env.load(game)
 
-    def reset(self) -> Turn:
+    def reset(self) -> EngineOutput:
         """Start the loaded game."""
         state = self._env.reset()
-        return Turn(
+        return EngineOutput(
             tidy(state.feedback), tuple(state["admissible_commands"]), bool(state["won"]), True
         )
 
-    def step(self, command: str) -> Turn:
+    def step(self, command: str) -> EngineOutput:
         """Play one command; an unknown one reads "Nothing happens."."""
         state, _, _ = self._env.step(command)
         valid = self._env.last_action is not None
-        return Turn(
+        return EngineOutput(
             tidy(state.feedback), tuple(state["admissible_commands"]), bool(state["won"]), valid
         )
 

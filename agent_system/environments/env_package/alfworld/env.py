@@ -3,7 +3,7 @@
 import random
 from typing import Any
 
-from agent_system.environments.base import Observation, Task
+from agent_system.environments.env import Observation, Task
 from agent_system.environments.env_package.alfworld.carried import NEEDED, CarriedPlayer
 from agent_system.environments.env_package.alfworld.settings import AlfworldSettings
 from agent_system.environments.env_package.alfworld.store import (

@@ -13,8 +13,9 @@ import random
 import re
 from dataclasses import dataclass
 
-from agent_system.environments.base import Decision, Noise, Observation
+from agent_system.environments.env import Observation
 from agent_system.environments.env_package.alfworld.prompts import task_of
+from agent_system.environments.expert_protocol import Decision, Noise
 
 _THING = re.compile(r"an? ([a-z]+ \d+)")
 # Matched in full, so that no sentence of the templates fits two kinds.
@@ -55,7 +56,7 @@ TOOL = {"clean": "sinkbasin", "heat": "microwave", "cool": "fridge"}
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class TaskGoal:
     """A task sentence, understood: task type, object class, class of the place, class of the lamp
     ("" where none).
     """
@@ -66,7 +67,7 @@ class Asked:
     lamp: str
 
 
-def understand(sentence: str) -> Asked:
+def understand(sentence: str) -> TaskGoal:
     """Read a task sentence of the wheel's templates.
 
     Raises ``ValueError`` for any other sentence.
@@ -75,7 +76,7 @@ def understand(sentence: str) -> Asked:
         found = pattern.fullmatch(sentence)
         if found:
             parts = found.groupdict()
-            return Asked(kind, parts["object"], parts.get("place", ""), parts.get("lamp", ""))
+            return TaskGoal(kind, parts["object"], parts.get("place", ""), parts.get("lamp", ""))
     raise ValueError(f"not a task sentence of ALFWorld's templates: {sentence!r}")
 
 

@@ -31,7 +31,7 @@ ATTEMPTS = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class Thing:
+class SceneObject:
     """An object: scene id, class, and the index of the receptacle it starts in."""
 
     id: str
@@ -57,7 +57,7 @@ class Room:
 
     scene: int
     receptacles: tuple[Receptacle, ...]
-    objects: tuple[Thing, ...]
+    objects: tuple[SceneObject, ...]
 
 
 def generate(settings: AlfworldSettings, split: str, index: int) -> dict[str, Any]:
@@ -156,7 +156,7 @@ def draw_objects(
     goal: Goal,
     others: int,
     rng: random.Random,
-) -> tuple[Thing, ...]:
+) -> tuple[SceneObject, ...]:
     """The targets (away from where they are wanted), ``others`` more objects, and the lamp of a
     light task.
     """
@@ -173,13 +173,13 @@ def draw_objects(
             if layout.can_contain(receptacle.cls, cls)
             and (cls, receptacle.cls) != (goal.object, goal.receptacle)
         ]
-        things.append(Thing(_object_id(cls, rng), cls, rng.choice(homes)))
+        things.append(SceneObject(_object_id(cls, rng), cls, rng.choice(homes)))
     if goal.lamp:
         furniture = [
             i for i, receptacle in enumerate(receptacles) if receptacle.cls in layout.LAMP_FURNITURE
         ]
         things.append(
-            Thing(
+            SceneObject(
                 _object_id(goal.lamp, rng),
                 goal.lamp,
                 rng.choice(furniture or range(len(receptacles))),

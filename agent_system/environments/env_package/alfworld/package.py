@@ -1,16 +1,18 @@
 """The ALFWorld package as the agent system sees it."""
 
-from agent_system.environments.base import Env, EnvPackage, Prompts
+from agent_system.environments.env import Env
 from agent_system.environments.env_package.alfworld.demonstrated import EXPERT
 from agent_system.environments.env_package.alfworld.env import AlfworldEnv
 from agent_system.environments.env_package.alfworld.projection import project
 from agent_system.environments.env_package.alfworld.prompts import (
-    CompactPrompts,
+    CompactAlfworldPrompts,
     FullPrompts,
     LogPrompts,
 )
 from agent_system.environments.env_package.alfworld.settings import AlfworldSettings
 from agent_system.environments.env_package.alfworld.store import tasks
+from agent_system.environments.package import EnvPackage
+from agent_system.environments.prompts import Prompts
 
 
 def make(settings: AlfworldSettings) -> Env:
@@ -22,7 +24,7 @@ def prompts(settings: AlfworldSettings) -> Prompts:
     """The prompt style that ``env.alfworld.prompt`` names."""
     if settings.prompt == "full":
         return FullPrompts(settings.level_prompts)
-    return LogPrompts() if settings.thoughts == "carried" else CompactPrompts()
+    return LogPrompts() if settings.thoughts == "carried" else CompactAlfworldPrompts()
 
 
 PACKAGE = EnvPackage(

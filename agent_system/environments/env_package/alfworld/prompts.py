@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from agent_system.environments import chat_prompts
-from agent_system.environments.base import Observation
+from agent_system.environments.env import Observation
 from rlvcr.levels import level_prompts
 
 _ROOM = re.compile(
@@ -50,7 +50,7 @@ def compact(text: str) -> str:
     return text.rstrip(".") if "facing" in text else _ARTICLE.sub("", text).rstrip(".")
 
 
-class CompactPrompts(chat_prompts.CompactPrompts):
+class CompactAlfworldPrompts(chat_prompts.CompactPrompts):
     """The fewest tokens a small policy needs: task and room, then what each action changed."""
 
     def __init__(self) -> None:
@@ -74,7 +74,7 @@ class CompactPrompts(chat_prompts.CompactPrompts):
         return "\n".join(lines)
 
 
-class LogPrompts(CompactPrompts):
+class LogPrompts(CompactAlfworldPrompts):
     """In a window, what was read so far in the order of reading, in place of turns and actions."""
 
     def window(

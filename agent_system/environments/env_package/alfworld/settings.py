@@ -1,7 +1,7 @@
 """The ``env.alfworld`` section, and the names of the six task types."""
 
 import os
-from typing import Annotated, Literal, get_args
+from typing import Annotated, ClassVar, Literal, get_args
 
 from pydantic import BeforeValidator, ValidationInfo, field_validator
 
@@ -39,6 +39,7 @@ class AlfworldSettings(EnvSettings):
     ``val_split`` chooses among official ones.
     """
 
+    own_variants: ClassVar[tuple[str, ...]] = ("AlfredTWEnv",)
     task_types: Annotated[tuple[TaskType, ...], BeforeValidator(_short_names)] = ("pick",)
     """household tasks, by short (pick) or official name (pick_and_place_simple)"""
     source: Literal["auto", "generated", "official"] = "auto"

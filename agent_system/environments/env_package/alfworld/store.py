@@ -17,7 +17,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from agent_system.environments.base import Task
+from agent_system.environments.env import Task
 from agent_system.environments.env_package.alfworld import games
 from agent_system.environments.env_package.alfworld.settings import SHORT_NAMES, AlfworldSettings
 from verl.utils.progress import Progress
@@ -25,7 +25,7 @@ from verl.utils.progress import Progress
 OFFICIAL_FOLDER = "json_2.1.1"
 
 
-class DamagedStore(ValueError):
+class DamagedAlfworldGame(ValueError):
     """A stored game does not match its hash; the message says which folder to delete."""
 
 
@@ -55,7 +55,7 @@ def generated_tasks(settings: AlfworldSettings, split: str, count: int | None = 
 
     ``train`` and any other name but ``val`` draw from the training floor plans.
     """
-    index = Store(settings, split, count).index()
+    index = GeneratedGames(settings, split, count).index()
     return [
         {
             "task_id": f"alfworld_generated/{split}/{entry['kind']}/{entry['hash']}",
@@ -72,7 +72,7 @@ def generated_tasks(settings: AlfworldSettings, split: str, count: int | None = 
 
 
 @dataclass(frozen=True)
-class Store:
+class GeneratedGames:
     """The generated games of one split under one group of settings."""
 
     settings: AlfworldSettings
@@ -153,7 +153,7 @@ class Store:
         )
 
     def read(self, number: int) -> dict[str, Any]:
-        """Game ``number``. Raises ``DamagedStore`` where its content does not match its hash."""
+        """Return game ``number``. Raises ``DamagedAlfworldGame`` for content of another hash."""
         folder = self.ensure()
         entry = _read_index(folder)["games"][number]
         with open(folder / "games.jsonl", "rb") as file:
@@ -166,7 +166,7 @@ class Store:
             game = None
             intact = False
         if game is None or not intact:
-            raise DamagedStore(
+            raise DamagedAlfworldGame(
                 f"game {number} of {folder} does not match its hash: delete the folder to renew it"
             )
         return game
@@ -188,7 +188,7 @@ def _write_synced(path: Path, content: bytes) -> None:
 def load_game(settings: AlfworldSettings, task: Task) -> dict[str, Any]:
     """The content of ``game.tw-pddl`` for a task.
 
-    Raises ``DamagedStore`` where the stored game is not the task's.
+    Raises ``DamagedAlfworldGame`` where the stored game is not the task's.
     """
     if task["source"] == "official":
         root = official_folder()
@@ -197,10 +197,10 @@ def load_game(settings: AlfworldSettings, task: Task) -> dict[str, Any]:
                 "official ALFWorld games: $ALFWORLD_DATA does not hold " + OFFICIAL_FOLDER
             )
         return json.loads((root / task["path"]).read_text())
-    store = Store(settings, task["split"], task["count"])
+    store = GeneratedGames(settings, task["split"], task["count"])
     game = store.read(task["index"])
     if game["hash"] != task["hash"]:
-        raise DamagedStore(
+        raise DamagedAlfworldGame(
             f"{task['task_id']}: the game of these settings is {game['hash']}; "
             "env.alfworld changed?"
         )

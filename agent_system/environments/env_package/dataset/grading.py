@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from agent_system.environments.base import Observation, Step, Task
+from agent_system.environments.env import Observation, Step, Task
 from agent_system.environments.env_package.dataset.answers import announced, find_answer
 from agent_system.environments.env_package.dataset.comparison import answer_key, is_right
 from agent_system.environments.env_package.dataset.settings import RewardFromFile

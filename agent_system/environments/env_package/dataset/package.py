@@ -5,11 +5,12 @@ A play whose grader fails is broken, not lost: it is left out of its group like 
 (``env.on_abort``).
 """
 
-from agent_system.environments.base import EnvPackage, Observation, Step, Task, TaskText
 from agent_system.environments.chat_prompts import SingleTurnPrompts
+from agent_system.environments.env import Observation, Step, Task
 from agent_system.environments.env_package.dataset.grading import Grader, graded_step
 from agent_system.environments.env_package.dataset.rows import NAME, tasks
 from agent_system.environments.env_package.dataset.settings import DatasetSettings
+from agent_system.environments.package import EnvPackage, TaskText
 
 
 class DatasetEnv:

@@ -1,44 +1,80 @@
 """Guard in front of the algebra system: which formulas would take for ever, or all memory."""
 
+import math
 import re
 
 MOST_DIGITS = 3  # of an exponent, an argument of a factorial, or a bound of a sum
-LARGEST_POWER = 1000  # product of the exponents of brackets in brackets
+LARGEST_POWER = 1000  # product of the numbers of an exponent, and of exponents of nested brackets
+LARGEST_EXPANSION = 200  # that product times the square of the number of symbols
+LARGEST_SUM = 2000  # of all exponents
+MOST_POWERS = 20
+MOST_FACTORIALS = 10
+DEEPEST = 6  # brackets inside each other
 
 _POWER = re.compile(r"(?:\^|\*\*)\s*")
 _FACTORIAL = re.compile(r"(\d*)\s*!")
+_NESTED = re.compile(r"(?:\\?(?:a?(?:sin|cos|tan)h?|exp|log|ln)\W{1,3}){4}")  # functions
 _LONG = re.compile(r"\d{100}")
 _BOUNDED = re.compile(r"\\(?:binom|sum|prod|Gamma|zeta)|\b(?:factorial|gamma|binomial|range)\b")
+_SYMBOL = re.compile(r"\\[a-zA-Z]+|[a-zA-Z]+")
+_LAYOUT = {"\\frac", "\\dfrac", "\\left", "\\right", "\\cdot", "\\times", "\\sqrt", "\\text"}
 
 
 def is_too_large(formula: str) -> bool:
-    """Say that ``formula`` has powers, factorials or numbers beyond what is computed.
+    """Say that ``formula`` has powers, factorials, numbers or brackets beyond what is computed.
 
     >>> is_too_large("10^{10^{10}}!"), is_too_large("e^{2x}")
     (True, False)
     """
-    if _LONG.search(formula) or "!!" in formula:
+    if _LONG.search(formula) or _NESTED.search(formula) or "!!" in formula:
         return True
+    if _depth(formula) > DEEPEST:
+        return True
+    if _BOUNDED.search(formula) and re.search(rf"\d{{{MOST_DIGITS + 1}}}", formula):
+        return True
+    return _has_large_factorials(formula) or _has_large_powers(formula)
+
+
+def _has_large_factorials(formula: str) -> bool:
     numbers = [len(found[1]) for found in _FACTORIAL.finditer(formula)]
     # Without a number in front it is the factorial of a bracket or of a power.
     if any(not 0 < digits <= MOST_DIGITS for digits in numbers):
         return not re.fullmatch(r"[^!]*\b[a-z]!", formula)
-    if _BOUNDED.search(formula) and re.search(rf"\d{{{MOST_DIGITS + 1}}}", formula):
-        return True
-    product = 1
+    return len(numbers) > MOST_FACTORIALS or bool(re.search(r"!\s*[\])}]+\s*(?:\^|\*\*)", formula))
+
+
+def _has_large_powers(formula: str) -> bool:
+    of_brackets, total, count = 1, 0, 0
     for power in _POWER.finditer(formula):
         exponent = _argument(formula, power.end())
         digits = re.findall(r"\d+", exponent)
         if any(len(number) > MOST_DIGITS for number in digits) or _is_tower(exponent):
             return True
+        size = math.prod(int(number) or 1 for number in digits)
+        count, total = count + 1, total + size
+        if size > LARGEST_POWER or count > MOST_POWERS:
+            return True
         if formula[: power.start()].rstrip()[-1:] in (")", "}", "]"):
-            product *= max(map(int, digits), default=1) or 1
-    return product > LARGEST_POWER
+            of_brackets *= size
+    symbols = {found for found in _SYMBOL.findall(formula) if found not in _LAYOUT}
+    expansion = of_brackets * len(symbols) ** 2
+    too_many = of_brackets > 1 and symbols and expansion > LARGEST_EXPANSION
+    return of_brackets > LARGEST_POWER or total > LARGEST_SUM or bool(too_many)
+
+
+def _depth(formula: str) -> int:
+    """Return how deep brackets nest; a bar may open or close."""
+    deepest = depth = 0
+    for sign in formula:
+        depth += (sign in "({[") - (sign in ")}]")
+        deepest = max(deepest, depth)
+    return max(deepest, formula.count("|") // 2)
 
 
 def _is_tower(exponent: str) -> bool:
-    """A power of a number in an exponent."""
-    return bool(re.search(r"\d[\s)}\]]*(?:\^|\*\*|!)", exponent))
+    """A power of a number in an exponent, or a power in the exponent of its power."""
+    inner = [_argument(exponent, power.end()) for power in _POWER.finditer(exponent)]
+    return bool(re.search(r"\d[\s)}\]]*(?:\^|\*\*|!)", exponent)) or any(map(_POWER.search, inner))
 
 
 def _argument(text: str, start: int) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from agent_system.environments.base import Task
+from agent_system.environments.env import Task
 from agent_system.environments.env_package.dataset.settings import DatasetSettings
 from agent_system.environments.env_package.dataset.truths import read_truths
 from agent_system.reward_manager.custom import load_function

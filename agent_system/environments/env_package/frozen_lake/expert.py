@@ -7,13 +7,7 @@ demonstrations leave them out.
 import random
 from collections.abc import Iterator
 
-from agent_system.environments.base import (
-    Decision,
-    EpisodeStart,
-    Expert,
-    Noise,
-    Observation,
-)
+from agent_system.environments.env import Observation
 from agent_system.environments.env_package.frozen_lake.drawing import (
     GOAL,
     HERE,
@@ -22,6 +16,7 @@ from agent_system.environments.env_package.frozen_lake.drawing import (
     Cell,
     read,
 )
+from agent_system.environments.expert_protocol import Decision, EpisodeStart, Expert, Noise
 from agent_system.environments.experts.interface import Tried, disturbed, shortest_way
 
 MAX_CELLS = 400  # more than the largest lake has

@@ -6,11 +6,12 @@ from typing import Any
 
 from gymnasium.envs.toy_text import frozen_lake as rules
 
-from agent_system.environments.base import EnvPackage, Observation, Task
 from agent_system.environments.chat_prompts import ChatPrompts, CompactPrompts, project
+from agent_system.environments.env import Observation, Task
 from agent_system.environments.env_package.frozen_lake.expert import EXPERT
 from agent_system.environments.env_package.frozen_lake.prompts import begin, shorten
 from agent_system.environments.env_package.frozen_lake.settings import LakeSettings
+from agent_system.environments.package import EnvPackage
 from verl.utils.seeds import derive_seed
 
 NAME = "frozen_lake"

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from agent_system.environments.env_package.gymnasium.telling import Telling, World
+from agent_system.environments.env_package.gymnasium.telling import GymnasiumWorld, Telling
 
 ACTIONS = ("turn left", "turn right", "go forward", "pick up", "drop", "toggle", "done")
 COMPASS = ("east", "south", "west", "north")  # by MiniGrid's number of the direction
@@ -20,7 +20,7 @@ what you carry there, toggle opens a door or a box (a locked door needs the key 
 your hand). Do what the mission says."""
 
 
-def look(observation: Any, info: Mapping[str, Any], world: World) -> str:
+def look(observation: Any, info: Mapping[str, Any], world: GymnasiumWorld) -> str:
     """The mission, direction and hands, the drawing of what is seen, and what is where in it."""
     del info  # empty
     image = observation["image"]
@@ -37,7 +37,7 @@ def look(observation: Any, info: Mapping[str, Any], world: World) -> str:
     return "\n".join(lines)
 
 
-def state(world: World) -> str:
+def state(world: GymnasiumWorld) -> str:
     """Everything that is in the world, as MiniGrid hashes it, and what is carried."""
     carried = world.unwrapped.carrying
     hands = f"{carried.color} {carried.type}" if carried is not None else ""

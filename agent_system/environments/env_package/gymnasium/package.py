@@ -9,8 +9,8 @@ import contextlib
 import io
 from typing import Any
 
-from agent_system.environments.base import EnvPackage, Observation, Prompts, Step, Task
 from agent_system.environments.chat_prompts import ChatPrompts, project
+from agent_system.environments.env import Observation, Step, Task
 from agent_system.environments.env_package.gymnasium.settings import GymnasiumSettings
 from agent_system.environments.env_package.gymnasium.worlds import (
     NAME,
@@ -18,6 +18,8 @@ from agent_system.environments.env_package.gymnasium.worlds import (
     make_world,
     telling_of,
 )
+from agent_system.environments.package import EnvPackage
+from agent_system.environments.prompts import Prompts
 from agent_system.environments.tasks import SEED_BITS
 from verl.utils.seeds import derive_seed
 

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 from agent_system.environments.env_package.gymnasium.settings import Win
 
 
-class World(Protocol):
+class GymnasiumWorld(Protocol):
     """What is used of Gymnasium's environments."""
 
     action_space: Any
@@ -21,10 +21,10 @@ class World(Protocol):
 
 
 # Observation, info and environment -> the text of the observation.
-Describe = Callable[[Any, Mapping[str, Any], World], str]
+Describe = Callable[[Any, Mapping[str, Any], GymnasiumWorld], str]
 
 
-def _no_state(world: World) -> str:
+def _no_state(world: GymnasiumWorld) -> str:
     del world  # the text of the observation is the state
     return ""
 
@@ -39,4 +39,4 @@ class Telling:
     actions: Sequence[str]
     rules: str
     won_by: Win = "reward"
-    state: Callable[[World], str] = _no_state
+    state: Callable[[GymnasiumWorld], str] = _no_state

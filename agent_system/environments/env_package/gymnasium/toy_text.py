@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from agent_system.environments.env_package.gymnasium.telling import Telling, World
+from agent_system.environments.env_package.gymnasium.telling import GymnasiumWorld, Telling
 
 WAYS = ("left", "down", "right", "up")  # by number, on the lake
 COMPASS = ("south", "north", "east", "west")  # by number, in the taxi
@@ -12,7 +12,7 @@ IN_TAXI = 4  # where the passenger is when it is at no stand
 COLUMNS = 12  # of the cliff
 
 
-def lake(observation: Any, info: Mapping[str, Any], world: World) -> str:
+def lake(observation: Any, info: Mapping[str, Any], world: GymnasiumWorld) -> str:
     """The map with the agent on it, a row a line."""
     del info  # it says how likely the last move was
     cells = [[cell.decode() for cell in row] for row in world.unwrapped.desc]
@@ -23,7 +23,7 @@ def lake(observation: Any, info: Mapping[str, Any], world: World) -> str:
     return "\n".join(" ".join(line) for line in drawn)
 
 
-def taxi(observation: Any, info: Mapping[str, Any], world: World) -> str:
+def taxi(observation: Any, info: Mapping[str, Any], world: GymnasiumWorld) -> str:
     """Where the taxi is, which sides are free, where the passenger is and wants to go."""
     del info  # the sides are read off the map
     row, column, passenger, destination = map(int, world.unwrapped.decode(int(observation)))
@@ -55,13 +55,13 @@ def _free_sides(drawn: Any, row: int, column: int) -> list[str]:
     return [side for side in COMPASS if free[side]]
 
 
-def cliff(observation: Any, info: Mapping[str, Any], world: World) -> str:
+def cliff(observation: Any, info: Mapping[str, Any], world: GymnasiumWorld) -> str:
     """Where one is; the rules say where everything else is."""
     del info, world  # the place says it all
     return f"You are at {_cell(*divmod(int(observation), COLUMNS))}."
 
 
-def blackjack(observation: Any, info: Mapping[str, Any], world: World) -> str:
+def blackjack(observation: Any, info: Mapping[str, Any], world: GymnasiumWorld) -> str:
     """Both hands, as far as one sees them."""
     del info, world  # the dealer's second card is hidden
     total, dealer, ace = map(int, observation)
@@ -72,7 +72,7 @@ def blackjack(observation: Any, info: Mapping[str, Any], world: World) -> str:
 def _numbers(*names: str) -> Any:
     """A description of a vector, number by number."""
 
-    def describe(observation: Any, info: Mapping[str, Any], world: World) -> str:
+    def describe(observation: Any, info: Mapping[str, Any], world: GymnasiumWorld) -> str:
         del info, world  # the numbers are the state
         values = (f"{value:.3f}" for value in observation)
         parts = (f"{name}: {value}" for name, value in zip(names, values, strict=True))

@@ -10,7 +10,11 @@ from typing import Any
 
 from agent_system.environments.env_package.gymnasium.grid_view import grid_telling
 from agent_system.environments.env_package.gymnasium.settings import GymnasiumSettings
-from agent_system.environments.env_package.gymnasium.telling import Describe, Telling, World
+from agent_system.environments.env_package.gymnasium.telling import (
+    Describe,
+    GymnasiumWorld,
+    Telling,
+)
 from agent_system.environments.env_package.gymnasium.toy_text import TOLD
 from agent_system.reward_manager.custom import load_function
 from verl.config.settings.hints import did_you_mean
@@ -45,7 +49,7 @@ def known_ids() -> list[str]:
     return [*sorted(TOLD), *sorted(f"{stem}-v{version}" for stem, version in newest.items())]
 
 
-def make_world(settings: GymnasiumSettings) -> World:
+def make_world(settings: GymnasiumSettings) -> GymnasiumWorld:
     """The environment that ``settings`` name. Raises ``NotTold`` where Gymnasium does not make it
     or its actions are not discrete, ``ModuleNotFoundError`` where minigrid is not installed.
     """
@@ -113,7 +117,7 @@ def _own_words(settings: GymnasiumSettings) -> Describe | None:
     return load_function(own.path, own.name or "describe", f"env.{NAME}.describe")
 
 
-def _in_numbers(observation: Any, info: Mapping[str, Any], world: World) -> str:
+def _in_numbers(observation: Any, info: Mapping[str, Any], world: GymnasiumWorld) -> str:
     del info, world  # what is observed is told
     return _numbers(observation)
 

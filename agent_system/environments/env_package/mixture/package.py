@@ -7,19 +7,12 @@ is reported for each data source.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from agent_system.environments.base import (
-    Env,
-    EnvPackage,
-    Mixture,
-    Observation,
-    Prompts,
-    Step,
-    Task,
-    shows_level_prompts,
-)
+from agent_system.environments.env import Env, Observation, Step, Task
 from agent_system.environments.env_package.mixture.settings import MixtureSettings
 from agent_system.environments.env_registry import get_package
 from agent_system.environments.experts.episode import now
+from agent_system.environments.package import EnvPackage, Mixture
+from agent_system.environments.prompts import Prompts, shows_level_prompts
 from agent_system.environments.settings import EnvSettings
 from agent_system.environments.tasks import interleaved
 

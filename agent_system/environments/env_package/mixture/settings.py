@@ -1,14 +1,16 @@
 """The ``env.mixture`` section."""
 
 from collections.abc import Mapping
-from types import SimpleNamespace
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from pydantic import field_validator
 
 from agent_system.environments.env_registry import env_settings, get_package
 from agent_system.environments.settings import EnvSettings
 from verl.config.settings import PositiveInt
+
+if TYPE_CHECKING:
+    from verl.config.schema.env import EnvConfig
 
 DEFAULT_PARTS = {"frozen_lake": 1, "number_line": 1}
 
@@ -24,15 +26,6 @@ def _weighed(part: Any) -> tuple[str, int]:
             'fix: ["frozen_lake=2", "sokoban"]'
         )
     return name.strip(), int(digits) if equals else 1
-
-
-class PartChoice(SimpleNamespace):
-    """An ``env`` section that names one part; ``env.<name>`` is the section of the part."""
-
-    env_name: str
-    kwargs: Mapping[str, Any]
-    max_steps: int
-    seed: int
 
 
 class MixtureSettings(EnvSettings):
@@ -80,7 +73,7 @@ class MixtureSettings(EnvSettings):
         """The parts and how often each is played."""
         return DEFAULT_PARTS if self.parts is None else self.parts
 
-    def completed(self, env: Any) -> Self:
+    def completed(self, env: "EnvConfig") -> Self:
         """``kwargs`` with all settings of every part, from the parts' own sections of ``env``.
 
         Raises ``ConfigError`` for keys that a part does not know, and ``UnknownEnvironment``.
@@ -94,14 +87,8 @@ class MixtureSettings(EnvSettings):
         limits = [part.memory_limit() for part in parts]
         return max((limit for limit in limits if limit is not None), default=None)
 
-    def _settings_of(self, part: str, env: Any) -> dict[str, Any]:
-        name = part.split("/", 1)[0]
-        sections = {name: getattr(env, name, None)} if name.isidentifier() else {}
-        choice = PartChoice(
-            env_name=part,
-            kwargs=self.kwargs.get(part, {}),
-            max_steps=self.max_steps,
-            seed=self.seed,
-            **sections,
-        )
-        return env_settings(choice).model_dump(mode="json", exclude_none=True)
+    def _settings_of(self, part: str, env: "EnvConfig") -> dict[str, Any]:
+        named = {"env_name": part, "kwargs": self.kwargs.get(part, {})}
+        limits = {"max_steps": self.max_steps, "seed": self.seed}
+        section = env.model_copy(update=named | limits)
+        return env_settings(section).model_dump(mode="json", exclude_none=True)

@@ -3,13 +3,8 @@
 import random
 import re
 
-from agent_system.environments.base import (
-    Decision,
-    EpisodeStart,
-    Expert,
-    Noise,
-    Observation,
-)
+from agent_system.environments.env import Observation
+from agent_system.environments.expert_protocol import Decision, EpisodeStart, Expert, Noise
 from agent_system.environments.experts.interface import Tried, disturbed
 
 # The expert reads what a policy reads, not the environment: a demonstration must be possible to

@@ -8,11 +8,12 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from agent_system.environments.base import EnvPackage, Observation, Task
 from agent_system.environments.chat_prompts import CompactPrompts
+from agent_system.environments.env import Observation, Task
 from agent_system.environments.env_package.number_line.expert import EXPERT
 from agent_system.environments.env_package.number_line.prompts import shorten
 from agent_system.environments.env_package.number_line.settings import LineSettings
+from agent_system.environments.package import EnvPackage
 from rlvcr.levels import level_prompts
 
 MAX_STEPS = 12  # where the settings say nothing

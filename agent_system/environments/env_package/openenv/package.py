@@ -7,14 +7,16 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from agent_system.environments.base import EnvPackage, Observation, Prompts, Step, Task
 from agent_system.environments.chat_prompts import ChatPrompts, project
+from agent_system.environments.env import Observation, Step, Task
 from agent_system.environments.env_package.openenv.sessions import (
     NAME,
     InvalidAction,
     open_session,
 )
 from agent_system.environments.env_package.openenv.settings import OpenEnvSettings
+from agent_system.environments.package import EnvPackage
+from agent_system.environments.prompts import Prompts
 from agent_system.environments.tasks import SEED_BITS
 from verl.utils.seeds import derive_seed
 

@@ -21,10 +21,10 @@ from agent_system.environments.env_package.reasoning_gym.formulas import (
     parse_formula,
     parse_list,
 )
+from agent_system.reward_manager.scores import ROUNDING
 
 Entry = Mapping[str, Any]
 Reading = Callable[[str, Entry], str | None]
-FULL = 1.0 - 1e-6  # the grade of a right answer; graders compute in floating point
 FUNCTIONS = {
     f"{arc}{name}{hyperbolic}"
     for arc in ("", "a")
@@ -81,7 +81,7 @@ def read_grade(grade: object) -> float:
         return 0.0
     value = float(grade)
     # NaN compares false with everything.
-    return min(value, 1.0) if 0.0 <= value <= 2.0 - FULL else 0.0
+    return min(value, 1.0) if 0.0 <= value <= 1.0 + ROUNDING else 0.0
 
 
 def _writes_no_finite_number(answer: str, oracle: str) -> bool:

@@ -8,7 +8,7 @@ remove.
 import random
 from typing import Any
 
-from agent_system.environments.base import Decision, EpisodeStart, Expert, Observation, Task
+from agent_system.environments.env import Observation, Task
 from agent_system.environments.env_package.reasoning_gym.answers import known_answer
 from agent_system.environments.env_package.reasoning_gym.questions import (
     WITHOUT_ANSWER,
@@ -17,6 +17,7 @@ from agent_system.environments.env_package.reasoning_gym.questions import (
 from agent_system.environments.env_package.reasoning_gym.questions import tasks as questions
 from agent_system.environments.env_package.reasoning_gym.settings import ReasoningGymSettings
 from agent_system.environments.env_package.reasoning_gym.spelling import apart
+from agent_system.environments.expert_protocol import Decision, EpisodeStart, Expert
 from agent_system.environments.experts.interface import disturbed
 
 DIGITS = "0123456789"

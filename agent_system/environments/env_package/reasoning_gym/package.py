@@ -7,10 +7,9 @@ generator's own grader says what it earns, from 0 to 1. It is won with the full 
 import re
 from typing import Any
 
-from agent_system.environments.base import EnvPackage, Observation, Prompts, Task
 from agent_system.environments.chat_prompts import CompactPrompts, SingleTurnPrompts
+from agent_system.environments.env import Observation, Task
 from agent_system.environments.env_package.reasoning_gym.answers import (
-    FULL,
     as_graded,
     read_grade,
 )
@@ -25,6 +24,9 @@ from agent_system.environments.env_package.reasoning_gym.questions import (
 )
 from agent_system.environments.env_package.reasoning_gym.settings import ReasoningGymSettings
 from agent_system.environments.env_package.reasoning_gym.spelling import apart, together
+from agent_system.environments.package import EnvPackage
+from agent_system.environments.prompts import Prompts
+from agent_system.reward_manager.scores import is_full
 from rlvcr.levels import level_instructions
 from verl.utils.limits import time_limit
 
@@ -73,7 +75,7 @@ class ReasoningGymEnv:
         shown = as_graded(answer, self.settings.task, self.entry) if answer else None
         if shown is not None:
             grade = self._grade(shown)
-        won = grade >= FULL
+        won = is_full(grade)
         return Observation(""), grade, True, {"won": won, "is_action_valid": bool(answer)}
 
     def _grade(self, answer: str) -> float:

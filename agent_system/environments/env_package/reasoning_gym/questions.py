@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple, Protocol
 
-from agent_system.environments.base import Task
+from agent_system.environments.env import Task
 from agent_system.environments.env_package.reasoning_gym.settings import ReasoningGymSettings
 from verl.config.settings.hints import did_you_mean
 

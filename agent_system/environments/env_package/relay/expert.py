@@ -11,18 +11,12 @@ import string
 from itertools import permutations
 from typing import Any
 
-from agent_system.environments.base import (
-    Decision,
-    EpisodeStart,
-    Expert,
-    Observation,
-    Task,
-    Thought,
-)
+from agent_system.environments.env import Observation, Task
 from agent_system.environments.env_package.relay.doors import needed_level
 from agent_system.environments.env_package.relay.prompts import door_in
 from agent_system.environments.env_package.relay.settings import RelaySettings
 from agent_system.environments.env_package.relay.tasks import draw_tasks
+from agent_system.environments.expert_protocol import Decision, EpisodeStart, Expert, Thought
 from rlvcr.levels import LEVELS
 
 

@@ -7,13 +7,14 @@ step to step.
 
 from typing import Any
 
-from agent_system.environments.base import EnvPackage, Observation, Task
 from agent_system.environments.chat_prompts import ChatPrompts, CompactPrompts, project
+from agent_system.environments.env import Observation, Task
 from agent_system.environments.env_package.relay.doors import Door, needed_level
 from agent_system.environments.env_package.relay.expert import EXPERT
 from agent_system.environments.env_package.relay.prompts import shorten, told
 from agent_system.environments.env_package.relay.settings import RelaySettings
 from agent_system.environments.env_package.relay.tasks import NAME, tasks
+from agent_system.environments.package import EnvPackage
 
 RULES = """\
 You pass {doors} doors. At each one arrows lead from place to place: a>b leads from a to b.

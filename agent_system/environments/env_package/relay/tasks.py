@@ -3,7 +3,7 @@
 import hashlib
 from itertools import islice
 
-from agent_system.environments.base import Task
+from agent_system.environments.env import Task
 from agent_system.environments.env_package.relay.doors import draw_doors
 from agent_system.environments.env_package.relay.settings import RelaySettings
 from verl.utils.seeds import derive_seed

@@ -12,13 +12,15 @@ import json
 from typing import Any
 
 from agent_system.environments import jvm
-from agent_system.environments.base import EnvPackage, Observation, Prompts, Task
 from agent_system.environments.chat_prompts import ChatPrompts, project
+from agent_system.environments.env import Observation, Task
 from agent_system.environments.env_package.scienceworld.settings import ScienceWorldSettings
 from agent_system.environments.env_package.scienceworld.variations import (
     VARIATIONS,
     split_variations,
 )
+from agent_system.environments.package import EnvPackage
+from agent_system.environments.prompts import Prompts
 from agent_system.reward_manager.scores import is_full
 
 NAME = "scienceworld"

@@ -6,8 +6,8 @@ import unicodedata
 from collections import Counter
 from typing import Any
 
-from agent_system.environments.base import EnvPackage, Observation, Task
 from agent_system.environments.chat_prompts import ChatPrompts, project
+from agent_system.environments.env import Observation, Task
 from agent_system.environments.env_package.search.retrieval import (
     LocalRetriever,
     Passage,
@@ -16,6 +16,7 @@ from agent_system.environments.env_package.search.retrieval import (
 )
 from agent_system.environments.env_package.search.settings import SearchSettings
 from agent_system.environments.env_package.search.world import build
+from agent_system.environments.package import EnvPackage
 from verl.utils.message_rows import DataRow, read_table
 from verl.utils.seeds import derive_seed
 

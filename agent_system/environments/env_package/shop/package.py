@@ -5,11 +5,12 @@ actions.
 import re
 from typing import Any
 
-from agent_system.environments.base import EnvPackage, Observation, Task
 from agent_system.environments.chat_prompts import ChatPrompts, project
+from agent_system.environments.env import Observation, Task
 from agent_system.environments.env_package.shop.catalogue import catalogue, find, goal, score
 from agent_system.environments.env_package.shop.pages import BUY, NEXT, Page
 from agent_system.environments.env_package.shop.settings import ShopSettings
+from agent_system.environments.package import EnvPackage
 from agent_system.reward_manager.scores import is_full
 from verl.utils.seeds import derive_seed
 

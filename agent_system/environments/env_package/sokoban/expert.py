@@ -7,16 +7,10 @@ solution that the level was made from, and is then never useless on purpose.
 import random
 from collections.abc import Iterator
 
-from agent_system.environments.base import (
-    Decision,
-    EpisodeStart,
-    Expert,
-    Noise,
-    Observation,
-    Task,
-)
+from agent_system.environments.env import Observation, Task
 from agent_system.environments.env_package.sokoban.levels import MOVES, Cell, State, moved
 from agent_system.environments.env_package.sokoban.prompts import offset
+from agent_system.environments.expert_protocol import Decision, EpisodeStart, Expert, Noise
 from agent_system.environments.experts.interface import Tried, disturbed, shortest_way
 
 MAX_STATES = 20_000  # of one search: about a second

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from agent_system.environments.base import EnvPackage, Observation, Task
 from agent_system.environments.chat_prompts import IMAGE, ChatPrompts, CompactPrompts, project
+from agent_system.environments.env import Observation, Task
 from agent_system.environments.env_package.sokoban import render
 from agent_system.environments.env_package.sokoban.expert import EXPERT
 from agent_system.environments.env_package.sokoban.levels import (
@@ -16,6 +16,7 @@ from agent_system.environments.env_package.sokoban.levels import (
 )
 from agent_system.environments.env_package.sokoban.prompts import begin, shorten
 from agent_system.environments.env_package.sokoban.settings import NAME, SokobanSettings
+from agent_system.environments.package import EnvPackage
 from verl.utils.seeds import derive_seed
 
 RULES = """\

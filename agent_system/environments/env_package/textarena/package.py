@@ -14,8 +14,8 @@ import random
 from collections.abc import Iterator
 from typing import Any
 
-from agent_system.environments.base import EnvPackage, Observation, Prompts, Step, Task
 from agent_system.environments.chat_prompts import ChatPrompts, project
+from agent_system.environments.env import Observation, Step, Task
 from agent_system.environments.env_package.textarena.games import (
     GAMES,
     game_of,
@@ -30,6 +30,8 @@ from agent_system.environments.env_package.textarena.opponent import (
     scripted,
 )
 from agent_system.environments.env_package.textarena.settings import TextArenaSettings
+from agent_system.environments.package import EnvPackage
+from agent_system.environments.prompts import Prompts
 from agent_system.reward_manager.scores import is_full
 from verl.utils.seeds import derive_seed
 

@@ -7,10 +7,12 @@ and ``cooking`` take other foods for validation.
 import re
 from typing import Any
 
-from agent_system.environments.base import EnvPackage, Observation, Prompts, Task
 from agent_system.environments.chat_prompts import ChatPrompts, project
+from agent_system.environments.env import Observation, Task
 from agent_system.environments.env_package.textworld.settings import TextWorldSettings
 from agent_system.environments.env_package.textworld.store import GameStore
+from agent_system.environments.package import EnvPackage
+from agent_system.environments.prompts import Prompts
 
 NAME = "textworld"
 COOKING = ("recipe", "take", "go", "open", "cook", "cut", "drop")

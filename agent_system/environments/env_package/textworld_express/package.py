@@ -16,11 +16,13 @@ from collections import Counter
 from typing import Any
 
 from agent_system.environments import jvm
-from agent_system.environments.base import EnvPackage, Observation, Prompts, Task
 from agent_system.environments.chat_prompts import ChatPrompts, project
+from agent_system.environments.env import Observation, Task
 from agent_system.environments.env_package.textworld_express.settings import (
     TextWorldExpressSettings,
 )
+from agent_system.environments.package import EnvPackage
+from agent_system.environments.prompts import Prompts
 
 NAME = "textworld_express"
 NOT_ISOLATED = ("sorting",)

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
-from agent_system.environments.base import EnvPackage, Observation, Step, Task
 from agent_system.environments.chat_prompts import ChatPrompts
+from agent_system.environments.env import Observation, Step, Task
 from agent_system.environments.env_package.dataset.grading import Grader, graded_step
 from agent_system.environments.env_package.dataset.rows import tasks as rows
 from agent_system.environments.env_package.tools import example
@@ -33,6 +33,7 @@ from agent_system.environments.env_package.tools.toolbox import (
     load_tools,
     run_all,
 )
+from agent_system.environments.package import EnvPackage
 from rlvcr.levels import level_instructions
 
 NAME = "tools"

@@ -1,11 +1,14 @@
 """The ``env.tools`` section."""
 
-from typing import Annotated, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
 
 from annotated_types import Gt
 
 from agent_system.environments.env_package.dataset.settings import DatasetSettings
 from verl.config.settings import ConfigError, PositiveInt, RunsCode, Section, Seed
+
+if TYPE_CHECKING:
+    from verl.config.schema.env import EnvConfig
 
 LOOKUP = ".tools.example:lookup"
 
@@ -55,7 +58,7 @@ class ToolsSettings(DatasetSettings):
             return None
         return self.val_tasks if split == "val" else self.train_tasks
 
-    def completed(self, env: Any) -> Self:
+    def completed(self, env: "EnvConfig") -> Self:
         """These settings. Raises ``ConfigError`` where functions of the user's own replace those
         that the questions of the example need.
         """

@@ -15,7 +15,7 @@ from agent_system.environments.env_package.twenty_questions import game
 from agent_system.environments.env_package.twenty_questions.expert import ThinkingPlayer
 from agent_system.environments.env_package.twenty_questions.knowledge import knowledge
 from agent_system.environments.env_package.twenty_questions.package import PACKAGE
-from agent_system.environments.env_package.twenty_questions.player import Player
+from agent_system.environments.env_package.twenty_questions.player import Questioner
 from agent_system.environments.env_package.twenty_questions.settings import GameSettings
 from agent_system.environments.experts.demonstrations import Episode, LevelDraw
 from verl.utils.files import atomic_write
@@ -34,8 +34,8 @@ def write_demonstrations(
     """Write ``episodes`` games about ``words`` (default: all of the table), won and lost ones, and
     return ``path``.
 
-    ``careless`` and ``hasty`` make the player worse (see ``Player``): what it leaves to be gained
-    is for reinforcement learning.
+    ``careless`` and ``hasty`` make the player worse (see ``Questioner``): what it leaves to be
+    gained is for reinforcement learning.
     """
     words = sorted(words or knowledge().things)
     settings = GameSettings(max_steps=max_steps)
@@ -46,7 +46,7 @@ def write_demonstrations(
             word = words[number % len(words)]
             task = {"task_id": f"twenty_questions/{word}", "solution": word}
             rng = random.Random(derive_seed("twenty questions demonstration", seed, number))
-            player = ThinkingPlayer(Player(words, rng, careless, hasty))
+            player = ThinkingPlayer(Questioner(words, rng, careless, hasty))
             episode = Episode(env, prompts, task, env.reset(task, 0), asks=False)
             won = episode.run(player, LevelDraw((), rng), max_steps)
             row = {"task_id": task["task_id"], "won": won, "messages": episode.messages}

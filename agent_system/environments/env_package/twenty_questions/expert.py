@@ -3,11 +3,12 @@
 Its slack are questions drawn blindly among all attributes, its slips guesses before it is certain.
 """
 
-from agent_system.environments.base import Decision, EpisodeStart, Expert, Observation
+from agent_system.environments.env import Observation
 from agent_system.environments.env_package.twenty_questions import game
 from agent_system.environments.env_package.twenty_questions.knowledge import Answer, knowledge
-from agent_system.environments.env_package.twenty_questions.player import Player
+from agent_system.environments.env_package.twenty_questions.player import Questioner
 from agent_system.environments.env_package.twenty_questions.settings import GameSettings
+from agent_system.environments.expert_protocol import Decision, EpisodeStart, Expert
 
 NAMED = 4  # candidates: as many are named, more are counted
 FACTS = 6  # the latest ones are told
@@ -15,9 +16,9 @@ _SAID = {Answer.YES: "", Answer.NO: "not ", Answer.UNKNOWN: "maybe "}
 
 
 class ThinkingPlayer:
-    """A ``Player`` that says what it knows."""
+    """A ``Questioner`` that says what it knows."""
 
-    def __init__(self, player: Player) -> None:
+    def __init__(self, player: Questioner) -> None:
         self.player = player
 
     def act(self) -> Decision:
@@ -54,7 +55,7 @@ def start(episode: EpisodeStart[GameSettings]) -> ThinkingPlayer:
     else:
         words = sorted(set(given)) or sorted(knowledge().things)  # all of them are trained on
     noise = episode.noise
-    player = Player(words, episode.rng, careless=noise.slack, hasty=noise.slips)
+    player = Questioner(words, episode.rng, careless=noise.slack, hasty=noise.slips)
     for clue in clues:
         player.learn(clue, Answer.YES)
     return ThinkingPlayer(player)

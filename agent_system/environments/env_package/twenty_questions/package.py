@@ -4,8 +4,8 @@ import asyncio
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from agent_system.environments.base import EnvPackage, Observation, Task
 from agent_system.environments.chat_prompts import ChatPrompts, CompactPrompts
+from agent_system.environments.env import Observation, Task
 from agent_system.environments.env_package.twenty_questions import game
 from agent_system.environments.env_package.twenty_questions.expert import EXPERT
 from agent_system.environments.env_package.twenty_questions.gamemaster import (
@@ -15,6 +15,7 @@ from agent_system.environments.env_package.twenty_questions.gamemaster import (
 )
 from agent_system.environments.env_package.twenty_questions.knowledge import knowledge
 from agent_system.environments.env_package.twenty_questions.settings import GameSettings
+from agent_system.environments.package import EnvPackage
 
 RULES = """We play twenty questions. Find out my word with yes/no questions. \
 I answer Yes, No or I don't know.

@@ -11,7 +11,7 @@ from agent_system.environments.env_package.twenty_questions.gamemaster import re
 from agent_system.environments.env_package.twenty_questions.knowledge import Knowledge, knowledge
 
 
-class Player:
+class Questioner:
     """Plays one game about one of ``words``: ``move`` says a question or a guess, ``hear`` takes
     the reply.
 

@@ -266,11 +266,9 @@ def test_the_stations_of_the_flow_are_there():
 @pytest.mark.parametrize(("enable", "station"), [(True, "rlvcr"), (False, "vanilla")])
 def test_the_loop_asks_whether_rlvcr_is_enabled(enable, station):
     seen = []
-    algorithm = SimpleNamespace(
-        rlvcr=SimpleNamespace(enable=enable), filter_groups=SimpleNamespace(enable=False)
-    )
+    config = load_config("ppo_trainer", [f"algorithm.rlvcr.enable={str(enable).lower()}"])
     collector: Any = SimpleNamespace(
-        config=SimpleNamespace(algorithm=algorithm),
+        config=config,
         rlvcr_multi_turn_loop=lambda *given: seen.append("rlvcr"),
         vanilla_multi_turn_loop=lambda *given: seen.append("vanilla"),
     )

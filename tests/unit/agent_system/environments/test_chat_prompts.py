@@ -2,8 +2,8 @@
 
 import pytest
 
-from agent_system.environments.base import Observation
 from agent_system.environments.chat_prompts import MAX_LENGTH, ChatPrompts, CompactPrompts, project
+from agent_system.environments.env import Observation
 
 FIRST = Observation("The task.", info={"admissible_actions": ["a", "b"]})
 NOW = Observation("The present.", info={"admissible_actions": ["b", "c"]})

@@ -3,15 +3,13 @@
 import dataclasses
 import subprocess
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
 
 import pytest
 
 from agent_system.environments import env_registry as registry
-from agent_system.environments.base import EnvPackage
 from agent_system.environments.env_package.reasoning_gym.settings import ReasoningGymSettings
+from agent_system.environments.package import EnvPackage
+from verl.config.schema.env import EnvConfig
 from verl.config.settings import ConfigError
 from verl.trainer.launch.extensions import load_config
 
@@ -106,17 +104,9 @@ def test_the_environment_layer_imports_neither_torch_nor_ray():
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
 
 
-@dataclass(frozen=True)
-class Choice:
-    env_name: str
-    reasoning_gym: Mapping[str, Any]
-    kwargs: Mapping[str, Any] = field(default_factory=dict)
-    max_steps: int = 1
-    seed: int = 0
-
-
 def generator_of(env_name: str, **section: str) -> str:
-    settings = registry.env_settings(Choice(env_name, section))
+    env = EnvConfig.model_validate({"env_name": env_name, "reasoning_gym": section})
+    settings = registry.env_settings(env)
     assert isinstance(settings, ReasoningGymSettings)
     return settings.task
 
@@ -139,12 +129,25 @@ def test_a_variant_is_chosen_on_the_command_line():
         assert isinstance(settings, ReasoningGymSettings) and settings.task == "gcd"
 
 
+WITHOUT_VARIANTS = [
+    name for name in registry.REGISTRY if not registry.settings_class(name).variant_key
+]
+
+
+@pytest.mark.parametrize("name", WITHOUT_VARIANTS)
+def test_a_variant_of_an_environment_without_variants_is_refused(name):
+    with pytest.raises(ConfigError, match=f"fix: env.env_name={name}$"):
+        registry.env_settings(EnvConfig(env_name=f"{name}/x"))
+    for own in registry.settings_class(name).own_variants:
+        registry.env_settings(EnvConfig(env_name=f"{name}/{own}"))
+
+
 @pytest.mark.parametrize("name", ["reasoning_gym", "textarena", "textworld", "textworld_express"])
 def test_the_variants_of_a_package_are_names_that_choose_them(name):
     names = registry.playable_names(name)
     assert len(set(names)) == len(names) >= 4
     for playable in names:
-        settings = registry.env_settings(Choice(playable, {}))
+        settings = registry.env_settings(EnvConfig(env_name=playable))
         assert f"{name}/{getattr(settings, settings.variant_key)}" == playable
 
 

@@ -1,11 +1,10 @@
 """Which tasks are played when, and playing them in lock-step."""
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from agent_system.environments.base import Observation
+from agent_system.environments.env import Observation
 from agent_system.environments.env_registry import env_settings
 from agent_system.environments.manager import (
     EnvironmentManagerBase,
@@ -15,25 +14,14 @@ from agent_system.environments.manager import (
     make_envs,
 )
 from agent_system.environments.tasks import check_disjoint
+from verl.config.schema import DataConfig, EnvConfig, PPOConfig
 
 
-def config(shuffle=True, **changes) -> Any:
-    env = {
-        "env_name": "number_line",
-        "seed": 3,
-        "max_steps": 6,
-        "num_workers": 2,
-        "envs_per_worker": 4,
-        "rollout": SimpleNamespace(n=4),
-        "train_tasks": None,
-        "val_tasks": 10,
-        "kwargs": {"size": 8},
-        "reset_timeout_s": 20.0,
-        "step_timeout_s": 20.0,
-    }
-    return SimpleNamespace(
-        env=SimpleNamespace(**{**env, **changes}), data=SimpleNamespace(shuffle=shuffle)
-    )
+def config(shuffle=True, **env: Any) -> PPOConfig:
+    """Eight places on a line, in groups of four."""
+    small = {"seed": 3, "max_steps": 6, "rollout": {"n": 4}, "val_tasks": 10, "kwargs": {"size": 8}}
+    section = EnvConfig.model_validate({"env_name": "number_line", **small, **env})
+    return PPOConfig(env=section, data=DataConfig(shuffle=shuffle))
 
 
 def columns(batch, *keys):
@@ -129,14 +117,9 @@ def test_train_tasks_limits_how_many_are_used():
 
 
 def test_the_section_takes_what_it_leaves_open_from_env():
-    env_config: Any = SimpleNamespace(
-        env_name="number_line/x",
-        number_line={"size": 1, "max_steps": None},
-        kwargs={"size": 2},
-        max_steps=7,
-        seed=1,
-    )
-    settings: Any = env_settings(env_config)
+    section = {"number_line": {"size": 1, "max_steps": None}, "kwargs": {"size": 2}}
+    choice = {"env_name": "number_line/x", "max_steps": 7, "seed": 1}
+    settings: Any = env_settings(EnvConfig.model_validate(choice | section))
     assert (settings.size, settings.max_steps, settings.seed) == (2, 7, 1)
 
 

@@ -14,7 +14,7 @@ import pytest
 pytest.importorskip("minigrid")
 pytest.importorskip("textarena")
 
-from agent_system.environments.base import Observation
+from agent_system.environments.env import Observation
 from agent_system.environments.env_registry import get_package, playable_names
 from agent_system.environments.replay import episode, small_settings
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from agent_system.environments.base import Observation
+from agent_system.environments.env import Observation
 from agent_system.multi_turn_rollout.first_prompts import check_first_tokens
 from agent_system.tokens.probe import Verdict, probe_template
 from agent_system.tokens.template import TemplateUnsupported

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from transformers import AutoTokenizer
 
-from agent_system.environments.base import EnvPackage
 from agent_system.environments.env_package.number_line import package as number_line
 from agent_system.environments.env_package.number_line.package import NumberLineEnv
+from agent_system.environments.package import EnvPackage
 from agent_system.multi_turn_rollout.rollout_loop import TrajectoryCollector
 from agent_system.tokens.bridge import ChatBridge
 from tests.helpers.play import make_config, make_world

@@ -3,14 +3,14 @@
 import math
 from collections import Counter
 from dataclasses import replace
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
 
 from rlvcr.levels import LevelChoice, ParsedStep, ParseFailure
+from rlvcr.names import PriceRule
 from rlvcr.research.executed import SHARE_OF_OTHERS, belief, join_credit, level_to_try, worth
+from rlvcr.settings import RLVCRSettings
 from verl.utils.seeds import derive_seed
 
 NAN = math.nan
@@ -20,8 +20,8 @@ def parsed(level: int | None = 2, failure: ParseFailure | None = None) -> Parsed
     return ParsedStep(level, (1, 2), (3, 5), (6, 8), (6, 9), "own", "look", "strict", failure)
 
 
-def priced(price_in: str = "won") -> Any:
-    return SimpleNamespace(price_in=price_in, cost_coef=0.4, cost_max=8)
+def priced(price_in: PriceRule = "won") -> RLVCRSettings:
+    return RLVCRSettings(price_in=price_in, cost_coef=0.4, cost_max=8)
 
 
 def test_another_level_is_drawn_uniformly_at_a_share_of_the_steps():

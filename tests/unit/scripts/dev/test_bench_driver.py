@@ -8,11 +8,11 @@ from scripts.dev.bench import balance, driver, scale
 from scripts.dev.recipes import MODELS
 from verl.config.memory import micro_tokens
 
-SHAPE = driver.Shape(turns=3, prompt=6, sampled=3, shown=2)
+SHAPE = driver.PlayShape(turns=3, prompt=6, sampled=3, shown=2)
 
 
 @pytest.fixture(scope="module")
-def cost() -> driver.Cost:
+def cost() -> driver.DriverCost:
     return driver.measure(rows=96, ranks=4, shape=SHAPE)
 
 
@@ -20,11 +20,11 @@ def test_a_part_is_not_charged_for_what_it_contains(monkeypatch):
     now = iter([0.0, 1.0, 3.0, 10.0, 20.0, 21.0])
     monkeypatch.setattr(driver.time, "process_time", lambda: next(now))
     clock = driver.CpuClock()
-    with clock.part("evaluate"), clock.part("send"):
+    with clock.part("score"), clock.part("send"):
         pass
-    with clock.part("evaluate"):
+    with clock.part("score"):
         pass
-    assert clock.seconds == {"evaluate": 1.0 + 7.0 + 1.0, "send": 2.0}
+    assert clock.seconds == {"score": 1.0 + 7.0 + 1.0, "send": 2.0}
 
 
 def test_every_part_of_an_iteration_is_there(cost):

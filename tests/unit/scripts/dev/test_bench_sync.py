@@ -7,7 +7,9 @@ from tests.helpers.tiny_model import make_tiny_policy
 
 
 def test_seconds_are_per_gib_and_beside_a_copy():
-    line = sync.table([sync.Cost(sync.GIB // 2, whole=3.0, export=1.0, copy=0.25)]).splitlines()[-1]
+    line = sync.table(
+        [sync.SyncCost(sync.GIB // 2, whole=3.0, export=1.0, copy=0.25)]
+    ).splitlines()[-1]
     assert line == "| 0.50 | 6.00 | 2.00 | 0.50 | 12.0 |"
 
 

@@ -24,7 +24,7 @@ from scripts.dev.chaos.cells import (
     every_cell,
 )
 from scripts.dev.chaos.job import PLAYS, TOTAL
-from scripts.dev.chaos.matrix import Ended, Result, sentence, verdict
+from scripts.dev.chaos.matrix import CellResult, Ended, sentence, verdict
 from verl.utils import jsonl
 from verl.utils.checkpoint import CheckpointManager
 
@@ -114,8 +114,8 @@ def test_who_is_killed_says_nothing(tmp_path):
 
 def test_the_table_has_what_is_known(tmp_path):
     results = {
-        "engine/start/killed": Result("engine/start/killed", "ends", 4.4, 1, "gone"),
-        "collector/save/hung": Result("collector/save/hung", "goes on"),
+        "engine/start/killed": CellResult("engine/start/killed", "ends", 4.4, 1, "gone"),
+        "collector/save/hung": CellResult("collector/save/hung", "goes on"),
     }
     outcomes.keep(results, tmp_path / "matrix.json")
     assert outcomes.read(tmp_path / "matrix.json") == results

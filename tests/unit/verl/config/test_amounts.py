@@ -2,6 +2,7 @@
 
 import pytest
 
+from verl.config import amounts
 from verl.config.amounts import MEANINGS, notes
 from verl.config.explain import explain
 from verl.config.load import load_config
@@ -28,6 +29,15 @@ def test_an_unset_group_size_is_one_unless_plays_are_compared(estimator, plays):
     assert config(f"algorithm.adv_estimator={estimator}", "env.rollout.n=3").env.rollout.n == 3
     filtered = config(f"algorithm.adv_estimator={estimator}", "algorithm.filter_groups.enable=true")
     assert filtered.env.rollout.n == 8
+
+
+@pytest.mark.parametrize(
+    ("device", "ranks", "count"), [("auto", 8, 1), ("auto", 1, 0), ("cpu", 8, 0)]
+)
+def test_ranks_that_get_no_gpu_are_named(monkeypatch, device, ranks, count):
+    monkeypatch.setattr(amounts, "guess_device", lambda _: "cpu")
+    cfg = config(f"trainer.device={device}", f"trainer.n_gpus_per_node={ranks}")
+    assert len([note for note in notes(cfg) if f"--on {ranks}xH100" in note]) == count
 
 
 def test_an_epoch_of_a_placeholder_is_one_iteration_and_the_plan_says_what_others_are():

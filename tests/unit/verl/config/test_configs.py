@@ -1,11 +1,16 @@
 """Every config that ships composes, passes all checks that need no files, and can be planned."""
 
+import json
+import shutil
+
 import pytest
 import yaml
 
-from verl.config.compose import BASE_DIR, EXPERIMENTS_DIR
+from verl.config.checks.models import CHECKSUMS
+from verl.config.cold_start import cold_start_config
+from verl.config.compose import BASE_DIR, EXPERIMENTS_DIR, POLICIES_DIR
 from verl.config.load import load_config
-from verl.config.plan import Plan, make_plan
+from verl.config.plan import Plan, gather_facts, make_plan
 from verl.config.plugged import schema_keys
 from verl.config.schema import PPOConfig, SFTConfig
 from verl.config.settings import keys_of
@@ -41,8 +46,48 @@ def test_it_only_overrides(name):
 def test_the_quickstart_and_its_cold_start_play_the_same_games():
     run, sft = load_config("quickstart"), load_config("quickstart_sft", schema=SFTConfig)
     assert run.env.alfworld == sft.env.alfworld and run.env.max_steps == sft.env.max_steps
-    assert sft.model.save_path == run.actor_rollout_ref.model.path
     assert sft.data.max_length >= run.data.max_prompt_length + run.data.max_response_length
+
+
+QUICKSTART = POLICIES_DIR / "quickstart"
+PATH = "actor_rollout_ref.model.path"
+
+
+@pytest.mark.parametrize("name", ["quickstart", "quickstart_grpo", "quickstart_gigpo"])
+def test_the_quickstart_starts_from_the_shipped_policy(name):
+    cfg = load_config(name)
+    assert cfg.actor_rollout_ref.model.path == str(QUICKSTART)
+    assert find_problems(cfg) == []
+    assert gather_facts(cfg).made_by == ""
+
+
+def test_the_cold_start_makes_the_shipped_policy_again(tmp_path):
+    cfg = load_config("quickstart", [f"{PATH}={tmp_path}/made", "cold_start.enable=true"])
+    assert find_problems(cfg) == [] and gather_facts(cfg).made_by == "quickstart_sft"
+    recipe, shipped = (
+        cold_start_config(cfg).model,
+        json.loads((QUICKSTART / "config.json").read_text()),
+    )
+    assert recipe.save_path == f"{tmp_path}/made"
+    sizes = recipe.new.model_dump(exclude_none=True)
+    assert {key: shipped[key] for key in sizes} == sizes
+    assert shipped["vocab_size"] <= recipe.vocab_size
+
+
+@pytest.mark.parametrize("name", sorted(file.name for file in QUICKSTART.iterdir()))
+def test_a_shipped_policy_with_an_altered_or_missing_file_is_refused(name, tmp_path):
+    policy = shutil.copytree(QUICKSTART, tmp_path / "policy")
+    cfg = load_config("quickstart", [f"{PATH}={policy}"])
+    assert find_problems(cfg) == []
+    content = bytearray((policy / name).read_bytes())
+    content[len(content) // 2] ^= 1
+    (policy / name).write_bytes(content)
+    (altered,) = find_problems(cfg)
+    assert altered.startswith(f"{PATH}=") and "cold_start.enable=true" in altered
+    if name != CHECKSUMS:
+        assert f"{name} is" in altered
+        (policy / name).unlink()
+        assert find_problems(cfg) == [altered]
 
 
 def test_the_cold_start_of_the_deep_quickstart_shows_what_its_run_shows():

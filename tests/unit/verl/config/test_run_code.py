@@ -7,9 +7,10 @@ import pytest
 import verl.trainer.launch.extensions  # noqa: F401  (plugs the sections of environments in)
 from verl.config.plugged import schema_keys
 from verl.config.run_code import code_keys, refuse_stored_code
-from verl.config.schema import PPOConfig
+from verl.config.schema import PPOConfig, SFTConfig
 from verl.config.settings import ConfigError
-from verl.trainer.launch.audit import audit_words
+from verl.trainer import main_audit, main_eval, main_ppo
+from verl.trainer.cli import parse
 
 
 def nested(path: str, value: Any) -> dict[str, Any]:
@@ -49,14 +50,56 @@ def test_code_is_refused_by_its_key(path, tmp_path):
     refuse_stored_code(stored, "run", [path])
 
 
-@pytest.mark.parametrize("words, refused", [([], True), (["trust_run_code=true"], False)])
-def test_an_audit_asks_before_it_executes_code(tmp_path, words, refused):
+REFERENCES = {
+    "env.env_name": "${trainer.project_name}",
+    "custom_reward_function": "${env.kwargs}",
+    "data": "${env.kwargs}",
+    "actor_rollout_ref.model.trust_remote_code": "${trainer.val_only}",
+}
+
+
+@pytest.mark.parametrize("path", REFERENCES)
+def test_a_reference_that_can_stand_for_code_is_code(path):
+    assert code_keys(nested(path, REFERENCES[path])) == [path]
+
+
+COMMANDS = {
+    "ppo": (PPOConfig, "custom_reward_function: {path: evil.py}"),
+    "dotted": (PPOConfig, "custom_reward_function.path: evil.py"),
+    "joined": (PPOConfig, "defaults: [below@custom_reward_function]"),
+    "sft": (SFTConfig, "model: {trust_remote_code: true}"),
+}
+
+
+@pytest.mark.parametrize("kind", COMMANDS)
+@pytest.mark.parametrize("beside", ["env.json", "metrics.jsonl", "rollouts", "checkpoints"])
+def test_the_config_of_a_run_names_no_code_to_execute(tmp_path, kind, beside):
+    schema, text = COMMANDS[kind]
+    (tmp_path / "config.yaml").write_text(f"{text}\n")
+    (tmp_path / "below.yaml").write_text("path: evil.py\n")
+    (tmp_path / beside).touch()
+    words = ["-cp", str(tmp_path), "-cn", "config"]
+    with pytest.raises(ConfigError, match="trust_run_code=true"):
+        parse(words, schema=schema)
+    if kind not in ("dotted", "joined"):
+        for trust in ("trust_run_code=true", "--trust-run-code"):
+            assert parse([*words, trust], schema=schema).configs
+
+
+def test_a_config_of_the_user_may_name_code(tmp_path):
+    (tmp_path / "config.yaml").write_text("custom_reward_function: {path: mine.py}\n")
+    assert parse(["-cp", str(tmp_path), "-cn", "config"]).configs
+
+
+@pytest.mark.parametrize("main", [main_ppo.main, main_eval.main, main_audit.main])
+def test_every_command_asks_before_it_executes_code(tmp_path, capsys, main):
     (tmp_path / "config.yaml").write_text("custom_reward_function: {path: evil.py}\n")
-    if refused:
-        with pytest.raises(ConfigError, match="custom_reward_function"):
-            audit_words([str(tmp_path), *words])
-    else:
-        assert "trust_run_code=true" not in audit_words([str(tmp_path), *words])
+    if main is not main_audit.main:
+        (tmp_path / "env.json").touch()
+    (tmp_path / "evil.py").write_text("raise SystemExit('executed')\n")
+    named = [str(tmp_path)] if main is main_audit.main else ["-cp", str(tmp_path), "-cn", "config"]
+    assert main([*named, "--check"]) == 2
+    assert "custom_reward_function.path" in capsys.readouterr().err
 
 
 def test_defaults_and_names_are_no_code():

@@ -20,11 +20,11 @@ import rlvcr.report_sections  # noqa: F401  (what thinking levels add to a repor
 from tests.helpers.fake_run import fake_run
 from tests.helpers.page import index_of, plays_of
 from verl.record.report import figures, refresh_report, write_report
-from verl.record.report.axes import Scale, log_ticks, nice_ticks, number, step_ticks
-from verl.record.report.cards import duration
-from verl.record.report.charts import MAX_POINTS, Chart, Series, draw, smoothed
-from verl.record.report.episodes import contrasting, read_trajectories
-from verl.record.report.plays import PlayFile, affordable, pack
+from verl.record.report.axes import Scale, format_number, log_ticks, nice_ticks, step_ticks
+from verl.record.report.cards import format_duration
+from verl.record.report.charts import MAX_POINTS, Chart, Series, draw_svg, smooth_values
+from verl.record.report.episodes import pick_success_and_failure, read_trajectories
+from verl.record.report.plays import RolloutFile, pack_file, select_within_budget
 from verl.record.report.run_data import load_run
 from verl.report_sections import contributions
 from verl.utils import jsonl
@@ -95,7 +95,7 @@ def test_the_page_shows_charts_figures_and_episodes(page):
         "Success rate",
         "Share of thinking levels",
         "Sampled tokens per episode",
-        "Time per iteration",
+        "Time per step",
         "Policy loss",
         "Engine against trainer",
         "Plays",
@@ -144,15 +144,15 @@ def test_a_page_has_as_many_files_as_it_can_afford(tmp_path):
     def file(kind, step):
         path = tmp_path / f"{kind}{step}"
         path.write_bytes(b"x" * 100)
-        return PlayFile(path, kind, step)
+        return RolloutFile(path, kind, step)
 
     files = [file("train", step) for step in range(1, 10)] + [file("val", 9)]
-    assert affordable(files, 1000) == files
-    kept = [kept.name for kept in affordable(files, 999)]
+    assert select_within_budget(files, 1000) == files
+    kept = [kept.name for kept in select_within_budget(files, 999)]
     assert kept == ["train-1", "train-3", "train-5", "train-7", "train-9", "val-9"]
     # However little it may cost, the last plays of each kind are there.
-    assert [kept.name for kept in affordable(files, 1)] == ["train-1", "train-9", "val-9"]
-    assert affordable([], 1) == []
+    assert [kept.name for kept in select_within_budget(files, 1)] == ["train-1", "train-9", "val-9"]
+    assert select_within_budget([], 1) == []
 
 
 def test_of_a_large_file_the_whole_plays_of_its_beginning_are_kept(tmp_path):
@@ -187,7 +187,7 @@ def test_tokens_that_fit_no_play_leave_it_its_credit(tmp_path):
     pairs = [["go", 0.5], [" on", -0.25]]
     row = {"traj_uid": "a", "won": True, "steps": [{"step": 0, "token_credit": pairs}]}
     told = {"step": 0, "tokens": ["<s>", "go", " on"], "mask": [0, 1, 1], "weight": [0, 1, 0.5]}
-    file = PlayFile(tmp_path / "1.jsonl", "train", 1, tmp_path / "tokens.jsonl")
+    file = RolloutFile(tmp_path / "1.jsonl", "train", 1, tmp_path / "tokens.jsonl")
     jsonl.write(file.path, [row])
     overlays = []
     for mask in ([0, 1, 1], [0, 1, 0]):
@@ -204,16 +204,16 @@ def pack_again(file, lines):
 
 
 def played(file):
-    return json.loads(gzip.decompress(pack(file).packed))["plays"][0]
+    return json.loads(gzip.decompress(pack_file(file).packed))["plays"][0]
 
 
 def test_a_file_is_packed_anew_when_it_changed(tmp_path):
-    file = PlayFile(tmp_path / "1.jsonl", "train", 1)
+    file = RolloutFile(tmp_path / "1.jsonl", "train", 1)
     jsonl.write(file.path, [{"traj_uid": "a", "won": True, "steps": [{"step": 0}]}])
-    first = pack(file)
-    assert pack(file) is first
+    first = pack_file(file)
+    assert pack_file(file) is first
     jsonl.write(file.path, [{"traj_uid": "a", "won": True, "steps": []}] * 2)
-    assert pack(file).summary["turns"] == [0] and first.summary["turns"] == [1]
+    assert pack_file(file).summary["turns"] == [0] and first.summary["turns"] == [1]
 
 
 def test_labels_and_units_are_on_every_chart(page):
@@ -237,7 +237,7 @@ def test_intervals_are_those_that_were_measured(tmp_path):
     jsonl.append(bare / "metrics.jsonl", {"step": 0, "val/success_rate": 0.5, **bounds})
     jsonl.append(bare / "metrics.jsonl", {"step": 3, "val/success_rate": 0.7})
     run = load_run(bare)
-    assert run.interval(0) == (0.41, 0.6) and run.interval(3) == (0.7, 0.7)
+    assert run.success_interval(0) == (0.41, 0.6) and run.success_interval(3) == (0.7, 0.7)
 
 
 def test_what_the_policy_and_the_environment_say_is_no_markup(tmp_path):
@@ -295,8 +295,11 @@ def test_samples_contrast_plays_of_the_same_task():
         return {"uid": uid, "won": won, "steps": [{}]}
 
     rows = [row("a", True), row("a", True), row("b", False), row("b", True)]
-    assert [(r["uid"], r["won"]) for r in contrasting(rows)] == [("b", True), ("b", False)]
-    assert [r["won"] for r in contrasting(rows[:2])] == [True]
+    assert [(r["uid"], r["won"]) for r in pick_success_and_failure(rows)] == [
+        ("b", True),
+        ("b", False),
+    ]
+    assert [r["won"] for r in pick_success_and_failure(rows[:2])] == [True]
 
 
 def time_parts(run):
@@ -327,27 +330,27 @@ def test_scales_map_ends_to_ends():
 
 
 def test_numbers_are_short():
-    shown = [number(v) for v in (0, 12345.6, 12.345, 0.012345, 1.23e-7, -3.0, 2e8)]
+    shown = [format_number(v) for v in (0, 12345.6, 12.345, 0.012345, 1.23e-7, -3.0, 2e8)]
     assert shown == ["0", "12,346", "12.3", "0.0123", "1.2e-7", "-3", "2e8"]
-    assert [duration(s) for s in (45, 400, 7500)] == ["45 s", "6 min 40 s", "2 h 05 min"]
+    assert [format_duration(s) for s in (45, 400, 7500)] == ["45 s", "6 min 40 s", "2 h 05 min"]
 
 
 def test_smoothing_has_no_bias_towards_the_start():
-    assert smoothed([2.0, 2.0, 2.0]) == pytest.approx([2.0, 2.0, 2.0])
-    assert smoothed([1.0, 0.0])[1] == pytest.approx(0.7 * 0.3 / 0.51)
+    assert smooth_values([2.0, 2.0, 2.0]) == pytest.approx([2.0, 2.0, 2.0])
+    assert smooth_values([1.0, 0.0])[1] == pytest.approx(0.7 * 0.3 / 0.51)
 
 
 def test_long_runs_are_thinned():
     xs = list(range(10_000))
     ends = [float(x) for x in xs]
-    series = Series("x", xs, [0.5] * 10_000, "accent", left=ends, right=ends).thinned()
+    series = Series("x", xs, [0.5] * 10_000, "accent", left=ends, right=ends).limit_points()
     assert len(series.xs) <= MAX_POINTS + 1 and series.xs[-1] == 9_999
     assert series.left == series.right == series.xs
 
 
 def test_stacked_layers_add_up():
     layers = [Series("a", [1, 2], [0.25, 0.5], "ramp-1"), Series("b", [2], [0.5], "ramp-2")]
-    svg = draw(Chart("t", "y", layers, "stacked", y_range=(0.0, 1.0), height=148))
+    svg = draw_svg(Chart("t", "y", layers, "stacked", y_range=(0.0, 1.0), height=148))
     hover = hover_of(svg)
     assert [s["y"] for s in hover["series"]] == [["0.25", "0.5"], ["0", "0.5"]]
     assert "526 10L" in svg or "526.0 10.0L" in svg  # the sum 1.0 reaches the top
@@ -358,7 +361,7 @@ def test_success_is_drawn_against_tokens_from_evaluation_to_evaluation(tmp_path)
         bounds = {"val/success_rate_low": rate - 0.1, "val/success_rate_high": rate + 0.1}
         line = {"step": step, "val/tokens_per_episode": tokens, "val/success_rate": rate, **bounds}
         jsonl.append(tmp_path / "metrics.jsonl", line)
-        charts = figures.success(load_run(tmp_path)).charts
+        charts = figures.success_section(load_run(tmp_path)).charts
         (path,) = next(c for c in charts if c.title == "Success against tokens").series
         # A single evaluation is a point of another chart.
         assert len(path.xs) == (0 if step == 0 else 1 + step // 5)
@@ -374,7 +377,7 @@ def test_points_lie_on_an_axis_of_their_own():
         Series("far & wide", [15.0], [0.75], "ramp-2", labels=["far & wide"]),
     ]
     chart = Chart("t", "won", points, "points", "tokens", "percent", width=600, height=200)
-    svg = draw(chart)
+    svg = draw_svg(chart)
     hover = hover_of(svg)
     assert hover["axis"] == "tokens" and (hover["low"], hover["high"]) == (10.0, 16.0)
     assert [s["range"] for s in hover["series"]] == [["20% to 30%"], None]
@@ -392,7 +395,7 @@ def test_points_lie_on_an_axis_of_their_own():
 
 def test_points_have_whiskers_both_ways():
     point = Series("a", [12.0], [0.5], "accent", [0.25], [0.75], left=[10.0], right=[16.0])
-    svg = draw(Chart("t", "won", [point], "points", "tokens", width=600, height=200))
+    svg = draw_svg(Chart("t", "won", [point], "points", "tokens", width=600, height=200))
     upright, sideways = re.findall(r'class="whisker c-accent" d="M([^"]+)"', svg)
     hover = hover_of(svg)
     # The axis holds the whole interval: 8 to 18 lie on 526 pixels behind the margin of 60.
@@ -405,7 +408,7 @@ def test_points_have_whiskers_both_ways():
 
 def test_the_last_label_stays_in_the_chart_and_no_axis_goes_below_nothing():
     points = [Series("a", [1.0, 9.0], [0.0, 1.0], "accent", labels=["first", "last"])]
-    svg = draw(Chart("t", "won", points, "points", "tokens", width=600, height=200))
+    svg = draw_svg(Chart("t", "won", points, "points", "tokens", width=600, height=200))
     assert hover_of(svg)["low"] == 0.0
     label = re.search(r'<text class="tick" x="([\d.]+)" text-anchor="end" [^>]*>last<', svg)
     assert label is not None and float(label[1]) < 586
@@ -415,7 +418,7 @@ def test_the_last_label_stays_in_the_chart_and_no_axis_goes_below_nothing():
 def test_only_sources_are_task_types(tmp_path):
     names = ("val/pick/success_rate", "val/cool/success_rate", "val/ways/own/success_rate")
     jsonl.append(tmp_path / "metrics.jsonl", {"step": 0, **dict.fromkeys(names, 0.5)})
-    charts = figures.success(load_run(tmp_path)).charts
+    charts = figures.success_section(load_run(tmp_path)).charts
     assert [s.name for s in charts[1].series] == ["cool", "pick"]
 
 

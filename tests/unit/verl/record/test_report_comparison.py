@@ -9,15 +9,16 @@ import pytest
 import yaml
 
 from tests.helpers.fake_run import fake_run
+from verl.config.settings import ConfigError
 from verl.record.report import write_comparison
-from verl.record.report.charts import Chart, draw
+from verl.record.report.charts import Chart, draw_svg
 from verl.record.report.comparison import (
     arm_series,
-    arms,
+    build_settings_table,
+    build_value_table,
     comparison_path,
-    differences,
-    sections,
-    table,
+    comparison_sections,
+    group_into_arms,
 )
 from verl.record.report.run_data import load_run
 from verl.report_sections import Curve
@@ -40,16 +41,16 @@ def run(path, rates, **settings):
 def test_runs_that_differ_in_seeds_and_names_are_one_arm(tmp_path):
     runs = [run(tmp_path / f"a_s{seed}", [0.5], seed=seed, lr=1.0) for seed in (1, 2)]
     other = run(tmp_path / "b_s1", [0.5], seed=1, lr=2.0)
-    assert arms([*runs, other]) == {"lr=1.0": runs, "lr=2.0": [other]}
-    assert arms(runs) == {"a": runs}
+    assert group_into_arms([*runs, other]) == {"lr=1.0": runs, "lr=2.0": [other]}
+    assert group_into_arms(runs) == {"a": runs}
 
 
 def test_arms_that_differ_in_much_are_named_by_their_directories(tmp_path):
     first = [run(tmp_path / f"long-seed{seed}", [0.5], seed=seed, a=1, b=1, c=1) for seed in (1, 2)]
     second = run(tmp_path / "short", [0.5], a=2, b=2, c=2)
-    groups = arms([*first, second])
+    groups = group_into_arms([*first, second])
     assert groups == {"long": first, "short": [second]}
-    told = differences(groups)
+    told = build_settings_table(groups)
     assert told.head == ["setting", "long", "short"]
     assert told.lines == [
         ["algorithm.a", "1", "2"],
@@ -62,7 +63,7 @@ def test_arms_of_the_same_name_are_told_apart(tmp_path):
     folders = [tmp_path / place / "run" for place in ("x", "y")]
     one = run(folders[0], [0.5], a=1, b=1, c=1)
     other = run(folders[1], [0.5], a=2, b=2, c=2)
-    assert list(arms([one, other])) == ["run", "run (2)"]
+    assert list(group_into_arms([one, other])) == ["run", "run (2)"]
 
 
 def test_a_line_is_the_mean_over_seeds_with_its_interval_where_all_have_a_value(tmp_path):
@@ -77,7 +78,7 @@ def test_a_line_is_the_mean_over_seeds_with_its_interval_where_all_have_a_value(
     assert line.low is not None and line.high is not None
     low, high = bootstrap_interval([0.2, 0.6, 0.4], resamples=1000)
     assert (line.low[1], line.high[1]) == (low, high) and low < 0.4 < high
-    svg = draw(Chart("t", "won", [line]))
+    svg = draw_svg(Chart("t", "won", [line]))
     assert svg.count('class="band') == 1 and "whisker" not in svg
     alone = arm_series("arm", runs[:1], Curve("val/success_rate", "held-out"), "accent")
     assert (alone.name, alone.low, alone.band) == ("arm", None, False)
@@ -87,7 +88,7 @@ def test_the_table_has_arms_with_intervals_and_their_runs(tmp_path):
     runs = [
         run(tmp_path / f"s{seed}", [0.25, rate], seed=seed) for seed, rate in ((1, 0.5), (2, 1.0))
     ]
-    found = table({"arm": runs})
+    found = build_value_table({"arm": runs})
     assert found.head[:4] == ["arm", "seeds", "held-out before", "held-out after"]
     assert found.lines[0][:4] == ["arm", "2", "25% (25% to 25%)", "75% (50% to 100%)"]
     assert found.lines[1][:4] == ["\N{MIDDLE DOT} s1", "1", "25%", "50%"]
@@ -119,17 +120,21 @@ def test_the_command_line_writes_one_page_of_several_runs(tmp_path):
     assert not (runs[0] / "report.html").exists()
     out = tmp_path / "elsewhere.html"
     assert write_comparison(runs[:2], out) == out and "rlvcr_" not in text.split("</h1>")[0]
+    page.write_text("notes of the user")
+    with pytest.raises(ConfigError, match="--out="):
+        write_comparison(runs)
+    assert page.read_text() == "notes of the user"
     refused = subprocess.run(
         [*command[:4], "--out", "x.html"], capture_output=True, text=True, timeout=60, cwd=ROOT
     )
-    assert refused.returncode == 2 and "--out is for several runs" in refused.stderr
+    assert refused.returncode == 2 and "--out" in refused.stderr
 
 
 def test_runs_without_a_common_metric_have_no_chart(tmp_path):
     first = run(tmp_path / "a", [0.5], x=1)
     second = run(tmp_path / "b", [], x=2)
-    groups = arms([first, second])
-    (success,) = sections(groups)[:1]
+    groups = group_into_arms([first, second])
+    (success,) = comparison_sections(groups)[:1]
     assert [chart.title for chart in success.charts] == ["Held-out success"]
     assert [line.name for line in success.charts[0].series] == ["x=1"]
 
@@ -139,5 +144,5 @@ def test_before_is_what_was_measured_before_training(tmp_path):
     late = run(tmp_path / "late", [0.25, 0.5], seed=1)
     for line in late.metrics:
         line["step"] += 5
-    (line,) = table({"arm": [late]}).lines
+    (line,) = build_value_table({"arm": [late]}).lines
     assert line[2:4] == ["", "50%"]

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from tests.helpers.page import find_node, run_scripts
-from verl.record.report.plays import embedded, packed
+from verl.record.report.plays import compress_json, encode_base64
 
 pytestmark = pytest.mark.skipif(find_node() is None, reason="no node: pyright[nodejs] brings one")
 FILE = {
@@ -28,7 +28,7 @@ def chosen(body, **names):
 
 def test_what_is_packed_is_unpacked():
     value = {"text": "</script> ü 漢", "numbers": [0, -1.5, None]}
-    text = embedded(packed(value))
+    text = encode_base64(compress_json(value))
     assert chosen("return unpack(bytesOf(text));", text=text) == value
 
 

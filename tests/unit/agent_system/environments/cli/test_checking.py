@@ -6,11 +6,11 @@ import io
 import pytest
 from rich.console import Console
 
-from agent_system.environments.base import Observation
 from agent_system.environments.cli.checking import ORACLE, check, differences, judged
 from agent_system.environments.cli.command import main, read_keys, report
-from agent_system.environments.cli.plays import Game, Play, play_policy
+from agent_system.environments.cli.plays import CheckedEnvironment, Play, play_policy
 from agent_system.environments.cli.policies import PathPolicy
+from agent_system.environments.env import Observation
 from agent_system.environments.env_registry import get_package
 from agent_system.environments.tasks import panel_of
 
@@ -33,7 +33,7 @@ def test_what_is_said_to_a_mixture_is_projected_by_the_part():
     package = get_package("mixture")
     settings = package.read({"parts": ["number_line"]})
     panel = panel_of(package.tasks(settings, "val"), 1)
-    game = Game("mixture", package, settings, panel, 1)
+    game = CheckedEnvironment("mixture", package, settings, panel, 1)
 
     async def played():
         pool = game.pool()

@@ -5,8 +5,9 @@ import pytest
 from agent_system.environments import env_registry as registry
 from agent_system.environments.cli.command import main
 from agent_system.environments.cli.names import every_name, known_variants, meant
-from agent_system.environments.env_registry import NamedChoice, UnknownEnvironment, env_settings
+from agent_system.environments.env_registry import UnknownEnvironment, env_settings
 from agent_system.environments.settings import EnvSettings
+from verl.config.schema.env import EnvConfig
 
 
 def test_names_are_listed_one_a_line_with_their_variants(capsys):
@@ -19,13 +20,13 @@ def test_names_are_listed_one_a_line_with_their_variants(capsys):
 def test_every_listed_name_has_settings():
     for name in every_name():
         if not name.startswith("reasoning_gym/"):
-            assert isinstance(env_settings(NamedChoice(name)), EnvSettings), name
+            assert isinstance(env_settings(EnvConfig(env_name=name)), EnvSettings), name
 
 
 def test_a_variant_of_a_library_is_listed_and_set():
     pytest.importorskip("reasoning_gym")
     assert "reasoning_gym/chain_sum" in every_name() and len(every_name()) > 100
-    settings = env_settings(NamedChoice(meant("Reasoning_Gym/COUNTDOWN")))
+    settings = env_settings(EnvConfig(env_name=meant("Reasoning_Gym/COUNTDOWN")))
     assert settings.model_dump()["task"] == "countdown"
 
 

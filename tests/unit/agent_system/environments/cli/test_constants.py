@@ -2,11 +2,11 @@
 
 import pytest
 
-from agent_system.environments.base import Observation
 from agent_system.environments.cli.checking import check
 from agent_system.environments.cli.command import main
 from agent_system.environments.cli.policies import INJECTIONS, Injecting, constants
 from agent_system.environments.cli.shares import is_most
+from agent_system.environments.env import Observation
 from agent_system.environments.env_registry import get_package
 
 HOME = "tests.helpers.answer_envs"

@@ -9,12 +9,13 @@ import pytest
 
 pytest.importorskip("alfworld")
 
-from agent_system.environments.base import Decision, EpisodeStart, Noise, Observation
+from agent_system.environments.env import Observation
 from agent_system.environments.env_package.alfworld.carried import NEEDED, CarriedPlayer, Due
 from agent_system.environments.env_package.alfworld.demonstrated import EXPERT
 from agent_system.environments.env_package.alfworld.package import PACKAGE
 from agent_system.environments.env_package.alfworld.settings import TASK_TYPES
 from agent_system.environments.env_package.alfworld.store import generated_tasks
+from agent_system.environments.expert_protocol import Decision, EpisodeStart, Noise
 from agent_system.environments.experts.demonstrations import write_demonstrations
 from rlvcr.levels import LEVELS
 

@@ -10,17 +10,17 @@ pytest.importorskip("alfworld")
 
 import itertools
 
-from agent_system.environments.base import Decision, Noise
 from agent_system.environments.env_package.alfworld import layout
 from agent_system.environments.env_package.alfworld.expert import (
     AlfworldPlayer,
-    Asked,
+    TaskGoal,
     understand,
 )
 from agent_system.environments.env_package.alfworld.package import PACKAGE
 from agent_system.environments.env_package.alfworld.projection import project
 from agent_system.environments.env_package.alfworld.settings import TASK_TYPES
-from agent_system.environments.env_package.alfworld.store import Store, generated_tasks
+from agent_system.environments.env_package.alfworld.store import GeneratedGames, generated_tasks
+from agent_system.environments.expert_protocol import Decision, Noise
 from agent_system.environments.experts import demonstrations
 from agent_system.environments.experts import episode as expert_episode
 from tests.helpers.winning import plan, wins
@@ -65,7 +65,7 @@ def test_every_template_sentence_is_understood():
                 template.format(obj="mug", recep="desk", toggle="desklamp", mrecep="")
             )
             place, lamp = ("", "desklamp") if kind == "light" else ("desk", "")
-            assert asked == Asked(kind, "mug", place, lamp)
+            assert asked == TaskGoal(kind, "mug", place, lamp)
     with pytest.raises(ValueError, match="not a task sentence"):
         understand("bring me something nice")
 
@@ -206,7 +206,7 @@ def test_demonstrations_keep_to_training_floor_plans(written):
         for task in PACKAGE.tasks(asked.model_copy(update={"train_games": 30}), split)
     }
     assert hashes.isdisjoint(task["hash"] for task in demonstration_tasks(asked))
-    index = Store(asked, "demo", 12).index()
+    index = GeneratedGames(asked, "demo", 12).index()
     assert {game["scene"] for game in index["games"]} <= set(layout.constants().TRAIN_SCENE_NUMBERS)
 
 

@@ -145,7 +145,7 @@ def test_a_worker_without_the_files_draws_the_same_games(tmp_path):
     game = store.load_game(settings, task)
     assert game == store.load_game(read(section(tmp_path / "a")), task)
     other = read(section(tmp_path / "b", seed=5))
-    with pytest.raises(store.DamagedStore, match="changed"):
+    with pytest.raises(store.DamagedAlfworldGame, match="changed"):
         store.load_game(other, task)
 
 
@@ -168,10 +168,10 @@ def test_an_interrupted_write_leaves_nothing(tmp_path, monkeypatch):
 def test_a_damaged_game_is_noticed(tmp_path):
     task = store.tasks(read(section(tmp_path)), "train")[0]
     settings = read(section(tmp_path))
-    path = store.Store(settings, "train").folder / "games.jsonl"
+    path = store.GeneratedGames(settings, "train").folder / "games.jsonl"
     content = path.read_bytes()
     path.write_bytes(content.replace(b"(inReceptacle", b"(onReceptacle", 1))
-    with pytest.raises(store.DamagedStore, match="delete the folder"):
+    with pytest.raises(store.DamagedAlfworldGame, match="delete the folder"):
         store.load_game(settings, task)
 
 

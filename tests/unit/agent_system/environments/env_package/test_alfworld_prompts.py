@@ -2,9 +2,12 @@
 
 import pytest
 
-from agent_system.environments.base import Observation
+from agent_system.environments.env import Observation
 from agent_system.environments.env_package.alfworld.projection import project
-from agent_system.environments.env_package.alfworld.prompts import CompactPrompts, FullPrompts
+from agent_system.environments.env_package.alfworld.prompts import (
+    CompactAlfworldPrompts,
+    FullPrompts,
+)
 
 ROOM = (
     "You are in the middle of a room. Looking quickly around you, you see a bed 1, a desk 2, "
@@ -53,12 +56,12 @@ def test_projection(text, command, well_formed):
     ],
 )
 def test_compact_turns_say_the_same_in_fewer_words(text, short):
-    assert CompactPrompts().turn(Observation(text)) == short
+    assert CompactAlfworldPrompts().turn(Observation(text)) == short
 
 
 def test_compact_first_message_is_task_and_room():
-    assert CompactPrompts().first(FIRST, True) == "put a mug in desk. bed 1, desk 2, desk 1"
-    assert CompactPrompts().system(True) is None
+    assert CompactAlfworldPrompts().first(FIRST, True) == "put a mug in desk. bed 1, desk 2, desk 1"
+    assert CompactAlfworldPrompts().system(True) is None
 
 
 def test_compact_window_shows_the_recent_past():
@@ -66,7 +69,7 @@ def test_compact_window_shows_the_recent_past():
         (ROOM, "go to bed 1"),
         ("You arrive at bed 1. On the bed 1, you see nothing.", "look"),
     ]
-    shown = CompactPrompts().window(FIRST, history, Observation("Nothing happens."), True)
+    shown = CompactAlfworldPrompts().window(FIRST, history, Observation("Nothing happens."), True)
     assert shown == (
         "put a mug in desk. bed 1, desk 2, desk 1\n"
         "> go to bed 1\nbed 1: nothing > look\nNothing happens"

@@ -466,7 +466,38 @@ def test_numbers_have_units():
         ("1" * 100, True),
         ("\\binom{10}{5}", False),
         ("\\binom{10000}{5000}", True),
+        ("9^{99*99*99}", True),
+        ("2^{99\\cdot 99}", True),
+        ("2^{10*9}", False),
+        ("\\pi^{\\pi^{\\pi^{9}}}", True),
+        ("(x+1)^{999}", True),
+        ("(x+1)^{100}", False),
+        ("(a+b+c+d+e)^{100}", True),
+        ("(a+b)^{10}", False),
+        ("2^{999}*" * 20 + "1", True),
+        ("x^{1/2}" * 30, True),
+        ("x^{9}+x^{8}+x^{7}+x^{6}+x^{5}+x^{4}+x^{3}+x^{2}+x", False),
+        ("(999!)^{999}", True),
+        ("999!*" * 50 + "1", True),
+        ("\\sin(" * 4 + "1" + ")" * 4, True),
+        ("\\sin(\\cos(\\tan(1)))", False),
+        ("(" * 7 + "1" + ")" * 7, True),
+        ("|" * 50 + "x" + "|" * 50, True),
+        ("\\sqrt{1+\\sqrt{1+\\sqrt{2}}}", False),
     ],
 )
 def test_formulas_that_are_not_computed(formula, too_large):
     assert is_too_large(formula) == too_large
+
+
+@pytest.mark.parametrize(
+    "given, truth, right",
+    [
+        ("\\boxed{\\sum_{n=1}^{2} n}", "3", False),
+        ("\\boxed{\\int_0^1 2x dx}", "1", False),
+        ("\\boxed{\\lim_{x \\to 0} x + 1}", "1", False),
+        ("\\boxed{\\sum_{n=1}^{9} x_n}", "\\sum_{n=1}^{9} x_n", True),
+    ],
+)
+def test_what_has_to_be_calculated_is_no_answer(given, truth, right):
+    assert compare_with_truth("s", given, truth, {}) == right

@@ -4,11 +4,12 @@ from collections import Counter
 
 import pytest
 
-from agent_system.environments.base import Observation, prompts_for
+from agent_system.environments.env import Observation
 from agent_system.environments.env_package.mixture.package import PACKAGE, MixturePrompts
 from agent_system.environments.env_package.mixture.settings import MixtureSettings
 from agent_system.environments.env_registry import UnknownEnvironment, env_settings, get_package
 from agent_system.environments.manager import make_envs
+from agent_system.environments.prompts import prompts_for
 from agent_system.environments.tasks import Schedule, interleaved, turns
 from agent_system.multi_turn_rollout.play_settings import PlaySettings, check_prompts
 from tests.helpers.gold import GOLD

@@ -2,7 +2,7 @@
 
 import pytest
 
-from agent_system.environments.base import Observation
+from agent_system.environments.env import Observation
 from agent_system.environments.env_package.number_line.package import PACKAGE
 
 

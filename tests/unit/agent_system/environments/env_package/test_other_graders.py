@@ -5,7 +5,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from agent_system.environments.base import Observation
+from agent_system.environments.env import Observation
 from agent_system.environments.env_package.dataset.comparison import answer_key
 from agent_system.environments.env_package.dataset.grading import NoGrade, read_grade
 from agent_system.environments.env_package.search.package import exact_match

@@ -6,7 +6,6 @@ from collections import Counter
 
 import pytest
 
-from agent_system.environments.base import EpisodeStart, Noise
 from agent_system.environments.env_package.reasoning_gym import questions as questions_module
 from agent_system.environments.env_package.reasoning_gym.expert import AnswerPlayer, one_digit_off
 from agent_system.environments.env_package.reasoning_gym.package import (
@@ -16,6 +15,7 @@ from agent_system.environments.env_package.reasoning_gym.package import (
 )
 from agent_system.environments.env_package.reasoning_gym.questions import questions_of
 from agent_system.environments.env_package.reasoning_gym.spelling import apart, together
+from agent_system.environments.expert_protocol import EpisodeStart, Noise
 
 # 121 questions: 0 + 0 to 10 + 10.
 SUMS = {

@@ -7,11 +7,12 @@ import random
 
 import pytest
 
-from agent_system.environments.base import EpisodeStart, Observation
+from agent_system.environments.env import Observation
 from agent_system.environments.env_package.relay.doors import Door, draw_doors, needed_level
 from agent_system.environments.env_package.relay.expert import symbols
 from agent_system.environments.env_package.relay.package import PACKAGE
 from agent_system.environments.env_package.relay.prompts import told
+from agent_system.environments.expert_protocol import EpisodeStart
 from agent_system.environments.experts.demonstrations import write_demonstrations
 from rlvcr.levels import LEVELS, TAGS
 from verl.models.new_policy import build_tokenizer

@@ -20,10 +20,11 @@ from agent_system.environments.env_package.tools.calls import (
 )
 from agent_system.environments.env_package.tools.package import PACKAGE, ToolsEnv
 from agent_system.environments.env_package.tools.toolbox import PythonTool
-from agent_system.environments.env_registry import NamedChoice, env_settings
+from agent_system.environments.env_registry import env_settings
 from agent_system.environments.manager import make_envs
 from tests.helpers.play import make_config
 from tests.helpers.winning import plan, wins
+from verl.config.schema.env import EnvConfig
 from verl.config.settings import ConfigError
 from verl.trainer.launch.extensions import load_config
 from verl.utils.limits import TimeLimit
@@ -361,7 +362,7 @@ def test_a_server_that_does_not_offer_what_is_asked_is_refused(server, said):
 def test_questions_of_the_example_are_refused_for_functions_that_replace_its_lookup(
     section, refused
 ):
-    choice = NamedChoice("tools", section)
+    choice = EnvConfig(env_name="tools", kwargs=section)
     if refused:
         with pytest.raises(ConfigError, match="train_files"):
             env_settings(choice)

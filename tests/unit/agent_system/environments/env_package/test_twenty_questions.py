@@ -24,7 +24,7 @@ from agent_system.environments.env_package.twenty_questions.knowledge import (
     parse,
 )
 from agent_system.environments.env_package.twenty_questions.package import PACKAGE
-from agent_system.environments.env_package.twenty_questions.player import Player
+from agent_system.environments.env_package.twenty_questions.player import Questioner
 from agent_system.environments.env_package.twenty_questions.questions import answer, attributes_in
 from agent_system.environments.env_registry import get_package
 from tests.helpers.winning import wins
@@ -393,7 +393,7 @@ REPLY = re.compile(r"(Yes|No|I don't know)\. \d+ left\.")
 
 def scripted(task):
     """A player that does not know the task: it reads the last reply in the prompt."""
-    player = Player(sorted(knowledge().things))
+    player = Questioner(sorted(knowledge().things))
 
     def act(prompt: str) -> str:
         replies = REPLY.findall(prompt)

@@ -13,8 +13,8 @@ from itertools import pairwise
 
 import pytest
 
-from agent_system.environments.base import Decision, EpisodeStart, Noise, Thought
 from agent_system.environments.env_registry import get_package
+from agent_system.environments.expert_protocol import Decision, EpisodeStart, Noise, Thought
 from agent_system.environments.experts import demonstrations
 from agent_system.environments.experts import episode as expert_episode
 from agent_system.environments.experts.demonstrations import NoExpert, write_demonstrations

@@ -41,6 +41,15 @@ def test_a_missing_library_is_missing_and_vllm_only_noted(monkeypatch):
     assert findings["torch"] == Finding("torch", "1.0")
 
 
+@pytest.mark.parametrize(
+    ("version", "fits"), [((3, 10), False), ((3, 11), True), ((3, 13), True), ((3, 14), False)]
+)
+def test_a_python_without_pinned_packages_is_missing(version, fits, monkeypatch):
+    monkeypatch.setattr(facts.sys, "version_info", (*version, 1, "final", 0))
+    finding = next(iter(facts.all_findings(Path())))
+    assert finding.name == "Python" and (finding.state is State.OK) == fits
+
+
 def test_little_memory_files_and_disk_are_noted(monkeypatch):
     usage = Usage(64 * 2**20, 0, 64 * 2**20)
     monkeypatch.setattr(facts.shutil, "disk_usage", lambda path: usage)

@@ -78,13 +78,13 @@ def test_parquet_in_and_out_and_greedy(policy, tmp_path):
 
     rows = [{"question": "Where is the mug?"}, {"question": "Where is the egg?"}]
     parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "asked.parquet")
-    options = ("data.prompt_key=question", "data.n_samples=2", "rollout.do_sample=false")
+    options = ("data.prompt_key=question", "rollout.do_sample=false")
     target = ("data.response_key=said",)
     command = words(policy, tmp_path / "asked.parquet", *options, *target)
     assert main_generation.main(command) == 0
     found = list(read_rows(tmp_path / "asked.generated.parquet"))
     assert [row["question"] for row in found] == [row["question"] for row in rows]
-    assert all(len(row["said"]) == 2 and len(set(row["said"])) == 1 for row in found)
+    assert all(len(row["said"]) == 1 for row in found)
 
 
 @pytest.mark.parametrize(
@@ -97,6 +97,9 @@ def test_parquet_in_and_out_and_greedy(policy, tmp_path):
         (["model.path=no/such/dir"], "model.path='no/such/dir'"),
         (["data.n_sample=3"], "did you mean data.n_samples"),
         (["data.n_samples=0"], "data.n_samples=0"),
+        (["data.n_samples=2", "rollout.do_sample=false"], "data.n_samples=2.*do_sample=false"),
+        (["data.n_samples=2", "rollout.temperature=0"], "data.n_samples=2.*temperature=0"),
+        (["data.n_samples=2", "rollout.top_k=1"], "data.n_samples=2.*top_k=1"),
     ],
 )
 def test_what_cannot_be_answered_is_refused(policy, tmp_path, capsys, more, said):

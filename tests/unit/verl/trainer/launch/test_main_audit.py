@@ -2,8 +2,6 @@
 
 import json
 import math
-from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +10,9 @@ import torch
 from rlvcr.report_sections import audited
 from rlvcr.research.audit import Audit, AuditPoint, ScoreAudit
 from tests.helpers.jobs import ROOT
+from tests.helpers.tiny_model import make_tiny_policy
+from verl.config.load import load_config, to_yaml
+from verl.config.schema import AlgorithmConfig, PPOConfig
 from verl.protocol import DataProto, object_array
 from verl.trainer import main_audit
 from verl.trainer.launch.audit import audit_words
@@ -61,6 +62,21 @@ def test_every_level_of_every_step_is_scored(tmp_path):
     )
 
 
+def test_the_plan_says_what_the_audit_generates(tmp_path, capsys):
+    policy = make_tiny_policy(tmp_path / "policy")
+    words = [f"actor_rollout_ref.model.path={policy}", "env.env_name=number_line"]
+    words += ["algorithm.adv_estimator=rlvcr", "env.val_tasks=5", "env.rollout.n=3"]
+    words += ["actor_rollout_ref.rollout.name=hf"]
+    cfg = load_config("ppo_trainer", words)
+    (tmp_path / "config.yaml").write_text(to_yaml(cfg))
+    words = ["algorithm.rlvcr.audit_points=7", "algorithm.rlvcr.audit_plays=2", "--check"]
+    assert main_audit.main([str(tmp_path), *words]) == 0
+    plan = capsys.readouterr().out
+    assert "audit on number_line" in plan and "nothing is trained" in plan
+    assert "5 validation tasks x 3 trajectories" in plan and "= 56 at most" in plan
+    assert "in all" not in plan and "checkpoints every" not in plan
+
+
 @pytest.mark.parametrize("words", [[], ["--help"]])
 def test_without_a_run_directory_it_says_what_it_wants(words, capsys):
     assert main_audit.main(words) == 0
@@ -73,9 +89,8 @@ def test_another_directory_is_refused(tmp_path, capsys):
     assert f"RUN_DIR='{tmp_path}'" in said and "config.yaml" in said and "fix:" in said
 
 
-def test_a_run_without_levels_is_refused(tmp_path, capsys, monkeypatch):
+def test_a_run_without_levels_is_refused(tmp_path, capsys):
     (tmp_path / "config.yaml").write_text("env: {env_name: number_line, levels: false}\n")
-    monkeypatch.setattr(main_audit, "start_problems", lambda _cfg: [])
     policy = f"actor_rollout_ref.model.path={ROOT}/experiments/policies/relay"
     assert main_audit.main([str(tmp_path), policy]) == 2
     assert "env.levels=false" in capsys.readouterr().err
@@ -129,8 +144,7 @@ def test_what_other_estimators_say_of_a_step():
         "anchor_obs": object_array([["x", "y"], ["x"]]),
     }
     data = DataProto.from_dict({"token_level_rewards": rewards, "response_mask": mask}, columns)
-    cfg: Any = SimpleNamespace(algorithm=SimpleNamespace(gamma=0.5))
-    found = step_scores(data, cfg)
+    found = step_scores(data, PPOConfig(algorithm=AlgorithmConfig(gamma=0.5)))
     # Returns from "x" on are 0.5 and 0; "y" is seen once.
     assert {key: value["gigpo"] for key, value in found.items()} == pytest.approx(
         {("a", 0): 0.25, ("a", 1): 0.0, ("b", 0): -0.25}

@@ -6,6 +6,7 @@ from importlib import util
 import pytest
 
 from verl.config.validate import find_problems
+from verl.single_controller.ray import local
 from verl.trainer.launch import preflight_machine
 from verl.trainer.launch.extensions import load_config, read_config
 from verl.trainer.launch.preflight_machine import machine_problems
@@ -50,6 +51,22 @@ def test_a_place_without_room_for_rays_token_is_named(variable, value, monkeypat
     assert problem.startswith(f"{variable}={value!r}") and "RAY_AUTH_TOKEN_PATH=" in problem
     monkeypatch.setenv("RAY_AUTH_TOKEN", "secret")
     assert not problems()
+
+
+@pytest.mark.parametrize("kind", ["file", "link", "other user"])
+def test_a_squatted_directory_of_rays_sessions_is_named(kind, tmp_path, monkeypatch):
+    place = tmp_path / "verl-user"
+    monkeypatch.setattr(local, "PRIVATE", place)
+    assert not problems()
+    if kind == "file":
+        place.touch()
+    elif kind == "link":
+        place.symlink_to(tmp_path / "nowhere")
+    else:
+        place.mkdir()
+        monkeypatch.setattr(local.os, "getuid", lambda: place.stat().st_uid + 1)
+    (problem,) = problems()
+    assert problem.startswith(f"{place}: ")
 
 
 PLACES = (

@@ -7,12 +7,15 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import Qwen2Config, Qwen2ForSequenceClassification
 
 from tests.helpers.tiny_model import make_tiny_policy, make_tiny_tokenizer
 from verl.config.load import load_config
+from verl.config.schema import SFTConfig
 from verl.trainer import main_eval, main_generation, main_ppo, main_sft
 from verl.trainer.launch import generation
 from verl.trainer.launch.preflight import start_problems
+from verl.trainer.launch.preflight_sft import sft_problems
 
 QUERY = "model.layers.0.self_attn.q_proj.weight"
 POLICY = "actor_rollout_ref.model.path"
@@ -86,13 +89,65 @@ def test_a_damaged_policy_is_refused(policy, tmp_path, capsys, monkeypatch, dama
     assert "; allowed: " in problem and "; fix: " in problem
 
 
-def test_critic_and_reward_model_are_checked(policy, sound, tmp_path):
+def test_critic_is_checked(policy, sound):
     words = [f"{POLICY}={sound}", "env.env_name=number_line", "algorithm.adv_estimator=gae"]
     cfg = load_config("ppo_trainer", [*words, f"critic.model.path={policy}"])
     assert start_problems(cfg) == []
     change(policy, QUERY, None)
     (problem,) = start_problems(cfg)
     assert problem.startswith(f"critic.model.path='{policy}': ") and QUERY in problem
+
+
+def put_reward_model(directory):
+    config = Qwen2Config(
+        vocab_size=400,
+        hidden_size=32,
+        intermediate_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        num_labels=1,
+        pad_token_id=0,
+    )
+    Qwen2ForSequenceClassification(config).save_pretrained(directory)
+    make_tiny_tokenizer().save_pretrained(directory)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "why"),
+    [
+        (QUERY, None, QUERY),
+        ("score.weight", None, "score.weight"),
+        ("score.weight", torch.ones(2, 32), "score.weight"),
+        ("score.weight", torch.full((1, 32), torch.nan), "not finite"),
+        ("model.odd", torch.ones(2), "model.odd"),
+    ],
+)
+def test_reward_model_is_checked(sound, tmp_path, name, value, why):
+    put_reward_model(tmp_path / "reward")
+    path = "reward_model.model.path"
+    words = [f"{POLICY}={sound}", "env.env_name=number_line", "reward_model.enable=true"]
+    cfg = load_config("ppo_trainer", [*words, f"{path}={tmp_path / 'reward'}"])
+    assert start_problems(cfg) == []
+    change(tmp_path / "reward", name, value)
+    (problem,) = start_problems(cfg)
+    assert problem.startswith(f"{path}='{tmp_path / 'reward'}': ") and why in problem
+
+
+@pytest.mark.parametrize("tie", [True, False])
+def test_another_tie_than_config_json_says_is_refused(tmp_path, tie):
+    policy = make_tiny_policy(tmp_path / "policy", tie=tie)
+    key = "actor_rollout_ref.model.override_config"
+    words = [f"{POLICY}={policy}", "env.env_name=number_line"]
+    for value, count in ((tie, 0), (not tie, 1)):
+        override = f"+{key}.tie_word_embeddings={value}"
+        found = start_problems(load_config("ppo_trainer", [*words, override]))
+        assert len(found) == count
+        assert all(text.startswith(f"{key}.tie_word_embeddings=") for text in found)
+    sft = [f"model.path={policy}", "env.env_name=number_line"]
+    override = f"+model.override_config.tie_word_embeddings={not tie}"
+    (problem,) = sft_problems(load_config("sft_trainer", [*sft, override], SFTConfig))
+    assert problem.startswith("model.override_config.tie_word_embeddings=")
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import torch
 from tests.helpers.tiny_model import make_tiny_policy
 from verl.algos import algorithm_registry as registry
 from verl.config.load import load_config
-from verl.names import ESTIMATORS
+from verl.names import AdvantageEstimator
 from verl.trainer import main_ppo
 from verl.trainer.launch.rehearsal import rehearsal_problems
 
@@ -52,7 +52,7 @@ def test_every_other_mistake_is_found_as_well(check):
     assert status == 2 and err.count("  - ") == 1 and "first prompts are longer" in err
 
 
-@pytest.mark.parametrize("name", ESTIMATORS)
+@pytest.mark.parametrize("name", AdvantageEstimator)
 def test_every_estimator_that_ships_takes_the_made_up_rows(words, name):
     cfg = load_config("ppo_trainer", [*words, f"algorithm.adv_estimator={name}"])
     assert rehearsal_problems(cfg) == []

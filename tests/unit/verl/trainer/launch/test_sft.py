@@ -34,7 +34,7 @@ from verl.trainer.launch.sft import (
 from verl.trainer.launch.sft_ranks import save_policy
 from verl.trainer.sft.progress import SFTProgress
 from verl.trainer.sft.rows import SFTRow, plan_batches
-from verl.trainer.sft.trainer import SFTTrainer, StepRecord
+from verl.trainer.sft.trainer import OptimizerStep, SFTTrainer
 from verl.utils.checkpoint import CheckpointManager
 from verl.utils.progress import moves
 from verl.utils.tables import read_rows
@@ -387,7 +387,7 @@ def test_steps_are_movement_where_nothing_is_shown(tmp_path):
     before = moves()
     with SFTProgress(cfg, tmp_path, total=2) as progress:
         for step in (1, 2):
-            progress.on_step(StepRecord(step, {"train/loss": 1.0}, last=step == 2))
+            progress.on_step(OptimizerStep(step, {"train/loss": 1.0}, last=step == 2))
     assert moves() == before + 2
 
 

@@ -1,9 +1,8 @@
-"""Plays that overlap with updates: what waits for what, and which weights play."""
+"""One-step overlap: the order of stages, and the weights that generate each batch."""
 
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,16 +15,12 @@ from tests.helpers.trainer_fakes import (
     played_rows,
 )
 from verl.protocol import DataProto
-from verl.trainer.ppo import overlap
-from verl.trainer.ppo.overlap import Lookahead
 
 PATIENCE_S = 20.0
 
 
 class MeetingCollector(Collector):
-    """Plays of step 2 and later begin, and wait until an update has begun; then their thoughts are
-    scored.
-    """
+    """Collector whose rollouts of step 2 and later wait until an update has begun."""
 
     def __init__(self, calls: list[Any], updating: threading.Event) -> None:
         super().__init__(calls)
@@ -42,8 +37,6 @@ class MeetingCollector(Collector):
             assert self.updating.wait(PATIENCE_S)
             self.updating.clear()
         self.calls.append(("played", step))
-        actor_rollout_wg.compute_log_prob(played_rows())
-        self.calls.append(("scored", step))
         version = max(0.0, step - 2.0)
         names = ("rollout/policy_version", "rollout/policy_version_min")
         return played_rows({"metrics": dict.fromkeys(names, version)})
@@ -64,7 +57,14 @@ def overlapping_run(steps: int = 3) -> tuple[Any, list[Any], Any]:
             updating.set()
         return update(data)
 
+    score = trainer.score
+
+    def score_and_note(batch: DataProto) -> DataProto:
+        calls.append(("scored", trainer.global_step))
+        return score(batch)
+
     trainer.workers.actor.update_actor = update_while_playing
+    trainer.score = score_and_note
     return trainer, calls, journal
 
 
@@ -75,7 +75,7 @@ def test_the_next_batch_is_played_while_the_last_one_is_learned_from():
     assert "sleep" not in calls  # engines that play keep their memory
 
 
-def test_weights_change_when_nothing_is_played_and_thoughts_are_scored_after_it():
+def test_weights_change_when_nothing_is_generated_and_rows_are_scored_after_it():
     trainer, calls, _ = overlapping_run()
     trainer.fit()
     at = {call: n for n, call in enumerate(calls) if isinstance(call, tuple)}
@@ -111,33 +111,7 @@ def test_without_overlap_nothing_is_played_ahead():
     trainer, calls, _ = make_fake_run(steps=2)
     trainer.fit()
     assert calls.index(("play", 2)) > calls.index(("sync", 1))
-    assert trainer.ahead.take() is None
-
-
-def test_the_wait_for_the_update_is_no_scoring(monkeypatch):
-    seconds = iter([100.0, 107.5])
-    monkeypatch.setattr(overlap, "time", SimpleNamespace(perf_counter=lambda: next(seconds)))
-
-    def play(workers: Any) -> DataProto:
-        workers.compute_log_prob(played_rows())
-        return played_rows({"timing": {"scoring": 8.0, "pack": 1.0}})
-
-    trainer, _, _ = make_fake_run()
-    ahead = Lookahead()
-    ahead.start(play, trainer.workers)
-    ahead.wait_for_plays()
-    batch = ahead.take()
-    assert batch is not None and batch.meta_info["timing"] == {"scoring": 0.5, "pack": 1.0}
-
-
-def test_one_batch_at_a_time():
-    ahead = Lookahead()
-    workers: Any = None
-    ahead.start(lambda _: played_rows(), workers)
-    with pytest.raises(RuntimeError, match="take"):
-        ahead.start(lambda _: played_rows(), workers)
-    assert ahead.take() is not None
-    ahead.wait_for_plays()  # of nothing
+    assert trainer.prefetched is None
 
 
 class LeavingCollector(Collector):

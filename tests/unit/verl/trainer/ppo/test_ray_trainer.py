@@ -36,8 +36,8 @@ from verl.config.registered_names import COLUMNS, batch_columns
 from verl.protocol import DataProto, object_array
 from verl.records import CORRECTION_WEIGHTS, WeightSketch
 from verl.single_controller.ray import RayClassWithInitArgs
-from verl.trainer.ppo import credit, dealing, ray_trainer, resources
-from verl.trainer.ppo.players import RestingEngines, players
+from verl.trainer.ppo import credit, minibatch_sharding, ray_trainer, resources
+from verl.trainer.ppo.interfaces import RolloutGroup
 from verl.trainer.ppo.ray_trainer import RayPPOTrainer, apply_kl_penalty, compute_advantage
 from verl.trainer.ppo.weight_sync import WeightSyncError
 from verl.utils.torch_functional import last_selected
@@ -61,13 +61,14 @@ class Run(NamedTuple):
         trainer = self.trainer
         trainer.global_step += 1
         try:
-            return trainer.reward(trainer.evaluate(trainer.collect()))
+            batch = trainer.score(trainer.collect())
+            return trainer.compute_rewards(trainer.compute_log_probs_and_values(batch))
         finally:
             self.collector.close()
 
     def credited(self) -> DataProto:
         """The batch of one step up to its advantages."""
-        return self.trainer.credit(self.scored())
+        return self.trainer.compute_advantages(self.scored())
 
 
 def make_run(tokenizer, config, script=None) -> Run:
@@ -136,7 +137,6 @@ def test_an_epoch_of_training_plays_every_task_once(tokenizer, monkeypatch):
         return batch
 
     monkeypatch.setattr(collector, "multi_turn_loop", write_down)
-    monkeypatch.setattr(trainer, "balance", lambda batch: batch)
     for _ in range(3):
         trainer.global_step += 1
         trainer.collect()
@@ -235,7 +235,7 @@ def test_an_estimator_is_handed_what_it_declares(monkeypatch):
 def test_what_an_estimator_measured_joins_the_metrics_of_the_step(monkeypatch):
     trainer, *_ = make_fake_run()
     one_estimator(monkeypatch, mask="response_mask")
-    batch = trainer.credit(trainer.reward(trainer.evaluate(played_rows())))
+    batch = trainer.compute_advantages(trainer.compute_rewards(trainer.score(played_rows())))
     assert trainer.metrics["advantage"] == 1.0 and trainer.metrics["return"] == 2.0
     assert "metrics" not in batch.meta_info
 
@@ -267,36 +267,13 @@ def test_remax_compares_with_a_greedy_play_of_the_same_task(tokenizer):
     assert missing_inputs(get_adv_estimator_fn("remax"), set(batch.keys())) == []
 
 
-def test_engines_sleep_from_the_last_play_to_the_new_weights(tokenizer):
-    config = make_config(n=2)
-    config.data.train_batch_size = 2
-    run = make_run(tokenizer, config)
-    run.trainer.sync_weights()
-    run.credited()
-    run.trainer.sync_weights()
-    assert run.workers.calls == [("sync", 0), "metrics", "sleep", ("sync", 1)]
-
-
-def test_engines_sleep_while_a_collector_has_its_rows_scored():
-    config = make_config(n=2)
-    workers = Workers(["engine"])
-    playing = players(workers, config)
-    assert playing.rollout_workers == ["engine"] and workers.calls == []
-    rows = DataProto.from_dict({"responses": torch.zeros(2, 3)})
-    assert playing.compute_log_prob(rows).batch["old_log_probs"].shape == (2, 3)
-    assert workers.calls == ["sleep"]
-
-
-@pytest.mark.parametrize(
-    "words", [{"trainer.rollout_overlap": "one_step"}, {"algorithm.adv_estimator": "remax"}]
-)
-def test_engines_stay_awake_where_something_is_played_after_scoring(words):
-    config = make_config(n=2)
-    for key, value in words.items():
-        section, name = key.split(".")
-        setattr(getattr(config, section), name, value)
-    workers = Workers()
-    assert players(workers, config) is workers
+def test_engines_sleep_between_rollout_and_weight_sync():
+    trainer, calls, _ = make_fake_run(steps=1)
+    trainer.fit()
+    engine_calls = [
+        call for call in calls if call in ("sleep", "wake") or call[0] in ("play", "sync")
+    ]
+    assert engine_calls == ["wake", ("sync", 0), ("play", 1), "sleep", "wake", ("sync", 1)]
 
 
 def test_engines_are_woken_before_they_get_weights(monkeypatch):
@@ -329,6 +306,7 @@ def test_engines_are_woken_before_they_get_weights(monkeypatch):
     called.clear()
     workers.sleep_engines()
     workers.sleep_engines()  # asleep already
+    workers.wake_engines()
     workers.sync_weights(4)
     assert called == [
         *[("sleep", 2)] * 2,
@@ -361,6 +339,7 @@ def test_weights_from_devices_come_when_there_is_room_and_before_the_caches(monk
     engine = Engine()
     workers = resources.TrainingWorkers(Actor([], "actor"), [engine], weight_transfer="ipc")
     workers.sleep_engines()
+    workers.wake_engines()
     workers.sync_weights(4)
     assert called == [
         ("sleep", 2),
@@ -378,6 +357,7 @@ def test_weights_from_devices_come_when_there_is_room_and_before_the_caches(monk
         Actor([], "actor"), [engine], weight_transfer="nccl", engines_sleep=False
     )
     apart.sleep_engines()
+    apart.wake_engines()
     apart.sync_weights(6)
     assert called == [("send_weights", [engine], 6), ("weight_sketch",)], "they stay awake"
 
@@ -420,6 +400,7 @@ def test_one_step_asks_for_everything_in_this_order():
     trainer.fit()
     assert calls == [
         ("open", None, 1),
+        "wake",
         ("sync", 0),
         ("play", 1),
         "metrics",
@@ -427,6 +408,7 @@ def test_one_step_asks_for_everything_in_this_order():
         "values",
         "update_critic",
         "update_actor",
+        "wake",
         ("sync", 1),
         ("rollouts", 1),
         ("log", 1),
@@ -462,7 +444,7 @@ def test_both_updates_know_what_part_of_a_sequence_a_row_is(row_weight, shares):
     trainer.config.algorithm.row_weight = row_weight
     trainer.global_step = 1
     batch = played_rows()
-    trainer.weigh(batch)
+    trainer.add_row_shares(batch)
     trainer.update_critic(batch)
     trainer.update_actor(batch)
     actor = trainer.workers.actor
@@ -484,6 +466,7 @@ def test_a_policy_is_measured_before_its_first_step_only_where_asked():
     trainer.begin()
     assert calls == [
         ("open", None, 1),
+        "wake",
         ("sync", 0),
         ("panel", 0),
         ("panel rollouts", 0),
@@ -509,8 +492,8 @@ def test_a_run_continues_where_its_newest_checkpoint_was_written():
     trainer, calls, journal = make_fake_run(resumable(), steps=3)
     trainer.config.trainer.val_before_train = True
     trainer.fit()
-    assert calls[:3] == [("load", Path("global_step_2")), ("open", 2, 3), ("sync", 2)]
-    assert calls[3] == ("play", 3), "the policy has been measured by the run that is continued"
+    assert calls[:4] == [("load", Path("global_step_2")), ("open", 2, 3), "wake", ("sync", 2)]
+    assert calls[4] == ("play", 3), "the policy has been measured by the run that is continued"
     assert list(journal.metrics) == [3]
 
 
@@ -599,7 +582,7 @@ def test_a_step_is_on_record_before_its_checkpoint():
     }
 
 
-def test_rows_are_dealt_so_that_every_rank_gets_as_many_tokens():
+def test_rows_are_ordered_so_that_every_rank_gets_as_many_tokens():
     """Rows of 5, 5, 3 and 4 tokens: 8 for one of two ranks, 9 for the other."""
     trainer, *_ = make_fake_run()
     workers = trainer.workers
@@ -607,7 +590,7 @@ def test_rows_are_dealt_so_that_every_rank_gets_as_many_tokens():
     lengths = [5, 5, 3, 4]
 
     def balanced() -> list[int]:
-        batch = trainer.balance(played_rows()[np.array([0, 3, 1, 2])])
+        batch = trainer.score(played_rows()[np.array([0, 3, 1, 2])])
         return batch.batch["attention_mask"].sum(-1).tolist()
 
     for ranks, asked in ((1, True), (2, False), (5, True)):
@@ -631,12 +614,12 @@ def test_ranks_get_as_many_rows_where_that_is_possible(monkeypatch, ranks, equal
         asked.append((lengths, k_partitions, equal_size))
         return [[2, 1], [3, 0]]
 
-    monkeypatch.setattr(dealing, "get_seqlen_balanced_partitions", split)
+    monkeypatch.setattr(minibatch_sharding, "get_seqlen_balanced_partitions", split)
     trainer, *_ = make_fake_run()
     assert isinstance(trainer.workers, Workers)
     trainer.workers.data_parallel_size = ranks
     trainer.config.trainer.balance_batch = True
-    batch = trainer.balance(played_rows())
+    batch = trainer.score(played_rows())
     assert asked == [([5, 3, 4, 5], ranks, equal)]
     assert batch.batch["attention_mask"].sum(-1).tolist() == [4, 3, 5, 5]
 
@@ -658,8 +641,8 @@ def test_baselines_are_what_the_first_member_of_every_group_earns(monkeypatch):
 
     monkeypatch.setattr(trainer.collector, "greedy_loop", play)
     batch = played_rows()
-    batch = trainer.add_baselines(tasks, batch, trainer.workers)
-    assert handed == [(["a", "c"], (trainer.workers, trainer.envs))]
+    batch = trainer.add_baselines(tasks, batch)
+    assert handed == [(["a", "c"], (trainer.engines, trainer.envs))]
     assert batch.batch["reward_baselines"].tolist() == [1.0, 1.0, 0.0, 0.0]
     assert batch.meta_info["metrics"] == {
         "episode/greedy_reward": 0.5,
@@ -683,7 +666,7 @@ def test_a_greedy_play_that_broke_is_no_baseline(monkeypatch, breaks):
 
     monkeypatch.setattr(trainer.collector, "greedy_loop", play)
     tasks = DataProto.from_dict({}, group_tasks())
-    batch = trainer.add_baselines(tasks, played_rows(), trainer.workers)
+    batch = trainer.add_baselines(tasks, played_rows())
     assert asked == [["a", "c"], ["c"]]
     assert (
         batch.batch["reward_baselines"].tolist() == [1.0, 1.0, 0.0, 0.0][: 4 if breaks < 2 else 2]
@@ -696,9 +679,9 @@ def test_without_any_greedy_play_there_is_no_batch(monkeypatch):
     broken = played_rows()[np.array([0, 2])]
     broken.non_tensor_batch["aborted"][:] = True
     monkeypatch.setattr(trainer.collector, "greedy_loop", lambda *_: broken)
-    with pytest.raises(RuntimeError, match="greedy play of every group broke"):
+    with pytest.raises(RuntimeError, match="greedy trajectory"):
         tasks = DataProto.from_dict({}, group_tasks())
-        trainer.add_baselines(tasks, played_rows(), trainer.workers)
+        trainer.add_baselines(tasks, played_rows())
 
 
 @pytest.mark.parametrize("replaced", [False, True])
@@ -711,18 +694,18 @@ def test_what_comes_with_the_rows_is_taken_out(monkeypatch, replaced):
 
     def play(tasks: DataProto, *args: object, is_train: bool) -> DataProto:
         asked.append(tasks)
-        assert is_train and args == (RestingEngines(trainer.workers), trainer.envs)
+        assert is_train and args == (RolloutGroup(trainer.workers.rollout_workers), trainer.envs)
         extra: dict[str, Any] = {"tasks": others} if replaced else {}
         return played_rows({"timing": {"env": 2.0}, "metrics": {"rollout/aborted": 0.0}} | extra)
 
     compared = []
 
-    def compare(tasks: DataProto, batch: DataProto, _: object) -> DataProto:
+    def compare(tasks: DataProto, batch: DataProto) -> DataProto:
         compared.append(tasks)
         return batch
 
     monkeypatch.setattr(trainer.collector, "multi_turn_loop", play)
-    monkeypatch.setattr(ray_trainer, "compares_with_greedy_play", lambda _: True)
+    monkeypatch.setattr(ray_trainer, "uses_greedy_baseline", lambda _: True)
     monkeypatch.setattr(trainer, "add_baselines", compare)
     batch = trainer.collect()
     assert asked[0].meta_info == {"global_step": 3, "tasks asked for": 2}
@@ -742,7 +725,7 @@ def test_a_panel_is_played_as_validation(monkeypatch):
 
     monkeypatch.setattr(trainer.collector, "multi_turn_loop", play)
     trainer.validate()
-    assert handed == [((trainer.workers, trainer.val_envs), False)]
+    assert handed == [((trainer.engines, trainer.val_envs), False)]
 
 
 class ScoringWorkers(Workers):
@@ -775,8 +758,8 @@ def test_a_step_with_a_reference_pays_for_its_divergence():
     trainer.config.algorithm.kl_penalty = "mse"
     trainer.kl_ctrl = FixedKLController(2.0)
     seen = []
-    credit = trainer.credit
-    trainer.credit = lambda batch: seen.append(batch) or credit(batch)
+    advantages = trainer.compute_advantages
+    trainer.compute_advantages = lambda batch: seen.append(batch) or advantages(batch)
     trainer.config.trainer.test_freq = 1
     trainer.config.trainer.save_freq = 1
     trainer.fit()
@@ -814,14 +797,45 @@ def test_a_step_with_a_reference_pays_for_its_divergence():
     assert set(trainer.drain_metrics()) == {"timing_s/save_checkpoint", "training/global_step"}
 
 
-def test_log_probs_that_came_with_the_rows_are_kept():
+class AnsweringCollector(Collector):
+    """Collector whose method turns the number of answers into a column and a metric."""
+
+    def read_answers(self, data: DataProto) -> DataProto:
+        names = ("branches", "spans", "branch_scores", "span_scores")
+        _, _, branches, spans = map(data.non_tensor_batch.pop, names)
+        answers = [len(own) + len(others) for own, others in zip(branches, spans, strict=True)]
+        data.batch["answers"] = torch.tensor(answers)
+        data.meta_info["metrics"] = {"method/answers": float(sum(answers))}
+        return data
+
+
+class AnsweringWorkers(ScoringWorkers):
+    """Workers that return the questions as answers."""
+
+    def compute_log_prob(self, data: DataProto) -> DataProto:
+        answer = super().compute_log_prob(data)
+        for name in ("branch", "span"):
+            questions = {"branch": "branches", "span": "spans"}[name]
+            answer.non_tensor_batch[f"{name}_scores"] = data.non_tensor_batch[questions]
+        return answer
+
+
+@pytest.mark.parametrize("bypass", [False, True])
+def test_score_answers_the_questions_of_the_rows(bypass):
     trainer, calls, _ = make_fake_run()
+    trainer.collector = AnsweringCollector(calls)
+    trainer.workers = AnsweringWorkers()
+    trainer.config.algorithm.rollout_correction.bypass_mode = bypass
     batch = played_rows()
-    batch.batch["old_log_probs"] = torch.full((4, 3), -3.0)
-    batch.batch["entropys"] = torch.full((4, 3), 0.25)
-    assert trainer.evaluate(batch).batch["old_log_probs"].sum() == -36.0
-    assert trainer.metrics["actor/entropy"] == 0.25 and calls == []
-    assert set(trainer.clock.seconds) == set()
+    batch.non_tensor_batch["branches"] = object_array([[1], [2, 3], [], []])
+    batch.non_tensor_batch["spans"] = object_array([[1], [], [], [2]])
+    batch = trainer.score(batch)
+    assert batch.batch["answers"].tolist() == [2, 2, 0, 1]
+    assert "branches" not in batch.non_tensor_batch
+    assert trainer.metrics["method/answers"] == 5.0 and trainer.metrics["actor/entropy"] > 0
+    # The engine's log-probs are the old ones where the config says so; questions are asked anyway.
+    assert batch.batch["old_log_probs"][0, 0] == (0.0 if bypass else -0.5)
+    assert set(trainer.clock.seconds) == {"scoring"}
 
 
 def test_the_engine_s_log_probs_can_be_the_old_ones():
@@ -830,7 +844,7 @@ def test_the_engine_s_log_probs_can_be_the_old_ones():
     trainer.workers = ScoringWorkers()
     batch = played_rows()
     batch.batch["rollout_log_probs"] -= 0.75
-    found = trainer.evaluate(batch)
+    found = trainer.score(batch)
     assert (found.batch["old_log_probs"] == -0.75).all()
     assert ("log_prob", 1.0) not in calls and "old_log_prob" not in trainer.clock.seconds
     assert not [key for key in trainer.metrics if key.startswith(("rollout_corr", "actor/entropy"))]
@@ -840,12 +854,12 @@ def test_the_engine_s_log_probs_can_be_the_old_ones():
 def test_rows_are_weighed_by_the_trainer_s_over_the_engine_s_probability():
     trainer, *_ = make_fake_run()
     trainer.workers = ScoringWorkers()
-    found = trainer.evaluate(played_rows())
+    found = trainer.score(played_rows())
     mask = found.batch["response_mask"]
     assert torch.allclose(found.batch[CORRECTION_WEIGHTS], np.exp(-0.5) * mask.float())
     assert trainer.metrics["rollout_corr/kl"] == pytest.approx(0.5)
     trainer.config.algorithm.rollout_correction.rollout_is = None
-    assert CORRECTION_WEIGHTS not in trainer.evaluate(played_rows()).tensor_keys()
+    assert CORRECTION_WEIGHTS not in trainer.score(played_rows()).tensor_keys()
 
 
 def test_a_run_without_a_number_of_steps_counts_epochs():

@@ -17,7 +17,8 @@ def weighed_rows() -> DataProto:
 
 def test_a_trainer_starts_with_nothing_under_way():
     trainer, _, _ = make_fake_run()
-    assert trainer.collected == {} and trainer.moved is False and trainer.overlaps is False
+    assert trainer.collector_state == {} and trainer.prefetched is None
+    assert trainer.updated is False and trainer.overlaps is False
 
 
 def test_the_configuration_says_whether_plays_overlap():
@@ -25,7 +26,7 @@ def test_the_configuration_says_whether_plays_overlap():
     assert trainer.overlaps is True
 
 
-def test_the_trainer_asks_for_movement_after_an_update_and_only_then():
+def test_the_trainer_asks_for_changed_weights_after_an_update_and_only_then():
     trainer, calls, _ = make_fake_run()
     actor: Any = trainer.workers.actor
     metrics = {"actor/optimizer_steps": 1.0, "actor/lr": 0.1}
@@ -35,29 +36,23 @@ def test_the_trainer_asks_for_movement_after_an_update_and_only_then():
     trainer.update_actor(played_rows())
     trainer.sync_weights()
     trainer.sync_weights()
-    assert calls == [("sync", 0), ("sync", 1, "moved"), ("sync", 1)]
-    assert trainer.moved is False
+    assert calls == [("sync", 0), ("sync", 1, "updated"), ("sync", 1)]
+    assert trainer.updated is False
 
 
-def test_updates_are_dealt_by_role_and_step(monkeypatch):
-    dealt = []
+def test_updates_are_sharded_by_role_and_step(monkeypatch):
+    sharded = []
 
-    def deal(batch, config, role, step, ranks):
-        dealt.append((config, role, step, ranks))
+    def shard(batch, config, role, step, ranks):
+        sharded.append((config, role, step, ranks))
         return batch
 
-    monkeypatch.setattr(ray_trainer, "deal_update", deal)
+    monkeypatch.setattr(ray_trainer, "shard_minibatches", shard)
     trainer, _, _ = make_fake_run(with_critic=True)
     trainer.global_step = 3
     trainer.update_critic(weighed_rows())
     trainer.update_actor(weighed_rows())
-    assert dealt == [(trainer.config, "critic", 3, 1), (trainer.config, "actor", 3, 1)]
-
-
-def test_the_wait_for_plays_that_overlap_is_on_record():
-    trainer, _, _ = make_fake_run(overlap="one_step")
-    trainer.sync_weights()
-    assert "timing_s/wait_for_plays" in trainer.drain_metrics()
+    assert sharded == [(trainer.config, "critic", 3, 1), (trainer.config, "actor", 3, 1)]
 
 
 def test_playing_keeps_what_was_measured_before():
@@ -69,7 +64,7 @@ def test_playing_keeps_what_was_measured_before():
     assert trainer.metrics["rollout/aborted"] == 0.0
 
 
-def test_greedy_plays_are_those_of_the_engines_that_play(monkeypatch):
+def test_greedy_trajectories_are_added_to_the_rows_of_the_same_tasks(monkeypatch):
     trainer, _, _ = make_fake_run()
     trainer.config.algorithm.adv_estimator = "remax"
     asked = []
@@ -79,7 +74,6 @@ def test_greedy_plays_are_those_of_the_engines_that_play(monkeypatch):
         return arguments[1]
 
     monkeypatch.setattr(trainer, "add_baselines", compare)
-    batch = trainer.play(1, trainer.workers)
-    ((tasks, rows, workers),) = asked
-    assert tasks.meta_info["tasks asked for"] == 2
-    assert rows is batch and workers is trainer.workers
+    batch = trainer.generate_rows(1)
+    ((tasks, rows),) = asked
+    assert tasks.meta_info["tasks asked for"] == 2 and rows is batch

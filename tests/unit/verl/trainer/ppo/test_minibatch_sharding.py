@@ -15,13 +15,13 @@ from verl.single_controller.base.decorator import (
     Registration,
     plan_calls,
 )
-from verl.trainer.ppo.dealing import (
+from verl.trainer.ppo.minibatch_sharding import (
     UNREAD,
-    deal_mini_batches,
-    deal_update,
-    dealt,
+    reorder_by_rank,
     row_sizes,
     score_on_ranks,
+    shard_minibatches,
+    split_mini_batches,
 )
 from verl.utils.seqlen_balancing import spread_rows
 from verl.workers.update import epoch_mini_batches
@@ -67,7 +67,7 @@ def test_where_ranks_outnumber_long_rows_the_longest_row_decides():
 
 
 def test_every_rank_gets_the_rows_that_are_its_own():
-    shards, answer = call_on(3, dealt(numbered(4), [[2, 0], [], [1, 3]]))
+    shards, answer = call_on(3, reorder_by_rank(numbered(4), [[2, 0], [], [1, 3]]))
     assert [shard.batch["x"].tolist() for shard in shards] == [[2, 0], [2], [1, 3]]
     assert [shard.meta_info["padding_rows"] for shard in shards] == [0, 1, 0]
     assert not any(ROWS_PER_RANK in shard.meta_info for shard in shards)
@@ -83,13 +83,13 @@ def test_counts_that_do_not_fit_are_refused(counts):
 
 
 def test_an_answer_of_too_few_rows_is_refused():
-    _, collect = plan_calls(TO_RANKS, 2, (dealt(numbered(4), [[0], [1, 2, 3]]),), {})
+    _, collect = plan_calls(TO_RANKS, 2, (reorder_by_rank(numbered(4), [[0], [1, 2, 3]]),), {})
     with pytest.raises(ValueError, match="returned 1 rows for 3"):
         collect([numbered(1), numbered(1)])
 
 
 def test_figures_without_rows_are_joined():
-    _, collect = plan_calls(TO_RANKS, 2, (dealt(numbered(2), [[0, 1], []]),), {})
+    _, collect = plan_calls(TO_RANKS, 2, (reorder_by_rank(numbered(2), [[0, 1], []]),), {})
     joined = collect([DataProto(meta_info={"metrics": {"n": rank}}) for rank in range(2)])
     assert set(joined.meta_info) == {"metrics"} and len(joined.meta_info["metrics"]["n"]) == 2
 
@@ -153,7 +153,7 @@ def test_an_update_is_dealt_mini_batch_by_mini_batch():
     actor.ppo_mini_batches = 3
     actor.use_kl_loss = True  # every row is computed
     data = update_rows()
-    sent = deal_update(data, config, "actor", 5, 4)
+    sent = shard_minibatches(data, config, "actor", 5, 4)
     counts = sent.meta_info[ROWS_PER_RANK]
     assert sum(counts) == len(data) == len(sent)
     seed = ("update_actor", config.trainer.seed, 5)
@@ -178,7 +178,7 @@ def test_rows_without_a_gradient_cost_nothing():
     config.actor_rollout_ref.actor.ppo_mini_batches = 1
     data = update_rows(8)
     data.batch["advantages"][2:] = 0.0  # two rows are left, one for each rank
-    sent = deal_update(data, config, "actor", 1, 2)
+    sent = shard_minibatches(data, config, "actor", 1, 2)
     counts = sent.meta_info[ROWS_PER_RANK]
     learnt = (sent.batch["advantages"] != 0).any(-1)
     assert [int(part.sum()) for part in learnt.split(counts)] == [1, 1]
@@ -189,12 +189,12 @@ def test_texts_stay_with_the_driver_and_one_rank_gets_rows_as_they_come():
     data = update_rows()
     for unread in UNREAD:
         data.batch[unread] = data.batch["input_ids"].clone()
-    sent = deal_update(data, trainer.config, "critic", 1, 1)
+    sent = shard_minibatches(data, trainer.config, "critic", 1, 1)
     assert sorted(sent.non_tensor_batch) == ["traj_uid", "uid"]
     assert set(data.tensor_keys()) - set(sent.tensor_keys()) == set(UNREAD)
     assert ROWS_PER_RANK not in sent.meta_info
     trainer.config.trainer.balance_batch = False
-    assert ROWS_PER_RANK not in deal_update(data, trainer.config, "actor", 1, 2).meta_info
+    assert ROWS_PER_RANK not in shard_minibatches(data, trainer.config, "actor", 1, 2).meta_info
 
 
 def test_chosen_steps_are_traced_on_chosen_ranks():
@@ -205,7 +205,7 @@ def test_chosen_steps_are_traced_on_chosen_ranks():
     section.default_local_dir = "/somewhere/run"
     data = update_rows()
     orders = {
-        step: deal_update(data, trainer.config, "actor", step, ranks).meta_info.get(PROFILE)
+        step: shard_minibatches(data, trainer.config, "actor", step, ranks).meta_info.get(PROFILE)
         for step, ranks in ((1, 4), (2, 4), (5, 1))
     }
     expected = {step: ProfileOrder("/somewhere/run/profile", (0, 3), step) for step in (2, 5)}
@@ -214,5 +214,5 @@ def test_chosen_steps_are_traced_on_chosen_ranks():
 
 
 def test_a_mini_batch_of_fewer_rows_than_ranks_leaves_some_without():
-    shares = deal_mini_batches([[3, 1], [0, 2]], [1, 1, 1, 1], 3)
+    shares = split_mini_batches([[3, 1], [0, 2]], [1, 1, 1, 1], 3)
     assert sorted(row for share in shares for row in share) == [0, 1, 2, 3] and [] in shares

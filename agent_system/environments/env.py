@@ -1,0 +1,93 @@
+"""Protocol of an environment: text action in, observation out.
+
+An environment knows neither tokens nor policies. It is synchronous or asynchronous.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+# JSON-able; always holds "task_id" (str, unique over splits) and "data_source" (str).
+Task = dict[str, Any]
+
+
+@dataclass(slots=True)
+class Observation:
+    """Observation of the agent after ``reset`` or ``step``.
+
+    ``anchor`` is a canonical text of the state for step-level grouping (GiGPO); ``None`` means
+    ``text`` is used. ``info`` may hold ``won``, ``is_action_valid``, ``admissible_actions``,
+    ``situation`` and ``needed_level``; the last two are for measuring, and no prompt shows them.
+    ``opening`` are messages in front of the first observation, in place of the prompts' system
+    message: a task's own system message, an earlier exchange.
+    """
+
+    text: str
+    image: Any = None
+    anchor: str | None = None
+    info: dict[str, Any] = field(default_factory=dict)
+    opening: list[dict[str, str]] = field(default_factory=list)
+
+    @property
+    def state(self) -> str:
+        """Text that identifies the state: ``anchor``, or ``text`` without an anchor."""
+        return self.text if self.anchor is None else self.anchor
+
+    @property
+    def situation(self) -> str:
+        """Kind of the state, coarse enough to occur often. Metrics relate thinking levels to it.
+        ``state`` if the environment names no kinds.
+        """
+        return self.info.get("situation", self.state)
+
+    @property
+    def needed_level(self) -> int | None:
+        """The lowest thinking level that suffices here; None where the environment cannot tell."""
+        return self.info.get("needed_level")
+
+
+Step = tuple[Observation, float, bool, dict[str, Any]]  # observation, reward, done, info
+
+
+class Env(Protocol):
+    """One environment. An instance runs many episodes, one after another, through ``reset``.
+
+    A complete environment::
+
+        class GuessNumber:
+            placement = "inline"
+
+            def reset(self, task, seed):
+                self.number, self.turns = task["number"], 0
+                return Observation("Guess a number from 1 to 9.")
+
+            def step(self, action):
+                self.turns += 1
+                won = action == str(self.number)
+                hint = "larger" if action < str(self.number) else "smaller"
+                info = {"won": won, "is_action_valid": action.isdigit()}
+                return Observation(f"It is {hint}."), float(won), won or self.turns == 5, info
+
+            def close(self):
+                pass
+
+    ``placement`` says where the environment runs: ``inline`` (cheap, in the process of the caller),
+    ``thread``, ``locked`` (thread, one call at a time for the whole class) or ``process`` (worker
+    of the pool). ``reset`` and ``step`` may be coroutines. An environment in a thread may have
+    ``interrupt()``: another thread calls it to make a call return that exceeds its deadline.
+    """
+
+    placement: str
+
+    def reset(self, task: Task, seed: int) -> Observation:
+        """Start the episode. ``task`` and ``seed`` determine it completely."""
+        ...
+
+    def step(self, action: str) -> Step:
+        """Apply one projected action; return observation, reward, done and info (``won``,
+        ``is_action_valid``).
+        """
+        ...
+
+    def close(self) -> None:
+        """Free the resources of the environment."""
+        ...

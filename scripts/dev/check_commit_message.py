@@ -1,0 +1,66 @@
+"""Check the message of a commit, as the hook of ``.pre-commit-config.yaml`` does.
+
+    python scripts/dev/check_commit_message.py FILE
+
+The first line has at most 72 characters and an empty line follows it. A commit that changes more
+than 30 lines has a body that says why, and what was measured. Merges are not checked.
+"""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+LONGEST_FIRST_LINE = 72  # characters
+LINES_WITHOUT_BODY = 30
+SCISSORS = "------------------------ >8 ------------------------"  # git cuts the message here
+
+
+def message_problems(message: str, changed_lines: int) -> Iterator[str]:
+    """Yield each rule that ``message`` breaks for a commit of ``changed_lines``."""
+    first, *rest = message.splitlines() or [""]
+    if not first:
+        yield "the message is empty; fix: say in one line what the software now does"
+    if len(first) > LONGEST_FIRST_LINE:
+        yield (
+            f"the first line has {len(first)} characters; allowed: at most {LONGEST_FIRST_LINE}; "
+            "fix: shorten it, and move details to the body"
+        )
+    if rest and rest[0]:
+        yield "the second line is not empty; fix: leave a line empty below the first"
+    if changed_lines > LINES_WITHOUT_BODY and not any(rest):
+        yield (
+            f"there is no body; allowed: none up to {LINES_WITHOUT_BODY} changed lines, these are "
+            f"{changed_lines}; fix: say why, and what was measured, below an empty line"
+        )
+
+
+def count_changed_lines(numstat: str) -> int:
+    """Return the lines that ``git diff --numstat`` adds and removes; binary files have none.
+
+    >>> count_changed_lines("2\\t1\\tone.py\\n-\\t-\\tpicture.png\\n")
+    3
+    """
+    counts = (word for line in numstat.splitlines() for word in line.split("\t")[:2])
+    return sum(int(count) for count in counts if count != "-")
+
+
+def main(arguments: list[str]) -> int:
+    """Check the message in the file that ``arguments`` name; 1 where it breaks a rule."""
+    if (Path(_git("rev-parse", "--git-dir").strip()) / "MERGE_HEAD").exists():
+        return 0
+    written = Path(arguments[0]).read_text(encoding="utf-8").partition(SCISSORS)[0]
+    message = _git("stripspace", "--strip-comments", text=written)
+    changed_lines = count_changed_lines(_git("diff", "--cached", "--numstat", "-M"))
+    problems = list(message_problems(message, changed_lines))
+    sys.stderr.writelines(f"commit message: {problem}\n" for problem in problems)
+    return 1 if problems else 0
+
+
+def _git(*arguments: str, text: str | None = None) -> str:
+    command = ["git", *arguments]
+    return subprocess.run(command, input=text, capture_output=True, text=True, check=True).stdout
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,59 @@
+"""The log of a process masks secrets: messages, arguments, tracebacks, errors that end it."""
+
+import logging
+import subprocess
+import sys
+
+import pytest
+
+from verl.config.settings import secret_values
+from verl.utils.logging import PLAIN, MaskingFormatter
+
+SECRET = "hf_abcdefgh1234"
+
+
+@pytest.fixture
+def formatter(monkeypatch):
+    monkeypatch.setattr(secret_values, "_hidden", {SECRET})
+    return MaskingFormatter(PLAIN)
+
+
+def record(message: str, *args: object, error: Exception | None = None) -> logging.LogRecord:
+    trace = (type(error), error, None) if error else None
+    return logging.LogRecord("verl", logging.WARNING, "file.py", 1, message, args, trace)
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        record("kwargs %s", {"api_key": SECRET}),
+        record(f"API_KEY={SECRET}"),
+        record("the server refused %s", SECRET),
+        record("failed", error=ValueError(f"401: {SECRET}")),
+        record("the environment was %r", {"env": {"PLAIN": SECRET}}),
+        record("asked http://me:%s@host/x", SECRET),
+    ],
+)
+def test_secrets_are_masked(formatter, entry):
+    text = formatter.format(entry)
+    assert SECRET not in text and "***" in text
+
+
+def test_other_texts_stay(formatter):
+    line = formatter.format(record("max_tokens=%d, pad_token=%s", 12, "<pad>"))
+    assert line.endswith("max_tokens=12, pad_token=<pad>")
+
+
+def test_an_error_that_ends_the_process_is_masked():
+    code = "\n".join(
+        [
+            "import os",
+            "from verl.utils.logging import setup_logging",
+            f"os.environ['SERVICE_TOKEN'] = '{SECRET}'",
+            "setup_logging()",
+            "raise ValueError('refused ' + os.environ['SERVICE_TOKEN'])",
+        ]
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "ValueError: refused ***" in done.stderr and SECRET not in done.stderr

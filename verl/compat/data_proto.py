@@ -1,0 +1,161 @@
+"""Methods of ``DataProto`` that job code calls and this repository does not.
+
+Needed by ``interfaces.md``: ``make_iterator``, ``save_to_disk``, ``load_from_disk``. Object columns
+are stored as JSON, because files are never pickled here.
+"""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.torch import load_file, save_file
+
+from verl.columns import object_array, require_keys
+from verl.protocol import DataProto
+
+TENSOR_FILE = "batch.safetensors"
+JSON_FILE = "data.json"
+# Marks the JSON form of what JSON has no type for: tuples, arrays, dicts with keys of any type.
+_KIND = "__kind__"
+
+
+def make_iterator(
+    data: DataProto,
+    mini_batch_size: int,
+    epochs: int = 1,
+    seed: int | None = None,
+    dataloader_kwargs: Mapping[str, Any] | None = None,
+) -> Iterator[DataProto]:
+    """Yield ``epochs`` passes over the rows in mini-batches.
+
+    ``dataloader_kwargs={"shuffle": True}`` draws a new permutation for each epoch from ``seed``
+    alone. Raises ``ValueError`` when the length is not a multiple of ``mini_batch_size``.
+    """
+    options = {"shuffle": False, **(dataloader_kwargs or {})}
+    require_keys("make_iterator's dataloader_kwargs", options, ["shuffle"])
+    if mini_batch_size < 1 or len(data) % mini_batch_size:
+        raise ValueError(
+            f"{len(data)} rows are not a multiple of mini_batch_size={mini_batch_size}"
+        )
+    # A generator of its own, so that the errors above come before the first mini-batch is asked
+    # for.
+    rng = np.random.default_rng(seed)
+    return _mini_batches(data, mini_batch_size, epochs, rng, options["shuffle"])
+
+
+def _mini_batches(
+    data: DataProto, size: int, epochs: int, rng: np.random.Generator, shuffle: bool
+) -> Iterator[DataProto]:
+    for _ in range(epochs):
+        order = rng.permutation(len(data)) if shuffle else np.arange(len(data))
+        for start in range(0, len(data), size):
+            yield data.select_idxs(order[start : start + size])
+
+
+def save_to_disk(data: DataProto, path: str | Path) -> None:
+    """Write the directory ``path``: tensors as safetensors, the rest as JSON. Nothing is pickled.
+
+    Tuples, numpy arrays and dicts with keys that are no strings survive; numpy scalars come back as
+    Python numbers. Raises ``TypeError`` naming the place of a value that JSON cannot hold.
+    """
+    data.check_consistency()
+    root = Path(path)
+    root.mkdir(parents=True, exist_ok=True)
+    columns = {
+        key: to_json_value(column, f"non_tensor_batch[{key!r}]")
+        for key, column in data.non_tensor_batch.items()
+    }
+    record = {
+        "format": 1,
+        "rows": len(data),
+        "tensor_keys": data.tensor_keys(),
+        "non_tensor_batch": columns,
+        "meta_info": to_json_value(data.meta_info, "meta_info"),
+    }
+    # clone: safetensors refuses tensors that share a storage, which rows of one table may do
+    tensors = {
+        key: tensor.detach().cpu().contiguous().clone() for key, tensor in data.batch.items()
+    }
+    save_file(tensors, root / TENSOR_FILE)
+    (root / JSON_FILE).write_text(json.dumps(record), encoding="utf-8")
+
+
+def load_from_disk(path: str | Path) -> DataProto:
+    """Read what ``save_to_disk`` wrote.
+
+    Raises ``ValueError`` when the two files do not fit together.
+    """
+    root = Path(path)
+    record = json.loads((root / JSON_FILE).read_text(encoding="utf-8"))
+    stored = load_file(root / TENSOR_FILE)
+    # null: a table without tensors as earlier versions wrote it
+    keys = record["tensor_keys"] or []
+    if set(keys) != set(stored):
+        raise ValueError(f"{root}: {TENSOR_FILE} holds {sorted(stored)}, {JSON_FILE} names {keys}")
+    tensors = {key: stored[key] for key in keys}
+    columns = {key: from_json_value(v) for key, v in record["non_tensor_batch"].items()}
+    data = DataProto.from_dict(tensors, columns, from_json_value(record["meta_info"]))
+    if len(data) != record["rows"]:
+        raise ValueError(f"{root}: {record['rows']} rows announced, {len(data)} found")
+    return data
+
+
+def to_json_value(value: object, place: str) -> Any:
+    """JSON form of ``value``; ``{"__kind__": ..., "value": ...}`` where JSON has no such type.
+
+    Raises ``TypeError`` that names ``place`` for a value that has no such form.
+    """
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, np.generic):
+        return to_json_value(value.item(), place)
+    if isinstance(value, np.ndarray):
+        return {
+            _KIND: "ndarray",
+            "value": _json_items(value.ravel(), place),
+            "dtype": value.dtype.str,
+            "shape": list(value.shape),
+        }
+    if isinstance(value, list):
+        return _json_items(value, place)
+    if isinstance(value, tuple):
+        return {_KIND: "tuple", "value": _json_items(value, place)}
+    if isinstance(value, dict):
+        return _json_dict(value, place)
+    raise TypeError(f"{place} is a {type(value).__name__}, which cannot be stored as JSON")
+
+
+def _json_items(values: Iterable[object], place: str) -> list[Any]:
+    return [to_json_value(value, f"{place}[{i}]") for i, value in enumerate(values)]
+
+
+def _json_dict(value: dict[Any, object], place: str) -> dict[str, Any]:
+    # A dict that has the mark itself must not be read back as one of our kinds.
+    if all(isinstance(key, str) for key in value) and _KIND not in value:
+        return {key: to_json_value(item, f"{place}[{key!r}]") for key, item in value.items()}
+    pairs = [
+        [to_json_value(key, place), to_json_value(item, f"{place}[{key!r}]")]
+        for key, item in value.items()
+    ]
+    return {_KIND: "dict", "value": pairs}
+
+
+def from_json_value(value: object) -> Any:
+    """What ``to_json_value`` was given; numpy scalars come back as Python numbers."""
+    if isinstance(value, list):
+        return [from_json_value(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    kind = value.get(_KIND)
+    if kind is None:
+        return {key: from_json_value(item) for key, item in value.items()}
+    if kind == "dict":
+        return {from_json_value(key): from_json_value(item) for key, item in value["value"]}
+    items = [from_json_value(item) for item in value["value"]]
+    if kind == "tuple":
+        return tuple(items)
+    dtype = np.dtype(value["dtype"])
+    flat = object_array(items) if dtype.hasobject else np.array(items, dtype=dtype)
+    return flat.reshape(value["shape"])

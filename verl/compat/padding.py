@@ -1,0 +1,18 @@
+"""Padding of tensors, for job code that builds its own rows."""
+
+import torch
+from torch import Tensor
+
+
+def pad_sequence_to_length(
+    tensor: Tensor, max_seq_len: int, pad_token_id: float, left_pad: bool = False
+) -> Tensor:
+    """Pad ``[..., L]`` to ``[..., max_seq_len]``; a tensor already that long or longer is returned
+    as it is.
+    """
+    missing = max_seq_len - tensor.shape[-1]
+    if missing <= 0:
+        return tensor
+    return torch.nn.functional.pad(
+        tensor, (missing, 0) if left_pad else (0, missing), value=pad_token_id
+    )
