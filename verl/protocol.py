@@ -1,4 +1,4 @@
-"""DataProto: the only thing that travels between the rooms of the framework.
+"""DataProto: the table of tensors that packages exchange; ``verl.records`` has typed records.
 
 A ``DataProto`` is a table of ``B`` rows with three parts::
 

@@ -1,4 +1,4 @@
-"""What crosses rooms beside tensors: plain typed records, without torch.
+"""Typed records that packages exchange besides ``DataProto``, without torch.
 
     collector ──StepRecord──▶ method ──StepRecord──▶ rewards, rollout log, report
     method ──Branch, Span──▶ training workers ──SegmentScore──▶ method

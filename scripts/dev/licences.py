@@ -1,4 +1,4 @@
-"""Write ``docs/licences.md``: what ``requirements/cpu.txt`` installs, with versions and licences.
+"""Write ``docs/reference/licences.md``: packages of ``requirements/cpu.txt`` with their licences.
 
     python scripts/dev/licences.py
 
@@ -52,4 +52,4 @@ def page(pinned: str) -> str:
 
 if __name__ == "__main__":
     pins = (ROOT / "requirements" / "cpu.txt").read_text()
-    (ROOT / "docs" / "licences.md").write_text(page(pins))
+    (ROOT / "docs" / "reference" / "licences.md").write_text(page(pins))

@@ -1,7 +1,7 @@
 """Print the messages of 25 mistaken commands as Markdown: ``python scripts/dev/mistakes.py``.
 
-Nothing is started: where a mistake is not noticed, the table says so. ``docs/mistakes.md`` keeps
-what this prints, and a test asks the same of every command.
+Nothing is started: if a mistake is not noticed, the table says so.
+``docs/reference/mistakes.md`` keeps the output, and a test compares every command.
 """
 
 import argparse

@@ -113,9 +113,9 @@ RECIPES = {
 }
 # Those of a line cost the same.
 ESTIMATORS = (("grpo", "gigpo"), ("copo", "rlvcr"))
-PLAYED = ("play", "alternatives")
+PLAYED = ("rollout", "alternatives")
 TRAINED = ("score", "reference", "update")
-PARTS = (*PLAYED, *TRAINED, "hand over")
+PARTS = (*PLAYED, *TRAINED, "weight sync")
 
 
 def facts_of(cfg: PPOConfig, device: Device) -> Facts:
@@ -163,14 +163,15 @@ def seconds(cfg: PPOConfig, device: Device, assumed: Assumed) -> dict[str, float
     # A forward pass, the same again for checkpointing, and twice it backward.
     passes = 3 + cfg.actor_rollout_ref.model.enable_gradient_checkpointing
     return {
-        "play": decode(plays / engines, steps * assumed.turn) + rounds * steps * assumed.env_step_s,
+        "rollout": decode(plays / engines, steps * assumed.turn)
+        + rounds * steps * assumed.env_step_s,
         "alternatives": decode(contexts * plays * steps / engines, assumed.thought)
         if contexts
         else 0.0,
         "score": compute(1, plays * row + branches),
         "reference": compute(1, plays * row) * has_reference(cfg),
         "update": compute(passes, plays * row) * cfg.actor_rollout_ref.actor.ppo_epochs,
-        "hand over": hand_over(cfg, device, assumed),
+        "weight sync": hand_over(cfg, device, assumed),
     }
 
 
@@ -181,9 +182,9 @@ def iteration(cfg: PPOConfig, parts: dict[str, float]) -> float:
     played = sum(parts[part] for part in PLAYED)
     trained = sum(parts[part] for part in TRAINED)
     if not (have_own_gpus(cfg, "cuda") and cfg.trainer.rollout_overlap == "one_step"):
-        return played + trained + parts["hand over"]
+        return played + trained + parts["weight sync"]
     between = parts["score"] if parts["alternatives"] else 0.0
-    return max(played, trained - between) + between + parts["hand over"]
+    return max(played, trained - between) + between + parts["weight sync"]
 
 
 def hand_over(cfg: PPOConfig, device: Device, assumed: Assumed) -> float:
@@ -214,7 +215,7 @@ def tables() -> Iterator[str]:
         fits = "; ".join(plan.problems()) or "yes"
         yield f"| `{name}` | {nodes} | {plan.device_memory_gb:.1f} GiB | {fits} |"
     yield ""
-    yield f"| config | estimators | {' | '.join(PARTS)} | an iteration, s | 150, h |"
+    yield f"| config | estimators | {' | '.join(PARTS)} | a step, s | 150, h |"
     yield f"|{'---|' * (len(PARTS) + 4)}"
     for name, device in RECIPES.items():
         for estimators in ESTIMATORS:

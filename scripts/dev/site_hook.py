@@ -1,12 +1,10 @@
-"""What mkdocs is told besides ``mkdocs.yml``: pages beside ``docs/``, and the marks of blocks that
-tests run.
-"""
+"""Hook of mkdocs: adds pages outside of ``docs/``, and removes marks of blocks that tests read."""
 
+import posixpath
 import re
 from pathlib import Path
 from typing import Any
 
-# Of requirements/docs.txt, which the checks do without.
 from mkdocs.config.defaults import MkDocsConfig  # pyright: ignore[reportMissingImports]
 from mkdocs.structure.files import (  # pyright: ignore[reportMissingImports]
     File,
@@ -15,24 +13,41 @@ from mkdocs.structure.files import (  # pyright: ignore[reportMissingImports]
 )
 
 ROOT = Path(__file__).resolve().parents[2]
-BESIDE = ("CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md")
+# Pages outside of docs/, as paths in the repository; in the site they have the same paths.
+OUTSIDE = (
+    "CONTRIBUTING.md",
+    "SECURITY.md",
+    "CHANGELOG.md",
+    "experiments/README.md",
+    "scripts/dev/closed_faults.md",
+    "scripts/dev/mutants/results.md",
+)
 MARKED = re.compile(r"^```(\w+) .+$", re.MULTILINE)
+LINK = re.compile(r"\]\((?!https?:|#)([^)\s#]+)(#[^)\s]*)?\)")
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the pages of ``BESIDE``, so that a link to ``../NAME.md`` leads to the page NAME."""
-    for name in BESIDE:
-        source = str(ROOT / name)
-        # Said here: by its default mkdocs leaves out paths that begin with a dot.
-        shown = InclusionLevel.INCLUDED
-        page = File.generated(config, f"../{name}", abs_src_path=source, inclusion=shown)
-        page.dest_uri = f"{Path(name).stem.lower()}/index.html"
+    """Add the pages of ``OUTSIDE``."""
+    for name in OUTSIDE:
+        # Included explicitly: by default mkdocs leaves out paths that begin with a dot.
+        included = InclusionLevel.INCLUDED
+        page = File.generated(config, name, abs_src_path=str(ROOT / name), inclusion=included)
+        page.dest_uri = f"repository/{Path(name).with_suffix('').as_posix().lower()}/index.html"
         files.append(page)
     return files
 
 
-def on_page_markdown(markdown: str, **_page: Any) -> str:
-    """A block knows its language alone: what stands behind it is for tests, and Markdown's own
-    grammar takes such a fence for text.
+def on_page_markdown(markdown: str, page: Any, **_rest: Any) -> str:
+    """Return ``markdown`` with links as the site needs them, and blocks with their language alone:
+    mkdocs does not recognise a fence with more words.
     """
-    return MARKED.sub(r"```\1", markdown)
+    source = page.file.src_uri
+    return MARKED.sub(r"```\1", LINK.sub(lambda link: _site_link(source, link), markdown))
+
+
+def _site_link(source: str, link: re.Match[str]) -> str:
+    """Return the link of the page ``source`` with its target as a path in the site."""
+    folder = posixpath.dirname(source if source in OUTSIDE else f"docs/{source}")
+    target = posixpath.normpath(posixpath.join(folder, link[1])).removeprefix("docs/")
+    relative = posixpath.relpath(target, posixpath.dirname(source) or ".")
+    return f"]({relative}{link[2] or ''})"

@@ -1,11 +1,12 @@
-"""What the documentation shows works: blocks marked ``python test`` run, files, keys and modules
-that pages name exist, links lead somewhere, and the site is built without a warning.
+"""The documentation works: blocks marked ``python test`` run, commands can be composed, files, keys
+and modules that pages name exist, links have targets, and the site is built without a warning.
 """
 
 import ast
 import importlib
 import importlib.util
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -21,14 +22,25 @@ from verl.config.plugins import schema_keys
 from verl.config.schema import PPOConfig, SFTConfig
 from verl.config.schema.tools import ExportConfig, GenerationConfig
 from verl.config.settings.unknown import owner
+from verl.config.validate import find_problems
+from verl.trainer import cli
+from verl.trainer.launch import extensions
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = sorted((ROOT / "docs").glob("*.md"))
-# A page of mistakes names what does not exist.
-RIGHT = [page for page in PAGES if page.name != "mistakes.md"]
-BESIDE = [ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
-TEXTS = [*RIGHT, ROOT / "README.md", *BESIDE]
-LINKED = [*PAGES, ROOT / "README.md", *BESIDE, ROOT / "SECURITY.md"]
+PAGES = sorted((ROOT / "docs").rglob("*.md"))
+# Pages outside of docs/ that the site shows too.
+OUTSIDE = [
+    "CONTRIBUTING.md",
+    "SECURITY.md",
+    "CHANGELOG.md",
+    "experiments/README.md",
+    "scripts/dev/closed_faults.md",
+    "scripts/dev/mutants/results.md",
+]
+# Not mistakes.md, which names what does not exist, nor CHANGELOG.md, which names what has moved.
+TEXTS = [page for page in PAGES if page.name != "mistakes.md"]
+TEXTS += [ROOT / name for name in ("README.md", "CONTRIBUTING.md")]
+LINKED = [*PAGES, ROOT / "README.md", *(ROOT / name for name in OUTSIDE)]
 BLOCK = re.compile(r"^```python test\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 BLOCKS = [
     (page, number, code)
@@ -42,10 +54,11 @@ KEY = re.compile(rf"(?<![\w./])((?:{SECTIONS})(?:\.[a-z_A-Z0-9]+)+)(?![\w/*<({{]
 FILE = re.compile(
     r"(?<![\w/.<-])((?:agent_system|verl|rlvcr|scripts|configs|docs)/[\w./]+\.(?:py|yaml|md|sh))"
 )
-CONFIG = re.compile(r"--config-name[ =](\w+)")
+CONFIG = re.compile(r"--config-name[ =]([\w.]*\w)")
 FENCE = re.compile(r"^```(.*)\n((?:.*\n)*?)^```$", re.MULTILINE)
 HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 LINK = re.compile(r"\]\(([^)\s]+)\)")
+COMMAND = re.compile(r"(?:\S+=\S+ )*python -m verl\.trainer\.main_(ppo|sft|eval)\b(.*)")
 MODULE = re.compile(r"(?<![\w/])python -m ((?:agent_system|verl|scripts)[\w.]*)")
 
 
@@ -64,7 +77,7 @@ def test_the_block_runs(page, number, code, tmp_path, monkeypatch):
             module.check()
     finally:
         sys.modules.pop(name, None)
-        # What a page registers is not there for the tests that follow.
+        # Remove what the page registered, for the tests that follow.
         ADV_ESTIMATORS.clear()
         ADV_ESTIMATORS.update(estimators)
         POLICY_LOSSES.clear()
@@ -72,7 +85,7 @@ def test_the_block_runs(page, number, code, tmp_path, monkeypatch):
 
 
 def test_there_are_blocks_to_run():
-    assert {page.stem for page, _, _ in BLOCKS} >= {"environments", "algorithms"}
+    assert {page.stem for page, _, _ in BLOCKS} >= {"prompts", "algorithms"}
 
 
 @pytest.mark.parametrize("page", TEXTS, ids=lambda page: page.stem)
@@ -82,8 +95,6 @@ def test_files_configs_and_keys_exist(page):
     assert [
         name for name in CONFIG.findall(text) if name not in config_names() and name != "NAME"
     ] == []
-    if page.name == "mutants.md":
-        return  # it quotes code, whose names are no keys
     schemas = (PPOConfig, SFTConfig, GenerationConfig, ExportConfig)
     keys = [schema_keys(schema) for schema in schemas]
     named = {key for key in KEY.findall(text) if not key.endswith((".py", ".md", ".json"))}
@@ -113,9 +124,7 @@ def test_the_commands_of_contributing_exist():
 
 
 def anchors(text: str) -> set[str]:
-    """What may stand behind the ``#`` of a link to a page: names that GitHub and mkdocs both give a
-    heading.
-    """
+    """Return the anchors of headings that GitHub and mkdocs name in the same way."""
     titles = [title.lower().replace("`", "") for title in HEADING.findall(FENCE.sub("", text))]
     plain = [re.sub(r"[^\w\s-]", "", title).strip() for title in titles]
     # mkdocs makes one hyphen of many spaces and hyphens, GitHub one of each.
@@ -125,7 +134,7 @@ def anchors(text: str) -> set[str]:
 
 
 def broken_links(page: Path, text: str) -> list[str]:
-    """The links of ``text``, the content of ``page``, that lead nowhere inside the repository."""
+    """Return the links of ``text``, the content of ``page``, without a target in the repository."""
     found = []
     for link in LINK.findall(FENCE.sub("", text)):
         path, _, anchor = link.partition("#")
@@ -145,9 +154,9 @@ def test_links_lead_somewhere(page):
 
 def test_a_link_that_leads_nowhere_is_found():
     page = ROOT / "docs" / "architecture.md"
-    links = ["models.md", "no.md", "#rooms", "#room", "models.md#nothing", "../../x.md"]
-    text = "".join(f"[a]({link})\n" for link in links) + "## Rooms\n```\n[b](code.md)\n```\n"
-    assert broken_links(page, text) == ["no.md", "#room", "models.md#nothing", "../../x.md"]
+    links = ["models.md", "no.md", "#packages", "#package", "models.md#nothing", "../../x.md"]
+    text = "".join(f"[a]({link})\n" for link in links) + "## Packages\n```\n[b](code.md)\n```\n"
+    assert broken_links(page, text) == ["no.md", "#package", "models.md#nothing", "../../x.md"]
 
 
 @pytest.mark.parametrize("page", LINKED, ids=lambda page: page.stem)
@@ -165,6 +174,29 @@ def test_modules_that_are_run_exist(page):
     assert [name for name in sorted(named) if importlib.util.find_spec(name) is None] == []
 
 
+def commands(text: str) -> list[tuple[str, list[str]]]:
+    """Return the training commands in the blocks of ``text``: entry point and arguments."""
+    lines = [
+        line.strip()
+        for _, block in FENCE.findall(text)
+        for line in block.replace("\\\n", " ").splitlines()
+    ]
+    found = [match for line in lines if (match := COMMAND.fullmatch(line))]
+    return [(match[1], shlex.split(match[2], comments=True)) for match in found]
+
+
+@pytest.mark.parametrize("page", TEXTS, ids=lambda page: page.stem)
+def test_training_commands_are_valid(page):
+    for entry, words in commands(page.read_text()):
+        words = [word for word in words if word != "YOUR_OVERRIDES"]
+        supervised = entry == "sft"
+        default = "quickstart_sft" if supervised else extensions.default_config_name
+        # Raises ConfigError for unknown keys and wrong values.
+        parsed = cli.parse(words, default, SFTConfig if supervised else PPOConfig)
+        for cfg in parsed.configs:
+            assert find_problems(cfg, check_files=False) == [], words
+
+
 def nav_files(entry: Any) -> list[str]:
     """The files of a part of ``nav`` of ``mkdocs.yml``, in order."""
     if isinstance(entry, str):
@@ -175,9 +207,8 @@ def nav_files(entry: Any) -> list[str]:
 
 def test_every_page_is_in_the_navigation_once():
     files = nav_files(yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"])
-    own = [file for file in files if not file.startswith("../")]
-    assert sorted(own) == [page.name for page in PAGES]
-    assert [file for file in files if not (ROOT / "docs" / file).is_file()] == []
+    docs = [page.relative_to(ROOT / "docs").as_posix() for page in PAGES]
+    assert sorted(files) == sorted([*docs, *OUTSIDE])
 
 
 @pytest.mark.skipif(importlib.util.find_spec("mkdocs") is None, reason="mkdocs is not installed")
@@ -185,6 +216,6 @@ def test_the_site_is_built_without_a_warning(tmp_path):
     words = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
-    for page in ("index.html", "five_minutes/index.html", "contributing/index.html"):
+    for page in ("index.html", "reference/keys/index.html", "repository/contributing/index.html"):
         assert (tmp_path / page).is_file()
-    assert "```" not in (tmp_path / "environments" / "index.html").read_text()
+    assert "```" not in (tmp_path / "write_environment" / "index.html").read_text()

@@ -101,7 +101,7 @@ def test_code_of_models_is_not_trusted_by_default():
 
 def test_the_page_of_licences_is_that_of_the_pinned_packages():
     pins = (ROOT / "requirements" / "cpu.txt").read_text()
-    written = (ROOT / "docs" / "licences.md").read_text()
+    written = (ROOT / "docs" / "reference" / "licences.md").read_text()
     rows = [
         line.split(" | ")[0].removeprefix("| ") for line in written.splitlines() if "==" not in line
     ]

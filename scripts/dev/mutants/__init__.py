@@ -2,7 +2,7 @@
 
     python -m scripts.dev.mutants                       every module of ``targets.py``; resumes
     python -m scripts.dev.mutants rlvcr/thinking.py     one module
-    python -m scripts.dev.mutants --report              only writes docs/mutants.md
+    python -m scripts.dev.mutants --report              only writes scripts/dev/mutants/results.md
 
 The changes are those of mutmut, applied by its visitor. Its runner is not used: it leaves out every
 decorated function (all registered estimators, all properties) and every constant of a module.

@@ -1,4 +1,4 @@
-"""What became of every mutant: kept in .mutants/ between runs, written to docs/mutants.md."""
+"""Results of all mutants: kept in .mutants/ between runs, written to ``results.md``."""
 
 import hashlib
 import json
@@ -12,7 +12,7 @@ from scripts.dev.mutants.targets import ROOT, Target
 
 FOLDER = ROOT / ".mutants"
 REASONS = Path(__file__).with_name("reasons.toml")
-PAGE = ROOT / "docs" / "mutants.md"
+PAGE = Path(__file__).with_name("results.md")
 
 
 @dataclass(frozen=True)
@@ -168,7 +168,7 @@ the mutants itself, in forks of a process that has imported torch and collected 
 
 
 def page_of(rows: Sequence[ModuleRow], reasons: Sequence[Reason]) -> str:
-    """The text of docs/mutants.md."""
+    """Return the text of the page."""
     lines = [HEAD, "| module | mutants | killed | survivors | killed, % |", "|---|---|---|---|---|"]
     for row in rows:
         lines.append(_table_line(f"`{row.module}`", [row]))

@@ -1,1 +1,1 @@
-"""PPO: the trainer and the pure tensor maths it is made of."""
+"""The PPO trainer: its loop, batches, metrics and weight sync. Tensor maths is in verl.algos."""

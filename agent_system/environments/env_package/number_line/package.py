@@ -124,7 +124,7 @@ class NumberLinePrompts:
 
 
 def tasks(settings: LineSettings, split: str) -> list[Task]:
-    """All (start, target) pairs of the line; every fourth target offset is held out for ``val``."""
+    """Return the (start, target) pairs of a split; ``val`` is a quarter, chosen by both numbers."""
     numbers = range(settings.size + 1)
     pairs = [(a, b) for a in numbers for b in numbers if a != b]
     # By both numbers: by their difference alone, whole distances would be held out, and validation

@@ -1,33 +1,31 @@
-"""The page of metrics is that of the declarations, and what is measured is declared."""
+"""Metrics that pages name and that runs record are declared, with their unit."""
 
 import re
 from pathlib import Path
 
 import pytest
 
-from scripts.dev.metric_specs import SPECS, page, spec_of
+from scripts.dev.metric_specs import SPECS, spec_of
 
 DOCS = Path(__file__).parents[4] / "docs"
 NAMES = sorted(
     {
-        name.replace("{mean,max,min}", "mean").replace("<", "").replace(">", "")
+        re.sub(r"\{.*?\}|<.*?>", "mean", name)
+        for page in DOCS.glob("*.md")
         for name in re.findall(
             r"`((?:val|episode|rollout|rlvcr|actor|critic|perf|timing_s|reward|audit|training|rollout_corr)"
             r"/[^`\s]+)`",
-            (DOCS / "run_directory.md").read_text(encoding="utf-8"),
+            page.read_text(encoding="utf-8"),
         )
+        if not name.endswith((".py", "/*"))  # files of rlvcr/, and whole families
     }
 )
 # The keys of metrics.jsonl after two steps of the config ``smoke``.
 RECORDED = (DOCS.parent / "tests/golden/smoke_metrics.txt").read_text(encoding="utf-8").split()
 
 
-def test_the_page_is_up_to_date():
-    assert (DOCS / "metrics.md").read_text(encoding="utf-8") == page()
-
-
 @pytest.mark.parametrize("name", NAMES)
-def test_every_metric_of_the_run_directory_is_declared(name):
+def test_every_metric_that_a_page_names_is_declared(name):
     assert spec_of(name) is not None
 
 

@@ -42,7 +42,7 @@ def test_there_are_25_and_each_differs():
     ("number", "mistake"), enumerate(MISTAKES, start=1), ids=lambda value: str(value)[:3]
 )
 def test_the_page_shows_it(number, mistake):
-    page = (ROOT / "docs" / "mistakes.md").read_text()
+    page = (ROOT / "docs" / "reference" / "mistakes.md").read_text()
     heading = f"## {number}. {mistake.what}: exit status 2\n"
     assert heading in page
     shown = page.partition(heading)[2].partition("\n## ")[0]

@@ -61,25 +61,25 @@ def test_the_seconds_of_one_recipe_by_hand():
     # 16 plays at once on every engine: weights, and half a row of keys and values of each
     cache = 2 * 28 * 256 * 2
     step = (2 * weights + 16 * row / 2 * cache) / (0.6 * 3350e9) + 0.005
-    assert found["play"] == pytest.approx(25 * 60 * step + 25 * 0.05)
+    assert found["rollout"] == pytest.approx(25 * 60 * step + 25 * 0.05)
     # 1,200 thoughts for every engine, 64 at once
     step = (2 * weights + 64 * row / 2 * cache) / (0.6 * 3350e9) + 0.005
     assert found["alternatives"] == pytest.approx(1200 / 64 * 40 * step)
     on_device = (4 + 7 * 2) * weights / (0.6 * 3350e9)
-    assert found["hand over"] == pytest.approx(4 * weights / 25e9 + on_device)
+    assert found["weight sync"] == pytest.approx(4 * weights / 25e9 + on_device)
     alone = load_config("alfworld_qwen2.5_1.5b_80gb")
-    assert seconds(alone, H100, Assumed())["hand over"] == pytest.approx(on_device)
+    assert seconds(alone, H100, Assumed())["weight sync"] == pytest.approx(on_device)
     cfg.actor_rollout_ref.rollout.weight_transfer = "store"
-    stored = seconds(cfg, H100, Assumed())["hand over"]
+    stored = seconds(cfg, H100, Assumed())["weight sync"]
     assert stored == pytest.approx((4 + 2 + 2) * weights / 4e9)
 
 
 def test_half_of_the_gpus_play_while_the_other_half_trains():
     parts = dict.fromkeys(PARTS, 0.0) | {
-        "play": 20.0,
+        "rollout": 20.0,
         "score": 5.0,
         "update": 9.0,
-        "hand over": 2.0,
+        "weight sync": 2.0,
     }
     apart = load_config("alfworld_qwen2.5_7b_2nodes_apart")
     shared = load_config("alfworld_qwen2.5_7b_2nodes")
