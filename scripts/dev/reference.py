@@ -8,7 +8,7 @@
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from verl.config.plugged import schema_keys
+from verl.config.plugins import schema_keys
 
 from agent_system.environments.cli.names import (
     known_variants,
