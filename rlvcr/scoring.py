@@ -78,7 +78,7 @@ def add_thinking_columns(data: DataProto, config: PPOConfig) -> DataProto:
     rlvcr = method_settings(config.algorithm)
     names = (BRANCHES, SPANS, STEPS, "branch_scores", "span_scores")
     branches, _, rows, branch_scores, span_scores = map(data.non_tensor_batch.pop, names)
-    table = tabulate(rows, branch_scores, span_scores, rlvcr.score)
+    table = tabulate(list(rows), list(branch_scores), list(span_scores), rlvcr.score)
     won = torch.as_tensor(data.non_tensor_batch["won"][table.row].astype(bool))
     # A price of 0 is one that is not charged.
     costs = table.costs * won.unsqueeze(-1) if rlvcr.price_in == "won" else table.costs

@@ -438,7 +438,8 @@ def test_the_trainers_score_gives_what_the_loop_gives_on_its_own(
     trainer, *_ = make_fake_run()
     workers: Any = trainer.workers
     workers.compute_log_prob = scorer
-    trainer.collector = TrajectoryCollector(config, tokenizer)
+    collector: Any = TrajectoryCollector(config, tokenizer)
+    trainer.collector = collector
     found = trainer.score(rows)
     expected = played[history]
     for key in ("old_log_probs", "thinking_level_entropies", "thinking_token_costs", "choice_mask"):
