@@ -48,6 +48,7 @@ from rlvcr.levels import LevelCodec
 from rlvcr.research.audit import AuditPoint
 from rlvcr.research.level_rules import FREE, LevelRule
 from rlvcr.scoring import add_level_entropy_bonus, add_thinking_columns, pack_questions
+from rlvcr.settings import method_settings
 from verl.config.schema import PPOConfig
 from verl.protocol import DataProto, object_array
 from verl.records import BRANCHES, MESSAGES, SPANS
@@ -110,7 +111,7 @@ class TrajectoryCollector:
                 "first user message"
             )
         self.codec = LevelCodec(tokenizer) if asks_for_levels(config) else None
-        self.collapse = CollapseWatch(self.config.algorithm.rlvcr.collapse_patience)
+        self.collapse = CollapseWatch(method_settings(self.config.algorithm).collapse_patience)
         self.carried = CarriedGroups(config.env.rollout.carry_over)
         self._group: CollectorGroup | None = None
 
@@ -140,7 +141,7 @@ class TrajectoryCollector:
             return self.vanilla_multi_turn_loop(gen_batch, actor_rollout_wg, envs, is_train=False)
         if self.config.algorithm.filter_groups.enable:
             return self.dynamic_multi_turn_loop(gen_batch, actor_rollout_wg, envs)
-        if self.config.algorithm.rlvcr.enable:
+        if method_settings(self.config.algorithm).enable:
             return self.rlvcr_multi_turn_loop(gen_batch, actor_rollout_wg, envs)
         return self.vanilla_multi_turn_loop(gen_batch, actor_rollout_wg, envs)
 
@@ -200,7 +201,7 @@ class TrajectoryCollector:
         data, rows = self._rows_to_train(gen_batch, actor_rollout_wg, envs, thinking=True)
         data = self._score_here(data, actor_rollout_wg)
         settings = self._settings(is_train=True, thinking=False)
-        rlvcr = self.config.algorithm.rlvcr
+        rlvcr = method_settings(self.config.algorithm)
         records = records_of(data)
         points = decision_points(played_in(rows), records, rlvcr.audit_points, settings.seed)
         audited = play_points(
@@ -219,7 +220,7 @@ class TrajectoryCollector:
         At most ``algorithm.filter_groups.max_num_gen_batches`` batches are played; what was found
         by then is used, and where nothing was found, the last batch that did not break.
         """
-        thinking = bool(self.config.algorithm.rlvcr.enable)
+        thinking = bool(method_settings(self.config.algorithm).enable)
         settings = self._settings(is_train=True, thinking=thinking)
         step = gen_batch.meta_info["global_step"]
         wanted = len(set(gen_batch.non_tensor_batch["uid"]))
@@ -392,7 +393,7 @@ class TrajectoryCollector:
         """Add what later stages need about levels: the level entropy bonus and, with ``thinking``,
         questions about every thought.
         """
-        rlvcr = self.config.algorithm.rlvcr
+        rlvcr = method_settings(self.config.algorithm)
         if self.codec is None:
             if thinking:
                 raise ValueError("thoughts are scored by level, and the policy is asked for none")
@@ -425,7 +426,7 @@ class TrajectoryCollector:
         found = execute_alternatives(
             played_in(rows),
             lambda jobs: self._play_jobs(jobs, actor_rollout_wg, settings),
-            self.config.algorithm.rlvcr,
+            method_settings(self.config.algorithm),
             settings.seed,
         )
         data.meta_info["metrics"] |= found
