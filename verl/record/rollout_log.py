@@ -1,4 +1,4 @@
-"""Trajectories as readable JSON lines: observations, thoughts, actions and the credit of every
+"""Trajectories as readable JSON lines: observations, replies, actions and the credit of every
 sampled token.
 
 One object per row of the batch: per trajectory with ``append`` history, per turn with ``window``
