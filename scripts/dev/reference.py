@@ -8,8 +8,6 @@
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from verl.config.plugins import schema_keys
-
 from agent_system.environments.cli.names import (
     known_variants,
     names_with_oracle,
@@ -18,6 +16,7 @@ from agent_system.environments.cli.names import (
 )
 from agent_system.environments.env_registry import REGISTRY
 from scripts.dev import metric_specs
+from verl.config.plugins import schema_keys
 from verl.config.schema import PPOConfig, SFTConfig
 from verl.config.schema.tools import ExportConfig, GenerationConfig
 from verl.config.settings import Key, Section
