@@ -4,15 +4,13 @@ A trajectory holds one ledger for each of its rows: a single one with ``append``
 step with ``window`` history. Every turn says which ledger holds its tokens and where.
 """
 
-import numbers
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
 from agent_system.environments.env import Task
+from agent_system.reward_manager.scores import LARGEST, is_number
 from agent_system.tokens.ledger import TokenLedger
 from agent_system.tokens.template import Message
 from rlvcr.alternatives import StepAlternatives
@@ -23,7 +21,6 @@ from verl.utils.sampling import StopReason
 # Of an environment's ``info``: these have columns and metrics of their own.
 READ_ELSEWHERE = {"won", "is_action_valid", "needed_level"}
 MOST_NUMBERS = 32
-LARGEST_NUMBER = 3e38  # float32 holds it
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,8 +172,8 @@ def numbers_in(info: Mapping[str, Any]) -> dict[str, float]:
         for name, value in info.items()
         if name not in READ_ELSEWHERE
         and re.fullmatch(r"[\w.-]{1,64}", str(name))
-        and isinstance(value, numbers.Real | np.bool_)
+        and is_number(value)
         # Not finite: NaN compares false, and an integer may be beyond float64.
-        and -LARGEST_NUMBER <= value <= LARGEST_NUMBER
+        and -LARGEST <= value <= LARGEST
     }
     return dict(list(found.items())[:MOST_NUMBERS])
