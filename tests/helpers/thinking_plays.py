@@ -20,6 +20,7 @@ from agent_system.environments.env_package.number_line.package import (
 from agent_system.multi_turn_rollout.rollout_loop import TrajectoryCollector
 from rlvcr.records import MEASURES, ThinkingStep, ThoughtContext
 from rlvcr.scoring import add_level_entropy_bonus, add_thinking_columns, pack_questions
+from rlvcr.settings import method_settings
 from tests.helpers.play import PLACE, make_config, make_world
 from verl.names import History
 from verl.protocol import DataProto
@@ -80,9 +81,9 @@ def thinking_config(history: History = "append", n: int = 2, **rlvcr: Any):
     config = make_config(history=history, levels=True, n=n, max_steps=STEPS, history_length=STEPS)
     config.env.kwargs = {"size": 12}
     config.algorithm.adv_estimator = "rlvcr"
-    config.algorithm.rlvcr.enable = True
+    method_settings(config.algorithm).enable = True
     for key, value in rlvcr.items():
-        setattr(config.algorithm.rlvcr, key, value)
+        setattr(method_settings(config.algorithm), key, value)
     return config
 
 
@@ -102,7 +103,7 @@ def score_rows(data, steps, compute_log_prob, config, codec) -> DataProto:
     """``data`` with the columns of thinking credit, as collector and trainer make them: bonus,
     questions about ``steps``, answers.
     """
-    add_level_entropy_bonus(data, steps, config.algorithm.rlvcr, codec)
+    add_level_entropy_bonus(data, steps, method_settings(config.algorithm), codec)
     pack_questions(data, steps)
     return answer_questions(data, compute_log_prob, config)
 

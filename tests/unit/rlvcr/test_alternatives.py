@@ -11,6 +11,7 @@ from agent_system.multi_turn_rollout.play_settings import PlaySettings
 from agent_system.multi_turn_rollout.rollout_loop import TrajectoryCollector
 from rlvcr.alternatives import STOP, AlternativeSampler, AlternativeSettings
 from rlvcr.levels import LevelCodec
+from rlvcr.settings import method_settings
 from tests.helpers.play import make_config, make_world, walking_policy
 from tests.helpers.tiny_model import make_tiny_tokenizer
 from verl.utils.sampling import SamplingResult, StopReason
@@ -91,7 +92,7 @@ def test_draws_depend_on_seed_trajectory_step_and_level_alone(tokenizer, codec):
 
 
 def test_settings_of_thoughts_are_those_of_the_method():
-    rlvcr = make_config().algorithm.rlvcr
+    rlvcr = method_settings(make_config().algorithm)
     rlvcr.alternatives = "one"
     rlvcr.expand = "mixed_groups"
     rlvcr.step_fraction = 0.25
@@ -221,9 +222,9 @@ def test_the_thought_is_told_the_action_only_where_asked_for(tokenizer, codec):
 
 def rlvcr_config(**rlvcr):
     config = make_config(levels=True, n=2)
-    config.algorithm.rlvcr.enable = True
+    method_settings(config.algorithm).enable = True
     for key, value in rlvcr.items():
-        setattr(config.algorithm.rlvcr, key, value)
+        setattr(method_settings(config.algorithm), key, value)
     return config
 
 

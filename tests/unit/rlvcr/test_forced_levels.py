@@ -15,6 +15,7 @@ from agent_system.multi_turn_rollout.trajectory import Job
 from agent_system.multi_turn_rollout.trajectory_player import TrajectoryPlayer
 from rlvcr.levels import LevelCodec
 from rlvcr.research.level_rules import FREE, LevelRule
+from rlvcr.settings import method_settings
 from tests.helpers.play import make_world
 from tests.helpers.policy_rows import policy_config
 from tests.helpers.thinking_plays import (
@@ -167,7 +168,7 @@ def test_forced_levels_count_neither_as_choices_nor_against_collapse(tokenizer, 
     assert [metrics[f"rlvcr/level_share_{level}"] for level in (1, 2, 3, 4)] == [0.0] * 4
     levels = Counter(record.level for _, record in steps_of(data))
     assert set(levels) == {1, 2, 3, 4}
-    config.algorithm.rlvcr.collapse_patience = 1
+    method_settings(config.algorithm).collapse_patience = 1
     data = collect(tokenizer, scorer, config, forcing_script(), groups=3)
     assert data.meta_info["metrics"]["rlvcr/levels_unseen"] == 4.0
 

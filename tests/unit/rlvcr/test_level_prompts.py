@@ -10,6 +10,7 @@ from agent_system.environments.env_package.number_line.package import PACKAGE as
 from agent_system.environments.prompts import shows_level_prompts
 from agent_system.multi_turn_rollout.play_settings import PlaySettings, check_prompts
 from agent_system.multi_turn_rollout.rollout_loop import TrajectoryCollector
+from rlvcr.settings import method_settings
 from tests.helpers.play import make_world
 from tests.helpers.refusals import mentions
 from tests.helpers.tiny_model import make_tiny_tokenizer
@@ -34,9 +35,8 @@ def first_prompt(words, is_train):
     group, envs, (engine,) = make_world(tokenizer, config)
     collector = TrajectoryCollector(config, tokenizer)
     try:
-        settings = PlaySettings.from_config(
-            config, envs.package, is_train, thinking=is_train and config.algorithm.rlvcr.enable
-        )
+        thinking = is_train and method_settings(config.algorithm).enable
+        settings = PlaySettings.from_config(config, envs.package, is_train, thinking=thinking)
         collector._play(envs.gen_batch(1, 1), group, settings)
     finally:
         collector.close()

@@ -17,6 +17,7 @@ from transformers import AutoModelForCausalLM
 from agent_system.environments.manager import GroupMismatch
 from agent_system.environments.pool.environment_pool import PoolSession
 from agent_system.multi_turn_rollout.rollout_loop import TrajectoryCollector
+from rlvcr.settings import method_settings
 from tests.helpers.policy_rows import policy_config
 from tests.helpers.thinking_plays import (
     ACTIONS,
@@ -485,7 +486,7 @@ def test_rule_13_forced_tags_enter_neither_scores_nor_costs_nor_rows(
     # a play without alternatives has the same rows: what was thought elsewhere is trained on
     # nowhere
     config = thinking_config(history)
-    config.algorithm.rlvcr.enable, config.algorithm.adv_estimator = False, "grpo"
+    method_settings(config.algorithm).enable, config.algorithm.adv_estimator = False, "grpo"
     plain = collect(tokenizer, None, config)
     for key in ("input_ids", "attention_mask", "responses", "response_mask", "step_ids"):
         assert plain.batch[key].equal(data.batch[key]), key

@@ -20,6 +20,7 @@ from rlvcr.alternatives import StepAlternatives
 from rlvcr.levels import ForcedThought, LevelChoice, ParsedStep, ParseFailure
 from rlvcr.records import ThinkingStep
 from rlvcr.scoring import RowStep, add_level_entropy_bonus, pack_questions
+from rlvcr.settings import method_settings
 from tests.helpers.play import make_config
 from tests.helpers.thinking_plays import score_rows
 from verl.protocol import DataProto, object_array
@@ -111,7 +112,7 @@ def settings(**rlvcr: object) -> Any:
         "thinking_diversity_w": 0.5,
     }
     for key, value in (chosen | rlvcr).items():
-        setattr(config.algorithm.rlvcr, key, value)
+        setattr(method_settings(config.algorithm), key, value)
     return config
 
 
@@ -370,7 +371,7 @@ def test_metrics_begin_where_there_are_none():
 def test_the_level_entropy_bonus_needs_no_credit():
     data = rows()
     before = set(data.tensor_keys())
-    add_level_entropy_bonus(data, steps(), settings().algorithm.rlvcr, CODEC)
+    add_level_entropy_bonus(data, steps(), method_settings(settings().algorithm), CODEC)
     assert set(data.tensor_keys()) - before == {"choice_mask"}
     assert torch.equal(data.batch["choice_mask"], placed((0, [1], 1), (2, [1, 10], 1)).long())
     assert data.meta_info["choice_bonus"] == ChoiceBonus((21, 22, 23, 24), 0.5, name="level")

@@ -12,6 +12,7 @@ from rlvcr.alternatives import StepAlternatives
 from rlvcr.core_rlvcr import thinking_advantage
 from rlvcr.levels import LevelCodec
 from rlvcr.scoring import RowStep, ScoredSteps, build_queries, tabulate
+from rlvcr.settings import method_settings
 from tests.helpers.naive_scorer import NaiveScorer
 from tests.helpers.play import make_config, make_world
 from tests.helpers.tiny_model import make_tiny_policy, make_tiny_tokenizer
@@ -38,10 +39,10 @@ def collect(
 ):
     config = make_config(history=history, levels=True, n=2, max_steps=max_steps)
     config.algorithm.adv_estimator = "rlvcr"
-    config.algorithm.rlvcr.enable = True
-    config.algorithm.rlvcr.thinking_diversity_w = 0.5
+    method_settings(config.algorithm).enable = True
+    method_settings(config.algorithm).thinking_diversity_w = 0.5
     for key, value in rlvcr.items():
-        setattr(config.algorithm.rlvcr, key, value)
+        setattr(method_settings(config.algorithm), key, value)
     group, envs, _ = make_world(tokenizer, config, script, score=scorer)
     collector = TrajectoryCollector(config, tokenizer)
     try:

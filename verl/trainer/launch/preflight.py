@@ -4,7 +4,7 @@ started.
 ``verl.config.validate`` reads the config alone; these checks import what the config names.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from agent_system.environments.env import Observation
 from agent_system.environments.env_registry import (
@@ -140,8 +140,8 @@ def _row_problems(cfg: PPOConfig, tokenizer: PolicyTokenizer, counts: Counts) ->
         yield str(error)
 
 
-def _opened(cfg: PPOConfig, counts: Counts) -> tuple[list[Observation], list[str]]:
-    """What some tasks begin with, and why there is nothing to be seen."""
+def _opened(cfg: PPOConfig, counts: Counts) -> tuple[list[Observation], Sequence[str]]:
+    """Return the first observations of some tasks, and the problems."""
     name = f"env.env_name={cfg.env.env_name!r}"
     try:
         with logged_wait(f"the first tasks of {cfg.env.env_name}", cfg.trainer.waiting_log_s):

@@ -6,6 +6,7 @@ import shutil
 import pytest
 import yaml
 
+from rlvcr.settings import method_settings
 from verl.config.checks.models import CHECKSUMS
 from verl.config.cold_start import cold_start_config
 from verl.config.compose import BASE_DIR, EXPERIMENTS_DIR, POLICIES_DIR
@@ -13,7 +14,7 @@ from verl.config.load import load_config
 from verl.config.plan import Plan, gather_facts, make_plan
 from verl.config.plugins import schema_keys
 from verl.config.schema import PPOConfig, SFTConfig
-from verl.config.settings import keys_of
+from verl.config.settings import keys_of, lookup
 from verl.config.validate import find_problems
 from verl.trainer import cli
 
@@ -102,7 +103,7 @@ def test_the_cold_start_of_the_deep_quickstart_shows_what_its_run_shows():
     assert sft.data.history == run.env.history == "window"
     assert sft.env.history_length == run.env.history_length == run.env.max_steps
     assert sft.model.save_path == run.actor_rollout_ref.model.path
-    assert sft.data.needed_level_share == 0.5
+    assert lookup(sft.data, "needed_level_share") == 0.5
     games, shown = (cfg.env.model_dump()["alfworld"] for cfg in (run, sft))
     assert games["thoughts"] == shown["thoughts"] == "carried"
     # Small rooms beside those that are played, and none larger.
@@ -135,7 +136,7 @@ def test_plan_counts_by_hand():
     assert isinstance(plan, Plan)
     assert (plan.trajectories, plan.rows_at_most, plan.steps_at_most) == (128, 128, 128 * 15)
     assert (plan.mini_batches, plan.optimizer_steps, plan.total_optimizer_steps) == (4, 4, 120)
-    rlvcr = cfg.algorithm.rlvcr
+    rlvcr = method_settings(cfg.algorithm)
     expanded = int(128 * 15 * rlvcr.step_fraction)
     assert plan.other_tokens_at_most == {
         "alternative thoughts": expanded * 3 * rlvcr.max_alternative_tokens

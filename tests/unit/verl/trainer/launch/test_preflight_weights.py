@@ -106,9 +106,9 @@ def put_reward_model(directory):
         num_hidden_layers=1,
         num_attention_heads=2,
         num_key_value_heads=2,
-        num_labels=1,
         pad_token_id=0,
     )
+    config.num_labels = 1
     Qwen2ForSequenceClassification(config).save_pretrained(directory)
     make_tiny_tokenizer().save_pretrained(directory)
 
