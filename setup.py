@@ -95,6 +95,7 @@ setup(
             "*.jinja",
             "*.js",
             "*.json",
+            "*.md",
             "*.toml",
             "*.txt",
             "*.yaml",

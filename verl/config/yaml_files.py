@@ -91,7 +91,7 @@ def _content(file: Path) -> dict[Any, Any]:
     try:
         text = file.read_text(encoding="utf-8")
         problem = find_excess(text)
-        content = None if problem else yaml.load(text, Loader=_Loader)  # a safe loader
+        content = None if problem else yaml.safe_load(text)
     except (OSError, ValueError, yaml.YAMLError):
         return {}  # refused when it is composed
     if problem:
