@@ -9,8 +9,6 @@ tests() {
     python -m pytest --durations=12 "$@" || [ $? -eq 5 ]  # 5: none was selected
 }
 
-two_processes=(-n 2 --dist loadfile --no-loadscope-reorder)
-
 bash scripts/lint.sh quick
 case "$*" in
 *tests/*)
@@ -18,15 +16,13 @@ case "$*" in
     tests "$@"
     ;;
 *)
-    tests tests/unit tests/property tests/golden "${two_processes[@]}" "$@"
-    # Types take two minutes of one core: they are checked while jobs wait for their processes.
+    tests tests/unit tests/property tests/golden -n 2 --dist loadfile --no-loadscope-reorder "$@"
+    # Types take two minutes of one core: they are checked while the first jobs run.
     types_log=$(mktemp)
     pyright >"$types_log" 2>&1 &
     types=$!
     trap 'kill "$types" 2>/dev/null || true; rm -f "$types_log"' EXIT
-    # Two whole jobs at once, but two would share the memory of one GPU.
-    [ -e /dev/nvidia0 ] && two_processes=()
-    tests tests/e2e tests/chaos tests/gpu "${two_processes[@]}" "$@"
+    tests tests/e2e tests/chaos tests/gpu "$@" # whole jobs: each has the machine to itself
     wait "$types" || { cat "$types_log"; exit 1; }
     tail -n 1 "$types_log"
     ;;

@@ -265,14 +265,17 @@ class RayPPOTrainer(Generic[TasksT]):
         batch.meta_info["temperature"] = self.config.actor_rollout_ref.rollout.temperature
         has_questions = BRANCHES in batch.non_tensor_batch
         bypass = self.config.algorithm.rollout_correction.bypass_mode
+        # Row lengths do not show the work of questions: rows that have some are balanced later.
+        if not has_questions:
+            self._balance(batch)
         if has_questions or not bypass:
             with self.clock.measure("scoring" if has_questions else "old_log_prob"):
                 batch = batch.union(self.workers.compute_log_prob(batch))
                 if has_questions:
                     batch = self.collector.read_answers(batch)
             self.metrics |= batch.meta_info.pop("metrics", {})
-        if self.config.trainer.balance_batch:
-            balance_rows(batch, self.workers.data_parallel_size)
+        if has_questions:
+            self._balance(batch)
         if "entropys" in batch.tensor_keys():
             entropy = masked_mean(batch.batch["entropys"], batch.batch["response_mask"])
             self.metrics["actor/entropy"] = entropy.item()
@@ -281,6 +284,11 @@ class RayPPOTrainer(Generic[TasksT]):
         else:
             self.metrics |= M.probability_drift(batch) | correct_rollout(batch, self.config)
         return batch
+
+    def _balance(self, batch: DataProto) -> None:
+        """Reorder rows for equal numbers of tokens per rank (``trainer.balance_batch``)."""
+        if self.config.trainer.balance_batch:
+            balance_rows(batch, self.workers.data_parallel_size)
 
     def compute_log_probs_and_values(self, batch: DataProto) -> DataProto:
         """Add reference log-probs and values, where the run has a reference or a critic."""
