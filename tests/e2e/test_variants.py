@@ -150,6 +150,6 @@ def test_rollouts_overlap_with_updates(overlapping):
     assert [record["training/staleness_max"] for record in metrics] == [0.0, 1.0]
     assert metrics[1]["rollout_corr/k3_kl"] > 1e-6 > abs(metrics[0]["rollout_corr/k3_kl"])
     assert finite(metrics, "actor/grad_norm", "timing_s/gen")
-    # Only a batch that was prefetched can be waited for.
-    assert finite(metrics[1:], "timing_s/wait_for_plays")
+    # The last step prefetches no batch.
+    assert finite(metrics[:-1], "timing_s/wait_for_plays")
     assert rows
