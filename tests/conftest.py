@@ -3,7 +3,6 @@ where there is no CUDA device.
 """
 
 import os
-from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -16,23 +15,6 @@ import verl.trainer.launch.extensions  # noqa: F401  (plugs in the settings of e
 from tests.helpers.shape_check import check_shapes
 
 check_shapes()
-# Files that read ``main_job``. One process runs them all, so the job runs once.
-MAIN_JOB_FILES = {"tests/e2e/test_main_job.py", "tests/chaos/test_kill_and_resume.py"}
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Give each file to one process as ``--dist loadfile`` does, and the files of ``main_job`` to
-    the same process.
-    """
-    from xdist.scheduler import LoadFileScheduling
-
-    class Scheduling(LoadFileScheduling):
-        def _split_scope(self, nodeid: str) -> str:
-            file = super()._split_scope(nodeid)
-            return "main_job" if file in MAIN_JOB_FILES else file
-
-    return Scheduling(config, log)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

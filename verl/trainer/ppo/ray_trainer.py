@@ -265,7 +265,8 @@ class RayPPOTrainer(Generic[TasksT]):
         batch.meta_info["temperature"] = self.config.actor_rollout_ref.rollout.temperature
         has_questions = BRANCHES in batch.non_tensor_batch
         bypass = self.config.algorithm.rollout_correction.bypass_mode
-        # Row lengths do not show the work of questions: rows that have some are balanced later.
+        # The pass assigns rows to ranks by itself. The order of rows decides its micro-batches, and
+        # so the last bits of log-probs: rows with questions are reordered after it.
         if not has_questions:
             self._balance(batch)
         if has_questions or not bypass:
