@@ -1,12 +1,16 @@
-"""Thoughts that work out what the action needs, and an expert that has them.
+"""Thoughts that derive from the prompt the facts that the action needs (``thoughts=carried``).
 
-With ``env.history=window`` a prompt shows what was read so far, in order and unsorted, and no
-earlier thought. Level 1 thinks nothing; level 2 says what is in the hand, level 3 where the thing
-looked for was seen, level 4 goes through the room until a place is left that was not looked into:
-``hold nothing. mug unseen. cabinet 2 done, desk 1 goal, shelf 1 left.``. No thought says an action.
+With ``env.history=window`` a prompt shows the observations so far in their order, and no earlier
+thought. A thought states facts and never an action:
 
-Every level writes its parts whatever the state is. Which of them the action needs depends on the
-state, whose kind and level the reader names.
+- Level 1: nothing.
+- Level 2: the held object, as in ``hold nothing.``
+- Level 3: also where the wanted object was seen, or where the held one goes, as in ``mug unseen.``
+- Level 4: also the receptacles in room order, up to the first that was not visited, as in
+  ``cabinet 2 done, desk 1 goal, shelf 1 left.``
+
+A level writes all its parts in every state. The parts that the action needs depend on the state:
+the expert names the kind of the state and the lowest sufficient level.
 """
 
 from dataclasses import dataclass, replace
@@ -19,34 +23,38 @@ from agent_system.environments.env_package.alfworld.expert import (
 from agent_system.environments.expert_protocol import Decision, Thought
 from rlvcr.levels import LEVELS
 
-# What kind of action is due, and the lowest level whose thought holds all that it needs.
+# Kind of the right action, and the lowest level whose thought states all that it needs.
 NEEDED = {
-    "open": 1,  # what is closed before one's eyes
-    "look": 1,  # at the place where one stands
-    "take": 1,  # what lies before one's eyes
-    "begin": 1,  # no place was looked into: any will do
-    "put": 2,  # what is in the hand
+    "open": 1,  # the closed receptacle at the present place
+    "look": 1,  # at the present place
+    "take": 1,  # an object at the present place
+    "begin": 1,  # no receptacle was visited yet: any is right
+    "put": 2,  # the held object here
     "use": 2,
-    "bring": 3,  # what is in the hand to where it is wanted
-    "return": 3,  # to what was seen elsewhere
-    "search": 4,  # in places not yet looked into
+    "bring": 3,  # the held object to its next place
+    "return": 3,  # to an object that was seen elsewhere
+    "search": 4,  # in receptacles that were not visited
 }
 SEARCHES = {"begin", "search"}
 
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """What kind of action is due, and all right actions of it, in the order of the room."""
+    """Kind of the right action, and all right actions of that kind, in room order."""
 
     kind: str
     actions: tuple[str, ...]
 
 
 class CarriedPlayer(AlfworldPlayer):
-    """Plays one episode. It searches by chance, but on level 4 where its thought arrives."""
+    """Expert of one episode with the thoughts of all levels.
+
+    Its searches go to a random receptacle. The action of level 4 goes to the first receptacle that
+    was not visited, which its thought names.
+    """
 
     def act(self) -> Decision:
-        """The next action, with the thought of each level."""
+        """Return the next action with the thought and action of each level."""
         due = self.due()
         decision = super().act()
         parts = (self._hand(), self._where(), self._scan())
@@ -54,14 +62,16 @@ class CarriedPlayer(AlfworldPlayer):
             level: Thought(" ".join(f"{part}." for part in parts[: level - 1]), decision.action)
             for level in LEVELS
         }
-        # Only who goes through the room knows which of the places comes first.
+        # Only the thought of level 4 names the first receptacle that was not visited.
         if due.kind in SEARCHES and not decision.slack and not decision.slip:
             thoughts[4] = replace(thoughts[4], action=due.actions[0])
         needed = NEEDED[due.kind]
         return replace(decision, thoughts=thoughts, needed_level=needed, right=due.actions)
 
     def due(self) -> Due:
-        """What is due in the present state; the same for everyone who has read the same."""
+        """Return the right actions in the present state. They follow from the observations alone:
+        no draw is used.
+        """
         at = self.at
         if at in self.closed:
             return Due("open", (f"open {at}",))
@@ -79,7 +89,10 @@ class CarriedPlayer(AlfworldPlayer):
         return self._due_at(self.asked.place, "put", f"move {self.held} to {{}}")
 
     def _due_of_search(self, wanted: str, use: str) -> Due:
-        """To use what is ``wanted``: where it is seen, else where it was seen, else search."""
+        """Return the right actions towards an object of class ``wanted``.
+
+        They use it if it is here, else go where it was seen, else search.
+        """
         found = self._copies(wanted)
         here = [name for name, place in found if place == self.at]
         if here:
@@ -90,20 +103,22 @@ class CarriedPlayer(AlfworldPlayer):
         unseen = [place for place in self.room if place not in self.seen]
         likely = [place for place in unseen if cls(place) != self.asked.place]
         elsewhere = [place for place in self.room if place != self.at]
-        # All but the place at hand, where everything was looked into: something was overlooked.
+        # Everything was visited without success: any place except the present one is right.
         places = likely or unseen or elsewhere or self.room
         kind = "search" if self.seen else "begin"
         return Due(kind, tuple(f"go to {place}" for place in places))
 
     def _due_at(self, wanted: str, kind: str, action: str) -> Due:
-        """What is due at a receptacle of the class, or the way there."""
+        """Return the action at a receptacle of class ``wanted``, or the moves towards one."""
         places = self._places(wanted)
         if self.at in places:
             return Due(kind, (action.format(self.at),))
         return Due("bring", tuple(f"go to {place}" for place in places))
 
     def _places(self, wanted: str) -> list[str]:
-        """Receptacles of the class; of two objects the second goes where the first one is."""
+        """Return the receptacles of class ``wanted``. Once an object was placed in one of them,
+        return only that one: a second object goes to the first.
+        """
         if self.home is not None and cls(self.home) == wanted:
             return [self.home]
         return [place for place in self.room if cls(place) == wanted]
@@ -113,7 +128,7 @@ class CarriedPlayer(AlfworldPlayer):
         searches = due.kind in SEARCHES
         return Decision(self.rng.choice(due.actions) if searches else due.actions[0])
 
-    # What is thought
+    # Parts of the thoughts
 
     def _hand(self) -> str:
         held = f"hold {self.held or 'nothing'}"
@@ -128,12 +143,12 @@ class CarriedPlayer(AlfworldPlayer):
         return f"{found[0][0]} in {found[0][1]}" if found else f"{wanted} unseen"
 
     def _goal(self) -> str:
-        """The class of the place that what is held is to be brought to next."""
+        """Return the class of the receptacle that the held object goes to next."""
         tool = TOOL.get(self.asked.kind)
         return tool if tool and not self.treated else self.asked.place
 
     def _scan(self) -> str:
-        """Place after place, up to the first that is left to look into."""
+        """Return the receptacles in room order, up to the first that has to be visited."""
         said = []
         for place in self.room:
             if place in self.seen:
@@ -145,8 +160,10 @@ class CarriedPlayer(AlfworldPlayer):
         return ", ".join(said)
 
     def _copies(self, wanted: str) -> list[tuple[str, str]]:
-        """Objects of the class seen where they are not wanted, with their places: first those at
-        hand, the others in the order of the room; in a place as the engine lists them.
+        """Return (object, receptacle) for the seen objects of class ``wanted`` outside the target.
+
+        The present place comes first, then room order. Within a receptacle the order is that of the
+        engine's text: descending numbers.
         """
         order = sorted(self.seen, key=lambda place: (place != self.at, self.room.index(place)))
         return [
