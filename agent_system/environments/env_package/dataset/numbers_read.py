@@ -1,5 +1,5 @@
-"""Numbers in the ways that people write them: separators, fractions, powers of ten, percentages,
-currencies, units and English words.
+"""Parsing of written numbers: separators, fractions, powers of ten, percentages, currencies, units
+and English words.
 """
 
 import re
@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 from itertools import pairwise
 
-CLOSE = Fraction(1, 10**6)  # relative difference of decimals that are the same number
-LONGEST = 400  # digits, and powers of ten: beyond them a number is compared as text
+CLOSE = Fraction(1, 10**6)  # largest relative difference of equal decimals
+LONGEST = 400  # characters, and powers of ten: a larger number is compared as text
 
 _SIGNED = r"[-+]?\s?"
 _PLAIN = r"(?:\d{1,3}(?:[, _]\d{3})+|\d+)(?:\.\d+)?|\.\d+"
@@ -41,7 +41,7 @@ _SMALL = {word: n for n, word in enumerate(_ONES)} | {
     word: 10 * n for n, word in enumerate(_TENS, 2)
 }
 _PARTS = {"half": 2, "third": 3, "quarter": 4, "fourth": 4, "fifth": 5, "eighth": 8, "tenth": 10}
-# The first word of each line is the unit, the others are other words for it.
+# In each group between bars the first word is the unit, and the others are synonyms.
 _UNITS = """
 dollar $ usd|euro € eur|pound £ gbp|yen ¥ jpy|cent ¢|% percent percentage|° degree deg
 mm millimeter millimetre|cm centimeter centimetre|m meter metre|km kilometer kilometre
@@ -58,9 +58,7 @@ UNITS = {
 
 @dataclass(frozen=True, slots=True)
 class WrittenNumber:
-    """A number and its unit, "" where it has none; ``is_exact`` says that it is an integer or a
-    fraction.
-    """
+    """Number with its unit ("" without one). ``is_exact`` is True for integers and fractions."""
 
     value: Fraction
     unit: str = ""
@@ -68,7 +66,7 @@ class WrittenNumber:
 
 
 def read_number(text: str) -> WrittenNumber | None:
-    """Return the number that the normalised ``text`` is; None for anything else.
+    """Return the number that the normalised ``text`` consists of, or None for any other text.
 
     >>> read_number("1,234.50 dollars")
     WrittenNumber(value=Fraction(2469, 2), unit='dollar', is_exact=False)
@@ -82,8 +80,10 @@ def read_number(text: str) -> WrittenNumber | None:
 
 
 def same_number(given: WrittenNumber, truth: WrittenNumber) -> bool:
-    """Say that both are the same number in the same unit. A unit that one of them lacks does not
-    count; a percentage is the number before its sign or a hundredth of it.
+    """Return True if both are the same number and their units do not contradict each other.
+
+    A missing unit matches any unit. A percentage compared with a plain number may be its number or
+    a hundredth of it: 50% equals 50 and 0.5.
     """
     if given.unit and truth.unit and given.unit != truth.unit:
         return False
@@ -131,7 +131,10 @@ def _decimal(parts: dict[str, str | None]) -> Fraction | None:
 
 
 def _unit(rest: str, money: str) -> tuple[int, str] | None:
-    """What the words behind a number multiply it by, and its unit; None where they are no unit."""
+    """Return the factor and the unit in the text behind a number, or None if it is no unit.
+
+    ``million dollars`` gives (1000000, "dollar"). ``money`` is the currency sign before the number.
+    """
     if _LATER.match(rest):
         return None
     is_apart = rest[:1].isspace()
@@ -152,7 +155,7 @@ def _unit_name(text: str, is_apart: bool) -> str | None:
     letters = [word.casefold() for word in re.findall(r"[^\W\d_]+", text)]
     if known is not None and (is_apart or not re.fullmatch(r"[a-zA-Z]", text)):
         return known
-    # One letter is a variable, and a name of mathematics is a factor.
+    # One letter is a variable, and a mathematical name such as "pi" is a factor.
     if not letters or len(letters[0]) == 1 or _NOT_UNITS.intersection(letters):
         return None
     if len(_UNIT.sub("", text)) or re.match(r"[\d^/-]", text):
@@ -161,7 +164,7 @@ def _unit_name(text: str, is_apart: bool) -> str | None:
 
 
 def _read_words(text: str) -> WrittenNumber | None:
-    """A number in English words, with a unit behind it where there is one."""
+    """Parse a number in English words with an optional unit behind it."""
     words = re.sub(r"(?<=[a-z])-(?=[a-z])", " ", text.casefold()).split()
     negative = words[:1] in (["minus"], ["negative"])
     words = words[1:] if negative else words
@@ -193,7 +196,7 @@ def _read_words(text: str) -> WrittenNumber | None:
 
 
 def _counts_down(words: list[str]) -> bool:
-    """Words of a number below a hundred are tens, then ones: "one two" are two numbers."""
+    """Return True if tens precede ones, as in "twenty one". "one two" are two numbers."""
     for one, other in pairwise(words):
         if one in _SMALL and other in _SMALL and not (one in _TENS and 0 < _SMALL[other] < 10):
             return False

@@ -1,15 +1,15 @@
-"""Guard in front of the algebra system: which formulas would take for ever, or all memory."""
+"""Size check of formulas. Too large ones would exhaust time or memory in the algebra system."""
 
 import math
 import re
 
 MOST_DIGITS = 3  # of an exponent, an argument of a factorial, or a bound of a sum
 LARGEST_POWER = 1000  # product of the numbers of an exponent, and of exponents of nested brackets
-LARGEST_EXPANSION = 200  # that product times the square of the number of symbols
-LARGEST_SUM = 2000  # of all exponents
+LARGEST_EXPANSION = 200  # product of bracket exponents times the squared number of symbols
+LARGEST_SUM = 2000  # sum of all exponents
 MOST_POWERS = 20
 MOST_FACTORIALS = 10
-DEEPEST = 6  # brackets inside each other
+DEEPEST = 6  # nesting depth of brackets
 
 _POWER = re.compile(r"(?:\^|\*\*)\s*")
 _FACTORIAL = re.compile(r"(\d*)\s*!")
@@ -21,7 +21,7 @@ _LAYOUT = {"\\frac", "\\dfrac", "\\left", "\\right", "\\cdot", "\\times", "\\sqr
 
 
 def is_too_large(formula: str) -> bool:
-    """Say that ``formula`` has powers, factorials, numbers or brackets beyond what is computed.
+    """Return True if powers, factorials, numbers or brackets of ``formula`` exceed the limits.
 
     >>> is_too_large("10^{10^{10}}!"), is_too_large("e^{2x}")
     (True, False)
@@ -37,7 +37,7 @@ def is_too_large(formula: str) -> bool:
 
 def _has_large_factorials(formula: str) -> bool:
     numbers = [len(found[1]) for found in _FACTORIAL.finditer(formula)]
-    # Without a number in front it is the factorial of a bracket or of a power.
+    # No number precedes the sign: it is the factorial of a bracket or of a power.
     if any(not 0 < digits <= MOST_DIGITS for digits in numbers):
         return not re.fullmatch(r"[^!]*\b[a-z]!", formula)
     return len(numbers) > MOST_FACTORIALS or bool(re.search(r"!\s*[\])}]+\s*(?:\^|\*\*)", formula))
@@ -63,7 +63,7 @@ def _has_large_powers(formula: str) -> bool:
 
 
 def _depth(formula: str) -> int:
-    """Return how deep brackets nest; a bar may open or close."""
+    """Return the nesting depth of brackets. A bar may open or close, so bars count half."""
     deepest = depth = 0
     for sign in formula:
         depth += (sign in "({[") - (sign in ")}]")
@@ -72,13 +72,17 @@ def _depth(formula: str) -> int:
 
 
 def _is_tower(exponent: str) -> bool:
-    """A power of a number in an exponent, or a power in the exponent of its power."""
+    """Return True for an exponent with a power of a number, or with two nested powers."""
     inner = [_argument(exponent, power.end()) for power in _POWER.finditer(exponent)]
     return bool(re.search(r"\d[\s)}\]]*(?:\^|\*\*|!)", exponent)) or any(map(_POWER.search, inner))
 
 
 def _argument(text: str, start: int) -> str:
-    """The exponent that begins at ``start``, with what it is itself raised to."""
+    """Return the exponent that begins at ``start``, including its own exponents.
+
+    >>> _argument("x^2^3 + 1", 2)
+    '2^3'
+    """
     depth = 0
     for place in range(start, len(text)):
         depth += (text[place] in "({[") - (text[place] in ")}]")
