@@ -71,8 +71,8 @@ _OPERATOR = re.compile(
 class FoundAnswer:
     """Answer that was extracted from a text.
 
-    ``readings`` are candidate texts, the longest first. ``is_marked`` is True for an answer in a
-    mark and False for a sentence. ``numbers`` are further candidates for a numeric ground truth.
+    ``readings`` are candidate texts, the whole answer first. ``is_marked`` is True for an answer in
+    a mark and False for a sentence. ``numbers`` are further candidates for a numeric ground truth.
     """
 
     readings: tuple[str, ...]

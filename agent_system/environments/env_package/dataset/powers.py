@@ -72,7 +72,7 @@ def _depth(formula: str) -> int:
 
 
 def _is_tower(exponent: str) -> bool:
-    """Return True for an exponent with a power of a number, or with two nested powers."""
+    """Return True if ``exponent`` contains a power or factorial of a number, or nested powers."""
     inner = [_argument(exponent, power.end()) for power in _POWER.finditer(exponent)]
     return bool(re.search(r"\d[\s)}\]]*(?:\^|\*\*|!)", exponent)) or any(map(_POWER.search, inner))
 

@@ -1,7 +1,7 @@
-"""An expert for Sokoban: the shortest solution, looked for again after every move it did not plan.
+"""Expert for Sokoban: follows a shortest solution, and searches again after an unplanned move.
 
-The search is bounded. Where it finds nothing in a large room with many boxes, the expert plays the
-solution that the level was made from, and is then never useless on purpose.
+The search is bounded. If it fails, as in large rooms with many boxes, the expert follows the
+stored solution of the level, and adds no noise.
 """
 
 import random
@@ -14,11 +14,11 @@ from agent_system.environments.expert_protocol import Decision, EpisodeStart, Ex
 from agent_system.environments.experts.interface import Tried, disturbed, shortest_way
 
 MAX_STATES = 20_000  # of one search: about a second
-SHOWN = 6  # moves of a plan that a thought tells
+SHOWN = 6  # moves of the plan in a thought
 
 
 class SokobanPlayer:
-    """Plays one episode from the level, which is an observation's anchor in both modes."""
+    """Expert of one episode. It reads the level from ``Observation.state`` in text and image mode."""
 
     def __init__(self, task: Task, first: Observation, rng: random.Random, noise: Noise) -> None:
         self.rng = rng
@@ -33,7 +33,7 @@ class SokobanPlayer:
         self.plan = list(task["solution"]) if found is None else found
 
     def act(self) -> Decision:
-        """The next move, with the push that it prepares and the cell to push from."""
+        """Return the next move of the plan, with the next push and the cell to push from."""
         after = dict(self._after(self.state))
         decision = Decision(
             action=self.plan[0],
@@ -47,7 +47,7 @@ class SokobanPlayer:
         return disturbed(decision, self.rng, self.noise, self._useless(after), impossible)
 
     def observe(self, action: str, observation: Observation) -> None:
-        """What the move changed."""
+        """Read the new state, and advance the plan or search a new one."""
         before = self.state
         self._read(observation)
         changed = self.state != before
@@ -55,23 +55,25 @@ class SokobanPlayer:
         if changed and action == self.plan[0]:
             self.plan = self.plan[1:]
         elif changed:
-            # A move that was not planned, by noise: the old plan does not fit the new state.
+            # Noise caused an unplanned move: the old plan does not fit the new state.
             self.plan = self._way(self.state) or self.plan
 
     def _next_push(self) -> str:
-        """``push left from 1 up 1 right``: the first push of the plan, and how far its place is."""
+        """Return the first push of the plan and the offset of its cell:
+        ``push left from 1 up 1 right``.
+        """
         place, boxes = self.state
         for move in self.plan:
             ahead = moved(place, MOVES[move])
             if ahead in boxes:
                 return f"push {move} from {offset(self.state[0], place)}"
             place = ahead
-        raise ValueError("a plan without a push solves nothing")
+        raise ValueError(f"the plan {self.plan} contains no push, so it cannot solve the level")
 
     def _useless(self, after: dict[str, State]) -> list[str]:
-        """Moves that lead no nearer, and from which there still is a way."""
+        """Return the moves that do not shorten the solution and keep the level solvable."""
         if not self.noise.slack:
-            return []  # every one of them costs a search
+            return []  # saves one search per move
         ways = {move: self._way(state) for move, state in after.items()}
         return [move for move, way in ways.items() if way and len(way) >= len(self.plan)]
 
@@ -92,8 +94,7 @@ class SokobanPlayer:
                 continue
             behind = moved(ahead, step)
             if behind in self.floor and behind not in boxes:
-                # Boxes are interchangeable: sorted, so that two states that look the same are the
-                # same.
+                # Boxes are interchangeable. Sort them, so that equal positions are equal states.
                 pushed = tuple(sorted(behind if box == ahead else box for box in boxes))
                 yield move, (ahead, pushed)
 
@@ -111,7 +112,7 @@ class SokobanPlayer:
 
 
 def start(episode: EpisodeStart) -> SokobanPlayer:
-    """An expert that has seen the level."""
+    """Return an expert for one episode, which has read the first observation."""
     return SokobanPlayer(episode.task, episode.first, episode.rng, episode.noise)
 
 

@@ -1,8 +1,7 @@
-"""Sokoban levels: a room at random, the boxes on their targets, and from there backwards.
+"""Generation of Sokoban levels by backward search from solved states in a random room.
 
-All ways backwards are followed breadth first, so every start state that is found comes with a
-shortest solution, and a level is solvable because it was made from its solution. States are
-``(player, boxes)`` with cells ``(row, column)``.
+The search is breadth first, so every start state comes with a shortest solution, and every level is
+solvable. A state is ``(agent cell, box cells)``, and a cell is ``(row, column)``.
 """
 
 import random
@@ -17,23 +16,23 @@ State = tuple[Cell, tuple[Cell, ...]]
 MOVES = {"up": (-1, 0), "down": (1, 0), "left": (0, -1), "right": (0, 1)}
 WALL, FLOOR, TARGET, BOX, BOX_ON_TARGET, PLAYER, PLAYER_ON_TARGET = "#_.$*@+"
 WALL_SHARE = 0.2  # of the cells inside the outer walls
-# Of one room; the levels of a larger one are drawn from the states nearest to its solution.
+# Most states of one room. The search stops there, so levels of large rooms are close to solved.
 MAX_STATES = 8_000
-VAL_SHARE = 5  # one level in five may be held out
-PATIENCE = 300  # rooms without a new level before giving up
+VAL_SHARE = 5  # one level in five is held out
+PATIENCE = 300  # consecutive rooms without a new level after which the generation stops
 
 
 def moved(cell: Cell, step: Cell, times: int = 1) -> Cell:
-    """The cell ``times`` steps away."""
+    """Return the cell that is ``times`` steps of ``step`` away from ``cell``."""
     return cell[0] + times * step[0], cell[1] + times * step[1]
 
 
 @lru_cache(maxsize=4)
 def levels(settings: SokobanSettings) -> dict[str, list[tuple[str, list[str]]]]:
-    """For each split, different levels as (text, shortest solution). A level and its mirror images
-    count as one.
+    """Return the distinct levels of each split as (text, shortest solution).
 
-    Raises ``ValueError`` when rooms of these settings have no such levels.
+    A level, its rotations and its mirror images count as one. Raises ``ValueError`` if a split gets
+    no level.
     """
     wanted = {"train": settings.train_levels, "val": settings.val_levels}
     found: dict[str, list] = {"train": [], "val": []}
@@ -46,7 +45,7 @@ def levels(settings: SokobanSettings) -> dict[str, list[tuple[str, list[str]]]]:
         number += 1
         if level is None or (name := canonical(level[0])) in known:
             continue
-        # Mirror images have one name, and so are on the same side of the split.
+        # Mirror images have one canonical text, so they are in the same split.
         split = "train" if derive_seed(NAME, name) % VAL_SHARE else "val"
         if len(found[split]) < wanted[split]:
             known.add(name)
@@ -57,27 +56,27 @@ def levels(settings: SokobanSettings) -> dict[str, list[tuple[str, list[str]]]]:
             f"env.{NAME}: no levels of {settings.min_moves} to {settings.search_depth} moves "
             f"(min_moves, search_depth) in rooms of {list(settings.dim_room)} (dim_room) with "
             f"{settings.num_boxes} boxes (num_boxes); "
-            "make the rooms larger, or the range of moves wider"
+            "fix: make the rooms larger, or the range of moves wider"
         )
     return found
 
 
 def make_level(settings: SokobanSettings, draw: random.Random) -> tuple[str, list[str]] | None:
-    """One level and its shortest solution; None where the room that was drawn has none."""
+    """Draw a level and its shortest solution. Return None if the drawn room allows no level."""
     floor = _room(settings, draw)
-    # Targets must be free of boxes at the start, so the room has to hold both and the player.
+    # At the start no box is on a target, so boxes, targets and the agent need distinct cells.
     if len(floor) < 2 * settings.num_boxes + 1:
         return None
     targets = tuple(sorted(draw.sample(sorted(floor), settings.num_boxes)))
     layers, way = _backwards(floor, targets, settings.search_depth)
-    # A box that stands on its target at the start would be no work.
+    # Start states have no box on a target.
     starts = [
         [s for s in layer if not set(s[1]) & set(targets)] for layer in layers[settings.min_moves :]
     ]
     starts = [layer for layer in starts if layer]
     if not starts:
         return None
-    # First a number of moves, then a state: far states are more, and would be nearly all levels.
+    # Draw the number of moves first: most states are far from solved, and would dominate.
     state = draw.choice(draw.choice(starts))
     return draw_level(settings.dim_room, floor, targets, state), list(_follow(state, way))
 
@@ -85,7 +84,7 @@ def make_level(settings: SokobanSettings, draw: random.Random) -> tuple[str, lis
 def draw_level(
     size: tuple[int, int], floor: set[Cell], targets: tuple[Cell, ...], state: State
 ) -> str:
-    """The level as text, a line per row, in the signs of the usual XSB format (floor is ``_``)."""
+    """Return the level as text, one line per row, in the signs of the XSB format (floor is ``_``)."""
     player, boxes = state
 
     def sign(cell: Cell) -> str:
@@ -102,7 +101,7 @@ def draw_level(
 
 
 def canonical(level: str) -> str:
-    """The same text for a level, its rotations and its mirror images."""
+    """Return a text that is equal for a level, its rotations and its mirror images."""
     rows = level.split("\n")
     same = []
     for _ in range(4):
@@ -112,14 +111,14 @@ def canonical(level: str) -> str:
 
 
 def _room(settings: SokobanSettings, draw: random.Random) -> set[Cell]:
-    """The floor: what hangs together most when walls are strewn over the room."""
+    """Return the floor: the largest connected area after random walls are placed in the room."""
     height, width = settings.dim_room
     cells = [(row, column) for row in range(1, height - 1) for column in range(1, width - 1)]
     left = {cell for cell in cells if draw.random() >= WALL_SHARE}
     largest: set[Cell] = set()
     while left:
         part = set()
-        # The least cell, for a set has no order that is the same in every process.
+        # Start at the smallest cell, because the order of a set differs between processes.
         edge = [min(left)]
         while edge:
             cell = edge.pop()
@@ -134,8 +133,10 @@ def _room(settings: SokobanSettings, draw: random.Random) -> set[Cell]:
 def _backwards(
     floor: set[Cell], targets: tuple[Cell, ...], depth: int
 ) -> tuple[list[list[State]], dict]:
-    """States by the number of moves they are away from solved, and for each the move that leads
-    nearer.
+    """Search backwards from the solved states.
+
+    Return the states by their number of moves to a solved state, and for each state the (move, next
+    state) towards one, or None if it is solved.
     """
     layers = [[(cell, targets) for cell in sorted(floor) if cell not in targets]]
     way: dict[State, tuple[str, State] | None] = dict.fromkeys(layers[0])
@@ -152,9 +153,7 @@ def _backwards(
 
 
 def _before(floor: set[Cell], state: State) -> Iterator[tuple[str, State]]:
-    """Every (move, state) whose move leads to ``state``: the player walked, or pushed the box in
-    front of him.
-    """
+    """Yield each (move, earlier state) whose move leads to ``state``, by a walk or by a push."""
     player, boxes = state
     for move, step in MOVES.items():
         came_from = moved(player, step, -1)
@@ -162,8 +161,7 @@ def _before(floor: set[Cell], state: State) -> Iterator[tuple[str, State]]:
         if came_from not in floor or came_from in boxes:
             continue
         yield move, (came_from, boxes)
-        # Backwards a push is a pull: the player steps away, and the box in front of him comes
-        # along.
+        # A push backwards is a pull: the agent steps back, and the box in front of it follows.
         if ahead in boxes:
             yield move, (came_from, tuple(sorted(player if box == ahead else box for box in boxes)))
 

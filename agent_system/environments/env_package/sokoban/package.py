@@ -1,4 +1,4 @@
-"""Sokoban as the agent system sees it."""
+"""Sokoban as an environment package: ``env.env_name=sokoban``."""
 
 from typing import Any
 
@@ -35,10 +35,10 @@ LEGENDS = {
 
 
 class Sokoban:
-    """Won when every box is on a target. The caller limits the number of steps.
+    """Environment of Sokoban. An episode ends when every box is on a target.
 
-    A move into a wall, or into a box that cannot be pushed, changes nothing and is not valid. The
-    anchor is the level.
+    The caller limits the number of turns. A move into a wall, or into a box that cannot be pushed,
+    changes nothing and is invalid. The anchor is the level as text.
     """
 
     placement = "inline"
@@ -52,8 +52,8 @@ class Sokoban:
         self._boxes: frozenset[Cell] = frozenset()
 
     def reset(self, task: Task, seed: int) -> Observation:
-        """Start ``task["level"]``; nothing is drawn, so ``seed`` has no effect."""
-        del seed  # the task says it all
+        """Start ``task["level"]``. ``seed`` has no effect: the level is deterministic."""
+        del seed  # the task determines the episode
         cells = {
             (r, c): sign
             for r, line in enumerate(task["level"].split("\n"))
@@ -67,10 +67,13 @@ class Sokoban:
         return self._look("")
 
     def step(self, action: str) -> tuple[Observation, float, bool, dict[str, Any]]:
-        """Move; see ``SokobanSettings.reward`` for what it pays."""
+        """Move the agent by ``up``, ``down``, ``left`` or ``right``.
+
+        ``SokobanSettings.reward`` defines the reward.
+        """
         action = action.strip().lower()
         valid = action in MOVES and self._free(MOVES[action])
-        # Judged before the move, as the reward counts what this move placed or took off.
+        # Count before the move: the reward is for boxes that this move puts on or off targets.
         placed = self._placed()
         if valid:
             ahead = moved(self._player, MOVES[action])
@@ -85,7 +88,7 @@ class Sokoban:
         return self._look(said), reward, won, {"won": won, "is_action_valid": valid}
 
     def close(self) -> None:
-        """Nothing to free."""
+        """Do nothing: the environment holds no resources."""
 
     def _placed(self) -> int:
         return sum(box in self._targets for box in self._boxes)
@@ -108,14 +111,14 @@ class Sokoban:
 
 
 def prompts(settings: SokobanSettings) -> ChatPrompts | CompactPrompts:
-    """The rules, and how the room is shown; or the room alone."""
+    """Return prompts with the rules and the legend, or compact ones with the room alone."""
     if settings.prompt == "compact":
         return CompactPrompts(shorten, begin, keep_first=True)
     return ChatPrompts(RULES.format(legend=LEGENDS[settings.shows_images]), example="up")
 
 
 def tasks(settings: SokobanSettings, split: str) -> list[Task]:
-    """Levels; ``solution`` is a shortest one and is shown to nobody."""
+    """Return one task per level. No prompt shows its ``solution``, a shortest one."""
     found = levels(settings)[split]  # pyright: ignore[reportArgumentType]  settings hash
     return [
         {
@@ -129,7 +132,10 @@ def tasks(settings: SokobanSettings, split: str) -> list[Task]:
 
 
 def images(settings: SokobanSettings) -> tuple[str, Any, Any] | None:
-    """The key that makes observations images, as ``EnvPackage.images`` asks for it."""
+    """Return key, value and text-mode value of the setting that makes observations images.
+
+    Return None in text mode. See ``EnvPackage.images``.
+    """
     return ("mode", settings.mode, "text") if settings.shows_images else None
 
 

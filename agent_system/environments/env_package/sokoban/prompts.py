@@ -1,23 +1,29 @@
-"""The storeroom in few words, for policies that cannot find their way on a map.
+"""Compact observations of Sokoban, for policies that cannot navigate a map.
 
-The room is drawn once, at the start. After that an observation says which sides are not free, and
-of every box that is not in its place how far away it is, its target from there, and from which
-cells it can be pushed closer to a target, or at all.
+Only the first observation contains the map. Every observation lists the blocked sides of the agent.
+For each box outside a target it gives:
+
+- the offset of the box from the agent, and of the nearest free target from the box,
+- the pushes that bring the box closer to a target, with the cells to push from. If there are none,
+  it gives the pushes away.
 """
 
 from agent_system.environments.env_package.sokoban.levels import MOVES, Cell, moved
 
-_FREE = "_.@+"  # the player is no obstacle to a box: he makes room by pushing it
+_FREE = "_.@+"  # the agent's cell counts as free: the agent leaves it by pushing
 
 
 def begin(text: str) -> str:
-    """The room, then what ``shorten`` says."""
+    """Return the map, followed by the text of ``shorten``."""
     short = shorten(text)
     return text if short == text else f"{text}\n{short}"
 
 
 def shorten(text: str) -> str:
-    """``up wall, down box; box 1 down, target 1 left, closer left from 1 down 1 right``."""
+    """Describe a map relative to the agent. Text without a map is returned unchanged.
+
+    Example: ``up wall, down box; box 1 down, target 1 left, closer left from 1 down 1 right``.
+    """
     lines = text.splitlines()
     drawn = [line for line in lines if all(len(sign) == 1 for sign in line.split())]
     cells = {
@@ -35,7 +41,9 @@ def shorten(text: str) -> str:
 
 
 def _what(cells: dict[Cell, str], here: Cell, step: Cell) -> str:
-    """What stands on one side, nothing where it is free; a box that does not give way is stuck."""
+    """Return the obstacle in direction ``step``: "" if free, ``wall``, ``box``, or ``stuck`` for a
+    box that cannot be pushed.
+    """
     ahead = moved(here, step)
     if _is_free(cells, ahead):
         return ""
@@ -45,9 +53,9 @@ def _what(cells: dict[Cell, str], here: Cell, step: Cell) -> str:
 
 
 def _boxes(cells: dict[Cell, str], here: Cell) -> list[str]:
-    """Every box that is not on a target, from there the nearest target that is free, and pushes.
+    """Describe each box outside a target: its offset, its nearest free target, and its pushes.
 
-    Only where no push brings it closer to any target are those named that bring it away.
+    Pushes away from the targets are listed only if no push brings the box closer to one.
     """
     free = [cell for cell, sign in cells.items() if sign in ".+"]
     said = []
@@ -68,7 +76,7 @@ def _boxes(cells: dict[Cell, str], here: Cell) -> list[str]:
 
 
 def _to_go(box: Cell, targets: list[Cell]) -> int:
-    """Pushes to the nearest target, were there no walls."""
+    """Return the number of pushes to the nearest target, without regard to walls."""
     return min(abs(row - box[0]) + abs(column - box[1]) for row, column in targets)
 
 
@@ -77,7 +85,7 @@ def _is_free(cells: dict[Cell, str], cell: Cell) -> bool:
 
 
 def offset(start: Cell, end: Cell) -> str:
-    """``2 up 1 left``; ``here`` where the two are the same cell."""
+    """Return the offset between two cells, such as ``2 up 1 left``, or ``here`` if they are equal."""
     down = end[0] - start[0]
     right = end[1] - start[1]
     parts = []

@@ -1,7 +1,9 @@
-"""The example: a price list that nobody knows by heart, a lookup, a calculator, and questions.
+"""Example of tool use: a random price list, a lookup, a calculator, and questions.
 
-Everything is made here from seeds; nothing is downloaded. Which pairs of items are asked about in
-validation depends on the pair alone, so no such pair is trained on.
+All data is generated from seeds, without downloads. A hash of the pair of items decides the split
+of a question, so the item pairs of validation never occur in training.
+
+The docstrings and errors of ``lookup`` and ``calculator`` are shown to the policy.
 """
 
 import ast
@@ -23,7 +25,7 @@ ITEMS = (
 )  # fmt: skip
 VAL_SHARE = 5  # one pair of items in five is held out
 LONGEST = 200  # characters of an expression
-LARGEST = 10**12  # of a number on the way
+LARGEST = 10**12  # absolute value of intermediate results
 OPERATORS: dict[type[ast.AST], Callable[..., Any]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -37,7 +39,7 @@ OPERATORS: dict[type[ast.AST], Callable[..., Any]] = {
 
 @cache
 def shelf() -> dict[str, dict[str, int]]:
-    """Price in coins, weight in grams and number in stock of every item."""
+    """Return price in coins, weight in grams and number in stock of each item."""
     draw = random.Random(derive_seed(SOURCE, "shelf"))
     return {
         item: {
@@ -83,8 +85,9 @@ FUNCTIONS = (calculator, lookup)
 
 
 def tasks(settings: ToolsSettings, split: str) -> list[Task]:
-    """Questions about two items each, all different; fewer than asked for where there are no
-    more.
+    """Return distinct questions about two items each.
+
+    There are fewer than the settings ask for if 1000 draws in a row give no new question.
     """
     wanted = settings.val_tasks if split == "val" else settings.train_tasks
     found: dict[str, Task] = {}
