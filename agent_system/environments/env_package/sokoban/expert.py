@@ -18,7 +18,7 @@ SHOWN = 6  # moves of the plan in a thought
 
 
 class SokobanPlayer:
-    """Expert of one episode. It reads the level from ``Observation.state`` in text and image mode."""
+    """Expert of one episode. It reads the level from ``Observation.state``, also in image mode."""
 
     def __init__(self, task: Task, first: Observation, rng: random.Random, noise: Noise) -> None:
         self.rng = rng

@@ -84,7 +84,7 @@ def make_level(settings: SokobanSettings, draw: random.Random) -> tuple[str, lis
 def draw_level(
     size: tuple[int, int], floor: set[Cell], targets: tuple[Cell, ...], state: State
 ) -> str:
-    """Return the level as text, one line per row, in the signs of the XSB format (floor is ``_``)."""
+    """Return the level as text in the signs of the XSB format, with ``_`` for the floor."""
     player, boxes = state
 
     def sign(cell: Cell) -> str:

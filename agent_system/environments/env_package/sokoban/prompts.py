@@ -85,7 +85,7 @@ def _is_free(cells: dict[Cell, str], cell: Cell) -> bool:
 
 
 def offset(start: Cell, end: Cell) -> str:
-    """Return the offset between two cells, such as ``2 up 1 left``, or ``here`` if they are equal."""
+    """Return the offset from ``start`` to ``end``: ``2 up 1 left``, or ``here`` if equal."""
     down = end[0] - start[0]
     right = end[1] - start[1]
     parts = []

@@ -192,7 +192,7 @@ def instructions(settings: ToolsSettings, levels: bool) -> str:
 
 
 def tasks(settings: ToolsSettings, split: str) -> list[Task]:
-    """Return the tasks of the split's files, or those of ``example`` if the settings have no file."""
+    """Return the tasks of the split's files, or those of ``example`` without files."""
     if settings.train_files or settings.val_files:
         found = rows(settings, split, f"env.{NAME}")
         return [{**task, "task_id": f"{NAME}/{split}/{n}"} for n, task in enumerate(found)]

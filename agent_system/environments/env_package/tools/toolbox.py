@@ -103,7 +103,7 @@ def _without_titles(schema: Any) -> Any:
 def load_tools(settings: ToolsSettings) -> list[PythonTool]:
     """Load the functions of ``settings.functions`` as tools.
 
-    Raises the exceptions of ``load_place``, and ``ValueError`` for a module whose import fails or a
+    Raises the exceptions of ``load_import_path``, and ``ValueError`` for a module whose import fails or a
     signature that pydantic cannot read.
     """
     return [_load_tool(place, settings) for place in settings.functions]
