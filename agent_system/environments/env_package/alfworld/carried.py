@@ -55,7 +55,7 @@ class CarriedPlayer(AlfworldPlayer):
 
     def act(self) -> Decision:
         """Return the next action with the thought and action of each level."""
-        due = self.due()
+        right_actions = self.due()
         decision = super().act()
         parts = (self._hand(), self._where(), self._scan())
         thoughts = {
@@ -63,24 +63,26 @@ class CarriedPlayer(AlfworldPlayer):
             for level in LEVELS
         }
         # Only the thought of level 4 names the first receptacle that was not visited.
-        if due.kind in SEARCHES and not decision.slack and not decision.slip:
-            thoughts[4] = replace(thoughts[4], action=due.actions[0])
-        needed = NEEDED[due.kind]
-        return replace(decision, thoughts=thoughts, needed_level=needed, right=due.actions)
+        if right_actions.kind in SEARCHES and not decision.slack and not decision.slip:
+            thoughts[4] = replace(thoughts[4], action=right_actions.actions[0])
+        needed_level = NEEDED[right_actions.kind]
+        return replace(
+            decision, thoughts=thoughts, needed_level=needed_level, right=right_actions.actions
+        )
 
     def due(self) -> Due:
         """Return the right actions in the present state. They follow from the observations alone:
         no draw is used.
         """
-        at = self.at
-        if at in self.closed:
-            return Due("open", (f"open {at}",))
-        if at is not None and at not in self.seen:
-            return Due("look", (f"examine {at}",))
+        here = self.at
+        if here in self.closed:
+            return Due("open", (f"open {here}",))
+        if here is not None and here not in self.seen:
+            return Due("look", (f"examine {here}",))
         if self.held is None:
             return self._due_of_search(self.asked.object, "take {} from {}")
         if cls(self.held) != self.asked.object:
-            return Due("put", (f"move {self.held} to {at}",))
+            return Due("put", (f"move {self.held} to {here}",))
         tool = TOOL.get(self.asked.kind)
         if tool and not self.treated:
             return self._due_at(tool, "use", f"{self.asked.kind} {self.held} with {{}}")
@@ -93,13 +95,13 @@ class CarriedPlayer(AlfworldPlayer):
 
         They use it if it is here, else go where it was seen, else search.
         """
-        found = self._copies(wanted)
-        here = [name for name, place in found if place == self.at]
-        if here:
+        candidates = self._copies(wanted)
+        names = [name for name, place in candidates if place == self.at]
+        if names:
             kind = "take" if self.held is None else "use"
-            return Due(kind, tuple(use.format(name, self.at) for name in here))
-        if found:
-            return Due("return", tuple(dict.fromkeys(f"go to {place}" for _, place in found)))
+            return Due(kind, tuple(use.format(name, self.at) for name in names))
+        if candidates:
+            return Due("return", tuple(dict.fromkeys(f"go to {place}" for _, place in candidates)))
         unseen = [place for place in self.room if place not in self.seen]
         likely = [place for place in unseen if cls(place) != self.asked.place]
         elsewhere = [place for place in self.room if place != self.at]
@@ -124,9 +126,11 @@ class CarriedPlayer(AlfworldPlayer):
         return [place for place in self.room if cls(place) == wanted]
 
     def _decide(self) -> Decision:
-        due = self.due()
-        searches = due.kind in SEARCHES
-        return Decision(self.rng.choice(due.actions) if searches else due.actions[0])
+        right_actions = self.due()
+        searches = right_actions.kind in SEARCHES
+        return Decision(
+            self.rng.choice(right_actions.actions) if searches else right_actions.actions[0]
+        )
 
     # Parts of the thoughts
 
@@ -139,8 +143,8 @@ class CarriedPlayer(AlfworldPlayer):
             places = self._places(self._goal())
             return f"to {self.at if self.at in places else places[0]}"
         wanted = self.asked.object if self.held is None else self.asked.lamp
-        found = self._copies(wanted)
-        return f"{found[0][0]} in {found[0][1]}" if found else f"{wanted} unseen"
+        candidates = self._copies(wanted)
+        return f"{candidates[0][0]} in {candidates[0][1]}" if candidates else f"{wanted} unseen"
 
     def _goal(self) -> str:
         """Return the class of the receptacle that the held object goes to next."""
@@ -149,15 +153,15 @@ class CarriedPlayer(AlfworldPlayer):
 
     def _scan(self) -> str:
         """Return the receptacles in room order, up to the first that has to be visited."""
-        said = []
+        parts = []
         for place in self.room:
             if place in self.seen:
-                said.append(f"{place} done")
+                parts.append(f"{place} done")
             elif cls(place) == self.asked.place:
-                said.append(f"{place} goal")
+                parts.append(f"{place} goal")
             else:
-                return ", ".join([*said, f"{place} left"])
-        return ", ".join(said)
+                return ", ".join([*parts, f"{place} left"])
+        return ", ".join(parts)
 
     def _copies(self, wanted: str) -> list[tuple[str, str]]:
         """Return (object, receptacle) for the seen objects of class ``wanted`` outside the target.

@@ -21,8 +21,8 @@ EPISODES_PER_GAME = 3  # translating a new game takes as long as ten episodes of
 
 def start(episode: EpisodeStart[AlfworldSettings]) -> AlfworldPlayer:
     """Return an expert for one episode. It knows only the first observation of the game."""
-    player = CarriedPlayer if carried(episode.settings) else AlfworldPlayer
-    return player(episode.first.text, episode.rng, episode.noise)
+    expert_class = CarriedPlayer if carried(episode.settings) else AlfworldPlayer
+    return expert_class(episode.first.text, episode.rng, episode.noise)
 
 
 def carried(settings: AlfworldSettings) -> bool:
@@ -43,13 +43,13 @@ def demonstration_key(settings: AlfworldSettings) -> list[Any]:
 
     Folders and the sizes of the training and validation splits are not part of it.
     """
-    shaping = settings.model_dump(mode="json", include=SHAPING)
-    shaping["max_steps"] = settings.max_steps or MAX_STEPS
+    episode_settings = settings.model_dump(mode="json", include=SHAPING)
+    episode_settings["max_steps"] = settings.max_steps or MAX_STEPS
     versions = [VERSION, games.GENERATOR, EPISODES_PER_GAME, metadata.version("alfworld")]
     # Appended only for ``carried``, so that the names of ``announced`` files stay valid.
     if carried(settings):
         versions += ["carried", CARRIED_VERSION]
-    return [*versions, shaping]
+    return [*versions, episode_settings]
 
 
 def symbols(settings: AlfworldSettings) -> list[str]:

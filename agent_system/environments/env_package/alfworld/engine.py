@@ -51,8 +51,8 @@ class Engine:
     """Engine that runs one loaded game at a time. ``translations`` is the folder of its cache."""
 
     def __init__(self, translations: Path) -> None:
-        asked = textworld.EnvInfos(won=True, admissible_commands=True)
-        self._env: Any = MemoPddlEnv(asked, translations)
+        requested_infos = textworld.EnvInfos(won=True, admissible_commands=True)
+        self._env: Any = MemoPddlEnv(requested_infos, translations)
 
     def load(self, game: dict[str, Any]) -> None:
         """Load a game from the content of a ``game.tw-pddl`` file."""
@@ -145,8 +145,8 @@ class MemoPddlEnv(PddlEnv):
 
     def _context(self, mapping: dict) -> dict[str, Any]:
         variables = {
-            placeholder.name: self._entity_infos[found.name]
-            for placeholder, found in mapping.items()
+            placeholder.name: self._entity_infos[variable.name]
+            for placeholder, variable in mapping.items()
         }
         entities = self._entity_infos
         return {

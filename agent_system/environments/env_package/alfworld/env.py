@@ -52,23 +52,23 @@ class AlfworldEnv:
             self._loaded = None
             self._engine.load(load_game(self.settings, task))
             self._loaded = task["task_id"]
-        turn = self._engine.reset()
+        output = self._engine.reset()
         self._start = frozenset(self._engine.facts(MOVED))
         if self.settings.thoughts == "carried":
-            self._reader = CarriedPlayer(turn.text, random.Random(0))
-        return self._labelled(self._observation(turn))
+            self._reader = CarriedPlayer(output.text, random.Random(0))
+        return self._labelled(self._observation(output))
 
     def step(self, action: str) -> tuple[Observation, float, bool, dict[str, Any]]:
         """Run the command ``action`` and return observation, reward, done and info.
 
         ``done`` is True when the task is solved.
         """
-        turn = self._engine.step(action)
-        observation = self._observation(turn)
+        output = self._engine.step(action)
+        observation = self._observation(output)
         if self._reader is not None:
             self._reader.observe(action, observation)
         observation = self._labelled(observation)
-        return observation, float(turn.won), turn.won, observation.info
+        return observation, float(output.won), output.won, observation.info
 
     def _observation(self, turn) -> Observation:
         # Start positions are fixed by the task, so only the moved objects distinguish states.

@@ -75,9 +75,9 @@ def understand(sentence: str) -> TaskGoal:
     Raises ``ValueError`` for any other sentence.
     """
     for kind, pattern in _SENTENCES:
-        found = pattern.fullmatch(sentence)
-        if found:
-            parts = found.groupdict()
+        match = pattern.fullmatch(sentence)
+        if match:
+            parts = match.groupdict()
             return TaskGoal(kind, parts["object"], parts.get("place", ""), parts.get("lamp", ""))
     raise ValueError(f"{sentence!r} is not a task sentence of ALFWorld's templates")
 
@@ -107,14 +107,14 @@ class AlfworldPlayer:
         self.failed = ""  # the last action, if the answer was "Nothing happens."
 
     def act(self) -> Decision:
-        """Return the next action, replaced by a slack or slip action with the noise's chances."""
+        """Return the next action. Noise may replace it by a useless or an invalid one."""
         decision = self._decide()
         # One draw for both kinds of noise: their probabilities add up and exclude each other.
         draw = self.rng.random()
         if draw < self.noise.slips:
             return self._slip(decision)
-        dawdles = draw < self.noise.slips + self.noise.slack
-        return self._dawdle(decision) if dawdles else decision
+        is_useless = draw < self.noise.slips + self.noise.slack
+        return self._dawdle(decision) if is_useless else decision
 
     def observe(self, action: str, observation: Observation) -> None:
         """Update the remembered state from the engine's answer to ``action``."""
@@ -183,10 +183,10 @@ class AlfworldPlayer:
 
     def _fetch(self) -> Decision:
         # Objects that are already at the target are skipped.
-        found = self._find(self.asked.object)
-        if found is None:
+        candidate = self._find(self.asked.object)
+        if candidate is None:
             return self._search(f"need {self.asked.object}")
-        name, place = found
+        name, place = candidate
         take = f"take {name} from {place}"
         situation = f"{name} in {place}"
         return (
@@ -196,10 +196,10 @@ class AlfworldPlayer:
         )
 
     def _light(self) -> Decision:
-        found = self._find(self.asked.lamp)
-        if found is None:
+        candidate = self._find(self.asked.lamp)
+        if candidate is None:
             return self._search(f"hold {self.held} need {self.asked.lamp}")
-        lamp, place = found
+        lamp, place = candidate
         use = f"use {lamp}"
         situation = f"{lamp} in {place}"
         return (
@@ -270,8 +270,8 @@ class AlfworldPlayer:
     def _slip(self, decision: Decision) -> Decision:
         """Return a random invalid action.
 
-        Either it goes to the present place or to a receptacle that the room lacks, or it moves or
-        takes an object at a wrong place.
+        It goes to the present place or to a receptacle that the room lacks, or it moves or takes an
+        object at a wrong place.
         """
         absent = [name for name in _FURNITURE if name not in map(cls, self.room)]
         options = [f"go to {self.rng.choice(absent)} 1"] + (

@@ -112,17 +112,21 @@ def draw_room(
     for cls in objects:
         if property_name and cls not in layout.constants().VAL_ACTION_OBJECTS[property_name]:
             continue
-        homes = [place for place in present if layout.can_contain(place, cls)]
+        containing_classes = [place for place in present if layout.can_contain(place, cls)]
         # ``homes[1:]``: a class that fits into the target class only could not start elsewhere.
         goals += (
             [(cls, "")]
             if kind == "light"
-            else [(cls, place) for place in homes if place != tool and homes[1:]]
+            else [
+                (cls, place)
+                for place in containing_classes
+                if place != tool and containing_classes[1:]
+            ]
         )
     if not goals:
         return None
-    target, wanted = rng.choice(goals)
-    goal = Goal(kind, target, wanted, rng.choice(lamps) if lamps else "")
+    target, target_class = rng.choice(goals)
+    goal = Goal(kind, target, target_class, rng.choice(lamps) if lamps else "")
     things = draw_objects(receptacles, objects, goal, rng.randint(*settings.objects), rng)
     return Room(plan.number, receptacles, things), goal
 
@@ -162,20 +166,20 @@ def draw_objects(
     """Draw the target objects (outside the target receptacles), ``others`` more objects, and the
     lamp of a light task.
     """
-    least = 2 if goal.kind == "two" else 1
+    target_count = 2 if goal.kind == "two" else 1
     # A third of the rooms has one target object more than needed, so that one must be chosen.
-    chosen = [goal.object] * (least + (rng.random() < 1 / 3))
-    rest = [cls for cls in classes if cls != goal.object]
-    rng.shuffle(rest)
+    target_classes = [goal.object] * (target_count + (rng.random() < 1 / 3))
+    other_classes = [cls for cls in classes if cls != goal.object]
+    rng.shuffle(other_classes)
     things = []
-    for cls in chosen + rest[:others]:
-        homes = [
+    for cls in target_classes + other_classes[:others]:
+        receptacle_indices = [
             index
             for index, receptacle in enumerate(receptacles)
             if layout.can_contain(receptacle.cls, cls)
             and (cls, receptacle.cls) != (goal.object, goal.receptacle)
         ]
-        things.append(SceneObject(_object_id(cls, rng), cls, rng.choice(homes)))
+        things.append(SceneObject(_object_id(cls, rng), cls, rng.choice(receptacle_indices)))
     if goal.lamp:
         furniture = [
             i for i, receptacle in enumerate(receptacles) if receptacle.cls in layout.LAMP_FURNITURE

@@ -113,7 +113,7 @@ class MemoGrammar(textgen.ContextSensitiveGrammar):
             return [(textgen.TerminalSymbol(value), context)]
         if isinstance(symbol, textgen.ConditionalSymbol):
             contexts = matches(symbol.given, context) if symbol.given else [context]
-            return [(symbol.expression, found) for found in contexts]
+            return [(symbol.expression, match_context) for match_context in contexts]
         if isinstance(symbol, textgen.ListSymbol):
             return enumerate_parts(self._expand(symbol.symbol, context), context)
         raise NotImplementedError(f"unknown grammar symbol {type(symbol).__name__}")
@@ -143,15 +143,15 @@ def matches(expression: str, context: dict[str, Any]) -> list[dict[str, Any]]:
     (sorted) order.
     """
     entities = context["entity_infos"]
-    found = []
+    contexts = []
     for mapping in context["state"].all_assignments(parse_query(expression), context["mapping"]):
         named = {
             placeholder.name: entities[variable.name] for placeholder, variable in mapping.items()
         }
         variables = {**context["variables"], **named}
         bound = {**context["mapping"], **mapping}
-        found.append({**context, "variables": variables, "mapping": bound})
-    return found
+        contexts.append({**context, "variables": variables, "mapping": bound})
+    return contexts
 
 
 def enumerate_parts(parts: list[tuple], context: dict[str, Any]) -> list[tuple]:

@@ -95,15 +95,15 @@ def floor_plan(number: int) -> FloorPlan:
     layouts = wheel() / "gen" / "layouts"
     poses = json.loads((layouts / f"FloorPlan{number}-openable.json").read_text())
     classes = sorted(set(json.loads((layouts / f"FloorPlan{number}-objects.json").read_text())))
-    found = []
+    receptacles = []
     for identifier, (x, z, rotation, horizon) in poses.items():
         cls = receptacle_class(identifier)
         if is_furniture(cls):
             # Poses are in metres and degrees. As in ALFRED, location ids use quarters of a metre
             # and quarter turns.
             place = f"loc|{round(x * 4)}|{round(z * 4)}|{int(rotation) // 90}|{int(horizon)}"
-            found.append(Receptacle(identifier, cls, place))
-    posed = {receptacle.cls for receptacle in found}
+            receptacles.append(Receptacle(identifier, cls, place))
+    posed = {receptacle.cls for receptacle in receptacles}
     missing = [
         cls
         for cls in classes
@@ -115,9 +115,9 @@ def floor_plan(number: int) -> FloorPlan:
         stem, tail = (BASINS[cls], f"|{cls}") if cls in BASINS else (cls, "")
         identifier = f"{stem}|+{index:02d}.00|+00.50|+{index:02d}.25{tail}"
         # The x coordinates differ, so that no two of them share a location.
-        found.append(Receptacle(identifier, cls, f"loc|{index + 20}|{index}|0|30"))
+        receptacles.append(Receptacle(identifier, cls, f"loc|{index + 20}|{index}|0|30"))
     return FloorPlan(
-        number, tuple(sorted(found, key=lambda receptacle: receptacle.id)), tuple(classes)
+        number, tuple(sorted(receptacles, key=lambda receptacle: receptacle.id)), tuple(classes)
     )
 
 

@@ -1,4 +1,4 @@
-"""``EnvPackage`` of ALFWorld, ``env.env_name=alfworld``."""
+"""ALFWorld as an environment package: ``env.env_name=alfworld``."""
 
 from agent_system.environments.env import Env
 from agent_system.environments.env_package.alfworld.demonstrated import EXPERT

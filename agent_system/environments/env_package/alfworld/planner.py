@@ -30,10 +30,10 @@ def load_planner() -> Any:
 def _shorten() -> None:
     """Make ``fast_downward`` copy the library without its debug information in this process."""
     # A file in memory, open until the process ends: no file remains if the process is killed.
-    short = os.memfd_create("planner")
-    with open(short, "wb", closefd=False) as file:
+    stripped_file = os.memfd_create("planner")
+    with open(stripped_file, "wb", closefd=False) as file:
         file.write(mapped_part(Path(interface.DOWNWARD_LIB_PATH).read_bytes()))
-    interface.DOWNWARD_LIB_PATH = f"/proc/self/fd/{short}"
+    interface.DOWNWARD_LIB_PATH = f"/proc/self/fd/{stripped_file}"
 
 
 def mapped_part(library: bytes) -> bytes:
@@ -53,7 +53,7 @@ def mapped_part(library: bytes) -> bytes:
         )
         if kind == LOAD:
             ends.append(offset + length)
-    short = bytearray(library[: max(ends)])
-    short[40:48] = bytes(8)  # e_shoff: offset of the section table
-    short[58:64] = bytes(6)  # e_shentsize, e_shnum, e_shstrndx
-    return bytes(short)
+    stripped = bytearray(library[: max(ends)])
+    stripped[40:48] = bytes(8)  # e_shoff: offset of the section table
+    stripped[58:64] = bytes(6)  # e_shentsize, e_shnum, e_shstrndx
+    return bytes(stripped)

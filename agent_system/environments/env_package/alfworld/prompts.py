@@ -27,8 +27,8 @@ _ARTICLE = re.compile(r"(?<=[ ,])(?:and )?an? (?=[a-z])")
 
 def task_of(text: str) -> str:
     """Return the task sentence in the first text of a game, without its full stop."""
-    found = _TASK.search(text)
-    return found.group(1) if found else ""
+    match = _TASK.search(text)
+    return match.group(1) if match else ""
 
 
 def compact_first(text: str) -> str:
@@ -42,9 +42,9 @@ def compact_first(text: str) -> str:
 def compact(text: str) -> str:
     """Shorten an engine text, as to ``desk 1: mug 2, pen 1`` or ``drawer 1 closed``."""
     text = _ARRIVE.sub("", text, count=1)
-    text = _OPENED.sub(lambda found: f"{found.group(1)}: ", text)
-    text = _ON.sub(lambda found: f"{found.group(1) or found.group(2)}: ", text)
-    text = _CLOSED.sub(lambda found: f"{found.group(1)} closed", text)
+    text = _OPENED.sub(lambda match: f"{match.group(1)}: ", text)
+    text = _ON.sub(lambda match: f"{match.group(1) or match.group(2)}: ", text)
+    text = _CLOSED.sub(lambda match: f"{match.group(1)} closed", text)
     return text.rstrip(".") if "facing" in text else _ARTICLE.sub("", text).rstrip(".")
 
 

@@ -271,13 +271,13 @@ def official_tasks(settings: AlfworldSettings, split: str) -> list[Task]:
             "alfworld-download, or set env.alfworld.source=generated"
         )
     name = "train" if split == "train" else settings.official_split
-    found = []
+    official = []
     for path in sorted((root / name).rglob("game.tw-pddl")):
         kind = SHORT_NAMES.get(_official_type(path))
         # Games without the key ``solvable`` were never solved. They are excluded too.
         if kind in settings.task_types and json.loads(path.read_text()).get("solvable"):
             where = path.relative_to(root).as_posix()
-            found.append(
+            official.append(
                 {
                     "task_id": f"alfworld/{where.removesuffix('/game.tw-pddl')}",
                     "data_source": f"alfworld/{kind}",
@@ -286,7 +286,7 @@ def official_tasks(settings: AlfworldSettings, split: str) -> list[Task]:
                     "path": where,
                 }
             )
-    return found
+    return official
 
 
 def _official_type(path: Path) -> str:

@@ -53,7 +53,7 @@ def normalize(text: str) -> str:
     'Paris'
     """
     text = _VULGAR.sub(" ", text)
-    text = _SUPERSCRIPT.sub(lambda found: f"^{{{_ascii(found[0])}}}", text)
+    text = _SUPERSCRIPT.sub(lambda match: f"^{{{_ascii(match[0])}}}", text)
     text = _ascii(text).translate(_SPELLINGS)
     text = _HTML.sub(" ", text)
     for _ in range(LAYERS):
@@ -61,7 +61,7 @@ def normalize(text: str) -> str:
         if shorter == text:
             break
         text = shorter
-    text = _SEPARATOR.sub(lambda found: found[0].strip("{}\\!"), text)
+    text = _SEPARATOR.sub(lambda match: match[0].strip("{}\\!"), text)
     text = _ONE_RAISED.sub(r"^\1", text)
     text = _FRACTION.sub(r"\\frac", _SILENT.sub("", text))
     text = _SPACES.sub(" ", _DEGREES.sub("\u00b0", text))

@@ -89,12 +89,6 @@ def find_answer(text: str) -> FoundAnswer | None:
     return _find(without_thoughts(text), NESTED)
 
 
-def announced(text: str) -> str | None:
-    """Return the content of the last answer mark in ``text``, or None without a mark."""
-    found = _last_mark(text)
-    return None if found is None else found[0].strip()
-
-
 def without_thoughts(text: str) -> str:
     """Return ``text`` without its thoughts, including an unclosed one and one that was opened
     before the text.
@@ -142,12 +136,12 @@ def _last_mark(text: str) -> tuple[str, bool] | None:
     """Return the content of the mark that ends last, and True if it is a box. None: no mark."""
     marks = [(end, inside, False) for end, inside in _tagged(text)]
     marks += [(end, inside, True) for end, inside in _boxed(text)]
-    marks += [(found.end(), found[1], True) for found in _BOXED_WORD.finditer(text)]
+    marks += [(match.end(), match[1], True) for match in _BOXED_WORD.finditer(text)]
     end = len(text.rstrip())
     marks += [
-        (found.end(), found[1], False)
-        for found in _HASHES.finditer(text)
-        if found[1].strip() and found.end() >= end
+        (match.end(), match[1], False)
+        for match in _HASHES.finditer(text)
+        if match[1].strip() and match.end() >= end
     ]
     return max(marks)[1:] if marks else None
 
@@ -174,12 +168,12 @@ def _braces(text: str) -> Iterator[tuple[int, int | None, bool]]:
     """Yield for each brace the start of its content, its end (None if open), and True for a box."""
     opened: list[tuple[int, bool]] = []
     for brace in _BRACE.finditer(text):
-        said = brace[0]
-        if said == "}" and opened:
+        token = brace[0]
+        if token == "}" and opened:
             start, is_box = opened.pop()
             yield start, brace.end(), is_box
-        elif said[-1] == "{" and said != "\\{":
-            opened.append((brace.end(), len(said) > 1))
+        elif token[-1] == "{" and token != "\\{":
+            opened.append((brace.end(), len(token) > 1))
     for start, is_box in opened:
         yield start, None, is_box
 
@@ -197,16 +191,16 @@ def _before_cut(text: str) -> str:
 
 
 def _last_announcement(text: str) -> str | None:
-    found = None
+    last = None
     for announcement in (*_ANNOUNCED.finditer(text), *_HASHES.finditer(text)):
         start = announcement.end() if announcement.re is _ANNOUNCED else announcement.start(1)
         behind = text[start : start + LINE].lstrip(" \t*_`:\uff1a\n")
         line = behind.split("\n", 1)[0].strip()
         if quoted := _QUOTED.fullmatch(line):
             line = quoted[1]
-        if line and (found is None or start > found[0]):
-            found = (start, line)
-    return None if found is None else found[1]
+        if line and (last is None or start > last[0]):
+            last = (start, line)
+    return None if last is None else last[1]
 
 
 def _read_sentence(line: str) -> FoundAnswer:
@@ -221,13 +215,13 @@ def _read_end(text: str) -> FoundAnswer | None:
     if not text:
         return None
     line = text.rsplit("\n", 1)[-1].strip()[-LINE:]
-    sentences = [said for said in _SENTENCE_END.split(line) if said.strip()]
+    sentences = [sentence for sentence in _SENTENCE_END.split(line) if sentence.strip()]
     last = _RETRACTION.sub("", sentences[-1].strip()) if sentences else line
     readings = [text, line, last]
     clauses = _TURN.split(last)
     if not _DENIED.search(clauses[-1]) and not re.search(r"\bor\b", clauses[-1]):
         readings.append(_LEAD.sub("", last))
-        readings += [next(filter(None, found.groups())) for found in [*_MATH.finditer(last)][-1:]]
+        readings += [next(filter(None, match.groups())) for match in [*_MATH.finditer(last)][-1:]]
         numbers = tuple(_last_number(last))
     else:
         numbers = ()
@@ -239,7 +233,7 @@ def _last_number(sentence: str) -> Iterator[str]:
 
     Yield nothing if the number is part of a formula or of a choice.
     """
-    found = [*_NUMBER.finditer(sentence)][-1:]
-    for number in found:
+    numbers = [*_NUMBER.finditer(sentence)][-1:]
+    for number in numbers:
         if not _OPERATOR.search(sentence[: number.start()]):
             yield sentence[number.start() :]

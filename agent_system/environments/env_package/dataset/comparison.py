@@ -1,9 +1,9 @@
-"""Comparison of an answer with a ground truth, by the kind of the ground truth::
+"""Comparison of an answer with a ground truth, by the kind of the ground truth.
 
-letter    A, (B)               the option's letter, with or without its text
-number    42, 1/2, 5 km, ten   the value; units must not contradict each other
-maths     x^2+1, [0, 1)        equal in value, by math-verify
-text      Paris                the same words
+- letter, as in "A" and "(B)": the option's letter, with or without its text.
+- number, as in "42", "1/2", "5 km" and "ten": the value. Units must not contradict each other.
+- maths, as in "x^2+1" and "[0, 1)": equal in value, by math-verify.
+- text, as in "Paris": the same words.
 """
 
 import logging
@@ -81,15 +81,15 @@ def answer_key(text: str) -> str | None:
     >>> answer_key("It is 0.5.") == answer_key("\\boxed{1/2}")
     True
     """
-    found = find_answer(text)
-    if found is None or len(found.readings[-1]) > SPARE:
+    answer = find_answer(text)
+    if answer is None or len(answer.readings[-1]) > SPARE:
         return None
-    for reading in (*found.readings, *found.numbers):
+    for reading in (*answer.readings, *answer.numbers):
         number = read_number(normalize(reading))
         if number is not None:
             return f"{number.value} {number.unit}".strip()
-    given = normalize(found.readings[-1])
-    letter = _chosen(given, found.is_marked)
+    given = normalize(answer.readings[-1])
+    letter = _chosen(given, answer.is_marked)
     return letter or fold(given) or None
 
 
@@ -98,34 +98,34 @@ def _chosen(given: str, may_be_small: bool) -> str | None:
 
     A single lower-case letter counts only with ``may_be_small``: it may be a word.
     """
-    found = _CHOSEN.fullmatch(given) or _OPTION.fullmatch(given)
-    if found is None:
+    match = _CHOSEN.fullmatch(given) or _OPTION.fullmatch(given)
+    if match is None:
         return None
-    letter = next(filter(None, found.groups()), "")
+    letter = next(filter(None, match.groups()), "")
     is_option = may_be_small or letter.isupper() or given != letter
     return letter.casefold() if is_option else None
 
 
 def _verdict(given: str) -> str | None:
-    found = _VERDICT.fullmatch(given)
-    return found[1].casefold() if found else None
+    match = _VERDICT.fullmatch(given)
+    return match[1].casefold() if match else None
 
 
 def _is_written_number(gold: str) -> bool:
-    found = None if _DATE.search(gold) else read_number(gold)
+    number = None if _DATE.search(gold) else read_number(gold)
     # A capitalised word behind a number makes it a name: 50 Cent.
-    return found is not None and not (found.unit and re.search(r"\d\s+[A-Z][a-z]", gold))
+    return number is not None and not (number.unit and re.search(r"\d\s+[A-Z][a-z]", gold))
 
 
 def _is_number(given: str, gold: str) -> bool:
     truth = read_number(gold)
     # The last side of a chain of equations is the answer.
     side = given.rsplit("=", 1)[-1].strip()
-    found = read_number(side)
+    number = read_number(side)
     if truth is None:
         return False
-    if found is not None:
-        return same_number(found, truth)
+    if number is not None:
+        return same_number(number, truth)
     # A root or a power in closed form is an answer. An unevaluated calculation is none.
     is_closed = _CLOSED_FORM.search(side) and not _TO_CALCULATE.search(side)
     return bool(is_closed) and _equal_in_value(side, _digits(truth))

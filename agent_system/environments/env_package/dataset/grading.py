@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from agent_system.environments.env import Observation, Step, Task
-from agent_system.environments.env_package.dataset.answers import announced, find_answer
+from agent_system.environments.env_package.dataset.answers import find_answer
 from agent_system.environments.env_package.dataset.comparison import answer_key, is_right
 from agent_system.environments.env_package.dataset.settings import RewardFromFile
 from agent_system.environments.env_package.dataset.truths import read_truths
@@ -18,7 +18,7 @@ from agent_system.reward_manager.custom import load_function
 from agent_system.reward_manager.scores import finite, is_full, is_number, read_flag, weighed
 from verl.utils.limits import time_limit
 
-__all__ = ["Grade", "Grader", "NoGrade", "announced", "compare_with_truth", "read_grade"]
+__all__ = ["Grade", "Grader", "NoGrade", "compare_with_truth", "read_grade"]
 
 
 class NoGrade(ValueError):
@@ -53,14 +53,14 @@ class Grader:
 
         Raises ``NoGrade`` and the exceptions of the grader.
         """
-        found = self._grade(
+        returned = self._grade(
             data_source=task["data_source"],
             solution_str=solution,
             ground_truth=task["ground_truth"],
             extra_info=task["extra_info"],
             **self._kwargs,
         )
-        return read_grade(now(found), task["task_id"], self._weights)
+        return read_grade(now(returned), task["task_id"], self._weights)
 
 
 def read_grade(found: Any, task_id: str, weights: Mapping[str, float] | None = None) -> Grade:
@@ -71,8 +71,8 @@ def read_grade(found: Any, task_id: str, weights: Mapping[str, float] | None = N
     rewards. Entries that are not numbers are ignored. Raises ``NoGrade`` for NaN and infinity, for
     a missing score, and for an ``acc`` other than true, false, 0 and 1.
 
-    >>> read_grade({"score": 0.5, "acc": 1}, "task")
-    Grade(score=0.5, right=True, parts={'score': 0.5, 'acc': 1.0})
+    >>> read_grade({"score": 0.5, "acc": 1}, "task").parts
+    {'score': 0.5, 'acc': 1.0}
     """
     rewards = found if isinstance(found, Mapping) else {"score": found}
     who = f"{task_id}: the grader returned {str(found)[:80]!r}"

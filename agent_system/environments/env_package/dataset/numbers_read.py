@@ -101,16 +101,16 @@ def _close(one: Fraction, other: Fraction, exact: bool) -> bool:
 
 
 def _read_digits(text: str) -> WrittenNumber | None:
-    found = _VALUE.fullmatch(text)
-    if found is None:
+    match = _VALUE.fullmatch(text)
+    if match is None:
         return None
-    parts = found.groupdict()
+    parts = match.groupdict()
     value = _fraction(parts) if parts["plain"] is None else _decimal(parts)
-    unit = _unit(found["rest"], found["money"] or "")
+    unit = _unit(match["rest"], match["money"] or "")
     if value is None or unit is None:
         return None
     scale, unit = unit
-    negative = "-" in found["sign"] + (found["late"] or "")
+    negative = "-" in match["sign"] + (match["late"] or "")
     is_exact = parts["plain"] is None or "." not in parts["plain"]
     return WrittenNumber((-1 if negative else 1) * value * scale, unit, is_exact)
 
@@ -146,8 +146,8 @@ def _unit(rest: str, money: str) -> tuple[int, str] | None:
     unit = _unit_name(text, is_apart) if text else ""
     if unit is None:
         return None
-    paid = UNITS.get(money, "")
-    return (scale, unit or paid) if not (unit and paid and unit != paid) else None
+    currency = UNITS.get(money, "")
+    return (scale, unit or currency) if not (unit and currency and unit != currency) else None
 
 
 def _unit_name(text: str, is_apart: bool) -> str | None:

@@ -36,7 +36,7 @@ def is_too_large(formula: str) -> bool:
 
 
 def _has_large_factorials(formula: str) -> bool:
-    numbers = [len(found[1]) for found in _FACTORIAL.finditer(formula)]
+    numbers = [len(match[1]) for match in _FACTORIAL.finditer(formula)]
     # No number precedes the sign: it is the factorial of a bracket or of a power.
     if any(not 0 < digits <= MOST_DIGITS for digits in numbers):
         return not re.fullmatch(r"[^!]*\b[a-z]!", formula)
@@ -56,7 +56,7 @@ def _has_large_powers(formula: str) -> bool:
             return True
         if formula[: power.start()].rstrip()[-1:] in (")", "}", "]"):
             of_brackets *= size
-    symbols = {found for found in _SYMBOL.findall(formula) if found not in _LAYOUT}
+    symbols = {symbol for symbol in _SYMBOL.findall(formula) if symbol not in _LAYOUT}
     expansion = of_brackets * len(symbols) ** 2
     too_many = of_brackets > 1 and symbols and expansion > LARGEST_EXPANSION
     return of_brackets > LARGEST_POWER or total > LARGEST_SUM or bool(too_many)

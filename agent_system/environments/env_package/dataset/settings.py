@@ -1,4 +1,4 @@
-"""Settings of ``env.dataset``, single-turn data."""
+"""Settings of ``env.dataset``: files, columns and grader of single-turn data."""
 
 from collections.abc import Mapping
 from typing import Any, ClassVar

@@ -28,9 +28,9 @@ class SokobanPlayer:
         self.targets: tuple[Cell, ...] = ()
         self.state: State = ((0, 0), ())
         self._read(first)
-        found = self._way(self.state)
-        self.searches = found is not None
-        self.plan = list(task["solution"]) if found is None else found
+        solution = self._way(self.state)
+        self.searches = solution is not None
+        self.plan = list(task["solution"]) if solution is None else solution
 
     def act(self) -> Decision:
         """Return the next move of the plan, with the next push and the cell to push from."""
@@ -84,9 +84,9 @@ class SokobanPlayer:
         return all(box in self.targets for box in state[1])
 
     def _after(self, state: State) -> Iterator[tuple[str, State]]:
-        player, boxes = state
+        agent, boxes = state
         for move, step in MOVES.items():
-            ahead = moved(player, step)
+            ahead = moved(agent, step)
             if ahead not in self.floor:
                 continue
             if ahead not in boxes:
@@ -106,9 +106,9 @@ class SokobanPlayer:
         }
         self.floor = {cell for cell, sign in cells.items() if sign != "#"}
         self.targets = tuple(cell for cell, sign in cells.items() if sign in ".*+")
-        player = next(cell for cell, sign in cells.items() if sign in "@+")
+        agent = next(cell for cell, sign in cells.items() if sign in "@+")
         boxes = tuple(sorted(cell for cell, sign in cells.items() if sign in "$*"))
-        self.state = (player, boxes)
+        self.state = (agent, boxes)
 
 
 def start(episode: EpisodeStart) -> SokobanPlayer:

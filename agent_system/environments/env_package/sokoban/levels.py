@@ -35,11 +35,11 @@ def levels(settings: SokobanSettings) -> dict[str, list[tuple[str, list[str]]]]:
     no level.
     """
     wanted = {"train": settings.train_levels, "val": settings.val_levels}
-    found: dict[str, list] = {"train": [], "val": []}
+    levels_by_split: dict[str, list] = {"train": [], "val": []}
     known: set[str] = set()
     number = last_new = 0
     while number < last_new + PATIENCE and any(
-        len(found[split]) < wanted[split] for split in wanted
+        len(levels_by_split[split]) < wanted[split] for split in wanted
     ):
         level = make_level(settings, random.Random(derive_seed(NAME, settings.level_seed, number)))
         number += 1
@@ -47,18 +47,18 @@ def levels(settings: SokobanSettings) -> dict[str, list[tuple[str, list[str]]]]:
             continue
         # Mirror images have one canonical text, so they are in the same split.
         split = "train" if derive_seed(NAME, name) % VAL_SHARE else "val"
-        if len(found[split]) < wanted[split]:
+        if len(levels_by_split[split]) < wanted[split]:
             known.add(name)
-            found[split].append(level)
+            levels_by_split[split].append(level)
             last_new = number
-    if not all(found.values()):
+    if not all(levels_by_split.values()):
         raise ValueError(
             f"env.{NAME}: no levels of {settings.min_moves} to {settings.search_depth} moves "
             f"(min_moves, search_depth) in rooms of {list(settings.dim_room)} (dim_room) with "
             f"{settings.num_boxes} boxes (num_boxes); "
             "fix: make the rooms larger, or the range of moves wider"
         )
-    return found
+    return levels_by_split
 
 
 def make_level(settings: SokobanSettings, draw: random.Random) -> tuple[str, list[str]] | None:
@@ -68,7 +68,7 @@ def make_level(settings: SokobanSettings, draw: random.Random) -> tuple[str, lis
     if len(floor) < 2 * settings.num_boxes + 1:
         return None
     targets = tuple(sorted(draw.sample(sorted(floor), settings.num_boxes)))
-    layers, way = _backwards(floor, targets, settings.search_depth)
+    layers, next_moves = _backwards(floor, targets, settings.search_depth)
     # Start states have no box on a target.
     starts = [
         [s for s in layer if not set(s[1]) & set(targets)] for layer in layers[settings.min_moves :]
@@ -78,19 +78,19 @@ def make_level(settings: SokobanSettings, draw: random.Random) -> tuple[str, lis
         return None
     # Draw the number of moves first: most states are far from solved, and would dominate.
     state = draw.choice(draw.choice(starts))
-    return draw_level(settings.dim_room, floor, targets, state), list(_follow(state, way))
+    return draw_level(settings.dim_room, floor, targets, state), list(_follow(state, next_moves))
 
 
 def draw_level(
     size: tuple[int, int], floor: set[Cell], targets: tuple[Cell, ...], state: State
 ) -> str:
     """Return the level as text in the signs of the XSB format, with ``_`` for the floor."""
-    player, boxes = state
+    agent, boxes = state
 
     def sign(cell: Cell) -> str:
         if cell not in floor:
             return WALL
-        kind = 2 if cell in boxes else 1 if cell == player else 0
+        kind = 2 if cell in boxes else 1 if cell == agent else 0
         return ((FLOOR, PLAYER, BOX), (TARGET, PLAYER_ON_TARGET, BOX_ON_TARGET))[cell in targets][
             kind
         ]
@@ -135,35 +135,42 @@ def _backwards(
 ) -> tuple[list[list[State]], dict]:
     """Search backwards from the solved states.
 
-    Return the states by their number of moves to a solved state, and for each state the (move, next
-    state) towards one, or None if it is solved.
+    Return the states by their number of moves to a solved state, and the (move, next state) of each
+    state towards one. It is None for solved states.
     """
     layers = [[(cell, targets) for cell in sorted(floor) if cell not in targets]]
-    way: dict[State, tuple[str, State] | None] = dict.fromkeys(layers[0])
+    next_moves: dict[State, tuple[str, State] | None] = dict.fromkeys(layers[0])
     for _ in range(depth):
         layers.append([])
         for state in layers[-2]:
-            if len(way) >= MAX_STATES:
-                return layers, way
-            for move, before in _before(floor, state):
-                if before not in way:
-                    way[before] = (move, state)
-                    layers[-1].append(before)
-    return layers, way
+            if len(next_moves) >= MAX_STATES:
+                return layers, next_moves
+            layers[-1] += _add_predecessors(floor, state, next_moves)
+    return layers, next_moves
+
+
+def _add_predecessors(floor: set[Cell], state: State, next_moves: dict) -> list[State]:
+    """Add the new predecessors of ``state`` to ``next_moves`` and return them."""
+    added = []
+    for move, before in _before(floor, state):
+        if before not in next_moves:
+            next_moves[before] = (move, state)
+            added.append(before)
+    return added
 
 
 def _before(floor: set[Cell], state: State) -> Iterator[tuple[str, State]]:
     """Yield each (move, earlier state) whose move leads to ``state``, by a walk or by a push."""
-    player, boxes = state
+    agent, boxes = state
     for move, step in MOVES.items():
-        came_from = moved(player, step, -1)
-        ahead = moved(player, step)
+        came_from = moved(agent, step, -1)
+        ahead = moved(agent, step)
         if came_from not in floor or came_from in boxes:
             continue
         yield move, (came_from, boxes)
         # A push backwards is a pull: the agent steps back, and the box in front of it follows.
         if ahead in boxes:
-            yield move, (came_from, tuple(sorted(player if box == ahead else box for box in boxes)))
+            yield move, (came_from, tuple(sorted(agent if box == ahead else box for box in boxes)))
 
 
 def _follow(state: State, way: dict) -> Iterator[str]:

@@ -81,11 +81,11 @@ class Sokoban:
                 self._boxes = self._boxes - {ahead} | {moved(ahead, MOVES[action])}
             self._player = ahead
         won = self._placed() == len(self._boxes)
-        said = "Every box is on a target.\n" if won else "" if valid else "Nothing moves.\n"
+        message = "Every box is on a target.\n" if won else "" if valid else "Nothing moves.\n"
         reward = float(won)
         if self.settings.reward == "gym":
             reward = -0.1 + self._placed() - placed + 10.0 * won
-        return self._look(said), reward, won, {"won": won, "is_action_valid": valid}
+        return self._look(message), reward, won, {"won": won, "is_action_valid": valid}
 
     def close(self) -> None:
         """Do nothing: the environment holds no resources."""
@@ -119,7 +119,7 @@ def prompts(settings: SokobanSettings) -> ChatPrompts | CompactPrompts:
 
 def tasks(settings: SokobanSettings, split: str) -> list[Task]:
     """Return one task per level. No prompt shows its ``solution``, a shortest one."""
-    found = levels(settings)[split]  # pyright: ignore[reportArgumentType]  settings hash
+    split_levels = levels(settings)[split]  # pyright: ignore[reportArgumentType]  settings hash
     return [
         {
             "task_id": f"{NAME}/{derive_seed(canonical(level)):x}",
@@ -127,7 +127,7 @@ def tasks(settings: SokobanSettings, split: str) -> list[Task]:
             "level": level,
             "solution": list(solution),
         }
-        for level, solution in found
+        for level, solution in split_levels
     ]
 
 

@@ -34,10 +34,10 @@ def shorten(text: str) -> str:
     here = next((cell for cell, sign in cells.items() if sign in "@+"), None)
     if here is None:
         return text
-    said = "".join(f"{line}\n" for line in lines if line not in drawn)
+    header = "".join(f"{line}\n" for line in lines if line not in drawn)
     sides = [f"{move} {what}" for move, step in MOVES.items() if (what := _what(cells, here, step))]
     parts = [", ".join(sides) or "all free", *_boxes(cells, here)]
-    return f"{said}{'; '.join(parts)}"
+    return f"{header}{'; '.join(parts)}"
 
 
 def _what(cells: dict[Cell, str], here: Cell, step: Cell) -> str:
@@ -58,7 +58,7 @@ def _boxes(cells: dict[Cell, str], here: Cell) -> list[str]:
     Pushes away from the targets are listed only if no push brings the box closer to one.
     """
     free = [cell for cell, sign in cells.items() if sign in ".+"]
-    said = []
+    descriptions = []
     for box, sign in cells.items():
         if sign != "$":
             continue
@@ -71,8 +71,8 @@ def _boxes(cells: dict[Cell, str], here: Cell) -> list[str]:
             if _is_free(cells, place) and _is_free(cells, further):
                 kind = "closer" if _to_go(further, free) < _to_go(box, free) else "away"
                 pushes[kind].append(f"{kind} {move} from {offset(here, place)}")
-        said.append(", ".join(parts + (pushes["closer"] or pushes["away"])))
-    return said
+        descriptions.append(", ".join(parts + (pushes["closer"] or pushes["away"])))
+    return descriptions
 
 
 def _to_go(box: Cell, targets: list[Cell]) -> int:

@@ -35,16 +35,16 @@ def project(text: str) -> tuple[str, bool]:
 
     Well formed means: not empty, and every call is closed.
     """
-    said = _RESPONSE.sub("", _THOUGHT.sub("", text))
-    marked = _ACTION.search(said)
-    action = (marked.group(1) if marked else said).strip()
+    visible = _RESPONSE.sub("", _THOUGHT.sub("", text))
+    marked = _ACTION.search(visible)
+    action = (marked.group(1) if marked else visible).strip()
     closed = action.count("<tool_call>") == action.count("</tool_call>")
     return action, bool(action) and closed
 
 
 def calls_in(action: str) -> list[str]:
     """Return the text of each call in ``action``."""
-    return [found.strip() for found in _CALL.findall(action)]
+    return [content.strip() for content in _CALL.findall(action)]
 
 
 def read_call(text: str) -> Call:

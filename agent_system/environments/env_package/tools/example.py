@@ -69,16 +69,16 @@ def calculator(expression: str) -> int | float:
 
 def _value(node: ast.AST) -> int | float:
     if isinstance(node, ast.Constant) and type(node.value) in (int, float):
-        found: Any = node.value
+        value: Any = node.value
     elif isinstance(node, ast.BinOp) and type(node.op) in OPERATORS:
-        found = OPERATORS[type(node.op)](_value(node.left), _value(node.right))
+        value = OPERATORS[type(node.op)](_value(node.left), _value(node.right))
     elif isinstance(node, ast.UnaryOp) and type(node.op) in OPERATORS:
-        found = OPERATORS[type(node.op)](_value(node.operand))
+        value = OPERATORS[type(node.op)](_value(node.operand))
     else:
         raise ValueError("only numbers, + - * / // % and brackets")
-    if abs(found) > LARGEST:
+    if abs(value) > LARGEST:
         raise ValueError(f"larger than {LARGEST}")
-    return found
+    return value
 
 
 FUNCTIONS = (calculator, lookup)
@@ -90,9 +90,9 @@ def tasks(settings: ToolsSettings, split: str) -> list[Task]:
     There are fewer than the settings ask for if 1000 draws in a row give no new question.
     """
     wanted = settings.val_tasks if split == "val" else settings.train_tasks
-    found: dict[str, Task] = {}
+    tasks_by_id: dict[str, Task] = {}
     number = last_new = 0
-    while len(found) < wanted and number < last_new + 1000:
+    while len(tasks_by_id) < wanted and number < last_new + 1000:
         draw = random.Random(derive_seed(SOURCE, settings.task_seed, split, number))
         number += 1
         first, second = draw.sample(ITEMS, 2)
@@ -100,10 +100,10 @@ def tasks(settings: ToolsSettings, split: str) -> list[Task]:
         if held_out != (split == "val"):
             continue
         task = _question(draw, first, second)
-        if task["task_id"] not in found:
-            found[task["task_id"]] = task
+        if task["task_id"] not in tasks_by_id:
+            tasks_by_id[task["task_id"]] = task
             last_new = number
-    return list(found.values())
+    return list(tasks_by_id.values())
 
 
 def _question(draw: random.Random, first: str, second: str) -> Task:
@@ -111,17 +111,17 @@ def _question(draw: random.Random, first: str, second: str) -> Task:
     one, two = shelf()[first], shelf()[second]
     kind = draw.randrange(3)
     if kind == 0:
-        asked = (
+        question = (
             f"What do {count} of the item {first} and {other} of the item {second} cost together?"
         )
         steps = [(first, "price"), (second, "price")]
         sum_ = f"{count} * {one['price']} + {other} * {two['price']}"
     elif kind == 1:
-        asked = f"How many grams do {count} of the item {first} and one {second} weigh together?"
+        question = f"How many grams do {count} of the item {first} and one {second} weigh together?"
         steps = [(first, "weight"), (second, "weight")]
         sum_ = f"{count} * {one['weight']} + {two['weight']}"
     else:
-        asked = (
+        question = (
             f"What is the whole stock of the item {first} worth, and {other} of {second} with it?"
         )
         steps = [(first, "price"), (first, "stock"), (second, "price")]
@@ -129,7 +129,7 @@ def _question(draw: random.Random, first: str, second: str) -> Task:
     return {
         "task_id": f"{SOURCE}/{kind}-{first}-{second}-{count}-{other}",
         "data_source": SOURCE,
-        "messages": [{"role": "user", "content": asked}],
+        "messages": [{"role": "user", "content": question}],
         "ground_truth": str(calculator(sum_)),
         "extra_info": {"lookups": [list(step) for step in steps], "sum": sum_},
     }

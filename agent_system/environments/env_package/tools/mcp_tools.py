@@ -75,11 +75,11 @@ class McpConnection:
         text = "\n".join(part.text for part in answer.content if hasattr(part, "text"))
         if answer.is_error:
             raise McpToolError(text)
-        found = answer.structured_content
+        content = answer.structured_content
         # The protocol wraps a result that is no object into {"result": ...}.
-        if isinstance(found, dict) and set(found) == {"result"}:
-            return found["result"]
-        return text if found is None else found
+        if isinstance(content, dict) and set(content) == {"result"}:
+            return content["result"]
+        return text if content is None else content
 
     def close(self) -> None:
         """Stop the server and the thread of its event loop."""

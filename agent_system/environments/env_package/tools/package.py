@@ -13,7 +13,7 @@ from typing import Any
 from agent_system.environments.chat_prompts import ChatPrompts
 from agent_system.environments.env import Observation, Step, Task
 from agent_system.environments.env_package.dataset.grading import Grader, graded_step
-from agent_system.environments.env_package.dataset.rows import tasks as rows
+from agent_system.environments.env_package.dataset.rows import tasks as tasks_of_files
 from agent_system.environments.env_package.tools import example
 from agent_system.environments.env_package.tools.calls import (
     BadCall,
@@ -58,11 +58,13 @@ class Toolbox:
     def __init__(self, settings: ToolsSettings) -> None:
         self.servers: list[McpConnection] = []
         self.tools: dict[str, Tool] = {}
-        own = load_tools(settings)
-        if not own and not settings.mcp_servers:
-            own = [PythonTool(one, settings.schemas.get(one.__name__)) for one in example.FUNCTIONS]
+        python_tools = load_tools(settings)
+        if not python_tools and not settings.mcp_servers:
+            python_tools = [
+                PythonTool(one, settings.schemas.get(one.__name__)) for one in example.FUNCTIONS
+            ]
         try:
-            self._add(own)
+            self._add(python_tools)
             for server in settings.mcp_servers:
                 self.servers.append(McpConnection(server, settings.call_timeout_s))
                 self._add(self.servers[-1].tools)
@@ -144,20 +146,20 @@ class ToolsEnv:
     def _outcomes(self, written: Sequence[str]) -> list[Outcome]:
         """Run the calls and return one outcome per call, in order."""
         most = self.settings.max_calls
-        found: list[Outcome | Call] = []
+        entries: list[Outcome | Call] = []
         for place, text in enumerate(written):
             if place >= most:
-                found.append(
+                entries.append(
                     Outcome(None, error=f"more than {most} calls in one turn", valid=False)
                 )
                 continue
             try:
-                found.append(read_call(text))
+                entries.append(read_call(text))
             except BadCall as error:
-                found.append(Outcome(None, error=str(error), valid=False))
-        calls = [one for one in found if isinstance(one, Call)]
+                entries.append(Outcome(None, error=str(error), valid=False))
+        calls = [one for one in entries if isinstance(one, Call)]
         made = iter(run_all(self.toolbox.tools, calls, self.settings.call_timeout_s))
-        return [next(made) if isinstance(one, Call) else one for one in found]
+        return [next(made) if isinstance(one, Call) else one for one in entries]
 
 
 def _with_tools(opening: list[dict[str, str]], text: str) -> list[dict[str, str]]:
@@ -184,18 +186,18 @@ def instructions(settings: ToolsSettings, levels: bool) -> str:
     """Return the text of the system message. Starts the MCP servers once to list their tools."""
     toolbox = Toolbox(settings)
     toolbox.close()
-    said = ASKS.format(tools="\n".join(json.dumps(schema) for schema in toolbox.schemas))
+    text = ASKS.format(tools="\n".join(json.dumps(schema) for schema in toolbox.schemas))
     if not levels:
-        return said
+        return text
     example_call = f"<action>{written_call('NAME')}</action>"
-    return f"{said}\n\n{level_instructions()}\nCalls and the answer are actions: {example_call}"
+    return f"{text}\n\n{level_instructions()}\nCalls and the answer are actions: {example_call}"
 
 
 def tasks(settings: ToolsSettings, split: str) -> list[Task]:
     """Return the tasks of the split's files, or those of ``example`` without files."""
     if settings.train_files or settings.val_files:
-        found = rows(settings, split, f"env.{NAME}")
-        return [{**task, "task_id": f"{NAME}/{split}/{n}"} for n, task in enumerate(found)]
+        row_tasks = tasks_of_files(settings, split, f"env.{NAME}")
+        return [{**task, "task_id": f"{NAME}/{split}/{n}"} for n, task in enumerate(row_tasks)]
     return example.tasks(settings, split)
 
 

@@ -69,7 +69,7 @@ class ToolsSettings(DatasetSettings):
             getattr(self, key)
             and not self.train_files
             and not self.val_files
-            and not any(place.endswith(LOOKUP) for place in self.functions)
+            and not any(import_path.endswith(LOOKUP) for import_path in self.functions)
         ):
             raise ConfigError(
                 f"env.tools.{key} without data.train_files: only the lookup of the example can "

@@ -103,10 +103,10 @@ def _without_titles(schema: Any) -> Any:
 def load_tools(settings: ToolsSettings) -> list[PythonTool]:
     """Load the functions of ``settings.functions`` as tools.
 
-    Raises the exceptions of ``load_import_path``, and ``ValueError`` for a module whose import fails or a
-    signature that pydantic cannot read.
+    Raises the exceptions of ``load_import_path``, and ``ValueError`` for a module whose import
+    fails or a signature that pydantic cannot read.
     """
-    return [_load_tool(place, settings) for place in settings.functions]
+    return [_load_tool(import_path, settings) for import_path in settings.functions]
 
 
 def _load_tool(place: str, settings: ToolsSettings) -> PythonTool:

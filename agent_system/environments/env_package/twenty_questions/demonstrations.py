@@ -46,9 +46,9 @@ def write_demonstrations(
             word = words[number % len(words)]
             task = {"task_id": f"twenty_questions/{word}", "solution": word}
             rng = random.Random(derive_seed("twenty questions demonstration", seed, number))
-            player = ThinkingPlayer(Questioner(words, rng, careless, hasty))
+            expert = ThinkingPlayer(Questioner(words, rng, careless, hasty))
             episode = ExpertEpisode(env, prompts, task, env.reset(task, 0), asks=False)
-            won = episode.run(player, LevelDraw((), rng), max_steps)
+            won = episode.run(expert, LevelDraw((), rng), max_steps)
             row = {"task_id": task["task_id"], "won": won, "messages": episode.messages}
             file.write(json.dumps(row) + "\n")
     return Path(path)

@@ -24,7 +24,7 @@ class ThinkingPlayer:
 
     def act(self) -> Decision:
         """Return the next question or guess, with the remaining candidates and the known facts."""
-        facts = [f"{_SAID[said]}{_spoken(name)}" for name, said in self.player.facts[-FACTS:]]
+        facts = [f"{_SAID[answer]}{_spoken(name)}" for name, answer in self.player.facts[-FACTS:]]
         candidates = self.player.candidates
         few = ", ".join(candidates) if len(candidates) <= NAMED else str(len(candidates))
         situation = f"{few} fit"
@@ -56,10 +56,10 @@ def start(episode: EpisodeStart[GameSettings]) -> ThinkingPlayer:
     else:
         words = sorted(set(given)) or sorted(knowledge().things)  # with clues, all are trained on
     noise = episode.noise
-    player = Questioner(words, episode.rng, careless=noise.slack, hasty=noise.slips)
+    questioner = Questioner(words, episode.rng, careless=noise.slack, hasty=noise.slips)
     for clue in clues:
-        player.learn(clue, Answer.YES)
-    return ThinkingPlayer(player)
+        questioner.learn(clue, Answer.YES)
+    return ThinkingPlayer(questioner)
 
 
 EXPERT = Expert(start)

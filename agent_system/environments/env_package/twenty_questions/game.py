@@ -31,7 +31,8 @@ MALFORMED = "Ask a yes/no question, or guess with [word]."
 RIGHT = "Right!"
 WRONG = "Wrong guess."
 
-State = dict[str, Any]  # solution, left (turns), turns ([(action, reply), ...]), reply, done, won
+# Keys: solution, left (turns), turns ([(action, reply), ...]), reply, done and ``won``.
+State = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +52,12 @@ def read_move(text: str) -> Move:
     # Thoughts contain no move, even if they were cut.
     text = without_thoughts(text)
     tagged = _TAGGED.findall(text)
-    said = (tagged[-1] if tagged else text).strip()
-    guesses = _GUESS.findall(said)
+    content = (tagged[-1] if tagged else text).strip()
+    guesses = _GUESS.findall(content)
     if guesses:
         word = _ARTICLE.sub("", " ".join(guesses[-1].lower().split()))
         return Move(word, "", bool(word))
-    question = " ".join(said.split())
+    question = " ".join(content.split())
     return Move(None, question, any(letter.isalpha() for letter in question))
 
 
@@ -65,12 +66,12 @@ def new_game(solution: str, max_steps: int = MAX_STEPS, clues: Sequence[str] = (
 
     ``clues`` are questions with the answer yes. They count as asked and use no turn.
     """
-    told = "".join(CLUE.format(question=clue, answer=Answer.YES) for clue in clues)
+    clue_text = "".join(CLUE.format(question=clue, answer=Answer.YES) for clue in clues)
     return {
         "solution": solution,
         "left": max_steps,
         "turns": [(clue, f"{Answer.YES}.") for clue in clues],
-        "reply": OPENING.format(clues=told, left=max_steps),
+        "reply": OPENING.format(clues=clue_text, left=max_steps),
         "done": False,
         "won": False,
     }

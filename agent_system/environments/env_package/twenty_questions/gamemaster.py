@@ -56,8 +56,8 @@ def read_answer(text: str) -> str:
     words = " ".join(re.findall(r"[a-z]+", text.lower()))
     if _UNKNOWN.search(words):
         return Answer.UNKNOWN
-    found = re.search(r"\b(yes|no)\b", words)
-    return Answer.UNKNOWN if found is None else Answer.YES if found[1] == "yes" else Answer.NO
+    match = re.search(r"\b(yes|no)\b", words)
+    return Answer.UNKNOWN if match is None else Answer.YES if match[1] == "yes" else Answer.NO
 
 
 class EmbeddedGamemaster:

@@ -61,19 +61,19 @@ def answer(word: str, question: str, table: Knowledge | None = None) -> str:
     """
     table = knowledge() if table is None else table
     thing = table.things[word]
-    asked = normalise(question)
-    if _OPEN.search(asked):
+    normalised = normalise(question)
+    if _OPEN.search(normalised):
         return Answer.UNKNOWN
     # "isn't it" means the same as "is it": remove its "n't" before counting negations.
-    asked, negations = _NEGATION.subn(" ", _TAG_QUESTION.sub(" ", asked))
-    asked = " ".join(asked.split())
-    found = (
-        _spelling(thing.name, asked)
-        or _size(thing.size, asked, table)
-        or _attributes(word, asked, table)
+    normalised, negations = _NEGATION.subn(" ", _TAG_QUESTION.sub(" ", normalised))
+    normalised = " ".join(normalised.split())
+    result = (
+        _spelling(thing.name, normalised)
+        or _size(thing.size, normalised, table)
+        or _attributes(word, normalised, table)
     )
     # Two negations cancel each other.
-    return _OPPOSITE[found] if negations % 2 else found
+    return _OPPOSITE[result] if negations % 2 else result
 
 
 def _spelling(name: str, asked: str) -> str | None:
@@ -96,8 +96,8 @@ def _size(size: int, asked: str, table: Knowledge) -> str | None:
 
 def _attributes(word: str, asked: str, table: Knowledge) -> str:
     pattern, names = _phrases(table)
-    found = [names[match] for match in pattern.findall(asked)]
-    answers = [_one(word, name, table) for name in found]
+    attribute_names = [names[match] for match in pattern.findall(asked)]
+    answers = [_one(word, name, table) for name in attribute_names]
     either = re.search(r"\bor\b", asked) is not None
     return combine(answers, Answer.YES if either else Answer.NO)
 

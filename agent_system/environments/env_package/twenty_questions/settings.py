@@ -1,4 +1,4 @@
-"""Settings of ``env.twenty_questions``."""
+"""Settings of ``env.twenty_questions``: words, prompts and gamemaster."""
 
 from typing import Annotated, Literal
 
