@@ -66,7 +66,7 @@ def test_what_is_implied_holds():
     ("text", "complaint"),
     [
         ("dog = 4; furry", "not defined"),
-        ("nonsense", "not a line"),
+        ("nonsense", "is no line"),
         ("living | Is it alive? | alive\nliving | Is it alive? | alive", "twice"),
         ("living | Is it alive? | alive\ndog = 4; living\ndog = 4;", "twice"),
     ],
