@@ -91,7 +91,7 @@ class CarriedPlayer(AlfworldPlayer):
         return self._due_at(self.asked.place, "put", f"move {self.held} to {{}}")
 
     def _due_of_search(self, wanted: str, use: str) -> Due:
-        """Return the right actions towards an object of class ``wanted``.
+        """Return the right actions towards an object of class ``object_class``.
 
         They use it if it is here, else go where it was seen, else search.
         """
@@ -111,15 +111,17 @@ class CarriedPlayer(AlfworldPlayer):
         return Due(kind, tuple(f"go to {place}" for place in places))
 
     def _due_at(self, wanted: str, kind: str, action: str) -> Due:
-        """Return the action at a receptacle of class ``wanted``, or the moves towards one."""
+        """Return the action at a receptacle of the class, or the moves towards one."""
         places = self._places(wanted)
         if self.at in places:
             return Due(kind, (action.format(self.at),))
         return Due("bring", tuple(f"go to {place}" for place in places))
 
     def _places(self, wanted: str) -> list[str]:
-        """Return the receptacles of class ``wanted``. Once an object was placed in one of them,
-        return only that one: a second object goes to the first.
+        """Return the receptacles of the class.
+
+        Once an object was placed in one of them, return only that one: a second object goes there
+        too.
         """
         if self.home is not None and cls(self.home) == wanted:
             return [self.home]
@@ -164,7 +166,7 @@ class CarriedPlayer(AlfworldPlayer):
         return ", ".join(parts)
 
     def _copies(self, wanted: str) -> list[tuple[str, str]]:
-        """Return (object, receptacle) for the seen objects of class ``wanted`` outside the target.
+        """Return (object, receptacle) for the seen objects of the class outside the target.
 
         The present place comes first, then room order. Within a receptacle the order is that of the
         engine's text: descending numbers.

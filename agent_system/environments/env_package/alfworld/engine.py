@@ -219,7 +219,7 @@ class MemoState(PddlState):
         count = self.downward_lib.get_applicable_operators_count()
         operators = (fast_downward.Operator * count)()
         self.downward_lib.get_applicable_operators(operators)
-        # Stored for ``_know``, which reads the names of new operators only.
+        # Stored for ``_read_operator``, which reads the names of new operators only.
         self._operators = {operator.id: operator for operator in operators}
         actions = []
         seen = set()

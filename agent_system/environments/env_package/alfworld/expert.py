@@ -207,7 +207,7 @@ class AlfworldPlayer:
         )
 
     def _find(self, wanted: str) -> tuple[str, str] | None:
-        """Return an object of class ``wanted`` and its receptacle, or None.
+        """Return an object of class ``object_class`` and its receptacle, or None.
 
         Objects at the target are skipped. The present place comes first, then the order of visits.
         """
@@ -233,8 +233,8 @@ class AlfworldPlayer:
         )
 
     def _nearest(self, wanted: str) -> str:
-        """Return a receptacle of class ``wanted``: that of the last placed object, else one whose
-        content is known, else any. Raises ``ValueError`` if the room has none.
+        """Return a receptacle of the class: that of the last placed object, else one whose content
+        is known, else any. Raises ``ValueError`` if the room has none.
         """
         places = [place for place in self.room if cls(place) == wanted]
         if not places:

@@ -163,8 +163,8 @@ def draw_objects(
     others: int,
     rng: random.Random,
 ) -> tuple[SceneObject, ...]:
-    """Draw the target objects (outside the target receptacles), ``others`` more objects, and the
-    lamp of a light task.
+    """Draw the target objects (outside the target receptacles), ``other_count`` more objects, and
+    the lamp of a light task.
     """
     target_count = 2 if goal.kind == "two" else 1
     # A third of the rooms has one target object more than needed, so that one must be chosen.

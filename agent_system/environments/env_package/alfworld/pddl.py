@@ -17,7 +17,7 @@ _MANGLE = str.maketrans(
 def mangle(identifier: str) -> str:
     """Return the PDDL symbol of a scene id. The engine's demangler makes a readable name of it.
 
-    >>> mangle("Mug|+00.20")
+    >>> encode_symbol("Mug|+00.20")
     'Mug_bar__plus_00_dot_20'
     """
     return identifier.translate(_MANGLE)

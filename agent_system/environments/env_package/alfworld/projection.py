@@ -11,7 +11,7 @@ def project(text: str) -> tuple[str, bool]:
     Like ``chat_prompts.project``, with the command in lower case and without a final full stop.
     Text that is not well formed still gives a command, which the engine may reject.
 
-    >>> project("<action>Go to desk 1.</action>")
+    >>> project_command("<action>Go to desk 1.</action>")
     ('go to desk 1', True)
     """
     action, well_formed = chat_prompts.project(text)

@@ -31,9 +31,9 @@ FORMAT = 1  # of the files; part of a file's name, so files of another format ar
 class Translation:
     """Translated PDDL problem.
 
-    ``actions`` maps an action name to its parameters, each (name, type). ``start`` is the initial
-    state, set when the first ``MemoState`` is made. ``known`` caches label and action by operator
-    id.
+    ``actions`` maps an action name to its parameters, each (name, type). ``start_state`` is the
+    initial state, set when the first ``MemoState`` is made. ``known_operators`` caches label and
+    action by operator id.
     """
 
     sas: str

@@ -47,9 +47,9 @@ def normalize(text: str) -> str:
     Variants of Unicode characters, digits, dashes, quotes and spaces are unified. LaTeX commands
     that only affect the layout are removed. The case of letters is kept.
 
-    >>> normalize("**1\u00a0\u00bd**.")
+    >>> normalize_answer("**1\u00a0\u00bd**.")
     '1 1/2'
-    >>> normalize("$\\text{Paris}$")
+    >>> normalize_answer("$\\text{Paris}$")
     'Paris'
     """
     text = _VULGAR.sub(" ", text)
@@ -72,7 +72,7 @@ def fold(text: str) -> str:
     """Return normalised ``text`` in lower case, without hyphens and a leading article, to compare
     words.
 
-    >>> fold("The  Eiffel-Tower")
+    >>> fold_words("The  Eiffel-Tower")
     'eiffel tower'
     """
     words = re.sub(r"(?<=\w)-(?=\w)", " ", text.casefold()).split()

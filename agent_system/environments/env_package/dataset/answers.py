@@ -83,7 +83,7 @@ class FoundAnswer:
 def find_answer(text: str) -> FoundAnswer | None:
     """Return the answer in ``text``, or None if there is none, as in a thought that was cut.
 
-    >>> find_answer("<think>5?</think> It is \\\\boxed{6}.").readings[0]
+    >>> extract_answer("<think>5?</think> It is \\\\boxed{6}.").readings[0]
     '6'
     """
     return _find(without_thoughts(text), NESTED)

@@ -190,7 +190,7 @@ def _same_set(ours: list[str], theirs: list[str], layers: int) -> bool:
 def _elements(text: str) -> tuple[str, list[str]] | None:
     """Return the brackets around a list and its members, or None if ``text`` is no list.
 
-    >>> _elements("[0, 1)")
+    >>> _split_list("[0, 1)")
     ('[)', ['0', '1'])
     """
     text = _JOINED.sub(", ", text.replace("\\{", "{").replace("\\}", "}").strip())

@@ -80,7 +80,7 @@ def _is_tower(exponent: str) -> bool:
 def _argument(text: str, start: int) -> str:
     """Return the exponent that begins at ``start``, including its own exponents.
 
-    >>> _argument("x^2^3 + 1", 2)
+    >>> _read_exponent("x^2^3 + 1", 2)
     '2^3'
     """
     depth = 0

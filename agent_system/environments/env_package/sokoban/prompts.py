@@ -14,7 +14,7 @@ _FREE = "_.@+"  # the agent's cell counts as free: the agent leaves it by pushin
 
 
 def begin(text: str) -> str:
-    """Return the map, followed by the text of ``shorten``."""
+    """Return the map, followed by the text of ``describe_map``."""
     short = shorten(text)
     return text if short == text else f"{text}\n{short}"
 

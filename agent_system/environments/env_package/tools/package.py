@@ -121,7 +121,7 @@ class ToolsEnv:
     def step(self, action: str) -> Step:
         """Run the calls in ``action``, or grade it as the answer and end the episode.
 
-        Raises the exceptions of ``graded_step``.
+        Raises the exceptions of ``grade_step``.
         """
         written = calls_in(action)
         if not written:

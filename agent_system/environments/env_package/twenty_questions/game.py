@@ -37,7 +37,10 @@ State = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """Move of the policy: a guess, or a question if ``guess`` is None. Not empty if ``valid``."""
+    """Move of the policy: a guess, or a question if ``guess`` is None.
+
+    The text is not empty if ``is_valid`` is True.
+    """
 
     guess: str | None
     question: str

@@ -26,8 +26,8 @@ class OpenAIGamemaster:
 
     The API key is read from the environment variable ``api_key_env``. If it is unset, no key is
     sent. Each request has a timeout of ``timeout_s`` seconds. Connection errors, timeouts and the
-    status codes in ``RETRIED`` are retried with growing pauses, up to ``attempts`` requests in all.
-    A call raises ``GamemasterError`` if there is no answer.
+    status codes in ``RETRIED_STATUS_CODES`` are retried with growing pauses, up to ``attempts``
+    requests in all. A call raises ``GamemasterError`` if there is no answer.
     """
 
     remote = True

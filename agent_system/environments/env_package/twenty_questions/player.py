@@ -12,7 +12,8 @@ from agent_system.environments.env_package.twenty_questions.knowledge import Kno
 
 
 class Questioner:
-    """Questioner of one game: ``move`` returns a question or a guess, ``hear`` takes the reply.
+    """Questioner of one game. ``next_move`` returns a question or a guess; ``read_reply`` takes the
+    reply.
 
     Args:
         words: Candidates for the secret word.
