@@ -68,9 +68,9 @@ class Engine:
     def step(self, command: str) -> EngineOutput:
         """Run one command. The text is "Nothing happens." if the command is not admissible."""
         state, _, _ = self._env.step(command)
-        valid = self._env.last_action is not None
+        is_valid = self._env.last_action is not None
         return EngineOutput(
-            tidy(state.feedback), tuple(state["admissible_commands"]), bool(state["won"]), valid
+            tidy(state.feedback), tuple(state["admissible_commands"]), bool(state["won"]), is_valid
         )
 
     def facts(self, names: frozenset[str]) -> list[str]:

@@ -72,8 +72,8 @@ class AlfworldEnv:
 
     def _observation(self, turn) -> Observation:
         # Start positions are fixed by the task, so only the moved objects distinguish states.
-        moved = [fact for fact in self._engine.facts(MOVED) if fact not in self._start]
-        anchor = "; ".join(self._engine.facts(CHANGING) + moved)
+        moved_facts = [fact for fact in self._engine.facts(MOVED) if fact not in self._start]
+        anchor = "; ".join(self._engine.facts(CHANGING) + moved_facts)
         info = {
             "won": turn.won,
             "is_action_valid": turn.valid,

@@ -49,8 +49,8 @@ def _compiled(expression: str) -> Any:
     """
     tree = ast.parse(expression.strip(), filename="<grammar>", mode="eval")
     for node in ast.walk(tree):
-        private = isinstance(node, ast.Attribute) and node.attr.startswith("_")
-        if private or not isinstance(node, _KNOWN):
+        is_private = isinstance(node, ast.Attribute) and node.attr.startswith("_")
+        if is_private or not isinstance(node, _KNOWN):
             raise UnsafeGame(
                 f"the grammar of a game contains the expression {expression[:80]!r}, which would "
                 "run as code; allowed: names, their attributes, texts, + and or; fix: use the game "
@@ -97,11 +97,11 @@ class MemoGrammar(textgen.ContextSensitiveGrammar):
         stack = [(symbol, context or {}) for symbol in reversed(parse_symbols(start))]
         words = []
         while stack:
-            symbol, here = stack.pop()
+            symbol, symbol_context = stack.pop()
             if isinstance(symbol, textgen.TerminalSymbol):
                 words.append(str(symbol))
             else:
-                stack.extend(reversed(self._expand(symbol, here)))
+                stack.extend(reversed(self._expand(symbol, symbol_context)))
         return "".join(words)
 
     def _expand(self, symbol, context: dict[str, Any]) -> list[tuple]:

@@ -163,11 +163,11 @@ class GeneratedGames:
             line = file.read(entry["length"])
         try:
             game = json.loads(line)
-            intact = games.content_hash(game) == entry["hash"]
+            is_intact = games.content_hash(game) == entry["hash"]
         except (ValueError, KeyError):
             game = None
-            intact = False
-        if game is None or not intact:
+            is_intact = False
+        if game is None or not is_intact:
             raise DamagedAlfworldGame(
                 f"game {number} of {folder} does not match its hash; fix: delete the folder, and "
                 "the next run generates it again"
@@ -276,14 +276,14 @@ def official_tasks(settings: AlfworldSettings, split: str) -> list[Task]:
         kind = SHORT_NAMES.get(_official_type(path))
         # Games without the key ``solvable`` were never solved. They are excluded too.
         if kind in settings.task_types and json.loads(path.read_text()).get("solvable"):
-            where = path.relative_to(root).as_posix()
+            relative_path = path.relative_to(root).as_posix()
             official.append(
                 {
-                    "task_id": f"alfworld/{where.removesuffix('/game.tw-pddl')}",
+                    "task_id": f"alfworld/{relative_path.removesuffix('/game.tw-pddl')}",
                     "data_source": f"alfworld/{kind}",
                     "kind": kind,
                     "source": "official",
-                    "path": where,
+                    "path": relative_path,
                 }
             )
     return official

@@ -139,8 +139,13 @@ def _is_formula(gold: str) -> bool:
     if _COMMAND.search(gold):
         return True
     words = re.findall(r"[A-Za-z]+", gold)
-    named = all(len(word) == 1 or _NAMES.fullmatch(word) for word in words)
-    return named and gold.isascii() and bool(_FORMULA_SIGN.search(gold)) and not _DATE.search(gold)
+    only_known_names = all(len(word) == 1 or _NAMES.fullmatch(word) for word in words)
+    return (
+        only_known_names
+        and gold.isascii()
+        and bool(_FORMULA_SIGN.search(gold))
+        and not _DATE.search(gold)
+    )
 
 
 def _same_formula(given: str, gold: str, layers: int) -> bool:
@@ -203,21 +208,21 @@ def _elements(text: str) -> tuple[str, list[str]] | None:
 
 def _closes_last(text: str) -> bool:
     depth = 0
-    for place, sign in enumerate(text):
-        depth += (sign in "([{") - (sign in ")]}")
+    for position, character in enumerate(text):
+        depth += (character in "([{") - (character in ")]}")
         if depth == 0:
-            return place == len(text) - 1
+            return position == len(text) - 1
     return False
 
 
 def _split(text: str) -> Iterator[str]:
     """Yield the parts of ``text`` between the commas outside of brackets."""
     depth = start = 0
-    for place, sign in enumerate(text):
-        depth += (sign in "([{") - (sign in ")]}")
-        if sign == "," and depth == 0:
-            yield text[start:place].strip()
-            start = place + 1
+    for position, character in enumerate(text):
+        depth += (character in "([{") - (character in ")]}")
+        if character == "," and depth == 0:
+            yield text[start:position].strip()
+            start = position + 1
     yield text[start:].strip()
 
 

@@ -92,8 +92,8 @@ def same_number(given: WrittenNumber, truth: WrittenNumber) -> bool:
         values.append((given.value, truth.value / 100))
     if given.unit == "%" != truth.unit:
         values.append((given.value / 100, truth.value))
-    exact = given.is_exact and truth.is_exact
-    return any(_close(one, other, exact) for one, other in values)
+    are_exact = given.is_exact and truth.is_exact
+    return any(_close(first, second, are_exact) for first, second in values)
 
 
 def _close(one: Fraction, other: Fraction, exact: bool) -> bool:
@@ -110,9 +110,9 @@ def _read_digits(text: str) -> WrittenNumber | None:
     if value is None or unit is None:
         return None
     scale, unit = unit
-    negative = "-" in match["sign"] + (match["late"] or "")
+    is_negative = "-" in match["sign"] + (match["late"] or "")
     is_exact = parts["plain"] is None or "." not in parts["plain"]
-    return WrittenNumber((-1 if negative else 1) * value * scale, unit, is_exact)
+    return WrittenNumber((-1 if is_negative else 1) * value * scale, unit, is_exact)
 
 
 def _fraction(parts: dict[str, str | None]) -> Fraction | None:
@@ -151,10 +151,10 @@ def _unit(rest: str, money: str) -> tuple[int, str] | None:
 
 
 def _unit_name(text: str, is_apart: bool) -> str | None:
-    known = UNITS.get(text.casefold()) or UNITS.get(text.casefold().rstrip("s"))
+    unit = UNITS.get(text.casefold()) or UNITS.get(text.casefold().rstrip("s"))
     letters = [word.casefold() for word in re.findall(r"[^\W\d_]+", text)]
-    if known is not None and (is_apart or not re.fullmatch(r"[a-zA-Z]", text)):
-        return known
+    if unit is not None and (is_apart or not re.fullmatch(r"[a-zA-Z]", text)):
+        return unit
     # One letter is a variable, and a mathematical name such as "pi" is a factor.
     if not letters or len(letters[0]) == 1 or _NOT_UNITS.intersection(letters):
         return None
@@ -166,14 +166,14 @@ def _unit_name(text: str, is_apart: bool) -> str | None:
 def _read_words(text: str) -> WrittenNumber | None:
     """Parse a number in English words with an optional unit behind it."""
     words = re.sub(r"(?<=[a-z])-(?=[a-z])", " ", text.casefold()).split()
-    negative = words[:1] in (["minus"], ["negative"])
-    words = words[1:] if negative else words
+    is_negative = words[:1] in (["minus"], ["negative"])
+    words = words[1:] if is_negative else words
     if words[:1] == ["a"] and words[1:2] and words[1] in _BIG:
         words[0] = "one"
     part = _PARTS.get("".join(words[-1:]).replace("halves", "half").removesuffix("s"))
     if part and len(words) <= 2 and (words[0] in _SMALL or words[0] in ("a", "half")):
         value = Fraction(_SMALL.get(words[0], 1), part)
-        return WrittenNumber(-value if negative else value)
+        return WrittenNumber(-value if is_negative else value)
     if not words or words[0] not in _SMALL:
         return None
     total = group = count = 0
@@ -192,7 +192,7 @@ def _read_words(text: str) -> WrittenNumber | None:
     if unit is None or words[count - 1] == "and" or not _counts_down(words[:count]):
         return None
     value = Fraction(total + group)
-    return WrittenNumber(-value if negative else value, unit)
+    return WrittenNumber(-value if is_negative else value, unit)
 
 
 def _counts_down(words: list[str]) -> bool:

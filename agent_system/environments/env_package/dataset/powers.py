@@ -44,7 +44,7 @@ def _has_large_factorials(formula: str) -> bool:
 
 
 def _has_large_powers(formula: str) -> bool:
-    of_brackets, total, count = 1, 0, 0
+    bracket_power, total, count = 1, 0, 0
     for power in _POWER.finditer(formula):
         exponent = _argument(formula, power.end())
         digits = re.findall(r"\d+", exponent)
@@ -55,18 +55,18 @@ def _has_large_powers(formula: str) -> bool:
         if size > LARGEST_POWER or count > MOST_POWERS:
             return True
         if formula[: power.start()].rstrip()[-1:] in (")", "}", "]"):
-            of_brackets *= size
+            bracket_power *= size
     symbols = {symbol for symbol in _SYMBOL.findall(formula) if symbol not in _LAYOUT}
-    expansion = of_brackets * len(symbols) ** 2
-    too_many = of_brackets > 1 and symbols and expansion > LARGEST_EXPANSION
-    return of_brackets > LARGEST_POWER or total > LARGEST_SUM or bool(too_many)
+    expansion = bracket_power * len(symbols) ** 2
+    expands_too_much = bracket_power > 1 and symbols and expansion > LARGEST_EXPANSION
+    return bracket_power > LARGEST_POWER or total > LARGEST_SUM or bool(expands_too_much)
 
 
 def _depth(formula: str) -> int:
     """Return the nesting depth of brackets. A bar may open or close, so bars count half."""
     deepest = depth = 0
-    for sign in formula:
-        depth += (sign in "({[") - (sign in ")}]")
+    for character in formula:
+        depth += (character in "({[") - (character in ")}]")
         deepest = max(deepest, depth)
     return max(deepest, formula.count("|") // 2)
 
@@ -84,12 +84,12 @@ def _argument(text: str, start: int) -> str:
     '2^3'
     """
     depth = 0
-    for place in range(start, len(text)):
-        depth += (text[place] in "({[") - (text[place] in ")}]")
+    for position in range(start, len(text)):
+        depth += (text[position] in "({[") - (text[position] in ")}]")
         if depth < 0:
-            return text[start:place]
-        if depth == 0 and not _goes_on(text, place):
-            return text[start : place + 1]
+            return text[start:position]
+        if depth == 0 and not _goes_on(text, position):
+            return text[start : position + 1]
     return text[start:]
 
 

@@ -88,12 +88,12 @@ def _origin(row: DataRow) -> str:
 
 def _ground_truth(row: DataRow) -> Any:
     """Return the ground truth of the row, or None. Raises ``BadRow`` for an unsupported style."""
-    graded = row.read_object("reward_model") or {}
-    if graded.get("style") not in STYLES:
-        why = f"has the style {graded['style']!r}"
+    reward_model = row.read_object("reward_model") or {}
+    if reward_model.get("style") not in STYLES:
+        why = f"has the style {reward_model['style']!r}"
         known = ", ".join(style for style in STYLES if style)
         raise row.bad("reward_model", why, known, "grade with custom_reward_function.path=FILE")
-    truth = graded.get("ground_truth")
+    truth = reward_model.get("ground_truth")
     return row.read("ground_truth") if truth is None else truth
 
 

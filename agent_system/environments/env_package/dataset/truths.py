@@ -45,13 +45,13 @@ def _texts(truth: Any) -> Iterator[str]:
         for value in truth.values():
             yield from _texts(value)
     elif isinstance(truth, (list, tuple)):
-        for one in truth:
-            if isinstance(one, (list, tuple, Mapping)):
+        for alias in truth:
+            if isinstance(alias, (list, tuple, Mapping)):
                 raise ValueError(
-                    f"ground_truth={_short(truth)} contains {_short(one)}; allowed: a list of "
+                    f"ground_truth={_short(truth)} contains {_short(alias)}; allowed: a list of "
                     f"texts and numbers; {_FIX}"
                 )
-            yield from _texts(one)
+            yield from _texts(alias)
     elif isinstance(truth, bool):
         # For the JSON value true, accept the words "true" and "yes".
         yield from (("true", "yes") if truth else ("false", "no"))

@@ -34,7 +34,7 @@ class SokobanPlayer:
 
     def act(self) -> Decision:
         """Return the next move of the plan, with the next push and the cell to push from."""
-        after = dict(self._after(self.state))
+        states_by_move = dict(self._after(self.state))
         decision = Decision(
             action=self.plan[0],
             situation=self._next_push(),
@@ -43,18 +43,18 @@ class SokobanPlayer:
         )
         if not self.searches:
             return decision
-        impossible = [move for move in MOVES if move not in after]
-        return disturbed(decision, self.rng, self.noise, self._useless(after), impossible)
+        impossible = [move for move in MOVES if move not in states_by_move]
+        return disturbed(decision, self.rng, self.noise, self._useless(states_by_move), impossible)
 
     def observe(self, action: str, observation: Observation) -> None:
         """Read the new state, and advance the plan or search a new one."""
-        before = self.state
+        previous_state = self.state
         self._read(observation)
-        changed = self.state != before
-        self.tried.add(action, worked=changed)
-        if changed and action == self.plan[0]:
+        is_changed = self.state != previous_state
+        self.tried.add(action, worked=is_changed)
+        if is_changed and action == self.plan[0]:
             self.plan = self.plan[1:]
-        elif changed:
+        elif is_changed:
             # Noise caused an unplanned move: the old plan does not fit the new state.
             self.plan = self._way(self.state) or self.plan
 
@@ -62,20 +62,24 @@ class SokobanPlayer:
         """Return the first push of the plan and the offset of its cell:
         ``push left from 1 up 1 right``.
         """
-        place, boxes = self.state
+        agent, boxes = self.state
         for move in self.plan:
-            ahead = moved(place, MOVES[move])
+            ahead = moved(agent, MOVES[move])
             if ahead in boxes:
-                return f"push {move} from {offset(self.state[0], place)}"
-            place = ahead
+                return f"push {move} from {offset(self.state[0], agent)}"
+            agent = ahead
         raise ValueError(f"the plan {self.plan} contains no push, so it cannot solve the level")
 
     def _useless(self, after: dict[str, State]) -> list[str]:
         """Return the moves that do not shorten the solution and keep the level solvable."""
         if not self.noise.slack:
             return []  # saves one search per move
-        ways = {move: self._way(state) for move, state in after.items()}
-        return [move for move, way in ways.items() if way and len(way) >= len(self.plan)]
+        solutions = {move: self._way(state) for move, state in after.items()}
+        return [
+            move
+            for move, solution in solutions.items()
+            if solution and len(solution) >= len(self.plan)
+        ]
 
     def _way(self, state: State) -> list[str] | None:
         return shortest_way(state, self._after, self._solved, MAX_STATES)

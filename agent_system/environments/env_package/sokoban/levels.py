@@ -34,21 +34,21 @@ def levels(settings: SokobanSettings) -> dict[str, list[tuple[str, list[str]]]]:
     A level, its rotations and its mirror images count as one. Raises ``ValueError`` if a split gets
     no level.
     """
-    wanted = {"train": settings.train_levels, "val": settings.val_levels}
+    level_counts = {"train": settings.train_levels, "val": settings.val_levels}
     levels_by_split: dict[str, list] = {"train": [], "val": []}
-    known: set[str] = set()
+    known_levels: set[str] = set()
     number = last_new = 0
     while number < last_new + PATIENCE and any(
-        len(levels_by_split[split]) < wanted[split] for split in wanted
+        len(levels_by_split[split]) < level_counts[split] for split in level_counts
     ):
         level = make_level(settings, random.Random(derive_seed(NAME, settings.level_seed, number)))
         number += 1
-        if level is None or (name := canonical(level[0])) in known:
+        if level is None or (name := canonical(level[0])) in known_levels:
             continue
         # Mirror images have one canonical text, so they are in the same split.
         split = "train" if derive_seed(NAME, name) % VAL_SHARE else "val"
-        if len(levels_by_split[split]) < wanted[split]:
-            known.add(name)
+        if len(levels_by_split[split]) < level_counts[split]:
+            known_levels.add(name)
             levels_by_split[split].append(level)
             last_new = number
     if not all(levels_by_split.values()):
@@ -103,30 +103,30 @@ def draw_level(
 def canonical(level: str) -> str:
     """Return a text that is equal for a level, its rotations and its mirror images."""
     rows = level.split("\n")
-    same = []
+    variants = []
     for _ in range(4):
         rows = ["".join(column) for column in zip(*rows[::-1], strict=True)]
-        same += ["\n".join(rows), "\n".join(row[::-1] for row in rows)]
-    return min(same)
+        variants += ["\n".join(rows), "\n".join(row[::-1] for row in rows)]
+    return min(variants)
 
 
 def _room(settings: SokobanSettings, draw: random.Random) -> set[Cell]:
     """Return the floor: the largest connected area after random walls are placed in the room."""
     height, width = settings.dim_room
     cells = [(row, column) for row in range(1, height - 1) for column in range(1, width - 1)]
-    left = {cell for cell in cells if draw.random() >= WALL_SHARE}
+    unassigned = {cell for cell in cells if draw.random() >= WALL_SHARE}
     largest: set[Cell] = set()
-    while left:
-        part = set()
+    while unassigned:
+        area = set()
         # Start at the smallest cell, because the order of a set differs between processes.
-        edge = [min(left)]
-        while edge:
-            cell = edge.pop()
-            if cell in left:
-                left.discard(cell)
-                part.add(cell)
-                edge += [moved(cell, step) for step in MOVES.values()]
-        largest = max(largest, part, key=len)
+        frontier = [min(unassigned)]
+        while frontier:
+            cell = frontier.pop()
+            if cell in unassigned:
+                unassigned.discard(cell)
+                area.add(cell)
+                frontier += [moved(cell, step) for step in MOVES.values()]
+        largest = max(largest, area, key=len)
     return largest
 
 

@@ -72,20 +72,20 @@ class Sokoban:
         ``SokobanSettings.reward`` defines the reward.
         """
         action = action.strip().lower()
-        valid = action in MOVES and self._free(MOVES[action])
+        is_valid = action in MOVES and self._free(MOVES[action])
         # Count before the move: the reward is for boxes that this move puts on or off targets.
-        placed = self._placed()
-        if valid:
+        placed_before = self._placed()
+        if is_valid:
             ahead = moved(self._player, MOVES[action])
             if ahead in self._boxes:
                 self._boxes = self._boxes - {ahead} | {moved(ahead, MOVES[action])}
             self._player = ahead
         won = self._placed() == len(self._boxes)
-        message = "Every box is on a target.\n" if won else "" if valid else "Nothing moves.\n"
+        message = "Every box is on a target.\n" if won else "" if is_valid else "Nothing moves.\n"
         reward = float(won)
         if self.settings.reward == "gym":
-            reward = -0.1 + self._placed() - placed + 10.0 * won
-        return self._look(message), reward, won, {"won": won, "is_action_valid": valid}
+            reward = -0.1 + self._placed() - placed_before + 10.0 * won
+        return self._look(message), reward, won, {"won": won, "is_action_valid": is_valid}
 
     def close(self) -> None:
         """Do nothing: the environment holds no resources."""

@@ -25,18 +25,22 @@ def shorten(text: str) -> str:
     Example: ``up wall, down box; box 1 down, target 1 left, closer left from 1 down 1 right``.
     """
     lines = text.splitlines()
-    drawn = [line for line in lines if all(len(sign) == 1 for sign in line.split())]
+    map_lines = [line for line in lines if all(len(sign) == 1 for sign in line.split())]
     cells = {
         (row, column): sign
-        for row, line in enumerate(drawn)
+        for row, line in enumerate(map_lines)
         for column, sign in enumerate(line.split())
     }
-    here = next((cell for cell, sign in cells.items() if sign in "@+"), None)
-    if here is None:
+    agent = next((cell for cell, sign in cells.items() if sign in "@+"), None)
+    if agent is None:
         return text
-    header = "".join(f"{line}\n" for line in lines if line not in drawn)
-    sides = [f"{move} {what}" for move, step in MOVES.items() if (what := _what(cells, here, step))]
-    parts = [", ".join(sides) or "all free", *_boxes(cells, here)]
+    header = "".join(f"{line}\n" for line in lines if line not in map_lines)
+    sides = [
+        f"{move} {obstacle}"
+        for move, step in MOVES.items()
+        if (obstacle := _what(cells, agent, step))
+    ]
+    parts = [", ".join(sides) or "all free", *_boxes(cells, agent)]
     return f"{header}{'; '.join(parts)}"
 
 
@@ -66,11 +70,11 @@ def _boxes(cells: dict[Cell, str], here: Cell) -> list[str]:
         parts = [f"box {offset(here, box)}", f"target {offset(box, target)}"]
         pushes: dict[str, list[str]] = {"closer": [], "away": []}
         for move, step in MOVES.items():
-            place = moved(box, step, -1)
-            further = moved(box, step)
-            if _is_free(cells, place) and _is_free(cells, further):
-                kind = "closer" if _to_go(further, free) < _to_go(box, free) else "away"
-                pushes[kind].append(f"{kind} {move} from {offset(here, place)}")
+            push_cell = moved(box, step, -1)
+            next_cell = moved(box, step)
+            if _is_free(cells, push_cell) and _is_free(cells, next_cell):
+                kind = "closer" if _to_go(next_cell, free) < _to_go(box, free) else "away"
+                pushes[kind].append(f"{kind} {move} from {offset(here, push_cell)}")
         descriptions.append(", ".join(parts + (pushes["closer"] or pushes["away"])))
     return descriptions
 

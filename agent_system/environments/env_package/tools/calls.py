@@ -36,10 +36,10 @@ def project(text: str) -> tuple[str, bool]:
     Well formed means: not empty, and every call is closed.
     """
     visible = _RESPONSE.sub("", _THOUGHT.sub("", text))
-    marked = _ACTION.search(visible)
-    action = (marked.group(1) if marked else visible).strip()
-    closed = action.count("<tool_call>") == action.count("</tool_call>")
-    return action, bool(action) and closed
+    action_match = _ACTION.search(visible)
+    action = (action_match.group(1) if action_match else visible).strip()
+    all_closed = action.count("<tool_call>") == action.count("</tool_call>")
+    return action, bool(action) and all_closed
 
 
 def calls_in(action: str) -> list[str]:
@@ -50,12 +50,12 @@ def calls_in(action: str) -> list[str]:
 def read_call(text: str) -> Call:
     """Parse a call from JSON ``text``. Raises ``BadCall``."""
     try:
-        written = json.loads(text)
+        call = json.loads(text)
     except ValueError as error:
         raise BadCall(f"not JSON: {error}") from error
-    if not isinstance(written, dict) or not isinstance(written.get("name"), str):
+    if not isinstance(call, dict) or not isinstance(call.get("name"), str):
         raise BadCall('a call is an object {"name": ..., "arguments": {...}}')
-    arguments = written.get("arguments", {})
+    arguments = call.get("arguments", {})
     # In the OpenAI format the arguments are a JSON string inside the JSON.
     if isinstance(arguments, str):
         try:
@@ -64,7 +64,7 @@ def read_call(text: str) -> Call:
             raise BadCall(f"arguments are not JSON: {error}") from error
     if not isinstance(arguments, dict):
         raise BadCall(f"arguments are a {type(arguments).__name__}, not an object")
-    return Call(written["name"], arguments)
+    return Call(call["name"], arguments)
 
 
 def written_call(name: str, **arguments: Any) -> str:

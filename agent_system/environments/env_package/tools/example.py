@@ -89,10 +89,10 @@ def tasks(settings: ToolsSettings, split: str) -> list[Task]:
 
     There are fewer than the settings ask for if 1000 draws in a row give no new question.
     """
-    wanted = settings.val_tasks if split == "val" else settings.train_tasks
+    task_count = settings.val_tasks if split == "val" else settings.train_tasks
     tasks_by_id: dict[str, Task] = {}
     number = last_new = 0
-    while len(tasks_by_id) < wanted and number < last_new + 1000:
+    while len(tasks_by_id) < task_count and number < last_new + 1000:
         draw = random.Random(derive_seed(SOURCE, settings.task_seed, split, number))
         number += 1
         first, second = draw.sample(ITEMS, 2)
@@ -108,28 +108,30 @@ def tasks(settings: ToolsSettings, split: str) -> list[Task]:
 
 def _question(draw: random.Random, first: str, second: str) -> Task:
     count, other = draw.randrange(2, 10), draw.randrange(2, 10)
-    one, two = shelf()[first], shelf()[second]
+    first_item, second_item = shelf()[first], shelf()[second]
     kind = draw.randrange(3)
     if kind == 0:
         question = (
             f"What do {count} of the item {first} and {other} of the item {second} cost together?"
         )
         steps = [(first, "price"), (second, "price")]
-        sum_ = f"{count} * {one['price']} + {other} * {two['price']}"
+        expression = f"{count} * {first_item['price']} + {other} * {second_item['price']}"
     elif kind == 1:
         question = f"How many grams do {count} of the item {first} and one {second} weigh together?"
         steps = [(first, "weight"), (second, "weight")]
-        sum_ = f"{count} * {one['weight']} + {two['weight']}"
+        expression = f"{count} * {first_item['weight']} + {second_item['weight']}"
     else:
         question = (
             f"What is the whole stock of the item {first} worth, and {other} of {second} with it?"
         )
         steps = [(first, "price"), (first, "stock"), (second, "price")]
-        sum_ = f"{one['price']} * {one['stock']} + {other} * {two['price']}"
+        expression = (
+            f"{first_item['price']} * {first_item['stock']} + {other} * {second_item['price']}"
+        )
     return {
         "task_id": f"{SOURCE}/{kind}-{first}-{second}-{count}-{other}",
         "data_source": SOURCE,
         "messages": [{"role": "user", "content": question}],
-        "ground_truth": str(calculator(sum_)),
-        "extra_info": {"lookups": [list(step) for step in steps], "sum": sum_},
+        "ground_truth": str(calculator(expression)),
+        "extra_info": {"lookups": [list(step) for step in steps], "sum": expression},
     }

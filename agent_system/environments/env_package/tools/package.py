@@ -61,7 +61,8 @@ class Toolbox:
         python_tools = load_tools(settings)
         if not python_tools and not settings.mcp_servers:
             python_tools = [
-                PythonTool(one, settings.schemas.get(one.__name__)) for one in example.FUNCTIONS
+                PythonTool(function, settings.schemas.get(function.__name__))
+                for function in example.FUNCTIONS
             ]
         try:
             self._add(python_tools)
@@ -127,17 +128,17 @@ class ToolsEnv:
         if not written:
             return graded_step(self.grader, self.task, action, self.settings.grade_s)
         outcomes = self._outcomes(written)
-        longest = self.settings.max_chars
-        answers = [
-            response("error", one.name, one.error, longest)
-            if one.error is not None
-            else response("result", one.name, one.value, longest)
-            for one in outcomes
+        max_chars = self.settings.max_chars
+        responses = [
+            response("error", outcome.name, outcome.error, max_chars)
+            if outcome.error is not None
+            else response("result", outcome.name, outcome.value, max_chars)
+            for outcome in outcomes
         ]
-        valid = all(one.valid for one in outcomes)
-        self._told += answers
-        observation = Observation("\n".join(answers), anchor="\n".join(self._told))
-        return observation, 0.0, False, {"won": False, "is_action_valid": valid}
+        is_valid = all(outcome.valid for outcome in outcomes)
+        self._told += responses
+        observation = Observation("\n".join(responses), anchor="\n".join(self._told))
+        return observation, 0.0, False, {"won": False, "is_action_valid": is_valid}
 
     def close(self) -> None:
         """Stop the MCP servers of the toolbox."""
@@ -145,21 +146,21 @@ class ToolsEnv:
 
     def _outcomes(self, written: Sequence[str]) -> list[Outcome]:
         """Run the calls and return one outcome per call, in order."""
-        most = self.settings.max_calls
+        max_calls = self.settings.max_calls
         entries: list[Outcome | Call] = []
-        for place, text in enumerate(written):
-            if place >= most:
+        for index, text in enumerate(written):
+            if index >= max_calls:
                 entries.append(
-                    Outcome(None, error=f"more than {most} calls in one turn", valid=False)
+                    Outcome(None, error=f"more than {max_calls} calls in one turn", valid=False)
                 )
                 continue
             try:
                 entries.append(read_call(text))
             except BadCall as error:
                 entries.append(Outcome(None, error=str(error), valid=False))
-        calls = [one for one in entries if isinstance(one, Call)]
-        made = iter(run_all(self.toolbox.tools, calls, self.settings.call_timeout_s))
-        return [next(made) if isinstance(one, Call) else one for one in entries]
+        calls = [entry for entry in entries if isinstance(entry, Call)]
+        results = iter(run_all(self.toolbox.tools, calls, self.settings.call_timeout_s))
+        return [next(results) if isinstance(entry, Call) else entry for entry in entries]
 
 
 def _with_tools(opening: list[dict[str, str]], text: str) -> list[dict[str, str]]:

@@ -63,12 +63,15 @@ class PythonTool:
     def check(self, arguments: dict[str, Any]) -> dict[str, Any]:
         """Validate ``arguments`` with the signature of the function. Raises ``BadCall``."""
         try:
-            read = self._model.model_validate(arguments)
+            validated = self._model.model_validate(arguments)
         except ValidationError as error:
-            wrong = (f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
-            raise BadCall(f"arguments of {self.name}: {'; '.join(wrong)}") from error
+            problems = (
+                f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}"
+                for problem in error.errors()
+            )
+            raise BadCall(f"arguments of {self.name}: {'; '.join(problems)}") from error
         # Arguments that were not given keep the defaults of the function.
-        return {key: getattr(read, key) for key in read.model_fields_set}
+        return {key: getattr(validated, key) for key in validated.model_fields_set}
 
     def run(self, arguments: dict[str, Any]) -> Any:
         """Call the function. Raises its exceptions."""
@@ -149,8 +152,8 @@ def run_all(tools: Mapping[str, Tool], calls: Sequence[Call], timeout_s: float) 
     """
     outcomes = [Outcome(call.name, error=f"no answer within {timeout_s:g} s") for call in calls]
     threads = [
-        threading.Thread(target=_into, args=(outcomes, place, tools, call), daemon=True)
-        for place, call in enumerate(calls)
+        threading.Thread(target=_into, args=(outcomes, index, tools, call), daemon=True)
+        for index, call in enumerate(calls)
     ]
     for thread in threads:
         thread.start()

@@ -26,16 +26,16 @@ class ThinkingPlayer:
         """Return the next question or guess, with the remaining candidates and the known facts."""
         facts = [f"{_SAID[answer]}{_spoken(name)}" for name, answer in self.player.facts[-FACTS:]]
         candidates = self.player.candidates
-        few = ", ".join(candidates) if len(candidates) <= NAMED else str(len(candidates))
-        situation = f"{few} fit"
+        summary = ", ".join(candidates) if len(candidates) <= NAMED else str(len(candidates))
+        situation = f"{summary} fit"
         tried = ", ".join(facts) or "tried nothing"
         attribute = self.player.choose()
-        blind = self.player.blind
+        is_random = self.player.blind
         if attribute is None:
             guess = f"[{self.player.guess()}]"
-            return Decision(guess, situation, tried, f"guess {guess}", slip=blind)
+            return Decision(guess, situation, tried, f"guess {guess}", slip=is_random)
         question = knowledge().attributes[attribute].question
-        return Decision(question, situation, tried, f"ask {_spoken(attribute)}", slack=blind)
+        return Decision(question, situation, tried, f"ask {_spoken(attribute)}", slack=is_random)
 
     def observe(self, action: str, observation: Observation) -> None:
         """Pass the reply to a question on. Ignore guesses, which end the game."""

@@ -90,14 +90,21 @@ def play(
     """
     move = read_move(text)
     won = move.valid and move.guess == state["solution"].lower()
-    left = state["left"] - 1
-    guessed = move.valid and move.guess is not None
-    done = guessed or left == 0
-    reply = _reply(state, move, gamemaster) + ("" if done else f" {left} left.")
-    turns = [*state["turns"], (f"[{move.guess}]" if guessed else move.question, reply)]
+    turns_left = state["left"] - 1
+    is_guess = move.valid and move.guess is not None
+    done = is_guess or turns_left == 0
+    reply = _reply(state, move, gamemaster) + ("" if done else f" {turns_left} left.")
+    turns = [*state["turns"], (f"[{move.guess}]" if is_guess else move.question, reply)]
     # Make a new dictionary: the caller may still hold the old state.
-    after = {**state, "left": left, "turns": turns, "reply": reply, "done": done, "won": won}
-    return after, float(won), done, {"won": won, "is_action_valid": move.valid}
+    new_state = {
+        **state,
+        "left": turns_left,
+        "turns": turns,
+        "reply": reply,
+        "done": done,
+        "won": won,
+    }
+    return new_state, float(won), done, {"won": won, "is_action_valid": move.valid}
 
 
 def _reply(state: State, move: Move, gamemaster: Gamemaster) -> str:

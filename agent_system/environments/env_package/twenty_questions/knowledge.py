@@ -126,23 +126,25 @@ def _add(table: dict, name: str, value: object) -> None:
 
 def _attribute(line: str) -> Attribute:
     name, question, phrases, *implied = (part.strip() for part in line.split("|"))
-    spoken = name.replace("_", " ")
+    name_phrase = name.replace("_", " ")
     return Attribute(
         name,
         question,
-        tuple(dict.fromkeys([spoken, *_listed(phrases)])),
+        tuple(dict.fromkeys([name_phrase, *_listed(phrases)])),
         tuple(" ".join(implied).split()),
     )
 
 
 def _thing(match: re.Match[str], attributes: Mapping[str, Attribute]) -> Thing:
-    named = match["attributes"].split()
-    unknown = [name for name in named if name.removeprefix("~") not in attributes]
+    attribute_names = match["attributes"].split()
+    unknown = [name for name in attribute_names if name.removeprefix("~") not in attributes]
     if unknown:
         raise ValueError(f"{match['name']}: these attributes are not defined: {', '.join(unknown)}")
-    holds = set(_implied((name for name in named if not name.startswith("~")), attributes))
+    holds = set(
+        _implied((name for name in attribute_names if not name.startswith("~")), attributes)
+    )
     # An implied attribute holds, even if the line marks it as unsure.
-    unsure = {name[1:] for name in named if name.startswith("~")} - holds
+    unsure = {name[1:] for name in attribute_names if name.startswith("~")} - holds
     return Thing(match["name"], int(match["size"]), frozenset(holds), frozenset(unsure))
 
 

@@ -52,13 +52,17 @@ class Questioner:
 
     def choose(self) -> str | None:
         """Choose the attribute of the next question. None means to guess."""
-        certain = len(self.candidates) == 1
-        if certain or (self._asked and self._rng.random() < self._hasty):
-            self.blind = not certain
+        is_certain = len(self.candidates) == 1
+        if is_certain or (self._asked and self._rng.random() < self._hasty):
+            self.blind = not is_certain
             return None
-        left = [name for name in self._table.attributes if name not in self._asked]
+        unused_attributes = [name for name in self._table.attributes if name not in self._asked]
         self.blind = self._rng.random() < self._careless
-        name = self._rng.choice(left) if self.blind else min(left, key=self._largest_part)
+        name = (
+            self._rng.choice(unused_attributes)
+            if self.blind
+            else min(unused_attributes, key=self._largest_part)
+        )
         self._asked.append(name)
         return name
 

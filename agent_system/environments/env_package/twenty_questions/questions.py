@@ -98,8 +98,8 @@ def _attributes(word: str, asked: str, table: Knowledge) -> str:
     pattern, names = _phrases(table)
     attribute_names = [names[match] for match in pattern.findall(asked)]
     answers = [_one(word, name, table) for name in attribute_names]
-    either = re.search(r"\bor\b", asked) is not None
-    return combine(answers, Answer.YES if either else Answer.NO)
+    has_or = re.search(r"\bor\b", asked) is not None
+    return combine(answers, Answer.YES if has_or else Answer.NO)
 
 
 def combine(answers: Iterable[str], decisive: str) -> str:
