@@ -53,7 +53,7 @@ def _own(settings: DatasetSettings, files: list[str]) -> Iterator[DataRow]:
     except Exception as error:  # user-provided code
         raise BadRow(f"{source}: {error!r}; {allowed}; fix: correct the class") from error
     if not count:
-        raise BadRow(f"{source} has no row; {allowed}; fix: correct the class or its files")
+        raise BadRow(f"{source}: no row; {allowed}; fix: correct the class or its files")
     for number in range(count):
         try:
             row = rows[number]
