@@ -5,9 +5,9 @@ each action it returns the parts of a thought: the situation, what was tried, th
 
 Noise makes demonstrations imperfect in two ways:
 
-- ``slack``: probability of a useless but valid action (look, inventory, examine, go elsewhere).
+- ``useless_share``: probability of a valid action that is useless (look, inventory, examine, go).
   Reinforcement learning can then improve on the demonstrations.
-- ``slips``: probability of an invalid action, answered by "Nothing happens.". Imitation can then
+- ``invalid_share``: probability of an action that gives "Nothing happens.". Imitation can then
   learn to recover from one.
 """
 

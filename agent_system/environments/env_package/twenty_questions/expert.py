@@ -1,7 +1,7 @@
 """Expert for twenty questions: the scripted questioner, which knows all training words.
 
-Noise: ``slack`` is the share of questions about random attributes. ``slips`` is the probability of
-a guess while several candidates are left.
+Noise: ``useless_share`` is the share of questions about random attributes. ``invalid_share`` is the
+probability of a guess while several candidates are left.
 """
 
 from agent_system.environments.env import Observation
