@@ -46,8 +46,8 @@ class AlfworldSettings(EnvSettings):
     task_types: Annotated[tuple[TaskType, ...], BeforeValidator(_short_names)] = ("pick",)
     """household tasks, by short (pick) or official name (pick_and_place_simple)"""
     source: Literal["auto", "generated", "official"] = "auto"
-    """rooms generated from the wheel's floor plans, the games under $ALFWORLD_DATA, or (auto) those
-    where they are installed"""
+    """generated: rooms made from the wheel's floor plans; official: the games under $ALFWORLD_DATA;
+    auto: official if installed, else generated"""
     receptacles: tuple[int, int] = (3, 5)
     """fewest and most receptacles of a generated room"""
     objects: tuple[int, int] = (4, 8)

@@ -16,7 +16,7 @@ class RewardFromFile(FunctionFromFile):
     name: str | None = "compute_score"
     """name of the function in its file"""
     reward_kwargs: dict[str, Any] = {}
-    """further arguments of the function"""
+    """additional keyword arguments of the function"""
     weights: dict[str, float] = {}
     """weights by name of the returned rewards; their weighted sum is the score; {}: the returned
     score"""
