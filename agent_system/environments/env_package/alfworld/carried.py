@@ -1,12 +1,16 @@
-"""Thoughts that work out what the action needs, and an expert that has them.
+"""Thoughts that derive from the prompt the facts that the action needs (``thoughts=carried``).
 
-With ``env.history=window`` a prompt shows what was read so far, in order and unsorted, and no
-earlier thought. Level 1 thinks nothing; level 2 says what is in the hand, level 3 where the thing
-looked for was seen, level 4 goes through the room until a place is left that was not looked into:
-``hold nothing. mug unseen. cabinet 2 done, desk 1 goal, shelf 1 left.``. No thought says an action.
+With ``env.history=window`` a prompt shows the observations so far in their order, and no earlier
+thought. A thought states facts and never an action:
 
-Every level writes its parts whatever the state is. Which of them the action needs depends on the
-state, whose kind and level the reader names.
+- Level 1: nothing.
+- Level 2: the held object, as in ``hold nothing.``
+- Level 3: also where the wanted object was seen, or where the held one goes, as in ``mug unseen.``
+- Level 4: also the receptacles in room order, up to the first that was not visited, as in
+  ``cabinet 2 done, desk 1 goal, shelf 1 left.``
+
+A level writes all its parts in every state. The parts that the action needs depend on the state:
+the expert names the kind of the state and the lowest sufficient level.
 """
 
 from dataclasses import dataclass, replace
@@ -19,58 +23,66 @@ from agent_system.environments.env_package.alfworld.expert import (
 from agent_system.environments.expert_protocol import Decision, Thought
 from rlvcr.levels import LEVELS
 
-# What kind of action is due, and the lowest level whose thought holds all that it needs.
+# Kind of the right action, and the lowest level whose thought states all that it needs.
 NEEDED = {
-    "open": 1,  # what is closed before one's eyes
-    "look": 1,  # at the place where one stands
-    "take": 1,  # what lies before one's eyes
-    "begin": 1,  # no place was looked into: any will do
-    "put": 2,  # what is in the hand
+    "open": 1,  # the closed receptacle at the present place
+    "look": 1,  # at the present place
+    "take": 1,  # an object at the present place
+    "begin": 1,  # no receptacle was visited yet: any is right
+    "put": 2,  # the held object here
     "use": 2,
-    "bring": 3,  # what is in the hand to where it is wanted
-    "return": 3,  # to what was seen elsewhere
-    "search": 4,  # in places not yet looked into
+    "bring": 3,  # the held object to its next place
+    "return": 3,  # to an object that was seen elsewhere
+    "search": 4,  # in receptacles that were not visited
 }
 SEARCHES = {"begin", "search"}
 
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """What kind of action is due, and all right actions of it, in the order of the room."""
+    """Kind of the right action, and all right actions of that kind, in room order."""
 
     kind: str
     actions: tuple[str, ...]
 
 
 class CarriedPlayer(AlfworldPlayer):
-    """Plays one episode. It searches by chance, but on level 4 where its thought arrives."""
+    """Expert of one episode with the thoughts of all levels.
+
+    Its searches go to a random receptacle. The action of level 4 goes to the first receptacle that
+    was not visited, which its thought names.
+    """
 
     def act(self) -> Decision:
-        """The next action, with the thought of each level."""
-        due = self.due()
+        """Return the next action with the thought and action of each level."""
+        right_actions = self.due()
         decision = super().act()
         parts = (self._hand(), self._where(), self._scan())
         thoughts = {
             level: Thought(" ".join(f"{part}." for part in parts[: level - 1]), decision.action)
             for level in LEVELS
         }
-        # Only who goes through the room knows which of the places comes first.
-        if due.kind in SEARCHES and not decision.slack and not decision.slip:
-            thoughts[4] = replace(thoughts[4], action=due.actions[0])
-        needed = NEEDED[due.kind]
-        return replace(decision, thoughts=thoughts, needed_level=needed, right=due.actions)
+        # Only the thought of level 4 names the first receptacle that was not visited.
+        if right_actions.kind in SEARCHES and not decision.slack and not decision.slip:
+            thoughts[4] = replace(thoughts[4], action=right_actions.actions[0])
+        needed_level = NEEDED[right_actions.kind]
+        return replace(
+            decision, thoughts=thoughts, needed_level=needed_level, right=right_actions.actions
+        )
 
     def due(self) -> Due:
-        """What is due in the present state; the same for everyone who has read the same."""
-        at = self.at
-        if at in self.closed:
-            return Due("open", (f"open {at}",))
-        if at is not None and at not in self.seen:
-            return Due("look", (f"examine {at}",))
+        """Return the right actions in the present state. They follow from the observations alone:
+        no draw is used.
+        """
+        here = self.at
+        if here in self.closed:
+            return Due("open", (f"open {here}",))
+        if here is not None and here not in self.seen:
+            return Due("look", (f"examine {here}",))
         if self.held is None:
             return self._due_of_search(self.asked.object, "take {} from {}")
         if cls(self.held) != self.asked.object:
-            return Due("put", (f"move {self.held} to {at}",))
+            return Due("put", (f"move {self.held} to {here}",))
         tool = TOOL.get(self.asked.kind)
         if tool and not self.treated:
             return self._due_at(tool, "use", f"{self.asked.kind} {self.held} with {{}}")
@@ -79,41 +91,50 @@ class CarriedPlayer(AlfworldPlayer):
         return self._due_at(self.asked.place, "put", f"move {self.held} to {{}}")
 
     def _due_of_search(self, wanted: str, use: str) -> Due:
-        """To use what is ``wanted``: where it is seen, else where it was seen, else search."""
-        found = self._copies(wanted)
-        here = [name for name, place in found if place == self.at]
-        if here:
+        """Return the right actions towards an object of class ``object_class``.
+
+        They use it if it is here, else go where it was seen, else search.
+        """
+        candidates = self._copies(wanted)
+        names = [name for name, place in candidates if place == self.at]
+        if names:
             kind = "take" if self.held is None else "use"
-            return Due(kind, tuple(use.format(name, self.at) for name in here))
-        if found:
-            return Due("return", tuple(dict.fromkeys(f"go to {place}" for _, place in found)))
+            return Due(kind, tuple(use.format(name, self.at) for name in names))
+        if candidates:
+            return Due("return", tuple(dict.fromkeys(f"go to {place}" for _, place in candidates)))
         unseen = [place for place in self.room if place not in self.seen]
         likely = [place for place in unseen if cls(place) != self.asked.place]
         elsewhere = [place for place in self.room if place != self.at]
-        # All but the place at hand, where everything was looked into: something was overlooked.
+        # Everything was visited without success: any place except the present one is right.
         places = likely or unseen or elsewhere or self.room
         kind = "search" if self.seen else "begin"
         return Due(kind, tuple(f"go to {place}" for place in places))
 
     def _due_at(self, wanted: str, kind: str, action: str) -> Due:
-        """What is due at a receptacle of the class, or the way there."""
+        """Return the action at a receptacle of the class, or the moves towards one."""
         places = self._places(wanted)
         if self.at in places:
             return Due(kind, (action.format(self.at),))
         return Due("bring", tuple(f"go to {place}" for place in places))
 
     def _places(self, wanted: str) -> list[str]:
-        """Receptacles of the class; of two objects the second goes where the first one is."""
+        """Return the receptacles of the class.
+
+        Once an object was placed in one of them, return only that one: a second object goes there
+        too.
+        """
         if self.home is not None and cls(self.home) == wanted:
             return [self.home]
         return [place for place in self.room if cls(place) == wanted]
 
     def _decide(self) -> Decision:
-        due = self.due()
-        searches = due.kind in SEARCHES
-        return Decision(self.rng.choice(due.actions) if searches else due.actions[0])
+        right_actions = self.due()
+        searches = right_actions.kind in SEARCHES
+        return Decision(
+            self.rng.choice(right_actions.actions) if searches else right_actions.actions[0]
+        )
 
-    # What is thought
+    # Parts of the thoughts
 
     def _hand(self) -> str:
         held = f"hold {self.held or 'nothing'}"
@@ -124,29 +145,31 @@ class CarriedPlayer(AlfworldPlayer):
             places = self._places(self._goal())
             return f"to {self.at if self.at in places else places[0]}"
         wanted = self.asked.object if self.held is None else self.asked.lamp
-        found = self._copies(wanted)
-        return f"{found[0][0]} in {found[0][1]}" if found else f"{wanted} unseen"
+        candidates = self._copies(wanted)
+        return f"{candidates[0][0]} in {candidates[0][1]}" if candidates else f"{wanted} unseen"
 
     def _goal(self) -> str:
-        """The class of the place that what is held is to be brought to next."""
+        """Return the class of the receptacle that the held object goes to next."""
         tool = TOOL.get(self.asked.kind)
         return tool if tool and not self.treated else self.asked.place
 
     def _scan(self) -> str:
-        """Place after place, up to the first that is left to look into."""
-        said = []
+        """Return the receptacles in room order, up to the first that has to be visited."""
+        parts = []
         for place in self.room:
             if place in self.seen:
-                said.append(f"{place} done")
+                parts.append(f"{place} done")
             elif cls(place) == self.asked.place:
-                said.append(f"{place} goal")
+                parts.append(f"{place} goal")
             else:
-                return ", ".join([*said, f"{place} left"])
-        return ", ".join(said)
+                return ", ".join([*parts, f"{place} left"])
+        return ", ".join(parts)
 
     def _copies(self, wanted: str) -> list[tuple[str, str]]:
-        """Objects of the class seen where they are not wanted, with their places: first those at
-        hand, the others in the order of the room; in a place as the engine lists them.
+        """Return (object, receptacle) for the seen objects of the class outside the target.
+
+        The present place comes first, then room order. Within a receptacle the order is that of the
+        engine's text: descending numbers.
         """
         order = sorted(self.seen, key=lambda place: (place != self.at, self.room.index(place)))
         return [

@@ -1,4 +1,4 @@
-"""What is demonstrated of ALFWorld: who plays which games, and what its files hang on."""
+"""Demonstrations of ALFWorld: the expert, its games, and the key of the demonstration files."""
 
 from importlib import metadata
 from typing import Any
@@ -14,40 +14,49 @@ from agent_system.environments.experts.demonstrations import MAX_STEPS
 
 VERSION = 2  # of the demonstrations: raise it when the same settings would give other lines
 CARRIED_VERSION = 1  # the same for env.alfworld.thoughts=carried
-# Settings that shape an episode; the others say where games are kept and which are trained on.
+# Settings that change an episode. The others set folders and the sizes of the training split.
 SHAPING = {"task_types", "receptacles", "objects", "seed", "prompt"}
-EPISODES_PER_GAME = 3  # translating a new game costs as much as playing ten episodes of it
+EPISODES_PER_GAME = 3  # translating a new game takes as long as ten episodes of it
 
 
 def start(episode: EpisodeStart[AlfworldSettings]) -> AlfworldPlayer:
-    """An expert that has read the first observation, and nothing else."""
-    player = CarriedPlayer if carried(episode.settings) else AlfworldPlayer
-    return player(episode.first.text, episode.rng, episode.noise)
+    """Return an expert for one episode. It knows only the first observation of the game."""
+    expert_class = CarriedPlayer if carried(episode.settings) else AlfworldPlayer
+    return expert_class(episode.first.text, episode.rng, episode.noise)
 
 
 def carried(settings: AlfworldSettings) -> bool:
-    """Whether thoughts carry what the action needs, so that the needed level is known."""
+    """Return True if ``env.alfworld.thoughts=carried``: the expert knows the needed level."""
     return settings.thoughts == "carried"
 
 
 def demonstration_tasks(settings: AlfworldSettings, count: int) -> list[Task]:
-    """``count`` generated games of their own, in training floor plans, whatever ``source`` says."""
+    """Return ``count`` tasks with generated games of the split ``demo``, for any ``source``.
+
+    The games use training floor plans and are no training tasks.
+    """
     return generated_tasks(settings, "demo", count=count)
 
 
 def demonstration_key(settings: AlfworldSettings) -> list[Any]:
-    """What shapes an episode: not where games are stored, nor which ones are trained on."""
-    shaping = settings.model_dump(mode="json", include=SHAPING)
-    shaping["max_steps"] = settings.max_steps or MAX_STEPS
+    """Return the versions and the settings that change a demonstration episode.
+
+    Folders and the sizes of the training and validation splits are not part of it.
+    """
+    episode_settings = settings.model_dump(mode="json", include=SHAPING)
+    episode_settings["max_steps"] = settings.max_steps or MAX_STEPS
     versions = [VERSION, games.GENERATOR, EPISODES_PER_GAME, metadata.version("alfworld")]
-    # Files that were written before there was a choice keep their names.
+    # Appended only for ``carried``, so that the names of ``announced`` files stay valid.
     if carried(settings):
         versions += ["carried", CARRIED_VERSION]
-    return [*versions, shaping]
+    return [*versions, episode_settings]
 
 
 def symbols(settings: AlfworldSettings) -> list[str]:
-    """Receptacles, each one token: to look a place up is then one comparison."""
+    """Return receptacle names for the tokenizer, one token each, if ``thoughts=carried``.
+
+    A lookup of a receptacle in the prompt then compares one token.
+    """
     return layout.receptacle_names(settings.receptacles[1]) if carried(settings) else []
 
 

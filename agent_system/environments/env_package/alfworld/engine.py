@@ -1,11 +1,11 @@
-"""The installed ALFWorld engine with its slow parts memoised; one engine plays many games, one at a
-time.
+"""The installed ALFWorld engine with memoised slow parts. An engine runs many games, one at a time.
 
-What is remembered: the parsed grammar, the translation of a PDDL problem (per game), the initial
-facts, the action objects and the command each operator reads as. What is not touched: the planner
-library that holds and changes the state, the grammar rules that make the text, and the naming of
-objects. Not safe in threads (the translator redirects standard output and rewrites ``sys.argv``),
-so engines live in processes.
+- Memoised: the parsed grammar, the translation of each game's PDDL problem, the initial facts, the
+  action objects and the command text of each operator.
+- Unchanged: the planner library that holds the state, the grammar rules and the object names.
+
+The engine is not thread-safe: the translator redirects standard output and rewrites ``sys.argv``.
+It must run in its own process.
 """
 
 from collections import Counter, defaultdict
@@ -29,17 +29,17 @@ from agent_system.environments.env_package.alfworld.translation import (
 )
 
 BANNER = "-= Welcome to TextWorld, ALFRED! =-\n\n"
-FACTS = 200_000  # facts remembered over games, about 0.5 kB each
+FACTS = 200_000  # facts cached over all games, about 0.5 kB each
 
 
-# Each engine has a copy of the planner library to itself, which holds the state of its game. Copies
-# are used again and never unloaded: loading one after another was unloaded crashes the process.
+# Each engine has its own copy of the planner library, which holds the state of its game. Copies
+# are reused and never unloaded: loading a copy after unloading another crashes the process.
 _idle_libraries: list[Any] = []
 
 
 @dataclass(frozen=True, slots=True)
 class EngineOutput:
-    """What the engine says after ``reset`` or ``step``."""
+    """Output of the engine after ``reset`` or ``step``."""
 
     text: str
     commands: tuple[str, ...]  # admissible commands, sorted
@@ -48,37 +48,37 @@ class EngineOutput:
 
 
 class Engine:
-    """Load a game, play it, load the next. What is translated is kept in ``translations``."""
+    """Engine that runs one loaded game at a time. ``translations`` is the folder of its cache."""
 
     def __init__(self, translations: Path) -> None:
-        asked = textworld.EnvInfos(won=True, admissible_commands=True)
-        self._env: Any = MemoPddlEnv(asked, translations)
+        requested_infos = textworld.EnvInfos(won=True, admissible_commands=True)
+        self._env: Any = MemoPddlEnv(requested_infos, translations)
 
     def load(self, game: dict[str, Any]) -> None:
-        """Take the content of a ``game.tw-pddl`` file."""
+        """Load a game from the content of a ``game.tw-pddl`` file."""
         self._env.load(game)
 
     def reset(self) -> EngineOutput:
-        """Start the loaded game."""
+        """Start the loaded game and return its first output."""
         state = self._env.reset()
         return EngineOutput(
             tidy(state.feedback), tuple(state["admissible_commands"]), bool(state["won"]), True
         )
 
     def step(self, command: str) -> EngineOutput:
-        """Play one command; an unknown one reads "Nothing happens."."""
+        """Run one command. The text is "Nothing happens." if the command is not admissible."""
         state, _, _ = self._env.step(command)
-        valid = self._env.last_action is not None
+        is_valid = self._env.last_action is not None
         return EngineOutput(
-            tidy(state.feedback), tuple(state["admissible_commands"]), bool(state["won"]), valid
+            tidy(state.feedback), tuple(state["admissible_commands"]), bool(state["won"]), is_valid
         )
 
     def facts(self, names: frozenset[str]) -> list[str]:
-        """The facts of the current state with one of these (lower-case) predicate names, readable
-        and sorted.
+        """Return the facts of the current state whose predicate is in ``names`` (lower case).
+
+        The texts are sorted and use readable object names.
         """
-        # Engine texts call things by readable names, facts by symbols such as
-        # ``mug_bar__plus_01_dot_20``.
+        # Facts name objects by symbols such as ``mug_bar__plus_01_dot_20``. Use the readable names.
         entities = self._env._entity_infos
         return sorted(
             " ".join(
@@ -89,29 +89,29 @@ class Engine:
         )
 
     def close(self) -> None:
-        """Hand the planner library back, for the next engine of this process."""
+        """Release the planner library for the next engine of this process."""
         if self._env is not None:
             _idle_libraries.append(self._env.downward_lib)
             self._env = None
 
 
 def tidy(text: str) -> str:
-    """Engine text without the banner and surrounding blanks."""
+    """Return an engine text without the banner and surrounding blanks."""
     return text.removeprefix(BANNER).strip()
 
 
 class MemoPddlEnv(PddlEnv):
-    """``PddlEnv`` under ALFWorld's names, with one translation and one parse per game."""
+    """``PddlEnv`` with ALFWorld's object names, and one translation and one parse per game."""
 
     def __init__(self, infos: textworld.EnvInfos, translations: Path) -> None:
-        # Not PddlEnv's, which always loads another library.
+        # Skip ``PddlEnv.__init__``, which always loads another library.
         textworld.Environment.__init__(self, infos)
         self._translations = translations
         self.downward_lib = _idle_libraries.pop() if _idle_libraries else load_planner()
 
     def load(self, filename_or_data: Any) -> None:
         if len(_memento_cache) > FACTS:
-            # TextWorld keeps every fact of every game; equality is by value, so it may go.
+            # TextWorld caches all facts of all games. They compare by value, so clearing is safe.
             _memento_cache.clear()
         self._game_data = filename_or_data
         self.walkthrough = filename_or_data.get("walkthrough")
@@ -130,7 +130,7 @@ class MemoPddlEnv(PddlEnv):
 
     @property
     def last_action(self):
-        """The action the last command stood for; ``None`` where nothing happened."""
+        """The action of the last command, or None if nothing happened."""
         return self._last_action
 
     def reset(self):
@@ -145,8 +145,8 @@ class MemoPddlEnv(PddlEnv):
 
     def _context(self, mapping: dict) -> dict[str, Any]:
         variables = {
-            placeholder.name: self._entity_infos[found.name]
-            for placeholder, found in mapping.items()
+            placeholder.name: self._entity_infos[variable.name]
+            for placeholder, variable in mapping.items()
         }
         entities = self._entity_infos
         return {
@@ -160,15 +160,15 @@ class MemoPddlEnv(PddlEnv):
         actions = self._pddl_state.all_applicable_actions()
         commands = [self._commands.get(action.id) or self._command(action) for action in actions]
         self.state["won"] = self._pddl_state.check_goal()
-        # ALFWorld has no way to lose; the caller limits the number of steps.
+        # No ALFWorld game can be lost. The caller limits the number of turns.
         self.state["lost"] = False
         self.state["_valid_actions"] = actions
         self.state["_valid_commands"] = commands
         self.state["admissible_commands"] = sorted(set(commands))
 
     def _command(self, action) -> str:
-        """The command an operator reads as: names and places of furniture never change, so once per
-        game.
+        """Return the command text of an operator. It is cached per game, because names and
+        furniture never change.
         """
         template = self._logic.grammar.derive(
             self._logic.actions[action.name].template, self._context(action.mapping)
@@ -178,9 +178,8 @@ class MemoPddlEnv(PddlEnv):
 
 
 class MemoState(PddlState):
-    """``PddlState`` made from a remembered translation.
-
-    The planner is not loaded, so ``replan`` is not available.
+    """``PddlState`` made from a cached translation. ``replan`` is unavailable: no planner is
+    loaded.
     """
 
     def __init__(self, downward_lib, translation: Translation, logic: MemoLogic) -> None:
@@ -192,8 +191,7 @@ class MemoState(PddlState):
         self._known = translation.known
         self._operators: dict[int, Any] = {}
         logic.types = translation.types
-        # The library holds one state: loading starts the game again, whatever was played on it
-        # before.
+        # The library holds one state. Loading replaces it by the start of this game.
         downward_lib.load_sas(translation.sas.encode())
         if translation.start is None:
             translation.start = self._first_state(translation)
@@ -209,7 +207,7 @@ class MemoState(PddlState):
         return self._facts, self._vars_by_name, self._vars_by_type, self._var_counts
 
     def _restore(self, start: tuple) -> None:
-        # Copies, for the state that is played changes all four in place.
+        # Copy the four containers: the running state changes them in place.
         facts, by_name, by_type, counts = start
         self._facts = defaultdict(set, {key: value.copy() for key, value in facts.items()})
         self._vars_by_name = by_name.copy()
@@ -217,25 +215,27 @@ class MemoState(PddlState):
         self._var_counts = counts.copy()
 
     def all_applicable_actions(self) -> list:
-        """One action per distinct operator name, in the library's order."""
+        """Return one action per distinct operator name, in the library's order."""
         count = self.downward_lib.get_applicable_operators_count()
         operators = (fast_downward.Operator * count)()
         self.downward_lib.get_applicable_operators(operators)
-        # Kept, because the name of an operator is only read where it was not seen before.
+        # Stored for ``_read_operator``, which reads the names of new operators only.
         self._operators = {operator.id: operator for operator in operators}
         actions = []
         seen = set()
         for number in self._operators:
             name, action = self._known.get(number) or self._know(number)
-            # The planner grounds some actions into several operators of one name: one command
-            # stands for all of them.
+            # The planner grounds some actions into several operators of one name. They have one
+            # command.
             if name not in seen:
                 seen.add(name)
                 actions.append(action)
         return actions
 
     def _know(self, number: int) -> tuple[str, Any]:
-        """Name and action of an operator: of the translated problem, not of the state."""
+        """Return label and action of an operator and cache them in the translation. They do not
+        depend on the state.
+        """
         label = self._operators[number].name
         name, *arguments = label.split()
         action: Any = textworld.logic.Action(name=name, preconditions=[], postconditions=[])

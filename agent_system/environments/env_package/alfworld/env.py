@@ -1,4 +1,4 @@
-"""ALFWorld as an environment: one engine, one game at a time."""
+"""ALFWorld environment: one engine that runs one game at a time."""
 
 import random
 from typing import Any
@@ -18,60 +18,62 @@ MOVED = frozenset({"inreceptacle"})
 
 
 class AlfworldEnv:
-    """Text household tasks. Reward is 1.0 on the step that wins, else 0.0; the caller limits the
-    number of steps.
+    """Text household tasks. The reward is 1.0 on the turn that solves the task, else 0.0.
 
-    ``info`` holds ``won``, ``is_action_valid`` (the command was admissible; others read "Nothing
-    happens.") and ``admissible_actions``. ``anchor`` states what can change in the room (place,
-    hand, open doors, moved objects), so that two histories that lead to the same state share it.
-    With ``thoughts=carried`` it also holds the ``situation`` (the kind of action that is due) and
-    the ``needed_level``.
+    The caller limits the number of turns. ``info`` holds ``won``, ``is_action_valid`` and
+    ``admissible_actions``. A command is valid if it was admissible; the answer to any other command
+    is "Nothing happens.". ``anchor`` lists the facts that can change: the agent's place, the held
+    object, open doors, moved objects. Two histories that lead to the same state have equal anchors.
+    With ``thoughts=carried``, ``info`` also holds ``situation`` (the kind of the right action) and
+    ``needed_level``.
     """
 
-    placement = "process"  # the engine redirects standard output and is wrong in threads
+    placement = "process"  # not thread-safe: the engine redirects standard output
 
     def __init__(self, settings: AlfworldSettings) -> None:
-        # A second of imports, which only the worker process needs.
+        # Imported here because it takes about a second and only the worker process needs it.
         from agent_system.environments.env_package.alfworld.engine import Engine
 
         self.settings = settings
         self._engine = Engine(translations_folder(settings))
         self._loaded: str | None = None
         self._start: frozenset[str] = frozenset()
-        # Reads what the policy reads.
+        # Tracks the observations to label the situation and the needed level.
         self._reader: CarriedPlayer | None = None
 
     def reset(self, task: Task, seed: int = 0) -> Observation:
-        """Start ``task``.
+        """Start ``task`` and return the first observation.
 
-        The engine draws nothing, so ``seed`` has no effect: same task, same start.
+        ``seed`` has no effect: the engine is deterministic, so equal tasks start equally.
         """
-        del seed  # the task says it all
+        del seed  # the task determines the start
         if self._loaded != task["task_id"]:
-            # A failing load leaves no game that a later reset could take for the right one.
+            # Clear first: after a failed load, a later reset must not use the previous game.
             self._loaded = None
             self._engine.load(load_game(self.settings, task))
             self._loaded = task["task_id"]
-        turn = self._engine.reset()
+        output = self._engine.reset()
         self._start = frozenset(self._engine.facts(MOVED))
         if self.settings.thoughts == "carried":
-            self._reader = CarriedPlayer(turn.text, random.Random(0))
-        return self._labelled(self._observation(turn))
+            self._reader = CarriedPlayer(output.text, random.Random(0))
+        return self._labelled(self._observation(output))
 
     def step(self, action: str) -> tuple[Observation, float, bool, dict[str, Any]]:
-        """Play ``action`` and return observation, reward, done (won) and the observation's info."""
-        turn = self._engine.step(action)
-        observation = self._observation(turn)
+        """Run the command ``action`` and return observation, reward, done and info.
+
+        ``done`` is True when the task is solved.
+        """
+        output = self._engine.step(action)
+        observation = self._observation(output)
         if self._reader is not None:
             self._reader.observe(action, observation)
         observation = self._labelled(observation)
-        return observation, float(turn.won), turn.won, observation.info
+        return observation, float(output.won), output.won, observation.info
 
     def _observation(self, turn) -> Observation:
-        # Where an object lies at the start is in the task; what was moved since is what tells
-        # states apart.
-        moved = [fact for fact in self._engine.facts(MOVED) if fact not in self._start]
-        anchor = "; ".join(self._engine.facts(CHANGING) + moved)
+        # Start positions are fixed by the task, so only the moved objects distinguish states.
+        moved_facts = [fact for fact in self._engine.facts(MOVED) if fact not in self._start]
+        anchor = "; ".join(self._engine.facts(CHANGING) + moved_facts)
         info = {
             "won": turn.won,
             "is_action_valid": turn.valid,
@@ -86,5 +88,5 @@ class AlfworldEnv:
         return observation
 
     def close(self) -> None:
-        """Hand the engine back; the environment is not used again."""
+        """Release the engine's library for reuse. The environment must not be used afterwards."""
         self._engine.close()

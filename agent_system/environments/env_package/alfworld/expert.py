@@ -1,12 +1,14 @@
-"""An expert for the six task types that acts from what it reads: no planner, no look at the game's
-files.
+"""Expert for the six task types. It uses the observations only: no planner and no game files.
 
-It searches receptacle by receptacle, opens what is closed, and remembers what it saw where.
-Demonstrations need two kinds of imperfection: ``slack`` is the chance of a useless but valid action
-(look, inventory, examine, go and look elsewhere), which leaves something to learn; ``slips`` the
-chance of an action that cannot work ("Nothing happens."), without which an imitator never learns
-how to go on after one. With every action comes what a thought about it could say: the situation,
-what was tried, the plan.
+It visits one receptacle after another, opens closed ones, and remembers the objects it saw. With
+each action it returns the parts of a thought: the situation, what was tried, the plan.
+
+Noise makes demonstrations imperfect in two ways:
+
+- ``useless_share``: probability of a valid action that is useless (look, inventory, examine, go).
+  Reinforcement learning can then improve on the demonstrations.
+- ``invalid_share``: probability of an action that gives "Nothing happens.". Imitation can then
+  learn to recover from one.
 """
 
 import random
@@ -18,7 +20,7 @@ from agent_system.environments.env_package.alfworld.prompts import task_of
 from agent_system.environments.expert_protocol import Decision, Noise
 
 _THING = re.compile(r"an? ([a-z]+ \d+)")
-# Matched in full, so that no sentence of the templates fits two kinds.
+# Patterns must match the full sentence: each sentence of the templates then has one kind.
 _SENTENCES = (
     (
         "light",
@@ -39,7 +41,7 @@ _SENTENCES = (
     ),
     ("pick", re.compile(r"put (?:a|some) (?P<object>\w+) (?:in|on) (?P<place>\w+)")),
 )
-# Places to go to by mistake, where a room lacks them.
+# Receptacle classes for invalid actions: the expert goes to one that the room does not have.
 _FURNITURE = (
     "bed",
     "cabinet",
@@ -57,8 +59,8 @@ TOOL = {"clean": "sinkbasin", "heat": "microwave", "cool": "fridge"}
 
 @dataclass(frozen=True, slots=True)
 class TaskGoal:
-    """A task sentence, understood: task type, object class, class of the place, class of the lamp
-    ("" where none).
+    """Parsed task sentence: task type, and classes of the object, the target receptacle and the
+    lamp ("" if the task has none).
     """
 
     kind: str
@@ -68,32 +70,32 @@ class TaskGoal:
 
 
 def understand(sentence: str) -> TaskGoal:
-    """Read a task sentence of the wheel's templates.
+    """Parse a task sentence made from the templates of the alfworld wheel.
 
     Raises ``ValueError`` for any other sentence.
     """
     for kind, pattern in _SENTENCES:
-        found = pattern.fullmatch(sentence)
-        if found:
-            parts = found.groupdict()
+        match = pattern.fullmatch(sentence)
+        if match:
+            parts = match.groupdict()
             return TaskGoal(kind, parts["object"], parts.get("place", ""), parts.get("lamp", ""))
-    raise ValueError(f"not a task sentence of ALFWorld's templates: {sentence!r}")
+    raise ValueError(f"{sentence!r} is not a task sentence of ALFWorld's templates")
 
 
 def cls(name: str) -> str:
-    """``mug 2`` -> ``mug``."""
+    """Return the class of an object or receptacle: ``mug 2`` gives ``mug``."""
     return name.rsplit(" ", 1)[0]
 
 
 class AlfworldPlayer:
-    """Plays one episode: ``act`` chooses, ``observe`` is told what came of it."""
+    """Expert of one episode: ``act`` returns an action, ``observe`` receives the answer to it."""
 
     def __init__(self, first_text: str, rng: random.Random, noise: Noise | None = None) -> None:
         self.asked = understand(task_of(first_text))
         self.rng = rng
         self.noise = noise or Noise()
         self.room = _THING.findall(first_text.split("you see", 1)[1].split("Your task", 1)[0])
-        # Receptacle -> what lies there, in order of first sight.
+        # Receptacle -> objects there, in the order of the first visits.
         self.seen: dict[str, set[str]] = {}
         self.closed: set[str] = set()
         self.placed: set[str] = set()
@@ -101,26 +103,26 @@ class AlfworldPlayer:
         self.held: str | None = None
         self.origin = ""
         self.treated = False
-        self.home: str | None = None  # the receptacle the first of two objects went into
-        self.failed = ""  # the last action, where nothing happened
+        self.home: str | None = None  # receptacle of the object that was placed last
+        self.failed = ""  # the last action, if the answer was "Nothing happens."
 
     def act(self) -> Decision:
-        """The next action."""
+        """Return the next action. Noise may replace it by a useless or an invalid one."""
         decision = self._decide()
-        # One draw decides on both kinds of noise, so that their shares add up and never meet.
+        # One draw for both kinds of noise: their probabilities add up and exclude each other.
         draw = self.rng.random()
         if draw < self.noise.slips:
             return self._slip(decision)
-        dawdles = draw < self.noise.slips + self.noise.slack
-        return self._dawdle(decision) if dawdles else decision
+        is_useless = draw < self.noise.slips + self.noise.slack
+        return self._dawdle(decision) if is_useless else decision
 
     def observe(self, action: str, observation: Observation) -> None:
-        """Take in the engine's answer to ``action``."""
+        """Update the remembered state from the engine's answer to ``action``."""
         text = observation.text
         self.failed = action if text.startswith("Nothing happens") else ""
         if self.failed:
             if action.startswith("go to ") and action.removeprefix("go to ") in self.room:
-                # It is used from where one already stands.
+                # The agent already stands at this place: receptacles can share one.
                 self.at = action.removeprefix("go to ")
             return
         verb = action.split(" ", 1)[0]
@@ -145,11 +147,11 @@ class AlfworldPlayer:
         if "is closed" in text:
             self.closed.add(self.at)
         elif "you see" in text and (verb != "examine" or self.at in text):
-            # Closed and seen exclude each other: what was opened shows what is inside.
+            # A receptacle is either closed or seen: once opened, its content is in the text.
             self.closed.discard(self.at)
             self.seen[self.at] = set(_THING.findall(text.split("you see", 1)[1]))
 
-    # Deciding
+    # Decisions without noise
 
     def _decide(self) -> Decision:
         if self.at in self.closed:
@@ -180,11 +182,11 @@ class AlfworldPlayer:
         )
 
     def _fetch(self) -> Decision:
-        # A copy of the class may have been put there already: it does not count as found.
-        found = self._find(self.asked.object)
-        if found is None:
+        # Objects that are already at the target are skipped.
+        candidate = self._find(self.asked.object)
+        if candidate is None:
             return self._search(f"need {self.asked.object}")
-        name, place = found
+        name, place = candidate
         take = f"take {name} from {place}"
         situation = f"{name} in {place}"
         return (
@@ -194,10 +196,10 @@ class AlfworldPlayer:
         )
 
     def _light(self) -> Decision:
-        found = self._find(self.asked.lamp)
-        if found is None:
+        candidate = self._find(self.asked.lamp)
+        if candidate is None:
             return self._search(f"hold {self.held} need {self.asked.lamp}")
-        lamp, place = found
+        lamp, place = candidate
         use = f"use {lamp}"
         situation = f"{lamp} in {place}"
         return (
@@ -205,8 +207,11 @@ class AlfworldPlayer:
         )
 
     def _find(self, wanted: str) -> tuple[str, str] | None:
-        """An object of the class seen where it is not wanted, nearest first."""
-        # Stable: among the others the order of first sight stays.
+        """Return an object of class ``object_class`` and its receptacle, or None.
+
+        Objects at the target are skipped. The present place comes first, then the order of visits.
+        """
+        # The sort is stable: the other places keep the order of the first visits.
         for place in sorted(self.seen, key=lambda name: name != self.at):
             for name in sorted(self.seen[place]):
                 if (
@@ -218,7 +223,7 @@ class AlfworldPlayer:
         return None
 
     def _search(self, situation: str) -> Decision:
-        """Somewhere not yet looked into; where the object is wanted comes last."""
+        """Go to a random receptacle without known content; the target class is the last choice."""
         unseen = [place for place in self.room if place not in self.seen]
         likely = [place for place in unseen if cls(place) != self.asked.place]
         elsewhere = [place for place in self.room if place != self.at]
@@ -228,10 +233,12 @@ class AlfworldPlayer:
         )
 
     def _nearest(self, wanted: str) -> str:
-        """A receptacle of the class: the one used before, one that needs no opening, or any."""
+        """Return a receptacle of the class: that of the last placed object, else one whose content
+        is known, else any. Raises ``ValueError`` if the room has none.
+        """
         places = [place for place in self.room if cls(place) == wanted]
         if not places:
-            raise ValueError(f"there is no {wanted} in {self.room}")
+            raise ValueError(f"the room has no {wanted!r}; its receptacles: {self.room}")
         if self.home is not None and self.home in places:
             return self.home
         opened = [place for place in places if place in self.seen]
@@ -250,7 +257,7 @@ class AlfworldPlayer:
         return Decision(action, situation, f"failed {self.failed}" if self.failed else tried, plan)
 
     def _dawdle(self, decision: Decision) -> Decision:
-        """A valid action that brings the task no further."""
+        """Return a random valid action that does not advance the task."""
         options = ["look", "inventory"]
         if self.at is not None:
             options += [f"examine {self.at}"]
@@ -261,8 +268,10 @@ class AlfworldPlayer:
         return Decision(action, decision.situation, decision.tried, action, slack=True)
 
     def _slip(self, decision: Decision) -> Decision:
-        """An action that cannot work here: to where one is, to what is not in the room, or at the
-        wrong place.
+        """Return a random invalid action.
+
+        It goes to the present place or to a receptacle that the room lacks, or it moves or takes an
+        object at a wrong place.
         """
         absent = [name for name in _FURNITURE if name not in map(cls, self.room)]
         options = [f"go to {self.rng.choice(absent)} 1"] + (
@@ -277,8 +286,8 @@ class AlfworldPlayer:
         return Decision(action, decision.situation, decision.tried, action, slip=True)
 
     def _bare(self, here: str) -> str:
-        """A receptacle the object cannot be taken from now: the one at hand, unless it may well lie
-        there.
+        """Return a receptacle from which taking the object fails: ``here``, or another one if an
+        object of the class was seen at ``here``.
         """
         lies_here = any(cls(name) == self.asked.object for name in self.seen.get(here, ()))
         others = [place for place in self.room if place != here]

@@ -1,10 +1,10 @@
-"""Generate ALFWorld games offline: rooms drawn from the wheel's floor plans, solvable by
-construction.
+"""Offline generation of ALFWorld games. Rooms are drawn from the wheel's floor plans and solvable
+by construction.
 
-These are not the official ALFWorld splits. They use the same engine, domain, grammar, object tables
-and floor plans, but the rooms are drawn here, may be smaller, and carry data sources of their own
-(``alfworld_generated/pick``). Held-out games come from the wheel's test floor plans, training games
-from its training floor plans, and the draws of the two have different seeds.
+These are not the official ALFWorld splits. They share engine, domain, grammar, object tables and
+floor plans with them. The rooms may be smaller, and their data sources differ
+(``alfworld_generated/pick``). Held-out games use the wheel's test floor plans and training games
+its training floor plans. The two splits are drawn with different seeds.
 """
 
 import hashlib
@@ -19,20 +19,20 @@ from agent_system.environments.env_package.alfworld.pddl import problem_text
 from agent_system.environments.env_package.alfworld.settings import TASK_TYPES, AlfworldSettings
 from verl.utils.seeds import derive_seed
 
-GENERATOR = 1  # part of every store's name: raise it when the same settings would draw other games
+GENERATOR = 1  # part of each store's name: raise it when the same settings would draw other games
 TOOLS = {
     "clean": ("SinkBasin", "Cleanable"),
     "heat": ("Microwave", "Heatable"),
     "cool": ("Fridge", "Coolable"),
 }
-# A draw fails where a floor plan lacks the tool, the lamp or an object that fits; settings that
-# fail a thousand times most likely leave no room at all.
+# A draw fails if the floor plan lacks the tool, the lamp or a fitting object. After a thousand
+# failures the settings most likely allow no room.
 ATTEMPTS = 1000
 
 
 @dataclass(frozen=True, slots=True)
 class SceneObject:
-    """An object: scene id, class, and the index of the receptacle it starts in."""
+    """Object of a room: scene id, class, and the index of the receptacle that it starts in."""
 
     id: str
     cls: str
@@ -41,8 +41,9 @@ class SceneObject:
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """What is asked for: short task type, object class, receptacle class ("" for light), lamp class
-    ("" elsewhere).
+    """Goal of a game: short task type and classes of object, target receptacle and lamp.
+
+    The receptacle is "" for ``light``, the lamp is "" for the other task types.
     """
 
     kind: str
@@ -53,7 +54,7 @@ class Goal:
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """A drawn room: the receptacles kept of a floor plan and the objects put in them."""
+    """Drawn room: a subset of the receptacles of a floor plan, and the objects in them."""
 
     scene: int
     receptacles: tuple[Receptacle, ...]
@@ -61,15 +62,15 @@ class Room:
 
 
 def generate(settings: AlfworldSettings, split: str, index: int) -> dict[str, Any]:
-    """Game ``index`` of ``split`` (``val`` is held out, any other name draws from the training
-    floor plans).
+    """Generate game ``index`` of ``split`` as ``{hash, kind, scene, description, problem, traj}``.
 
-    Depends on the settings that shape rooms, on ``split`` and on ``index`` alone. Task types take
-    turns. Returns ``{hash, kind, scene, description, problem, traj}``; ``game_file`` makes the
-    engine's file of it. Raises ``RuntimeError`` when the settings leave no possible room.
+    The split ``val`` uses the test floor plans, any other name the training floor plans. The game
+    depends only on ``split``, ``index`` and the settings of rooms. Game ``index`` has task type
+    ``index % number of task types``. ``game_file`` converts the result to the engine's file. Raises
+    ``RuntimeError`` if no draw succeeds.
     """
     kind = settings.task_types[index % len(settings.task_types)]
-    # By index and not one after the other: a worker draws game 700 without the 699 before it.
+    # The seed depends on the index, so a worker draws game 700 without drawing the 699 before it.
     rng = random.Random(derive_seed("alfworld", GENERATOR, settings.seed, split, index))
     numbers = layout.scenes(TASK_TYPES[kind], held_out=split == "val")
     for _ in range(ATTEMPTS):
@@ -77,28 +78,30 @@ def generate(settings: AlfworldSettings, split: str, index: int) -> dict[str, An
         if drawn is not None:
             return describe(*drawn, rng)
     raise RuntimeError(
-        f"no {kind!r} game with receptacles={list(settings.receptacles)} and "
-        f"objects={list(settings.objects)} in "
-        f"{ATTEMPTS} draws: widen env.alfworld.receptacles"
+        f"env.alfworld.receptacles={list(settings.receptacles)} and "
+        f"env.alfworld.objects={list(settings.objects)} gave no {kind!r} game in "
+        f"{ATTEMPTS} draws; fix: widen env.alfworld.receptacles"
     )
 
 
 def draw_room(
     plan: FloorPlan, kind: str, settings: AlfworldSettings, rng: random.Random
 ) -> tuple[Room, Goal] | None:
-    """Draw furniture, a goal that this furniture allows, and objects; ``None`` where the floor plan
+    """Draw furniture, a goal that this furniture allows, and objects. Return None if the floor plan
     does not fit.
 
-    Solvable by construction: enough target objects lie in receptacles one can walk to (and open),
-    none lies where it is wanted, the wanted receptacle may hold it, and the tool or lamp the task
-    needs is there.
+    The room is solvable by construction:
+
+    - Enough target objects start in receptacles that can be reached and opened.
+    - No target object starts in a receptacle of the target class. That class can contain it.
+    - The room has the tool or lamp that the task needs.
     """
     tool, property_name = TOOLS.get(kind, ("", ""))
     receptacles = draw_receptacles(plan, tool, rng.randint(*settings.receptacles), rng)
     lamps = [lamp for lamp in layout.LAMPS if lamp in plan.classes] if kind == "light" else []
     if receptacles is None or (kind == "light" and not lamps):
         return None
-    # Sorted, for the draw from what is built on it must not follow the order of a set.
+    # Sorted because later draws depend on the order, and the order of a set differs by process.
     present = sorted({receptacle.cls for receptacle in receptacles})
     objects = [
         cls
@@ -109,18 +112,21 @@ def draw_room(
     for cls in objects:
         if property_name and cls not in layout.constants().VAL_ACTION_OBJECTS[property_name]:
             continue
-        homes = [place for place in present if layout.can_contain(place, cls)]
-        # ``homes[1:]``: where the class fits into one kind of place only, no copy of it could start
-        # elsewhere.
+        containing_classes = [place for place in present if layout.can_contain(place, cls)]
+        # ``homes[1:]``: a class that fits into the target class only could not start elsewhere.
         goals += (
             [(cls, "")]
             if kind == "light"
-            else [(cls, place) for place in homes if place != tool and homes[1:]]
+            else [
+                (cls, place)
+                for place in containing_classes
+                if place != tool and containing_classes[1:]
+            ]
         )
     if not goals:
         return None
-    target, wanted = rng.choice(goals)
-    goal = Goal(kind, target, wanted, rng.choice(lamps) if lamps else "")
+    target, target_class = rng.choice(goals)
+    goal = Goal(kind, target, target_class, rng.choice(lamps) if lamps else "")
     things = draw_objects(receptacles, objects, goal, rng.randint(*settings.objects), rng)
     return Room(plan.number, receptacles, things), goal
 
@@ -128,11 +134,11 @@ def draw_room(
 def draw_receptacles(
     plan: FloorPlan, tool: str, count: int, rng: random.Random
 ) -> tuple[Receptacle, ...] | None:
-    """``count`` receptacles of the floor plan in its order, the tool's among them; ``None`` where
-    it has no tool.
+    """Draw ``count`` receptacles of the floor plan, the tool among them, and return them in the
+    plan's order.
 
-    No two of them are used from the same place: walking from one to the other would read "Nothing
-    happens.".
+    There are fewer if the plan has fewer locations. Return None if it lacks the tool. No two of
+    them have the same location: going from one to the other would give "Nothing happens.".
     """
     order = list(plan.receptacles)
     rng.shuffle(order)
@@ -141,7 +147,7 @@ def draw_receptacles(
         if not tools:
             return None
         order.remove(tools[0])
-        # The tool goes to the front, so that cutting the list to ``count`` cannot lose it.
+        # The tool comes first, so that cutting the list to ``count`` keeps it.
         order.insert(0, tools[0])
     by_place: dict[str, Receptacle] = {}
     for receptacle in order:
@@ -157,23 +163,23 @@ def draw_objects(
     others: int,
     rng: random.Random,
 ) -> tuple[SceneObject, ...]:
-    """The targets (away from where they are wanted), ``others`` more objects, and the lamp of a
-    light task.
+    """Draw the target objects (outside the target receptacles), ``other_count`` more objects, and
+    the lamp of a light task.
     """
-    least = 2 if goal.kind == "two" else 1
-    # In a third of the rooms one more than is needed: which one is taken is then a choice.
-    chosen = [goal.object] * (least + (rng.random() < 1 / 3))
-    rest = [cls for cls in classes if cls != goal.object]
-    rng.shuffle(rest)
+    target_count = 2 if goal.kind == "two" else 1
+    # A third of the rooms has one target object more than needed, so that one must be chosen.
+    target_classes = [goal.object] * (target_count + (rng.random() < 1 / 3))
+    other_classes = [cls for cls in classes if cls != goal.object]
+    rng.shuffle(other_classes)
     things = []
-    for cls in chosen + rest[:others]:
-        homes = [
+    for cls in target_classes + other_classes[:others]:
+        receptacle_indices = [
             index
             for index, receptacle in enumerate(receptacles)
             if layout.can_contain(receptacle.cls, cls)
             and (cls, receptacle.cls) != (goal.object, goal.receptacle)
         ]
-        things.append(SceneObject(_object_id(cls, rng), cls, rng.choice(homes)))
+        things.append(SceneObject(_object_id(cls, rng), cls, rng.choice(receptacle_indices)))
     if goal.lamp:
         furniture = [
             i for i, receptacle in enumerate(receptacles) if receptacle.cls in layout.LAMP_FURNITURE
@@ -189,13 +195,13 @@ def draw_objects(
 
 
 def _object_id(cls: str, rng: random.Random) -> str:
-    # ALFRED's ids are class and position; positions make two of a class differ.
+    # ALFRED's ids consist of class and position. The position distinguishes objects of a class.
     return "|".join([cls, *(f"{rng.uniform(-3, 3):+06.2f}" for _ in range(3))])
 
 
 def describe(room: Room, goal: Goal, rng: random.Random) -> dict[str, Any]:
-    """The game of a room: task sentence from the wheel's templates, PDDL problem, ALFRED-style
-    trajectory record.
+    """Return the game of a room: task sentence from the wheel's templates, PDDL problem, and a
+    trajectory record in ALFRED's format.
     """
     official = TASK_TYPES[goal.kind]
     entry = layout.goals()[official]
@@ -214,7 +220,7 @@ def describe(room: Room, goal: Goal, rng: random.Random) -> dict[str, Any]:
         "kind": goal.kind,
         "scene": room.scene,
         "description": sentence,
-        # The library writes # for - in some of its PDDL.
+        # The goal library writes "#" for "-" in some of its PDDL.
         "problem": problem_text(room, entry["pddl"].format(**slots).replace("#", "-")),
         "traj": {
             "task_type": official,
@@ -226,20 +232,20 @@ def describe(room: Room, goal: Goal, rng: random.Random) -> dict[str, Any]:
 
 
 def game_file(game: dict[str, Any]) -> dict[str, Any]:
-    """The content of ``game.tw-pddl`` for a generated game: what the engine loads."""
+    """Return the content of ``game.tw-pddl`` for a generated game, which the engine loads."""
     domain, grammar = layout.domain_and_grammar()
     return {
         "pddl_domain": domain,
         "grammar": grammar.replace("UNKNOWN GOAL", game["description"]),
         "pddl_problem": game["problem"],
         "solvable": True,
-        # Not known without a planner.
+        # Unknown: it would need a planner.
         "walkthrough": None,
     }
 
 
 def content_hash(game: dict[str, Any]) -> str:
-    """Hash of everything the engine will load: domain, grammar, task sentence and problem."""
+    """Return a hash of all that the engine loads: domain, grammar, task sentence and problem."""
     domain, grammar = layout.domain_and_grammar()
     parts = json.dumps([domain, grammar, game["description"], game["problem"]])
     return hashlib.blake2b(parts.encode(), digest_size=10).hexdigest()

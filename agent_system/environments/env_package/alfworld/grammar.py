@@ -1,8 +1,8 @@
-"""The engine's text generation without its repeated work.
+"""Memoised text generation of the engine.
 
-TextWorld's context-sensitive grammar parses every template, query and expression again each time it
-derives a text and deep-copies its symbols on the way. ``MemoGrammar`` parses each once, keeps
-symbols immutable and carries the context beside them; the texts are the same
+TextWorld's context-sensitive grammar parses every template, query and expression again for each
+text, and deep-copies its symbols. ``MemoGrammar`` parses each of them once. It never changes a
+symbol and stores the context apart from it. The texts are equal
 (``tests/unit/agent_system/environments/env_package/test_alfworld_engine.py`` compares them).
 """
 
@@ -23,7 +23,7 @@ parse_symbols = functools.lru_cache(maxsize=4096)(
     functools.partial(textgen._parse_and_convert, rule_name="symbols")
 )
 parse_query = functools.lru_cache(maxsize=1024)(Rule.parse_conjunctive_query)
-# What the expressions of ALFWorld's grammar are made of: ``r.name or r.id``, ``'a ' + o.name``.
+# Node types in the expressions of ALFWorld's grammar: ``r.name or r.id``, ``'a ' + o.name``.
 _KNOWN = (
     ast.Expression,
     ast.Name,
@@ -38,22 +38,23 @@ _KNOWN = (
 
 
 class UnsafeGame(ValueError):
-    """The text of a game holds an expression that could do more than name things."""
+    """A game's grammar contains an expression with other nodes than names, texts, + and or."""
 
 
 @functools.lru_cache(maxsize=1024)
 def _compiled(expression: str) -> Any:
-    """The code of an expression of a game's file. Raises ``UnsafeGame`` for one that calls,
-    imports or reaches below the surface of things.
+    """Compile an expression of a game's file.
+
+    Raises ``UnsafeGame`` for calls, private attributes and all nodes outside the allowed types.
     """
     tree = ast.parse(expression.strip(), filename="<grammar>", mode="eval")
     for node in ast.walk(tree):
-        private = isinstance(node, ast.Attribute) and node.attr.startswith("_")
-        if private or not isinstance(node, _KNOWN):
+        is_private = isinstance(node, ast.Attribute) and node.attr.startswith("_")
+        if is_private or not isinstance(node, _KNOWN):
             raise UnsafeGame(
-                f"a game's grammar holds the expression {expression[:80]!r}, which would run as "
-                "code; allowed: names, their attributes, texts, + and or; fix: take the game from "
-                "ALFWorld's own release"
+                f"the grammar of a game contains the expression {expression[:80]!r}, which would "
+                "run as code; allowed: names, their attributes, texts, + and or; fix: use the game "
+                "file of ALFWorld's release"
             )
     return compile(tree, filename="<grammar>", mode="eval")
 
@@ -66,56 +67,53 @@ def _parse_document(text: str) -> tuple[dict, dict]:
 
 
 class MemoLogic(pddl_logic.GameLogic):
-    """A game's logic whose parsed grammar is shared with every game that differs in the task
-    sentence only.
-    """
+    """Logic of a game. Games that differ only in the task sentence share one parsed grammar."""
 
     def __init__(self, domain: str, grammar: str) -> None:
-        # The sentence is cut out of the grammar before it is parsed, so that games that differ in
-        # it alone share one entry of the cache.
+        # Remove the sentence before parsing: the rest of the grammar is the key of the cache.
         sentence = _TASK.search(grammar)
         self.domain = domain
         self.types = TypeHierarchy()
         actions, rules = _parse_document(_TASK.sub(_PLACEHOLDER, grammar) if sentence else grammar)
         self.actions = dict(actions)
         self.grammar = MemoGrammar()
-        # Into rules of its own: the shared ones must not learn the sentence of this game.
+        # Copy the shared rules: the sentence of this game is added below.
         self.grammar._rules.update(rules)
         if sentence:
-            # The sentence is JSON text inside the grammar, escapes included.
+            # In the grammar the sentence is a JSON string with escapes.
             text = json.loads(f'"{sentence.group()}"')
             self.grammar._rules["task"] = [textgen.ProductionRule("task", parse_symbols(text))]
 
 
 class MemoGrammar(textgen.ContextSensitiveGrammar):
-    """Derives texts from (symbol, context) pairs; a context is a dict of state, variables, mapping,
-    entity_infos.
+    """Grammar that derives texts from (symbol, context) pairs.
+
+    A context is a dict with the keys ``state``, ``variables``, ``mapping`` and ``entity_infos``.
     """
 
     def derive(self, start: str, context: dict[str, Any] | None = None) -> str:
-        """Expand ``start`` depth first; the text the parent class derives."""
-        # A stack in place of recursion, filled in reverse: what is popped first stands first in the
-        # text.
+        """Expand ``start`` depth first and return the text, equal to that of the parent class."""
+        # A stack replaces recursion. Symbols are pushed in reverse, so they are popped in order.
         stack = [(symbol, context or {}) for symbol in reversed(parse_symbols(start))]
         words = []
         while stack:
-            symbol, here = stack.pop()
+            symbol, symbol_context = stack.pop()
             if isinstance(symbol, textgen.TerminalSymbol):
                 words.append(str(symbol))
             else:
-                stack.extend(reversed(self._expand(symbol, here)))
+                stack.extend(reversed(self._expand(symbol, symbol_context)))
         return "".join(words)
 
     def _expand(self, symbol, context: dict[str, Any]) -> list[tuple]:
         if isinstance(symbol, textgen.NonterminalSymbol):
             return [(part, context) for part in self._rule(symbol, context).rhs]
         if isinstance(symbol, textgen.EvalSymbol):
-            # Expressions of the game's file: no text of a policy gets here.
+            # The expression comes from the game's file, never from a policy.
             value = eval(_compiled(symbol.expression), {}, context["variables"])
             return [(textgen.TerminalSymbol(value), context)]
         if isinstance(symbol, textgen.ConditionalSymbol):
             contexts = matches(symbol.given, context) if symbol.given else [context]
-            return [(symbol.expression, found) for found in contexts]
+            return [(symbol.expression, match_context) for match_context in contexts]
         if isinstance(symbol, textgen.ListSymbol):
             return enumerate_parts(self._expand(symbol.symbol, context), context)
         raise NotImplementedError(f"unknown grammar symbol {type(symbol).__name__}")
@@ -131,7 +129,7 @@ class MemoGrammar(textgen.ContextSensitiveGrammar):
 
 
 def holds(condition: str, context: dict[str, Any]) -> bool:
-    """Whether ``condition`` has a match in the context's state."""
+    """Return True if ``condition`` has a match in the state of ``context``."""
     return (
         next(
             iter(context["state"].all_assignments(parse_query(condition), context["mapping"])), None
@@ -141,21 +139,23 @@ def holds(condition: str, context: dict[str, Any]) -> bool:
 
 
 def matches(expression: str, context: dict[str, Any]) -> list[dict[str, Any]]:
-    """One context per match of ``expression``, variables bound, in the engine's (sorted) order."""
+    """Return one context per match of ``expression``, with its variables bound, in the engine's
+    (sorted) order.
+    """
     entities = context["entity_infos"]
-    found = []
+    contexts = []
     for mapping in context["state"].all_assignments(parse_query(expression), context["mapping"]):
         named = {
             placeholder.name: entities[variable.name] for placeholder, variable in mapping.items()
         }
         variables = {**context["variables"], **named}
         bound = {**context["mapping"], **mapping}
-        found.append({**context, "variables": variables, "mapping": bound})
-    return found
+        contexts.append({**context, "variables": variables, "mapping": bound})
+    return contexts
 
 
 def enumerate_parts(parts: list[tuple], context: dict[str, Any]) -> list[tuple]:
-    """``a, b, and c`` as symbols: the separators are symbols of the game's grammar."""
+    """Return ``parts`` with the grammar's separator symbols between them: ``a, b, and c``."""
     if not parts:
         return [(textgen.NonterminalSymbol("list_empty"), context)]
     listed = [parts[0]]

@@ -1,8 +1,7 @@
-"""What a room can look like: floor plans, receptacles and object classes, read from the installed
-alfworld wheel.
+"""Floor plans, receptacles and object classes, read from the installed alfworld wheel.
 
-Only the wheel's data modules and JSON files are touched: ``alfworld.info`` is left alone because
-importing it creates a cache folder and sets ``ALFWORLD_DATA``.
+Only the wheel's data modules and JSON files are read. ``alfworld.info`` is not imported, because
+the import creates a cache folder and sets ``ALFWORLD_DATA``.
 """
 
 import functools
@@ -14,15 +13,14 @@ from pathlib import Path
 
 LAMPS = ("DeskLamp", "FloorLamp")
 BASINS = {"SinkBasin": "Sink", "BathtubBasin": "Bathtub"}
-# Where a lamp is put, in this order of preference: the furniture ALFRED scenes have lamps on or
-# beside.
+# Receptacle classes for lamps: furniture that has lamps on or near it in ALFRED scenes.
 LAMP_FURNITURE = ("SideTable", "Desk", "Dresser", "Shelf", "DiningTable", "CoffeeTable")
 
 
 @dataclass(frozen=True, slots=True)
 class Receptacle:
-    """A piece of furniture: scene id (``Drawer|+00.95|+00.22|-02.20``), class and the place one
-    stands at to use it.
+    """Piece of furniture: scene id (``Drawer|+00.95|+00.22|-02.20``), class, and the location of
+    the agent that uses it (``loc|x|z|rotation|horizon``).
     """
 
     id: str
@@ -32,9 +30,7 @@ class Receptacle:
 
 @dataclass(frozen=True, slots=True)
 class FloorPlan:
-    """One of the 120 scenes: its receptacles (sorted by id) and the object classes that occur in it
-    (sorted).
-    """
+    """One of the 120 scenes: its receptacles (sorted by id) and its object classes (sorted)."""
 
     number: int
     receptacles: tuple[Receptacle, ...]
@@ -43,7 +39,7 @@ class FloorPlan:
 
 @functools.cache
 def constants():
-    """The wheel's table of classes, properties and scene splits."""
+    """Import the wheel's module with its tables of classes, properties and scene splits."""
     from alfworld.gen import constants as module
 
     return module
@@ -51,7 +47,7 @@ def constants():
 
 @functools.cache
 def goals() -> dict[str, dict]:
-    """The wheel's goal library: PDDL goal and task sentences by official task type."""
+    """Return the wheel's goal library: PDDL goal and task sentences by official task type."""
     from alfworld.gen import goal_library
 
     return goal_library.gdict
@@ -59,9 +55,9 @@ def goals() -> dict[str, dict]:
 
 @functools.cache
 def wheel() -> Path:
-    """The folder of the installed ``alfworld`` package.
+    """Return the folder of the installed ``alfworld`` package.
 
-    Raises ``ModuleNotFoundError`` where it is not installed.
+    Raises ``ModuleNotFoundError`` if it is not installed.
     """
     spec = importlib.util.find_spec("alfworld")
     if spec is None or spec.origin is None:
@@ -71,16 +67,18 @@ def wheel() -> Path:
 
 @functools.cache
 def domain_and_grammar() -> tuple[str, str]:
-    """The PDDL domain and the text grammar every ALFWorld game shares (the task sentence reads
-    ``UNKNOWN GOAL``).
+    """Return the PDDL domain and the text grammar that all games share.
+
+    The task sentence in the grammar is the placeholder ``UNKNOWN GOAL``.
     """
     data = wheel() / "data"
     return (data / "alfred.pddl").read_text(), (data / "alfred.twl2").read_text()
 
 
 def scenes(task_type: str, held_out: bool) -> list[int]:
-    """Scene numbers a task type (official name) can be set in; the wheel's own train/test split of
-    floor plans.
+    """Return the numbers of the scenes that suit a task type (official name), sorted.
+
+    ``held_out`` selects the wheel's test floor plans, otherwise its training floor plans.
     """
     table = constants()
     rooms = [table.SCENE_TYPE[room] for room in sorted(table.GOALS_VALID[task_type])]
@@ -92,70 +90,72 @@ def scenes(task_type: str, held_out: bool) -> list[int]:
 def floor_plan(number: int) -> FloorPlan:
     """Read one scene.
 
-    Receptacle classes listed without a viewing pose get one instance at a place of their own.
+    A receptacle class without a viewing pose gets one instance at a separate location.
     """
     layouts = wheel() / "gen" / "layouts"
     poses = json.loads((layouts / f"FloorPlan{number}-openable.json").read_text())
     classes = sorted(set(json.loads((layouts / f"FloorPlan{number}-objects.json").read_text())))
-    found = []
+    receptacles = []
     for identifier, (x, z, rotation, horizon) in poses.items():
         cls = receptacle_class(identifier)
         if is_furniture(cls):
-            # Poses are in metres, the ids of places in quarters of a metre and quarters of a turn,
-            # as ALFRED's.
+            # Poses are in metres and degrees. As in ALFRED, location ids use quarters of a metre
+            # and quarter turns.
             place = f"loc|{round(x * 4)}|{round(z * 4)}|{int(rotation) // 90}|{int(horizon)}"
-            found.append(Receptacle(identifier, cls, place))
-    posed = {receptacle.cls for receptacle in found}
+            receptacles.append(Receptacle(identifier, cls, place))
+    posed = {receptacle.cls for receptacle in receptacles}
     missing = [
         cls
         for cls in classes
         if is_furniture(cls) and cls not in posed and cls not in BASINS.values()
     ]
     for index, cls in enumerate(missing):
-        # The engine names "Sink|..|SinkBasin" sinkbasin; an id that starts with SinkBasin would
-        # read sinkbasinbasin.
+        # The engine names "Sink|..|SinkBasin" sinkbasin. It would name an id that starts with
+        # SinkBasin sinkbasinbasin.
         stem, tail = (BASINS[cls], f"|{cls}") if cls in BASINS else (cls, "")
         identifier = f"{stem}|+{index:02d}.00|+00.50|+{index:02d}.25{tail}"
-        # Another x for each, so that no two of them share a place.
-        found.append(Receptacle(identifier, cls, f"loc|{index + 20}|{index}|0|30"))
+        # The x coordinates differ, so that no two of them share a location.
+        receptacles.append(Receptacle(identifier, cls, f"loc|{index + 20}|{index}|0|30"))
     return FloorPlan(
-        number, tuple(sorted(found, key=lambda receptacle: receptacle.id)), tuple(classes)
+        number, tuple(sorted(receptacles, key=lambda receptacle: receptacle.id)), tuple(classes)
     )
 
 
 def receptacle_class(identifier: str) -> str:
-    """The class of a scene id as the engine names it: ``Sink|..|SinkBasin`` is a sinkbasin."""
+    """Return the class of a scene id as the engine names it: ``Sink|..|SinkBasin`` gives
+    ``SinkBasin``.
+    """
     stem = identifier.split("|", 1)[0]
     return f"{stem}Basin" if identifier.endswith("Basin") else stem
 
 
 def is_furniture(cls: str) -> bool:
-    """Whether objects can be put in or on this class and it stays where it is."""
+    """Return True if the class can contain objects and cannot be moved."""
     table = constants()
     return cls in table.VAL_RECEPTACLE_OBJECTS and cls not in table.MOVABLE_RECEPTACLES_SET
 
 
 def can_contain(receptacle_cls: str, object_cls: str) -> bool:
-    """Whether the wheel's table lets ``object_cls`` be in or on ``receptacle_cls``."""
+    """Return True if the wheel's table allows ``object_cls`` in or on ``receptacle_cls``."""
     return object_cls in constants().VAL_RECEPTACLE_OBJECTS.get(receptacle_cls, ())
 
 
 def portable(plan: FloorPlan) -> list[str]:
-    """Object classes of the scene that can be carried, sorted."""
+    """Return the object classes of the scene that the agent can take, sorted."""
     fixed = constants().RECEPTACLES - constants().MOVABLE_RECEPTACLES_SET
     held = set().union(*(constants().VAL_RECEPTACLE_OBJECTS[r.cls] for r in plan.receptacles))
     return [cls for cls in plan.classes if cls in held and cls not in fixed and cls not in LAMPS]
 
 
 def words() -> list[str]:
-    """Names of everything the scenes hold, and instance numbers, each with the space before it."""
+    """Return the names of all classes, and the numbers 1 to 30, each with a leading space."""
     table = constants()
     names = sorted({name.lower() for name in table.OBJECTS_SET | set(table.VAL_RECEPTACLE_OBJECTS)})
     return [f" {name}" for name in names] + [f" {number}" for number in range(1, 31)]
 
 
 def receptacle_names(most: int) -> list[str]:
-    """Names that receptacles of a room of ``most`` can have, each with the space before it."""
+    """Return all receptacle names in rooms of ``most`` receptacles, each with a leading space."""
     plans = [floor_plan(number) for number in sorted(all_scenes())]
     largest: Counter[str] = Counter()
     for plan in plans:
@@ -168,6 +168,6 @@ def receptacle_names(most: int) -> list[str]:
 
 
 def all_scenes() -> set[int]:
-    """The numbers of all scenes."""
+    """Return the numbers of the training and test scenes."""
     table = constants()
     return {*table.TRAIN_SCENE_NUMBERS, *table.TEST_SCENE_NUMBERS}

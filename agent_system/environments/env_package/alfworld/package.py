@@ -1,4 +1,4 @@
-"""The ALFWorld package as the agent system sees it."""
+"""ALFWorld as an environment package: ``env.env_name=alfworld``."""
 
 from agent_system.environments.env import Env
 from agent_system.environments.env_package.alfworld.demonstrated import EXPERT
@@ -16,12 +16,12 @@ from agent_system.environments.prompts import Prompts
 
 
 def make(settings: AlfworldSettings) -> Env:
-    """An environment of this process."""
+    """Return a new environment that runs in the calling process."""
     return AlfworldEnv(settings)
 
 
 def prompts(settings: AlfworldSettings) -> Prompts:
-    """The prompt style that ``env.alfworld.prompt`` names."""
+    """Return the prompts that ``env.alfworld.prompt`` and ``env.alfworld.thoughts`` select."""
     if settings.prompt == "full":
         return FullPrompts(settings.level_prompts)
     return LogPrompts() if settings.thoughts == "carried" else CompactAlfworldPrompts()

@@ -1,4 +1,4 @@
-"""The PDDL problem of a room: who is where, what can be done with it, and the goal."""
+"""PDDL problem text of a room: locations and properties of its objects, and the goal."""
 
 from agent_system.environments.env_package.alfworld import layout
 
@@ -15,15 +15,20 @@ _MANGLE = str.maketrans(
 
 
 def mangle(identifier: str) -> str:
-    """A scene id as the PDDL symbol the engine's demangler turns back into a readable name."""
+    """Return the PDDL symbol of a scene id. The engine's demangler makes a readable name of it.
+
+    >>> encode_symbol("Mug|+00.20")
+    'Mug_bar__plus_00_dot_20'
+    """
     return identifier.translate(_MANGLE)
 
 
 def problem_text(room, goal: str) -> str:
-    """Write the problem of a ``games.Room``; ``goal`` is the goal clause with the bracket that
-    closes the problem.
+    """Return the PDDL problem of a ``games.Room``.
+
+    ``goal`` is the goal clause, including the bracket that closes the problem.
     """
-    # Sorted, because the text is hashed: sets have no order that is the same in every process.
+    # Sorted because the text is hashed: the order of a set differs between processes.
     receptacle_classes = sorted({receptacle.cls for receptacle in room.receptacles})
     object_classes = sorted({thing.cls for thing in room.objects})
     places = sorted({receptacle.location for receptacle in room.receptacles} | {START})
@@ -63,7 +68,7 @@ def _object_facts(thing, receptacle) -> list[str]:
         f"(objectType {symbol} {thing.cls}Type)",
         f"(inReceptacle {symbol} {mangle(receptacle.id)})",
         f"(objectAtLocation {symbol} {mangle(receptacle.location)})",
-        # Lamps are switched on where they stand; what can be carried is everything else.
+        # Lamps can be switched on and not taken. All other objects can be taken.
         f"({'toggleable' if thing.cls in layout.LAMPS else 'pickupable'} {symbol})",
     ]
     return facts + [

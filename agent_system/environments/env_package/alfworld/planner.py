@@ -1,7 +1,7 @@
-"""The planner library, of which every engine has a copy to itself: it holds the state of a game.
+"""Loading of the planner library. It holds the state of a game, so each engine loads its own copy.
 
-Nine tenths of the installed file are notes for debuggers, 30 MB that 128 engines would write one
-after another before the first of them plays. Copies are made of what is mapped.
+Nine tenths of the installed file are debug information, 30 MB that each of 128 engines would write
+to disk at the start. This module removes them before the library is copied.
 """
 
 import functools
@@ -14,13 +14,13 @@ from typing import Any
 import fast_downward
 from fast_downward import interface
 
-# Of a 64-bit little-endian ELF file: its first bytes, and the kind of a part that is mapped.
+# 64-bit little-endian ELF files: the first bytes, and the type PT_LOAD of a mapped segment.
 ELF = b"\x7fELF\x02\x01"
 LOAD = 1
 
 
 def load_planner() -> Any:
-    """Load a copy of the library. Raises ``RuntimeError`` where there is none."""
+    """Load a new copy of the planner library. Raises ``RuntimeError`` if it is not installed."""
     if sys.platform == "linux":
         _shorten()
     return fast_downward.load_lib()
@@ -28,17 +28,19 @@ def load_planner() -> Any:
 
 @functools.cache
 def _shorten() -> None:
-    """Have this process copy what is mapped of the library only."""
-    # In memory, and open as long as the process lives: nothing is left behind when it is killed.
-    short = os.memfd_create("planner")
-    with open(short, "wb", closefd=False) as file:
+    """Make ``fast_downward`` copy the library without its debug information in this process."""
+    # A file in memory, open until the process ends: no file remains if the process is killed.
+    stripped_file = os.memfd_create("planner")
+    with open(stripped_file, "wb", closefd=False) as file:
         file.write(mapped_part(Path(interface.DOWNWARD_LIB_PATH).read_bytes()))
-    interface.DOWNWARD_LIB_PATH = f"/proc/self/fd/{short}"
+    interface.DOWNWARD_LIB_PATH = f"/proc/self/fd/{stripped_file}"
 
 
 def mapped_part(library: bytes) -> bytes:
-    """The start of an ELF ``library`` up to the last byte that is mapped, without the table of
-    sections that stands behind it; another kind of file as it is.
+    """Return the bytes of an ELF ``library`` up to the end of its last mapped segment.
+
+    The header is changed to name no section table, as the table is cut off. A file of another
+    format is returned unchanged.
     """
     if not library.startswith(ELF):
         return library
@@ -51,7 +53,7 @@ def mapped_part(library: bytes) -> bytes:
         )
         if kind == LOAD:
             ends.append(offset + length)
-    short = bytearray(library[: max(ends)])
-    short[40:48] = bytes(8)  # where the sections are
-    short[58:64] = bytes(6)  # how large, how many, and which of them names the others
-    return bytes(short)
+    stripped = bytearray(library[: max(ends)])
+    stripped[40:48] = bytes(8)  # e_shoff: offset of the section table
+    stripped[58:64] = bytes(6)  # e_shentsize, e_shnum, e_shstrndx
+    return bytes(stripped)

@@ -1,4 +1,4 @@
-"""From model text to an ALFWorld command."""
+"""Projection of model text to an ALFWorld command."""
 
 from agent_system.environments import chat_prompts
 
@@ -6,10 +6,13 @@ MAX_LENGTH = 120  # characters; the longest command the engine knows has about 6
 
 
 def project(text: str) -> tuple[str, bool]:
-    """The command inside ``<action>..</action>``, and whether the text was well formed.
+    """Return the command inside ``<action>..</action>``, and True if the text is well formed.
 
-    As ``chat_prompts.project``, in lower case and without a full stop at the end. Where the text is
-    not well formed the command is the best guess, which the engine answers on its own terms.
+    Like ``chat_prompts.parse_action``, but in lower case and without a final full stop. Text that
+    is not well formed still gives a command, which the engine may reject.
+
+    >>> project_command("<action>Go to desk 1.</action>")
+    ('go to desk 1', True)
     """
     action, well_formed = chat_prompts.project(text)
     command = action.lower().rstrip(".")

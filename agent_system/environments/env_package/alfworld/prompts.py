@@ -1,10 +1,10 @@
-"""How ALFWorld speaks to a policy: ``compact`` for small policies trained on demonstrations,
-``full`` for chat models.
+"""Prompts of ALFWorld: ``compact`` for small policies trained on demonstrations, ``full`` for chat
+models.
 
-``compact`` says only the task and the observation, in few tokens and without loss of a name. How to
-answer is learnt from demonstrations, so its plain and its four-level variant read the same.
-``full`` explains the household, the answer format, the four levels where they are asked for, and
-lists the admissible actions at every step.
+``compact`` contains only the task and the observation, in few tokens and with all names. The policy
+learns the answer format from demonstrations, so the plain and the four-level variant are equal.
+``full`` explains the household, the answer format and, if requested, the four levels. It lists the
+admissible actions in every turn.
 """
 
 import re
@@ -26,13 +26,13 @@ _ARTICLE = re.compile(r"(?<=[ ,])(?:and )?an? (?=[a-z])")
 
 
 def task_of(text: str) -> str:
-    """The task sentence of an engine's first text, without its full stop."""
-    found = _TASK.search(text)
-    return found.group(1) if found else ""
+    """Return the task sentence in the first text of a game, without its full stop."""
+    match = _TASK.search(text)
+    return match.group(1) if match else ""
 
 
 def compact_first(text: str) -> str:
-    """``put a mug in desk. cabinet 1, desk 1``: the task, then what stands in the room."""
+    """Return the task and the receptacles of the room: ``put a mug in desk. cabinet 1, desk 1``."""
     room = _ROOM.search(text)
     if not room:
         return text
@@ -40,18 +40,16 @@ def compact_first(text: str) -> str:
 
 
 def compact(text: str) -> str:
-    """An engine text in few words: ``desk 1: mug 2, pen 1`` for what lies there, other sentences
-    unchanged.
-    """
+    """Shorten an engine text, as to ``desk 1: mug 2, pen 1`` or ``drawer 1 closed``."""
     text = _ARRIVE.sub("", text, count=1)
-    text = _OPENED.sub(lambda found: f"{found.group(1)}: ", text)
-    text = _ON.sub(lambda found: f"{found.group(1) or found.group(2)}: ", text)
-    text = _CLOSED.sub(lambda found: f"{found.group(1)} closed", text)
+    text = _OPENED.sub(lambda match: f"{match.group(1)}: ", text)
+    text = _ON.sub(lambda match: f"{match.group(1) or match.group(2)}: ", text)
+    text = _CLOSED.sub(lambda match: f"{match.group(1)} closed", text)
     return text.rstrip(".") if "facing" in text else _ARTICLE.sub("", text).rstrip(".")
 
 
 class CompactAlfworldPrompts(chat_prompts.CompactPrompts):
-    """The fewest tokens a small policy needs: task and room, then what each action changed."""
+    """Prompts with few tokens for small policies: task and room, then the answers to actions."""
 
     def __init__(self) -> None:
         super().__init__(shorten=compact, begin=compact_first)
@@ -63,11 +61,13 @@ class CompactAlfworldPrompts(chat_prompts.CompactPrompts):
         observation: Observation,
         levels: bool,
     ) -> str:
-        """Task and room, the last actions with what was seen before each, and what is seen now."""
-        del levels  # both variants read the same
+        """Return task and room, the last observations with the action after each, and the present
+        observation.
+        """
+        del levels  # both variants are equal
         lines = [compact_first(first.text)]
         for seen, action in history:
-            # The first text stands at the top already; of the first turn only the action is new.
+            # The first text is at the top already, so the first turn adds only its action.
             lines += [f"{compact(seen)} > {action}" if seen != first.text else f"> {action}"]
         if observation.text != first.text:
             lines.append(compact(observation.text))
@@ -75,7 +75,7 @@ class CompactAlfworldPrompts(chat_prompts.CompactPrompts):
 
 
 class LogPrompts(CompactAlfworldPrompts):
-    """In a window, what was read so far in the order of reading, in place of turns and actions."""
+    """Prompts whose window lists the observations so far in their order, without the actions."""
 
     def window(
         self,
@@ -84,8 +84,10 @@ class LogPrompts(CompactAlfworldPrompts):
         observation: Observation,
         levels: bool,
     ) -> str:
-        """Task and room; ``read:`` what was seen before; ``now:`` what is seen at present."""
-        del levels  # both variants read the same
+        """Return task and room, ``read:`` with the earlier observations, and ``now:`` with the
+        present one.
+        """
+        del levels  # both variants are equal
         read = [compact(seen) for seen, _ in history if seen != first.text]
         lines = [compact_first(first.text)]
         if read:
@@ -116,10 +118,9 @@ LEVEL_TEXTS = {
 
 
 class FullPrompts:
-    """Instructions, admissible actions and answer format in words, for models that follow
-    instructions.
+    """Prompts for chat models: instructions, answer format and admissible actions.
 
-    ``texts`` replace the descriptions of levels.
+    ``texts`` replaces the descriptions of levels, by level.
     """
 
     asks_for_levels = shows_level_prompts = True
@@ -129,16 +130,16 @@ class FullPrompts:
         self._levels = FULL_LEVELS.format("\n".join(lines))
 
     def system(self, levels: bool) -> str | None:
-        """Who the policy is and how it answers."""
+        """Return the instructions and the answer format."""
         return f"{FULL_SYSTEM}\n\n{self._levels if levels else FULL_FORMAT}"
 
     def first(self, observation: Observation, levels: bool) -> str:
-        """The engine's first text and the possible actions."""
-        del levels  # both variants read the same
+        """Return the first text of the game and the possible actions."""
+        del levels  # both variants are equal
         return f"{observation.text}\n{self._actions(observation)}"
 
     def turn(self, observation: Observation) -> str:
-        """The engine's answer and the possible actions."""
+        """Return the engine's answer and the possible actions."""
         return f"{observation.text}\n{self._actions(observation)}"
 
     def window(
@@ -148,8 +149,8 @@ class FullPrompts:
         observation: Observation,
         levels: bool,
     ) -> str:
-        """First text, recent turns, the present and the possible actions."""
-        del levels  # both variants read the same
+        """Return the first text, recent turns, the present observation and the possible actions."""
+        del levels  # both variants are equal
         parts = [first.text]
         if history:
             turns = [
@@ -164,7 +165,7 @@ class FullPrompts:
         return "\n".join([*parts, self._actions(observation)])
 
     def _actions(self, observation: Observation) -> str:
-        # ``help`` lists commands and changes nothing: in the list it would only cost tokens.
+        # ``help`` changes nothing and would only cost tokens.
         actions = [
             action for action in observation.info.get("admissible_actions", ()) if action != "help"
         ]

@@ -1,4 +1,4 @@
-"""The ``env.alfworld`` section, and the names of the six task types."""
+"""Settings of ``env.alfworld`` and the names of the six task types."""
 
 import os
 from typing import Annotated, ClassVar, Literal, get_args
@@ -25,7 +25,10 @@ EVAL_SPLITS = {
 
 
 def _short_names(names: object) -> object:
-    """``pick_and_place_simple`` -> ``pick``; short names pass, and so does what is no name."""
+    """Replace official task types by short names: ``pick_and_place_simple`` gives ``pick``.
+
+    Short names and invalid values are returned unchanged. Pydantic reports invalid values.
+    """
     listed = [names] if isinstance(names, str) else names
     if isinstance(listed, list | tuple):
         return tuple(SHORT_NAMES.get(name, name) for name in listed)
@@ -33,18 +36,18 @@ def _short_names(names: object) -> object:
 
 
 class AlfworldSettings(EnvSettings):
-    """Which household tasks are played, and where their games come from.
+    """Settings of ``env.alfworld``: task types, source of the games, prompts.
 
-    ``receptacles``, ``objects``, ``train_games``, ``val_games`` and ``seed`` shape generated games,
-    ``val_split`` chooses among official ones.
+    ``receptacles``, ``objects``, ``train_games``, ``val_games`` and ``seed`` affect generated games
+    only. ``val_split`` and ``eval_dataset`` affect official games only.
     """
 
     own_variants: ClassVar[tuple[str, ...]] = ("AlfredTWEnv",)
     task_types: Annotated[tuple[TaskType, ...], BeforeValidator(_short_names)] = ("pick",)
     """household tasks, by short (pick) or official name (pick_and_place_simple)"""
     source: Literal["auto", "generated", "official"] = "auto"
-    """rooms generated from the wheel's floor plans, the games under $ALFWORLD_DATA, or (auto) those
-    where they are installed"""
+    """generated: rooms made from the wheel's floor plans; official: the games under $ALFWORLD_DATA;
+    auto: official if installed, else generated"""
     receptacles: tuple[int, int] = (3, 5)
     """fewest and most receptacles of a generated room"""
     objects: tuple[int, int] = (4, 8)
@@ -53,29 +56,31 @@ class AlfworldSettings(EnvSettings):
     """generated games to train on"""
     val_games: PositiveInt = 256
     """generated games held out: other floor plans, other seeds"""
-    # Its games have a seed of their own, so it is never left open.
+    # Game generation needs a seed: null, which the base class allows, is not allowed here.
     seed: Seed = 0  # pyright: ignore[reportIncompatibleVariableOverride]  frozen
     """seed of game generation: the same games in every run"""
     data_dir: str = "data/alfworld"
-    """where generated games are stored by content hash, and all games as the planner reads them"""
+    """folder of generated games, named by a hash of the settings, and of the planner's translations
+    of all games"""
     prompt: Literal["compact", "full"] = "full"
     """length of the instructions"""
     thoughts: Literal["announced", "carried"] = "announced"
-    """of demonstrations. announced: the situation, what was tried, and the plan, action included;
-    carried: what the action needs, worked out from what was read (env.history=window)"""
+    """thoughts of demonstrations. announced: the situation, what was tried, and the plan, action
+    included; carried: the facts that the action needs, derived from the prompt
+    (env.history=window)"""
     val_split: Literal["valid_seen", "valid_unseen"] | None = None
-    """official games to validate on; null: follows eval_dataset"""
+    """official games to validate on; null: the split of eval_dataset"""
     eval_dataset: Literal["eval_in_distribution", "eval_out_of_distribution"] = (
         "eval_in_distribution"
     )
-    """official games to validate on, by the name job scripts use"""
+    """official games to validate on, by the name that job scripts use"""
 
     @field_validator("task_types")
     @classmethod
     def _some_task(cls, names: tuple[TaskType, ...]) -> tuple[TaskType, ...]:
         if not names:
             raise ValueError(
-                f"no games; allowed: any of {', '.join(get_args(TaskType))}; fix: name one"
+                f"no task type; allowed: any of {', '.join(get_args(TaskType))}; fix: name one"
             )
         return names
 
@@ -91,25 +96,33 @@ class AlfworldSettings(EnvSettings):
 
     @property
     def official_split(self) -> str:
-        """The official games to validate on."""
+        """Folder name of the official games to validate on."""
         return self.val_split or EVAL_SPLITS[self.eval_dataset]
 
     @property
     def generates(self) -> bool:
-        """Whether the games are generated, as far as can be said before they are looked for."""
+        """True if the games are generated. ``auto`` checks only that ``$ALFWORLD_DATA`` is unset;
+        the folder is not searched.
+        """
         if self.source == "auto":
             return "ALFWORLD_DATA" not in os.environ
         return self.source == "generated"
 
     def stand_in_for(self, env_name: str) -> str:
-        """See ``EnvSettings``: a variant is the name of an official environment."""
+        """Describe generated games that replace the official games which ``env_name`` names.
+
+        Return "" for official games, and where ``source=generated`` and ``env_name`` has no variant
+        such as ``/AlfredTWEnv``.
+        """
         if not self.generates or (self.source == "generated" and "/" not in env_name):
             return ""
         why = "no ALFWORLD_DATA" if self.source == "auto" else "env.alfworld.source=generated"
         return f"rooms generated here, in place of ALFWorld's games ({why})"
 
     def known_tasks(self, split: str) -> int | None:
-        """The number of generated games; nobody knows that of official ones before."""
+        """Return the number of generated games in ``split``, or None for official games, which are
+        counted when their folder is read.
+        """
         if not self.generates:
             return None
         return self.val_games if split == "val" else self.train_games

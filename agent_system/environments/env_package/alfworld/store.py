@@ -1,9 +1,9 @@
-"""Games on disk and the task lists made of them.
+"""Games on disk and their task lists.
 
-``data_dir/generated/<split>-<hash of the settings>/games.jsonl`` holds one game per line and
-``index.json`` where each line starts, with its content hash. A split is written once, into a
-temporary folder that is then renamed, and re-used by every later run with the same settings. A task
-names its line, so a worker reads one game without loading the rest.
+``data_dir/generated/<split>-<hash of the settings>/games.jsonl`` holds one game per line.
+``index.json`` in the same folder holds the byte offset and the content hash of each line. A split
+is written once, into a temporary folder that is then renamed. Later runs with the same settings
+reuse it. A task contains the number of its game, so a worker reads one game and not the whole file.
 """
 
 import functools
@@ -26,20 +26,20 @@ OFFICIAL_FOLDER = "json_2.1.1"
 
 
 class DamagedAlfworldGame(ValueError):
-    """A stored game does not match its hash; the message says which folder to delete."""
+    """A stored game does not match its hash."""
 
 
 def tasks(settings: AlfworldSettings, split: str) -> list[Task]:
-    """The tasks of ``split`` (``train`` or ``val``), in a stable order.
+    """Return the tasks of ``split`` (``train`` or ``val``) in a stable order.
 
-    A task is ``{task_id, data_source, kind, source, ...}``: generated ones name ``split, index,
-    hash``, official ones the ``path`` of their game below ``$ALFWORLD_DATA``. Generated games are
-    not the official splits, and their ``data_source`` (``alfworld_generated/<kind>``) says so.
-    Raises ``ValueError`` for another split name and ``FileNotFoundError`` where official games are
-    asked for and absent.
+    A task is ``{task_id, data_source, kind, source, ...}``. A generated task also has ``split``,
+    ``count``, ``index`` and ``hash``. An official task has the ``path`` of its game. The
+    ``data_source`` of generated games is ``alfworld_generated/<kind>``, because they are not the
+    official splits. Raises ``ValueError`` for another split, and ``FileNotFoundError`` if official
+    games are required and missing.
     """
     if split not in ("train", "val"):
-        raise ValueError(f"alfworld has the splits train and val, not {split!r}")
+        raise ValueError(f"alfworld has no split {split!r}; allowed: train, val")
     folder = official_folder()
     if settings.source == "official" or (settings.source == "auto" and folder is not None):
         return official_tasks(settings, split)
@@ -50,10 +50,10 @@ def tasks(settings: AlfworldSettings, split: str) -> list[Task]:
 
 
 def generated_tasks(settings: AlfworldSettings, split: str, count: int | None = None) -> list[Task]:
-    """Tasks of generated games; the split is written first where it does not exist. ``count``
-    overrides the settings.
+    """Return the tasks of generated games, after writing the split if it does not exist.
 
-    ``train`` and any other name but ``val`` draw from the training floor plans.
+    ``count`` overrides the number of games in the settings. All splits except ``val`` use the
+    training floor plans.
     """
     index = GeneratedGames(settings, split, count).index()
     return [
@@ -73,7 +73,7 @@ def generated_tasks(settings: AlfworldSettings, split: str, count: int | None = 
 
 @dataclass(frozen=True)
 class GeneratedGames:
-    """The generated games of one split under one group of settings."""
+    """Generated games of one split for given settings. ``count`` overrides their number."""
 
     settings: AlfworldSettings
     split: str
@@ -81,14 +81,14 @@ class GeneratedGames:
 
     @property
     def size(self) -> int:
-        """How many games the split has."""
+        """Number of games in the split."""
         if self.count is not None:
             return self.count
         return self.settings.val_games if self.split == "val" else self.settings.train_games
 
     @property
     def folder(self) -> Path:
-        """Where the split lives; its name is a hash of all that shapes the games."""
+        """Folder of the split. Its name has a hash of all settings that affect the games."""
         key = {
             "generator": games.GENERATOR,
             "alfworld": metadata.version("alfworld"),
@@ -97,22 +97,22 @@ class GeneratedGames:
             "objects": self.settings.objects,
             "seed": self.settings.seed,
             "split": self.split,
-            # A split of another size is written anew: its tasks count the games of all of it.
+            # Tasks contain the size of the split, so each size has its own folder.
             "size": self.size,
         }
         name = hashlib.blake2b(json.dumps(key, sort_keys=True).encode(), digest_size=8).hexdigest()
         return _data_dir(self.settings) / "generated" / f"{self.split}-{name}"
 
     def index(self) -> dict[str, Any]:
-        """``{"hash", "games": [{hash, kind, scene, start, length}]}``; generates the split if need
-        be.
+        """Return ``{"hash", "games": [{hash, kind, scene, start, length}]}`` of the split, after
+        writing it if it does not exist.
         """
         return _read_index(self.ensure())
 
     def ensure(self) -> Path:
-        """Write the split where it does not exist; return its folder.
+        """Write the split if it does not exist, and return its folder.
 
-        Safe against several processes at once.
+        Several processes may do this at once.
         """
         folder = self.folder
         if (folder / "index.json").exists():
@@ -123,7 +123,7 @@ class GeneratedGames:
             self._write(temporary)
             os.rename(temporary, folder)
         except OSError:
-            # Another process may have been first; its games are the same.
+            # Another process may have written the same games first.
             if not (folder / "index.json").exists():
                 raise
         finally:
@@ -146,14 +146,16 @@ class GeneratedGames:
         digest = hashlib.blake2b(
             "".join(entry["hash"] for entry in entries).encode(), digest_size=16
         ).hexdigest()
-        # Index and games reach the disk before the rename makes them visible.
+        # Write both files to the disk before the rename makes them visible.
         _write_synced(folder / "games.jsonl", b"".join(lines))
         _write_synced(
             folder / "index.json", json.dumps({"hash": digest, "games": entries}).encode()
         )
 
     def read(self, number: int) -> dict[str, Any]:
-        """Return game ``number``. Raises ``DamagedAlfworldGame`` for content of another hash."""
+        """Return game ``number``. Raises ``DamagedAlfworldGame`` if its content does not match its
+        hash.
+        """
         folder = self.ensure()
         entry = _read_index(folder)["games"][number]
         with open(folder / "games.jsonl", "rb") as file:
@@ -161,18 +163,19 @@ class GeneratedGames:
             line = file.read(entry["length"])
         try:
             game = json.loads(line)
-            intact = games.content_hash(game) == entry["hash"]
+            is_intact = games.content_hash(game) == entry["hash"]
         except (ValueError, KeyError):
             game = None
-            intact = False
-        if game is None or not intact:
+            is_intact = False
+        if game is None or not is_intact:
             raise DamagedAlfworldGame(
-                f"game {number} of {folder} does not match its hash: delete the folder to renew it"
+                f"game {number} of {folder} does not match its hash; fix: delete the folder, and "
+                "the next run generates it again"
             )
         return game
 
 
-# A worker reads many games of few splits.
+# Cached: a worker reads many games of few splits.
 @functools.lru_cache(maxsize=8)
 def _read_index(folder: Path) -> dict[str, Any]:
     return json.loads((folder / "index.json").read_text())
@@ -186,29 +189,31 @@ def _write_synced(path: Path, content: bytes) -> None:
 
 
 def load_game(settings: AlfworldSettings, task: Task) -> dict[str, Any]:
-    """The content of ``game.tw-pddl`` for a task.
+    """Return the content of ``game.tw-pddl`` for a task.
 
-    Raises ``DamagedAlfworldGame`` where the stored game is not the task's.
+    Raises ``DamagedAlfworldGame`` if the stored game has another hash than the task, and
+    ``FileNotFoundError`` if official games are missing.
     """
     if task["source"] == "official":
         root = official_folder()
         if root is None:
             raise FileNotFoundError(
-                "official ALFWorld games: $ALFWORLD_DATA does not hold " + OFFICIAL_FOLDER
+                f"official ALFWorld games: $ALFWORLD_DATA contains no folder {OFFICIAL_FOLDER} "
+                "with games; fix: run alfworld-download"
             )
         return json.loads((root / task["path"]).read_text())
     store = GeneratedGames(settings, task["split"], task["count"])
     game = store.read(task["index"])
     if game["hash"] != task["hash"]:
         raise DamagedAlfworldGame(
-            f"{task['task_id']}: the game of these settings is {game['hash']}; "
-            "env.alfworld changed?"
+            f"{task['task_id']}: the settings of env.alfworld give another game, {game['hash']}; "
+            "fix: restore the settings that the task was made with"
         )
     return games.game_file(game)
 
 
 def translations_folder(settings: AlfworldSettings) -> Path:
-    """Where games are kept as the planner reads them, generated and official ones."""
+    """Return the folder of the planner's translations of all games."""
     return _data_dir(settings) / "translations"
 
 
@@ -217,8 +222,9 @@ def _data_dir(settings: AlfworldSettings) -> Path:
 
 
 def export(game: dict[str, Any], root: Path) -> Path:
-    """Write a generated game in the official folder layout, for other ALFWorld tools; return
-    ``game.tw-pddl``.
+    """Write a generated game in the official folder layout, for other ALFWorld tools.
+
+    Return the path of its ``game.tw-pddl``.
     """
     target = game["traj"]["pddl_params"]
     names = [
@@ -241,8 +247,9 @@ def export(game: dict[str, Any], root: Path) -> Path:
 
 
 def official_folder() -> Path | None:
-    """``$ALFWORLD_DATA/json_2.1.1`` where it holds games (as ``alfworld-download`` leaves them),
-    else ``None``.
+    """Return ``$ALFWORLD_DATA/json_2.1.1`` if it has the folder ``train``, else None.
+
+    ``alfworld-download`` creates it.
     """
     root = os.environ.get("ALFWORLD_DATA")
     folder = Path(root).expanduser() / OFFICIAL_FOLDER if root else None
@@ -250,37 +257,36 @@ def official_folder() -> Path | None:
 
 
 def official_tasks(settings: AlfworldSettings, split: str) -> list[Task]:
-    """Tasks of the official games of the asked task types: ``train``, or ``val_split`` for
-    validation.
+    """Return the tasks of the official games of the chosen task types.
 
-    As the official loader does, games with movable receptacles, slicing or no known solution are
-    left out.
+    The games are those of ``train``, or of ``settings.official_split`` for validation. As in the
+    official loader, games with movable receptacles, slicing or no known solution are excluded.
+    Raises ``FileNotFoundError`` if the games are missing.
     """
     root = official_folder()
     if root is None:
         raise FileNotFoundError(
-            "env.alfworld.source=official, but $ALFWORLD_DATA does not hold "
-            f"{OFFICIAL_FOLDER}/train: run "
+            "env.alfworld.source=official needs the folder "
+            f"$ALFWORLD_DATA/{OFFICIAL_FOLDER}/train, which does not exist; fix: run "
             "alfworld-download, or set env.alfworld.source=generated"
         )
     name = "train" if split == "train" else settings.official_split
-    found = []
+    official = []
     for path in sorted((root / name).rglob("game.tw-pddl")):
         kind = SHORT_NAMES.get(_official_type(path))
-        # ``solvable`` is missing where nobody looked for a solution: such games are left out as
-        # well.
+        # Games without the key ``solvable`` were never solved. They are excluded too.
         if kind in settings.task_types and json.loads(path.read_text()).get("solvable"):
-            where = path.relative_to(root).as_posix()
-            found.append(
+            relative_path = path.relative_to(root).as_posix()
+            official.append(
                 {
-                    "task_id": f"alfworld/{where.removesuffix('/game.tw-pddl')}",
+                    "task_id": f"alfworld/{relative_path.removesuffix('/game.tw-pddl')}",
                     "data_source": f"alfworld/{kind}",
                     "kind": kind,
                     "source": "official",
-                    "path": where,
+                    "path": relative_path,
                 }
             )
-    return found
+    return official
 
 
 def _official_type(path: Path) -> str:

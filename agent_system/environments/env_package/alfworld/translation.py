@@ -1,8 +1,8 @@
-"""PDDL problems as the planner reads them: translated once, and kept beside the games.
+"""Translations of PDDL problems into the planner's format (SAS), cached on disk.
 
-A translation takes as long as ten played episodes. Whoever makes one writes it to
-``data_dir/translations``, where every other process, and every later run, finds it. Needs the
-planner, so that it is imported by environment workers only.
+A translation takes as long as ten episodes. It is written to ``data_dir/translations``, from where
+other processes and later runs read it. Only environment workers import this module, because it
+needs the planner.
 """
 
 import base64
@@ -23,16 +23,17 @@ from textworld.logic import Proposition, Type, TypeHierarchy, Variable
 from verl.utils.files import atomic_write
 
 logger = logging.getLogger(__name__)
-IN_MEMORY = 256  # games kept translated by a process, about 0.2 MB each
-FORMAT = 1  # of the files; a file of another one is not found
+IN_MEMORY = 256  # translations cached by a process, about 0.2 MB each
+FORMAT = 1  # of the files; part of a file's name, so files of another format are not read
 
 
 @dataclass(slots=True)
 class Translation:
-    """What translating one PDDL problem gives.
+    """Translated PDDL problem.
 
-    ``actions`` maps a name to its parameters, each (name, type); ``start`` is filled in by the
-    first state made of it, and ``known`` by states that meet an operator.
+    ``actions`` maps an action name to its parameters, each (name, type). ``start_state`` is the
+    initial state, set when the first ``MemoState`` is made. ``known_operators`` caches label and
+    action by operator id.
     """
 
     sas: str
@@ -46,7 +47,7 @@ class Translation:
 
 @functools.lru_cache(maxsize=IN_MEMORY)
 def translation_of(domain: str, problem: str, folder: Path) -> Translation:
-    """The translation of a problem: from ``folder``, or made and written there."""
+    """Return the translation of a problem: read from ``folder``, or made and written there."""
     path = folder / f"{_name(domain, problem)}.json"
     content = _read(path)
     if content is None:
@@ -62,12 +63,15 @@ def _name(domain: str, problem: str) -> str:
 
 @functools.cache
 def _planner_version() -> str:
-    # Asking takes a third as long as all else that a kept translation costs.
+    # Cached: the lookup takes a third of the time that the rest of reading a translation takes.
     return metadata.version("fast-downward-textworld")
 
 
 def _translate(domain: str, problem: str) -> dict[str, Any]:
-    """The content of a file; ``sys.argv`` stays as it was (the translator overwrites it)."""
+    """Translate a problem and return the content of its file, a JSON object.
+
+    The translator overwrites ``sys.argv``, which is restored.
+    """
     arguments = sys.argv
     try:
         translated: Any = fast_downward.pddl2sas(domain, problem)
@@ -88,10 +92,11 @@ def _translate(domain: str, problem: str) -> dict[str, Any]:
 
 
 def _fact(atom: Any) -> tuple[str, list[str]] | None:
-    """Name and arguments of a fact of the problem's ``:init`` as the engine states it; equalities,
-    costs and distances are no facts.
+    """Return name and arguments of a fact of the problem's ``:init`` section.
+
+    Return None for equalities, costs and distances.
     """
-    translator = vars(fast_downward.translate)["pddl"]  # a module that it imports for itself
+    translator = vars(fast_downward.translate)["pddl"]  # module without a public import path
     if isinstance(atom, translator.conditions.Atom) and atom.predicate != "=":
         name = atom.predicate
         arguments = atom.args
@@ -100,7 +105,7 @@ def _fact(atom: Any) -> tuple[str, list[str]] | None:
         arguments = atom.fluent.args
     else:
         return None
-    # A value that is a number: a distance between places.
+    # A numeric value is a distance between places.
     return None if name.isdigit() else (name, list(arguments))
 
 
@@ -119,25 +124,26 @@ def _hierarchy(types: list[tuple[str, list[str]]]) -> TypeHierarchy:
     hierarchy = TypeHierarchy()
     parents_of: dict[str, list[str]] = {}
     for name, parents in types:
-        # The translator lists "object" twice, its own and the domain's: the first one counts.
+        # The translator lists the type "object" twice, from itself and from the domain. Use the
+        # first.
         parents_of.setdefault(name, parents)
     for name, parents in parents_of.items():
         hierarchy.add(Type(name, parents))
     return hierarchy
 
 
-# A twelfth of the size; and a file that lost a byte does not unpack.
+# Compression divides the size by twelve, and zlib's checksum detects damaged files.
 def _write(path: Path, content: dict[str, Any]) -> None:
     packed = zlib.compress(json.dumps(content).encode(), level=1)
     try:
         with atomic_write(path) as file:
             file.write(base64.b85encode(packed).decode())
     except OSError as error:
-        logger.warning("translated games are not kept in %s: %s", path.parent, error)
+        logger.warning("cannot cache the translation of a game in %s: %s", path.parent, error)
 
 
 def _read(path: Path) -> dict[str, Any] | None:
-    """The content of a file; None where there is none, or a damaged one."""
+    """Return the content of a file, or None if it is missing or damaged."""
     try:
         return json.loads(zlib.decompress(base64.b85decode(path.read_text())))
     except (OSError, ValueError, zlib.error):

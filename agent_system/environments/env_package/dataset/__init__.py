@@ -1,1 +1,1 @@
-"""Single-turn prompts from files: a row is a task, an answer is graded against the row's truth."""
+"""Single-turn prompts from files. A row is a task; its answer is graded with its ground truth."""

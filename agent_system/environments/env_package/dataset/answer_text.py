@@ -1,4 +1,4 @@
-"""Normal form of an answer or a truth: one spelling for characters, LaTeX and mark-up."""
+"""Normal form of an answer or a ground truth: one spelling for characters, LaTeX and mark-up."""
 
 import re
 import unicodedata
@@ -38,22 +38,22 @@ _ESCAPED = re.compile(r"\\([$%#&_])")
 _HTML = re.compile(r"</?(?:b|i|u|em|strong|code|p|br|span)\s*/?>", re.IGNORECASE)
 _MATHS = (("\\(", "\\)"), ("\\[", "\\]"), ("$$", "$$"), ("$", "$"))
 _LOUD = re.compile(r"(?<=[^\W\d_]{2})!+$")  # behind a word; behind a number it is a factorial
-LAYERS = 6  # of mark-up around an answer
+LAYERS = 6  # most layers of mark-up that are removed
 
 
 def normalize(text: str) -> str:
-    r"""Return ``text`` in one spelling, without mark-up around it and full stops behind it.
+    r"""Return ``text`` in one spelling, without surrounding mark-up and final full stops.
 
-    Compatible forms of Unicode, digits of all scripts, dashes, quotes and spaces become one each.
-    LaTeX loses what only changes its looks. Case stays.
+    Variants of Unicode characters, digits, dashes, quotes and spaces are unified. LaTeX commands
+    that only affect the layout are removed. The case of letters is kept.
 
-    >>> normalize("**1\u00a0\u00bd**.")
+    >>> normalize_answer("**1\u00a0\u00bd**.")
     '1 1/2'
-    >>> normalize("$\\text{Paris}$")
+    >>> normalize_answer("$\\text{Paris}$")
     'Paris'
     """
     text = _VULGAR.sub(" ", text)
-    text = _SUPERSCRIPT.sub(lambda found: f"^{{{_ascii(found[0])}}}", text)
+    text = _SUPERSCRIPT.sub(lambda match: f"^{{{_ascii(match[0])}}}", text)
     text = _ascii(text).translate(_SPELLINGS)
     text = _HTML.sub(" ", text)
     for _ in range(LAYERS):
@@ -61,7 +61,7 @@ def normalize(text: str) -> str:
         if shorter == text:
             break
         text = shorter
-    text = _SEPARATOR.sub(lambda found: found[0].strip("{}\\!"), text)
+    text = _SEPARATOR.sub(lambda match: match[0].strip("{}\\!"), text)
     text = _ONE_RAISED.sub(r"^\1", text)
     text = _FRACTION.sub(r"\\frac", _SILENT.sub("", text))
     text = _SPACES.sub(" ", _DEGREES.sub("\u00b0", text))
@@ -69,10 +69,10 @@ def normalize(text: str) -> str:
 
 
 def fold(text: str) -> str:
-    """Return normalised ``text`` as words are compared: without case, hyphens and a leading
-    article.
+    """Return normalised ``text`` in lower case, without hyphens and a leading article, to compare
+    words.
 
-    >>> fold("The  Eiffel-Tower")
+    >>> fold_words("The  Eiffel-Tower")
     'eiffel tower'
     """
     words = re.sub(r"(?<=\w)-(?=\w)", " ", text.casefold()).split()
@@ -90,12 +90,12 @@ def _plain(character: str) -> str:
     kind = unicodedata.category(character)
     if kind == "Nd":
         return str(unicodedata.decimal(character))
-    # Zero-width spaces and joiners, byte-order marks, directions.
+    # Category Cf: zero-width spaces and joiners, byte-order marks, directions.
     return "" if kind == "Cf" else character
 
 
 def _bare(text: str) -> str:
-    """``text`` without mark-up around it."""
+    """Return ``text`` without surrounding mark-up, quotes and punctuation."""
     for _ in range(LAYERS):
         shorter = _LOUD.sub("", text.strip().strip("*_`").rstrip(".,;:?").lstrip(":,;").strip())
         for left, right in _MATHS:

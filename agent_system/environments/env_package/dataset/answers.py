@@ -1,21 +1,21 @@
-"""The place of the answer in what a policy said.
+"""Extraction of the answer from a policy's text.
 
-Thoughts are left out first. Then the first of these that is there is the answer:
+Thoughts are removed first. Then the first of these that exists is the answer:
 
     1   <answer>...</answer>, \\boxed{...}, or a last line #### ...: the one that ends last
     2   a sentence or line that announces it: "the answer is ...", "Answer: ...", #### ...: the last
-    3   the whole text, where it is short, or its last line
+    3   the whole text if it is short, or its last line
 
-A mark that is not closed was cut: what stands behind it is no answer.
+A mark that is not closed was cut: the text behind it is no answer.
 """
 
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-SHORT = 2000  # characters of a text without marks that is read as a whole
-LINE = 500  # characters of a line that is read
-NESTED = 4  # marks within marks
+SHORT = 2000  # characters: a longer text without marks is read from its end only
+LINE = 500  # characters of a line that are read
+NESTED = 4  # depth of marks within marks
 
 _THOUGHT_TAG = re.compile(
     r"<(/?)(?:think|thinking|thought|reasoning)>|\[(/?)THINK\]", re.IGNORECASE
@@ -39,7 +39,7 @@ _ANNOUNCED = re.compile(
     re.IGNORECASE | re.MULTILINE,
 )
 _RETRACTS = r"(?:no|wait|actually|hmm|sorry|oops)\b"
-# Behind an initial, an option's letter or an abbreviation a full stop ends no sentence.
+# A full stop behind an initial, an option letter or an abbreviation does not end a sentence.
 _SENTENCE_END = re.compile(
     r"(?:(?<!\b[^\W\d_])(?<!\bDr)(?<!\bMr)(?<!\bSt)(?<!\bMs)(?<!\bMrs)(?<!\bJr)(?<!\bvs)\.|[!?])"
     rf"[.!?]*[*_\"')]*(?=\s|$)|\.(?=\s+{_RETRACTS})|\u3002",
@@ -69,10 +69,10 @@ _OPERATOR = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class FoundAnswer:
-    """The answer in a text: the ``readings`` of its place, the whole of it first.
+    """Answer that was extracted from a text.
 
-    ``is_marked`` says that it stood in a mark; a sentence was read otherwise. ``numbers`` are
-    readings that count where the truth is a number.
+    ``readings`` are candidate texts, the whole answer first. ``is_marked`` is True for an answer in
+    a mark and False for a sentence. ``numbers`` are further candidates for a numeric ground truth.
     """
 
     readings: tuple[str, ...]
@@ -81,22 +81,16 @@ class FoundAnswer:
 
 
 def find_answer(text: str) -> FoundAnswer | None:
-    """Return the answer in ``text``; None where there is none, as in a thought that was cut.
+    """Return the answer in ``text``, or None if there is none, as in a thought that was cut.
 
-    >>> find_answer("<think>5?</think> It is \\\\boxed{6}.").readings[0]
+    >>> extract_answer("<think>5?</think> It is \\\\boxed{6}.").readings[0]
     '6'
     """
     return _find(without_thoughts(text), NESTED)
 
 
-def announced(text: str) -> str | None:
-    """Return the last answer that ``text`` marks as its answer; None where there is none."""
-    found = _last_mark(text)
-    return None if found is None else found[0].strip()
-
-
 def without_thoughts(text: str) -> str:
-    """Return ``text`` without its thoughts, also one that was not closed and one that was opened
+    """Return ``text`` without its thoughts, including an unclosed one and one that was opened
     before the text.
     """
     kept: list[str] = []
@@ -104,7 +98,7 @@ def without_thoughts(text: str) -> str:
     for tag in _THOUGHT_TAG.finditer(text):
         closes = bool(tag[1] or tag[2])
         if closes and depth == 0:
-            kept.clear()  # the template opened it
+            kept.clear()  # the chat template opened the thought
         elif not closes and depth == 0:
             kept.append(text[start : tag.start()])
         depth = 0 if closes else 1
@@ -126,8 +120,9 @@ def _find(text: str, layers: int) -> FoundAnswer | None:
 
 
 def _within(marked: str, is_box: bool, layers: int) -> FoundAnswer:
-    """What is marked, and its own answer, where it has marks inside, or sentences. A box has none:
-    ``5!`` is a factorial there.
+    """Return the answer of a mark's content, and add the answer that is inside it, if any.
+
+    A box without inner marks is not searched for sentences: in it ``5!`` is a factorial.
     """
     is_whole = is_box and _last_mark(marked) is None
     inner = None if is_whole or not layers or len(marked) > SHORT else _find(marked, layers - 1)
@@ -138,21 +133,21 @@ def _within(marked: str, is_box: bool, layers: int) -> FoundAnswer:
 
 
 def _last_mark(text: str) -> tuple[str, bool] | None:
-    """What the mark that ends last holds, and whether it is a box; None without a mark."""
+    """Return the content of the mark that ends last, and True if it is a box. None: no mark."""
     marks = [(end, inside, False) for end, inside in _tagged(text)]
     marks += [(end, inside, True) for end, inside in _boxed(text)]
-    marks += [(found.end(), found[1], True) for found in _BOXED_WORD.finditer(text)]
+    marks += [(match.end(), match[1], True) for match in _BOXED_WORD.finditer(text)]
     end = len(text.rstrip())
     marks += [
-        (found.end(), found[1], False)
-        for found in _HASHES.finditer(text)
-        if found[1].strip() and found.end() >= end
+        (match.end(), match[1], False)
+        for match in _HASHES.finditer(text)
+        if match[1].strip() and match.end() >= end
     ]
     return max(marks)[1:] if marks else None
 
 
 def _tagged(text: str) -> Iterator[tuple[int, str]]:
-    """End and content of every closed ``<answer>``."""
+    """Yield end and content of each closed ``<answer>``."""
     start = None
     for tag in _ANSWER_TAG.finditer(text):
         if not tag[1]:
@@ -163,31 +158,31 @@ def _tagged(text: str) -> Iterator[tuple[int, str]]:
 
 
 def _boxed(text: str) -> Iterator[tuple[int, str]]:
-    """End and content of every closed ``\\boxed``, in one pass over the braces."""
+    """Yield end and content of each closed ``\\boxed``."""
     for start, end, is_box in _braces(text):
         if is_box and end is not None:
             yield end, text[start : end - 1]
 
 
 def _braces(text: str) -> Iterator[tuple[int, int | None, bool]]:
-    """Start of the content, end (None where it is open) and kind of every brace."""
+    """Yield for each brace the start of its content, its end (None if open), and True for a box."""
     opened: list[tuple[int, bool]] = []
     for brace in _BRACE.finditer(text):
-        said = brace[0]
-        if said == "}" and opened:
+        token = brace[0]
+        if token == "}" and opened:
             start, is_box = opened.pop()
             yield start, brace.end(), is_box
-        elif said[-1] == "{" and said != "\\{":
-            opened.append((brace.end(), len(said) > 1))
+        elif token[-1] == "{" and token != "\\{":
+            opened.append((brace.end(), len(token) > 1))
     for start, is_box in opened:
         yield start, None, is_box
 
 
 def _before_cut(text: str) -> str:
-    """``text`` up to the first mark that is not closed."""
+    """Return ``text`` up to the first mark that is not closed."""
     ends = [len(text)]
     tags = list(_ANSWER_TAG.finditer(text))
-    # Without an opening tag the prompt opened it: the answer is what stands before the end.
+    # A closing tag without an opening one was opened by the prompt. The answer precedes it.
     ends += [tag.start() for tag in tags[:1]]
     for start, end, is_box in _braces(text):
         if is_box and end is None:
@@ -196,16 +191,16 @@ def _before_cut(text: str) -> str:
 
 
 def _last_announcement(text: str) -> str | None:
-    found = None
+    last = None
     for announcement in (*_ANNOUNCED.finditer(text), *_HASHES.finditer(text)):
         start = announcement.end() if announcement.re is _ANNOUNCED else announcement.start(1)
         behind = text[start : start + LINE].lstrip(" \t*_`:\uff1a\n")
         line = behind.split("\n", 1)[0].strip()
         if quoted := _QUOTED.fullmatch(line):
             line = quoted[1]
-        if line and (found is None or start > found[0]):
-            found = (start, line)
-    return None if found is None else found[1]
+        if line and (last is None or start > last[0]):
+            last = (start, line)
+    return None if last is None else last[1]
 
 
 def _read_sentence(line: str) -> FoundAnswer:
@@ -220,13 +215,13 @@ def _read_end(text: str) -> FoundAnswer | None:
     if not text:
         return None
     line = text.rsplit("\n", 1)[-1].strip()[-LINE:]
-    sentences = [said for said in _SENTENCE_END.split(line) if said.strip()]
+    sentences = [sentence for sentence in _SENTENCE_END.split(line) if sentence.strip()]
     last = _RETRACTION.sub("", sentences[-1].strip()) if sentences else line
     readings = [text, line, last]
     clauses = _TURN.split(last)
     if not _DENIED.search(clauses[-1]) and not re.search(r"\bor\b", clauses[-1]):
         readings.append(_LEAD.sub("", last))
-        readings += [next(filter(None, found.groups())) for found in [*_MATH.finditer(last)][-1:]]
+        readings += [next(filter(None, match.groups())) for match in [*_MATH.finditer(last)][-1:]]
         numbers = tuple(_last_number(last))
     else:
         numbers = ()
@@ -234,10 +229,11 @@ def _read_end(text: str) -> FoundAnswer | None:
 
 
 def _last_number(sentence: str) -> Iterator[str]:
-    """The last number of ``sentence`` with what stands behind it, unless it is part of a formula or
-    of a choice.
+    """Yield the last number of ``sentence`` and the text behind it.
+
+    Yield nothing if the number is part of a formula or of a choice.
     """
-    found = [*_NUMBER.finditer(sentence)][-1:]
-    for number in found:
+    numbers = [*_NUMBER.finditer(sentence)][-1:]
+    for number in numbers:
         if not _OPERATOR.search(sentence[: number.start()]):
             yield sentence[number.start() :]

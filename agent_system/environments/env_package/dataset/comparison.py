@@ -1,9 +1,9 @@
-"""An answer compared with a truth, by the kind of the truth.
+"""Comparison of an answer with a ground truth, by the kind of the ground truth.
 
-letter    A, (B)               the option's letter, with or without its text
-number    42, 1/2, 5 km, ten   the value; units must not contradict each other
-maths     x^2+1, [0, 1)        equal in value, by math-verify
-text      Paris                the same words
+- letter, as in "A" and "(B)": the option's letter, with or without its text.
+- number, as in "42", "1/2", "5 km" and "ten": the value. Units must not contradict each other.
+- maths, as in "x^2+1" and "[0, 1)": equal in value, by math-verify.
+- text, as in "Paris": the same words.
 """
 
 import logging
@@ -19,9 +19,9 @@ from agent_system.environments.env_package.dataset.numbers_read import (
 )
 from agent_system.environments.env_package.dataset.powers import is_too_large
 
-SPARE = 2000  # characters that an answer may be longer than twice the truth
-LONGEST_FORMULA = 300  # characters; a longer one is compared as text
-NESTED = 3  # lists within lists
+SPARE = 2000  # characters that an answer may have beyond twice the length of the truth
+LONGEST_FORMULA = 300  # characters; a longer formula is compared as text
+NESTED = 3  # depth of lists within lists
 
 _LETTER = re.compile(r"\(?([A-Za-z])[).]?")
 _OPTION = re.compile(
@@ -53,7 +53,7 @@ _BRACKETS = {"(": ")", "[": "]", "{": "}"}
 
 
 def is_right(answer: FoundAnswer, truth: str) -> bool:
-    """Say that ``answer`` is ``truth``."""
+    """Return True if ``answer`` equals the ground truth ``truth``."""
     gold = normalize(truth)
     longest = SPARE + 2 * len(truth)
     given = [normalize(reading) for reading in answer.readings if len(reading) <= longest]
@@ -73,57 +73,60 @@ def is_right(answer: FoundAnswer, truth: str) -> bool:
 
 
 def answer_key(text: str) -> str | None:
-    """Return the answer in ``text`` in a form in which equal answers are equal texts; None where
-    there is none. Formulas are not computed: ``1+x`` and ``x+1`` are two.
+    """Return a canonical text of the answer in ``text``, or None without an answer.
+
+    Equal answers give equal texts, except for formulas, which are not evaluated: ``1+x`` and
+    ``x+1`` differ.
 
     >>> answer_key("It is 0.5.") == answer_key("\\boxed{1/2}")
     True
     """
-    found = find_answer(text)
-    if found is None or len(found.readings[-1]) > SPARE:
+    answer = find_answer(text)
+    if answer is None or len(answer.readings[-1]) > SPARE:
         return None
-    for reading in (*found.readings, *found.numbers):
+    for reading in (*answer.readings, *answer.numbers):
         number = read_number(normalize(reading))
         if number is not None:
             return f"{number.value} {number.unit}".strip()
-    given = normalize(found.readings[-1])
-    letter = _chosen(given, found.is_marked)
+    given = normalize(answer.readings[-1])
+    letter = _chosen(given, answer.is_marked)
     return letter or fold(given) or None
 
 
 def _chosen(given: str, may_be_small: bool) -> str | None:
-    """The letter of the option that ``given`` names. A small letter alone may be a word, which
-    ``may_be_small`` excludes.
+    """Return the lower-case letter of the option that ``given`` names, or None.
+
+    A single lower-case letter counts only with ``may_be_small``: it may be a word.
     """
-    found = _CHOSEN.fullmatch(given) or _OPTION.fullmatch(given)
-    if found is None:
+    match = _CHOSEN.fullmatch(given) or _OPTION.fullmatch(given)
+    if match is None:
         return None
-    letter = next(filter(None, found.groups()), "")
+    letter = next(filter(None, match.groups()), "")
     is_option = may_be_small or letter.isupper() or given != letter
     return letter.casefold() if is_option else None
 
 
 def _verdict(given: str) -> str | None:
-    found = _VERDICT.fullmatch(given)
-    return found[1].casefold() if found else None
+    match = _VERDICT.fullmatch(given)
+    return match[1].casefold() if match else None
 
 
 def _is_written_number(gold: str) -> bool:
-    found = None if _DATE.search(gold) else read_number(gold)
-    # A capital makes a name of the words behind a number: 50 Cent.
-    return found is not None and not (found.unit and re.search(r"\d\s+[A-Z][a-z]", gold))
+    number = None if _DATE.search(gold) else read_number(gold)
+    # A capitalised word behind a number makes it a name: 50 Cent.
+    return number is not None and not (number.unit and re.search(r"\d\s+[A-Z][a-z]", gold))
 
 
 def _is_number(given: str, gold: str) -> bool:
     truth = read_number(gold)
-    # Of a chain of equations the last side is the answer.
+    # The last side of a chain of equations is the answer.
     side = given.rsplit("=", 1)[-1].strip()
-    found = read_number(side)
+    number = read_number(side)
     if truth is None:
         return False
-    if found is not None:
-        return same_number(found, truth)
-    # What still has to be calculated is no answer; a root or a power in closed form is one.
+    if number is not None:
+        return same_number(number, truth)
+    # A root or a power in closed form is an answer. An unevaluated calculation is none.
     is_closed = _CLOSED_FORM.search(side) and not _TO_CALCULATE.search(side)
     return bool(is_closed) and _equal_in_value(side, _digits(truth))
 
@@ -136,8 +139,13 @@ def _is_formula(gold: str) -> bool:
     if _COMMAND.search(gold):
         return True
     words = re.findall(r"[A-Za-z]+", gold)
-    named = all(len(word) == 1 or _NAMES.fullmatch(word) for word in words)
-    return named and gold.isascii() and bool(_FORMULA_SIGN.search(gold)) and not _DATE.search(gold)
+    only_known_names = all(len(word) == 1 or _NAMES.fullmatch(word) for word in words)
+    return (
+        only_known_names
+        and gold.isascii()
+        and bool(_FORMULA_SIGN.search(gold))
+        and not _DATE.search(gold)
+    )
 
 
 def _same_formula(given: str, gold: str, layers: int) -> bool:
@@ -164,7 +172,11 @@ def _same_element(given: str, gold: str) -> bool:
 
 
 def _same_brackets(one: tuple[str, list[str]], other: tuple[str, list[str]]) -> bool:
-    """Of two members brackets say which ends an interval has; of more they are looks."""
+    """Return True if the brackets agree.
+
+    Two members may be an interval, whose brackets must be equal. Other lists only need to agree on
+    having brackets, and on braces.
+    """
     if len(one[1]) == 2 or "{" in (one[0][:1], other[0][:1]):
         return one[0] == other[0]
     return bool(one[0]) == bool(other[0])
@@ -181,7 +193,11 @@ def _same_set(ours: list[str], theirs: list[str], layers: int) -> bool:
 
 
 def _elements(text: str) -> tuple[str, list[str]] | None:
-    """The brackets around a list and its members; None where ``text`` is no list."""
+    """Return the brackets around a list and its members, or None if ``text`` is no list.
+
+    >>> _split_list("[0, 1)")
+    ('[)', ['0', '1'])
+    """
     text = _JOINED.sub(", ", text.replace("\\{", "{").replace("\\}", "}").strip())
     inner, brackets = text, ""
     if len(text) > 1 and text[0] in _BRACKETS and text[-1] in ")]}" and _closes_last(text):
@@ -192,21 +208,21 @@ def _elements(text: str) -> tuple[str, list[str]] | None:
 
 def _closes_last(text: str) -> bool:
     depth = 0
-    for place, sign in enumerate(text):
-        depth += (sign in "([{") - (sign in ")]}")
+    for position, character in enumerate(text):
+        depth += (character in "([{") - (character in ")]}")
         if depth == 0:
-            return place == len(text) - 1
+            return position == len(text) - 1
     return False
 
 
 def _split(text: str) -> Iterator[str]:
-    """The members of ``text`` between its outer commas, of which a thousands separator is none."""
+    """Yield the parts of ``text`` between the commas outside of brackets."""
     depth = start = 0
-    for place, sign in enumerate(text):
-        depth += (sign in "([{") - (sign in ")]}")
-        if sign == "," and depth == 0:
-            yield text[start:place].strip()
-            start = place + 1
+    for position, character in enumerate(text):
+        depth += (character in "([{") - (character in ")]}")
+        if character == "," and depth == 0:
+            yield text[start:position].strip()
+            start = position + 1
     yield text[start:].strip()
 
 
@@ -231,16 +247,16 @@ def _spaceless(text: str) -> str:
 def _equal_in_value(given: str, gold: str) -> bool:
     if len(given) > LONGEST_FORMULA or is_too_large(given) or is_too_large(gold):
         return False
-    # A sum or an integral that the truth does not have still has to be calculated.
+    # A sum or an integral that the truth lacks is an unevaluated calculation.
     if not set(_OPERATOR.findall(given)) <= set(_OPERATOR.findall(gold)):
         return False
-    # It warns at each call that it has no deadline of its own: the pool has one for every call.
+    # Silence a warning at each call about the missing timeout: the pool limits every call.
     logging.getLogger("math_verify").setLevel(logging.ERROR)
     from math_verify import parse, verify
 
     ours = parse(f"\\boxed{{{given}}}", parsing_timeout=0)
     theirs = parse(f"\\boxed{{{gold}}}", parsing_timeout=0)
-    # Where nothing was parsed there is only the text, and that is not the same.
+    # A result of fewer than two items contains only the text: the parsing failed.
     if len(ours) < 2 or len(theirs) < 2:
         return False
     return verify(theirs, ours, timeout_seconds=0)

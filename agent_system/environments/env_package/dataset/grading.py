@@ -1,7 +1,7 @@
-"""What an answer earns: by a function of the user's own, or compared with the row's truth.
+"""Grading of answers by a user-provided function, or by comparison with the ground truth.
 
-The package's own grader finds the answer in one place (``answers``) and compares it by the kind of
-the truth (``comparison``).
+The grader of the package extracts the answer (``answers``) and compares it according to the kind of
+the ground truth (``comparison``).
 """
 
 from collections.abc import Callable, Mapping
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from agent_system.environments.env import Observation, Step, Task
-from agent_system.environments.env_package.dataset.answers import announced, find_answer
+from agent_system.environments.env_package.dataset.answers import find_answer
 from agent_system.environments.env_package.dataset.comparison import answer_key, is_right
 from agent_system.environments.env_package.dataset.settings import RewardFromFile
 from agent_system.environments.env_package.dataset.truths import read_truths
@@ -18,16 +18,18 @@ from agent_system.reward_manager.custom import load_function
 from agent_system.reward_manager.scores import finite, is_full, is_number, read_flag, weighed
 from verl.utils.limits import time_limit
 
-__all__ = ["Grade", "Grader", "NoGrade", "announced", "compare_with_truth", "read_grade"]
+__all__ = ["Grade", "Grader", "NoGrade", "compare_with_truth", "read_grade"]
 
 
 class NoGrade(ValueError):
-    """The grader gave no grade: the play counts for nothing, neither won nor lost."""
+    """The grader returned no valid grade: the trajectory counts as failed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Grade:
-    """A finite score, whether the answer is right, and the rewards by name, where there are any."""
+    """Grade of an answer: a finite score, True if the answer is right, and named rewards if the
+    grader returned a dictionary.
+    """
 
     score: float
     right: bool
@@ -35,7 +37,7 @@ class Grade:
 
 
 class Grader:
-    """Grades answers to tasks of this package."""
+    """Grader of answers: the function of ``reward.path``, or ``compare_with_truth``."""
 
     def __init__(self, reward: RewardFromFile) -> None:
         self._kwargs = reward.reward_kwargs
@@ -47,27 +49,30 @@ class Grader:
             )
 
     def __call__(self, task: Task, solution: str) -> Grade:
-        """The grade of ``solution``, waited for where it is a coroutine. Raises ``NoGrade``, and
-        what the grader raises.
+        """Return the grade of ``solution``. A coroutine of the grader is awaited.
+
+        Raises ``NoGrade`` and the exceptions of the grader.
         """
-        found = self._grade(
+        returned = self._grade(
             data_source=task["data_source"],
             solution_str=solution,
             ground_truth=task["ground_truth"],
             extra_info=task["extra_info"],
             **self._kwargs,
         )
-        return read_grade(now(found), task["task_id"], self._weights)
+        return read_grade(now(returned), task["task_id"], self._weights)
 
 
 def read_grade(found: Any, task_id: str, weights: Mapping[str, float] | None = None) -> Grade:
-    """The grade in what a grader returned: a number, or a dictionary of rewards with ``score`` and
-    perhaps ``acc``, which says whether the answer is right; else it is with a score of 1 or more,
-    but for rounding.
+    """Convert the return value of a grader: a number, or a dictionary of rewards with ``score``.
 
-    ``weights`` make the score of other rewards of the dictionary; what is no number is no reward.
-    Raises ``NoGrade`` for anything else: NaN and infinity, and an ``acc`` other than true, false, 0
-    and 1.
+    The answer is right if ``acc`` of the dictionary is true. Without ``acc`` it is right if the
+    score is at least 1, up to rounding. With ``weights`` the score is the weighted sum of the named
+    rewards. Entries that are not numbers are ignored. Raises ``NoGrade`` for NaN and infinity, for
+    a missing score, and for an ``acc`` other than true, false, 0 and 1.
+
+    >>> read_grade({"score": 0.5, "acc": 1}, "task").parts
+    {'score': 0.5, 'acc': 1.0}
     """
     rewards = found if isinstance(found, Mapping) else {"score": found}
     who = f"{task_id}: the grader returned {str(found)[:80]!r}"
@@ -79,8 +84,8 @@ def read_grade(found: Any, task_id: str, weights: Mapping[str, float] | None = N
         parts["score"] = _weighed(parts, weights, who)
     if "score" not in parts:
         raise NoGrade(
-            f"{who}; allowed: a finite number, or a dictionary with one as score; fix: return one, "
-            "or name what counts in reward_model.weights"
+            f"{who}; allowed: a finite number, or a dictionary with one as score; fix: return such "
+            "a value, or name the rewards of the dictionary in reward_model.weights"
         )
     right = is_full(parts["score"])
     if "acc" in rewards:
@@ -103,9 +108,9 @@ def _weighed(parts: Mapping[str, float], weights: Mapping[str, float], who: str)
 
 
 def graded_step(grader: Grader, task: Task, answer: str, grade_s: float) -> Step:
-    """The last step of an episode: ``answer`` to ``task``, graded within ``grade_s`` seconds.
+    """Grade ``answer`` within ``grade_s`` seconds and return the last step of the episode.
 
-    Raises ``TimeLimit``, and what the grader raises.
+    Raises ``TimeLimit``, ``NoGrade`` and the exceptions of the grader.
     """
     with time_limit(grade_s, f"grading {task['task_id']}"):
         grade = grader(task, answer)
@@ -119,12 +124,11 @@ def graded_step(grader: Grader, task: Task, answer: str, grade_s: float) -> Step
 def compare_with_truth(
     data_source: str, solution_str: str, ground_truth: Any, extra_info: Mapping[str, Any]
 ) -> float:
-    """Return 1.0 where the answer in ``solution_str`` is ``ground_truth``, else 0.0; of several
-    truths one suffices.
+    """Return 1.0 if the answer in ``solution_str`` equals one of the ground truths, else 0.0.
 
-    Raises ``NoGrade`` where the row has no truth that an answer can be compared with.
+    Raises ``NoGrade`` if the row has no ground truth that an answer can be compared with.
     """
-    del extra_info  # for graders that need more than the truth
+    del extra_info  # part of the grader interface, unused here
     try:
         truths = read_truths(ground_truth)
     except ValueError as error:

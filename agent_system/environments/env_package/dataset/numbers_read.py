@@ -1,5 +1,5 @@
-"""Numbers in the ways that people write them: separators, fractions, powers of ten, percentages,
-currencies, units and English words.
+"""Parsing of written numbers: separators, fractions, powers of ten, percentages, currencies, units
+and English words.
 """
 
 import re
@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 from itertools import pairwise
 
-CLOSE = Fraction(1, 10**6)  # relative difference of decimals that are the same number
-LONGEST = 400  # digits, and powers of ten: beyond them a number is compared as text
+CLOSE = Fraction(1, 10**6)  # largest relative difference of equal decimals
+LONGEST = 400  # characters, and powers of ten: a larger number is compared as text
 
 _SIGNED = r"[-+]?\s?"
 _PLAIN = r"(?:\d{1,3}(?:[, _]\d{3})+|\d+)(?:\.\d+)?|\.\d+"
@@ -41,7 +41,7 @@ _SMALL = {word: n for n, word in enumerate(_ONES)} | {
     word: 10 * n for n, word in enumerate(_TENS, 2)
 }
 _PARTS = {"half": 2, "third": 3, "quarter": 4, "fourth": 4, "fifth": 5, "eighth": 8, "tenth": 10}
-# The first word of each line is the unit, the others are other words for it.
+# In each group between bars the first word is the unit, and the others are synonyms.
 _UNITS = """
 dollar $ usd|euro € eur|pound £ gbp|yen ¥ jpy|cent ¢|% percent percentage|° degree deg
 mm millimeter millimetre|cm centimeter centimetre|m meter metre|km kilometer kilometre
@@ -58,9 +58,7 @@ UNITS = {
 
 @dataclass(frozen=True, slots=True)
 class WrittenNumber:
-    """A number and its unit, "" where it has none; ``is_exact`` says that it is an integer or a
-    fraction.
-    """
+    """Number with its unit ("" without one). ``is_exact`` is True for integers and fractions."""
 
     value: Fraction
     unit: str = ""
@@ -68,7 +66,7 @@ class WrittenNumber:
 
 
 def read_number(text: str) -> WrittenNumber | None:
-    """Return the number that the normalised ``text`` is; None for anything else.
+    """Return the number that the normalised ``text`` consists of, or None for any other text.
 
     >>> read_number("1,234.50 dollars")
     WrittenNumber(value=Fraction(2469, 2), unit='dollar', is_exact=False)
@@ -82,8 +80,10 @@ def read_number(text: str) -> WrittenNumber | None:
 
 
 def same_number(given: WrittenNumber, truth: WrittenNumber) -> bool:
-    """Say that both are the same number in the same unit. A unit that one of them lacks does not
-    count; a percentage is the number before its sign or a hundredth of it.
+    """Return True if both are the same number and their units do not contradict each other.
+
+    A missing unit matches any unit. A percentage compared with a plain number may be its number or
+    a hundredth of it: 50% equals 50 and 0.5.
     """
     if given.unit and truth.unit and given.unit != truth.unit:
         return False
@@ -92,8 +92,8 @@ def same_number(given: WrittenNumber, truth: WrittenNumber) -> bool:
         values.append((given.value, truth.value / 100))
     if given.unit == "%" != truth.unit:
         values.append((given.value / 100, truth.value))
-    exact = given.is_exact and truth.is_exact
-    return any(_close(one, other, exact) for one, other in values)
+    are_exact = given.is_exact and truth.is_exact
+    return any(_close(first, second, are_exact) for first, second in values)
 
 
 def _close(one: Fraction, other: Fraction, exact: bool) -> bool:
@@ -101,18 +101,18 @@ def _close(one: Fraction, other: Fraction, exact: bool) -> bool:
 
 
 def _read_digits(text: str) -> WrittenNumber | None:
-    found = _VALUE.fullmatch(text)
-    if found is None:
+    match = _VALUE.fullmatch(text)
+    if match is None:
         return None
-    parts = found.groupdict()
+    parts = match.groupdict()
     value = _fraction(parts) if parts["plain"] is None else _decimal(parts)
-    unit = _unit(found["rest"], found["money"] or "")
+    unit = _unit(match["rest"], match["money"] or "")
     if value is None or unit is None:
         return None
     scale, unit = unit
-    negative = "-" in found["sign"] + (found["late"] or "")
+    is_negative = "-" in match["sign"] + (match["late"] or "")
     is_exact = parts["plain"] is None or "." not in parts["plain"]
-    return WrittenNumber((-1 if negative else 1) * value * scale, unit, is_exact)
+    return WrittenNumber((-1 if is_negative else 1) * value * scale, unit, is_exact)
 
 
 def _fraction(parts: dict[str, str | None]) -> Fraction | None:
@@ -131,7 +131,10 @@ def _decimal(parts: dict[str, str | None]) -> Fraction | None:
 
 
 def _unit(rest: str, money: str) -> tuple[int, str] | None:
-    """What the words behind a number multiply it by, and its unit; None where they are no unit."""
+    """Return the factor and the unit in the text behind a number, or None if it is no unit.
+
+    ``million dollars`` gives (1000000, "dollar"). ``money`` is the currency sign before the number.
+    """
     if _LATER.match(rest):
         return None
     is_apart = rest[:1].isspace()
@@ -143,16 +146,16 @@ def _unit(rest: str, money: str) -> tuple[int, str] | None:
     unit = _unit_name(text, is_apart) if text else ""
     if unit is None:
         return None
-    paid = UNITS.get(money, "")
-    return (scale, unit or paid) if not (unit and paid and unit != paid) else None
+    currency = UNITS.get(money, "")
+    return (scale, unit or currency) if not (unit and currency and unit != currency) else None
 
 
 def _unit_name(text: str, is_apart: bool) -> str | None:
-    known = UNITS.get(text.casefold()) or UNITS.get(text.casefold().rstrip("s"))
+    unit = UNITS.get(text.casefold()) or UNITS.get(text.casefold().rstrip("s"))
     letters = [word.casefold() for word in re.findall(r"[^\W\d_]+", text)]
-    if known is not None and (is_apart or not re.fullmatch(r"[a-zA-Z]", text)):
-        return known
-    # One letter is a variable, and a name of mathematics is a factor.
+    if unit is not None and (is_apart or not re.fullmatch(r"[a-zA-Z]", text)):
+        return unit
+    # One letter is a variable, and a mathematical name such as "pi" is a factor.
     if not letters or len(letters[0]) == 1 or _NOT_UNITS.intersection(letters):
         return None
     if len(_UNIT.sub("", text)) or re.match(r"[\d^/-]", text):
@@ -161,16 +164,16 @@ def _unit_name(text: str, is_apart: bool) -> str | None:
 
 
 def _read_words(text: str) -> WrittenNumber | None:
-    """A number in English words, with a unit behind it where there is one."""
+    """Parse a number in English words with an optional unit behind it."""
     words = re.sub(r"(?<=[a-z])-(?=[a-z])", " ", text.casefold()).split()
-    negative = words[:1] in (["minus"], ["negative"])
-    words = words[1:] if negative else words
+    is_negative = words[:1] in (["minus"], ["negative"])
+    words = words[1:] if is_negative else words
     if words[:1] == ["a"] and words[1:2] and words[1] in _BIG:
         words[0] = "one"
     part = _PARTS.get("".join(words[-1:]).replace("halves", "half").removesuffix("s"))
     if part and len(words) <= 2 and (words[0] in _SMALL or words[0] in ("a", "half")):
         value = Fraction(_SMALL.get(words[0], 1), part)
-        return WrittenNumber(-value if negative else value)
+        return WrittenNumber(-value if is_negative else value)
     if not words or words[0] not in _SMALL:
         return None
     total = group = count = 0
@@ -189,11 +192,11 @@ def _read_words(text: str) -> WrittenNumber | None:
     if unit is None or words[count - 1] == "and" or not _counts_down(words[:count]):
         return None
     value = Fraction(total + group)
-    return WrittenNumber(-value if negative else value, unit)
+    return WrittenNumber(-value if is_negative else value, unit)
 
 
 def _counts_down(words: list[str]) -> bool:
-    """Words of a number below a hundred are tens, then ones: "one two" are two numbers."""
+    """Return True if tens precede ones, as in "twenty one". "one two" are two numbers."""
     for one, other in pairwise(words):
         if one in _SMALL and other in _SMALL and not (one in _TENS and 0 < _SMALL[other] < 10):
             return False

@@ -1,8 +1,8 @@
-"""Single-turn data as an environment: an episode is one step, the prompt is a row of a file, the
-whole answer is the action, and a grader says what it earns.
+"""Single-turn data as an environment: ``env.env_name=dataset``.
 
-A play whose grader fails is broken, not lost: it is left out of its group like any other
-(``env.on_abort``).
+An episode has one turn. The prompt is a row of a file, the whole answer is the action, and a grader
+returns the reward. If the grader fails, the trajectory counts as failed and not as unsuccessful.
+``env.on_abort`` decides its treatment.
 """
 
 from agent_system.environments.chat_prompts import SingleTurnPrompts
@@ -14,9 +14,9 @@ from agent_system.environments.package import EnvPackage, TaskText
 
 
 class DatasetEnv:
-    """One row at a time."""
+    """Environment of one turn: a row as prompt, a grade as reward."""
 
-    placement = "process"  # graders are the user's own code, or compute with what was answered
+    placement = "process"  # graders are user-provided code, or compute formulas of the answer
 
     def __init__(self, settings: DatasetSettings) -> None:
         self.settings = settings
@@ -24,46 +24,47 @@ class DatasetEnv:
         self.task: Task = {}
 
     def reset(self, task: Task, seed: int) -> Observation:
-        """The messages of ``task``; the seed changes nothing."""
-        del seed  # the task says it all
+        """Return the messages of ``task``. ``seed`` has no effect."""
+        del seed  # the task determines the episode
         self.task = task
         return shows(task)
 
     def step(self, action: str) -> Step:
-        """Grade the answer; always done. Raises what the grader raises, ``NoGrade`` and
-        ``TimeLimit``.
+        """Grade the answer and end the episode.
+
+        Raises ``NoGrade``, ``TimeLimit`` and the exceptions of the grader.
         """
         return graded_step(self.grader, self.task, action, self.settings.grade_s)
 
     def gold_path(self, task: Task) -> list[str]:
-        """The truth of ``task``, marked as its answer."""
+        """Return the (first) ground truth of ``task`` as a boxed answer."""
         truth = task["ground_truth"]
         return [f"\\boxed{{{truth[0] if isinstance(truth, list) else truth}}}"]
 
     def close(self) -> None:
-        """Nothing to free."""
+        """Do nothing: the environment holds no resources."""
 
 
 def shows(task: Task) -> Observation:
-    """The last message of a row, and those in front of it."""
+    """Return the last message of a row as observation, the earlier ones as its ``opening``."""
     *opening, last = task["messages"]
     return Observation(last["content"], opening=opening)
 
 
 def retold(task: Task, text: str) -> Task:
-    """``task`` with ``text`` as its last message."""
+    """Return ``task`` with ``text`` as the content of its last message."""
     *opening, last = task["messages"]
     return {**task, "messages": [*opening, {**last, "content": text}]}
 
 
 def prompts(settings: DatasetSettings) -> SingleTurnPrompts:
-    """A row's own messages, whatever the settings: what is answered, and how, is theirs to say."""
-    del settings  # they change nothing here
+    """Return prompts that show only the messages of a row, for all settings."""
+    del settings  # without effect
     return SingleTurnPrompts()
 
 
 def project(text: str) -> tuple[str, bool]:
-    """The whole answer: where in it the result stands, graders know."""
+    """Return the whole answer, and True if it is not empty. The grader extracts the result."""
     answer = text.strip()
     return answer, bool(answer)
 

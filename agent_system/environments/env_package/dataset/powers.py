@@ -1,15 +1,15 @@
-"""Guard in front of the algebra system: which formulas would take for ever, or all memory."""
+"""Size check of formulas. Too large ones would exhaust time or memory in the algebra system."""
 
 import math
 import re
 
 MOST_DIGITS = 3  # of an exponent, an argument of a factorial, or a bound of a sum
 LARGEST_POWER = 1000  # product of the numbers of an exponent, and of exponents of nested brackets
-LARGEST_EXPANSION = 200  # that product times the square of the number of symbols
-LARGEST_SUM = 2000  # of all exponents
+LARGEST_EXPANSION = 200  # product of bracket exponents times the squared number of symbols
+LARGEST_SUM = 2000  # sum of all exponents
 MOST_POWERS = 20
 MOST_FACTORIALS = 10
-DEEPEST = 6  # brackets inside each other
+DEEPEST = 6  # nesting depth of brackets
 
 _POWER = re.compile(r"(?:\^|\*\*)\s*")
 _FACTORIAL = re.compile(r"(\d*)\s*!")
@@ -21,7 +21,7 @@ _LAYOUT = {"\\frac", "\\dfrac", "\\left", "\\right", "\\cdot", "\\times", "\\sqr
 
 
 def is_too_large(formula: str) -> bool:
-    """Say that ``formula`` has powers, factorials, numbers or brackets beyond what is computed.
+    """Return True if powers, factorials, numbers or brackets of ``formula`` exceed the limits.
 
     >>> is_too_large("10^{10^{10}}!"), is_too_large("e^{2x}")
     (True, False)
@@ -36,15 +36,15 @@ def is_too_large(formula: str) -> bool:
 
 
 def _has_large_factorials(formula: str) -> bool:
-    numbers = [len(found[1]) for found in _FACTORIAL.finditer(formula)]
-    # Without a number in front it is the factorial of a bracket or of a power.
+    numbers = [len(match[1]) for match in _FACTORIAL.finditer(formula)]
+    # No number precedes the sign: it is the factorial of a bracket or of a power.
     if any(not 0 < digits <= MOST_DIGITS for digits in numbers):
         return not re.fullmatch(r"[^!]*\b[a-z]!", formula)
     return len(numbers) > MOST_FACTORIALS or bool(re.search(r"!\s*[\])}]+\s*(?:\^|\*\*)", formula))
 
 
 def _has_large_powers(formula: str) -> bool:
-    of_brackets, total, count = 1, 0, 0
+    bracket_power, total, count = 1, 0, 0
     for power in _POWER.finditer(formula):
         exponent = _argument(formula, power.end())
         digits = re.findall(r"\d+", exponent)
@@ -55,37 +55,41 @@ def _has_large_powers(formula: str) -> bool:
         if size > LARGEST_POWER or count > MOST_POWERS:
             return True
         if formula[: power.start()].rstrip()[-1:] in (")", "}", "]"):
-            of_brackets *= size
-    symbols = {found for found in _SYMBOL.findall(formula) if found not in _LAYOUT}
-    expansion = of_brackets * len(symbols) ** 2
-    too_many = of_brackets > 1 and symbols and expansion > LARGEST_EXPANSION
-    return of_brackets > LARGEST_POWER or total > LARGEST_SUM or bool(too_many)
+            bracket_power *= size
+    symbols = {symbol for symbol in _SYMBOL.findall(formula) if symbol not in _LAYOUT}
+    expansion = bracket_power * len(symbols) ** 2
+    expands_too_much = bracket_power > 1 and symbols and expansion > LARGEST_EXPANSION
+    return bracket_power > LARGEST_POWER or total > LARGEST_SUM or bool(expands_too_much)
 
 
 def _depth(formula: str) -> int:
-    """Return how deep brackets nest; a bar may open or close."""
+    """Return the nesting depth of brackets. A bar may open or close, so bars count half."""
     deepest = depth = 0
-    for sign in formula:
-        depth += (sign in "({[") - (sign in ")}]")
+    for character in formula:
+        depth += (character in "({[") - (character in ")}]")
         deepest = max(deepest, depth)
     return max(deepest, formula.count("|") // 2)
 
 
 def _is_tower(exponent: str) -> bool:
-    """A power of a number in an exponent, or a power in the exponent of its power."""
+    """Return True if ``exponent`` contains a power or factorial of a number, or nested powers."""
     inner = [_argument(exponent, power.end()) for power in _POWER.finditer(exponent)]
     return bool(re.search(r"\d[\s)}\]]*(?:\^|\*\*|!)", exponent)) or any(map(_POWER.search, inner))
 
 
 def _argument(text: str, start: int) -> str:
-    """The exponent that begins at ``start``, with what it is itself raised to."""
+    """Return the exponent that begins at ``start``, including its own exponents.
+
+    >>> _read_exponent("x^2^3 + 1", 2)
+    '2^3'
+    """
     depth = 0
-    for place in range(start, len(text)):
-        depth += (text[place] in "({[") - (text[place] in ")}]")
+    for position in range(start, len(text)):
+        depth += (text[position] in "({[") - (text[position] in ")}]")
         if depth < 0:
-            return text[start:place]
-        if depth == 0 and not _goes_on(text, place):
-            return text[start : place + 1]
+            return text[start:position]
+        if depth == 0 and not _goes_on(text, position):
+            return text[start : position + 1]
     return text[start:]
 
 

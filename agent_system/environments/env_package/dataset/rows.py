@@ -1,11 +1,11 @@
-"""Rows of files as tasks.
+"""Tasks made of the rows of files.
 
 The columns are the usual ones of single-turn data::
 
     prompt        [{"role": "user", "content": str}, ...], JSON of that, or the user's text
-    data_source   str, optional: where the row is from; without it the file's name
-    reward_model  {"ground_truth": what the grader compares with}, or a column ground_truth
-    extra_info    {...}, optional: handed to the grader
+    data_source   str, optional: origin of the row; by default the file's name
+    reward_model  {"ground_truth": reference of the grader}, or a column ground_truth
+    extra_info    {...}, optional: passed to the grader
 """
 
 from collections.abc import Iterator
@@ -21,47 +21,47 @@ from verl.utils.message_rows import BadRow, DataRow, prompt_messages, read_table
 __all__ = ["NAME", "BadRow", "tasks"]
 
 NAME = "dataset"
-STYLES = (None, "", "rule", "model")  # of reward_model; sandboxes and others are not there
+STYLES = (None, "", "rule", "model")  # supported values of reward_model["style"]
 CLASS = "data.custom_cls.name"
 
 
 def tasks(settings: DatasetSettings, split: str, section: str = "data") -> list[Task]:
-    """The rows of the split's files, in order; ``section`` of the configuration names the files.
+    """Return one task per row of the split's files, in order.
 
-    Raises ``BadRow`` for a file that cannot be read, for a row that is no task, and where no file
-    is named.
+    ``section`` is the config section of the files, for error messages. Raises ``BadRow`` if no file
+    is set, a file cannot be read, or a row is invalid.
     """
     files = settings.val_files if split == "val" else settings.train_files
     key = f"{section}.{split}_files"
     if not files:
         raise BadRow(
-            f"{key}=[]: no file of {split} prompts; allowed: Parquet or JSON-lines "
-            f"files; fix: {key}=[FILE] (or env.{NAME}.{split}_files)"
+            f"{key}=[] names no file of {split} prompts; allowed: Parquet or JSON-lines "
+            f"files; fix: set {key}=[FILE] (or env.{NAME}.{split}_files)"
         )
     rows = read_table(key, files) if settings.custom_cls.path is None else _own(settings, files)
     return [_task(row, f"{split}/{number}", settings) for number, row in enumerate(rows)]
 
 
 def _own(settings: DatasetSettings, files: list[str]) -> Iterator[DataRow]:
-    """The rows of the user's own class, each with the columns of a file."""
+    """Yield the rows of the user-provided class. Raises ``BadRow`` if it fails or has no row."""
     path, name = settings.custom_cls.path, settings.custom_cls.name or ""
     source = f"{CLASS}={name!r}"
     allowed = "allowed: a class called with the files, with a length and that many rows"
     try:
         rows = load_function(str(path), name, "env.dataset.custom_cls")(list(files))
         count = len(rows)
-    except Exception as error:  # the user's own code
-        raise BadRow(f"{source}: {error!r}; {allowed}; fix: mend the class") from error
+    except Exception as error:  # user-provided code
+        raise BadRow(f"{source}: {error!r}; {allowed}; fix: correct the class") from error
     if not count:
-        raise BadRow(f"{source}: has no row; {allowed}; fix: mend the class, or its files")
+        raise BadRow(f"{source}: no row; {allowed}; fix: correct the class or its files")
     for number in range(count):
         try:
             row = rows[number]
-            # Rows of pandas are no mappings.
+            # Rows of pandas are not mappings.
             cells = dict(row.to_dict() if hasattr(row, "to_dict") else row)
-        except Exception as error:  # the user's own code
+        except Exception as error:  # user-provided code
             raise BadRow(
-                f"{source}: row {number} of {count}: {error!r}; {allowed}; fix: mend the class"
+                f"{source}: row {number} of {count}: {error!r}; {allowed}; fix: correct the class"
             ) from error
         yield DataRow(source, number, cells)
 
@@ -82,23 +82,23 @@ def _task(row: DataRow, place: str, settings: DatasetSettings) -> Task:
 
 
 def _origin(row: DataRow) -> str:
-    """The name of the file or class that the row is from."""
+    """Return the file name without suffix, or the class name, that the row comes from."""
     return Path(row.source.partition("=")[2].strip("'\"")).stem
 
 
 def _ground_truth(row: DataRow) -> Any:
-    """What the grader compares with; None where the row does not say."""
-    graded = row.read_object("reward_model") or {}
-    if graded.get("style") not in STYLES:
-        why = f"has the style {graded['style']!r}"
+    """Return the ground truth of the row, or None. Raises ``BadRow`` for an unsupported style."""
+    reward_model = row.read_object("reward_model") or {}
+    if reward_model.get("style") not in STYLES:
+        why = f"has the style {reward_model['style']!r}"
         known = ", ".join(style for style in STYLES if style)
         raise row.bad("reward_model", why, known, "grade with custom_reward_function.path=FILE")
-    truth = graded.get("ground_truth")
+    truth = reward_model.get("ground_truth")
     return row.read("ground_truth") if truth is None else truth
 
 
 def _require_comparable(row: DataRow, truth: Any) -> None:
-    """Raise ``BadRow`` where the package's own grader has nothing to compare an answer with."""
+    """Raise ``BadRow`` if the grader of the package cannot compare an answer with ``truth``."""
     try:
         read_truths(truth)
     except ValueError as error:

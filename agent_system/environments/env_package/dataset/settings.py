@@ -1,4 +1,4 @@
-"""The ``env.dataset`` section."""
+"""Settings of ``env.dataset``: files, columns and grader of single-turn data."""
 
 from collections.abc import Mapping
 from typing import Any, ClassVar
@@ -7,21 +7,26 @@ from agent_system.environments.settings import FunctionFromFile, GradedSettings
 
 
 class RewardFromFile(FunctionFromFile):
-    """A function ``compute_score(data_source, solution_str, ground_truth, extra_info, **kwargs)``,
-    which returns a number or a dictionary with ``score``, or a coroutine of one.
+    """User-provided grader.
+
+    ``compute_score(data_source, solution_str, ground_truth, extra_info, **kwargs)`` is a function
+    or a coroutine function. It returns a number or a dictionary with ``score``.
     """
 
     name: str | None = "compute_score"
     """name of the function in its file"""
     reward_kwargs: dict[str, Any] = {}
-    """further arguments of the function"""
+    """additional keyword arguments of the function"""
     weights: dict[str, float] = {}
-    """weights of the rewards that the function returns by name, which sum to the score; {}: it is
-    the one called score"""
+    """weights by name of the returned rewards; their weighted sum is the score; {}: the returned
+    score"""
 
 
 class DatasetSettings(GradedSettings):
-    """Which files, which columns, and who grades. A job says it with the keys of ``data_keys``."""
+    """Settings of ``env.dataset``: files, columns and grader.
+
+    ``data_keys`` maps the keys of job scripts to these settings.
+    """
 
     one_step: ClassVar[bool] = True
     fits_prompts: ClassVar[bool] = True
@@ -46,13 +51,13 @@ class DatasetSettings(GradedSettings):
     prompt_key: str = "prompt"
     """column of the prompt: messages, or the text of one user message"""
     reward_fn_key: str = "data_source"
-    """column that says where a row is from; results are reported by it"""
+    """column with the data source of a row; results are reported by data source"""
     custom_cls: FunctionFromFile = FunctionFromFile()
-    """class of rows of the user's own: called with the files of a split, it has a length and rows
-    by number, with the columns of a file"""
+    """user-provided class of rows: called with the files of a split, it has a length and rows by
+    number, with the columns of a file"""
     reward: RewardFromFile = RewardFromFile()
-    """function that grades; without a path the grader of the package does"""
+    """function that grades; without a path, the grader of the package"""
 
     def file_key(self, split: str) -> str | None:
-        """``train_files`` or ``val_files``."""
+        """Return the key of the files of ``split``: ``train_files`` or ``val_files``."""
         return f"{split}_files"

@@ -1,4 +1,4 @@
-"""Truths of a row: what its answer is compared with."""
+"""Ground truths of a row as texts that an answer is compared with."""
 
 import json
 import math
@@ -7,7 +7,7 @@ from typing import Any
 
 from agent_system.environments.env_package.dataset.answer_text import normalize
 
-# Keys of a dictionary of aliases. One with other keys describes a task, which needs its own grader.
+# Keys of a dictionary of aliases. A dictionary with other keys needs a user-provided grader.
 ALIASES = (
     *("answer", "answers", "target", "targets", "value", "text", "aliases"),
     *("normalized_value", "normalized_aliases"),
@@ -16,10 +16,10 @@ _FIX = "fix: custom_reward_function.path=FILE (env.dataset.reward.path), or a co
 
 
 def read_truths(ground_truth: Any) -> list[str]:
-    """Return the texts of which an answer has to be one.
+    """Return the accepted answers as texts. An answer is right if it equals one of them.
 
-    A list holds aliases, and so does a dictionary of ``ALIASES``. Raises ``ValueError`` where there
-    is no truth, or none that a text can be compared with.
+    A list contains aliases, and so does a dictionary with keys in ``ALIASES``. Raises
+    ``ValueError`` if there is no truth, or one that cannot be compared with a text.
 
     >>> read_truths({"value": "Paris", "aliases": ["City of Light"]})
     ['Paris', 'City of Light']
@@ -27,8 +27,8 @@ def read_truths(ground_truth: Any) -> list[str]:
     truths = list(_texts(ground_truth))
     if not truths or not all(map(normalize, truths)):
         raise ValueError(
-            f"a row has no ground truth, ground_truth={_short(ground_truth)}; allowed: a text, a "
-            f"number, or a list of them; {_FIX}"
+            f"ground_truth={_short(ground_truth)} is no ground truth; allowed: a text, a number, "
+            f"or a list of them; {_FIX}"
         )
     return list(dict.fromkeys(truths))
 
@@ -39,21 +39,21 @@ def _texts(truth: Any) -> Iterator[str]:
         if unknown or not truth:
             raise ValueError(
                 f"ground_truth={_short(truth)}: an answer cannot be compared with a dictionary "
-                f"that has {unknown[:1] or 'no keys'}; allowed: keys {', '.join(sorted(ALIASES))}; "
+                f"with {unknown[:1] or 'no keys'}; allowed: the keys {', '.join(sorted(ALIASES))}; "
                 f"{_FIX}"
             )
         for value in truth.values():
             yield from _texts(value)
     elif isinstance(truth, (list, tuple)):
-        for one in truth:
-            if isinstance(one, (list, tuple, Mapping)):
+        for alias in truth:
+            if isinstance(alias, (list, tuple, Mapping)):
                 raise ValueError(
-                    f"ground_truth={_short(truth)} holds {_short(one)}; allowed: a list of texts "
-                    f"and numbers; {_FIX}"
+                    f"ground_truth={_short(truth)} contains {_short(alias)}; allowed: a list of "
+                    f"texts and numbers; {_FIX}"
                 )
-            yield from _texts(one)
+            yield from _texts(alias)
     elif isinstance(truth, bool):
-        # JSON's true is the word, and so is a yes to the same question.
+        # For the JSON value true, accept the words "true" and "yes".
         yield from (("true", "yes") if truth else ("false", "no"))
     elif isinstance(truth, float) and not math.isfinite(truth):
         yield ""

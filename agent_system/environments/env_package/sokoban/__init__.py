@@ -1,6 +1,6 @@
-"""Sokoban: push every box onto a target; levels made here by playing backwards, seen as text or as
-an image.
+"""Sokoban: push every box onto a target, with generated levels, as text or images.
 
-``settings`` the section · ``levels`` generation · ``render`` text and images · ``package`` the
-environment.
+- ``settings``: the config section. ``levels``: generation of levels.
+- ``render`` and ``prompts``: texts and images. ``package``: the environment.
+- ``expert``: demonstrations.
 """

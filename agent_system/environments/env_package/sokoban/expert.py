@@ -1,7 +1,7 @@
-"""An expert for Sokoban: the shortest solution, looked for again after every move it did not plan.
+"""Expert for Sokoban: follows a shortest solution, and searches again after an unplanned move.
 
-The search is bounded. Where it finds nothing in a large room with many boxes, the expert plays the
-solution that the level was made from, and is then never useless on purpose.
+The search is bounded. If it fails, as in large rooms with many boxes, the expert follows the
+stored solution of the level, and adds no noise.
 """
 
 import random
@@ -14,11 +14,11 @@ from agent_system.environments.expert_protocol import Decision, EpisodeStart, Ex
 from agent_system.environments.experts.interface import Tried, disturbed, shortest_way
 
 MAX_STATES = 20_000  # of one search: about a second
-SHOWN = 6  # moves of a plan that a thought tells
+SHOWN = 6  # moves of the plan in a thought
 
 
 class SokobanPlayer:
-    """Plays one episode from the level, which is an observation's anchor in both modes."""
+    """Expert of one episode. It reads the level from ``Observation.state``, also in image mode."""
 
     def __init__(self, task: Task, first: Observation, rng: random.Random, noise: Noise) -> None:
         self.rng = rng
@@ -28,13 +28,13 @@ class SokobanPlayer:
         self.targets: tuple[Cell, ...] = ()
         self.state: State = ((0, 0), ())
         self._read(first)
-        found = self._way(self.state)
-        self.searches = found is not None
-        self.plan = list(task["solution"]) if found is None else found
+        solution = self._way(self.state)
+        self.searches = solution is not None
+        self.plan = list(task["solution"]) if solution is None else solution
 
     def act(self) -> Decision:
-        """The next move, with the push that it prepares and the cell to push from."""
-        after = dict(self._after(self.state))
+        """Return the next move of the plan, with the next push and the cell to push from."""
+        states_by_move = dict(self._after(self.state))
         decision = Decision(
             action=self.plan[0],
             situation=self._next_push(),
@@ -43,37 +43,43 @@ class SokobanPlayer:
         )
         if not self.searches:
             return decision
-        impossible = [move for move in MOVES if move not in after]
-        return disturbed(decision, self.rng, self.noise, self._useless(after), impossible)
+        impossible = [move for move in MOVES if move not in states_by_move]
+        return disturbed(decision, self.rng, self.noise, self._useless(states_by_move), impossible)
 
     def observe(self, action: str, observation: Observation) -> None:
-        """What the move changed."""
-        before = self.state
+        """Read the new state, and advance the plan or search a new one."""
+        previous_state = self.state
         self._read(observation)
-        changed = self.state != before
-        self.tried.add(action, worked=changed)
-        if changed and action == self.plan[0]:
+        is_changed = self.state != previous_state
+        self.tried.add(action, worked=is_changed)
+        if is_changed and action == self.plan[0]:
             self.plan = self.plan[1:]
-        elif changed:
-            # A move that was not planned, by noise: the old plan does not fit the new state.
+        elif is_changed:
+            # Noise caused an unplanned move: the old plan does not fit the new state.
             self.plan = self._way(self.state) or self.plan
 
     def _next_push(self) -> str:
-        """``push left from 1 up 1 right``: the first push of the plan, and how far its place is."""
-        place, boxes = self.state
+        """Return the first push of the plan and the offset of its cell:
+        ``push left from 1 up 1 right``.
+        """
+        agent, boxes = self.state
         for move in self.plan:
-            ahead = moved(place, MOVES[move])
+            ahead = moved(agent, MOVES[move])
             if ahead in boxes:
-                return f"push {move} from {offset(self.state[0], place)}"
-            place = ahead
-        raise ValueError("a plan without a push solves nothing")
+                return f"push {move} from {offset(self.state[0], agent)}"
+            agent = ahead
+        raise ValueError(f"the plan {self.plan} contains no push, so it cannot solve the level")
 
     def _useless(self, after: dict[str, State]) -> list[str]:
-        """Moves that lead no nearer, and from which there still is a way."""
+        """Return the moves that do not shorten the solution and keep the level solvable."""
         if not self.noise.slack:
-            return []  # every one of them costs a search
-        ways = {move: self._way(state) for move, state in after.items()}
-        return [move for move, way in ways.items() if way and len(way) >= len(self.plan)]
+            return []  # saves one search per move
+        solutions = {move: self._way(state) for move, state in after.items()}
+        return [
+            move
+            for move, solution in solutions.items()
+            if solution and len(solution) >= len(self.plan)
+        ]
 
     def _way(self, state: State) -> list[str] | None:
         return shortest_way(state, self._after, self._solved, MAX_STATES)
@@ -82,9 +88,9 @@ class SokobanPlayer:
         return all(box in self.targets for box in state[1])
 
     def _after(self, state: State) -> Iterator[tuple[str, State]]:
-        player, boxes = state
+        agent, boxes = state
         for move, step in MOVES.items():
-            ahead = moved(player, step)
+            ahead = moved(agent, step)
             if ahead not in self.floor:
                 continue
             if ahead not in boxes:
@@ -92,8 +98,7 @@ class SokobanPlayer:
                 continue
             behind = moved(ahead, step)
             if behind in self.floor and behind not in boxes:
-                # Boxes are interchangeable: sorted, so that two states that look the same are the
-                # same.
+                # Boxes are interchangeable. Sort them, so that equal positions are equal states.
                 pushed = tuple(sorted(behind if box == ahead else box for box in boxes))
                 yield move, (ahead, pushed)
 
@@ -105,13 +110,13 @@ class SokobanPlayer:
         }
         self.floor = {cell for cell, sign in cells.items() if sign != "#"}
         self.targets = tuple(cell for cell, sign in cells.items() if sign in ".*+")
-        player = next(cell for cell, sign in cells.items() if sign in "@+")
+        agent = next(cell for cell, sign in cells.items() if sign in "@+")
         boxes = tuple(sorted(cell for cell, sign in cells.items() if sign in "$*"))
-        self.state = (player, boxes)
+        self.state = (agent, boxes)
 
 
 def start(episode: EpisodeStart) -> SokobanPlayer:
-    """An expert that has seen the level."""
+    """Return an expert for one episode, which has read the first observation."""
     return SokobanPlayer(episode.task, episode.first, episode.rng, episode.noise)
 
 

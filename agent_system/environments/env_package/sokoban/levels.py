@@ -1,8 +1,7 @@
-"""Sokoban levels: a room at random, the boxes on their targets, and from there backwards.
+"""Generation of Sokoban levels by backward search from solved states in a random room.
 
-All ways backwards are followed breadth first, so every start state that is found comes with a
-shortest solution, and a level is solvable because it was made from its solution. States are
-``(player, boxes)`` with cells ``(row, column)``.
+The search is breadth first, so every start state comes with a shortest solution, and every level is
+solvable. A state is ``(agent cell, box cells)``, and a cell is ``(row, column)``.
 """
 
 import random
@@ -17,81 +16,81 @@ State = tuple[Cell, tuple[Cell, ...]]
 MOVES = {"up": (-1, 0), "down": (1, 0), "left": (0, -1), "right": (0, 1)}
 WALL, FLOOR, TARGET, BOX, BOX_ON_TARGET, PLAYER, PLAYER_ON_TARGET = "#_.$*@+"
 WALL_SHARE = 0.2  # of the cells inside the outer walls
-# Of one room; the levels of a larger one are drawn from the states nearest to its solution.
+# Most states of one room. The search stops there, so levels of large rooms are close to solved.
 MAX_STATES = 8_000
-VAL_SHARE = 5  # one level in five may be held out
-PATIENCE = 300  # rooms without a new level before giving up
+VAL_SHARE = 5  # one level in five is held out
+PATIENCE = 300  # consecutive rooms without a new level after which the generation stops
 
 
 def moved(cell: Cell, step: Cell, times: int = 1) -> Cell:
-    """The cell ``times`` steps away."""
+    """Return the cell that is ``times`` steps of ``step`` away from ``cell``."""
     return cell[0] + times * step[0], cell[1] + times * step[1]
 
 
 @lru_cache(maxsize=4)
 def levels(settings: SokobanSettings) -> dict[str, list[tuple[str, list[str]]]]:
-    """For each split, different levels as (text, shortest solution). A level and its mirror images
-    count as one.
+    """Return the distinct levels of each split as (text, shortest solution).
 
-    Raises ``ValueError`` when rooms of these settings have no such levels.
+    A level, its rotations and its mirror images count as one. Raises ``ValueError`` if a split gets
+    no level.
     """
-    wanted = {"train": settings.train_levels, "val": settings.val_levels}
-    found: dict[str, list] = {"train": [], "val": []}
-    known: set[str] = set()
+    level_counts = {"train": settings.train_levels, "val": settings.val_levels}
+    levels_by_split: dict[str, list] = {"train": [], "val": []}
+    known_levels: set[str] = set()
     number = last_new = 0
     while number < last_new + PATIENCE and any(
-        len(found[split]) < wanted[split] for split in wanted
+        len(levels_by_split[split]) < level_counts[split] for split in level_counts
     ):
         level = make_level(settings, random.Random(derive_seed(NAME, settings.level_seed, number)))
         number += 1
-        if level is None or (name := canonical(level[0])) in known:
+        if level is None or (name := canonical(level[0])) in known_levels:
             continue
-        # Mirror images have one name, and so are on the same side of the split.
+        # Mirror images have one canonical text, so they are in the same split.
         split = "train" if derive_seed(NAME, name) % VAL_SHARE else "val"
-        if len(found[split]) < wanted[split]:
-            known.add(name)
-            found[split].append(level)
+        if len(levels_by_split[split]) < level_counts[split]:
+            known_levels.add(name)
+            levels_by_split[split].append(level)
             last_new = number
-    if not all(found.values()):
+    if not all(levels_by_split.values()):
         raise ValueError(
             f"env.{NAME}: no levels of {settings.min_moves} to {settings.search_depth} moves "
             f"(min_moves, search_depth) in rooms of {list(settings.dim_room)} (dim_room) with "
             f"{settings.num_boxes} boxes (num_boxes); "
-            "make the rooms larger, or the range of moves wider"
+            "fix: make the rooms larger, or the range of moves wider"
         )
-    return found
+    return levels_by_split
 
 
 def make_level(settings: SokobanSettings, draw: random.Random) -> tuple[str, list[str]] | None:
-    """One level and its shortest solution; None where the room that was drawn has none."""
+    """Draw a level and its shortest solution. Return None if the drawn room allows no level."""
     floor = _room(settings, draw)
-    # Targets must be free of boxes at the start, so the room has to hold both and the player.
+    # At the start no box is on a target, so boxes, targets and the agent need distinct cells.
     if len(floor) < 2 * settings.num_boxes + 1:
         return None
     targets = tuple(sorted(draw.sample(sorted(floor), settings.num_boxes)))
-    layers, way = _backwards(floor, targets, settings.search_depth)
-    # A box that stands on its target at the start would be no work.
+    layers, next_moves = _backwards(floor, targets, settings.search_depth)
+    # Start states have no box on a target.
     starts = [
         [s for s in layer if not set(s[1]) & set(targets)] for layer in layers[settings.min_moves :]
     ]
     starts = [layer for layer in starts if layer]
     if not starts:
         return None
-    # First a number of moves, then a state: far states are more, and would be nearly all levels.
+    # Draw the number of moves first: most states are far from solved, and would dominate.
     state = draw.choice(draw.choice(starts))
-    return draw_level(settings.dim_room, floor, targets, state), list(_follow(state, way))
+    return draw_level(settings.dim_room, floor, targets, state), list(_follow(state, next_moves))
 
 
 def draw_level(
     size: tuple[int, int], floor: set[Cell], targets: tuple[Cell, ...], state: State
 ) -> str:
-    """The level as text, a line per row, in the signs of the usual XSB format (floor is ``_``)."""
-    player, boxes = state
+    """Return the level as text in the signs of the XSB format, with ``_`` for the floor."""
+    agent, boxes = state
 
     def sign(cell: Cell) -> str:
         if cell not in floor:
             return WALL
-        kind = 2 if cell in boxes else 1 if cell == player else 0
+        kind = 2 if cell in boxes else 1 if cell == agent else 0
         return ((FLOOR, PLAYER, BOX), (TARGET, PLAYER_ON_TARGET, BOX_ON_TARGET))[cell in targets][
             kind
         ]
@@ -102,70 +101,76 @@ def draw_level(
 
 
 def canonical(level: str) -> str:
-    """The same text for a level, its rotations and its mirror images."""
+    """Return a text that is equal for a level, its rotations and its mirror images."""
     rows = level.split("\n")
-    same = []
+    variants = []
     for _ in range(4):
         rows = ["".join(column) for column in zip(*rows[::-1], strict=True)]
-        same += ["\n".join(rows), "\n".join(row[::-1] for row in rows)]
-    return min(same)
+        variants += ["\n".join(rows), "\n".join(row[::-1] for row in rows)]
+    return min(variants)
 
 
 def _room(settings: SokobanSettings, draw: random.Random) -> set[Cell]:
-    """The floor: what hangs together most when walls are strewn over the room."""
+    """Return the floor: the largest connected area after random walls are placed in the room."""
     height, width = settings.dim_room
     cells = [(row, column) for row in range(1, height - 1) for column in range(1, width - 1)]
-    left = {cell for cell in cells if draw.random() >= WALL_SHARE}
+    unassigned = {cell for cell in cells if draw.random() >= WALL_SHARE}
     largest: set[Cell] = set()
-    while left:
-        part = set()
-        # The least cell, for a set has no order that is the same in every process.
-        edge = [min(left)]
-        while edge:
-            cell = edge.pop()
-            if cell in left:
-                left.discard(cell)
-                part.add(cell)
-                edge += [moved(cell, step) for step in MOVES.values()]
-        largest = max(largest, part, key=len)
+    while unassigned:
+        area = set()
+        # Start at the smallest cell, because the order of a set differs between processes.
+        frontier = [min(unassigned)]
+        while frontier:
+            cell = frontier.pop()
+            if cell in unassigned:
+                unassigned.discard(cell)
+                area.add(cell)
+                frontier += [moved(cell, step) for step in MOVES.values()]
+        largest = max(largest, area, key=len)
     return largest
 
 
 def _backwards(
     floor: set[Cell], targets: tuple[Cell, ...], depth: int
 ) -> tuple[list[list[State]], dict]:
-    """States by the number of moves they are away from solved, and for each the move that leads
-    nearer.
+    """Search backwards from the solved states.
+
+    Return the states by their number of moves to a solved state, and the (move, next state) of each
+    state towards one. It is None for solved states.
     """
     layers = [[(cell, targets) for cell in sorted(floor) if cell not in targets]]
-    way: dict[State, tuple[str, State] | None] = dict.fromkeys(layers[0])
+    next_moves: dict[State, tuple[str, State] | None] = dict.fromkeys(layers[0])
     for _ in range(depth):
         layers.append([])
         for state in layers[-2]:
-            if len(way) >= MAX_STATES:
-                return layers, way
-            for move, before in _before(floor, state):
-                if before not in way:
-                    way[before] = (move, state)
-                    layers[-1].append(before)
-    return layers, way
+            if len(next_moves) >= MAX_STATES:
+                return layers, next_moves
+            layers[-1] += _add_predecessors(floor, state, next_moves)
+    return layers, next_moves
+
+
+def _add_predecessors(floor: set[Cell], state: State, next_moves: dict) -> list[State]:
+    """Add the new predecessors of ``state`` to ``next_moves`` and return them."""
+    added = []
+    for move, before in _before(floor, state):
+        if before not in next_moves:
+            next_moves[before] = (move, state)
+            added.append(before)
+    return added
 
 
 def _before(floor: set[Cell], state: State) -> Iterator[tuple[str, State]]:
-    """Every (move, state) whose move leads to ``state``: the player walked, or pushed the box in
-    front of him.
-    """
-    player, boxes = state
+    """Yield each (move, earlier state) whose move leads to ``state``, by a walk or by a push."""
+    agent, boxes = state
     for move, step in MOVES.items():
-        came_from = moved(player, step, -1)
-        ahead = moved(player, step)
+        came_from = moved(agent, step, -1)
+        ahead = moved(agent, step)
         if came_from not in floor or came_from in boxes:
             continue
         yield move, (came_from, boxes)
-        # Backwards a push is a pull: the player steps away, and the box in front of him comes
-        # along.
+        # A push backwards is a pull: the agent steps back, and the box in front of it follows.
         if ahead in boxes:
-            yield move, (came_from, tuple(sorted(player if box == ahead else box for box in boxes)))
+            yield move, (came_from, tuple(sorted(agent if box == ahead else box for box in boxes)))
 
 
 def _follow(state: State, way: dict) -> Iterator[str]:

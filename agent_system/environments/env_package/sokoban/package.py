@@ -1,4 +1,4 @@
-"""Sokoban as the agent system sees it."""
+"""Sokoban as an environment package: ``env.env_name=sokoban``."""
 
 from typing import Any
 
@@ -35,10 +35,10 @@ LEGENDS = {
 
 
 class Sokoban:
-    """Won when every box is on a target. The caller limits the number of steps.
+    """Environment of Sokoban. An episode ends when every box is on a target.
 
-    A move into a wall, or into a box that cannot be pushed, changes nothing and is not valid. The
-    anchor is the level.
+    The caller limits the number of turns. A move into a wall, or into a box that cannot be pushed,
+    changes nothing and is invalid. The anchor is the level as text.
     """
 
     placement = "inline"
@@ -52,8 +52,8 @@ class Sokoban:
         self._boxes: frozenset[Cell] = frozenset()
 
     def reset(self, task: Task, seed: int) -> Observation:
-        """Start ``task["level"]``; nothing is drawn, so ``seed`` has no effect."""
-        del seed  # the task says it all
+        """Start ``task["level"]``. ``seed`` has no effect: the level is deterministic."""
+        del seed  # the task determines the episode
         cells = {
             (r, c): sign
             for r, line in enumerate(task["level"].split("\n"))
@@ -67,25 +67,28 @@ class Sokoban:
         return self._look("")
 
     def step(self, action: str) -> tuple[Observation, float, bool, dict[str, Any]]:
-        """Move; see ``SokobanSettings.reward`` for what it pays."""
+        """Move the agent by ``up``, ``down``, ``left`` or ``right``.
+
+        ``SokobanSettings.reward`` defines the reward.
+        """
         action = action.strip().lower()
-        valid = action in MOVES and self._free(MOVES[action])
-        # Judged before the move, as the reward counts what this move placed or took off.
-        placed = self._placed()
-        if valid:
+        is_valid = action in MOVES and self._free(MOVES[action])
+        # Count before the move: the reward is for boxes that this move puts on or off targets.
+        placed_before = self._placed()
+        if is_valid:
             ahead = moved(self._player, MOVES[action])
             if ahead in self._boxes:
                 self._boxes = self._boxes - {ahead} | {moved(ahead, MOVES[action])}
             self._player = ahead
         won = self._placed() == len(self._boxes)
-        said = "Every box is on a target.\n" if won else "" if valid else "Nothing moves.\n"
+        message = "Every box is on a target.\n" if won else "" if is_valid else "Nothing moves.\n"
         reward = float(won)
         if self.settings.reward == "gym":
-            reward = -0.1 + self._placed() - placed + 10.0 * won
-        return self._look(said), reward, won, {"won": won, "is_action_valid": valid}
+            reward = -0.1 + self._placed() - placed_before + 10.0 * won
+        return self._look(message), reward, won, {"won": won, "is_action_valid": is_valid}
 
     def close(self) -> None:
-        """Nothing to free."""
+        """Do nothing: the environment holds no resources."""
 
     def _placed(self) -> int:
         return sum(box in self._targets for box in self._boxes)
@@ -108,15 +111,15 @@ class Sokoban:
 
 
 def prompts(settings: SokobanSettings) -> ChatPrompts | CompactPrompts:
-    """The rules, and how the room is shown; or the room alone."""
+    """Return prompts with the rules and the legend, or compact ones with the room alone."""
     if settings.prompt == "compact":
         return CompactPrompts(shorten, begin, keep_first=True)
     return ChatPrompts(RULES.format(legend=LEGENDS[settings.shows_images]), example="up")
 
 
 def tasks(settings: SokobanSettings, split: str) -> list[Task]:
-    """Levels; ``solution`` is a shortest one and is shown to nobody."""
-    found = levels(settings)[split]  # pyright: ignore[reportArgumentType]  settings hash
+    """Return one task per level. No prompt shows its ``solution``, a shortest one."""
+    split_levels = levels(settings)[split]  # pyright: ignore[reportArgumentType]  settings hash
     return [
         {
             "task_id": f"{NAME}/{derive_seed(canonical(level)):x}",
@@ -124,12 +127,15 @@ def tasks(settings: SokobanSettings, split: str) -> list[Task]:
             "level": level,
             "solution": list(solution),
         }
-        for level, solution in found
+        for level, solution in split_levels
     ]
 
 
 def images(settings: SokobanSettings) -> tuple[str, Any, Any] | None:
-    """The key that makes observations images, as ``EnvPackage.images`` asks for it."""
+    """Return key, value and text-mode value of the setting that makes observations images.
+
+    Return None in text mode. See ``EnvPackage.images``.
+    """
     return ("mode", settings.mode, "text") if settings.shows_images else None
 
 

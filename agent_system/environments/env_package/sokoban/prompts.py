@@ -1,41 +1,53 @@
-"""The storeroom in few words, for policies that cannot find their way on a map.
+"""Compact observations of Sokoban, for policies that cannot navigate a map.
 
-The room is drawn once, at the start. After that an observation says which sides are not free, and
-of every box that is not in its place how far away it is, its target from there, and from which
-cells it can be pushed closer to a target, or at all.
+Only the first observation contains the map. Every observation lists the blocked sides of the agent.
+For each box outside a target it gives:
+
+- the offset of the box from the agent, and of the nearest free target from the box,
+- the pushes that bring the box closer to a target, with the cells to push from. If there are none,
+  it gives the pushes away.
 """
 
 from agent_system.environments.env_package.sokoban.levels import MOVES, Cell, moved
 
-_FREE = "_.@+"  # the player is no obstacle to a box: he makes room by pushing it
+_FREE = "_.@+"  # the agent's cell counts as free: the agent leaves it by pushing
 
 
 def begin(text: str) -> str:
-    """The room, then what ``shorten`` says."""
+    """Return the map, followed by the text of ``describe_map``."""
     short = shorten(text)
     return text if short == text else f"{text}\n{short}"
 
 
 def shorten(text: str) -> str:
-    """``up wall, down box; box 1 down, target 1 left, closer left from 1 down 1 right``."""
+    """Describe a map relative to the agent. Text without a map is returned unchanged.
+
+    Example: ``up wall, down box; box 1 down, target 1 left, closer left from 1 down 1 right``.
+    """
     lines = text.splitlines()
-    drawn = [line for line in lines if all(len(sign) == 1 for sign in line.split())]
+    map_lines = [line for line in lines if all(len(sign) == 1 for sign in line.split())]
     cells = {
         (row, column): sign
-        for row, line in enumerate(drawn)
+        for row, line in enumerate(map_lines)
         for column, sign in enumerate(line.split())
     }
-    here = next((cell for cell, sign in cells.items() if sign in "@+"), None)
-    if here is None:
+    agent = next((cell for cell, sign in cells.items() if sign in "@+"), None)
+    if agent is None:
         return text
-    said = "".join(f"{line}\n" for line in lines if line not in drawn)
-    sides = [f"{move} {what}" for move, step in MOVES.items() if (what := _what(cells, here, step))]
-    parts = [", ".join(sides) or "all free", *_boxes(cells, here)]
-    return f"{said}{'; '.join(parts)}"
+    header = "".join(f"{line}\n" for line in lines if line not in map_lines)
+    sides = [
+        f"{move} {obstacle}"
+        for move, step in MOVES.items()
+        if (obstacle := _what(cells, agent, step))
+    ]
+    parts = [", ".join(sides) or "all free", *_boxes(cells, agent)]
+    return f"{header}{'; '.join(parts)}"
 
 
 def _what(cells: dict[Cell, str], here: Cell, step: Cell) -> str:
-    """What stands on one side, nothing where it is free; a box that does not give way is stuck."""
+    """Return the obstacle in direction ``step``: "" if free, ``wall``, ``box``, or ``stuck`` for a
+    box that cannot be pushed.
+    """
     ahead = moved(here, step)
     if _is_free(cells, ahead):
         return ""
@@ -45,12 +57,12 @@ def _what(cells: dict[Cell, str], here: Cell, step: Cell) -> str:
 
 
 def _boxes(cells: dict[Cell, str], here: Cell) -> list[str]:
-    """Every box that is not on a target, from there the nearest target that is free, and pushes.
+    """Describe each box outside a target: its offset, its nearest free target, and its pushes.
 
-    Only where no push brings it closer to any target are those named that bring it away.
+    Pushes away from the targets are listed only if no push brings the box closer to one.
     """
     free = [cell for cell, sign in cells.items() if sign in ".+"]
-    said = []
+    descriptions = []
     for box, sign in cells.items():
         if sign != "$":
             continue
@@ -58,17 +70,17 @@ def _boxes(cells: dict[Cell, str], here: Cell) -> list[str]:
         parts = [f"box {offset(here, box)}", f"target {offset(box, target)}"]
         pushes: dict[str, list[str]] = {"closer": [], "away": []}
         for move, step in MOVES.items():
-            place = moved(box, step, -1)
-            further = moved(box, step)
-            if _is_free(cells, place) and _is_free(cells, further):
-                kind = "closer" if _to_go(further, free) < _to_go(box, free) else "away"
-                pushes[kind].append(f"{kind} {move} from {offset(here, place)}")
-        said.append(", ".join(parts + (pushes["closer"] or pushes["away"])))
-    return said
+            push_cell = moved(box, step, -1)
+            next_cell = moved(box, step)
+            if _is_free(cells, push_cell) and _is_free(cells, next_cell):
+                kind = "closer" if _to_go(next_cell, free) < _to_go(box, free) else "away"
+                pushes[kind].append(f"{kind} {move} from {offset(here, push_cell)}")
+        descriptions.append(", ".join(parts + (pushes["closer"] or pushes["away"])))
+    return descriptions
 
 
 def _to_go(box: Cell, targets: list[Cell]) -> int:
-    """Pushes to the nearest target, were there no walls."""
+    """Return the number of pushes to the nearest target, without regard to walls."""
     return min(abs(row - box[0]) + abs(column - box[1]) for row, column in targets)
 
 
@@ -77,7 +89,7 @@ def _is_free(cells: dict[Cell, str], cell: Cell) -> bool:
 
 
 def offset(start: Cell, end: Cell) -> str:
-    """``2 up 1 left``; ``here`` where the two are the same cell."""
+    """Return the offset from ``start`` to ``end``: ``2 up 1 left``, or ``here`` if equal."""
     down = end[0] - start[0]
     right = end[1] - start[1]
     parts = []

@@ -1,4 +1,4 @@
-"""A Sokoban level as text and as an image."""
+"""Rendering of a Sokoban level as text and as an image."""
 
 import numpy as np
 
@@ -21,12 +21,12 @@ EDGE_COLOUR = (80, 55, 25)
 
 
 def text(level: str) -> str:
-    """The level with blanks between its signs, so that a tokenizer sees one sign at a time."""
+    """Return the level with blanks between its signs, so that each sign is its own token."""
     return "\n".join(" ".join(line) for line in level.split("\n"))
 
 
 def image(level: str, tile: int) -> np.ndarray:
-    """The level as RGB, uint8 [rows * tile, columns * tile, 3]."""
+    """Return the level as RGB image, uint8 [rows * tile, columns * tile, 3]."""
     drawn = {sign: _tile(sign, tile) for sign in set(level) - {"\n"}}
     return np.concatenate(
         [np.concatenate([drawn[sign] for sign in line], axis=1) for line in level.split("\n")],
@@ -35,12 +35,14 @@ def image(level: str, tile: int) -> np.ndarray:
 
 
 def _tile(sign: str, size: int) -> np.ndarray:
-    """One cell: walls and floor are plain, a target is a diamond, a box a square with an edge, the
-    player a disc.
+    """Return the image of one cell, uint8 [size, size, 3].
+
+    Walls and floor are plain, a target is a diamond, a box is a square with an edge, and the agent
+    is a disc.
     """
     cell = np.empty((size, size, 3), dtype=np.uint8)
     cell[:] = WALL_COLOUR if sign == WALL else FLOOR_COLOUR
-    # 0 in the middle, 1 at the edge.
+    # Distance from the middle: 0 in the middle, 1 at the edge.
     across = np.abs(np.arange(size) - (size - 1) / 2) / (size / 2)
     rows = across[:, None]
     columns = across[None, :]

@@ -1,1 +1,1 @@
-"""Questions that are answered with the help of functions: Python ones, and those of MCP servers."""
+"""Questions that the policy answers by calling tools: Python functions and tools of MCP servers."""

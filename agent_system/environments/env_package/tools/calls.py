@@ -1,10 +1,9 @@
-"""What a model writes to call functions, and what it reads of them.
+"""Text format of tool calls and of their results::
 
     <tool_call>{"name": "lookup", "arguments": {"item": "lamp", "field": "price"}}</tool_call>
     <tool_response>{"name": "lookup", "result": 12}</tool_response>
 
-Several calls in one turn are answered in the order in which they were written. A text without a
-call is the final answer.
+Several calls in one turn are answered in their order. A text without a call is the final answer.
 """
 
 import json
@@ -15,48 +14,49 @@ from typing import Any
 _CALL = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
 _THOUGHT = re.compile(r"<level>.*?</level>|<think>.*?(?:</think>|\Z)", re.DOTALL)
 _ACTION = re.compile(r"<action>(.*?)(?:</action>|\Z)", re.DOTALL)
-# What a model makes up of the results itself.
+# Results that the model invented, up to the end of the text.
 _RESPONSE = re.compile(r"<tool_response>.*", re.DOTALL)
 
 
 class BadCall(ValueError):
-    """A call that cannot be made; the message is for the model."""
+    """A call is malformed. The message is shown to the model."""
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A function by name, and its arguments."""
+    """Parsed call: name of the function, and its arguments."""
 
     name: str
     arguments: dict[str, Any]
 
 
 def project(text: str) -> tuple[str, bool]:
-    """``text`` without its thoughts and without results that it makes up; well formed where
-    something is left, with every call closed.
+    """Return ``text`` without thoughts and invented results, and True if it is well formed.
+
+    Well formed means: not empty, and every call is closed.
     """
-    said = _RESPONSE.sub("", _THOUGHT.sub("", text))
-    marked = _ACTION.search(said)
-    action = (marked.group(1) if marked else said).strip()
-    closed = action.count("<tool_call>") == action.count("</tool_call>")
-    return action, bool(action) and closed
+    visible = _RESPONSE.sub("", _THOUGHT.sub("", text))
+    action_match = _ACTION.search(visible)
+    action = (action_match.group(1) if action_match else visible).strip()
+    all_closed = action.count("<tool_call>") == action.count("</tool_call>")
+    return action, bool(action) and all_closed
 
 
 def calls_in(action: str) -> list[str]:
-    """The text of every call in ``action``."""
-    return [found.strip() for found in _CALL.findall(action)]
+    """Return the text of each call in ``action``."""
+    return [content.strip() for content in _CALL.findall(action)]
 
 
 def read_call(text: str) -> Call:
-    """The call that ``text`` writes as JSON. Raises ``BadCall``."""
+    """Parse a call from JSON ``text``. Raises ``BadCall``."""
     try:
-        written = json.loads(text)
+        call = json.loads(text)
     except ValueError as error:
         raise BadCall(f"not JSON: {error}") from error
-    if not isinstance(written, dict) or not isinstance(written.get("name"), str):
+    if not isinstance(call, dict) or not isinstance(call.get("name"), str):
         raise BadCall('a call is an object {"name": ..., "arguments": {...}}')
-    arguments = written.get("arguments", {})
-    # As a text inside the JSON, which is how the OpenAI format sends them.
+    arguments = call.get("arguments", {})
+    # In the OpenAI format the arguments are a JSON string inside the JSON.
     if isinstance(arguments, str):
         try:
             arguments = json.loads(arguments)
@@ -64,16 +64,19 @@ def read_call(text: str) -> Call:
             raise BadCall(f"arguments are not JSON: {error}") from error
     if not isinstance(arguments, dict):
         raise BadCall(f"arguments are a {type(arguments).__name__}, not an object")
-    return Call(written["name"], arguments)
+    return Call(call["name"], arguments)
 
 
 def written_call(name: str, **arguments: Any) -> str:
-    """The call as a model writes it."""
+    """Return a call in the format that the model writes."""
     return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
 
 
 def response(key: str, name: str | None, value: Any, longest: int) -> str:
-    """One answer as the model reads it; ``key`` is ``result`` or ``error``."""
+    """Return one result in the format that the model reads, cut to ``longest`` characters.
+
+    ``key`` is ``result`` or ``error``.
+    """
     shown = json.dumps(value, default=str) if not isinstance(value, str) else value
     if len(shown) > longest:
         value = f"{shown[:longest]} ... ({len(shown) - longest} characters cut)"

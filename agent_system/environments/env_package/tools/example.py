@@ -1,7 +1,9 @@
-"""The example: a price list that nobody knows by heart, a lookup, a calculator, and questions.
+"""Example of tool use: a random price list, a lookup, a calculator, and questions.
 
-Everything is made here from seeds; nothing is downloaded. Which pairs of items are asked about in
-validation depends on the pair alone, so no such pair is trained on.
+All data is generated from seeds, without downloads. A hash of the pair of items decides the split
+of a question, so the item pairs of validation never occur in training.
+
+The docstrings and errors of ``lookup`` and ``calculator`` are shown to the policy.
 """
 
 import ast
@@ -23,7 +25,7 @@ ITEMS = (
 )  # fmt: skip
 VAL_SHARE = 5  # one pair of items in five is held out
 LONGEST = 200  # characters of an expression
-LARGEST = 10**12  # of a number on the way
+LARGEST = 10**12  # absolute value of intermediate results
 OPERATORS: dict[type[ast.AST], Callable[..., Any]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -37,7 +39,7 @@ OPERATORS: dict[type[ast.AST], Callable[..., Any]] = {
 
 @cache
 def shelf() -> dict[str, dict[str, int]]:
-    """Price in coins, weight in grams and number in stock of every item."""
+    """Return price in coins, weight in grams and number in stock of each item."""
     draw = random.Random(derive_seed(SOURCE, "shelf"))
     return {
         item: {
@@ -67,29 +69,30 @@ def calculator(expression: str) -> int | float:
 
 def _value(node: ast.AST) -> int | float:
     if isinstance(node, ast.Constant) and type(node.value) in (int, float):
-        found: Any = node.value
+        value: Any = node.value
     elif isinstance(node, ast.BinOp) and type(node.op) in OPERATORS:
-        found = OPERATORS[type(node.op)](_value(node.left), _value(node.right))
+        value = OPERATORS[type(node.op)](_value(node.left), _value(node.right))
     elif isinstance(node, ast.UnaryOp) and type(node.op) in OPERATORS:
-        found = OPERATORS[type(node.op)](_value(node.operand))
+        value = OPERATORS[type(node.op)](_value(node.operand))
     else:
         raise ValueError("only numbers, + - * / // % and brackets")
-    if abs(found) > LARGEST:
+    if abs(value) > LARGEST:
         raise ValueError(f"larger than {LARGEST}")
-    return found
+    return value
 
 
 FUNCTIONS = (calculator, lookup)
 
 
 def tasks(settings: ToolsSettings, split: str) -> list[Task]:
-    """Questions about two items each, all different; fewer than asked for where there are no
-    more.
+    """Return distinct questions about two items each.
+
+    There are fewer than the settings ask for if 1000 draws in a row give no new question.
     """
-    wanted = settings.val_tasks if split == "val" else settings.train_tasks
-    found: dict[str, Task] = {}
+    task_count = settings.val_tasks if split == "val" else settings.train_tasks
+    tasks_by_id: dict[str, Task] = {}
     number = last_new = 0
-    while len(found) < wanted and number < last_new + 1000:
+    while len(tasks_by_id) < task_count and number < last_new + 1000:
         draw = random.Random(derive_seed(SOURCE, settings.task_seed, split, number))
         number += 1
         first, second = draw.sample(ITEMS, 2)
@@ -97,36 +100,38 @@ def tasks(settings: ToolsSettings, split: str) -> list[Task]:
         if held_out != (split == "val"):
             continue
         task = _question(draw, first, second)
-        if task["task_id"] not in found:
-            found[task["task_id"]] = task
+        if task["task_id"] not in tasks_by_id:
+            tasks_by_id[task["task_id"]] = task
             last_new = number
-    return list(found.values())
+    return list(tasks_by_id.values())
 
 
 def _question(draw: random.Random, first: str, second: str) -> Task:
     count, other = draw.randrange(2, 10), draw.randrange(2, 10)
-    one, two = shelf()[first], shelf()[second]
+    first_item, second_item = shelf()[first], shelf()[second]
     kind = draw.randrange(3)
     if kind == 0:
-        asked = (
+        question = (
             f"What do {count} of the item {first} and {other} of the item {second} cost together?"
         )
         steps = [(first, "price"), (second, "price")]
-        sum_ = f"{count} * {one['price']} + {other} * {two['price']}"
+        expression = f"{count} * {first_item['price']} + {other} * {second_item['price']}"
     elif kind == 1:
-        asked = f"How many grams do {count} of the item {first} and one {second} weigh together?"
+        question = f"How many grams do {count} of the item {first} and one {second} weigh together?"
         steps = [(first, "weight"), (second, "weight")]
-        sum_ = f"{count} * {one['weight']} + {two['weight']}"
+        expression = f"{count} * {first_item['weight']} + {second_item['weight']}"
     else:
-        asked = (
+        question = (
             f"What is the whole stock of the item {first} worth, and {other} of {second} with it?"
         )
         steps = [(first, "price"), (first, "stock"), (second, "price")]
-        sum_ = f"{one['price']} * {one['stock']} + {other} * {two['price']}"
+        expression = (
+            f"{first_item['price']} * {first_item['stock']} + {other} * {second_item['price']}"
+        )
     return {
         "task_id": f"{SOURCE}/{kind}-{first}-{second}-{count}-{other}",
         "data_source": SOURCE,
-        "messages": [{"role": "user", "content": asked}],
-        "ground_truth": str(calculator(sum_)),
-        "extra_info": {"lookups": [list(step) for step in steps], "sum": sum_},
+        "messages": [{"role": "user", "content": question}],
+        "ground_truth": str(calculator(expression)),
+        "extra_info": {"lookups": [list(step) for step in steps], "sum": expression},
     }

@@ -1,7 +1,6 @@
-"""Tools of MCP servers that speak on their standard input and output.
+"""Tools of MCP servers on standard input and output.
 
-A server runs beside the environment, in a process of its own; a thread with an event loop talks to
-it.
+A server runs as a subprocess. A thread with an event loop communicates with it.
 """
 
 import asyncio
@@ -14,16 +13,16 @@ from agent_system.environments.env_package.tools.toolbox import function_schema
 from verl.utils.limits import memory_unlimited
 
 T = TypeVar("T")
-START_S = 30.0  # until a server has said what it offers
-CLOSE_S = 10.0
+START_S = 30.0  # timeout of the start of a server, and of the list of its tools
+CLOSE_S = 10.0  # timeout of the end of a server
 
 
 class McpToolError(RuntimeError):
-    """The server answered with an error, or not at all."""
+    """The server answered with an error, or did not answer in time."""
 
 
 class McpTool:
-    """One tool of a server, which checks its arguments itself."""
+    """Tool of an MCP server. The server validates the arguments."""
 
     def __init__(self, server: "McpConnection", name: str, description: str, schema: Any) -> None:
         self.name = name
@@ -31,17 +30,19 @@ class McpTool:
         self._server = server
 
     def check(self, arguments: dict[str, Any]) -> dict[str, Any]:
-        """See ``Tool``."""
+        """Return ``arguments`` unchanged: the server validates them."""
         return arguments
 
     def run(self, arguments: dict[str, Any]) -> Any:
-        """See ``Tool``. Raises ``McpToolError``."""
+        """Call the tool on its server. Raises ``McpToolError``."""
         return self._server.call(self.name, arguments)
 
 
 class McpConnection:
-    """A running server. Raises ``McpToolError`` where it does not start or lacks a tool, and
-    ``ModuleNotFoundError`` without ``mcp``.
+    """Connection to a running MCP server.
+
+    Raises ``McpToolError`` if the server does not start or lacks a tool, and
+    ``ModuleNotFoundError`` if ``mcp`` is not installed.
     """
 
     def __init__(self, server: McpServer, timeout_s: float) -> None:
@@ -59,7 +60,7 @@ class McpConnection:
         self._ready: asyncio.Future[Any] = self._loop.create_future()
         self._stop = asyncio.Event()
         try:
-            # The bound of this process is for graders; the server would inherit it.
+            # The memory limit of this process is meant for graders. The server would inherit it.
             with memory_unlimited():
                 self._serving = asyncio.run_coroutine_threadsafe(self._serve(), self._loop)
                 self._session = self._wait(self._wait_ready(), START_S)
@@ -69,31 +70,31 @@ class McpConnection:
             raise
 
     def call(self, name: str, arguments: dict[str, Any]) -> Any:
-        """The result of tool ``name``: its structured content, or its text."""
+        """Return the result of tool ``name``: its structured content, or else its text."""
         answer = self._wait(self._session.call_tool(name, arguments), self._timeout_s)
         text = "\n".join(part.text for part in answer.content if hasattr(part, "text"))
         if answer.is_error:
             raise McpToolError(text)
-        found = answer.structured_content
-        # A result that is no object comes wrapped in one.
-        if isinstance(found, dict) and set(found) == {"result"}:
-            return found["result"]
-        return text if found is None else found
+        content = answer.structured_content
+        # The protocol wraps a result that is no object into {"result": ...}.
+        if isinstance(content, dict) and set(content) == {"result"}:
+            return content["result"]
+        return text if content is None else content
 
     def close(self) -> None:
-        """End the server and the thread."""
+        """Stop the server and the thread of its event loop."""
         if not self._thread.is_alive():
             return
         self._loop.call_soon_threadsafe(self._stop.set)
         try:
             self._serving.result(timeout=CLOSE_S)
-        except Exception:  # the environment boundary: nothing is left to lose
+        except Exception:  # environment boundary: cancel a server that does not end
             self._serving.cancel()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(timeout=CLOSE_S)
 
     async def _serve(self) -> None:
-        # Opened and closed by one coroutine, as the library asks for.
+        # The library requires that one coroutine opens and closes the connection.
         try:
             async with (
                 self._connect(self._parameters) as (read, write),
@@ -116,7 +117,7 @@ class McpConnection:
         if missing:
             raise McpToolError(
                 f"env.tools.mcp_servers: {server.command} has no tool {', '.join(missing)}; "
-                f"allowed: {', '.join(tool.name for tool in listed)}"
+                f"allowed: {', '.join(tool.name for tool in listed)}; fix: correct the list tools"
             )
         return [
             McpTool(self, tool.name, tool.description or "", tool.input_schema)

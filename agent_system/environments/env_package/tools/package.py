@@ -1,8 +1,8 @@
-"""Tools: a question, calls of functions over several turns, a final answer that is graded.
+"""Tool use: a question, function calls over several turns, and a graded final answer.
 
-Every turn holds either calls, whose results are the next observation, or the answer, which ends the
-episode. What goes wrong in a call is told as an observation. Questions come from files, as those of
-``dataset``, or are made by the example.
+A turn contains either calls, whose results are the next observation, or the answer, which ends the
+episode. Errors of calls are observations too. Questions come from files, as in ``dataset``, or from
+the module ``example``.
 """
 
 import json
@@ -13,7 +13,7 @@ from typing import Any
 from agent_system.environments.chat_prompts import ChatPrompts
 from agent_system.environments.env import Observation, Step, Task
 from agent_system.environments.env_package.dataset.grading import Grader, graded_step
-from agent_system.environments.env_package.dataset.rows import tasks as rows
+from agent_system.environments.env_package.dataset.rows import tasks as tasks_of_files
 from agent_system.environments.env_package.tools import example
 from agent_system.environments.env_package.tools.calls import (
     BadCall,
@@ -49,20 +49,23 @@ know the answer, write it without a call: <answer>42</answer>"""
 
 
 class Toolbox:
-    """All tools of the settings, and the servers behind them.
+    """All tools of the settings, and the connections to their MCP servers.
 
-    Raises ``ValueError`` where two have the same name, and what ``load_tools`` and
-    ``McpConnection`` raise.
+    Raises ``ValueError`` if two tools have the same name, and the exceptions of ``load_tools`` and
+    ``McpConnection``.
     """
 
     def __init__(self, settings: ToolsSettings) -> None:
         self.servers: list[McpConnection] = []
         self.tools: dict[str, Tool] = {}
-        own = load_tools(settings)
-        if not own and not settings.mcp_servers:
-            own = [PythonTool(one, settings.schemas.get(one.__name__)) for one in example.FUNCTIONS]
+        python_tools = load_tools(settings)
+        if not python_tools and not settings.mcp_servers:
+            python_tools = [
+                PythonTool(function, settings.schemas.get(function.__name__))
+                for function in example.FUNCTIONS
+            ]
         try:
-            self._add(own)
+            self._add(python_tools)
             for server in settings.mcp_servers:
                 self.servers.append(McpConnection(server, settings.call_timeout_s))
                 self._add(self.servers[-1].tools)
@@ -71,43 +74,44 @@ class Toolbox:
             raise
 
     def close(self) -> None:
-        """End the servers."""
+        """Stop the MCP servers of this toolbox."""
         for server in self.servers:
             server.close()
         self.servers = []
 
     @property
     def schemas(self) -> list[dict[str, Any]]:
-        """What is offered, in the OpenAI format."""
+        """Schemas of all tools in the OpenAI format."""
         return [tool.schema for tool in self.tools.values()]
 
     def _add(self, tools: Sequence[Tool]) -> None:
         for tool in tools:
             if tool.name in self.tools:
                 raise ValueError(
-                    f"env.{NAME}: two tools are called {tool.name!r}; allowed: names that differ; "
-                    f"fix: env.{NAME}.mcp_servers with tools=[...] without it"
+                    f"env.{NAME}: two tools have the name {tool.name!r}; allowed: distinct names; "
+                    f"fix: list the tools of the server in env.{NAME}.mcp_servers, without this one"
                 )
             self.tools[tool.name] = tool
 
 
 class ToolsEnv:
-    """One question at a time; the reward is the grade of the final answer."""
+    """Environment of one question per episode. The reward is the grade of the final answer."""
 
-    placement = "process"  # tools are the user's own code
+    placement = "process"  # tools are user-provided code
 
     def __init__(self, settings: ToolsSettings) -> None:
         self.settings = settings
         self.toolbox = Toolbox(settings)
         self.grader = Grader(settings.reward)
         self.task: Task = {}
-        self._told: list[str] = []  # the question and all results so far: they are the state
+        self._told: list[str] = []  # the question and all results so far, which form the state
 
     def reset(self, task: Task, seed: int) -> Observation:
-        """The question; the seed changes nothing. Messages of the task in front of it are told
-        first, with the tools in their system message.
+        """Return the question as observation. ``seed`` has no effect.
+
+        Earlier messages of the task become the ``opening``, with the tools in its system message.
         """
-        del seed  # the task says it all
+        del seed  # the task determines the episode
         self.task = task
         self._told = [task["messages"][-1]["content"]]
         *opening, last = task["messages"]
@@ -116,44 +120,47 @@ class ToolsEnv:
         return Observation(last["content"], opening=opening)
 
     def step(self, action: str) -> Step:
-        """Make the calls, or grade the answer and end. Raises what ``graded_step`` raises."""
+        """Run the calls in ``action``, or grade it as the answer and end the episode.
+
+        Raises the exceptions of ``grade_step``.
+        """
         written = calls_in(action)
         if not written:
             return graded_step(self.grader, self.task, action, self.settings.grade_s)
         outcomes = self._outcomes(written)
-        longest = self.settings.max_chars
-        answers = [
-            response("error", one.name, one.error, longest)
-            if one.error is not None
-            else response("result", one.name, one.value, longest)
-            for one in outcomes
+        max_chars = self.settings.max_chars
+        responses = [
+            response("error", outcome.name, outcome.error, max_chars)
+            if outcome.error is not None
+            else response("result", outcome.name, outcome.value, max_chars)
+            for outcome in outcomes
         ]
-        valid = all(one.valid for one in outcomes)
-        self._told += answers
-        observation = Observation("\n".join(answers), anchor="\n".join(self._told))
-        return observation, 0.0, False, {"won": False, "is_action_valid": valid}
+        is_valid = all(outcome.valid for outcome in outcomes)
+        self._told += responses
+        observation = Observation("\n".join(responses), anchor="\n".join(self._told))
+        return observation, 0.0, False, {"won": False, "is_action_valid": is_valid}
 
     def close(self) -> None:
-        """End the servers."""
+        """Stop the MCP servers of the toolbox."""
         self.toolbox.close()
 
     def _outcomes(self, written: Sequence[str]) -> list[Outcome]:
-        """One for each call, in their order."""
-        most = self.settings.max_calls
-        found: list[Outcome | Call] = []
-        for place, text in enumerate(written):
-            if place >= most:
-                found.append(
-                    Outcome(None, error=f"more than {most} calls in one turn", valid=False)
+        """Run the calls and return one outcome per call, in order."""
+        max_calls = self.settings.max_calls
+        entries: list[Outcome | Call] = []
+        for index, text in enumerate(written):
+            if index >= max_calls:
+                entries.append(
+                    Outcome(None, error=f"more than {max_calls} calls in one turn", valid=False)
                 )
                 continue
             try:
-                found.append(read_call(text))
+                entries.append(read_call(text))
             except BadCall as error:
-                found.append(Outcome(None, error=str(error), valid=False))
-        calls = [one for one in found if isinstance(one, Call)]
-        made = iter(run_all(self.toolbox.tools, calls, self.settings.call_timeout_s))
-        return [next(made) if isinstance(one, Call) else one for one in found]
+                entries.append(Outcome(None, error=str(error), valid=False))
+        calls = [entry for entry in entries if isinstance(entry, Call)]
+        results = iter(run_all(self.toolbox.tools, calls, self.settings.call_timeout_s))
+        return [next(results) if isinstance(entry, Call) else entry for entry in entries]
 
 
 def _with_tools(opening: list[dict[str, str]], text: str) -> list[dict[str, str]]:
@@ -164,34 +171,34 @@ def _with_tools(opening: list[dict[str, str]], text: str) -> list[dict[str, str]
 
 
 class ToolPrompts(ChatPrompts):
-    """The tools and how to call them in the system message."""
+    """Prompts whose system message has the tools and the format of calls."""
 
     def __init__(self, settings: ToolsSettings) -> None:
         super().__init__(rules="", example="", keep_first=True)
         self._settings = settings
 
     def system(self, levels: bool) -> str | None:
-        """Tools and answer format; with ``levels`` what is written stands in an action's tags."""
+        """Return tools and answer format. With ``levels``, calls and answers go in action tags."""
         return instructions(self._settings, levels)  # pyright: ignore[reportArgumentType]  settings hash
 
 
 @lru_cache(maxsize=8)
 def instructions(settings: ToolsSettings, levels: bool) -> str:
-    """What the system message says. Starts the servers once, to ask what they offer."""
+    """Return the text of the system message. Starts the MCP servers once to list their tools."""
     toolbox = Toolbox(settings)
     toolbox.close()
-    said = ASKS.format(tools="\n".join(json.dumps(schema) for schema in toolbox.schemas))
+    text = ASKS.format(tools="\n".join(json.dumps(schema) for schema in toolbox.schemas))
     if not levels:
-        return said
+        return text
     example_call = f"<action>{written_call('NAME')}</action>"
-    return f"{said}\n\n{level_instructions()}\nCalls and the answer are actions: {example_call}"
+    return f"{text}\n\n{level_instructions()}\nCalls and the answer are actions: {example_call}"
 
 
 def tasks(settings: ToolsSettings, split: str) -> list[Task]:
-    """The rows of the split's files, or the questions of the example where no file is named."""
+    """Return the tasks of the split's files, or those of ``example`` without files."""
     if settings.train_files or settings.val_files:
-        found = rows(settings, split, f"env.{NAME}")
-        return [{**task, "task_id": f"{NAME}/{split}/{n}"} for n, task in enumerate(found)]
+        row_tasks = tasks_of_files(settings, split, f"env.{NAME}")
+        return [{**task, "task_id": f"{NAME}/{split}/{n}"} for n, task in enumerate(row_tasks)]
     return example.tasks(settings, split)
 
 

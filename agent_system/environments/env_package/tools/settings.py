@@ -1,4 +1,4 @@
-"""The ``env.tools`` section."""
+"""Settings of ``env.tools``: tools, MCP servers and questions."""
 
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
 
@@ -14,65 +14,67 @@ LOOKUP = ".tools.example:lookup"
 
 
 class McpServer(Section):
-    """A server that speaks MCP on its standard input and output; it runs beside the environment."""
+    """MCP server on standard input and output, run as a subprocess of the environment."""
 
     command: str
-    """program that is started, such as python or npx"""
+    """program to start, such as python or npx"""
     args: list[str] = []
-    """its arguments"""
+    """arguments of the program"""
     env: dict[str, str] = {}
-    """environment variables beside PATH, HOME and the like"""
+    """environment variables in addition to PATH, HOME and similar ones"""
     tools: list[str] = []
-    """which of its tools are offered; none: all of them"""
+    """names of the tools to offer; empty: all of them"""
 
 
 class ToolsSettings(DatasetSettings):
-    """Which functions may be called, and what is asked."""
+    """Settings of ``env.tools``: the tools, their limits, and the questions."""
 
     one_step: ClassVar[bool] = False
-    fits_prompts: ClassVar[bool] = False  # what is shown first depends on the tools
+    fits_prompts: ClassVar[bool] = False  # the first observation depends on the tools
 
     functions: Annotated[list[str], RunsCode()] = []
-    """functions by place, FILE.py:NAME or MODULE:NAME; none, and no server: the calculator and the
-    lookup of the example"""
+    """import paths of functions, FILE.py:NAME or MODULE:NAME; empty, and without servers: the
+    calculator and the lookup of the example"""
     schemas: dict[str, dict[str, Any]] = {}
-    """JSON schemas of arguments by function, shown in place of those that signatures give"""
+    """JSON schemas of arguments by function name, which replace those made from signatures"""
     mcp_servers: Annotated[list[McpServer], RunsCode()] = []
-    """servers whose tools are offered too"""
+    """MCP servers whose tools are offered in addition"""
     call_timeout_s: Annotated[float, Gt(0)] = 5.0
-    """seconds that the calls of one turn may take together"""
+    """timeout of all calls of one turn together, in seconds"""
     max_calls: PositiveInt = 8
-    """calls in one turn; further ones are refused"""
+    """most calls in one turn; further ones are refused"""
     max_chars: PositiveInt = 2000
-    """characters of a result; the rest is cut"""
+    """most characters of a result; the rest is cut"""
     train_tasks: PositiveInt = 1000
-    """questions of the example to train on, where train_files is empty"""
+    """questions of the example to train on, if train_files is empty"""
     val_tasks: PositiveInt = 128
-    """questions of the example held out, where val_files is empty"""
+    """questions of the example held out, if val_files is empty"""
     task_seed: Seed = 0
-    """seed of the questions of the example, of both splits"""
+    """seed of the questions of the example, for both splits"""
 
     def known_tasks(self, split: str) -> int | None:
-        """How many questions of the example ``split`` has; None for files."""
+        """Return the number of example questions in ``split``, or None if it has files."""
         if self.val_files if split == "val" else self.train_files:
             return None
         return self.val_tasks if split == "val" else self.train_tasks
 
     def completed(self, env: "EnvConfig") -> Self:
-        """These settings. Raises ``ConfigError`` where functions of the user's own replace those
-        that the questions of the example need.
+        """Return the completed settings.
+
+        Raises ``ConfigError`` if user-provided tools replace the lookup that the example's
+        questions need.
         """
         key = "functions" if self.functions else "mcp_servers"
         if (
             getattr(self, key)
             and not self.train_files
             and not self.val_files
-            and not any(place.endswith(LOOKUP) for place in self.functions)
+            and not any(import_path.endswith(LOOKUP) for import_path in self.functions)
         ):
             raise ConfigError(
-                f"env.tools.{key} without data.train_files: the questions of the example are about "
-                "prices that its own lookup knows, so none could be answered; allowed: files of "
-                "questions for functions of your own; fix: data.train_files=[FILE] "
-                "data.val_files=[FILE], which are keys of env.tools too"
+                f"env.tools.{key} without data.train_files: only the lookup of the example can "
+                "answer the example's questions; allowed: user-provided tools together with files "
+                "of questions; fix: set data.train_files=[FILE] data.val_files=[FILE], which are "
+                "also keys of env.tools"
             )
         return super().completed(env)

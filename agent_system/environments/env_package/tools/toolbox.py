@@ -1,4 +1,4 @@
-"""Python functions as tools: their JSON schemas, and how they are called within a time limit."""
+"""Python functions as tools: their JSON schemas, and calls with a timeout."""
 
 import inspect
 import threading
@@ -16,36 +16,40 @@ KEY = "env.tools.functions"
 
 
 class Tool(Protocol):
-    """Something to call."""
+    """Protocol of a tool that the model can call by name."""
 
     @property
     def name(self) -> str:
-        """What the model calls it."""
+        """Name that the model uses in calls."""
         ...
 
     @property
     def schema(self) -> dict[str, Any]:
-        """``{"type": "function", "function": {"name", "description", "parameters"}}``."""
+        """Schema ``{"type": "function", "function": {"name", "description", "parameters"}}``."""
         ...
 
     def check(self, arguments: dict[str, Any]) -> dict[str, Any]:
-        """The arguments in the types that the function takes. Raises ``BadCall``."""
+        """Validate ``arguments`` and convert them to the types of the function.
+
+        Raises ``BadCall``.
+        """
         ...
 
     def run(self, arguments: dict[str, Any]) -> Any:
-        """The result, which JSON can write. Raises what the function raises."""
+        """Call the tool and return its JSON-able result. Raises the exceptions of the tool."""
         ...
 
 
 def function_schema(name: str, description: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """A function in the OpenAI format."""
+    """Return the schema of a function in the OpenAI format."""
     function = {"name": name, "description": description, "parameters": dict(parameters)}
     return {"type": "function", "function": function}
 
 
 class PythonTool:
-    """A function whose signature says the types of its arguments, and whose docstring what it
-    does.
+    """Tool made from a Python function.
+
+    Its signature gives the types of the arguments, and its docstring the description.
     """
 
     def __init__(self, function: Callable[..., Any], parameters: Mapping[str, Any] | None) -> None:
@@ -57,17 +61,20 @@ class PythonTool:
         self.schema = function_schema(self.name, description, shown)
 
     def check(self, arguments: dict[str, Any]) -> dict[str, Any]:
-        """See ``Tool``."""
+        """Validate ``arguments`` with the signature of the function. Raises ``BadCall``."""
         try:
-            read = self._model.model_validate(arguments)
+            validated = self._model.model_validate(arguments)
         except ValidationError as error:
-            wrong = (f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
-            raise BadCall(f"arguments of {self.name}: {'; '.join(wrong)}") from error
-        # Defaults are the function's own.
-        return {key: getattr(read, key) for key in read.model_fields_set}
+            problems = (
+                f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}"
+                for problem in error.errors()
+            )
+            raise BadCall(f"arguments of {self.name}: {'; '.join(problems)}") from error
+        # Arguments that were not given keep the defaults of the function.
+        return {key: getattr(validated, key) for key in validated.model_fields_set}
 
     def run(self, arguments: dict[str, Any]) -> Any:
-        """See ``Tool``."""
+        """Call the function. Raises its exceptions."""
         return self._function(**arguments)
 
 
@@ -76,8 +83,8 @@ def _arguments_of(function: Callable[..., Any]) -> type[BaseModel]:
     for name, parameter in inspect.signature(function, eval_str=True).parameters.items():
         if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
             raise TypeError(
-                f"{KEY}: {function.__name__} takes {parameter}; allowed: arguments with a name; "
-                "fix: name them"
+                f"{KEY}: {function.__name__} has the parameter {parameter}; allowed: parameters "
+                "that can be passed by name; fix: replace it by such parameters"
             )
         kind = Any if parameter.annotation is parameter.empty else parameter.annotation
         fields[name] = (kind, ... if parameter.default is parameter.empty else parameter.default)
@@ -85,7 +92,7 @@ def _arguments_of(function: Callable[..., Any]) -> type[BaseModel]:
 
 
 def _without_titles(schema: Any) -> Any:
-    """Without the names that pydantic makes up: they say what the keys say."""
+    """Return ``schema`` without pydantic's titles, which only repeat the keys."""
     if isinstance(schema, dict):
         kept = schema.items()
         return {
@@ -97,12 +104,12 @@ def _without_titles(schema: Any) -> Any:
 
 
 def load_tools(settings: ToolsSettings) -> list[PythonTool]:
-    """The functions that ``settings`` name.
+    """Load the functions of ``settings.functions`` as tools.
 
-    Raises what ``load_place`` raises, and ``ValueError`` for a module that does not import or a
-    signature that cannot be read.
+    Raises the exceptions of ``load_import_path``, and ``ValueError`` for a module whose import
+    fails or a signature that pydantic cannot read.
     """
-    return [_load_tool(place, settings) for place in settings.functions]
+    return [_load_tool(import_path, settings) for import_path in settings.functions]
 
 
 def _load_tool(place: str, settings: ToolsSettings) -> PythonTool:
@@ -110,42 +117,43 @@ def _load_tool(place: str, settings: ToolsSettings) -> PythonTool:
         function = load_place(place, KEY)
     except (AttributeError, OSError, TypeError, ValueError):
         raise
-    except Exception as error:  # the module may be the user's own
+    except Exception as error:  # user-provided module
         raise ValueError(
-            f"{KEY}={place!r} does not import: {error!r}; allowed: FILE.py:NAME, MODULE:NAME; "
-            "fix: the name, or the module"
+            f"{KEY}={place!r} cannot be imported: {error!r}; allowed: FILE.py:NAME, MODULE:NAME; "
+            "fix: correct the import path or the module"
         ) from error
     name = getattr(function, "__name__", "")
     try:
         return PythonTool(function, settings.schemas.get(name))
     except TypeError:
         raise
-    except Exception as error:  # annotations that nothing defines, or that pydantic does not know
+    except Exception as error:  # undefined annotations, or types that pydantic does not support
         raise ValueError(
-            f"{KEY}={place!r}: its signature cannot be read: {error}; allowed: annotations that "
-            "JSON can write; fix: annotate its arguments"
+            f"{KEY}={place!r}: its signature cannot be read: {error}; allowed: annotations of "
+            "JSON-able types; fix: correct the annotations of its arguments"
         ) from error
 
 
 @dataclass(slots=True)
 class Outcome:
-    """What came of a call: a value or an error, in words for the model."""
+    """Outcome of a call: a value, or an error message for the model."""
 
     name: str | None
     value: Any = None
     error: str | None = None
-    valid: bool = True  # False: the call itself was wrong
+    valid: bool = True  # False: the call itself was malformed
 
 
 def run_all(tools: Mapping[str, Tool], calls: Sequence[Call], timeout_s: float) -> list[Outcome]:
-    """Make all ``calls`` at once; those that take longer than ``timeout_s`` end as errors.
+    """Run all ``calls`` in parallel and return their outcomes in order.
 
-    A function that does not return keeps its thread until the process ends.
+    A call that takes longer than ``timeout_s`` seconds gives an error. Its thread stays until the
+    function returns or the process ends.
     """
     outcomes = [Outcome(call.name, error=f"no answer within {timeout_s:g} s") for call in calls]
     threads = [
-        threading.Thread(target=_into, args=(outcomes, place, tools, call), daemon=True)
-        for place, call in enumerate(calls)
+        threading.Thread(target=_into, args=(outcomes, index, tools, call), daemon=True)
+        for index, call in enumerate(calls)
     ]
     for thread in threads:
         thread.start()
@@ -153,7 +161,7 @@ def run_all(tools: Mapping[str, Tool], calls: Sequence[Call], timeout_s: float) 
     waiter = threading.Thread(target=_join_all, args=(threads, done), daemon=True)
     waiter.start()
     done.wait(timeout_s)
-    # What comes later must not change what was said.
+    # Copy: threads that are still running write to ``outcomes`` later.
     return list(outcomes)
 
 
@@ -178,5 +186,5 @@ def _outcome(tools: Mapping[str, Tool], call: Call) -> Outcome:
         return Outcome(call.name, error=str(error), valid=False)
     try:
         return Outcome(call.name, tool.run(arguments))
-    except Exception as error:  # the user's own code: its errors are observations
+    except Exception as error:  # user-provided code: its errors are observations
         return Outcome(call.name, error=f"{type(error).__name__}: {error}")

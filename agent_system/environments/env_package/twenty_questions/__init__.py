@@ -1,7 +1,7 @@
-"""Twenty questions: an environment package, a ``MultistepEnv`` and gamemasters over one table of
-things.
+"""Twenty questions: an environment package, a ``MultistepEnv`` and gamemasters that share one table
+of things.
 
-Names are resolved on first use, so that an environment worker imports only what it plays.
+Names are imported on first use, so an environment worker imports only the modules that it needs.
 """
 
 from verl.utils.lazy import lazy

@@ -1,9 +1,10 @@
-"""Games of the scripted player as episodes for ``scripts/train_twenty_questions.py``.
+"""Demonstrations by the scripted questioner for ``scripts/train_twenty_questions.py``.
 
-One JSONL line per game: ``{"task_id": str, "won": bool, "messages": [{"role": ..., "content": ...},
-...]}``. They are games as ``agent_system.environments.experts.demonstrations``
-makes them, without levels. Games without success stay, and every word is the secret equally often.
-The messages are those of a rollout with ``append`` history, as in ``TwentyQuestionsEnv``.
+The file has one JSON line per game: ``{"task_id": str, "won": bool, "messages": [{"role": ...,
+"content": ...}, ...]}``. The games are made as in
+``agent_system.environments.experts.demonstrations``, without thinking levels. Games without success
+are kept, and the words take turns as the secret. The messages are those of a rollout with
+``append`` history, as in ``TwentyQuestionsEnv``.
 """
 
 import json
@@ -31,11 +32,10 @@ def write_demonstrations(
     hasty: float = 0.1,
     seed: int = 0,
 ) -> Path:
-    """Write ``episodes`` games about ``words`` (default: all of the table), won and lost ones, and
-    return ``path``.
+    """Write ``episodes`` games about ``words`` (default: all of the table) and return ``path``.
 
-    ``careless`` and ``hasty`` make the player worse (see ``Questioner``): what it leaves to be
-    gained is for reinforcement learning.
+    Games without success are included. ``careless`` and ``hasty`` make the questioner worse (see
+    ``Questioner``), so that reinforcement learning can improve on it.
     """
     words = sorted(words or knowledge().things)
     settings = GameSettings(max_steps=max_steps)
@@ -46,9 +46,9 @@ def write_demonstrations(
             word = words[number % len(words)]
             task = {"task_id": f"twenty_questions/{word}", "solution": word}
             rng = random.Random(derive_seed("twenty questions demonstration", seed, number))
-            player = ThinkingPlayer(Questioner(words, rng, careless, hasty))
+            expert = ThinkingPlayer(Questioner(words, rng, careless, hasty))
             episode = ExpertEpisode(env, prompts, task, env.reset(task, 0), asks=False)
-            won = episode.run(player, LevelDraw((), rng), max_steps)
+            won = episode.run(expert, LevelDraw((), rng), max_steps)
             row = {"task_id": task["task_id"], "won": won, "messages": episode.messages}
             file.write(json.dumps(row) + "\n")
     return Path(path)

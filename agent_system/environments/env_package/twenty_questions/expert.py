@@ -1,6 +1,7 @@
-"""An expert for twenty questions: the scripted player, which knows all words of training.
+"""Expert for twenty questions: the scripted questioner, which knows all training words.
 
-Its slack are questions drawn blindly among all attributes, its slips guesses before it is certain.
+Noise: ``useless_share`` is the share of questions about random attributes. ``invalid_share`` is the
+probability of a guess while several candidates are left.
 """
 
 from agent_system.environments.env import Observation
@@ -10,34 +11,34 @@ from agent_system.environments.env_package.twenty_questions.player import Questi
 from agent_system.environments.env_package.twenty_questions.settings import GameSettings
 from agent_system.environments.expert_protocol import Decision, EpisodeStart, Expert
 
-NAMED = 4  # candidates: as many are named, more are counted
-FACTS = 6  # the latest ones are told
+NAMED = 4  # most candidates that a thought names; above that it gives their number
+FACTS = 6  # latest facts in a thought
 _SAID = {Answer.YES: "", Answer.NO: "not ", Answer.UNKNOWN: "maybe "}
 
 
 class ThinkingPlayer:
-    """A ``Questioner`` that says what it knows."""
+    """Expert that adds thoughts to the moves of a ``Questioner``: candidates, facts, plan."""
 
     def __init__(self, player: Questioner) -> None:
         self.player = player
 
     def act(self) -> Decision:
-        """The next question or guess, with the words that fit and the facts that say so."""
-        facts = [f"{_SAID[said]}{_spoken(name)}" for name, said in self.player.facts[-FACTS:]]
+        """Return the next question or guess, with the remaining candidates and the known facts."""
+        facts = [f"{_SAID[answer]}{_spoken(name)}" for name, answer in self.player.facts[-FACTS:]]
         candidates = self.player.candidates
-        few = ", ".join(candidates) if len(candidates) <= NAMED else str(len(candidates))
-        situation = f"{few} fit"
+        summary = ", ".join(candidates) if len(candidates) <= NAMED else str(len(candidates))
+        situation = f"{summary} fit"
         tried = ", ".join(facts) or "tried nothing"
         attribute = self.player.choose()
-        blind = self.player.blind
+        is_random = self.player.blind
         if attribute is None:
             guess = f"[{self.player.guess()}]"
-            return Decision(guess, situation, tried, f"guess {guess}", slip=blind)
+            return Decision(guess, situation, tried, f"guess {guess}", slip=is_random)
         question = knowledge().attributes[attribute].question
-        return Decision(question, situation, tried, f"ask {_spoken(attribute)}", slack=blind)
+        return Decision(question, situation, tried, f"ask {_spoken(attribute)}", slack=is_random)
 
     def observe(self, action: str, observation: Observation) -> None:
-        """The reply to a question; a guess ends the game."""
+        """Pass the reply to a question on. Ignore guesses, which end the game."""
         if not action.startswith("["):
             self.player.hear(observation.text)
 
@@ -47,18 +48,18 @@ def _spoken(attribute: str) -> str:
 
 
 def start(episode: EpisodeStart[GameSettings]) -> ThinkingPlayer:
-    """An expert that knows which words can be the secret one in training."""
+    """Return an expert for one episode. Its candidates are the secret words of training."""
     given = episode.settings.words
     clues = episode.task.get("clues", ())
     if not clues:
         words = game.words_of("train", given)
     else:
-        words = sorted(set(given)) or sorted(knowledge().things)  # all of them are trained on
+        words = sorted(set(given)) or sorted(knowledge().things)  # with clues, all are trained on
     noise = episode.noise
-    player = Questioner(words, episode.rng, careless=noise.slack, hasty=noise.slips)
+    questioner = Questioner(words, episode.rng, careless=noise.slack, hasty=noise.slips)
     for clue in clues:
-        player.learn(clue, Answer.YES)
-    return ThinkingPlayer(player)
+        questioner.learn(clue, Answer.YES)
+    return ThinkingPlayer(questioner)
 
 
 EXPERT = Expert(start)

@@ -1,7 +1,6 @@
-"""The rules of the game, without tokens or prompts; ``package`` and ``multistep_env`` play by them.
+"""Rules of the game, without tokens or prompts, used by ``package`` and ``multistep_env``.
 
-The player asks yes/no questions or guesses with ``[word]``. A wrong guess ends the game, as does
-the last turn.
+The policy asks yes/no questions or guesses with ``[word]``. A guess or the last turn ends the game.
 """
 
 import re
@@ -20,8 +19,8 @@ from agent_system.environments.env_package.twenty_questions.knowledge import Ans
 from verl.utils.seeds import derive_seed
 
 MAX_STEPS = 20
-HELD_OUT_SHARE = 4  # one word, or one opening, of so many is for validation
-# A tag that was never closed still counts: turns are cut at their limit of tokens.
+HELD_OUT_SHARE = 4  # one word, or one set of clues, in four is held out for validation
+# An unclosed tag still counts: turns are cut at their limit of tokens.
 _TAGGED = re.compile(r"<action>(.*?)(?:</action>|$)", re.DOTALL)
 _GUESS = re.compile(r"\[([^\[\]]*)\]")
 _ARTICLE = re.compile(r"^(a|an|the)\s+")
@@ -32,12 +31,16 @@ MALFORMED = "Ask a yes/no question, or guess with [word]."
 RIGHT = "Right!"
 WRONG = "Wrong guess."
 
-State = dict[str, Any]  # solution, left (turns), turns ([(action, reply), ...]), reply, done, won
+# Keys: solution, left (turns), turns ([(action, reply), ...]), reply, done and ``won``.
+State = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """What the player did: a guess, or else a question; neither is empty when ``valid``."""
+    """Move of the policy: a guess, or a question if ``guess`` is None.
+
+    The text is not empty if ``is_valid`` is True.
+    """
 
     guess: str | None
     question: str
@@ -45,32 +48,33 @@ class Move:
 
 
 def read_move(text: str) -> Move:
-    """The move in the last action tag of ``text``, or in all of it without one; the last ``[word]``
-    is a guess.
+    """Parse the move in the last action tag of ``text``, or in all of it without a tag.
+
+    The last ``[word]`` is a guess. Without one the text is a question.
     """
-    # What stands in a thought is no move, also in one that was cut.
+    # Thoughts contain no move, even if they were cut.
     text = without_thoughts(text)
     tagged = _TAGGED.findall(text)
-    said = (tagged[-1] if tagged else text).strip()
-    guesses = _GUESS.findall(said)
+    content = (tagged[-1] if tagged else text).strip()
+    guesses = _GUESS.findall(content)
     if guesses:
         word = _ARTICLE.sub("", " ".join(guesses[-1].lower().split()))
         return Move(word, "", bool(word))
-    question = " ".join(said.split())
+    question = " ".join(content.split())
     return Move(None, question, any(letter.isalpha() for letter in question))
 
 
 def new_game(solution: str, max_steps: int = MAX_STEPS, clues: Sequence[str] = ()) -> State:
-    """A game about ``solution`` that lasts ``max_steps`` turns at most.
+    """Return the state of a new game about ``solution`` with at most ``max_steps`` turns.
 
-    ``clues`` are questions whose answer is yes: the game opens as if they had been asked already.
+    ``clues`` are questions with the answer yes. They count as asked and use no turn.
     """
-    told = "".join(CLUE.format(question=clue, answer=Answer.YES) for clue in clues)
+    clue_text = "".join(CLUE.format(question=clue, answer=Answer.YES) for clue in clues)
     return {
         "solution": solution,
         "left": max_steps,
         "turns": [(clue, f"{Answer.YES}.") for clue in clues],
-        "reply": OPENING.format(clues=told, left=max_steps),
+        "reply": OPENING.format(clues=clue_text, left=max_steps),
         "done": False,
         "won": False,
     }
@@ -79,20 +83,28 @@ def new_game(solution: str, max_steps: int = MAX_STEPS, clues: Sequence[str] = (
 def play(
     state: State, text: str, gamemaster: Gamemaster
 ) -> tuple[State, float, bool, dict[str, Any]]:
-    """The state after the move in ``text``, reward (1 for the right guess, else 0), done, info.
+    """Return the state after the move in ``text``, reward (1 for the right guess, else 0), done and
+    info.
 
-    ``info`` holds ``won`` and ``is_action_valid``. Raises what ``gamemaster`` raises.
+    ``info`` holds ``won`` and ``is_action_valid``. Raises the exceptions of ``gamemaster``.
     """
     move = read_move(text)
     won = move.valid and move.guess == state["solution"].lower()
-    left = state["left"] - 1
-    guessed = move.valid and move.guess is not None
-    done = guessed or left == 0
-    reply = _reply(state, move, gamemaster) + ("" if done else f" {left} left.")
-    turns = [*state["turns"], (f"[{move.guess}]" if guessed else move.question, reply)]
-    # A new dictionary, for the caller may hold the old state: nothing of it is changed.
-    after = {**state, "left": left, "turns": turns, "reply": reply, "done": done, "won": won}
-    return after, float(won), done, {"won": won, "is_action_valid": move.valid}
+    turns_left = state["left"] - 1
+    is_guess = move.valid and move.guess is not None
+    done = is_guess or turns_left == 0
+    reply = _reply(state, move, gamemaster) + ("" if done else f" {turns_left} left.")
+    turns = [*state["turns"], (f"[{move.guess}]" if is_guess else move.question, reply)]
+    # Make a new dictionary: the caller may still hold the old state.
+    new_state = {
+        **state,
+        "left": turns_left,
+        "turns": turns,
+        "reply": reply,
+        "done": done,
+        "won": won,
+    }
+    return new_state, float(won), done, {"won": won, "is_action_valid": move.valid}
 
 
 def _reply(state: State, move: Move, gamemaster: Gamemaster) -> str:
@@ -104,18 +116,17 @@ def _reply(state: State, move: Move, gamemaster: Gamemaster) -> str:
 
 
 def words_of(split: str, words: Sequence[str] | None = None) -> list[str]:
-    """The ``"train"`` or ``"val"`` words (default: of the whole shipped table), sorted; the two
-    share none.
+    """Return the ``"train"`` or ``"val"`` part of ``words`` (default: the shipped table), sorted.
 
-    A hash of its spelling says on which side a word is, whatever the other words are. Only where
-    that leaves a side empty, the word with the lowest or highest hash changes it. Raises
+    The parts are disjoint. A hash of the word decides its part, independently of the other words.
+    If a part would be empty, the word with the lowest or highest hash moves to it. Raises
     ``ValueError`` for fewer than two words.
     """
     words = sorted(set(words)) if words else sorted(knowledge().things)
     if len(words) < 2:
         raise ValueError(
-            "twenty questions needs at least two words, one to train on and one to hold out; "
-            f"got {words}"
+            f"words={words} are too few; allowed: at least two words, one to train on and one to "
+            "hold out; fix: add words to env.twenty_questions.words"
         )
     order = sorted(words, key=lambda word: derive_seed("twenty questions", word))
     held_out = {
@@ -130,11 +141,10 @@ def words_of(split: str, words: Sequence[str] | None = None) -> list[str]:
 def clues_of(
     split: str, count: int, words: Sequence[str] | None = None
 ) -> list[tuple[str, tuple[str, ...]]]:
-    """The ``"train"`` or ``"val"`` openings as (word, ``count`` attributes that it has), sorted.
+    """Return the ``"train"`` or ``"val"`` starts as (word, ``count`` attributes of it), sorted.
 
-    All words are in both splits. The attributes alone, in any order, say on which side an opening
-    is: were one word's opening held out and another's with the same attributes not, training would
-    teach that they never mean the word that is held out.
+    A word can be in both splits. The set of attributes alone decides the split. Otherwise training
+    on one word with these attributes would teach that they never mean the held-out word.
     """
     table = knowledge()
     openings = [

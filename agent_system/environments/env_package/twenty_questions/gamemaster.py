@@ -1,9 +1,8 @@
-"""Gamemasters: a callable that gets a prompt with the secret word and a question, and returns text
-with an answer.
+"""Gamemasters: callables that get a prompt with the secret word and a question and return text.
 
-``EmbeddedGamemaster`` knows the shipped table and needs no network. ``OpenAIGamemaster``
-(``openai_gamemaster``) asks a server. Whatever a gamemaster returns is read as one of the three
-answers, so it cannot give the word away.
+``EmbeddedGamemaster`` uses the shipped table and no network. ``OpenAIGamemaster``
+(``openai_gamemaster``) queries a server. The returned text is reduced to one of the three answers,
+so it cannot reveal the word.
 """
 
 import re
@@ -19,7 +18,7 @@ from agent_system.environments.env_package.twenty_questions.questions import ans
 from agent_system.environments.pool.failure import EnvFailure
 
 Gamemaster = Callable[[str], str]
-SERVER_THREADS = 16  # questions asked of a server at a time
+SERVER_THREADS = 16  # concurrent requests to a server
 
 PROMPT = """You are the gamemaster of a game of twenty questions. \
 The player must guess a secret word.
@@ -35,34 +34,34 @@ _UNKNOWN = re.compile(
 
 
 class GamemasterError(EnvFailure):
-    """The gamemaster gave no answer; the trial or episode that asked is aborted."""
+    """The gamemaster gave no answer. The trial or episode of the question is aborted."""
 
     def __init__(self, detail: str) -> None:
         super().__init__("error", f"gamemaster: {detail}")
 
 
 def gamemaster_prompt(word: str, question: str) -> str:
-    """The prompt for one question; line breaks in ``question`` cannot forge its fields."""
+    """Return the prompt for one question. Line breaks in ``question`` become spaces, so a question
+    cannot imitate other fields.
+    """
     one_line = " ".join(question.split())
     return PROMPT.format(word=word, question=one_line, answers=", ".join(ANSWERS))
 
 
 def read_answer(text: str) -> str:
-    """One of ``ANSWERS`` from a gamemaster's reply; "I don't know" where it holds neither a yes nor
-    a no.
+    """Return the one of ``ANSWERS`` in a gamemaster's reply.
+
+    Without a yes or no in ``text``, the answer is "I don't know".
     """
     words = " ".join(re.findall(r"[a-z]+", text.lower()))
     if _UNKNOWN.search(words):
         return Answer.UNKNOWN
-    found = re.search(r"\b(yes|no)\b", words)
-    return Answer.UNKNOWN if found is None else Answer.YES if found[1] == "yes" else Answer.NO
+    match = re.search(r"\b(yes|no)\b", words)
+    return Answer.UNKNOWN if match is None else Answer.YES if match[1] == "yes" else Answer.NO
 
 
 class EmbeddedGamemaster:
-    """Answers from a knowledge table; see ``questions`` for what it understands.
-
-    Deterministic, no network.
-    """
+    """Deterministic gamemaster that answers from a table, by the rules of ``questions``."""
 
     remote = False
 
@@ -70,13 +69,18 @@ class EmbeddedGamemaster:
         self.table = knowledge() if table is None else table
 
     def __call__(self, prompt: str) -> str:
-        """The answer to a prompt of ``gamemaster_prompt``.
+        """Answer a prompt of ``gamemaster_prompt``.
 
-        Raises ``GamemasterError`` for anything else.
+        Raises ``GamemasterError`` for any other prompt and for an unknown word.
         """
         fields = _FIELDS.search(prompt)
         if fields is None:
-            raise GamemasterError("the embedded one reads prompts of gamemaster_prompt only")
+            raise GamemasterError(
+                "the embedded gamemaster accepts only prompts made by gamemaster_prompt()"
+            )
         if fields["word"] not in self.table.things:
-            raise GamemasterError(f"the embedded one does not know the word {fields['word']!r}")
+            raise GamemasterError(
+                f"the embedded gamemaster does not know the word {fields['word']!r}; allowed: "
+                "words of knowledge.txt"
+            )
         return answer(fields["word"], fields["question"], self.table)

@@ -1,6 +1,4 @@
-"""What the embedded gamemaster knows: things and their attributes, read from ``knowledge.txt``
-beside this module.
-"""
+"""Knowledge of the embedded gamemaster: things and attributes, read from ``knowledge.txt``."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -13,7 +11,7 @@ _THING = re.compile(r"(?P<name>[\w ]+?) = (?P<size>\d);(?P<attributes>.*)")
 
 
 class Answer:
-    """The three answers of the game."""
+    """Constants for the three answers of the game."""
 
     YES = "Yes"
     NO = "No"
@@ -25,8 +23,10 @@ ANSWERS = (Answer.YES, Answer.NO, Answer.UNKNOWN)
 
 @dataclass(frozen=True, slots=True)
 class Attribute:
-    """A property with the question that asks for it and the phrases by which a question is known to
-    mean it.
+    """Property of things, with the question that asks for it.
+
+    A question that contains one of ``phrases`` is about this attribute. ``implies`` names the
+    attributes that hold with it.
     """
 
     name: str
@@ -37,7 +37,9 @@ class Attribute:
 
 @dataclass(frozen=True, slots=True)
 class Thing:
-    """A word to be guessed: what holds for it, what one cannot say, and its size (1 to 6)."""
+    """Word to be guessed, with its size (1 to 6), the attributes that hold, and those that are
+    unsure.
+    """
 
     name: str
     size: int
@@ -47,9 +49,9 @@ class Thing:
 
 @dataclass(frozen=True, eq=False)
 class Knowledge:
-    """The table, compared by identity.
+    """Table of attributes and things, compared by identity.
 
-    ``sizes`` gives the size of things that are only compared with.
+    ``sizes`` gives the size of further things that questions can compare with.
     """
 
     attributes: Mapping[str, Attribute]
@@ -57,7 +59,7 @@ class Knowledge:
     sizes: Mapping[str, int] = field(default_factory=dict)
 
     def answer(self, word: str, attribute: str) -> str:
-        """Whether ``attribute`` holds for ``word``: one of ``ANSWERS``.
+        """Return the one of ``ANSWERS`` that says if ``attribute`` holds for ``word``.
 
         Raises ``KeyError`` for unknown names.
         """
@@ -67,22 +69,22 @@ class Knowledge:
         return Answer.UNKNOWN if attribute in thing.unsure else Answer.NO
 
     def consistent(self, words: Iterable[str], attribute: str, answer: str) -> list[str]:
-        """Those of ``words`` for which the question about ``attribute`` has this answer."""
+        """Return those of ``words`` for which the question about ``attribute`` has ``answer``."""
         return [word for word in words if self.answer(word, attribute) == answer]
 
 
 @cache
 def knowledge() -> Knowledge:
-    """The shipped table."""
+    """Return the shipped table, parsed once per process."""
     return parse(FILE.read_text(encoding="utf-8"))
 
 
 def parse(text: str) -> Knowledge:
-    """Read a table in the format of ``knowledge.txt``.
+    """Parse a table in the format of ``knowledge.txt``.
 
     Raises:
-        ValueError: A line that is none of the three kinds, an attribute that is not defined, or a
-            name that occurs twice.
+        ValueError: A line is of none of the three kinds, an attribute is not defined, or a name
+            occurs twice.
     """
     attributes: dict[str, Attribute] = {}
     things: dict[str, Thing] = {}
@@ -98,7 +100,10 @@ def parse(text: str) -> Knowledge:
             thing = _thing(match, attributes)
             _add(things, thing.name, thing)
         else:
-            raise ValueError(f"not a line of a knowledge table: {line!r}")
+            raise ValueError(
+                f"{line!r} is no line of a knowledge table; allowed: the three kinds that the head "
+                "of knowledge.txt describes"
+            )
     return Knowledge(attributes, things, sizes)
 
 
@@ -121,23 +126,25 @@ def _add(table: dict, name: str, value: object) -> None:
 
 def _attribute(line: str) -> Attribute:
     name, question, phrases, *implied = (part.strip() for part in line.split("|"))
-    spoken = name.replace("_", " ")
+    name_phrase = name.replace("_", " ")
     return Attribute(
         name,
         question,
-        tuple(dict.fromkeys([spoken, *_listed(phrases)])),
+        tuple(dict.fromkeys([name_phrase, *_listed(phrases)])),
         tuple(" ".join(implied).split()),
     )
 
 
 def _thing(match: re.Match[str], attributes: Mapping[str, Attribute]) -> Thing:
-    named = match["attributes"].split()
-    unknown = [name for name in named if name.removeprefix("~") not in attributes]
+    attribute_names = match["attributes"].split()
+    unknown = [name for name in attribute_names if name.removeprefix("~") not in attributes]
     if unknown:
-        raise ValueError(f"{match['name']}: attributes that are not defined: {', '.join(unknown)}")
-    holds = set(_implied((name for name in named if not name.startswith("~")), attributes))
-    # What is implied holds for certain, also where a line calls it unsure.
-    unsure = {name[1:] for name in named if name.startswith("~")} - holds
+        raise ValueError(f"{match['name']}: these attributes are not defined: {', '.join(unknown)}")
+    holds = set(
+        _implied((name for name in attribute_names if not name.startswith("~")), attributes)
+    )
+    # An implied attribute holds, even if the line marks it as unsure.
+    unsure = {name[1:] for name in attribute_names if name.startswith("~")} - holds
     return Thing(match["name"], int(match["size"]), frozenset(holds), frozenset(unsure))
 
 
@@ -148,5 +155,5 @@ def _implied(names: Iterable[str], attributes: Mapping[str, Attribute]) -> Itera
 
 
 def unknown_words(words: Iterable[str]) -> list[str]:
-    """Those of ``words`` that the table does not hold, sorted."""
+    """Return those of ``words`` that the shipped table lacks, sorted."""
     return sorted(set(words) - set(knowledge().things))

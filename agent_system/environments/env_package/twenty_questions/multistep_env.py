@@ -1,6 +1,4 @@
-"""Twenty questions as a ``MultistepEnv``: for ``GRPOEnvTrainer`` and for scripts that play with an
-agent.
-"""
+"""Twenty questions as a ``MultistepEnv``, for ``GRPOEnvTrainer`` and for scripts with an agent."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -20,18 +18,19 @@ from verl.utils.seeds import derive_seed
 
 
 class TwentyQuestionsEnv(MultistepEnv):
-    """Rows hold ``solution``; a row without one (an older caller's messages) gets a word that seed
-    and session choose.
+    """Multistep environment of twenty questions. Its rows have the column ``solution``.
+
+    For a row without ``solution``, the seed and the session id determine a training word.
 
     Args:
         tokenizer, env_id, system_prompt, max_steps_per_episode, episodes_per_trial, free_shots,
-            options: As in ``MultistepEnv``; the system prompt is by default the one of
+            options: As in ``MultistepEnv``. The default system prompt is that of
             ``env.env_name=twenty_questions``.
-        gamemaster: Gets a prompt with the secret word and a question and returns text with an
-            answer; by default the embedded one, which needs no network.
-        words: The secret words; by default all that the embedded gamemaster knows. A quarter is
+        gamemaster: Callable that gets a prompt with the secret word and a question and returns text
+            with an answer. Default: the embedded one, which needs no network.
+        words: The secret words. Default: all words of the embedded gamemaster. About a quarter is
             held out.
-        seed: Orders the datasets and chooses words: the same seed gives the same ones.
+        seed: Seed of the order of the datasets and of the words of rows without ``solution``.
 
     Raises ``ValueError`` for words that the embedded gamemaster does not know.
     """
@@ -58,8 +57,8 @@ class TwentyQuestionsEnv(MultistepEnv):
         unknown = unknown_words(words or ()) if embedded else []
         if unknown:
             raise ValueError(
-                f"the embedded gamemaster does not know {', '.join(unknown)}; take words of "
-                "knowledge.txt, or a gamemaster that knows them"
+                f"words: the embedded gamemaster does not know {', '.join(unknown)}; allowed: "
+                "words of knowledge.txt; fix: use such words, or a gamemaster that knows them"
             )
         if getattr(self.gamemaster, "remote", False):
             options.setdefault("step_workers", SERVER_THREADS)
@@ -79,7 +78,7 @@ class TwentyQuestionsEnv(MultistepEnv):
         return game.new_game(solution, self.max_steps_per_episode)
 
     def _format_prompt(self, state: game.State, step: int) -> str:
-        del step  # the reply says it
+        del step  # the reply contains the number of turns left
         return state["reply"]
 
     def _step_episode(
@@ -95,11 +94,15 @@ class TwentyQuestionsEnv(MultistepEnv):
         return words[derive_seed(self.seed, session_id) % len(words)]
 
     def get_train_dataset(self) -> Any:
-        """``Dataset({"solution": ...})`` of the training words in the order of the seed."""
+        """Return a ``Dataset`` with the column ``solution``: the training words, shuffled by the
+        seed.
+        """
         return self._dataset("train")
 
     def get_eval_dataset(self) -> Any:
-        """The same for the held-out words, none of which is a training word."""
+        """Return a ``Dataset`` with the column ``solution``: the held-out words, shuffled by the
+        seed.
+        """
         return self._dataset("val")
 
     def _dataset(self, split: str) -> Any:

@@ -1,4 +1,4 @@
-"""A gamemaster behind an OpenAI-compatible HTTP interface; imported only where it is asked for."""
+"""Gamemaster on an OpenAI-compatible HTTP server. Imported only if the settings select it."""
 
 import os
 
@@ -10,7 +10,7 @@ try:
     import tenacity
 except ModuleNotFoundError as error:
     raise ImportError(
-        f"an OpenAI-compatible gamemaster needs the module {error.name!r}: install the extra: "
+        f"gamemaster=openai needs the module {error.name!r}; fix: install the extra with "
         "pip install -e '.[envs]'"
     ) from error
 
@@ -18,17 +18,16 @@ RETRIED = frozenset({408, 409, 425, 429, 500, 502, 503, 504})
 
 
 class _Retry(Exception):
-    """The server may answer another time."""
+    """Temporary failure of a request, which is repeated."""
 
 
 class OpenAIGamemaster:
-    """Asks ``POST {base_url}/chat/completions`` of a server that speaks OpenAI's interface (vLLM's
-    does, too).
+    """Gamemaster that queries ``POST {base_url}/chat/completions`` of a server, for example vLLM.
 
-    The key is read from the environment variable ``api_key_env``; without one no key is sent. An
-    attempt takes ``timeout_s`` seconds at most; connection errors, time-outs and the status codes
-    in ``RETRIED`` are tried again with growing pauses, ``attempts`` times in all. Calling it raises
-    ``GamemasterError`` when there is no answer.
+    The API key is read from the environment variable ``api_key_env``. If it is unset, no key is
+    sent. Each request has a timeout of ``timeout_s`` seconds. Connection errors, timeouts and the
+    status codes in ``RETRIED_STATUS_CODES`` are retried with growing pauses, up to ``attempts``
+    requests in all. A call raises ``GamemasterError`` if there is no answer.
     """
 
     remote = True
@@ -43,7 +42,10 @@ class OpenAIGamemaster:
         pause_s: float = 0.5,
     ) -> None:
         if not base_url or not model:
-            raise ValueError("an OpenAI-compatible gamemaster needs base_url and model")
+            raise ValueError(
+                f"base_url={base_url!r} model={model!r}: gamemaster=openai needs both; fix: set "
+                "env.twenty_questions.base_url and env.twenty_questions.model"
+            )
         self.url = f"{base_url.rstrip('/')}/chat/completions"
         self.model = model
         key = os.environ.get(api_key_env)
@@ -63,9 +65,9 @@ class OpenAIGamemaster:
         self._attempts = attempts
 
     def __call__(self, prompt: str) -> str:
-        """The server's reply to ``prompt``.
+        """Return the server's reply to ``prompt``.
 
-        Raises ``GamemasterError`` naming the address and what went wrong.
+        Raises ``GamemasterError`` with the URL and the cause.
         """
         try:
             return self._ask.copy()(self._once, prompt)
@@ -76,14 +78,14 @@ class OpenAIGamemaster:
             ) from error
 
     def close(self) -> None:
-        """Close the connection."""
+        """Close the HTTP connections to the server."""
         self._client.close()
 
     def _once(self, prompt: str) -> str:
         body = {
             "model": self.model,
             "messages": [{"role": "user", "content": prompt}],
-            # The same question is to get the same answer, which has three words at most.
+            # Greedy, so that equal questions get equal answers. An answer has at most three words.
             "temperature": 0,
             "max_tokens": 8,
         }
@@ -101,5 +103,5 @@ class OpenAIGamemaster:
             return str(response.json()["choices"][0]["message"]["content"])
         except (ValueError, KeyError, IndexError, TypeError) as error:
             raise GamemasterError(
-                f"{self.url}: not a chat completion: {response.text[:200]}"
+                f"{self.url}: the response is no chat completion: {response.text[:200]}"
             ) from error

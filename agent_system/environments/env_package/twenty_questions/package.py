@@ -30,14 +30,14 @@ also reflects on what was asked.
 <level>4</level><think>what is my plan?</think><action>question or [word]</action> \
 also plans and weighs options."""
 
-# Starts a thread when it is needed: none where the gamemaster is embedded.
+# Threads start on demand: an embedded gamemaster needs none.
 _ASKING = ThreadPoolExecutor(SERVER_THREADS, thread_name_prefix="gamemaster")
 
 
 def make_gamemaster(settings: GameSettings) -> Gamemaster:
-    """The gamemaster that the settings name.
+    """Return the gamemaster of the settings: embedded, or an OpenAI-compatible server.
 
-    Raises ``ValueError`` for a server without address or model.
+    Raises ``ValueError`` for a server without ``base_url`` or ``model``.
     """
     if settings.gamemaster == "embedded":
         return EmbeddedGamemaster()
@@ -55,9 +55,9 @@ def make_gamemaster(settings: GameSettings) -> Gamemaster:
 
 
 class TwentyQuestionsGame:
-    """One game; reward 1 for the right guess.
+    """Environment of twenty questions. The reward is 1 for the right guess, else 0.
 
-    A server as gamemaster is asked without blocking the caller's loop.
+    With a server as gamemaster, ``step`` is a coroutine function and does not block the event loop.
     """
 
     placement = "inline"
@@ -70,14 +70,14 @@ class TwentyQuestionsGame:
             self.step = self._step_elsewhere  # pyright: ignore[reportAttributeAccessIssue]  awaited
 
     def reset(self, task: Task, seed: int) -> Observation:
-        """Think of ``task["solution"]``; the seed changes nothing, the task says it all."""
-        del seed  # the task says it all
+        """Start a game about ``task["solution"]``. ``seed`` has no effect."""
+        del seed  # the task determines the game
         clues = [knowledge().attributes[clue].question for clue in task.get("clues", ())]
         self.state = game.new_game(task["solution"], self.max_steps, clues)
         return self._look()
 
     def step(self, action: str) -> tuple[Observation, float, bool, dict[str, Any]]:
-        """Answer a question or a guess; a coroutine function where a server is asked."""
+        """Answer a question or a guess. With a server as gamemaster, return a coroutine."""
         return self._seen(*game.play(self.state, action, self.gamemaster))
 
     async def _step_elsewhere(self, action: str) -> tuple[Observation, float, bool, dict[str, Any]]:
@@ -87,7 +87,7 @@ class TwentyQuestionsGame:
         )
 
     def gold_path(self, task: Task) -> list[str]:
-        """The guess that wins ``task``."""
+        """Return the right guess for ``task`` as the only action."""
         return [f"[{task['solution']}]"]
 
     def _seen(self, state: game.State, reward: float, done: bool, info: dict[str, Any]) -> tuple:
@@ -95,7 +95,11 @@ class TwentyQuestionsGame:
         return self._look(), reward, done, info
 
     def _look(self) -> Observation:
-        """The reply; the anchor is all that is known so far, in whatever order it was asked."""
+        """Return the reply as observation.
+
+        The anchor has the number of turns left and the sorted answers, so the order of the
+        questions does not matter.
+        """
         known = sorted(
             f"{action} {reply.partition('.')[0]}" for action, reply in self.state["turns"]
         )
@@ -104,33 +108,31 @@ class TwentyQuestionsGame:
         )
 
     def close(self) -> None:
-        """Close the connection to a server."""
+        """Close the connection to the server, if any."""
         close = getattr(self.gamemaster, "close", None)
         if close is not None:
             close()
 
 
 class TwentyQuestionsPrompts(ChatPrompts):
-    """Rules and replies, with words of their own for how to answer: a move is a question or a
-    guess.
-    """
+    """Prompts with the rules and an answer format for questions and guesses."""
 
     def __init__(self, settings: GameSettings | None = None) -> None:
-        del settings  # the game is always told in the same words
+        del settings  # without effect: the texts are fixed
         super().__init__(RULES, example="Is it alive?")
 
     def system(self, levels: bool) -> str:
-        """Rules and answer format."""
+        """Return the rules and the answer format, with or without thinking levels."""
         return f"{RULES}\n{LEVELS if levels else PLAIN}"
 
 
 def prompts(settings: GameSettings) -> TwentyQuestionsPrompts | CompactPrompts:
-    """Rules, answer format and replies, or the replies alone."""
+    """Return prompts with rules and answer format, or compact ones with the replies alone."""
     return CompactPrompts() if settings.prompt == "compact" else TwentyQuestionsPrompts(settings)
 
 
 def tasks(settings: GameSettings, split: str) -> list[Task]:
-    """One task per word, or per word and clues; a quarter of them is held out for ``val``."""
+    """Return one task per word, or per word and clues. About a quarter is held out for ``val``."""
     name = "twenty_questions"
     if not settings.clues:
         return [
@@ -149,8 +151,9 @@ def tasks(settings: GameSettings, split: str) -> list[Task]:
 
 
 def project(text: str) -> tuple[str, bool]:
-    """The question or ``[guess]`` in ``text``, and whether it stood between action tags and says
-    something.
+    """Return the question or ``[guess]`` in ``text``, and True if it is well formed.
+
+    Well formed means: not empty, and ``text`` has an ``<action>`` tag.
     """
     move = game.read_move(text)
     return (

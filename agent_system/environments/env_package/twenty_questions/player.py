@@ -1,6 +1,6 @@
-"""A scripted player: asks what it does not know yet, guesses when it knows.
+"""Scripted questioner, for demonstrations and tests.
 
-For demonstrations and tests.
+It asks about unknown attributes, and guesses once a single candidate is left.
 """
 
 import random
@@ -12,15 +12,16 @@ from agent_system.environments.env_package.twenty_questions.knowledge import Kno
 
 
 class Questioner:
-    """Plays one game about one of ``words``: ``move`` says a question or a guess, ``hear`` takes
-    the reply.
+    """Questioner of one game. ``next_move`` returns a question or a guess; ``read_reply`` takes the
+    reply.
 
     Args:
-        words: What the secret word can be.
-        rng: Draws what is left to chance.
-        careless: Share of questions that are drawn blindly among all attributes; the others split
-            the candidates best.
-        hasty: Chance, at every turn after the first, of guessing one of the candidates at once.
+        words: Candidates for the secret word.
+        rng: Random generator of all draws.
+        careless: Share of questions about a random attribute. The others ask for the attribute
+            whose most common answer leaves the fewest candidates.
+        hasty: Probability, in every turn after the first, of guessing a random candidate.
+        table: Knowledge table. Default: the shipped one.
     """
 
     def __init__(
@@ -32,8 +33,8 @@ class Questioner:
         table: Knowledge | None = None,
     ) -> None:
         self.candidates = list(words)
-        self.facts: list[tuple[str, str]] = []  # attribute and answer, in the order of asking
-        self.blind = False  # whether the last move was drawn without thought
+        self.facts: list[tuple[str, str]] = []  # attribute and answer, in the order of questions
+        self.blind = False  # True if the last move was random (careless or hasty)
         self._table = knowledge() if table is None else table
         self._rng = random.Random(0) if rng is None else rng
         self._careless = careless
@@ -41,44 +42,50 @@ class Questioner:
         self._asked: list[str] = []
 
     def move(self) -> str:
-        """The next question, or ``[word]`` once one candidate is left (or before, if hasty)."""
+        """Return the next question, or ``[word]`` if one candidate is left or a hasty guess is
+        drawn.
+        """
         attribute = self.choose()
         if attribute is None:
             return f"[{self.guess()}]"
         return self._table.attributes[attribute].question
 
     def choose(self) -> str | None:
-        """The attribute to ask for next; None to guess."""
-        certain = len(self.candidates) == 1
-        if certain or (self._asked and self._rng.random() < self._hasty):
-            self.blind = not certain
+        """Choose the attribute of the next question. None means to guess."""
+        is_certain = len(self.candidates) == 1
+        if is_certain or (self._asked and self._rng.random() < self._hasty):
+            self.blind = not is_certain
             return None
-        left = [name for name in self._table.attributes if name not in self._asked]
+        unused_attributes = [name for name in self._table.attributes if name not in self._asked]
         self.blind = self._rng.random() < self._careless
-        name = self._rng.choice(left) if self.blind else min(left, key=self._largest_part)
+        name = (
+            self._rng.choice(unused_attributes)
+            if self.blind
+            else min(unused_attributes, key=self._largest_part)
+        )
         self._asked.append(name)
         return name
 
     def guess(self) -> str:
-        """One of the candidates."""
+        """Return a random candidate as guess."""
         return self._rng.choice(self.candidates)
 
     def hear(self, reply: str) -> None:
-        """Drop the candidates that the reply to the last question rules out."""
+        """Remove the candidates that the reply to the last question excludes."""
         if self._asked:
             self._keep(self._asked[-1], read_answer(reply))
 
     def learn(self, attribute: str, answer: str) -> None:
-        """Take in a fact that was not asked for."""
+        """Add a known fact, such as a clue, without a question."""
         self._asked.append(attribute)
         self._keep(attribute, answer)
 
     def _keep(self, attribute: str, answer: str) -> None:
         self.facts.append((attribute, answer))
         fits = self._table.consistent(self.candidates, attribute, answer)
-        # An answer that rules out every candidate is not believed: a server may err.
+        # Ignore an answer that excludes every candidate: a server may be wrong.
         self.candidates = fits or self.candidates
 
     def _largest_part(self, name: str) -> int:
-        """Candidates that are left after the most common answer."""
+        """Return the number of candidates that are left after the most common answer."""
         return max(Counter(self._table.answer(word, name) for word in self.candidates).values())

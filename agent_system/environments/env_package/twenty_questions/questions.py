@@ -1,21 +1,19 @@
-"""Free-text yes/no questions, as the embedded gamemaster understands them.
+"""Answers of the embedded gamemaster to free-text yes/no questions.
 
-A question is lower-cased and stripped of articles and punctuation; then the first rule that fits
-answers it:
+The question is converted to lower case without articles and punctuation. Then the first matching
+rule answers it:
 
-1. A question that starts with what, which, who, where, when, why or how has no yes or no: "I don't
-   know".
-2. "starts with / ends with / contains (the letter) X": the spelling of the word.
-3. "bigger / smaller (and the like) than Y", Y a thing of the table or one of its sizes: by size, "I
-   don't know" for equal ones.
-4. A thing of the table by name ("is it a dog?"): whether it is that thing. It is a question, not a
-   guess.
-5. Phrases of attributes, longest first, not overlapping. Several of them must all hold ("an animal
-   that can swim"); with "or" between them one is enough. Yes, no and "I don't know" combine as in
+1. A question that starts with what, which, who, where, when, why or how: "I don't know".
+2. "starts with / ends with / contains (the letter) X": the spelling of the word decides.
+3. "bigger / smaller (and similar words) than Y", where Y is a thing or a named size of the table:
+   the sizes decide. Equal sizes give "I don't know".
+4. A thing of the table by name ("is it a dog?"): yes for that thing. It is a question, not a guess.
+5. Phrases of attributes, longest first, not overlapping. All of them must hold ("an animal that can
+   swim"); with "or" in the question one is enough. Yes, no and "I don't know" combine as in
    three-valued logic.
 
-"not" and "never" turn the answer round, "isn't it ...?" does not. Words that no rule knows are
-passed over, and a question of such words alone is answered "I don't know".
+"not" and "never" invert the answer; "isn't it ...?" does not. Unknown words are ignored. A question
+that contains only unknown words gets "I don't know".
 """
 
 import re
@@ -46,9 +44,9 @@ _OPPOSITE = {Answer.YES: Answer.NO, Answer.NO: Answer.YES, Answer.UNKNOWN: Answe
 
 
 def normalise(text: str) -> str:
-    """Lower case, letters and digits only, no articles, single spaces.
+    """Return ``text`` in lower case with letters and digits only, no articles, single spaces.
 
-    "The letter A" keeps its letter.
+    A final "letter a" or "with a" keeps its "a".
     """
     words = " ".join(re.findall(r"[a-z0-9]+", text.lower()))
     if re.search(r"(letter|with) a$", words):
@@ -57,26 +55,25 @@ def normalise(text: str) -> str:
 
 
 def answer(word: str, question: str, table: Knowledge | None = None) -> str:
-    """The answer to ``question`` about ``word``, one of ``knowledge.ANSWERS``. Raises ``KeyError``
-    for a word unknown.
+    """Return the answer to ``question`` about ``word``, one of ``knowledge.ANSWERS``.
 
-    ``table`` defaults to the shipped knowledge.
+    ``table`` defaults to the shipped table. Raises ``KeyError`` for an unknown word.
     """
     table = knowledge() if table is None else table
     thing = table.things[word]
-    asked = normalise(question)
-    if _OPEN.search(asked):
+    normalised = normalise(question)
+    if _OPEN.search(normalised):
         return Answer.UNKNOWN
-    # "isn't it" asks the same as "is it", so it goes before negations are counted.
-    asked, negations = _NEGATION.subn(" ", _TAG_QUESTION.sub(" ", asked))
-    asked = " ".join(asked.split())
-    found = (
-        _spelling(thing.name, asked)
-        or _size(thing.size, asked, table)
-        or _attributes(word, asked, table)
+    # "isn't it" means the same as "is it": remove its "n't" before counting negations.
+    normalised, negations = _NEGATION.subn(" ", _TAG_QUESTION.sub(" ", normalised))
+    normalised = " ".join(normalised.split())
+    result = (
+        _spelling(thing.name, normalised)
+        or _size(thing.size, normalised, table)
+        or _attributes(word, normalised, table)
     )
     # Two negations cancel each other.
-    return _OPPOSITE[found] if negations % 2 else found
+    return _OPPOSITE[result] if negations % 2 else result
 
 
 def _spelling(name: str, asked: str) -> str | None:
@@ -99,15 +96,17 @@ def _size(size: int, asked: str, table: Knowledge) -> str | None:
 
 def _attributes(word: str, asked: str, table: Knowledge) -> str:
     pattern, names = _phrases(table)
-    found = [names[match] for match in pattern.findall(asked)]
-    answers = [_one(word, name, table) for name in found]
-    either = re.search(r"\bor\b", asked) is not None
-    return combine(answers, Answer.YES if either else Answer.NO)
+    attribute_names = [names[match] for match in pattern.findall(asked)]
+    answers = [_one(word, name, table) for name in attribute_names]
+    has_or = re.search(r"\bor\b", asked) is not None
+    return combine(answers, Answer.YES if has_or else Answer.NO)
 
 
 def combine(answers: Iterable[str], decisive: str) -> str:
-    """``decisive`` if it is among ``answers``, else "I don't know" if that is or there are none,
-    else the opposite.
+    """Combine ``answers`` in three-valued logic: ``decisive`` is No for "and", Yes for "or".
+
+    Return ``decisive`` if one answer equals it. Otherwise return "I don't know" if one answer is
+    that or there are no answers, else the opposite of ``decisive``.
     """
     answers = list(answers)
     if decisive in answers:
@@ -123,12 +122,9 @@ def _one(word: str, name: str, table: Knowledge) -> str:
 
 @cache
 def _phrases(table: Knowledge) -> tuple[re.Pattern[str], dict[str, str]]:
-    """Phrases, longest first, and what each means: an attribute, or a thing whose name is no
-    attribute's phrase.
-    """
+    """Return a pattern of all phrases, longest first, and the attribute or thing of each phrase."""
     names = {normalise(thing): thing for thing in table.things}
-    # Attributes come later and replace things of the same name: the question then asks for the
-    # kind.
+    # A phrase that names both a thing and an attribute means the attribute.
     for attribute in table.attributes.values():
         names |= {normalise(phrase): attribute.name for phrase in attribute.phrases}
     longest_first = sorted(names, key=lambda phrase: (-len(phrase), phrase))

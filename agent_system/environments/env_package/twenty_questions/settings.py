@@ -1,4 +1,4 @@
-"""The ``env.twenty_questions`` section."""
+"""Settings of ``env.twenty_questions``: words, prompts and gamemaster."""
 
 from typing import Annotated, Literal
 
@@ -11,35 +11,38 @@ from verl.config.settings import NonNegative, PositiveInt, Refusal
 
 
 class GameSettings(EnvSettings):
-    """The secret words and who answers; all keys below ``gamemaster`` are of the server."""
+    """Settings of ``env.twenty_questions``: secret words, prompts and gamemaster.
+
+    The keys after ``gamemaster`` belong to the server.
+    """
 
     words: tuple[str, ...] = ()
-    """secret words; none: those of the shipped table"""
+    """secret words; empty: all words of the shipped table"""
     clues: Annotated[int, Ge(0), Le(2)] = 0
-    """things that hold for the word with which every game opens; where there are any, held out is a
-    quarter of them, or of their pairs, instead of a quarter of the words"""
+    """number of attributes of the word that every game starts with; above 0, a quarter of the
+    attributes or of their pairs is held out, instead of a quarter of the words"""
     prompt: Literal["full", "compact"] = "full"
-    """full: rules and answer format for chat models; compact: observations alone, for policies made
-    by imitation"""
+    """full: rules and answer format for chat models; compact: observations alone, for policies
+    trained by imitation"""
     gamemaster: Literal["embedded", "openai"] = "embedded"
-    """who answers: the shipped table, or a server with OpenAI's interface"""
+    """source of the answers: the shipped table, or an OpenAI-compatible server"""
     base_url: str = ""
-    """address of the server"""
+    """base URL of the server"""
     model: str = ""
-    """model that the server is asked for"""
+    """name of the model on the server"""
     api_key_env: str = "OPENAI_API_KEY"
-    """environment variable that holds the key of the server"""
-    # All attempts together have to be done within env.step_timeout_s.
+    """environment variable that contains the API key of the server"""
+    # All attempts together must end within env.step_timeout_s.
     timeout_s: NonNegative = 6.0
-    """seconds for one request to the server"""
+    """timeout of one request to the server, in seconds"""
     attempts: PositiveInt = 4
-    """requests to the server before an answer is given up"""
+    """requests to the server before the episode fails"""
 
     @model_validator(mode="after")
     def _words_are_known(self) -> "GameSettings":
         unknown = unknown_words(self.words) if self.gamemaster == "embedded" else []
         if unknown:
             why = f"the embedded gamemaster does not know {', '.join(unknown)}"
-            fix = "take such words, or a gamemaster that knows them"
+            fix = "use such words, or a gamemaster that knows them"
             raise Refusal("words", why, "words of knowledge.txt", fix)
         return self

@@ -177,7 +177,7 @@ def test_games_are_played_where_no_translation_can_be_kept(tmp_path, caplog):
     file.write_text("")
     engine = Engine(file / "translations")
     engine.load(drawn("pick"))
-    assert engine.reset().commands and "translated games are not kept" in caplog.text
+    assert engine.reset().commands and "cannot cache the translation" in caplog.text
     engine.close()
 
 

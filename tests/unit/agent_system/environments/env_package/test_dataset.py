@@ -7,9 +7,9 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
+from agent_system.environments.env_package.dataset.answers import find_answer
 from agent_system.environments.env_package.dataset.grading import (
     NoGrade,
-    announced,
     compare_with_truth,
     read_grade,
 )
@@ -245,10 +245,13 @@ def test_without_a_truth_there_is_no_grade(truth):
         compare_with_truth("d", "1", truth, {})
 
 
-def test_the_last_announced_answer():
-    assert announced("#### 3\nor <answer>4</answer>") == "4"
-    assert announced("\\boxed{}") == ""
-    assert announced("nothing") is None
+def test_the_mark_that_ends_last_is_the_answer():
+    answers = [find_answer(text) for text in ("#### 3\nor <answer>4</answer>", "\\boxed{}", "no")]
+    assert [(answer.readings[0], answer.is_marked) for answer in answers if answer] == [
+        ("4", True),
+        ("", True),
+        ("no", False),
+    ]
 
 
 @pytest.mark.parametrize(

@@ -66,7 +66,7 @@ def test_what_is_implied_holds():
     ("text", "complaint"),
     [
         ("dog = 4; furry", "not defined"),
-        ("nonsense", "not a line"),
+        ("nonsense", "is no line"),
         ("living | Is it alive? | alive\nliving | Is it alive? | alive", "twice"),
         ("living | Is it alive? | alive\ndog = 4; living\ndog = 4;", "twice"),
     ],
@@ -329,7 +329,7 @@ def test_train_and_held_out_words_are_disjoint_and_stable():
     assert game.words_of("train", ["cat", "dog", "cow"]) == game.words_of(
         "train", ["cow", "cat", "dog"]
     )
-    with pytest.raises(ValueError, check=mentions("twenty questions")):
+    with pytest.raises(ValueError, check=mentions("words=['dog']")):
         game.words_of("train", ["dog"])
 
 

@@ -212,7 +212,7 @@ def test_weights_join_several_rewards_and_gdpo_reads_the_same(job):
     (found,) = dry_run_problems(config(*words[:-1], "+reward_model.weights={fromat: 1}"))
     assert "names 'fromat', which it did not return; allowed: accuracy, format" in found
     (found,) = dry_run_problems(config(*words[:-1]))
-    assert "or name what counts in reward_model.weights" in found
+    assert "or name the rewards of the dictionary in reward_model.weights" in found
     own = config(*words, "algorithm.gdpo_reward_keys=[format]", "+reward_model.weights={format: 2}")
     assert own.algorithm.gdpo_reward_weights == []
 
