@@ -63,7 +63,7 @@ class ChatRequest:
 
 
 def read_request(body: Mapping[str, Any], rules: SamplingRules) -> ChatRequest:
-    """Parse and check the request in ``body``. Raises ``Refused``."""
+    """Parse and check the request in ``body``. Raises ``RequestRefused``."""
     said = {key: value for key, value in body.items() if value is not None}
     if said.get("model") != MODEL:
         raise Refused(

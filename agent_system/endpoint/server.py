@@ -48,7 +48,7 @@ class Guest(Protocol):
         ...
 
     async def chat(self, request: ChatRequest) -> Reply:
-        """Sample the turn that answers ``request``. Raises ``Refused``."""
+        """Sample the turn that answers ``request``. Raises ``RequestRefused``."""
         ...
 
     def finish(self, reward: float, won: bool) -> None:
@@ -138,7 +138,7 @@ class EndpointServer:
         return web.json_response({"reward": reward, "won": won})
 
     def _key(self, request: web.Request) -> str:
-        """Return the key in the header of ``request``. Raises ``Refused`` if it is unknown."""
+        """Return the key in the header of ``request``. Raises ``RequestRefused`` if it is unknown."""
         said = request.headers.get("Authorization", "")
         key = said.removeprefix(BEARER)
         if not said.startswith(BEARER) or key not in self._guests:
@@ -154,7 +154,7 @@ class EndpointServer:
 
 
 def read_reward(body: Mapping[str, Any]) -> tuple[float, bool]:
-    """Parse the reward and the success in ``body``. Raises ``Refused``.
+    """Parse the reward and the success in ``body``. Raises ``RequestRefused``.
 
     Without the key ``won``, the episode is a success if the reward is above 0.
     """
