@@ -64,9 +64,7 @@ class RemoteRetriever:
                 _passage(item.get("document", item)["contents"]) for item in reply["result"][0]
             ][:topk]
         except (KeyError, IndexError, TypeError, AttributeError) as error:
-            raise self._error(
-                f"returned no list of passages: {str(reply)[:200]}"
-            ) from error
+            raise self._error(f"returned no list of passages: {str(reply)[:200]}") from error
 
     def _post(self, question: dict[str, Any]) -> Any:
         import httpx
