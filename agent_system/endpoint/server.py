@@ -138,7 +138,7 @@ class EndpointServer:
         return web.json_response({"reward": reward, "won": won})
 
     def _key(self, request: web.Request) -> str:
-        """Return the key in the header of ``request``. Raises ``RequestRefused`` if it is unknown."""
+        """Return the key in the header of ``request``. Raises ``RequestRefused`` if unknown."""
         said = request.headers.get("Authorization", "")
         key = said.removeprefix(BEARER)
         if not said.startswith(BEARER) or key not in self._guests:

@@ -48,7 +48,7 @@ class Segment:
 
     @property
     def end(self) -> int:
-        """Position after the last token."""
+        """Position in the ledger after the last token."""
         return self.start + len(self.ids)
 
 

@@ -72,12 +72,10 @@ def masked_grpo_loss(
 
     ``loss_type`` determines the aggregation:
 
-    - ``grpo``: mean over rows of the token means.
+    - ``grpo``: mean over rows of the token means, 0 for rows without trained tokens.
     - ``bnpo``: mean over tokens.
     - ``dr_grpo``: sum over tokens / (rows * ``max_completion_length``).
     - ``dapo``: sum over tokens / ``num_tokens`` of the optimizer step (None: of this batch).
-
-    Rows without a trained token add nothing to the sum.
     """
     if loss_type not in LOSS_TYPES:
         raise ValueError(

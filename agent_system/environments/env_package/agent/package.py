@@ -96,7 +96,7 @@ def tasks(settings: AgentSettings, split: str) -> list[Task]:
 
 
 def prompts(settings: AgentSettings) -> SingleTurnPrompts:
-    """Return prompts without text of their own: the agent writes all messages."""
+    """Return prompts that add no text: the agent writes all messages."""
     del settings  # without effect here
     return SingleTurnPrompts()
 

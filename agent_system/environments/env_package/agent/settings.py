@@ -1,4 +1,4 @@
-"""The ``env.agent`` section."""
+"""Settings of the config section ``env.agent``."""
 
 from typing import Annotated
 

@@ -87,7 +87,7 @@ class FrozenLake:
             for m, (_, down, right) in MOVES.items()
             if 0 <= row + down < size and 0 <= column + right < size
         }
-        # On slippery ice a move off the lake may slip sideways into another cell.
+        # On slippery ice a move off the lake may end in a cell at its side.
         return [move for move in MOVES if self.settings.slippery or move in inside]
 
     def _look(self, said: str) -> Observation:

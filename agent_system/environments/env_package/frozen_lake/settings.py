@@ -1,4 +1,4 @@
-"""The ``env.frozen_lake`` section."""
+"""Settings of the config section ``env.frozen_lake``."""
 
 from typing import Annotated, Literal
 

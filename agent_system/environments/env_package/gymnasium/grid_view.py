@@ -38,7 +38,7 @@ def look(observation: Any, info: Mapping[str, Any], world: GymnasiumWorld) -> st
 
 
 def state(world: GymnasiumWorld) -> str:
-    """Return MiniGrid's hash of the world and the object in the agent's hands."""
+    """Return MiniGrid's hash of the world and the object that the agent holds."""
     carried = world.unwrapped.carrying
     hands = f"{carried.color} {carried.type}" if carried is not None else ""
     return f"{world.unwrapped.hash()} {hands}"
@@ -67,7 +67,7 @@ def _things(image: Any) -> list[str]:
             kind, colour, condition = map(int, image[column, row])
             ahead, right = height - 1 - row, column - width // 2
             name = IDX_TO_OBJECT[kind]
-            # The cell of the agent shows the object in its hands, which is mentioned already.
+            # The cell of the agent shows the object that it holds, which is mentioned already.
             if name in PLAIN or (ahead, right) == (0, 0):
                 continue
             words = _named(name, IDX_TO_COLOR[colour], condition)

@@ -1,4 +1,4 @@
-"""The ``env.gymnasium`` section."""
+"""Settings of the config section ``env.gymnasium``."""
 
 from typing import Any, ClassVar, Literal
 

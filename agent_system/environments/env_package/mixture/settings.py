@@ -1,4 +1,4 @@
-"""The ``env.mixture`` section."""
+"""Settings of the config section ``env.mixture``."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Self
@@ -75,7 +75,7 @@ class MixtureSettings(EnvSettings):
 
     @property
     def weights(self) -> Mapping[str, int]:
-        """Parts and their weights."""
+        """Weights of the parts by name."""
         return DEFAULT_PARTS if self.parts is None else self.parts
 
     def completed(self, env: "EnvConfig") -> Self:

@@ -51,7 +51,7 @@ class NumberLineEnv:
         self.steps = 0
 
     def reset(self, task: Task, seed: int) -> Observation:
-        """Start on ``task["start"]``."""
+        """Start an episode on the number ``task["start"]``."""
         del seed  # nothing is random
         self.position = task["start"]
         self.target = task["target"]

@@ -1,4 +1,4 @@
-"""The ``env.number_line`` section."""
+"""Settings of the config section ``env.number_line``."""
 
 from typing import Literal
 

@@ -1,4 +1,4 @@
-"""The ``env.openenv`` section."""
+"""Settings of the config section ``env.openenv``."""
 
 from typing import Annotated, Any, Literal
 

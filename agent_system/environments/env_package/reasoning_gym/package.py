@@ -62,7 +62,7 @@ class ReasoningGymEnv:
         self.entry: dict[str, Any] = {}
 
     def reset(self, task: Task, seed: int) -> Observation:
-        """Ask question ``task["number"]``."""
+        """Start an episode with question ``task["number"]``."""
         del seed  # the number determines the question
         self.entry = self.questions[task["number"]]
         return Observation(self.entry["question"])
@@ -95,7 +95,7 @@ class QuestionPrompts(SingleTurnPrompts):
     asks_for_levels = True
 
     def system(self, levels: bool) -> str | None:
-        """Return the answer format."""
+        """Return the answer format as system message."""
         return level_instructions() if levels else PLAIN
 
 

@@ -1,4 +1,4 @@
-"""The ``env.reasoning_gym`` section."""
+"""Settings of the config section ``env.reasoning_gym``."""
 
 from typing import Any, ClassVar, Literal
 

@@ -32,12 +32,12 @@ class Door:
 
     @property
     def places(self) -> list[str]:
-        """All places in alphabetical order."""
+        """All places of the cycle in alphabetical order."""
         return sorted(arrow[0] for arrow in self.arrows)
 
     @property
     def goal(self) -> str:
-        """Place that opens the door."""
+        """Place that opens the door: ``hops`` arrows after ``place``."""
         return self.follow(self.place, self.hops)[-1] if self.hops else self.place
 
     def follow(self, place: str, count: int) -> list[str]:

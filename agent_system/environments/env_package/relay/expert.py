@@ -45,7 +45,7 @@ class RelayPlayer:
         )
 
     def observe(self, action: str, observation: Observation) -> None:
-        """Read the next door."""
+        """Read the next door from ``observation``."""
         del action  # it was right: otherwise the episode would be over
         self.door = door_in(observation.text)
 

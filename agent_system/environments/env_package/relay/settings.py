@@ -1,4 +1,4 @@
-"""The ``env.relay`` section."""
+"""Settings of the config section ``env.relay``."""
 
 from itertools import pairwise
 from typing import Annotated, Literal

@@ -65,7 +65,7 @@ class ScienceWorldEnv:
         self._score = 0.0
 
     def reset(self, task: Task, seed: int = 0) -> Observation:
-        """Start ``task``."""
+        """Start an episode of ``task`` in the simulator."""
         del seed  # the task determines the episode
         self._load(task)
         self._score = 0.0

@@ -1,4 +1,4 @@
-"""The ``env.scienceworld`` section."""
+"""Settings of the config section ``env.scienceworld``."""
 
 from typing import Annotated, Literal, get_args
 

@@ -56,7 +56,7 @@ class SearchEnv:
         self._seen: set[str] = set()
 
     def reset(self, task: Task, seed: int) -> Observation:
-        """Ask ``task["question"]``."""
+        """Start an episode with the question ``task["question"]``."""
         del seed  # nothing is random
         self._task = task
         self._seen = set()

@@ -18,7 +18,7 @@ class RetrievalError(RuntimeError):
 
 
 class Retriever(Protocol):
-    """Interface of search engines."""
+    """Interface of search engines for passages."""
 
     def search(self, query: str, topk: int) -> list[Passage]:
         """Return the ``topk`` best passages for ``query``, best first."""

@@ -1,4 +1,4 @@
-"""The ``env.search`` section."""
+"""Settings of the config section ``env.search``."""
 
 from typing import Annotated, Literal
 

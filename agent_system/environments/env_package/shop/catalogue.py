@@ -1,4 +1,4 @@
-"""Catalogue and goals of the shop, drawn from the tables of ``catalogue.json`` with a fixed seed."""
+"""Catalogue and goals of the shop, drawn with a fixed seed from tables in ``catalogue.json``."""
 
 import json
 import random

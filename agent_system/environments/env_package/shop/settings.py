@@ -1,4 +1,4 @@
-"""The ``env.shop`` section. ``env.webshop`` is an alias of the same environment."""
+"""Settings of the config section ``env.shop``. ``env.webshop`` is an alias."""
 
 from typing import Annotated, Literal
 

@@ -1,4 +1,4 @@
-"""TextArena: text games for one or two players that need no download.
+"""TextArena: puzzles and two-sided text games that need no download.
 
 The library ``textarena`` is in the extra ``envs``.
 """

@@ -49,8 +49,8 @@ LEFT_OUT: dict[str, str] = {
 }
 
 
-# Games in which a constant move wins most episodes against a random opponent: the move, the number
-# of successes and the number of episodes. ``remarks`` shows them. A user-provided opponent helps.
+# Games in which a constant move usually succeeds against a random opponent: the move, the number of
+# successes and the number of episodes. Such games need a user-provided opponent.
 CONSTANTS: dict[str, tuple[str, int, int]] = {
     "ConnectFour-v0": ("[0]", 24, 32),
     "ConnectFour-v0-blind": ("[col 2]", 23, 32),
@@ -230,7 +230,7 @@ def unlisted() -> dict[str, str]:
 def remarks() -> dict[str, str]:
     """Return a remark for each game in which a constant move usually succeeds."""
     return {
-        name: f"the constant move {move} wins {won} of {plays} episodes against random moves"
+        name: f"the constant move {move} solves {won} of {plays} episodes against random moves"
         for name, (move, won, plays) in CONSTANTS.items()
     }
 
@@ -239,7 +239,7 @@ def _why_unlisted(name: str) -> str:
     if name.startswith(SCRIPTED_ONLY):
         return "it does not accept random moves: it needs a user-provided opponent"
     if name.startswith(EMPTY_WINS):
-        return "an empty policy wins some episodes, because its opponent makes random errors"
+        return "an empty policy solves some episodes, because its opponent makes random errors"
     if name in NAMED_TWICE:
         return f"it is the same game as {NAMED_TWICE[name]}"
     return ""

@@ -1,7 +1,8 @@
-"""Opponents in games for two players: random or user-provided.
+"""Opponents of the policy in games for two: random or user-provided.
 
-The random opponent knows no rules. It takes the moves in brackets from the texts that it has read,
-replaces digits and single letters, and tries them on a copy of the game until one is accepted.
+The random opponent knows no rules. It takes moves in brackets from the texts that it has read and
+replaces digits and single letters in them. It tries the results on a copy of the game until one is
+accepted.
 """
 
 import copy
@@ -41,9 +42,9 @@ def scripted(settings: TextArenaSettings) -> Opponent | None:
 
 
 def random_move(game: Any, read: Sequence[str], dice: random.Random) -> str:
-    """Return a random move of the current player.
+    """Return a random move for the seat whose turn it is.
 
-    ``read`` are all texts for this player. The move is valid unless none of ``TRIES`` random moves
+    ``read`` are all texts for this seat. The move is valid unless none of ``TRIES`` random moves
     was accepted.
     """
     shown = list(dict.fromkeys(move for text in read for move in _BRACKETS.findall(text)))
@@ -73,7 +74,7 @@ def accepted(game: Any, move: str) -> bool:
 
 
 def broken_rule(state: Any, player: int) -> bool:
-    """Return True if the last move of ``player`` was refused, or ended the game as invalid."""
+    """Return True if the last move of a seat was refused, or ended the game as invalid."""
     refused = state.error_count > 0 and state.current_player_id == player
     return bool(refused or state.game_info[player]["invalid_move"])
 

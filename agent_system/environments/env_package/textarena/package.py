@@ -1,4 +1,4 @@
-"""TextArena: games for one player, and games for two against a random or scripted opponent.
+"""TextArena: games for one, and games for two against a random or user-provided opponent.
 
 In games for two, the seat of the policy alternates between tasks. A task is the start of a game.
 For the four puzzles, the split depends on a hash of the start: one in four belongs to validation.
@@ -142,7 +142,7 @@ class TextArenaEnv:
             try:
                 self._make(self.kind.env_id, **self._options).reset(num_players=2, seed=0)
             except (AssertionError, ValueError, ZeroDivisionError):
-                return 1  # games for one player raise these errors
+                return 1  # games for one raise these errors
         return 2
 
     @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""The ``env.textarena`` section."""
+"""Settings of the config section ``env.textarena``."""
 
 from typing import Annotated, ClassVar
 

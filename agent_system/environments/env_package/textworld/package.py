@@ -71,7 +71,7 @@ class TextWorldEnv:
         self._loaded: str | None = None
 
     def reset(self, task: Task, seed: int = 0) -> Observation:
-        """Start ``task``."""
+        """Start an episode of the game of ``task``."""
         del seed  # the task determines the episode
         # Load a game once: the members of a group often use the same game one after the other.
         if self._loaded != task["game"]:
@@ -106,7 +106,7 @@ class TextWorldEnv:
         return observation, reward, bool(done), observation.info
 
     def gold_path(self, task: Task) -> list[str]:
-        """Return commands that solve ``task``."""
+        """Return commands that solve ``task``, in order."""
         return self._store.gold_path(task["game"])
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""The ``env.textworld`` section."""
+"""Settings of the config section ``env.textworld``."""
 
 from typing import Annotated, ClassVar, Literal
 

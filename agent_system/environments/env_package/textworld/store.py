@@ -109,25 +109,25 @@ class GameStore:
 
         Raises ``TimeoutExpired`` after ``MAKE_S`` seconds.
         """
+        games_before = self._made()
         pipe = subprocess.PIPE
         process = subprocess.Popen(command, env=environ, stdout=pipe, stderr=pipe, text=True)
         with Progress("TextWorld", sum(self.counts.values()), "games") as progress, process:
             try:
-                output, errors = self._wait_for_process(process, progress)
+                output, errors = self._wait_for_process(process, progress, games_before)
             finally:
                 process.kill()  # without effect if the process has ended
         return subprocess.CompletedProcess(command, process.returncode, output, errors)
 
     def _wait_for_process(
-        self, process: subprocess.Popen[str], progress: Progress
+        self, process: subprocess.Popen[str], progress: Progress, games_before: int
     ) -> tuple[str, str]:
         """Wait for ``process`` and return its standard output and standard error."""
-        before = self._made()
         deadline = time.monotonic() + MAKE_S
         while True:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 return process.communicate(timeout=LOOK_S)
-            progress.to(self._made() - before)
+            progress.to(self._made() - games_before)
             if time.monotonic() > deadline:
                 raise subprocess.TimeoutExpired(process.args, MAKE_S)
 

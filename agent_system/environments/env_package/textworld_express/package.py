@@ -55,7 +55,7 @@ class TextWorldExpressEnv:
         self._possible: list[str] = []
 
     def reset(self, task: Task, seed: int = 0) -> Observation:
-        """Start ``task``."""
+        """Start an episode of the game of ``task``."""
         del seed  # the task determines the episode
         state = self._start(task)
         self._score = 0.0

@@ -1,4 +1,4 @@
-"""The ``env.textworld_express`` section."""
+"""Settings of the config section ``env.textworld_express``."""
 
 import re
 from typing import Annotated, ClassVar, Literal, get_args
