@@ -68,8 +68,8 @@ class MixtureSettings(EnvSettings):
             return None
         if not parts or any(name.split("/", 1)[0] == "mixture" for name in parts):
             raise ValueError(
-                f"{list(parts)!r}; allowed: at least one environment, but no mixture; "
-                'fix: ["frozen_lake=2", "sokoban"]'
+                "no environment is named, or a mixture is among them; "
+                'allowed: names of other environments; fix: ["frozen_lake=2", "sokoban"]'
             )
         return parts
 
