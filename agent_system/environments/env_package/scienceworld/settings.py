@@ -44,5 +44,7 @@ class ScienceWorldSettings(EnvSettings):
             if name not in VARIATIONS:
                 kinds = ", ".join(VARIATIONS)
                 hint = did_you_mean(name, VARIATIONS)
-                raise ValueError(f"kind {name!r} does not exist{hint}; allowed: any of {kinds}")
+                raise ValueError(
+                    f"kind {name!r} does not exist{hint}; allowed: any of {kinds}; fix: [boil]"
+                )
         return names

@@ -35,7 +35,10 @@ class SearchSettings(EnvSettings):
     @classmethod
     def _is_http(cls, url: str | None) -> str | None:
         if url is not None and not url.startswith(("http://", "https://")):
-            raise ValueError("not an HTTP address; allowed: a URL that begins with http(s)://")
+            raise ValueError(
+                "not an HTTP address; allowed: a URL that begins with http(s)://; "
+                "fix: http://127.0.0.1:8000/retrieve"
+            )
         return url
 
     def file_key(self, split: str) -> str | None:

@@ -45,5 +45,7 @@ class TextWorldExpressSettings(EnvSettings):
     def _are_numbers(cls, params: str) -> str:
         for pair in params.split(","):  # the library ignores pairs that it cannot read
             if not PARAM.fullmatch(pair):
-                raise ValueError(f"{pair!r} is not name=integer; allowed: name=integer,...")
+                raise ValueError(
+                    f"{pair!r} is not name=integer; allowed: name=integer,...; fix: numLocations=4"
+                )
         return params
