@@ -138,7 +138,7 @@ def _numbers(value: Any) -> str:
 
 
 def _tellable(space: Any) -> bool:
-    """Return True if observations are text or at most ``MOST_NUMBERS`` numbers per vector."""
+    """Return True if observations are text or at most ``MAX_NUMBERS`` numbers per vector."""
     from gymnasium import spaces
 
     if isinstance(space, spaces.Dict):

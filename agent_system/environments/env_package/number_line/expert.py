@@ -16,7 +16,7 @@ _LENGTHS = {"left": -1, "right": 1, "jump left": -3, "jump right": 3}
 def way_to(distance: int) -> list[str]:
     """Return the shortest list of moves over ``distance`` numbers, positive to the right.
 
-    Example: ``way_to(-4)`` is ``["jump left", "left"]``.
+    Example: ``moves_to_target(-4)`` is ``["jump left", "left"]``.
     """
     side = "right" if distance > 0 else "left"
     jumps, steps = divmod(abs(distance), 3)

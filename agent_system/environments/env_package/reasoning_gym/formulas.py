@@ -37,7 +37,7 @@ def parse_formula(
     """Parse a formula of numbers, ``+ - * /`` and brackets.
 
     The given ``names`` and ``functions`` are also allowed. With ``names``, powers with limited
-    exponents are allowed too. Raises ``Unreadable``.
+    exponents are allowed too. Raises ``UnreadableFormula``.
     """
     node = _parsed(text, LONGEST)
     _check(node, frozenset(names), frozenset(functions), DEEPEST, MAX_EXPONENT)
@@ -45,7 +45,10 @@ def parse_formula(
 
 
 def exact_value(node: ast.expr) -> Fraction:
-    """Return the value of a formula without names. Raises ``Unreadable``, ``ZeroDivisionError``."""
+    """Return the value of a formula without names.
+
+    Raises ``UnreadableFormula`` and ``ZeroDivisionError``.
+    """
     match node:
         case ast.Constant():
             return Fraction(str(node.value))
@@ -68,7 +71,7 @@ def integers_in(node: ast.expr) -> list[int]:
 def parse_list(text: str) -> Any:
     """Parse ``text`` as a Python literal: a text, an integer, a list or a tuple.
 
-    Raises ``Unreadable``.
+    Raises ``UnreadableFormula``.
     """
     try:
         value = ast.literal_eval(_parsed(text, LONGEST_LIST))
@@ -92,7 +95,7 @@ def _parsed(text: str, longest: int) -> ast.expr:
 def _check(
     node: ast.expr, names: frozenset[str], functions: frozenset[str], depth: int, exponent: int
 ) -> None:
-    """Raise ``Unreadable`` for a node that is not allowed.
+    """Raise ``UnreadableFormula`` for a node that is not allowed.
 
     ``depth`` is the allowed nesting and ``exponent`` the largest allowed exponent.
     """
@@ -122,7 +125,7 @@ def _check(
 
 
 def _checked_exponent(node: ast.expr, largest: int) -> int:
-    """Return the largest exponent that is allowed in nested powers. Raises ``Unreadable``."""
+    """Return the largest exponent allowed in nested powers. Raises ``UnreadableFormula``."""
     inner = list(ast.walk(node))
     if any(isinstance(part, ast.Pow) for part in inner):
         raise Unreadable("an exponent contains a power")
@@ -134,7 +137,7 @@ def _checked_exponent(node: ast.expr, largest: int) -> int:
 
 
 def _bound(node: ast.expr) -> float:
-    """Return an upper bound of the magnitude of an exponent. Raises ``Unreadable``."""
+    """Return an upper bound of the magnitude of an exponent. Raises ``UnreadableFormula``."""
     match node:
         case ast.Constant(value=int() | float() as value):
             return abs(value)
@@ -164,7 +167,7 @@ def _check_number(value: object) -> None:
 
 
 def _count(value: object, depth: int) -> int:
-    """Count the items of ``value``, nested ones included. Raises ``Unreadable``."""
+    """Count the items of ``value``, nested ones included. Raises ``UnreadableFormula``."""
     if isinstance(value, list | tuple) and depth > 0:
         return 1 + sum(_count(item, depth - 1) for item in value)
     if isinstance(value, str) or type(value) is int:

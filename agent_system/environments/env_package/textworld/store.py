@@ -107,7 +107,7 @@ class GameStore:
     def _run(self, command: list[str], environ: dict[str, str]) -> subprocess.CompletedProcess[str]:
         """Run ``command`` and show its progress, which is the number of new files.
 
-        Raises ``TimeoutExpired`` after ``MAKE_S`` seconds.
+        Raises ``TimeoutExpired`` after ``MAX_MAKE_S`` seconds.
         """
         games_before = self._made()
         pipe = subprocess.PIPE
