@@ -34,7 +34,7 @@ class Limits:
     def allow_turn(self, prompt: int, response: int) -> bool:
         """Return True if a turn may begin after ``prompt`` tokens of prompt and ``response`` more.
 
-        Example: ``TokenLimits(response=10, turn=4)`` allows a turn after 6 tokens of response, not 7.
+        Example: ``TokenLimits(response=10, turn=4)`` allows a turn after 6 response tokens, not 7.
         """
         longest = response + self.turn
         return prompt <= self.prompt and longest <= self.response and prompt + longest <= self.total

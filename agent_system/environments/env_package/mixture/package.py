@@ -131,7 +131,7 @@ def _stop(settings: MixtureSettings) -> tuple[str, ...]:
 
 
 def _project(text: str) -> tuple[str, bool]:
-    """Return the unchanged text: the part of the task projects it (``EnvPackage.package_for_task``)."""
+    """Return the unchanged text. The task's part projects it (``EnvPackage.package_for_task``)."""
     return text, True
 
 
