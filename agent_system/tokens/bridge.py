@@ -165,7 +165,8 @@ class ChatBridge:
         opened = self.template.render([{"role": "user", "content": anchor(0)}])
         turns = [("user", anchor(0)), ("assistant", self._tokens.mark(text))]
         whole = self.template.render(
-            [{"role": role, "content": said} for role, said in turns], add_generation_prompt=False
+            [{"role": role, "content": content} for role, content in turns],
+            add_generation_prompt=False,
         )
         end = self.template.closing()
         if not (whole.startswith(opened) and whole.endswith(end)):

@@ -156,7 +156,7 @@ def check_next_turn(bridge: ChatBridge, opening: Sequence[Message] = ()) -> None
     sampled = [] if end is None else [end]
     for answer, text in product(ANSWERS, SAMPLES):
         turns = [("assistant", answer), ("user", text)]
-        messages = [*first, *({"role": role, "content": said} for role, said in turns)]
+        messages = [*first, *({"role": role, "content": content} for role, content in turns)]
         shown = bridge.shown(messages)
         said, found, tail = bridge.template.render(shown).rpartition(answer)
         closing = bridge.closing if tail.startswith(bridge.closing) else ""

@@ -128,7 +128,7 @@ def tasks(settings: ReasoningGymSettings, split: str) -> list[Task]:
     if split == "val":
         firsts = _firsts(asked)
         return _balanced([(_task(settings, number), asked[number].answer) for number in firsts])
-    known = {one.question for one in asked.values()}
+    known = {val_question.question for val_question in asked.values()}
     found: list[tuple[Task, str]] = []
     counts: Counter[str] = Counter()
     for number in range(settings.val_tasks, settings.val_tasks + TRIES * settings.train_tasks):
