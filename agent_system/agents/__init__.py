@@ -1,4 +1,4 @@
-"""Agents: from what was said so far to an action, with the tokens it was sampled as."""
+"""Agents: map the messages of a conversation to the next action and its sampled tokens."""
 
 from agent_system.agents.ask import ask
 from agent_system.agents.base import Action, Agent, BatchAgent, Conversation, Message, TextAgent

@@ -1,4 +1,4 @@
-"""Asking an agent of either kind for the next turns of many conversations."""
+"""Call of an agent of either kind for the next turns of many conversations."""
 
 from collections.abc import Sequence
 from typing import Any, TypeGuard
@@ -9,33 +9,36 @@ from agent_system.agents.base import Action, Agent, BatchAgent, Conversation, Te
 def ask(
     agent: Agent, conversations: Sequence[Conversation], states: Sequence[Any]
 ) -> tuple[list[Action | str], list[Any]]:
-    """One action per conversation (the bare text where the agent tells no tokens), and the agent's
-    new states.
+    """Return one action per conversation and the agent's new states.
 
-    ``states`` are what the agent returned at the turn before, None at the first.
+    An action is plain text if the agent does not report tokens. ``states`` are the states that the
+    agent returned at the previous turn, None at the first turn.
 
     Raises:
-        TypeError: The agent has neither ``act_batch`` nor ``get_action``, or its ``get_action``
-            returned something else than a text or an ``Action``, alone or with a state.
-        ValueError: ``act_batch`` returned too few actions or too many.
+        TypeError: The agent has neither ``act_batch`` nor ``get_action``, or ``get_action``
+            returned neither text nor an ``Action``, alone or in a pair with a state.
+        ValueError: ``act_batch`` did not return one action per conversation.
     """
     name = type(agent).__name__
     if _answers_batches(agent):
         return _in_one_call(agent, conversations), list(states)
     if not _answers_in_words(agent):
-        raise TypeError(f"{name} is no agent: it has neither act_batch nor get_action")
+        raise TypeError(
+            f"{name} is not an agent: it has neither act_batch nor get_action. Define one of them"
+        )
     actions: list[Action | str] = []
     new_states: list[Any] = []
     for conversation, state in zip(conversations, states, strict=True):
-        # The agent's own copies: what it changes in them must not reach the transcript.
+        # Pass copies: changes that the agent makes must not reach the transcript.
         messages = [dict(message) for message in conversation.messages]
         said = agent.get_action(messages, state)
-        # A bare answer keeps the state of the turn before. An ``Action`` is no tuple: a tuple can
-        # only be a pair with a state.
+        # An answer without a state keeps the previous state. An ``Action`` is not a tuple, so a
+        # tuple is always a pair of answer and state.
         action, state = said if isinstance(said, tuple) else (said, state)
         if not isinstance(action, (str, Action)):
             raise TypeError(
-                f"{name}.get_action returned {type(action).__name__}, not a text or an Action"
+                f"{name}.get_action returned {type(action).__name__}; allowed: str or Action, "
+                "alone or in a pair with a state"
             )
         actions.append(action)
         new_states.append(state)

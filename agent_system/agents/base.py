@@ -1,8 +1,8 @@
-"""What an agent is asked and what it returns.
+"""Interfaces of agents, with their input and output types.
 
-Two kinds of agent play in a ``MultistepEnv``. One answers a batch of conversations at once with the
-tokens that were sampled (``act_batch``); one answers a conversation at a time, in words, and has a
-state that comes back at the next turn (``get_action``)::
+A ``MultistepEnv`` accepts two kinds of agent. One answers a batch of conversations in one call and
+returns the sampled tokens (``act_batch``). The other answers one conversation at a time as text. It
+may return a state, which it receives again at the next turn (``get_action``)::
 
     actions = agent.act_batch([Conversation(messages, prompt_ids), ...])      # list[Action]
     text, agent_state = agent.get_action(messages, agent_state)               # or an Action
@@ -20,10 +20,9 @@ Message = dict[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """One turn of an agent: its text and the tokens that were sampled for it, with one log-prob per
-    token.
+    """One turn of an agent: its text and its sampled tokens, with one log-prob per token.
 
-    A log-prob that the engine did not tell is NaN.
+    A log-prob that the engine did not return is NaN.
     """
 
     text: str
@@ -35,8 +34,9 @@ class Action:
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """What is to be continued: messages and, where tokens are kept, exactly the ids the policy is
-    to see.
+    """Conversation that an agent continues.
+
+    ``prompt_ids`` are the exact token ids that the policy must see. None: only ``messages`` exist.
     """
 
     messages: Sequence[Message]
@@ -46,22 +46,23 @@ class Conversation:
 class BatchAgent(Protocol):
     """An agent that continues many conversations at once.
 
-    It may have ``max_turn_tokens``, which bounds a turn; left out or None: unknown.
+    It may have ``max_turn_tokens``, the maximum length of a turn. Missing or None: unknown.
     """
 
     def act_batch(self, conversations: Sequence[Conversation]) -> Sequence[Action | str]:
-        """One action per conversation, in order."""
+        """Return one action per conversation, in order."""
         ...
 
 
 class TextAgent(Protocol):
-    """An agent that answers in words, one conversation at a time."""
+    """An agent that answers with text, one conversation at a time."""
 
     def get_action(
         self, messages: list[Message], agent_state: Any
     ) -> tuple[Action | str, Any] | Action | str:
-        """The next turn, alone or with a state that comes back at the turn after it (None at the
-        first).
+        """Return the next turn, alone or in a pair with a state.
+
+        ``agent_state`` is the state that the previous call returned, None at the first turn.
         """
         ...
 

@@ -1,8 +1,8 @@
-"""The agent that says what a language model samples, as it is.
+"""Agent that returns the unchanged output of a language model.
 
-The model is anything with vLLM's ``LLM.generate``: a list of prompts and sampling parameters go in,
-objects with ``.outputs[0].token_ids`` come out, in order. Log-probs, a finish reason and a text are
-taken where they are there.
+The model is any object with the interface of vLLM's ``LLM.generate``. It takes a list of prompts
+and sampling parameters, and returns objects with ``.outputs[0].token_ids``, in order. Log-probs,
+finish reason and text are optional.
 """
 
 import inspect
@@ -18,43 +18,43 @@ _REASONS = {"length": StopReason.LENGTH, "abort": StopReason.ABORT}
 
 
 class SampledOutput(Protocol):
-    """One continuation of a prompt; of more than its tokens nothing is taken for granted."""
+    """One continuation of a prompt. Only its tokens are required."""
 
     @property
-    def token_ids(self) -> Sequence[int]:
-        """The sampled tokens."""
-        ...
+    def token_ids(self) -> Sequence[int]: ...
 
 
 class GeneratedResult(Protocol):
-    """What a model returns for one prompt."""
+    """Result of a model for one prompt."""
 
     @property
     def outputs(self) -> Sequence[SampledOutput]:
-        """The continuations; the first one counts."""
+        """Return the continuations. Only the first one is used."""
         ...
 
 
 class LanguageModel(Protocol):
     """A model to sample from, such as ``vllm.LLM``.
 
-    ``sampling_params`` are the caller's own, and ``use_tqdm=False`` is passed where it is taken.
+    ``use_tqdm=False`` is passed if ``generate`` accepts it.
     """
 
     @property
     def generate(self) -> Callable[..., Iterable[GeneratedResult]]:
-        """``generate(prompts, sampling_params=...)``: one result per prompt, in order."""
+        """Return ``generate(prompts, sampling_params=...)``: one result per prompt, in order."""
         ...
 
 
 class DirectOutputAgent:
-    """One sampled turn per action.
+    """Agent that samples one turn per action with ``llm.generate``.
 
-    ``sampling_params`` is handed to ``llm.generate`` unchanged; its ``max_tokens``, if it has one,
-    bounds a turn. ``tokenizer`` decodes what was sampled and renders prompts where messages are all
-    there is; by default it is the model's own (``llm.get_tokenizer()``), if it has one. Without any
-    tokenizer, prompts are plain transcripts, and a model that tells token ids but no text is quoted
-    as its ids in decimal.
+    ``sampling_params`` is passed to ``llm.generate`` unchanged. Its ``max_tokens``, if present, is
+    the maximum length of a turn. ``tokenizer`` decodes sampled tokens and renders prompts of
+    conversations without token ids. It defaults to the tokenizer of the model
+    (``llm.get_tokenizer()`` or ``llm.tokenizer``).
+
+    Without a tokenizer, prompts are plain transcripts ``role: content``. Sampled tokens without
+    text then become their decimal ids, separated by spaces.
     """
 
     def __init__(
@@ -63,23 +63,23 @@ class DirectOutputAgent:
         self.llm = llm
         self.sampling_params = sampling_params
         self._tokenizer = tokenizer if tokenizer is not None else _own_tokenizer(llm)
-        # vLLM draws a progress bar for every turn by default; others need not know the option.
+        # By default vLLM shows a progress bar for every turn. Other models may lack the option.
         self._options = {"use_tqdm": False} if _accepts(llm.generate, "use_tqdm") else {}
 
     @property
     def max_turn_tokens(self) -> int | None:
-        """The longest turn in tokens, where the sampling parameters say."""
+        """Return ``max_tokens`` of the sampling parameters, or None."""
         return getattr(self.sampling_params, "max_tokens", None)
 
     def get_action(self, messages: list[Message], agent_state: Any = None) -> tuple[str, Any]:
-        """The text of the next turn; ``agent_state`` is passed through."""
+        """Return the text of the next turn and the unchanged ``agent_state``."""
         return self.act_batch([Conversation(messages)])[0].text, agent_state
 
     def act_batch(self, conversations: Sequence[Conversation]) -> list[Action]:
         """Sample one turn for every conversation in a single call of the model.
 
         Raises:
-            ValueError: The model returned another number of results than it was given prompts.
+            ValueError: The model did not return one result per prompt.
         """
         prompts = [self._prompt(conversation) for conversation in conversations]
         results = list(
@@ -87,13 +87,14 @@ class DirectOutputAgent:
         )
         if len(results) != len(prompts):
             raise ValueError(
-                f"the model returned {len(results)} results for {len(prompts)} prompts"
+                f"the model returned {len(results)} results for {len(prompts)} prompts; "
+                "allowed: one result per prompt, in order"
             )
         return [self._action(result.outputs[0]) for result in results]
 
     def _prompt(self, conversation: Conversation) -> dict[str, list[int]] | str:
-        # Ids before messages: a conversation that is rendered and encoded again has other tokens
-        # than the policy has seen.
+        # Prefer the ids: rendering and encoding the messages again can give other tokens than the
+        # policy has seen.
         if conversation.prompt_ids is not None:
             return {"prompt_token_ids": list(conversation.prompt_ids)}
         messages = list(conversation.messages)
@@ -102,7 +103,7 @@ class DirectOutputAgent:
                 messages, tokenize=False, add_generation_prompt=True
             )
             ids = list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
-            # A model that encodes the text itself may begin it with a second BOS.
+            # A model that encodes the text itself may add a second BOS token.
             doubled = list(self._tokenizer(text, add_special_tokens=True)["input_ids"]) != ids
             return {"prompt_token_ids": ids} if doubled else text
         lines = [f"{message['role']}: {message['content']}\n" for message in messages]
@@ -110,7 +111,7 @@ class DirectOutputAgent:
 
     def _action(self, output: SampledOutput) -> Action:
         ids = [int(token) for token in output.token_ids]
-        # A model that tells no reason is taken to have finished its turn.
+        # Without a finish reason the turn counts as complete.
         reason = _REASONS.get(getattr(output, "finish_reason", ""), StopReason.STOP)
         version = getattr(output, "policy_version", 0)
         return Action(
@@ -141,15 +142,16 @@ def _accepts(function: Callable[..., object], name: str) -> bool:
 
 
 def _logprobs(output: SampledOutput, ids: list[int]) -> list[float]:
-    """One log-prob per id: from vLLM's dictionaries by token, or from plain numbers; NaN where
-    there is none.
+    """Return one log-prob per id, NaN where there is none.
+
+    ``output.logprobs`` has one entry per token: vLLM's dictionary by token id, or a number.
     """
     told = getattr(output, "logprobs", None)
     if not isinstance(told, Sequence) or not told:
         return [math.nan] * len(ids)
     values: list[float] = []
     for entry, token in zip(told, ids, strict=True):
-        # vLLM may list likelier tokens beside the sampled one, which is always among them.
+        # vLLM may also list more likely tokens. The sampled token is always in the dictionary.
         found = entry[token] if isinstance(entry, Mapping) else entry
         number = getattr(found, "logprob", found)
         values.append(math.nan if number is None else float(number))

@@ -1,6 +1,4 @@
-"""The agent of the collector: it asks a rollout engine, without blocking, and says what was
-sampled, as it is.
-"""
+"""Agent of the collector: awaits a rollout engine and returns its unchanged output."""
 
 from collections.abc import Awaitable, Callable, Sequence
 
@@ -9,10 +7,10 @@ from verl.utils.sampling import SamplingResult
 
 
 class EngineAgent:
-    """One sampled turn per action.
+    """Agent that samples one turn per action with a rollout engine.
 
-    ``sample(prompt_ids, forced)`` asks a policy for a continuation; ``decode(token_ids)`` turns it
-    into text. Both are bound to their settings by whoever makes the agent.
+    ``sample(prompt_ids, forced)`` awaits a continuation from the policy. ``decode(token_ids)``
+    converts it to text.
     """
 
     def __init__(
@@ -24,9 +22,9 @@ class EngineAgent:
         self._decode = decode
 
     async def act(self, prompt_ids: list[int], forced: int = 0) -> Action:
-        """Sample one turn after ``prompt_ids``, whose last ``forced`` tokens begin it already.
+        """Sample one turn after ``prompt_ids``, whose last ``forced`` tokens begin the turn.
 
-        Raises what ``sample`` raises when it gives up.
+        Errors of ``sample`` propagate.
         """
         result = await self._sample(prompt_ids, forced)
         return Action(

@@ -1,11 +1,11 @@
-"""An endpoint that speaks as OpenAI's does: agents that know nothing of training play through it.
+"""OpenAI-compatible endpoint: agents that know nothing about training generate episodes with it.
 
     agent ──POST /v1/chat/completions──▶ server ──messages──▶ dialogues ──tokens──▶ engine
           ◀──────────── text ──────────        ◀── sampled, with log-probs, in a ledger ──
-          ──POST /v1/reward─────────────▶ the play is over, its key is void
+          ──POST /v1/reward─────────────▶ ends the episode and invalidates its key
 
-The key of a client names a play. Who plays, and what becomes of it, is said in
-``agent_system.multi_turn_rollout.agent_player``.
+The API key of a client identifies an episode (a session). The implementation of sessions is in
+``agent_system.multi_turn_rollout``.
 """
 
 from verl.utils.lazy import lazy

@@ -1,4 +1,4 @@
-"""A chat request, read: what would sample otherwise than the run does is refused, never ignored."""
+"""Reader of chat requests. Keys that would change the sampling of the run are refused."""
 
 import itertools
 import reprlib
@@ -11,7 +11,7 @@ from agent_system.endpoint.forms import MODEL, Refused
 from agent_system.tokens.template import Message
 
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
-# Keys with the values that ask for nothing; null asks for nothing anywhere.
+# Accepted keys with their values that have no effect. null has no effect under any key.
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "n": (1,),
     "stream": (False,),
@@ -27,21 +27,21 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "response_format": ({"type": "text"},),
     "modalities": (["text"],),
 }
-# They say who asks, and nothing about what is sampled.
+# Keys that identify the client and have no effect on sampling.
 LABELS = ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key")
 LENGTHS = ("max_tokens", "max_completion_tokens")
 READ = ("model", "messages", "stop", *LENGTHS)
 MAX_STOPS = 4
 MAX_MESSAGES = 10_000  # of a request
 SHOWN = 120  # characters of a value in an error
-# Bounded: the repr of a whole body would take seconds.
+# Bounded, because the repr of a whole body would take seconds.
 _SHORT = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = SHOWN
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingRules:
-    """How the run samples; ``max_tokens`` bounds a turn."""
+    """Sampling settings of the run. ``max_tokens`` is the maximum length of a turn."""
 
     temperature: float
     top_p: float
@@ -51,8 +51,10 @@ class SamplingRules:
 
 @dataclass(frozen=True, slots=True)
 class ChatRequest:
-    """What is to be continued: messages of which no two in a row are the user's, and the last one
-    is. ``stop`` are strings that end the turn beside the run's own.
+    """Messages to continue, with the limits of the turn.
+
+    The last message is the user's, and no two user messages are neighbours. ``stop`` are strings
+    that end the turn in addition to those of the run.
     """
 
     messages: list[Message]
@@ -61,11 +63,11 @@ class ChatRequest:
 
 
 def read_request(body: Mapping[str, Any], rules: SamplingRules) -> ChatRequest:
-    """The request in ``body``. Raises ``Refused``."""
+    """Parse and check the request in ``body``. Raises ``RequestRefused``."""
     said = {key: value for key, value in body.items() if value is not None}
     if said.get("model") != MODEL:
         raise Refused(
-            f"model={_short(said.get('model'))}: there is one model; allowed: {MODEL!r}; "
+            f"model={_short(said.get('model'))}: this model does not exist; allowed: {MODEL!r}; "
             f"fix: model={MODEL!r}",
             status=404,
             param="model",
@@ -80,7 +82,7 @@ def read_request(body: Mapping[str, Any], rules: SamplingRules) -> ChatRequest:
 
 
 def wrong(key: str, value: object, why: str, allowed: str, fix: str) -> Refused:
-    """The refusal of ``value`` under ``key``."""
+    """Return the error that refuses ``value`` under ``key``."""
     message = f"{key}={_short(value)}: {why}; allowed: {allowed}; fix: {fix}"
     return Refused(message, param=key)
 
@@ -95,12 +97,12 @@ def _refuse_other_sampling(said: Mapping[str, Any], rules: SamplingRules) -> Non
     for key, value in said.items():
         if key in READ or key in LABELS:
             continue
-        # A key that nobody reads here could ask for anything: no value of it asks for nothing.
+        # An unknown key could change the sampling, so no value of it is allowed.
         allowed = understood.get(key, ())
         if value not in allowed:
             values = ", ".join(map(repr, allowed)) or "none"
-            why = "turns are sampled in the run's own way, and answered as whole texts"
-            raise wrong(key, value, why, values, f"leave {key} out")
+            why = "the settings of the run determine the sampling, and replies are whole texts"
+            raise wrong(key, value, why, values, f"remove {key}")
 
 
 def _max_tokens(said: Mapping[str, Any], rules: SamplingRules) -> int:
@@ -108,9 +110,9 @@ def _max_tokens(said: Mapping[str, Any], rules: SamplingRules) -> int:
     for key in LENGTHS:
         value = said.get(key, fewest)
         if type(value) is not int or not 1 <= value <= rules.max_tokens:
-            why = "a turn has as many tokens at most as env.max_turn_tokens says"
+            why = "env.max_turn_tokens limits the tokens of a turn"
             allowed = f"1 to {rules.max_tokens}"
-            raise wrong(key, value, why, allowed, f"leave {key} out, or raise that bound")
+            raise wrong(key, value, why, allowed, f"remove {key}, or raise that limit")
         fewest = min(fewest, value)
     return fewest
 
@@ -119,28 +121,30 @@ def _stop(value: Any) -> tuple[str, ...]:
     stops = [value] if isinstance(value, str) else value
     good = isinstance(stops, list) and len(stops) <= MAX_STOPS
     if not good or not all(_is_text(stop) and stop for stop in stops):
-        why = "it ends no turn"
-        allowed = f"a text that is not empty, or a list of {MAX_STOPS} at most"
-        raise wrong("stop", value, why, allowed, "leave stop out")
+        why = "it cannot end a turn"
+        allowed = f"a text that is not empty, or a list of at most {MAX_STOPS} of them"
+        raise wrong("stop", value, why, allowed, "remove stop")
     return tuple(stops)
 
 
 def _messages(value: Any) -> list[Message]:
     if not isinstance(value, list) or not value:
-        raise wrong("messages", value, "nothing to continue", "a list of messages", "say something")
+        why = "there is nothing to continue"
+        raise wrong("messages", value, why, "a list of messages", "send at least one message")
     if len(value) > MAX_MESSAGES:
         allowed = f"at most {MAX_MESSAGES} messages"
         raise wrong("messages", len(value), "too many messages", allowed, "shorten the history")
     read = [_message(said, f"messages[{place}]") for place, said in enumerate(value)]
     messages = _join_user_messages(read)
     if messages[-1]["role"] != "user":
-        why = "a turn answers the user"
-        raise wrong("messages[-1].role", messages[-1]["role"], why, "'user'", "end with the user")
+        why = "the policy answers a user message"
+        fix = "end with a user message"
+        raise wrong("messages[-1].role", messages[-1]["role"], why, "'user'", fix)
     return messages
 
 
 def _join_user_messages(messages: Sequence[Message]) -> list[Message]:
-    """Return ``messages`` with neighbouring user messages joined: chat templates refuse them."""
+    """Join neighbouring user messages, because chat templates refuse them."""
     joined: list[Message] = []
     for role, same in itertools.groupby(messages, key=itemgetter("role")):
         if role == "user":
@@ -153,13 +157,13 @@ def _join_user_messages(messages: Sequence[Message]) -> list[Message]:
 def _message(said: Any, where: str) -> Message:
     role = said.get("role") if isinstance(said, dict) else said
     if not isinstance(said, dict) or not isinstance(role, str) or role not in ROLES:
-        why = "the chat template has no words for it"
-        raise wrong(f"{where}.role", role, why, ", ".join(ROLES), "tell results as the user")
+        why = "the chat template does not support it"
+        raise wrong(f"{where}.role", role, why, ", ".join(ROLES), "send results as user messages")
     for key, value in said.items():
-        # Clients send back what they were answered, with fields that are empty.
+        # Clients send replies back with their empty fields.
         if value and key not in ("role", "content"):
             why = "only text is shown to the policy"
-            raise wrong(f"{where}.{key}", value, why, "left out", "write it into the content")
+            raise wrong(f"{where}.{key}", value, why, "no such key", "write it into the content")
     text = _text(said.get("content"))
     if text is None:
         why = "only text is shown to the policy"
@@ -169,7 +173,7 @@ def _message(said: Any, where: str) -> Message:
 
 
 def _text(content: Any) -> str | None:
-    """``content`` as one text; None where it is none."""
+    """Return ``content`` as one text, or None if it is not text."""
     parts = content if isinstance(content, list) else [{"type": "text", "text": content}]
     texts: list[str] = []
     for part in parts:
@@ -183,7 +187,7 @@ def _text(content: Any) -> str | None:
 
 
 def _is_text(value: object) -> TypeGuard[str]:
-    """Whether ``value`` is text of whole characters: tokenizers refuse half a surrogate pair."""
+    """Return True if ``value`` is valid Unicode text: tokenizers refuse lone surrogates."""
     if not isinstance(value, str):
         return False
     try:

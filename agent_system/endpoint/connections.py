@@ -1,4 +1,4 @@
-"""Bound on the connections of the endpoint: clients without a key cannot use up descriptors."""
+"""Limit on the connections of the endpoint: clients without a key cannot exhaust descriptors."""
 
 import asyncio
 import resource
@@ -13,7 +13,7 @@ class BoundedConnections:
     """Protocol factory for ``loop.create_server`` around an aiohttp ``web.Server``.
 
     At most ``most`` connections are open. A further one replaces the oldest connection that never
-    sent a request with a valid key. It is closed at once where there is no such connection.
+    sent a request with a valid key. If there is none, the new connection is closed immediately.
     """
 
     def __init__(self, server: web.Server, most: int | None = None) -> None:
@@ -40,10 +40,9 @@ class BoundedConnections:
 
 
 class _Rejected(asyncio.Protocol):
-    """Protocol of a connection that is closed at once."""
+    """Protocol of a connection that is closed immediately."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Close the connection."""
         transport.close()
 
 

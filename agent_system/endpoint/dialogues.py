@@ -1,10 +1,10 @@
-"""The conversations of one play: which of them a list of messages continues, and in which tokens.
+"""Conversations of one episode, and the assignment of requests to them.
 
     [system user]                                  a new row
     [system user REPLY user]                       the same row: sampled tokens, bridge, user
-    [system user other words ...]                  a fork: a new row, rendered from its messages
+    [system user OTHER user]                       a fork: a new row, rendered from its messages
 
-A reply is known by its text, and stands in the row as the tokens that were sampled for it.
+A reply is identified by its text. The row contains the tokens that were sampled for it.
 """
 
 from collections.abc import Sequence
@@ -14,14 +14,16 @@ from agent_system.tokens.conversation import Limits, Sampled, TokenConversation
 from agent_system.tokens.ledger import Segment, TokenLedger
 from agent_system.tokens.template import Message
 
-# More characters than this per token of the limit are not tokenised: they cannot fit, and encoding
-# them would stop every other trajectory of the collector meanwhile.
+# Requests with more characters per token of the limit are refused before tokenisation: they cannot
+# fit, and encoding them would block all other trajectories of the collector.
 CHARACTERS_PER_TOKEN = 64
 
 
 class Dialogue:
-    """One row under way. ``number`` is that of its ledger; ``heard`` are the messages before its
-    first turn, then one before each later turn that was answered.
+    """One conversation, which becomes one row.
+
+    ``number`` is the index of its ledger. ``heard`` are the messages before its first turn, then
+    one message before each later turn that was answered.
     """
 
     __slots__ = ("_asked", "_new", "_replies", "conversation", "heard", "number")
@@ -31,12 +33,12 @@ class Dialogue:
         self.number = number
         self.heard: list[Message] = []
         self._asked = asked
-        self._new: list[Message] = []  # heard, and not answered yet
-        # How the last turn may be quoted; nothing while it is awaited.
+        self._new: list[Message] = []  # shown to the policy and not answered yet
+        # Texts by which a client may quote the last turn. Empty until it is sampled.
         self._replies: tuple[str, ...] = ()
 
     def goes_on(self, messages: Sequence[Message]) -> bool:
-        """Whether ``messages`` are all that was said here, and one more of the user's."""
+        """Return True if ``messages`` are all messages so far, the reply and one new message."""
         before = len(self._asked)
         if len(messages) != before + 2 or list(messages[:before]) != self._asked:
             return False
@@ -44,13 +46,13 @@ class Dialogue:
         return reply["role"] == "assistant" and reply["content"] in self._replies
 
     def ask(self, messages: list[Message], shown: list[Message]) -> None:
-        """Await the turn that answers ``messages``, of which ``shown`` were not heard before."""
+        """Set ``messages`` as those to answer. ``shown`` are those of them that are new."""
         self._asked = messages
         self._new = shown
         self._replies = ()
 
     def answer(self, sampled: Sampled, step: int, replies: Sequence[str]) -> Segment:
-        """Add turn ``step``, which a client may quote as any of ``replies``."""
+        """Add the sampled turn ``step``, which a client may quote as any of ``replies``."""
         self._replies = tuple(replies)
         self.heard += self._new
         self._new = []
@@ -58,10 +60,10 @@ class Dialogue:
 
 
 class Dialogues:
-    """Every conversation of one play. With ``extends`` false each request is a row of its own.
+    """All conversations of one episode. If ``extends`` is false, each request is a separate row.
 
-    What the user says is text of an environment (``ChatBridge.as_text``); system messages and
-    replies are the words of the agent's author and of the policy.
+    User messages are treated as text of an environment (``ChatBridge.escape_added_tokens``).
+    System messages and replies come from the author of the agent and from the policy.
     """
 
     def __init__(self, bridge: ChatBridge, limits: Limits, extends: bool) -> None:
@@ -75,9 +77,9 @@ class Dialogues:
         return self._all[number]
 
     def open(self, messages: list[Message], step: int) -> Dialogue | None:
-        """The dialogue in which turn ``step`` answers ``messages``; None where it would not fit.
+        """Return the dialogue in which turn ``step`` answers ``messages``, or None if too long.
 
-        Raises ``TemplateUnsupported`` where the chat template refuses the order of roles.
+        Raises ``TemplateUnsupported`` if the chat template refuses the order of roles.
         """
         if self._cannot_fit(messages):
             return None
@@ -99,7 +101,7 @@ class Dialogues:
     def _begin(self, messages: list[Message], step: int) -> Dialogue | None:
         shown = [self._shown(message) for message in messages]
         conversation = TokenConversation(self._bridge, self._limits, shown[:-1])
-        # Before the ledger is listed: a conversation that does not fit is no row.
+        # Check before adding the ledger: a conversation that does not fit is not a row.
         if not conversation.hear(shown[-1]["content"], step):
             return None
         dialogue = Dialogue(conversation, len(self._all), messages)

@@ -1,4 +1,4 @@
-"""What a client is answered, in the forms of OpenAI's chat completions."""
+"""Responses of the endpoint in the format of OpenAI's chat completions."""
 
 import time
 import uuid
@@ -7,12 +7,14 @@ from typing import Any
 
 from verl.utils.sampling import StopReason
 
-MODEL = "policy"  # what the policy is called, whatever its weights
+MODEL = "policy"  # name of the model for clients, independent of its weights
 
 
 class Refused(Exception):
-    """A request that is not served. ``status`` is HTTP's, ``param`` the key at fault and ``code``
-    the kind of mistake, where OpenAI has a word for it.
+    """Refusal of a request.
+
+    ``status`` is the HTTP status, ``param`` the invalid key, and ``code`` OpenAI's error code if
+    there is one.
     """
 
     def __init__(
@@ -25,7 +27,7 @@ class Refused(Exception):
         self.code = code
 
     def body(self) -> dict[str, Any]:
-        """The error as a client reads it."""
+        """Return the JSON body of the error."""
         kind = "server_error" if self.status >= 500 else "invalid_request_error"
         error = {
             "message": self.message,
@@ -38,7 +40,7 @@ class Refused(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """One sampled turn as a client sees it; numbers are of tokens."""
+    """One sampled turn as a client sees it."""
 
     text: str
     stop_reason: StopReason
@@ -46,7 +48,7 @@ class Reply:
     sampled_tokens: int
 
     def body(self) -> dict[str, Any]:
-        """The chat completion."""
+        """Return the JSON body of the chat completion."""
         choice = {
             "index": 0,
             "message": {"role": "assistant", "content": self.text},
@@ -69,6 +71,6 @@ class Reply:
 
 
 def models() -> dict[str, Any]:
-    """The list of the one model that there is."""
+    """Return the JSON body of the list of models, which has one entry."""
     model = {"id": MODEL, "object": "model", "created": 0, "owned_by": "rlvcr"}
     return {"object": "list", "data": [model]}

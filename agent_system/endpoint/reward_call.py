@@ -1,4 +1,4 @@
-"""The one call of the endpoint that OpenAI's API does not have: what a play has earned."""
+"""Client call that posts the reward of an episode. OpenAI's API has no such call."""
 
 import http.client
 import json
@@ -10,19 +10,18 @@ TIMEOUT_S = 60.0
 
 
 class RewardRefused(RuntimeError):
-    """The endpoint did not take a reward; the message is its answer."""
+    """The endpoint refused a reward. The message is the body of its response."""
 
 
 def post_reward(base_url: str, api_key: str, reward: float, won: bool | None = None) -> None:
-    """End the play of ``api_key`` with ``reward``, a number of any kind; ``won`` None: where the
-    reward is above 0.
+    """End the episode of ``api_key`` with ``reward``, a finite number of any numeric type.
 
-    Raises ``TypeError`` or ``ValueError`` for what is no finite number, ``RewardRefused``, and
-    ``OSError`` where nobody listens.
+    If ``won`` is None, the episode is a success if the reward is above 0. Raises ``TypeError`` or
+    ``ValueError`` for an invalid reward, ``RewardRefused``, and ``OSError`` if no server listens.
     """
     reward = finite(reward, "reward")
     place = urlsplit(base_url)
-    # Not through ``urllib``, which would ask a proxy for an address of this machine.
+    # ``urllib`` would send requests to a local address through a proxy, so do not use it.
     connection = http.client.HTTPConnection(place.hostname or "", place.port, timeout=TIMEOUT_S)
     said = {"reward": reward} if won is None else {"reward": reward, "won": won}
     headers = {"Authorization": f"Bearer {api_key}", "Content-Type": "application/json"}

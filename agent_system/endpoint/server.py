@@ -1,4 +1,4 @@
-"""The server: loopback alone, and nothing without the key of a play that is under way."""
+"""HTTP server of the endpoint. It listens on loopback and requires the key of a live session."""
 
 import asyncio
 import contextlib
@@ -21,10 +21,10 @@ BODY_TIMEOUT_S = 60.0  # for the whole body of a request
 # Seconds without a complete request, from the start of a connection and between two requests.
 KEEPALIVE_S = 60.0
 BACKLOG = 1024  # connections that wait to be accepted
-CLOSE_S = 1.0  # for answers that are under way when the server closes
+CLOSE_S = 1.0  # seconds to finish open responses when the server closes
 BEARER = "Bearer "
 CLOSING = (401, 408)  # statuses after which the connection is closed
-# Clients try again where a server fails, and here nothing would become better.
+# Tell clients not to retry after a failure: the same request would fail again.
 NO_RETRY = {"x-should-retry": "false"}
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -32,7 +32,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 @dataclass(frozen=True, slots=True)
 class EndpointAddress:
-    """Where the agent of one play finds the policy."""
+    """Address of the policy for the agent of one episode."""
 
     base_url: str
     api_key: str
@@ -40,24 +40,27 @@ class EndpointAddress:
 
 
 class Guest(Protocol):
-    """A play that is under way; its key names it."""
+    """One episode in flight at the endpoint, identified by its API key."""
 
     @property
     def rules(self) -> SamplingRules:
-        """How its turns are sampled."""
+        """Return the sampling settings of its turns."""
         ...
 
     async def chat(self, request: ChatRequest) -> Reply:
-        """Sample the turn that answers ``request``. Raises ``Refused``."""
+        """Sample the turn that answers ``request``. Raises ``RequestRefused``."""
         ...
 
     def finish(self, reward: float, won: bool) -> None:
-        """The play is over and earned ``reward``."""
+        """End the episode with ``reward`` and its success ``won``."""
         ...
 
 
 class EndpointServer:
-    """Serves plays by key, from the first that is admitted on. Use within one asyncio loop."""
+    """Server of sessions by API key. Use it within one asyncio loop.
+
+    It starts to listen when the first session opens.
+    """
 
     def __init__(self) -> None:
         self._guests: dict[str, Guest] = {}
@@ -68,7 +71,7 @@ class EndpointServer:
 
     @contextlib.asynccontextmanager
     async def admitted(self, guest: Guest) -> AsyncIterator[EndpointAddress]:
-        """Serve ``guest`` under a key of its own until it is finished, or the block is left."""
+        """Serve ``guest`` under a new key until its reward is posted or the context exits."""
         base_url = await self._start()
         key = secrets.token_urlsafe(KEY_BYTES)
         self._guests[key] = guest
@@ -78,7 +81,7 @@ class EndpointServer:
             self._guests.pop(key, None)
 
     async def close(self) -> None:
-        """Stop serving; may be called twice."""
+        """Stop the server. A second call has no effect."""
         listener, self._listener = self._listener, None
         runner, self._runner = self._runner, None
         if listener is not None:
@@ -106,7 +109,7 @@ class EndpointServer:
         self._runner = runner
         self._connections = BoundedConnections(runner.server)
         loop = asyncio.get_running_loop()
-        # Port 0: the system chooses one that is free.
+        # Port 0: the system chooses a free port.
         return await loop.create_server(self._connections, LOOPBACK, 0, backlog=BACKLOG)
 
     def _app(self) -> web.Application:
@@ -129,19 +132,19 @@ class EndpointServer:
     async def _reward(self, request: web.Request) -> web.Response:
         self._key(request)
         reward, won = read_reward(await _body(request))
-        # Looked up again: another reward may have come while this one's body was read.
+        # Check the key again: another reward may have arrived while this body was read.
         key = self._key(request)
         self._guests.pop(key).finish(reward, won)
         return web.json_response({"reward": reward, "won": won})
 
     def _key(self, request: web.Request) -> str:
-        """The key that ``request`` came with. Raises ``Refused`` where it names no play."""
+        """Return the key in the header of ``request``. Raises ``RequestRefused`` if unknown."""
         said = request.headers.get("Authorization", "")
         key = said.removeprefix(BEARER)
         if not said.startswith(BEARER) or key not in self._guests:
             raise Refused(
-                "api_key: it names no play that is under way; allowed: the key that the agent was "
-                "handed, until its reward is posted; fix: api_key=<that key>",
+                "api_key: no episode in flight has this key; allowed: the key that the agent "
+                "received, until its reward is posted; fix: api_key=<that key>",
                 status=401,
                 code="invalid_api_key",
             )
@@ -151,20 +154,21 @@ class EndpointServer:
 
 
 def read_reward(body: Mapping[str, Any]) -> tuple[float, bool]:
-    """The reward in ``body``, and whether the task was won: said there, else where the reward is
-    above 0. Raises ``Refused``.
+    """Parse the reward and the success in ``body``. Raises ``RequestRefused``.
+
+    Without the key ``won``, the episode is a success if the reward is above 0.
     """
     for key, value in body.items():
         if key not in ("reward", "won"):
-            raise wrong(key, value, "nobody reads it", "reward, won", f"leave {key} out")
+            raise wrong(key, value, "unknown key", "`reward`, `won`", f"remove {key}")
     said = body.get("reward")
     try:
         reward = finite(said, "reward")
     except (TypeError, ValueError):
-        raise wrong("reward", said, "no reward", "a finite number", "reward=0.0") from None
+        raise wrong("reward", said, "not a reward", "a finite number", "reward=0.0") from None
     won = body.get("won", reward > 0)
     if not isinstance(won, bool):
-        raise wrong("won", won, "neither won nor lost", "true, false", "leave won out")
+        raise wrong("won", won, "not a boolean", "true, false", "remove `won`")
     return reward, won
 
 
@@ -178,16 +182,18 @@ async def _body(request: web.Request) -> dict[str, Any]:
             "within that time; fix: send the whole request"
         )
         raise Refused(message, status=408) from error
-    except (ValueError, LookupError, RecursionError) as error:  # a charset, a depth beyond all use
-        raise Refused(f"body: no JSON ({error}); allowed: a JSON object; fix: send one") from error
+    # LookupError: an unknown charset. RecursionError: JSON that is nested too deeply.
+    except (ValueError, LookupError, RecursionError) as error:
+        message = f"body: not JSON ({error}); allowed: a JSON object; fix: send a JSON object"
+        raise Refused(message) from error
     if not isinstance(body, dict):
-        raise wrong("body", body, "no JSON object", "a JSON object", "send one")
+        raise wrong("body", body, "not a JSON object", "a JSON object", "send a JSON object")
     return body
 
 
 @web.middleware
 async def _in_openai_form(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """What is refused, as a client of OpenAI's reads it."""
+    """Convert refusals and HTTP errors to error responses in OpenAI's format."""
     try:
         return await handler(request)
     except Refused as refused:
@@ -195,7 +201,7 @@ async def _in_openai_form(request: web.Request, handler: Handler) -> web.StreamR
     except web.HTTPException as error:
         what = f"{request.method} {request.path}: {error.reason}"
         served = "POST /v1/chat/completions, GET /v1/models, POST /v1/reward"
-        message = f"{what}; allowed: {served}, at most {MAX_BODY} bytes; fix: ask for one of these"
+        message = f"{what}; allowed: {served}, at most {MAX_BODY} bytes; fix: use one of these"
         return _answer(Refused(message, status=error.status))
 
 

@@ -1,3 +1,1 @@
-"""Other trainers on this environment layer; each in a package of its own that imports what it
-adapts.
-"""
+"""Adapters of other trainers to this environment layer, one package for each trainer."""

@@ -1,10 +1,10 @@
-"""Memory of an agent: the last turns of an episode, as the text that a window prompt shows."""
+"""Memory of an agent: the last turns of an episode, as text for a window prompt."""
 
 from collections import deque
 
 
 class WindowMemory:
-    """Remembers the last ``length`` turns as (observation, action) texts; 0 remembers nothing.
+    """Store of the last ``length`` turns as (observation, action) texts. 0 stores nothing.
 
     Raises:
         ValueError: ``length`` is negative.
@@ -12,13 +12,13 @@ class WindowMemory:
 
     def __init__(self, length: int) -> None:
         if length < 0:
-            raise ValueError(f"env.history_length must be 0 or more, got {length}")
+            raise ValueError(f"env.history_length={length}: allowed are 0 and positive integers")
         self._turns: deque[tuple[str, str]] = deque(maxlen=length)
 
     def add(self, observation: str, action: str) -> None:
-        """Remember that ``action`` answered ``observation``."""
+        """Store one turn: ``action`` is the answer to ``observation``."""
         self._turns.append((observation, action))
 
     def turns(self) -> list[tuple[str, str]]:
-        """What is remembered, oldest first."""
+        """Return the stored turns, oldest first."""
         return list(self._turns)

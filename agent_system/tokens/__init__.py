@@ -1,7 +1,6 @@
-"""Tokens of a conversation: the append-only ledger, the chat-template bridge, the conversation that
-grows by both, and the template probe.
+"""Tokens of a conversation: append-only ledger, chat-template bridge, conversation and probe.
 
-What is trained on is tokenised here, and chat templates of such conversations are rendered here.
+This package tokenises everything that is trained on and renders the chat templates of it.
 """
 
 from verl.utils.lazy import lazy

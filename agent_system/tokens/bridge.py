@@ -1,4 +1,4 @@
-"""The chat-template bridge: the tokens between what the policy sampled and what it sees next.
+"""Chat-template bridge: the tokens between a sampled turn and the next turn.
 
     sampled turn   ... </action>
     bridge         <|im_end|> \\n <|im_start|> user \\n
@@ -6,10 +6,10 @@
     bridge         <|im_end|> \\n <|im_start|> assistant \\n
 
 Prompts and bridges are rendered with their real text and encoded as a whole
-(``verl.utils.chat_tokens``): the tokens are those of ``apply_chat_template(tokenize=True)``, and no
-text can act as a control token. Text of an environment (``as_text``) is cut inside every other
-added token that is a mark (``<tool_call>``), so that what it writes is never the tag that a
-prompt's own words and the policy write.
+(``verl.utils.chat_tokens``). The tokens equal those of ``apply_chat_template(tokenize=True)``, and
+no text can act as a control token. ``escape_added_tokens`` also splits the other added tokens that
+look like tags (``<tool_call>``) in the text of an environment. Such text then never contains the
+token that prompts and the policy write.
 """
 
 import contextlib
@@ -25,13 +25,13 @@ from agent_system.tokens.tokenizer import ChatTokenizer
 from verl.utils.chat_tokens import CUT, ENCODED_TEXTS, ChatTokens
 from verl.utils.end_tokens import end_of_turn_id, find_end_ids
 
-# What an added token looks like that is no word: <tool_call>, [INST], <|vision_start|>.
+# Added tokens that are tags instead of words: <tool_call>, [INST], <|vision_start|>.
 MARK = re.compile(r"\s*[<\[].*[>\]]\s*", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
 class Bridge:
-    """Tokens from the end of an agent's turn to the next one: template, observation, template."""
+    """Tokens between two turns of the agent: template, observation, template."""
 
     before: tuple[int, ...]
     observation: tuple[int, ...]
@@ -42,7 +42,7 @@ class Bridge:
 
 
 def without_end(sampled_ids: Sequence[int], end_ids: frozenset[int]) -> list[int]:
-    """``sampled_ids`` without the tokens of ``end_ids`` that they end with."""
+    """Return ``sampled_ids`` without the tokens of ``end_ids`` at its end."""
     end = len(sampled_ids)
     while end and sampled_ids[end - 1] in end_ids:
         end -= 1
@@ -50,20 +50,20 @@ def without_end(sampled_ids: Sequence[int], end_ids: frozenset[int]) -> list[int
 
 
 def without_cuts(text: str) -> str:
-    """``text`` as it was before ``ChatBridge.as_text``: what others than this bridge read."""
+    """Return ``text`` as it was before ``ChatBridge.escape_added_tokens``."""
     return text.replace(CUT, "")
 
 
 class ChatBridge:
-    """First prompts and bridges of one tokenizer, as token ids.
+    """Encoder of first prompts and bridges with the chat template of one tokenizer.
 
-    ``tokenizer`` is a Hugging Face tokenizer with a chat template; ``template_kwargs`` go to the
-    template.
+    ``tokenizer`` is a Hugging Face tokenizer with a chat template. ``template_kwargs`` are passed
+    to the template.
 
     Raises:
-        TemplateUnsupported: See ``ChatTemplate``; ``between`` raises it where the template cannot
-            continue a conversation, so that a template which only suits ``env.history=window``
-            still gives first prompts.
+        TemplateUnsupported: See ``ChatTemplate``. ``make_bridge`` raises it if the template cannot
+            continue a conversation. A template that only supports ``env.history=window`` can still
+            encode first prompts.
     """
 
     def __init__(
@@ -75,23 +75,26 @@ class ChatBridge:
         self.end_of_turn_id = end_of_turn_id(tokenizer, self._turn_end)
         self.end_ids = find_end_ids(tokenizer)
         self._tokens = ChatTokens(tokenizer, self._frame())
-        # Up to the control token that closes an assistant turn; empty where plain text closes it.
+        # Text up to the control token that closes an assistant turn. Empty if plain text closes it.
         self.closing = self._tokens.closing(self._turn_end)
         self.encode = self._tokens.encode
         self.speak = lru_cache(ENCODED_TEXTS)(self._speak)
 
     def first_prompt(self, messages: Sequence[Message]) -> list[int]:
-        """Token ids of ``messages`` with the generation prompt; a template that opens ``<think>``
-        opens it here.
+        """Return the token ids of ``messages`` with the generation prompt.
+
+        The generation prompt of some templates ends with ``<think>``.
         """
         return list(self.encode(self.template.render(self._marked(messages))))
 
     def shown(self, messages: Sequence[Message]) -> list[Message]:
-        """``messages`` as the template gets them: one without a system role is given the system
-        text in front of the first user message.
+        """Return ``messages`` in the form that the template accepts.
+
+        If the template has no system role, the system text is put in front of the first user
+        message.
 
         Raises:
-            TemplateUnsupported: The template does not show messages of these roles once each.
+            TemplateUnsupported: The template does not show each message of these roles once.
         """
         leads = len(messages) > 1 and messages[0]["role"] == "system"
         if leads and not self.template.takes_system:
@@ -102,16 +105,17 @@ class ChatBridge:
         return list(messages)
 
     def is_plain(self, messages: Sequence[Message]) -> bool:
-        """Whether no content spells a control token and none was cut: only then are the tokens of
-        ``first_prompt`` those of ``apply_chat_template``.
+        """Return True if no content spells a control token or was split by ``escape_added_tokens``.
+
+        Only then do the tokens of ``first_prompt`` equal those of ``apply_chat_template``.
         """
         contents = [message["content"] for message in messages]
         return not any(CUT in text or self._tokens.mark(text) != text for text in contents)
 
     def between(self, sampled_ids: Sequence[int], observation: str) -> Bridge:
-        """The bridge after a turn of ``sampled_ids``.
+        """Return the bridge after a turn of ``sampled_ids``.
 
-        An end-of-turn token that the policy sampled is not repeated; a missing one is part of
+        An end-of-turn token that the policy sampled is not repeated. A missing one is part of
         ``before``.
         """
         before, after = self.template.between()
@@ -122,21 +126,21 @@ class ChatBridge:
         ended = self.end_of_turn_id is not None and bool(sampled_ids)
         if not (ended and sampled_ids[-1] == self.end_of_turn_id and tail.startswith(self.closing)):
             return self._split(self._after_turn(tail), self._after_turn(before), after)
-        # The token that the policy sampled is the context of what follows it.
+        # Encode the text together with the sampled end-of-turn token, then drop that token.
         head = self.closing.lstrip()
         tail, before = (head + text[len(self.closing) :] for text in (tail, before))
         return self._split(self.encode(tail)[1:], self.encode(before)[1:], after)
 
     def _after_turn(self, text: str) -> tuple[int, ...]:
-        """The ids of ``text`` after the words of a turn."""
+        """Return the ids of ``text`` that follows the text of a turn."""
         return self.encode(text, inside=not self._starts_with_control(text))
 
     def _split(self, ids: tuple[int, ...], before: tuple[int, ...], after: str) -> Bridge:
-        """``ids`` in three parts, of which the template wrote the outer two."""
+        """Split ``ids`` into the template tokens ``before``, the observation, and ``after``."""
         end = self.encode(after, inside=not self._starts_with_control(after))
         start, stop = len(before), len(ids) - len(end)
         if start > stop or ids[:start] != before or ids[stop:] != end:
-            # Tokens that hold template and text: they cannot be told apart.
+            # Some token covers both template text and observation, so no split is possible.
             return Bridge(ids, (), ())
         return Bridge(before, ids[start:stop], end)
 
@@ -144,75 +148,78 @@ class ChatBridge:
         return self._tokens.pattern.match(text) is not None
 
     def extend(self, ledger: TokenLedger, bridge: Bridge, turn: int, episode: int = 0) -> None:
-        """Append ``bridge`` to ``ledger`` as what comes before ``turn``."""
+        """Append ``bridge`` to ``ledger`` as the tokens in front of ``turn``."""
         ledger.append(bridge.before, SegmentKind.BRIDGE, turn=turn, episode=episode)
         ledger.append(bridge.observation, SegmentKind.ENV, turn=turn, episode=episode)
         ledger.append(bridge.after, SegmentKind.BRIDGE, turn=turn, episode=episode)
 
     def _speak(self, text: str) -> tuple[int, ...]:
-        """The ids of an assistant turn that says ``text``, as they follow the generation prompt:
-        what the template writes for it, up to the token that closes it.
+        """Return the ids of an assistant turn with ``text``, as they follow the generation prompt.
+
+        They are the tokens that the template writes for it, up to the token that closes the turn.
 
         Raises:
             TemplateUnsupported: The template does not begin such a turn with the generation prompt,
-                or its end of turn is no token there.
+                or the end of turn is not encoded as one token there.
         """
         opened = self.template.render([{"role": "user", "content": anchor(0)}])
         turns = [("user", anchor(0)), ("assistant", self._tokens.mark(text))]
         whole = self.template.render(
-            [{"role": role, "content": said} for role, said in turns], add_generation_prompt=False
+            [{"role": role, "content": content} for role, content in turns],
+            add_generation_prompt=False,
         )
         end = self.template.closing()
         if not (whole.startswith(opened) and whole.endswith(end)):
             raise TemplateUnsupported(
                 "the chat template does not begin an assistant turn with its generation prompt, so "
-                f"that no policy would be asked for the turn {text[:80]!r} as it is written"
+                f"the turn {text[:80]!r} is not the continuation of any prompt; "
+                "fix: use a chat template whose assistant turns begin with the generation prompt"
             )
         said = whole[len(opened) : len(whole) - len(end)]
         ids = self._tokens.continue_text(opened, said + self.closing)
         if self.closing and ids[-1] != self.end_of_turn_id:
             raise TemplateUnsupported(
-                f"the tokenizer does not read its own end of turn {self.closing.strip()!r} after "
-                f"{text[-80:]!r}: no policy would learn to end such a turn"
+                f"the tokenizer does not encode its end of turn {self.closing.strip()!r} as one "
+                f"token after {text[-80:]!r}, so a policy cannot be trained to end such a turn"
             )
         return ids
 
     def encode_text(self, text: str) -> tuple[int, ...]:
-        """The ids of a text that continues another one, none of them a control token."""
+        """Return the ids of text that continues other text, without any control token."""
         return self.encode(self._tokens.mark(text), inside=True)
 
     def encode_template(self, text: str) -> tuple[int, ...]:
-        """The ids of a text that continues another one, and whose control tokens are meant."""
+        """Return the ids of text that continues other text, control tokens included."""
         return self.encode(text, inside=True)
 
     def decode(self, sampled_ids: Sequence[int]) -> str:
-        """The text of a sampled turn without the tokens that ended it; tags and other tokens stay
-        visible.
-        """
+        """Return the text of a sampled turn without its end tokens. Other special tokens stay."""
         said = without_end(sampled_ids, self.end_ids)
-        # The library's clean-up would drop spaces that were sampled: text and tokens would differ.
+        # The clean-up of transformers would drop sampled spaces: text and tokens would differ.
         return self.tokenizer.decode(
             said, skip_special_tokens=False, clean_up_tokenization_spaces=False
         )
 
     def as_text(self, said: str) -> str:
-        """``said`` by an environment, marked so that none of it becomes an added token: the same
-        text, in the tokens of its letters.
+        """Return the text of an environment with marks that split every added token in it.
+
+        The text stays the same. It is encoded as ordinary tokens.
         """
         plain = without_cuts(said)
         return self._added.sub(lambda found: f"{found[0][0]}{CUT}{found[0][1:]}", plain)
 
     @cached_property
     def _added(self) -> re.Pattern[str]:
-        """Every added token that is a mark; the longest first. Others are words: a small policy's
-        tokenizer may have those of its environment.
+        """Pattern of every added token that is a control token or a tag, the longest first.
+
+        Other added tokens are words: a small policy's tokenizer may add those of its environment.
         """
         contents = {
             token.content
             for number, token in self.tokenizer.added_tokens_decoder.items()
             if number in self._tokens.control or MARK.fullmatch(token.content)
         }
-        # A token of one character has no inside to cut: it is a letter like any other.
+        # A token of one character cannot be split.
         texts = [text for text in contents if text.strip() and len(text) > 1]
         longest = sorted(texts, key=lambda text: (-len(text), text))
         return re.compile("|".join(map(re.escape, longest)) or "(?!)")
@@ -222,7 +229,7 @@ class ChatBridge:
         return [{**said, "content": mark(said["content"])} for said in self.shown(messages)]
 
     def _frame(self) -> str:
-        """What the template writes around the messages of a conversation."""
+        """Return all text that the template writes around the messages of a conversation."""
         pieces = [piece for piece in self.template.pieces(("user",)) if isinstance(piece, str)]
         with contextlib.suppress(TemplateUnsupported):
             pieces += self.template.between()

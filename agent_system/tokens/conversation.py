@@ -1,10 +1,10 @@
-"""One conversation as tokens: what joins the next turn, and whether that turn fits.
+"""Tokens of one conversation: appends prompts and turns to a ledger, within token limits.
 
-    hear   first prompt, or bridge + observation + bridge      what the policy is shown
-    force  a prefix that the next turn begins with             not sampled, and not trained
-    say    what the policy sampled                             as it was sampled
+    add_observation     first prompt, or bridge + observation + bridge
+    add_forced_prefix   prefix that the next turn begins with; not sampled, not trained on
+    add_turn            tokens that the policy sampled, unchanged
 
-Nothing else writes to the ledger of a conversation, and nobody else counts its tokens.
+No other code writes to the ledger of a conversation or checks its limits.
 """
 
 import math
@@ -20,19 +20,22 @@ from verl.utils.sampling import StopReason
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How many tokens a conversation may have: in its first prompt, after it, and in all.
+    """Maximum numbers of tokens: in the first prompt, in the response after it, and in total.
 
-    ``turn`` is the longest turn; as many tokens must be free before one is asked for.
+    ``turn`` is the maximum length of a turn. A turn starts only if that many tokens still fit.
     """
 
-    # Numbers of tokens; floats only because "no bound" is infinite.
+    # Numbers of tokens. They are floats because "no limit" is infinite.
     prompt: float = math.inf
     response: float = math.inf
     total: float = math.inf
     turn: int = 0
 
     def allow_turn(self, prompt: int, response: int) -> bool:
-        """Whether a turn may begin after ``prompt`` tokens of prompt and ``response`` more."""
+        """Return True if a turn may begin after ``prompt`` tokens of prompt and ``response`` more.
+
+        Example: ``TokenLimits(response=10, turn=4)`` allows a turn after 6 response tokens, not 7.
+        """
         longest = response + self.turn
         return prompt <= self.prompt and longest <= self.response and prompt + longest <= self.total
 
@@ -41,53 +44,45 @@ NO_LIMITS = Limits()
 
 
 class TurnBridge(Protocol):
-    """What a conversation asks of ``ChatBridge`` or ``PlainBridge``, which say what it means."""
+    """Methods of ``ChatBridge`` and ``PlainBridge`` that a conversation uses."""
 
     def first_prompt(self, messages: Sequence[Message]) -> list[int]:
-        """The tokens of ``messages``, ready for the policy's first turn."""
+        """Return the tokens of ``messages``, ready for the policy's first turn."""
         ...
 
     def between(self, sampled_ids: Sequence[int], observation: str) -> Bridge:
-        """The tokens between the turn ``sampled_ids`` and the one that answers ``observation``."""
+        """Return the tokens between turn ``sampled_ids`` and the turn after ``observation``."""
         ...
 
     def extend(self, ledger: TokenLedger, bridge: Bridge, turn: int, episode: int = 0) -> None:
-        """Append ``bridge`` to ``ledger``."""
+        """Append ``bridge`` to ``ledger`` as the tokens in front of ``turn``."""
         ...
 
     def encode_template(self, text: str) -> tuple[int, ...]:
-        """The tokens of ``text``, control tokens included."""
+        """Return the tokens of ``text``, control tokens included."""
         ...
 
 
 class Sampled(Protocol):
-    """One sampled turn: its tokens with a log-prob each, why it ended, and who sampled it."""
+    """One sampled turn: tokens, one log-prob per token, stop reason and version of the weights."""
 
     @property
-    def token_ids(self) -> Sequence[int]:
-        """The tokens as they were sampled."""
-        ...
+    def token_ids(self) -> Sequence[int]: ...
 
     @property
-    def logprobs(self) -> Sequence[float]:
-        """One log-prob per token."""
-        ...
+    def logprobs(self) -> Sequence[float]: ...
 
     @property
-    def stop_reason(self) -> StopReason:
-        """Why the turn ended."""
-        ...
+    def stop_reason(self) -> StopReason: ...
 
     @property
-    def policy_version(self) -> int:
-        """Version of the weights that sampled."""
-        ...
+    def policy_version(self) -> int: ...
 
 
 class TokenConversation:
     """The tokens of one conversation within ``limits``.
 
-    ``opening`` are messages in front of the first text that is heard: a system message, examples.
+    ``opening`` are messages in front of the first observation: a system message or examples.
     """
 
     __slots__ = ("_bridge", "_limits", "_opening", "ledger")
@@ -105,18 +100,18 @@ class TokenConversation:
 
     @property
     def prompt_ids(self) -> list[int]:
-        """What the policy is to continue: every token so far, in a list of the caller's own."""
+        """Copy of all tokens so far, which the policy continues."""
         return list(self.ledger.ids)
 
     def hear(self, text: str, turn: int, episode: int = 0) -> bool:
-        """Add what the policy is told before ``turn``.
+        """Add ``text`` as the observation in front of ``turn``.
 
-        False, and nothing is added, where ``turn`` would not fit after it.
+        Return False without adding anything if ``turn`` would not fit after it.
         """
         if not self.ledger.segments:
             return self._hear_first(text, turn, episode)
         bridge = self._bridge.between(self.ledger.segments[-1].ids, text)
-        # Counted from the first prompt's end: a forced prefix belongs to the response.
+        # The response starts at the end of the first prompt, so it includes a forced prefix.
         prompt = self.ledger.segments[0].end
         response = len(self.ledger) - prompt + len(bridge)
         if not self._limits.allow_turn(prompt, response):
@@ -125,12 +120,12 @@ class TokenConversation:
         return True
 
     def force(self, ids: Sequence[int], turn: int, episode: int = 0) -> None:
-        """Let ``turn`` begin with ``ids``, which are not sampled; they count as part of it."""
+        """Start ``turn`` with ``ids``, which are not sampled but count towards its length."""
         if ids:
             self.ledger.append(ids, SegmentKind.BRIDGE, turn=turn, episode=episode)
 
     def say(self, sampled: Sampled, turn: int, episode: int = 0) -> Segment:
-        """Add the turn that the policy sampled, token by token as it was sampled.
+        """Add the unchanged tokens of a sampled turn.
 
         Raises:
             ValueError: There is not one log-prob per token.
@@ -146,7 +141,7 @@ class TokenConversation:
         )
 
     def say_text(self, text: str, turn: int, episode: int = 0) -> Segment:
-        """Add a turn that is known as text alone, marked ``retokenized``."""
+        """Encode a turn that exists as text only, and add it marked as ``retokenized``."""
         return self.ledger.append(
             self._bridge.encode_template(text),
             SegmentKind.AGENT,
@@ -165,10 +160,10 @@ class TokenConversation:
 
 
 def with_user(messages: Sequence[Message], text: str) -> list[Message]:
-    """``messages`` with ``text`` said by the user.
+    """Return ``messages`` followed by ``text`` as a user message.
 
-    Two user messages in a row become one, since chat templates refuse them, and what the user has
-    just said is not said twice.
+    Neighbouring user messages are joined, because chat templates refuse them. ``text`` is not
+    added again if the last user message already ends with it.
     """
     if not messages or messages[-1]["role"] != "user":
         return [*messages, {"role": "user", "content": text}]

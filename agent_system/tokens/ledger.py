@@ -1,8 +1,8 @@
-"""The token ledger: what was shown to the policy and what it sampled, once and for good.
+"""Token ledger: the tokens that the policy was shown and those that it sampled.
 
-A ledger only grows. Every token belongs to one segment, every segment has one kind, and all masks
-are derived from the kinds. The tokens a policy sampled are stored as they were sampled: they are
-never decoded and encoded again, because that changes about one turn in ten at temperature 1.
+A ledger is append-only. Every token belongs to one segment, every segment has one kind, and all
+masks are derived from the kinds. Sampled tokens are stored unchanged. Decoding and encoding them
+again would change about one turn in ten at temperature 1.
 
     prompt   agent         bridge              env            bridge                      agent
     [P P P]  [A A A A]     [EOT \\n user \\n]  [O O O O]      [EOT \\n assistant \\n]     [A A A]
@@ -20,8 +20,8 @@ __all__ = ["Segment", "SegmentKind", "TokenLedger"]
 class TokenLedger:
     """Append-only record of one conversation (a trajectory, or a trial of several episodes).
 
-    ``ids`` is the live token list: read it, hand a copy to an engine, never change it. A ledger
-    travels as arrays, and is lists again where somebody asks for these.
+    ``token_ids`` is the live token list. Do not change it, and pass copies of it to engines.
+    A ledger is pickled as arrays. The lists are built again on first access.
     """
 
     __slots__ = ("_arrays", "_ids", "_segments")
@@ -29,7 +29,7 @@ class TokenLedger:
     def __init__(self) -> None:
         self._ids: list[int] = []
         self._segments: list[Segment] = []
-        self._arrays: SegmentArrays | None = None  # of all segments, once they were asked for
+        self._arrays: SegmentArrays | None = None  # cache for all segments
 
     def __getstate__(self) -> SegmentArrays:
         return self.arrays()
@@ -39,7 +39,7 @@ class TokenLedger:
         self._arrays = arrays
 
     def arrays(self) -> SegmentArrays:
-        """The ledger as arrays, which are shared: for reading."""
+        """Return the ledger as arrays. They are shared and must not be changed."""
         if self._arrays is None:
             self._arrays = SegmentArrays.of(self._segments)
         return self._arrays
@@ -63,27 +63,30 @@ class TokenLedger:
     ) -> Segment:
         """Add a segment at the end and return it.
 
+        ``retokenized`` means that the tokens were encoded from text instead of being sampled. By
+        default they are not trained on.
+
         Raises:
-            ValueError: An agent segment without exactly one log-prob per token (unless
-                ``retokenized``, which means that its tokens were made from text and may not be
-                trained on by default), a log-prob on tokens the agent did not sample, or a prompt
-                segment after an agent segment.
+            ValueError: An agent segment without one log-prob per token (unless ``retokenized``), a
+                log-prob on tokens of another kind, or a prompt segment after an agent segment.
         """
         self._unpack()
         told = () if logprobs is None else tuple(logprobs)
-        # A sampled token without its log-prob would read as one of probability 1.
+        # The log-prob of a token without one reads as 0.0, which is a probability of 1.
         if kind is SegmentKind.AGENT and not retokenized and len(told) != len(ids):
             raise ValueError(
-                f"an agent segment of {len(ids)} tokens came with {len(told)} log-probs"
+                f"an agent segment of {len(ids)} tokens has {len(told)} log-probs; "
+                "allowed: one log-prob per token"
             )
         if kind is not SegmentKind.AGENT and told:
             raise ValueError(
-                f"a segment of kind {kind.value!r} was not sampled and cannot have log-probs"
+                f"a segment of kind {kind.value!r} has {len(told)} log-probs; allowed: none, "
+                "because only agent segments are sampled"
             )
         if kind is SegmentKind.PROMPT and self.agent_segments:
             raise ValueError(
-                "the prompt comes before the first agent segment; "
-                "later text is of kind env or bridge"
+                "a prompt segment cannot follow an agent segment; use kind env or bridge for later "
+                "text"
             )
         segment = Segment(
             ids=tuple(ids),
@@ -106,48 +109,44 @@ class TokenLedger:
 
     @property
     def ids(self) -> list[int]:
-        """All tokens in order; the ledger's own list."""
+        """All tokens in order: the live list, which must not be changed."""
         self._unpack()
         return self._ids
 
     @property
     def segments(self) -> tuple[Segment, ...]:
-        """The segments in order."""
         self._unpack()
         return tuple(self._segments)
 
     @property
     def agent_segments(self) -> list[Segment]:
-        """The segments that the policy sampled."""
         return [segment for segment in self.segments if segment.kind is SegmentKind.AGENT]
 
     @property
     def retokenized(self) -> bool:
-        """Whether some agent segment was made from text instead of being sampled."""
+        """True if some agent segment was encoded from text instead of being sampled."""
         return self.arrays().retokenized
 
     @property
     def prompt_length(self) -> int:
-        """Tokens before the first agent segment: where a row is split into prompt and response."""
+        """Number of tokens before the first agent segment, where the response of a row starts."""
         for segment in self.segments:
             if segment.kind is SegmentKind.AGENT:
                 return segment.start
         return len(self)
 
     def completion_only_mask(self) -> list[int]:
-        """1 exactly where the policy sampled the token, one entry per token."""
+        """Return one entry per token: 1 for tokens of agent segments, else 0."""
         return self.arrays().mask().tolist()
 
     def full_attention_mask(self) -> list[int]:
-        """1 on every token: whatever is in the ledger was seen by the policy."""
+        """Return 1 for every token: the policy has seen the whole ledger."""
         return [1] * len(self)
 
     def turn_ids(self) -> list[int]:
-        """The turn of every sampled token, -1 elsewhere."""
+        """Return the turn of every token of an agent segment, -1 for other tokens."""
         return self.arrays().turn_ids().tolist()
 
     def logprobs(self) -> list[float]:
-        """The log-prob of every sampled token, 0.0 elsewhere (and where retokenized tokens have
-        none).
-        """
+        """Return the log-prob of every sampled token, 0.0 for all other tokens."""
         return self.arrays().token_logprobs().tolist()

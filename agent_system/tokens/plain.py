@@ -1,6 +1,4 @@
-"""Tokens of a conversation without a chat template: the texts one after the other, nothing between
-them.
-"""
+"""Tokens of a conversation without a chat template: its texts in sequence."""
 
 from collections.abc import Sequence
 
@@ -16,8 +14,8 @@ from verl.utils.end_tokens import find_end_ids
 class PlainBridge:
     """``ChatBridge`` for a tokenizer that has no chat template.
 
-    ``tokenizer(text, add_special_tokens=False)`` must return a mapping with ``input_ids``; what
-    else it has is asked only by who needs it.
+    ``tokenizer(text, add_special_tokens=False)`` must return a mapping with ``input_ids``.
+    ``decode`` of the tokenizer is needed only for ``PlainBridge.decode``.
     """
 
     end_of_turn_id: int | None = None
@@ -25,7 +23,7 @@ class PlainBridge:
     def __init__(self, tokenizer: TextTokenizer) -> None:
         self.tokenizer = tokenizer
         self.end_ids = find_end_ids(tokenizer)
-        # Only a tokenizer of transformers has control tokens that a text could spell.
+        # Only tokenizers of transformers have control tokens that a text could spell.
         is_library = hasattr(tokenizer, "added_tokens_decoder")
         self._tokens = ChatTokens(tokenizer, "") if is_library else None
         self._as_sampled = (
@@ -35,8 +33,10 @@ class PlainBridge:
         )
 
     def first_prompt(self, messages: Sequence[Message]) -> list[int]:
-        """Token ids of the contents of ``messages``, a line break between two of them, after the
-        token that the tokenizer begins a text with.
+        """Return the token ids of the contents of ``messages``, joined by line breaks.
+
+        The BOS token, if the tokenizer adds one, is in front. A tokenizer that is not of
+        transformers adds none.
         """
         text = "\n".join(message["content"] for message in messages)
         if self._tokens is None:
@@ -48,32 +48,32 @@ class PlainBridge:
         sampled_ids: Sequence[int],  # noqa: ARG002  nothing closes a turn here
         observation: str,
     ) -> Bridge:
-        """The tokens of ``observation``; there is nothing around it."""
+        """Return the tokens of ``observation``, without any template tokens."""
         return Bridge((), self.encode_text(observation), ())
 
     def extend(self, ledger: TokenLedger, bridge: Bridge, turn: int, episode: int = 0) -> None:
-        """Append ``bridge`` to ``ledger`` as what comes before ``turn``."""
+        """Append ``bridge`` to ``ledger`` as the tokens in front of ``turn``."""
         ledger.append(bridge.observation, SegmentKind.ENV, turn=turn, episode=episode)
 
     def decode(self, sampled_ids: Sequence[int]) -> str:
-        """The text of a sampled turn without the tokens that ended it."""
+        """Return the text of a sampled turn without its end tokens."""
         said = without_end(sampled_ids, self.end_ids)
         return self.tokenizer.decode(said, **self._as_sampled)
 
     def encode_text(self, text: str) -> tuple[int, ...]:
-        """Token ids of a text that continues another one and that was not sampled."""
+        """Return the ids of text that continues other text, without any control token."""
         if self._tokens is None:
             return self._encode(text)
         return self._tokens.encode(self._tokens.mark(text), inside=True)
 
     def encode_template(self, text: str) -> tuple[int, ...]:
-        """Token ids of a text whose control tokens are meant."""
+        """Return the ids of text that continues other text, control tokens included."""
         return (
             self._encode(text) if self._tokens is None else self._tokens.encode(text, inside=True)
         )
 
     def _begin(self) -> list[int]:
-        """What the tokenizer puts before a text: the token that begins a sequence, or nothing."""
+        """Return the tokens that the tokenizer puts in front of text: BOS, or nothing."""
         plain = self._encode("x")
         whole = list(self.tokenizer("x", add_special_tokens=True)["input_ids"])
         places = range(len(whole) - len(plain) + 1)
@@ -85,12 +85,13 @@ class PlainBridge:
 
 
 def bridge_for_appending(tokenizer: TextTokenizer) -> ChatBridge | PlainBridge:
-    """The bridge for conversations that only grow: the chat template's, or a plain one where there
-    is no template.
+    """Return a bridge for append-only conversations.
+
+    It is a ``ChatBridge``, or a ``PlainBridge`` if the tokenizer has no chat template.
 
     Raises:
-        TemplateUnsupported: The template does not keep earlier turns as they were, so that a
-            conversation cannot be one growing token sequence; the message says why.
+        TemplateUnsupported: The template changes earlier turns, so a conversation is not one
+            growing token sequence. The message gives the reason.
     """
     if not is_chat_tokenizer(tokenizer):
         return PlainBridge(tokenizer)
@@ -98,7 +99,7 @@ def bridge_for_appending(tokenizer: TextTokenizer) -> ChatBridge | PlainBridge:
     if probe.verdict is not Verdict.APPEND:
         raise TemplateUnsupported(
             "a trial is one growing token sequence, and this chat template cannot continue one: "
-            f"{probe.reason}. Set one that keeps earlier turns as they were "
-            "(trl ships such variants: trl/chat_templates/*_training.jinja)"
+            f"{probe.reason}. Set a template that keeps earlier turns unchanged "
+            "(trl contains such variants: trl/chat_templates/*_training.jinja)"
         )
     return ChatBridge(tokenizer)

@@ -1,8 +1,8 @@
-"""Does a chat template keep a conversation's earlier text when the conversation goes on?
+"""Test of a chat template: does it keep earlier turns unchanged when a conversation continues?
 
-``append`` history sends the policy its own earlier tokens followed by the bridge. That is what the
-template would have written only if every prompt is a prefix of the next one. A template that
-rewrites history needs ``window`` history, where each step renders a new prompt.
+``append`` history sends the policy its earlier tokens followed by the bridge. This equals the
+output of the template only if every prompt is a prefix of the next one. A template that rewrites
+earlier turns needs ``window`` history, which renders a new prompt in each turn.
 """
 
 import re
@@ -23,22 +23,23 @@ from agent_system.tokens.template import (
 from agent_system.tokens.tokenizer import ChatTokenizer
 from verl.utils.limits import TimeLimit, time_limit
 
-PROBE_S = 20.0  # a template comes with a model, and may loop for ever
-# Three turns have two bridges, the least that shows whether they depend on their place.
+PROBE_S = 20.0  # time limit in seconds: the template of a model may contain an endless loop
+# Three turns have two bridges, the minimum to see whether bridges differ by position.
 TURNS = 3
 THINK = "<think>"
-# What may stand before an assistant's words although no prompt shows it.
+# Text that may precede the content of an assistant turn without being in the prompt.
 UNSEEN = re.compile(r"\s+|</?think>")
 MARK = re.compile(r"[<\[].*[>\]]", re.DOTALL)
-# What is said in turns whose tokens are compared.
+# Observations and answers of the turns whose tokens are compared.
 SAMPLES = ("You see a desk.", " A mug.\n1. a book\n")
 ANSWERS = ("look", "<action>go to desk 1</action>", "It is 4.")
 
-Words = Callable[[int], Message]  # what the assistant says in turn i: its message without the role
+# Maps turn i to the message of the assistant, without its role.
+Words = Callable[[int], Message]
 
 
 class Verdict(StrEnum):
-    """What a template can be used for."""
+    """Kinds of history that a template can be used for."""
 
     APPEND = "append works"
     WINDOW = "window needed"
@@ -47,13 +48,15 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TemplateProbe:
-    """``reason`` says why not ``append``. ``opens_thought``: the generation prompt opens
-    ``<think>``.
+    """Result of ``probe_template``.
 
-    ``keeps_thoughts``: thoughts in ``<think>`` of earlier turns stay when the template renders
-    them. Where they do not, ``append`` still works (the policy sees its own tokens), but a model
-    trained on that template has seen earlier turns without their thoughts.
-    ``takes_system``: it renders a system message of its own (see ``ChatTemplate``).
+    ``reason`` states why ``append`` does not work. ``opens_thought``: the generation prompt ends
+    with ``<think>``. ``takes_system``: the template renders a system message separately (see
+    ``ChatTemplate``).
+
+    ``keeps_thoughts``: the template renders the ``<think>`` thoughts of earlier turns. Without
+    them ``append`` still works, because the policy sees its own tokens. But a model trained on
+    that template has seen earlier turns without their thoughts.
     """
 
     verdict: Verdict
@@ -63,25 +66,27 @@ class TemplateProbe:
     takes_system: bool = True
 
     def require(self, history: str) -> None:
-        """Refuse ``history`` ("append" | "window") where the template cannot do it.
+        """Check that the template supports ``history`` ("append" | "window").
 
         Raises:
-            TemplateUnsupported: With the reason, and the setting that works where there is one.
+            TemplateUnsupported: It does not. The message gives the reason and, if one exists, the
+                setting that works.
         """
         if self.verdict is Verdict.UNSUPPORTED:
             raise TemplateUnsupported(f"the chat template cannot be used: {self.reason}")
         if history == "append" and self.verdict is Verdict.WINDOW:
             raise TemplateUnsupported(
                 f"env.history=append does not work with this chat template: {self.reason}. "
-                "Set env.history=window, or use a template that keeps earlier turns as they were"
+                "Set env.history=window, or use a template that keeps earlier turns unchanged"
             )
 
 
 def probe_template(
     tokenizer: ChatTokenizer, template_kwargs: dict[str, Any] | None = None
 ) -> TemplateProbe:
-    """Render conversations of one to three turns and say what the tokenizer's template can be used
-    for: nothing, where that takes longer than ``PROBE_S``.
+    """Render conversations of one to three turns and return what the template can be used for.
+
+    The verdict is ``UNSUPPORTED`` if this takes longer than ``PROBE_S`` seconds.
     """
     try:
         with time_limit(PROBE_S, "rendering the chat template"):
@@ -111,9 +116,9 @@ def _probe(tokenizer: ChatTokenizer, template_kwargs: dict[str, Any] | None) -> 
     except TemplateUnsupported as error:
         reason = str(error)
         return TemplateProbe(Verdict.WINDOW, reason, opens_thought, False, template.takes_system)
-    # An empty reason is success, and one way of handing thoughts over is enough.
+    # An empty reason is success. One way of passing thoughts to the template is enough.
     keeps_thoughts = "" in thoughts
-    # Where the template opens the thought, a turn without one is not what the policy writes.
+    # If the template opens the thought, the policy never writes a turn without one.
     reason = plain
     if opens_thought:
         reason = "" if keeps_thoughts else thoughts[0]
@@ -122,8 +127,9 @@ def _probe(tokenizer: ChatTokenizer, template_kwargs: dict[str, Any] | None) -> 
 
 
 def check_first_prompt(bridge: ChatBridge, messages: Sequence[Message]) -> None:
-    """Raise ``TemplateUnsupported`` where the first prompt of ``messages`` has other tokens than
-    ``apply_chat_template``. A text that spells a control token has others on purpose.
+    """Raise ``TemplateUnsupported`` if a first prompt differs from ``apply_chat_template``.
+
+    Messages that spell a control token are not checked: their tokens differ on purpose.
     """
     if not bridge.is_plain(messages):
         return
@@ -133,14 +139,15 @@ def check_first_prompt(bridge: ChatBridge, messages: Sequence[Message]) -> None:
     pairs = enumerate(zip(ours, theirs, strict=False))
     place = next((i for i, (own, other) in pairs if own != other), min(len(ours), len(theirs)))
     raise TemplateUnsupported(
-        f"the tokens of a prompt are not those of apply_chat_template from token {place} on: "
+        f"the tokens of a prompt differ from those of apply_chat_template from token {place}: "
         f"{ours[place : place + 8]} instead of {theirs[place : place + 8]}"
     )
 
 
 def check_next_turn(bridge: ChatBridge, opening: Sequence[Message] = ()) -> None:
-    """Raise ``TemplateUnsupported`` where the tokens around a turn that follows ``opening`` (by
-    default a text of the user) are not those of ``apply_chat_template``.
+    """Raise ``TemplateUnsupported`` if a bridge differs from ``apply_chat_template``.
+
+    Compares the tokens around a turn that follows ``opening``, by default one user message.
     """
     first = list(opening) or [{"role": "user", "content": SAMPLES[0]}]
     if not bridge.is_plain(first):
@@ -149,7 +156,7 @@ def check_next_turn(bridge: ChatBridge, opening: Sequence[Message] = ()) -> None
     sampled = [] if end is None else [end]
     for answer, text in product(ANSWERS, SAMPLES):
         turns = [("assistant", answer), ("user", text)]
-        messages = [*first, *({"role": role, "content": said} for role, said in turns)]
+        messages = [*first, *({"role": role, "content": content} for role, content in turns)]
         shown = bridge.shown(messages)
         said, found, tail = bridge.template.render(shown).rpartition(answer)
         closing = bridge.closing if tail.startswith(bridge.closing) else ""
@@ -158,18 +165,18 @@ def check_next_turn(bridge: ChatBridge, opening: Sequence[Message] = ()) -> None
         ours = [*head, *link.before, *link.observation, *link.after]
         if closing and head[-1] != end:
             raise TemplateUnsupported(
-                f"the tokenizer does not read its own end of turn {closing.strip()!r} after "
-                f"{answer!r}: no policy could learn to end a turn with it"
+                f"the tokenizer does not encode its end of turn {closing.strip()!r} as one token "
+                f"after {answer!r}, so a policy cannot be trained to end a turn with it"
             )
         if ours != bridge.template.tokens(shown):
             raise TemplateUnsupported(
-                "the tokens between two turns depend on the text of the turn before them, so that "
-                f"they cannot follow sampled tokens (after {answer!r})"
+                "the tokens between two turns depend on the text of the turn before them, so "
+                f"they cannot be appended to sampled tokens (after {answer!r})"
             )
 
 
 def _check_generation_prompt(template: ChatTemplate) -> None:
-    """Raise ``TemplateUnsupported`` where a prompt does not end as an assistant turn begins."""
+    """Raise ``TemplateUnsupported`` if assistant turns do not begin with the generation prompt."""
     turns: list[Message] = [
         {"role": "user", "content": anchor(0)},
         {"role": "assistant", "content": anchor(1)},
@@ -177,37 +184,35 @@ def _check_generation_prompt(template: ChatTemplate) -> None:
     try:
         shown = template.render(turns, add_generation_prompt=False)
     except RENDER_ERRORS:
-        return  # single turns do not need it
+        return  # the template refuses assistant turns, which a single turn does not need
     _, asked, tail = shown.rpartition(anchor(0))
     between, answered, _ = tail.partition(anchor(1))
     if not asked or not answered:
         return
     opened, begun = (UNSEEN.sub("", text) for text in (template.generation_prompt(), between))
-    if opened.startswith(begun):  # a prompt may also begin the turn itself, as with <think>
+    if opened.startswith(begun):  # a prompt may also contain the start of the turn, as <think>
         return
     rest = begun[len(opened) :]
     closed = template.render(turns[:1], add_generation_prompt=False)
-    # Some policies write the marks of their channel themselves, after a prompt that asks for it.
+    # Some policies write the tags of their channel themselves after the generation prompt.
     own = MARK.search(rest) is not None and closed != template.render(turns[:1])
     if not begun.startswith(opened) or (rest and not own):
         raise TemplateUnsupported(
-            f"its generation prompt is {template.generation_prompt()!r}, and between a user's and "
-            f"an assistant's words it writes {between!r}: a policy would not be asked for a turn"
+            f"its generation prompt is {template.generation_prompt()!r}, but it writes {between!r} "
+            "between the content of a user turn and of an assistant turn: both must agree"
         )
 
 
 def _first_reason(
     template: ChatTemplate, openings: Sequence[Sequence[Message]], words: Words
 ) -> str:
-    """The first reason of ``_why_not_prefix``, empty where there is none."""
+    """Return the first reason of ``_why_not_prefix`` over ``openings``, or an empty text."""
     reasons = [_why_not_prefix(template, words, opening) for opening in openings]
     return next(filter(None, reasons), "")
 
 
 def _thinking_turns(opened: str) -> Iterator[Words]:
-    """The ways in which a thinking turn can be handed to a template: inside the content, or as a
-    field of its own.
-    """
+    """Yield the ways to pass a thinking turn to a template: inside the content, or as a field."""
     start = opened[opened.rindex(THINK) :] if opened.rstrip().endswith(THINK) else f"{THINK}\n"
     yield lambda i: {"content": f"{start}thought{i}\n</think>\n\n{anchor(i)}"}
     yield lambda i: {"content": f"{THINK}thought{i}</think>{anchor(i)}"}
@@ -215,14 +220,15 @@ def _thinking_turns(opened: str) -> Iterator[Words]:
 
 
 def _why_not_prefix(template: ChatTemplate, words: Words, opening: Sequence[Message]) -> str:
-    """Empty where each prompt after ``opening``, with the words that answer it, is a prefix of the
-    next one; else the reason.
+    """Return the reason why a prompt is not a prefix of the next prompt, or an empty text.
+
+    The prompts follow ``opening``. ``words`` gives the assistant's answer to each of them.
     """
     messages = list(opening)
     prompt = ""
     tails: set[str] = set()
     for turn in range(TURNS):
-        # 100 and up, apart from the anchors of the assistant, which count from 0.
+        # Anchors of the user start at 100, those of the assistant at 0.
         messages.append({"role": "user", "content": anchor(100 + turn)})
         try:
             text = template.render(messages)
@@ -242,9 +248,9 @@ def _why_not_prefix(template: ChatTemplate, words: Words, opening: Sequence[Mess
             tails.add(tail.replace(anchor(100 + turn), ""))
         prompt = text
         messages.append({"role": "assistant", **words(turn)})
-    # The bridge is encoded once and put between all turns, so it may not vary.
+    # ``append`` history uses the same bridge text after every turn, so it must not vary.
     if len(tails) > 1:
-        return "the text it puts between two turns depends on how many came before"
+        return "the text that it puts between two turns depends on the number of earlier turns"
     return ""
 
 
@@ -252,7 +258,7 @@ def _shows(shown: str, answer: Message) -> bool:
     content = answer["content"]
     thought = answer.get("reasoning_content", "")
     visible = content
-    # The tag itself may stand in the prompt, which opens the thought.
+    # The prompt may contain the tag that opens the thought.
     if content.startswith(THINK):
         visible = content.partition(THINK)[2].lstrip("\n")
     return visible in shown and thought in shown

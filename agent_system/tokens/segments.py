@@ -1,9 +1,11 @@
-"""Segments of a ledger, and all of them as three arrays: what travels and what rows are made of.
+"""Segments of a ledger, as objects and as three arrays.
 
-ids       [N]      every token
-logprobs  [L]      those of the sampled tokens, in order
-table     [S, 8]   a line per segment: kind, tokens, turn, episode, policy version, stop reason,
-                   whether it was retokenised, log-probs
+The arrays are used to send a ledger between processes and to build rows.
+
+ids       [N]      all tokens
+logprobs  [L]      log-probs of the sampled tokens, in order
+table     [S, 8]   one line per segment: kind, number of tokens, turn, episode, policy version,
+                   stop reason, retokenized, number of log-probs
 """
 
 from collections import Counter
@@ -18,20 +20,20 @@ from verl.utils.sampling import StopReason
 
 
 class SegmentKind(StrEnum):
-    """Who wrote a segment."""
+    """Origin of the tokens of a segment."""
 
     PROMPT = "prompt"  # the first prompt: template and text
-    AGENT = "agent"  # sampled by the policy; the only kind that is trained
+    AGENT = "agent"  # sampled by the policy; the only kind that is trained on
     ENV = "env"  # text of an environment
-    # What the chat template puts between the turns, an end-of-turn token that was not sampled, and
-    # what a turn was made to begin with.
+    # Template text between turns, an end-of-turn token that was not sampled, or a forced prefix.
     BRIDGE = "bridge"
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """``ids`` written by ``kind`` from position ``start`` of the ledger on; ``logprobs`` only for
-    the agent's.
+    """Tokens of one kind, from position ``start`` of the ledger.
+
+    Only agent segments have ``logprobs``.
     """
 
     ids: tuple[int, ...]
@@ -46,7 +48,7 @@ class Segment:
 
     @property
     def end(self) -> int:
-        """The position after the last token."""
+        """Position in the ledger after the last token."""
         return self.start + len(self.ids)
 
 
@@ -58,7 +60,7 @@ _AGENT = _KINDS.index(SegmentKind.AGENT)
 
 @dataclass(frozen=True, slots=True)
 class SegmentArrays:
-    """The segments of a ledger, which tile it; see the module docstring."""
+    """All segments of a ledger as arrays. The module docstring describes the fields."""
 
     ids: np.ndarray
     logprobs: np.ndarray
@@ -66,7 +68,7 @@ class SegmentArrays:
 
     @classmethod
     def of(cls, segments: Sequence[Segment]) -> "SegmentArrays":
-        """``segments`` in the order in which they lie."""
+        """Convert ``segments``, which must be in the order of the ledger."""
         lines = [
             (
                 _KINDS.index(segment.kind),
@@ -87,7 +89,7 @@ class SegmentArrays:
         )
 
     def segments(self) -> list[Segment]:
-        """What ``of`` was given."""
+        """Convert the arrays back to segments."""
         ids = self.ids.tolist()
         logprobs = self.logprobs.tolist()
         found: list[Segment] = []
@@ -113,34 +115,33 @@ class SegmentArrays:
 
     @property
     def retokenized(self) -> bool:
-        """Whether some segment was made from text instead of being sampled."""
+        """True if some segment was encoded from text instead of being sampled."""
         return bool(self.table[:, 6].any())
 
     def mask(self) -> np.ndarray:
-        """[N]: 1 exactly where the policy sampled the token."""
+        """Return ``[N]``: 1 for tokens of agent segments, else 0."""
         return np.repeat((self.table[:, 0] == _AGENT).astype(np.int64), self.table[:, 1])
 
     def turn_ids(self) -> np.ndarray:
-        """[N]: the turn of every sampled token, -1 elsewhere."""
+        """Return ``[N]``: the turn of every token of an agent segment, -1 for other tokens."""
         turns = np.where(self.table[:, 0] == _AGENT, self.table[:, 2], -1)
         return np.repeat(turns, self.table[:, 1])
 
     def token_logprobs(self) -> np.ndarray:
-        """[N]: the log-prob of every sampled token, 0.0 elsewhere (and where retokenised tokens
-        have none).
-        """
+        """Return ``[N]``: the log-prob of every sampled token, 0.0 for all other tokens."""
         values = np.zeros(len(self.ids))
         lengths = self.table[:, 1]
         counts = self.table[:, 7]
-        # Where the log-probs of each segment begin, among all tokens and among all log-probs.
+        # Start of each segment, once per log-prob: among all tokens, and among all log-probs.
         starts = np.repeat(np.cumsum(lengths) - lengths, counts)
         own = np.arange(len(self.logprobs)) - np.repeat(np.cumsum(counts) - counts, counts)
         values[starts + own] = self.logprobs
         return values
 
     def tokens_by_version(self) -> Counter[int]:
-        """How many tokens were sampled with the weights of each version, where that is known and
-        not negative.
+        """Count the agent's tokens by policy version.
+
+        Segments with an unknown or negative version are not counted.
         """
         found = Counter[int]()
         for kind, length, _, _, version, *_ in self.table.tolist():

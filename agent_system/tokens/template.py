@@ -1,4 +1,4 @@
-"""A chat template as text, which ``verl.utils.chat_template`` renders: the names of both."""
+"""Names of ``verl.utils.chat_template`` for this package."""
 
 from verl.utils.chat_template import (
     RENDER_ERRORS,

@@ -1,49 +1,39 @@
-"""What this package asks of a tokenizer; those of Hugging Face transformers have it."""
+"""Protocols of tokenizers. Those of Hugging Face transformers implement them."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, TypeGuard
 
 
 class TextTokenizer(Protocol):
-    """Text to tokens and back; enough where there is no chat template."""
+    """Tokenizer without a chat template: text to tokens and back."""
 
     def __call__(
         self, text: str, *, add_special_tokens: bool = ..., **options: Any
     ) -> Mapping[str, Any]:
-        """A mapping with ``input_ids``, the tokens of ``text``."""
+        """Return a mapping with ``input_ids``, the tokens of ``text``."""
         ...
 
-    def decode(self, token_ids: list[int], **options: Any) -> Any:
-        """The text of ``token_ids``."""
-        ...
+    def decode(self, token_ids: list[int], **options: Any) -> Any: ...
 
 
 class AddedToken(Protocol):
-    """A token that was added to the vocabulary as a whole."""
+    """Token that was added to the vocabulary. ``special``: ``split_special_tokens`` splits it."""
 
     @property
-    def content(self) -> str:
-        """Its text."""
-        ...
+    def content(self) -> str: ...
 
     @property
-    def special(self) -> bool:
-        """Whether ``split_special_tokens`` splits that text."""
-        ...
+    def special(self) -> bool: ...
 
 
 class ChatTokenizer(TextTokenizer, Protocol):
     """A tokenizer with a chat template."""
 
     @property
-    def all_special_ids(self) -> Sequence[int]:
-        """The special tokens."""
-        ...
+    def all_special_ids(self) -> Sequence[int]: ...
 
     @property
-    def added_tokens_decoder(self) -> Mapping[int, AddedToken]:
-        """The added tokens by id."""
-        ...
+    def added_tokens_decoder(self) -> Mapping[int, AddedToken]: ...
 
     def apply_chat_template(
         self,
@@ -53,28 +43,29 @@ class ChatTokenizer(TextTokenizer, Protocol):
         add_generation_prompt: bool,
         **options: Any,
     ) -> Any:
-        """``conversation`` as one text, where ``tokenize`` is false."""
+        """Return ``conversation`` as one text if ``tokenize`` is false."""
         ...
 
 
 def is_chat_tokenizer(tokenizer: object) -> TypeGuard[ChatTokenizer]:
-    """Whether ``tokenizer`` brings one template, or several by name; any object may be asked."""
+    """Return True if ``tokenizer``, any object, has one chat template or several by name."""
     return isinstance(getattr(tokenizer, "chat_template", None), (str, dict))
 
 
 def end_of_sequence(tokenizer: object) -> int | None:
-    """The id of ``tokenizer``'s end-of-sequence token; None where it has none."""
-    # Not a member of the protocols: transformers resolves it in __getattr__, which no checker sees.
+    """Return the id of the end-of-sequence token, or None."""
+    # Not in the protocols: transformers resolves it in __getattr__, which type checkers ignore.
     found = getattr(tokenizer, "eos_token_id", None)
     return found if isinstance(found, int) else None
 
 
 def padding_token(tokenizer: object) -> int:
-    """The id that pads rows: ``tokenizer``'s own, else its end-of-sequence token; raises
-    ``ValueError`` where it has neither.
+    """Return the id that pads rows: the padding token, else the end-of-sequence token.
+
+    Raises ``ValueError`` if the tokenizer has neither.
     """
     found = getattr(tokenizer, "pad_token_id", None)
     token = end_of_sequence(tokenizer) if found is None else found
     if token is None:
-        raise ValueError("the tokenizer has neither pad_token_id nor eos_token_id: set one")
+        raise ValueError("the tokenizer has neither pad_token_id nor eos_token_id: set one of them")
     return token

@@ -1,3 +1,1 @@
-"""One folder per environment; each declares a ``PACKAGE`` of type
-``agent_system.environments.package.EnvPackage``.
-"""
+"""Environments, one package each. Every package declares ``PACKAGE``, an ``EnvPackage``."""

@@ -1,6 +1,6 @@
 """TRL: ``GRPOEnvTrainer`` trains a policy on a ``MultistepEnv``.
 
-Needs the extra ``trl``; loaded on first use.
+Needs the extra ``trl``. It is imported on first use.
 """
 
 from verl.utils.lazy import lazy

@@ -1,4 +1,4 @@
-"""Settings of ``GRPOEnvTrainer`` that cannot work, refused before a model is loaded."""
+"""Check of the settings of ``GRPOEnvTrainer``, before a model is loaded."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -16,10 +16,8 @@ LOSS_PATHS = ("trl", "full_sequence")
 def check(
     env: MultistepEnv, args: "GRPOConfig", processing_class: object, old_logps: str, loss_path: str
 ) -> None:
-    """Raise ``ValueError`` with everything that is wrong and how to mend it; ``args`` is a
-    ``trl.GRPOConfig``.
-    """
-    # Everything that is wrong at once: each further attempt would cost another start.
+    """Raise ``ValueError`` with all invalid settings and their fixes."""
+    # Report all problems together, so that one restart is enough.
     problems = [*_tokens(env, processing_class), *_choices(old_logps, loss_path), *_sampling(args)]
     if loss_path == "full_sequence":
         problems += _full_sequence(args, old_logps)
@@ -29,13 +27,16 @@ def check(
 
 def _tokens(env: MultistepEnv, processing_class: object) -> Iterator[str]:
     if env.tokenizer is None:
-        yield "it trains on tokens: give the environment a tokenizer"
+        yield "env.tokenizer=None: training needs tokens; give the environment a tokenizer"
     elif processing_class is not None and not _same_vocabulary(processing_class, env.tokenizer):
-        yield "processing_class and the environment's tokenizer differ: use one for both"
+        yield (
+            "processing_class and the tokenizer of the environment have different vocabularies: "
+            "use the same tokenizer for both"
+        )
 
 
 def _same_vocabulary(one: Any, other: Any) -> bool:
-    # By content: the same tokenizer is often loaded twice.
+    # Compare the contents: the same tokenizer is often loaded twice.
     return one.get_vocab() == other.get_vocab()
 
 
@@ -45,47 +46,50 @@ def _choices(old_logps: str, loss_path: str) -> Iterator[str]:
         ("loss_path", loss_path, LOSS_PATHS),
     ):
         if value not in allowed:
-            yield f"{name}={value!r}: allowed are {', '.join(allowed)}"
+            yield f"{name}={value!r}: allowed are {', '.join(allowed)}; set one of them"
 
 
 def _sampling(args: "GRPOConfig") -> Iterator[str]:
     if args.remove_unused_columns:
         yield (
-            "remove_unused_columns=True drops the columns that the environment needs: "
+            "remove_unused_columns=True removes the columns that the environment needs: "
             "set it to False"
         )
     if args.chat_template_kwargs:
         yield (
-            "chat_template_kwargs are not applied, the environment renders its trials: "
-            "set tokenizer.chat_template"
+            "chat_template_kwargs have no effect, because the environment renders its trials: "
+            "set tokenizer.chat_template instead"
         )
     colocated = args.use_vllm and args.vllm_mode == "colocate"
-    # A live model and a server are told what ``TurnSampling`` holds, and nothing else.
+    # A live model and a server receive only the fields of ``TurnSampling``.
     if not colocated and (args.min_p or args.repetition_penalty != 1.0 or args.generation_kwargs):
         yield (
-            "min_p, repetition_penalty and generation_kwargs are applied with "
-            "use_vllm=True vllm_mode='colocate' only"
+            "min_p, repetition_penalty and generation_kwargs only have an effect in colocated "
+            "vLLM: remove them, or set use_vllm=True vllm_mode='colocate'"
         )
     if colocated and args.vllm_enable_sleep_mode:
         yield (
-            "turns are sampled one by one, and TRL wakes a sleeping engine for one: "
-            "vllm_enable_sleep_mode=False"
+            "vllm_enable_sleep_mode=True: each turn is a separate call, but TRL wakes the engine "
+            "for one call only. Set vllm_enable_sleep_mode=False"
         )
     if not args.use_vllm and (args.fsdp or args.deepspeed) and args.world_size > 1:
         yield (
-            "to sample from a sharded model, all processes must sample every token together, and "
-            "trials differ in length: use_vllm=True"
+            "all processes of a sharded model must sample every token together, but trials differ "
+            "in length: set use_vllm=True"
         )
     if args.use_vllm and args.vllm_mode == "colocate" and args.vllm_tensor_parallel_size > 1:
         yield (
             "with vllm_tensor_parallel_size > 1, all processes must sample every turn together, "
-            "and trials differ in length: vllm_mode='server'"
+            "but trials differ in length: set vllm_mode='server'"
         )
 
 
 def _full_sequence(args: "GRPOConfig", old_logps: str) -> Iterator[str]:
     if args.loss_type not in LOSS_TYPES:
-        yield f"loss_path='full_sequence' knows loss_type {', '.join(LOSS_TYPES)}"
+        yield (
+            f"loss_type={args.loss_type!r}: loss_path='full_sequence' allows "
+            f"{', '.join(LOSS_TYPES)}; set one of them, or loss_path='trl'"
+        )
     extra = (
         args.entropy_coef,
         args.use_adaptive_entropy,
@@ -94,9 +98,12 @@ def _full_sequence(args: "GRPOConfig", old_logps: str) -> Iterator[str]:
     )
     if any(extra):
         yield (
-            "loss_path='full_sequence' has neither entropy terms nor an off-policy mask: "
-            "loss_path='trl'"
+            "loss_path='full_sequence' supports neither entropy terms nor an off-policy mask: "
+            "set loss_path='trl'"
         )
-    # That loss has no factor for the gap between vLLM's log-probs and the trainer's.
+    # This loss has no correction for the mismatch between the log-probs of vLLM and the trainer.
     if args.use_vllm and old_logps == "recompute":
-        yield "loss_path='full_sequence' with vLLM takes old_logps='sampling'"
+        yield (
+            "old_logps='recompute' is not allowed with loss_path='full_sequence' and vLLM: "
+            "set old_logps='sampling'"
+        )

@@ -1,9 +1,9 @@
-"""The masked GRPO loss on whole sequences: pure tensor functions.
+"""Masked GRPO loss on whole sequences, as pure tensor functions.
 
-A batch holds ``prompt_completion_ids``, ``attention_mask``, ``completion_only_mask`` (1 on the
-tokens of the agent) and, where they are known, ``old_per_token_logps`` and ``ref_per_token_logps``:
-all ``[B, T]``, position t for token t given the tokens before it; ``advantages`` is ``[B]`` or
-``[B, T]``. The mask of the loss is no mask of the attention.
+A batch has ``prompt_completion_ids``, ``attention_mask`` and ``completion_only_mask`` (1 on the
+tokens of the agent), all ``[B, T]``. ``old_per_token_logps`` and ``ref_per_token_logps`` are
+optional, ``[B, T]``; position t is for token t given the tokens before it. ``advantages`` is
+``[B]`` or ``[B, T]``. Tokens outside of ``completion_only_mask`` are still attended to.
 """
 
 from collections.abc import Mapping
@@ -15,9 +15,7 @@ LOSS_TYPES = ("grpo", "bnpo", "dr_grpo", "dapo")
 
 
 def full_sequence_batch(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The batch of whole sequences that TRL's ``inputs`` (prompts ``[B, P]``, completions ``[B,
-    C]``) stand for.
-    """
+    """Concatenate TRL's ``inputs`` (prompts ``[B, P]``, completions ``[B, C]``) to ``[B, P+C]``."""
     prompt, completion_mask = inputs["prompt_mask"], inputs["completion_mask"]
     agent = completion_mask * inputs["tool_mask"] if "tool_mask" in inputs else completion_mask
     batch = {
@@ -39,10 +37,11 @@ def full_sequence_batch(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def per_token_logps(logits: Tensor, ids: Tensor, temperature: float = 1.0) -> Tensor:
-    """Log-prob [B, T] of every token of ``ids`` [B, T] under ``logits`` [B, T, V]; 0 for the first
-    token.
+    """Return the log-prob ``[B, T]`` of every token of ``ids`` ``[B, T]``, 0 for the first token.
+
+    ``logits`` is ``[B, T, V]``.
     """
-    # The logits at position t are about token t + 1. In float32: a ratio is made of small
+    # The logits at position t are for token t + 1. Use float32: ratios depend on small
     # differences, which half precision loses.
     scaled = logits[:, :-1].float() / temperature
     chosen = torch.log_softmax(scaled, dim=-1).gather(-1, ids[:, 1:, None]).squeeze(-1)
@@ -63,29 +62,32 @@ def masked_grpo_loss(
     max_completion_length: int | None = None,
     num_tokens: Tensor | float | None = None,
 ) -> Tensor:
-    """GRPO's clipped loss and KL penalty on the log-probs ``logps`` [B, T], everything masked
-    before it is used.
+    """Return GRPO's clipped loss with KL penalty for the log-probs ``logps`` ``[B, T]``.
 
-    With ratio r = exp(new - old): ``-min(r A, clip(r, 1 - epsilon_low, 1 + epsilon_high) A)``, r at
-    most ``delta``, plus ``beta`` times ``exp(ref - new) - (ref - new) - 1`` (times r with
-    ``bias_correction``). Without ``old_per_token_logps`` the new ones stand in, so that r is 1.
-    ``level="sequence"``: r is the exponential of the mean difference over the masked tokens.
+    The ratio is r = exp(new - old). The loss of a token with advantage A is
+    ``-min(min(r, delta) A, clip(r, 1 - epsilon_low, 1 + epsilon_high) A)``. To it is added ``beta``
+    times ``exp(ref - new) - (ref - new) - 1``, multiplied by r with ``bias_correction``. Without
+    ``old_per_token_logps``, r is 1. With ``level="sequence"``, r is the exponential of the mean
+    difference over the trained tokens of a row.
 
-    ``loss_type``: mean over rows of token means (``grpo``), token mean (``bnpo``), token sum over
-    rows times ``max_completion_length`` (``dr_grpo``), or over ``num_tokens`` of the whole
-    optimizer step (``dapo``; None: of this batch). Rows without a masked token add nothing.
+    ``loss_type`` determines the aggregation:
+
+    - ``grpo``: mean over rows of the token means, 0 for rows without trained tokens.
+    - ``bnpo``: mean over tokens.
+    - ``dr_grpo``: sum over tokens / (rows * ``max_completion_length``).
+    - ``dapo``: sum over tokens / ``num_tokens`` of the optimizer step (None: of this batch).
     """
     if loss_type not in LOSS_TYPES:
         raise ValueError(
-            f"loss_type={loss_type!r}: the loss on whole sequences knows {', '.join(LOSS_TYPES)}"
+            f"loss_type={loss_type!r}: allowed are {', '.join(LOSS_TYPES)}; set one of them"
         )
     trained = batch["completion_only_mask"].bool()
     mask = trained.to(logps.dtype)
     per_row = batch["advantages"].dim() == 1
     advantages = batch["advantages"].unsqueeze(1) if per_row else batch["advantages"]
     advantages = torch.where(trained, advantages, 0.0)
-    # Masked before ``exp``: a ratio that overflows on a token of the environment would come back as
-    # inf * 0 = NaN, and so would a log-prob that nobody told.
+    # Mask before ``exp``: a ratio that overflows on a token of the environment would become
+    # inf * 0 = NaN, and an unknown log-prob is already NaN.
     new = torch.where(trained, logps, 0.0)
     old = batch.get("old_per_token_logps")
     old = new.detach() if old is None else torch.where(trained, old, 0.0)
@@ -94,13 +96,12 @@ def masked_grpo_loss(
         log_ratio = (log_ratio.sum(-1) / mask.sum(-1).clamp(min=1)).unsqueeze(-1)
     ratio = log_ratio.exp()
     clipped = ratio.clamp(1 - epsilon_low, 1 + epsilon_high)
-    # Where the advantage is negative, the minimum takes the unclipped side, which only ``delta``
-    # bounds.
+    # For a negative advantage the minimum selects the unclipped side, which only ``delta`` bounds.
     bounded = ratio if delta is None else ratio.clamp(max=delta)
     losses = -torch.min(bounded * advantages, clipped * advantages)
     if beta:
         gap = torch.where(trained, batch["ref_per_token_logps"], 0.0) - new
-        # An estimate of KL(new || ref) from one sample that is never negative.
+        # Non-negative estimate of KL(new || ref) from one sample.
         penalty = gap.exp() - gap - 1
         losses = losses + beta * (penalty * ratio if bias_correction else penalty)
     losses = torch.where(trained, losses, 0.0)
@@ -115,7 +116,7 @@ def _aggregate(
     row_length: int,
     num_tokens: Tensor | float | None,
 ) -> Tensor:
-    """Return the mean of masked ``losses`` [B, T] that ``loss_type`` names."""
+    """Aggregate the masked ``losses`` ``[B, T]`` to one number, as ``loss_type`` states."""
     if loss_type == "grpo":
         return (losses.sum(-1) / mask.sum(-1).clamp(min=1)).mean()
     if loss_type == "dr_grpo":

@@ -1,6 +1,4 @@
-"""Where turns are sampled while TRL trains: each has ``generate`` as ``DirectOutputAgent`` expects
-it of a model.
-"""
+"""Samplers of turns while TRL trains, with the ``generate`` that ``DirectOutputAgent`` calls."""
 
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -17,8 +15,9 @@ from verl.workers.rollout.hf import HFEngine
 
 @dataclass(frozen=True, slots=True)
 class TurnSampling:
-    """How a turn is drawn; ``top_k`` 0 and ``top_p`` 1.0 mean no truncation, ``stop`` holds strings
-    that end it.
+    """Sampling settings of a turn.
+
+    ``top_k`` 0 and ``top_p`` 1.0 mean no truncation. ``stop`` are strings that end the turn.
     """
 
     max_tokens: int
@@ -30,7 +29,7 @@ class TurnSampling:
 
 @dataclass(frozen=True, slots=True)
 class SampledTurn:
-    """One sampled turn: ids with a log-prob each; ``finish_reason`` is ``stop`` or ``length``."""
+    """One sampled turn: ids and one log-prob per id. ``finish_reason``: ``stop`` or ``length``."""
 
     token_ids: list[int]
     logprobs: list[float]
@@ -39,20 +38,20 @@ class SampledTurn:
 
 @dataclass(frozen=True, slots=True)
 class PolicyOutput:
-    """The result for one prompt, in the form of vLLM's."""
+    """Result for one prompt, with the fields of vLLM's ``RequestOutput``."""
 
     outputs: tuple[SampledTurn]
 
 
 class LiveTokenizer(TextTokenizer, StopTokenizer, Protocol):
-    """What a live policy asks of its tokenizer: prompts as tokens, and where a turn stops."""
+    """Tokenizer of a live policy: it encodes prompts and provides the end of turns."""
 
 
 class LivePolicy:
-    """Samples from the model that is being trained, without a copy of it.
+    """Sampler that uses the model in training, without a copy of it.
 
-    ``borrow()`` is a context in which the model is there to be called. What is drawn depends on
-    ``seed`` and on how often was drawn before.
+    ``borrow()`` is a context manager that yields the model. Samples depend on ``seed`` and on the
+    number of earlier calls of ``generate``.
     """
 
     def __init__(
@@ -69,7 +68,10 @@ class LivePolicy:
         self._calls = itertools.count()
 
     def generate(self, prompts: Sequence[Any], sampling_params: TurnSampling) -> list[PolicyOutput]:
-        """One turn per prompt, in order; a prompt is ``{"prompt_token_ids": [...]}`` or text."""
+        """Sample one turn per prompt, in order.
+
+        A prompt is ``{"prompt_token_ids": [...]}`` or text.
+        """
         seed = derive_seed("turns of a live policy", self._seed, next(self._calls))
         with self._borrow() as model:
             engine = HFEngine.on_model(
@@ -79,7 +81,7 @@ class LivePolicy:
                 engine.add(self._request(str(number), prompt, sampling_params))
             results = {}
             while engine.has_work():
-                # They come as they end, short turns first.
+                # Turns are returned as they end, short ones first.
                 results |= {int(result.request_id): result for result in engine.step()}
         turns = (results[number] for number in range(len(prompts)))
         return [
@@ -101,20 +103,20 @@ class LivePolicy:
             sampling.max_tokens,
             temperature=sampling.temperature,
             top_p=sampling.top_p,
-            # "No truncation" is 0 in TRL's settings and -1 in the engine's.
+            # No truncation is 0 in TRL's settings and -1 in the engine's.
             top_k=sampling.top_k or -1,
             stop=sampling.stop,
         )
 
 
 class ServerPolicy:
-    """Samples through TRL's client of a vLLM server (``vllm_mode="server"``)."""
+    """Sampler that calls TRL's client of a vLLM server (``vllm_mode="server"``)."""
 
     def __init__(self, client: Any, tokenizer: TextTokenizer, end_ids: Iterable[int]) -> None:
         self.client, self.tokenizer, self._end_ids = client, tokenizer, frozenset(end_ids)
 
     def generate(self, prompts: Sequence[Any], sampling_params: TurnSampling) -> list[PolicyOutput]:
-        """One turn per prompt, in order."""
+        """Sample one turn per prompt, in order."""
         sampling = sampling_params
         told = self.client.generate(
             prompts=[list(prompt["prompt_token_ids"]) for prompt in prompts],
@@ -123,7 +125,7 @@ class ServerPolicy:
             top_p=sampling.top_p,
             top_k=sampling.top_k,
             max_tokens=sampling.max_tokens,
-            # 0: the log-prob of the sampled token, and of no other.
+            # 0: return the log-prob of the sampled token only.
             logprobs=0,
             generation_kwargs={
                 "stop": list(sampling.stop),
@@ -139,8 +141,9 @@ class ServerPolicy:
     def _turn(
         self, ids: list[int], logprobs: Sequence[Sequence[float]], sampling: TurnSampling
     ) -> SampledTurn:
-        """The client tells no finish reason: a full turn that ends with nothing that ends turns was
-        cut.
+        """Return the turn with its finish reason, which the client does not return.
+
+        It is ``length`` if the turn has ``max_tokens`` tokens and no end token or stop string.
         """
         ended = bool(ids) and (
             ids[-1] in self._end_ids

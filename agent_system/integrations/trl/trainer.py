@@ -5,9 +5,9 @@
                                    │                                     │
     TRL: rewards by session ids, advantages, loss on the agent's tokens ◀┘
 
-TRL's part is untouched: a trial comes back as one prompt (up to the first sampled token) and one
-completion, in which ``env_mask`` is 1 on the tokens of the agent and 0 on those of the environment.
-All of them are attended to.
+TRL's code is unchanged. A trial is returned as one prompt (up to the first sampled token) and one
+completion. ``env_mask`` is 1 on the tokens of the agent and 0 on those of the environment. All
+tokens are attended to.
 """
 
 import contextlib
@@ -41,44 +41,43 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 MIN_TURN_TOKENS = 16
-# Of whole sequences, beside TRL's columns of prompts and completions, whose log-probs and
-# advantages stay those of completions.
+# Columns of whole sequences, in addition to TRL's columns of prompts and completions. Log-probs
+# and advantages still cover completions only.
 WHOLE_COLUMNS = ("prompt_completion_ids", "attention_mask", "completion_only_mask")
 
 
 class GRPOEnvTrainer(GRPOTrainer):
-    """Trains ``model`` on the trials that ``env`` plays with it.
+    """Trainer that generates trials of ``env`` with ``model`` and trains it on them.
 
     Args:
         model, args, callbacks, optimizers, peft_config: As in ``trl.GRPOTrainer``.
-            ``args.max_completion_length`` bounds everything after the first prompt of a trial,
+            ``args.max_completion_length`` limits all tokens after the first prompt of a trial.
             ``args.num_generations`` is the group size.
-        env: Plays trials; it needs a tokenizer, which is the default ``processing_class``.
-        reward_funcs: By default ``env.get_rubric()``; they get ``session_ids`` and the columns of
-            the dataset.
-        train_dataset, eval_dataset: Rows for ``env``, no ``prompt`` column needed; by default the
-            environment's own.
-        agent: Plays instead of the policy that is trained; its actions must be that policy's
-            tokens.
-        sampling_params: Handed to the sampler as it is; by default made from ``args``,
+        env: Generates trials. It needs a tokenizer, which is the default ``processing_class``.
+        reward_funcs: Default: ``env.get_rubric()``. They receive ``session_ids`` and the columns
+            of the dataset.
+        train_dataset, eval_dataset: Rows for ``env``, without need for a column ``prompt``.
+            Default: the data sets of the environment.
+        agent: Acts instead of the trained policy. Its actions must be tokens of that policy.
+        sampling_params: Passed to the sampler unchanged. Default: built from ``args``,
             ``max_turn_tokens`` and ``env.stop``.
-        max_turn_tokens: The longest turn. A trial ends when no more turn of that length fits, so by
-            default it is ``args.max_completion_length`` over twice the turns of a trial, and at
-            least ``MIN_TURN_TOKENS``.
-        old_logps: ``sampling``: the log-probs that tokens were sampled with are the old policy's,
-            which also corrects for differences between vLLM and the trainer, so that TRL's own
-            correction is switched off. Where top_p, top_k and the like change what is sampled, and
-            with ``recompute``, it goes TRL's way; note that its default
-            ``vllm_importance_sampling_mode`` drops whole sequences.
+        max_turn_tokens: Maximum length of a turn. A trial ends when no further turn of that length
+            fits. Default: ``args.max_completion_length`` / (2 * turns of a trial), at least
+            ``MIN_TURN_TOKENS``.
+        old_logps: ``sampling``: use the rollout log-probs as old log-probs. This also corrects the
+            mismatch between vLLM and the trainer, so TRL's correction is switched off.
+            ``recompute``, and truncated or penalised sampling (top_p, top_k, min_p,
+            repetition_penalty): use TRL's old log-probs. TRL's default
+            ``vllm_importance_sampling_mode`` then drops whole sequences.
         loss_path: ``trl``, or ``full_sequence``: the same loss from the logits of whole sequences.
-        allow_retokenized: Train on tokens that were made from an agent's words.
+        allow_retokenized: Train on tokens that were encoded from the text of an agent.
 
     Raises:
-        ValueError: A combination that cannot work; the message says which and what to do.
+        ValueError: The settings cannot work together. The message names them and the fix.
     """
 
     _tag_names: ClassVar = ["trl", "grpo", "multistep-env"]
-    # What TRL's own trainer sets, more precisely than it says.
+    # More precise types of attributes that TRL's trainer sets.
     args: GRPOConfig  # pyright: ignore[reportIncompatibleVariableOverride]  it is given no other
     model: Any
     max_completion_length: int  # pyright: ignore[reportIncompatibleVariableOverride]  see checks
@@ -107,7 +106,7 @@ class GRPOEnvTrainer(GRPOTrainer):
         check(env, args, processing_class, old_logps, loss_path)
         on_cpu = args.use_vllm and args.vllm_mode == "colocate" and not torch.cuda.is_available()
         if on_cpu:
-            # Before TRL imports vLLM, which reads it then.
+            # Must run before TRL imports vLLM, which reads these settings on import.
             vllm_on_cpu.prepare_process()
         if args.use_vllm and _takes_sampled(args, old_logps):
             _switch_correction_off(args)
@@ -128,7 +127,8 @@ class GRPOEnvTrainer(GRPOTrainer):
         )
         self.env = env
         if env.bridge is not None:
-            # One set for sampling, ledgers and texts: TRL knows no end of turn of a chat template.
+            # Use the same end tokens for sampling, ledgers and texts. TRL does not know the
+            # end-of-turn token of a chat template.
             env.bridge.end_ids = env.bridge.end_ids.union(self.eos_token_ids)
             self.eos_token_ids = sorted(env.bridge.end_ids)
         self.old_logps = old_logps
@@ -143,7 +143,7 @@ class GRPOEnvTrainer(GRPOTrainer):
         self._openings: list[list[dict[str, str]]] = []
         self._trials: dict[str, list] = {}
 
-    # ---- playing ----
+    # ---- rollout ----
 
     def _make_agent(self, sampling_params: object) -> DirectOutputAgent:
         if self.use_vllm and self.vllm_mode == "colocate":
@@ -155,7 +155,7 @@ class GRPOEnvTrainer(GRPOTrainer):
             policy = ServerPolicy(client, self._tokenizer, self.eos_token_ids)
         else:
             seed = self.args.seed + self.accelerator.process_index
-            # Untyped: transformers resolves ``eos_token_id`` at run time, which no checker sees.
+            # Untyped: transformers resolves ``eos_token_id`` at run time.
             tokenizer: Any = self._tokenizer
             policy = LivePolicy(self._borrow_model, tokenizer, self.eos_token_ids, seed)
         return DirectOutputAgent(policy, sampling_params or self._turn_sampling(), self._tokenizer)
@@ -186,7 +186,7 @@ class GRPOEnvTrainer(GRPOTrainer):
 
     @contextlib.contextmanager
     def _borrow_model(self) -> Iterator[Any]:
-        """The policy in evaluation mode, unwrapped, for sampling."""
+        """Yield the unwrapped policy in evaluation mode, for sampling."""
         checkpointing: Any = self.args.gradient_checkpointing_kwargs  # parsed by now
         with unwrap_model_for_generation(
             self.model_wrapped,
@@ -203,14 +203,14 @@ class GRPOEnvTrainer(GRPOTrainer):
                 model.train(training)
 
     def _play(self, rows: list[dict[str, Any]]) -> dict[str, list]:
-        """The trials of this process's ``rows``.
+        """Return the trials of this process's ``rows``.
 
-        A server is asked by the main process, for all of them.
+        With a vLLM server, the main process generates the trials of all processes.
         """
         if not (self.use_vllm and self.vllm_mode == "server"):
             return self._run_trial(rows)
         everything = gather_object(rows)
-        # The list is filled in place on the other processes.
+        # ``broadcast_object_list`` fills the list in place on the other processes.
         shared: list[Any] = [None]
         if self.accelerator.is_main_process:
             shared = [self._run_trial(everything)]
@@ -229,19 +229,20 @@ class GRPOEnvTrainer(GRPOTrainer):
         return trials | {"records": records}
 
     def _rollout(self, prompts: list, trainer: GRPOTrainer) -> dict[str, list]:
-        """TRL's rollout function: the trials of the rows that ``_generate_and_score_completions``
-        has put aside.
+        """Run the trials of the rows that ``_generate_and_score_completions`` has stored.
+
+        This is the rollout function of TRL.
         """
         del prompts, trainer
         self._trials = trials = self._play(self._rows)
         if any(trials["retokenized"]) and not self.allow_retokenized:
             raise ValueError(
-                "the agent tells no sampled tokens: its words were tokenised again, and those are "
-                "not what the policy sampled. Use an agent that returns "
-                "agent_system.agents.Action, or allow_retokenized=True"
+                "the agent returns no sampled tokens: its text was tokenised again, and these "
+                "tokens can differ from those that the policy sampled. Use an agent that returns "
+                "agent_system.agents.Action, or set allow_retokenized=True"
             )
         for opening, record in zip(self._openings, trials["records"], strict=True):
-            # In place: TRL holds these lists, they go to reward functions and logs.
+            # Change in place: TRL keeps these lists for reward functions and logs.
             opening[:] = _opening_of(record["messages"])
         rows = [self._completion(trials, index) for index in range(len(self._rows))]
         names = ("prompt_ids", "completion_ids", "logprobs", "env_mask")
@@ -251,9 +252,9 @@ class GRPOEnvTrainer(GRPOTrainer):
     def _completion(
         self, trials: dict[str, list], index: int
     ) -> tuple[list[int], list[int], list[float], list[int]]:
-        """Prompt, completion, its log-probs and mask.
+        """Return prompt, completion, log-probs of the completion and its mask.
 
-        A trial that came to its end gets an end token, not trained.
+        A complete trial gets an end token, which is not trained on.
         """
         ids: list[int] = trials["full_token_ids"][index]
         start: int = trials["prompt_lengths"][index]
@@ -267,15 +268,15 @@ class GRPOEnvTrainer(GRPOTrainer):
             completion = [*completion, end]
             mask = [*mask, 0]
             logprobs = [*logprobs, 0.0]
-        # A trial that broke before its first prompt still needs a token to stand for one.
+        # A trial that failed before its first prompt needs one token as a placeholder prompt.
         return ids[:start] or [end], completion, logprobs, mask
 
     # ---- TRL's hooks ----
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         self._rows = [dict(row) for row in inputs]
-        # Placeholders: what opens a trial is known once it has begun; ``_rollout`` fills them in.
-        # TRL gives its rollout function the prompts alone, so that rows are put aside as well.
+        # Placeholders: the opening of a trial is only known after its start, and ``_run_rollout``
+        # fills it in. TRL passes only the prompts to its rollout function, so store the rows.
         self._openings = [[{"role": "user", "content": ""}] for _ in inputs]
         rows = [
             {**row, "prompt": opening} for row, opening in zip(inputs, self._openings, strict=True)
@@ -284,7 +285,7 @@ class GRPOEnvTrainer(GRPOTrainer):
         if _takes_sampled(self.args, self.old_logps) and _all_known(self._trials):
             output["old_per_token_logps"] = output["sampling_per_token_logps"]
         elif "sampling_per_token_logps" in output:
-            # NaN is a log-prob that nobody told; in TRL's figures it would swallow the others.
+            # NaN is an unknown log-prob. It would make TRL's metrics NaN.
             output["sampling_per_token_logps"] = output["sampling_per_token_logps"].nan_to_num()
         whole = full_sequence_batch(output)
         return output | {name: whole[name] for name in WHOLE_COLUMNS}
@@ -293,10 +294,10 @@ class GRPOEnvTrainer(GRPOTrainer):
         self,
         inputs: list[dict[str, Any]],
         prompts: list[Any],
-        completions: list[Any],  # noqa: ARG002  decoded of the whole trial; see below
+        completions: list[Any],  # noqa: ARG002  whole trials, decoded; see below
         completion_ids_list: list[list[int]],
     ) -> torch.Tensor:
-        """Reward functions see the agent's last message, not the whole trial decoded as one."""
+        """Call the reward functions with the agent's last message instead of the whole trial."""
         return super()._calculate_rewards(
             inputs, prompts, self._trials["final_completion_messages"], completion_ids_list
         )
@@ -308,8 +309,9 @@ class GRPOEnvTrainer(GRPOTrainer):
         return_outputs: bool = False,
         num_items_in_batch: torch.Tensor | int | None = None,
     ) -> torch.Tensor:
-        """TRL's loss; with ``loss_path="full_sequence"``, or for a batch of whole sequences alone,
-        ``masked_grpo_loss``.
+        """Return TRL's loss or ``masked_grpo_loss``.
+
+        The latter is used with ``loss_path="full_sequence"`` and for a batch without TRL's columns.
         """
         in_parts = "completion_ids" in inputs
         if self.loss_path == "trl" and in_parts:
@@ -337,24 +339,27 @@ class GRPOEnvTrainer(GRPOTrainer):
             max_completion_length=self.max_completion_length,
             num_tokens=num_tokens,
         )
-        # ``dapo`` has been divided by its share of all tokens; the others are means, of which the
-        # accumulated windows are averaged.
+        # ``dapo`` is already divided by its share of all tokens. The others are means, so divide
+        # by the number of accumulated micro-batches.
         return loss if self.loss_type == "dapo" and num_tokens is not None else loss / windows
 
 
 def _switch_correction_off(args: GRPOConfig) -> None:
-    """Log-probs of sampling are corrected for already, as the old policy's."""
+    """Switch TRL's correction off: rollout log-probs are already used as old log-probs."""
     if args.vllm_importance_sampling_correction:
         logger.info(
-            "old log-probs are those of sampling: "
-            "vllm_importance_sampling_correction is switched off"
+            "Rollout log-probs are used as old log-probs: "
+            "vllm_importance_sampling_correction is switched off."
         )
         args.vllm_importance_sampling_correction = False
 
 
 def _takes_sampled(args: GRPOConfig, old_logps: str) -> bool:
-    """Whether sampling log-probs are the old policy's: asked for, and of the whole distribution, as
-    the loss computes them."""
+    """Return True if rollout log-probs are used as old log-probs.
+
+    This needs ``old_logps="sampling"`` and sampling without truncation or penalty, because the loss
+    computes log-probs of the whole distribution.
+    """
     whole = (
         args.top_p == 1.0 and not args.top_k and not args.min_p and args.repetition_penalty == 1.0
     )
@@ -362,15 +367,16 @@ def _takes_sampled(args: GRPOConfig, old_logps: str) -> bool:
 
 
 def _turn_tokens(env: MultistepEnv, max_completion_length: int) -> int:
-    """The longest turn by default: half of what is there for each turn of a trial; environments say
-    the rest.
+    """Return the default maximum length of a turn: half of the tokens available per turn.
+
+    The other half is for the text of the environment. Example: 1024 tokens and 4 turns give 128.
     """
     turns = env.max_steps_per_episode * env.episodes_per_trial
     return min(max_completion_length, max(MIN_TURN_TOKENS, max_completion_length // (2 * turns)))
 
 
 def _opening_of(messages: Sequence[dict[str, str]]) -> list[dict[str, str]]:
-    """The messages before the first one of the assistant."""
+    """Return the messages before the first message of the assistant."""
     first = next(
         (i for i, message in enumerate(messages) if message["role"] == "assistant"), len(messages)
     )
@@ -378,7 +384,7 @@ def _opening_of(messages: Sequence[dict[str, str]]) -> list[dict[str, str]]:
 
 
 def _all_known(trials: dict[str, list]) -> bool:
-    """Whether every token of the agent was sampled and came with its log-prob."""
+    """Return True if every token of the agent was sampled and has a finite log-prob."""
     return not any(trials["retokenized"]) and all(
         math.isfinite(value) for row in trials["logprobs"] for value in row
     )

@@ -1,6 +1,4 @@
-"""vLLM colocated with TRL's trainer on a CPU: what to set before it starts, and a weight sync that
-works there.
-"""
+"""vLLM colocated with TRL's trainer on CPU: environment variables and weight sync."""
 
 import os
 from collections.abc import Callable
@@ -12,8 +10,8 @@ KV_CACHE_GIB = "1"
 
 
 def prepare_process() -> None:
-    """Set what vLLM reads when it is imported; what the caller has set stays."""
-    # The engine stays in this process, where ``weight_sync`` reaches its modules.
+    """Set the environment variables that vLLM reads on import, unless they are already set."""
+    # Keep the engine in this process, so that the weight sync can access its modules.
     os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", KV_CACHE_GIB)
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
@@ -23,10 +21,10 @@ def prepare_process() -> None:
 
 
 def weight_sync(generation: Any) -> Callable[[], None]:
-    """A replacement for ``sync_weights`` of TRL's ``VLLMGeneration`` in ``colocate`` mode.
+    """Return a replacement for ``sync_weights`` of TRL's ``VLLMGeneration`` (``colocate`` mode).
 
-    TRL loads tensors into vLLM's modules one by one; on CPU these have been repacked, so that this
-    fails. The reload goes through vLLM, renews the packed output head, and drops the prefix cache.
+    TRL loads tensors into vLLM's modules one by one. This fails on CPU, where vLLM has repacked
+    them. The replacement reloads through vLLM, repacks the output head and resets the prefix cache.
     """
 
     def sync() -> None:
@@ -39,8 +37,8 @@ def weight_sync(generation: Any) -> Callable[[], None]:
         )
         if not generation.llm.reset_prefix_cache():
             raise RuntimeError(
-                "vLLM kept its prefix cache after a weight update: "
-                "cached keys would be of old weights"
+                "vLLM did not reset its prefix cache after a weight update: "
+                "cached keys would be those of the old weights"
             )
 
     return sync

@@ -1,1 +1,1 @@
-"""Agents of one's own, which play through the endpoint (``agent_system.endpoint``)."""
+"""User-provided agents, which generate episodes with ``agent_system.endpoint``."""

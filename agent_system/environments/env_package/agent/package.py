@@ -1,9 +1,8 @@
-"""An agent of the user's own as an environment: one step is the whole play, in which the agent asks
-the policy through the endpoint as often as it likes.
+"""User-provided agent as an environment. One env step is a whole episode.
 
-The agent is code that knows a base URL, a key and OpenAI's API. What it was answered is trained on
-as it was sampled; an agent that raises, hangs or posts no reward breaks its play, as an environment
-does.
+In that step the agent sends any number of requests to the policy through the endpoint. It knows
+only a base URL, a key and OpenAI's API. The policy is trained on the sampled tokens of the replies.
+An episode fails if the agent raises, exceeds its deadline or gives no reward.
 """
 
 import asyncio
@@ -26,11 +25,12 @@ LOOPBACK = "127.0.0.1"
 
 
 class AgentEnv:
-    """Runs the agent in a thread of its own, so that one process hosts many that wait for the
-    policy.
+    """Environment that runs the agent in a separate thread.
+
+    One process can therefore run many agents, which mostly wait for the policy.
     """
 
-    placement = "process"  # the agent is the user's own code
+    placement = "process"  # the agent is user-provided code
 
     def __init__(self, settings: AgentSettings) -> None:
         self._agent = _function(settings, "path")
@@ -40,34 +40,38 @@ class AgentEnv:
         _keep_from_proxies()
 
     def reset(self, task: Task, seed: int) -> Observation:
-        """Take ``task``; what the policy is shown first, the agent will say."""
+        """Store ``task`` and ``seed``. The observation is empty: the agent writes the prompts."""
         self._task = task
         self._seed = seed
         return Observation("", anchor=task["task_id"])
 
     async def step(self, action: str) -> Step:
-        """Let the agent play; ``action`` is the JSON of an ``EndpointAddress``. The endpoint
-        receives the reward, and 0 is returned. Raises what the agent raises, and ``RewardRefused``.
+        """Run the agent for the whole episode. ``action`` is the JSON of an ``EndpointAddress``.
+
+        The reward is posted to the endpoint, so this method returns a reward of 0. Raises
+        ``RewardRefused`` and the errors of the agent.
         """
         door = json.loads(action)
         await asyncio.get_running_loop().run_in_executor(self._thread, self._play, door)
         return Observation(""), 0.0, True, {}
 
     def close(self) -> None:
-        """End the thread, once the agent is done."""
+        """Shut the thread down without waiting for the agent."""
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     def _play(self, door: dict[str, str]) -> None:
         try:
             reward = now(self._agent(task=self._task, seed=self._seed, **door))
-        except SystemExit as left:  # it would end the process, and its neighbours with it
-            raise RuntimeError(f"the agent left with exit status {left.code}") from left
+        except SystemExit as left:  # it would end the process with all its other agents
+            raise RuntimeError(
+                f"the agent called exit with status {left.code}; it must return instead"
+            ) from left
         if reward is not None:
             post_reward(door["base_url"], door["api_key"], reward)
 
 
 def _keep_from_proxies() -> None:
-    """A client that goes through a proxy must not hand it the key of a play."""
+    """Exclude loopback from proxies: a client must not send its API key to a proxy."""
     for name in ("NO_PROXY", "no_proxy"):
         hosts = [host for host in os.environ.get(name, "").split(",") if host]
         if LOOPBACK not in hosts:
@@ -79,33 +83,33 @@ def _function(settings: AgentSettings, key: str) -> Callable[..., Any]:
     where = f"env.{NAME}.{key}"
     if not place:
         raise ValueError(
-            f"{where}='': nothing to play; allowed: FILE.py:NAME, MODULE:NAME; "
+            f"{where}='': no function is given; allowed: FILE.py:NAME, MODULE:NAME; "
             f"fix: {where}=my_agent.py:{'play' if key == 'path' else key}"
         )
     return load_place(place, where)
 
 
 def tasks(settings: AgentSettings, split: str) -> list[Task]:
-    """What the user's function gives for ``split``; a task without a source is from ``agent``."""
-    _function(settings, "path")  # else a missing agent would be seen when workers start
+    """Return the tasks of the user's function for ``split``, with a default ``data_source``."""
+    _function(settings, "path")  # report a missing agent now, not when the workers start
     return [{"data_source": NAME, **task} for task in _function(settings, "tasks")(split)]
 
 
 def prompts(settings: AgentSettings) -> SingleTurnPrompts:
-    """None of its own, whatever the settings: the agent says it all."""
-    del settings  # they change nothing here
+    """Return prompts that add no text: the agent writes all messages."""
+    del settings  # without effect here
     return SingleTurnPrompts()
 
 
 def project(text: str) -> tuple[str, bool]:
-    """The text as it is: what is an action in it, the agent knows."""
+    """Return the unchanged text: the agent interprets the replies."""
     return text, True
 
 
 PACKAGE = EnvPackage(
     name=NAME,
     settings=AgentSettings,
-    make=AgentEnv,  # pyright: ignore[reportArgumentType]  its step is a coroutine, as it may be
+    make=AgentEnv,  # pyright: ignore[reportArgumentType]  a step may be a coroutine
     tasks=tasks,
     prompts=prompts,
     project=project,

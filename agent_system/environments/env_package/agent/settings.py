@@ -1,4 +1,4 @@
-"""The ``env.agent`` section."""
+"""Settings of the config section ``env.agent``."""
 
 from typing import Annotated
 
@@ -7,11 +7,11 @@ from verl.config.settings import RunsCode
 
 
 class AgentSettings(EnvSettings):
-    """Which agent plays, and what."""
+    """Settings of a user-provided agent and its tasks."""
 
     path: Annotated[str, RunsCode()] = ""
-    """the agent: a function by place, FILE.py:NAME or MODULE:NAME, called with task, seed,
-    base_url, api_key and model; returns its reward, or None where it has posted one"""
+    """agent function, FILE.py:NAME or MODULE:NAME, called with task, seed, base_url, api_key and
+    model; returns its reward, or None if it has posted the reward"""
     tasks: Annotated[str, RunsCode()] = ""
-    """the agent's tasks: a function by place, called with the split (train or val); returns
-    dictionaries with a task_id"""
+    """function that returns the tasks, FILE.py:NAME or MODULE:NAME, called with the split (train
+    or val); tasks are dictionaries with a task_id"""

@@ -1,3 +1,1 @@
-"""FrozenLake: cross a frozen lake to the goal without falling into a hole; rules and maps by
-gymnasium.
-"""
+"""FrozenLake: cross a frozen lake to the goal without falling into a hole. Uses gymnasium."""

@@ -1,17 +1,17 @@
-"""The lake as its observations draw it: signs, sides, and how to read a drawing."""
+"""Drawing of the lake in observations: signs, directions, and a parser."""
 
 Cell = tuple[int, int]
 HERE = "P"
 HOLE = "O"
 GOAL = "G"
-# Where each move leads: rows down, columns right.
+# Offset of each move: rows down, columns to the right.
 SIDES = {"left": (0, -1), "down": (1, 0), "right": (0, 1), "up": (-1, 0)}
 
 
 def read(text: str) -> tuple[str, dict[Cell, str]]:
-    """What is said above the drawing, with its line break, and the sign of every cell."""
+    """Return the text above the drawing, with its line break, and the sign of every cell."""
     lines = text.splitlines()
-    # A line of the drawing holds single signs alone; a sentence above it always has longer words.
+    # Lines of the drawing have single signs only. Sentences always have longer words.
     drawn = [line for line in lines if all(len(sign) == 1 for sign in line.split())]
     cells = {
         (row, column): sign

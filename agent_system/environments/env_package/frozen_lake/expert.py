@@ -1,7 +1,6 @@
-"""An expert for FrozenLake: the shortest way over the ice, looked for again after every move.
+"""Expert for FrozenLake: the shortest path over the ice, computed again after every move.
 
-On slippery ice it goes the same way and may slip into a hole: such episodes are lost, and
-demonstrations leave them out.
+It ignores that ice is slippery, so it may fall into a hole. Demonstrations drop such episodes.
 """
 
 import random
@@ -19,11 +18,11 @@ from agent_system.environments.env_package.frozen_lake.drawing import (
 from agent_system.environments.expert_protocol import Decision, EpisodeStart, Expert, Noise
 from agent_system.environments.experts.interface import Tried, disturbed, shortest_way
 
-MAX_CELLS = 400  # more than the largest lake has
+MAX_CELLS = 400  # larger than the number of cells of the largest lake
 
 
 class LakePlayer:
-    """Plays one episode from the lake as it is drawn."""
+    """Expert in one episode. It reads the lake from the drawing in observations."""
 
     def __init__(self, first: Observation, rng: random.Random, noise: Noise) -> None:
         self.rng = rng
@@ -35,10 +34,10 @@ class LakePlayer:
         self._read(first)
 
     def act(self) -> Decision:
-        """The next move, with where it can go without falling."""
+        """Return the next move. Its situation lists the moves that do not end in a hole."""
         way = self._way(self.here)
         if way is None:
-            raise ValueError("there is no way over this lake")
+            raise ValueError("no path over this lake leads to the goal")
         safe = dict(self._after(self.here))
         decision = Decision(
             action=way[0],
@@ -51,7 +50,7 @@ class LakePlayer:
         return disturbed(decision, self.rng, self.noise, useless, impossible)
 
     def observe(self, action: str, observation: Observation) -> None:
-        """Where the move led."""
+        """Read the new position and record whether the move worked."""
         before = self.here
         self._read(observation)
         self.tried.add(action, worked=self.here != before)
@@ -62,7 +61,7 @@ class LakePlayer:
     def _after(self, cell: Cell) -> Iterator[tuple[str, Cell]]:
         for move, (down, right) in SIDES.items():
             further = (cell[0] + down, cell[1] + right)
-            # Off the lake counts as a hole: neither is a way.
+            # Cells outside of the lake count as holes: both cannot be entered.
             if self.cells.get(further, HOLE) != HOLE:
                 yield move, further
 
@@ -73,7 +72,7 @@ class LakePlayer:
 
 
 def start(episode: EpisodeStart) -> LakePlayer:
-    """An expert that has seen the lake."""
+    """Return an expert that has read the first observation."""
     return LakePlayer(episode.first, episode.rng, episode.noise)
 
 

@@ -1,4 +1,4 @@
-"""FrozenLake: gymnasium's rules on generated maps, in text."""
+"""Text version of FrozenLake: gymnasium's rules on generated maps."""
 
 import random
 from functools import lru_cache
@@ -32,41 +32,38 @@ ICE = {
     ),
     False: "The ice is not slippery: you move where you want.",
 }
-# The start is ice like any other once one has left it, and is drawn so.
+# The start cell is drawn as ice.
 DRAWN = str.maketrans("SFH", "..O")
-VAL_SHARE = 5  # one map in five may be held out
-# Draws without a new map before giving up: small lakes have few different ones.
+VAL_SHARE = 5  # one map in five belongs to the validation split
+# Maximum number of draws without a new map. Small lakes have few different maps.
 PATIENCE = 300
 
 
 class FrozenLake:
-    """Reward 1.0 on the goal, else 0.0; done on the goal and in a hole. The caller limits the
-    number of steps.
+    """Environment with reward 1.0 on the goal, else 0.0. It is done on the goal and in a hole.
 
-    What is not a move changes nothing and is not valid. On ice that is not slippery neither is a
-    move off the lake.
+    The caller limits the number of turns. An unknown action changes nothing and is not valid. On
+    ice that is not slippery, the same holds for a move off the lake.
     """
 
     placement = "inline"
 
     def __init__(self, settings: LakeSettings) -> None:
         self.settings = settings
-        self._lake: Any = None  # gymnasium's, once a map is known
+        self._lake: Any = None  # environment of gymnasium, made when a map is known
         self._map: tuple[str, ...] = ()
 
     def reset(self, task: Task, seed: int) -> Observation:
-        """Stand on the start of ``task["map"]``; ``seed`` decides where the ice takes whoever
-        slips.
-        """
+        """Start on ``task["map"]``. ``seed`` determines the directions of slipping."""
         if self._map != tuple(task["map"]):
             self._map = tuple(task["map"])
-            # Made for a new map only: gymnasium builds a table of all transitions from it.
+            # Made only for a new map, because gymnasium builds a table of all transitions.
             self._lake = rules.FrozenLakeEnv(desc=task["map"], is_slippery=self.settings.slippery)
         self._lake.reset(seed=seed)
         return self._look("")
 
     def step(self, action: str) -> tuple[Observation, float, bool, dict[str, Any]]:
-        """Move; see the class for rewards and ends."""
+        """Apply a move. The class docstring describes rewards and ends."""
         action = action.strip().lower()
         if action not in self._possible():
             observation = self._look("That is not possible here.\n")
@@ -77,7 +74,7 @@ class FrozenLake:
         return self._look(said), float(reward), bool(done), {"won": won, "is_action_valid": True}
 
     def close(self) -> None:
-        """Nothing to free: nothing was drawn."""
+        """Do nothing: no resources are in use."""
 
     def _place(self) -> tuple[int, int]:
         return divmod(int(self._lake.s), len(self._map))
@@ -90,7 +87,7 @@ class FrozenLake:
             for m, (_, down, right) in MOVES.items()
             if 0 <= row + down < size and 0 <= column + right < size
         }
-        # On slippery ice a move off the lake may slip to one of its sides, so it is worth trying.
+        # On slippery ice a move off the lake may end in a cell at its side.
         return [move for move in MOVES if self.settings.slippery or move in inside]
 
     def _look(self, said: str) -> Observation:
@@ -105,15 +102,16 @@ class FrozenLake:
 
 
 def prompts(settings: LakeSettings) -> ChatPrompts | CompactPrompts:
-    """The rules of this kind of ice, or the lake alone."""
+    """Return prompts with the rules for this kind of ice, or compact prompts without rules."""
     if settings.prompt == "compact":
         return CompactPrompts(shorten, begin, keep_first=True)
     return ChatPrompts(RULES.format(ice=ICE[settings.slippery]), example="down")
 
 
 def tasks(settings: LakeSettings, split: str) -> list[Task]:
-    """Different maps, each with a way to the goal; fewer than asked for where the lake is too small
-    for more.
+    """Return distinct maps, each with a path to the goal.
+
+    There are fewer than the settings ask for if the lake is too small.
     """
     maps = _maps(settings)[split]  # pyright: ignore[reportArgumentType]  settings hash
     return [
@@ -131,7 +129,7 @@ def _maps(settings: LakeSettings) -> dict[str, list[tuple[str, ...]]]:
         len(found[split]) < wanted[split] for split in wanted
     ):
         rows = _draw(settings, random.Random(derive_seed(NAME, settings.map_seed, number)))
-        # By the map itself, not by its number: the same map comes up under many numbers.
+        # Choose the split by the map, not by its number: many numbers give the same map.
         split = "train" if derive_seed(NAME, *rows) % VAL_SHARE else "val"
         number += 1
         if len(found[split]) < wanted[split] and rows not in found[split]:
@@ -142,8 +140,7 @@ def _maps(settings: LakeSettings) -> dict[str, list[tuple[str, ...]]]:
 
 def _draw(settings: LakeSettings, draw: random.Random) -> tuple[str, ...]:
     size = settings.size
-    # A board without a way to the goal is thrown away; the bounds of ``frozen`` keep that rare
-    # enough.
+    # Draw again if no path leads to the goal. The bounds of ``frozen`` keep this rare.
     while True:
         board = [
             ["F" if draw.random() < settings.frozen else "H" for _ in range(size)]

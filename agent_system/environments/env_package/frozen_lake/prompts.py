@@ -1,7 +1,7 @@
-"""The lake in few words, for policies that cannot find themselves on a map.
+"""Short observations of the lake, for policies that cannot locate themselves on a map.
 
-The map is drawn once, at the start, for it never changes. After that an observation says where one
-is and what lies on the four sides.
+The map never changes, so it is drawn only at the start. Later observations give the position and
+the four neighbouring cells.
 """
 
 from agent_system.environments.env_package.frozen_lake.drawing import GOAL, HERE, HOLE, SIDES, read
@@ -10,13 +10,13 @@ _NAMES = {HOLE: "hole", GOAL: "goal"}
 
 
 def begin(text: str) -> str:
-    """The map, then what ``shorten`` says."""
+    """Return the map, followed by the text of ``shorten_observation``."""
     short = shorten(text)
     return text if short == text else f"{text}\n{short}"
 
 
 def shorten(text: str) -> str:
-    """``1 2: left hole, down ice, right edge, up ice``: row and column, and what is around."""
+    """Return row, column and neighbours: ``1 2: left hole, down ice, right edge, up ice``."""
     said, cells = read(text)
     here = next((cell for cell, sign in cells.items() if sign == HERE), None)
     if here is None:

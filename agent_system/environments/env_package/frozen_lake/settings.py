@@ -1,4 +1,4 @@
-"""The ``env.frozen_lake`` section."""
+"""Settings of the config section ``env.frozen_lake``."""
 
 from typing import Annotated, Literal
 
@@ -9,21 +9,21 @@ from verl.config.settings import PositiveInt, Seed
 
 
 class LakeSettings(EnvSettings):
-    """How lakes look, and how many there are."""
+    """Size, ice and number of the lakes."""
 
     size: Annotated[int, Ge(3), Le(16)] = 4
     """cells per side of the lake"""
-    # Below 0.6 hardly a lake can be crossed.
+    # Below 0.6 almost no lake has a path to the goal.
     frozen: Annotated[float, Ge(0.6), Le(0.95)] = 0.8
-    """share of the cells that is ice when a map is drawn"""
+    """probability that a cell of a random map is ice"""
     slippery: bool = False
-    """slippery ice: one move in three goes where it should"""
+    """slippery ice: only one move in three goes in the chosen direction"""
     train_maps: PositiveInt = 1000
-    """maps to train on; a small lake has fewer"""
+    """number of training maps; small lakes have fewer"""
     val_maps: PositiveInt = 128
-    """maps held out; a small lake has fewer"""
+    """number of validation maps; small lakes have fewer"""
     map_seed: Seed = 0
-    """seed of the maps: the same ones in every run"""
+    """seed of the maps, independent of the seed of the run"""
     prompt: Literal["full", "compact"] = "full"
-    """full: rules and answer format for chat models; compact: observations alone, for policies made
-    by imitation"""
+    """full: rules and answer format for chat models; compact: observations only, for policies
+    trained by imitation"""

@@ -1,3 +1,4 @@
-"""Any environment of Gymnasium with discrete actions, in words (``gymnasium`` and ``minigrid``, in
-the extra ``envs``).
+"""Text version of every Gymnasium environment with discrete actions.
+
+``gymnasium`` and ``minigrid`` are in the extra ``envs``.
 """

@@ -1,4 +1,4 @@
-"""MiniGrid and BabyAI in words: the mission, what is carried, what is seen."""
+"""Text observations of MiniGrid and BabyAI: mission, direction, inventory and visible objects."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,7 +11,7 @@ SIGNS = {
     "unseen": "?", "empty": ".", "floor": ".", "wall": "#", "door": "D", "key": "K",
     "ball": "B", "box": "X", "goal": "G", "lava": "~",
 }  # fmt: skip
-PLAIN = ("unseen", "empty", "floor", "wall")  # the drawing shows them, and they need no words
+PLAIN = ("unseen", "empty", "floor", "wall")  # shown in the drawing only, not listed in words
 RULES = """\
 You move in a world of cells and see a part of it: A is you, and you look up in the drawing. \
 # is a wall, . is free, ? is hidden, D a door, K a key, B a ball, X a box, G the goal, ~ lava.
@@ -21,7 +21,7 @@ your hand). Do what the mission says."""
 
 
 def look(observation: Any, info: Mapping[str, Any], world: GymnasiumWorld) -> str:
-    """The mission, direction and hands, the drawing of what is seen, and what is where in it."""
+    """Return an observation as text: mission, direction, inventory, drawing, list of objects."""
     del info  # empty
     image = observation["image"]
     carried = world.unwrapped.carrying
@@ -38,7 +38,7 @@ def look(observation: Any, info: Mapping[str, Any], world: GymnasiumWorld) -> st
 
 
 def state(world: GymnasiumWorld) -> str:
-    """Everything that is in the world, as MiniGrid hashes it, and what is carried."""
+    """Return MiniGrid's hash of the world and the object that the agent holds."""
     carried = world.unwrapped.carrying
     hands = f"{carried.color} {carried.type}" if carried is not None else ""
     return f"{world.unwrapped.hash()} {hands}"
@@ -57,7 +57,7 @@ def _drawn(image: Any) -> list[str]:
 
 
 def _things(image: Any) -> list[str]:
-    """``locked red door 2 ahead and 1 left`` for each thing that is seen, the nearest first."""
+    """Return a text such as ``locked red door 2 ahead and 1 left`` per object, nearest first."""
     from minigrid.core.constants import IDX_TO_COLOR, IDX_TO_OBJECT
 
     width, height = image.shape[:2]
@@ -67,7 +67,7 @@ def _things(image: Any) -> list[str]:
             kind, colour, condition = map(int, image[column, row])
             ahead, right = height - 1 - row, column - width // 2
             name = IDX_TO_OBJECT[kind]
-            # What is carried is shown where the agent is, and said already.
+            # The cell of the agent shows the object that it holds, which is mentioned already.
             if name in PLAIN or (ahead, right) == (0, 0):
                 continue
             words = _named(name, IDX_TO_COLOR[colour], condition)
@@ -90,5 +90,5 @@ def _where(ahead: int, right: int) -> str:
 
 
 def grid_telling(actions: int) -> Telling:
-    """How MiniGrid is told; some of its environments know the first ``actions`` actions only."""
+    """Return the text description of a MiniGrid environment with the first ``actions`` actions."""
     return Telling(look, ACTIONS[:actions], RULES, state=state)

@@ -1,8 +1,8 @@
-"""Gymnasium: every environment with discrete actions, in words.
+"""Text version of every Gymnasium environment with discrete actions.
 
-A task is a start: the seed of Gymnasium's ``reset``. What is left to chance after it follows from
-the environment seed, so that members of a group that act alike see the same. An episode is restored
-by playing its actions again.
+A task is a start state, given by the seed of Gymnasium's ``reset``. All later randomness depends on
+the environment seed: members of a group that act equally see the same. An episode is restored by
+replaying its actions.
 """
 
 import contextlib
@@ -25,13 +25,13 @@ from verl.utils.seeds import derive_seed
 
 
 class GymnasiumEnv:
-    """One episode at a time. Reward is 1.0 for winning, else 0.0, or Gymnasium's own; what is paid
-    there is ``info["score"]``, summed over the episode.
+    """Environment with a reward of 1.0 for success, else 0.0, or with Gymnasium's reward.
 
-    What is not the name of an action changes nothing and is not valid.
+    ``info["score"]`` is the sum of Gymnasium's rewards in the episode. An action that has no known
+    name changes nothing and is not valid.
     """
 
-    placement = "process"  # other people's code, which may draw, wait or crash
+    placement = "process"  # third-party code may render, wait or crash
 
     def __init__(self, settings: GymnasiumSettings) -> None:
         import numpy
@@ -47,18 +47,19 @@ class GymnasiumEnv:
         self._info: dict[str, Any] = {}
 
     def reset(self, task: Task, seed: int) -> Observation:
-        """Start ``task``; ``seed`` decides what is left to chance after the start."""
+        """Start ``task``. ``seed`` determines all randomness after the start state."""
         self.score = 0.0
         self.steps = 0
-        # Some levels say on the standard output how often they were drawn anew.
+        # Some levels print on standard output how often they were drawn again.
         with contextlib.redirect_stdout(io.StringIO()):
             self._seen, self._info = self.world.reset(seed=task["reset_seed"])
         self.world.unwrapped.np_random = self._generator(seed)
         return self._look("")
 
     def step(self, action: str) -> Step:
-        """Play the action of this name; done when Gymnasium says so, or when the time to survive
-        is over.
+        """Apply the action of this name.
+
+        The episode is done when Gymnasium ends it, or when it has survived ``max_steps`` turns.
         """
         number = self.numbers.get(action.strip().lower())
         if number is None:
@@ -75,7 +76,6 @@ class GymnasiumEnv:
         return self._look(""), reward, done, info
 
     def close(self) -> None:
-        """Close Gymnasium's environment."""
         self.world.close()
 
     @property
@@ -95,7 +95,7 @@ class GymnasiumEnv:
         )
 
     def _open(self) -> list[str]:
-        """The actions that Gymnasium does not rule out here."""
+        """Return the actions that Gymnasium's action mask allows, or all without a mask."""
         mask = self._info.get("action_mask")
         actions = self.telling.actions
         if mask is None or len(mask) != len(actions):
@@ -104,8 +104,9 @@ class GymnasiumEnv:
 
 
 def tasks(settings: GymnasiumSettings, split: str) -> list[Task]:
-    """Starts by number: the first numbers are held out, training has those behind them. Where all
-    starts look alike, as on the cliff, both splits have the same one under other seeds.
+    """Return start states by number. Validation has the first numbers, training those after them.
+
+    If an environment has one start state only, both splits contain it under different seeds.
     """
     first = 0 if split == "val" else settings.val_tasks
     count = settings.val_tasks if split == "val" else settings.train_tasks
@@ -121,7 +122,7 @@ def tasks(settings: GymnasiumSettings, split: str) -> list[Task]:
 
 
 def prompts(settings: GymnasiumSettings) -> Prompts:
-    """The rules and the names of the actions."""
+    """Return prompts with the rules and the names of the actions."""
     telling = telling_of(settings)
     rules = f"{telling.rules}\nActions: {', '.join(telling.actions)}."
     return ChatPrompts(rules, telling.actions[0], list_actions=settings.list_actions)

@@ -1,4 +1,4 @@
-"""The ``env.gymnasium`` section."""
+"""Settings of the config section ``env.gymnasium``."""
 
 from typing import Any, ClassVar, Literal
 
@@ -9,38 +9,38 @@ Win = Literal["reward", "end", "survival"]
 
 
 class GymnasiumSettings(EnvSettings):
-    """Which environment is played, and how it is told."""
+    """Choice of the Gymnasium environment and its text description."""
 
     variant_key: ClassVar[str] = "env_id"
 
     env_id: str = "Taxi-v4"
     """Gymnasium's name of the environment, as in env.env_name=gymnasium/Taxi-v4; MODULE:NAME
-    imports the module that registers it first"""
+    first imports the module that registers it"""
     options: dict[str, Any] = {}
     """arguments of gymnasium.make"""
     describe: FunctionFromFile = FunctionFromFile()
-    """function describe(observation, info, env) of the user's own that returns the text of an
-    observation; null: words of the package where it knows the environment, else the numbers"""
+    """user-provided function describe(observation, info, env) that returns the text of an
+    observation; null: the description of this package if it has one, else the numbers"""
     actions: list[str] = []
-    """names of the actions, in the order of their numbers; none: those that the package knows, else
-    the numbers"""
+    """names of the actions, in the order of their numbers; empty: the names of this package if it
+    has any, else the numbers"""
     rules: str | None = None
-    """what the system message says of the environment; null: what the package knows"""
+    """rules in the system message; null: the rules of this package"""
     won_by: Win | None = None
-    """reward: the last step ended the episode and was paid for; end: it ended the episode;
-    survival: the episode lasted for env.max_steps or was cut by Gymnasium; null: what the package
-    knows, else reward"""
+    """condition of success. reward: the last step ended the episode with a reward above 0; end:
+    it ended the episode; survival: the episode lasted for env.max_steps or Gymnasium truncated it;
+    null: the condition of this package, else reward"""
     reward: Literal["won", "gym"] = "won"
-    """won: 1.0 for winning, else 0.0; gym: what Gymnasium pays, step by step"""
+    """won: 1.0 for success, else 0.0; gym: Gymnasium's reward of each step"""
     list_actions: bool = False
-    """end observations with the possible actions; the system message names them all"""
+    """list the possible actions at the end of observations; the system message lists all actions"""
     train_tasks: PositiveInt = 1000
-    """starts to train on"""
+    """number of start states for training"""
     val_tasks: PositiveInt = 128
-    """starts held out: other seeds than those of training"""
+    """number of start states for validation, with other seeds than those of training"""
     task_seed: Seed = 0
-    """seed of the starts, of both splits"""
+    """seed of the start states of both splits"""
 
     def known_tasks(self, split: str) -> int | None:
-        """How many starts ``split`` has."""
+        """Return the number of start states of ``split``."""
         return self.val_tasks if split == "val" else self.train_tasks

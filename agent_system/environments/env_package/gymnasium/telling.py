@@ -1,4 +1,4 @@
-"""How an environment of Gymnasium is told in words: one record for each family of environments."""
+"""Text description of Gymnasium environments: one record per family of environments."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from agent_system.environments.env_package.gymnasium.settings import Win
 
 
 class GymnasiumWorld(Protocol):
-    """What is used of Gymnasium's environments."""
+    """Methods of Gymnasium environments that this package uses."""
 
     action_space: Any
     observation_space: Any
@@ -20,7 +20,7 @@ class GymnasiumWorld(Protocol):
     def close(self) -> None: ...
 
 
-# Observation, info and environment -> the text of the observation.
+# Maps observation, info and environment to the text of the observation.
 Describe = Callable[[Any, Mapping[str, Any], GymnasiumWorld], str]
 
 
@@ -31,8 +31,11 @@ def _no_state(world: GymnasiumWorld) -> str:
 
 @dataclass(frozen=True)
 class Telling:
-    """``describe`` says what is seen, ``actions`` are the names of the actions by number, ``rules``
-    what the system message says. ``state`` adds to the text what it does not show of the state.
+    """Text description of one environment.
+
+    ``describe`` returns the text of an observation. ``actions`` are the names of the actions by
+    number. ``rules`` is text for the system message. ``state`` returns the part of the state that
+    the observation does not show.
     """
 
     describe: Describe

@@ -1,20 +1,20 @@
-"""Gymnasium's toy text and classic control in words."""
+"""Text descriptions of Gymnasium's toy text and classic control environments."""
 
 from collections.abc import Mapping
 from typing import Any
 
 from agent_system.environments.env_package.gymnasium.telling import GymnasiumWorld, Telling
 
-WAYS = ("left", "down", "right", "up")  # by number, on the lake
-COMPASS = ("south", "north", "east", "west")  # by number, in the taxi
-STANDS = ("red", "green", "yellow", "blue")  # where the taxi waits, by number
-IN_TAXI = 4  # where the passenger is when it is at no stand
-COLUMNS = 12  # of the cliff
+WAYS = ("left", "down", "right", "up")  # actions on the lake, by number
+COMPASS = ("south", "north", "east", "west")  # moves of the taxi, by number
+STANDS = ("red", "green", "yellow", "blue")  # taxi stands, by number
+IN_TAXI = 4  # location number of a passenger in the taxi
+COLUMNS = 12  # columns of the cliff board
 
 
 def lake(observation: Any, info: Mapping[str, Any], world: GymnasiumWorld) -> str:
-    """The map with the agent on it, a row a line."""
-    del info  # it says how likely the last move was
+    """Return the map with the agent, one row per line."""
+    del info  # holds the probability of the last transition
     cells = [[cell.decode() for cell in row] for row in world.unwrapped.desc]
     row, column = divmod(int(observation), len(cells[0]))
     signs = {"S": ".", "F": ".", "H": "O", "G": "G"}
@@ -24,8 +24,8 @@ def lake(observation: Any, info: Mapping[str, Any], world: GymnasiumWorld) -> st
 
 
 def taxi(observation: Any, info: Mapping[str, Any], world: GymnasiumWorld) -> str:
-    """Where the taxi is, which sides are free, where the passenger is and wants to go."""
-    del info  # the sides are read off the map
+    """Return the taxi's position, its free sides, and the passenger's position and destination."""
+    del info  # the free sides are read from the map
     row, column, passenger, destination = map(int, world.unwrapped.decode(int(observation)))
     places = [_cell(*place) for place in world.unwrapped.locs]
     sides = ", ".join(_free_sides(world.unwrapped.desc, row, column))
@@ -44,7 +44,7 @@ def _cell(row: Any, column: Any) -> str:
 
 
 def _free_sides(drawn: Any, row: int, column: int) -> list[str]:
-    # The drawing has a frame, and between two cells a sign: a colon where one can pass.
+    # The drawing has a frame. Between two cells it has a sign, a colon if there is no wall.
     line, place = row + 1, 2 * column + 1
     free = {
         "south": line + 2 < len(drawn),
@@ -56,13 +56,13 @@ def _free_sides(drawn: Any, row: int, column: int) -> list[str]:
 
 
 def cliff(observation: Any, info: Mapping[str, Any], world: GymnasiumWorld) -> str:
-    """Where one is; the rules say where everything else is."""
-    del info, world  # the place says it all
+    """Return the position of the agent. The rules give the position of everything else."""
+    del info, world  # the position is the whole state
     return f"You are at {_cell(*divmod(int(observation), COLUMNS))}."
 
 
 def blackjack(observation: Any, info: Mapping[str, Any], world: GymnasiumWorld) -> str:
-    """Both hands, as far as one sees them."""
+    """Return the sum of the agent's cards and the dealer's visible card."""
     del info, world  # the dealer's second card is hidden
     total, dealer, ace = map(int, observation)
     kind = "with an ace that counts 11" if ace else "without an ace that counts 11"
@@ -70,7 +70,7 @@ def blackjack(observation: Any, info: Mapping[str, Any], world: GymnasiumWorld) 
 
 
 def _numbers(*names: str) -> Any:
-    """A description of a vector, number by number."""
+    """Return a function that describes a vector as ``name: value`` pairs."""
 
     def describe(observation: Any, info: Mapping[str, Any], world: GymnasiumWorld) -> str:
         del info, world  # the numbers are the state

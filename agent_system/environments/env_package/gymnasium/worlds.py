@@ -1,4 +1,4 @@
-"""Environments of Gymnasium by name: which there are, how one is made, and how it is told."""
+"""Environments of Gymnasium by name: list, construction and text description."""
 
 import contextlib
 import os
@@ -21,21 +21,21 @@ from verl.config.settings.hints import did_you_mean
 
 NAME = "gymnasium"
 GRIDS = ("MiniGrid-", "BabyAI-")
-# They need imageio and networkx, and a world takes seconds to make.
+# Not listed: they need imageio and networkx, and one world takes seconds to build.
 LEFT_OUT = ("MiniGrid-WFC-",)
-MOST_NUMBERS = 32  # of an observation that is told as it is
+MOST_NUMBERS = 32  # maximum size of a vector observation that is shown as numbers
 _VERSION = re.compile(r"^(.*)-v(\d+)$")
 
 
 class NotTold(ValueError):
-    """The environment cannot be played in words as the settings stand; the message says why."""
+    """The settings give no text version of the environment. The message states the reason."""
 
 
 def known_ids() -> list[str]:
-    """The environments that the package tells in words of its own: toy text, classic control,
-    MiniGrid, BabyAI, each in its newest version.
+    """Return the environments that this package describes, each in its newest version.
 
-    Raises ``ModuleNotFoundError`` without minigrid.
+    These are toy text, classic control, MiniGrid and BabyAI. Raises ``ModuleNotFoundError`` if
+    minigrid is not installed.
     """
     import gymnasium
 
@@ -50,8 +50,11 @@ def known_ids() -> list[str]:
 
 
 def make_world(settings: GymnasiumSettings) -> GymnasiumWorld:
-    """The environment that ``settings`` name. Raises ``NotTold`` where Gymnasium does not make it
-    or its actions are not discrete, ``ModuleNotFoundError`` where minigrid is not installed.
+    """Build the environment that ``settings`` name.
+
+    Raises:
+        NoTextVersion: Gymnasium cannot build it, or its actions are not discrete.
+        ModuleNotFoundError: It needs minigrid, which is not installed.
     """
     import gymnasium
 
@@ -60,29 +63,30 @@ def make_world(settings: GymnasiumSettings) -> GymnasiumWorld:
         _register_grids()
     try:
         with warnings.catch_warnings():
-            # It says at each start that an older version is asked for.
+            # Gymnasium warns at each start if an older version is requested.
             warnings.simplefilter("ignore", DeprecationWarning)
             world = gymnasium.make(name, disable_env_checker=True, **settings.options)
     except (gymnasium.error.Error, ImportError, TypeError, ValueError) as error:
         raise NotTold(
             f"env.{NAME}.env_id={name!r}: {error}{did_you_mean(name, gymnasium.registry)}; "
-            f"allowed: what gymnasium.make takes; fix: env.{NAME}.env_id=Taxi-v4"
+            f"allowed: names and options that gymnasium.make accepts; "
+            f"fix: env.{NAME}.env_id=Taxi-v4"
         ) from error
     if not isinstance(world.action_space, gymnasium.spaces.Discrete):
         raise NotTold(
             f"env.{NAME}.env_id={name!r}: its actions are {world.action_space}; allowed: discrete "
-            f"ones; fix: env.{NAME}.env_id=Taxi-v4, or a wrapper that makes them discrete"
+            f"actions; fix: env.{NAME}.env_id=Taxi-v4, or use a wrapper that makes them discrete"
         )
     return world
 
 
 def telling_of(settings: GymnasiumSettings) -> Telling:
-    """How the environment is told: by the user's words where there are some, else by the package's.
+    """Return the text description of the environment: user-provided parts, else the package's.
 
-    Raises what ``make_world`` and ``load_function`` raise, and ``NotTold`` where it has another
-    number of actions than names, or observations that nobody puts into words.
+    Raises the errors of ``make_world`` and ``load_function``. Raises ``NoTextVersion`` if the
+    numbers of actions and names differ, or if nothing describes its observations.
     """
-    # Made for its spaces; it is cheap to make, and the settings do not say them.
+    # Build the environment to read its spaces, which the settings do not contain.
     world = make_world(settings)
     actions, first = int(world.action_space.n), int(world.action_space.start)
     space = world.observation_space
@@ -100,7 +104,8 @@ def telling_of(settings: GymnasiumSettings) -> Telling:
     if describe is _in_numbers and not _tellable(space):
         raise NotTold(
             f"env.{NAME}.env_id={settings.env_id!r}: its observations are {space}; allowed: "
-            f"numbers, or a function that puts them into words; fix: env.{NAME}.describe.path=FILE"
+            f"at most {MOST_NUMBERS} numbers, or a function that describes them; "
+            f"fix: env.{NAME}.describe.path=FILE"
         )
     rules = base.rules if settings.rules is None else settings.rules
     return Telling(describe, names, rules, settings.won_by or base.won_by, base.state)
@@ -118,7 +123,7 @@ def _own_words(settings: GymnasiumSettings) -> Describe | None:
 
 
 def _in_numbers(observation: Any, info: Mapping[str, Any], world: GymnasiumWorld) -> str:
-    del info, world  # what is observed is told
+    del info, world  # only the observation is shown
     return _numbers(observation)
 
 
@@ -133,7 +138,7 @@ def _numbers(value: Any) -> str:
 
 
 def _tellable(space: Any) -> bool:
-    """Whether a few numbers or words say all of an observation."""
+    """Return True if observations are text or at most ``MAX_NUMBERS`` numbers per vector."""
     from gymnasium import spaces
 
     if isinstance(space, spaces.Dict):
@@ -147,8 +152,8 @@ def _tellable(space: Any) -> bool:
 
 @cache
 def _register_grids() -> None:
-    """Make MiniGrid's environments known to Gymnasium. Raises ``ModuleNotFoundError``."""
-    # pygame, which draws them, greets on the standard output.
+    """Register MiniGrid's environments in Gymnasium. Raises ``ModuleNotFoundError``."""
+    # pygame, which renders them, prints a message on import.
     os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
     with warnings.catch_warnings(), contextlib.redirect_stdout(None):
         warnings.simplefilter("ignore")

@@ -1,1 +1,1 @@
-"""Several environments in one run, each as often as its weight says."""
+"""Mixture of several environments in one run, in proportion to their weights."""

@@ -1,7 +1,7 @@
-"""A mixture: the tasks of several packages, each with its own prompts, projection and settings.
+"""Mixture: the tasks of several packages, each with its prompts, projection and settings.
 
-Parts are played by turns, as often as their weights say, whatever their numbers of tasks; success
-is reported for each data source.
+Tasks alternate between the parts in proportion to their weights, independent of the numbers of
+tasks. Success is reported per data source.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,14 +20,14 @@ NAME = "mixture"
 
 
 def part_settings(settings: MixtureSettings, part: str) -> EnvSettings:
-    """The settings of ``part``. Raises ``ConfigError``."""
+    """Return the settings of ``part``. Raises ``ConfigError``."""
     return get_package(part).read(settings.kwargs.get(part))
 
 
 class MixtureEnv:
-    """The environment of whichever part a task is from; each is made when it is first needed."""
+    """Environment that delegates to the environment of a task's part, made on first use."""
 
-    placement = "process"  # whatever the parts are, they run there
+    placement = "process"  # also for parts with another placement
 
     def __init__(self, settings: MixtureSettings) -> None:
         self.settings = settings
@@ -35,7 +35,7 @@ class MixtureEnv:
         self._part = ""
 
     def reset(self, task: Task, seed: int) -> Observation:
-        """Start the task of its part."""
+        """Start the part's task in the environment of that part."""
         self._part = task["part"]
         if self._part not in self._made:
             settings = part_settings(self.settings, self._part)
@@ -43,45 +43,42 @@ class MixtureEnv:
         return self._named(now(self._made[self._part].reset(task["task"], seed)))
 
     def step(self, action: str) -> Step:
-        """Play ``action`` in the environment of the task."""
+        """Apply ``action`` in the environment of the current task."""
         observation, reward, done, info = now(self._made[self._part].step(action))
         return self._named(observation), reward, done, info
 
     def close(self) -> None:
-        """Close the environments of all parts."""
         for env in self._made.values():
             env.close()
 
     def _named(self, observation: Observation) -> Observation:
-        # The prompts go by it.
+        # ``MixturePrompts`` selects the prompts by this key.
         observation.info = {**observation.info, "part": self._part}
         return observation
 
 
 class MixturePrompts:
-    """Those of the part that an observation is from."""
+    """Prompts that delegate to the prompts of an observation's part."""
 
     def __init__(self, settings: MixtureSettings) -> None:
         self._parts = {part: self._prompts_of(settings, part) for part in settings.weights}
-        # What one part lacks, the mixture lacks.
+        # The mixture has a feature only if all parts have it.
         self.asks_for_levels = all(prompts.asks_for_levels for prompts in self._parts.values())
         self.shows_level_prompts = all(map(shows_level_prompts, self._parts.values()))
 
     def of(self, observation: Observation) -> Prompts:
-        """The prompts of the part that ``observation`` is from."""
+        """Return the prompts of the part that ``observation`` is from."""
         return self._parts[observation.info["part"]]
 
     def system(self, levels: bool) -> str | None:
-        """None: each part has its own (``of``)."""
-        del levels  # each part is asked for its own
+        """Return None: each part has its own system message (see ``of``)."""
+        del levels
         return None
 
     def first(self, observation: Observation, levels: bool) -> str:
-        """That of the part."""
         return self.of(observation).first(observation, levels)
 
     def turn(self, observation: Observation) -> str:
-        """That of the part."""
         return self.of(observation).turn(observation)
 
     def window(
@@ -91,7 +88,6 @@ class MixturePrompts:
         observation: Observation,
         levels: bool,
     ) -> str:
-        """That of the part."""
         return self.of(first).window(first, history, observation, levels)
 
     @staticmethod
@@ -103,7 +99,7 @@ class MixturePrompts:
 
 
 def tasks(settings: MixtureSettings, split: str) -> list[Task]:
-    """The tasks of all parts, by turns, so that the first ones are from every part."""
+    """Return the tasks of all parts, interleaved so that the first tasks are from every part."""
     parts = {part: _tasks_of(settings, part, split) for part in settings.weights}
     return interleaved(parts, settings.weights)
 
@@ -121,7 +117,7 @@ def _tasks_of(settings: MixtureSettings, part: str, split: str) -> list[Task]:
 
 
 def images(settings: MixtureSettings) -> tuple[str, Any, Any] | None:
-    """The first part whose observations are images."""
+    """Return the first part whose observations are images, or None."""
     for part in settings.weights:
         if get_package(part).images(part_settings(settings, part)) is not None:
             return "parts", part, "parts whose observations are text"
@@ -129,13 +125,13 @@ def images(settings: MixtureSettings) -> tuple[str, Any, Any] | None:
 
 
 def _stop(settings: MixtureSettings) -> tuple[str, ...]:
-    """Those of all parts: which part a turn is in is not known where it is sampled."""
+    """Return the stop strings of all parts: the sampler does not know the part of a turn."""
     found = [stop for part in settings.weights for stop in get_package(part).stop]
     return tuple(dict.fromkeys(found))
 
 
 def _project(text: str) -> tuple[str, bool]:
-    """Nothing is projected here: the part of a task does it (``EnvPackage.for_task``)."""
+    """Return the unchanged text. The task's part projects it (``EnvPackage.package_for_task``)."""
     return text, True
 
 

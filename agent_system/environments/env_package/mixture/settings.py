@@ -1,4 +1,4 @@
-"""The ``env.mixture`` section."""
+"""Settings of the config section ``env.mixture``."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Self
@@ -29,24 +29,24 @@ def _weighed(part: Any) -> tuple[str, int]:
 
 
 class MixtureSettings(EnvSettings):
-    """Which environments are played, and how often."""
+    """Environments of a mixture and their weights."""
 
-    # Not the two themselves: a config joins dictionaries, and they would be played with any others.
+    # The default is None, because merging configs would keep the two parts next to any others.
     parts: dict[str, PositiveInt] | None = None
     """environments by name, NAME or NAME/VARIANT, and their weights: {frozen_lake: 2, sokoban: 1},
-    or ["my_lab.grid:PACKAGE=2", "sokoban=1"] where a name holds a colon; without a weight it is 1;
+    or ["my_lab.grid:PACKAGE=2", "sokoban=1"] if a name contains a colon; the default weight is 1;
     null: frozen_lake and number_line"""
     kwargs: dict[str, dict[str, Any]] = {}
-    """keys of parts by name, over those of their own sections (env.frozen_lake)"""
+    """keys of parts by name; they override those of the part's section (env.frozen_lake)"""
 
     @field_validator("parts", mode="before")
     @classmethod
     def _a_list_names_weights(cls, parts: Any) -> Any:
-        # The grammar of the command line reads {a:P: 2} as {"a": "P: 2"}.
+        # The command line parses {a:P: 2} as {"a": "P: 2"}.
         if isinstance(parts, dict) and any(":" in str(value) for value in parts.values()):
             raise ValueError(
-                f"{parts!r}: on the command line a name that holds a colon cannot be a key; "
-                'allowed there: a list of "NAME=WEIGHT" in quotes; '
+                f"{parts!r}: on the command line a name with a colon cannot be a key; "
+                'allowed: a list of "NAME=WEIGHT" in quotes; '
                 'fix: ["my_lab.grid:PACKAGE=2", "sokoban"]'
             )
         if not isinstance(parts, list):
@@ -55,7 +55,9 @@ class MixtureSettings(EnvSettings):
         for part in parts:
             name, weight = _weighed(part)
             if name in weights:
-                raise ValueError(f"{name!r} is named twice; allowed: each environment once")
+                raise ValueError(
+                    f"{name!r} occurs twice; allowed: each environment once; fix: remove one entry"
+                )
             weights[name] = weight
         return weights
 
@@ -65,24 +67,28 @@ class MixtureSettings(EnvSettings):
         if parts is None:
             return None
         if not parts or any(name.split("/", 1)[0] == "mixture" for name in parts):
-            raise ValueError("names of environments, at least one, and no mixture among them")
+            raise ValueError(
+                "no environment is named, or a mixture is among them; "
+                'allowed: names of other environments; fix: ["frozen_lake=2", "sokoban"]'
+            )
         return parts
 
     @property
     def weights(self) -> Mapping[str, int]:
-        """The parts and how often each is played."""
+        """Weights of the parts by name."""
         return DEFAULT_PARTS if self.parts is None else self.parts
 
     def completed(self, env: "EnvConfig") -> Self:
-        """``kwargs`` with all settings of every part, from the parts' own sections of ``env``.
+        """Return a copy whose ``kwargs`` hold all settings of every part.
 
-        Raises ``ConfigError`` for keys that a part does not know, and ``UnknownEnvironment``.
+        They are read from the sections of the parts in ``env``. Raises ``ConfigError`` for unknown
+        keys and ``UnknownEnvironment``.
         """
         whole = {part: self._settings_of(part, env) for part in self.weights}
         return self.model_copy(update={"kwargs": whole})
 
     def memory_limit(self) -> float | None:
-        """The largest of those of the parts: they share a process."""
+        """Return the largest limit of the parts, which share a process."""
         parts = [get_package(part).read(self.kwargs.get(part)) for part in self.weights]
         limits = [part.memory_limit() for part in parts]
         return max((limit for limit in limits if limit is not None), default=None)

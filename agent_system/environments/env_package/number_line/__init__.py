@@ -1,3 +1,1 @@
-"""Walk along the number line to a target: the smallest environment, for tests and as a pattern to
-copy.
-"""
+"""Number line: the smallest environment, used in tests and as a template for new ones."""

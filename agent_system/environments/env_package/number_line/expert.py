@@ -1,4 +1,4 @@
-"""An expert for the number line: jumps while the target is three or more away, then steps."""
+"""Expert for the number line: jumps while the target is three or more away, then steps."""
 
 import random
 import re
@@ -7,23 +7,25 @@ from agent_system.environments.env import Observation
 from agent_system.environments.expert_protocol import Decision, EpisodeStart, Expert, Noise
 from agent_system.environments.experts.interface import Tried, disturbed
 
-# The expert reads what a policy reads, not the environment: a demonstration must be possible to
-# imitate from the observations alone.
+# The expert reads observations, not the environment: a policy must be able to imitate it from
+# observations alone.
 _PLACES = re.compile(r"You are at (\d+)\. The target is (\d+)\.")
 _LENGTHS = {"left": -1, "right": 1, "jump left": -3, "jump right": 3}
 
 
 def way_to(distance: int) -> list[str]:
-    """The fewest moves over ``distance`` numbers, to the right where it is positive."""
+    """Return the shortest list of moves over ``distance`` numbers, positive to the right.
+
+    Example: ``moves_to_target(-4)`` is ``["jump left", "left"]``.
+    """
     side = "right" if distance > 0 else "left"
     jumps, steps = divmod(abs(distance), 3)
-    # All jumps come first. Near an end of the line that still works: both lie inside it, and the
-    # way between them is never overshot.
+    # Jumps first never leaves the line: start and target are on it, and no move passes the target.
     return [f"jump {side}"] * jumps + [side] * steps
 
 
 class LinePlayer:
-    """Plays one episode from what it reads."""
+    """Expert in one episode. It reads positions from observations."""
 
     def __init__(self, first: Observation, rng: random.Random, noise: Noise) -> None:
         self.rng = rng
@@ -34,7 +36,7 @@ class LinePlayer:
         self._read(first)
 
     def act(self) -> Decision:
-        """The next move, with how far it is to the target and on which side."""
+        """Return the next move. Its situation is the distance and the side of the target."""
         way = way_to(self.distance)
         side = "right" if self.distance > 0 else "left"
         decision = Decision(
@@ -52,7 +54,7 @@ class LinePlayer:
         return disturbed(decision, self.rng, self.noise, useless, impossible)
 
     def observe(self, action: str, observation: Observation) -> None:
-        """Where the move led."""
+        """Read the new position and record whether the move worked."""
         before = self.distance
         self._read(observation)
         self.tried.add(action, worked=self.distance != before)
@@ -60,16 +62,18 @@ class LinePlayer:
     def _read(self, observation: Observation) -> None:
         found = _PLACES.search(observation.text)
         if found is None:
-            raise ValueError(f"no place on a number line: {observation.text!r}")
+            raise ValueError(
+                f"observation {observation.text!r}: expected 'You are at N. The target is N.'"
+            )
         position, target = map(int, found.groups())
         self.distance = target - position
         self.possible = list(observation.info["admissible_actions"])
 
 
 def start(episode: EpisodeStart) -> LinePlayer:
-    """An expert that has read the first observation."""
+    """Return an expert that has read the first observation."""
     return LinePlayer(episode.first, episode.rng, episode.noise)
 
 
-# Numbers that a new tokenizer is to know as one token each.
+# ``words``: numbers that a new tokenizer encodes as one token each.
 EXPERT = Expert(start, words=lambda: [f" {number}" for number in range(31)])

@@ -1,7 +1,7 @@
-"""Number line: stand on one number, reach another with steps of 1 and jumps of 3.
+"""Number line: reach a target number with steps of 1 and jumps of 3.
 
-Pure Python, deterministic, a few steps long: what tests play when the environment is not what they
-test, and the pattern for a new environment.
+It is pure Python, deterministic and a few turns long. Tests use it when they do not test an
+environment. It is also the template for a new environment.
 """
 
 import re
@@ -16,7 +16,7 @@ from agent_system.environments.env_package.number_line.settings import LineSetti
 from agent_system.environments.package import EnvPackage
 from rlvcr.levels import level_prompts
 
-MAX_STEPS = 12  # where the settings say nothing
+MAX_STEPS = 12  # default number of turns
 MOVES = {"left": -1, "right": 1, "jump left": -3, "jump right": 3}
 ACTION = re.compile(r"<action>(.*?)</action>", re.DOTALL)
 RULES = """You stand on a number line. Reach the target number.
@@ -36,8 +36,9 @@ LEVEL_TEXTS = {
 
 
 class NumberLineEnv:
-    """Won when the target is reached; a move off the line or an unknown move changes nothing and is
-    not valid.
+    """Environment that is solved when the target is reached.
+
+    An unknown move or a move off the line changes nothing and is not valid.
     """
 
     placement = "inline"
@@ -50,16 +51,17 @@ class NumberLineEnv:
         self.steps = 0
 
     def reset(self, task: Task, seed: int) -> Observation:
-        """Stand on ``task["start"]``; the seed changes nothing, the task says it all."""
-        del seed  # the task says it all
+        """Start an episode on the number ``task["start"]``."""
+        del seed  # nothing is random
         self.position = task["start"]
         self.target = task["target"]
         self.steps = 0
         return self._look("")
 
     def step(self, action: str) -> tuple[Observation, float, bool, dict[str, Any]]:
-        """Move; reward 1 on the target, 0 elsewhere; done on the target or after ``max_steps``
-        moves.
+        """Apply a move. The reward is 1 on the target, else 0.
+
+        The episode is done on the target or after ``max_steps`` moves.
         """
         goal = self.position + MOVES.get(action, 0)
         valid = action in MOVES and 0 <= goal <= self.size
@@ -75,7 +77,7 @@ class NumberLineEnv:
         )
 
     def close(self) -> None:
-        """Nothing to free."""
+        """Do nothing: no resources are in use."""
 
     def _look(self, before: str) -> Observation:
         text = f"{before}You are at {self.position}. The target is {self.target}."
@@ -86,8 +88,9 @@ class NumberLineEnv:
 
 
 class NumberLinePrompts:
-    """Rules first, observations after; the same texts with and without thinking levels but for how
-    to answer.
+    """Prompts with the rules in the system message and plain observations after it.
+
+    Only the answer format differs between prompts with and without thinking levels.
     """
 
     asks_for_levels = True
@@ -98,16 +101,16 @@ class NumberLinePrompts:
         self._levels = LEVELS.format(*texts.values())
 
     def system(self, levels: bool) -> str | None:
-        """Rules and answer format."""
+        """Return the rules and the answer format."""
         return f"{RULES}\n{self._levels if levels else PLAIN}"
 
     def first(self, observation: Observation, levels: bool) -> str:
-        """The first observation as it is."""
-        del levels  # both variants read the same
+        """Return the unchanged text of the observation."""
+        del levels  # both variants are equal
         return observation.text
 
     def turn(self, observation: Observation) -> str:
-        """The observation as it is."""
+        """Return the unchanged text of the observation."""
         return observation.text
 
     def window(
@@ -117,18 +120,18 @@ class NumberLinePrompts:
         observation: Observation,
         levels: bool,
     ) -> str:
-        """The remembered turns, then where the agent stands now."""
+        """Return the last turns, followed by the observation."""
         del first, levels  # not needed here
         past = "".join(f"{seen} You chose: {action}\n" for seen, action in history)
         return f"{past}{observation.text}"
 
 
 def tasks(settings: LineSettings, split: str) -> list[Task]:
-    """Return the (start, target) pairs of a split; ``val`` is a quarter, chosen by both numbers."""
+    """Return the (start, target) pairs of a split. ``val`` has a quarter of all pairs."""
     numbers = range(settings.size + 1)
     pairs = [(a, b) for a in numbers for b in numbers if a != b]
-    # By both numbers: by their difference alone, whole distances would be held out, and validation
-    # would ask for moves that were never trained.
+    # Choose by both numbers. A choice by their difference would remove whole distances from
+    # training, so validation would need moves that were never trained on.
     chosen = [(a, b) for a, b in pairs if ((a + 2 * b) % 4 == 0) == (split == "val")]
     limit = settings.val_tasks if split == "val" else settings.train_tasks
     return [
@@ -138,14 +141,17 @@ def tasks(settings: LineSettings, split: str) -> list[Task]:
 
 
 def prompts(settings: LineSettings) -> NumberLinePrompts | CompactPrompts:
-    """Rules, answer format and places, or the places alone."""
+    """Return prompts with rules and answer format, or compact prompts with positions only."""
     return CompactPrompts(shorten) if settings.prompt == "compact" else NumberLinePrompts(settings)
 
 
 def project(text: str) -> tuple[str, bool]:
-    """The last tagged action in ``text``; without one the stripped text, not well-formed."""
+    """Return the last tagged action in ``text`` and True.
+
+    Without a tag, return the end of the text and False.
+    """
     found = ACTION.findall(text)
-    # The end of the text, for an action stands last; 40 characters are more than any move has.
+    # An action is expected at the end of the text. Every move is shorter than 40 characters.
     return (found[-1].strip().lower(), True) if found else (text.strip().lower()[-40:], False)
 
 

@@ -1,4 +1,4 @@
-"""The number line in few words, for policies that cannot subtract."""
+"""Short observations of the number line, for policies that cannot subtract."""
 
 import re
 
@@ -6,7 +6,7 @@ _PLACES = re.compile(r"You are at (\d+)\. The target is (\d+)\.")
 
 
 def shorten(text: str) -> str:
-    """``at 3, target 13 right``: where one is, how far away the target is, and on which side."""
+    """Return position, distance and side of the target: ``at 3, target 13 right``."""
     found = _PLACES.search(text)
     if found is None:
         return text

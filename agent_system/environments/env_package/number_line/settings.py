@@ -1,4 +1,4 @@
-"""The ``env.number_line`` section."""
+"""Settings of the config section ``env.number_line``."""
 
 from typing import Literal
 
@@ -7,14 +7,14 @@ from verl.config.settings import PositiveInt
 
 
 class LineSettings(EnvSettings):
-    """How long the line is and how much of it is played."""
+    """Length of the line and number of tasks."""
 
     size: PositiveInt = 12
     """numbers go from 0 to size"""
     train_tasks: PositiveInt | None = None
-    """training tasks, at most; null: all of them"""
+    """maximum number of training tasks; null: all of them"""
     val_tasks: PositiveInt | None = None
-    """validation tasks, at most; null: all of them"""
+    """maximum number of validation tasks; null: all of them"""
     prompt: Literal["full", "compact"] = "full"
-    """full: rules and answer format for chat models; compact: observations alone, for policies made
-    by imitation"""
+    """full: rules and answer format for chat models; compact: observations only, for policies
+    trained by imitation"""

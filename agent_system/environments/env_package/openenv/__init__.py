@@ -1,1 +1,1 @@
-"""Environments that are made for OpenEnv: in this process, or behind a server of theirs."""
+"""Environments of OpenEnv, in the environment process or on a server."""

@@ -1,6 +1,6 @@
-"""OpenEnv: environments made for it, as text.
+"""Text version of OpenEnv environments.
 
-A task is a seed. What is played, and whether a seed determines it, is the environment's own affair.
+A task is a seed. The environment decides what the seed determines.
 """
 
 import json
@@ -22,9 +22,9 @@ from verl.utils.seeds import derive_seed
 
 
 class OpenEnvEnv:
-    """One episode at a time; won is what ends with a reward above 0."""
+    """Environment whose episodes are a success if they end with a reward above 0."""
 
-    placement = "process"  # somebody else's code, or somebody else's server
+    placement = "process"  # third-party code or a remote server
 
     def __init__(self, settings: OpenEnvSettings) -> None:
         self.settings = settings
@@ -32,14 +32,14 @@ class OpenEnvEnv:
         self._last = ""
 
     def reset(self, task: Task, seed: int) -> Observation:
-        """Start the seed of ``task``; the environment seed changes nothing."""
-        del seed  # the task says it all
+        """Start an episode with the seed of ``task``."""
+        del seed  # the seed of the task is used instead
         seen = self.session.reset({**self.settings.reset_options, "seed": task["seed"]})
         self._last = self._text(seen.observation)
         return Observation(self._last)
 
     def step(self, action: str) -> Step:
-        """Send ``action``; one without the right fields changes nothing and is not valid."""
+        """Send ``action``. One with invalid fields changes nothing and is not valid."""
         try:
             seen = self.session.step(self._fields(action))
         except InvalidAction as error:
@@ -52,7 +52,6 @@ class OpenEnvEnv:
         return Observation(self._last), reward, seen.done, {"won": won, "is_action_valid": True}
 
     def close(self) -> None:
-        """End the session."""
         self.session.close()
 
     def _fields(self, action: str) -> Mapping[str, Any]:
@@ -72,13 +71,14 @@ class OpenEnvEnv:
             return json.dumps(fields, sort_keys=True)
         if key not in fields:
             raise KeyError(
-                f"env.{NAME}.text_field={key!r}: the observation has {', '.join(sorted(fields))}"
+                f"env.{NAME}.text_field={key!r}: the observation does not have this field; "
+                f"allowed: {', '.join(sorted(fields))}; fix: set one of them, or null"
             )
         return str(fields[key])
 
 
 def tasks(settings: OpenEnvSettings, split: str) -> list[Task]:
-    """Seeds by number: the first ones are held out."""
+    """Return seeds by number. Validation has the first numbers, training those after them."""
     first = 0 if split == "val" else settings.val_tasks
     count = settings.val_tasks if split == "val" else settings.train_tasks
     return [
@@ -92,7 +92,7 @@ def tasks(settings: OpenEnvSettings, split: str) -> list[Task]:
 
 
 def prompts(settings: OpenEnvSettings) -> Prompts:
-    """The rules that the settings say."""
+    """Return prompts with the rules of the settings."""
     return ChatPrompts(settings.rules, settings.example, keep_first=True)
 
 

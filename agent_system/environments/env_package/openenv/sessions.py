@@ -1,6 +1,6 @@
-"""One episode after another of an OpenEnv environment, here or behind its server.
+"""Sessions of OpenEnv environments, in this process or on a server.
 
-The server speaks JSON over a WebSocket at ``/ws``, a line each way::
+The server exchanges JSON messages over a WebSocket at ``/ws``::
 
     {"type": "reset", "data": {"seed": 3}}           {"type": "step", "data": {"message": "look"}}
     {"type": "observation", "data": {"observation": {...}, "reward": 1.0, "done": false}}
@@ -20,21 +20,21 @@ from agent_system.reward_manager.custom import load_place
 
 NAME = "openenv"
 MAX_BYTES = 64 * 1024 * 1024
-# Of an observation; they are told apart from its fields.
+# Attributes of an observation that are not part of its content.
 _OUTSIDE = ("done", "reward", "metadata")
 
 
 class InvalidAction(ValueError):
-    """The action does not have the fields that the environment asks for; the message says why."""
+    """The action lacks fields that the environment needs. The message states the reason."""
 
 
 class ServerFailed(RuntimeError):
-    """The server answered with an error, or with nothing that can be read."""
+    """The server answered with an error or an unreadable message, or did not answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What came of a reset or a step."""
+    """Result of a reset or a step."""
 
     observation: dict[str, Any]
     reward: float
@@ -42,24 +42,22 @@ class Seen:
 
 
 class Session(Protocol):
-    """An environment, wherever it is."""
+    """Connection to one environment, local or remote, which runs episodes one after another."""
 
-    def reset(self, options: Mapping[str, Any]) -> Seen:
-        """Begin an episode."""
-        ...
+    def reset(self, options: Mapping[str, Any]) -> Seen: ...
 
     def step(self, action: Mapping[str, Any]) -> Seen:
-        """Act. Raises ``InvalidAction``."""
+        """Apply the fields of one action. Raises ``InvalidAction``."""
         ...
 
-    def close(self) -> None:
-        """End it."""
-        ...
+    def close(self) -> None: ...
 
 
 def open_session(settings: OpenEnvSettings) -> Session:
-    """The environment that ``settings`` name. Raises ``ValueError`` where they name none or two,
-    and what importing it raises.
+    """Open the environment that ``settings`` name.
+
+    Raises ``ValueError`` if ``url`` and ``environment`` are both set or both null, and import
+    errors.
     """
     if (settings.url is None) == (settings.environment is None):
         raise ValueError(
@@ -71,7 +69,7 @@ def open_session(settings: OpenEnvSettings) -> Session:
 
 
 class LocalSession:
-    """The class of an environment, in this process."""
+    """Session with an instance of the environment's class in this process."""
 
     def __init__(self, settings: OpenEnvSettings) -> None:
         if settings.action is None:
@@ -84,11 +82,9 @@ class LocalSession:
         self._env = make(**settings.options)
 
     def reset(self, options: Mapping[str, Any]) -> Seen:
-        """See ``Session``."""
         return _seen(now(self._env.reset(**options)))
 
     def step(self, action: Mapping[str, Any]) -> Seen:
-        """See ``Session``."""
         try:
             made = self._action.model_validate(dict(action))
         except ValidationError as error:
@@ -96,7 +92,6 @@ class LocalSession:
         return _seen(now(self._env.step(made)))
 
     def close(self) -> None:
-        """See ``Session``."""
         close = getattr(self._env, "close", None)
         if close is not None:
             close()
@@ -108,7 +103,7 @@ def _seen(observation: Any) -> Seen:
 
 
 class ServerSession:
-    """The environment behind a server; connected at the first reset, and again after a failure."""
+    """Session with a server. It connects at the first reset, and again after a failure."""
 
     def __init__(self, settings: OpenEnvSettings) -> None:
         self._url = _socket_url(settings.url or "")
@@ -116,17 +111,16 @@ class ServerSession:
         self._socket: Any = None
 
     def reset(self, options: Mapping[str, Any]) -> Seen:
-        """See ``Session``. Raises ``ServerFailed``, and ``OSError`` where nobody answers."""
+        """Start an episode. Raises ``ServerFailed``, and ``OSError`` if no server listens."""
         if self._socket is None:
             self._socket = self._connected()
         return self._asked({"type": "reset", "data": dict(options)})
 
     def step(self, action: Mapping[str, Any]) -> Seen:
-        """See ``Session``. Raises ``ServerFailed``."""
+        """Apply one action. Raises ``InvalidAction`` and ``ServerFailed``."""
         return self._asked({"type": "step", "data": dict(action)})
 
     def close(self) -> None:
-        """See ``Session``."""
         socket, self._socket = self._socket, None
         if socket is not None:
             socket.close()
@@ -134,12 +128,12 @@ class ServerSession:
     def _connected(self) -> Any:
         from websockets.sync.client import connect
 
-        # No proxy: the address is the user's own.
+        # Connect directly: the user has given the address of the server.
         return connect(self._url, open_timeout=self._timeout_s, max_size=MAX_BYTES, proxy=None)
 
     def _asked(self, message: dict[str, Any]) -> Seen:
         if self._socket is None:
-            raise ServerFailed("step before reset")
+            raise ServerFailed("step was called without a connection: call reset first")
         try:
             self._socket.send(json.dumps(message))
             answer = json.loads(self._socket.recv(timeout=self._timeout_s))
@@ -157,7 +151,7 @@ class ServerSession:
 
 
 def _socket_url(url: str) -> str:
-    """``http://host:1`` as ``ws://host:1/ws``."""
+    """Convert a URL such as ``http://host:1`` to ``ws://host:1/ws``."""
     scheme, _, rest = url.rstrip("/").partition("://")
     schemes = {"http": "ws", "https": "wss", "ws": "ws", "wss": "wss"}
     if scheme not in schemes or not rest:

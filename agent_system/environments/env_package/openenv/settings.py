@@ -1,4 +1,4 @@
-"""The ``env.openenv`` section."""
+"""Settings of the config section ``env.openenv``."""
 
 from typing import Annotated, Any, Literal
 
@@ -9,39 +9,39 @@ from verl.config.settings import PositiveInt, Seed
 
 
 class OpenEnvSettings(EnvSettings):
-    """Where the environment is, and how its actions and observations become text."""
+    """Location of the environment, and conversion of its actions and observations to text."""
 
     url: str | None = None
     """server of the environment, such as http://127.0.0.1:8000"""
     environment: str | None = None
-    """class of the environment, MODULE:CLASS, to play it in the environment's process instead"""
+    """class of the environment, MODULE:CLASS, to run it in the environment process instead"""
     action: str | None = None
-    """class of its actions, MODULE:CLASS; needed with environment"""
+    """class of its actions, MODULE:CLASS; required with environment"""
     options: dict[str, Any] = {}
-    """arguments of the class"""
+    """arguments of the environment's class"""
     reset_options: dict[str, Any] = {}
-    """further arguments of every reset, beside seed"""
+    """arguments of every reset in addition to seed"""
     action_field: str = "message"
-    """field of an action that takes the text; empty: the text is a JSON object with all fields"""
+    """field of an action that contains the text; empty: the text is a JSON object of all fields"""
     text_field: str | None = None
     """field of an observation that is its text; null: all fields, as JSON"""
     rules: str = "You act in an environment. Observations say what your last action did."
-    """what the system message says"""
+    """text of the system message"""
     example: str = "look"
-    """an action that may be written, for the system message"""
+    """example of an action in the system message"""
     reward: Literal["won", "openenv"] = "openenv"
-    """openenv: what the environment pays; won: 1.0 for winning, else 0.0"""
+    """openenv: reward of the environment; won: 1.0 for success, else 0.0"""
     timeout_s: Annotated[float, Gt(0)] = 20.0
-    """seconds for an answer of the server"""
+    """timeout of the server's answers in seconds"""
     source: str = "openenv"
     """name under which results are reported"""
     train_tasks: PositiveInt = 1000
-    """seeds to train on"""
+    """number of training seeds"""
     val_tasks: PositiveInt = 128
-    """seeds held out"""
+    """number of validation seeds"""
     task_seed: Seed = 0
-    """seed of the seeds, of both splits"""
+    """seed from which the seeds of both splits are derived"""
 
     def known_tasks(self, split: str) -> int | None:
-        """How many seeds ``split`` has."""
+        """Return the number of seeds of ``split``."""
         return self.val_tasks if split == "val" else self.train_tasks

@@ -1,1 +1,1 @@
-"""Every task of reasoning-gym as an environment of one step: a question, an answer, a grade."""
+"""Tasks of reasoning-gym as environments of one turn: a question, an answer, a grade."""

@@ -1,8 +1,8 @@
-"""Answers as the graders of reasoning-gym are shown them.
+"""Checks of answers before the graders of reasoning-gym see them.
 
-Some graders hand an answer to Python's ``eval``, or to sympy's parser, which calls it. They see a
-literal or a formula that was parsed and written again (``formulas``). Answers that a careless
-grader takes for right ones earn nothing.
+Some graders pass an answer to Python's ``eval``, or to sympy's parser, which calls ``eval``. They
+receive only a literal or a formula that was parsed and written again (``formulas``). Wrong answers
+that a grader would accept by mistake get a grade of 0.
 """
 
 import ast
@@ -32,20 +32,22 @@ FUNCTIONS = {
     for hyperbolic in ("", "h")
 } | {"exp", "log", "ln", "sqrt", "Abs"}
 NAMES = {*"abcdefghijklmnopqrstuvwxyz", "X", "Y", "Z", "C", "pi"}
-PROBABILITY_TOLERANCE = Fraction(1, 10_000)  # that of the grader
+PROBABILITY_TOLERANCE = Fraction(1, 10_000)  # the same as in the grader
 TRUTH = re.compile(r"\b(true|false)\b", re.IGNORECASE)
 PROPOSITION = re.compile(
     r"[\s()\u00ac\u2227\u2228\u2192\u2194]*[A-Z][A-Z\s()\u00ac\u2227\u2228\u2192\u2194]*"
 )
-# A number that is not finite, as float(), complex(), Decimal() and JSON read it, for one letter
-# behind it means i or j.
+# A number that is not finite, as float(), complex(), Decimal() and JSON read it. One letter i or j
+# may follow.
 NOT_FINITE = re.compile(r"(?<![^\W\d_])s?(?:nan\d*|inf(?:inity)?)[ij]?(?![^\W\d_])", re.IGNORECASE)
 NUMBER = re.compile(r"(?<![^\W_])\d[\d_]*\.?[\d_]*(?:e\+?[\d_]+)?", re.IGNORECASE)
 
 
 def as_graded(answer: str, generator: str, entry: Entry) -> str | None:
-    """Return ``answer`` as the grader of ``generator``, or of the one that a mixture took ``entry``
-    from, may see it; None where it earns nothing.
+    """Return ``answer`` in a form that is safe for the grader, or None for a grade of 0.
+
+    The grader is that of ``generator``. For a composite data set it is also that of the generator
+    in the metadata of ``entry``.
     """
     if _writes_no_finite_number(answer, str(entry.get("answer", ""))):
         return None
@@ -63,9 +65,9 @@ def as_graded(answer: str, generator: str, entry: Entry) -> str | None:
 
 
 def known_answer(entry: Entry) -> str | None:
-    """Return a right answer to ``entry``; None where its generator names none.
+    """Return a right answer to ``entry``, or None if its generator gives none.
 
-    Where several answers are right, some generators name one of them besides.
+    If several answers are right, some generators give one of them in the metadata.
     """
     metadata = entry.get("metadata", {})
     if entry.get("answer") is not None:
@@ -76,20 +78,20 @@ def known_answer(entry: Entry) -> str | None:
 
 
 def read_grade(grade: object) -> float:
-    """Return what a grader gave as a number from 0 to 1; whatever else it gave is 0."""
+    """Convert a grader's result to a number from 0 to 1. Invalid results become 0."""
     if not isinstance(grade, numbers.Real):
         return 0.0
     value = float(grade)
-    # NaN compares false with everything.
+    # Comparisons with NaN are false, so NaN becomes 0.
     return min(value, 1.0) if 0.0 <= value <= 1.0 + ROUNDING else 0.0
 
 
 def _writes_no_finite_number(answer: str, oracle: str) -> bool:
-    """Tell whether ``answer`` writes a number that is not finite where the answer is a number.
+    """Return True if ``answer`` has a non-finite number and the right answer ``oracle`` a digit.
 
-    Graders compare with it: ``min(1, exp(-nan))`` is 1, and no distance to NaN is too large.
+    Graders would accept it: ``min(1, exp(-nan))`` is 1, and no distance to NaN is too large.
     """
-    # To a question about words it is one of them.
+    # If the right answer has no digits, "nan" or "inf" is an ordinary word.
     if not any(sign.isdecimal() for sign in oracle):
         return False
     return bool(NOT_FINITE.search(answer)) or any(
@@ -109,27 +111,28 @@ def _arithmetic(answer: str, _entry: Entry) -> str:
 
 
 def _algebra(answer: str, entry: Entry) -> str:
-    # An integral is its own derivative's integral: only the generator's own answer may hold one.
+    # The grader differentiates, so an unevaluated Integral is always right. Allow ``Integral`` only
+    # in the generator's answer.
     own = answer.strip() == str(entry.get("answer", "")).strip()
     return ast.unparse(parse_formula(answer, NAMES, FUNCTIONS | ({"Integral"} if own else set())))
 
 
 def _twenty_four(answer: str, entry: Entry) -> str | None:
-    # Its grader truncates the value, and takes any four numbers.
+    # Its grader truncates the value and accepts any four numbers.
     formula = parse_formula(answer)
     right = integers_in(formula) == sorted(entry["metadata"]["numbers"])
     return ast.unparse(formula) if right and exact_value(formula) == 24 else None
 
 
 def _coin_flip(answer: str, entry: Entry) -> str | None:
-    # Its grader pays a prefix in full: "0" and "0.1" are one of "0.125".
+    # Its grader accepts a prefix: "0" and "0.1" for "0.125".
     value = exact_value(parse_formula(answer.replace(",", "")))
     right = abs(value - Fraction(str(entry["answer"]))) <= PROBABILITY_TOLERANCE
     return str(entry["answer"]) if right else None
 
 
 def _list_or_exact(answer: str, entry: Entry) -> str:
-    # Its grader compares first, and evaluates what is not equal.
+    # Its grader evaluates answers that are not equal to the right text.
     exact = {
         str(entry.get("answer", "")).strip(),
         *entry.get("metadata", {}).get("valid_answers", ()),
@@ -138,17 +141,17 @@ def _list_or_exact(answer: str, entry: Entry) -> str:
 
 
 def _logic(answer: str, _entry: Entry) -> str | None:
-    # Its grader pays a quarter for any text.
+    # Its grader gives 0.25 for any text.
     return answer if PROPOSITION.fullmatch(answer) else None
 
 
 def _truth(answer: str, entry: Entry) -> str | None:
-    # Its grader takes every text for a right answer: "False" is as true to it as "True".
+    # Its grader accepts every text: "False" is as right as "True".
     said = {word.lower() for word in TRUTH.findall(answer)}
     return answer if said == {str(entry.get("answer")).lower()} else None
 
 
-# Graders that evaluate what they are shown, and how an answer is read for them.
+# Generators whose graders evaluate an answer, with the functions that read answers for them.
 EVALUATED: dict[str, Reading] = {
     "binary_matrix": _list_or_exact,
     "countdown": _arithmetic,

@@ -1,8 +1,7 @@
-"""An expert for reasoning-gym: knows the answer, and is wrong as often as the noise asks for.
+"""Expert for reasoning-gym: gives the right answer, or a wrong one as often as the noise states.
 
-It knows no way to the answer and so has no thoughts of levels: it is for small policies that learn
-to answer at once. Wrong answers are demonstrated too, or learning by playing would find nothing to
-remove.
+It does not derive the answer, so it has no thoughts for thinking levels. It is for small policies
+that answer without thinking. Demonstrations include wrong answers, so that RL can improve on them.
 """
 
 import random
@@ -24,7 +23,7 @@ DIGITS = "0123456789"
 
 
 class AnswerPlayer:
-    """Answers one question."""
+    """Expert in one episode, which is one question."""
 
     def __init__(self, start: EpisodeStart[ReasoningGymSettings]) -> None:
         self.start = start
@@ -33,21 +32,21 @@ class AnswerPlayer:
         self.answer = known_answer(entry) or ""
 
     def act(self) -> Decision:
-        """The answer, or one with another digit in it."""
+        """Return the right answer, or as noise an answer with one digit changed."""
         decision = Decision(self._written(self.answer))
         wrong = self._written(one_digit_off(self.answer, self.start.rng))
         useless = [wrong] if wrong != decision.action else []
         return disturbed(decision, self.start.rng, self.start.noise, useless, impossible=[])
 
     def observe(self, action: str, observation: Observation) -> None:
-        """Never called: an answer ends the episode."""
+        """Do nothing: an answer ends the episode, so this method is never called."""
 
     def _written(self, answer: str) -> str:
         return apart(answer) if self.spelt else answer
 
 
 def one_digit_off(answer: str, rng: random.Random) -> str:
-    """``answer`` with one of its digits changed; as it is where it has none."""
+    """Return ``answer`` with one random digit changed, or unchanged if it has no digit."""
     places = [place for place, sign in enumerate(answer) if sign in DIGITS]
     if not places:
         return answer
@@ -57,17 +56,17 @@ def one_digit_off(answer: str, rng: random.Random) -> str:
 
 
 def demonstrated(settings: ReasoningGymSettings, count: int) -> list[Task]:
-    """``count`` questions of which none is held out."""
+    """Return at most ``count`` training questions."""
     return questions(settings.model_copy(update={"train_tasks": count}), "train")
 
 
 def key(settings: ReasoningGymSettings) -> list[Any]:
-    """What shapes demonstrations: all settings but the bounds of grading."""
+    """Return all settings that change demonstrations: all except the limits of grading."""
     return ["reasoning_gym", 1, settings.model_dump(mode="json", exclude={"grade_s", "memory_gb"})]
 
 
 def knows(settings: ReasoningGymSettings) -> bool:
-    """Tell whether the generator names right answers."""
+    """Return True if the generator gives right answers."""
     return settings.task not in WITHOUT_ANSWER
 
 

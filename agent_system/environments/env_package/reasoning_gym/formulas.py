@@ -1,6 +1,6 @@
-"""Formulas and lists of a policy: parsed by a grammar of their own and checked node by node.
+"""Safe parser for formulas and lists of a policy: a small grammar, checked node by node.
 
-Graders that evaluate a text are given the text written here, never the policy's.
+Graders that evaluate text receive the text written from the parsed nodes, never the policy's.
 """
 
 import ast
@@ -10,13 +10,13 @@ from collections.abc import Callable, Collection
 from fractions import Fraction
 from typing import Any
 
-LONGEST = 1000  # characters of a formula
-LONGEST_LIST = 20_000  # characters of a list
+LONGEST = 1000  # maximum number of characters of a formula
+LONGEST_LIST = 20_000  # maximum number of characters of a list
 MOST_ITEMS = 10_000
-DEEPEST = 100  # nested operations of a formula
+DEEPEST = 100  # maximum nesting of operations in a formula
 DEEPEST_LIST = 3
-LARGEST = 10**12  # of a number in a formula
-MAX_EXPONENT = 64  # also of the product of exponents of nested powers
+LARGEST = 10**12  # maximum magnitude of a number in a formula
+MAX_EXPONENT = 64  # maximum exponent, and maximum product of the exponents of nested powers
 ARITHMETIC: dict[type[ast.AST], Callable[..., Any]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -28,16 +28,16 @@ ARITHMETIC: dict[type[ast.AST], Callable[..., Any]] = {
 
 
 class Unreadable(ValueError):
-    """The text is not written in the grammar, or it is too large."""
+    """The text does not follow the grammar, or it is too large."""
 
 
 def parse_formula(
     text: str, names: Collection[str] = (), functions: Collection[str] = ()
 ) -> ast.expr:
-    """Return the formula in ``text``: numbers, ``+ - * /``, brackets, and where ``names`` or
-    ``functions`` are given, those and powers with bounded exponents.
+    """Parse a formula of numbers, ``+ - * /`` and brackets.
 
-    Raises ``Unreadable``.
+    The given ``names`` and ``functions`` are also allowed. With ``names``, powers with limited
+    exponents are allowed too. Raises ``UnreadableFormula``.
     """
     node = _parsed(text, LONGEST)
     _check(node, frozenset(names), frozenset(functions), DEEPEST, MAX_EXPONENT)
@@ -45,7 +45,10 @@ def parse_formula(
 
 
 def exact_value(node: ast.expr) -> Fraction:
-    """Return the value of a formula without names. Raises ``Unreadable``, ``ZeroDivisionError``."""
+    """Return the value of a formula without names.
+
+    Raises ``UnreadableFormula`` and ``ZeroDivisionError``.
+    """
     match node:
         case ast.Constant():
             return Fraction(str(node.value))
@@ -57,7 +60,7 @@ def exact_value(node: ast.expr) -> Fraction:
 
 
 def integers_in(node: ast.expr) -> list[int]:
-    """Return the integers that a formula writes, in ascending order."""
+    """Return the integers in a formula, in ascending order."""
     return sorted(
         part.value
         for part in ast.walk(node)
@@ -66,9 +69,9 @@ def integers_in(node: ast.expr) -> list[int]:
 
 
 def parse_list(text: str) -> Any:
-    """Return the text, number, list or tuple that ``text`` writes as a Python literal.
+    """Parse ``text`` as a Python literal: a text, an integer, a list or a tuple.
 
-    Raises ``Unreadable``.
+    Raises ``UnreadableFormula``.
     """
     try:
         value = ast.literal_eval(_parsed(text, LONGEST_LIST))
@@ -84,7 +87,7 @@ def _parsed(text: str, longest: int) -> ast.expr:
         raise Unreadable(f"longer than {longest} characters")
     try:
         return ast.parse(text.strip(), mode="eval").body
-    # Null bytes, lone surrogates, numbers of thousands of digits; what nests too deep.
+    # Null bytes, lone surrogates, numbers with thousands of digits, and too deep nesting.
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise Unreadable(str(error)) from error
 
@@ -92,9 +95,12 @@ def _parsed(text: str, longest: int) -> ast.expr:
 def _check(
     node: ast.expr, names: frozenset[str], functions: frozenset[str], depth: int, exponent: int
 ) -> None:
-    """Raise ``Unreadable`` for a node that is not allowed; ``exponent`` is the largest one left."""
+    """Raise ``UnreadableFormula`` for a node that is not allowed.
+
+    ``depth`` is the allowed nesting and ``exponent`` the largest allowed exponent.
+    """
     if depth <= 0:
-        raise Unreadable(f"more than {DEEPEST} operations inside each other")
+        raise Unreadable(f"more than {DEEPEST} nested operations")
     parts: list[ast.expr] = []
     match node:
         case ast.Constant():
@@ -119,19 +125,19 @@ def _check(
 
 
 def _checked_exponent(node: ast.expr, largest: int) -> int:
-    """Return the largest exponent that powers inside may have. Raises ``Unreadable``."""
+    """Return the largest exponent allowed in nested powers. Raises ``UnreadableFormula``."""
     inner = list(ast.walk(node))
     if any(isinstance(part, ast.Pow) for part in inner):
-        raise Unreadable("a power in an exponent")
-    # Names and functions count as 1: 9 ** (99999999 + 0 * x) is as large as it looks.
+        raise Unreadable("an exponent contains a power")
+    # Names count as 1, and no term is simplified: 9 ** (99999999 + 0 * x) is too large.
     value = _bound(node)
     if value > largest:
-        raise Unreadable("an exponent that is too large")
+        raise Unreadable(f"an exponent is larger than {largest}")
     return largest if value <= 1 else int(largest / value)
 
 
 def _bound(node: ast.expr) -> float:
-    """Return a bound of the magnitude of an exponent. Raises ``Unreadable``."""
+    """Return an upper bound of the magnitude of an exponent. Raises ``UnreadableFormula``."""
     match node:
         case ast.Constant(value=int() | float() as value):
             return abs(value)
@@ -149,21 +155,21 @@ def _bound(node: ast.expr) -> float:
             return 1.0
         case ast.Call():
             return max([1.0, *(_bound(argument) for argument in node.args)])
-    raise Unreadable("an exponent that is too large")
+    raise Unreadable(f"an exponent contains {type(node).__name__}, which is not allowed")
 
 
 def _check_number(value: object) -> None:
-    # Not isinstance: a bool is an int.
+    # ``isinstance`` alone would accept bool, a subclass of int.
     if type(value) not in (int, float) or not isinstance(value, int | float):
         raise Unreadable(f"{type(value).__name__} is not a number")
     if not math.isfinite(value) or abs(value) > LARGEST:
-        raise Unreadable(f"a number larger than {LARGEST}")
+        raise Unreadable(f"a number is larger than {LARGEST}")
 
 
 def _count(value: object, depth: int) -> int:
-    """Return the number of items of ``value``. Raises ``Unreadable`` for what is none."""
+    """Count the items of ``value``, nested ones included. Raises ``UnreadableFormula``."""
     if isinstance(value, list | tuple) and depth > 0:
         return 1 + sum(_count(item, depth - 1) for item in value)
     if isinstance(value, str) or type(value) is int:
         return 1
-    raise Unreadable(f"{type(value).__name__} is not allowed, or lies too deep")
+    raise Unreadable(f"{type(value).__name__} is not allowed here, or nested too deeply")

@@ -1,7 +1,7 @@
-"""reasoning-gym: a hundred generators of questions whose answers a program can grade.
+"""reasoning-gym: a hundred generators of questions with automatic graders.
 
-An episode is one step: the question is the first observation, the answer is the action, and the
-generator's own grader says what it earns, from 0 to 1. It is won with the full grade.
+An episode is one turn: the question is the first observation and the answer is the action. The
+reward is the grade of the generator's grader, from 0 to 1. A full grade is a success.
 """
 
 import re
@@ -30,7 +30,7 @@ from agent_system.reward_manager.scores import is_full
 from rlvcr.levels import level_instructions
 from verl.utils.limits import time_limit
 
-# What graders raise on an answer that has not the form they expect: it is a wrong one.
+# Errors of graders for an answer in an unexpected form. Such an answer is wrong.
 UNREADABLE = (
     ArithmeticError,
     AssertionError,
@@ -46,14 +46,14 @@ PLAIN = (
     "First think about it, between <think> and </think>. "
     "Then write the answer alone between <action> and </action>."
 )
-# ``answer`` is what data sets of this kind ask for; with thinking levels the tag is ``action``.
+# Other data sets of this kind use the tag ``answer``. Prompts with thinking levels use ``action``.
 _ANSWER = re.compile(r"<(action|answer)>(.*?)</\1>", re.DOTALL)
 
 
 class ReasoningGymEnv:
-    """One question at a time."""
+    """Environment that asks one question per episode."""
 
-    placement = "process"  # graders run what was answered against rules, some of them for long
+    placement = "process"  # some graders take a long time
 
     def __init__(self, settings: ReasoningGymSettings) -> None:
         self.settings = settings
@@ -62,15 +62,15 @@ class ReasoningGymEnv:
         self.entry: dict[str, Any] = {}
 
     def reset(self, task: Task, seed: int) -> Observation:
-        """Ask question ``task["number"]``; the seed changes nothing, the number says it all."""
-        del seed  # the task says it all
+        """Start an episode with question ``task["number"]``."""
+        del seed  # the number determines the question
         self.entry = self.questions[task["number"]]
         return Observation(self.entry["question"])
 
     def step(self, action: str) -> tuple[Observation, float, bool, dict[str, Any]]:
-        """Grade the answer; always done. Raises ``TimeLimit``."""
+        """Grade the answer and end the episode. Raises ``TimeLimit``."""
         answer = together(action) if self.spelt else action
-        # Without an answer there is nothing to grade: some graders pay a little for any text.
+        # Do not grade a missing answer: some graders give a small grade for any text.
         grade = 0.0
         shown = as_graded(answer, self.settings.task, self.entry) if answer else None
         if shown is not None:
@@ -86,26 +86,26 @@ class ReasoningGymEnv:
                 return 0.0
 
     def close(self) -> None:
-        """Nothing to free."""
+        """Do nothing: no resources are in use."""
 
 
 class QuestionPrompts(SingleTurnPrompts):
-    """How to answer in the system message, the question as it is."""
+    """Prompts with the answer format in the system message and the unchanged question."""
 
     asks_for_levels = True
 
     def system(self, levels: bool) -> str | None:
-        """The answer format."""
+        """Return the answer format as system message."""
         return level_instructions() if levels else PLAIN
 
 
 def prompts(settings: ReasoningGymSettings) -> Prompts:
-    """The question and how to answer, or the question alone with its numbers spelt."""
+    """Return prompts with question and answer format, or compact prompts with separate digits."""
     return CompactPrompts(apart) if settings.prompt == "compact" else QuestionPrompts()
 
 
 def project(text: str) -> tuple[str, bool]:
-    """The last tagged answer in ``text``, its lines kept; without one nothing, not well-formed."""
+    """Return the last tagged answer in ``text`` and True, or an empty text and False."""
     found = _ANSWER.findall(text)
     return (found[-1][1].strip(), True) if found else ("", False)
 

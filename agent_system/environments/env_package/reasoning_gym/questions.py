@@ -1,8 +1,8 @@
-"""Questions by number: where they come from, and who may see which.
+"""Questions by number, and their split into training and validation.
 
-reasoning-gym makes question ``n`` of a data set from the seed ``task_seed + n``. Held-out questions
-have the first numbers, training questions those behind them, so that no seed serves both. A small
-generator asks the same twice: training leaves out what is asked in validation.
+reasoning-gym makes question ``n`` of a data set from the seed ``task_seed + n``. Validation
+questions have the first numbers, training questions those after them, so no seed is in both splits.
+A small generator repeats questions. Training drops the questions of the validation split.
 """
 
 import json
@@ -18,12 +18,12 @@ from agent_system.environments.env_package.reasoning_gym.settings import Reasoni
 from verl.config.settings.hints import did_you_mean
 
 NAME = "reasoning_gym"
-TRIES = 4  # training questions drawn per question wanted: small generators repeat themselves
-_SLOW = "a question takes seconds to make, and a run needs hundreds"
-_HASHED = "its questions follow from Python's hash seed, which every process has its own of"
-# Generators that are no variants of their own, and why.
+TRIES = 4  # questions generated per training question, because small generators repeat questions
+_SLOW = "a question takes seconds to generate, and a run needs hundreds"
+_HASHED = "its questions depend on Python's hash seed, which differs between processes"
+# Generators that are not listed as variants, with the reason.
 UNLISTED = {
-    "composite": "it needs options: the generators to choose from",
+    "composite": "it needs options that name the generators to combine",
     "isomorphic_strings": _HASHED,
     "knight_swap": _SLOW,
     "polynomial_multiplication": _HASHED,
@@ -32,20 +32,21 @@ UNLISTED = {
 }
 
 
-# Generators that name no right answer: their graders try out what an answer does.
+# Generators without a right answer: their graders simulate the effect of an answer.
 WITHOUT_ANSWER = ("boxnet", "rush_hour")
 
 
 class Questions(Protocol):
-    """What is used of reasoning-gym's data sets."""
+    """Methods of reasoning-gym's data sets that this package uses."""
 
     def __getitem__(self, number: int, /) -> dict[str, Any]: ...
     def score_answer(self, answer: str | None, entry: dict[str, Any]) -> float: ...
 
 
 class _Seeded:
-    """Questions that depend on their number alone: some generators draw from Python's process-wide
-    generator as well.
+    """Questions that depend only on their number.
+
+    Some generators also use Python's global random generator, so it is seeded for each question.
     """
 
     def __init__(self, questions: Questions) -> None:
@@ -60,16 +61,16 @@ class _Seeded:
             random.setstate(before)
 
     def score_answer(self, answer: str | None, entry: dict[str, Any]) -> float:
-        """The grade of ``answer`` to ``entry``, from 0 to 1."""
+        """Return the grade of ``answer`` to ``entry``, from 0 to 1."""
         return self._questions.score_answer(answer, entry)
 
 
 def questions_of(settings: ReasoningGymSettings) -> Questions:
-    """The data set that ``settings`` describe.
+    """Return the data set that ``settings`` describe.
 
     Raises:
         ModuleNotFoundError: reasoning-gym is not installed.
-        ValueError: There is no such generator, or it does not take these options.
+        ValueError: The generator does not exist, or it does not accept these options.
     """
     size = settings.val_tasks + TRIES * settings.train_tasks
     options = settings.options.get(settings.task, {})
@@ -77,16 +78,17 @@ def questions_of(settings: ReasoningGymSettings) -> Questions:
 
 
 def generators() -> list[str]:
-    """reasoning-gym's names of its generators, without those of ``UNLISTED``. Raises
-    ``ModuleNotFoundError``.
+    """Return the names of reasoning-gym's generators without those of ``UNLISTED``.
+
+    Raises ``ModuleNotFoundError``.
     """
     return sorted(name for name in _library() if name not in UNLISTED)
 
 
 def _library() -> Mapping[str, Any]:
-    """reasoning-gym's generators by name: class and configuration of each."""
+    """Return reasoning-gym's generators by name: class and configuration of each."""
     with warnings.catch_warnings():
-        # A library behind one generator compares numbers with ``is``, and says so at each start.
+        # A dependency compares numbers with ``is``, which causes a warning on import.
         warnings.simplefilter("ignore", SyntaxWarning)
         from reasoning_gym.factory import DATASETS
 
@@ -111,21 +113,22 @@ def _made(task: str, options_json: str, size: int, seed: int) -> Questions:
         known = sorted(set(vars(known_tasks[task][1]())) - {"size", "seed"})
         raise ValueError(
             f"env.{NAME}.options.{task}={options!r}: {error}; allowed: "
-            f"{', '.join(known)}; fix: leave out what is not among them"
+            f"{', '.join(known)}; fix: remove all other options"
         ) from error
 
 
 def tasks(settings: ReasoningGymSettings, split: str) -> list[Task]:
-    """Questions of ``split`` by number; of a small generator fewer than asked for.
+    """Return the questions of ``split`` by number.
 
-    At most half of them have the same answer: otherwise a constant would succeed at most tasks.
+    A small generator gives fewer than the settings ask for. At most half of the questions have the
+    same answer, so that a constant answer does not solve most tasks.
     """
     questions = questions_of(settings)
     asked = _asked(questions, settings.val_tasks)
     if split == "val":
         firsts = _firsts(asked)
         return _balanced([(_task(settings, number), asked[number].answer) for number in firsts])
-    known = {one.question for one in asked.values()}
+    known = {val_question.question for val_question in asked.values()}
     found: list[tuple[Task, str]] = []
     counts: Counter[str] = Counter()
     for number in range(settings.val_tasks, settings.val_tasks + TRIES * settings.train_tasks):
@@ -140,11 +143,11 @@ def tasks(settings: ReasoningGymSettings, split: str) -> list[Task]:
 
 
 def _balanced(found: Sequence[tuple[Task, str]]) -> list[Task]:
-    """Leave out the last tasks of an answer that more than half of them have."""
+    """Drop the last tasks of the most common answer until at most half of the tasks have it."""
     if not found:
         return []
     ((answer, count),) = Counter(answer for _, answer in found).most_common(1)
-    # Where all have the same answer, nothing can be balanced.
+    # If all tasks have the same answer, keep all.
     excess = 2 * count - len(found) if count < len(found) else 0
     kept: list[Task] = []
     for task, own in reversed(found):
@@ -156,7 +159,7 @@ def _balanced(found: Sequence[tuple[Task, str]]) -> list[Task]:
 
 
 class _Asked(NamedTuple):
-    """Question and answer, as texts."""
+    """Question and right answer, as texts."""
 
     question: str
     answer: str
@@ -169,12 +172,12 @@ def _read(questions: Questions, number: int) -> _Asked:
 
 @lru_cache(maxsize=4)
 def _asked(questions: Questions, count: int) -> Mapping[int, _Asked]:
-    """The first ``count`` questions by number: validation asks them, training leaves them out."""
+    """Return the first ``count`` questions by number, which are the validation questions."""
     return {number: _read(questions, number) for number in range(count)}
 
 
 def _firsts(asked: Mapping[int, _Asked]) -> list[int]:
-    """The numbers under which a question is asked for the first time."""
+    """Return the numbers of the questions that do not repeat an earlier one."""
     first: dict[str, int] = {}
     for number, one in asked.items():
         first.setdefault(one.question, number)

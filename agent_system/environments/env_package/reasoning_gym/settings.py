@@ -1,4 +1,4 @@
-"""The ``env.reasoning_gym`` section."""
+"""Settings of the config section ``env.reasoning_gym``."""
 
 from typing import Any, ClassVar, Literal
 
@@ -7,7 +7,7 @@ from pydantic import model_validator
 from agent_system.environments.settings import GradedSettings
 from verl.config.settings import PositiveInt, Seed
 
-# Generators that take 0.1 to 0.7 seconds to make a question: by default they are asked for fewer.
+# Generators that need 0.1 to 0.7 seconds per question. By default they have fewer tasks.
 SLOW = (
     "futoshiki",
     "intermediate_integration",
@@ -23,7 +23,7 @@ FEW = {"train_tasks": 256, "val_tasks": 64}
 
 
 class ReasoningGymSettings(GradedSettings):
-    """Which generator asks, and how often."""
+    """Choice of the generator and number of questions."""
 
     variant_key: ClassVar[str] = "task"
     one_step: ClassVar[bool] = True
@@ -33,14 +33,14 @@ class ReasoningGymSettings(GradedSettings):
     options: dict[str, dict[str, Any]] = {}
     """settings of generators by name, such as {chain_sum: {min_terms: 2, max_terms: 3}}"""
     train_tasks: PositiveInt = 2000
-    """questions to train on; null: 2000, of generators that are slow 256"""
+    """number of training questions; null: 2000, for slow generators 256"""
     val_tasks: PositiveInt = 512
-    """questions held out; null: 512, of generators that are slow 64"""
+    """number of validation questions; null: 512, for slow generators 64"""
     task_seed: Seed = 0
-    """seed of the questions, of both splits"""
+    """seed of the questions of both splits"""
     prompt: Literal["full", "compact"] = "full"
-    """full: the question and how to answer, for chat models; compact: the question alone, its
-    numbers digit by digit, for policies made by imitation"""
+    """full: the question and the answer format, for chat models; compact: the question only, with
+    a space between digits, for policies trained by imitation"""
 
     @model_validator(mode="before")
     @classmethod
@@ -50,5 +50,5 @@ class ReasoningGymSettings(GradedSettings):
         return FEW | {key: value for key, value in values.items() if value is not None}
 
     def known_tasks(self, split: str) -> int | None:
-        """How many questions ``split`` has, at most."""
+        """Return the maximum number of questions of ``split``."""
         return self.val_tasks if split == "val" else self.train_tasks

@@ -1,4 +1,4 @@
-"""Numbers digit by digit, for policies whose words are too few for all numbers."""
+"""Numbers as separate digits, for policies whose vocabulary does not contain all numbers."""
 
 import re
 
@@ -8,10 +8,10 @@ _PREAMBLE = re.compile(r"^[^:\n]{20,}:\s*")  # "State the final answer to the fo
 
 
 def apart(text: str) -> str:
-    """``12 + 3 =`` as ``1 2 + 3 =``, without the sentence in front of a colon."""
+    """Separate digits and drop the sentence before a colon: ``12 + 3 =`` gives ``1 2 + 3 =``."""
     return _BETWEEN_DIGITS.sub(" ", _PREAMBLE.sub("", text))
 
 
 def together(text: str) -> str:
-    """``1 5`` as ``15``."""
+    """Join digits that are separated by one space: ``1 5`` gives ``15``."""
     return _SPACED_DIGITS.sub("", text)

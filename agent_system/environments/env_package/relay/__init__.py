@@ -1,3 +1,4 @@
-"""Doors that open for whoever follows arrows far enough: how deep to think differs from step to
-step, and how deep is known.
+"""Relay: a sequence of doors, each solved by following a number of arrows.
+
+The required thinking level is known and differs from turn to turn.
 """

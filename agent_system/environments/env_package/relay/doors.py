@@ -1,6 +1,6 @@
-"""A door: one cycle of arrows in mixed order, a place on it, and how many arrows to follow.
+"""Doors: one cycle of arrows in random order, a start place, and the number of arrows to follow.
 
-It is written ``d+3 a>b f>c ...``: from ``d``, three arrows on.
+The text of a door is ``d+3 a>b f>c ...``: follow three arrows from ``d``.
 """
 
 import random
@@ -9,12 +9,12 @@ import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-VAL_SHARE = 4  # one door in four may be held out
+VAL_SHARE = 4  # one door in four belongs to the validation split
 
 
 @dataclass(frozen=True, slots=True)
 class Door:
-    """``arrows`` (``a>b``) in the order they are shown, which is no help in following them."""
+    """One door. ``arrows`` (``a>b``) are in the order in which they are shown, which is random."""
 
     place: str
     hops: int
@@ -25,23 +25,23 @@ class Door:
 
     @classmethod
     def read(cls, text: str) -> "Door":
-        """The door that ``text`` writes."""
+        """Parse the text of a door, such as ``d+3 a>b f>c``."""
         question, *arrows = text.split()
         place, hops = question.split("+")
         return cls(place, int(hops), tuple(arrows))
 
     @property
     def places(self) -> list[str]:
-        """All places, in the order of the alphabet."""
+        """All places of the cycle in alphabetical order."""
         return sorted(arrow[0] for arrow in self.arrows)
 
     @property
     def goal(self) -> str:
-        """The place that opens the door."""
+        """Place that opens the door: ``hops`` arrows after ``place``."""
         return self.follow(self.place, self.hops)[-1] if self.hops else self.place
 
     def follow(self, place: str, count: int) -> list[str]:
-        """The places 1 to ``count`` arrows on from ``place``."""
+        """Return the places that are 1 to ``count`` arrows after ``place``."""
         leads = {arrow[0]: arrow[-1] for arrow in self.arrows}
         way = [place]
         for _ in range(count):
@@ -50,20 +50,22 @@ class Door:
 
     @property
     def state(self) -> str:
-        """The same for doors that differ in the order of their arrows alone."""
+        """Text that is equal for doors that differ only in the order of their arrows."""
         way = [self.place, *self.follow(self.place, len(self.arrows) - 1)]
         return f"{'>'.join(way)}+{self.hops}"
 
     @property
     def held_out(self) -> bool:
-        """Whether the door is one of those to validate on."""
-        # By what it is, not by its number: the same door is on the same side in every run.
+        """True if the door belongs to the validation split."""
+        # A hash of the text puts a door into the same split in every run.
         return zlib.crc32(str(self).encode()) % VAL_SHARE == 0
 
 
 def needed_level(count: int, hops: Sequence[int]) -> int:
-    """The lowest level (from 1) whose ``hops`` come near enough to ``count`` arrows: the last one
-    is looked up while acting.
+    """Return the lowest level (from 1) whose ``hops`` suffice for ``count`` arrows.
+
+    A thought may be one arrow short, because the action itself follows one arrow. Example: with
+    hops (0, 2, 4, 7), 3 arrows need level 2 and 4 arrows need level 3.
     """
     for level, written in enumerate(hops, start=1):
         if count <= written + 1:
@@ -74,14 +76,15 @@ def needed_level(count: int, hops: Sequence[int]) -> int:
 def draw_doors(
     places: tuple[int, int], most_hops: int, seed: int, held_out: bool
 ) -> Iterator[Door]:
-    """Doors of one side without end, the same ones for the same ``seed``; their cycles have the
-    fewest to the most ``places``.
+    """Yield doors of one split without end, determined by ``seed``.
+
+    ``places`` are the minimum and the maximum number of places of a cycle.
     """
     rng = random.Random(seed)
     letters = string.ascii_lowercase[: places[1]]
     while True:
         cycle = rng.sample(letters, rng.randint(*places))
-        # The first arrow starts where the last one ends.
+        # ``cycle[-1]`` closes the cycle: the first arrow starts at the last place.
         arrows = [f"{cycle[number - 1]}>{place}" for number, place in enumerate(cycle)]
         rng.shuffle(arrows)
         door = Door(rng.choice(cycle), rng.randint(0, most_hops), tuple(arrows))

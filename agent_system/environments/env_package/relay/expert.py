@@ -1,9 +1,9 @@
-"""An expert for the relay: knows every door, and writes on each level as many arrows as that level
-follows, whatever the door asks for.
+"""Expert for the relay: solves every door. Its thought at a level follows that level's arrows.
 
-It plays as well as it can: an action that brings an episode no further loses it here, so there is
-no noise. With ``variant=trap`` some of its deepest thoughts leave from a wrong place, and it
-follows them to a wrong action: such episodes are lost, and are demonstrated like the others.
+The number of arrows in a thought depends only on the level, not on the door. There is no noise,
+because a wrong action ends the episode. With ``variant=trap`` a share of the thoughts of the
+highest level start at a wrong place and lead to a wrong action. Such failed episodes are
+demonstrated as well.
 """
 
 import random
@@ -21,7 +21,7 @@ from rlvcr.levels import LEVELS
 
 
 class RelayPlayer:
-    """Plays one episode from what it reads."""
+    """Expert in one episode. It reads doors from observations."""
 
     def __init__(self, settings: RelaySettings, first: Observation, rng: random.Random) -> None:
         self.settings = settings
@@ -29,7 +29,7 @@ class RelayPlayer:
         self.door = door_in(first.text)
 
     def act(self) -> Decision:
-        """The place that opens the door, with the thought of each level."""
+        """Return the place that opens the door, with the thought of each level."""
         hops = self.settings.hops
         chain = self.door.follow(self.door.place, hops[-1])
         thoughts = {
@@ -45,41 +45,40 @@ class RelayPlayer:
         )
 
     def observe(self, action: str, observation: Observation) -> None:
-        """The next door."""
-        del action  # it was right, or the episode would be over
+        """Read the next door from ``observation``."""
+        del action  # it was right: otherwise the episode would be over
         self.door = door_in(observation.text)
 
     def _wrong_thought(self) -> Thought:
-        """A thought that leaves from a wrong place and follows the arrows from there, with the
-        action that it leads to.
-        """
+        """Return a thought that starts at a wrong place, with the action that it leads to."""
         door = self.door
         elsewhere = self.rng.choice([place for place in door.places if place != door.place])
         way = door.follow(elsewhere, self.settings.hops[-1])
-        # No arrow to follow: nothing to go wrong with.
+        # With 0 arrows the answer is the start place, whatever the thought is.
         return Thought(written(way), way[door.hops - 1] if door.hops else door.place)
 
 
 def written(chain: list[str]) -> str:
-    """``1=c 2=f``: the places of ``chain``, numbered, so that an action finds its own by number."""
+    """Return the places of ``chain`` with their numbers: ``1=c 2=f``."""
     return " ".join(f"{number}={place}" for number, place in enumerate(chain, start=1))
 
 
 def start(episode: EpisodeStart[RelaySettings]) -> RelayPlayer:
-    """An expert that has read the first door."""
+    """Return an expert that has read the first door."""
     return RelayPlayer(episode.settings, episode.first, episode.rng)
 
 
 def demonstrated(settings: RelaySettings, count: int) -> list[Task]:
-    """Episodes for demonstrations alone, of doors that are not held out; their cycles are of all
-    lengths from ``shortest_cycle`` on.
+    """Return episodes for demonstrations, of training doors with a separate seed.
+
+    Cycles have ``shortest_cycle`` to ``places`` places.
     """
     doors = settings.demonstrated_doors
     return draw_tasks(settings, "demonstrations", count, doors, settings.shortest_cycle)
 
 
 def key(settings: RelaySettings) -> list[Any]:
-    """What changes a demonstration: not how many doors are played otherwise."""
+    """Return all settings that change a demonstration. ``doors`` does not."""
     shaping = (
         settings.demonstrated_doors,
         settings.places,
@@ -93,19 +92,19 @@ def key(settings: RelaySettings) -> list[Any]:
 
 
 def symbols(settings: RelaySettings) -> list[str]:
-    """Arrows, questions and hops, each with the space that stands before it in a sentence."""
+    """Return arrows, questions and hops, each with the space in front of it in a sentence."""
     places = string.ascii_lowercase[: settings.places]
     counts = range(1, settings.hops[-1] + 1)
     arrows = [f" {tail}>{head}" for tail, head in permutations(places, 2)]
     questions = [f"+{count}" for count in (0, *counts)]
-    # A thought begins with its first hop.
+    # The first hop starts a thought, so no space is in front of it.
     hops = [f"{' ' if count > 1 else ''}{count}={place}" for count in counts for place in places]
     return [*arrows, *questions, *hops]
 
 
 def knows_needs(settings: RelaySettings) -> bool:
-    """It does: a door says how many arrows to follow."""
-    del settings  # they change nothing here
+    """Return True: the number of arrows of a door determines the required level."""
+    del settings  # without effect here
     return True
 
 

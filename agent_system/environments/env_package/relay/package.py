@@ -1,8 +1,7 @@
-"""Relay: an episode of doors, each of which opens for the place so many arrows on.
+"""Relay: an episode is a sequence of doors. The answer is the place after a number of arrows.
 
-What a door asks for, 0 to 7 arrows, is how deep one has to think: a policy with few layers follows
-about one arrow for each token it writes. So the level that a step needs is known, and differs from
-step to step.
+A door asks for 0 to 7 arrows. A policy with few layers follows about one arrow per written token,
+so the number of arrows determines the required thinking level of each turn.
 """
 
 from typing import Any
@@ -24,10 +23,10 @@ A thought that helps follows the arrows step by step: 1=c 2=f"""
 
 
 class Relay:
-    """Reward 1.0 for passing the last door, else 0.0; done there, and at the first wrong place.
+    """Environment with reward 1.0 for passing the last door, else 0.0.
 
-    What is no place changes nothing and is not valid. ``info`` of an observation says which
-    ``situation`` it is (``+3``) and the ``needed_level``.
+    It is done after the last door and at the first wrong place. An unknown place changes nothing
+    and is not valid. ``info`` of an observation holds ``situation`` (``+3``) and ``needed_level``.
     """
 
     placement = "inline"
@@ -38,14 +37,14 @@ class Relay:
         self._passed = 0
 
     def reset(self, task: Task, seed: int) -> Observation:
-        """Stand before the first of ``task["doors"]``; the seed changes nothing."""
-        del seed  # the task says it all
+        """Start at the first of ``task["doors"]``."""
+        del seed  # nothing is random
         self._doors = [Door.read(text) for text in task["doors"]]
         self._passed = 0
         return self._look("")
 
     def step(self, action: str) -> tuple[Observation, float, bool, dict[str, Any]]:
-        """Name a place; see the class for rewards and ends."""
+        """Answer with a place. The class docstring describes rewards and ends."""
         action = action.strip().lower()
         door = self._doors[self._passed]
         if action not in door.places:
@@ -60,7 +59,7 @@ class Relay:
         return ahead, float(won), won, {"won": won, "is_action_valid": True}
 
     def close(self) -> None:
-        """Nothing to free."""
+        """Do nothing: no resources are in use."""
 
     def _look(self, before: str) -> Observation:
         door = self._doors[self._passed]
@@ -74,7 +73,7 @@ class Relay:
 
 
 def prompts(settings: RelaySettings) -> ChatPrompts | CompactPrompts:
-    """Rules, answer format and doors, or the doors alone."""
+    """Return prompts with rules and answer format, or compact prompts with doors only."""
     if settings.prompt == "compact":
         return CompactPrompts(shorten)
     return ChatPrompts(RULES.format(doors=settings.doors), example="c")

@@ -1,6 +1,4 @@
-"""How a door is told: as sentences in observations, and in as few tokens as can be for small
-policies.
-"""
+"""Texts of a door: sentences in observations, and a short form for small policies."""
 
 import re
 
@@ -10,7 +8,7 @@ _DOOR = re.compile(r"Door \d+ of \d+\. Arrows: (.*)\. You are at ([a-z])\. Go (\
 
 
 def told(door: Door, number: int, doors: int) -> str:
-    """Door ``number`` of ``doors`` as sentences."""
+    """Return the sentences of door ``number`` of ``doors``."""
     return (
         f"Door {number} of {doors}. Arrows: {' '.join(door.arrows)}. "
         f"You are at {door.place}. Go {door.hops} arrows on."
@@ -18,15 +16,15 @@ def told(door: Door, number: int, doors: int) -> str:
 
 
 def door_in(text: str) -> Door:
-    """The door that ``text`` tells. Raises ``ValueError`` where it tells none."""
+    """Parse the sentences of a door in ``text``. Raises ``ValueError`` if there are none."""
     found = _DOOR.search(text)
     if found is None:
-        raise ValueError(f"no door is told here: {text!r}")
+        raise ValueError(f"text {text!r}: expected 'Door N of N. Arrows: ...'")
     arrows, place, hops = found.groups()
     return Door(place, int(hops), tuple(arrows.split()))
 
 
 def shorten(text: str) -> str:
-    """``d+3 a>b f>c ...``: the question, then the arrows."""
+    """Return the short form of a door, ``d+3 a>b f>c ...``: the question, then the arrows."""
     found = _DOOR.search(text)
     return text if found is None else f"{text[: found.start()]}{door_in(text)}"

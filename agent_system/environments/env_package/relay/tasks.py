@@ -1,4 +1,4 @@
-"""Tasks: episodes of doors, drawn from a seed of their own."""
+"""Tasks of the relay: episodes of doors, drawn from ``task_seed``."""
 
 import hashlib
 from itertools import islice
@@ -12,7 +12,7 @@ NAME = "relay"
 
 
 def tasks(settings: RelaySettings, split: str) -> list[Task]:
-    """Episodes of ``split``; the splits share no door."""
+    """Return the episodes of ``split``. The splits have no door in common."""
     count = settings.val_tasks if split == "val" else settings.train_tasks
     return draw_tasks(settings, split, count, settings.doors)
 
@@ -20,9 +20,10 @@ def tasks(settings: RelaySettings, split: str) -> list[Task]:
 def draw_tasks(
     settings: RelaySettings, purpose: str, count: int, doors: int, shortest: int | None = None
 ) -> list[Task]:
-    """``count`` episodes of ``doors`` doors each; held-out doors for the purpose ``val`` alone.
+    """Return ``count`` episodes of ``doors`` doors each.
 
-    Cycles have ``shortest`` to all places; None: all of them.
+    The purpose ``val`` gets validation doors, every other purpose training doors. Cycles have
+    ``shortest`` to ``settings.places`` places. None: exactly ``settings.places``.
     """
     most = settings.places
     drawn = draw_doors(

@@ -1,3 +1,4 @@
-"""ScienceWorld: thirty kinds of elementary science experiments in text (``scienceworld``, in the
-extra ``envs``).
+"""ScienceWorld: thirty kinds of elementary science experiments in text.
+
+The library ``scienceworld`` is in the extra ``envs``.
 """

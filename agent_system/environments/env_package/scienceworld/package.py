@@ -1,11 +1,10 @@
-"""ScienceWorld: boil water, build circuits, grow plants, and other experiments of primary school,
-in text.
+"""ScienceWorld: boil water, build circuits, grow plants and other experiments, in text.
 
-The environment talks to the simulator itself: the package's own ``step`` lists all valid actions
-every time, hundreds to thousands of them, which costs several times what the step does. One JVM per
-worker process serves its environments (``agent_system/environments/jvm.py``). A task is one
-variation of one kind of experiment, split into train, dev and test as the simulator splits them:
-the first half, a quarter, the rest.
+The environment calls the simulator directly. ``step`` of the library lists hundreds to thousands of
+valid actions each time, which takes several times longer than the step. One JVM per worker process
+serves its environments (``agent_system/environments/jvm.py``). A task is one variation of one kind
+of experiment. The splits are those of the simulator: half for train, a quarter for dev, the rest
+for test.
 """
 
 import json
@@ -24,13 +23,13 @@ from agent_system.environments.prompts import Prompts
 from agent_system.reward_manager.scores import is_full
 
 NAME = "scienceworld"
-# The reply to what the simulator cannot read begins like this; it has no other mark of it.
+# Start of the simulator's reply to an unknown action. The reply has no other mark.
 UNKNOWN = "No known action matches that input."
-# The simulator's own command would plan the whole solution again, which takes up to 30 s.
+# Command of the simulator that is refused: it plans the whole solution again, which takes 30 s.
 REPLAY = "reset task"
-# The simulator keeps what a container holds in hash sets of objects that have no hash of their own:
-# the JVM draws one for each, and a look lists them in another order every time. With one hash for
-# all objects a set keeps the order in which it was filled.
+# The simulator stores the contents of containers in hash sets of objects with random identity
+# hashes, so the order in an observation is random. With one hash for all objects a set keeps its
+# insertion order.
 STEADY = (
     "-XX:+IgnoreUnrecognizedVMOptions",
     "-XX:+UnlockExperimentalVMOptions",
@@ -47,13 +46,13 @@ Focus only on what the task asks for: to focus on something else fails the task.
 
 
 class ScienceWorldEnv:
-    """One experiment at a time. Reward is the change of the score, in hundredths of its 100 points.
+    """Environment whose reward is the change of the score, scaled from 100 points to 1.
 
-    Doing what fails a task takes back all that was gained, so that the return of an episode is its
-    final score, 0 to 1.
+    Failing a task takes back all earlier rewards. The return of an episode is its final score, 0 to
+    1.
     """
 
-    # A step is a lot of Java: workers in parallel, and a hung JVM dies with its worker.
+    # Steps are slow, so workers run in parallel. A JVM that hangs ends with its worker.
     placement = "process"
 
     def __init__(self, settings: ScienceWorldSettings) -> None:
@@ -66,8 +65,8 @@ class ScienceWorldEnv:
         self._score = 0.0
 
     def reset(self, task: Task, seed: int = 0) -> Observation:
-        """Start ``task``, which says everything: ``seed`` changes nothing."""
-        del seed  # the task says it all
+        """Start an episode of ``task`` in the simulator."""
+        del seed  # the task determines the episode
         self._load(task)
         self._score = 0.0
         return self._observe(
@@ -75,13 +74,13 @@ class ScienceWorldEnv:
         )
 
     def step(self, action: str) -> tuple[Observation, float, bool, dict[str, Any]]:
-        """Play ``action``; done when the task is completed or failed.
+        """Apply ``action``. The episode is done when the task is completed or failed.
 
-        Valid is what the simulator understands.
+        An action is valid if the simulator understands it.
         """
         text = UNKNOWN if action == REPLAY else self._server.step(action)
         points = self._server.getScore()
-        # Below 0 means failed. Cut at 0, so that a failure takes back what was gained and no more.
+        # A score below 0 means failure. Clip it at 0, so that a failure only removes earlier gains.
         score = min(max(points, 0.0), 1.0)
         reward = score - self._score
         self._score = score
@@ -96,17 +95,14 @@ class ScienceWorldEnv:
         return observation, reward, done, observation.info
 
     def gold_path(self, task: Task) -> list[str]:
-        """Actions that win ``task``; ends the episode that is under way.
-
-        Planning them takes up to a minute.
-        """
+        """Return actions that solve ``task``. Ends the current episode. Takes up to a minute."""
         self._load(task, gold=True)
         return list(self._server.getGoldActionSequence())
 
     def close(self) -> None:
-        """Give the simulator and the JVM back."""
+        """Free the simulator and release the JVM."""
         if self._server is not None:
-            # The simulator is an object of the JVM, which lives on there until it is freed.
+            # The JVM keeps the simulator object until it is freed.
             self._jvm.free(self._server)
             jvm.release(self._jvm)
             self._server = None
@@ -115,11 +111,11 @@ class ScienceWorldEnv:
         self._server.load(task["name"], task["variation"], self.settings.simplification, gold)
 
     def _observe(self, text: str) -> Observation:
-        # Both looks are free: they take no step of the simulated time.
+        # Both calls take no simulated time.
         seen = self._server.freeActionLook()
         held = self._server.freeActionInventory()
-        # The score is part of the state: the same room and hands may be before or after a step that
-        # pays once.
+        # The score is part of the state: it differs before and after a step that is rewarded once,
+        # even if the location and the inventory are equal.
         anchor = f"{seen}\n{held}\n{self._score:.2f}"
         info: dict[str, Any] = {"won": False}
         if self.settings.list_actions:
@@ -129,9 +125,9 @@ class ScienceWorldEnv:
 
 
 def tasks(settings: ScienceWorldSettings, split: str) -> list[Task]:
-    """The variations of the asked experiments that belong to ``split``. Raises ``JavaMissing``."""
+    """Return the variations of the chosen experiments in ``split``. Raises ``JavaMissing``."""
 
-    import scienceworld  # noqa: F401  (a missing package is found before anything starts)
+    import scienceworld  # noqa: F401  (report a missing package before anything starts)
 
     jvm.find_java(NAME)
     part = settings.val_split if split == "val" else "train"
@@ -148,8 +144,9 @@ def tasks(settings: ScienceWorldSettings, split: str) -> list[Task]:
 
 
 def prompts(settings: ScienceWorldSettings) -> Prompts:
-    """Rules and kinds of actions, observations and, where ``list_actions`` asks for them, the valid
-    actions.
+    """Return prompts with rules and kinds of actions.
+
+    With ``list_actions`` they also show the valid actions in each turn.
     """
     list_actions = settings.list_actions
     return ChatPrompts(RULES, "open door to kitchen", list_actions=list_actions, keep_first=True)

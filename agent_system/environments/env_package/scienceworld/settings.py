@@ -1,4 +1,4 @@
-"""The ``env.scienceworld`` section."""
+"""Settings of the config section ``env.scienceworld``."""
 
 from typing import Annotated, Literal, get_args
 
@@ -22,20 +22,20 @@ SIMPLIFICATIONS: tuple[Simplification, ...] = get_args(Simplification)
 
 
 class ScienceWorldSettings(EnvSettings):
-    """Which experiments are done, and the JVM that simulates them."""
+    """Choice of the experiments, and settings of the JVM that simulates them."""
 
     task_names: tuple[str, ...] = ()
-    """kinds of experiments, such as [boil, find-animal]; none: all thirty"""
+    """kinds of experiments, such as [boil, find-animal]; empty: all thirty"""
     simplification: Simplification = "easy"
-    """one of the simulator's simplifications, easy for all of them at once, empty for none"""
+    """one simplification of the simulator; easy: all of them; empty: none"""
     val_split: Literal["dev", "test"] = "dev"
-    """the simulator's split to validate on"""
+    """split of the simulator that is used for validation"""
     list_actions: bool = False
-    """list every valid action in every observation, at five to ten times the time of a step"""
+    """list all valid actions in every observation; a step takes five to ten times longer"""
     heap_mb: Annotated[int, Ge(128)] = 256
-    """largest heap of the JVM, in megabytes"""
+    """maximum heap size of the JVM in MB"""
     java_options: str = ""
-    """more flags for the JVM"""
+    """further options of the JVM"""
 
     @field_validator("task_names")
     @classmethod
@@ -44,5 +44,7 @@ class ScienceWorldSettings(EnvSettings):
             if name not in VARIATIONS:
                 kinds = ", ".join(VARIATIONS)
                 hint = did_you_mean(name, VARIATIONS)
-                raise ValueError(f"no kind is called {name!r}{hint}; allowed: any of {kinds}")
+                raise ValueError(
+                    f"kind {name!r} does not exist{hint}; allowed: any of {kinds}; fix: [boil]"
+                )
         return names

@@ -1,9 +1,7 @@
-"""How many variations each kind of experiment has, and how they are split: what the simulator says,
-without Java.
-"""
+"""Numbers of variations of each kind of experiment, and their splits, without Java."""
 
-# Written down, for tasks are listed where no JVM runs yet; a test asks the simulator whether these
-# are still its numbers.
+# Copied from the simulator, because tasks are listed before a JVM runs. A test compares them with
+# the simulator.
 VARIATIONS = {
     "boil": 30,
     "change-the-state-of-matter-of": 30,
@@ -39,11 +37,11 @@ VARIATIONS = {
 
 
 def split_variations(name: str, part: str) -> range:
-    """The variations of experiment ``name`` in ``part`` (``train``, ``dev`` or ``test``)."""
+    """Return the variations of experiment ``name`` in ``part`` (``train``, ``dev`` or ``test``)."""
     count = VARIATIONS[name]
     quarter = count // 4
-    # In blocks, as the simulator splits them, and not by a hash: results then compare with those
-    # that others report on its splits. What does not divide by four goes to ``test``.
+    # Use the blocks of the simulator instead of a hash, so that results compare with published
+    # ones. The remainder of the division by four goes to ``test``.
     parts = {
         "train": (0, 2 * quarter),
         "dev": (2 * quarter, 3 * quarter),

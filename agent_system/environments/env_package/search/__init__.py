@@ -1,6 +1,6 @@
-"""Question answering with a search engine: a small invented world to look things up in, or a
-retrieval server.
+"""Question answering with search over a small fictional world or with a retrieval server.
 
-``world`` documents and questions (tables in ``world.json``) · ``retrieval`` BM25 or HTTP ·
-``package`` the environment.
+- ``world``: documents and questions (tables in ``world.json``)
+- ``retrieval``: BM25 or HTTP
+- ``package``: the environment
 """

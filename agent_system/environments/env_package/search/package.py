@@ -1,4 +1,4 @@
-"""Question answering with a search engine, as the agent system sees it."""
+"""Question answering with a search engine: environment, tasks and prompts."""
 
 import re
 import string
@@ -29,25 +29,25 @@ without a sentence around it."""
 ACTION = re.compile(r"(search|answer)\s*\[(.*)\]", re.DOTALL | re.IGNORECASE)
 ARTICLES = re.compile(r"\b(a|an|the)\b")
 PUNCTUATION = str.maketrans("", "", string.punctuation)
-VAL_SHARE = 5  # questions about one subject in five are held out
+VAL_SHARE = 5  # the questions about one subject in five belong to the validation split
 
 
 def retriever(settings: SearchSettings) -> Retriever:
-    """What is asked for passages."""
+    """Build the retriever that ``settings`` name: local BM25, or a server."""
     if settings.search_url is None:
         return LocalRetriever()
     return RemoteRetriever(settings.search_url, settings.timeout, 1 + settings.retries)
 
 
 class SearchEnv:
-    """Won by the exact answer. An answer ends the episode; the caller limits the number of steps.
+    """Environment that is solved by the exact answer. An answer ends the episode.
 
-    An action that is neither a search nor an answer, or an empty one, changes nothing and is not
-    valid. The anchor is the question with the titles seen so far, in whatever order they were
-    found.
+    The caller limits the number of turns. An action that is neither a search nor an answer, or that
+    has no text, changes nothing and is not valid. The anchor is the question with the sorted titles
+    of all passages so far.
     """
 
-    placement = "thread"  # a server may let it wait
+    placement = "thread"  # requests to a server block
 
     def __init__(self, settings: SearchSettings) -> None:
         self.settings = settings
@@ -56,14 +56,14 @@ class SearchEnv:
         self._seen: set[str] = set()
 
     def reset(self, task: Task, seed: int) -> Observation:
-        """Ask ``task["question"]``; nothing is drawn, so ``seed`` has no effect."""
-        del seed  # the task says it all
+        """Start an episode with the question ``task["question"]``."""
+        del seed  # nothing is random
         self._task = task
         self._seen = set()
         return self._look(f"Question: {task['question']}")
 
     def step(self, action: str) -> tuple[Observation, float, bool, dict[str, Any]]:
-        """Search or answer. Raises ``RetrievalError`` when the retrieval server fails."""
+        """Search or answer. Raises ``RetrievalError`` if the retrieval server fails."""
         found = ACTION.fullmatch(action.strip())
         verb, words = (found.group(1).lower(), found.group(2).strip()) if found else ("", "")
         if not words:
@@ -84,12 +84,12 @@ class SearchEnv:
         return self._look(said), reward, True, {"won": won, "is_action_valid": True}
 
     def gold_path(self, task: Task) -> list[str]:
-        """Actions that win ``task``: the searches that lead to the answer, then the answer."""
+        """Return actions that solve ``task``: the searches for the answer, then the answer."""
         searches = [f"search[{title}]" for title in task.get("support", ())]
         return [*searches, f"answer[{task['answers'][0]}]"]
 
     def close(self) -> None:
-        """Nothing to free."""
+        """Do nothing: no resources are in use."""
 
     def _show(self, passages: list[Passage]) -> str:
         lines = [
@@ -99,7 +99,7 @@ class SearchEnv:
         return "\n".join(lines) or "Nothing was found."
 
     def _look(self, text: str) -> Observation:
-        # Sorted: two histories that found the same passages in another order know the same.
+        # Sort the titles, because their order does not matter for what the agent knows.
         anchor = f"{self._task['question']} | {'; '.join(sorted(self._seen))}"
         return Observation(
             text,
@@ -109,26 +109,29 @@ class SearchEnv:
 
 
 def normalized(text: str) -> str:
-    """Lower case, without punctuation, articles and superfluous blanks, as SQuAD compares."""
-    # Punctuation goes first: otherwise the "a" of "a.m." would be taken for an article.
+    """Return lower case text without punctuation, articles and extra spaces, as in SQuAD."""
+    # Remove punctuation first: otherwise the "a" of "a.m." would count as an article.
     text = unicodedata.normalize("NFKC", text).lower().translate(PUNCTUATION)
-    # Quotes and dashes that are not of ASCII.
+    # Also remove non-ASCII quotes and dashes.
     text = "".join(sign for sign in text if not unicodedata.category(sign).startswith("P"))
     return " ".join(ARTICLES.sub(" ", text).split())
 
 
 def exact_match(given: str, answers: list[str]) -> bool:
-    """Whether ``given`` is one of ``answers`` once both are normalised."""
+    """Return True if ``given`` equals one of ``answers`` after normalisation."""
     return normalized(given) in {normalized(answer) for answer in answers}
 
 
 def f1(given: str, answers: list[str]) -> float:
-    """The best harmonic mean of word precision and recall over ``answers``, in 0..1."""
+    """Return the best F1 of words over ``answers``: harmonic mean of precision and recall, 0 to 1.
+
+    Example: "Ada Byron" against "Ada Lovelace" gives 2 * 1 / (2 + 2) = 0.5.
+    """
 
     def score(answer: str) -> float:
         ours = normalized(given).split()
         theirs = normalized(answer).split()
-        # Counted with multiplicity. Where both are empty once normalised they are equal, hence 1.0.
+        # Count words with multiplicity. Two texts that are empty after normalisation give 1.0.
         common = sum((Counter(ours) & Counter(theirs)).values())
         return 2 * common / (len(ours) + len(theirs)) if common else float(ours == theirs)
 
@@ -136,42 +139,45 @@ def f1(given: str, answers: list[str]) -> float:
 
 
 def prompts(settings: SearchSettings) -> ChatPrompts:
-    """How to search and answer; window prompts repeat the question."""
-    del settings  # they change nothing here
+    """Return prompts that explain search and answer. Window prompts repeat the question."""
+    del settings  # without effect here
     return ChatPrompts(RULES, example="search[mayor of Graz]", keep_first=True)
 
 
 def tasks(settings: SearchSettings, split: str) -> list[Task]:
-    """The questions of a file, or of the own world: about one subject in five for ``val``."""
+    """Return the questions of a file, or of the fictional world.
+
+    In the latter case ``val`` has the questions about one subject in five.
+    """
     path = settings.val_questions if split == "val" else settings.train_questions
     if path:
         return [_from_file(row) for row in read_table(f"env.{NAME}.{split}_questions", [path])]
     return [
         {
-            # A question's task id is its text, so the same question in two splits is found as an
-            # overlap.
+            # The text of the question is part of the id, so that a question in two splits is
+            # detected as an overlap.
             "task_id": f"{NAME}/{question['question']}",
             "data_source": f"{NAME}_{question['hops']}hop",
             **question,
         }
         for question in build()[1]
         if question["hops"] <= settings.max_hops
-        # By the first document that is needed: all questions about a subject, of one hop or two,
-        # are on one side, so that none is answered from what was learnt about it in training.
+        # Choose the split by the first required document. All questions about a subject are then in
+        # one split, so facts from training do not answer validation questions.
         and (derive_seed(NAME, question["support"][0]) % VAL_SHARE == 0) == (split == "val")
     ]
 
 
 def _from_file(row: DataRow) -> Task:
-    """The task of a row: columns of its own, or those of Search-R1's files for training."""
-    # Rows of a table have all its columns: those of another form are null.
+    """Build the task of a row, in the format of this package or of Search-R1's training files."""
+    # A row has all columns of its table. Those of the other format are null.
     played = row.read_object("env_kwargs") or {}
     graded = row.read_object("reward_model") or {}
     question = _first(row.read("question"), played.get("question"))
     if not isinstance(question, str) or not question.strip():
         allowed = "a text there or in env_kwargs.question"
-        raise row.bad("question", f"holds {question!r}", allowed, "leave out the row")
-    # Some data sets hold a single text in ``golden_answers``.
+        raise row.bad("question", f"holds {question!r}", allowed, "remove the row")
+    # Some data sets have a single text in ``golden_answers``.
     answers = _first(
         row.read("answers"),
         row.read("golden_answers"),
@@ -181,9 +187,9 @@ def _from_file(row: DataRow) -> Task:
     answers = answers if isinstance(answers, list) else [answers]
     if not answers or not all(isinstance(one, (str, int, float)) and str(one) for one in answers):
         allowed = "texts there, in golden_answers or in reward_model.ground_truth.target"
-        raise row.bad("answers", f"holds {answers!r}"[:120], allowed, "leave out the row")
+        raise row.bad("answers", f"holds {answers!r}"[:120], allowed, "remove the row")
     return {
-        # As of the own questions: the same one in both files is an overlap.
+        # As above: a question in both files is detected as an overlap.
         "task_id": f"{NAME}/{question}",
         "data_source": str(_first(row.read("data_source"), played.get("data_source"), NAME)),
         "question": question,
@@ -192,7 +198,7 @@ def _from_file(row: DataRow) -> Task:
 
 
 def _first(*values: Any) -> Any:
-    """The first of ``values`` that is there."""
+    """Return the first of ``values`` that is not None, or None."""
     return next((value for value in values if value is not None), None)
 
 

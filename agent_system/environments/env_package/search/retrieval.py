@@ -1,4 +1,4 @@
-"""Where documents come from: BM25 over the world, or a retrieval server over HTTP."""
+"""Retrieval of documents: BM25 over the fictional world, or a retrieval server over HTTP."""
 
 import json
 from functools import lru_cache
@@ -9,45 +9,45 @@ from agent_system.environments.env_package.search.world import build
 from verl.utils.proxies import describe_proxy, trusts_proxies
 
 Passage = tuple[str, str]  # title, text
-FIRST_WAIT_S = 0.2  # between attempts
+FIRST_WAIT_S = 0.2  # seconds between the first two attempts; the wait doubles each time
 LONGEST_WAIT_S = 2.0
 
 
 class RetrievalError(RuntimeError):
-    """The retrieval server did not give what was asked for; the message names it and says why."""
+    """The retrieval server returned no passages. The message has its address and the reason."""
 
 
 class Retriever(Protocol):
-    """Finds passages."""
+    """Interface of search engines for passages."""
 
     def search(self, query: str, topk: int) -> list[Passage]:
-        """The best passages for ``query``, best first."""
+        """Return the ``topk`` best passages for ``query``, best first."""
         ...
 
 
 @lru_cache(maxsize=1)
 def _index() -> tuple[list[Passage], KeywordIndex]:
-    # Titles are searched too: questions name things by them.
+    # Index the titles too, because questions contain them.
     passages = list(build()[0].items())
     return passages, KeywordIndex([f"{title} {text}" for title, text in passages])
 
 
 class LocalRetriever:
-    """BM25 over the documents of ``world``; the index is shared in a process."""
+    """BM25 over the documents of ``world``. All instances of a process share the index."""
 
     def search(self, query: str, topk: int) -> list[Passage]:
-        """See ``Retriever``."""
         passages, index = _index()
         return [passages[position] for position in index.top(query, topk)]
 
 
 class RemoteRetriever:
-    """Asks the server at ``url``, as Search-R1's answer: a POST of ``queries``, ``topk`` and
-    ``return_scores``.
+    """Client of a retrieval server with Search-R1's API.
 
-    The reply holds ``result``: for every query a list of ``{"document": {"contents":
-    "title\\ntext"}, "score": ..}``. No connection, no reply within ``timeout_s`` and the status
-    codes 5xx and 429 are tried again, up to ``attempts`` times in all. Raises ``RetrievalError``.
+    A request is a POST of ``queries``, ``topk`` and ``return_scores``. The reply holds ``result``:
+    for every query a list of ``{"document": {"contents": "title\\ntext"}, "score": ..}``.
+
+    A failed connection, a timeout of ``timeout_s`` seconds and the status codes 5xx and 429 are
+    retried, up to ``attempts`` attempts in total. Raises ``RetrievalError``.
     """
 
     def __init__(self, url: str, timeout_s: float, attempts: int) -> None:
@@ -56,18 +56,15 @@ class RemoteRetriever:
         self.attempts = attempts
 
     def search(self, query: str, topk: int) -> list[Passage]:
-        """See ``Retriever``."""
         reply = self._post({"queries": [query], "topk": topk, "return_scores": True})
         try:
-            # Servers that know no scores give documents without the wrapping in ``document``. What
-            # is more than ``topk`` is cut off, for a server may give what it likes.
+            # Servers without scores return documents without the key ``document``. Servers may
+            # return more than ``topk`` passages, so cut the list.
             return [
                 _passage(item.get("document", item)["contents"]) for item in reply["result"][0]
             ][:topk]
         except (KeyError, IndexError, TypeError, AttributeError) as error:
-            raise self._error(
-                f"answered something else than passages: {str(reply)[:200]}"
-            ) from error
+            raise self._error(f"returned no list of passages: {str(reply)[:200]}") from error
 
     def _post(self, question: dict[str, Any]) -> Any:
         import httpx
@@ -81,11 +78,11 @@ class RemoteRetriever:
         )
         try:
             return again(self._ask, question)
-        # ImportError: httpx cannot speak to the kind of proxy that the environment names.
+        # ImportError: httpx lacks support for the proxy in the environment variables.
         except (httpx.HTTPError, httpx.InvalidURL, ValueError, ImportError) as error:
             tries = again.statistics["attempt_number"]
             raise self._error(
-                f"gave no answer in {tries} attempts{describe_proxy(self.url)} "
+                f"did not answer in {tries} attempts{describe_proxy(self.url)} "
                 f"({type(error).__name__}: {error})"
             ) from error
 
@@ -94,7 +91,7 @@ class RemoteRetriever:
 
         reply = httpx.post(
             self.url,
-            # Encoded here: httpx cannot send half a surrogate pair, which a policy may write.
+            # ``json.dumps`` escapes lone surrogates of a policy's text, which httpx cannot send.
             content=json.dumps(question).encode(),
             headers={"Content-Type": "application/json"},
             timeout=self.timeout_s,
@@ -109,11 +106,11 @@ class RemoteRetriever:
 
 
 def _may_pass(error: BaseException) -> bool:
-    """Whether it is worth asking again."""
+    """Return True if ``error`` may be temporary, so that another attempt makes sense."""
     import httpx
 
     if isinstance(error, httpx.HTTPStatusError):
-        # Cases that time does not heal, such as 404 or a broken URL, fail at the first attempt.
+        # Permanent errors, such as 404 or an invalid URL, fail at the first attempt.
         status = error.response.status_code
         return status >= 500 or status == 429
     return isinstance(
@@ -123,7 +120,7 @@ def _may_pass(error: BaseException) -> bool:
 
 
 def _passage(contents: str) -> Passage:
-    # Half a surrogate pair, which no tokenizer takes, becomes a question mark.
+    # Replace lone surrogates, which tokenizers refuse, by question marks.
     contents = contents.encode("utf-8", "replace").decode()
     title, _, text = contents.partition("\n")
     return title.strip().strip('"'), text.strip()

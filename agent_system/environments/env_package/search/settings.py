@@ -1,4 +1,4 @@
-"""The ``env.search`` section."""
+"""Settings of the config section ``env.search``."""
 
 from typing import Annotated, Literal
 
@@ -9,35 +9,37 @@ from agent_system.environments.settings import EnvSettings
 
 
 class SearchSettings(EnvSettings):
-    """Where passages come from, how answers are paid, and which questions are asked."""
+    """Source of passages, reward of answers and choice of questions."""
 
     search_url: str | None = None
-    """retrieval server that is asked for passages; null: BM25 over the world of the package"""
+    """address of a retrieval server; null: BM25 over the fictional world of this package"""
     topk: Annotated[int, Ge(1), Le(20)] = 3
     """passages per search"""
     timeout: Annotated[float, Ge(0.01)] = 5.0
-    """seconds for one request to the server"""
+    """timeout of one request to the server in seconds"""
     retries: Annotated[int, Ge(0), Le(10)] = 3
-    """further requests after one that failed"""
+    """further attempts after a failed request"""
     max_chars: Annotated[int, Ge(40)] = 500
-    """characters of a passage; a longer one is cut"""
+    """maximum number of characters of a passage; longer ones are cut"""
     reward: Literal["em", "f1"] = "em"
-    """em: 1.0 for the exact answer; f1: the overlap of words"""
+    """em: 1.0 for the exact answer, else 0.0; f1: word overlap with the answer"""
     max_hops: Annotated[int, Ge(1), Le(2)] = 2
-    """documents that a question needs, at most"""
+    """maximum number of documents that a question needs"""
     train_questions: str | None = None
     """Parquet or JSON-lines file (question, answers or golden_answers; or env_kwargs.question and
-    reward_model.ground_truth.target) in place of the own questions"""
+    reward_model.ground_truth.target); null: questions about the fictional world"""
     val_questions: str | None = None
-    """Parquet or JSON-lines file as train_questions, to validate on"""
+    """file of validation questions, in the format of train_questions"""
 
     @field_validator("search_url")
     @classmethod
     def _is_http(cls, url: str | None) -> str | None:
         if url is not None and not url.startswith(("http://", "https://")):
-            raise ValueError("no address; allowed: a URL that begins with http(s)://")
+            raise ValueError(
+                "not an HTTP address; allowed: a URL that begins with http(s)://; "
+                "fix: http://127.0.0.1:8000/retrieve"
+            )
         return url
 
     def file_key(self, split: str) -> str | None:
-        """See ``EnvSettings``."""
         return "val_questions" if split == "val" else "train_questions"

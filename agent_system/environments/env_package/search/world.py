@@ -1,9 +1,8 @@
-"""The world of the search environment: places, people and works that do not exist, as documents and
-questions.
+"""Fictional world of the search environment: documents and questions.
 
-Names, sentences and questions are in ``world.json``; which person was born in which town is drawn
-from a fixed seed, so the world is the same everywhere. What a policy knows of the real world does
-not help: it has to look things up.
+Names, sentences and questions are in ``world.json``. Relations, such as the birthplace of a person,
+are drawn from a fixed seed, so the world is always the same. Knowledge of the real world does not
+help, so a policy has to search.
 """
 
 import itertools
@@ -16,13 +15,14 @@ from typing import Any
 from verl.utils.seeds import derive_seed
 
 TABLES = Path(__file__).with_name("world.json")
-Entity = dict[str, Any]  # "name" and the fields of its kind; a field may be another entity
+Entity = dict[str, Any]  # "name" and the fields of its kind; a value may be another entity
 
 
 @lru_cache(maxsize=1)
 def build() -> tuple[dict[str, str], list[dict[str, Any]]]:
-    """Documents (title to text) and questions: ``question``, ``answers``, ``support`` (titles to
-    look up), ``hops``.
+    """Return the documents (title to text) and the questions.
+
+    A question has ``question``, ``answers``, ``support`` (titles to search for) and ``hops``.
     """
     tables = json.loads(TABLES.read_text(encoding="utf-8"))
     world = _entities(tables)
@@ -33,7 +33,7 @@ def build() -> tuple[dict[str, str], list[dict[str, Any]]]:
         asked = tables["kinds"][kind]["questions"]
         for number, entity in enumerate(entities):
             shown = {field: _text(value) for field, value in entity.items()}
-            # Sentences take turns, so that the documents of a kind are not all of one pattern.
+            # Alternate the sentences, so that documents of a kind differ in their pattern.
             documents[entity["name"]] = sentences[number % len(sentences)].format(**shown)
             questions += [
                 _question(entity, words, path, tables["aliases"]) for words, path in asked
@@ -42,16 +42,16 @@ def build() -> tuple[dict[str, str], list[dict[str, Any]]]:
 
 
 def _entities(tables: dict[str, Any]) -> dict[str, list[Entity]]:
-    """All entities by kind; a kind may only refer to those above it."""
-    # One generator for the whole world, asked in the order of the tables: a change of a table
-    # changes everything below it.
+    """Build all entities by kind. A kind may only refer to the kinds above it."""
+    # One random generator serves all tables in order. A change of a table therefore changes all
+    # entities below it.
     draw = random.Random(derive_seed("search", "world"))
     words = tables["words"]
     world = {}
     for kind, form in tables["kinds"].items():
         heads, between, tails = form["name"]
         names = [between.join(pair) for pair in itertools.product(words[heads], words[tails])]
-        # Without replacement: two entities of one name would share a document.
+        # Draw without replacement: two entities with one name would share a document.
         world[kind] = [{"name": name} for name in draw.sample(names, form["count"])]
         for entity in world[kind]:
             for field, source in form["fields"].items():
@@ -60,8 +60,10 @@ def _entities(tables: dict[str, Any]) -> dict[str, list[Entity]]:
 
 
 def _drawn(source: str, entity: Entity, words: dict, world: dict, draw: random.Random) -> Any:
-    """``pick:LIST``, ``of:KIND``, ``int:LOW:HIGH`` or ``after:FIELD.FIELD:LOW:HIGH`` (that many
-    years later).
+    """Draw the value of a field.
+
+    ``source`` is ``pick:LIST``, ``of:KIND``, ``int:LOW:HIGH`` or ``after:FIELD.FIELD:LOW:HIGH``,
+    which adds LOW to HIGH years to that field.
     """
     how, what, *bounds = source.split(":")
     if how == "pick":
@@ -74,7 +76,7 @@ def _drawn(source: str, entity: Entity, words: dict, world: dict, draw: random.R
 
 
 def _follow(entity: Entity, path: str) -> list[Any]:
-    """What is met on the way along ``path``, the entity first."""
+    """Return the entity and the values along ``path``, a dotted list of fields."""
     met = [entity]
     for field in path.split("."):
         met.append(met[-1][field])
@@ -88,7 +90,7 @@ def _text(value: Any) -> str:
 def _question(
     entity: Entity, words: str, path: str, aliases: dict[str, list[str]]
 ) -> dict[str, Any]:
-    # The last thing on the way is the answer; the documents of all before it have to be looked up.
+    # The last value of the path is the answer. The documents of all earlier ones are required.
     *way, answer = _follow(entity, path)
     forms = ["{}", *aliases.get(path.rpartition(".")[2], [])]
     return {

@@ -1,5 +1,6 @@
-"""A small shop with the action interface of WebShop; catalogue and goals are made here from tables.
+"""Small online shop with the actions of WebShop and a generated catalogue.
 
-``catalogue`` products and goals (tables in ``catalogue.json``) · ``pages`` what is shown and can be
-clicked · ``package`` the environment.
+- ``catalogue``: products and goals (tables in ``catalogue.json``)
+- ``pages``: texts of pages, and clicks
+- ``package``: the environment
 """

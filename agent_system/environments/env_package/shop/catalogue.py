@@ -1,6 +1,4 @@
-"""The catalogue and the goals of the shop, drawn from the tables of ``catalogue.json`` with a fixed
-seed.
-"""
+"""Catalogue and goals of the shop, drawn with a fixed seed from tables in ``catalogue.json``."""
 
 import json
 import random
@@ -13,10 +11,10 @@ from agent_system.environments.bm25 import KeywordIndex
 from verl.utils.seeds import derive_seed
 
 TABLES = Path(__file__).with_name("catalogue.json")
-ATTRIBUTES = 4  # of a product; two of them are in its title, all of them among its features
-CHOICES = 3  # values of an option that a product comes in
-WANTED = 2  # attributes that a goal asks for
-# What the kind of a product is worth.
+ATTRIBUTES = 4  # attributes of a product: two are in its title, all are in its features
+CHOICES = 3  # values of an option of a product
+WANTED = 2  # attributes in a goal
+# Factors of the score for the kind of the bought product.
 ANY_KIND = 0.1
 SAME_DEPARTMENT = 0.5
 SAME_KIND = 1.0
@@ -24,7 +22,7 @@ SAME_KIND = 1.0
 
 @dataclass(frozen=True)
 class Product:
-    """Something to buy. ``options`` maps ``color`` and ``size`` to the values there are."""
+    """Product of the shop. ``options`` maps ``color`` and ``size`` to the available values."""
 
     item_id: str
     title: str
@@ -37,7 +35,7 @@ class Product:
 
 @lru_cache(maxsize=4)
 def catalogue(count: int) -> dict[str, Product]:
-    """The first ``count`` products by id; the kinds take turns."""
+    """Return the first ``count`` products by id. Their kinds alternate."""
     tables = json.loads(TABLES.read_text(encoding="utf-8"))
     return {
         product.item_id: product
@@ -54,15 +52,13 @@ def _index(count: int) -> tuple[list[Product], KeywordIndex]:
 
 
 def find(count: int, query: str, limit: int) -> list[Product]:
-    """At most ``limit`` of the first ``count`` products, those that fit the words of ``query`` best
-    in front.
-    """
+    """Return at most ``limit`` of the first ``count`` products, best match for ``query`` first."""
     products, index = _index(count)
     return [products[position] for position in index.top(query, limit)]
 
 
 def _product(tables: dict[str, Any], number: int) -> Product:
-    # Each product has a generator of its own: a larger catalogue begins with the same products.
+    # Each product has a separate seed, so a larger catalogue starts with the same products.
     draw = random.Random(derive_seed("shop", "product", number))
     kind = list(tables["kinds"])[number % len(tables["kinds"])]
     form = tables["kinds"][kind]
@@ -70,7 +66,7 @@ def _product(tables: dict[str, Any], number: int) -> Product:
     options: dict[str, tuple[str, ...]] = {}
     for name, values in (("color", tables["colors"]), ("size", form["sizes"])):
         offered = draw.sample(values, min(CHOICES, len(values)))
-        # Drawn without order, shown in the order of the table: small, medium, large.
+        # Show the drawn values in the order of the table: small, medium, large.
         options[name] = tuple(sorted(offered, key=values.index))
     title = f"{draw.choice(tables['brands'])} {kind}, {attributes[0]}, {attributes[1]}"
     price = draw.randint(*form["price"]) + draw.choice((0.0, 0.49, 0.95))
@@ -79,13 +75,15 @@ def _product(tables: dict[str, Any], number: int) -> Product:
 
 
 def goal(product: Product, number: int) -> dict[str, Any]:
-    """A wish that ``product`` fulfils: ``kind``, ``attributes``, ``options``, ``max_price`` and
+    """Return goal ``number`` of ``product``, which fulfils it.
+
+    Its most important keys are ``kind``, ``attributes``, ``options``, ``max_price`` and
     ``instruction``.
     """
     draw = random.Random(derive_seed("shop", "goal", product.item_id, number))
     attributes = draw.sample(product.attributes, WANTED)
     options = {name: draw.choice(values) for name, values in product.options.items()}
-    # Above the price by 30 dollars at most, and a multiple of 10 as people say it.
+    # A multiple of 10 that is at most 30 dollars above the price.
     max_price = (int(product.price) // 10 + draw.randint(1, 3)) * 10
     color = options["color"]
     size = options["size"]
@@ -104,17 +102,18 @@ def goal(product: Product, number: int) -> dict[str, Any]:
 
 
 def score(bought: Product, chosen: dict[str, str], wish: dict[str, Any]) -> float:
-    """WebShop's kind of reward, in 0..1: the share of wishes fulfilled, times what the kind of the
-    product is worth.
+    """Return a reward from 0 to 1 as in WebShop: share of fulfilled wishes, times a kind factor.
 
-    Wishes are the attributes, the options and the price. A product of the right kind counts 1.0,
-    another one of the department 0.5, any other 0.1 (WebShop compares titles and categories for
-    this).
+    Wishes are the attributes, the options and the price. The factor is 1.0 for the right kind, 0.5
+    for another kind of the same department, else 0.1. WebShop compares titles and categories
+    instead.
+
+    Example: 4 of 5 wishes with another kind of the department give 0.5 * 4 / 5 = 0.4.
     """
     fulfilled = len(set(wish["attributes"]) & set(bought.attributes))
     fulfilled += sum(chosen.get(name) == value for name, value in wish["options"].items())
     fulfilled += bought.price < wish["max_price"]
-    # One for the price.
+    # The price is one more wish.
     share = fulfilled / (len(wish["attributes"]) + len(wish["options"]) + 1)
     if bought.kind == wish["kind"]:
         return SAME_KIND * share

@@ -1,6 +1,4 @@
-"""The shop as the agent system sees it: buy what the instruction asks for, with WebShop's two
-actions.
-"""
+"""Shop environment: buy the product of the instruction with WebShop's two actions."""
 
 import re
 from typing import Any
@@ -24,15 +22,14 @@ page lets you click. Click the options you want before you click[buy now], which
 Some attributes are
 only listed under click[features]."""
 ACTION = re.compile(r"(search|click)\s*\[(.*)\]", re.DOTALL | re.IGNORECASE)
-VAL_SHARE = 5  # goals around one product in five are held out
+VAL_SHARE = 5  # the goals of one product in five belong to the validation split
 
 
 class Shop:
-    """The reward comes with the purchase, which ends the episode: see ``catalogue.score``. Won by a
-    score of 1.0.
+    """Environment that rewards the purchase, which ends the episode.
 
-    What cannot be done on a page changes nothing and is not valid. The caller limits the number of
-    steps.
+    The reward is ``catalogue.score_purchase``. A score of 1.0 is a success. An action that is not
+    possible on a page changes nothing and is not valid. The caller limits the number of turns.
     """
 
     placement = "inline"
@@ -43,14 +40,14 @@ class Shop:
         self._page = Page()
 
     def reset(self, task: Task, seed: int) -> Observation:
-        """Read the instruction of ``task["goal"]``; nothing is drawn, so ``seed`` has no effect."""
-        del seed  # the task says it all
+        """Start on the search page with the instruction of ``task["goal"]``."""
+        del seed  # nothing is random
         self._goal = task["goal"]
         self._page = Page(page_size=self.settings.page_size)
         return self._look()
 
     def step(self, action: str) -> tuple[Observation, float, bool, dict[str, Any]]:
-        """Search or click."""
+        """Search or click. ``click[buy now]`` ends the episode with the reward."""
         found = ACTION.fullmatch(action.strip())
         verb, target = (
             (found.group(1).lower(), " ".join(found.group(2).lower().split()))
@@ -68,7 +65,7 @@ class Shop:
         return observation, 0.0, False, {"won": False, "is_action_valid": valid}
 
     def gold_path(self, task: Task) -> list[str]:
-        """Actions that buy what ``task`` asks for; none where no search that is tried finds it."""
+        """Return actions that solve ``task``, or none if the search does not find its product."""
         wish = task["goal"]
         words = f"{wish['kind']} {' '.join(wish['attributes'])} {wish['options']['color']}"
         products = find(self.settings.products, words, self.settings.results)
@@ -80,7 +77,7 @@ class Shop:
         return [f"search[{words}]", *(f"click[{target}]" for target in clicks)]
 
     def _do(self, verb: str, target: str) -> bool:
-        """Go where the action leads, if it can be done here."""
+        """Open the page that the action leads to. Return False if the action is not possible."""
         if verb == "click" and target in self._page.clickable():
             self._page = self._page.click(target)
         elif verb == "search" and target and self._page.name == "home":
@@ -91,7 +88,7 @@ class Shop:
         return True
 
     def close(self) -> None:
-        """Nothing to free."""
+        """Do nothing: no resources are in use."""
 
     def _anchor(self) -> str:
         return f"{self._goal['instruction']} | {self._page.anchor()}"
@@ -103,25 +100,26 @@ class Shop:
 
 
 def prompts(settings: ShopSettings) -> ChatPrompts:
-    """How to shop; every page lists what can be done on it."""
-    del settings  # they change nothing here
+    """Return prompts that explain the shop and list the actions of every page."""
+    del settings  # without effect here
     return ChatPrompts(RULES, example="search[blue rain jacket]", list_actions=True)
 
 
 def tasks(settings: ShopSettings, split: str) -> list[Task]:
-    """Different goals around the products of the catalogue; those around one product in five are
-    held out.
+    """Return distinct goals for the products of the catalogue.
+
+    Validation has the goals of one product in five.
     """
     wishes: dict[str, tuple[str, dict[str, Any]]] = {}
     for product in catalogue(settings.products).values():
         for number in range(settings.goals_per_product):
             wish = goal(product, number)
-            # Two goals may read the same: an instruction stands for one task.
+            # Two goals may have the same instruction. Keep the first one.
             wishes.setdefault(wish["instruction"], (f"{NAME}/{product.item_id}-{number}", wish))
     return [
         {"task_id": task_id, "data_source": NAME, "goal": wish}
         for task_id, wish in wishes.values()
-        # By the product: all goals around one are on the same side.
+        # Choose the split by product, so that all its goals are in one split.
         if (derive_seed(NAME, wish["item_id"]) % VAL_SHARE == 0) == (split == "val")
     ]
 

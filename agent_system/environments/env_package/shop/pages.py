@@ -1,4 +1,4 @@
-"""The pages of the shop: what they show, what can be clicked on them, and where a click leads."""
+"""Pages of the shop: texts, possible clicks, and the page after a click."""
 
 from dataclasses import dataclass, replace
 
@@ -13,8 +13,10 @@ DETAILS = ("description", "features")
 
 @dataclass(frozen=True)
 class Page:
-    """Where the customer is. ``name``: ``home``, ``results``, ``item`` or one of ``DETAILS``;
-    ``number`` counts results pages from 0; ``chosen`` holds (option, value) pairs.
+    """Current page of the shop.
+
+    ``name`` is ``home``, ``results``, ``item`` or one of ``DETAILS``. ``number`` counts the pages
+    of results from 0. ``chosen`` are (option, value) pairs.
     """
 
     name: str = "home"
@@ -27,18 +29,18 @@ class Page:
 
     @property
     def shown(self) -> tuple[Product, ...]:
-        """The products of this results page."""
+        """Products of this page of results."""
         return self.results[self.number * self.page_size : (self.number + 1) * self.page_size]
 
     @property
     def product(self) -> Product:
-        """The product of this page. Raises ``LookupError`` on pages of none."""
+        """Product of this page. Raises ``LookupError`` on pages without a product."""
         if self.item is None:
-            raise LookupError(f"the page {self.name!r} shows no product")
+            raise LookupError(f"page {self.name!r} has no product")
         return self.item
 
     def clickable(self) -> list[str]:
-        """What can be clicked here."""
+        """Return the texts that can be clicked on this page."""
         if self.name == "home":
             return []
         if self.name == "results":
@@ -56,7 +58,7 @@ class Page:
         ]
 
     def click(self, target: str) -> "Page":
-        """The page that a click on ``target`` (one of ``clickable``, not the purchase) leads to."""
+        """Return the page after a click on ``target``, one of ``clickable_targets`` except BUY."""
         if target == SEARCH:
             return Page(page_size=self.page_size)
         if target == NEXT:
@@ -67,10 +69,10 @@ class Page:
             return replace(self, name=target)
         if self.name == "results":
             item = next(product for product in self.shown if product.item_id == target)
-            # Another item is another choice: options are forgotten, as a shop forgets them.
+            # Clear the options: they belong to the previous item.
             return replace(self, name="item", item=item, chosen=())
         option = next(name for name, values in self.product.options.items() if target in values)
-        # Sorted, so that the order of clicks makes no difference to the anchor.
+        # Sort the options, so that the order of clicks does not change the anchor.
         return replace(self, chosen=tuple(sorted({**dict(self.chosen), option: target}.items())))
 
     def _back(self) -> "Page":
@@ -79,11 +81,11 @@ class Page:
         return replace(self, name="item" if self.name in DETAILS else "results")
 
     def text(self) -> str:
-        """What the page shows below the instruction."""
+        """Return the text of the page below the instruction."""
         if self.name == "home":
             return "This is the search page."
         if self.name == "results":
-            # A search that finds nothing still has one page.
+            # A search without results still has one page.
             pages = max(1, -(-len(self.results) // self.page_size))
             lines = [
                 f"{product.item_id}: {product.title}, ${product.price:.2f}"
@@ -104,7 +106,7 @@ class Page:
         return "\n".join([self.product.title, f"price: ${self.product.price:.2f}", *lines])
 
     def anchor(self) -> str:
-        """The same text for the same place, however it was reached."""
+        """Return text that identifies the page, independent of the path to it."""
         item = self.item.item_id if self.item and self.name not in ("home", "results") else ""
         parts = [self.name, self.query, str(self.number), item]
         return " | ".join([*parts, *(value for _, value in (self.chosen if item else ()))])

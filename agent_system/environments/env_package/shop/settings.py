@@ -1,4 +1,4 @@
-"""The ``env.shop`` section (``env.webshop`` is the same shop)."""
+"""Settings of the config section ``env.shop``. ``env.webshop`` is an alias."""
 
 from typing import Annotated, Literal
 
@@ -8,23 +8,22 @@ from agent_system.environments.settings import EnvSettings
 
 
 class ShopSettings(EnvSettings):
-    """The size of the shop and of its pages."""
+    """Size of the shop and of its pages."""
 
     products: Annotated[int, Ge(20), Le(5000)] = 400
-    """products of the catalogue"""
+    """number of products in the catalogue"""
     goals_per_product: Annotated[int, Ge(1), Le(20)] = 3
-    """goals around each product"""
+    """number of goals per product"""
     page_size: Annotated[int, Ge(1), Le(20)] = 5
     """products per page of results"""
     results: Annotated[int, Ge(1), Le(100)] = 20
-    """products that a search finds, at most"""
+    """maximum number of results of a search"""
     use_small: Literal[True] = True
-    """WebShop's key, with the one value that is true here"""
+    """key of WebShop; only this value is supported"""
     human_goals: Literal[False] = False
-    """WebShop's key, with the one value that is true here"""
+    """key of WebShop; only this value is supported"""
 
     def stand_in_for(self, env_name: str) -> str:
-        """See ``EnvSettings``."""
         if env_name.lower() != "webshop":
             return ""
-        return f"{self.products:,} products made up here, in place of WebShop's"
+        return f"{self.products:,} generated products instead of WebShop's"

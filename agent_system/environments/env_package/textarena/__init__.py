@@ -1,3 +1,4 @@
-"""TextArena: single-player puzzles in text that need no download (``textarena``, in the extra
-``envs``).
+"""TextArena: puzzles and two-sided text games that need no download.
+
+The library ``textarena`` is in the extra ``envs``.
 """

@@ -1,7 +1,7 @@
-"""Which games of TextArena there are: four that take settings of ours, and all others by name.
+"""Games of TextArena: four with settings in ``env.textarena``, and all others by name.
 
-The four need no download, differ from start to start and draw nothing after the start. The others
-are played as TextArena registers them, without its wrappers.
+The four need no download, have many different starts, and are deterministic after the start. The
+others are used as TextArena registers them, without its wrappers.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -10,14 +10,14 @@ from typing import Any, Protocol
 
 from verl.config.settings.hints import did_you_mean
 
-RAW = "-raw"  # ends TextArena's names of games without wrappers
-_KEY = "it talks to a judge over the network"
+RAW = "-raw"  # suffix of TextArena's names for games without wrappers
+_KEY = "it calls a language model over the network"
 _WORDS = "it needs a download of word lists"
-_IMPORT = "its module does not import with Python 3.11"
-_FILES = "TextArena does not ship its files"
+_IMPORT = "its module cannot be imported with Python 3.11"
+_FILES = "TextArena does not include its files"
 _MANY = "it needs more than two players"
 _SLOW = "a start takes seconds to minutes"
-# Beginnings of names, and why the game is not offered.
+# Prefixes of names, and the reason why the game is not available.
 LEFT_OUT: dict[str, str] = {
     "BabyAiText": _FILES,
     "CharacterConclave": _MANY,
@@ -38,7 +38,7 @@ LEFT_OUT: dict[str, str] = {
     "SettlersOfCatan": _MANY,
     "Sokoban": _SLOW,
     "SpellingBee": _WORDS,
-    "Stratego": "a move can break it",
+    "Stratego": "a move can make it fail",
     "Sudoku-v0-hard": _SLOW,
     "Taboo": _MANY,
     "ThreePlayer": _MANY,
@@ -49,8 +49,8 @@ LEFT_OUT: dict[str, str] = {
 }
 
 
-# Games in which a move that is said in every turn wins most plays against moves at random: it, and
-# how many it won of how many. They are listed with it; an opponent of the user's own may be better.
+# Games in which a constant move usually succeeds against a random opponent: the move, the number of
+# successes and the number of episodes. Such games need a user-provided opponent.
 CONSTANTS: dict[str, tuple[str, int, int]] = {
     "ConnectFour-v0": ("[0]", 24, 32),
     "ConnectFour-v0-blind": ("[col 2]", 23, 32),
@@ -76,22 +76,25 @@ EMPTY_WINS = ("SimpleBlindAuction", "TruthAndDeception")
 
 @dataclass(frozen=True)
 class Game:
-    """``options`` are the settings that TextArena's game takes, ``state`` the key of what its
-    anchor is made of; without one the text of an observation is the anchor.
+    """One game of TextArena.
+
+    ``options`` are the names of its settings. ``state`` is the key of the game state that is the
+    anchor. If it is empty, the text of an observation is the anchor.
     """
 
     env_id: str
     options: tuple[str, ...] = ()
     state: str = ""
     example: str = "[your move]"
-    hints: str = ""  # moves that its rules describe and do not show, for the random opponent
-    # Of our settings, where they say nothing else.
+    hints: str = ""  # examples of moves for the random opponent, if the rules show none
+    # Values of settings that are null.
     defaults: Mapping[str, int] = field(default_factory=dict)
-    moves: Callable[[Any], list[str]] | None = None  # TextArena's game -> what it would accept
+    # Maps TextArena's game to the moves that it accepts.
+    moves: Callable[[Any], list[str]] | None = None
 
 
 class _NumberGame(Protocol):
-    """What GuessTheNumber says of its numbers."""
+    """Attributes of GuessTheNumber that list its numbers."""
 
     min_number: int
     max_number: int
@@ -99,13 +102,13 @@ class _NumberGame(Protocol):
 
 
 class _SquareGame(Protocol):
-    """What games on a square say of it."""
+    """Attribute of games on a square board."""
 
     size: int
 
 
 class _LakeGame(_SquareGame, Protocol):
-    """What FrozenLake says besides; ``actions`` are (down, right) by name."""
+    """Attributes of FrozenLake. ``actions`` maps names to (down, right)."""
 
     actions: Mapping[str, tuple[int, int]]
     state: Any
@@ -131,7 +134,7 @@ def _switches(game: _SquareGame) -> list[str]:
     return [f"{row} {column}" for row in range(game.size) for column in range(game.size)]
 
 
-# The random opponent finds no moves that these accept; they need one of the user's own.
+# Games that accept none of the random opponent's moves. They need a user-provided opponent.
 SCRIPTED_ONLY = (
     "Alquerque",
     "Breakthrough",
@@ -176,7 +179,7 @@ GAMES: dict[str, Game] = {
         defaults=TURNS,
         moves=_switches,
     ),
-    # No list of moves: a code is one of hundreds, and to list them would be most of the prompt.
+    # No list of moves: hundreds of codes would fill most of the prompt.
     "Mastermind": Game(
         "Mastermind-v0-raw",
         ("code_length", "num_numbers", "max_turns"),
@@ -188,7 +191,7 @@ GAMES: dict[str, Game] = {
 
 
 def game_of(name: str) -> Game:
-    """The game of this name. Raises ``ValueError`` where it is not offered."""
+    """Return the game of this name. Raises ``ValueError`` if it is not available."""
     if name in GAMES:
         return GAMES[name]
     why = next((why for start, why in LEFT_OUT.items() if name.startswith(start)), "")
@@ -204,7 +207,7 @@ def game_of(name: str) -> Game:
 
 
 def names() -> list[str]:
-    """The games that are offered. Raises ``ModuleNotFoundError`` without TextArena."""
+    """Return the names of all available games. Raises ``ModuleNotFoundError``."""
     from textarena.envs.registration import ENV_REGISTRY
 
     raw = sorted(name.removesuffix(RAW) for name in ENV_REGISTRY if name.endswith(RAW))
@@ -212,28 +215,31 @@ def names() -> list[str]:
 
 
 def playable() -> list[str]:
-    """The games that need nothing further: names without those of ``unlisted``."""
+    """Return the names of the games that need no user-provided opponent and are not trivial.
+
+    These are all available games without those of ``unlisted_games``.
+    """
     return [name for name in names() if not _why_unlisted(name)]
 
 
 def unlisted() -> dict[str, str]:
-    """Games that are offered and not listed, with the reason."""
+    """Return the available games that are not listed, with the reasons."""
     return {name: why for name in names() if (why := _why_unlisted(name))}
 
 
 def remarks() -> dict[str, str]:
-    """Games that a constant wins, with the constant."""
+    """Return a remark for each game in which a constant move usually succeeds."""
     return {
-        name: f"the constant {move} wins {won} of {plays} plays against moves at random"
+        name: f"the constant move {move} solves {won} of {plays} episodes against random moves"
         for name, (move, won, plays) in CONSTANTS.items()
     }
 
 
 def _why_unlisted(name: str) -> str:
     if name.startswith(SCRIPTED_ONLY):
-        return "moves at random are not accepted: it needs an opponent of your own"
+        return "it does not accept random moves: it needs a user-provided opponent"
     if name.startswith(EMPTY_WINS):
-        return "a policy that says nothing wins some plays: its opponent errs at random"
+        return "an empty policy solves some episodes, because its opponent makes random errors"
     if name in NAMED_TWICE:
         return f"it is the same game as {NAMED_TWICE[name]}"
     return ""

@@ -1,7 +1,8 @@
-"""Who plays the other seat of a game for two.
+"""Opponents of the policy in games for two: random or user-provided.
 
-The random opponent knows no rules. It takes the moves in brackets that it has read, exchanges
-digits and single letters in them, and tries them on a copy of the game until one is accepted.
+The random opponent knows no rules. It takes moves in brackets from the texts that it has read and
+replaces digits and single letters in them. It tries the results on a copy of the game until one is
+accepted.
 """
 
 import copy
@@ -14,11 +15,11 @@ from typing import Any
 from agent_system.environments.env_package.textarena.settings import TextArenaSettings
 from agent_system.reward_manager.custom import load_function
 
-# What was read since the last move, and a generator to draw from -> a move.
+# Maps the text since the last move, and a random generator, to a move.
 Opponent = Callable[[str, random.Random], str]
 _BRACKETS = re.compile(r"\[[^\[\]\n]{1,40}\]")
 _PARTS = re.compile(r"\d+|(?<![a-zA-Z])[a-zA-Z](?![a-zA-Z])")
-# What games raise on moves that they cannot read.
+# Errors of games for moves that they cannot read.
 UNREADABLE = (
     ArithmeticError,
     AssertionError,
@@ -28,12 +29,12 @@ UNREADABLE = (
     TypeError,
     ValueError,
 )
-TRIES = 60  # moves tried on a copy
-FREE = "I see. What do you offer?"  # said where no move was ever shown
+TRIES = 60  # maximum number of moves tried on a copy
+FREE = "I see. What do you offer?"  # move if no text has contained a move in brackets
 
 
 def scripted(settings: TextArenaSettings) -> Opponent | None:
-    """The opponent of the user's own; None where the random one plays."""
+    """Load the user-provided opponent. Return None if there is none."""
     own = settings.opponent
     if own.path is None:
         return None
@@ -41,8 +42,10 @@ def scripted(settings: TextArenaSettings) -> Opponent | None:
 
 
 def random_move(game: Any, read: Sequence[str], dice: random.Random) -> str:
-    """A move that ``game`` accepts from the player whose turn it is, if one is found among
-    ``TRIES``; ``read`` is all that this player has read.
+    """Return a random move for the seat whose turn it is.
+
+    ``read`` are all texts for this seat. The move is valid unless none of ``TRIES`` random moves
+    was accepted.
     """
     shown = list(dict.fromkeys(move for text in read for move in _BRACKETS.findall(text)))
     if not shown:
@@ -56,10 +59,10 @@ def random_move(game: Any, read: Sequence[str], dice: random.Random) -> str:
 
 
 def accepted(game: Any, move: str) -> bool:
-    """Whether ``game`` takes ``move`` as a valid one; the game stays as it is."""
+    """Return True if ``game`` accepts ``move``. The game does not change."""
     tried = copy.deepcopy(game)
     player = tried.state.current_player_id
-    # What the copy draws must not be missing in the game.
+    # The copy must not change the random state of the game.
     before = random.getstate()
     try:
         tried.step(move)
@@ -71,7 +74,7 @@ def accepted(game: Any, move: str) -> bool:
 
 
 def broken_rule(state: Any, player: int) -> bool:
-    """Whether the last move of ``player`` was refused, or has ended the game by being so."""
+    """Return True if the last move of a seat was refused, or ended the game as invalid."""
     refused = state.error_count > 0 and state.current_player_id == player
     return bool(refused or state.game_info[player]["invalid_move"])
 
@@ -84,5 +87,5 @@ def _varied(move: str, dice: random.Random) -> str:
         letters = string.ascii_lowercase[:8]
         return dice.choice(letters if old.islower() else letters.upper())
 
-    # As it was shown in one of three cases: a word like [check] has nothing to exchange.
+    # Keep the move unchanged in one of three cases.
     return move if dice.random() < 1 / 3 else _PARTS.sub(other, move)

@@ -1,9 +1,9 @@
-"""TextArena: its games for one player, and its games for two against a random or scripted opponent.
+"""TextArena: games for one, and games for two against a random or user-provided opponent.
 
-In games for two the policy sits on either seat by turns. A task is a start of a game. Four puzzles
-are split by what a start holds: every fourth one (by hash) belongs to validation. Of the others the
-splits have other seeds. What is left to chance after the start, the opponent's draws included,
-follows from the environment seed.
+In games for two, the seat of the policy alternates between tasks. A task is the start of a game.
+For the four puzzles, the split depends on a hash of the start: one in four belongs to validation.
+For other games, the splits use different seeds. All randomness after the start, including that of
+the opponent, depends on the environment seed.
 """
 
 import contextlib
@@ -44,20 +44,19 @@ AGAINST = """\
 You play a game in text against an opponent. Its rules come first; each turn you see what \
 happened since your last one. Write one move a turn, as the rules say, inside the action tags. A \
 move against the rules is refused; two in a row lose the game."""
-GAME = -1  # who speaks, in TextArena's observations
-TRIES = 20  # starts drawn per task wanted: small games repeat themselves
-REPLIES = 50  # moves of the opponent between two of the policy's, at most
+GAME = -1  # speaker id of the game in TextArena's observations
+TRIES = 20  # starts drawn per task, because small games repeat starts
+REPLIES = 50  # maximum number of opponent moves between two moves of the policy
 
 
 class TextArenaEnv:
-    """One game at a time. Reward is 1.0 when it is won, else 0.0; ``info["score"]`` is what
-    TextArena itself gives.
+    """Environment with reward 1.0 for success, else 0.0. ``info["score"]`` is TextArena's reward.
 
-    TextArena's own rewards are not passed on: they pay for a near miss, also when it is followed by
-    a broken rule.
+    TextArena's reward is not used as the reward, because it is positive for a near miss, even if a
+    rule violation follows.
     """
 
-    placement = "inline"  # the four puzzles; other games by their settings in processes
+    placement = "inline"  # for the four puzzles; the settings of other games choose a process
 
     def __init__(self, settings: TextArenaSettings) -> None:
         import textarena
@@ -72,19 +71,19 @@ class TextArenaEnv:
         self.game: Any = None
         self.seat = 0
         self._dice = random.Random()
-        self._chance: Any = None  # state of Python's generator, which TextArena draws from
-        self._read: list[str] = []  # by the opponent
+        self._chance: Any = None  # state of Python's global generator, which TextArena uses
+        self._read: list[str] = []  # texts for the opponent
         self.turns = 0
         self.players = self._count_players()
 
     def reset(self, task: Task, seed: int = 0) -> Observation:
-        """Start ``task``; ``seed`` decides what is drawn after the start."""
+        """Start ``task``. ``seed`` determines all randomness after the start."""
         self.seat = task["number"] % self.players
         self.turns = 0
         self._read = []
         self._dice = random.Random(derive_seed(NAME, "opponent", seed))
         with self._own_chance():
-            # Some games draw while they are made.
+            # Some games draw random numbers in their constructor.
             random.seed(task["number"])
             self.game = self._make(self.kind.env_id, **self._options)
             self.game.reset(num_players=self.players, seed=task["number"])
@@ -93,17 +92,17 @@ class TextArenaEnv:
         return self._observe("")
 
     def step(self, action: str) -> Step:
-        """Play ``action``, with or without brackets; done when TextArena says so or ``max_turns``
-        are played.
+        """Apply ``action``, with or without brackets.
+
+        The episode is done when TextArena ends it or after ``max_turns`` valid moves.
         """
-        # TextArena reads only what stands in brackets, and a policy easily forgets them.
+        # TextArena reads only text in brackets, which a policy may forget.
         move = action if "[" in action else f"[{action}]"
         with self._own_chance():
             if not self._accepts(move):
                 return self._unreadable()
             state = self.game.state
-            # A first broken rule is an error that the next good move forgives; the second in a row
-            # ends the game and is noted as an invalid move.
+            # The first invalid move is refused. A second one in a row ends the game.
             broken = broken_rule(state, self.seat)
             self.turns += not broken
             if not broken:
@@ -117,7 +116,7 @@ class TextArenaEnv:
         return observation, float(won), done, observation.info
 
     def _accepts(self, move: str) -> bool:
-        """Step the game; False where it raises on what was said."""
+        """Step the game. Return False if it raises because it cannot read the move."""
         try:
             self.game.step(move)
         except UNREADABLE:
@@ -125,37 +124,39 @@ class TextArenaEnv:
         return True
 
     def _unreadable(self) -> Step:
-        """End a game that raised: its state may be changed by half."""
+        """End a game that raised an error: its state may be inconsistent."""
         observation = Observation("The game cannot read this move: it is lost.")
         observation.info |= {"won": False, "is_action_valid": False, "score": 0.0}
         return observation, 0.0, True, observation.info
 
     def start_hash(self) -> str:
-        """Hash (12 hexadecimal digits) of all that the game holds, after ``reset`` of its start."""
+        """Return a hash (12 hexadecimal digits) of the game state. Call it after ``reset``."""
         text = json.dumps(self.game.state.game_state, sort_keys=True, default=str)
         return hashlib.blake2b(text.encode(), digest_size=6).hexdigest()
 
     def close(self) -> None:
-        """Nothing to free."""
+        """Do nothing: no resources are in use."""
 
     def _count_players(self) -> int:
         with self._own_chance():
             try:
                 self._make(self.kind.env_id, **self._options).reset(num_players=2, seed=0)
             except (AssertionError, ValueError, ZeroDivisionError):
-                return 1  # said by games that are for one
+                return 1  # games for one raise these errors
         return 2
 
     @contextlib.contextmanager
     def _own_chance(self) -> Iterator[None]:
-        """Python's process-wide generator, which TextArena seeds and draws from, is this game's
-        meanwhile: nobody else's draws may follow from it, nor disturb it.
+        """Give Python's global random generator the state of this game, and restore it afterwards.
+
+        TextArena seeds and uses the global generator. Other code must not depend on its draws, nor
+        disturb them.
         """
         before = random.getstate()
         if self._chance is not None:
             random.setstate(self._chance)
         try:
-            # Some games print what they do.
+            # Some games print messages.
             with contextlib.redirect_stdout(None):
                 yield
             self._chance = random.getstate()
@@ -163,7 +164,7 @@ class TextArenaEnv:
             random.setstate(before)
 
     def _let_others_move(self) -> None:
-        """The opponent plays until it is the policy's turn again, or the game is over."""
+        """Let the opponent move until it is the policy's turn or the game is over."""
         state = self.game.state
         for _ in range(REPLIES):
             if state.done or state.current_player_id == self.seat:
@@ -186,7 +187,7 @@ class TextArenaEnv:
 
     def _observe(self, last: str) -> Observation:
         state = self.game.state
-        # A game that is over may have ended on the opponent's turn.
+        # Select the policy: a game may have ended on the opponent's turn.
         state.current_player_id = self.seat
         _, messages = self.game.get_observation()
         text = "\n".join([_text(messages, self.seat), last]).strip()
@@ -198,21 +199,23 @@ class TextArenaEnv:
 
 
 def _as_score(paid: Any) -> float:
-    """Return a reward of TextArena; 0 where it is none, or not finite: some games put the reason of
-    a loss in its place.
+    """Convert a reward of TextArena to a finite number, else 0.
+
+    Some games return the reason of a defeat instead of a number.
     """
     number = isinstance(paid, int | float) and math.isfinite(paid)
     return float(paid) if number else 0.0
 
 
 def _text(messages: list[tuple[int, str, Any]], reader: int) -> str:
-    """What others say: the reader's own words are in the prompt already, as turns."""
+    """Return the messages of others. Those of ``reader`` are already in the prompt as turns."""
     return "\n".join(str(text).strip() for speaker, text, _ in messages if speaker != reader)
 
 
 def tasks(settings: TextArenaSettings, split: str) -> list[Task]:
-    """Up to ``train_games`` or ``val_games`` different starts. Raises ``ValueError`` where the game
-    is not offered.
+    """Return up to ``train_games`` or ``val_games`` distinct starts.
+
+    Raises ``ValueError`` if the game is not available.
     """
     game_of(settings.game)
     if settings.game not in GAMES:
@@ -224,12 +227,11 @@ def tasks(settings: TextArenaSettings, split: str) -> list[Task]:
         try:
             env.reset({"number": number})
         except ZeroDivisionError:
-            # LightsOut divides by the lights that are on, and a start may have none.
+            # LightsOut divides by the number of lights that are on, which may be 0.
             continue
         name = env.start_hash()
-        # A share of the numbers would not do: different numbers often start the same game, and then
-        # the same start could be trained on and validated. The content decides, whatever its number
-        # is.
+        # Choose the split by the content of a start. Different numbers often give the same start,
+        # which would then be in both splits.
         if (int(name, 16) % 4 == 0) == (split == "val"):
             found.setdefault(name, _task(settings, name, number))
         if len(found) == wanted:
@@ -249,7 +251,7 @@ def _task(settings: TextArenaSettings, name: str, number: int) -> Task:
 
 
 def prompts(settings: TextArenaSettings) -> Prompts:
-    """How to write a move; the game's own rules are its first observation."""
+    """Return prompts that explain how to write a move. The first observation gives the rules."""
     env = TextArenaEnv(settings)
     rules = ALONE if env.players == 1 else AGAINST
     return ChatPrompts(rules, env.kind.example, list_actions=settings.list_actions, keep_first=True)

@@ -1,4 +1,4 @@
-"""The ``env.textarena`` section."""
+"""Settings of the config section ``env.textarena``."""
 
 from typing import Annotated, ClassVar
 
@@ -10,7 +10,7 @@ from verl.config.settings import PositiveInt
 
 
 class TextArenaSettings(EnvSettings):
-    """Which game is played; a number that shapes another game changes nothing."""
+    """Choice of the game and its parameters. Parameters of other games have no effect."""
 
     variant_key: ClassVar[str] = "game"
 
@@ -18,31 +18,32 @@ class TextArenaSettings(EnvSettings):
     """GuessTheNumber, FrozenLake, LightsOut, Mastermind, or TextArena's name of another game, as in
     env.env_name=textarena/TicTacToe-v0"""
     opponent: FunctionFromFile = FunctionFromFile()
-    """function move(text, rng) of the user's own that plays the other seat of a game for two; null:
-    moves at random"""
+    """user-provided function move(text, rng) that moves for the opponent in games for two; null:
+    random moves"""
     max_turns: PositiveInt | None = None
-    """valid moves after which a game is lost; null: 20 in the four games named above,
-    TextArena's own limits in others"""
+    """number of valid moves after which a game ends without success; null: 20 in the four games
+    named above, TextArena's limits in others"""
     max_number: Annotated[int, Ge(8)] = 100
-    """largest number of GuessTheNumber"""
+    """largest number in GuessTheNumber"""
     size: Annotated[int, Ge(3), Le(9)] = 4
-    """cells per side of FrozenLake and LightsOut"""
+    """cells per side in FrozenLake and LightsOut"""
     num_holes: PositiveInt = 3
-    """holes of FrozenLake"""
+    """number of holes in FrozenLake"""
     code_length: Annotated[int, Ge(2)] = 4
-    """digits of a code of Mastermind"""
+    """digits of a code in Mastermind"""
     num_numbers: Annotated[int, Ge(2)] = 6
-    """different digits of Mastermind"""
+    """number of different digits in Mastermind"""
     train_games: PositiveInt = 200
-    """starts to train on; a small game has fewer"""
+    """number of training starts; small games have fewer"""
     val_games: PositiveInt = 50
-    """starts held out; a small game has fewer"""
+    """number of validation starts; small games have fewer"""
     list_actions: bool = False
-    """end observations with the possible moves"""
+    """list the possible moves at the end of observations"""
 
     def own_placement(self) -> Placement | None:
-        """Of the four puzzles a move is cheap. An opponent may be the user's own code, or try many
-        moves out.
+        """Return the configured placement, else ``process`` for games other than the puzzles.
+
+        A move in a puzzle is cheap. An opponent may be user-provided code or try many moves.
         """
         puzzle = self.game in GAMES and self.opponent.path is None
         return self.placement or (None if puzzle else "process")

@@ -1,6 +1,8 @@
-"""TextWorld: games made and compiled on this machine by Microsoft's generator (``textworld``, in
-the extra ``envs``).
+"""TextWorld: games that Microsoft's generator makes and compiles on this machine.
 
-``package`` the environment · ``store`` games on disk and task lists · ``generate`` the process that
-makes them.
+The library ``textworld`` is in the extra ``envs``.
+
+- ``package``: the environment
+- ``store``: games on disk and task lists
+- ``generate``: the process that makes games
 """

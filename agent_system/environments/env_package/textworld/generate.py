@@ -1,9 +1,8 @@
-"""The process that makes games: ``python -m ...textworld.generate FOLDER SPEC COUNTS PROCESSES``.
+"""Process that makes games: ``python -m ...textworld.generate FOLDER SPEC COUNTS PROCESSES``.
 
-``store`` starts it with a fixed ``PYTHONHASHSEED``, because the generator walks over sets. Every
-game is written to ``FOLDER/<hash>.json``, where the hash is that of the source the compiler will
-read; a last line on standard output lists the hashes of each split. Games of one split never have
-the content of another's.
+``store`` starts it with a fixed ``PYTHONHASHSEED``, because the generator iterates over sets. It
+writes every game to ``FOLDER/<hash>.json``, with the hash of the source that the compiler reads.
+The last line on standard output is JSON with the hashes of each split. No game is in two splits.
 """
 
 import functools
@@ -12,55 +11,55 @@ import json
 import multiprocessing
 import os
 import sys
+from collections.abc import Callable, Collection
+from multiprocessing.pool import Pool
 from pathlib import Path
 from typing import Any
 
 from verl.utils.seeds import derive_seed
 
-TRIES = 4  # numbers drawn per game wanted: small settings repeat themselves
+TRIES = 4  # numbers drawn per game, because small settings repeat games
 
 
 def draw(spec: dict[str, Any], split: str, number: int) -> Any:
-    """Game ``number`` of ``split``: the same for the same ``spec`` (``store.spec_of`` makes it)."""
+    """Draw game ``number`` of ``split``. ``spec`` (see ``GameStore``) determines it."""
     import textworld
     from textworld.challenges import CHALLENGES
 
-    # NumPy's generators, which TextWorld seeds with it, take at most 32 bits.
+    # TextWorld seeds NumPy's generators, which accept at most 32 bits.
     seed = derive_seed("textworld", spec["game_seed"], split, number) % 2**31
     options = textworld.GameOptions()
     options.seeds = seed
     settings = dict(spec["settings"])
     if spec["game"] == "simple":
-        settings["test"] = split == "val"  # other foods
+        settings["test"] = split == "val"  # validation has other foods
     if spec["game"] == "cooking":
-        # TextWorld draws a recipe only where some of it has to be taken, and refuses a seed
-        # elsewhere; 0 keeps the recipe fixed.
+        # TextWorld draws a recipe only if ingredients must be taken, and otherwise refuses a seed.
+        # 0 keeps the recipe fixed.
         settings |= {"recipe_seed": 1 + seed % 10_000 if settings["take"] else 0}
-        # Other foods, and other ways to prepare them.
+        # Validation has other foods and other ways to prepare them.
         settings |= {"split": "valid" if split == "val" else "train"}
     return CHALLENGES[f"tw-{spec['game']}"][1](settings, options)
 
 
 def content_hash(game: Any) -> str:
-    """Hash (16 hexadecimal digits) of the source of ``game``, which determines how it plays."""
+    """Return a hash (16 hexadecimal digits) of the source of ``game``."""
     from textworld.generator.inform7 import generate_inform7_source
 
     return hashlib.blake2b(generate_inform7_source(game).encode(), digest_size=8).hexdigest()
 
 
 def write_game(job: tuple[str, int], spec: dict[str, Any], folder: Path) -> str:
-    """Draw the game of ``job`` (split, number), write it where it is not there yet, and return its
-    hash.
-    """
+    """Draw the game of ``job`` (split, number), write it unless it exists, and return its hash."""
     from textworld.generator.game import Game
 
     data = draw(spec, *job).serialize()
-    # Hashed is what reading the file will give back, not the game in memory.
+    # Hash the game as it is after reading the file, which can differ from the game in memory.
     name = content_hash(Game.deserialize(data))
     path = folder / f"{name}.json"
     if not path.exists():
-        # Several processes may draw the same game at a time: each writes a file of its own, the
-        # last rename wins, and all of them hold the same.
+        # Several processes may write the same game: each uses a separate temporary file, and the
+        # renamed files are equal.
         temporary = folder / f".{name}.{os.getpid()}.tmp"
         temporary.write_text(json.dumps(data, sort_keys=True))
         os.replace(temporary, path)
@@ -70,30 +69,38 @@ def write_game(job: tuple[str, int], spec: dict[str, Any], folder: Path) -> str:
 def make(
     folder: Path, spec: dict[str, Any], counts: dict[str, int], processes: int
 ) -> dict[str, list[str]]:
-    """Hashes of ``counts[split]`` different games per split; fewer where the settings do not give
-    as many.
+    """Write the games and return the hashes of ``counts[split]`` distinct games per split.
+
+    There are fewer if the settings do not give as many.
     """
-    found: dict[str, list[str]] = {}
+    hashes: dict[str, list[str]] = {}
+    write = functools.partial(write_game, spec=spec, folder=folder)
     with multiprocessing.get_context("fork").Pool(processes) as pool:
+        # Validation is first in ``counts``: if there are too few games, training has fewer.
         for split, count in counts.items():
-            # Validation comes first in ``counts``: where games run short, training is what gets
-            # fewer.
-            taken = {name for names in found.values() for name in names}
-            # A dictionary, for a set would lose the order of drawing, and with it which games are
-            # kept.
-            names: dict[str, None] = {}
-            for start in range(0, TRIES * count, count):
-                jobs = [(split, number) for number in range(start, start + count)]
-                # One game per job: at half a second each, chunks would leave processes idle at the
-                # end.
-                drawn = pool.map(
-                    functools.partial(write_game, spec=spec, folder=folder), jobs, chunksize=1
-                )
-                names |= dict.fromkeys(name for name in drawn if name not in taken)
-                if len(names) >= count:
-                    break
-            found[split] = list(names)[:count]
-    return found
+            taken = {name for names in hashes.values() for name in names}
+            hashes[split] = _write_distinct_games(pool, write, split, count, taken)
+    return hashes
+
+
+def _write_distinct_games(
+    pool: Pool,
+    write: Callable[[tuple[str, int]], str],
+    split: str,
+    count: int,
+    taken: Collection[str],
+) -> list[str]:
+    """Return the hashes of at most ``count`` distinct games that are not in ``taken``."""
+    # A dictionary keeps the order of drawing, which determines the games that are kept.
+    names: dict[str, None] = {}
+    for start in range(0, TRIES * count, count):
+        jobs = [(split, number) for number in range(start, start + count)]
+        # A game takes half a second, so larger chunks would leave processes idle at the end.
+        drawn = pool.map(write, jobs, chunksize=1)
+        names |= dict.fromkeys(name for name in drawn if name not in taken)
+        if len(names) >= count:
+            break
+    return list(names)[:count]
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""TextWorld: find, carry, unlock and cook in generated houses; games are made on this machine.
+"""TextWorld: find, move, unlock and cook in generated houses. Games are made on this machine.
 
-Train and validation games have different content: the store drops what occurs twice, and ``simple``
-and ``cooking`` take other foods for validation.
+Training and validation games have different content: the store drops games that occur in both, and
+``simple`` and ``cooking`` have other foods in validation.
 """
 
 import re
@@ -16,8 +16,8 @@ from agent_system.environments.prompts import Prompts
 
 NAME = "textworld"
 COOKING = ("recipe", "take", "go", "open", "cook", "cut", "drop")
-# What shapes a kind of game. Other keys are left out of the store's name, so that they do not make
-# the same games again.
+# Keys that have an effect on a kind of game. Other keys are not part of the store's name, because
+# they would only cause the same games to be made again.
 SETTINGS_OF = {
     "coin_collector": ("level",),
     "treasure_hunter": ("level",),
@@ -28,38 +28,35 @@ RULES = """\
 You play a text adventure. Each turn you see what happened and which commands are possible. \
 Reach the goal in as few turns as you can. Copy your command exactly from the list of \
 possible actions."""
-# What the interpreter itself obeys: it would write files, ask back, or describe less from then on.
+# Commands to the interpreter. They would write files, ask questions or shorten descriptions.
 _INTERPRETER = """quit q restart restore save undo script transcript noscript unscript recording
 replay verbose long brief normal superbrief short notify"""
 OUT_OF_GAME = frozenset(_INTERPRETER.split())
 NOT_UNDERSTOOD = "That's not a verb I recognise."
-# A backslash is a key of the interpreter, which waits for another one for ever; so does it after a
-# null character.
+# Other characters are refused: after a backslash or a null character the interpreter waits forever
+# for another key.
 _PLAIN = re.compile(r"[\w ,.;:!?'\"&()-]*")
 _WORD = re.compile(r"[\w-]+")
-# What the game prints below its answer: score, moves, place.
+# Status line that the game prints below its answer: score, moves, location.
 _PROMPT_LINE = re.compile(r"\n>\s.*\Z", re.DOTALL)
 _FAREWELL = re.compile(r"\s*Would you like to RESTART.*\Z", re.DOTALL)
 _GAPS = re.compile(r"\n\s*\n+")
 
 
 def store_of(settings: TextWorldSettings) -> GameStore:
-    """Where the games of ``settings`` are."""
+    """Return the store with the games of ``settings``."""
     own = {key: getattr(settings, key) for key in SETTINGS_OF[settings.game]}
     spec = {"game": settings.game, "game_seed": settings.game_seed, "settings": own}
-    # Validation first: the generator gives later splits only what earlier ones do not hold.
+    # Validation first: the generator drops games of earlier splits from later ones.
     return GameStore(
         settings.data_dir, spec, {"val": settings.val_games, "train": settings.train_games}
     )
 
 
 class TextWorldEnv:
-    """One game at a time.
+    """Environment whose reward is the change of the score, divided by the maximum score."""
 
-    Reward is the change of the score, in shares of the highest score the game has.
-    """
-
-    placement = "process"  # the interpreter is C code, and the game's logic is slow Python
+    placement = "process"  # the interpreter is C code, and the logic of games is slow Python
 
     def __init__(self, settings: TextWorldSettings) -> None:
         import textworld
@@ -74,12 +71,12 @@ class TextWorldEnv:
         self._loaded: str | None = None
 
     def reset(self, task: Task, seed: int = 0) -> Observation:
-        """Start ``task``, which says everything: ``seed`` changes nothing."""
-        del seed  # the task says it all
-        # The members of a group often play the same game one after the other: it is loaded once.
+        """Start an episode of the game of ``task``."""
+        del seed  # the task determines the episode
+        # Load a game once: the members of a group often use the same game one after the other.
         if self._loaded != task["game"]:
             path = str(self._store.compiled(task["game"]))
-            # Nothing is loaded while loading is under way: a failure must not leave the old name.
+            # Reset the name first: after a failed load the old game must not count as loaded.
             self._loaded = None
             if self._engine is None:
                 self._engine = self._textworld.start(path, self._infos)
@@ -90,10 +87,10 @@ class TextWorldEnv:
         return self._observe(f"{self._state.objective}\n{self._state.description}")
 
     def step(self, action: str) -> tuple[Observation, float, bool, dict[str, Any]]:
-        """Play ``action``; done when the game is won or lost.
+        """Apply ``action``. The episode is done when the game ends.
 
-        An action is valid when it was admissible. What speaks to the interpreter instead of the
-        game is not understood, and costs a move of the episode alone.
+        An action is valid if it was admissible. A command to the interpreter is not passed to the
+        game. It only uses up a turn.
         """
         before = self._state
         if action not in before.admissible_commands and not is_in_game(action):
@@ -101,19 +98,18 @@ class TextWorldEnv:
             observation.info["is_action_valid"] = False
             return observation, 0.0, False, observation.info
         self._state, _, done = self._engine.step(action)
-        # A game without points has a highest score of 0.
+        # A game without points has a maximum score of 0.
         reward = (self._state.score - before.score) / max(1, self._state.max_score)
         observation = self._observe(self._state.feedback)
-        # Admissible before the move, for what is admissible after it says nothing about it.
+        # Compare with the commands that were admissible before the move.
         observation.info["is_action_valid"] = action in before.admissible_commands
         return observation, reward, bool(done), observation.info
 
     def gold_path(self, task: Task) -> list[str]:
-        """Commands that win ``task``."""
+        """Return commands that solve ``task``, in order."""
         return self._store.gold_path(task["game"])
 
     def close(self) -> None:
-        """End the interpreter."""
         if self._engine is not None:
             self._engine.close()
             self._engine = None
@@ -130,7 +126,7 @@ class TextWorldEnv:
 
 
 def is_in_game(action: str) -> bool:
-    """Whether ``action`` is plain text without a command to the interpreter."""
+    """Return True if ``action`` is plain text without a command to the interpreter."""
     words = _WORD.findall(action.lower())
     spoken_to = any(word in OUT_OF_GAME or word.startswith("tw-") for word in words)
     return not spoken_to and _PLAIN.fullmatch(action) is not None
@@ -141,8 +137,9 @@ def _tidy(text: str) -> str:
 
 
 def tasks(settings: TextWorldSettings, split: str) -> list[Task]:
-    """The games of ``split``; they are made first where they are not on disk, at about half a
-    second of CPU each.
+    """Return the games of ``split``.
+
+    Games that are not on disk are made first, which takes about half a second of CPU each.
     """
     source = f"{NAME}/{settings.game}"
     names = store_of(settings).hashes("val" if split == "val" else "train")
@@ -150,7 +147,7 @@ def tasks(settings: TextWorldSettings, split: str) -> list[Task]:
 
 
 def prompts(settings: TextWorldSettings) -> Prompts:
-    """Rules, observations and, unless ``list_actions`` is false, the possible commands."""
+    """Return prompts with rules and, unless ``list_actions`` is false, the possible commands."""
     list_actions = settings.list_actions
     return ChatPrompts(RULES, "open wooden door", list_actions=list_actions, keep_first=True)
 

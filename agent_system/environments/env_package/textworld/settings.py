@@ -1,4 +1,4 @@
-"""The ``env.textworld`` section."""
+"""Settings of the config section ``env.textworld``."""
 
 from typing import Annotated, ClassVar, Literal
 
@@ -10,7 +10,7 @@ from verl.config.settings import PositiveInt, Refusal, Seed
 
 
 class TextWorldSettings(EnvSettings):
-    """Which games TextWorld makes; a key that shapes another game changes nothing."""
+    """Kind and parameters of the games. Parameters of other kinds have no effect."""
 
     variant_key: ClassVar[str] = "game"
 
@@ -19,33 +19,33 @@ class TextWorldSettings(EnvSettings):
     level: Annotated[int, Ge(1), Le(300)] = 5
     """difficulty of coin_collector (at most 300) and treasure_hunter (at most 30)"""
     rewards: Literal["dense", "balanced", "sparse"] = "dense"
-    """how often simple pays"""
+    """frequency of rewards in simple"""
     goal: Literal["detailed", "brief", "none"] = "detailed"
-    """how much of the way simple tells"""
+    """detail of the instructions in simple"""
     recipe: Annotated[int, Ge(1), Le(5)] = 1
-    """ingredients of cooking"""
+    """number of ingredients in cooking"""
     take: Annotated[int, Ge(0), Le(5)] = 1
-    """ingredients of cooking that must be fetched"""
+    """number of ingredients that must be fetched in cooking"""
     go: Literal[1, 6, 9, 12] = 1
-    """places of cooking"""
+    """number of locations in cooking"""
     open: bool = True
-    """doors and containers of cooking are closed"""
+    """doors and containers are closed in cooking"""
     cook: bool = False
-    """ingredients of cooking must be cooked"""
+    """ingredients must be cooked in cooking"""
     cut: bool = False
-    """ingredients of cooking must be cut"""
+    """ingredients must be cut in cooking"""
     drop: bool = False
-    """what can be carried in cooking is limited"""
+    """the inventory is limited in cooking"""
     train_games: PositiveInt = 100
-    """games to train on"""
+    """number of training games"""
     val_games: PositiveInt = 24
-    """games held out"""
+    """number of validation games"""
     game_seed: Seed = 0
-    """seed of the games: the same ones in every run"""
+    """seed of the games, independent of the seed of the run"""
     data_dir: str = "data/textworld"
-    """where games are stored by content hash"""
+    """folder in which games are stored by content hash"""
     list_actions: bool = True
-    """end observations with the possible commands"""
+    """list the possible commands at the end of observations"""
 
     @model_validator(mode="after")
     def _can_be_made(self) -> "TextWorldSettings":
@@ -55,7 +55,7 @@ class TextWorldSettings(EnvSettings):
                 "level", why, "1 to 30", "a lower level, or env.textworld.game=coin_collector"
             )
         if self.game == "cooking" and self.take > self.recipe:
-            why = "more than the recipe has"
+            why = "the recipe has fewer ingredients"
             raise Refusal(
                 "take", why, f"at most env.textworld.recipe={self.recipe} ingredients", "lower it"
             )

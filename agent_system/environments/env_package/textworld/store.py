@@ -1,9 +1,8 @@
-"""TextWorld games on disk: made once per settings, kept by content hash, compiled when first
-played.
+"""TextWorld games on disk: made once per settings, stored by content hash, compiled on first use.
 
-``data_dir/<settings hash>.json`` holds the hashes of the games of each split,
-``data_dir/games/<hash>.json`` a game, ``data_dir/games/<hash>.z8`` its compiled form, once somebody
-has played it.
+- ``data_dir/<settings hash>.json``: hashes of the games of each split
+- ``data_dir/games/<hash>.json``: a game
+- ``data_dir/games/<hash>.z8``: its compiled form, after first use
 """
 
 import contextlib
@@ -25,21 +24,22 @@ from verl.utils.progress import Progress
 from verl.utils.threads import available_cpus
 
 logger = logging.getLogger(__name__)
-VERSION = 1  # raise it when the same settings would give other games
-# At about half a second a game that is some 14,000 of them on one core.
-MAKE_S = 7200  # seconds that making all games of a run may take
-LOOK_S = 1.0  # between two looks at how many there are
+VERSION = 1  # increase it when the same settings give other games
+# At half a second per game, this is enough for 14,000 games on one core.
+MAKE_S = 7200  # time limit in seconds for making all games of a run
+LOOK_S = 1.0  # seconds between two updates of the progress bar
 MODULE = "agent_system.environments.env_package.textworld.generate"
 
 
 class DamagedStore(ValueError):
-    """A stored game is not what its name says; the message tells which file to delete."""
+    """The content of a stored game differs from its hash. The message names what to delete."""
 
 
 class GameStore:
-    """The games of one group of settings.
+    """Store of the games for one combination of settings.
 
-    ``spec`` says how they are drawn, ``counts`` how many each split has.
+    ``spec`` has the keys ``game``, ``game_seed`` and ``settings``. ``counts`` is the number of
+    games per split.
     """
 
     def __init__(self, data_dir: str, spec: dict[str, Any], counts: dict[str, int]) -> None:
@@ -49,9 +49,9 @@ class GameStore:
         self.counts = counts
 
     def hashes(self, split: str) -> list[str]:
-        """The games of ``split``; both splits are made first where they are not there.
+        """Return the hashes of the games of ``split``. If they do not exist, make both splits.
 
-        Safe for several processes.
+        Safe for concurrent processes.
         """
         index = self.root / f"{self._key()}.json"
         if not index.exists():
@@ -62,7 +62,7 @@ class GameStore:
         return json.loads(index.read_text())[split]
 
     def compiled(self, name: str) -> Path:
-        """The playable file of game ``name``, compiled where it is not there.
+        """Return the compiled file of game ``name``. Compile it if it does not exist.
 
         Raises ``DamagedStore``.
         """
@@ -74,23 +74,22 @@ class GameStore:
         return path
 
     def gold_path(self, name: str) -> list[str]:
-        """Commands that win the game."""
+        """Return commands that solve game ``name``."""
         return json.loads((self.games / f"{name}.json").read_text())["metadata"]["walkthrough"]
 
     def _key(self) -> str:
-        # The library's version is part of the name: another one may make other games of the same
-        # seeds.
+        # The version of the library is included, because another version may give other games.
         shape = [VERSION, metadata.version("textworld"), self.spec, self.counts]
         return hashlib.blake2b(
             json.dumps(shape, sort_keys=True).encode(), digest_size=8
         ).hexdigest()
 
     def _make(self) -> dict[str, list[str]]:
-        logger.info("textworld: making %s games of %s", self.counts, self.spec["game"])
+        logger.info("TextWorld: making %s games of kind %s.", self.counts, self.spec["game"])
         processes = available_cpus()
         words = [str(self.games), json.dumps(self.spec), json.dumps(self.counts), str(processes)]
         command = [sys.executable, "-m", MODULE, *words]
-        # A process of its own, for the hash seed of a running interpreter cannot be changed.
+        # Use a new process, because the hash seed of a running interpreter cannot be changed.
         environ = {
             **os.environ,
             "PYTHONHASHSEED": "0",
@@ -100,31 +99,37 @@ class GameStore:
         done = self._run(command, environ)
         if done.returncode != 0:
             raise RuntimeError(
-                f"textworld could not make games of {self.spec}:\n{done.stderr[-2000:]}"
+                f"TextWorld failed to make games for {self.spec}:\n{done.stderr[-2000:]}"
             )
-        # What the library prints while it makes games stands before the last line.
+        # The library also prints on standard output, before the last line.
         return json.loads(done.stdout.splitlines()[-1])
 
     def _run(self, command: list[str], environ: dict[str, str]) -> subprocess.CompletedProcess[str]:
-        """``command`` once it has ended; how far it is, the files that it leaves tell.
+        """Run ``command`` and show its progress, which is the number of new files.
 
-        Raises ``TimeoutExpired`` after ``MAKE_S``.
+        Raises ``TimeoutExpired`` after ``MAX_MAKE_S`` seconds.
         """
-        before = self._made()
-        deadline = time.monotonic() + MAKE_S
+        games_before = self._made()
         pipe = subprocess.PIPE
         process = subprocess.Popen(command, env=environ, stdout=pipe, stderr=pipe, text=True)
         with Progress("TextWorld", sum(self.counts.values()), "games") as progress, process:
             try:
-                while True:
-                    with contextlib.suppress(subprocess.TimeoutExpired):
-                        said, wrong = process.communicate(timeout=LOOK_S)
-                        return subprocess.CompletedProcess(command, process.returncode, said, wrong)
-                    progress.to(self._made() - before)
-                    if time.monotonic() > deadline:
-                        raise subprocess.TimeoutExpired(command, MAKE_S)
+                output, errors = self._wait_for_process(process, progress, games_before)
             finally:
-                process.kill()  # after a good end nothing is left to kill
+                process.kill()  # without effect if the process has ended
+        return subprocess.CompletedProcess(command, process.returncode, output, errors)
+
+    def _wait_for_process(
+        self, process: subprocess.Popen[str], progress: Progress, games_before: int
+    ) -> tuple[str, str]:
+        """Wait for ``process`` and return its standard output and standard error."""
+        deadline = time.monotonic() + MAKE_S
+        while True:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                return process.communicate(timeout=LOOK_S)
+            progress.to(self._made() - games_before)
+            if time.monotonic() > deadline:
+                raise subprocess.TimeoutExpired(process.args, MAKE_S)
 
     def _made(self) -> int:
         return sum(1 for _ in self.games.glob("*.json"))
@@ -145,10 +150,10 @@ class GameStore:
             intact = False
         if game is None or not intact:
             raise DamagedStore(
-                f"{source} is damaged or missing: delete {self.root} and the games are made again"
+                f"{source} is damaged or missing: delete {self.root}, then the games are made again"
             )
-        # Inside the store, so that the rename stays on one file system; the compiler leaves other
-        # files beside its result, which go with the folder.
+        # The temporary folder is inside the store, so that the rename stays on one file system. It
+        # also removes the other files of the compiler.
         with tempfile.TemporaryDirectory(dir=self.games) as folder:
             options = textworld.GameOptions()
             options.path = f"{folder}/{name}.z8"
@@ -165,8 +170,8 @@ def _write(path: Path, text: str) -> None:
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Hold the lock file ``path``; the kernel gives it back when its holder dies."""
-    # The lock file stays: whoever deletes it lets two processes hold different files of one name.
+    """Hold a lock on the file ``path``. The kernel releases it when the process ends."""
+    # Never delete the lock file: two processes could then lock different files of one name.
     with open(path, "w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

@@ -1,11 +1,12 @@
-"""TextWorldExpress: household and reasoning games in text, a thousand steps a second on one core.
+"""TextWorldExpress: household and reasoning games in text, 1000 steps per second on one core.
 
-One JVM serves all environments of a process (``agent_system/environments/jvm.py``), except those of
-the game ``sorting``: instances of it in one JVM undo each other's games (measured with version
-1.1.0), so each has its own. A task is a game and a number of the package's own train, dev and test
-folds. These have different seeds, but the same games come up again, within a fold and in several:
-``tasks`` tells games apart by what is in them, keeps each once, and trains on none that the
-validation fold holds.
+One JVM serves all environments of a process (``agent_system/environments/jvm.py``). The game
+``sorting`` is an exception: its instances in one JVM disturb each other (measured with version
+1.1.0), so each has a separate JVM.
+
+A task is a game and a number in the train, dev or test fold of the library. Folds have different
+seeds, but the same game can occur several times, within a fold and in several folds. Games are
+therefore compared by content: each is kept once, and training drops those of the validation fold.
 """
 
 import contextlib
@@ -26,10 +27,9 @@ from agent_system.environments.prompts import Prompts
 
 NAME = "textworld_express"
 NOT_ISOLATED = ("sorting",)
-# As the library numbers the games of its folds; a test compares them.
+# Numbers of the games in the library's folds. A test compares them with the library.
 FOLDS = {"train": range(0, 1000), "dev": range(10_000, 11_000), "test": range(20_000, 21_000)}
-# Games that ask for one thing by its name: with two of that name only one is right, and nothing
-# says which.
+# Games whose goal names one object. If two objects have that name, the goal is ambiguous.
 NEEDS_NAMES = ("peckingorder",)
 BACK = {"north": "south", "south": "north", "east": "west", "west": "east"}
 RULES = """\
@@ -38,9 +38,9 @@ the goal in as few turns as you can. Copy your action exactly from the list of p
 
 
 class TextWorldExpressEnv:
-    """One game at a time. Reward is the change of the score, which is 1.0 when the game is won."""
+    """Environment whose reward is the change of the score. A solved game has a score of 1.0."""
 
-    # One JVM answers all, one call at a time; `placement: process` gives each worker its own.
+    # One JVM serves one call at a time. With ``placement: process`` each worker has its JVM.
     placement = "locked"
 
     def __init__(self, settings: TextWorldExpressSettings) -> None:
@@ -55,8 +55,8 @@ class TextWorldExpressEnv:
         self._possible: list[str] = []
 
     def reset(self, task: Task, seed: int = 0) -> Observation:
-        """Start ``task``, which says everything: ``seed`` changes nothing."""
-        del seed  # the task says it all
+        """Start an episode of the game of ``task``."""
+        del seed  # the task determines the episode
         state = self._start(task)
         self._score = 0.0
         return self._observe(
@@ -64,11 +64,11 @@ class TextWorldExpressEnv:
         )
 
     def step(self, action: str) -> tuple[Observation, float, bool, dict[str, Any]]:
-        """Play ``action``; done when the game is won or lost.
+        """Apply ``action``. The episode is done when the game ends.
 
-        An action is valid when it was admissible.
+        An action is valid if it was admissible.
         """
-        # Upper case matters in "1mL of oil".
+        # Restore the upper case, which matters in "1mL of oil".
         spelled = {possible.lower(): possible for possible in self._possible}
         valid = action.lower() in spelled
         state = json.loads(self._server.stepJSON(spelled.get(action.lower(), action)))
@@ -80,21 +80,22 @@ class TextWorldExpressEnv:
         return observation, reward, won or bool(state["taskfailure"]), observation.info
 
     def gold_path(self, task: Task) -> list[str]:
-        """Actions that win ``task``; ends the episode that is under way."""
+        """Return actions that solve ``task``. Ends the current episode."""
         self._start(task, gold=True)
         return list(self._server.getGoldActionSequence())
 
     def interrupt(self) -> None:
-        """End a call that hangs, together with the JVM: neighbours on it fail at their next call
-        and get another.
+        """Kill the JVM to end a call that hangs.
+
+        Other environments on this JVM fail at their next call and then get a new JVM.
         """
         self._jvm.kill()
 
     def content(self, task: Task, rooms: bool = False) -> str:
-        """Hash (16 hexadecimal digits) of how ``task`` starts and, with ``rooms``, of a walk
-        through all its rooms.
+        """Return a hash (16 hexadecimal digits) of the start of ``task``.
 
-        The same in every JVM, which gold paths are not. Ends the episode that is under way.
+        With ``rooms`` it includes the descriptions of all rooms. The hash is equal in every JVM,
+        unlike gold paths. Ends the current episode.
         """
         state = self._start(task)
         seen: dict[str, Any] = {
@@ -107,24 +108,25 @@ class TextWorldExpressEnv:
         return hashlib.blake2b(json.dumps(seen, sort_keys=True).encode(), digest_size=8).hexdigest()
 
     def is_ambiguous(self, task: Task) -> bool:
-        """Whether two things that can be acted on at the start of ``task`` bear the same name. Ends
-        the episode that is under way.
+        """Return True if two possible actions at the start of ``task`` have the same text.
+
+        Ends the current episode.
         """
         possible = self._start(task)["validActions"]
         return len(set(possible)) < len(possible)
 
     def _walk(self, state: dict[str, Any], seen: dict[str, Any], back: str = "") -> list[str]:
-        """Note in ``seen`` what this room and all behind it look like, doors open; the moves that
-        lead back here.
+        """Store the descriptions of this room and of all rooms behind it in ``seen``.
+
+        Return the moves that lead back to this room.
         """
-        # Doors are opened first: the walk is to see all rooms, and this one as it looks with open
-        # doors.
+        # Open all doors first, so that every room is reached and described with open doors.
         doors = [
             f"open door to {way}" for way in BACK if f"open door to {way}" in state["validActions"]
         ]
         state = self._play(doors) if doors else state
         seen[_room(state)] = state["look"]
-        home: list[str] = []  # not made unless there is somewhere else to go
+        home: list[str] = []  # moves back to this room, done before the next direction
         for way in BACK:
             if way != back and f"move {way}" in state["validActions"]:
                 there = self._play([*home, f"move {way}"])
@@ -136,7 +138,7 @@ class TextWorldExpressEnv:
         return [json.loads(self._server.stepJSON(action)) for action in actions][-1]
 
     def close(self) -> None:
-        """Give the game and the JVM back."""
+        """Free the game and release the JVM."""
         if self._server is not None:
             self._jvm.free(self._server)
             jvm.release(self._jvm)
@@ -144,7 +146,7 @@ class TextWorldExpressEnv:
 
     def _start(self, task: Task, gold: bool = False) -> dict[str, Any]:
         game = (task["game"], task["params"])
-        # The library loads a game for its params, and only the number changes from task to task.
+        # Load a game once per combination of name and params. Tasks differ only in the number.
         if game != self._loaded:
             complaint = self._server.load(*game)
             if complaint:
@@ -155,7 +157,7 @@ class TextWorldExpressEnv:
         return json.loads(self._server.generateNewGameJSON(task["number"], task["fold"], gold))
 
     def _observe(self, state: dict[str, Any], text: str) -> Observation:
-        # The engine's order differs from run to run, and what bears the same name comes twice.
+        # The order of the engine is random, and actions on objects of one name occur twice.
         self._possible = sorted(set(state["validActions"]))
         anchor = f"{state['look']}\n{state['inventory']}\n{state['score']:g}".strip()
         return Observation(
@@ -168,14 +170,12 @@ def _room(state: dict[str, Any]) -> str:
 
 
 def tasks(settings: TextWorldExpressSettings, split: str) -> list[Task]:
-    """The different games of the fold of ``split``, without those of the validation fold where it
-    is the train fold.
+    """Return the distinct games of ``split``. Training drops the games of the validation fold.
 
-    Raises ``JavaMissing``, and ``ValueError`` for ``params`` that the game does not know: both
-    before anything starts.
+    Raises ``JavaMissing``, and ``ValueError`` if the game does not know ``params``.
     """
 
-    import textworld_express  # noqa: F401  (a missing package is found before anything starts)
+    import textworld_express  # noqa: F401  (report a missing package before anything starts)
 
     jvm.find_java(NAME)
     made = _different_games(settings)  # pyright: ignore[reportArgumentType]  EnvSettings hash
@@ -184,8 +184,10 @@ def tasks(settings: TextWorldExpressSettings, split: str) -> list[Task]:
 
 @functools.cache
 def _different_games(settings: TextWorldExpressSettings) -> dict[str, list[Task]]:
-    """The tasks of both splits; rooms are walked only in games that start like others, which takes
-    1 to 10 ms each.
+    """Return the distinct tasks of both splits.
+
+    The rooms of a game are visited only if another game starts equally. This takes 1 to 10 ms per
+    game.
     """
     source = f"{NAME}/{settings.game}"
     common = {"data_source": source, "game": settings.game, "params": settings.params}
@@ -199,14 +201,14 @@ def _different_games(settings: TextWorldExpressSettings) -> dict[str, list[Task]
         if settings.game in NEEDS_NAMES:
             drawn = [task for task in drawn if not env.is_ambiguous(task)]
         starts = [env.content(task) for task in drawn]
-        # Games that start alike are not always the same: what differs may lie behind a door.
+        # Games with equal starts can differ in other rooms.
         alike = Counter(starts)
         names = [
             env.content(t, rooms=True) if alike[s] > 1 else s
             for t, s in zip(drawn, starts, strict=True)
         ]
     different: dict[str, Task] = {}
-    # The validation fold comes first: what it holds is not for training.
+    # The validation fold is first, so its games are dropped from training.
     for task, name in zip(drawn, names, strict=True):
         different.setdefault(name, {"task_id": f"{source}/{name}", **task})
     return {
@@ -216,7 +218,7 @@ def _different_games(settings: TextWorldExpressSettings) -> dict[str, list[Task]
 
 
 def prompts(settings: TextWorldExpressSettings) -> Prompts:
-    """Rules, observations and, unless ``list_actions`` is false, the possible actions."""
+    """Return prompts with rules and, unless ``list_actions`` is false, the possible actions."""
     list_actions = settings.list_actions
     return ChatPrompts(RULES, "open fridge", list_actions=list_actions, keep_first=True)
 

@@ -1,4 +1,4 @@
-"""The ``env.textworld_express`` section."""
+"""Settings of the config section ``env.textworld_express``."""
 
 import re
 from typing import Annotated, ClassVar, Literal, get_args
@@ -23,7 +23,7 @@ PARAM = re.compile(r"\s*(\w+\s*=\s*\d+\s*)?")
 
 
 class TextWorldExpressSettings(EnvSettings):
-    """Which game is played, and the JVM that plays it."""
+    """Choice of the game, and settings of the JVM that runs it."""
 
     variant_key: ClassVar[str] = "game"
 
@@ -32,18 +32,20 @@ class TextWorldExpressSettings(EnvSettings):
     params: str = ""
     """parameters of the game, such as numLocations=4,includeDoors=0; others keep their defaults"""
     val_split: Literal["dev", "test"] = "dev"
-    """the package's fold to validate on"""
+    """fold of the library that is used for validation"""
     list_actions: bool = True
-    """end observations with the possible actions"""
+    """list the possible actions at the end of observations"""
     heap_mb: Annotated[int, Ge(64)] = 256
-    """largest heap of the JVM, in megabytes"""
+    """maximum heap size of the JVM in MB"""
     java_options: str = ""
-    """more flags for the JVM"""
+    """further options of the JVM"""
 
     @field_validator("params")
     @classmethod
     def _are_numbers(cls, params: str) -> str:
-        for pair in params.split(","):  # the library leaves out what it cannot read
+        for pair in params.split(","):  # the library ignores pairs that it cannot read
             if not PARAM.fullmatch(pair):
-                raise ValueError(f"{pair!r} is not name=integer; allowed: name=integer,...")
+                raise ValueError(
+                    f"{pair!r} is not name=integer; allowed: name=integer,...; fix: numLocations=4"
+                )
         return params

@@ -186,7 +186,7 @@ async def _sends_garbage(door):
             async with session.post(url, data=garbage) as answer:
                 error = (await answer.json())["error"]
                 assert answer.status == 400 and error["type"] == "invalid_request_error"
-                assert error["message"].startswith("body: no JSON")
+                assert error["message"].startswith("body: not JSON")
 
 
 def test_it_listens_on_the_loopback_alone():

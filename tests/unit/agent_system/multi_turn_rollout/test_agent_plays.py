@@ -180,7 +180,7 @@ def misbehaved(tokenizer):
         ("crash", "env_error", "AgentBroke('the agent broke')"),
         ("hang", "env_timeout", "step took over 12 s"),
         ("die", "env_dead", "died"),
-        ("leave", "env_error", "the agent left with exit status 3"),
+        ("leave", "env_error", "the agent called exit with status 3"),
         ("earn nothing", "env_error", "neither returned nor posted a reward"),
         ("not a number", "env_error", "reward: it returned nan, not a finite number"),
     ],

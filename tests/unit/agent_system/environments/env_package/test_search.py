@@ -285,13 +285,13 @@ def test_a_busy_server_is_asked_again():
 @pytest.mark.parametrize(
     ("reply", "attempts", "why"),
     [
-        ((500, "broken"), 3, "no answer in 3 attempts .*500"),
-        ((404, "where?"), 1, "no answer in 1 attempts .*404"),
-        ((None, None), 3, "no answer in 3 attempts .*Timeout"),
-        ((200, "not JSON"), 1, "no answer in 1 attempts .*JSON"),
-        ((200, {"error": "no index"}), 1, "something else than passages: .*no index"),
-        ((200, {"result": []}), 1, "something else than passages"),
-        ((200, {"result": [["text"]]}), 1, "something else than passages"),
+        ((500, "broken"), 3, "did not answer in 3 attempts .*500"),
+        ((404, "where?"), 1, "did not answer in 1 attempts .*404"),
+        ((None, None), 3, "did not answer in 3 attempts .*Timeout"),
+        ((200, "not JSON"), 1, "did not answer in 1 attempts .*JSON"),
+        ((200, {"error": "no index"}), 1, "returned no list of passages: .*no index"),
+        ((200, {"result": []}), 1, "returned no list of passages"),
+        ((200, {"result": [["text"]]}), 1, "returned no list of passages"),
     ],
 )
 def test_a_server_that_fails_is_named_with_the_reason(reply, attempts, why):
