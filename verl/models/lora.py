@@ -92,9 +92,7 @@ def target_problems(
         for name in matches:
             module = modules[name]
             if not isinstance(module, nn.Linear):
-                what = (
-                    f"is a {type(module).__name__}: only adapters of linear layers can be merged"
-                )
+                what = f"is a {type(module).__name__}: only adapters of linear layers can be merged"
             elif first[id(module.weight)] != f"{name}.weight":
                 tied = first[id(module.weight)]
                 what = f"shares its weight with {tied}: only one of the two would be adapted"
