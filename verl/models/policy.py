@@ -134,7 +134,7 @@ class ValueModel(PackedModel):
         layout: PackedLayout | None,
         index: torch.Tensor,
     ) -> torch.Tensor:
-        """Return the values [N] float32 at packed positions ``index`` [N]; ids and positions [T]."""
+        """Return the values [N] float32 at packed positions ``index`` [N]."""
         hidden = self.last_hidden(self.backbone, input_ids, position_ids, layout)
         values = self.value_head(hidden.index_select(0, index)).float()
         return values[:, 0].clone()  # the output of an FSDP module must not be a view

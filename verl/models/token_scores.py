@@ -1,4 +1,4 @@
-"""Compute log-probs and entropies of chosen tokens from hidden states, without keeping all logits."""
+"""Log-probs and entropies of chosen tokens from hidden states, without storing all logits."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
