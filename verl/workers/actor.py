@@ -104,7 +104,7 @@ class ActorWorker(TrainingWorker):
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
     def compute_log_prob(self, data: DataProto) -> DataProto:
-        """Compute ``old_log_probs`` and ``entropys`` [B, R] of the sampled tokens, without gradient.
+        """Compute ``old_log_probs`` and ``entropys`` [B, R] of the sampled tokens.
 
         Both are at ``meta_info["temperature"]`` and zero at other positions. With ``branches`` or
         ``spans`` in ``non_tensor_batch`` the same forwards also give ``branch_scores`` and

@@ -51,7 +51,7 @@ def warmup_steps(optim: OptimConfig, total_steps: int) -> int:
 
 
 def check_schedule(optim: OptimConfig) -> None:
-    """Raise ``ValueError`` for a schedule that needs ``total_training_steps`` if that is not set."""
+    """Raise ``ValueError`` if the schedule needs ``total_training_steps`` and that is not set."""
     if optim.total_training_steps > 0:
         return
     steps_given = optim.lr_warmup_steps >= 0
