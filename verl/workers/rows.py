@@ -115,7 +115,7 @@ class MicroBatchLimits(TypedDict, total=False):
 def limits_of(
     by_tokens: bool | None, max_rows: int | None, max_tokens: int | None
 ) -> MicroBatchLimits:
-    """Return the limit in tokens for ``by_tokens`` (``use_dynamic_bsz``), else the limit in rows."""
+    """Return the limit in tokens if ``by_tokens`` (``use_dynamic_bsz``), else that in rows."""
     return (
         MicroBatchLimits(max_tokens=max_tokens)
         if by_tokens
