@@ -101,9 +101,9 @@ def load_causal_lm(
     and its weights are received from another rank later. With ``use="value"`` the output head may
     be missing.
 
-    Raises ``FileNotFoundError`` for a missing path, config or weights, ``UnusableWeights`` for
-    damaged weights or those of another model, and ``UnsupportedArchitecture`` for a model that
-    packed rows do not support.
+    Raises ``FileNotFoundError`` for a missing path, config or weights. Raises ``UnusableWeights``
+    for damaged weights or those of another model. Raises ``UnsupportedArchitecture`` for a model
+    that packed rows do not support.
     """
     directory = check_model_dir(path)
     if not (empty or has_weights(directory)):

@@ -106,7 +106,7 @@ class PackedLayout:
 
     @property
     def trunk(self) -> int:
-        """Number of trunk tokens."""
+        """Number of trunk tokens, the sum of the row lengths."""
         return sum(self.lengths)
 
     @property

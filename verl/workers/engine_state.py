@@ -123,7 +123,8 @@ def load_engine(engine: TrainEngine, directory: str | Path) -> None:
         if state.keys() != names:
             odd = sorted(state.keys() ^ names)[:5]
             raise ValueError(
-                f"the checkpoint does not fit the model: the weights {odd} are only in one of them"
+                f"the weights do not fit the model: {odd} are only in the model or only in the "
+                "checkpoint"
             )
         if engine.optimizer is not None:
             moments = found.keys() - names - set(RANDOM_STATES)

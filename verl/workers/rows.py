@@ -80,7 +80,7 @@ class Rows:
         return Targets(places, tokens.to(self.device), temperature, with_entropy)
 
     def work(self, rows: Sequence[int]) -> Work:
-        """Return the size of a pass over the given rows with targets at their sampled tokens."""
+        """Return the size of a forward of the given rows with targets at their sampled tokens."""
         lengths = [self.lengths[row] for row in rows]
         return Work(
             tokens=sum(lengths),

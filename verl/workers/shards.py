@@ -10,8 +10,8 @@ holds a second copy of it in memory.
 
 Ranks do not communicate while they write or read. The plan exchange of DCP would pickle plans
 through sockets. It would also use the process group in the writing thread while an update uses it.
-Two rules replace this exchange: the first rank with a replica of a shard writes it, and a reader
-checks that the parts of a tensor are complete.
+Two rules replace this exchange. The first rank with a replica of a shard writes it. A reader checks
+that the parts of a tensor are complete.
 """
 
 import math

@@ -49,8 +49,8 @@ PIECE_BYTES = 512 * 2**20  # size of a chunk of weights, unless one weight is la
 class WeightStream:
     """Iterable of the full weights of ``engine`` on the device, one at a time.
 
-    Weights have their Hugging Face names and ``dtype``, and LoRA is merged. Iteration is a
-    collective operation of all ranks. ``prefix``, ``scales`` and ``tied`` are those of
+    Weights have their Hugging Face names and ``dtype``, and LoRA is merged. All ranks must iterate
+    together, because each weight is gathered. ``prefix``, ``scales`` and ``tied`` are those of
     ``hf_names``.
     """
 
@@ -65,11 +65,11 @@ class WeightStream:
         self._engine = engine
         self._dtype = dtype
         self._names = (prefix, scales, tied)
-        self.sketch = WeightSketch({}, {})  # fingerprints of the last iteration, on rank 0
+        self.sketch = WeightSketch({}, {})  # of the weights that were yielded last, on rank 0
 
     @property
     def device(self) -> torch.device:
-        """Device of the weights during iteration, with its index."""
+        """Device of the weights that are yielded, with its index."""
         return torch.empty(0, device=self._engine.device).device
 
     def largest(self) -> int:
@@ -78,7 +78,7 @@ class WeightStream:
         return max(prod(shape) for shape in shapes) * self._dtype.itemsize
 
     def metadata(self) -> "list[ParamMeta]":
-        """Return name, dtype and shape of each weight in the order of iteration.
+        """Return name, dtype and shape of each weight in the order of ``__iter__``.
 
         Nothing is gathered.
         """

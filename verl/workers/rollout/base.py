@@ -121,7 +121,7 @@ class ReceivingEngine(RolloutEngine, Protocol):
         ...
 
     def receive(self, info: Mapping[str, object]) -> None:
-        """Load one chunk of weights."""
+        """Load one chunk of weights, described by ``info``."""
         ...
 
     def finish_update(self, version: int) -> dict[str, int]:
@@ -153,7 +153,7 @@ class StopTokenizer(Protocol):
         skip_special_tokens: bool = ...,
         clean_up_tokenization_spaces: bool = ...,
     ) -> str | list[str]:
-        """Return the text of ``token_ids``."""
+        """Return the text of ``token_ids``, or a list for a batch."""
         ...
 
 

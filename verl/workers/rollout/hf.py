@@ -182,7 +182,7 @@ class HFEngine:
         return results
 
     def abort(self, request_ids: Iterable[str]) -> None:
-        """Discard requests without results."""
+        """Discard waiting and running requests without results."""
         gone = set(request_ids)
         self._waiting = deque(row for row in self._waiting if row.request.request_id not in gone)
         keep = [index for index, row in enumerate(self._rows) if row.request.request_id not in gone]
@@ -361,7 +361,7 @@ class HFEngine:
 
 
 def _move(model: torch.nn.Module, device: str | torch.device) -> None:
-    model.to(device)  # a function, because the types of transformers refuse the call
+    model.to(device)
 
 
 def forget(model: torch.nn.Module) -> dict[str, torch.Size]:

@@ -104,7 +104,7 @@ class VLLMEngine:
         return [self._result(output) for output in sampled if output.finished]
 
     def abort(self, request_ids: Iterable[str]) -> None:
-        """Discard requests without results."""
+        """Discard waiting and running requests without results."""
         internal = [self._requests.pop(name) for name in request_ids if name in self._requests]
         self._engine.abort_request(internal, internal=True)
         if self._sampler is not None:
@@ -233,7 +233,7 @@ class VLLMEngine:
     def _refuse_while_running(self) -> None:
         if self._requests:
             raise EngineError(
-                f"weights cannot change while {len(self._requests)} requests are running"
+                f"weights cannot change while {len(self._requests)} requests are unfinished"
             )
 
     def _ask_workers(self, method: str, **arguments: object) -> None:

@@ -60,9 +60,9 @@ class RolloutWorker(IdleCalls):
     the libraries of the engine are loaded.
 
     Every request gives exactly one result unless its client aborts. A request ends as
-    ``StopReason.ABORT`` with ``info["error"]`` in three cases: the engine refuses it, it takes more
-    than ``request_timeout_s``, or the engine raises while it runs. After ``MAX_FAILURES``
-    consecutive failed steps, or while a step hangs, calls raise ``EngineError``.
+    ``StopReason.ABORT`` with ``info["error"]`` if the engine refuses it or raises while it runs, or
+    after ``request_timeout_s``. After ``MAX_FAILURES`` consecutive failed steps, or while a step
+    hangs, calls raise ``EngineError``.
     """
 
     def __init__(
