@@ -33,8 +33,8 @@ def with_block_mask(layout: PackedLayout, device: torch.device) -> PackedLayout:
     """Return the layout with a FlexAttention block mask, which all layers of a forward share."""
     from torch.nn.attention.flex_attention import create_block_mask
 
-    visible, tokens = _rule(layout, device)
-    mask = create_block_mask(visible, None, None, tokens, tokens, device=str(device))
+    is_visible, tokens = _rule(layout, device)
+    mask = create_block_mask(is_visible, None, None, tokens, tokens, device=str(device))
     return replace(layout, groups=(), blocks=(), flex=mask)
 
 
@@ -62,13 +62,13 @@ def _rule(layout: PackedLayout, device: torch.device) -> tuple[Callable[..., tor
     place = torch.where(run < rows, order, len(run)).to(device)
     run = run.to(device)
 
-    def visible(
+    def is_visible(
         _batch: torch.Tensor, _head: torch.Tensor, q: torch.Tensor, k: torch.Tensor
     ) -> torch.Tensor:
-        own = (run[q] == run[k]) & (k <= q)
-        return own | ((row[q] == row[k]) & (place[k] < prefix[q]))
+        in_same_run = (run[q] == run[k]) & (k <= q)
+        return in_same_run | ((row[q] == row[k]) & (place[k] < prefix[q]))
 
-    return visible, len(run)
+    return is_visible, len(run)
 
 
 def packed_flex_attention(

@@ -67,12 +67,14 @@ def scores_from_hidden(
         # cloned, because the outputs of an FSDP module must not be views
         if targets.with_entropy:
             both = logprobs_and_entropy_from_logits(logits, tokens, temperature)
-            found = TokenScores(*(values.clone() for values in both))
+            token_scores = TokenScores(*(values.clone() for values in both))
         else:
-            found = TokenScores(logprobs_from_logits(logits, tokens, temperature).clone())
+            token_scores = TokenScores(logprobs_from_logits(logits, tokens, temperature).clone())
         if choice_token_ids is None:
-            return found
-        return found._replace(choice_entropy=subset_entropy(logits / temperature, choice_token_ids))
+            return token_scores
+        return token_scores._replace(
+            choice_entropy=subset_entropy(logits / temperature, choice_token_ids)
+        )
 
     chosen = hidden.index_select(0, targets.index)
     size = max(1, MAX_LOGITS // head_width(head))

@@ -32,11 +32,11 @@ def watch(worker: "WorkerBase") -> None:
     )
     load = cast(Callable[[Weights], object], model.load_weights)
 
-    def noted(weights: Iterable[tuple[str, torch.Tensor]]) -> object:
+    def load_recorded(weights: Iterable[tuple[str, torch.Tensor]]) -> object:
         return load(arrival.through(weights))
 
     # Set on the instance, where vLLM looks up the method for every chunk.
-    model.__dict__ |= {WATCHED: arrival, "load_weights": noted}
+    model.__dict__ |= {WATCHED: arrival, "load_weights": load_recorded}
 
 
 def arrived(worker: "WorkerBase") -> dict[str, int]:
