@@ -198,7 +198,7 @@ def _difference(lm: "PreTrainedModel", seed: int) -> float:
             gaps.append((ours - plain[:-1].gather(-1, chosen)).abs())
     finally:
         lm.set_attn_implementation(PACKED_ATTENTION)
-    return float(torch.cat(gaps).max())  # NaN where either side is
+    return float(torch.cat(gaps).max())  # NaN if either side has NaN
 
 
 def _places(packed: PackedBranches) -> Iterator[torch.Tensor]:

@@ -100,7 +100,7 @@ def save_adapters(
     """
     config = adapter_config(lm)
     if config is None:
-        raise ValueError("the model has no LoRA adapters")
+        raise ValueError("the model has no LoRA adapters to save")
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
     config.base_model_name_or_path = str(source)

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 import torch
 import torch.nn.functional as F
 
-if TYPE_CHECKING:  # the first brings torch's compiler along, the second imports this module
+if TYPE_CHECKING:  # the first import loads torch's compiler, the second imports this module
     from torch.nn.attention.flex_attention import BlockMask
 
     from verl.models.sequence_parallel import SequenceGroup

@@ -149,7 +149,7 @@ def sequence_group(
             f"fix: {KEY}=1"
         )
     ranks, _ = dist.new_subgroups(size, timeout=timeout)
-    assert isinstance(ranks, dist.ProcessGroup)  # every rank is in one of them
+    assert isinstance(ranks, dist.ProcessGroup)  # every rank is in one of the groups
     return SequenceGroup(ranks, device)
 
 

@@ -104,7 +104,7 @@ def is_comparable(config: "PreTrainedConfig") -> bool:
 
 def load_weights(
     directory: str | Path, use: Use = "policy", **options: Any
-) -> Any:  # any of the auto classes' models
+) -> Any:  # a model of one of the auto classes
     """Load the model in ``directory`` by transformers with ``options``.
 
     Raises ``UnusableWeights`` if a tensor is missing, unexpected, of a wrong shape or not finite.

@@ -104,7 +104,7 @@ class RolloutWorker(IdleCalls):
     @property
     def _engine(self) -> RolloutEngine:
         if self._made is None:
-            raise EngineError("the rollout engine has not started; wait for its start first")
+            raise EngineError("the rollout engine has not started; call wait_until_ready() first")
         return self._made
 
     async def ready(self) -> dict[str, str | int]:
@@ -255,7 +255,7 @@ class RolloutWorker(IdleCalls):
     def _deliver(self, results: list[SamplingResult]) -> None:
         for result in results:
             client, _ = self._running.pop(result.request_id, (None, 0.0))
-            if client is None:  # its client aborted, or its deadline passed
+            if client is None:  # the client aborted or the request timed out
                 continue
             box = self._boxes[client]
             box.results.append(result)
