@@ -1,3 +1,3 @@
-"""Model code: loading of policy and value models, LoRA, packed and branched attention, and export in
+"""Models: loading of policy and value models, LoRA, packed and branched attention, export in
 Hugging Face format.
 """

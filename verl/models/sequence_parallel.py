@@ -139,8 +139,8 @@ def sequence_group(
     if heads % size or (keys % size and size % keys):
         allowed = [n for n in range(1, heads + 1) if not heads % n and not (keys % n and n % keys)]
         raise ValueError(
-            f"{KEY}={size}: the {heads} attention heads and {keys} key heads of the model cannot "
-            f"be divided equally; allowed: {allowed}; fix: {KEY}={max(allowed)} or less"
+            f"{KEY}={size}: the model has {heads} attention heads and {keys} key heads, which "
+            f"cannot be divided equally; allowed: {allowed}; fix: {KEY}={max(allowed)} or less"
         )
     world = dist.get_world_size()
     if world % size:
