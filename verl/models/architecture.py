@@ -104,10 +104,10 @@ def config_reasons(config: "PreTrainedConfig") -> Iterator[str]:
             yield f"{name}={getattr(text, name)}: it changes logits after the output head"
     cap = getattr(text, "attn_logit_softcapping", None)
     if cap:
-        yield f"attn_logit_softcapping={cap}: it caps the logits of the attention"
+        yield f"attn_logit_softcapping={cap}: a soft cap on the attention logits"
     nested = getattr(text, "attn_config", None)
     if getattr(text, "alibi", False) or getattr(nested, "alibi", False):
-        yield "alibi: it adds a bias by distance to the logits of the attention"
+        yield "alibi: it adds a bias by distance to the attention logits"
     kinds = set(getattr(text, "layer_types", None) or ())
     for kind in sorted(kinds - ATTENTION_LAYERS):
         what = f"such a layer {STATE}" if kind in LAYERS_WITH_STATE else "not plain attention"
@@ -117,7 +117,7 @@ def config_reasons(config: "PreTrainedConfig") -> Iterator[str]:
 def _layer_reasons(lm: "PreTrainedModel") -> Iterator[str]:
     """Yield unsupported features that only the layers of ``lm`` show, not its config."""
     if any("alibi" in name for name in dir(type(lm.base_model))):
-        yield "alibi: it adds a bias by distance to the logits of the attention"
+        yield "alibi: it adds a bias by distance to the attention logits"
     if lm.base_model is lm:
         yield "its backbone cannot be called without its output head"
         return

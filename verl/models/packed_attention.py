@@ -45,8 +45,8 @@ HARMLESS = frozenset(
 # Unsupported keyword arguments, with a description for the error message.
 KNOWN_ARGUMENTS = {
     "s_aux": "attention sinks, which take a share of every token's attention",
-    "softcap": "a soft cap on the logits of the attention",
-    "position_bias": "a bias by position on the logits of the attention",
+    "softcap": "a soft cap on the attention logits",
+    "position_bias": "a bias by position on the attention logits",
     "is_causal": "attention that is not causal",
 }
 
