@@ -61,7 +61,7 @@ def test_an_engine_in_shares_plays_with_the_weights_that_were_handed_over(call, 
 @pytest.mark.usefixtures("shares")
 def test_a_share_that_did_not_arrive_ends_the_run(call):
     said = call(vllm_shares.refused, 3, 1)
-    assert "can be read back are not the new ones" in said
+    assert "can be read back differ from them" in said
 
 
 def test_what_is_said_to_vllm_on_cuda_is_what_the_installed_one_takes(call):

@@ -1,3 +1,3 @@
-"""Models: loading a policy or value model, LoRA, packed and branched attention, export in Hugging
-Face format.
+"""Models: loading of policy and value models, LoRA, packed and branched attention, export in
+Hugging Face format.
 """

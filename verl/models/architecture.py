@@ -1,12 +1,11 @@
-"""Whether a model computes the same in packed rows as alone.
+"""Check that a model computes the same log-probs in packed rows as in plain forwards.
 
-Two kinds of evidence. What a configuration or the layers say of themselves is refused in words that
-name it: attention sinks, alibi, soft caps, states that run from token to token. And everything else
-is measured: two short rows and a branch, packed as in training, against plain forwards of each
-sequence with the model's own attention.
+The config and the layers are searched for features that packed rows do not support: attention
+sinks, alibi, soft caps, recurrent states. Then the log-probs of two short rows and a branch, packed
+as in training, are compared with plain forwards that use the model's original attention.
 
-    packed   | row 0 | row 1 | branch of row 1 |      the pass that training and scoring use
-    plain    | row 0 |   | row 1 |   | row 1[:start] + branch |      the model's own, one by one
+    packed   | row 0 | row 1 | branch of row 1 |      one forward, as in training and scoring
+    plain    | row 0 |   | row 1 |   | row 1[:start] + branch |      one forward per sequence
 """
 
 import re
@@ -25,13 +24,13 @@ from verl.records import Branch
 if TYPE_CHECKING:  # transformers takes seconds to import
     from transformers import PreTrainedConfig, PreTrainedModel
 
-# The largest difference of log-probs, nats, that is rounding. Of 65 tiny right models the worst was
-# 9e-6 off in float32, and 0.07 in bfloat16 where no expert changed; of the wrong ones the best was
-# 0.01 off. Training loads float32, whatever it computes in later.
+# Largest difference of log-probs (nats) that counts as rounding. 65 tiny supported models differed
+# by at most 9e-6 in float32, and by 0.07 in bfloat16 without a change of expert. Unsupported models
+# differed by at least 0.01. Training loads float32 weights, also for mixed precision.
 TOLERANCES = {torch.float32: 1e-3, torch.float64: 1e-3}
 ROUGH_TOLERANCE = 0.25
-# Of a mixture of experts, a token whose two last experts are nearly tied may go to another one by
-# rounding alone: a model is wrong that differs in every draw of tokens.
+# In a mixture of experts, rounding can change the expert of a token if two experts are nearly tied.
+# Therefore a model is refused only if it differs in each of several random token sequences.
 DRAWS = 3
 ROW_LENGTHS = (9, 7)
 BRANCH_START = 4
@@ -44,30 +43,30 @@ RECURRENT = re.compile(
     r"|ShortConv|SSM|[ms]LSTM"
 )
 STATE = (
-    "keeps a state that runs from token to token: of a packed row it would run into the next row, "
-    "and of a row's end into its branches"
+    "keeps a recurrent state: it would continue from one packed row into the next row, "
+    "and from the end of a row into its branches"
 )
 NOT_REACHED = (
-    "its attention is not looked up in transformers' AttentionInterface, so that packed rows "
-    "cannot reach it"
+    "it does not look up its attention in transformers' AttentionInterface, so packed attention "
+    "cannot replace it"
 )
 ALLOWED = (
-    "causal LMs whose tokens meet in plain causal attention alone "
-    "(Qwen2, Qwen3, Llama, Mistral, Phi-3, OLMo and the like)"
+    "causal LMs with plain causal attention as the only interaction between tokens "
+    "(Qwen2, Qwen3, Llama, Mistral, Phi-3, OLMo and similar models)"
 )
-FIX = "choose another model; docs/models.md lists what was tried"
+FIX = "choose another model; docs/models.md lists the tested models"
 
 
 class UnsupportedArchitecture(ValueError):
-    """A model that packed rows would score wrong."""
+    """Error for a model that would get wrong log-probs in packed rows."""
 
 
 def check_architecture(lm: "PreTrainedModel") -> None:
-    """Raise ``UnsupportedArchitecture`` where packed rows are known, or measured, to score wrong.
+    """Raise ``UnsupportedArchitecture`` for a model that would get wrong log-probs in packed rows.
 
-    ``lm`` has packed attention and is not yet sharded. Nothing of it changes, and no random number
-    is drawn from a generator that others use. Without weights (device ``meta``) nothing is
-    measured.
+    ``lm`` uses packed attention and is not sharded yet. The model and the global random generators
+    are left unchanged. A model without weights (device ``meta``) is only checked by its config and
+    layers.
     """
     for reason in (*config_reasons(lm.config), *_layer_reasons(lm)):
         raise refusal(lm.config, reason)
@@ -81,46 +80,46 @@ def check_architecture(lm: "PreTrainedModel") -> None:
     if found > tolerance:
         raise refusal(
             lm.config,
-            f"in packed rows its log-probs are up to {found:.2g} nats off those of plain forwards "
-            f"({tolerance:g} would be rounding)",
+            f"its log-probs in packed rows differ from plain forwards by up to {found:.2g} nats "
+            f"(rounding explains at most {tolerance:g})",
         )
 
 
 def refusal(config: "PreTrainedConfig", reason: str) -> UnsupportedArchitecture:
-    """The error that refuses a model of ``config`` for ``reason``."""
+    """Return the error that refuses a model of ``config`` for ``reason``."""
     where = config.name_or_path or "built from a config"
     return UnsupportedArchitecture(
         f"model {where} ({config.model_type}): {reason}; allowed: {ALLOWED}; fix: {FIX}"
     )
 
 
-# ---------------------------------------------------------------------- what is known
+# ---------------------------------------------------------------------- known features
 
 
 def config_reasons(config: "PreTrainedConfig") -> Iterator[str]:
-    """Why packed rows cannot score models of this ``config``, as far as it says so itself."""
+    """Yield the unsupported features that ``config`` names, as parts of an error message."""
     text = config.get_text_config()
     for name in ("final_logit_softcapping", "logit_scale", "logits_scaling"):
         if getattr(text, name, None) not in (None, 1.0):
             yield f"{name}={getattr(text, name)}: it changes logits after the output head"
     cap = getattr(text, "attn_logit_softcapping", None)
     if cap:
-        yield f"attn_logit_softcapping={cap}: a soft cap on the attention's logits"
+        yield f"attn_logit_softcapping={cap}: a soft cap on the attention logits"
     nested = getattr(text, "attn_config", None)
     if getattr(text, "alibi", False) or getattr(nested, "alibi", False):
-        yield "alibi: it adds a bias by distance to the attention's logits"
+        yield "alibi: it adds a bias by distance to the attention logits"
     kinds = set(getattr(text, "layer_types", None) or ())
     for kind in sorted(kinds - ATTENTION_LAYERS):
-        what = f"such a layer {STATE}" if kind in LAYERS_WITH_STATE else "it is no plain attention"
+        what = f"such a layer {STATE}" if kind in LAYERS_WITH_STATE else "not plain attention"
         yield f"layers of type {kind}: {what}"
 
 
 def _layer_reasons(lm: "PreTrainedModel") -> Iterator[str]:
-    """What the layers of ``lm`` say that its config does not."""
+    """Yield unsupported features that only the layers of ``lm`` show, not its config."""
     if any("alibi" in name for name in dir(type(lm.base_model))):
-        yield "alibi: it adds a bias by distance to the attention's logits"
+        yield "alibi: it adds a bias by distance to the attention logits"
     if lm.base_model is lm:
-        yield "its backbone cannot be called apart from its output head"
+        yield "its backbone cannot be called without its output head"
         return
     for module in decoder_layers(lm.base_model).modules():
         over_time = isinstance(module, nn.Conv1d) and module.kernel_size[0] > 1
@@ -129,43 +128,48 @@ def _layer_reasons(lm: "PreTrainedModel") -> Iterator[str]:
             return
 
 
-# ---------------------------------------------------------------------- what is measured
+# ---------------------------------------------------------------------- measurement
 
 
 def measure(lm: "PreTrainedModel") -> float:
-    """The largest difference, nats, between log-probs of packed and of plain forwards.
+    """Return the largest difference (nats) between log-probs of packed and of plain forwards.
 
-    Of up to ``DRAWS`` draws of tokens the first without a difference counts, or the smallest.
-    Raises ``UnsupportedAttention`` for what the attention is asked and does not compute, and for
-    attention that cannot be asked.
+    The comparison is repeated with up to ``DRAWS`` random token sequences until a difference is
+    within the tolerance. The result is the smallest of these differences. Raises
+    ``UnsupportedAttention`` if the model does not call packed attention, or calls it with
+    unsupported arguments.
     """
-    tolerance = TOLERANCES.get(lm.dtype, ROUGH_TOLERANCE)
     devices = [lm.device] if lm.device.type == "cuda" else []
     training = lm.training
     lm.eval()  # dropout would make any two forwards differ
-    smallest = float("inf")
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=devices):
             _check_reached(lm)
-            for draw in range(DRAWS):
-                smallest = min(smallest, _difference(lm, draw))  # a NaN counts for infinity
-                if smallest <= tolerance:
-                    break
+            return _smallest_gap(lm, TOLERANCES.get(lm.dtype, ROUGH_TOLERANCE))
     finally:
         lm.train(training)
+
+
+def _smallest_gap(lm: "PreTrainedModel", tolerance: float) -> float:
+    smallest = float("inf")
+    for draw in range(DRAWS):
+        smallest = min(smallest, _difference(lm, draw))  # min keeps infinity over NaN
+        if smallest <= tolerance:
+            break
     return smallest
 
 
 def _check_reached(lm: "PreTrainedModel") -> None:
-    """Raise ``UnsupportedAttention`` for a model that attends without packed attention.
+    """Raise ``UnsupportedAttention`` for a model that does not call packed attention.
 
-    Freshly made, such a model may hardly differ, since its attention is nearly uniform.
+    The comparison of log-probs can miss such a model: with random weights attention is nearly
+    uniform, so the difference is small.
     """
     tokens = torch.zeros(1, 2, dtype=torch.long, device=lm.device)
     try:
         lm.base_model(input_ids=tokens, use_cache=False)
     except UnsupportedAttention:
-        return  # packed attention was asked, and missed its layout
+        return  # packed attention was called, and raised because it got no layout
     raise UnsupportedAttention(NOT_REACHED)
 
 
@@ -188,19 +192,17 @@ def _difference(lm: "PreTrainedModel", seed: int) -> float:
         for place, sequence in zip(_places(packed), sequences, strict=True):
             tokens = sequence.to(lm.device)
             plain = lm(input_ids=tokens[None], use_cache=False).logits[0].float().log_softmax(-1)
-            # log-probs of the tokens that follow, which is what is scored
+            # the log-prob of each next token, as in scoring
             chosen = tokens[1:, None]
             ours = found[place[:-1]].gather(-1, chosen)
             gaps.append((ours - plain[:-1].gather(-1, chosen)).abs())
     finally:
         lm.set_attn_implementation(PACKED_ATTENTION)
-    return float(torch.cat(gaps).max())  # NaN where either side is
+    return float(torch.cat(gaps).max())  # NaN if either side has NaN
 
 
 def _places(packed: PackedBranches) -> Iterator[torch.Tensor]:
-    """Packed positions of the tokens of each plain sequence: two rows, then the branch with the
-    prefix it continues.
-    """
+    """Yield the packed positions of each plain sequence: two rows, then prefix and branch."""
     for first, length in zip(packed.offsets, ROW_LENGTHS, strict=True):
         yield torch.arange(first, first + length)
     row = packed.offsets[1]

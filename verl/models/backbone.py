@@ -1,4 +1,4 @@
-"""The parts of a causal language model that the packed pass calls by themselves."""
+"""Access to parts of a causal LM for packed forwards: backbone, output head, decoder layers."""
 
 from typing import TYPE_CHECKING
 
@@ -19,17 +19,18 @@ def last_hidden(
     layout: PackedLayout,
     window: int | None = None,
 ) -> torch.Tensor:
-    """Last hidden states [T, H] of one packed sequence; ``window`` as ``attention_window`` says.
+    """Return the last hidden states [T, H] of one packed sequence.
 
-    Raises ``UnsupportedAttention`` for a row or branch that is longer.
+    ``window`` is the result of ``attention_window``. Raises ``UnsupportedAttention`` for a row or
+    branch that is longer than the window.
     """
-    # Not left to the attention: some models tell their window to the mask alone.
+    # Checked here because some models pass their window to the mask function only.
     check_window(window, layout)
     config: PreTrainedConfig = backbone.config  # pyright: ignore[reportAssignmentType]  has one
     if config._attn_implementation == FLEX_ATTENTION:
         layout = with_block_mask(layout, input_ids.device)
     else:
-        # In the type of the layers, or FSDP would cast the masks anew for each of them.
+        # In the dtype of the layers: otherwise FSDP would cast the masks again in each layer.
         weight = next(backbone.parameters())
         layout = with_masks(layout, input_ids.device, weight.dtype)
     out = backbone(
@@ -39,15 +40,21 @@ def last_hidden(
 
 
 def output_head(lm: "PreTrainedModel") -> nn.Module:
-    """The layer that turns hidden states into logits; ``ValueError`` for a model without one."""
+    """Return the layer that maps hidden states to logits.
+
+    Raises ``ValueError`` for a model without output head.
+    """
     head = lm.get_output_embeddings()
     if head is None:
-        raise ValueError(f"{type(lm).__name__} has no output head: it is no causal LM")
+        raise ValueError(f"{type(lm).__name__} has no output head: it is not a causal LM")
     return head
 
 
 def decoder_layers(model: nn.Module) -> nn.ModuleList:
-    """The stack of decoder layers: the ``ModuleList`` with most parameters."""
+    """Return the stack of decoder layers: the ``ModuleList`` with most parameters.
+
+    Raises ``ValueError`` for a model without any ``ModuleList``.
+    """
     lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
     if not lists:
         raise ValueError(f"{type(model).__name__} has no stack of decoder layers")
@@ -55,7 +62,10 @@ def decoder_layers(model: nn.Module) -> nn.ModuleList:
 
 
 def attention_window(config: "PreTrainedConfig") -> int | None:
-    """Tokens that a token sees in the layers that see least, itself included; None for all."""
+    """Return the smallest attention window of any layer, in tokens including the query itself.
+
+    None means that all layers have full causal attention.
+    """
     text = config.get_text_config()
     kinds = getattr(text, "layer_types", None)
     windows = []

@@ -1,8 +1,8 @@
 """Branches: continuations of a row's prefix, computed in the same forward as the row itself.
 
 A branch of row ``b`` attends to the row's unpadded tokens ``[0, start)`` and causally to itself;
-its position ids continue from ``start``. One pass over ``trunk + branches`` replaces one forward of
-``start + branch`` tokens for each branch.
+its position ids continue from ``start``. One forward of ``trunk + branches`` tokens replaces a
+separate forward of ``start + branch`` tokens for each branch.
 
 Example: a row of 6 tokens with two branches at 4 and one at 2 is packed as ::
 
@@ -20,18 +20,18 @@ import torch
 from verl.models.packed_attention import BranchBlock, PackedLayout, layout_of_rows
 from verl.records import Branch
 
-# Branches of a row share one attention call until it has this many queries: fewer calls against a
-# longer mask.
+# Branches of a row share one attention call until it has this many queries. Larger values give
+# fewer calls with larger masks.
 BLOCK_QUERIES = 96
 
 
 @dataclass(frozen=True)
 class PackedBranches:
-    """Rows and branches as one sequence.
+    """Rows and their branches packed into one sequence of T tokens.
 
-    input_ids, position_ids [T]; ``offsets[b]`` packed index of row b's first token;
-    ``branch_offsets[b][i]`` packed index of the first token of the i-th branch of row b (in the
-    order given).
+    ``input_ids`` and ``position_ids`` are [T]. ``offsets[b]`` is the packed index of the first
+    token of row b. ``branch_offsets[b][i]`` is the packed index of the first token of branch i of
+    row b, in input order.
     """
 
     input_ids: torch.Tensor
@@ -97,13 +97,13 @@ def _check(row: Sequence[Branch], length: int) -> None:
 
 
 def _blocks(row: Sequence[Branch]) -> list[list[int]]:
-    """Indices of the branches, by start, cut into blocks of about ``BLOCK_QUERIES`` tokens."""
+    """Sort branch indices by start and group them into blocks of about ``BLOCK_QUERIES`` tokens."""
     blocks: list[list[int]] = []
-    # As if a block were full: the first branch opens one.
+    # Start as if the current block were full, so that the first branch opens a block.
     queries = BLOCK_QUERIES
-    # A block's keys reach to its largest start: of neighbours the mask hides least.
+    # The keys of a block reach to its largest start. Sorting keeps the masked part small.
     for index in sorted(range(len(row)), key=lambda i: row[i].start):
-        # branches with one start are kept together: they share all of their prefix
+        # keep branches with the same start together: they share their whole prefix
         same = bool(blocks) and row[blocks[-1][-1]].start == row[index].start
         if queries >= BLOCK_QUERIES and not same:
             blocks.append([])
@@ -122,8 +122,9 @@ def _branch_block(block: list[Branch], first: int, trunk: int) -> BranchBlock:
 def naive_sequences(
     rows: Sequence[torch.Tensor], branches: Sequence[Sequence[Branch]]
 ) -> list[list[torch.Tensor]]:
-    """Reference: each branch as the plain sequence ``row[:start] + token_ids``, to be forwarded on
-    its own.
+    """Return each branch as the plain sequence ``row[:start] + token_ids``, per row.
+
+    A separate forward of each sequence is the reference for packed branches.
     """
     found: list[list[torch.Tensor]] = []
     for tokens, row in zip(rows, branches, strict=True):

@@ -1,4 +1,4 @@
-"""Weights under their Hugging Face names, and whole directories that ``from_pretrained`` reads."""
+"""Convert weights to their Hugging Face names and write directories for ``from_pretrained``."""
 
 import shutil
 from pathlib import Path
@@ -30,28 +30,33 @@ TOKENIZER_FILES = (
 def hf_names(
     state: dict[str, torch.Tensor], prefix: str, scales: dict[str, float], tied: set[str]
 ) -> dict[str, torch.Tensor]:
-    """Full state of a wrapper as the weights of the plain model.
+    """Convert the full state of a wrapper module to the weights of the plain model.
 
-    ``prefix`` ("lm.") is removed, LoRA adapters are merged (``scales`` from ``lora_scales``), and
-    ``tied`` names that only repeat another weight are left out, as ``save_pretrained`` does. Raises
-    ``ValueError`` for a name without ``prefix``, and for adapters that cannot be merged.
+    ``prefix`` ("lm.") is removed from the names and LoRA adapters are merged (``scales`` from
+    ``lora_scales``). ``tied`` names, which repeat another weight, are omitted as in
+    ``save_pretrained``. Raises ``ValueError`` for a name without ``prefix``, and for adapters that
+    cannot be merged.
     """
     other = [name for name in state if not name.startswith(prefix)]
     if other:
-        raise ValueError(f"{len(other)} weights are not below {prefix!r}; the first is {other[0]}")
+        raise ValueError(
+            f"the names of {len(other)} weights do not start with {prefix!r}; "
+            f"the first is {other[0]}"
+        )
     plain = {name.removeprefix(prefix): tensor for name, tensor in state.items()}
     merged = merge_lora(plain, scales)
     return {name: tensor for name, tensor in merged.items() if name not in tied}
 
 
 def tied_names(lm: nn.Module) -> set[str]:
-    """Names of weights that are the same parameter as another one that comes first, such as a tied
-    ``lm_head``.
+    """Return the names of weights that are the same parameter as an earlier one.
+
+    An example is a tied ``lm_head``.
     """
     seen: set[int] = set()
     repeated: set[str] = set()
     for name, parameter in lm.named_parameters(remove_duplicate=False):
-        # Identity and not equality: fresh layers can hold equal values without being tied.
+        # Compared by identity: untied layers can have equal values.
         if id(parameter) in seen:
             repeated.add(name)
         seen.add(id(parameter))
@@ -64,8 +69,9 @@ def save_hf(
     directory: str | Path,
     source: str | Path | None,
 ) -> None:
-    """Write config, ``model.safetensors`` (``state``, names as ``hf_names``) and the tokenizer
-    files of ``source``.
+    """Write the config, ``model.safetensors`` and the tokenizer files of ``source``.
+
+    ``state`` holds the weights under their Hugging Face names (see ``hf_names``).
     """
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
@@ -74,7 +80,7 @@ def save_hf(
     tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in state.items()}
     path = directory / "model.safetensors"
     save_file(tensors, path, metadata={"format": "pt"})
-    path.chmod(0o644)  # safetensors leaves it to its owner alone
+    path.chmod(0o644)  # safetensors makes the file readable for its owner only
     if source:
         _copy_tokenizer(Path(source), directory)
 
@@ -86,15 +92,15 @@ def save_adapters(
     directory: str | Path,
     source: str | Path,
 ) -> None:
-    """Write the LoRA adapters of ``lm`` alone as peft and vLLM load them: ``adapter_config.json``,
-    ``adapter_model.safetensors`` and the tokenizer files of ``source``, the model they belong to.
+    """Write only the LoRA adapters of ``lm``, in the format of peft and vLLM.
 
-    ``state`` is the full state of a wrapper, which keeps the model below ``prefix``. Raises
-    ``ValueError`` where the model has no adapters.
+    The files are ``adapter_config.json``, ``adapter_model.safetensors`` and the tokenizer files of
+    ``source``, the base model. ``state`` is the full state of the wrapper module, with ``prefix``
+    before the names of the model. Raises ``ValueError`` if the model has no adapters.
     """
     config = adapter_config(lm)
     if config is None:
-        raise ValueError("the model has no LoRA adapters")
+        raise ValueError("the model has no LoRA adapters to save")
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
     config.base_model_name_or_path = str(source)
@@ -104,7 +110,7 @@ def save_adapters(
     found: dict[str, torch.Tensor] = {}
     for name, tensor in state.items():
         if ".lora_" in name:
-            # peft names no adapter in its files, and has a wrapper of its own around the model.
+            # Files of peft omit the name of the adapter and have the prefix of peft's wrapper.
             plain = name.removeprefix(prefix).replace(f".{ADAPTER}.", ".")
             found[f"base_model.model.{plain}"] = tensor.detach().cpu().contiguous().clone()
     path = directory / "adapter_model.safetensors"
@@ -114,8 +120,10 @@ def save_adapters(
 
 
 def _save_config(lm: "PreTrainedModel", directory: Path) -> None:
-    """Write the model's config as other programs want it: with neither our attention, which they
-    do not know, nor the cache switched off.
+    """Write the config of the model for use in other programs.
+
+    Attention is set to ``sdpa``, because others do not know packed attention, and the key-value
+    cache is enabled.
     """
     config = lm.config
     attention = config._attn_implementation
@@ -133,6 +141,6 @@ def _save_config(lm: "PreTrainedModel", directory: Path) -> None:
 
 def _copy_tokenizer(source: Path, directory: Path) -> None:
     for name in TOKENIZER_FILES:
-        # The config of generation has just been written, and is newer than the source's.
+        # generation_config.json was just written and is newer than the file in ``source``.
         if (source / name).is_file() and not (directory / name).exists():
             shutil.copyfile(source / name, directory / name)

@@ -1,13 +1,14 @@
-"""Packed rows and branches in one call of FlexAttention, without what a mask hides.
+"""Attention over packed rows and branches in one call of FlexAttention.
 
-What ``packed_attention`` cuts into calls is here a rule between two tokens::
+``packed_attention`` makes one call per row group and branch block. Here a rule for two tokens
+replaces these calls::
 
-    q sees k    if both are of one row's trunk, or of one branch, and k is not behind q
-                or if k is of the trunk of q's row, before the token from which q's branch goes on
+    q sees k    if both are in the trunk of one row, or in one branch, and k is not after q
+                or if k is in the trunk of q's row, before the start of q's branch
 
-Blocks of tokens between which nothing is seen are skipped. On a GPU the call is compiled for the
-rule. On a CPU it computes all pairs, and torch refuses gradients: there it shows that both ways
-give the same numbers.
+Blocks of token pairs that are completely masked are skipped. On a GPU the call is compiled for the
+rule. On a CPU it computes all pairs, and torch does not support gradients; that case is only used
+to check that both implementations agree.
 """
 
 import functools
@@ -29,16 +30,19 @@ FLEX_ATTENTION = "verl_packed_flex"
 
 
 def with_block_mask(layout: PackedLayout, device: torch.device) -> PackedLayout:
-    """The layout for FlexAttention, once for all layers of a forward."""
+    """Return the layout with a FlexAttention block mask, which all layers of a forward share."""
     from torch.nn.attention.flex_attention import create_block_mask
 
-    visible, tokens = _rule(layout, device)
-    mask = create_block_mask(visible, None, None, tokens, tokens, device=str(device))
+    is_visible, tokens = _rule(layout, device)
+    mask = create_block_mask(is_visible, None, None, tokens, tokens, device=str(device))
     return replace(layout, groups=(), blocks=(), flex=mask)
 
 
 def _rule(layout: PackedLayout, device: torch.device) -> tuple[Callable[..., torch.Tensor], int]:
-    """Whether a token sees another, by their packed positions, and the number of tokens."""
+    """Return the mask function of FlexAttention for ``layout`` and the number of packed tokens.
+
+    The function takes packed positions and returns True where query ``q`` may attend to key ``k``.
+    """
     rows = len(layout.lengths)
     first = {offset: row for row, offset in enumerate([0, *accumulate(layout.lengths)][:-1])}
     sizes = list(layout.lengths)
@@ -48,22 +52,23 @@ def _rule(layout: PackedLayout, device: torch.device) -> tuple[Callable[..., tor
         sizes += block.sizes
         row_of += [first[block.trunk]] * len(block.sizes)
         starts += block.starts
-    # The trunks of rows and the branches are runs of tokens, one behind the other.
+    # The packed sequence consists of runs of tokens: first the trunk of each row, then each branch.
     lengths = torch.tensor(sizes)
     run = torch.repeat_interleave(torch.arange(len(sizes)), lengths)
     row = torch.tensor(row_of)[run].to(device)
-    prefix = torch.tensor(starts)[run].to(device)  # of its row, what a branch's token sees
+    prefix = torch.tensor(starts)[run].to(device)  # trunk tokens that a branch token sees
     order = torch.arange(len(run)) - (lengths.cumsum(0) - lengths)[run]
-    place = torch.where(run < rows, order, len(run)).to(device)  # in its row; of branches none
+    # Position of a trunk token in its row; branch tokens get a value above every prefix.
+    place = torch.where(run < rows, order, len(run)).to(device)
     run = run.to(device)
 
-    def visible(
+    def is_visible(
         _batch: torch.Tensor, _head: torch.Tensor, q: torch.Tensor, k: torch.Tensor
     ) -> torch.Tensor:
-        own = (run[q] == run[k]) & (k <= q)
-        return own | ((row[q] == row[k]) & (place[k] < prefix[q]))
+        in_same_run = (run[q] == run[k]) & (k <= q)
+        return in_same_run | ((row[q] == row[k]) & (place[k] < prefix[q]))
 
-    return visible, len(run)
+    return is_visible, len(run)
 
 
 def packed_flex_attention(
@@ -78,15 +83,19 @@ def packed_flex_attention(
     sliding_window: int | None = None,
     **others: object,
 ) -> tuple[torch.Tensor, None]:
-    """Attention function for ``AttentionInterface``; shapes and errors as ``packed_attention``,
-    and ``UnsupportedAttention`` for dropout.
+    """Compute attention for ``AttentionInterface`` by FlexAttention.
+
+    Shapes and errors are those of ``packed_attention``. Dropout also raises
+    ``UnsupportedAttention``.
     """
     if layout is None or layout.flex is None:
         raise UnsupportedAttention("packed attention is called without layout=PackedLayout(...)")
     check_window(sliding_window, layout)
     refuse(attention_mask, others)
     if dropout:
-        raise UnsupportedAttention(f"dropout={dropout} of attention, which FlexAttention lacks")
+        raise UnsupportedAttention(
+            f"attention dropout={dropout}: FlexAttention has no dropout; allowed: 0"
+        )
     if layout.group is not None:
         query, key, value = map(layout.group.to_heads, (query, key, value))
     shared = query.shape[1] != key.shape[1]
@@ -99,7 +108,7 @@ def packed_flex_attention(
 def _flex(on_gpu: bool) -> Callable[..., Any]:
     from torch.nn.attention.flex_attention import flex_attention
 
-    # Within a layer that is compiled it becomes part of the layer.
+    # Inside a compiled layer, FlexAttention is compiled as part of the layer.
     if on_gpu and not torch.compiler.is_compiling():
         return _compiled()
     return flex_attention
@@ -109,13 +118,13 @@ def _flex(on_gpu: bool) -> Callable[..., Any]:
 def _compiled() -> Callable[..., Any]:
     from torch.nn.attention.flex_attention import flex_attention
 
-    # The number of tokens is another in every micro-batch.
+    # dynamic: the number of tokens differs between micro-batches
     return torch.compile(flex_attention, dynamic=True)
 
 
 def register_flex_attention() -> None:
-    """Make ``attn_implementation="verl_packed_flex"`` known to transformers; calling it again
-    changes nothing.
+    """Register ``attn_implementation="verl_packed_flex"`` with transformers. Repeated calls have no
+    effect.
     """
     from transformers import AttentionInterface
 

@@ -1,14 +1,15 @@
 """Floating-point operations of a model's passes, in closed form.
 
     forward    2 W T + 2 V N + 4 A P
-    backward   as much for the gradients of what layers read, and for those of trained weights
+    backward   the same again for the gradients of layer inputs, and for those of trained weights
 
-W weights of the decoder layers that a token meets, T tokens; V weights of the head, N positions
-that it is asked for; A numbers of a token's queries in all layers, P pairs of a token and one that
-it sees, itself included. A product and the sum it goes into are two operations. Norms, rotations
-and softmax are left out, and so is what is computed without being needed: a second time under
-gradient checkpointing, or for pairs that a mask hides. Of LoRA the first layer reads what has no
-gradient; its share of backward is counted all the same.
+W: decoder weights that one token is multiplied with. T: tokens. V: weights of the output head.
+N: positions where the head computes logits. A: size of a token's queries, summed over layers.
+P: pairs of a query token and a key token that it sees, itself included.
+
+A multiplication and an addition count as two operations. Not counted: norms, rotary embeddings,
+softmax, the second forward of gradient checkpointing, and masked pairs. With LoRA the input of the
+first layer needs no gradient; its share of the backward is counted nevertheless.
 """
 
 from dataclasses import dataclass
@@ -24,7 +25,7 @@ if TYPE_CHECKING:  # transformers takes seconds to import
 
 @dataclass(frozen=True)
 class Work:
-    """What passes were asked for: tokens T, positions N of the head, pairs P."""
+    """Size of one or more passes: tokens T, head positions N, attended pairs P."""
 
     tokens: int = 0
     positions: int = 0
@@ -40,7 +41,9 @@ class Work:
 
 @dataclass(frozen=True)
 class ModelFlops:
-    """A model's W, V and A, and how much of W and V is trained."""
+    """Weight counts of a model: W, V and A of the module docstring, and the trained part of W and
+    V.
+    """
 
     weights: float
     trained: float
@@ -49,19 +52,19 @@ class ModelFlops:
     queries: int
 
     def forward(self, work: Work) -> float:
-        """Operations of a pass that scores."""
+        """Return the number of operations of forward passes of size ``work``."""
         of_weights = self.weights * work.tokens + self.head * work.positions
         return 2 * of_weights + 4 * self.queries * work.pairs
 
     def update(self, work: Work) -> float:
-        """Operations of a pass and its gradient."""
+        """Return the number of operations of forward and backward passes of size ``work``."""
         of_trained = self.trained * work.tokens + self.trained_head * work.positions
-        # Of attention's two products both sides have a gradient.
+        # Attention has two matrix products, and both factors of each need a gradient.
         return 2 * self.forward(work) + 2 * of_trained + 4 * self.queries * work.pairs
 
 
 def model_flops(module: PackedModel) -> ModelFlops:
-    """The numbers of ``module``, sharded or not."""
+    """Count the weights of ``module``, which may be sharded or not."""
     text = module.config.get_text_config()
     width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
     layers = [_met(parameter, text) for parameter in module.blocks.parameters()]
@@ -76,8 +79,8 @@ def model_flops(module: PackedModel) -> ModelFlops:
 
 
 def _met(parameter: nn.Parameter, text: "PreTrainedConfig") -> tuple[float, bool]:
-    """How many of the weights a token is multiplied with, and whether they are trained."""
+    """Return the number of weights that a token is multiplied with, and if they are trained."""
     count = float(parameter.numel()) if parameter.dim() > 1 else 0.0
-    if parameter.dim() == 3:  # the experts of a mixture, of which a token goes to a few
+    if parameter.dim() == 3:  # mixture of experts: a token is sent to a few of them
         count *= text.num_experts_per_tok / parameter.shape[0]
     return count, parameter.requires_grad

@@ -1,33 +1,32 @@
-"""Models by their hub name: a local directory in the cache of ``huggingface_hub``.
+"""Resolve Hugging Face Hub names to local directories in the cache of ``huggingface_hub``.
 
-``owner/name@REVISION`` is one revision of a model. A run names the commit to its workers: each of
-them finds it in the cache of its own node, or fetches it, and all have the same one.
+``owner/name@REVISION`` is one revision of a model. A run passes the commit hash to its workers, so
+all nodes load the same revision from their local cache or download it.
 """
 
 from pathlib import Path
 
-# Without the weights for other frameworks, which repositories often hold as well.
+# Repositories often also hold weights for other frameworks. They are not downloaded.
 WEIGHTS = ["*.safetensors", "pytorch_model*.bin"]
 DESCRIPTION = ["*.json", "*.jinja", "*.model", "*.txt", "*.py"]
 FILES = [*DESCRIPTION, *WEIGHTS]
 
 
 def model_directory(path: str) -> str:
-    """``path`` where it is a directory, else the cached copy of the hub model of that name (or
-    ``name@revision``), fetched if need be.
+    """Return ``path`` if it is a directory, else the cached directory of the hub model ``path``.
 
-    ``HF_HOME``, ``HF_ENDPOINT``, ``HF_TOKEN`` and ``HF_HUB_OFFLINE`` mean what they mean to
-    ``huggingface_hub``. Raises ``FileNotFoundError`` for what is neither a directory nor to be had
-    from the hub.
+    The hub name may be ``name@revision``. Missing files are downloaded. ``HF_HOME``,
+    ``HF_ENDPOINT``, ``HF_TOKEN`` and ``HF_HUB_OFFLINE`` have their usual meaning. Raises
+    ``FileNotFoundError`` if ``path`` is not a directory and the hub does not provide it.
     """
     return _directory(path, FILES)
 
 
 def pinned(path: str) -> str:
-    """``path`` as any node can be told of it: an absolute directory, or a hub name with the commit
-    that its cached copy is of.
+    """Return ``path`` in a form that is valid on every node.
 
-    Raises ``FileNotFoundError`` as ``model_directory``, which it calls.
+    This is an absolute directory, or a hub name with the commit of the cached copy
+    (``owner/name@COMMIT``). Raises ``FileNotFoundError`` as ``model_directory`` does.
     """
     directory = Path(model_directory(path))
     if Path(path).is_dir():
@@ -36,14 +35,15 @@ def pinned(path: str) -> str:
 
 
 def local_model(path: str | None) -> str | None:
-    """``model_directory`` of a model where one is named: what a worker loads from."""
+    """Return ``model_directory(path)``, or None for an unset path."""
     return None if path is None else model_directory(path)
 
 
 def description_directory(path: str) -> str:
-    """As ``model_directory``, without the weights: config, tokenizer and template, which are small.
+    """Return the directory of a model as ``model_directory`` does, but download no weights.
 
-    Raises ``FileNotFoundError``.
+    The result holds the small files: config, tokenizer and chat template. Raises
+    ``FileNotFoundError``.
     """
     return _directory(path, DESCRIPTION)
 
@@ -61,5 +61,5 @@ def _directory(path: str, files: list[str]) -> str:
         # OSError: no connection, and nothing in the cache
         why = str(error).strip().splitlines()[0]
         raise FileNotFoundError(
-            f"{path!r} is neither a directory nor a model that the hub gives: {why}"
+            f"{path!r} is neither a directory nor a model that the hub provides: {why}"
         ) from error

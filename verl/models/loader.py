@@ -1,6 +1,7 @@
 """Load a causal language model from a local directory.
 
-A hub name becomes a directory before, by ``verl.models.hub.model_directory``, on every node.
+Hub names are resolved to directories beforehand, on every node, by
+``verl.models.hub.model_directory``.
 """
 
 import copy
@@ -28,20 +29,19 @@ if TYPE_CHECKING:  # transformers takes seconds to import
 
 
 def check_model_dir(path: str | Path | None) -> Path:
-    """The directory of a model, made sure of.
+    """Return ``path`` as a ``Path`` after checking that it is a model directory.
 
-    Raises ``FileNotFoundError`` that says what is missing: the path, the directory, or its
-    ``config.json``.
+    Raises ``FileNotFoundError`` if the path, the directory or its ``config.json`` is missing.
     """
     if not path:
         raise FileNotFoundError(
-            "no model path is set; give actor_rollout_ref.model.path a directory or a hub name"
+            "no model path is set; set actor_rollout_ref.model.path to a directory or a hub name"
         )
     directory = Path(path)
     if not directory.is_dir():
         raise FileNotFoundError(
-            f"model path '{directory}' is not a directory; a worker loads from a local directory "
-            "in Hugging Face format: a hub name is turned into one when a run starts"
+            f"model path '{directory}' is not a directory; workers load models from a local "
+            "directory in Hugging Face format (hub names are resolved when a run starts)"
         )
     if not (directory / "config.json").is_file():
         raise FileNotFoundError(
@@ -51,7 +51,7 @@ def check_model_dir(path: str | Path | None) -> Path:
 
 
 def has_weights(directory: Path) -> bool:
-    """Whether the directory holds safetensors or PyTorch weights."""
+    """Return True if ``directory`` holds safetensors or PyTorch weights."""
     return any(directory.glob("*.safetensors")) or any(directory.glob("pytorch_model*.bin"))
 
 
@@ -60,9 +60,9 @@ def read_config(
     trust_remote_code: bool = False,
     override_config: Mapping[str, object] | None = None,
 ) -> "PreTrainedConfig":
-    """The configuration of the model in ``directory`` with values of ``override_config`` in place.
+    """Read the model config in ``directory`` and apply the values of ``override_config``.
 
-    Raises ``ValueError`` for a key that it does not have.
+    Raises ``ValueError`` for a key that the config does not have.
     """
     from transformers import AutoConfig
 
@@ -94,19 +94,22 @@ def load_causal_lm(
     empty: bool = False,
     use: Use = "policy",
 ) -> "PreTrainedModel":
-    """A ``transformers`` causal LM on the CPU, ready for packed rows.
+    """Load a ``transformers`` causal LM on the CPU, with packed attention.
 
-    Weights are ``dtype`` (the master weights, float32 for training). With ``lora_rank > 0`` only
+    ``dtype`` is that of the master weights (float32 for training). With ``lora_rank > 0`` only
     the adapters require gradients. With ``empty`` no weights are read: the model is on ``meta``,
-    and another rank has what it will hold. Raises ``FileNotFoundError`` for a missing path, config
-    or weights, ``UnusableWeights`` for those of another model, ``UnsupportedArchitecture`` for a
-    model that packed rows would score wrong. With ``use="value"`` the output head may be missing.
+    and its weights are received from another rank later. With ``use="value"`` the output head may
+    be missing.
+
+    Raises ``FileNotFoundError`` for a missing path, config or weights. Raises ``UnusableWeights``
+    for damaged weights or those of another model. Raises ``UnsupportedArchitecture`` for a model
+    that packed rows do not support.
     """
     directory = check_model_dir(path)
     if not (empty or has_weights(directory)):
         raise FileNotFoundError(f"'{directory}' has a config.json but no weights (*.safetensors)")
     if external_lib:
-        # Imported for what it registers with transformers.
+        # Imported because it registers models with transformers.
         importlib.import_module(external_lib)
     config = read_config(directory, trust_remote_code, override_config)
     for reason in config_reasons(config):  # before the weights are read
@@ -115,7 +118,7 @@ def load_causal_lm(
     try:
         model = _built(None if empty else directory, config, dtype, trust_remote_code, use)
     except KeyError as error:
-        # Some architectures look their attention up by name in a table of their own.
+        # Some architectures look up their attention in their private table instead.
         if error.args != (PACKED_ATTENTION,):
             raise
         raise refusal(config, NOT_REACHED) from error
@@ -131,7 +134,7 @@ def _built(
     trust_remote_code: bool,
     use: Use,
 ) -> "PreTrainedModel":
-    """The model of ``config`` with the weights in ``directory``; None: on ``meta``, without any."""
+    """Build the model of ``config`` with the weights in ``directory``, or on ``meta`` for None."""
     from transformers import AutoModelForCausalLM
 
     options = {
@@ -153,17 +156,16 @@ def prepare_for_training(
     target_modules: str | Sequence[str] = "all-linear",
     attention: str = "sdpa",
 ) -> "PreTrainedModel":
-    """Switch a causal LM to packed attention, make sure that it computes the same in it as in its
-    own, and add checkpointing and LoRA where asked for. ``attention`` says which kernels compute
-    packed attention: those of ``sdpa``, or ``flex``.
+    """Switch a causal LM to packed attention and add gradient checkpointing and LoRA if configured.
 
-    Raises ``UnsupportedArchitecture`` where it does not.
+    ``attention`` selects the kernels of packed attention: ``sdpa`` or ``flex``. Raises
+    ``UnsupportedArchitecture`` if packed attention changes the log-probs of the model.
     """
     register_packed_attention()
     if model.config._attn_implementation != PACKED_ATTENTION:
         model.set_attn_implementation(PACKED_ATTENTION)
     model.config.use_cache = False  # nothing is decoded: every forward sees whole rows
-    # Before adapters, which start without effect, and before the parameters are sharded.
+    # Before adapters are added (they have no effect at first), and before parameters are sharded.
     check_architecture(model)
     if attention == "flex":
         register_flex_attention()
@@ -171,20 +173,22 @@ def prepare_for_training(
     if lora_rank > 0:
         add_lora(model, rank=lora_rank, alpha=lora_alpha, target_modules=target_modules)
     if gradient_checkpointing:
-        # The reentrant kind needs an input with a gradient; below LoRA's adapters all is frozen.
+        # Reentrant checkpointing needs an input with a gradient. With LoRA the embeddings are
+        # frozen, so there is none.
         model.gradient_checkpointing_enable({"use_reentrant": False})
     return model
 
 
 def new_causal_lm(config: "PreTrainedConfig", seed: int) -> "PreTrainedModel":
-    """A causal LM of ``config`` with random weights that depend on ``seed`` alone, in float32, for
-    packed rows.
+    """Create a float32 causal LM of ``config`` with packed attention and random weights.
+
+    The weights depend on ``seed`` alone.
     """
     from transformers import AutoModelForCausalLM
 
     register_packed_attention()
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed & 0x7FFFFFFF)  # CUDA's generator takes no wider ones
+        torch.manual_seed(seed & 0x7FFFFFFF)  # the generator of CUDA takes no wider seed
         model = AutoModelForCausalLM.from_config(
             copy.deepcopy(config), attn_implementation=PACKED_ATTENTION
         )

@@ -1,4 +1,4 @@
-"""LoRA through peft: adapters are injected into the model itself, and merged again on export."""
+"""LoRA through peft: adapters are injected into the model in place, and merged on export."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -10,13 +10,16 @@ if TYPE_CHECKING:  # transformers takes seconds to import
     from transformers import PreTrainedModel
 
 ADAPTER = "default"
-# What peft adds to a module and is no plain adapter; nothing here can merge it.
+# Parts of names of tensors that peft adds and that ``merge_lora`` cannot merge.
 UNMERGED = (".lora_", ".modules_to_save.", ".original_module.")
 _CONFIG = "_verl_adapter_config"
 
 
 class UnsupportedTargets(ValueError):
-    """Modules that LoRA cannot adapt here; ``unknown`` is the name that no module has, if any."""
+    """Error for LoRA target modules that cannot be adapted.
+
+    ``unknown`` is the target name that matches no module, or None for other problems.
+    """
 
     def __init__(self, why: str, unknown: object = None) -> None:
         super().__init__(why)
@@ -30,12 +33,12 @@ def add_lora(
     alpha: float,
     target_modules: str | Sequence[str] = "all-linear",
 ) -> "PreTrainedModel":
-    """Freeze ``model`` and inject trainable adapters of ``rank`` with scale ``alpha / rank`` in
-    place.
+    """Freeze ``model`` and inject trainable adapters of ``rank`` with scale ``alpha / rank``.
 
-    ``target_modules`` is ``all-linear`` (every linear layer but the output head), a name or a list
-    of names. Raises ``ModuleNotFoundError`` without peft, ``UnsupportedTargets`` for names that no
-    module has, and for modules whose adapters cannot be merged.
+    The model is changed in place and returned. ``target_modules`` is ``all-linear`` (every linear
+    layer except the output head), a name or a list of names. Raises ``ModuleNotFoundError`` if
+    peft is missing, and ``UnsupportedTargets`` for names that match no module and for modules whose
+    adapters cannot be merged.
     """
     try:
         from peft import LoraConfig, inject_adapter_in_model
@@ -44,7 +47,7 @@ def add_lora(
     targets = check_targets(model, target_modules)
     for parameter in model.parameters():
         parameter.requires_grad_(False)
-    # no dropout: log-probs of one row would differ from pass to pass
+    # no dropout: log-probs of one row would differ between passes
     config = LoraConfig(
         r=rank,
         lora_alpha=alpha,  # pyright: ignore[reportArgumentType]  peft computes with fractions too
@@ -53,16 +56,15 @@ def add_lora(
         bias="none",
     )
     inject_adapter_in_model(config, model, adapter_name=ADAPTER)
-    # peft hangs its configs on a wrapper, which there is none of here.
+    # peft stores its configs on a wrapper module. Adapters are injected here without a wrapper.
     setattr(model, _CONFIG, config)
     return model
 
 
 def check_targets(model: "PreTrainedModel", target_modules: object) -> list[Any]:
-    """The names of the modules to adapt, as peft reads them: a module has a name if its own ends
-    with it.
+    """Return the names of the modules to adapt, as peft matches them: by the end of a module name.
 
-    Raises ``UnsupportedTargets`` for the first of ``target_problems``.
+    Raises the first error of ``target_problems``.
     """
     for problem in target_problems(model, target_modules):
         raise problem
@@ -72,13 +74,15 @@ def check_targets(model: "PreTrainedModel", target_modules: object) -> list[Any]
 def target_problems(
     model: "PreTrainedModel", target_modules: object
 ) -> Iterator[UnsupportedTargets]:
-    """Names that no module has, and modules that are no linear layer with a weight of its own: only
-    the adapters of such layers can be merged and sent.
+    """Yield an error for each target that cannot be adapted.
+
+    A target must match at least one module, and all matches must be linear layers whose weight is
+    not tied to another module. Adapters of other modules can be neither merged nor sent.
     """
     kind = model.config.model_type
     targets = _targets(model, target_modules)
     if not targets:
-        yield UnsupportedTargets(f"no module of {kind} is named")
+        yield UnsupportedTargets(f"the list of target modules of {kind} is empty")
     modules = dict(model.named_modules())
     first = {id(weight): name for name, weight in model.named_parameters()}
     for target in targets:
@@ -88,16 +92,14 @@ def target_problems(
         for name in matches:
             module = modules[name]
             if not isinstance(module, nn.Linear):
-                what = (
-                    f"is a {type(module).__name__}: adapters of linear layers alone can be merged"
-                )
+                what = f"is a {type(module).__name__}: only adapters of linear layers can be merged"
             elif first[id(module.weight)] != f"{name}.weight":
                 tied = first[id(module.weight)]
-                what = f"has no weight of its own, which is {tied}: one use alone would be adapted"
+                what = f"shares its weight with {tied}: only one of the two would be adapted"
             else:
                 continue
             yield UnsupportedTargets(f"{name} of {kind} {what}")
-            break  # of all layers, one
+            break  # one error per target is enough
 
 
 def _targets(model: "PreTrainedModel", target_modules: object) -> list[Any]:
@@ -109,12 +111,12 @@ def _targets(model: "PreTrainedModel", target_modules: object) -> list[Any]:
 
 
 def adapter_config(model: "PreTrainedModel") -> Any:
-    """The peft configuration of the adapters that ``add_lora`` injected; None without any."""
+    """Return the peft config of the adapters that ``add_lora`` injected, None without adapters."""
     return getattr(model, _CONFIG, None)
 
 
 def linear_names(model: "PreTrainedModel") -> list[str]:
-    """Last name parts of all linear layers except the output head, sorted."""
+    """Return the last name parts of all linear layers except the output head, sorted."""
     head = model.get_output_embeddings()
     found: set[str] = set()
     for name, module in model.named_modules():
@@ -124,17 +126,21 @@ def linear_names(model: "PreTrainedModel") -> list[str]:
 
 
 def lora_scales(model: nn.Module) -> dict[str, float]:
-    """Scale ``alpha / rank`` of every adapted module by its name; empty without LoRA."""
+    """Return the scale ``alpha / rank`` of every adapted module by name; empty without LoRA."""
     found: dict[str, float] = {}
     for name, module in model.named_modules():
-        scaling = getattr(module, "scaling", None)  # what peft puts beside the adapter matrices
+        scaling = getattr(module, "scaling", None)  # peft stores the scales on the layer
         if hasattr(module, "lora_A") and isinstance(scaling, Mapping):
             found[name] = float(scaling[ADAPTER])
     return found
 
 
 def adapted_module(name: str) -> str:
-    """What a weight belongs to: the module that its adapters adapt, or the weight alone."""
+    """Return the name of the adapted module that a tensor belongs to.
+
+    The name of a tensor outside of adapted modules is returned unchanged. Example:
+    ``q_proj.lora_A.default.weight`` and ``q_proj.base_layer.weight`` both give ``q_proj``.
+    """
     for mark in (".base_layer.", ".lora_"):
         module, found, _ = name.partition(mark)
         if found:
@@ -143,11 +149,11 @@ def adapted_module(name: str) -> str:
 
 
 def merge_lora(state: dict[str, torch.Tensor], scales: dict[str, float]) -> dict[str, torch.Tensor]:
-    """Full state with adapters folded into the weights they adapt: ``W + scale * B @ A``, under the
-    plain names.
+    """Return the full state with adapters merged into their weights: ``W + scale * B @ A``.
 
-    Raises ``ValueError`` for an adapter without the weight it adapts, or of another kind: without
-    it the merged weights would be those of another policy.
+    Names in the result are those of the model without adapters. Raises ``ValueError`` if an adapter
+    or its weight is missing, and for tensors that cannot be merged. Ignoring them would change the
+    policy.
     """
     merged: dict[str, torch.Tensor] = {}
     folded: set[str] = set()
@@ -159,8 +165,8 @@ def merge_lora(state: dict[str, torch.Tensor], scales: dict[str, float]) -> dict
         if leaf == "weight":
             names = [f"{module}.lora_{part}.{ADAPTER}.weight" for part in "AB"]
             if module not in scales or not state.keys() >= set(names):
-                raise ValueError(f"{name}: the weight is adapted, and its adapter is missing")
-            # In float32: an adapter's update is often smaller than what bfloat16 rounds away.
+                raise ValueError(f"{name}: the weight has an adapter, but its tensors are missing")
+            # In float32: the change by an adapter is often below the precision of bfloat16.
             low, high = (state[part].float() for part in names)  # [rank, in], [out, rank]
             tensor = (tensor.float() + scales[module] * (high @ low)).to(tensor.dtype)
             folded.update(names)
@@ -169,7 +175,7 @@ def merge_lora(state: dict[str, torch.Tensor], scales: dict[str, float]) -> dict
     left = [name for name in merged if any(mark in name for mark in UNMERGED)]
     if left:
         raise ValueError(
-            f"{len(left)} tensors of adapters have no weight that they adapt, or are of a kind "
-            f"that cannot be merged; the first is {left[0]}"
+            f"{len(left)} adapter tensors have no matching weight or cannot be merged; "
+            f"the first is {left[0]}"
         )
     return merged

@@ -1,10 +1,9 @@
-"""A small Qwen3-architecture policy with a tokenizer of its own, built from texts of its tasks.
+"""Create a small policy of the Qwen3 architecture, with a tokenizer built from task texts.
 
-The tokenizer is byte-level BPE, so every text survives encode and decode. Frequent words of the
-texts are entries of their own (one token each), tags and chat marks are single tokens, and the chat
-template adds two marks per turn. Control marks are special tokens and cannot come out of an
-observation that is encoded with ``split_special_tokens``; the tags are not special, so they survive
-decoding without special tokens.
+The tokenizer is byte-level BPE, so encode and decode preserve every text. Frequent words, tags and
+chat marks are single tokens. The chat template adds two marks per turn. Chat marks are special
+tokens: an observation encoded with ``split_special_tokens`` cannot produce them. Tags are not
+special, so they are kept when special tokens are skipped in decoding.
 """
 
 import json
@@ -30,8 +29,8 @@ CHAT_TEMPLATE = (
     "{%- if message['role'] == 'assistant' -%}{{- '<|end|>' -}}{%- endif -%}{%- endfor -%}"
     "{%- if add_generation_prompt -%}{{- '<|assistant|>' -}}{%- endif -%}"
 )
-MAX_MERGES = 96  # entries left for BPE merges, which spell words outside the vocabulary
-MAX_REPEATS = 200  # how often one word is shown to the merge trainer: keeps training instant
+MAX_MERGES = 96  # entries reserved for BPE merges, which spell words outside the vocabulary
+MAX_REPEATS = 200  # occurrences of one word for the merge trainer; the limit keeps it fast
 
 
 def build_policy(
@@ -52,13 +51,12 @@ def build_policy(
     tie_embeddings: bool = True,
     seed: int = 0,
 ) -> Path:
-    """Train the tokenizer on ``texts``, initialise the model, save both to ``out_dir`` in Hugging
-    Face form.
+    """Train the tokenizer, initialise the model and save both to ``out_dir`` in Hugging Face
+    format.
 
-    ``words`` and ``tags`` as in ``build_tokenizer``. The model has as many embeddings as the
-    tokenizer has entries (at most ``vocab_size``), so that no id without a text can be sampled.
-    Raises ``ValueError`` where ``vocab_size`` cannot hold bytes, tags and marks. Returns
-    ``out_dir``.
+    ``texts``, ``words`` and ``tags`` are those of ``build_tokenizer``. The model has one embedding
+    per tokenizer entry (at most ``vocab_size``), so every id that can be sampled has a text. Raises
+    ``ValueError`` if ``vocab_size`` is too small for bytes, tags and marks. Returns ``out_dir``.
     """
     tokenizer = build_tokenizer(texts, vocab_size, max_length, words=words, tags=tags)
     ids = tokenizer.get_vocab()
@@ -77,7 +75,7 @@ def build_policy(
         eos_token_id=ids[END],
         pad_token_id=ids[PAD],
     )
-    # The caller's random numbers go on as if no model had been made.
+    # The random state of the caller is restored after the model is made.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = Qwen3ForCausalLM(config).float()
@@ -97,31 +95,33 @@ def build_tokenizer(
     words: Iterable[str] = (),
     tags: Sequence[str] = (),
 ) -> PreTrainedTokenizerFast:
-    """A byte-level BPE tokenizer of at most ``vocab_size`` entries.
+    """Build a byte-level BPE tokenizer of at most ``vocab_size`` entries.
 
-    Its vocabulary is: marks and ``tags``, the 256 bytes, the most frequent words of ``texts``, and
-    a few merges for what is left. Each of ``words`` counts as having occurred once: what the tasks
-    can name although the texts do not, written as in a sentence, with the space before it
-    (``" mug"``). Raises ``ValueError`` where ``vocab_size`` cannot hold bytes, tags and marks.
+    The vocabulary consists of marks and ``tags``, the 256 bytes, the most frequent words of
+    ``texts`` and a few merges for other words. ``words`` are additional words of the tasks that
+    may be missing in ``texts``. Each counts as one occurrence and is written with the space
+    before it (``" mug"``). Raises ``ValueError`` if ``vocab_size`` is too small for bytes, tags
+    and marks.
     """
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     room = vocab_size - len(alphabet) - len(MARKS) - len(tags)
     if room < 0:
         raise ValueError(
-            f"vocab_size={vocab_size}: bytes, tags and marks alone need {vocab_size - room}"
+            f"vocab_size={vocab_size} is too small; bytes, tags and marks need at least "
+            f"{vocab_size - room} entries"
         )
     split = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
     counts = count_words(split, [*words, *_without_tags(texts, tags)])
-    # Ties by the word itself: the same texts give the same ids on every machine.
+    # Ties are ordered by the word, so that the same texts give the same ids on every machine.
     frequent = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     longer = [word for word, _ in frequent if len(word) > 1]  # single bytes are entries already
-    # Words take most of the room, but a quarter of it at most is kept for merges.
+    # Up to a quarter of the free entries is reserved for merges, the rest is for whole words.
     whole = longer[: max(0, room - min(MAX_MERGES, room // 4))]
     merges = train_merges(longer, counts, alphabet, room - len(whole))
     merged = [left + right for left, right in merges]
     vocabulary = dict.fromkeys([*alphabet, *whole, *merged])  # in order, each once
     ids = {entry: index for index, entry in enumerate(vocabulary)}
-    # ignore_merges: a word that is an entry is one token, however the merges would spell it
+    # ignore_merges: a word in the vocabulary is always one token, regardless of the merges
     tokenizer = Tokenizer(models.BPE(ids, merges, ignore_merges=True))
     tokenizer.pre_tokenizer = split
     tokenizer.decoder = decoders.ByteLevel()
@@ -141,7 +141,7 @@ def build_tokenizer(
 
 
 def _without_tags(texts: Iterable[str], tags: Sequence[str]) -> Iterable[str]:
-    """The pieces of ``texts`` between tags: a tag is a token of its own and no part of a word."""
+    """Yield the pieces of ``texts`` between tags, because a tag is a separate token."""
     if not tags:
         yield from texts
         return
@@ -151,7 +151,7 @@ def _without_tags(texts: Iterable[str], tags: Sequence[str]) -> Iterable[str]:
 
 
 def count_words(split: pre_tokenizers.ByteLevel, pieces: Iterable[str]) -> Counter[str]:
-    """How often each byte-level word occurs in ``pieces``."""
+    """Count the occurrences of each byte-level word in ``pieces``."""
     counts: Counter[str] = Counter()
     for piece in pieces:
         counts.update(word for word, _ in split.pre_tokenize_str(piece))
@@ -161,7 +161,7 @@ def count_words(split: pre_tokenizers.ByteLevel, pieces: Iterable[str]) -> Count
 def train_merges(
     words: list[str], counts: Counter[str], alphabet: list[str], room: int
 ) -> list[tuple[str, str]]:
-    """The first ``room`` BPE merges over the byte-level words, most useful first."""
+    """Return the first ``max_merges`` BPE merges over the byte-level words, in training order."""
     trainer = trainers.BpeTrainer(
         vocab_size=len(alphabet) + room, initial_alphabet=alphabet, show_progress=False
     )
@@ -172,8 +172,8 @@ def train_merges(
 
 
 def json_merges(tokenizer: Tokenizer) -> list[tuple[str, str]]:
-    """The merges of a trained BPE tokenizer."""
+    """Return the merges of a trained BPE tokenizer as pairs."""
     merges = json.loads(tokenizer.to_str())["model"]["merges"]
-    # older versions of the library write a merge as one text, newer ones as a pair
+    # older versions of tokenizers write a merge as one string, newer ones as a pair
     pairs = [merge.split(" ") if isinstance(merge, str) else merge for merge in merges]
     return [(left, right) for left, right in pairs]

@@ -1,17 +1,18 @@
-"""Attention over packed rows: many rows in one sequence of tokens, each attending to itself alone.
+"""Attention over packed rows: many rows in one token sequence, and each row attends only to itself.
 
-A micro-batch is one sequence ``[1, T]``: the rows' real tokens one after another (the trunk), then,
+A micro-batch is one sequence ``[1, T]``: first the unpadded tokens of all rows (the trunk), then,
 optionally, the branches of all rows::
 
     | row 0 | row 1 | row 2 |  branches of row 0 | branches of row 1 | ...
       causal  causal  causal    trunk[0:start) of their row + themselves, causally
 
-``PackedLayout`` says where everything lies. It reaches the attention layers as keyword argument
-``layout`` through transformers' ``AttentionInterface``, so architectures that use the interface and
-add nothing to plain causal attention work unchanged; ``verl.models.architecture`` tells which do.
-Neither padding nor a ``[T, T]`` mask is ever made: each row is one causal call of scaled
-dot-product attention, rows of similar length share a call, and a branch block is one call against
-the keys it may see. ``verl.models.flex_attention`` computes the same in one call.
+``PackedLayout`` describes this sequence. Attention layers receive it as keyword argument ``layout``
+through ``AttentionInterface`` of transformers. So architectures with plain causal attention work
+unchanged if they use the interface (``verl.models.architecture`` checks this).
+
+No ``[T, T]`` mask is made. Each row is one causal call of scaled dot-product attention. Rows of
+similar length share a call. A branch block is one call against the keys that it may see.
+``verl.models.flex_attention`` computes the same in one call.
 """
 
 from collections.abc import Mapping
@@ -22,16 +23,16 @@ from typing import TYPE_CHECKING
 import torch
 import torch.nn.functional as F
 
-if TYPE_CHECKING:  # the first brings torch's compiler along, the second imports this module
+if TYPE_CHECKING:  # the first import loads torch's compiler, the second imports this module
     from torch.nn.attention.flex_attention import BlockMask
 
     from verl.models.sequence_parallel import SequenceGroup
 
 PACKED_ATTENTION = "verl_packed"
-# Share of padding up to which rows are attended to in one call. On a CPU that saves a seventh of
-# the time of rows of about 200 tokens; with more padding, or longer rows, there is nothing to gain.
+# Largest share of padding in a group of rows that share one attention call. On a CPU, grouping
+# saves a seventh of the time of rows of about 200 tokens. More padding or longer rows gain nothing.
 MAX_ROW_PADDING = 0.05
-# What reaches an attention function beside what it computes with, and changes no result.
+# Keyword arguments of attention functions that do not change the result.
 HARMLESS = frozenset(
     (
         "position_ids",
@@ -41,12 +42,12 @@ HARMLESS = frozenset(
         "output_router_logits",
     )
 )
-# What is known not to be computed here.
+# Unsupported keyword arguments, with a description for the error message.
 KNOWN_ARGUMENTS = {
     "s_aux": "attention sinks, which take a share of every token's attention",
-    "softcap": "a soft cap on the attention's logits",
-    "position_bias": "a bias by position on the attention's logits",
-    "is_causal": "tokens that see what comes after them",
+    "softcap": "a soft cap on the attention logits",
+    "position_bias": "a bias by position on the attention logits",
+    "is_causal": "attention that is not causal",
 }
 
 
@@ -54,8 +55,9 @@ KNOWN_ARGUMENTS = {
 class RowGroup:
     """Rows of similar length that share one attention call.
 
-    ``gather`` [G * L] packed positions of the padded rows, ``scatter`` [sum of lengths] positions
-    of the real tokens in the padded result; both None for rows of one length, which are a slice.
+    ``gather`` [G * L] holds the packed positions of the padded rows. ``scatter`` [sum of lengths]
+    holds the positions of the unpadded tokens in the padded result. Both are None if all rows have
+    the same length: then a slice is enough.
     """
 
     start: int
@@ -70,10 +72,10 @@ class RowGroup:
 class BranchBlock:
     """Consecutive branch tokens that share one attention call.
 
-    Queries are packed positions ``[start, end)``; keys are trunk positions ``[trunk, trunk +
-    prefix)`` and the queries' own positions. ``sizes`` are the tokens of its branches, which go on
-    from the first ``starts`` of the row. ``mask`` [end - start, prefix + end - start] is added to
-    the logits: 0 or -inf; None until ``with_masks``.
+    Queries are packed positions ``[start, end)``. Keys are trunk positions ``[trunk, trunk +
+    prefix)`` and the positions of the queries. Branch i of the block has ``sizes[i]`` tokens and
+    continues the first ``starts[i]`` tokens of the row. ``mask`` [end - start, prefix + end -
+    start] is added to the logits (0 or -inf). It is None until ``with_masks``.
     """
 
     start: int
@@ -87,12 +89,12 @@ class BranchBlock:
 
 @dataclass(frozen=True)
 class PackedLayout:
-    """Which packed token may see which: trunk rows of ``lengths`` and, after them, ``blocks`` of
-    branch tokens.
+    """Layout of a packed sequence: trunk rows of ``lengths`` tokens, then ``blocks`` of branches.
 
-    ``longest_branch`` is the largest number of tokens that a branch's last token sees, the row's
-    prefix and itself included. ``flex`` says all of it once more for FlexAttention, where that
-    computes, and ``group`` whose ranks compute together.
+    ``longest_branch`` is the largest number of tokens that the last token of a branch sees,
+    including the prefix and the token itself. ``flex`` is the same layout as a mask for
+    FlexAttention, if that is used. ``group`` holds the ranks that compute the sequence together
+    under sequence parallelism, otherwise None.
     """
 
     lengths: tuple[int, ...]
@@ -104,22 +106,23 @@ class PackedLayout:
 
     @property
     def trunk(self) -> int:
-        """Number of trunk tokens."""
+        """Number of trunk tokens, the sum of the row lengths."""
         return sum(self.lengths)
 
     @property
     def longest(self) -> int:
-        """The largest number of tokens that any token sees, itself included."""
+        """Largest number of tokens that any token sees, including itself."""
         return max(self.longest_branch, *self.lengths)
 
 
 class UnsupportedAttention(ValueError):
-    """What a model asks of its attention and packed rows do not compute."""
+    """Error for attention features of a model that packed rows do not support."""
 
 
 def layout_of_rows(lengths: list[int], device: torch.device | str = "cpu") -> PackedLayout:
-    """Layout of rows with the given lengths (tokens), without branches; neighbours of similar
-    length share a call.
+    """Return the layout of rows with the given lengths (tokens), without branches.
+
+    Neighbouring rows of similar length share an attention call.
     """
     offsets = [0, *accumulate(lengths)]
     groups: list[RowGroup] = []
@@ -144,7 +147,8 @@ def _row_group(lengths: list[int], start: int, device: torch.device | str) -> Ro
     column = torch.arange(longest)
     real = column[None, :] < size[:, None]  # [G, L]
     first = torch.tensor([0, *accumulate(lengths)][:-1])
-    # a padded key position repeats the row's last token; causality hides it from every real query
+    # A padded key repeats the last token of the row. The causal mask hides it from all real
+    # queries.
     gather = start + first[:, None] + torch.minimum(column[None, :], size[:, None] - 1)
     scatter = real.reshape(-1).nonzero().squeeze(-1)
     return RowGroup(
@@ -155,7 +159,7 @@ def _row_group(lengths: list[int], start: int, device: torch.device | str) -> Ro
 def with_masks(
     layout: PackedLayout, device: torch.device, dtype: torch.dtype = torch.float32
 ) -> PackedLayout:
-    """The layout with the masks of its branch blocks, once for all layers of a forward."""
+    """Return the layout with masks for its branch blocks, which all layers of a forward share."""
     blocks = [replace(block, mask=_branch_mask(block).to(device, dtype)) for block in layout.blocks]
     return replace(layout, blocks=tuple(blocks))
 
@@ -165,7 +169,7 @@ def _branch_mask(block: BranchBlock) -> torch.Tensor:
     starts = torch.tensor(block.starts)
     owner = torch.repeat_interleave(torch.arange(len(sizes)), sizes)  # [Q], the branch of a query
     order = torch.arange(len(owner))
-    # a query sees its row up to the start of its branch, and of the block its own branch causally
+    # a query sees its row up to the start of its branch, and its branch causally
     in_row = torch.arange(block.prefix)[None, :] < starts[owner][:, None]
     in_branch = (owner[:, None] == owner[None, :]) & (order[:, None] >= order[None, :])
     visible = torch.cat([in_row, in_branch], dim=1)
@@ -184,11 +188,11 @@ def packed_attention(
     sliding_window: int | None = None,
     **others: object,
 ) -> tuple[torch.Tensor, None]:
-    """Attention function for ``AttentionInterface``.
+    """Compute attention for ``AttentionInterface``.
 
-    query [1, H, T, D], key and value [1, K, T, D] with H a multiple of K; returns ([1, T, H, D],
-    None). Raises ``UnsupportedAttention`` without a layout, for a row or branch that a sliding
-    window would cut, and for every argument that would change the result.
+    ``query`` is [1, H, T, D]; ``key`` and ``value`` are [1, K, T, D] with H a multiple of K.
+    Returns ([1, T, H, D], None). Raises ``UnsupportedAttention`` without a layout, for a row or
+    branch longer than the sliding window, and for unsupported arguments.
     """
     if layout is None:
         raise UnsupportedAttention("packed attention is called without layout=PackedLayout(...)")
@@ -207,26 +211,25 @@ def packed_attention(
 
 
 def check_window(window: int | None, layout: PackedLayout) -> None:
-    """Raise ``UnsupportedAttention`` where a token of ``layout`` would not see all that is before
-    it.
-    """
+    """Raise ``UnsupportedAttention`` if a row or branch of ``layout`` is longer than ``window``."""
     if window is not None and layout.longest > window:
         raise UnsupportedAttention(
-            f"a row or branch of {layout.longest} tokens (a branch counts with what it continues) "
-            f"is longer than the sliding window of {window} tokens, and packed rows compute no "
-            "windows"
+            f"a row or branch of {layout.longest} tokens (a branch includes its prefix) is longer "
+            f"than the sliding window of {window} tokens; packed rows support no sliding windows"
         )
 
 
 def refuse(mask: torch.Tensor | None, others: Mapping[str, object]) -> None:
-    """Raise ``UnsupportedAttention`` for what the model wants beside scaled dot products."""
+    """Raise ``UnsupportedAttention`` for a mask and for arguments that would change the result."""
     if mask is not None:
-        # transformers makes none for a custom attention: this one is the model's own
-        raise UnsupportedAttention("it makes an attention mask of its own, which is not applied")
+        # transformers makes no mask for a custom attention, so the code of the model made it
+        raise UnsupportedAttention(
+            "the model makes a custom attention mask, which packed rows do not apply"
+        )
     for name, value in others.items():
         if value is None or name in HARMLESS or (name == "is_causal" and value is True):
             continue
-        why = KNOWN_ARGUMENTS.get(name, "what it would change is not known")
+        why = KNOWN_ARGUMENTS.get(name, "an unknown argument, which may change the result")
         raise UnsupportedAttention(f"its attention is called with {name}: {why}")
 
 
@@ -238,7 +241,7 @@ def _attend_rows(
     scaling: float | None,
     dropout: float,
 ) -> torch.Tensor:
-    """Causal attention of one row group; returns [1, tokens, H, D]."""
+    """Return the causal attention of one row group [1, tokens, H, D]."""
     cut = _even_rows if group.gather is None else _padded_rows
     rows = [cut(x, group) for x in (query, key, value)]
     out = F.scaled_dot_product_attention(*rows, is_causal=True, scale=scaling, dropout_p=dropout)
@@ -247,13 +250,15 @@ def _attend_rows(
 
 
 def _even_rows(x: torch.Tensor, group: RowGroup) -> torch.Tensor:
-    """The group's rows of ``x`` [1, H, T, D], all of one length, as [rows, H, length, D]."""
+    """Return the rows of ``group``, all of one length, from ``x`` [1, H, T, D] as
+    [rows, H, length, D].
+    """
     tokens = x[0, :, group.start : group.end]
     return tokens.unflatten(1, (group.rows, group.length)).transpose(0, 1)
 
 
 def _padded_rows(x: torch.Tensor, group: RowGroup) -> torch.Tensor:
-    """The group's rows of ``x`` [1, H, T, D] as a padded batch [rows, H, length, D]."""
+    """Return the rows of ``group`` from ``x`` [1, H, T, D] as a padded [rows, H, length, D]."""
     assert group.gather is not None
     tokens = x[0].transpose(0, 1).index_select(0, group.gather)
     return tokens.unflatten(0, (group.rows, group.length)).transpose(1, 2)
@@ -267,12 +272,12 @@ def _attend_block(
     scaling: float | None,
     dropout: float,
 ) -> torch.Tensor:
-    """Attention of one block of branch tokens; returns [1, tokens, H, D]."""
+    """Return the attention of one block of branch tokens [1, tokens, H, D]."""
     own = slice(block.start, block.end)
     seen = slice(block.trunk, block.trunk + block.prefix)
     keys = torch.cat([key[:, :, seen], key[:, :, own]], dim=2)
     values = torch.cat([value[:, :, seen], value[:, :, own]], dim=2)
-    assert block.mask is not None  # ``with_masks`` comes before the layers
+    assert block.mask is not None  # ``with_masks`` is called before the layers
     mask = block.mask.to(query.dtype)
     out = F.scaled_dot_product_attention(
         query[:, :, own], keys, values, attn_mask=mask, scale=scaling, dropout_p=dropout
@@ -281,11 +286,10 @@ def _attend_block(
 
 
 def register_packed_attention() -> None:
-    """Make ``attn_implementation="verl_packed"`` known to transformers; calling it again changes
-    nothing.
+    """Register ``attn_implementation="verl_packed"`` with transformers. Repeated calls have no
+    effect.
     """
     from transformers import AttentionInterface
 
-    # A layer that is compiled calls it as it is: traced, it would be compiled anew for the numbers
-    # of every layout.
+    # Not compiled inside a compiled layer: tracing would recompile it for every new layout.
     AttentionInterface.register(PACKED_ATTENTION, torch.compiler.disable(packed_attention))

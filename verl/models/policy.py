@@ -1,6 +1,6 @@
-"""The two trained models: a policy that scores tokens, a value model that scores states.
+"""The two trained models: a policy that scores tokens and a value model that scores states.
 
-Both read packed rows.
+The input of both is packed rows.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,11 +21,11 @@ if TYPE_CHECKING:  # transformers takes seconds to import
 
 
 class PackedModel(nn.Module):
-    """A model that reads packed rows and is sharded block by block."""
+    """Base class of models that take packed rows and that FSDP shards layer by layer."""
 
     config: "PreTrainedConfig"
     window: int | None
-    group: SequenceGroup | None = None  # of ranks that compute a row together
+    group: SequenceGroup | None = None  # ranks that compute a row together
 
     def last_hidden(
         self,
@@ -34,36 +34,35 @@ class PackedModel(nn.Module):
         position_ids: torch.Tensor | None,
         layout: PackedLayout | None,
     ) -> torch.Tensor:
-        """Last hidden states [T, H] of a packed sequence; without one, of the rank's whose turn it
-        is.
+        """Return the last hidden states [T, H] of a packed sequence.
+
+        Without inputs, the sequence is that of the rank of the group whose turn it is.
         """
         inputs = None
         if input_ids is not None and position_ids is not None and layout is not None:
             inputs = (input_ids, position_ids, layout)
         if self.group is not None:
             return self.group.hidden(backbone, inputs, self.window)
-        assert inputs is not None  # only in a group another rank may have them
+        assert inputs is not None  # inputs may only be missing in a group
         return last_hidden(backbone, *inputs, self.window)
 
     def take_part(self) -> torch.Tensor:
-        """A pass over rows of another rank of the group: zero, whose gradient is zero."""
+        """Run the pass of another rank of the group and return a zero loss with zero gradient."""
         raise NotImplementedError
 
     @property
     def blocks(self) -> nn.ModuleList:
-        """The decoder layers, which is what FSDP shards one by one."""
+        """Decoder layers, which FSDP shards one by one."""
         raise NotImplementedError
 
     @property
     def head_weight(self) -> torch.Tensor:
-        """What the last hidden states are multiplied with, [width of the output, H]."""
+        """Weight of the output head, [output size, H]."""
         raise NotImplementedError
 
 
 class PolicyModel(PackedModel):
-    """A causal LM whose forward returns scores of chosen tokens only; logits of other tokens are
-    never computed.
-    """
+    """Causal LM whose forward computes logits and scores at chosen tokens only."""
 
     lm: "PreTrainedModel"
 
@@ -75,12 +74,12 @@ class PolicyModel(PackedModel):
 
     @property
     def blocks(self) -> nn.ModuleList:
-        """The decoder layers, which is what FSDP shards one by one."""
+        """Decoder layers, which FSDP shards one by one."""
         return decoder_layers(self.lm)
 
     @property
     def head_weight(self) -> torch.Tensor:
-        """The weight of the output head [V, H]."""
+        """Weight of the output head, [V, H]."""
         return output_head(self.lm).get_parameter("weight")
 
     def forward(
@@ -91,22 +90,20 @@ class PolicyModel(PackedModel):
         targets: Sequence[Targets],
         choice_token_ids: torch.Tensor | None = None,
     ) -> list[TokenScores]:
-        """Score each group of ``targets`` in one packed sequence; input_ids, position_ids [T]."""
+        """Score each element of ``targets`` in one packed sequence; ids and positions are [T]."""
         hidden = self.last_hidden(self.lm.base_model, input_ids, position_ids, layout)
         head = output_head(self.lm)
         return [scores_from_hidden(head, hidden, group, choice_token_ids) for group in targets]
 
     def take_part(self) -> torch.Tensor:
-        """A pass over rows of another rank of the group: zero, whose gradient is zero."""
+        """Run the pass of another rank of the group and return a zero loss with zero gradient."""
         first = _first_position(self)
-        # With the head, whose gradient all ranks reduce together.
+        # The head is included because its gradient is reduced over all ranks.
         return self(None, None, None, [Targets(first, first)])[0].log_probs.sum() * 0.0
 
 
 class ValueModel(PackedModel):
-    """The backbone of a causal LM with a scalar head: the value of the state before each chosen
-    token.
-    """
+    """Backbone of a causal LM with a scalar head, for the value of the state before each token."""
 
     backbone: nn.Module
 
@@ -122,12 +119,12 @@ class ValueModel(PackedModel):
 
     @property
     def blocks(self) -> nn.ModuleList:
-        """The decoder layers, which is what FSDP shards one by one."""
+        """Decoder layers, which FSDP shards one by one."""
         return decoder_layers(self.backbone)
 
     @property
     def head_weight(self) -> torch.Tensor:
-        """The weight of the scalar head [1, H]."""
+        """Weight of the scalar head, [1, H]."""
         return self.value_head.weight
 
     def forward(
@@ -137,23 +134,23 @@ class ValueModel(PackedModel):
         layout: PackedLayout | None,
         index: torch.Tensor,
     ) -> torch.Tensor:
-        """Values [N] float32 at packed positions ``index`` [N]; input_ids, position_ids [T]."""
+        """Return the values [N] float32 at packed positions ``index`` [N]."""
         hidden = self.last_hidden(self.backbone, input_ids, position_ids, layout)
         values = self.value_head(hidden.index_select(0, index)).float()
-        return values[:, 0].clone()  # what an FSDP module returns must not be a view
+        return values[:, 0].clone()  # the output of an FSDP module must not be a view
 
     def take_part(self) -> torch.Tensor:
-        """A pass over rows of another rank of the group: zero, whose gradient is zero."""
+        """Run the pass of another rank of the group and return a zero loss with zero gradient."""
         return self(None, None, None, _first_position(self)).sum() * 0.0
 
 
 def _first_position(module: PackedModel) -> torch.Tensor:
-    assert module.group is not None  # alone, a rank has rows of its own
+    assert module.group is not None  # without a group no other rank has a turn
     return torch.zeros(1, dtype=torch.long, device=module.group.device)
 
 
 class LoadOptions(TypedDict, total=False):
-    """How the backbone of a value model is loaded; see ``load_causal_lm``."""
+    """Options of ``load_causal_lm`` for the backbone of a value model."""
 
     dtype: torch.dtype
     trust_remote_code: bool
@@ -165,7 +162,8 @@ class LoadOptions(TypedDict, total=False):
 
 
 def value_model_from(path: str | Path | None, **options: Unpack[LoadOptions]) -> ValueModel:
-    """A value model whose backbone starts from the causal LM at ``path`` (options as
-    ``load_causal_lm``).
+    """Load a value model with the backbone of the causal LM at ``path``.
+
+    ``options`` are those of ``load_causal_lm``.
     """
     return ValueModel(load_causal_lm(path, use="value", **options))

@@ -1,13 +1,14 @@
-"""One packed sequence on several ranks (Ulysses): each has a slice of its tokens, and in attention
-all tokens of a share of the heads.
+"""Sequence parallelism (Ulysses): several ranks compute one packed sequence.
+
+Each rank has a slice of the tokens. For attention, each rank has all tokens of a part of the heads.
 
     rank 0  tokens [0, t)  ──┐            ┌─ heads [0, h)  ──┐            ┌── tokens [0, t)
                              ├ all-to-all ┤    attention     ├ all-to-all ┤
     rank 1  tokens [t, 2t) ──┘            └─ heads [h, 2h) ──┘            └── tokens [t, 2t)
 
-The ranks of a group take turns: in each turn one of them has rows, targets and a loss, and all of
-them compute. A row belongs to one rank throughout, so that sums over ranks count it once, and the
-gradients that the ranks find for their slices add up to its own.
+The ranks of a group take turns. In each turn all ranks compute, but rows, targets and loss are
+those of one rank. A row belongs to one rank throughout, so sums over ranks count it once. The
+gradients of the slices on all ranks add up to the gradient of the row.
 """
 
 from collections.abc import Sequence
@@ -33,7 +34,8 @@ KEY = "ulysses_sequence_parallel_size"
 class SequenceGroup:
     """Neighbouring ranks that compute each other's rows together.
 
-    ``owner`` is the one whose rows the present pass computes, ``tokens`` how many these have.
+    ``owner`` is the index in the group of the rank whose rows the current pass computes. ``tokens``
+    is the number of tokens of these rows.
     """
 
     def __init__(self, ranks: dist.ProcessGroup, device: str) -> None:
@@ -45,7 +47,7 @@ class SequenceGroup:
         self.tokens = 0
 
     def take_turn(self, owner: int) -> bool:
-        """Begin a pass over rows of ``owner``; whether that is this rank."""
+        """Begin a pass for the rows of rank ``owner``. Return True if that is this rank."""
         self.owner = owner
         return owner == self.index
 
@@ -55,8 +57,9 @@ class SequenceGroup:
         inputs: tuple[torch.Tensor, torch.Tensor, PackedLayout] | None,
         window: int | None,
     ) -> torch.Tensor:
-        """Last hidden states [T, H] of the owner's packed sequence, whole on every rank;
-        ``inputs`` (ids and positions [T], layout) are the owner's, None elsewhere.
+        """Return the last hidden states [T, H] of the owner's packed sequence, on every rank.
+
+        ``inputs`` are ids [T], positions [T] and layout on the owner, None on other ranks.
         """
         ids, positions, layout = self._shared(inputs)
         self.tokens = len(ids)
@@ -75,7 +78,7 @@ class SequenceGroup:
             numbers = torch.cat([torch.tensor([len(header)]), header, ids.cpu(), positions.cpu()])
         size = torch.tensor([len(numbers)], device=self.device)
         dist.broadcast(size, group=self.ranks, group_src=self.owner)
-        # As many everywhere: what another rank has to offer is overwritten.
+        # All ranks need a buffer of the same size. The broadcast overwrites it.
         numbers = numbers.new_zeros(int(size)) if inputs is None else numbers
         numbers = numbers.to(self.device)
         dist.broadcast(numbers, group=self.ranks, group_src=self.owner)
@@ -86,14 +89,16 @@ class SequenceGroup:
         return ids, positions, _layout(numbers[1:first].tolist(), self.device)
 
     def _slice(self, values: torch.Tensor) -> torch.Tensor:
-        """This rank's tokens of ``values`` [T]; the last ones may be padding."""
+        """Return this rank's slice of ``values`` [T], padded at the end to equal length."""
         length = -(-len(values) // self.size)
         padded = F.pad(values, (0, length * self.size - len(values)))
         return padded[self.index * length :][:length]
 
     def to_heads(self, states: torch.Tensor) -> torch.Tensor:
-        """This rank's heads of all tokens [1, A / size, T, D] for all heads of its tokens
-        [1, A, t, D]. Of fewer heads than ranks several get the same one.
+        """Exchange all heads of this rank's tokens [1, A, t, D] for its heads of all tokens.
+
+        The result is [1, A / size, T, D]. If there are fewer heads than ranks, several ranks get
+        the same head.
         """
         repeats = max(1, self.size // states.shape[1])
         heads = states[0].repeat_interleave(repeats, 0).unflatten(0, (self.size, -1))
@@ -101,8 +106,9 @@ class SequenceGroup:
         return exchanged.transpose(0, 1).flatten(1, 2)[None, :, : self.tokens]
 
     def to_tokens(self, states: torch.Tensor) -> torch.Tensor:
-        """All heads of this rank's tokens [1, t, A, D] for its heads of all tokens
-        [1, T, A / size, D].
+        """Exchange this rank's heads of all tokens [1, T, A / size, D] for all heads of its tokens.
+
+        The result is [1, t, A, D].
         """
         length = -(-self.tokens // self.size)
         padded = F.pad(states[0], (0, 0, 0, 0, 0, length * self.size - self.tokens))
@@ -114,11 +120,10 @@ class SequenceGroup:
 def sequence_group(
     config: "PreTrainedConfig", size: int, device: str, timeout: timedelta
 ) -> SequenceGroup | None:
-    """The group of this rank where ``size`` ranks compute a row together, None for one; a
-    collective call.
+    """Create the group of ``size`` ranks that this rank is in, None for ``size=1``.
 
-    Raises ``ValueError`` where ranks or heads cannot be divided so, or where a slice would not know
-    how its tokens are rotated.
+    A collective call. Raises ``ValueError`` if ``size`` does not fit the number of ranks or heads,
+    or if the rotary embeddings depend on the sequence length.
     """
     if size == 1:
         return None
@@ -126,16 +131,16 @@ def sequence_group(
     kind = _rotated_by_length(text)
     if kind:
         raise ValueError(
-            f"{KEY}={size}: the model's rotations ({kind}) depend on the longest position, which a "
-            f"slice of the tokens does not show; allowed: 1; fix: {KEY}=1"
+            f"{KEY}={size}: the rotary embeddings of the model ({kind}) depend on the longest "
+            f"position, which is unknown to a slice of the tokens; allowed: 1; fix: {KEY}=1"
         )
     heads: int = text.num_attention_heads
     keys: int = getattr(text, "num_key_value_heads", None) or heads
     if heads % size or (keys % size and size % keys):
         allowed = [n for n in range(1, heads + 1) if not heads % n and not (keys % n and n % keys)]
         raise ValueError(
-            f"{KEY}={size}: the model has {heads} attention heads and {keys} of keys, of which "
-            f"every rank gets as many; allowed: {allowed}; fix: {KEY}={max(allowed)} or less"
+            f"{KEY}={size}: the model has {heads} attention heads and {keys} key heads, which "
+            f"cannot be divided equally; allowed: {allowed}; fix: {KEY}={max(allowed)} or less"
         )
     world = dist.get_world_size()
     if world % size:
@@ -144,22 +149,24 @@ def sequence_group(
             f"fix: {KEY}=1"
         )
     ranks, _ = dist.new_subgroups(size, timeout=timeout)
-    assert isinstance(ranks, dist.ProcessGroup)  # every rank is in one of them
+    assert isinstance(ranks, dist.ProcessGroup)  # every rank is in one of the groups
     return SequenceGroup(ranks, device)
 
 
 def _rotated_by_length(text: "PreTrainedConfig") -> str:
-    """The kind of rotations that depend on how long a sequence is; empty for others."""
+    """Return the type of rotary embeddings that depend on the sequence length, "" for others."""
     rope = getattr(text, "rope_parameters", None) or {}
-    # Of some models every type of layers has its own.
+    # In some models every type of layer has separate parameters.
     nested = [value for value in rope.values() if isinstance(value, dict)]
     kinds = [str(one.get("rope_type", "")) for one in (rope, *nested)]
     return next((kind for kind in kinds if "dynamic" in kind or kind == "longrope"), "")
 
 
 def _flat(layout: PackedLayout) -> list[int]:
-    """A layout as numbers: rows and their lengths, then for each block where it starts, its trunk,
-    its branches, their sizes and starts.
+    """Encode a layout as integers.
+
+    First the number of rows and their lengths. Then for each block: start, trunk, number of
+    branches, their sizes, their starts.
     """
     numbers = [len(layout.lengths), *layout.lengths]
     for block in layout.blocks:
@@ -184,8 +191,8 @@ def _layout(numbers: Sequence[int], device: str) -> PackedLayout:
 
 
 class _Exchanged(torch.autograd.Function):
-    """Part i of ``parts`` [size, ...] goes to rank i, and rank i's part for this one comes back in
-    its place; so do their gradients.
+    """All-to-all of ``parts`` [size, ...]: part i is sent to rank i and replaced by the part that
+    rank i sent. Backward exchanges the gradients in the same way.
     """
 
     @staticmethod
@@ -209,8 +216,8 @@ def _all_to_all(parts: torch.Tensor, ranks: dist.ProcessGroup) -> torch.Tensor:
 
 
 class _Joined(torch.autograd.Function):
-    """The slices [t, H] of all ranks [size * t, H]; the gradient of a slice is the sum of what the
-    ranks found.
+    """All-gather of the slices [t, H] of all ranks to [size * t, H]. Backward sums the gradients of
+    a slice over ranks.
     """
 
     @staticmethod

@@ -1,6 +1,4 @@
-"""From hidden states to log-probabilities and entropies of chosen tokens, without keeping all
-logits.
-"""
+"""Log-probs and entropies of chosen tokens from hidden states, without storing all logits."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,8 +21,8 @@ from verl.utils.torch_functional import (
 class Targets:
     """Tokens to be scored in one packed sequence.
 
-    ``index`` [N] packed position *before* each target, ``tokens`` [N] the targets, at one
-    ``temperature``; ``with_entropy`` false where nobody reads entropies, which cost as much again.
+    ``index`` [N] is the packed position *before* each target and ``tokens`` [N] are the targets.
+    ``with_entropy=False`` omits the entropies, which cost as much time as the log-probs.
     """
 
     index: torch.Tensor
@@ -34,11 +32,10 @@ class Targets:
 
 
 class TokenScores(NamedTuple):
-    """Scores of N targets, float32: ``log_probs`` [N]; ``entropy`` and ``choice_entropy`` [N] where
-    they were asked for.
+    """Scores of N targets, float32.
 
-    A named tuple, because FSDP looks for the tensors of a model's output in the containers it
-    knows.
+    ``log_probs``, ``entropy`` and ``choice_entropy`` are [N]; the latter two are None unless
+    requested. This is a named tuple because FSDP only finds output tensors in standard containers.
     """
 
     log_probs: torch.Tensor
@@ -47,9 +44,9 @@ class TokenScores(NamedTuple):
 
     @property
     def asked_entropy(self) -> torch.Tensor:
-        """``entropy``; raises ``ValueError`` where nobody asked for it."""
+        """``entropy`` [N]. Raises ``ValueError`` if no entropies were computed."""
         if self.entropy is None:
-            raise ValueError("no entropies were computed: ask with Targets(with_entropy=True)")
+            raise ValueError("no entropies were computed; fix: use Targets(with_entropy=True)")
         return self.entropy
 
 
@@ -59,7 +56,7 @@ def scores_from_hidden(
     targets: Targets,
     choice_token_ids: torch.Tensor | None = None,
 ) -> TokenScores:
-    """Score ``targets`` under ``softmax(head(hidden) / temperature)``; hidden [T, H].
+    """Score ``targets`` under ``softmax(head(hidden) / temperature)``; ``hidden`` is [T, H].
 
     ``choice_token_ids`` [K] adds the entropy of the distribution restricted to those tokens.
     """
@@ -67,15 +64,17 @@ def scores_from_hidden(
     def score(hidden: torch.Tensor, tokens: torch.Tensor) -> TokenScores:
         logits = full_logits(head, hidden)
         temperature = targets.temperature
-        # clones, because what an FSDP module returns must not be a view
+        # cloned, because the outputs of an FSDP module must not be views
         if targets.with_entropy:
             both = logprobs_and_entropy_from_logits(logits, tokens, temperature)
-            found = TokenScores(*(values.clone() for values in both))
+            token_scores = TokenScores(*(values.clone() for values in both))
         else:
-            found = TokenScores(logprobs_from_logits(logits, tokens, temperature).clone())
+            token_scores = TokenScores(logprobs_from_logits(logits, tokens, temperature).clone())
         if choice_token_ids is None:
-            return found
-        return found._replace(choice_entropy=subset_entropy(logits / temperature, choice_token_ids))
+            return token_scores
+        return token_scores._replace(
+            choice_entropy=subset_entropy(logits / temperature, choice_token_ids)
+        )
 
     chosen = hidden.index_select(0, targets.index)
     size = max(1, MAX_LOGITS // head_width(head))
@@ -83,7 +82,7 @@ def scores_from_hidden(
         return score(chosen, targets.tokens)
     parts: list[TokenScores] = []
     for piece in zip(chosen.split(size), targets.tokens.split(size), strict=True):
-        # in training the logits of a chunk are computed again in backward instead of being kept
+        # in training the logits of a chunk are recomputed in backward instead of being stored
         if torch.is_grad_enabled():
             parts.append(checkpoint(score, *piece, use_reentrant=False))
         else:
@@ -99,11 +98,12 @@ def _joined(parts: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
 
 
 def full_logits(head: nn.Module, hidden: torch.Tensor) -> torch.Tensor:
-    """Logits [N, V] in float32, also where the layers compute in bfloat16; hidden [N, H].
+    """Return the logits [N, V] in float32, also for ``hidden`` [N, H] in bfloat16.
 
-    Rounded to bfloat16, a logit of 20 is off by up to 0.06. Two bfloat16 numbers have an exact
-    product in float32: a GPU multiplies them as they are and adds up in float32, a CPU computes in
-    float32 throughout. A head that is more than a linear map (an adapter) computes in its own type.
+    Rounding to bfloat16 would change a logit of 20 by up to 0.06. The product of two bfloat16
+    numbers is exact in float32. A GPU multiplies in bfloat16 and sums in float32. A CPU converts
+    the factors to float32. A head that is not a plain ``nn.Linear`` (an adapter) computes in its
+    dtype.
     """
     if hidden.dtype == torch.float32 or not isinstance(head, nn.Linear):
         return head(hidden).float()
@@ -115,10 +115,10 @@ def full_logits(head: nn.Module, hidden: torch.Tensor) -> torch.Tensor:
 
 
 class Float32Logits(torch.autograd.Function):
-    """``hidden [N, H] @ weight [V, H].T`` in float32 of bfloat16 factors, without float32 copies of
-    them.
+    """``hidden [N, H] @ weight [V, H].T`` of bfloat16 factors with a float32 result.
 
-    Backward rounds the gradient of the logits to the factors' type, in which both get theirs.
+    On a GPU no float32 copies of the factors are made. Backward rounds the gradient of the logits
+    to bfloat16, the dtype of the gradients of both factors.
     """
 
     @staticmethod
@@ -126,7 +126,7 @@ class Float32Logits(torch.autograd.Function):
         ctx.save_for_backward(hidden, weight)
         if hidden.is_cuda:
             return torch.mm(hidden, weight.t(), out_dtype=torch.float32)
-        return hidden.float() @ weight.t().float()  # a CPU has no kernel for it
+        return hidden.float() @ weight.t().float()  # there is no CPU kernel with out_dtype
 
     @staticmethod
     @once_differentiable  # hides the parameters' names from the type checker
@@ -143,9 +143,9 @@ class Float32Logits(torch.autograd.Function):
 
 
 def head_width(head: nn.Module) -> int:
-    """Number of logits per position that ``head`` gives."""
+    """Return the number of logits that ``head`` gives per position."""
     if isinstance(head, nn.Linear):
         return head.out_features
-    # an adapter around the head says it as well; what does not has the shape of its weight
+    # adapters also have ``out_features``; other heads have the shape of their weight
     width = getattr(head, "out_features", None)
     return int(width) if width else head.get_parameter("weight").shape[0]

@@ -1,10 +1,10 @@
-"""Checks that the weights in a model directory are those of the model that its config describes.
+"""Check that the weights in a model directory match the model that its config describes.
 
     files ──▶ names and shapes ──▶ values
 
-Files are checked for being whole. Names and shapes are compared by transformers itself, which knows
-the conversions between checkpoints and models: it loads on ``meta``, which reads headers alone.
-Values are read in pieces, up to ``SCANNED_BYTES``; a model that is loaded is checked completely.
+Files are checked for completeness. transformers compares names and shapes, because it knows how
+checkpoints map to models. It loads on ``meta``, which reads only headers. Values are read in
+pieces, up to ``SCANNED_BYTES``. A model that is loaded is checked completely.
 """
 
 import contextlib
@@ -24,15 +24,15 @@ if TYPE_CHECKING:  # transformers takes seconds to import
     from transformers import PreTrainedConfig
 
 logger = logging.getLogger(__name__)
-# What is made of the weights: with ``value`` the output head is not used, with ``reward`` heads
-# other than the model's own are not.
+# Purpose of the weights: ``value`` ignores the output head, ``reward`` ignores all heads that the
+# model class does not have.
 Use = Literal["policy", "value", "reward"]
-SCANNED_BYTES = 8 * 2**30  # of the values of a model, before anything starts: seconds
+SCANNED_BYTES = 8 * 2**30  # of values that are read before a run starts; takes seconds
 PIECE_BYTES = 64 * 2**20
 SHOWN = 3  # names in a message
 INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 POINTER = b"version https://git-lfs.github.com"
-# Read by neither transformers nor vLLM as weights of the model.
+# Prefixes of files that neither transformers nor vLLM reads as weights of the model.
 OTHER_WEIGHTS = ("adapter_model", "consolidated")
 ALLOWED = "complete, finite weights of the model that config.json describes"
 UNREADABLE = (
@@ -49,7 +49,7 @@ UNREADABLE = (
 
 
 class UnusableWeights(ValueError):
-    """Weights that are damaged, or not those of the model in their directory."""
+    """Error for weights that are damaged or do not match the config in their directory."""
 
 
 def check_weights(
@@ -61,10 +61,10 @@ def check_weights(
     trust_remote_code: bool = False,
     values: bool = True,
 ) -> None:
-    """Raise ``UnusableWeights`` unless the files in ``directory`` hold the weights of a model of
-    ``config``; nothing is loaded.
+    """Raise ``UnusableWeights`` unless ``directory`` holds the weights of a model of ``config``.
 
-    ``said`` names the setting in the message. Without ``values`` nothing but headers is read.
+    No model is loaded. ``setting`` (``key=value``) starts the error message. With ``values=False``
+    only the headers of the files are read.
     """
     directory = Path(directory)
     said = said or f"model path={str(directory)!r}"
@@ -93,7 +93,9 @@ def check_weights(
 
 
 def is_comparable(config: "PreTrainedConfig") -> bool:
-    """Whether transformers knows the causal LM of ``config``, and its weights are not quantised."""
+    """Return True if transformers has a causal LM for ``config`` and its weights are not
+    quantised.
+    """
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 
     known = type(config) in MODEL_FOR_CAUSAL_LM_MAPPING or hasattr(config, "auto_map")
@@ -102,20 +104,19 @@ def is_comparable(config: "PreTrainedConfig") -> bool:
 
 def load_weights(
     directory: str | Path, use: Use = "policy", **options: Any
-) -> Any:  # any of the auto classes' models
-    """The model in ``directory``, loaded by transformers with ``options``.
+) -> Any:  # a model of one of the auto classes
+    """Load the model in ``directory`` by transformers with ``options``.
 
-    Raises ``UnusableWeights`` where a tensor is missing, unexpected, of another shape or not
-    finite.
+    Raises ``UnusableWeights`` if a tensor is missing, unexpected, of a wrong shape or not finite.
     """
     said = f"model path={str(directory)!r}"
     check_files(Path(directory), said)
-    # Never the network: what the hub has to give was fetched before any worker started.
+    # local_files_only: files of the hub were downloaded before the workers started.
     with quiet_transformers(reports=False):
         model, info = _auto_class(use).from_pretrained(
             directory,
             local_files_only=True,
-            ignore_mismatched_sizes=True,  # these are refused below, with all other names
+            ignore_mismatched_sizes=True,  # refused below, in one message with other problems
             output_loading_info=True,
             **options,
         )
@@ -129,16 +130,16 @@ def load_weights(
 
 
 def non_finite(tensors: Iterable[tuple[str, torch.Tensor]]) -> list[str]:
-    """Names of the tensors that hold a NaN or an infinity."""
+    """Return the names of the tensors that hold NaN or infinity."""
     return [name for name, tensor in tensors if not _is_finite(tensor)]
 
 
 def _is_finite(tensor: torch.Tensor) -> bool:
     if not tensor.is_floating_point() or not tensor.numel():
         return True
-    if tensor.element_size() == 1:  # float8 has no kernel for it
+    if tensor.element_size() == 1:  # float8 has no aminmax kernel
         tensor = tensor.float()
-    # A NaN anywhere makes both of them NaN; no copy is made.
+    # Any NaN makes both results NaN. aminmax makes no copy of the tensor.
     low, high = torch.aminmax(tensor.detach())
     return bool(torch.isfinite(low) & torch.isfinite(high))
 
@@ -147,8 +148,10 @@ def _is_finite(tensor: torch.Tensor) -> bool:
 
 
 def check_files(directory: Path, said: str) -> list[Path]:
-    """The files that hold the weights in ``directory``; raises ``UnusableWeights`` where one is
-    missing, cut off, no weights at all, or where it is not clear which files count.
+    """Return the files that hold the weights in ``directory``.
+
+    Raises ``UnusableWeights`` if a file is missing, truncated or not a weight file, and if
+    transformers and vLLM would read different files.
     """
     if (directory / "adapter_config.json").is_file():
         why = "it holds LoRA adapters (adapter_config.json), which are loaded on another model"
@@ -163,15 +166,15 @@ def check_files(directory: Path, said: str) -> list[Path]:
     ]
     if others and files[0].name == "model.safetensors":
         why = (
-            f"it holds model.safetensors and {_names(others)}: transformers would read the first, "
-            "vLLM the others as well"
+            f"it holds model.safetensors and {_names(others)}: transformers would read only the "
+            "first, vLLM all of them"
         )
-        raise _refusal(said, why, "remove the files that are not of the model")
+        raise _refusal(said, why, "remove the files that do not belong to the model")
     return files
 
 
 def _weight_files(directory: Path, said: str) -> list[Path]:
-    """The files that transformers reads, in its order of preference."""
+    """Return the weight files that transformers would read: one file, or shards with an index."""
     safe, torch_file = directory / "model.safetensors", directory / "pytorch_model.bin"
     for whole, index in ((safe, INDEXES[0]), (torch_file, INDEXES[1])):
         if whole.is_file():
@@ -214,31 +217,31 @@ def _check_file(file: Path, said: str) -> None:
     if file.suffix != ".safetensors":
         return
     try:
-        with safe_open(file, "pt"):  # compares the offsets of its header with the file's size
+        with safe_open(file, "pt"):  # compares the offsets in the header with the file size
             pass
     except (OSError, SafetensorError) as error:
         size = file.stat().st_size
-        why = f"{file.name} is cut off or damaged ({size:,} bytes): {_first_line(error)}"
+        why = f"{file.name} is truncated or damaged ({size:,} bytes): {_first_line(error)}"
         raise _refusal(said, why) from error
 
 
 def _pointer(file: Path) -> str:
     with file.open("rb") as stream:
         is_pointer = stream.read(len(POINTER)) == POINTER
-    return ": it is a pointer of git-lfs, and its content was not fetched" if is_pointer else ""
+    return ": it is a git-lfs pointer whose content was not downloaded" if is_pointer else ""
 
 
 # ---------------------------------------------------------------------- names and shapes
 
 
 def _check_names(model: Any, info: Mapping[str, Any], said: str, use: Use) -> None:
-    """Raise ``UnusableWeights`` for what transformers' ``info`` says of the loaded ``model``."""
+    """Raise ``UnusableWeights`` for problems in the loading ``info`` of transformers."""
     base = f"{model.base_model_prefix}."
     of_backbone = (base, *(f"{name}." for name, _ in model.base_model.named_children()))
     missing = sorted(info["missing_keys"])
     unexpected = sorted(info["unexpected_keys"])
     mismatched = sorted(info["mismatched_keys"], key=lambda entry: entry[0])
-    if use == "value":  # it has a head of its own, which is new
+    if use == "value":  # the output head is not used: a value model has a new scalar head
         missing = [name for name in missing if name.startswith(base)]
         mismatched = [entry for entry in mismatched if entry[0].startswith(base)]
     if use != "policy":
@@ -253,7 +256,7 @@ def _check_names(model: Any, info: Mapping[str, Any], said: str, use: Use) -> No
 
 
 def _lost_tie(model: Any) -> bool:
-    """Whether input and output embedding are two weights although the config ties them."""
+    """Return True if input and output embedding are separate weights, but the config ties them."""
     if not getattr(model.config.get_text_config(), "tie_word_embeddings", False):
         return False
     head, embeddings = model.get_output_embeddings(), model.get_input_embeddings()
@@ -261,8 +264,8 @@ def _lost_tie(model: Any) -> bool:
 
 
 def _check_tied_values(model: Any, files: Sequence[Path], said: str) -> None:
-    """Raise ``UnusableWeights`` where the files hold another output head than the embedding that
-    it is tied to: on ``meta`` transformers cannot compare them.
+    """Raise ``UnusableWeights`` if the files hold an output head that differs from the embedding
+    that it is tied to. transformers cannot compare them on ``meta``.
     """
     head, embeddings = model.get_output_embeddings(), model.get_input_embeddings()
     names = {id(weight): name for name, weight in model.named_parameters(remove_duplicate=False)}
@@ -283,10 +286,10 @@ def _check_tied_values(model: Any, files: Sequence[Path], said: str) -> None:
 def _untied(model: Any, said: str) -> UnusableWeights:
     why = (
         f"config.json ties the output head of the {type(model).__name__} to its embedding "
-        "(tie_word_embeddings), and the file holds two different ones: transformers would use both,"
-        " vLLM the embedding alone"
+        "(tie_word_embeddings), but the files hold two different weights: transformers would use "
+        "both, vLLM only the embedding"
     )
-    return _refusal(said, why, "tie_word_embeddings: false in its config.json")
+    return _refusal(said, why, "set tie_word_embeddings to false in its config.json")
 
 
 def _auto_class(use: Use) -> Any:
@@ -297,8 +300,10 @@ def _auto_class(use: Use) -> Any:
 
 @contextlib.contextmanager
 def quiet_transformers(reports: bool = True) -> Iterator[None]:
-    """No progress bar of transformers inside: it says nothing of the run, and every process would
-    draw one. Without ``reports`` no warning of it either: what is wrong with weights is raised.
+    """Hide the progress bars of transformers, which every worker process would print.
+
+    With ``reports=False`` its warnings about weights are hidden too, because the checks of this
+    module raise errors for them.
     """
     from transformers.utils import logging as hf_logging
 
@@ -319,8 +324,9 @@ def quiet_transformers(reports: bool = True) -> Iterator[None]:
 
 
 def _check_values(files: Sequence[Path], said: str) -> None:
-    """Raise ``UnusableWeights`` for NaN and infinity; of models above ``SCANNED_BYTES`` an evenly
-    spaced part is read.
+    """Raise ``UnusableWeights`` for NaN and infinity.
+
+    For models above ``SCANNED_BYTES`` an evenly spaced sample of the values is read.
     """
     total = sum(file.stat().st_size for file in files)
     share = min(1.0, SCANNED_BYTES / max(total, 1))
@@ -336,12 +342,13 @@ def _check_values(files: Sequence[Path], said: str) -> None:
 
 
 def _tensors(files: Sequence[Path]) -> Iterator[tuple[str, Any]]:
-    """Names and tensors of ``files``; those of safetensors are read where they are sliced."""
+    """Yield the names and tensors of ``files``.
+
+    Tensors of safetensors files are slice objects, which read the file when they are indexed.
+    """
     for file in files:
         if file.suffix == ".safetensors":
-            with safe_open(file, "pt") as held:
-                for name in held.keys():  # noqa: SIM118  it is no mapping
-                    yield name, held.get_slice(name)
+            yield from _safetensors_slices(file)
             continue
         state = torch.load(
             file, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(file)
@@ -349,8 +356,14 @@ def _tensors(files: Sequence[Path]) -> Iterator[tuple[str, Any]]:
         yield from state.items()
 
 
+def _safetensors_slices(file: Path) -> Iterator[tuple[str, Any]]:
+    with safe_open(file, "pt") as opened:
+        for name in opened.keys():  # noqa: SIM118  it is no mapping
+            yield name, opened.get_slice(name)
+
+
 def _pieces(tensor: Any, share: float) -> Iterator[torch.Tensor]:
-    """Evenly spaced parts of ``tensor``, together ``share`` of it."""
+    """Yield evenly spaced parts of ``tensor`` that together are ``share`` of it."""
     shape = list(tensor.shape if isinstance(tensor, torch.Tensor) else tensor.get_shape())
     if not shape:
         yield tensor[...] if isinstance(tensor, torch.Tensor) else tensor[:]

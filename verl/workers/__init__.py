@@ -1,3 +1,3 @@
-"""What runs inside a worker process: the FSDP2 engine, actor, reference and critic workers, and
-rollout engines.
+"""Code that runs inside worker processes: the FSDP2 engine, actor, reference, critic and reward
+model workers, and rollout engines.
 """

@@ -1,4 +1,4 @@
-"""ActorWorker: one rank of the policy. It scores rows, updates the weights, and hands them out."""
+"""ActorWorker: one rank of the policy. It scores rows, updates the weights and sends them."""
 
 import time
 from collections.abc import Sequence
@@ -33,11 +33,11 @@ from verl.workers.training_worker import TrainingWorker
 from verl.workers.transfer import WeightSender, WeightStream
 from verl.workers.update import StepOutcome, optimizer_step, plan_mini_batches, update_metrics
 
-PREFIX = "lm."  # where PolicyModel keeps the causal LM
+PREFIX = "lm."  # of the names of the causal LM's weights in PolicyModel
 
 
 class ActorWorker(TrainingWorker):
-    """The trained policy (``role="actor"``) or the frozen reference (``role="ref"``).
+    """One rank of the trained policy (``role="actor"``) or frozen reference (``role="ref"``).
 
     Args:
         config: the ``actor_rollout_ref`` section.
@@ -54,7 +54,7 @@ class ActorWorker(TrainingWorker):
         device: str = "auto",
     ) -> None:
         if role not in ("actor", "ref"):
-            raise ValueError(f"role={role!r}; a policy worker is 'actor' or 'ref'")
+            raise ValueError(f"role={role!r}; allowed: 'actor' and 'ref'")
         super().__init__(seed, num_threads, device, config.actor.checkpoint)
         self.config = config
         self.role = role
@@ -65,7 +65,7 @@ class ActorWorker(TrainingWorker):
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def init_model(self) -> None:
-        """Load the policy and shard it; rank 0 reads the weights for all.
+        """Load the policy and shard it. Only rank 0 reads the weights from disk.
 
         Raises ``FileNotFoundError`` for a missing model directory.
         """
@@ -85,7 +85,7 @@ class ActorWorker(TrainingWorker):
             attention=model.attn_implementation,
             empty=rank() > 0,
         )
-        # both are lost once the parameters are sharded
+        # read before sharding, which removes this information
         self.tied = tied_names(self.lm)
         self.scales = lora_scales(self.lm)
         module = PolicyModel(self.lm)
@@ -104,12 +104,11 @@ class ActorWorker(TrainingWorker):
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
     def compute_log_prob(self, data: DataProto) -> DataProto:
-        """``old_log_probs`` and ``entropys`` [B, R] of the sampled tokens (zero elsewhere), without
-        gradient.
+        """Compute ``old_log_probs`` and ``entropys`` [B, R] of the sampled tokens.
 
-        Both are at ``meta_info["temperature"]``. With ``branches`` (and ``spans``) in
-        ``non_tensor_batch`` the same pass also gives ``branch_scores`` and ``span_scores``, at
-        temperature 1; see ``verl.workers.branch_scores``.
+        Both are at ``meta_info["temperature"]`` and zero at other positions. With ``branches`` or
+        ``spans`` in ``non_tensor_batch`` the same forwards also give ``branch_scores`` and
+        ``span_scores`` at temperature 1; see ``verl.workers.branch_scores``.
         """
         limits = _scoring_limits(self.config.rollout)
         found = score_rows(self.engine, data, self._temperature(data), **limits)
@@ -121,9 +120,7 @@ class ActorWorker(TrainingWorker):
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
     def compute_ref_log_prob(self, data: DataProto) -> DataProto:
-        """``ref_log_prob`` [B, R] of the sampled tokens under this worker's weights, at the rollout
-        temperature.
-        """
+        """Compute ``ref_log_prob`` [B, R] of the sampled tokens at the rollout temperature."""
         plain = data.select(["input_ids", "attention_mask", "responses", "response_mask"], [])
         limits = _scoring_limits(self.config.ref)
         found = score_rows(self.engine, plain, self._temperature(data), **limits)
@@ -131,27 +128,28 @@ class ActorWorker(TrainingWorker):
 
     def _temperature(self, data: DataProto) -> float:
         asked = float(data.meta_info.get("temperature", self.config.rollout.temperature))
-        return asked or 1.0  # greedy rollouts carry log-probs at temperature 1
+        return asked or 1.0  # greedy rollouts have log-probs at temperature 1
 
     # ------------------------------------------------------------------ updating
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
     def update_actor(self, data: DataProto) -> DataProto:
-        """``ppo_epochs`` passes over the rows; returns ``meta_info["metrics"]``, equal on every
-        rank.
+        """Train ``ppo_epochs`` epochs on the rows and return ``meta_info["metrics"]``.
 
-        The number of optimizer steps depends on groups and trajectories alone, and the gradient of
-        a step is that of its whole mini-batch, however it is cut into micro-batches and ranks. Rows
-        without advantage are not computed where no other term of the loss would move the weights; a
-        step of such rows alone is counted and not taken. Steps with a non-finite gradient are left
-        out and counted.
+        The metrics are equal on every rank. The number of optimizer steps depends only on groups
+        and trajectories. The gradient of a step is that of its whole mini-batch and does not depend
+        on the split into micro-batches and ranks.
+
+        Rows without advantage are not computed if no other loss term gives them a gradient. A step
+        with only such rows is counted but not taken. Steps with a non-finite gradient are skipped
+        and counted.
         """
         if self.role != "actor":
             raise RuntimeError("the reference policy is frozen; update_actor needs role='actor'")
         started = time.perf_counter()
         section = self.config.actor
-        # Rows before padding is dropped: a rank without rows of its own needs a copy to pass
-        # through the model. Copies are the last rows, so that the numbers of the others hold.
+        # Made before padding rows are dropped: a rank without other rows passes one of them through
+        # the model. Padding rows are last, so the indices of the other rows stay valid.
         rows = Rows(data, self.device_name)
         data = drop_padding(data)
         loss = self._policy_loss(data)
@@ -179,15 +177,15 @@ class ActorWorker(TrainingWorker):
         return DataProto(meta_info={"metrics": metrics})
 
     def _computed(self, loss: PolicyLoss, data: DataProto, part: list[int]) -> list[int]:
-        """The rows of a mini-batch that are worth a pass."""
+        """Return the rows of a mini-batch that need a forward and backward pass."""
         if not self.config.actor.skip_without_advantage:
             return loss.rows_with_gradient(data, part)
-        # Of all ranks: either every one of them takes the step or none does.
+        # Summed over ranks, because all ranks must take the step or none.
         learnt = sum_over_ranks([len(loss.rows_with_advantage(data, part))])[0]
         return loss.rows_with_gradient(data, part) if learnt else []
 
     def _policy_loss(self, data: DataProto) -> PolicyLoss:
-        # a bonus needs both: what the choice is, and the tokens at which it is made
+        # the entropy bonus needs both its settings and the mask of the tokens that it applies to
         marked = CHOICE_MASK in data.tensor_keys()
         bonus: ChoiceBonus | None = data.meta_info.get("choice_bonus") if marked else None
         return PolicyLoss(self.config.actor, bonus, self.device_name)
@@ -206,7 +204,7 @@ class ActorWorker(TrainingWorker):
         targets = rows.targets(packed, index or [0], temperature, loss.reads_entropy)
         inputs = (packed.input_ids, packed.position_ids, packed.layout)
         scores = self.engine.module(*inputs, [targets], loss.choice_token_ids)[0]
-        if not index:  # another rank still has rows: take part, add nothing
+        if not index:  # another rank still has rows: join its collective calls with a zero loss
             return scores.log_probs.sum() * 0.0, {}
         return loss(scores, rows, data, index, whole, picker)
 
@@ -214,9 +212,10 @@ class ActorWorker(TrainingWorker):
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def export_weights(self) -> list[tuple[str, np.ndarray]]:
-        """All weights under their Hugging Face names, in the dtype of the engines
-        (``verl.utils.shipped``), LoRA merged, in host memory of rank 0; an empty list elsewhere.
-        Tied weights appear once.
+        """Return all weights with their Hugging Face names, in host memory of rank 0.
+
+        Other ranks return an empty list. The dtype is that of the rollout engines
+        (``verl.utils.shipped``), LoRA is merged, and tied weights appear once.
         """
         dtype = getattr(torch, self.config.rollout.dtype)
         held = self._hf_weights()
@@ -229,9 +228,10 @@ class ActorWorker(TrainingWorker):
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def send_weights(self, engines: Sequence[Any], version: int) -> list[dict[str, int]]:
-        """Hand all weights to the rollout workers ``engines``, from the devices of the ranks to
-        those of the engines (``verl.workers.transfer``), as ``export_weights`` would. What each of
-        them took, by name, on rank 0.
+        """Send all weights to the rollout workers ``engines``, directly between devices.
+
+        The weights are those of ``export_weights``; see ``verl.workers.weight_transfer``. Rank 0
+        returns the fingerprints that each engine received, by name.
         """
         if self._sender is None:
             dtype = getattr(torch, self.config.rollout.dtype)
@@ -246,7 +246,7 @@ class ActorWorker(TrainingWorker):
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def weight_sketch(self) -> WeightSketch:
-        """Fingerprints of what was handed out last, on rank 0."""
+        """Return the fingerprints of the weights that rank 0 sent last."""
         return self._handed_out
 
     def _hf_weights(self) -> dict[str, torch.Tensor]:
@@ -260,7 +260,7 @@ class ActorWorker(TrainingWorker):
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def export_hf(self, directory: str) -> None:
-        """Write a directory that ``from_pretrained`` and vLLM load: config, weights, tokenizer."""
+        """Write config, weights and tokenizer to a directory for ``from_pretrained`` and vLLM."""
         weights = self._hf_weights()
         if rank() == 0:
             save_hf(self.lm, weights, directory, self.source)

@@ -1,10 +1,9 @@
-"""One pass over rows and their branches: log-probs and entropies of the rows, scores of branches
-and spans.
+"""Score rows, branches and spans in shared forwards.
 
-    row   [prompt ... sampled tokens ...]   -> log_probs, entropy [B, R], at the rollout temperature
-    span  tokens [start, end) of the row    -> one score at temperature 1
-    branch row[0:start) + token_ids         -> one score at temperature 1 over
-                                               token_ids[target_start:]
+row   [prompt ... sampled tokens ...]   -> log_probs, entropy [B, R], at the rollout temperature
+span  tokens [start, end) of the row    -> one score at temperature 1
+branch row[0:start) + token_ids         -> one score at temperature 1 over
+                                           token_ids[target_start:]
 """
 
 from collections.abc import Iterator, Sequence
@@ -25,9 +24,11 @@ from verl.workers.rows import MicroBatchLimits, Rows
 
 @dataclass
 class RowScores:
-    """``log_probs``, ``entropy`` [B, R] on the CPU, zero where nothing was sampled.
+    """Scores of the rows of a batch.
 
-    ``branch_scores``, ``span_scores`` [B]: a list of ``SegmentScore`` for each row, if asked for.
+    ``log_probs`` and ``entropy`` are [B, R] on the CPU, zero where no token was sampled.
+    ``branch_scores`` and ``span_scores`` [B] hold a list of ``SegmentScore`` per row. They are None
+    for a batch without branches and spans.
     """
 
     log_probs: torch.Tensor
@@ -43,11 +44,11 @@ def score_rows(
     max_rows: int | None = None,
     max_tokens: int | None = None,
 ) -> RowScores:
-    """Score all rows in micro-batches of ``max_rows`` rows or ``max_tokens`` tokens (branches
-    included).
+    """Score all rows in micro-batches of ``max_rows`` rows or ``max_tokens`` tokens.
 
-    ``branches`` and ``spans`` in ``non_tensor_batch`` hold the ``Branch`` and ``Span`` objects of
-    each row. Raises ``ValueError`` for one outside its row. Every rank of the engine must call it.
+    Tokens of branches count. ``branches`` and ``spans`` in ``non_tensor_batch`` hold the ``Branch``
+    and ``Span`` objects of each row. Raises ``ValueError`` for one outside its row. Every rank of
+    the engine must call this function.
     """
     questions = _Questions(engine, data, temperature)
     limits = MicroBatchLimits(max_rows=max_rows, max_tokens=max_tokens)
@@ -62,7 +63,7 @@ def _column(data: DataProto, key: str) -> list[list[Any]]:
 
 
 class _Questions:
-    """What is asked about the rows of one batch, and the answers found so far."""
+    """Rows, branches and spans of one batch, and their scores so far."""
 
     def __init__(self, engine: TrainEngine, data: DataProto, temperature: float) -> None:
         self.rows = Rows(data, engine.device)
@@ -77,7 +78,7 @@ class _Questions:
         self._span_scores = object_array([[] for _ in range(len(self.rows))])
 
     def sizes(self) -> list[int]:
-        """Tokens of each row with its branches."""
+        """Return the number of tokens of each row including its branches."""
         own = zip(self.rows.lengths, self.branches, strict=True)
         return [length + sum(len(b.token_ids) for b in branches) for length, branches in own]
 
@@ -106,7 +107,7 @@ class _Questions:
             self._span_scores[row] = [next(span_scores) for _ in self.spans[row]]
 
     def scores(self) -> RowScores:
-        """The answers."""
+        """Return the scores of all rows that were scored."""
         if not self._of_segments:
             return RowScores(self._log_probs, self._entropy)
         return RowScores(self._log_probs, self._entropy, self._branch_scores, self._span_scores)
@@ -115,7 +116,7 @@ class _Questions:
 def _branch_targets(
     packed: PackedBranches, branches: Sequence[Sequence[Branch]], device: str
 ) -> Targets:
-    """Targets of all branches of a micro-batch, in order, at temperature 1."""
+    """Return the targets of all branches of a micro-batch, in order, at temperature 1."""
     before: list[torch.Tensor] = []
     tokens: list[torch.Tensor] = []
     places = zip(branches, packed.offsets, packed.branch_offsets, strict=True)
@@ -127,8 +128,8 @@ def _branch_targets(
                     f"branch target_start {branch.target_start} is outside its {len(ids)} tokens"
                 )
             position = torch.arange(first - 1, first - 1 + len(ids))
-            # What predicts the first token of a branch is the row's token before the branch. In
-            # the packed sequence another branch may stand in front of it.
+            # The first token of a branch is predicted by the token of the row before the branch.
+            # In the packed sequence, the preceding token may belong to another branch.
             position[0] = offset + branch.start - 1
             before.append(position[branch.target_start :])
             tokens.append(ids[branch.target_start :])
@@ -138,7 +139,7 @@ def _branch_targets(
 def _span_targets(
     rows: Rows, packed: PackedBranches, index: Sequence[int], spans: Sequence[Sequence[Span]]
 ) -> Targets:
-    """Targets of all spans of a micro-batch, in order, at temperature 1."""
+    """Return the targets of all spans of a micro-batch, in order, at temperature 1."""
     before: list[torch.Tensor] = []
     tokens: list[torch.Tensor] = []
     for row, row_spans, offset in zip(index, spans, packed.offsets, strict=True):
@@ -164,11 +165,11 @@ def _joined(before: list[torch.Tensor], tokens: list[torch.Tensor], device: str)
 def _segment_scores(
     segments: Sequence[Branch | Span], scores: TokenScores
 ) -> Iterator[SegmentScore]:
-    """One score per segment; the tokens of the segments lie behind one another in ``scores``."""
+    """Yield one score per segment; ``scores`` holds the tokens of all segments in order."""
     sizes = torch.tensor([segment.num_targets for segment in segments], dtype=torch.long)
     owner = torch.repeat_interleave(torch.arange(len(segments)), sizes)
     per_token = torch.stack([scores.log_probs, scores.asked_entropy, scores.log_probs.exp()], dim=1)
-    # summed in float64: on a long segment a float32 sum would depend on the order of its tokens
+    # summed in float64: a float32 sum of a long segment would depend on the order of its tokens
     means = torch.zeros(len(segments), 3, dtype=torch.float64)
     means.index_add_(0, owner, per_token.double().cpu())
     means = means / sizes[:, None].clamp(min=1)
@@ -189,8 +190,9 @@ def _segment_scores(
 
 @torch.no_grad()
 def score_branches_naively(engine: TrainEngine, data: DataProto) -> np.ndarray:
-    """Reference for ``branch_scores``: one forward of ``row[:start] + token_ids`` for each branch,
-    one at a time.
+    """Return ``branch_scores`` by one separate forward of ``row[:start] + token_ids`` per branch.
+
+    This is the slow reference for ``score_rows``.
     """
     rows = Rows(data, engine.device)
     branches: list[list[Branch]] = _column(data, "branches")

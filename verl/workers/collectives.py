@@ -1,7 +1,6 @@
-"""The few collective operations the workers need, as plain numbers in and out; on one rank they do
-nothing.
+"""Collective operations of the workers on plain numbers. With one rank they do nothing.
 
-Only tensors travel: object collectives would pickle what comes from a socket.
+Only tensors are sent, because object collectives of torch unpickle data from sockets.
 """
 
 import os
@@ -12,15 +11,15 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-# Of every collective. Long, because one rank may load a model or write a checkpoint while the
-# others already wait; a rank that died is noticed by the controller much earlier.
+# Of every collective operation. Long, because one rank may load a model or write a checkpoint
+# while the others wait. The controller detects a dead rank much earlier.
 TIMEOUT = timedelta(minutes=30)
 
 
 def resolve_device(device: str) -> str:
-    """``cpu`` or ``cuda``; ``auto`` takes CUDA where there is one.
+    """Return ``cpu`` or ``cuda``; ``auto`` selects CUDA if it is available.
 
-    Raises ``RuntimeError`` for cuda without one.
+    Raises ``RuntimeError`` for ``cuda`` if PyTorch sees no CUDA device.
     """
     if device == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
@@ -32,13 +31,14 @@ def resolve_device(device: str) -> str:
 
 
 def backend_of(device: str) -> str:
-    """The backend for tensors on ``device``; with CUDA, host tensors travel too (by gloo)."""
+    """Return the backend for tensors on ``device``. With CUDA, gloo sends host tensors."""
     return "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo"
 
 
 def init_distributed(device: str) -> None:
-    """Join the process group that ``MASTER_ADDR``, ``RANK`` and ``WORLD_SIZE`` describe; alone, one
-    without a port.
+    """Join the process group of ``MASTER_ADDR``, ``RANK`` and ``WORLD_SIZE``.
+
+    A single rank gets a group without a port. Does nothing if a group exists.
     """
     if dist.is_initialized():
         return
@@ -46,45 +46,48 @@ def init_distributed(device: str) -> None:
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         dist.init_process_group(backend, timeout=TIMEOUT)
     else:
-        # a store in memory: a group of one needs no port, so that none can be taken
+        # a store in memory needs no port, so it cannot fail because a port is in use
         store = dist.HashStore()  # pyright: ignore[reportPrivateImportUsage]  documented as public
         dist.init_process_group(backend, store=store, rank=0, world_size=1, timeout=TIMEOUT)
 
 
 def make_mesh(device: str, fsdp_size: int = -1) -> DeviceMesh:
-    """One-dimensional mesh over all ranks, or (replicate, shard) when ``fsdp_size`` is smaller than
-    the world.
+    """Create a mesh over all ranks: (shard,), or (replicate, shard) for an ``fsdp_size`` below the
+    world size.
 
-    Raises ``ValueError`` when the world is no multiple of ``fsdp_size``.
+    Raises ``ValueError`` if the world size is not a multiple of ``fsdp_size``.
     """
     world = dist.get_world_size()
     if fsdp_size in (-1, 0) or fsdp_size >= world:
         return init_device_mesh(device, (world,), mesh_dim_names=("shard",))
     if world % fsdp_size:
-        raise ValueError(f"fsdp_size={fsdp_size} does not divide the {world} ranks")
+        raise ValueError(
+            f"fsdp_size={fsdp_size} does not divide the {world} ranks; allowed: -1 and the "
+            f"divisors of {world}"
+        )
     return init_device_mesh(
         device, (world // fsdp_size, fsdp_size), mesh_dim_names=("replicate", "shard")
     )
 
 
 def world_size() -> int:
-    """Number of ranks; 1 without a process group."""
+    """Return the number of ranks; 1 without a process group."""
     return dist.get_world_size() if dist.is_initialized() else 1
 
 
 def rank() -> int:
-    """This process's rank; 0 without a process group."""
+    """Return the rank of this process; 0 without a process group."""
     return dist.get_rank() if dist.is_initialized() else 0
 
 
 def barrier() -> None:
-    """Return when every rank has come here."""
+    """Wait until every rank has called this function."""
     if world_size() > 1:
         dist.barrier()
 
 
 def _wire_device() -> str:
-    """Where tensors have to lie for the default group's collectives."""
+    """Return the device of tensors for collectives of the default group."""
     return "cpu" if "gloo" in dist.get_backend_config() else "cuda"
 
 
@@ -98,17 +101,17 @@ def _reduce(values: Sequence[float], op: dist.ReduceOp.RedOpType) -> list[float]
 
 
 def sum_over_ranks(values: Sequence[float]) -> list[float]:
-    """Element-wise sum over ranks, in float64."""
+    """Return the element-wise sum over ranks, in float64."""
     return _reduce(values, dist.ReduceOp.SUM)
 
 
 def max_over_ranks(values: Sequence[float]) -> list[float]:
-    """Element-wise maximum over ranks."""
+    """Return the element-wise maximum over ranks."""
     return _reduce(values, dist.ReduceOp.MAX)
 
 
 def broadcast_text(text: str) -> str:
-    """The ``text`` of rank 0, on every rank; what the others hand over is not read."""
+    """Return the ``text`` of rank 0 on every rank. The argument of other ranks is ignored."""
     if world_size() == 1:
         return text
     device = _wire_device()
@@ -122,7 +125,7 @@ def broadcast_text(text: str) -> str:
 
 
 def share_random_state() -> None:
-    """Let every rank draw from the CPU's generator what rank 0 would draw next."""
+    """Copy the state of the CPU random generator from rank 0 to every rank."""
     if world_size() == 1:
         return
     state = torch.get_rng_state().to(_wire_device())
@@ -131,14 +134,14 @@ def share_random_state() -> None:
 
 
 def gather_vectors(values: torch.Tensor) -> torch.Tensor:
-    """The vectors [n_r] of all ranks, one after another; lengths may differ, dtypes must not."""
+    """Concatenate the vectors [n_r] of all ranks. Lengths may differ, dtypes must be equal."""
     if world_size() == 1:
         return values
     device = _wire_device()
     sizes = torch.zeros(world_size(), dtype=torch.int64, device=device)
     sizes[rank()] = len(values)
     dist.all_reduce(sizes)
-    # all_gather wants equal shapes: the vectors travel padded and are cut afterwards
+    # all_gather needs equal shapes: the vectors are padded and cut afterwards
     padded = torch.zeros(int(sizes.max()), dtype=values.dtype, device=device)
     padded[: len(values)] = values.to(padded)
     gathered = [torch.zeros_like(padded) for _ in range(world_size())]

@@ -1,10 +1,11 @@
-"""Decoder layers through ``torch.compile``, one by one: FSDP gathers and frees between them.
+"""Compile decoder layers by ``torch.compile``, each one separately, because FSDP gathers and frees
+parameters between layers.
 
-    norm, projections, rotation ──▶ attention, as it is ──▶ projection, norm, feed-forward
+    norm, projections, rotation ──▶ attention, not compiled ──▶ projection, norm, feed-forward
           one graph                                                one graph
 
-Layers of one kind share their graphs. The number of tokens is a variable of them: the next
-micro-batch has another one.
+Layers of one class share their graphs. The number of tokens is a dynamic dimension, because it
+differs between micro-batches.
 """
 
 import torch
@@ -13,19 +14,19 @@ from verl.models.policy import PackedModel
 
 
 def compile_blocks(module: PackedModel, device: str) -> None:
-    """Have every decoder layer of ``module`` compiled at its first pass.
+    """Let every decoder layer of ``module`` be compiled in its first forward.
 
-    Raises ``RuntimeError`` where nothing can be compiled for ``device``.
+    Raises ``RuntimeError`` if nothing can be compiled for ``device``.
     """
     _try_compiler(device)
     for block in module.blocks:
-        # Not the module: what FSDP and checkpointing hang on its call stays outside.
+        # Only ``forward`` is compiled: the hooks of FSDP and checkpointing stay outside.
         block.forward = torch.compile(block.forward, dynamic=True)
 
 
 def _try_compiler(device: str) -> None:
-    """Compile something small: of a layer it would fail in the middle of the first update."""
-    # Here, because importing a compiler takes seconds, and few runs use it.
+    """Compile a tiny function, so that a missing compiler is an error before the first update."""
+    # Imported here, because importing a compiler takes seconds, and few runs use it.
     from torch._dynamo.exc import TorchDynamoException
     from torch._inductor.exc import InvalidCxxCompiler
 
@@ -34,7 +35,7 @@ def _try_compiler(device: str) -> None:
     except (TorchDynamoException, InvalidCxxCompiler) as error:
         needed = "Triton" if device == "cuda" else "a C++ compiler"
         raise RuntimeError(
-            f"use_torch_compile=true: nothing can be compiled for {device} here "
+            f"use_torch_compile=true: torch.compile fails for {device} on this machine "
             f"({str(error).splitlines()[0]}); fix: install {needed}, or set it to false"
         ) from error
 

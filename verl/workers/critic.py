@@ -1,4 +1,4 @@
-"""CriticWorker: one rank of the value model. It values states and fits the values to returns."""
+"""CriticWorker: one rank of the value model. It estimates values and fits them to returns."""
 
 import time
 from functools import partial
@@ -25,10 +25,10 @@ METRICS = ("vf_loss", "vf_clipfrac", "vpred_mean")
 
 
 class CriticWorker(TrainingWorker):
-    """The value function of a policy: its backbone with a scalar head, starting at zero everywhere.
+    """One rank of the value model: a backbone with a scalar head. Initially all values are zero.
 
     Args:
-        config: the ``critic`` section, with the values it shares with the actor filled in.
+        config: the ``critic`` section, with the values derived from the actor section.
         seed, num_threads, device: as ``TrainingWorker``.
     """
 
@@ -44,7 +44,7 @@ class CriticWorker(TrainingWorker):
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def init_model(self) -> None:
-        """Load the backbone and shard it; rank 0 reads the weights for all.
+        """Load the backbone and shard it. Only rank 0 reads the weights from disk.
 
         Raises ``FileNotFoundError`` for a missing model directory.
         """
@@ -71,7 +71,7 @@ class CriticWorker(TrainingWorker):
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
     def compute_values(self, data: DataProto) -> DataProto:
-        """``values`` [B, R]: of the state before each sampled token, zero elsewhere."""
+        """Compute ``values`` [B, R] of the state before each sampled token, zero elsewhere."""
         rows = Rows(data, self.device_name)
         values = torch.zeros(rows.mask.shape)
 
@@ -93,8 +93,9 @@ class CriticWorker(TrainingWorker):
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
     def update_critic(self, data: DataProto) -> DataProto:
-        """``ppo_epochs`` passes of the clipped value loss; returns ``meta_info["metrics"]``, equal
-        on every rank.
+        """Train ``ppo_epochs`` epochs with the clipped value loss.
+
+        Returns ``meta_info["metrics"]``, which are equal on every rank.
         """
         started = time.perf_counter()
         config = self.config
@@ -119,10 +120,10 @@ class CriticWorker(TrainingWorker):
     def _share(
         self, rows: Rows, data: DataProto, whole: Denominators, index: list[int]
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        # Without rows of its own, a rank passes one through: FSDP's collective calls need
-        # everybody.
+        # A rank without rows passes row 0 through the model, because all ranks must join the
+        # collective calls of FSDP.
         found = self._values(rows, index or [0])
-        if not index:  # another rank still has rows: take part, add nothing
+        if not index:  # another rank still has rows: join its collective calls with a zero loss
             return found.sum() * 0.0, {}
         batch = data.batch[torch.as_tensor(index)].to(found.device)
         tokens = whole.tokens or 1.0

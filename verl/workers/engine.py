@@ -1,5 +1,6 @@
-"""FSDP2 model engine: shard, run, step, save. The same code for gloo on CPUs and NCCL on GPUs, for
-one rank and many.
+"""FSDP2 model engine: shard a model, run forward and backward passes, take optimizer steps.
+
+The same code runs with gloo on CPUs and NCCL on GPUs, with one rank or many.
 
     rows ──pack──▶ [1, T] tokens ──forward──▶ scores ──loss──▶ backward
                                                                   │ reduced over ranks
@@ -49,14 +50,12 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 class NonFiniteWeights(RuntimeError):
-    """Weights that became NaN or infinite: nothing can be learned from here on."""
+    """Error for weights that became NaN or infinite, so that training cannot continue."""
 
 
 @dataclass(frozen=True)
 class StepReport:
-    """What one optimizer step did: gradient norm before clipping, learning rate, whether it was
-    taken or left out.
-    """
+    """Result of one optimizer step: gradient norm before clipping, learning rate and flags."""
 
     grad_norm: float
     lr: float
@@ -65,20 +64,20 @@ class StepReport:
 
 
 class TrainEngine:
-    """Owns a model on this rank's device, and its optimizer.
+    """Model on the device of this rank, sharded by FSDP2, with its optimizer.
 
     Args:
-        module: a ``PolicyModel`` or ``ValueModel``: on rank 0 with float32 weights on the CPU. What
-            the others hold is not read; it may be on ``meta``.
+        module: a ``PolicyModel`` or ``ValueModel``, on rank 0 with float32 weights on the CPU. The
+            weights of other ranks are ignored and may be on ``meta``.
         device: ``auto``, ``cpu`` or ``cuda``.
-        dtype: what the layers compute in, ``float32`` or ``bfloat16``.
-        fsdp: the ``fsdp_config`` section; None: nothing is offloaded, all ranks share one copy.
+        dtype: compute dtype of the layers, ``float32`` or ``bfloat16``.
+        fsdp: the ``fsdp_config`` section. None: no offload, one copy sharded over all ranks.
         optim: the ``optim`` section; None for a frozen model.
         grad_clip: largest gradient norm.
-        sequence_ranks: how many neighbouring ranks compute a row together; ``ValueError`` where
-            ranks or heads cannot be divided so.
-        compiled: run the decoder layers through ``torch.compile``; ``RuntimeError`` where that
-            cannot work.
+        sequence_ranks: number of neighbouring ranks that compute a row together. Raises
+            ``ValueError`` if it does not fit the number of ranks or heads.
+        compiled: run the decoder layers through ``torch.compile``. Raises ``RuntimeError`` if
+            compilation fails.
     """
 
     def __init__(
@@ -96,7 +95,7 @@ class TrainEngine:
         self.device = resolve_device(device)
         init_distributed(self.device)
         if dtype not in DTYPES:
-            raise ValueError(f"dtype={dtype!r}: training computes in float32 or bfloat16")
+            raise ValueError(f"dtype={dtype!r}; allowed for training: float32 and bfloat16")
         self.dtype = dtype
         self.fsdp = fsdp
         self.optim = optim
@@ -112,27 +111,24 @@ class TrainEngine:
             compile_blocks(module, self.device)
         self._sharded = self._shard(DTYPES[dtype])
         self.optimizer = None if optim is None else build_optimizer(module.parameters(), optim)
-        self.steps = 0  # optimizer steps tried, those left out included: the schedule counts them
+        self.steps = 0  # optimizer steps including skipped ones, which the schedule counts too
         self.total_steps = -1 if optim is None else optim.total_training_steps
         self._offload()
 
     # ------------------------------------------------------------------ placement
 
     def _shard(self, dtype: torch.dtype) -> list[FSDPModule]:
-        """Shard the decoder layers one by one, then what is around them; returns the parts.
-
-        FSDP takes a part to the device when it is that part's turn.
-        """
+        """Shard each decoder layer, then the rest of the model, and return the sharded modules."""
         fsdp = self.fsdp
         offload = self.device == "cuda" and fsdp is not None and fsdp.offload_policy
         check_same_model(self.module)
-        share_random_state()  # a rank that reads a model draws other numbers than one that does not
+        share_random_state()  # loading a model on rank 0 changed its random state
         mesh = make_mesh(self.device, -1 if fsdp is None else fsdp.fsdp_size)
         precision = MixedPrecisionPolicy(
             param_dtype=None if dtype == torch.float32 else dtype, reduce_dtype=torch.float32
         )
         parts: list[FSDPModule] = []
-        # the layers first: the root takes only the parameters that no other part has taken
+        # layers first: the root shards only parameters that are not in a sharded layer
         for part in (*self.module.blocks, self.module):
             take_from_rank_zero(part, self.device)
             sharded = fully_shard(
@@ -147,14 +143,15 @@ class TrainEngine:
 
     @property
     def moves(self) -> bool:
-        """Whether parameters or optimizer state rest in host memory between passes."""
+        """True if this engine may move parameters or optimizer state between host and device.
+
+        False on CPU and with ``offload_policy``, where FSDP moves them.
+        """
         by_fsdp = self.fsdp is not None and self.fsdp.offload_policy
         return self.device == "cuda" and not by_fsdp
 
     def reshard(self) -> None:
-        """Keep this rank's shards only: a forward without backward may leave gathered parameters
-        behind.
-        """
+        """Free gathered parameters, which a forward without backward may leave allocated."""
         for part in self._sharded:
             part.reshard()
 
@@ -166,7 +163,7 @@ class TrainEngine:
             self.module.to("cpu")
         if self.fsdp is not None and self.fsdp.optimizer_offload:
             self._move_optimizer("cpu")
-        torch.cuda.empty_cache()  # what is freed here is the rollout engine's while it plays
+        torch.cuda.empty_cache()  # makes the memory available to the rollout engine
 
     def _move_optimizer(self, device: str) -> None:
         for state in self.optimizer.state.values() if self.optimizer else ():
@@ -176,8 +173,9 @@ class TrainEngine:
 
     @contextlib.contextmanager
     def resident(self, training: bool = False) -> Iterator[None]:
-        """Parameters (and, for training, optimizer state) are on the device inside, and back where
-        they rest after.
+        """Hold parameters, and for training the optimizer state, on the device inside the context.
+
+        Afterwards they are offloaded again if so configured.
         """
         if self.moves:
             self.module.to(self.device)
@@ -190,59 +188,59 @@ class TrainEngine:
             self._offload()
 
     def has_turn(self, turn: int) -> bool:
-        """Whether the pass of this ``turn`` (below ``sequence_ranks``) is over rows of this rank;
-        if not, ``module.take_part()`` is what it does for those of another.
+        """Begin pass ``turn`` (0 to ``sequence_ranks - 1``). Return True if it is for rows of this
+        rank.
+
+        Otherwise the caller runs ``module.compute_zero_loss()`` for the rows of another rank.
         """
         return self.module.group is None or self.module.group.take_turn(turn)
 
     # ------------------------------------------------------------------ training
 
     def backward(self, loss: torch.Tensor, last: bool) -> None:
-        """Accumulate the gradient of this rank's share of the mini-batch loss; ``last`` of the
-        mini-batch. It is reduced over ranks every time, or, without
-        ``fsdp.reduce_every_micro_batch``, the last time.
+        """Accumulate the gradient of this rank's share of the mini-batch loss.
 
-        Losses of all micro-batches and ranks *add up*: each is divided by the mini-batch's global
-        denominator before.
+        ``last`` marks the last micro-batch. Gradients are reduced over ranks in every call, or only
+        in the last one without ``fsdp.reduce_every_micro_batch``. Losses of all micro-batches and
+        ranks *add up*: the caller divides each by the global denominator of the mini-batch.
         """
-        # One rank holds the whole gradient either way, and has nobody to reduce it with.
+        # One rank has the whole gradient, so there is nothing to reduce.
         every = world_size() > 1 and (self.fsdp is None or self.fsdp.reduce_every_micro_batch)
-        self._sharded[-1].set_requires_gradient_sync(last or every)  # the root tells its layers
-        # FSDP averages over ranks, so that the sum needs the factor back
+        self._sharded[-1].set_requires_gradient_sync(last or every)  # applies to its layers too
+        # FSDP averages over ranks: the factor turns the mean into a sum
         (loss * world_size()).backward()
 
     def step(self) -> StepReport:
-        """Clip, take one AdamW step and advance the schedule.
+        """Clip the gradient, take one AdamW step and advance the schedule.
 
-        A gradient that is not finite is thrown away and counted. A gradient of exactly zero leaves
-        the weights untouched: momentum and weight decay alone would otherwise move them without any
-        evidence.
+        A gradient that is not finite is discarded and reported as ``skipped``. For a gradient of
+        exactly zero the optimizer step is omitted, because momentum and weight decay would change
+        the weights without any signal.
         """
         optimizer = self._trained_by()
         lr = self._next_lr(optimizer)
         trained = [p for p in self.module.parameters() if p.grad is not None]
         total = nn.utils.clip_grad_norm_(trained, self.grad_clip) if trained else torch.zeros(())
-        # of a sharded gradient the norm is a DTensor: full_tensor() adds up the ranks' shares
+        # the norm of a sharded gradient is a DTensor: full_tensor() combines all ranks
         norm = float(total.full_tensor() if isinstance(total, DTensor) else total)
         finite = math.isfinite(norm)
         if finite and norm > 0.0:
             optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         if not finite:
-            logger.warning("gradient norm is %s: optimizer step %d is left out", norm, self.steps)
+            logger.warning("gradient norm is %s: optimizer step %d is skipped", norm, self.steps)
         return StepReport(
             grad_norm=norm if finite else 0.0, lr=lr, skipped=not finite, zero=norm == 0.0
         )
 
     def pass_over(self) -> StepReport:
-        """Count a step whose gradient is known to be zero: the schedule advances, nothing else
-        does.
-        """
+        """Count a step whose gradient is known to be zero. Only the schedule advances."""
         return StepReport(grad_norm=0.0, lr=self._next_lr(self._trained_by()), zero=True)
 
     def require_finite(self) -> None:
-        """Raise ``NonFiniteWeights``, on all ranks, where a weight on any of them is NaN or
-        infinite; a collective call, made where the parameters are on the device.
+        """Raise ``NonFiniteWeights`` on all ranks if a weight on any rank is NaN or infinite.
+
+        This is a collective call. Parameters must be on the device.
         """
         self.reshard()
         parts = (
@@ -251,20 +249,19 @@ class TrainEngine:
         )
         odd = non_finite(parts)
         if sum_over_ranks([len(odd)])[0]:
-            first = f" (the first here: {odd[0]})" if odd else " of another rank"
+            which = f"{len(odd)} weights (first: {odd[0]})" if odd else "weights of another rank"
             raise NonFiniteWeights(
-                f"after {self.steps} optimizer steps {len(odd)} weights{first} are NaN or "
-                "infinite; they are not saved; fix: continue from the last checkpoint with a lower "
-                "optim.lr"
+                f"after {self.steps} optimizer steps {which} are NaN or infinite; they are not "
+                "saved; fix: continue from the last checkpoint with a lower optim.lr"
             )
 
     def _trained_by(self) -> torch.optim.AdamW:
         if self.optimizer is None:
-            raise RuntimeError("the model is frozen (no optim section): it takes no optimizer step")
+            raise RuntimeError("the model is frozen (no optim section) and cannot be updated")
         return self.optimizer
 
     def _next_lr(self, optimizer: torch.optim.AdamW) -> float:
-        """Set the rate of this step, and count it: also one that is left out moves the schedule."""
+        """Set and return the learning rate of this step and count the step, also if skipped."""
         assert self.optim is not None  # an optimizer is built from it
         lr = learning_rate(self.steps, self.optim, self.total_steps)
         self.steps += 1

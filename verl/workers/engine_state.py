@@ -1,16 +1,15 @@
-"""State of a ``TrainEngine`` in files without pickle: weights and AdamW moments as safetensors, the
-rest as JSON.
+"""Save and load the state of a ``TrainEngine`` without pickle.
 
-    shard-<r>-*.safetensors  this rank's shards of the float32 weights and of the moments, which
-                             are called ``<parameter>|exp_avg`` and so on    (every rank)
+    shard-<r>-*.safetensors  shards of the float32 weights and of the AdamW moments, named
+                             ``<parameter>|exp_avg`` and so on               (every rank)
     rng_rank<r>.safetensors  random states of the rank                       (every rank)
-    engine.json              optimizer steps tried, format                   (rank 0)
+    engine.json              optimizer steps, format                         (rank 0)
 
-A checkpoint continues on any number of ranks. Weights and moments are cut anew; a rank takes the
-random states of its own number, and one that has none keeps what its seed gave it.
+A checkpoint can be loaded on any number of ranks. Weights and moments are sharded again. A rank
+loads the random states saved by the same rank. If there are none, it keeps those of its seed.
 
-Format 1, which had one file of full weights and one of full moments, is read like a checkpoint of
-one rank.
+Format 1 has one file of full weights and one of full moments. It is read like a checkpoint of one
+rank.
 """
 
 import json
@@ -37,9 +36,9 @@ RANDOM_STATES = ("cpu", "cuda")
 
 @dataclass(frozen=True)
 class EngineSave:
-    """What this rank saves: the state is copied, and files may still be being written.
+    """Save in progress of this rank: the state is copied, shards may still be being written.
 
-    ``others`` are the files beside the shards, which are written already.
+    ``others`` are the files without shards, which are already written.
     """
 
     directory: Path
@@ -47,13 +46,13 @@ class EngineSave:
     write: Future[Any]
 
     def done(self) -> bool:
-        """Whether nothing is being written any more."""
+        """Return True if all files are written or writing failed."""
         return self.write.done()
 
     def files(self) -> list[Path]:
-        """Every file that this rank wrote, once all are.
+        """Wait until writing ends and return every file that this rank wrote.
 
-        Raises ``CheckpointError`` where one could not be.
+        Raises ``CheckpointError`` if writing failed.
         """
         error = self.write.exception()
         if error is not None:
@@ -66,10 +65,9 @@ class EngineSave:
 
 
 def full_weights(engine: TrainEngine) -> dict[str, torch.Tensor]:
-    """All weights by the module's names, on the CPU of rank 0 (empty elsewhere); every rank must
-    call it.
+    """Return all weights by module name, on the CPU of rank 0; other ranks return an empty dict.
 
-    Tied weights appear once, under their first name.
+    Every rank must call this function. Tied weights appear once, under their first name.
     """
     with engine.resident():
         found = {name: _full(tensor) for name, tensor in weights_of(engine).items()}
@@ -77,22 +75,23 @@ def full_weights(engine: TrainEngine) -> dict[str, torch.Tensor]:
 
 
 def _full(tensor: torch.Tensor) -> torch.Tensor | None:
-    """The unsharded tensor as a CPU copy on rank 0, None elsewhere; a collective call."""
+    """Return the unsharded tensor as a CPU copy on rank 0, None elsewhere. A collective call."""
     found = whole(tensor)
     return found.cpu().clone() if rank() == 0 else None
 
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:
-    """The unsharded tensor where its shards are, on every rank; a collective call."""
+    """Return the unsharded tensor on every rank, on the device of its shards. A collective call."""
     return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).detach()
 
 
 def save_engine(
     engine: TrainEngine, directory: str | Path, optimizer: bool = True, extra: bool = True
 ) -> EngineSave:
-    """Copy the state and begin to write it into ``directory``; every rank must call it.
+    """Copy the state and begin to write it to ``directory``. Every rank must call this function.
 
-    The directory is complete when all ranks are done. The caller makes it atomic.
+    The directory is complete when the ``EngineSave`` of every rank is done. The caller must make
+    the checkpoint atomic.
     """
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
@@ -104,15 +103,15 @@ def save_engine(
         others.append(directory / RECORD)
         others[-1].write_text(json.dumps({"format": FORMAT, "steps": engine.steps}))
     engine.reshard()
-    # From where they rest: a GPU that an engine plays on may have no room for them.
+    # Offloaded tensors are saved from host memory: a rollout engine may occupy the GPU.
     state = weights_of(engine) | (_moments(engine) if optimizer else {})
     return EngineSave(directory, others, begin_writing(state, directory))
 
 
 def load_engine(engine: TrainEngine, directory: str | Path) -> None:
-    """Continue from what ``save_engine`` wrote.
+    """Load the state that ``save_engine`` wrote.
 
-    Raises ``ValueError`` where it does not fit this model.
+    Raises ``ValueError`` if it does not fit the model.
     """
     directory = Path(directory)
     record = _read_record(directory)
@@ -123,7 +122,10 @@ def load_engine(engine: TrainEngine, directory: str | Path) -> None:
         names = set(_weight_names(found))
         if state.keys() != names:
             odd = sorted(state.keys() ^ names)[:5]
-            raise ValueError(f"the weights do not fit the model: {odd} are on one side only")
+            raise ValueError(
+                f"the weights do not fit the model: {odd} are only in the model or only in the "
+                "checkpoint"
+            )
         if engine.optimizer is not None:
             moments = found.keys() - names - set(RANDOM_STATES)
             _make_moments(engine, engine.optimizer, moments)
@@ -137,14 +139,14 @@ def load_engine(engine: TrainEngine, directory: str | Path) -> None:
 
 
 def holds_engine(directory: Path) -> bool:
-    """Whether ``directory`` is one that ``save_engine`` wrote."""
+    """Return True if ``save_engine`` wrote to ``directory``."""
     return (directory / RECORD).is_file()
 
 
 def read_weights(directory: Path) -> dict[str, torch.Tensor]:
-    """The full weights that ``save_engine`` wrote, by the module's names, without an engine.
+    """Read the full weights that ``save_engine`` wrote, by module name, without an engine.
 
-    Raises ``ValueError`` for a format that is not read, or where a part is missing.
+    Raises ``ValueError`` for an unknown format or a missing part.
     """
     _read_record(directory)
     found = stored(directory)
@@ -161,14 +163,14 @@ def _read_record(directory: Path) -> dict[str, Any]:
     record = json.loads((directory / RECORD).read_text())
     if record["format"] not in READABLE:
         raise ValueError(
-            f"{directory}: engine state of format {record['format']}; allowed: {READABLE}; fix: "
-            "continue with the version that wrote it (env.json of its run)"
+            f"{directory}: engine state has format {record['format']}; allowed: {READABLE}; fix: "
+            "use the version that wrote it (see env.json of its run)"
         )
     return record
 
 
 def weights_of(engine: TrainEngine) -> dict[str, torch.Tensor]:
-    """Parameters and kept buffers by the module's names, sharded as they are."""
+    """Return the sharded parameters and persistent buffers by module name."""
     kept = engine.module.state_dict().keys()
     buffers = {name: buffer for name, buffer in engine.module.named_buffers() if name in kept}
     return dict(engine.module.named_parameters()) | buffers
@@ -190,15 +192,17 @@ def _moments(engine: TrainEngine) -> dict[str, torch.Tensor]:
 
 
 def _make_moments(engine: TrainEngine, optimizer: torch.optim.AdamW, names: set[str]) -> None:
-    """Room in ``optimizer`` for the moments of these names, sharded like their parameters."""
+    """Allocate the moments ``names`` in ``optimizer``, sharded like their parameters."""
     optimizer.state.clear()
     parameters = dict(engine.module.named_parameters())
-    for name in sorted(names):  # in one order on all ranks
+    for name in sorted(names):  # in the same order on all ranks
         parameter, key = name.rsplit("|", 1)
         if parameter not in parameters:
-            raise ValueError(f"the optimizer state names '{parameter}', which the model lacks")
+            raise ValueError(
+                f"the optimizer state has the parameter '{parameter}', which the model lacks"
+            )
         target = parameters[parameter]
-        # The step counter is a scalar: on the host, or, for a fused step, beside its parameter.
+        # The step counter is a scalar on the CPU, or on the device of its parameter if fused.
         place = target.device if optimizer.defaults["fused"] else "cpu"
         room = torch.zeros((), device=place) if key == "step" else torch.zeros_like(target)
         optimizer.state[target][key] = room

@@ -1,11 +1,11 @@
-"""Weights that rank 0 alone has read, on every rank, part by part.
+"""Broadcast the weights that only rank 0 has read to every rank, layer by layer.
 
-    rank 0   files ──▶ whole model on the CPU ──┐ a block
-                                                ├─broadcast──▶ device ──▶ shard, forget the block
-    others   model on ``meta``, no memory ──────┘ a block
+    rank 0   files ──▶ whole model on the CPU ──┐ a layer
+                                                ├─broadcast──▶ device ──▶ shard, free the layer
+    others   model on ``meta``, no memory ──────┘ a layer
 
-All hosts together hold one copy of the model while it is placed, a device one block of it besides
-its shards.
+Only the host of rank 0 holds a full copy of the model. A device holds its shards and one full
+layer.
 """
 
 import json
@@ -23,7 +23,7 @@ from verl.workers.collectives import broadcast_text, world_size
 def check_same_model(module: nn.Module) -> None:
     """Raise ``RuntimeError`` on a rank whose model has other tensors than that of rank 0.
 
-    What is broadcast afterwards has no names: it goes by the order of the tensors.
+    The broadcast relies on this, because it identifies tensors by their order.
     """
     if world_size() == 1:
         return
@@ -32,8 +32,8 @@ def check_same_model(module: nn.Module) -> None:
     if own != first:
         odd = [entry for entry in (*own, *first) if entry not in own or entry not in first]
         raise RuntimeError(
-            f"this rank builds another model than rank 0, which reads its files: {odd[:4]} are on "
-            "one side only; fix: the same model directory and the same packages on every node"
+            f"the model of this rank differs from that of rank 0: {odd[:4]} are only in one of "
+            "them; fix: use the same model directory and the same packages on every node"
         )
 
 
@@ -43,7 +43,7 @@ def _described(module: nn.Module) -> list[list[object]]:
         module.named_buffers(remove_duplicate=False),
     )
     number: dict[torch.Tensor, int] = {}
-    # Numbered, because two names that are tied on one rank have to be tied on all.
+    # The number identifies the tensor: names that are tied on one rank must be tied on all.
     return [
         [name, list(tensor.shape), str(tensor.dtype), number.setdefault(tensor, len(number))]
         for name, tensor in tensors
@@ -51,8 +51,9 @@ def _described(module: nn.Module) -> list[list[object]]:
 
 
 def take_from_rank_zero(part: nn.Module, device: str) -> None:
-    """Give those tensors of ``part`` that are not sharded yet the values that they have on rank 0,
-    on ``device``; a collective call. Tied weights stay tied. One rank keeps what it has.
+    """Replace the unsharded tensors of ``part`` by copies of rank 0's values on ``device``.
+
+    This is a collective call. Tied weights stay tied. With one rank nothing changes.
     """
     if world_size() == 1:
         return

@@ -1,5 +1,7 @@
-"""Which rows make one optimizer step: whole trajectories, groups together, the same on one rank and
-on many.
+"""Split the rows of a batch into mini-batches, one per optimizer step.
+
+The rows of a trajectory stay together and groups are contiguous. The split does not depend on the
+number of ranks.
 """
 
 import math
@@ -14,24 +16,28 @@ from verl.workers.collectives import gather_vectors, rank
 
 
 def _numbers(values: Iterable[object]) -> torch.Tensor:
-    # ranks have to agree on a trajectory's number, and only tensors travel between them
+    # Hashed to integers, because ranks only exchange tensors and must agree on the numbers.
     return torch.tensor([derive_seed(str(value)) for value in values], dtype=torch.int64)
 
 
 def mini_batches(
     data: DataProto, seed: int, tasks_per_step: int | None = None, num_steps: int | None = None
 ) -> list[list[int]]:
-    """This rank's rows of every mini-batch; all ranks get equally many lists, some of which may be
-    empty.
+    """Return the rows of this rank in every mini-batch.
 
-    Groups (``uid``) are put in a seeded random order, trajectories (``traj_uid``) of a group behind
-    one another, and the sequence of trajectories is cut into parts that differ by at most one
-    trajectory: ``num_steps`` of them, or, without it, one for each ``tasks_per_step`` groups.
-    Neither the number of rows nor their distribution over ranks matters. Rows without these columns
-    are trajectories and groups of their own.
+    All ranks get the same number of lists; lists may be empty. Groups (``uid``) are shuffled by
+    ``seed``, and the trajectories (``traj_uid``) of a group stay contiguous. This sequence of
+    trajectories is cut into ``num_steps`` mini-batches whose sizes differ by at most one
+    trajectory. Without ``num_steps`` there is one mini-batch per ``tasks_per_step`` groups.
+
+    The result does not depend on the number of rows or their ranks. Without these columns every
+    row counts as a separate trajectory and group.
+
+    Example: 4 groups of 2 trajectories and ``tasks_per_step=2`` give 2 mini-batches with 4
+    trajectories each.
     """
     columns = data.non_tensor_batch
-    # With the rank: the third rows of two ranks are two trajectories.
+    # The rank is included: rows of equal index on two ranks are two trajectories.
     own = [f"rank {rank()} row {i}" for i in range(len(data))]
     traj = _numbers(columns.get("traj_uid", own))
     group = _numbers(columns["uid"]) if "uid" in columns else traj
@@ -52,15 +58,15 @@ def _parts(
     tasks_per_step: int | None,
     num_steps: int | None,
 ) -> dict[int, int]:
-    """Number of a trajectory -> number of its mini-batch."""
+    """Map the hash of each trajectory to the index of its mini-batch."""
     group_of = dict(zip(traj.tolist(), group.tolist(), strict=True))
     groups = sorted(set(group_of.values()))
     order = np.random.default_rng(derive_seed("mini-batches", seed)).permutation(len(groups))
     rank_of = {groups[g]: position for position, g in enumerate(order.tolist())}
-    # By number within a group: ranks hold the rows in orders of their own.
+    # Sorted by hash within a group, because the order of rows differs between ranks.
     sequence = sorted(group_of, key=lambda number: (rank_of[group_of[number]], number))
     by_tasks = math.ceil(len(groups) / tasks_per_step) if tasks_per_step else 1
     steps = num_steps or by_tasks
-    # never more steps than trajectories: an optimizer step on nothing would be one too many
+    # never more steps than trajectories, so that no mini-batch is empty
     steps = max(1, min(steps, len(sequence)))
     return {number: position * steps // len(sequence) for position, number in enumerate(sequence)}

@@ -1,4 +1,4 @@
-"""AdamW with warm-up and a constant or cosine schedule; state as tensors and JSON."""
+"""AdamW with linear warm-up and a constant or cosine schedule."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -11,11 +11,10 @@ from verl.config.schema.model import OptimConfig
 def build_optimizer(
     parameters: Iterable[torch.nn.Parameter], optim: OptimConfig
 ) -> torch.optim.AdamW:
-    """AdamW over the trainable parameters; matrices decay, vectors (norms, biases) do not.
+    """Create AdamW for the trainable parameters, with weight decay on matrices only.
 
-    A parameter whose gradient is always zero is
-    moved by weight decay alone; ``TrainEngine.step`` therefore skips the step when the whole
-    gradient is zero.
+    Vectors (norms, biases) have no weight decay. Weight decay also changes parameters whose
+    gradient is zero. ``TrainEngine.step`` therefore omits the step if the whole gradient is zero.
     """
     trained = [p for p in parameters if p.requires_grad]
     matrices = [p for p in trained if p.dim() >= 2]
@@ -38,21 +37,21 @@ def build_optimizer(
 
 
 def fuses(parameters: Sequence[torch.nn.Parameter]) -> bool:
-    """Whether one kernel takes the step, which reads and writes each number once: on CUDA."""
+    """Return True if AdamW can use its fused kernel: all parameters are on CUDA."""
     return bool(parameters) and all(p.device.type == "cuda" for p in parameters)
 
 
 def warmup_steps(optim: OptimConfig, total_steps: int) -> int:
-    """Optimizer steps of linear warm-up: ``lr_warmup_steps``, else the ratio of ``total_steps``."""
+    """Return the number of warm-up steps: ``lr_warmup_steps`` if set (not negative), else
+    ``lr_warmup_steps_ratio * total_steps``.
+    """
     if optim.lr_warmup_steps >= 0:
         return optim.lr_warmup_steps
     return int(optim.lr_warmup_steps_ratio * max(total_steps, 0))
 
 
 def check_schedule(optim: OptimConfig) -> None:
-    """Raise ``ValueError`` for a schedule that cannot be computed: it depends on a total number of
-    steps not given.
-    """
+    """Raise ``ValueError`` if the schedule needs ``total_training_steps`` and that is not set."""
     if optim.total_training_steps > 0:
         return
     steps_given = optim.lr_warmup_steps >= 0
@@ -63,20 +62,22 @@ def check_schedule(optim: OptimConfig) -> None:
     else:
         return
     raise ValueError(
-        f"{what} needs optim.total_training_steps, the number of optimizer steps of the whole run"
+        f"{what} needs the number of optimizer steps of the whole run; fix: set "
+        "optim.total_training_steps"
     )
 
 
 def learning_rate(step: int, optim: OptimConfig, total_steps: int) -> float:
-    """Learning rate of optimizer step ``step`` (from 0).
+    """Return the learning rate of optimizer step ``step`` (from 0).
 
-    Linear from ``lr / w`` over the ``w`` warm-up steps, then constant, or a cosine from ``lr`` to
-    ``lr * min_lr_ratio`` at the last of ``total_steps`` (which must be positive for the cosine).
+    The rate rises linearly from ``lr / w`` to ``lr`` over ``w`` warm-up steps. Then it is constant,
+    or follows a cosine from ``lr`` to ``lr * min_lr_ratio`` at the last of ``total_steps``. The
+    cosine needs a positive ``total_steps``.
     """
     warm = warmup_steps(optim, total_steps)
     peak = float(optim.lr)
     if step < warm:
-        # from lr / w, not from 0: a first step with rate 0 would be a step for nothing
+        # starts at lr / w and not at 0: a step with rate 0 would have no effect
         return peak * (step + 1) / warm
     if optim.warmup_style == "constant":
         return peak

@@ -1,6 +1,7 @@
-"""Forward passes without gradient over all micro-batches of a batch: scores, values."""
+"""Forward passes without gradient over all micro-batches of a batch, for scores and values."""
 
 from collections.abc import Callable, Sequence
+from itertools import product
 
 import torch
 
@@ -10,10 +11,10 @@ from verl.workers.rows import MicroBatchLimits, micro_batches
 
 
 def common_passes(cuts: Sequence[Sequence[int]]) -> int:
-    """How many passes every rank has to run: as many as the rank with most micro-batches.
+    """Return the number of passes of every rank: the largest number of micro-batches of any rank.
 
-    A forward or backward through a sharded model is a collective operation, so a rank that runs
-    one pass less than the others leaves them waiting for ever.
+    Passes through a sharded model are collective operations. If a rank ran fewer passes, the others
+    would wait for it forever.
     """
     return int(max_over_ranks([len(cuts)])[0])
 
@@ -21,8 +22,10 @@ def common_passes(cuts: Sequence[Sequence[int]]) -> int:
 def cut_rows(
     engine: TrainEngine, sizes: Sequence[int], limits: MicroBatchLimits
 ) -> list[list[int]]:
-    """Micro-batches of rows of ``sizes`` tokens. ``limits`` are a device's: ranks that compute a
-    row together hold as many times the tokens.
+    """Cut rows of ``sizes`` tokens into micro-batches of row indices.
+
+    ``limits`` are per device: with sequence parallelism the token limit is multiplied by the number
+    of ranks that compute a row together.
     """
     tokens = limits.get("max_tokens")
     if tokens:
@@ -37,17 +40,17 @@ def score_micro_batches(
     limits: MicroBatchLimits,
     score: Callable[[list[int]], None],
 ) -> None:
-    """Call ``score`` with the rows of every micro-batch, the model resident and without gradient.
+    """Call ``score`` with the rows of every micro-batch, with the model on the device and without
+    gradient.
 
-    ``sizes`` are the tokens of this rank's rows. Every rank of the engine must call it; ``score``
-    runs equally often on each of them and may see a row twice.
+    ``sizes`` are the tokens of each row of this rank. Every rank of the engine must call this
+    function. ``score`` runs equally often on each rank and may get row 0 again.
     """
     cuts = cut_rows(engine, sizes, limits)
     with engine.resident():
-        for number in range(common_passes(cuts)):
-            for turn in range(engine.sequence_ranks):
-                if engine.has_turn(turn):
-                    # a rank that has finished repeats a row, to take part in the others' passes
-                    score(cuts[number] if number < len(cuts) else [0])
-                else:
-                    engine.module.take_part()
+        for number, turn in product(range(common_passes(cuts)), range(engine.sequence_ranks)):
+            if engine.has_turn(turn):
+                # a rank that has finished repeats row 0, to join the collective calls
+                score(cuts[number] if number < len(cuts) else [0])
+            else:
+                engine.module.take_part()

@@ -1,11 +1,11 @@
-"""The loss of one micro-batch of policy rows, as its exact share of the whole mini-batch's loss.
+"""Policy loss of one micro-batch, as its exact share of the loss of the mini-batch.
 
     loss = policy loss - entropy_coeff * entropy + kl_loss_coef * KL(policy || reference)
            - bonus.weight * entropy of a choice among a few tokens
 
-Every term is divided by the denominator of the *mini-batch*, summed over micro-batches and ranks
-beforehand; so the shares add up, and neither the micro-batching nor the number of ranks changes the
-gradient.
+Every term is divided by the denominator of the *mini-batch*, which is summed over micro-batches and
+ranks beforehand. So the shares add up, and the gradient does not depend on the split into
+micro-batches and ranks.
 """
 
 from collections.abc import Mapping
@@ -34,13 +34,15 @@ from verl.utils.torch_functional import masked_sum
 from verl.workers.collectives import gather_vectors, sum_over_ranks
 from verl.workers.rows import Rows
 
-CHOICE_MASK = "choice_mask"  # [B, R]: 1 where the choice of the bonus is made
+CHOICE_MASK = "choice_mask"  # [B, R]: 1 at tokens where the entropy bonus applies
 
 
 @dataclass(frozen=True)
 class Denominators:
-    """Of one mini-batch over all ranks: of the aggregated losses, sampled tokens, choices, rows
-    computed.
+    """Denominators of one mini-batch, summed over all ranks.
+
+    ``loss``: of the aggregated losses. ``tokens``: sampled tokens. ``choices``: sampled tokens with
+    ``choice_mask``. ``rows``: rows that are computed.
     """
 
     loss: float
@@ -52,10 +54,10 @@ class Denominators:
 def denominators(
     data: DataProto, rows: list[int], loss_agg_mode: str, computed: list[int] | None = None
 ) -> Denominators:
-    """Denominators of the mini-batch whose rows on this rank are ``rows``; a collective call.
+    """Compute the denominators of a mini-batch with ``rows`` on this rank. A collective call.
 
-    Where only the rows ``computed`` go through the model, tokens and choices are theirs (metrics
-    are means over what was computed) and the loss is still divided by that of all rows.
+    If only the rows ``computed`` go through the model, tokens, choices and rows count only these,
+    because metrics are means over them. The loss denominator always counts all ``rows``.
     """
     batch = data.batch
     index = torch.as_tensor(rows, dtype=torch.long)
@@ -72,12 +74,12 @@ def denominators(
 
 
 class PolicyLoss:
-    """The configured loss.
+    """Configured policy loss: calling it gives loss and metrics of a micro-batch.
 
     Args:
         section: the ``actor`` section.
-        bonus: the choice whose entropy is held up where ``choice_mask`` is 1; None: no such term.
-        device: where the scores will be.
+        bonus: settings of the entropy bonus at tokens with ``choice_mask``; None for no bonus.
+        device: device of the token scores.
     """
 
     def __init__(
@@ -102,12 +104,13 @@ class PolicyLoss:
 
     @property
     def reads_entropy(self) -> bool:
-        """Whether the scores of tokens have to come with entropies."""
+        """True if the loss needs the entropies of tokens."""
         return bool(self.section.entropy_coeff)
 
     def picker(self, data: DataProto, rows: list[int]) -> TokenPicker | None:
-        """What picks tokens of the mini-batch whose rows on this rank are ``rows``; None where the
-        loss picks none. A collective call.
+        """Make the token picker of the mini-batch with ``rows`` on this rank.
+
+        Returns None if the loss selects no tokens. A collective call for losses that do.
         """
         if self.needs.picker is None:
             return None
@@ -118,8 +121,10 @@ class PolicyLoss:
         return self.needs.picker(old, advantages, **self._settings(self.needs.picker_params))
 
     def rows_with_gradient(self, data: DataProto, rows: list[int]) -> list[int]:
-        """The ``rows`` that can have a gradient: where advantages are the only reason for one,
-        those with any.
+        """Return the ``rows`` that can have a gradient.
+
+        These are the rows with an advantage if the policy loss is the only term and is zero without
+        advantages. Otherwise they are all rows.
         """
         section = self.section
         of_choice = self.bonus is not None and self.bonus.weight
@@ -133,7 +138,7 @@ class PolicyLoss:
         return self.rows_with_advantage(data, rows)
 
     def rows_with_advantage(self, data: DataProto, rows: list[int]) -> list[int]:
-        """The ``rows`` in which a sampled token has an advantage."""
+        """Return the ``rows`` in which some sampled token has a nonzero advantage."""
         index = torch.as_tensor(rows, dtype=torch.long)
         moves = (data.batch["advantages"][index] != 0) & data.batch["response_mask"][index].bool()
         return index[moves.any(-1)].tolist()
@@ -147,8 +152,10 @@ class PolicyLoss:
         whole: Denominators,
         picker: TokenPicker | None = None,
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        """Loss of the rows ``index`` with ``scores`` of their sampled tokens, and the detached
-        metrics to be summed. ``whole`` and ``picker`` belong to the mini-batch.
+        """Return the loss of the rows ``index`` and the detached metrics, which are to be summed.
+
+        ``scores`` are those of the sampled tokens. ``totals`` and ``picker`` belong to the
+        mini-batch.
         """
         section = self.section
         batch = data.batch[torch.as_tensor(index)].to(scores.log_probs.device)
@@ -160,14 +167,14 @@ class PolicyLoss:
             "loss_scale_factor": section.loss_scale_factor,
         }
         log_probs = rows.unpack(scores.log_probs, index)
-        # a mini-batch without a sampled token anywhere has no mean; its sums are zero
+        # a mini-batch without sampled tokens: all sums are zero, so any denominator is right
         shared_by_tokens = shared | {"num_tokens": whole.tokens or 1.0}
         loss, found = self._policy_term(batch, log_probs, picker, shared_by_tokens)
         if self.reads_entropy:
             entropy = agg_loss(rows.unpack(scores.asked_entropy, index), mask, **shared)
             loss = loss - section.entropy_coeff * entropy
         if section.use_kl_loss:
-            # Zero where nothing was sampled, as the policy's: a column may hold NaN there.
+            # Zero at positions without a sampled token, where the column may hold NaN.
             reference = torch.where(mask, batch["ref_log_prob"], 0.0)
             divergence = kl_penalty(log_probs, reference, section.kl_loss_type)
             found["kl_loss"] = agg_loss(divergence, mask, **shared)
@@ -186,7 +193,7 @@ class PolicyLoss:
         picker: TokenPicker | None,
         shared: dict[str, Any],
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        """The registered loss and its metrics."""
+        """Return the registered policy loss and its metrics."""
         section = self.section
         mask = batch["response_mask"].bool()
         arguments: dict[str, Any] = shared | self.params
@@ -194,7 +201,7 @@ class PolicyLoss:
         if weights is not None and section.policy_loss.loss_mode in TAKES_WEIGHTS:
             arguments["weights"] = weights
         elif weights is not None:
-            # Of a loss that is proportional to the size of an advantage this is the weight.
+            # This loss is proportional to the advantage, so scaling the advantage weights it.
             advantages = advantages * weights
         if picker is not None:
             selected = picker.selects(batch["old_log_probs"], batch["advantages"], mask)
@@ -219,7 +226,11 @@ class PolicyLoss:
 
 
 def learnt_rows(section: ActorConfig, data: DataProto) -> list[int]:
-    """The rows of ``data`` that an update computes, as far as one row tells."""
+    """Return the rows of ``data`` that can have a gradient in an update.
+
+    Used on the driver. It ignores rules that depend on the whole mini-batch
+    (``skip_without_advantage``).
+    """
     bonus = data.meta_info.get("choice_bonus") if CHOICE_MASK in data.tensor_keys() else None
     return PolicyLoss(section, bonus).rows_with_gradient(data, list(range(len(data))))
 
@@ -227,6 +238,6 @@ def learnt_rows(section: ActorConfig, data: DataProto) -> list[int]:
 def _mean_of_choices(
     entropy: torch.Tensor, batch: TensorDict, mask: torch.Tensor, whole: Denominators
 ) -> torch.Tensor:
-    """This micro-batch's share of the mean of ``entropy`` [B, R] over all choices."""
+    """Return this micro-batch's share of the mean ``entropy`` [B, R] over all choices."""
     chosen = batch[CHOICE_MASK].bool() & mask
     return masked_sum(entropy, chosen) / (whole.choices or 1.0)

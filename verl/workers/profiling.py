@@ -1,4 +1,4 @@
-"""What a call cost: operations per second, memory, and on demand a trace of all it did."""
+"""Metrics of speed and memory, and profiler traces of single calls."""
 
 import contextlib
 import resource
@@ -14,10 +14,11 @@ from verl.workers.collectives import max_over_ranks, rank, sum_over_ranks, world
 
 
 def speed_metrics(role: str, flops: float, seconds: float, dtype: str | None) -> dict[str, float]:
-    """``perf/tflops/<role>``, 10^12 operations per second and device, and ``perf/mfu/<role>``,
-    their share of the device's peak where that is known: on a GPU of the table, in bfloat16.
+    """Return ``perf/tflops/<role>`` and, if the peak of the device is known, ``perf/mfu/<role>``.
 
-    ``flops`` of this rank, ``seconds`` of the slowest. A collective call.
+    The first is in 10^12 operations per second and device. The second is its share of the peak. The
+    peak is known for bfloat16 on GPUs of ``peak_tflops``. ``flops`` are those of this rank,
+    ``seconds`` those of the slowest rank. A collective call.
     """
     per_device = sum_over_ranks([flops])[0] / world_size() / max(seconds, 1e-9) / 1e12
     found = {f"perf/tflops/{role}": per_device}
@@ -29,10 +30,10 @@ def speed_metrics(role: str, flops: float, seconds: float, dtype: str | None) ->
 
 
 def memory_metrics(role: str) -> dict[str, float]:
-    """The largest amounts of any rank of ``role`` so far, GiB: of its process in host memory, and
-    what its tensors took on its GPU and was reserved for them. A collective call.
+    """Return the peak memory of any rank of ``role`` so far, in GiB. A collective call.
 
-    Names are those of the field for the actor and end in the role for others.
+    The metrics are host memory of the process, and allocated and reserved GPU memory. Except for
+    the actor, their names end in the role.
     """
     peak_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     used = {"perf/cpu_memory_used_gb": 1024.0 * peak_kib}
@@ -46,8 +47,10 @@ def memory_metrics(role: str) -> dict[str, float]:
 
 @contextlib.contextmanager
 def profiled(order: ProfileOrder | None, call: str) -> Iterator[None]:
-    """Trace the block where ``order`` names this rank; the file is
-    ``<directory>/step<n>-<call>-rank<r>.json.gz``, which ui.perfetto.dev and chrome://tracing show.
+    """Trace the block by the PyTorch profiler if ``order`` names this rank.
+
+    The file is ``<directory>/step<n>-<call>-rank<r>.json.gz``, for ui.perfetto.dev or
+    chrome://tracing.
     """
     if order is None or rank() not in order.ranks:
         yield

@@ -1,8 +1,9 @@
-"""RewardModelWorker: one rank of a model that says with one number how good a conversation is.
+"""RewardModelWorker: one rank of a model that scores a conversation with one number.
 
-    messages ──▶ its own chat template ──▶ tokens, padded on the right ──▶ score of the last token
+    messages ──▶ chat template of the model ──▶ tokens, right-padded ──▶ score of the last token
 
-Every rank holds the whole model and scores its own rows; nothing is sharded and nothing is learnt.
+Every rank holds the whole model and scores its part of the rows. The model is neither sharded nor
+trained.
 """
 
 from collections.abc import Sequence
@@ -26,14 +27,15 @@ from verl.workers.rows import micro_batches
 
 
 class ConversationTokens:
-    """Encodes conversations with the chat template of ``tokenizer``, a Hugging Face tokenizer."""
+    """Encoder of conversations by the chat template of ``tokenizer``, a Hugging Face tokenizer."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
 
     def __call__(self, messages: Sequence[dict[str, str]]) -> list[int]:
-        """The ids of ``messages``: those of the rendered text, unless a content would become a
-        control token in it. It is then encoded as the letters that it is.
+        """Return the token ids of ``messages`` rendered by the chat template.
+
+        Text of a message that looks like a control token is encoded as ordinary text.
         """
         mark = self._tokens.mark
         marked = [{**said, "content": mark(said["content"])} for said in messages]
@@ -50,12 +52,12 @@ class ConversationTokens:
 
 
 class RewardModelWorker(Worker):
-    """A sequence-classification model with one label.
+    """One rank of a reward model: a sequence-classification model with one label.
 
     Args:
         config: the ``reward_model`` section.
-        seed: unused, for nothing is random here; every worker is made with one.
-        num_threads: CPU threads of this rank; None leaves PyTorch's choice.
+        seed: unused, because nothing is random. All worker classes have this argument.
+        num_threads: CPU threads of this rank; None keeps the default of PyTorch.
         device: ``auto``, ``cpu`` or ``cuda``.
     """
 
@@ -66,7 +68,7 @@ class RewardModelWorker(Worker):
         num_threads: int | None = None,
         device: str = "auto",
     ) -> None:
-        del seed  # nothing is drawn
+        del seed  # unused
         self.config = config
         self.device_name = resolve_device(device)
         self._model: Any = None
@@ -78,8 +80,8 @@ class RewardModelWorker(Worker):
     def init_model(self) -> None:
         """Load model and tokenizer.
 
-        Raises ``FileNotFoundError`` for a missing directory, ``ValueError`` for a model that gives
-        more than one number.
+        Raises ``FileNotFoundError`` for a missing directory, ``ValueError`` for a model with more
+        than one label.
         """
         from transformers import AutoTokenizer
 
@@ -98,8 +100,9 @@ class RewardModelWorker(Worker):
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
     def compute_rm_score(self, data: DataProto) -> DataProto:
-        """``rm_scores`` [B] float32 of the conversations in the column ``messages``; NaN for rows
-        that have none.
+        """Compute ``rm_scores`` [B] float32 of the conversations in the column ``messages``.
+
+        Rows without a conversation get NaN.
         """
         scores = torch.full((len(data),), torch.nan)
         conversations = data.non_tensor_batch[MESSAGES]
@@ -114,17 +117,17 @@ class RewardModelWorker(Worker):
     def _tokens(self, messages: Sequence[dict[str, str]]) -> list[int]:
         ids = self._encode(messages)
         limit = self.config.max_length
-        # The answer stands at the end.
+        # The end is kept, because it holds the answer.
         return ids if limit is None else ids[-limit:]
 
 
 @torch.no_grad()
 def last_token_scores(model: Any, rows: Sequence[Sequence[int]]) -> torch.Tensor:
-    """The scores [N] float32 that ``model`` gives the last token of each of ``rows``.
+    """Return the scores [N] float32 of ``model`` at the last token of each of ``rows``.
 
-    transformers looks for the last token that is not the padding token. Often that is also the one
-    that ends a turn, and the score would be read a token too early: rows are padded with a token
-    that none of them holds.
+    transformers reads the score at the last token that is not the padding token. If the padding
+    token also ends a turn, it would read one token too early. Therefore rows are padded with a
+    token that none of them contains.
     """
     width = max(len(row) for row in rows)
     held = {token for row in rows for token in row}
@@ -145,8 +148,8 @@ def last_token_scores(model: Any, rows: Sequence[Sequence[int]]) -> torch.Tensor
 
 
 def _require_one_label(directory: Path, labels: int) -> None:
-    """Raise ``ValueError`` for a model that gives several numbers."""
+    """Raise ``ValueError`` for a model with more than one label."""
     if labels != 1:
         key = f"reward_model.model.path={str(directory)!r}"
-        fix = "name a model for sequence classification with one label"
-        raise ValueError(f"{key}: it has {labels} labels; allowed: one; fix: {fix}")
+        fix = "set it to a sequence-classification model with one label"
+        raise ValueError(f"{key}: the model has {labels} labels; allowed: 1; fix: {fix}")

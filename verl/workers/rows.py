@@ -1,7 +1,12 @@
-"""From padded rows to packed micro-batches and back.
+"""Convert padded rows to packed micro-batches and back.
 
-The batch is ``[B, P + R]`` with padding on both sides; the model reads ``[1, T]`` without any.
-``Rows`` holds the unpadded tokens of every row and where each response position went.
+A batch is ``[B, P + R]`` with padding on both sides. The model input is ``[1, T]`` without padding.
+``Rows`` holds the unpadded tokens of every row and the unpadded index of each response position.
+
+Example: P = 3, R = 3, ``-`` is padding, the packed input of both rows is ``[1, 7]``::
+
+    row 0   - a b | c d -      tokens a b c d
+    row 1   - - e | f g -      tokens e f g
 """
 
 from collections.abc import Sequence
@@ -18,12 +23,12 @@ from verl.single_controller.base.decorator import PADDING_ROWS
 
 
 class Rows:
-    """The rows of a batch without padding.
+    """Rows of a batch without padding.
 
-    ``tokens[b]`` [length] real tokens of row b; ``place`` [B, R] unpadded index of every response
-    position; ``mask`` [B, R] bool, the sampled positions; ``responses`` [B, R]. Raises
-    ``ValueError`` for an empty row and for a row whose first token is a sampled one (nothing
-    predicts it).
+    ``tokens[b]`` [length] are the unpadded tokens of row b. ``response_index`` [B, R] is the
+    unpadded index of every response position. ``mask`` [B, R] bool marks the sampled positions.
+    Raises ``ValueError`` for an empty row, and for a row whose first token is sampled, because no
+    token predicts it.
     """
 
     def __init__(self, data: DataProto, device: str = "cpu") -> None:
@@ -34,9 +39,9 @@ class Rows:
         self.mask = batch["response_mask"].bool()
         self.lengths: list[int] = attention.sum(-1).tolist()
         if 0 in self.lengths:
-            raise ValueError(f"row {self.lengths.index(0)} has no token")
+            raise ValueError(f"row {self.lengths.index(0)} has no tokens")
         self.tokens = batch["input_ids"][attention].split(self.lengths)
-        # The response stands on the right: the last R columns, counted without padding.
+        # The response is in the last R columns. Positions are counted without padding.
         self.place = (attention.long().cumsum(-1) - 1)[:, -self.width :]
         unpredicted = (self.mask & (self.place < 1)).any(-1)
         if unpredicted.any():
@@ -50,12 +55,12 @@ class Rows:
     def pack(
         self, rows: Sequence[int], branches: Sequence[Sequence[Branch]] | None = None
     ) -> PackedBranches:
-        """The given rows, with the branches of each, as one packed sequence on the device."""
+        """Pack the given rows and the branches of each into one sequence on the device."""
         return pack([self.tokens[row] for row in rows], branches, self.device)
 
     @staticmethod
     def pack_alone(tokens: torch.Tensor, device: str = "cpu") -> PackedBranches:
-        """One sequence [length] of tokens as a packed sequence of its own."""
+        """Return one sequence [length] of tokens as a packed sequence."""
         return pack([tokens], None, device)
 
     def targets(
@@ -65,17 +70,17 @@ class Rows:
         temperature: float = 1.0,
         with_entropy: bool = True,
     ) -> Targets:
-        """All sampled tokens of the given rows, row by row."""
+        """Return all sampled tokens of the given rows as targets, row by row."""
         index = torch.as_tensor(rows)
         mask = self.mask[index]
-        # the logits at a position predict the token after it, hence the -1
+        # -1, because the logits at a position predict the next token
         before = torch.as_tensor(packed.offsets)[:, None] + self.place[index] - 1
         tokens = self.responses[index][mask]
         places = before[mask].to(self.device)
         return Targets(places, tokens.to(self.device), temperature, with_entropy)
 
     def work(self, rows: Sequence[int]) -> Work:
-        """What a pass over the given rows is asked for, at their sampled tokens."""
+        """Return the size of a forward of the given rows with targets at their sampled tokens."""
         lengths = [self.lengths[row] for row in rows]
         return Work(
             tokens=sum(lengths),
@@ -84,8 +89,9 @@ class Rows:
         )
 
     def unpack(self, values: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
-        """Values [N] of ``targets`` at their response positions, zero elsewhere: [len(rows), R];
-        differentiable.
+        """Return [len(rows), R] with ``values`` [N] at the sampled positions and zero elsewhere.
+
+        ``values`` are in the order of ``sampled_targets``. The operation is differentiable.
         """
         mask = self.mask[torch.as_tensor(rows)].to(values.device)
         empty = torch.zeros(mask.shape, dtype=values.dtype, device=values.device)
@@ -93,14 +99,14 @@ class Rows:
 
 
 def drop_padding(data: DataProto) -> DataProto:
-    """The batch without the copied rows that only even out the ranks."""
+    """Return the batch without the copied rows that make the number of rows equal on all ranks."""
     extra = int(data.meta_info.get(PADDING_ROWS, 0))
-    # Copies stand at the end of a rank's rows (see the dispatch modes).
+    # Copies are the last rows of a rank (see the dispatch modes).
     return data[: len(data) - extra] if extra else data
 
 
 class MicroBatchLimits(TypedDict, total=False):
-    """How much a micro-batch holds: ``max_tokens`` tokens where given, else ``max_rows`` rows."""
+    """Size limit of micro-batches: ``max_tokens`` tokens if given, else ``max_rows`` rows."""
 
     max_rows: int | None
     max_tokens: int | None
@@ -109,7 +115,7 @@ class MicroBatchLimits(TypedDict, total=False):
 def limits_of(
     by_tokens: bool | None, max_rows: int | None, max_tokens: int | None
 ) -> MicroBatchLimits:
-    """The limit that counts: of tokens with ``by_tokens`` (``use_dynamic_bsz``), else of rows."""
+    """Return the limit in tokens if ``by_tokens`` (``use_dynamic_bsz``), else that in rows."""
     return (
         MicroBatchLimits(max_tokens=max_tokens)
         if by_tokens
@@ -120,17 +126,18 @@ def limits_of(
 def micro_batches(
     lengths: Sequence[int], max_rows: int | None = None, max_tokens: int | None = None
 ) -> list[list[int]]:
-    """Row indices of micro-batches: rows sorted by length and cut at ``max_tokens`` tokens, or at
-    ``max_rows`` rows.
+    """Return the row indices of each micro-batch of at most ``max_tokens`` tokens or ``max_rows``
+    rows.
 
-    Sorted, because neighbours of similar length share an attention call. A row longer than
-    ``max_tokens`` gets a micro-batch of its own.
+    Rows are sorted by length, because neighbours of similar length share an attention call. A row
+    longer than ``max_tokens`` gets a separate micro-batch. Example: lengths [3, 9, 4] with
+    ``max_tokens=8`` give [[0, 2], [1]].
     """
     parts: list[list[int]] = []
     tokens = 0
     for row in sorted(range(len(lengths)), key=lambda i: (lengths[i], i)):
         if max_tokens:
-            # Real tokens, not width times rows: packed rows have no padding.
+            # The sum of lengths, because packed rows have no padding.
             full = tokens + lengths[row] > max_tokens
         else:
             full = bool(parts) and len(parts[-1]) >= (max_rows or len(lengths))

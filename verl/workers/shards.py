@@ -1,17 +1,17 @@
-"""Tensors of all ranks in one directory: torch.distributed.checkpoint (DCP), in safetensors.
+"""Write and read sharded tensors by torch.distributed.checkpoint (DCP), as safetensors files.
 
-    rank 0 ──▶ shard-00001-model-0000<kind>-of-00004.safetensors ┐  every file says at which offsets
-    rank 1 ──▶ shard-00002-model-0000<kind>-of-00004.safetensors ┘  of the whole tensors its own lie
+    rank 0 ──▶ shard-00001-model-0000<kind>-of-00004.safetensors ┐  every file holds the offsets of
+    rank 1 ──▶ shard-00002-model-0000<kind>-of-00004.safetensors ┘  its parts in the full tensors
 
     any ranks ◀── the parts of those files that overlap with their shards
 
-A name may end in ``|<kind>``. Every kind has a file of its own, because a file is in memory a
-second time while it is written.
+A tensor name may end in ``|<kind>``. Each kind has a separate file per rank, because writing a file
+holds a second copy of it in memory.
 
-Ranks neither write nor read with a word to each other. DCP's own agreement pickles plans through
-sockets, and a thread that writes while an update runs must not use the sockets of the update. What
-the agreement would bring is done here: the first of those that hold the same values writes them,
-and a reader asks whether the parts make up the whole.
+Ranks do not communicate while they write or read. The plan exchange of DCP would pickle plans
+through sockets. It would also use the process group in the writing thread while an update uses it.
+Two rules replace this exchange. The first rank with a replica of a shard writes it. A reader checks
+that the parts of a tensor are complete.
 """
 
 import math
@@ -35,12 +35,12 @@ from torch.distributed.tensor import DTensor
 
 from verl.workers.collectives import rank
 
-# Said by DCP at every call without its agreement, which is what is asked for here.
+# DCP warns at every call with no_dist=True, which is intended here.
 warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable")
 
 
 class ShardWriter(HuggingFaceStorageWriter):
-    """Writes the shards of this rank into files of its own; ``names`` are those of all ranks."""
+    """DCP writer of the shards of this rank. ``names`` are the tensor names of all ranks."""
 
     def __init__(self, directory: Path, names: Iterable[str]) -> None:
         kind_of = {name: name.partition("|")[2] for name in names}
@@ -49,37 +49,41 @@ class ShardWriter(HuggingFaceStorageWriter):
         super().__init__(str(directory), files, save_distributed=True)
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        """Number this rank's plan as if those of the ranks before it were known, for the number
-        is in the names of its files.
+        """Prepare the plan of this rank with empty plans for the ranks before it.
+
+        DCP puts the index of the plan into the file names, so the index must be the rank.
         """
         others = [SavePlan([])] * rank()
         return super().prepare_global_plan([*others, *plans])[rank() :]
 
     def stage(self, state_dict: dict[str, Any]) -> dict[str, Any]:
-        """Copy the tensors to host memory, where training does not change them."""
-        self.per_thread_copy_ahead = 0  # nothing is left to be fetched from a device
+        """Copy the tensors to host memory, so that training does not change them."""
+        self.per_thread_copy_ahead = 0  # no tensors on a device are left to copy
         return {name: tensor.to("cpu", copy=True) for name, tensor in state_dict.items()}
 
 
 def begin_writing(state: Mapping[str, torch.Tensor], directory: Path) -> Future[Any]:
-    """Copy this rank's part of ``state`` and write it into ``directory`` in a thread.
+    """Copy this rank's part of ``state`` and write it to ``directory`` in a thread.
 
-    The copy is made on return. The future is done when the files are on disk; it may hold an
-    exception (see ``reason``).
+    The copy is complete when this function returns. The future is done when the files are on disk.
+    It may hold an exception (see ``root_error``).
     """
     mine = {name: tensor.detach() for name, tensor in state.items() if _is_written_here(tensor)}
     write = async_save(mine, storage_writer=ShardWriter(directory, state), no_dist=True)
-    assert isinstance(write, Future)  # the other kind of answer is for copies made in a thread
+    assert isinstance(write, Future)  # other types are returned for asynchronous copies only
     return write
 
 
 def shards_written(directory: Path) -> list[Path]:
-    """The files in ``directory`` with the shards of this rank; none where it holds nothing."""
+    """Return the shard files of this rank in ``directory``, which may be none."""
     return list(directory.glob(f"shard-{rank() + 1:05}-*.safetensors"))
 
 
 def _is_written_here(tensor: torch.Tensor) -> bool:
-    """Whether this rank is the first of those that hold the same part, and the part not empty."""
+    """Return True if this rank must write its part of ``tensor``.
+
+    The part must not be empty, and this rank must be the first one with a replica of it.
+    """
     if not isinstance(tensor, DTensor):
         return rank() == 0
     place = tensor.device_mesh.get_coordinate()
@@ -90,7 +94,7 @@ def _is_written_here(tensor: torch.Tensor) -> bool:
 
 
 def stored(directory: Path) -> dict[str, TensorStorageMetadata]:
-    """Size and parts of every tensor in the safetensors files of ``directory``."""
+    """Read the size and parts of every tensor in the safetensors files of ``directory``."""
     found = HuggingFaceStorageReader(str(directory)).read_metadata().state_dict_metadata
     return {
         name: entry for name, entry in found.items() if isinstance(entry, TensorStorageMetadata)
@@ -98,10 +102,9 @@ def stored(directory: Path) -> dict[str, TensorStorageMetadata]:
 
 
 def read_into(state: Mapping[str, torch.Tensor], directory: Path) -> None:
-    """Fill the tensors of ``state``, sharded over any number of ranks or not at all.
+    """Fill the tensors of ``state``, sharded or not, from the files in ``directory``.
 
-    Raises ``ValueError`` for a tensor that is not in ``directory``, is of another shape, or lacks
-    a part.
+    Raises ``ValueError`` for a tensor that is missing, has another shape, or lacks a part.
     """
     found = stored(directory)
     for name in state.keys() & found.keys():
@@ -116,16 +119,17 @@ def _require_whole(
     name: str, entry: TensorStorageMetadata, target: torch.Tensor, directory: Path
 ) -> None:
     parts = sum(math.prod(chunk.sizes) for chunk in entry.chunks)
-    # The size is only known from the parts: without the last of them it is smaller.
+    # DCP derives the size from the parts: without the last part the size is smaller.
     if entry.size != target.shape or parts != target.numel():
         raise ValueError(
-            f"{directory}: it holds {parts} numbers of '{name}' {list(entry.size)}, the model has "
-            f"{list(target.shape)}: it is of another model, or the files of some ranks are missing"
+            f"{directory}: it holds {parts} values of '{name}' with shape {list(entry.size)}, but "
+            f"the model has shape {list(target.shape)}: the checkpoint is of another model, or "
+            "files of some ranks are missing"
         )
 
 
 def reason(error: BaseException) -> BaseException:
-    """What went wrong: DCP wraps it once more, for each rank of an agreement."""
+    """Return the original error from the ``CheckpointException`` that DCP wraps around it."""
     if not isinstance(error, CheckpointException):
         return error
     return next(iter(error.failures.values()))[0]

@@ -1,4 +1,4 @@
-"""What actor and critic have in common: one rank with a training engine and its checkpoints."""
+"""Base class of actor and critic workers: one rank with a training engine and its checkpoints."""
 
 import socket
 from pathlib import Path
@@ -21,10 +21,10 @@ class TrainingWorker(Worker):
     """One rank that trains a model, or holds a frozen one.
 
     Args:
-        seed: of everything random in this worker; equal on all ranks.
-        num_threads: CPU threads of this rank; None leaves PyTorch's choice.
+        seed: seed of all random generators of this worker; equal on all ranks.
+        num_threads: CPU threads of this rank; None keeps the default of PyTorch.
         device: ``auto``, ``cpu`` or ``cuda``.
-        checkpoint: the section that lists what a checkpoint holds.
+        checkpoint: the ``checkpoint`` section, with the contents of a checkpoint.
     """
 
     def __init__(
@@ -42,14 +42,14 @@ class TrainingWorker(Worker):
 
     @property
     def engine(self) -> TrainEngine:
-        """The model engine. Raises ``RuntimeError`` before ``init_model``."""
+        """Model engine. Raises ``RuntimeError`` before ``init_model``."""
         if self._engine is None:
-            raise RuntimeError(f"{type(self).__name__}: init_model() comes before everything else")
+            raise RuntimeError(f"{type(self).__name__}: init_model() must be called first")
         return self._engine
 
     def _join_group(self) -> None:
-        """Seed this process and join the ranks; comes before a model is made."""
-        # A run starts from one seed, whatever its number of ranks.
+        """Seed this process and join the process group. Called before the model is made."""
+        # The seed is the same on all ranks: the initial state does not depend on their number.
         seed_everything(self.seed)
         self.init_process_group(backend_of(self.device_name))
 
@@ -63,7 +63,7 @@ class TrainingWorker(Worker):
         sequence_ranks: int,
         compiled: bool = False,
     ) -> None:
-        """Shard ``module`` over the ranks."""
+        """Create the engine, which shards ``module`` over the ranks."""
         self._engine = TrainEngine(
             module,
             device=self.device_name,
@@ -77,8 +77,10 @@ class TrainingWorker(Worker):
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def save_checkpoint(self, directory: str) -> None:
-        """Copy what ``checkpoint.contents`` lists and begin to write it into ``directory``;
-        ``written_files`` says when it is there, and the caller makes the directory atomic.
+        """Copy the state listed in ``checkpoint.contents`` and begin to write it to ``directory``.
+
+        ``written_files`` returns the files when writing has ended. The caller must make the
+        checkpoint atomic.
         """
         contents = self._checkpoint.contents
         self._exported = self._export(Path(directory)) if "hf_model" in contents else []
@@ -87,14 +89,17 @@ class TrainingWorker(Worker):
         )
 
     def _export(self, _directory: Path) -> list[Path]:
-        """Write the Hugging Face form of the model, where it has one; the files of this rank."""
+        """Write the model in Hugging Face format if the subclass supports it.
+
+        Returns the files written by this rank.
+        """
         return []
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def written_files(self) -> WrittenFiles | None:
-        """What this rank wrote since ``save_checkpoint``, None while it writes.
+        """Return the files that this rank wrote since ``save_checkpoint``, None while it writes.
 
-        Raises ``CheckpointError`` where it could not.
+        Raises ``CheckpointError`` if writing failed.
         """
         if self._saving is None or not self._saving.done():
             return None
@@ -107,5 +112,5 @@ class TrainingWorker(Worker):
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def load_checkpoint(self, directory: str) -> None:
-        """Continue from what ``save_checkpoint`` wrote, on any number of ranks."""
+        """Load the state that ``save_checkpoint`` wrote with any number of ranks."""
         load_engine(self.engine, directory)

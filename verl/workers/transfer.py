@@ -1,18 +1,20 @@
-"""Weights from the devices of the training ranks to those of the engines.
+"""Send weights from the devices of the training ranks to those of the rollout engines.
 
-On the same devices (``ipc``):
+Engines on the same devices (``ipc``):
 
-    rank 0   shards ─gather─▶ a weight ─cast─▶ piece ──CUDA IPC──▶ its share in the engine there
-    rank 1   shards ─gather─▶ a weight ─cast─▶ piece ──CUDA IPC──▶ its share in the engine there
+    rank 0   shards ─gather─▶ a weight ─cast─▶ chunk ──CUDA IPC──▶ engine on the same device
+    rank 1   shards ─gather─▶ a weight ─cast─▶ chunk ──CUDA IPC──▶ engine on the same device
 
-On devices of their own (``nccl``):
+Engines on separate devices (``nccl``):
 
-    rank 0   shards ─gather─▶ a weight ─cast─▶ piece ──broadcast──▶ its share, in every engine
+    rank 0   shards ─gather─▶ a weight ─cast─▶ chunk ──broadcast──▶ every engine
     rank 1   shards ─gather─▶ a weight
 
-The transport is vLLM's own (``vllm.distributed.weight_transfer``); all ranks go through the weights
-together, and rank 0 tells the engines. Beside its shards a rank holds a piece of the weights, and
-an engine a copy of it; with ``nccl`` rank 0 alone does, and both sides up to three.
+``vllm.distributed.weight_transfer`` sends the data. All ranks iterate over the weights together,
+and rank 0 calls the engines. Each device of an engine keeps its part of a weight.
+
+Extra memory with ``ipc``: one chunk on each rank and one copy of it in the engine. With ``nccl``:
+up to three chunks on rank 0 and in each engine.
 """
 
 import base64
@@ -41,14 +43,15 @@ if TYPE_CHECKING:  # vLLM is optional
         WeightTransferUpdatePayload,
     )
 
-PIECE_BYTES = 512 * 2**20  # of weights that travel together, unless one of them is larger
+PIECE_BYTES = 512 * 2**20  # size of a chunk of weights, unless one weight is larger
 
 
 class WeightStream:
-    """The weights of ``engine`` under their Hugging Face names, in ``dtype``, LoRA merged: one
-    after another on the device, of all ranks at the same time.
+    """Iterable of the full weights of ``engine`` on the device, one at a time.
 
-    ``prefix``, ``scales`` and ``tied`` are those of ``hf_names``.
+    Weights have their Hugging Face names and ``dtype``, and LoRA is merged. All ranks must iterate
+    together, because each weight is gathered. ``prefix``, ``scales`` and ``tied`` are those of
+    ``hf_names``.
     """
 
     def __init__(
@@ -62,20 +65,23 @@ class WeightStream:
         self._engine = engine
         self._dtype = dtype
         self._names = (prefix, scales, tied)
-        self.sketch = WeightSketch({}, {})  # of what was iterated over last, on rank 0
+        self.sketch = WeightSketch({}, {})  # of the weights that were yielded last, on rank 0
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are when they are iterated over."""
-        return torch.empty(0, device=self._engine.device).device  # with its index
+        """Device of the weights that are yielded, with its index."""
+        return torch.empty(0, device=self._engine.device).device
 
     def largest(self) -> int:
-        """Bytes of the largest weight."""
+        """Return the size of the largest weight in bytes."""
         shapes = [tensor.shape for tensor in weights_of(self._engine).values()]
         return max(prod(shape) for shape in shapes) * self._dtype.itemsize
 
     def metadata(self) -> "list[ParamMeta]":
-        """Name, dtype and shape of what is iterated over, in that order; nothing is gathered."""
+        """Return name, dtype and shape of each weight in the order of ``__iter__``.
+
+        Nothing is gathered.
+        """
         from vllm.distributed.weight_transfer.base import ParamMeta
 
         empty = {
@@ -91,7 +97,7 @@ class WeightStream:
         self.sketch = WeightSketch(held, sent)
         device = self._engine.device
         weights = weights_of(self._engine).items()
-        # A module and its adapters come one after another: they are gathered together.
+        # The weights of a module and its adapters are consecutive, and merging needs all of them.
         for _, part in groupby(weights, key=lambda item: adapted_module(item[0])):
             gathered = {name: whole(tensor).to(device) for name, tensor in part}
             for name, tensor in hf_names(gathered, *self._names).items():
@@ -103,22 +109,25 @@ class WeightStream:
 
 
 class WeightSyncClient:
-    """The rollout workers ``engines``, of ``devices`` each, as vLLM's senders want them
-    (``VLLMWeightSyncClient``): every call goes to all of them, and waits for all.
+    """Client of all rollout workers with the interface of vLLM's ``VLLMWeightSyncClient``.
 
-    ``give_up`` is called where an engine cannot take a piece: others may wait for it to.
+    Every call goes to all rollout workers ``engines``, of ``devices`` each, and waits for all of
+    them. ``abort_transfer`` is called if an engine cannot receive a chunk, because other processes
+    may wait for it.
     """
 
     def __init__(self, engines: Sequence[Any], devices: int) -> None:
         self._engines = engines
         self._devices = devices
         self.give_up: Callable[[], None] = lambda: None
-        self.version = 0  # of the weights under way
-        self.taken: list[dict[str, int]] = []  # by each engine, the last time
+        self.version = 0  # policy version of the weights being sent
+        self.taken: list[dict[str, int]] = []  # fingerprints received by each engine, last update
 
     def init_weight_transfer_engine(self, init_info: Mapping[str, Any]) -> None:
-        """Before all hand-overs. Where devices form a group, every engine gets ranks of its own:
-        vLLM knows of one engine.
+        """Prepare all engines for weight transfers; called once.
+
+        With ``nccl``, every engine gets its own range of ranks in the group. vLLM's sender assumes
+        a single engine, so the offsets are computed here.
         """
         infos = [dict(init_info) for _ in self._engines]
         for number, info in enumerate(infos):
@@ -127,11 +136,11 @@ class WeightSyncClient:
         call_each(self._engines, "connect", [(info,) for info in infos])
 
     def start_weight_update(self) -> None:
-        """Before the first piece."""
+        """Announce new weights to all engines, before the first chunk."""
         call_engines(self._engines, "begin_update")
 
     def update_weights(self, update_info: "WeightTransferUpdatePayload") -> None:
-        """A piece; back when all engines have copied it."""
+        """Send a chunk and wait until all engines have copied it."""
         try:
             call_engines(self._engines, "receive", update_info)
         except Exception:
@@ -139,15 +148,16 @@ class WeightSyncClient:
             raise
 
     def finish_weight_update(self, weight_version: str | None = None) -> None:  # noqa: ARG002
-        """After the last piece."""
+        """Finish the update after the last chunk and store the fingerprints of each engine."""
         self.taken = call_engines(self._engines, "finish_update", self.version)
 
 
 class WeightSender:
-    """One rank's end of the hand-overs to ``engines``, handles of rollout workers whose engines
-    fetch weights themselves; made and used by all ranks at the same time.
+    """Sender of one training rank, for weight transfers to ``engines``.
 
-    ``way`` is ``ipc`` or ``nccl``; ``devices`` are those of each engine.
+    ``engines`` are handles of rollout workers with a ``ReceivingEngine``. ``transport`` is ``ipc``
+    or ``nccl``. ``devices`` is the number of devices per engine. All ranks must create and use it
+    together.
     """
 
     def __init__(
@@ -156,17 +166,17 @@ class WeightSender:
         self.stream = stream
         self._client = WeightSyncClient(engines, devices)
         size = max(PIECE_BYTES, stream.largest())
-        source: Any = stream  # vLLM's class of sources has more than its senders ask for
+        source: Any = stream  # has the part of vLLM's source interface that senders use
         if way == "nccl":
             self._sender = _nccl_sender(size, len(engines) * devices, self._client, source)
         else:
             self._sender = _ipc_sender(size, self._client, source)
 
     def send(self, version: int) -> list[dict[str, int]]:
-        """Hand the weights over; what each engine took, by name, on rank 0."""
+        """Send all weights. Rank 0 returns the fingerprints that each engine received, by name."""
         self._client.version = version
         if torch.cuda.is_available():
-            torch.cuda.synchronize()  # it reads the weights in streams of its own
+            torch.cuda.synchronize()  # vLLM reads the weights in other CUDA streams
         self._sender.send_weights()
         return self._client.taken
 
@@ -186,7 +196,7 @@ def _ipc_sender(
 def _nccl_sender(
     size: int, receivers: int, client: WeightSyncClient, source: Any
 ) -> "TrainerWeightTransferEngine[Any]":
-    """The engines' devices, ``receivers`` of them, form a group with rank 0."""
+    """Create a sender whose NCCL group is rank 0 and the ``receivers`` devices of the engines."""
     from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerWeightTransferEngine
 
     sender = NCCLTrainerWeightTransferEngine(
@@ -201,8 +211,10 @@ def _nccl_sender(
 def _joined(
     size: int, receivers: int, client: WeightSyncClient, device: torch.device
 ) -> "PyNcclCommunicator":
-    """Rank 0 of the group, when all have come. Its name travels through Ray: the store over which
-    vLLM would have them meet asks for no key, and unpickles what it finds.
+    """Create the NCCL group as rank 0 and wait until all engines have joined.
+
+    The id of the group is sent through Ray. The TCP store that vLLM would use needs no key and
+    unpickles its content.
     """
     from vllm.distributed.device_communicators.pynccl_wrapper import NCCLLibrary
     from vllm.distributed.weight_transfer.nccl_common import (
@@ -212,7 +224,7 @@ def _joined(
     )
 
     if torch.cuda.is_available():
-        # Else vLLM, which was told of none yet, would have this thread go on with one of its own.
+        # Without a current stream set here, vLLM would create one and switch this thread to it.
         torch.cuda.set_stream(torch.cuda.current_stream())
     name = bytes(NCCLLibrary().ncclGetUniqueId().internal)
     members = 1 + receivers

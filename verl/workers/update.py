@@ -1,5 +1,6 @@
-"""The update loop that actor and critic share: epochs x mini-batches x micro-batches, exact under
-any split.
+"""Update loop of actor and critic: epochs, mini-batches and micro-batches.
+
+The gradient of a mini-batch does not depend on its split into micro-batches and ranks.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -19,20 +20,20 @@ from verl.workers.passes import common_passes, cut_rows
 from verl.workers.profiling import memory_metrics, speed_metrics
 from verl.workers.rows import Rows, limits_of
 
-# index of rows -> this micro-batch's share of the mini-batch loss, and metrics to be summed; [] ->
-# zero loss
+# Maps row indices of a micro-batch to its share of the mini-batch loss and metrics to be summed.
+# An empty list gives a zero loss.
 Share = Callable[[list[int]], tuple[torch.Tensor, dict[str, torch.Tensor]]]
-# metrics of one optimizer step, and what it did
+# Metrics and report of one optimizer step.
 StepOutcome = tuple[dict[str, float], StepReport]
 
 
 def plan_mini_batches(
     data: DataProto, section: ActorConfig | CriticConfig, *seed: int | str
 ) -> Iterator[list[int]]:
-    """This rank's rows of every optimizer step of an update, epoch by epoch.
+    """Yield the rows of this rank for every optimizer step of an update, epoch by epoch.
 
-    With ``section.shuffle`` every epoch cuts the trajectories anew; without it all epochs of an
-    update take the same mini-batches.
+    With ``section.shuffle`` every epoch has different mini-batches, otherwise all epochs of an
+    update have the same ones.
     """
     for epoch in range(section.ppo_epochs):
         yield from epoch_mini_batches(data, section, epoch, *seed)
@@ -41,8 +42,9 @@ def plan_mini_batches(
 def epoch_mini_batches(
     data: DataProto, section: ActorConfig | CriticConfig, epoch: int, *seed: int | str
 ) -> list[list[int]]:
-    """This rank's rows of every optimizer step of one epoch; where there are no ranks, as on the
-    driver, all rows.
+    """Return the rows of this rank for every optimizer step of one epoch.
+
+    Without a process group, as on the driver, these are all rows.
     """
     number = derive_seed(*seed, epoch if section.shuffle else 0)
     return mini_batches(data, number, section.ppo_mini_batch_size, section.ppo_mini_batches)
@@ -58,8 +60,8 @@ def optimizer_step(
 ) -> StepOutcome:
     """Accumulate the gradient of the mini-batch ``part`` in micro-batches and take one step.
 
-    Returns the metrics ``names``, summed over micro-batches and ranks (zero where none was
-    measured), and the report.
+    Returns the metrics ``names``, summed over micro-batches and ranks (zero if never measured), and
+    the report of the step.
     """
     limits = limits_of(
         section.use_dynamic_bsz,
@@ -69,7 +71,7 @@ def optimizer_step(
     cuts = cut_rows(engine, [rows.lengths[row] for row in part], limits)
     passes = common_passes(cuts)
     sums = {name: torch.zeros(()) for name in names}
-    # Equally many passes on every rank: collective calls inside a pass have to pair up.
+    # The number of passes is equal on every rank, because a pass contains collective calls.
     for number in range(passes):
         cut = cuts[number] if number < len(cuts) else []
         for turn in range(engine.sequence_ranks):
@@ -88,13 +90,12 @@ def optimizer_step(
 def update_metrics(
     role: str, engine: TrainEngine, records: Sequence[StepOutcome], work: Work, seconds: float
 ) -> dict[str, float]:
-    """Means over the optimizer steps that measured something, counts of steps left out, and what an
-    update cost.
+    """Return the metrics of an update: means over optimizer steps, counts of steps, time and speed.
 
-    ``work`` of this rank's passes, all epochs counted; ``seconds`` of this rank. Equal on every
-    rank.
+    ``work`` is the size of all passes of this rank in all epochs, ``seconds`` the time of this
+    rank. The result is equal on every rank. A collective call.
     """
-    # the slowest rank is the one the others wait for
+    # the slowest rank determines the time of the update
     seconds = max_over_ranks([seconds])[0]
     metrics = {f"{role}/{name}": mean for name, mean in _means(records).items()}
     reports = [report for _, report in records]
@@ -113,7 +114,7 @@ def update_metrics(
 
 
 def _means(records: Sequence[StepOutcome]) -> dict[str, float]:
-    """Mean of each metric over the steps that have it."""
+    """Return the mean of each metric over the optimizer steps that report it."""
     values: dict[str, list[float]] = {}
     for measured, _ in records:
         for name, value in measured.items():

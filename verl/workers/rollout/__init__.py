@@ -1,7 +1,7 @@
-"""Rollout: the engines that sample tokens, and the Ray actor that serves one of them.
+"""Rollout engines that sample tokens, and the Ray actor that serves one of them.
 
-Importing this loads neither torch nor an engine: an engine's module is imported when
-``create_engine`` makes it.
+Importing this package loads neither torch nor an engine. ``create_engine`` imports the module of
+the engine that it creates.
 """
 
 from verl.workers.rollout.base import EngineError, RolloutEngine

@@ -1,4 +1,4 @@
-"""Whether weights that were sent to an engine are in it."""
+"""Check that an engine holds the weights that were sent to it."""
 
 from collections.abc import Iterator, Mapping
 from typing import TypeAlias
@@ -15,11 +15,11 @@ Values: TypeAlias = np.ndarray | torch.Tensor
 
 
 class Arrival:
-    """Notes weights on their way into an engine, or into share ``share`` of the ``shares`` that an
-    engine on several devices cuts them into.
+    """Record of the weights that an engine receives, to verify afterwards that it holds them.
 
-    ``held`` are those that the engine lets be read, before they change. ``taken`` maps the name of
-    each weight that the engine took to its fingerprint.
+    ``held`` are the readable weights of the engine before the update. For an engine on several
+    devices, this record is for device ``share`` of ``shares``. ``received`` maps the name of each
+    weight that the engine received to its fingerprint.
     """
 
     def __init__(self, held: Mapping[str, torch.Tensor], share: int = 0, shares: int = 1) -> None:
@@ -30,11 +30,11 @@ class Arrival:
         self.taken: dict[str, int] = {}
 
     def through(self, weights: Weights) -> Iterator[tuple[str, Values]]:
-        """``weights``, each of them noted when it is asked for."""
+        """Yield ``weights`` and record the fingerprint of each one."""
         for name, value in weights:
             self.taken[name] = fingerprint(value)
             place = self._held.get(name)
-            # What is quantised has a type that a cast alone does not lead to.
+            # Quantised weights are excluded: a cast does not reproduce their values.
             if place is not None and place.dtype in READABLE:
                 own = self._own(value, place.shape)
                 if own is not None:
@@ -42,27 +42,28 @@ class Arrival:
             yield name, value
 
     def _own(self, value: Values, shape: torch.Size) -> Values | None:
-        """What of ``value`` is kept here in ``shape``; None where it is fused, repacked, or cut in
-        another way than by its columns.
+        """Return the part of ``value`` that this device holds in a tensor of ``shape``.
+
+        None if the tensor is fused, repacked, or not split by columns.
         """
         if value.shape == shape:
             return value
-        # Rows of what is fused are cut in an order of the engine's own; columns never are.
+        # Only a split by columns is certain: fused tensors have an engine-specific order of rows.
         if len(shape) != 2 or value.shape != (shape[0], shape[1] * self._shares):
             return None
         start = self._share * shape[1]
         return value[:, start : start + shape[1]]
 
     def check(self, held: Mapping[str, torch.Tensor]) -> int:
-        """How many weights could be read back from ``held``, what the engine has now.
+        """Compare ``held``, the current weights of the engine, with the received ones.
 
-        Raises ``EngineError`` where one is not what was taken.
+        Returns the number of weights that could be compared. Raises ``EngineError`` if one differs.
         """
         readable = [name for name in self._expected if name in held]
         stale = [name for name in readable if fingerprint(held[name]) != self._expected[name]]
         if stale:
             raise EngineError(
-                f"the engine took new weights, but {len(stale)} of {len(readable)} that can be "
-                f"read back are not the new ones: {', '.join(stale[:SHOWN])}"
+                f"the engine received new weights, but {len(stale)} of the {len(readable)} weights "
+                f"that can be read back differ from them: {', '.join(stale[:SHOWN])}"
             )
         return len(readable)

@@ -1,8 +1,8 @@
-"""What a rollout engine is, and the pieces all engines share: stop rules, counter seeds, request
-checks.
+"""Protocol of rollout engines, and code shared by all engines: stop rules, counter-based seeds,
+request checks.
 
-Nothing heavy is imported here: an engine sets its environment variables before it loads torch or
-vLLM.
+This module imports neither torch nor vLLM, because an engine must set its environment variables
+first.
 """
 
 from collections.abc import Iterable, Mapping
@@ -23,7 +23,7 @@ GREEDY_BELOW = 1e-5  # temperatures below this mean argmax
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _FIRST_FACTOR = np.uint64(0xBF58476D1CE4E5B9)
 _SECOND_FACTOR = np.uint64(0x94D049BB133111EB)
-_63_BITS = 0x7FFFFFFFFFFFFFFF  # seeds have to fit the signed integers of torch and vLLM
+_63_BITS = 0x7FFFFFFFFFFFFFFF  # seeds must fit the signed integers of torch and vLLM
 
 Weights: TypeAlias = "Iterable[tuple[str, np.ndarray | torch.Tensor]]"
 SleepLevel: TypeAlias = Literal[1, 2]
@@ -31,116 +31,118 @@ EnginePart: TypeAlias = Literal["weights", "kv_cache"]
 
 
 class EngineError(RuntimeError):
-    """An engine, or the worker around it, cannot do what was asked; the message says why."""
+    """Error for a call that an engine, or its rollout worker, cannot execute."""
 
 
 class RolloutEngine(Protocol):
-    """A blocking engine with continuous batching, driven by one thread: every step moves all
-    requests forward.
+    """Blocking engine with continuous batching, called by a single thread.
 
-    Token ids go in and come out. Log-probs in results are those the token was sampled with: after
-    temperature, top-k and top-p; a greedy token carries its log-prob at temperature 1. The tokens
-    that complete a stop string, and an end-of-turn token, are the last of ``token_ids``. What a
-    seeded request samples depends on its seed, its prompt and the weights; on the requests beside
-    it only through floating-point rounding.
+    Input and output are token ids. Log-probs in results are those of the sampling distribution,
+    after temperature, top-k and top-p. A greedy token has its log-prob at temperature 1. Tokens
+    that complete a stop string, and an end-of-turn token, are included in ``token_ids``.
+
+    The tokens of a seeded request depend on its seed, its prompt and the weights. Other requests in
+    the batch affect them only by floating-point rounding.
     """
 
-    policy_version: int  # of the weights in the engine; 0 as loaded from disk
+    policy_version: int  # of the weights in the engine; 0 for weights from disk
 
     @property
     def gives_logprobs(self) -> bool:
-        """Whether results carry log-probs (a class attribute); an engine without is refused."""
+        """True if results have log-probs (a class attribute). Other engines are refused."""
         ...
 
     def add(self, request: SamplingRequest) -> None:
         """Queue a request.
 
-        Raises ``ValueError`` for one that can never be served (prompt too long, no tokens).
+        Raises ``ValueError`` for an invalid request (prompt too long, no tokens).
         """
         ...
 
     def step(self) -> list[SamplingResult]:
-        """Advance every request; return those that finished."""
+        """Advance every request and return the results of those that finished."""
         ...
 
     def has_work(self) -> bool:
-        """Whether any request is unfinished."""
+        """Return True if any request is unfinished."""
         ...
 
     def abort(self, request_ids: Iterable[str]) -> None:
-        """Forget requests; they give no result. Unknown ids are ignored."""
+        """Discard requests without results. Unknown ids are ignored."""
         ...
 
     def update_weights(self, weights: Weights, version: int) -> None:
-        """Replace all weights (names of the Hugging Face checkpoint, arrays or tensors) and forget
-        cached prefixes.
+        """Replace all weights and clear the prefix cache.
 
-        Raises ``EngineError`` while requests are unfinished.
+        ``weights`` are arrays or tensors with the names of the Hugging Face checkpoint. Raises
+        ``EngineError`` while requests are unfinished.
         """
         ...
 
     def held_weights(self) -> "Mapping[str, torch.Tensor]":
-        """The weights as they stand in the engine, where they can be read, by the names that
-        ``update_weights`` takes; others may be among them. An engine of somebody else's may lack
-        this, and is believed.
+        """Return the current weights that can be read, with the names of ``update_weights``.
+
+        Other tensors may be included. A user-provided engine may lack this method; then its weights
+        are not verified after an update.
         """
         ...
 
     def sleep(self, level: SleepLevel = 1) -> None:
-        """Give accelerator memory back until ``wake``; there is none to give on CPU.
+        """Free accelerator memory until ``wake``. No effect on CPU.
 
-        On level 1 the weights wait in host memory. On level 2 they are forgotten: after ``wake``
-        come new ones, before any request.
+        Level 1 keeps the weights in host memory. Level 2 discards them: after ``wake`` new weights
+        must be loaded before any request.
         """
         ...
 
     def wake(self, part: EnginePart | None = None) -> None:
-        """Take the memory again: of one part, or of all that sleeps. Requests wait for all."""
+        """Allocate the memory of ``part`` again, or of all parts. Requests need all parts."""
         ...
 
     def close(self) -> None:
-        """Free everything."""
+        """Free all memory and processes of the engine."""
         ...
 
 
 class ReceivingEngine(RolloutEngine, Protocol):
-    """An engine that fetches weights itself, from the devices of the ranks that train.
+    """Engine that receives weights directly from the devices of the training ranks.
 
-    What ``info`` holds is between the engine and the sender of its kind
-    (``verl.workers.transfer``).
+    The content of ``info`` depends on the transport (``verl.workers.weight_transfer``).
     """
 
     def connect(self, info: Mapping[str, object]) -> None:
-        """Be ready for hand-overs; comes once, before all others."""
+        """Prepare for weight transfers. Called once, before any update."""
         ...
 
     def begin_update(self) -> None:
-        """Expect new weights in pieces. Raises ``EngineError`` while requests are unfinished."""
+        """Prepare for new weights in chunks. Raises ``EngineError`` while requests are
+        unfinished.
+        """
         ...
 
     def receive(self, info: Mapping[str, object]) -> None:
-        """Load a piece."""
+        """Load one chunk of weights, described by ``info``."""
         ...
 
     def finish_update(self, version: int) -> dict[str, int]:
-        """Go on with the new weights and forget cached prefixes; the fingerprints of those that
-        came, by name.
+        """Complete the update, clear the prefix cache and return the fingerprints of the received
+        weights by name.
 
-        Raises ``EngineError`` where it holds others than those that came.
+        Raises ``EngineError`` if the engine does not hold the received weights.
         """
         ...
 
 
 class StopTokenizer(Protocol):
-    """What the engines need of a tokenizer."""
+    """Interface of tokenizers that the engines use."""
 
     @property
     def eos_token_id(self) -> object:
-        """Id of the end-of-turn token, where there is one."""
+        """Id of the end-of-turn token, None if there is none."""
         ...
 
     def encode(self, text: str, /, *, add_special_tokens: bool) -> list[int]:
-        """Token ids of ``text``."""
+        """Return the token ids of ``text``."""
         ...
 
     def decode(
@@ -151,20 +153,20 @@ class StopTokenizer(Protocol):
         skip_special_tokens: bool = ...,
         clean_up_tokenization_spaces: bool = ...,
     ) -> str | list[str]:
-        """The text of ``token_ids``."""
+        """Return the text of ``token_ids``, or a list for a batch."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class StopPlan:
-    """How the stop strings of a request are watched for."""
+    """Stop conditions of a request: single tokens, and strings in the decoded text."""
 
     token_ids: frozenset[int]  # end-of-turn tokens, and stop strings that are one token
-    strings: tuple[str, ...]  # the other stop strings, looked for in the decoded text
+    strings: tuple[str, ...]  # other stop strings
 
 
 class StopRules:
-    """Turns stop strings into a ``StopPlan``; ``end_ids`` always end a segment."""
+    """Factory and cache of ``StopPlan`` objects. ``end_ids`` stop every request."""
 
     def __init__(self, tokenizer: StopTokenizer, end_ids: Iterable[int]) -> None:
         self._tokenizer = tokenizer
@@ -172,19 +174,22 @@ class StopRules:
         self._plans: dict[tuple[str, ...], StopPlan] = {}
 
     def plan(self, stop: tuple[str, ...]) -> StopPlan:
-        """The plan for ``stop``; raises ``ValueError`` for an empty stop string."""
+        """Return the plan for the stop strings ``stop``.
+
+        Raises ``ValueError`` for an empty stop string.
+        """
         if stop not in self._plans:
             self._plans[stop] = self._make(stop)
         return self._plans[stop]
 
     def _make(self, stop: tuple[str, ...]) -> StopPlan:
         if "" in stop:
-            raise ValueError("a stop string is empty")
+            raise ValueError("a stop string is empty; allowed: strings of at least one character")
         singles = set(self._end_ids)
         strings: list[str] = []
         for text in stop:
             ids = self._tokenizer.encode(text, add_special_tokens=False)
-            # one token need not be the text alone: it may carry a space that decoding shows
+            # decoded for the comparison, because the token may include a space before the text
             if len(ids) == 1 and self._tokenizer.decode(ids) == text:
                 singles.add(ids[0])
             else:
@@ -192,11 +197,11 @@ class StopRules:
         return StopPlan(frozenset(singles), tuple(strings))
 
     def completes_string(self, plan: StopPlan, token_ids: list[int]) -> bool:
-        """Whether the last of ``token_ids`` completes one of the plan's strings."""
+        """Return True if the last of ``token_ids`` completes a stop string of ``plan``."""
         if not plan.strings:
             return False
-        # A token is at least one byte, so that this many tokens hold the longest string; one more,
-        # because decoding may drop the space at the start.
+        # A token has at least one byte, so this many tokens contain the longest string. One more is
+        # needed because decoding may drop a space at the start.
         longest = max(len(text.encode("utf-8")) for text in plan.strings) + 1
         tail = self._tokenizer.decode(
             token_ids[-longest:], skip_special_tokens=False, clean_up_tokenization_spaces=False
@@ -205,18 +210,20 @@ class StopRules:
 
 
 def end_token_ids(model_path: str | Path, tokenizer: StopTokenizer) -> frozenset[int]:
-    """The ids that end a turn of the policy in ``model_path``; see ``verl.utils.end_tokens``."""
+    """Return the ids that end a turn of the policy in ``model_path``.
+
+    See ``verl.utils.end_tokens``.
+    """
     return find_end_ids(tokenizer, model_path)
 
 
 def counter_seeds(seeds: np.ndarray, counters: np.ndarray) -> np.ndarray:
-    """Well-mixed uint64 seeds [N] from request seeds [N] and token counters [N] (the SplitMix64
-    finaliser, twice).
+    """Derive uint64 seeds [N] from request seeds [N] and token counters [N].
 
-    Which token draws which number depends on these two alone: not on the batch, chunked prefill or
-    preemption.
+    Applies the finaliser of SplitMix64 twice. The result does not depend on the batch, chunked
+    prefill or preemption.
     """
-    with np.errstate(over="ignore"):  # arithmetic modulo 2**64 is what is wanted
+    with np.errstate(over="ignore"):  # arithmetic modulo 2**64 is intended
         streams = _mix(seeds.astype(np.uint64) + _GOLDEN)
         return _mix(streams + _GOLDEN * (counters.astype(np.uint64) + np.uint64(1)))
 
@@ -228,14 +235,14 @@ def _mix(x: np.ndarray) -> np.ndarray:
 
 
 class RequestSeeds:
-    """The 63-bit seed of every request: its own, or one counted on from the engine's seed."""
+    """Source of 63-bit request seeds: the seed of the request, or one derived from the engine's."""
 
     def __init__(self, engine_seed: int) -> None:
         self._engine_seed = np.array([engine_seed & _63_BITS], dtype=np.uint64)
         self._drawn = 0
 
     def of(self, request: SamplingRequest) -> int:
-        """The seed of ``request``."""
+        """Return the seed of ``request``, or the next derived seed if it has none."""
         if request.seed is not None:
             return request.seed & _63_BITS
         self._drawn += 1
@@ -243,16 +250,16 @@ class RequestSeeds:
 
 
 def check_request(request: SamplingRequest, max_model_len: int, vocab_size: int) -> None:
-    """Raise ``ValueError`` for a request that no engine can serve, with the reason."""
+    """Raise ``ValueError`` for a request that no engine can serve."""
     length = len(request.prompt_ids)
     if length == 0:
         raise ValueError("the prompt is empty")
     if request.max_tokens < 1:
-        raise ValueError(f"max_tokens is {request.max_tokens}, at least 1 is needed")
+        raise ValueError(f"max_tokens={request.max_tokens}; allowed: at least 1")
     if length >= max_model_len:
         raise ValueError(
-            f"the prompt has {length} tokens and leaves no room in a context of {max_model_len}; "
+            f"the prompt of {length} tokens fills the context of {max_model_len} tokens; fix: "
             "raise actor_rollout_ref.rollout.max_model_len or shorten the prompt"
         )
     if min(request.prompt_ids) < 0 or max(request.prompt_ids) >= vocab_size:
-        raise ValueError(f"a prompt token is outside the vocabulary of {vocab_size}")
+        raise ValueError(f"a prompt token is outside the vocabulary of {vocab_size} tokens")

@@ -1,4 +1,4 @@
-"""Draw one token per row by inverting the cumulative distribution.
+"""Sample one token per row by inverting the cumulative distribution.
 
 Pure tensor functions, shared by the engines.
 """
@@ -10,11 +10,10 @@ from verl.workers.rollout.base import GREEDY_BELOW, counter_seeds
 
 
 def uniforms(seeds: np.ndarray, counters: np.ndarray) -> torch.Tensor:
-    """One float64 in [0, 1) per row [N], a multiple of 2**-40, determined by request seed [N] and
-    token counter [N].
+    """Return one float64 in [0, 1) per row [N] from request seeds [N] and token counters [N].
 
-    With 40 bits, ``u * total < total`` survives rounding, so a token of probability 0 is never
-    drawn.
+    Values are multiples of 2**-40. With 40 bits, ``u * total < total`` also holds after rounding,
+    so a token of probability 0 is never sampled.
     """
     bits = counter_seeds(seeds, counters) >> np.uint64(24)
     return torch.from_numpy(bits.astype(np.float64) * 2.0**-40)
@@ -23,11 +22,11 @@ def uniforms(seeds: np.ndarray, counters: np.ndarray) -> torch.Tensor:
 def truncate(
     logits: torch.Tensor, top_k: torch.Tensor | None, top_p: torch.Tensor | None
 ) -> torch.Tensor:
-    """``logits`` [N, V] with -inf outside the ``top_k`` [N] largest and the nucleus ``top_p`` [N];
-    None: no truncation.
+    """Set ``logits`` [N, V] to -inf outside of top-k and top-p; ``top_k`` and ``top_p`` are [N].
 
-    The nucleus is taken after top-k: the fewest most likely tokens that together reach ``top_p``. A
-    ``top_k`` below 1 or above V keeps all tokens. Ties at the border of top-k are kept.
+    Top-p is applied after top-k: it keeps the fewest most likely tokens whose probabilities reach
+    ``top_p``. A ``top_k`` below 1 or above V keeps all tokens, and so does None. Ties with the k-th
+    token are kept.
     """
     vocab = logits.shape[-1]
     if top_k is not None:
@@ -50,12 +49,15 @@ def draw(
     top_p: torch.Tensor | None,
     uniform: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Sample tokens [N] and their log-probs [N] from ``logits`` [N, V] (float32) with ``uniform``
-    [N] in [0, 1).
+    """Sample tokens [N] and their log-probs [N] from float32 ``logits`` [N, V].
 
-    Rows whose ``temperature`` [N] is below ``GREEDY_BELOW`` take the argmax, with its untruncated
-    log-prob at temperature 1; ``temperature`` None means that all rows do. The others are sampled
-    after temperature, top-k and top-p, and their log-probs are those of that distribution.
+    ``uniform`` [N] holds random numbers in [0, 1). Rows are sampled after temperature, top-k and
+    top-p, and their log-probs are those of that distribution. Rows whose ``temperature`` [N] is
+    below ``GREEDY_BELOW`` take the argmax, with its untruncated log-prob at temperature 1.
+    ``temperature=None`` makes all rows greedy.
+
+    Example: probabilities [0.2, 0.5, 0.3] have the cumulative sums [0.2, 0.7, 1.0]. So uniform
+    numbers 0.1, 0.6 and 0.9 give the tokens 0, 1 and 2.
     """
     if temperature is None:
         return _greedy(logits)
@@ -63,7 +65,7 @@ def draw(
     scaled = logits / torch.where(greedy, 1.0, temperature).unsqueeze(-1)
     logprobs = truncate(scaled, top_k, top_p).log_softmax(dim=-1)
     cumulative = logprobs.exp().cumsum(dim=-1, dtype=torch.float64)
-    # of the total, which rounding leaves a little beside 1
+    # scaled by the total, which differs from 1 by rounding
     target = uniform.to(cumulative.device) * cumulative[:, -1]
     found = torch.searchsorted(cumulative, target.unsqueeze(-1), right=True)
     found = found.clamp_(max=logits.shape[-1] - 1)

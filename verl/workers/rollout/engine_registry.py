@@ -1,4 +1,4 @@
-"""Which engines there are, by name; each is imported when it is asked for."""
+"""Registry of rollout engines by name. An engine is imported when it is created."""
 
 import importlib
 import os
@@ -18,11 +18,11 @@ ENGINES = {
 
 
 class EngineClass(Protocol):
-    """What is registered: the class of a ``RolloutEngine``, made like this."""
+    """Interface of the classes in the registry: a constructor of a ``RolloutEngine``."""
 
     @property
     def gives_logprobs(self) -> bool:
-        """Whether its results carry log-probs; without them nothing can be trained on."""
+        """True if results have log-probs, which training needs."""
         ...
 
     def __call__(
@@ -34,28 +34,28 @@ class EngineClass(Protocol):
         num_threads: int | None,
         trust_remote_code: bool,
     ) -> RolloutEngine:
-        """Load the model at ``model_path`` and be ready for requests."""
+        """Load the model at ``model_path`` and return an engine that accepts requests."""
         ...
 
 
 def register_engine(name: str, target: str) -> None:
-    """Make the class at ``target`` (``module:Class``, an ``EngineClass``) available as
-    ``rollout.name=<name>``.
+    """Register the ``EngineClass`` with import path ``target`` as ``rollout.name=<name>``.
+
+    Example: ``register_engine("mine", "my_package.engine:MyEngine")``.
     """
     ENGINES[name] = target
 
 
 def engine_class(name: str) -> EngineClass:
-    """The class of the engine ``name``: a key of ``ENGINES``, or the place of one's own as
-    ``module:Class``.
+    """Import the engine class ``name``: a key of ``ENGINES`` or an import path ``module:Class``.
 
-    Raises ``ValueError`` for an unknown name, ``ImportError`` or ``AttributeError`` for a place
-    that holds none.
+    Raises ``ValueError`` for an unknown name, ``ImportError`` or ``AttributeError`` for an import
+    path that does not exist.
     """
     if name not in ENGINES and ":" not in name:
         raise ValueError(
-            f"actor_rollout_ref.rollout.name={name!r}: allowed are {', '.join(ENGINES)}"
-            f"{did_you_mean(name, ENGINES)}"
+            f"actor_rollout_ref.rollout.name={name!r}; allowed: {', '.join(ENGINES)} and "
+            f"import paths module:Class{did_you_mean(name, ENGINES)}"
         )
     module, _, cls = ENGINES.get(name, name).partition(":")
     return getattr(importlib.import_module(module), cls)
@@ -71,8 +71,8 @@ def create_engine(
 ) -> RolloutEngine:
     """Start the engine ``name``; ``config`` is the section ``actor_rollout_ref.rollout``.
 
-    Raises ``ValueError`` for an unknown name and ``ImportError`` naming the extra where the engine
-    is not installed.
+    Raises ``ValueError`` for an unknown name, and ``ImportError`` with the extra to install if the
+    engine is not installed.
     """
     make = engine_class(name)
     return make(
@@ -87,21 +87,21 @@ def start_engine(
     num_threads: int | None,
     devices: Sequence[str],
 ) -> RolloutEngine:
-    """The engine that ``config``, the section ``actor_rollout_ref``, describes, in a process that
-    has not loaded torch yet; it sees ``devices``, where any are named.
+    """Start the engine of ``config`` (the section ``actor_rollout_ref``) in a rollout worker.
 
-    Raises ``ValueError`` without a config, and what ``create_engine`` does.
+    The process must not have loaded torch yet. If ``devices`` are given, the engine sees only
+    these. Raises ``ValueError`` without a config, and the errors of ``create_engine``.
     """
     if config is None:
-        raise ValueError("a rollout worker needs a config, or an engine in its place")
+        raise ValueError("a rollout worker needs either a config or an engine")
     if devices:
-        # Ray has named the one that this process has a share of; read when CUDA is first used.
+        # Replaces the single device set by Ray. CUDA reads it at its first use.
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(devices)
     if config.model.external_lib:
         importlib.import_module(config.model.external_lib)  # it may register the engine
     rollout = config.rollout
-    engine_class(rollout.name)  # a wrong name is said before anything is fetched
-    # On this node: a hub name leads to a directory of its own cache.
+    engine_class(rollout.name)  # raises for a wrong name before a model is downloaded
+    # Resolved here, because a hub name refers to the cache of this node.
     directory = model_directory(model_path)
     trust = config.model.trust_remote_code
     return create_engine(

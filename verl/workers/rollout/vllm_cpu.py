@@ -1,6 +1,6 @@
-"""vLLM on CPU: what has to be set before it is imported, and what has to be mended afterwards.
+"""Patches of vLLM on CPU: model inspection, sampling and the output head after a weight update.
 
-Everything here touches vLLM's internals and fits the version pinned in ``requirements/cpu.txt``.
+All functions use internals of vLLM and fit the version pinned in ``requirements/cpu.txt``.
 """
 
 from typing import TYPE_CHECKING
@@ -17,11 +17,10 @@ if TYPE_CHECKING:  # vLLM is optional
 
 
 def inspect_models_in_process() -> None:
-    """Let vLLM look at a model class here, not in a subprocess that has to import all of vLLM
-    again.
+    """Let vLLM inspect model classes in this process instead of a subprocess.
 
-    The subprocess protects CUDA from being initialised too early. On CPU it only costs 10 to 25 s,
-    the first time a machine meets an architecture.
+    The subprocess avoids an early initialisation of CUDA, but must import vLLM again. On CPU it is
+    not needed and takes 10 to 25 s for each new architecture on a machine.
     """
     from vllm.model_executor.models import registry
 
@@ -29,26 +28,26 @@ def inspect_models_in_process() -> None:
 
 
 class CountedSampler:
-    """Takes the place of ``Sampler.sample`` in vLLM's CPU model runner.
+    """Replacement of ``Sampler.sample`` in vLLM's CPU model runner.
 
-    Random numbers come from (request seed, token number), for the whole batch at once, and the
-    log-prob of each sampled token is noted here. vLLM's own ways are a Python loop over generators,
-    which fails on CPU when a prompt is prefilled in chunks, and a dictionary per token.
+    Random numbers are computed from request seed and token index, for the whole batch at once. The
+    log-prob of each sampled token is recorded here. The original sampler loops over generators in
+    Python, which fails on CPU with chunked prefill, and makes a dictionary per token.
     """
 
     def __init__(self, runner: "GPUModelRunner") -> None:
-        self._runner = runner  # not its input_batch, which it replaces now and then
+        self._runner = runner  # not its input_batch, which the runner may replace
         self._seeds: dict[str, int] = {}
         self._logprobs: dict[str, list[float]] = {}
         runner.sampler.sample = self.sample
 
     def begin(self, request_id: str, seed: int) -> None:
-        """Expect rows of ``request_id`` (vLLM's internal id)."""
+        """Register the request ``request_id`` (vLLM's internal id) with its seed."""
         self._seeds[request_id] = seed
         self._logprobs[request_id] = []
 
     def finish(self, request_id: str) -> list[float]:
-        """Forget ``request_id``; return the log-probs of its tokens in order."""
+        """Remove ``request_id`` and return the log-probs of its tokens in order."""
         self._seeds.pop(request_id, None)
         return self._logprobs.pop(request_id, [])
 
@@ -58,14 +57,14 @@ class CountedSampler:
         sampling_metadata: "SamplingMetadata",
         logprobs_mode_override: str | None = None,  # noqa: ARG002  given by vLLM
     ) -> tuple[torch.Tensor, None]:
-        """Tokens [N] for ``logits`` [N, V]; None tells vLLM that it gets no log-probs."""
+        """Sample tokens [N] from ``logits`` [N, V]. None means that vLLM gets no log-probs."""
         batch = self._runner.input_batch
         rows = logits.shape[0]
         ids = batch.req_ids[:rows]
         if len(ids) != rows:
             raise EngineError(
-                f"vLLM sampled {rows} rows for {len(ids)} requests; "
-                "speculative decoding is not known here"
+                f"vLLM sampled {rows} rows for {len(ids)} requests; speculative decoding is not "
+                "supported on CPU"
             )
         counters = batch.num_tokens_no_spec[:rows] - batch.num_prompt_tokens[:rows]
         seeds = np.fromiter((self._seeds.get(i, 0) for i in ids), dtype=np.uint64, count=rows)
@@ -77,8 +76,8 @@ class CountedSampler:
         for request_id, position, logprob in zip(
             ids, counters.tolist(), logprobs.tolist(), strict=True
         ):
-            # A prompt that is only partly prefilled also yields a row; its next one has the same
-            # position.
+            # A partly prefilled prompt also gives a row. The next row of the request has the same
+            # position and overwrites its log-prob.
             noted = self._logprobs.get(request_id)
             if noted is not None:
                 noted[position:] = [logprob]
@@ -88,8 +87,8 @@ class CountedSampler:
 def repack_output_head(model: torch.nn.Module) -> None:
     """Rebuild the packed GEMM of ``lm_head`` from its weight.
 
-    With tied embeddings ``reload_weights`` renews the embedding but leaves the packed copy that the
-    output head computes with: the engine would go on sampling with an old head and no error.
+    With tied embeddings, ``reload_weights`` updates the embedding but not the packed copy that the
+    output head uses. Without this function the engine would sample with an old head.
     """
     from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
 

@@ -1,5 +1,6 @@
-"""What an engine on vLLM has its workers do: each holds the weights, or its share of them, on one
-device. Functions of the worker, for ``collective_rpc``, which may call them in other processes.
+"""Functions that run in the workers of a vLLM engine, called by ``collective_rpc``.
+
+A worker holds the weights, or its part of them, on one device. It may be another process.
 """
 
 from collections.abc import Callable, Iterable
@@ -17,7 +18,7 @@ WATCHED = "_verl_arrival"
 
 
 def watch(worker: "WorkerBase") -> None:
-    """Note every weight that the model is given from now on, by whatever way it comes."""
+    """Begin to record every weight that is loaded into the model, by any transport."""
     from vllm.distributed import (
         get_tensor_model_parallel_rank,
         get_tensor_model_parallel_world_size,
@@ -31,22 +32,23 @@ def watch(worker: "WorkerBase") -> None:
     )
     load = cast(Callable[[Weights], object], model.load_weights)
 
-    def noted(weights: Iterable[tuple[str, torch.Tensor]]) -> object:
+    def load_recorded(weights: Iterable[tuple[str, torch.Tensor]]) -> object:
         return load(arrival.through(weights))
 
-    # On the instance: vLLM looks the method up there for every piece.
-    model.__dict__ |= {WATCHED: arrival, "load_weights": noted}
+    # Set on the instance, where vLLM looks up the method for every chunk.
+    model.__dict__ |= {WATCHED: arrival, "load_weights": load_recorded}
 
 
 def arrived(worker: "WorkerBase") -> dict[str, int]:
-    """End ``watch``; the fingerprints of the weights that came, by name.
+    """Finish recording and return the fingerprints of the received weights by name.
 
-    Raises ``EngineError`` where the model holds others, or where nobody watched.
+    Raises ``EngineError`` if the model does not hold the received weights, or if
+    ``start_recording`` was not called.
     """
     model = worker.get_model()
     arrival: Arrival | None = model.__dict__.pop(WATCHED, None)
     if arrival is None:
-        raise EngineError("the weights that the engine has now came without being watched")
+        raise EngineError("finish_update was called without begin_update")
     del model.__dict__["load_weights"]
     arrival.check(dict(model.named_parameters()))
     return arrival.taken

@@ -1,13 +1,12 @@
-"""RolloutWorker: one engine behind asynchronous calls.
+"""RolloutWorker: one rollout engine behind asynchronous calls.
 
-    submit(requests) ──▶ inbox ──▶ engine thread: add, step, add, step ...
-                                        │
-                    poll(client) ◀── box per client
+    submit(requests) ──▶ command queue ──▶ engine thread: add, step, add, step ...
+                                               │
+                poll(client) ◀── results of each client
 
-The engine blocks, so it is made and driven by one thread of its own (OpenMP threads belong to the
-thread that started them). New requests join between two of its steps. Weights change only while
-nothing runs: requests that arrive while an update waits are held back and start under the new
-weights.
+The engine blocks, so a separate thread creates and runs it (OpenMP threads belong to the thread
+that started them). New requests join between two engine steps. Weights change only while no request
+runs. Requests that are submitted while an update waits are delayed and use the new weights.
 """
 
 import asyncio
@@ -33,37 +32,37 @@ logger = logging.getLogger(__name__)
 P = ParamSpec("P")
 T = TypeVar("T")
 
-# How long a poll waits for a result: long enough that idle clients cost nothing, short enough that
-# a caller notices soon that the engine is gone.
+# Waiting time of ``poll`` for a result: idle clients cost little, and a caller notices soon that
+# the engine has stopped.
 POLL_S = 1.0
-BURST_S = 0.05  # the engine thread reports at least this often, so that deadlines are kept
-# For one request, from submit to result. Ten minutes are more than the longest turn takes on a busy
-# CPU; what takes longer hangs.
+BURST_S = 0.05  # longest time between two reports of the engine thread, to check deadlines
+# Time limit for one request, from submit to result. The longest turn on a busy CPU takes less.
 REQUEST_TIMEOUT_S = 600.0
-# For the engine's own clean-up. Ray kills the process afterwards in any case.
+# Time limit for the clean-up of the engine. Ray kills the process afterwards.
 CLOSE_TIMEOUT_S = 10.0
-MAX_FAILURES = 3  # engine steps that raise, one after the other, before the worker gives up
+MAX_FAILURES = 3  # consecutive engine steps that raise until the worker stops
 
 
 @dataclass
 class _Box:
-    """Finished results of one client."""
+    """Finished results of one client that it has not received yet."""
 
     results: list[SamplingResult] = field(default_factory=list)
     filled: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class RolloutWorker(IdleCalls):
-    """Serves one engine to any number of clients; made to be a Ray actor with asynchronous methods.
+    """Asynchronous Ray actor that serves one rollout engine to any number of clients.
 
-    ``config`` is the section ``actor_rollout_ref``; ``engine`` replaces the one it describes (in
-    tests). ``devices`` are the GPUs of an engine that has more than the one Ray gave this process,
-    as ``CUDA_VISIBLE_DEVICES`` names them; ``env`` is set before the engine's libraries are loaded.
+    ``config`` is the section ``actor_rollout_ref``. ``engine`` replaces the configured engine in
+    tests. ``devices`` are the GPUs (as in ``CUDA_VISIBLE_DEVICES``) of an engine on several GPUs,
+    because Ray assigns only one to this process. The environment variables ``env`` are set before
+    the libraries of the engine are loaded.
 
-    Every request yields exactly one result unless its client aborts: what the engine refuses, what
-    takes more than ``request_timeout_s``, and what runs while the engine raises, ends as
-    ``StopReason.ABORT`` with ``info["error"]``. After ``MAX_FAILURES`` failing steps in a row, or
-    while one hangs, calls raise ``EngineError``.
+    Every request gives exactly one result unless its client aborts. A request ends as
+    ``StopReason.ABORT`` with ``info["error"]`` if the engine refuses it or raises while it runs, or
+    after ``request_timeout_s``. After ``MAX_FAILURES`` consecutive failed steps, or while a step
+    hangs, calls raise ``EngineError``.
     """
 
     def __init__(
@@ -87,7 +86,7 @@ class RolloutWorker(IdleCalls):
         self._commands: deque[Callable[[], list[SamplingResult]]] = deque()  # for the engine thread
         # request -> client and deadline, oldest first
         self._running: dict[str, tuple[str, float]] = {}
-        self._in_engine: dict[str, None] = {}  # touched by the engine thread alone
+        self._in_engine: dict[str, None] = {}  # used only by the engine thread
         self._held: list[SamplingRequest] = []
         self._pauses = 0
         self._boxes: dict[str, _Box] = defaultdict(_Box)
@@ -105,15 +104,15 @@ class RolloutWorker(IdleCalls):
     @property
     def _engine(self) -> RolloutEngine:
         if self._made is None:
-            raise EngineError("the rollout engine is not there yet: ready() comes first")
+            raise EngineError("the rollout engine has not started; call wait_until_ready() first")
         return self._made
 
     async def ready(self) -> dict[str, str | int]:
-        """Wait until the engine runs; returns its name and policy version.
+        """Wait until the engine runs and return its name and policy version.
 
-        Raises what kept it from starting.
+        Raises the error of a failed start.
         """
-        # shielded: a caller that gives up must not cancel the start that others wait for
+        # shielded: a cancelled caller must not cancel the start that others wait for
         await asyncio.shield(asyncio.wrap_future(self._started))
         if self._server is None:
             self._since = time.monotonic()
@@ -122,17 +121,17 @@ class RolloutWorker(IdleCalls):
         return {"engine": type(engine).__name__, "policy_version": engine.policy_version}
 
     async def submit(self, requests: Sequence[SamplingRequest]) -> None:
-        """Queue requests; their results come out of ``poll`` of the client each names.
+        """Queue requests. ``poll`` returns their results to the client named in each request.
 
-        Raises ``ValueError`` for an id that is in use, ``EngineError`` when the engine is gone.
+        Raises ``ValueError`` for an id that is in use, ``EngineError`` if the engine has stopped.
         """
         await self.ready()
         self._check_alive()
         names = [request.request_id for request in requests]
         twice = [name for name in names if name in self._running]
         if twice or len(set(names)) < len(names):
-            in_use = twice[:3] or "one twice in this call"
-            raise ValueError(f"request ids have to be unique; in use: {in_use}")
+            in_use = twice[:3] or "an id occurs twice in this call"
+            raise ValueError(f"request ids must be unique; in use: {in_use}")
         deadline = time.monotonic() + self._timeout_s
         for request in requests:
             self._running[request.request_id] = (request.client, deadline)
@@ -142,10 +141,10 @@ class RolloutWorker(IdleCalls):
             self._admit(requests)
 
     async def poll(self, client: str) -> list[SamplingResult]:
-        """Finished results of ``client``: at once where there are some, else the next ones, or []
-        after a second.
+        """Return the finished results of ``client``, waiting up to ``POLL_S`` for the first one.
 
-        Raises ``EngineError`` when there are none and the engine is gone.
+        Returns [] if there are none after that time. Raises ``EngineError`` if there are none and
+        the engine has stopped.
         """
         box = self._boxes[client]
         if not box.results:
@@ -160,26 +159,26 @@ class RolloutWorker(IdleCalls):
         return results
 
     async def abort(self, client: str) -> None:
-        """Drop every request of ``client``; nothing more of it comes out of ``poll``."""
+        """Discard all requests and results of ``client``."""
         dropped = [name for name, (owner, _) in self._running.items() if owner == client]
         self._give_up(dropped)
         self._boxes[client].results = []
 
     async def stats(self) -> dict[str, float]:
-        """Totals since the engine was ready: tokens, requests, engine steps, seconds it was busy
-        and idle.
+        """Return totals since the start of the engine: tokens, requests, engine steps, busy and
+        idle time in seconds.
         """
         alive = time.monotonic() - self._since if self._since else 0.0
         idle_s = max(0.0, alive - self._counts["busy_s"])
         return {**self._counts, "idle_s": idle_s, "running": float(len(self._running))}
 
     async def close(self) -> None:
-        """Stop serving and free the engine; calls after this raise ``EngineError``."""
+        """Stop serving and free the engine. Later calls raise ``EngineError``."""
         self._broken = self._broken or "it is closed"
         if self._server is not None and not self._server.cancelled():
             self._server.cancel()
             await asyncio.wait([self._server])
-            with contextlib.suppress(TimeoutError):  # a step that hangs does not keep the worker
+            with contextlib.suppress(TimeoutError):  # a step may hang
                 await asyncio.wait_for(self._in_thread(self._engine.close), CLOSE_TIMEOUT_S)
         self._thread.shutdown(wait=False)
 
@@ -192,7 +191,6 @@ class RolloutWorker(IdleCalls):
             self._work.set()
 
     async def _pause(self, purpose: str) -> None:
-        """Hold requests back and wait until none runs; nothing else pauses before ``_go_on``."""
         await self.ready()
         self._check_alive()
         self._pauses += 1
@@ -224,7 +222,8 @@ class RolloutWorker(IdleCalls):
         except TimeoutError:
             running = len(self._running) - len(self._held)
             raise EngineError(
-                f"{purpose}: {running} requests still run after {self._timeout_s:g} s"
+                f"{purpose} needs an idle engine, but {running} requests still run after "
+                f"{self._timeout_s:g} s"
             ) from None
         self._check_alive()
 
@@ -236,11 +235,12 @@ class RolloutWorker(IdleCalls):
         if self._server is not None and self._server.done() and not self._broken:
             self._broken = f"its loop ended: {self._server.exception()!r}"
         if self._broken:
-            raise EngineError(f"the rollout engine is gone: {self._broken}")
+            raise EngineError(f"the rollout engine has stopped: {self._broken}")
         oldest = next(iter(self._running.values()), None)
         if oldest is not None and time.monotonic() > oldest[1] + self._timeout_s:
             raise EngineError(
-                "the rollout engine hangs: a request is at twice its deadline and was not given up"
+                f"the rollout engine hangs: a request has run longer than {2 * self._timeout_s:g} "
+                "s, twice its timeout"
             )
 
     async def _serve(self) -> None:
@@ -255,7 +255,7 @@ class RolloutWorker(IdleCalls):
     def _deliver(self, results: list[SamplingResult]) -> None:
         for result in results:
             client, _ = self._running.pop(result.request_id, (None, 0.0))
-            if client is None:  # its client aborted, or its deadline passed
+            if client is None:  # the client aborted or the request timed out
                 continue
             box = self._boxes[client]
             box.results.append(result)
@@ -268,13 +268,13 @@ class RolloutWorker(IdleCalls):
         now = time.monotonic()
         late: list[str] = []
         for name, (_, deadline) in self._running.items():
-            if deadline > now:  # so are those of all that came later
+            if deadline > now:  # requests are ordered by deadline
                 break
             late.append(name)
         if not late:
             return
         logger.warning(
-            "%d requests took more than %g s and are given up", len(late), self._timeout_s
+            "%d requests took more than %g s and are aborted", len(late), self._timeout_s
         )
         why = f"no result after {self._timeout_s:g} s"
         self._deliver([self._aborted(name, why) for name in late])
@@ -304,7 +304,7 @@ class RolloutWorker(IdleCalls):
             logger.info("rollout engine %s started in %.1f s", name, time.perf_counter() - began)
 
     def _burst(self) -> list[SamplingResult]:
-        """Turns of the engine until something is finished or ``BURST_S`` are over."""
+        """Run engine steps until a request finishes or ``BURST_S`` seconds have passed."""
         began = time.perf_counter()
         results: list[SamplingResult] = []
         try:
@@ -317,7 +317,7 @@ class RolloutWorker(IdleCalls):
                 self._counts["steps"] += 1
                 self._failures = 0
         except Exception as error:
-            # the engine boundary: what ran ends as aborted, the worker lives on
+            # boundary of the engine: running requests end as aborted, the worker continues
             results += self._fail(error)
         for result in results:
             self._in_engine.pop(result.request_id, None)
@@ -329,8 +329,8 @@ class RolloutWorker(IdleCalls):
         try:
             self._engine.add(request)
         except ValueError as error:
-            # a request nobody can serve: its trajectory ends, the run does not
-            logger.warning("request %s refused by the engine: %s", request.request_id, error)
+            # only the trajectory of this request ends, the run continues
+            logger.warning("the engine refused request %s: %s", request.request_id, error)
             return [self._aborted(request.request_id, str(error))]
         self._counts["prompt_tokens"] += len(request.prompt_ids)
         return []
@@ -348,10 +348,10 @@ class RolloutWorker(IdleCalls):
         logger.error("the engine failed with %d requests running", len(lost), exc_info=error)
         try:
             self._engine.abort(lost)
-        except Exception as second:  # the engine boundary: it cannot even forget them
+        except Exception as second:  # boundary of the engine: it cannot abort requests either
             self._broken = f"{error!r}, and then {second!r}"
         if self._failures >= MAX_FAILURES:
             self._broken = (
-                self._broken or f"{self._failures} steps failed in a row, the last with {error!r}"
+                self._broken or f"{self._failures} consecutive steps failed, the last: {error!r}"
             )
         return [self._aborted(name, repr(error)) for name in lost]

@@ -140,11 +140,11 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
             mamba_n_groups=1,
             mamba_d_state=8,
         ),
-        "hybrid: such a layer keeps a state",
+        "hybrid: such a layer keeps a recurrent state",
     ),
     "lfm2": (
         lambda: hf.Lfm2Config(**SIZES, layer_types=["conv", "full_attention"]),
-        "conv: such a layer keeps a state",
+        "conv: such a layer keeps a recurrent state",
     ),
     "qwen3-next": (
         lambda: hf.Qwen3NextConfig(

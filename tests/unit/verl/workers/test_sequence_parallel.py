@@ -130,7 +130,7 @@ def test_rotations_that_depend_on_the_longest_position_are_refused(nested):
     for kind in ("dynamic", "longrope"):
         rope = {"rope_type": kind}
         config.rope_parameters = {"full_attention": rope} if nested else rope
-        with pytest.raises(ValueError, match=rf"rotations \({kind}\) .* fix: ulysses"):
+        with pytest.raises(ValueError, match=rf"model \({kind}\) .* fix: ulysses"):
             sequence_group(config, 2, "cpu", TIMEOUT)
     assert sequence_group(config, 1, "cpu", TIMEOUT) is None
 
