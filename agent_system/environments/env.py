@@ -14,11 +14,14 @@ Task = dict[str, Any]
 class Observation:
     """Observation of the agent after ``reset`` or ``step``.
 
-    ``anchor`` is a canonical text of the state for step-level grouping (GiGPO); ``None`` means
-    ``text`` is used. ``info`` may hold ``won``, ``is_action_valid``, ``admissible_actions``,
-    ``situation`` and ``needed_level``; the last two are for measuring, and no prompt shows them.
-    ``opening`` are messages in front of the first observation, in place of the prompts' system
-    message: a task's own system message, an earlier exchange.
+    Attributes:
+        text: Text of the observation.
+        image: Image of the observation, or None.
+        anchor: Canonical text of the state for step-level grouping (GiGPO). None: ``text``.
+        info: May contain ``won``, ``is_action_valid``, ``admissible_actions``, ``situation`` and
+            ``needed_level``. The last two are for metrics; prompts do not show them.
+        opening: Messages before the first observation, instead of the system message of the
+            prompts. Example: the system message of the task, or earlier turns of a dialogue.
     """
 
     text: str
@@ -34,14 +37,12 @@ class Observation:
 
     @property
     def situation(self) -> str:
-        """Kind of the state, coarse enough to occur often. Metrics relate thinking levels to it.
-        ``state`` if the environment names no kinds.
-        """
+        """Kind of the state, for metrics of thinking levels; ``state`` if ``info`` has no kind."""
         return self.info.get("situation", self.state)
 
     @property
     def needed_level(self) -> int | None:
-        """The lowest thinking level that suffices here; None where the environment cannot tell."""
+        """Lowest thinking level that suffices in this state; None if unknown."""
         return self.info.get("needed_level")
 
 
