@@ -22,5 +22,5 @@ def assert_same_start(uids: Sequence[str], starts: Sequence[tuple[str, str] | No
         if expected != start:
             raise GroupMismatch(
                 f"members of group {uid} started from different states: {expected[0][:200]!r} and "
-                f"{start[0][:200]!r}; fix: make the environment's reset depend on task and seed only"
+                f"{start[0][:200]!r}; fix: make reset depend on task and seed only"
             )

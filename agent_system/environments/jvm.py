@@ -36,8 +36,9 @@ def find_java(env_name: str) -> str:
     if java is None:
         where = f"$JAVA_HOME/bin ({home}/bin)" if home else "the path"
         raise JavaMissing(
-            f"environment {env_name!r} needs Java 8 or newer, and there is no java on {where}; fix: "
-            "install it, for example with `apt-get install default-jre-headless`, or set JAVA_HOME"
+            f"environment {env_name!r} needs Java 8 or newer, and there is no java on {where}; "
+            "fix: install it, for example with `apt-get install default-jre-headless`, or set "
+            "JAVA_HOME"
         )
     return java
 
