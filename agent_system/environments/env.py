@@ -63,18 +63,24 @@ class Env(Protocol):
 
             def step(self, action):
                 self.turns += 1
-                won = action == str(self.number)
+                success = action == str(self.number)
                 hint = "larger" if action < str(self.number) else "smaller"
-                info = {"won": won, "is_action_valid": action.isdigit()}
-                return Observation(f"It is {hint}."), float(won), won or self.turns == 5, info
+                done = success or self.turns == 5
+                info = {"won": success, "is_action_valid": action.isdigit()}
+                return Observation(f"It is {hint}."), float(success), done, info
 
             def close(self):
                 pass
 
-    ``placement`` says where the environment runs: ``inline`` (cheap, in the process of the caller),
-    ``thread``, ``locked`` (thread, one call at a time for the whole class) or ``process`` (worker
-    of the pool). ``reset`` and ``step`` may be coroutines. An environment in a thread may have
-    ``interrupt()``: another thread calls it to make a call return that exceeds its deadline.
+    ``placement`` is where the environment runs:
+
+    - ``inline``: in the process and thread of the caller, for cheap environments.
+    - ``thread``: in a thread of the caller's process.
+    - ``locked``: in one thread for the whole class, one call at a time.
+    - ``process``: in a worker process of the pool.
+
+    ``reset`` and ``step`` may be coroutines. An environment in a thread may have ``interrupt()``.
+    Another thread calls it to end a call that exceeds its deadline.
     """
 
     placement: str

@@ -87,13 +87,13 @@ def no_symbols(settings: EnvSettings) -> Sequence[str]:
 
 
 def says_no_level(settings: EnvSettings) -> bool:
-    """Return False. Default of ``Expert.names_needed_level``."""
+    """Return False, the default of ``Expert.names_needed_level``, for any settings."""
     del settings
     return False
 
 
 def knows_all(settings: EnvSettings) -> bool:
-    """Return True. Default of ``Expert.knows_solution``."""
+    """Return True, the default of ``Expert.knows_solution``, for any settings."""
     del settings
     return True
 

@@ -94,5 +94,5 @@ class GradedSettings(EnvSettings):
     """address space of a worker process, in gigabytes; a trajectory that needs more has failed"""
 
     def memory_limit(self) -> float | None:
-        """Return ``memory_gb``."""
+        """Return the limit of a worker's address space, ``memory_gb``."""
         return self.memory_gb

@@ -119,8 +119,8 @@ class EpisodeRewardManager:
         """Return the outcome of each row's trajectory [B].
 
         A trajectory whose custom function exceeds its time limit has failed: ``aborted`` becomes
-        True, and metrics in ``meta_info`` count it. Its outcome is the mean of its group, or of the
-        batch if the group has no score, so that it does not change the baseline.
+        True, and metrics in ``meta_info`` count it. Its outcome becomes the mean of its group, so
+        that the baseline does not change. If the group has no score, it is the mean of the batch.
         """
         outcome_of: dict[str, float] = {}
         late: list[tuple[str, str]] = []  # trajectory and group
@@ -208,7 +208,7 @@ class StepRewardManager(EpisodeRewardManager):
         super().__init__(invalid_action_penalty)
 
     def __call__(self, data: DataProto) -> torch.Tensor:
-        """Return ``token_level_scores`` [B, R] float32."""
+        """Return ``token_level_scores`` [B, R] float32 with one reward per turn."""
         scores = super().__call__(data)
         columns = data.non_tensor_batch
         net = self.step_rewards(data)

@@ -152,11 +152,11 @@ def _parser() -> argparse.ArgumentParser:
         type=_positive,
         help="tasks of each policy (default: 8, or 32 if episodes have one turn)",
     )
-    play_parser = commands.add_parser(
+    interactive = commands.add_parser(
         "play", help="run an episode with actions that you type, one per line"
     )
-    _common(play_parser)
-    play_parser.add_argument("--task", type=_not_negative, default=0, help="number of the task")
+    _common(interactive)
+    interactive.add_argument("--task", type=_not_negative, default=0, help="number of the task")
     return parser
 
 

@@ -1,13 +1,12 @@
 """Demonstrations: episodes of an environment's expert, with thinking levels drawn for each turn.
 
 The file has one JSON line per successful episode, or per episode if the expert keeps unsuccessful
-ones. The fields are::
+ones. The fields are:
 
-    task_id, data_source: str
-    kind: str, if the task has one
-    levels: [int | None, ...]            one per turn
-    slack, slips: [bool, ...]            one per turn: useless and invalid actions
-    messages: [{"role": "user" | "assistant" | "system", "content": str}, ...]
+- ``task_id``, ``data_source``, and ``kind`` if the task has it: strings of the task.
+- ``levels``: int or None for each turn.
+- ``slack``, ``slips``: bool for each turn. They mark useless and invalid actions.
+- ``messages``: dicts with ``role`` and ``content``.
 
 User messages are the prompts of a rollout with ``append`` history. As with ``window`` history,
 each turn is a separate line, whose only user message is the whole prompt. Assistant messages have
@@ -167,13 +166,7 @@ def write_demonstrations(
     with atomic_write(path) as file:
         file.writelines(line + "\n" for line in kept)
     outcome = "finished" if expert.keeps_lost else "successful"
-    logger.info(
-        "demonstrations: %d of %d episodes %s, written to %s",
-        len(kept),
-        num_episodes,
-        outcome,
-        path,
-    )
+    logger.info("demonstrations: %d of %d episodes %s: %s", len(kept), num_episodes, outcome, path)
     return path
 
 

@@ -61,7 +61,7 @@ class LevelDraw:
     needed_share: float = 0.0
 
     def __call__(self, decision: Decision) -> int | None:
-        """Return the level of ``decision``."""
+        """Return a level for the turn of ``decision``."""
         if not self.levels:
             return None
         # Without a share, draw nothing: an additional draw would change existing files.

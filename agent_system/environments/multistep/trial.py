@@ -17,9 +17,14 @@ MASK_MODES = ("all", "final")
 class Episode:
     """One episode of a trial. ``reward`` is set at its end.
 
-    ``truncated`` is the reason of an early end: ``steps``, ``length`` (a turn was cut), ``abort``
-    (the engine aborted a turn) or ``budget`` (another turn would exceed the token limits). The
-    reward of an episode with ``is_free`` is not part of the return.
+    ``truncated`` is the reason of an early end:
+
+    - ``steps``: the episode reached ``max_steps_per_episode``.
+    - ``length``: a turn was cut.
+    - ``abort``: the engine aborted a turn.
+    - ``budget``: another turn would exceed the token limits.
+
+    The reward of an episode with ``is_free`` is not part of the return.
     """
 
     number: int
@@ -71,7 +76,7 @@ class Trial:
 
     @property
     def episode(self) -> Episode:
-        """The current or last episode."""
+        """Current episode, or the last one if the trial is over."""
         return self.episodes[-1]
 
     def record(self) -> dict[str, Any]:

@@ -134,7 +134,7 @@ class EnvironmentPool:
 
     @property
     def capacity(self) -> int:
-        """Maximum number of open sessions."""
+        """Maximum number of sessions that are open at once."""
         return self.num_workers * self.envs_per_worker
 
     @property

@@ -8,8 +8,12 @@ FailureKind = Literal["dead", "timeout", "error", "garbage"]
 class EnvFailure(Exception):
     """Failed call of an environment. Its trajectory is aborted, and the run continues.
 
-    Kinds: ``dead`` (the process died), ``timeout`` (the call exceeded its deadline), ``error`` (the
-    environment raised), and a fourth kind for return values that violate the protocol.
+    ``kind`` is one of:
+
+    - ``dead``: the worker process died.
+    - ``timeout``: the call exceeded its deadline.
+    - ``error``: the environment raised.
+    - ``garbage``: the return value violates the protocol.
     """
 
     def __init__(self, kind: FailureKind, detail: str) -> None:
