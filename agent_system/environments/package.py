@@ -67,8 +67,8 @@ class EnvPackage(Generic[S]):
         stop: Strings that end the sampling of a turn.
         images: Returns the key that makes observations images, its value, and its value for text
             observations. None: observations are text with these settings.
-        plays_cut_turns: True if a turn cut by length is executed: it is the whole answer.
-        brings_agent: True if one env step runs a whole agent, which calls the policy through the
+        executes_cut_turns: True if a turn cut by length is executed: it is the whole answer.
+        runs_agent: True if one env step runs a whole agent, which calls the policy through the
             endpoint.
         task_text: Functions for tasks that contain their first observation. None: the first
             observation is known only after ``reset``.

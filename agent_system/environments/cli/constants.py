@@ -24,7 +24,7 @@ class Constant:
 
 
 async def try_constants(
-    game: CheckedEnvironment, pool: EnvironmentPool, plays: Sequence[Play]
+    checked: CheckedEnvironment, pool: EnvironmentPool, episodes: Sequence[Play]
 ) -> tuple[Constant | None, list[str]]:
     """Run frequent actions as constants.
 
@@ -32,11 +32,13 @@ async def try_constants(
     are frequent. Return the constant that succeeded most often, and a sentence if the time was too
     short for all of them.
     """
-    oracle_episodes = [play for play in plays if play.policy == "oracle"]
+    oracle_episodes = [episode for episode in episodes if episode.policy == "oracle"]
     first = [
-        Observation(play.seen[0]["text"], info=play.seen[0]["info"]) for play in plays if play.seen
+        Observation(episode.seen[0]["text"], info=episode.seen[0]["info"])
+        for episode in episodes
+        if episode.seen
     ]
-    oracle_actions = [action for play in oracle_episodes for action in play.actions]
+    oracle_actions = [action for episode in oracle_episodes for action in episode.actions]
     candidates = constants(oracle_actions, first)
     best: Constant | None = None
     ends = time.monotonic() + SECONDS
@@ -46,34 +48,36 @@ async def try_constants(
             return best, [
                 f"{left} of {len(candidates)} constants were not tried within {SECONDS:g} s"
             ]
-        result = await _played(game, pool, action)
+        result = await _played(checked, pool, action)
         if best is None or result.successes > best.successes:
             best = result
     return best, []
 
 
-async def _played(game: CheckedEnvironment, pool: EnvironmentPool, action: str) -> Constant:
+async def _played(checked: CheckedEnvironment, pool: EnvironmentPool, action: str) -> Constant:
     """Repeat ``action`` in every task. Stop when it cannot succeed at most tasks any more."""
     successes = 0
-    for number in range(len(game.tasks)):
-        play = await play_policy(
-            game, pool, "constant", lambda _begin: lambda _observation: said(action), number
+    for number in range(len(checked.tasks)):
+        episode = await play_policy(
+            checked, pool, "constant", lambda _begin: lambda _observation: said(action), number
         )
-        successes += play.won
-        if 2 * (number + 1 - successes) >= len(game.tasks):
+        successes += episode.won
+        if 2 * (number + 1 - successes) >= len(checked.tasks):
             return Constant(action, number + 1, successes)
-    return Constant(action, len(game.tasks), successes)
+    return Constant(action, len(checked.tasks), successes)
 
 
-def format_problems(package: EnvPackage[Any], plays: Sequence[Play]) -> tuple[list[str], list[str]]:
+def format_problems(
+    package: EnvPackage[Any], episodes: Sequence[Play]
+) -> tuple[list[str], list[str]]:
     """Check that ``project`` reads the actions of the oracle from texts that contain them.
 
     Return problems, and a sentence if the check is impossible because the package has no
     ``format_action``.
     """
-    for play in plays:
-        part = package.for_task(play.task)
-        for action in dict.fromkeys(play.actions):
+    for episode in episodes:
+        part = package.for_task(episode.task)
+        for action in dict.fromkeys(episode.actions):
             text = str(said(action)) if part.format_action is None else part.format_action(action)
             read = part.project(text)
             if read == (action, True):

@@ -69,68 +69,68 @@ class Play:
 
 
 async def play_policy(
-    game: CheckedEnvironment,
+    checked: CheckedEnvironment,
     pool: EnvironmentPool,
     name: str,
     make: Callable[[Beginning], Policy],
     number: int,
 ) -> Play:
     """Run a policy on task ``number`` until the episode is done, or for ``max_steps`` actions."""
-    task, seed = game.tasks[number]
-    play = Play(name, task, seed)
+    task, seed = checked.tasks[number]
+    episode = Play(name, task, seed)
     try:
         # One session per episode: the pool replaces an environment that failed.
         async with pool.session() as session:
-            await _run_turns(game, play, session, make)
+            await _run_turns(checked, episode, session, make)
     except EnvFailure as failure:
-        play.broken = str(failure)
-    return play
+        episode.broken = str(failure)
+    return episode
 
 
 async def _run_turns(
-    game: CheckedEnvironment,
-    play: Play,
+    checked: CheckedEnvironment,
+    episode: Play,
     session: PoolSession,
     make: Callable[[Beginning], Policy],
 ) -> None:
-    rng = random.Random(derive_seed("check", play.policy, play.task["task_id"], play.seed))
-    observation = await session.reset(play.task, play.seed)
-    play.seen.append(_seen(observation))
-    package = game.package.for_task(play.task)
-    policy = make(Beginning(game.settings, play.task, observation, rng))
-    for _ in range(game.max_steps):
+    rng = random.Random(derive_seed("check", episode.policy, episode.task["task_id"], episode.seed))
+    observation = await session.reset(episode.task, episode.seed)
+    episode.seen.append(_seen(observation))
+    package = checked.package.for_task(episode.task)
+    policy = make(Beginning(checked.settings, episode.task, observation, rng))
+    for _ in range(checked.max_steps):
         text = policy(observation)
         known = isinstance(text, Said)
         action, well_formed = (text.action, True) if known else package.project(text)
-        play.actions.append(action)
-        play.well_formed.append(well_formed)
-        observation, done = await _step(play, session, action)
+        episode.actions.append(action)
+        episode.well_formed.append(well_formed)
+        observation, done = await _step(episode, session, action)
         if done:
             return
 
 
 async def play_again(pool: EnvironmentPool, old: Play) -> Play:
     """Repeat the task, seed and actions of ``old`` and return the new episode."""
-    play = Play(old.policy, old.task, old.seed)
+    episode = Play(old.policy, old.task, old.seed)
     try:
         async with pool.session() as session:
-            await _repeat_actions(play, session, old.actions)
+            await _repeat_actions(episode, session, old.actions)
     except EnvFailure as failure:
-        play.broken = str(failure)
-    return play
+        episode.broken = str(failure)
+    return episode
 
 
-async def _repeat_actions(play: Play, session: PoolSession, actions: Sequence[str]) -> None:
-    play.seen.append(_seen(await session.reset(play.task, play.seed)))
+async def _repeat_actions(episode: Play, session: PoolSession, actions: Sequence[str]) -> None:
+    episode.seen.append(_seen(await session.reset(episode.task, episode.seed)))
     for action in actions:
-        _, done = await _step(play, session, action)
+        _, done = await _step(episode, session, action)
         if done:
             return
 
 
-async def _step(play: Play, session: PoolSession, action: str) -> tuple[Observation, bool]:
+async def _step(episode: Play, session: PoolSession, action: str) -> tuple[Observation, bool]:
     observation, reward, done, info = await session.step(action)
-    play.seen.append(
+    episode.seen.append(
         {
             **_seen(observation),
             "reward": reward,

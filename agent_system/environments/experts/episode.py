@@ -20,8 +20,10 @@ def thought(level: int, decision: Decision) -> str:
 
     The parts are situation, last action and plan::
 
-        level 1: ""    level 3: "at 4. did left."
-        level 2: "at 4."    level 4: "at 4. did left. plan left."
+        level 1: ""
+        level 2: "at 4."
+        level 3: "at 4. did left."
+        level 4: "at 4. did left. plan right."
     """
     thought_of_expert = decision.thoughts.get(level)
     if thought_of_expert is not None:
