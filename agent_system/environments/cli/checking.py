@@ -191,8 +191,8 @@ def _length(episodes: list[Play]) -> float:
 
 def _wandering(episodes: list[Play], all_tasks: bool) -> list[str]:
     return [
-        f"{policy} succeeds at {_count_successes(policy_episodes)} of {len(policy_episodes)} tasks, in "
-        f"{_length(policy_episodes):.1f} actions; the oracle needs "
+        f"{policy} succeeds at {_count_successes(policy_episodes)} of {len(policy_episodes)} "
+        f"tasks, in {_length(policy_episodes):.1f} actions; the oracle needs "
         f"{_length(_of(episodes, ORACLE)):.1f}; "
         "repeat the check with fewer --steps (env.max_steps of a run) to see whether it only "
         "succeeds because episodes are long"
@@ -263,9 +263,9 @@ def judged(episodes: list[Play], all_tasks: bool = False) -> list[str]:
         policy_episodes = _of(episodes, policy)
         if _wins_most(policy_episodes, all_tasks) and not _wanders(episodes, policy_episodes):
             problems.append(
-                f"{policy} succeeds at {_count_successes(policy_episodes)} of {len(policy_episodes)} "
-                "tasks: a policy that ignores the observations is rewarded; fix: harder tasks, or "
-                "fewer steps"
+                f"{policy} succeeds at {_count_successes(policy_episodes)} of "
+                f"{len(policy_episodes)} tasks: a policy that ignores the observations is rewarded; "
+                "fix: harder tasks, or fewer steps"
             )
     best, nothing = _mean(episodes, ORACLE), _mean(episodes, "empty")
     if best is not None and nothing is not None and nothing >= best:
