@@ -264,8 +264,8 @@ def judged(episodes: list[Play], all_tasks: bool = False) -> list[str]:
         if _wins_most(policy_episodes, all_tasks) and not _wanders(episodes, policy_episodes):
             problems.append(
                 f"{policy} succeeds at {_count_successes(policy_episodes)} of "
-                f"{len(policy_episodes)} tasks: a policy that ignores the observations is rewarded; "
-                "fix: harder tasks, or fewer steps"
+                f"{len(policy_episodes)} tasks: a policy that ignores the observations is "
+                "rewarded; fix: harder tasks, or fewer steps"
             )
     best, nothing = _mean(episodes, ORACLE), _mean(episodes, "empty")
     if best is not None and nothing is not None and nothing >= best:
