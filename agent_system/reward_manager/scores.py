@@ -12,19 +12,19 @@ ROUNDING = 1e-6  # a sum of rewards that is this much below 1 counts as 1
 def finite(score: Any, who: str) -> float:
     """Return ``score``, a Python number or a scalar of numpy or torch, as a float.
 
-    ``who`` is the source in error messages. Raises ``TypeError`` for another type, and
+    ``source`` names the origin in error messages. Raises ``TypeError`` for another type, and
     ``ValueError`` for a number that float32 cannot represent.
     """
     score = _plain(score)
     if not isinstance(score, numbers.Real):
-        raise TypeError(f"{who}: the returned value is a {type(score).__name__}, not a number")
+        raise TypeError(f"{who}: it returned a {type(score).__name__}, not a number")
     try:
         value = float(score)
     except OverflowError:  # an integer beyond float64
         value = float("inf")
     # ``not <=`` also refuses NaN, which ``>`` would accept.
     if not abs(value) <= LARGEST:
-        raise ValueError(f"{who}: the returned value is {score}, not a finite number")
+        raise ValueError(f"{who}: it returned {score}, not a finite number")
     return value
 
 
@@ -40,7 +40,7 @@ def is_full(score: float) -> bool:
 def read_flag(value: Any, who: str) -> bool:
     """Return ``value`` as a bool. Allowed are a bool, 0 and 1, also as scalars of numpy or torch.
 
-    ``who`` is the source in error messages. Raises ``ValueError`` for other values, because
+    ``source`` names the origin in error messages. Raises ``ValueError`` for other values, because
     ``bool("False")`` and ``bool(0.3)`` are True.
     """
     plain = _plain(value)
