@@ -1,9 +1,9 @@
 """Environment pool: environments with a deadline for every call. Failed workers are replaced while
 the others continue.
 
-    trajectory ──session()──> a free slot ──reset/step──> worker process 0: environment 0, 1, 2 ...
-    trajectory ──session()──> (waits)                     worker process 1: environment 0, 1, 2 ...
-                                                          spare process, if starting one is slow
+    trajectory ──open_session()──> a free slot ──reset/step──> worker process 0: environments 0, 1
+    trajectory ──open_session()──> (waits)                     worker process 1: environments 0, 1
+                                                               spare process, if starting is slow
 
 A slot is one environment, which many sessions use one after another. A worker fails if it dies,
 hangs or sends an invalid message. Then its pending calls raise ``EnvFailure``, and so does the next
