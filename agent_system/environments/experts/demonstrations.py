@@ -8,9 +8,10 @@ ones. The fields are:
 - ``slack``, ``slips``: bool for each turn. They mark useless and invalid actions.
 - ``messages``: dicts with ``role`` and ``content``.
 
-User messages are the prompts of a rollout with ``append`` history. As with ``window`` history,
-each turn is a separate line, whose only user message is the whole prompt. Assistant messages have
-the form of a rollout, such as ``<level>2</level><think>need mug.</think><action>look</action>``.
+User messages are the prompts of a rollout with ``append`` history. With the option ``window`` they
+are those of ``window`` history: each turn is a separate line with one user message. Assistant
+messages have the form of a rollout, such as
+``<level>2</level><think>need mug.</think><action>look</action>``.
 A thought of level 1 is empty. Level 2 has the situation, level 3 adds the last action and its
 result, and level 4 adds the plan. An expert may write the thoughts itself.
 """
