@@ -1,6 +1,6 @@
-"""Environments: the protocol, the registry, the process pool and the grouped manager.
+"""Environments: the protocol, the registry, the process pool and the manager of groups.
 
-Names are resolved on first use, so that an environment worker imports only what it plays.
+Names are imported on first use, so that a worker process imports only its own environment.
 """
 
 from verl.utils.lazy import lazy

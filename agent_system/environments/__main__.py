@@ -1,5 +1,5 @@
-"""Look at environments from the command line: ``python -m agent_system.environments list``,
-``check NAME`` and ``play NAME``.
+"""Command line of environments: ``python -m agent_system.environments list``, ``check NAME`` and
+``play NAME``.
 """
 
 import sys

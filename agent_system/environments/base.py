@@ -1,4 +1,4 @@
-"""Public names of environments under the path of earlier versions; user code imports them."""
+"""Re-export of the public names of environments, for user code that imports this older path."""
 
 from agent_system.environments.env import (
     Env,

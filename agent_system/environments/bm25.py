@@ -1,4 +1,4 @@
-"""Keyword search over a handful of texts: what the environments with a search engine share."""
+"""Keyword search over a small collection of texts, for environments with a search engine."""
 
 import re
 from collections.abc import Sequence
@@ -10,19 +10,20 @@ _WORD = re.compile(r"[a-z0-9]+")
 
 
 def words(text: str) -> list[str]:
-    """The words of ``text``, in lower case."""
+    """Return the words of ``text`` in lower case."""
     return _WORD.findall(text.lower())
 
 
 class KeywordIndex:
-    """BM25 over ``texts``; ties are broken by position, so a search has one result everywhere."""
+    """BM25 index over ``texts``. Ties are resolved by position, so results are deterministic."""
 
     def __init__(self, texts: Sequence[str]) -> None:
         self._index = BM25Okapi([words(text) for text in texts])
 
     def top(self, query: str, count: int) -> list[int]:
-        """Positions of the ``count`` best texts, best first; those that share no word with
-        ``query`` are left out.
+        """Return the positions of the ``count`` best texts, best first.
+
+        Texts that share no word with ``query`` are omitted.
         """
         scores = self._index.get_scores(words(query))
         # Stable: equal scores stay in the order of the texts, on every machine.

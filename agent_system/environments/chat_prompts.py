@@ -1,6 +1,4 @@
-"""Prompts and projection for environments that need nothing special: rules in the system message,
-actions in tags.
-"""
+"""Default prompts and action parser: rules in the system message, actions in ``<action>`` tags."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -12,7 +10,7 @@ PLAIN = (
     "First think about what to do, between <think> and </think>. "
     "Then write one action between <action> and </action>."
 )
-IMAGE = "<image>"  # stands for the image of an observation in its text
+IMAGE = "<image>"  # placeholder in an observation's text for its image
 MAX_LENGTH = 400  # characters of an action
 _CLOSED = re.compile(r"<action>(.*?)</action>", re.DOTALL)
 _OPEN = re.compile(r"<action>(.*)", re.DOTALL)
@@ -20,16 +18,19 @@ _TAG = re.compile(r"</?(?:action|think|level)>")
 
 
 class ChatPrompts:
-    """``rules`` and how to answer in the system message, observations as they are in the user
-    messages.
+    """Prompts with rules and answer format in the system message, and unchanged observations as
+    user messages.
 
-    ``example`` is an action that may be written. ``list_actions`` adds the admissible actions to
-    every observation. ``keep_first`` repeats the first observation in every window prompt, for
-    tasks that are told only once.
+    Args:
+        rules: Rules of the environment.
+        example: A valid action, shown as an example of the format.
+        list_actions: Add the admissible actions to every observation.
+        keep_first: Repeat the first observation in every window prompt, for environments that
+            state the task only once.
     """
 
     asks_for_levels = True
-    shows_level_prompts = False  # the levels are described in one text for all environments
+    shows_level_prompts = False  # one text describes the levels for all environments
 
     def __init__(
         self, rules: str, example: str, list_actions: bool = False, keep_first: bool = False
@@ -40,18 +41,18 @@ class ChatPrompts:
         self.keep_first = keep_first
 
     def system(self, levels: bool) -> str | None:
-        """Rules and answer format; with ``levels`` the format that begins with a thinking level."""
+        """Return rules and answer format. With ``levels``, answers begin with a thinking level."""
         answer = level_instructions() if levels else PLAIN
         example = f"An action looks like this: <action>{self.example}</action>"
         return f"{self.rules}\n\n{answer}\n{example}"
 
     def first(self, observation: Observation, levels: bool) -> str:
-        """The first observation."""
+        """Return the text of the first observation, with the admissible actions if listed."""
         del levels  # the system message asks for them
         return self._with_actions(observation.text, observation)
 
     def turn(self, observation: Observation) -> str:
-        """What the last action brought about."""
+        """Return the text of a later observation, with the admissible actions if listed."""
         return self._with_actions(observation.text, observation)
 
     def window(
@@ -61,15 +62,16 @@ class ChatPrompts:
         observation: Observation,
         levels: bool,
     ) -> str:
-        """The remembered turns, without their images, then the present; before them the first text
-        where it is kept.
+        """Return the turns of ``history`` without their images, then the current observation.
+
+        With ``keep_first`` the text of the first observation comes before them.
         """
         del levels  # the system message asks for them
         shown = [observation.text, *(seen for seen, _ in history)]
-        # Not where the window still shows it: a prompt would tell the task twice.
+        # Skip the first text while the window contains it: the task would appear twice.
         parts = [first.text] if self.keep_first and first.text not in shown else []
         for seen, action in history:
-            # A prompt carries one image: the present observation's.
+            # A prompt has one image: that of the current observation.
             text = seen.replace(IMAGE, "")
             parts.append(f"{text}\nYou did: {action}".strip())
         parts.append(observation.text)
@@ -83,25 +85,23 @@ class ChatPrompts:
 
 
 class SingleTurnPrompts:
-    """The one observation of an episode as it is, for environments of one step: nothing follows an
-    answer, and nothing lies behind a question.
-    """
+    """Prompts for single-turn environments: the unchanged text of the only observation."""
 
     asks_for_levels = False
     shows_level_prompts = False
 
     def system(self, levels: bool) -> str | None:
-        """No system message."""
-        del levels  # not asked for
+        """Return None: the conversation has no system message."""
+        del levels  # these prompts do not ask for levels
         return None
 
     def first(self, observation: Observation, levels: bool) -> str:
-        """The observation."""
-        del levels  # where they are asked for, the system message does
+        """Return the text of the observation unchanged."""
+        del levels  # these prompts do not ask for levels
         return observation.text
 
     def turn(self, observation: Observation) -> str:
-        """The observation."""
+        """Return the text of the observation unchanged."""
         return observation.text
 
     def window(
@@ -111,18 +111,18 @@ class SingleTurnPrompts:
         observation: Observation,
         levels: bool,
     ) -> str:
-        """The observation."""
-        del first, history, levels  # there is one step
+        """Return the text of the observation unchanged."""
+        del first, history, levels  # the episode has one turn
         return observation.text
 
 
 class CompactPrompts:
-    """Observations alone, for small policies that learn rules and answer format from
+    """Prompts of observations only, for small policies that learn rules and answer format from
     demonstrations.
 
-    The plain and the four-level variant read the same. ``shorten`` makes an observation's text one
-    that is easy to read with few parameters; ``begin`` is the same for the first observation of an
-    episode (default: ``shorten``). ``keep_first`` as in ``ChatPrompts``.
+    The prompts with and without thinking levels are equal. ``shorten`` maps an observation's text
+    to a short one for small policies. ``shorten_first`` does so for the first observation of an
+    episode (default: ``shorten``). For ``keep_first`` see ``ChatPrompts``.
     """
 
     asks_for_levels = True
@@ -139,17 +139,17 @@ class CompactPrompts:
         self.keep_first = keep_first
 
     def system(self, levels: bool) -> str | None:
-        """No system message."""
-        del levels  # both variants read the same
+        """Return None: the conversation has no system message."""
+        del levels  # both variants are equal
         return None
 
     def first(self, observation: Observation, levels: bool) -> str:
-        """The first observation."""
-        del levels  # both variants read the same
+        """Return the shortened text of the first observation."""
+        del levels  # both variants are equal
         return self.begin(observation.text)
 
     def turn(self, observation: Observation) -> str:
-        """What the last action brought about."""
+        """Return the shortened text of a later observation."""
         return self.shorten(observation.text)
 
     def window(
@@ -159,40 +159,47 @@ class CompactPrompts:
         observation: Observation,
         levels: bool,
     ) -> str:
-        """The remembered turns, then the present; before them the first text where it is kept."""
-        del levels  # both variants read the same
+        """Return the turns of ``history``, then the current observation, all shortened.
+
+        With ``keep_first`` the text of the first observation comes before them.
+        """
+        del levels  # both variants are equal
         shown = [seen for seen, _ in history] + [observation.text]
         lines = [self.begin(first.text)] if self.keep_first and first.text not in shown else []
         lines += [f"{self._said(first, seen)}\n> {action}" for seen, action in history]
         return "\n".join([*lines, self._said(first, observation.text)])
 
     def _said(self, first: Observation, text: str) -> str:
-        # By its text: a remembered turn no longer says that it was the first.
+        # Compare texts: a turn of the history does not record that it was the first.
         return self.begin(text) if text == first.text else self.shorten(text)
 
 
 def project(text: str) -> tuple[str, bool]:
-    """The action between the first ``<action>`` and ``</action>``, white space tidied, and whether
-    it is well formed.
+    """Return the action in ``text`` with normalised white space, and whether it is well formed.
 
-    Well formed means: one closed action that is not empty, has no tag in it and at most
-    ``MAX_LENGTH`` characters. Without a closed one the action is what follows an open tag, or the
-    last line.
+    The action is the text between the first ``<action>`` and ``</action>``. Without a closing tag
+    it is the text after the opening tag, without any tag the last line. Well formed means exactly
+    one closed action that is not empty, contains no tag and has at most ``MAX_ACTION_CHARS``
+    characters::
+
+        "<action> go  west </action>"  ->  ("go west", True)
+        "I go <action>west"            ->  ("west", False)
+        "look"                         ->  ("look", False)
     """
     closed = _CLOSED.findall(text)
     if closed:
         action = " ".join(closed[0].split())
-        # Judged before it is cut to length: a long action is cut and also counts as not valid.
+        # Check before cutting: an action that is too long is cut and also counts as not valid.
         well_formed = (
             len(closed) == 1 and 0 < len(action) <= MAX_LENGTH and _TAG.search(action) is None
         )
         return action[:MAX_LENGTH], well_formed
-    # An open tag still names an action, though it does not count as valid.
+    # Text after an unclosed tag is taken as the action, but does not count as valid.
     opened = _OPEN.search(text)
     if opened is not None:
         rest = opened.group(1)
     else:
         lines = text.strip().splitlines()
-        # Some action must be played; that it is not valid is said beside it.
+        # The environment needs some action; False in the result marks it as not valid.
         rest = lines[-1] if lines else ""
     return " ".join(rest.split())[:MAX_LENGTH], False

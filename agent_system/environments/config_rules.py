@@ -1,4 +1,4 @@
-"""Sections ``env.<name>`` of the registered environments, and the rules about them."""
+"""Config sections ``env.<name>`` of the registered environments, and the rules about them."""
 
 from collections.abc import Collection, Mapping
 from typing import Any
@@ -26,18 +26,19 @@ GROUP = "actor_rollout_ref.rollout.n"
 
 
 def section(name: str) -> type[EnvSettings] | None:
-    """Return the settings of an environment; None where a module that it needs is missing."""
+    """Return the settings class of an environment; None if it cannot be imported."""
     try:
         return settings_class(name)
     except (ImportError, LookupError, TypeError):
-        return None  # the checks refuse it, where it is the environment of the run
+        return None  # later checks report the error if the run uses this environment
 
 
 def preprocess(tree: Tree, schema: type[Section]) -> None:
-    """Choose the environment where none is named, spell it as the registry does, and give its
-    section the keys of the whole configuration that it reads.
+    """Fill in the environment in ``tree``, before it is read.
 
-    Of a job that names files, the environment is the one that reads their rows.
+    Choose ``env.env_name`` if it is not set: ``dataset`` for a job that names data files, else
+    ``alfworld``. Spell the name as the registry does. Copy keys of other sections that the
+    environment reads (``data_keys``) into its section.
     """
     env = tree.setdefault("env", {})
     if not isinstance(env, dict):
@@ -55,12 +56,12 @@ def preprocess(tree: Tree, schema: type[Section]) -> None:
         if settings.one_step:
             env.setdefault("max_steps", 1)
         if settings.data_keys:
-            # All rows of the files are validated on.
+            # Validate on all rows of the files.
             env.setdefault("val_tasks", None)
             _copy_written(tree, GROUP, "env.rollout.n")
         for source, target in settings.data_keys.items():
             _copy_written(tree, source, f"env.{name}.{target}")
-    # The defaults of its section are filled in where nothing is written below it.
+    # An empty section makes the schema fill in the defaults.
     env.setdefault(name, {})
 
 
@@ -74,34 +75,34 @@ def _is_placeholder(value: Any) -> bool:
 
 
 def _written(tree: Mapping[str, Any], path: str) -> Any:
-    """Return the value at dotted ``path``; None where nothing is written."""
-    found: Any = tree
+    """Return the value at the dotted ``path``; None if it is not set."""
+    value: Any = tree
     for name in path.split("."):
-        found = found.get(name) if isinstance(found, dict) else None
-    return found
+        value = value.get(name) if isinstance(value, dict) else None
+    return value
 
 
 def _copy_written(tree: Tree, source: str, target: str) -> None:
-    """Write the value at ``source`` to ``target``, where nothing is written there."""
+    """Copy the value at ``source`` to ``target`` unless ``target`` is set."""
     value = _written(tree, source)
     if value is None or _written(tree, target) is not None:
         return
     if source in FILES and _is_placeholder(value):
         return
     *above, name = target.split(".")
-    place = tree
+    section = tree
     for part in above:
-        place = place.setdefault(part, {})
-        # A value in place of a section is refused when it is read.
-        if not isinstance(place, dict):
+        section = section.setdefault(part, {})
+        # A plain value instead of a section is refused when the config is read.
+        if not isinstance(section, dict):
             return
-    place[name] = value
+    section[name] = value
 
 
 def check_written(tree: Mapping[str, Any], written: Collection[str]) -> Problems:
-    """Refuse sections of other environments than the one of the run."""
+    """Yield a problem for each config section of an environment that the run does not use."""
     env_name = str(_written(tree, "env.env_name") or "")
-    # Another check refuses an unknown name.
+    # Another check reports an unknown name.
     if ":" not in env_name and canonical(env_name).split("/", 1)[0] not in REGISTRY:
         return
     used = {canonical(name).split("/", 1)[0] for name in (env_name, *_parts(tree, env_name))}
@@ -112,17 +113,17 @@ def check_written(tree: Mapping[str, Any], written: Collection[str]) -> Problems
         if above == "env" and name in REGISTRY and name not in used:
             foreign.setdefault(name, path)
     for name, path in foreign.items():
-        why = f"a key of the environment {name}, and {env_name} is played"
+        why = f"a key of the environment {name}, and the run uses {env_name}"
         key = path.removeprefix(f"env.{name}").lstrip(".")
-        fix = f"leave it out, or env.env_name={name}"
+        fix = f"remove it, or set env.env_name={name}"
         if ":" in env_name:
-            fix = f"env.kwargs.{key or 'KEY'}=..., where the keys of {env_name} stand"
-        allowed = "sections of what is played"
+            fix = f"set env.kwargs.{key or 'KEY'}=..., which has the keys of {env_name}"
+        allowed = "sections of the environment of the run"
         yield f"{path}={_written(tree, path)!r}: {why}; allowed: {allowed}; fix: {fix}"
 
 
 def _parts(tree: Mapping[str, Any], env_name: str) -> list[str]:
-    """Return the names of the environments of a mixture, which have sections too."""
+    """Return the names of the environments in a mixture; empty for another environment."""
     if canonical(env_name).split("/", 1)[0] != MIXTURE:
         return []
     parts = _written(tree, f"env.{MIXTURE}.parts")

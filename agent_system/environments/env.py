@@ -14,11 +14,14 @@ Task = dict[str, Any]
 class Observation:
     """Observation of the agent after ``reset`` or ``step``.
 
-    ``anchor`` is a canonical text of the state for step-level grouping (GiGPO); ``None`` means
-    ``text`` is used. ``info`` may hold ``won``, ``is_action_valid``, ``admissible_actions``,
-    ``situation`` and ``needed_level``; the last two are for measuring, and no prompt shows them.
-    ``opening`` are messages in front of the first observation, in place of the prompts' system
-    message: a task's own system message, an earlier exchange.
+    Attributes:
+        text: Text of the observation.
+        image: Image of the observation, or None.
+        anchor: Canonical text of the state for step-level grouping (GiGPO). None: ``text``.
+        info: May contain ``won``, ``is_action_valid``, ``admissible_actions``, ``situation`` and
+            ``needed_level``. The last two are for metrics; prompts do not show them.
+        opening: Messages before the first observation, instead of the system message of the
+            prompts. Example: the system message of the task, or earlier turns of a dialogue.
     """
 
     text: str
@@ -34,14 +37,12 @@ class Observation:
 
     @property
     def situation(self) -> str:
-        """Kind of the state, coarse enough to occur often. Metrics relate thinking levels to it.
-        ``state`` if the environment names no kinds.
-        """
+        """Kind of the state, for metrics of thinking levels; ``state`` if ``info`` has no kind."""
         return self.info.get("situation", self.state)
 
     @property
     def needed_level(self) -> int | None:
-        """The lowest thinking level that suffices here; None where the environment cannot tell."""
+        """Lowest thinking level that suffices in this state; None if unknown."""
         return self.info.get("needed_level")
 
 
@@ -62,18 +63,24 @@ class Env(Protocol):
 
             def step(self, action):
                 self.turns += 1
-                won = action == str(self.number)
+                success = action == str(self.number)
                 hint = "larger" if action < str(self.number) else "smaller"
-                info = {"won": won, "is_action_valid": action.isdigit()}
-                return Observation(f"It is {hint}."), float(won), won or self.turns == 5, info
+                done = success or self.turns == 5
+                info = {"won": success, "is_action_valid": action.isdigit()}
+                return Observation(f"It is {hint}."), float(success), done, info
 
             def close(self):
                 pass
 
-    ``placement`` says where the environment runs: ``inline`` (cheap, in the process of the caller),
-    ``thread``, ``locked`` (thread, one call at a time for the whole class) or ``process`` (worker
-    of the pool). ``reset`` and ``step`` may be coroutines. An environment in a thread may have
-    ``interrupt()``: another thread calls it to make a call return that exceeds its deadline.
+    ``placement`` is where the environment runs:
+
+    - ``inline``: in the process and thread of the caller, for cheap environments.
+    - ``thread``: in a thread of the caller's process.
+    - ``locked``: in one thread for the whole class, one call at a time.
+    - ``process``: in a worker process of the pool.
+
+    ``reset`` and ``step`` may be coroutines. An environment in a thread may have ``interrupt()``.
+    Another thread calls it to end a call that exceeds its deadline.
     """
 
     placement: str

@@ -1,9 +1,8 @@
-"""Environment names and where their packages live; a package is imported when it is first asked
-for.
+"""Registry of environments: names and the import paths of their packages.
 
 A name is a key of the registry (``alfworld``), a key with a variant after a slash
-(``alfworld/AlfredTWEnv``), or the place of a package itself (``my_lab.gridworld:PACKAGE``), which
-works in every process without registration.
+(``alfworld/AlfredTWEnv``), or an import path (``my_lab.gridworld:PACKAGE``). An import path works
+in every process without registration. A package is imported on first use.
 """
 
 import importlib
@@ -26,8 +25,12 @@ PACKAGES = "agent_system.environments.env_package"
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """Where a package lives (``module:attribute``), the extra of ``setup.py`` that installs what it
-    needs, and where its settings class lives; empty: in the package, which is imported for it.
+    """Entry of the registry.
+
+    Attributes:
+        target: Import path of the package, ``module:attribute``.
+        extra: Extra of ``setup.py`` that installs the dependencies.
+        settings: Import path of the settings class. Empty: import the package and read it there.
     """
 
     target: str
@@ -36,7 +39,7 @@ class Entry:
 
 
 def _shipped(name: str, settings: str, extra: str | None = None) -> Entry:
-    """The entry of a package of this repository: its settings have a light module of their own."""
+    """Return the entry of a built-in package, whose settings module has no heavy imports."""
     home = f"{PACKAGES}.{name}"
     return Entry(f"{home}.package:PACKAGE", extra, f"{home}.settings:{settings}")
 
@@ -61,32 +64,32 @@ REGISTRY: dict[str, Entry] = {
     "textworld_express": _shipped("textworld_express", "TextWorldExpressSettings", extra="envs"),
     "tools": _shipped("tools", "ToolsSettings", extra="envs"),
     "twenty_questions": _shipped("twenty_questions", "GameSettings"),
-    # The name that job scripts use for the shop.
+    # Name of the shop in published job scripts.
     "webshop": _shipped("shop", "ShopSettings", extra="envs"),
 }
 
 
 class UnknownEnvironment(KeyError):
-    """The name is not registered; the message lists the right ones and the nearest."""
+    """Unknown environment name. The message lists the known names and the nearest one."""
 
     def __str__(self) -> str:
         return self.args[0]
 
 
 class MissingExtra(ImportError):
-    """The environment's dependencies are not installed; the message names the extra to install."""
+    """Missing dependency of an environment. The message names the extra to install."""
 
 
 class BrokenPackage(ValueError):
-    """The module of an environment raises an error, or what it holds cannot make a package."""
+    """Error in the module of an environment, or in its function that returns the package."""
 
 
 def register_env(name: str, target: str | None = None, extra: str | None = None) -> Callable:
-    """Register an environment under ``name``; later registrations replace earlier ones.
+    """Register an environment under ``name``. A later registration replaces an earlier one.
 
-    ``register_env("grid", "my_lab.grid:PACKAGE")`` registers a place. As a decorator,
-    ``@register_env("grid")`` marks a function without arguments that returns an ``EnvPackage``; it
-    must live at the top of an importable module, because worker processes import it from there.
+    ``register_env("grid", "my_lab.grid:PACKAGE")`` registers an import path. The decorator
+    ``@register_env("grid")`` registers a function without arguments that returns an ``EnvPackage``.
+    The function must be at module level, because worker processes import it by name.
     """
     if target is not None:
         REGISTRY[name] = Entry(target, extra)
@@ -99,10 +102,11 @@ def register_env(name: str, target: str | None = None, extra: str | None = None)
 
 
 def canonical(env_name: str) -> str:
-    """``env_name`` as the registry spells it, whatever its case (``Webshop``, ``AlfWorld/X``);
-    names that nobody registered stay as they are.
+    """Return ``env_name`` in the spelling of the registry: ``AlfWorld/X`` becomes ``alfworld/X``.
+
+    Unknown names are returned unchanged.
     """
-    # A place is taken as it is: it names a module that any process can import.
+    # Import paths are case-sensitive.
     if ":" in env_name:
         return env_name
     name, slash, variant = env_name.partition("/")
@@ -113,7 +117,7 @@ def canonical(env_name: str) -> str:
 
 
 def resolve(env_name: str) -> Entry:
-    """The entry of ``env_name``. Raises ``UnknownEnvironment``."""
+    """Return the registry entry of ``env_name``. Raises ``UnknownEnvironment``."""
     if ":" in env_name:
         return Entry(env_name)
     name = canonical(env_name).split("/", 1)[0]
@@ -121,17 +125,19 @@ def resolve(env_name: str) -> Entry:
         return REGISTRY[name]
     hint = did_you_mean(name.lower(), REGISTRY) or "."
     raise UnknownEnvironment(
-        f"no environment is called {env_name!r}{hint} There are: {', '.join(sorted(REGISTRY))}; "
-        f"one of your own is named by its place: {name}:PACKAGE"
+        f"no environment is called {env_name!r}{hint} Allowed: {', '.join(sorted(REGISTRY))}, "
+        f"or the import path of a package, such as {name}:PACKAGE"
     )
 
 
 def get_package(env_name: str) -> EnvPackage:
     """Import and return the package of ``env_name``.
 
-    Raises ``UnknownEnvironment``, also for a place that holds nothing of that name,
-    ``MissingExtra`` when a dependency is not installed, ``BrokenPackage`` when its module raises an
-    error, and ``TypeError`` when the place does not hold an ``EnvPackage``.
+    Raises:
+        UnknownEnvironment: The name is unknown, or the module has no such attribute.
+        MissingExtra: A dependency is not installed.
+        InvalidPackage: The module, or the function in it, raised an error.
+        TypeError: The attribute is no ``EnvPackage``.
     """
     entry = resolve(env_name)
     module_name, _, attribute = entry.target.partition(":")
@@ -140,17 +146,17 @@ def get_package(env_name: str) -> EnvPackage:
     if not hasattr(module, attribute):
         hint = did_you_mean(attribute, vars(module))
         raise UnknownEnvironment(f"{env_name!r}: the module {module_name} has no {attribute}{hint}")
-    found = getattr(module, attribute)
-    # A decorated function: it makes the package only when it is asked for.
-    if inspect.isfunction(found):
-        found = _made(env_name, found)
-    if not isinstance(found, EnvPackage):
+    package = getattr(module, attribute)
+    # A function registered with the decorator returns the package.
+    if inspect.isfunction(package):
+        package = _made(env_name, package)
+    if not isinstance(package, EnvPackage):
         raise TypeError(
-            f"environment {env_name!r}: {entry.target} is a {type(found).__name__}, not an "
+            f"environment {env_name!r}: {entry.target} is a {type(package).__name__}, not an "
             f"EnvPackage; allowed: an EnvPackage, or a function without arguments that returns "
             f"one; fix: name it, as in {module_name}:PACKAGE"
         )
-    return found
+    return package
 
 
 def _imported(env_name: str, module_name: str) -> ModuleType:
@@ -158,17 +164,17 @@ def _imported(env_name: str, module_name: str) -> ModuleType:
     if is_file or not all(part.isidentifier() for part in module_name.split(".")):
         stem = module_name.removesuffix(".py").replace("/", ".").strip(".") or "my_lab.gridworld"
         raise UnknownEnvironment(
-            f"{env_name!r}: {module_name!r} is no name of a module; allowed: MODULE:NAME; "
+            f"{env_name!r}: {module_name!r} is not a module name; allowed: MODULE:NAME; "
             f"fix: {stem}:PACKAGE"
         )
     try:
         return importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         raise missing_extra(env_name, error) from error
-    except (Exception, SystemExit) as error:  # the module may be the user's own
+    except (Exception, SystemExit) as error:  # boundary to user code
         raise BrokenPackage(
-            f"environment {env_name!r}: the module {module_name} does not import: {error!r}; "
-            "fix: the module"
+            f"environment {env_name!r}: importing the module {module_name} raised {error!r}; "
+            "fix: correct the module"
         ) from error
 
 
@@ -177,18 +183,18 @@ def _made(env_name: str, function: Callable[[], Any]) -> Any:
         return function()
     except ModuleNotFoundError:
         raise
-    except (Exception, SystemExit) as error:  # the function may be the user's own
+    except (Exception, SystemExit) as error:  # boundary to user code
         raise BrokenPackage(
             f"environment {env_name!r}: {function.__name__}() raised {error!r}; allowed: a "
-            "function without arguments that returns an EnvPackage; fix: the function"
+            "function without arguments that returns an EnvPackage; fix: correct the function"
         ) from error
 
 
 def variants_of(name: str) -> list[str]:
-    """What may follow the slash of the package ``name``.
+    """Return the variants of the package ``name``: names that may follow the slash.
 
-    Raises what ``get_package`` raises, and ``MissingExtra`` where its variants need a module that
-    is not installed.
+    Raises what ``get_package`` raises, and ``MissingExtra`` if listing the variants needs a module
+    that is not installed.
     """
     try:
         return list(get_package(name).variants())
@@ -197,84 +203,92 @@ def variants_of(name: str) -> list[str]:
 
 
 def playable_names(name: str) -> list[str]:
-    """Every name that ``env.env_name`` may take of the package ``name``: ``NAME/VARIANT`` for each
-    of its variants, or ``NAME`` where it has none. Raises what ``variants_of`` raises.
+    """Return all values of ``env.env_name`` for the package ``name``.
+
+    These are ``NAME/VARIANT`` for each variant, or ``NAME`` without variants. Raises what
+    ``variants_of`` raises.
     """
     return [f"{name}/{variant}" for variant in variants_of(name)] or [name]
 
 
 def settings_class(env_name: str) -> type[EnvSettings]:
-    """The settings class of ``env_name``, without importing its package where the entry says where
-    the class lives.
+    """Return the settings class of ``env_name``.
 
-    Raises what ``get_package`` raises.
+    The package is imported only if the registry entry has no import path of the settings. Raises
+    what ``get_package`` raises.
     """
-    place = resolve(env_name).settings
-    # Without a place for the settings alone, the whole package has to be there to check them.
-    if not place:
+    target = resolve(env_name).settings
+    if not target:
         return get_package(env_name).settings
-    module_name, _, attribute = place.partition(":")
+    module_name, _, attribute = target.partition(":")
     return getattr(importlib.import_module(module_name), attribute)
 
 
 def env_settings(env_config: "EnvConfig") -> EnvSettings:
-    """The settings of the environment that ``env_config`` names, for all hooks of its package.
+    """Return the settings of the environment that ``env_config`` names.
 
-    ``env.<name>`` where the configuration has such a section, updated with ``env.kwargs``;
-    ``max_steps`` and ``seed`` are taken from ``env`` where the settings leave them open, and the
-    variant behind the name's slash where the environment has variants. Raises
-    ``ConfigError`` for what the package does not know, and what ``get_package`` raises.
+    They are the section ``env.<name>``, updated with ``env.kwargs``. ``max_steps`` and ``seed``
+    default to those of ``env``. A variant after the slash of the name sets the variant key.
+
+    Raises:
+        ConfigError: Unknown or invalid keys.
+        Exception: All that ``get_package`` raises.
     """
     name, _, variant = canonical(env_config.env_name).partition("/")
-    # The place of a package (``my_lab.grid:PACKAGE``) is no attribute: its keys come in ``kwargs``.
-    own = getattr(env_config, name, None) if name.isidentifier() else None
-    written = own.model_dump(exclude_unset=True) if isinstance(own, EnvSettings) else own
-    # ``kwargs`` wins: it is the way that works whatever the section is called.
+    # An import path (``my_lab.grid:PACKAGE``) has no section: its keys are in ``kwargs``.
+    section_value = getattr(env_config, name, None) if name.isidentifier() else None
+    written = section_value
+    if isinstance(section_value, EnvSettings):
+        written = section_value.model_dump(exclude_unset=True)
+    # ``kwargs`` has precedence: it works for every name of an environment.
     section = {**(written or {}), **env_config.kwargs}
     label = f"env.{name}" if name.isidentifier() else "env.kwargs"
     settings_type = settings_class(env_config.env_name)
     if variant and ":" not in env_config.env_name:
         _choose_variant(section, env_config.env_name, settings_type)
     settings = read_or_raise(settings_type, section, label)
-    handed_down = {"max_steps": env_config.max_steps, "seed": env_config.seed}
-    left_open = {key: value for key, value in handed_down.items() if getattr(settings, key) is None}
-    return settings.model_copy(update=left_open).completed(env_config)
+    defaults = {"max_steps": env_config.max_steps, "seed": env_config.seed}
+    missing = {key: value for key, value in defaults.items() if getattr(settings, key) is None}
+    return settings.model_copy(update=missing).completed(env_config)
 
 
 def stand_in_for(env_config: "EnvConfig") -> str:
-    """What is played in place of what ``env_config`` names; empty where it is what it says, and
-    where nobody knows.
+    """Describe the substitute that runs instead of the environment that ``env_config`` names.
+
+    Example: generated games instead of ALFWorld's official ones. Empty without a substitute, and
+    if the settings cannot be read.
     """
     try:
         settings = env_settings(env_config)
         parts = getattr(settings, "weights", None) or {}
-        said = [settings.stand_in_for(canonical(env_config.env_name))]
+        descriptions = [settings.stand_in_for(canonical(env_config.env_name))]
         for part in parts:
             written = getattr(settings, "kwargs", {}).get(part)
-            own = read_or_raise(settings_class(part), written)
-            said.append(own.stand_in_for(canonical(part)))
+            part_settings = read_or_raise(settings_class(part), written)
+            descriptions.append(part_settings.stand_in_for(canonical(part)))
     except (ImportError, LookupError, TypeError, ValueError, AttributeError):
-        return ""  # said by the checks
-    return "; ".join(filter(None, said))
+        return ""  # the config checks report the error
+    return "; ".join(filter(None, descriptions))
 
 
 def _choose_variant(
     section: dict[str, Any], env_name: str, settings_type: type[EnvSettings]
 ) -> None:
-    """Set the variant that ``env_name`` names in the section. Raises ``ConfigError`` if the section
-    names another, or if the environment has none.
+    """Set the variant key of ``section`` to the variant in ``env_name``.
+
+    Raises ``ConfigError`` if ``section`` names another variant, or if the environment has none.
     """
     key = settings_type.variant_key
     name, _, variant = env_name.partition("/")
     if variant in settings_type.own_variants:
         return
     if not key:
-        names = ", ".join([name, *(f"{name}/{own}" for own in settings_type.own_variants)])
+        names = ", ".join([name, *(f"{name}/{alias}" for alias in settings_type.own_variants)])
         raise ConfigError(
             f"env.env_name={env_name!r}: the environment has no variant {variant!r}; allowed: "
             f"{names}; fix: env.env_name={name}"
         )
-    # A loaded configuration holds every default, and nobody wrote those.
+    # A loaded config contains all defaults, so the default does not contradict the name.
     default = settings_type.model_fields[key].default
     if section.get(key, default) not in (variant, default):
         raise ConfigError(
@@ -285,15 +299,15 @@ def _choose_variant(
 
 
 def missing_extra(env_name: str, error: ModuleNotFoundError) -> ImportError:
-    """The error to raise when playing ``env_name`` needs the module named in ``error``."""
+    """Return the error to raise when ``env_name`` needs the missing module of ``error``."""
     module = env_name.partition(":")[0]
     if ":" in env_name and error.name and f"{module}.".startswith(f"{error.name}."):
         return MissingExtra(
-            f"environment {env_name!r}: no module {error.name!r} can be imported from here; "
-            "fix: start in the directory that holds it, or name that in PYTHONPATH"
+            f"environment {env_name!r}: no module {error.name!r} can be imported; "
+            "fix: start in the directory that contains it, or add that to PYTHONPATH"
         )
     extra = resolve(env_name).extra
-    how = f"install the extra: pip install -e '.[{extra}]'" if extra else "install it"
+    fix = f"install the extra: pip install -e '.[{extra}]'" if extra else "install it"
     return MissingExtra(
-        f"environment {env_name!r} needs the module {error.name!r}, which is not installed; {how}"
+        f"environment {env_name!r} needs the module {error.name!r}, which is not installed; {fix}"
     )

@@ -1,4 +1,4 @@
-"""Protocol of experts, which generate demonstrations of an environment."""
+"""Protocol of experts, which make demonstrations of an environment."""
 
 import random
 from collections.abc import Callable, Mapping, Sequence
@@ -13,11 +13,13 @@ S = TypeVar("S", bound=EnvSettings)
 
 @dataclass(frozen=True, slots=True)
 class Noise:
-    """Imperfection of an expert on purpose: shares of its actions, together less than 1.
+    """Shares of an expert's actions that are wrong on purpose; their sum is less than 1.
 
-    ``slack``: actions that are possible but bring the task no further, so that reinforcement
-    learning finds something to remove. ``slips``: actions that cannot work, without which an
-    imitator never learns how to go on after one.
+    Attributes:
+        useless_share: Valid actions that do not advance the task. Reinforcement learning can
+            remove them.
+        invalid_share: Actions that the environment rejects. They show the policy how to continue
+            after an invalid action.
     """
 
     slack: float = 0.0
@@ -26,7 +28,7 @@ class Noise:
 
 @dataclass(frozen=True, slots=True)
 class Thought:
-    """Thought and the action that follows from it."""
+    """Text of a thought and the action that follows from it."""
 
     text: str
     action: str
@@ -34,21 +36,21 @@ class Thought:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """An expert's action and what can be thought about it: each part without a full stop.
+    """Action of an expert, and the parts of the thoughts about it, each without a full stop.
 
-    ``thoughts`` has the thoughts of levels that the expert writes itself, in place of those made of
-    ``situation``, ``tried`` and ``plan``. They may lead to another action.
+    ``thoughts`` contains thoughts that the expert writes itself, by level. They replace those that
+    are composed of ``situation``, ``tried`` and ``plan``, and may lead to another action.
     """
 
     action: str
-    situation: str = ""  # what is the case and matters for the action
-    tried: str = ""  # what was done before, and what came of it
-    plan: str = ""  # the next actions; the first of them is ``action``
-    slack: bool = False  # possible, but brings the task no further
-    slip: bool = False  # cannot work
+    situation: str = ""  # facts that matter for the action
+    tried: str = ""  # the previous action and its result
+    plan: str = ""  # the next actions; the first one is ``action``
+    slack: bool = False  # valid, but does not advance the task
+    slip: bool = False  # rejected by the environment
     thoughts: Mapping[int, Thought] = field(default_factory=dict)
-    needed_level: int | None = None  # the lowest level that suffices; None: not known
-    right: tuple[str, ...] = ()  # all actions that are right here; none: ``action`` alone
+    needed_level: int | None = None  # the lowest level that suffices; None: unknown
+    right: tuple[str, ...] = ()  # all right actions in this state; empty: ``action`` only
 
     def accepts(self, action: str) -> bool:
         """Return True if ``action`` is right."""
@@ -56,70 +58,75 @@ class Decision:
 
 
 class ExpertPlayer(Protocol):
-    """An expert in the middle of one episode."""
+    """State of an expert in one episode."""
 
     def act(self) -> Decision:
-        """The next action."""
+        """Return the next action with its thoughts."""
         ...
 
     def observe(self, action: str, observation: Observation) -> None:
-        """Take in what ``action`` brought about; not called once the episode is over."""
+        """Receive the observation after ``action``. Not called after the end of the episode."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class EpisodeStart(Generic[S]):
-    """Information that an expert has when an episode begins."""
+    """Information that an expert receives at the start of an episode."""
 
     settings: S
     task: Task
     first: Observation
-    rng: random.Random  # all that is left to chance is drawn from it
+    rng: random.Random  # source of all random choices
     noise: Noise = field(default_factory=Noise)
 
 
 def no_symbols(settings: EnvSettings) -> Sequence[str]:
-    """Return no symbols: a tokenizer needs none."""
+    """Return no symbols. Default of ``Expert.symbols``."""
     del settings
     return ()
 
 
 def says_no_level(settings: EnvSettings) -> bool:
-    """Return False: decisions name no ``needed_level``."""
+    """Return False, the default of ``Expert.names_needed_level``, for any settings."""
     del settings
     return False
 
 
 def knows_all(settings: EnvSettings) -> bool:
-    """Return True: every task has a known solution."""
+    """Return True, the default of ``Expert.knows_solution``, for any settings."""
     del settings
     return True
 
 
 @dataclass(frozen=True)
 class Expert(Generic[S]):
-    """Expert of an environment, which generates demonstrations.
+    """Expert of an environment, which makes demonstrations.
 
-    ``tasks(settings, count)`` are what is demonstrated: ``count`` tasks, or fewer where there are
-    no more, and never validation tasks. ``key(settings)`` is JSON-able and holds all that changes
-    an episode: settings and versions. It becomes part of the name of a file of demonstrations.
+    Attributes:
+        start: Returns the expert of one episode.
+        levels: Thinking levels for which it has thoughts.
+        tasks: ``tasks(settings, count)`` returns at most ``count`` tasks to demonstrate, never
+            validation tasks. None: training tasks.
+        episodes_per_task: Demonstrated episodes per task.
+        version: Part of the name of the demonstration file. Raise it if the same settings give
+            other episodes.
+        key: ``key(settings)`` returns all that changes an episode, as JSON values. It becomes part
+            of the name of the demonstration file. None: version and all settings.
+        words: Words, each with a leading space, that tasks may contain and demonstrations may not.
+        symbols: Texts with punctuation or spaces that a new tokenizer encodes as one token.
+        keeps_unsuccessful: Write episodes without success too. For experts that err on purpose.
+        names_needed_level: True if decisions name their ``needed_level`` with these settings.
+        knows_solution: True if the expert solves the tasks of these settings.
     """
 
     start: Callable[[EpisodeStart[S]], ExpertPlayer]
-    # The thinking levels it has thoughts for.
     levels: tuple[int, ...] = (1, 2, 3, 4)
-    tasks: Callable[[S, int], list[Task]] | None = None  # None: training tasks
+    tasks: Callable[[S, int], list[Task]] | None = None
     episodes_per_task: int = 1
-    # Raise it when the same settings would give other episodes: it is part of the file's name.
     version: int = 1
-    key: Callable[[S], list[Any]] | None = None  # None: version and all settings
-    # What tasks can name though no demonstration says it, each word with the space before it.
+    key: Callable[[S], list[Any]] | None = None
     words: Callable[[], Sequence[str]] = tuple
-    # Texts that a new tokenizer is to know as one token though they hold signs, spaces included.
     symbols: Callable[[S], Sequence[str]] = no_symbols
-    # Lost episodes are demonstrated as well: it errs on purpose, as the settings say.
     keeps_lost: bool = False
-    # Whether its decisions name their ``needed_level``.
     tells_needed_level: Callable[[S], bool] = says_no_level
-    # Whether it knows how the tasks of these settings are solved.
     knows: Callable[[S], bool] = knows_all

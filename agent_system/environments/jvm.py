@@ -1,10 +1,9 @@
-"""One Java virtual machine per process and jar, shared by all environments of the process that need
-it.
+"""Java virtual machines (JVMs): one per process and jar, shared by the environments of the process.
 
-It is started for the first environment and ended with the last one. It ends by itself when this
-process does, however that dies: its standard input is a pipe that only this process holds. Its heap
-is bounded, and a JVM that runs out of memory exits, so that the next environment gets a fresh one.
-An environment whose library keeps state that neighbours would change asks for a JVM of its own.
+A JVM is started for the first environment and stopped with the last one. It also exits when this
+process dies, because its standard input is a pipe from this process. Its heap is bounded. A JVM
+that runs out of memory exits, and the next environment starts a new one. An environment whose
+library has global state uses a separate JVM (``shared=False``).
 """
 
 import contextlib
@@ -15,45 +14,46 @@ import tempfile
 import threading
 from typing import Any
 
-# One environment is called at a time: the serial collector and the quick compiler cost the least
-# memory and start-up.
+# Calls come one at a time, so the serial collector and the fast compiler need the least memory and
+# start-up time.
 OPTIONS = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:+ExitOnOutOfMemoryError")
 HOST = "127.0.0.1"
-# Seconds that a JVM may take to end when asked.
+# Seconds that a JVM may take to exit after its standard input is closed.
 EXIT_S = 5.0
 
 
 class JavaMissing(RuntimeError):
-    """No Java runtime is installed, or it does not start."""
+    """Missing Java runtime, or a runtime that does not start."""
 
 
 def find_java(env_name: str) -> str:
-    """The path of ``java``: below ``$JAVA_HOME`` where that is set, else on the path.
+    """Return the path of ``java``: in ``$JAVA_HOME/bin`` if that is set, else on ``$PATH``.
 
     Raises ``JavaMissing``.
     """
     home = os.environ.get("JAVA_HOME")
-    found = shutil.which("java", path=os.path.join(home, "bin")) if home else shutil.which("java")
-    if found is None:
+    java = shutil.which("java", path=os.path.join(home, "bin")) if home else shutil.which("java")
+    if java is None:
         where = f"$JAVA_HOME/bin ({home}/bin)" if home else "the path"
         raise JavaMissing(
-            f"environment {env_name!r} needs Java 8 or newer, and there is no java on {where}: "
-            "install one, for example with `apt-get install default-jre-headless`, or set JAVA_HOME"
+            f"environment {env_name!r} needs Java 8 or newer, and there is no java on {where}; "
+            "fix: install it, for example with `apt-get install default-jre-headless`, or set "
+            "JAVA_HOME"
         )
-    return found
+    return java
 
 
 class Jvm:
-    """A running JVM with ``jar`` on its class path.
+    """Running JVM with ``jar`` on its class path.
 
-    Made by ``attach``; ``users`` counts the environments on it.
+    Returned by ``acquire_jvm``. ``users`` is the number of environments that use it.
     """
 
     def __init__(self, env_name: str, jar: str, heap_mb: int, options: tuple[str, ...]) -> None:
         from py4j.java_gateway import GatewayParameters, JavaGateway, launch_gateway
 
         self.users = 0
-        # A file and no pipe: nobody reads along, and a full pipe would stop the JVM.
+        # A file instead of a pipe: a full pipe without a reader would block the JVM.
         self._words = tempfile.TemporaryFile()  # noqa: SIM115  lives as long as the JVM
         flags = [f"-Xmx{heap_mb}m", *OPTIONS, *options]
         try:
@@ -61,18 +61,18 @@ class Jvm:
                 classpath=jar,
                 javaopts=flags,
                 java_path=find_java(env_name),
-                # Its standard input is a pipe of ours, and it ends when that closes.
+                # The JVM exits when its standard input, a pipe from this process, is closed.
                 die_on_exit=True,
-                enable_auth=True,  # others on this machine can reach the port
+                enable_auth=True,  # other users of this machine can reach the port
                 cwd=os.path.dirname(jar),
                 redirect_stderr=self._words,
                 return_proc=True,
             )
-        except ValueError as error:  # it said something else than the number of its port
+        except ValueError as error:  # the output was not a port number
             raise JavaMissing(
                 f"java did not start with {' '.join(flags)}:\n{self._said()}"
             ) from error
-        # Its stub leaves open which of the arguments make it return what.
+        # The type stub does not say that these arguments give three values.
         port, token, process = launched
         self.process: subprocess.Popen[str] = process
         self._finalizer_prefix = f"{HOST}{port}"
@@ -81,33 +81,31 @@ class Jvm:
 
     @property
     def alive(self) -> bool:
-        """Whether the process is there."""
+        """True while the process has not exited."""
         return self.process.poll() is None
 
     def new(self, class_name: str) -> Any:
-        """An object of the Java class; ``free`` gives it back."""
-        found: Any = self.gateway.jvm
+        """Return a new object of the Java class. ``release_object`` frees it."""
+        java_class: Any = self.gateway.jvm
         for part in class_name.split("."):
-            found = getattr(found, part)
-        return found()
+            java_class = getattr(java_class, part)
+        return java_class()
 
     def free(self, java_object: object) -> None:
-        """Let the JVM collect ``java_object``."""
+        """Allow the JVM to collect ``java_object``."""
         if self.alive:
             self.gateway.detach(java_object)
 
     def kill(self) -> None:
-        """End the process at once; a call that hangs in it returns with an error, and so do all
-        later ones.
-        """
+        """Kill the process. The pending call and all later calls raise an error."""
         self.process.kill()
         self.process.wait()
 
     def stop(self) -> None:
-        """End the process and wait for it."""
+        """Make the process exit and wait for it. Kill it after ``EXIT_S``."""
         self._forget_objects()
         self.gateway.close()
-        if self.process.stdin is not None:  # the pipe whose end it waits for
+        if self.process.stdin is not None:  # closing it makes the JVM exit
             with contextlib.suppress(OSError):
                 self.process.stdin.close()
         try:
@@ -117,9 +115,7 @@ class Jvm:
         self._words.close()
 
     def _forget_objects(self) -> None:
-        """Else Python's garbage collector calls a JVM that is gone for every object that is still
-        referred to.
-        """
+        """Remove py4j's finalizers of this JVM's objects: they would call the stopped JVM."""
         from py4j.finalizer import ThreadSafeFinalizer
 
         keys = list(ThreadSafeFinalizer.finalizers)
@@ -132,18 +128,18 @@ class Jvm:
         return self._words.read().decode(errors="replace")[-2000:].strip()
 
 
-_RUNNING: dict[str, Jvm] = {}  # by jar: those that are shared
+_RUNNING: dict[str, Jvm] = {}  # shared JVMs by jar
 _LOCK = threading.Lock()
 
 
 def attach(
     env_name: str, jar: str, heap_mb: int, options: tuple[str, ...] = (), *, shared: bool = True
 ) -> Jvm:
-    """The JVM of this process for ``jar``, started where there is none or it has died; ``release``
-    must follow.
+    """Return the JVM of this process for ``jar``. Start one if none is running.
 
-    ``heap_mb`` (megabytes) and ``options`` (flags, after the standard ones) are those of the first
-    call. One that is not ``shared`` is always new. Raises ``JavaMissing``.
+    Every call needs a later ``release_jvm``. ``heap_mb`` (megabytes) and ``options`` (flags after
+    the standard ones) have an effect only when a JVM is started. With ``shared=False`` a new JVM
+    is started. Raises ``JavaMissing``.
     """
     with _LOCK:
         jvm = _RUNNING.get(jar) if shared else None
@@ -156,13 +152,13 @@ def attach(
 
 
 def release(jvm: Jvm) -> None:
-    """Give back what ``attach`` returned; the last one to do so ends the JVM."""
+    """Decrement the users of ``jvm``. Stop it when the last user releases it."""
     with _LOCK:
         jvm.users -= 1
         if jvm.users > 0:
             return
-        # By identity: a JVM that died has been replaced under the same jar, and that one stays.
+        # Compare by identity: after a crash another JVM may be registered for the same jar.
         for jar in [jar for jar, running in _RUNNING.items() if running is jvm]:
             del _RUNNING[jar]
-    # Outside the lock: it may take ``EXIT_S``, and another jar's environments need not wait.
+    # Outside the lock: stopping may take ``EXIT_S``, and other jars need not wait.
     jvm.stop()

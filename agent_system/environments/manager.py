@@ -1,8 +1,8 @@
-"""The environment manager: which tasks are played, in groups.
+"""Environment manager: selects the tasks of each step, in groups.
 
-The trainer asks it for batches of tasks (``gen_batch``) and for the validation panel
-(``panel_batch``); trajectories are played by the collector's own environments. How users play a
-batch without a collector is in ``vectorised``.
+The trainer calls ``gen_batch`` for batches of tasks and ``panel_batch`` for the validation set. The
+collector generates the trajectories in its own environments. ``vectorised`` steps a batch without a
+collector.
 """
 
 from collections.abc import Mapping
@@ -39,14 +39,14 @@ __all__ = [
 ]
 
 
-Group = tuple[Task, int, str]  # its task, its environments' seed, its uid
+Group = tuple[Task, int, str]  # task, environment seed, uid
 
 
 class EnvironmentManagerBase(VectorisedPlay):
-    """Tasks of one split and environments to play them.
+    """Tasks of one split, and vectorised environments for them.
 
-    ``config`` is the whole configuration, of which ``env`` and ``data.shuffle`` are read. Rows that
-    belong to one group (uid) have the same task and the same environment seed.
+    ``config`` is the whole configuration; ``env`` and ``data.shuffle`` are read. The rows of a
+    group (uid) have the same task and the same environment seed.
     """
 
     def __init__(self, config: "PPOConfig", split: str) -> None:
@@ -75,17 +75,24 @@ class EnvironmentManagerBase(VectorisedPlay):
         self._check_parts(weights)
 
     def gen_batch(self, step: int, batch_size: int, draw: int = 0) -> "DataProto":
-        """Tasks of training step ``step``: ``batch_size`` groups of ``env.rollout.n`` rows, members
-        next to each other.
+        """Return the tasks of training step ``step``.
 
-        Steps count from 1. An epoch is a permutation of all tasks, or their own order without
-        ``data.shuffle``. ``draw`` > 0 gives further batches for the same step, which differ where
-        tasks are shuffled. Columns: ``task`` (dict), ``uid``, ``member`` (int), ``env_seed`` (int),
-        ``data_source``, ``task_id``; the step is ``meta_info["global_step"]``.
+        The batch has ``batch_size`` groups of ``env.rollout.n`` consecutive rows. An epoch is a
+        permutation of all tasks, or their given order without ``data.shuffle``.
+
+        Args:
+            step: Training step, from 1.
+            batch_size: Number of groups.
+            draw: A value above 0 gives another batch for the same step. Its tasks differ only if
+                tasks are shuffled.
+
+        Returns:
+            Columns ``task`` (dict), ``uid``, ``member`` (int), ``env_seed`` (int), ``data_source``
+            and ``task_id``. ``meta_info["global_step"]`` is the step.
         """
         groups: list[Group] = []
         for group in range(batch_size):
-            # Counted from the first step on, so that a batch depends on no earlier one.
+            # The number depends on step and group only, not on earlier batches.
             task = self.schedule.task((step - 1) * batch_size + group, draw)
             seed = derive_seed(self.env_config.seed, self.split, step, draw, group) & SEED_BITS
             groups.append((task, seed, f"{self.split}-{step}-{draw}-{group}"))
@@ -94,21 +101,22 @@ class EnvironmentManagerBase(VectorisedPlay):
         return batch
 
     def panel_batch(self) -> "DataProto":
-        """The frozen panel, one row per task; the columns of ``gen_batch``."""
-        # Its seeds hang on the tasks, not on the run: runs with other seeds start alike.
+        """Return the frozen validation set, one row per task, with the columns of ``gen_batch``."""
+        # The seeds depend on the tasks only, so runs with other seeds have the same start states.
         groups = [(task, seed, f"panel-{task['task_id']}") for task, seed in self.panel]
         return self._rows(groups, 1)
 
     @property
     def panel_hash(self) -> str:
-        """What a reported success rate must be quoted with: equal hashes mean equal tasks and start
-        states.
+        """Hash of the validation set. Report it with success rates.
+
+        Equal hashes mean equal tasks and start states.
         """
         return panel_digest(self.panel)
 
     @property
     def schedule(self) -> Schedule:
-        """Which task is played when; made anew where somebody has replaced ``tasks``."""
+        """Order of the tasks. Rebuilt after ``tasks`` was replaced."""
         if self._schedule is None or self._schedule[0] is not self.tasks:
             weights = self.package.weights(self.settings)
             seed = (self.env_config.seed, self.split)
@@ -120,11 +128,11 @@ class EnvironmentManagerBase(VectorisedPlay):
         if empty:
             raise ValueError(
                 f"environment {self.env_config.env_name!r} has no {self.split} tasks of "
-                f"{', '.join(map(repr, empty))}; fix: more tasks (env.train_tasks), or another part"
+                f"{', '.join(map(repr, empty))}; fix: raise env.train_tasks, or remove the part"
             )
 
     def take(self, tasks: list[Task]) -> None:
-        """Play ``tasks`` in place of all that there are; the panel is drawn from them."""
+        """Replace the tasks of this split. The validation set is drawn from them again."""
         self.tasks = tasks
         if self.split == "val":
             self.panel = panel_of(
@@ -147,8 +155,9 @@ class EnvironmentManagerBase(VectorisedPlay):
 
 
 def make_envs(config: "PPOConfig") -> tuple[EnvironmentManagerBase, EnvironmentManagerBase]:
-    """The train and the validation manager of ``config.env``; raises ``ValueError`` when their
-    tasks overlap.
+    """Return the training and the validation manager of ``config.env``.
+
+    Raises ``ValueError`` if their tasks overlap.
     """
     train = EnvironmentManagerBase(config, "train")
     val = EnvironmentManagerBase(config, "val")

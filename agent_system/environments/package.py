@@ -1,4 +1,4 @@
-"""``EnvPackage``: everything that the agent system needs to know about one kind of environment."""
+"""``EnvPackage``: description of an environment, with its functions and settings class."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,23 +14,25 @@ S = TypeVar("S", bound=EnvSettings)
 
 
 def no_images(settings: EnvSettings) -> tuple[str, Any, Any] | None:
-    """Return None: observations are text."""
+    """Return None. Default of ``EnvPackage.images``: observations are text."""
     del settings
     return None
 
 
 def no_variants() -> Sequence[str]:
-    """Return no variants: one environment has this name."""
+    """Return no variants. Default of ``EnvPackage.variants``."""
     return ()
 
 
 @dataclass(frozen=True)
 class Mixture(Generic[S]):
-    """Further fields of a package that mixes several environments.
+    """Additional fields of a package that mixes several environments.
 
-    Every task names its part under ``part``, a key of ``weights(settings)``: of the sum of all
-    weights, a part's is its share of what is played. ``package_of(task)`` is the package that the
-    task is from, ``stop(settings)`` takes the place of ``EnvPackage.stop``.
+    Attributes:
+        weights: ``weights(settings)`` returns the weight of each part. A part gets
+            ``weight / sum(weights)`` of the trajectories. ``task["part"]`` names the part.
+        package_of: Returns the package of a task.
+        stop: ``stop(settings)`` replaces ``EnvPackage.stop``.
     """
 
     weights: Callable[[S], Mapping[str, int]]
@@ -40,8 +42,10 @@ class Mixture(Generic[S]):
 
 @dataclass(frozen=True, slots=True)
 class TaskText:
-    """Functions for tasks that contain their first observation: ``shows(task)`` returns it,
-    ``retold(task, text)`` returns the task with ``text`` in its place.
+    """Functions for tasks that contain their first observation.
+
+    ``first_observation(task)`` returns it. ``with_text(task, text)`` returns the task with another
+    text of that observation.
     """
 
     shows: Callable[[Task], Observation]
@@ -50,20 +54,33 @@ class TaskText:
 
 @dataclass(frozen=True)
 class EnvPackage(Generic[S]):
-    """Everything the agent system needs to know about one kind of environment.
+    """Description of an environment.
 
-    ``make`` is called in the worker process. ``tasks(settings, split)`` gives the tasks of
-    ``train`` or ``val``: disjoint lists in a stable order. ``project`` turns model text into
-    (action, well-formed?) and never raises. ``stop``: strings that end the sampling of a turn.
-    ``images`` names the key that makes observations images, its value, and the value that gives
-    text; None where the observations of those settings are text. Who has an ``expert`` can be
-    imitated, by ``main_sft`` and the cold start. ``variants`` are the names that may follow the
-    slash of ``env.env_name=NAME/VARIANT``, all of them and each playable as it is, in a stable
-    order; it may import the library behind the package. ``mixture`` is there where the tasks are
-    those of several packages. ``format_action`` gives the text in which a model writes an action,
-    so that ``project`` reads it back; None: between ``<action>`` and ``</action>``. ``unlisted``
-    are further variants that can be played, and the reason why they are not listed; ``remarks`` are
-    what the list says of listed ones.
+    Attributes:
+        name: Name of the config section ``env.<name>``.
+        settings: Class of the section.
+        make: Makes an environment, in the worker process.
+        tasks: ``tasks(settings, split)`` returns the tasks of ``train`` or ``val``: disjoint lists
+            in a stable order.
+        prompts: Returns the prompts for the settings.
+        project: Maps model text to (action, is well formed). Never raises.
+        stop: Strings that end the sampling of a turn.
+        images: Returns the key that makes observations images, its value, and its value for text
+            observations. None: observations are text with these settings.
+        executes_cut_turns: True if a turn cut by length is executed: it is the whole answer.
+        runs_agent: True if one env step runs a whole agent, which calls the policy through the
+            endpoint.
+        task_text: Functions for tasks that contain their first observation. None: the first
+            observation is known only after ``reset``.
+        expert: Makes demonstrations for ``main_sft`` and the cold start.
+        variants: Returns all names that may follow the slash of ``env.env_name=NAME/VARIANT``, in a
+            stable order. It may import the library of the environment.
+        mixture: Additional fields if the tasks come from several packages.
+        format_action: Returns the text in which a model writes an action, so that ``project`` reads
+            it back. None: ``<action>...</action>``.
+        unlisted: Returns variants that can be used but are not listed, each with the reason.
+        remarks: Returns remarks that the list prints after a variant.
+        without_oracle: Variants without a known solution, although the package has an expert.
     """
 
     name: str
@@ -72,14 +89,11 @@ class EnvPackage(Generic[S]):
     tasks: Callable[[S, str], list[Task]]
     prompts: Callable[[S], Prompts]
     project: Callable[[str], tuple[str, bool]]
-    # What follows an action would be invented: the environment has not answered yet.
+    # Text after an action would invent the reply of the environment.
     stop: tuple[str, ...] = ("</action>",)
     images: Callable[[S], tuple[str, Any, Any] | None] = no_images
-    # What was cut by length is no action; of a turn that is the whole episode it is the answer.
     plays_cut_turns: bool = False
-    # A step is a whole play: its action says where an agent finds the policy (``endpoint``).
     brings_agent: bool = False
-    # None: what is shown first is known when the environment is reset.
     task_text: TaskText | None = None
     expert: Expert[S] | None = None
     variants: Callable[[], Sequence[str]] = no_variants
@@ -87,21 +101,20 @@ class EnvPackage(Generic[S]):
     format_action: Callable[[str], str] | None = None
     unlisted: Callable[[], Mapping[str, str]] = dict
     remarks: Callable[[], Mapping[str, str]] = dict
-    # Variants whose tasks nobody knows how to solve, though others have an expert.
     without_oracle: tuple[str, ...] = ()
 
     def for_task(self, task: Task) -> "EnvPackage[Any]":
-        """The package that ``task`` is from: this one, or its part."""
+        """Return the package of ``task``: this one, or the part of the mixture."""
         return self if self.mixture is None else self.mixture.package_of(task)
 
     def stops(self, settings: S) -> tuple[str, ...]:
-        """Strings that end the sampling of a turn."""
+        """Return the strings that end the sampling of a turn."""
         return self.stop if self.mixture is None else self.mixture.stop(settings)
 
     def weights(self, settings: S) -> Mapping[str, int]:
-        """How often each part is played; empty where there is one."""
+        """Return the weight of each part of a mixture; empty for a single environment."""
         return {} if self.mixture is None else self.mixture.weights(settings)
 
     def read(self, section: Mapping[str, Any] | None = None) -> S:
-        """The settings that ``section`` writes. Raises ``ConfigError`` naming every mistake."""
+        """Return the settings in ``section``. Raises ``ConfigError``, which names every error."""
         return read_or_raise(self.settings, section, f"env.{self.name}")

@@ -9,23 +9,23 @@ from agent_system.environments.env import Observation
 class Prompts(Protocol):
     """Messages that an environment shows to the policy.
 
-    ``levels`` asks for the four thinking levels of RLVCR. Where ``settings.level_prompts`` replaces
-    descriptions of theirs, prompts say ``shows_level_prompts = True``.
+    With the argument ``levels`` they ask for the four thinking levels of RLVCR. Prompts that use
+    ``settings.level_prompts`` set ``shows_level_prompts = True``.
     """
 
-    # False: the package has no level prompt, and RLVCR refuses it.
+    # False: the prompts cannot ask for levels, and RLVCR refuses the package.
     asks_for_levels: bool
 
     def system(self, levels: bool) -> str | None:
-        """The system message, or None where the chat has none."""
+        """Return the system message, or None."""
         ...
 
     def first(self, observation: Observation, levels: bool) -> str:
-        """The first user message of an episode (``append`` history)."""
+        """Return the first user message of an episode (``append`` history)."""
         ...
 
     def turn(self, observation: Observation) -> str:
-        """Every later user message (``append`` history)."""
+        """Return a later user message (``append`` history)."""
         ...
 
     def window(
@@ -35,20 +35,22 @@ class Prompts(Protocol):
         observation: Observation,
         levels: bool,
     ) -> str:
-        """The whole user message of a step (``window`` history); ``history`` holds (observation,
-        action) texts.
+        """Return the user message of a turn (``window`` history).
+
+        ``history`` contains the (observation, action) texts of the last turns.
         """
         ...
 
 
 def shows_level_prompts(prompts: Prompts) -> bool:
-    """Whether ``settings.level_prompts`` replaces its descriptions; no where it does not say."""
+    """Return True if ``settings.level_prompts`` replaces the descriptions in ``prompts``."""
     return bool(getattr(prompts, "shows_level_prompts", False))
 
 
 def prompts_for(prompts: Prompts, first: Observation) -> Prompts:
-    """Prompts of the environment whose episode begins with ``first``: those of a mixture have
-    ``of(first)``.
+    """Return the prompts of the environment whose episode begins with ``first``.
+
+    Prompts of a mixture have the method ``of(first)``, which selects them.
     """
     choose = getattr(prompts, "of", None)
     return prompts if choose is None else choose(first)

@@ -1,5 +1,6 @@
-"""Whether an environment is determined by task, seed and actions: an episode with actions at
-random, written down.
+"""Random episodes with a hash of their transcript.
+
+Equal hashes in two processes show that task, seed and actions determine an episode.
 """
 
 import hashlib
@@ -22,7 +23,7 @@ from agent_system.environments.settings import EnvSettings
 from verl.config.schema.env import EnvConfig
 from verl.utils.seeds import derive_seed
 
-# Keys that say how many tasks there are: a few suffice here, and are soon made.
+# Keys with the number of tasks. They are set to ``FEW_TASKS``, so that tasks are made quickly.
 _COUNTS = re.compile(r"(train|val)_(tasks|games|maps|levels)")
 _MOVES = re.compile(r"\[[^\[\]\n]{1,30}\]|\w+")
 FEW = 4
@@ -31,27 +32,28 @@ MAX_STEPS = 30
 
 @dataclass(frozen=True, slots=True)
 class RandomEpisode:
-    """What was played: the steps, and a hash of all that was seen."""
+    """Number of env steps of an episode, and a hash of its transcript."""
 
     steps: int
     digest: str
 
 
 def small_settings(name: str) -> EnvSettings:
-    """The settings of environment ``name`` with few tasks. Raises what ``env_settings`` raises."""
+    """Return settings of ``name`` with few tasks. Raises what ``env_settings`` raises."""
     counts = [key for key in settings_class(name).model_fields if _COUNTS.fullmatch(key)]
     few = dict.fromkeys(counts, FEW)
     return env_settings(EnvConfig(env_name=name, kwargs=few, max_steps=MAX_STEPS))
 
 
 def first_task(package: EnvPackage, settings: EnvSettings) -> Task:
-    """The first task of training."""
+    """Return the first task of the training split."""
     return package.tasks(settings, "train")[0]
 
 
 def episode(name: str, seed: int, steps: int) -> RandomEpisode:
-    """Play the first task of ``name`` with actions drawn from ``seed``, in an environment of its
-    own, for ``steps`` steps at most. Raises what the environment raises.
+    """Run the first training task of ``name`` with random actions, for at most ``steps`` env steps.
+
+    ``seed`` determines the actions. The environment is new. Raises what the environment raises.
     """
     package = get_package(name)
     settings = small_settings(name)
@@ -77,7 +79,7 @@ def _played(env: Env, task: Task, seed: int, steps: int) -> RandomEpisode:
 
 
 def _any_action(observation: Observation, draw: random.Random) -> str:
-    """One of the possible actions, or of the moves and words that were read."""
+    """Return a random admissible action, or else a random move or word of the observation."""
     possible = observation.info.get("admissible_actions") or _MOVES.findall(observation.text)
     return draw.choice(possible) if possible else "1"
 

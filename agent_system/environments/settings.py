@@ -1,4 +1,4 @@
-"""What the settings of every environment have in common."""
+"""Base classes of the settings of environments."""
 
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, get_args
 
@@ -14,7 +14,7 @@ Placement = Literal["inline", "thread", "locked", "process"]
 
 
 class FunctionFromFile(Section):
-    """A function or class of the user's own."""
+    """User-provided function or class in a Python file."""
 
     path: Annotated[str | None, RunsCode()] = None
     """Python file that defines a function or class"""
@@ -23,29 +23,29 @@ class FunctionFromFile(Section):
 
 
 class EnvSettings(EnvSection):
-    """The section of an environment; its package adds keys. It does not change once it is made.
+    """Config section ``env.<name>`` of an environment. The package adds keys in a subclass.
 
-    A package reads it in the trainer and in worker processes, which it reaches as JSON.
+    It is immutable. The trainer and the worker processes read it; workers receive it as JSON.
     """
 
     model_config = ConfigDict(frozen=True)
-    # The key that a variant of the environment's name sets (``env_name=NAME/VARIANT``).
+    # Key that the variant in ``env_name=NAME/VARIANT`` sets.
     variant_key: ClassVar[str] = ""
-    # Variants without a key: names of the environment itself in other frameworks' jobs.
+    # Variants that set no key: names of the same environment in other frameworks' jobs.
     own_variants: ClassVar[tuple[str, ...]] = ()
-    # Every episode has one step.
+    # True if every episode has one turn.
     one_step: ClassVar[bool] = False
 
     max_steps: PositiveInt | None = None
     """steps after which the environment itself may end an episode; null: env.max_steps"""
     seed: Seed | None = None
-    """seed of what the environment draws besides its tasks; null: env.seed"""
+    """seed of all random choices of the environment except its tasks; null: env.seed"""
     placement: Placement | None = None
-    """where the environment runs; null: where its package says"""
+    """where the environment runs; null: the default of its package"""
     level_prompts: dict[Annotated[int, Strict(False)], str] = {}
-    """texts that replace descriptions of thinking levels; algorithm.rlvcr.prompts wins"""
+    """texts that replace descriptions of thinking levels; algorithm.rlvcr.prompts has precedence"""
 
-    # Through JSON: pydantic hashes the fields of a frozen model, and a dict has no hash.
+    # Hash the JSON text: pydantic would hash the fields, and a dict has no hash.
     def __hash__(self) -> int:
         return hash((type(self), self.model_dump_json()))
 
@@ -58,42 +58,41 @@ class EnvSettings(EnvSection):
 
     @classmethod
     def choices(cls) -> tuple[str, ...]:
-        """The values of ``variant_key``, where its type lists them: what a package whose variants
-        are fixed gives as ``EnvPackage.variants``.
+        """Return the values that the type of ``variant_key`` lists.
+
+        A package with fixed variants uses this as ``EnvPackage.variants``.
         """
         return get_args(cls.model_fields[cls.variant_key].annotation)
 
     def completed(self, env: "EnvConfig") -> Self:
-        """With what other keys of ``env``, the section above, say."""
-        del env  # they say nothing here
+        """Return these settings with values derived from other keys of the section ``env``."""
+        del env  # the base class derives nothing
         return self
 
     def own_placement(self) -> Placement | None:
-        """Where these settings want the environment to run; None: where its package says."""
+        """Return the placement that these settings require; None: the default of the package."""
         return self.placement
 
     def memory_limit(self) -> float | None:
-        """Address space of a worker process in gigabytes; None where it has no bound."""
+        """Return the limit of a worker's address space in gigabytes; None: no limit."""
         return None
 
     def stand_in_for(self, env_name: str) -> str:
-        """What is played in place of what ``env_name`` promises, in words; empty where it is what
-        it says.
-        """
+        """Describe the substitute that runs instead of ``env_name``; empty without a substitute."""
         del env_name
         return ""
 
 
 class GradedSettings(EnvSettings):
-    """Settings of an environment that runs code of others on what a policy said: how long and with
-    how much memory.
+    """Settings of an environment that runs a grader on text of the policy, with time and memory
+    limits.
     """
 
     grade_s: Annotated[float, Gt(0)] = 10.0
-    """seconds that grading an answer may take; then its play is broken, and its neighbours go on"""
+    """seconds that grading an answer may take; a trajectory that takes longer has failed"""
     memory_gb: Annotated[float, Ge(1)] = 8.0
-    """address space of a worker process, in gigabytes; what asks for more breaks its play"""
+    """address space of a worker process, in gigabytes; a trajectory that needs more has failed"""
 
     def memory_limit(self) -> float | None:
-        """``memory_gb``."""
+        """Return the limit of a worker's address space, ``memory_gb``."""
         return self.memory_gb

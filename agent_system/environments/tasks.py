@@ -1,4 +1,4 @@
-"""Which tasks are played when: chosen by counters and hashes, never by what was drawn before."""
+"""Order of the tasks. It depends on counters and hashes, never on earlier draws."""
 
 import hashlib
 import json
@@ -7,55 +7,58 @@ from collections.abc import Mapping, Sequence
 from agent_system.environments.env import Task
 from verl.utils.seeds import derive_seed
 
-# 31 bits: what every environment's random generator takes, also as a signed integer.
+# 31 bits: the range that every environment's random generator accepts, also as a signed integer.
 SEED_BITS = 0x7FFFFFFF
-WHOLE = ""  # the one part of what is no mixture
+WHOLE = ""  # name of the only part of an environment that is no mixture
 
 
 def epoch_order(count: int, *parts: int | str) -> list[int]:
-    """A permutation of ``range(count)`` that depends on ``parts`` alone."""
-    # Sorted by hashes: no generator whose algorithm a library may change.
+    """Return a permutation of ``range(count)`` that depends on ``parts`` only."""
+    # Sort by hashes: the result does not depend on a library's random generator.
     return sorted(range(count), key=lambda index: derive_seed(*parts, index))
 
 
 def turns(weights: Mapping[str, int]) -> list[str]:
-    """One round of the parts: each as often as its weight, spread as evenly as it goes.
+    """Return one round of the parts, each as often as its weight, distributed evenly.
 
-    At every place stands the part that is furthest behind its share; the first one of equals.
+    Each position gets the part that is furthest behind its share, the first one if equal::
+
+        {"a": 2, "b": 1}  ->  ["a", "b", "a"]
     """
     total = sum(weights.values())
-    played = dict.fromkeys(weights, 0)
+    counts = dict.fromkeys(weights, 0)
     order: list[str] = []
-    for place in range(1, total + 1):
-        behind = {part: weights[part] * place - played[part] * total for part in weights}
+    for position in range(1, total + 1):
+        behind = {part: weights[part] * position - counts[part] * total for part in weights}
         part = max(behind, key=lambda name: behind[name])
-        played[part] += 1
+        counts[part] += 1
         order.append(part)
     return order
 
 
 def interleaved(parts: Mapping[str, Sequence[Task]], weights: Mapping[str, int]) -> list[Task]:
-    """All tasks of all parts, by turns; a part that has no more is left out."""
+    """Return the tasks of all parts in weighted rounds. A part without further tasks is skipped."""
     left = {part: list(reversed(parts[part])) for part in weights}
-    found: list[Task] = []
+    ordered: list[Task] = []
     while any(left.values()):
-        found += [left[part].pop() for part in turns(weights) if left[part]]
-    return found
+        ordered += [left[part].pop() for part in turns(weights) if left[part]]
+    return ordered
 
 
 def by_part(tasks: Sequence[Task], weights: Mapping[str, int]) -> dict[str, list[Task]]:
-    """The tasks of each part, in order; all under one name where there are no weights."""
-    found: dict[str, list[Task]] = {part: [] for part in weights or (WHOLE,)}
+    """Return the tasks of each part in order. Without weights all have the key ``SINGLE_PART``."""
+    tasks_of: dict[str, list[Task]] = {part: [] for part in weights or (WHOLE,)}
     for task in tasks:
-        found[task["part"] if weights else WHOLE].append(task)
-    return found
+        tasks_of[task["part"] if weights else WHOLE].append(task)
+    return tasks_of
 
 
 class Schedule:
-    """Which task is played when: parts by turns (``weights``; empty: there is one), and of each
-    part one epoch after another, shuffled by ``seed`` or in their own order.
+    """Order of the tasks: parts in weighted rounds, and within each part one epoch after another.
 
-    Counted, not remembered: the same number gives the same task, however the run came there.
+    Empty ``weights`` mean a single part. Epochs are shuffled by ``seed``, or keep the given order
+    without ``shuffle``. The same number always gives the same task, so a resumed run continues
+    with the same tasks.
     """
 
     def __init__(
@@ -69,14 +72,14 @@ class Schedule:
         self._round = turns(weights) or [WHOLE]
         self._shuffle = shuffle
         self._seed = seed
-        # Of each part, of the epoch last asked for.
+        # Per part: (draw, epoch) and order of the last used epoch.
         self._orders: dict[str, tuple[tuple[int, int], list[int]]] = {}
 
     def task(self, number: int, draw: int = 0) -> Task:
-        """The task with this number, counted from 0; ``draw`` > 0 shuffles in other ways."""
-        rounds, place = divmod(number, len(self._round))
-        part = self._round[place]
-        before = rounds * self._round.count(part) + self._round[:place].count(part)
+        """Return task ``number``, from 0. Each ``draw`` has its own shuffled order."""
+        rounds, position = divmod(number, len(self._round))
+        part = self._round[position]
+        before = rounds * self._round.count(part) + self._round[:position].count(part)
         tasks = self._parts[part]
         epoch, index = divmod(before, len(tasks))
         return tasks[self._order(part, draw, epoch)[index]]
@@ -86,10 +89,10 @@ class Schedule:
         if not self._shuffle:
             return list(range(count))
         known = self._orders.get(part)
-        # Only the last epoch is kept: steps come in order, and any other one can be made again.
+        # Cache the last epoch only: steps come in order, and other epochs can be computed again.
         if known is None or known[0] != (draw, epoch):
-            named = () if part == WHOLE else (part,)
-            order = epoch_order(count, *self._seed, "order", *named, draw, epoch)
+            part_seed = () if part == WHOLE else (part,)
+            order = epoch_order(count, *self._seed, "order", *part_seed, draw, epoch)
             self._orders[part] = known = ((draw, epoch), order)
         return known[1]
 
@@ -97,11 +100,10 @@ class Schedule:
 def panel_of(
     tasks: Sequence[Task], size: int | None, weights: Mapping[str, int] | None = None
 ) -> list[tuple[Task, int]]:
-    """The validation panel: ``size`` tasks (all if fewer, or None) with their environment seeds;
-    of the parts of a mixture by ``weights``.
+    """Return the validation set: at most ``size`` tasks with their environment seeds.
 
-    It depends on the tasks alone, not on the run's seed, so runs with different seeds are measured
-    on the same panel.
+    ``size=None`` takes all tasks. ``weights`` are those of the parts of a mixture. The result does
+    not depend on the seed of the run: runs with different seeds have the same validation set.
     """
     ordered = sorted(tasks, key=lambda task: derive_seed("panel", task["task_id"]))
     if weights:
@@ -112,15 +114,13 @@ def panel_of(
 
 
 def panel_digest(panel: Sequence[tuple[Task, int]]) -> str:
-    """Hash (16 hexadecimal digits) of the panel's tasks and seeds, in order."""
+    """Return a hash (16 hexadecimal digits) of tasks and seeds, in order."""
     text = json.dumps([[task, seed] for task, seed in panel], sort_keys=True, default=str)
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
 def check_disjoint(train: Sequence[Task], val: Sequence[Task]) -> None:
-    """Raise ``ValueError`` when a task id occurs twice or in both splits, or when a task lacks a
-    required key.
-    """
+    """Raise ``ValueError`` for a task id that is repeated or in both splits, or a missing key."""
     for task in [*train, *val]:
         if not isinstance(task.get("task_id"), str) or not isinstance(task.get("data_source"), str):
             raise ValueError(

@@ -1,8 +1,8 @@
-"""Environments that advance in lock-step: all reset together, all step together.
+"""Environments in lock-step: all are reset together and stepped together.
 
-``reset``, ``step`` and ``success_evaluator`` of ``EnvironmentManagerBase``, for evaluation scripts
-of verl-agent. Of this repository, ``multi_turn_rollout.first_prompts`` and the environments' tests
-call it. Training does not: its trajectories do not wait for each other.
+The module implements ``reset``, ``step`` and ``success_evaluator`` of ``EnvironmentManagerBase``,
+for evaluation scripts of verl-agent. ``multi_turn_rollout.first_prompts`` and tests use it too.
+Training does not: its trajectories do not wait for each other.
 """
 
 import asyncio
@@ -26,14 +26,12 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 StepResult = tuple[Observation, float, bool, dict[str, Any]]
-# Seconds that a call waits longer than the deadlines behind it add up to.
+# Seconds that a call waits in addition to the sum of the deadlines in it.
 SLACK_S = 300.0
 
 
 class VectorisedPlay:
-    """The part of ``EnvironmentManagerBase`` that plays a batch in lock-step over a pool of its
-    own.
-    """
+    """Part of ``EnvironmentManagerBase`` that steps a batch in lock-step, with a private pool."""
 
     env_config: "EnvConfig"
     settings: EnvSettings
@@ -42,11 +40,15 @@ class VectorisedPlay:
     _tasks: Sequence[Task] = ()
 
     def reset(self, gen_batch: "DataProto") -> tuple[dict[str, list[Any]], list[dict[str, Any]]]:
-        """Start one episode per row; return observations (``text``, ``image``, ``anchor``,
-        ``opening``: lists [B]) and infos [B].
+        """Start one episode per row of ``gen_batch``.
 
-        Raises ``GroupMismatch`` when members of a uid start from different states, ``EnvFailure``
-        from the environment.
+        Returns:
+            Observations (lists [B] under ``text``, ``image``, ``anchor``, ``opening``) and
+            infos [B].
+
+        Raises:
+            GroupMismatch: Rows of one uid start from different states.
+            EnvFailure: An environment failed.
         """
         rows = gen_batch.non_tensor_batch
         if self._driver is None:
@@ -60,14 +62,16 @@ class VectorisedPlay:
     def step(
         self, text_actions: Sequence[str]
     ) -> tuple[dict[str, list[Any]], np.ndarray, np.ndarray, list[dict[str, Any]]]:
-        """Project and play one model text per row; rows that are done stay where they are with
-        reward 0.
+        """Read the action in one model text per row and apply it.
 
-        Returns observations, rewards [B] float32, dones [B] bool, infos [B] (``won``,
-        ``is_action_valid``).
+        A row that is done keeps its last observation and gets reward 0.
+
+        Returns:
+            Observations, rewards [B] float32, dones [B] bool, and infos [B] with ``won`` and
+            ``is_action_valid``.
         """
         if self._driver is None:
-            raise RuntimeError("step before reset")
+            raise RuntimeError("step was called before reset; fix: call reset first")
         if len(text_actions) != len(self._tasks):
             raise ValueError(f"{len(text_actions)} actions for {len(self._tasks)} environments")
         packages = map(self.package.for_task, self._tasks)
@@ -86,10 +90,9 @@ class VectorisedPlay:
     def success_evaluator(
         self, infos: Sequence[dict[str, Any]], data_sources: Sequence[str] | np.ndarray
     ) -> dict[str, np.ndarray]:
-        """``success_rate`` [B] (0 or 1 per episode) over all rows, and
-        ``<data_source>_success_rate`` for each source.
+        """Return ``success_rate`` [B] (0 or 1 per row) and ``<data_source>_success_rate``.
 
-        ``infos`` are those of the last step of each episode.
+        ``infos`` are those of the last env step of each episode.
         """
         outcome: dict[str, list[float]] = defaultdict(list)
         for info, source in zip(infos, data_sources, strict=True):
@@ -99,15 +102,16 @@ class VectorisedPlay:
         return {key: np.array(values, dtype=np.float32) for key, values in outcome.items()}
 
     def close(self) -> None:
-        """End the private pool, if there is one."""
+        """Close the private pool, if there is one."""
         driver, self._driver = self._driver, None
         if driver is not None:
             driver.close()
 
 
 class LockStepDriver:
-    """A pool with a loop and a thread of its own, called from synchronous code; every row keeps its
-    environment from reset to reset.
+    """Synchronous interface to a pool whose event loop runs in a private thread.
+
+    Every row keeps its environment until the next reset.
     """
 
     def __init__(self, env_config: "EnvConfig", settings: EnvSettings) -> None:
@@ -124,18 +128,18 @@ class LockStepDriver:
         self._last: list[StepResult] = []
 
     def reset(self, tasks: Sequence[Task], seeds: Sequence[int]) -> list[Observation]:
-        """Start the episodes; one environment per task."""
+        """Start one episode per task and return the first observations."""
         observations = self._run(self._reset(tasks, seeds))
         self._last = [(observation, 0.0, False, observation.info) for observation in observations]
         return observations
 
     def step(self, actions: Sequence[str]) -> list[StepResult]:
-        """One action per environment; (observation, reward, done, info) each."""
+        """Apply one action per environment; return (observation, reward, done, info) of each."""
         self._last = self._run(self._step(actions))
         return self._last
 
     def close(self) -> None:
-        """End the pool, the loop and the thread."""
+        """Close the pool, the event loop and the thread."""
         self._run(self._close())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(timeout=10)
@@ -143,7 +147,7 @@ class LockStepDriver:
 
     def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         one_call = self._env_config.reset_timeout_s + self._env_config.step_timeout_s + SLACK_S
-        # In one process the environments answer one after another.
+        # Environments of one process run one after another.
         limit = one_call * (1 + len(self._last))
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(timeout=limit)
 
@@ -158,7 +162,7 @@ class LockStepDriver:
         return list(await asyncio.gather(*calls))
 
     async def _ensure(self, rows: int) -> EnvironmentPool:
-        """The pool, made anew where it has fewer than ``rows`` environments."""
+        """Return a pool of at least ``rows`` environments. Replace a pool that is too small."""
         if self._pool is not None and self._pool.capacity >= rows:
             return self._pool
         if self._pool is not None:

@@ -1,4 +1,4 @@
-"""Reward managers: what an episode earned, placed on the tokens of its rows."""
+"""Reward managers: they assign the return of a trajectory to tokens of its rows."""
 
 from verl.utils.lazy import lazy
 

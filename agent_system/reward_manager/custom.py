@@ -1,4 +1,4 @@
-"""A function of the user's own, by path and name."""
+"""Import of user-provided functions, by file or module and name."""
 
 import hashlib
 import importlib
@@ -15,57 +15,64 @@ from verl.config.settings.hints import did_you_mean
 
 
 def _fix(key: str) -> str:
-    return f"allowed: what a Python file defines; fix: {key}.path=FILE {key}.name=NAME"
+    return f"allowed: a function of a Python file; fix: {key}.path=FILE {key}.name=NAME"
 
 
 def load_function(path: str, name: str, key: str = "custom_reward_function") -> Callable[..., Any]:
-    """Import the Python file ``path`` and return its function or class ``name``; both are values of
-    the section ``key``.
+    """Import the Python file ``path`` and return its function or class ``name``.
+
+    ``key`` is the config section with ``path`` and ``name``, for error messages.
 
     Raises:
         FileNotFoundError: There is no such file.
         ImportError: The file raised an error.
-        AttributeError: The file defines no such function; the message names the nearest one.
-        TypeError: It is not callable.
+        AttributeError: The file has no such function. The message names the nearest one.
+        TypeError: The value is not callable.
     """
     module = _import(path, f"{key}.path={path!r}", _fix(key))
     return _member(module, path, name, f"{key}.name={name!r}", _fix(key))
 
 
-def load_place(place: str, key: str) -> Any:
-    """The function or class at ``place``, FILE.py:NAME or MODULE:NAME, the value of ``key``.
+def load_place(import_path: str, key: str) -> Any:
+    """Return the function or class at ``import_path``: ``FILE.py:NAME`` or ``MODULE:NAME``.
 
-    Raises ``ValueError`` where it is no place, and else what ``load_function`` raises.
+    ``key`` is the config key with this value, for error messages. Raises ``ValueError`` for another
+    form of value, and what ``load_function`` raises.
     """
-    where, _, name = place.rpartition(":")
-    said = f"{key}={place!r}"
+    source, _, name = import_path.rpartition(":")
+    setting = f"{key}={import_path!r}"
     allowed = "allowed: FILE.py:NAME, MODULE:NAME"
-    if not where or not name:
-        raise ValueError(f"{said} is no place; {allowed}; fix: {place.strip(':')}:NAME")
-    fix = f"{allowed}; fix: name what is there"
-    own_file = where.endswith(".py")
-    module = _import(where, said, fix) if own_file else importlib.import_module(where)
-    return _member(module, where, name, said, fix)
+    if not source or not name:
+        raise ValueError(
+            f"{setting} is no import path; {allowed}; fix: {import_path.strip(':')}:NAME"
+        )
+    fix = f"{allowed}; fix: name an existing function or class"
+    is_file = source.endswith(".py")
+    module = _import(source, setting, fix) if is_file else importlib.import_module(source)
+    return _member(module, source, name, setting, fix)
 
 
-def _member(module: ModuleType, where: str, name: str, said: str, fix: str) -> Callable[..., Any]:
+def _member(
+    module: ModuleType, source: str, name: str, setting: str, fix: str
+) -> Callable[..., Any]:
     if not hasattr(module, name):
         public = [known for known in vars(module) if not known.startswith("_")]
         hint = did_you_mean(name, public)
-        raise AttributeError(f"{said} is not defined in {where}{hint}; {fix}")
+        raise AttributeError(f"{setting} is not defined in {source}{hint}; {fix}")
     function = getattr(module, name)
     if not callable(function):
-        raise TypeError(f"{said} in {where} is not a function; {fix}")
+        raise TypeError(f"{setting} in {source} is not callable; {fix}")
     return function
 
 
 def check_arguments(function: Callable[..., Any], path: str, names: Sequence[str]) -> None:
-    """Raise ``TypeError`` where ``function`` of the file ``path`` cannot be called with keyword
-    arguments of these ``names``.
+    """Raise ``TypeError`` if ``function`` does not accept the keyword arguments ``names``.
+
+    ``path`` is the file of the function, for the error message.
     """
     try:
         signature = inspect.signature(function)
-    except ValueError:  # of some built-in functions nobody knows it
+    except ValueError:  # some built-in functions have no signature
         return
     try:
         signature.bind(**dict.fromkeys(names))
@@ -73,31 +80,32 @@ def check_arguments(function: Callable[..., Any], path: str, names: Sequence[str
         name = getattr(function, "__name__", repr(function))
         raise TypeError(
             f"custom_reward_function.name={name!r} in {path} is {name}{signature}, and cannot be "
-            f"called: {error}; allowed: {name}({', '.join(names)}), which is handed the steps of a "
-            f"whole play; fix: give it these arguments, or **kwargs for those it does not need"
+            f"called: {error}; allowed: {name}({', '.join(names)}), where steps are those of a "
+            f"whole trajectory; fix: add these arguments, or **kwargs for unused ones"
         ) from error
 
 
-def _import(path: str, said: str, fix: str) -> ModuleType:
-    """The module, anew at each call; ``sys.modules`` knows it, since dataclasses and pickle look
-    for it there.
+def _import(path: str, setting: str, fix: str) -> ModuleType:
+    """Import the file ``path`` again at each call.
+
+    The module is added to ``sys.modules``, where dataclasses and pickle search for it.
     """
     file = Path(path).expanduser()
     if not file.is_file():
-        raise FileNotFoundError(f"{said}: no such file; {fix}")
-    # The whole path: two files of the same name must not share an entry of ``sys.modules``.
-    place = hashlib.sha256(str(file.resolve()).encode()).hexdigest()[:16]
-    name = f"_custom_reward_function_{place}"
+        raise FileNotFoundError(f"{setting}: no such file; {fix}")
+    # Hash the whole path: files with equal names need separate entries of ``sys.modules``.
+    path_hash = hashlib.sha256(str(file.resolve()).encode()).hexdigest()[:16]
+    name = f"_custom_reward_function_{path_hash}"
     loader = importlib.machinery.SourceFileLoader(name, str(file))
     spec = importlib.util.spec_from_loader(name, loader)
     if spec is None:
-        raise ImportError(f"{said} is no module; {fix}")
+        raise ImportError(f"{setting} is not a Python module; {fix}")
     module = importlib.util.module_from_spec(spec)
-    # Before it runs: a dataclass looks its module up while it is being defined.
+    # Add it before it runs: a dataclass looks up its module while it is defined.
     sys.modules[name] = module
     try:
         loader.exec_module(module)
-    except Exception as error:  # the user's own code
+    except Exception as error:  # boundary to user code
         del sys.modules[name]
-        raise ImportError(f"{said} does not import: {error!r}; {fix}") from error
+        raise ImportError(f"{setting} cannot be imported: {error!r}; {fix}") from error
     return module

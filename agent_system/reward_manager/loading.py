@@ -1,11 +1,11 @@
-"""The reward manager that a configuration asks for, with the function and weights it names."""
+"""Construction of the reward manager of a configuration, with its custom function and weights."""
 
 import functools
 import inspect
 from collections.abc import Mapping
 from typing import Any
 
-import agent_system.reward_manager.managers  # noqa: F401  (registers those that ship)
+import agent_system.reward_manager.managers  # noqa: F401  (registers the built-in managers)
 from agent_system.reward_manager.custom import check_arguments, load_function
 from agent_system.reward_manager.managers import ScoreFunction
 from agent_system.reward_manager.registry import RewardManager, reward_manager_class
@@ -17,9 +17,9 @@ SCORE_ARGUMENTS = ("data_source", "steps", "extra_info")
 
 
 def load_reward_manager(config: PPOConfig) -> RewardManager:
-    """The reward manager that ``config`` (the whole typed configuration) asks for.
+    """Return the reward manager that ``config`` (the whole configuration) names.
 
-    Raises ``ValueError`` for an unknown manager or arguments that it does not take, and what
+    Raises ``ValueError`` for an unknown manager or invalid ``reward_kwargs``, and what
     ``load_function`` raises for a custom function.
     """
     manager = reward_manager_class(config.reward_model.reward_manager)
@@ -28,22 +28,22 @@ def load_reward_manager(config: PPOConfig) -> RewardManager:
     function = trajectory_function(config)
     kwargs = config.reward_model.reward_kwargs
     try:
-        # Bound without being called: a ``TypeError`` from inside the manager is no wrong setting.
+        # Bind without calling: a ``TypeError`` inside the manager is not a wrong setting.
         inspect.signature(manager).bind(penalty, function, **kwargs)
     except TypeError as error:
         allowed = ", ".join(list(inspect.signature(manager).parameters)[2:]) or "none"
         name = getattr(manager, "__name__", repr(manager))
         raise ValueError(
-            f"reward_model.reward_kwargs={kwargs!r}: {error}; allowed: {allowed} (what "
-            f"{name} takes beside the penalty and the function); "
-            "fix: leave the others out"
+            f"reward_model.reward_kwargs={kwargs!r}: {error}; allowed: {allowed} (the keyword "
+            f"arguments of {name}); fix: remove the others"
         ) from error
     return manager(penalty, function, **kwargs)
 
 
 def trajectory_function(config: PPOConfig) -> ScoreFunction | None:
-    """The user's function of whole plays, its rewards weighed; None where there is none, and where
-    the environment is handed the function, which then grades answers.
+    """Return the user-provided function that scores trajectories, with its rewards weighted.
+
+    None if there is none, or if the environment uses the function to grade answers.
     """
     custom = config.custom_reward_function
     settings = config.env.settings
@@ -59,14 +59,14 @@ def trajectory_function(config: PPOConfig) -> ScoreFunction | None:
 
     @functools.wraps(function)
     def called(**arguments: Any) -> Any:
-        found = function(**arguments, **kwargs)
-        return _joined(found, weights, custom.name) if weights else found
+        score = function(**arguments, **kwargs)
+        return _joined(score, weights, custom.name) if weights else score
 
     return called
 
 
 def bounded(function: ScoreFunction, seconds: float) -> ScoreFunction:
-    """``function``, whose calls raise ``TimeLimit`` once they have taken ``seconds``."""
+    """Return ``function`` with a time limit of ``seconds``. A longer call raises ``TimeLimit``."""
     name = getattr(function, "__name__", repr(function))
 
     @functools.wraps(function)
@@ -78,9 +78,9 @@ def bounded(function: ScoreFunction, seconds: float) -> ScoreFunction:
     return within
 
 
-def _joined(found: Any, weights: Mapping[str, float], name: str) -> dict[str, float]:
-    """The rewards that a function returned, with their weighed sum as ``score``."""
+def _joined(score: Any, weights: Mapping[str, float], name: str) -> dict[str, float]:
+    """Return the rewards in ``score``, with their weighted sum under ``score``."""
     who = f"custom_reward_function {name}"
-    parts = found if isinstance(found, Mapping) else {"score": found}
+    parts = score if isinstance(score, Mapping) else {"score": score}
     numbers = {key: finite(value, f"{who}, {key!r}") for key, value in parts.items()}
     return numbers | {"score": weighed(numbers, weights, who)}

@@ -1,15 +1,14 @@
-"""From played rows to ``token_level_scores`` [B, R].
+"""Reward managers: they compute ``token_level_scores`` [B, R] of the rows of trajectories.
 
-Group estimators take the sum over a row's scores as the outcome of the trajectory that the row
-belongs to, and count a trajectory once however many rows it has. Therefore *every row's scores sum
-to the outcome of its whole trajectory*:
+Group estimators read the sum of a row's scores as the outcome of the row's trajectory. A trajectory
+counts once, however many rows it has. Therefore *the scores of each row sum to the outcome of its
+whole trajectory*:
 
     append, episode   one row:   0 0 0 . . . 0 0 0 . . . 0 0 R        R = r0 + r1 + r2 - penalties
     append, step      one row:   0 0 r0 . . . 0 0 r1 . . . 0 0 r2
     window, both      row k:     0 0 R                                 for each k
 
-(dots: environment tokens). Rewards of single steps are in ``step_rewards``, where step-level
-estimators read them.
+(dots: environment tokens). Step-level estimators read the rewards of turns from ``step_rewards``.
 """
 
 import logging
@@ -32,22 +31,26 @@ ScoreFunction = Callable[..., float | Mapping[str, float]]
 
 @register("episode", "naive", "prime")
 class EpisodeRewardManager:
-    """The trajectory's outcome on the last sampled token of each of its rows.
+    """Reward manager that puts the outcome of a trajectory on the last sampled token of each row.
 
-    The outcome is the return of the episode, or what ``compute_score`` says, minus
-    ``invalid_action_penalty`` for each step whose action was not valid. ``token_price`` takes its
-    share of a return for sampled tokens: ``R (1 - token_price min(T, token_price_max) /
-    token_price_max)`` with the T tokens sampled in the whole trajectory. A lost play costs nothing
-    then, which a price that is subtracted would not achieve.
-    ``overlong_len`` is DAPO's soft punishment of length (Yu et al., 2025): the last
-    ``overlong_len`` of ``overlong_max`` tokens take up to ``overlong_penalty`` from the return, in
-    proportion, and more tokens all of it: ``R - overlong_penalty clip((T - overlong_max) /
-    overlong_len + 1, 0, 1)``.
-    ``compute_score(data_source, steps, extra_info)`` receives the steps of the whole trajectory in
-    order, each as a dictionary with the keys of a rollout file, and a dictionary with ``task_id``,
-    ``episode_reward``, ``won`` and ``uid``, and returns a finite number, or a dictionary of finite
-    numbers with ``score``, whose other numbers are rewards of their own: the column
-    ``reward_parts`` holds it for every row.
+    The outcome is computed in this order, with the return R and the T tokens that were sampled in
+    the whole trajectory:
+
+    1. R is the episode's return, or the result of ``compute_score``.
+    2. Token price: ``R (1 - token_price min(T, token_price_max) / token_price_max)``. It multiplies
+       R, so a trajectory with return 0 costs nothing.
+    3. DAPO's overlong penalty (Yu et al., 2025):
+       ``R - overlong_penalty clip((T - overlong_max) / overlong_len + 1, 0, 1)``.
+    4. ``invalid_action_penalty`` is subtracted for each turn with an invalid action.
+
+    Example: R = 1, T = 300, ``token_price=0.5``, ``token_price_max=600`` give 0.75. With
+    ``overlong_len=200``, ``overlong_max=400`` and ``overlong_penalty=1`` 0.5 is subtracted: 0.25.
+
+    ``compute_score(data_source, steps, extra_info)`` receives the turns of the whole trajectory in
+    order, as dicts with the fields of a rollout file. ``extra_info`` has ``task_id``,
+    ``episode_reward``, ``won`` and ``uid``. It returns a finite number, or a dict of finite numbers
+    with the key ``score``. The other numbers are additional rewards; the column ``reward_parts``
+    has the dict for every row.
     """
 
     def __init__(
@@ -62,20 +65,20 @@ class EpisodeRewardManager:
     ) -> None:
         if not 0 <= token_price <= 1:
             raise ValueError(
-                f"reward_model.reward_kwargs.token_price={token_price!r}: the share of a return "
-                "that tokens may cost; allowed: 0 to 1; fix: token_price: 0.5"
+                f"reward_model.reward_kwargs.token_price={token_price!r}: the largest share of a "
+                "return that tokens cost; allowed: 0 to 1; fix: token_price: 0.5"
             )
         if token_price and token_price_max < 1:
             raise ValueError(
-                f"reward_model.reward_kwargs.token_price_max={token_price_max!r}: the tokens that "
-                "cost the whole token_price; allowed: an integer of 1 or more; fix: the tokens of "
-                "the longest play"
+                f"reward_model.reward_kwargs.token_price_max={token_price_max!r}: the number of "
+                "tokens that cost the whole token_price; allowed: an integer of 1 or more; "
+                "fix: set the number of tokens of the longest trajectory"
             )
         if not 0 <= overlong_len <= overlong_max:
             raise ValueError(
                 f"reward_model.reward_kwargs.overlong_len={overlong_len!r}: the last tokens of "
-                f"overlong_max ({overlong_max!r}), which are punished; allowed: 0 to overlong_max; "
-                "fix: overlong_max: the tokens of the longest play"
+                f"overlong_max ({overlong_max!r}), which get a penalty; allowed: 0 to "
+                "overlong_max; fix: set overlong_max to the tokens of the longest trajectory"
             )
         self.overlong_len = overlong_len
         self.overlong_max = overlong_max
@@ -86,10 +89,10 @@ class EpisodeRewardManager:
         self.token_price_max = token_price_max
 
     def __call__(self, data: DataProto) -> torch.Tensor:
-        """``token_level_scores`` [B, R] float32.
+        """Return ``token_level_scores`` [B, R] float32.
 
-        Raises ``TypeError`` when the custom function returns no number, ``ValueError`` when it is
-        not finite.
+        Raises ``TypeError`` if the custom function returns no number, and ``ValueError`` if the
+        number is not finite.
         """
         scores = torch.zeros(data.batch["responses"].shape, dtype=torch.float32)
         outcomes = torch.tensor(self.outcomes(data), dtype=torch.float32)
@@ -98,7 +101,7 @@ class EpisodeRewardManager:
         return scores
 
     def step_rewards(self, data: DataProto) -> np.ndarray:
-        """Of every row [B] a list: the rewards of its steps less the penalty of invalid actions."""
+        """Return a list for every row [B]: rewards of its turns minus invalid action penalties."""
         columns = data.non_tensor_batch
         return object_array(
             [
@@ -113,35 +116,35 @@ class EpisodeRewardManager:
         )
 
     def outcomes(self, data: DataProto) -> list[float]:
-        """The outcome of each row's trajectory [B].
+        """Return the outcome of each row's trajectory [B].
 
-        A trajectory whose function was late has failed: its column ``aborted`` says so, and
-        ``meta_info["metrics"]`` how many of how many. Its outcome moves no baseline: it is the mean
-        of its group, and where none of that is scored, the mean of the batch.
+        A trajectory whose custom function exceeds its time limit has failed: ``aborted`` becomes
+        True, and metrics in ``meta_info`` count it. Its outcome becomes the mean of its group, so
+        that the baseline does not change. If the group has no score, it is the mean of the batch.
         """
-        found: dict[str, float] = {}
+        outcome_of: dict[str, float] = {}
         late: list[tuple[str, str]] = []  # trajectory and group
         scored: dict[str, list[float]] = defaultdict(list)  # by group
         for traj, members in rows_of_trajectories(data).items():
             uid = data.non_tensor_batch["uid"][members[0]]
             try:
-                found[traj] = self._outcome(data, members)
-                scored[uid].append(found[traj])
+                outcome_of[traj] = self._outcome(data, members)
+                scored[uid].append(outcome_of[traj])
             except TimeLimit as error:
-                logger.warning("%s; the play counts as the mean of its group", error)
+                logger.warning("%s; the outcome is set to the mean of its group", error)
                 late.append((traj, uid))
         if self.compute_score is not None:
-            _count_failed(data, {traj for traj, _ in late}, len(found))
+            _count_failed(data, {traj for traj, _ in late}, len(outcome_of))
         every = [outcome for outcomes in scored.values() for outcome in outcomes]
         for traj, uid in late:
-            found[traj] = float(np.mean(scored[uid] or every or [0.0]))
+            outcome_of[traj] = float(np.mean(scored[uid] or every or [0.0]))
         if late and REWARD_PARTS in data.non_tensor_batch:
             _fill_parts(data, {traj for traj, _ in late})
-        return [found[traj] for traj in data.non_tensor_batch["traj_uid"]]
+        return [outcome_of[traj] for traj in data.non_tensor_batch["traj_uid"]]
 
     def _outcome(self, data: DataProto, rows: list[int]) -> float:
         columns = data.non_tensor_batch
-        # Over all rows of the trajectory, since each of them must sum to the same outcome.
+        # Read all rows of the trajectory: each row must sum to the same outcome.
         valid = [flag for row in rows for flag in columns["is_action_valid"][row]]
         base = float(columns["episode_rewards"][rows[0]])
         if self.compute_score is not None:
@@ -157,7 +160,7 @@ class EpisodeRewardManager:
 
     def _custom(self, score_of: ScoreFunction, data: DataProto, rows: list[int]) -> float:
         columns, first = data.non_tensor_batch, rows[0]
-        # With ``window`` history a trajectory's steps lie in several rows.
+        # With ``window`` history the turns of a trajectory are in several rows.
         steps = sorted(
             (step for row in rows for step in columns["steps"][row]), key=lambda step: step.step
         )
@@ -178,7 +181,7 @@ class EpisodeRewardManager:
             return finite(score, who)
         parts = {key: finite(value, f"{who}, {key!r}") for key, value in score.items()}
         if "score" not in parts:
-            raise ValueError(f"{who}: the dictionary it returned has no 'score'")
+            raise ValueError(f"{who}: the returned dictionary has no 'score'; fix: add it")
         for row in rows:
             _reward_parts(data)[row] = parts
         return parts["score"]
@@ -186,12 +189,11 @@ class EpisodeRewardManager:
 
 @register("step")
 class StepRewardManager(EpisodeRewardManager):
-    """Each step's reward on the last token sampled for it; the penalty of an invalid action at its
-    own step.
+    """Reward manager that puts the reward of each turn on the last token sampled in it.
 
-    A row that holds only a part of its trajectory (``window``) is scored as by
-    ``EpisodeRewardManager``, because its sum must be the trajectory's outcome. A custom function
-    scores whole trajectories and is refused here.
+    The penalty of an invalid action is subtracted in its turn. A row with only a part of its
+    trajectory (``window``) is scored by ``EpisodeRewardManager``, because its sum must be the
+    outcome of the trajectory. A custom function scores whole trajectories and is refused.
     """
 
     def __init__(
@@ -206,12 +208,12 @@ class StepRewardManager(EpisodeRewardManager):
         super().__init__(invalid_action_penalty)
 
     def __call__(self, data: DataProto) -> torch.Tensor:
-        """``token_level_scores`` [B, R] float32."""
+        """Return ``token_level_scores`` [B, R] float32 with one reward per turn."""
         scores = super().__call__(data)
         columns = data.non_tensor_batch
         net = self.step_rewards(data)
         for row in range(len(data)):
-            # A part of a trajectory keeps the outcome of the whole: its sum must be that.
+            # A row with a part of a trajectory keeps the outcome of the whole trajectory.
             if len(columns["step_index"][row]) != columns["episode_lengths"][row]:
                 continue
             scores[row] = 0.0
@@ -223,7 +225,7 @@ class StepRewardManager(EpisodeRewardManager):
 
 
 def _reward_parts(data: DataProto) -> np.ndarray:
-    """The column ``reward_parts`` [B] of ``data``: empty dictionaries until it is written to."""
+    """Return the column ``reward_parts`` [B] of ``data``. Add it with empty dicts if missing."""
     columns = data.non_tensor_batch
     if REWARD_PARTS not in columns:
         columns[REWARD_PARTS] = object_array([{} for _ in range(len(data))])
@@ -239,14 +241,15 @@ def _count_failed(data: DataProto, failed: Collection[str], graded: int) -> None
 
 
 def _fill_parts(data: DataProto, late: Collection[str]) -> None:
-    """Give the rows of the trajectories ``late`` the mean of each reward in their group; 0 where
-    the group has none.
+    """Set ``reward_parts`` of the trajectories ``late`` to the means of their groups.
+
+    A reward that no member of the group has becomes 0.
     """
     parts = _reward_parts(data)
     names = {name for row in parts for name in row}
     scored: dict[str, list[Mapping[str, float]]] = defaultdict(list)  # by group
     for members in rows_of_trajectories(data).values():
-        # Once for a trajectory, however many rows it has.
+        # Count a trajectory once, however many rows it has.
         if parts[members[0]]:
             scored[data.non_tensor_batch["uid"][members[0]]].append(parts[members[0]])
     for row, traj in enumerate(data.non_tensor_batch["traj_uid"]):
@@ -258,7 +261,7 @@ def _fill_parts(data: DataProto, late: Collection[str]) -> None:
 
 
 def rows_of_trajectories(data: DataProto) -> dict[str, list[int]]:
-    """The rows of every trajectory."""
+    """Return the row indices of each trajectory, by ``traj_uid``."""
     rows: dict[str, list[int]] = defaultdict(list)
     for row, trajectory in enumerate(data.non_tensor_batch["traj_uid"]):
         rows[trajectory].append(row)

@@ -1,13 +1,13 @@
-"""Reward managers by name, or by the place of one's own.
+"""Registry of reward managers, by name or import path.
 
-A manager is made with the penalty of an invalid action, the user's function of whole plays (None
-where there is none) and ``reward_model.reward_kwargs``::
+A manager gets the penalty of an invalid action, the user-provided score function (or None), and
+``reward_model.reward_kwargs``. Register a class in a module that
+``actor_rollout_ref.model.external_lib`` imports::
 
     @register("mine")
     class Mine(EpisodeRewardManager): ...
 
-in a module that ``actor_rollout_ref.model.external_lib`` imports; or, without registering,
-``reward_model.reward_manager=my_lab.rewards:Mine`` (or ``mine.py:Mine``).
+Without registration, use ``reward_model.reward_manager=my_lab.rewards:Mine`` or ``mine.py:Mine``.
 """
 
 from collections.abc import Callable
@@ -24,14 +24,14 @@ KEY = "reward_model.reward_manager"
 
 
 class RewardManager(Protocol):
-    """Places what plays earned on the tokens of their rows."""
+    """Protocol of a reward manager, which assigns outcomes of trajectories to tokens."""
 
     def __call__(self, data: DataProto) -> torch.Tensor:
-        """``token_level_scores`` [B, R], of which every row sums to its trajectory's outcome."""
+        """Return ``token_level_scores`` [B, R]. Each row sums to its trajectory's outcome."""
         ...
 
     def step_rewards(self, data: DataProto) -> np.ndarray:
-        """Of every row [B] a list: the rewards of its steps."""
+        """Return a list for every row [B]: the rewards of its turns."""
         ...
 
 
@@ -41,7 +41,7 @@ REWARD_MANAGERS: dict[str, Maker] = {}
 
 
 def register(*names: str) -> Callable[[M], M]:
-    """Register a class under ``names``; later registrations replace earlier ones."""
+    """Register a class under ``names``. A later registration replaces an earlier one."""
 
     def decorate(cls: M) -> M:
         REWARD_MANAGERS.update(dict.fromkeys(names, cls))
@@ -51,9 +51,9 @@ def register(*names: str) -> Callable[[M], M]:
 
 
 def reward_manager_class(name: str) -> Maker:
-    """What makes the manager called ``name``, or found there.
+    """Return the class registered as ``name``, or at the import path ``name``.
 
-    Raises ``ValueError`` for an unknown name, and for a place what its import raises.
+    Raises ``ValueError`` for an unknown name, and what ``load_import_path`` raises.
     """
     if name in REWARD_MANAGERS:
         return REWARD_MANAGERS[name]

@@ -1,18 +1,19 @@
-"""What a grader returned, read as numbers: one score, or several rewards that weights join."""
+"""Reading of the values that a grader returned: one score, or several rewards with weights."""
 
 import numbers
 from collections.abc import Mapping
 from typing import Any
 
-# Scores become float32; what is larger would be infinite there.
+# Largest float32: scores are stored in this type.
 LARGEST = 3.4028234663852886e38
-ROUNDING = 1e-6  # by which a sum of rewards may miss 1 and is full
+ROUNDING = 1e-6  # a sum of rewards that is this much below 1 counts as 1
 
 
 def finite(score: Any, who: str) -> float:
-    """The number that ``who`` returned, a Python one or a scalar of numpy or torch.
+    """Return ``score``, a Python number or a scalar of numpy or torch, as a float.
 
-    Raises ``TypeError`` for what is no number, ``ValueError`` for one that float32 cannot hold.
+    ``source`` names the origin in error messages. Raises ``TypeError`` for another type, and
+    ``ValueError`` for a number that float32 cannot represent.
     """
     score = _plain(score)
     if not isinstance(score, numbers.Real):
@@ -21,14 +22,14 @@ def finite(score: Any, who: str) -> float:
         value = float(score)
     except OverflowError:  # an integer beyond float64
         value = float("inf")
-    # Not ``>``: NaN compares false with everything and must be refused too.
+    # ``not <=`` also refuses NaN, which ``>`` would accept.
     if not abs(value) <= LARGEST:
         raise ValueError(f"{who}: it returned {score}, not a finite number")
     return value
 
 
 def is_full(score: float) -> bool:
-    """Say that ``score`` is 1 or more, but for the rounding of a sum.
+    """Return True if ``score`` is 1 or more, up to rounding errors of a sum.
 
     >>> is_full(0.7 + 0.2 + 0.1), is_full(0.999)
     (True, False)
@@ -37,41 +38,40 @@ def is_full(score: float) -> bool:
 
 
 def read_flag(value: Any, who: str) -> bool:
-    """The truth value that ``who`` returned: a bool, 0 or 1, also of numpy or torch.
+    """Return ``value`` as a bool. Allowed are a bool, 0 and 1, also as scalars of numpy or torch.
 
-    Raises ``ValueError`` for anything else: ``bool("False")`` would be true, and a share is no
-    truth value.
+    ``source`` names the origin in error messages. Raises ``ValueError`` for other values, because
+    ``bool("False")`` and ``bool(0.3)`` are True.
     """
     plain = _plain(value)
     if isinstance(plain, numbers.Real) and plain in (0, 1):
         return bool(plain)
     raise ValueError(
-        f"{who}: it is {str(value)[:80]!r} ({type(value).__name__}); allowed: true, false, 0, 1; "
-        "fix: return a bool, and a share under another name"
+        f"{who}: the value is {str(value)[:80]!r} ({type(value).__name__}); allowed: true, false, "
+        "0, 1; fix: return a bool, and a fraction under another name"
     )
 
 
 def is_number(value: Any) -> bool:
-    """Whether ``value`` is meant as a number: everything else in a dictionary is a remark."""
+    """Return True if ``value`` is a number or a scalar of numpy or torch."""
     return isinstance(_plain(value), numbers.Real)
 
 
 def weighed(parts: Mapping[str, float], weights: Mapping[str, float], who: str) -> float:
-    """The rewards ``parts`` times their ``weights``, summed; rewards without a weight count for
-    nothing.
+    """Return the sum of the rewards ``parts`` times their ``weights``.
 
-    Raises ``ValueError`` for a weight of a reward that ``who`` did not return.
+    A reward without a weight is ignored. Raises ``ValueError`` for a weight without a reward.
     """
     absent = [name for name in weights if name not in parts]
     if absent:
-        there = ", ".join(sorted(parts)) or "none"
+        available = ", ".join(sorted(parts)) or "none"
         raise ValueError(
             f"{who}: reward_model.weights names {absent[0]!r}, which it did not return; allowed: "
-            f"{there}; fix: name one of them, or return it"
+            f"{available}; fix: name one of them, or return it"
         )
     return sum(weight * parts[name] for name, weight in weights.items())
 
 
 def _plain(value: Any) -> Any:
-    """The number in a scalar of numpy or torch; anything else as it is."""
+    """Return the Python number of a scalar of numpy or torch; other values unchanged."""
     return value.item() if getattr(value, "ndim", None) == 0 else value

@@ -1,6 +1,9 @@
-"""Environments on the command line: their names, checks of their rewards, and a person who plays.
+"""Command line of environments: list names, check rewards, run an episode by hand.
 
-``names`` what can be played · ``policies`` who plays for a check · ``plays`` what was played ·
-``checking`` what a check asks and what it found · ``playing`` a person's play · ``command`` the
-words of the command line.
+- ``command``: arguments and output.
+- ``names``: names of environments and their variants.
+- ``checking``: checks of the rewards.
+- ``policies``, ``check_episodes``, ``constant_actions``: policies of a check and their episodes.
+- ``interactive``: an episode whose actions are typed.
+- ``limits``: limits of time and memory.
 """

@@ -1,14 +1,15 @@
-"""Can the rewards of an environment be believed? Policies of a check, and what it found.
+"""Check of the rewards of an environment. Each policy has a condition that must hold::
 
-    oracle      knows a solution          must succeed at every task, where there is one
-    random      possible actions          must not succeed at most tasks
-    empty       says nothing              must not succeed
-    repeating   one action for ever       must not succeed at most tasks
-    injecting   tags, orders, code, nan   must not succeed
-    constants   frequent answers          none may succeed at most tasks
+    oracle      actions of a solution      succeeds at every task (if there is an oracle)
+    random      admissible actions         does not succeed at most tasks
+    empty       empty text                 never succeeds
+    repeating   the same action each turn  does not succeed at most tasks
+    injecting   tags, orders, code, nan    never succeeds
+    constants   frequent answers           none of them succeeds at most tasks
 
-No policy may break the environment; doing nothing may not earn what the oracle earns; and the same
-task, seed and actions give the same transcript in another process, played in another order.
+No policy may make the environment fail. The empty policy must have a lower return than the oracle.
+The same task, seed and actions must give the same transcript in another process, with the episodes
+in another order.
 """
 
 import asyncio
@@ -39,22 +40,27 @@ ORACLE = "oracle"
 INJECTING = "injecting"
 MUST_NOT_WIN = ("empty", INJECTING)
 MUST_NOT_WIN_MOST = ("random", "repeating")
-NEAR = 40  # characters shown on either side of where two transcripts part
+NEAR = 40  # characters shown before and after the first difference of two transcripts
 TASKS, TASKS_OF_ONE_STEP = 8, 32
-WILSON_SE = 2.0  # standard errors: 97.7% from one side
-WANDERS = 3.0  # times the length of the oracle's plays
+WILSON_SE = 2.0  # standard errors of the interval: one-sided level 97.7%
+WANDERS = 3.0  # a policy wanders if its episodes are this many times longer than the oracle's
 NO_ORACLE = (
-    "no oracle is known, so it may be that no task can be solved; fix: give the environment of the "
-    "package a method gold_path(task) -> list[str] that returns actions which solve the task, or "
-    "the package an expert (docs/environments.md)"
+    "the environment has no oracle, so it is unknown whether its tasks can be solved; fix: add to "
+    "the environment a method gold_path(task) -> list[str] that returns the actions of a solution, "
+    "or an expert to the package (docs/write_environment.md)"
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """What was played, what is wrong (a sentence each), and what could not be checked.
+    """Result of a check.
 
-    ``constant`` is the constant action that succeeded most often; None where none was tried.
+    Attributes:
+        name: Name of the environment.
+        episodes: All episodes of the check, except those of constant actions.
+        problems: One sentence per violated condition.
+        open_questions: One sentence per condition that could not be checked.
+        constant: The constant action that succeeded most often; None if none was tried.
     """
 
     name: str
@@ -71,12 +77,21 @@ def check(
     tasks: int | None = None,
     steps: int = 50,
 ) -> Findings:
-    """Play ``tasks`` tasks of ``split`` with every policy, ``steps`` actions long at most.
+    """Run every policy on tasks of the environment ``name`` and check the rewards.
 
-    ``tasks`` None: 8, or 32 where an episode is one action. Raises ``UnknownEnvironment``,
-    ``MissingExtra``, ``ConfigError`` for ``kwargs`` that the environment does not know,
-    ``OutOfLimits`` where its tasks take too long or too much memory, ``WorkerStartError`` where its
-    process does not start.
+    Args:
+        name: Name of the environment, in any case.
+        kwargs: Keys of its config section.
+        split: Split of the tasks.
+        tasks: Number of tasks. None: 8, or 32 if episodes have one turn.
+        steps: Maximum number of actions of an episode.
+
+    Raises:
+        UnknownEnvironment: The name is unknown.
+        MissingExtra: A dependency is missing.
+        ConfigError: The environment has no such key, or its value is invalid.
+        OutOfLimits: Listing the tasks takes too much time or memory.
+        WorkerStartError: The worker process does not start.
     """
     name = meant(name)
     settings = env_settings(EnvConfig(env_name=name, kwargs=dict(kwargs or {}), max_steps=steps))
@@ -88,88 +103,102 @@ def check(
         raise missing_extra(name, error) from error
     count = tasks or (TASKS_OF_ONE_STEP if settings.one_step else TASKS)
     panel = panel_of(listed, max(count, TASKS_OF_ONE_STEP))
-    game = CheckedEnvironment(name, package, settings, panel[:count], steps, count >= len(listed))
-    wide = replace(game, tasks=panel, all_tasks=len(panel) == len(listed))
-    if not game.tasks:
+    checked = CheckedEnvironment(
+        name, package, settings, panel[:count], steps, count >= len(listed)
+    )
+    wide = replace(checked, tasks=panel, all_tasks=len(panel) == len(listed))
+    if not checked.tasks:
         return Findings(name, [], [f"there are no {split} tasks"], [])
-    return asyncio.run(_checked(game, wide))
+    return asyncio.run(_checked(checked, wide))
 
 
-async def _checked(game: CheckedEnvironment, wide: CheckedEnvironment) -> Findings:
-    env = game.package.make(game.settings)
+async def _checked(checked: CheckedEnvironment, wide: CheckedEnvironment) -> Findings:
+    env = checked.package.make(checked.settings)
     try:
-        with within_limits(f"the gold_path of {game.name}"):
-            knows = oracle(game.package.expert, env, [one for one, _ in game.tasks], game.settings)
+        with within_limits(f"the gold_path of {checked.name}"):
+            oracle_factory = oracle(
+                checked.package.expert, env, [one for one, _ in checked.tasks], checked.settings
+            )
     finally:
         env.close()
-    policies = {**({ORACLE: knows} if knows else {}), **BLIND}
-    plays: list[Play] = []
-    async with _started(game.pool()) as pool:
+    policies = {**({ORACLE: oracle_factory} if oracle_factory else {}), **BLIND}
+    episodes: list[Play] = []
+    async with _started(checked.pool()) as pool:
         for name, make in policies.items():
-            for number in range(len(game.tasks)):
-                plays.append(await play_policy(game, pool, name, make, number))
-        plays += await _injected(game, pool)
-        # More tasks are cheap where an episode is one action, and tell more.
-        tried = wide if all(len(play.actions) <= 1 for play in plays) else game
-        constant, left_open = await try_constants(tried, pool, plays)
-    # In another order: what a play leaves behind must not show in the next one.
-    # Of many plays of one policy the first ones will do.
-    few = [one for name in (*policies, INJECTING) for one in _of(plays, name)[: len(game.tasks)]]
-    backwards = [play for play in reversed(few) if not play.broken]
-    async with _started(game.pool()) as pool:
-        again = [(play, await play_again(pool, play)) for play in backwards]
-    formats, unknown_formats = format_problems(game.package, _of(plays, ORACLE))
-    wrong = [
-        *judged(plays, game.all_tasks),
+            for number in range(len(checked.tasks)):
+                episodes.append(await play_policy(checked, pool, name, make, number))
+        episodes += await _injected(checked, pool)
+        # Single-turn episodes are cheap, so constants are tried on more tasks.
+        tried = wide if all(len(episode.actions) <= 1 for episode in episodes) else checked
+        constant, left_open = await try_constants(tried, pool, episodes)
+    # Repeat in another order: an episode must not depend on the episodes before it.
+    # For each policy the first episodes are enough.
+    to_repeat = [
+        one for name in (*policies, INJECTING) for one in _of(episodes, name)[: len(checked.tasks)]
+    ]
+    reversed_episodes = [episode for episode in reversed(to_repeat) if not episode.broken]
+    async with _started(checked.pool()) as pool:
+        repeated = [(episode, await play_again(pool, episode)) for episode in reversed_episodes]
+    formats, unknown_formats = format_problems(checked.package, _of(episodes, ORACLE))
+    problems = [
+        *judged(episodes, checked.all_tasks),
         *_constant_problem(constant, tried.all_tasks),
         *formats,
-        *differences(again[::-1]),
+        *differences(repeated[::-1]),
     ]
     left_open += [
         *unknown_formats,
-        *_wandering(plays, game.all_tasks),
-        *_never_valid(plays),
-        *([] if knows else [NO_ORACLE]),
+        *_wandering(episodes, checked.all_tasks),
+        *_never_valid(episodes),
+        *([] if oracle_factory else [NO_ORACLE]),
     ]
-    return Findings(game.name, plays, wrong, left_open, constant)
+    return Findings(checked.name, episodes, problems, left_open, constant)
 
 
-async def _injected(game: CheckedEnvironment, pool: EnvironmentPool) -> list[Play]:
-    """Play every task once, and further ones until every injection was said."""
-    injecting = Injecting(game.package)
-    plays: list[Play] = []
-    while len(plays) < len(game.tasks) or injecting.left > 0:
-        number = len(plays) % len(game.tasks)
+async def _injected(checked: CheckedEnvironment, pool: EnvironmentPool) -> list[Play]:
+    """Run the injecting policy on every task, and then until every injection was used."""
+    injecting = Injecting(checked.package)
+    episodes: list[Play] = []
+    while len(episodes) < len(checked.tasks) or injecting.left > 0:
+        number = len(episodes) % len(checked.tasks)
         left = injecting.left
-        plays.append(await play_policy(game, pool, INJECTING, injecting, number))
-        if len(plays) >= len(game.tasks) and injecting.left == left:
-            break  # broken before the first action
-    return plays
+        episodes.append(await play_policy(checked, pool, INJECTING, injecting, number))
+        if len(episodes) >= len(checked.tasks) and injecting.left == left:
+            break  # the environment failed before the first action
+    return episodes
 
 
-def _wins_most(plays: list[Play], all_tasks: bool) -> bool:
-    return is_most(sum(play.won for play in plays), len(plays), all_tasks)
+def _wins_most(episodes: list[Play], all_tasks: bool) -> bool:
+    return is_most(_count_successes(episodes), len(episodes), all_tasks)
 
 
-def _wanders(plays: list[Play], own: list[Play]) -> bool:
-    """Tell whether ``own`` plays are far longer than those of the oracle: in a small world whoever
-    walks about for long enough arrives.
+def _count_successes(episodes: list[Play]) -> int:
+    return sum(episode.won for episode in episodes)
+
+
+def _wanders(episodes: list[Play], policy_episodes: list[Play]) -> bool:
+    """Return True if the episodes are far longer than the oracle's.
+
+    In a small environment, random actions reach the goal if an episode is long enough.
     """
-    known = _of(plays, ORACLE)
-    return bool(known) and _length(own) > WANDERS * _length(known)
+    known = _of(episodes, ORACLE)
+    return bool(known) and _length(policy_episodes) > WANDERS * _length(known)
 
 
-def _length(plays: list[Play]) -> float:
-    return statistics.mean(len(play.actions) for play in plays)
+def _length(episodes: list[Play]) -> float:
+    return statistics.mean(len(episode.actions) for episode in episodes)
 
 
-def _wandering(plays: list[Play], all_tasks: bool) -> list[str]:
+def _wandering(episodes: list[Play], all_tasks: bool) -> list[str]:
     return [
-        f"{policy} succeeds at {sum(play.won for play in own)} of {len(own)} tasks, in "
-        f"{_length(own):.1f} actions; the oracle needs {_length(_of(plays, ORACLE)):.1f}; "
-        "fewer --steps (env.max_steps of a run) show whether that is walking about"
+        f"{policy} succeeds at {_count_successes(policy_episodes)} of {len(policy_episodes)} "
+        f"tasks, in {_length(policy_episodes):.1f} actions; the oracle needs "
+        f"{_length(_of(episodes, ORACLE)):.1f}; "
+        "repeat the check with fewer --steps (env.max_steps of a run) to see whether it only "
+        "succeeds because episodes are long"
         for policy in MUST_NOT_WIN_MOST
-        if _wins_most(own := _of(plays, policy), all_tasks) and _wanders(plays, own)
+        if _wins_most(policy_episodes := _of(episodes, policy), all_tasks)
+        and _wanders(episodes, policy_episodes)
     ]
 
 
@@ -178,25 +207,25 @@ def _constant_problem(constant: Constant | None, all_tasks: bool) -> list[str]:
         return []
     return [
         f"the constant {constant.action!r} succeeds at {constant.successes} of {constant.plays} "
-        "tasks: a policy that reads nothing is rewarded"
+        "tasks: a policy that ignores the observations is rewarded"
     ]
 
 
-def _never_valid(plays: list[Play]) -> list[str]:
-    """Say that the random policy tried nothing that could have earned anything."""
-    random = _of(plays, "random")
-    actions = sum(len(play.actions) for play in random)
-    # One in ten may be valid by chance.
-    if not actions or sum(play.invalid for play in random) < 0.9 * actions:
+def _never_valid(episodes: list[Play]) -> list[str]:
+    """Return a remark if at least 90% of the random policy's actions were invalid."""
+    random = _of(episodes, "random")
+    actions = sum(len(episode.actions) for episode in random)
+    # Up to one in ten may be valid by chance.
+    if not actions or sum(episode.invalid for episode in random) < 0.9 * actions:
         return []
     return [
-        f"nearly all of the {actions} actions of random were invalid, so it shows little; fix: "
-        "list what is possible in info['admissible_actions'] of observations"
+        f"nearly all of the {actions} actions of random were invalid, so its result says little; "
+        "fix: list the valid actions in info['admissible_actions'] of observations"
     ]
 
 
-def _of(plays: Sequence[Play], policy: str) -> list[Play]:
-    return [play for play in plays if play.policy == policy]
+def _of(episodes: Sequence[Play], policy: str) -> list[Play]:
+    return [episode for episode in episodes if episode.policy == policy]
 
 
 @contextlib.asynccontextmanager
@@ -208,51 +237,56 @@ async def _started(pool: EnvironmentPool) -> AsyncIterator[EnvironmentPool]:
         await pool.close()
 
 
-def judged(plays: list[Play], all_tasks: bool = False) -> list[str]:
-    """Return what is wrong with what the policies earned; ``all_tasks``: there are no others."""
-    wrong = [
-        f"{play.policy} broke it on {play.task['task_id']} after {len(play.seen)} answers: "
-        f"{play.broken}"
-        for play in plays
-        if play.broken
+def judged(episodes: list[Play], all_tasks: bool = False) -> list[str]:
+    """Return one sentence per policy whose result violates its condition.
+
+    ``all_tasks`` says that the episodes cover all tasks of the environment.
+    """
+    problems = [
+        f"{episode.policy} made the environment fail on {episode.task['task_id']} after "
+        f"{len(episode.seen)} observations: {episode.broken}"
+        for episode in episodes
+        if episode.broken
     ]
-    for play in plays:
-        if play.policy == ORACLE and not play.won and not play.broken:
-            wrong.append(
-                f"oracle did not win {play.task['task_id']}: {len(play.actions)} actions, "
-                f"the last {play.actions[-1:]}, return {play.earned:g}"
+    for episode in episodes:
+        if episode.policy == ORACLE and not episode.won and not episode.broken:
+            problems.append(
+                f"oracle did not solve {episode.task['task_id']}: {len(episode.actions)} actions, "
+                f"the last {episode.actions[-1:]}, return {episode.earned:g}"
             )
-        if play.policy in MUST_NOT_WIN and play.won:
-            wrong.append(
-                f"{play.policy} won {play.task['task_id']} with {_shortened(play.actions[-1])}, "
-                f"return {play.earned:g}"
+        if episode.policy in MUST_NOT_WIN and episode.won:
+            problems.append(
+                f"{episode.policy} solved {episode.task['task_id']} with "
+                f"{_shortened(episode.actions[-1])}, return {episode.earned:g}"
             )
     for policy in MUST_NOT_WIN_MOST:
-        own = _of(plays, policy)
-        if _wins_most(own, all_tasks) and not _wanders(plays, own):
-            wrong.append(
-                f"{policy} succeeds at {sum(play.won for play in own)} of {len(own)} tasks: a "
-                "policy that reads nothing is rewarded; fix: harder tasks, or fewer steps"
+        policy_episodes = _of(episodes, policy)
+        if _wins_most(policy_episodes, all_tasks) and not _wanders(episodes, policy_episodes):
+            problems.append(
+                f"{policy} succeeds at {_count_successes(policy_episodes)} of "
+                f"{len(policy_episodes)} tasks: a policy that ignores the observations is "
+                "rewarded; fix: harder tasks, or fewer steps"
             )
-    best, nothing = _mean(plays, ORACLE), _mean(plays, "empty")
+    best, nothing = _mean(episodes, ORACLE), _mean(episodes, "empty")
     if best is not None and nothing is not None and nothing >= best:
-        wrong.append(
-            f"empty earns {nothing:g} on average, oracle {best:g}: nothing is to be gained"
+        problems.append(
+            f"the mean return of empty is {nothing:g}, that of oracle {best:g}: solving tasks is "
+            "not rewarded"
         )
-    return wrong
+    return problems
 
 
 def differences(pairs: list[tuple[Play, Play]]) -> list[str]:
-    """Where a play and its repetition in another process part."""
-    found = []
-    for play, other in pairs:
-        parts = _parting(play, other)
-        if parts:
-            found.append(
-                f"the same actions of {play.policy} on {play.task['task_id']} (seed {play.seed}) "
-                f"went another way in another process: {parts}"
+    """Return one sentence per episode whose repetition in another process differs from it."""
+    sentences = []
+    for episode, other in pairs:
+        difference = _parting(episode, other)
+        if difference:
+            sentences.append(
+                f"the same actions of {episode.policy} on {episode.task['task_id']} "
+                f"(seed {episode.seed}) gave another transcript in another process: {difference}"
             )
-    return found
+    return sentences
 
 
 def _shortened(action: str) -> str:
@@ -260,63 +294,70 @@ def _shortened(action: str) -> str:
     return f"{action[: 2 * NEAR]!r}{cut}"
 
 
-def _parting(play: Play, other: Play) -> str:
+def _parting(episode: Play, other: Play) -> str:
     if other.broken:
-        return f"there it broke: {other.broken}"
-    for number, (here, there) in enumerate(zip(play.seen, other.seen, strict=False)):
+        return f"the environment failed there: {other.broken}"
+    for number, (here, there) in enumerate(zip(episode.seen, other.seen, strict=False)):
         for key, value in here.items():
             if value != there[key]:
                 return f"after action {number}, {key} is {_beside(str(value), str(there[key]))}"
-    if len(play.seen) != len(other.seen):
-        return f"{len(play.actions)} actions long here, {len(other.seen) - 1} there"
+    if len(episode.seen) != len(other.seen):
+        return f"{len(episode.actions)} actions here, {len(other.seen) - 1} there"
     return ""
 
 
 def _beside(one: str, other: str) -> str:
-    """Both texts around the first place where they differ."""
+    """Return the parts of both texts around their first difference."""
     same = next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), 0)
     start = max(0, same - NEAR)
     return f"...{one[start : same + NEAR]!r} and ...{other[start : same + NEAR]!r}"
 
 
-def _mean(plays: list[Play], policy: str) -> float | None:
-    returns = [play.earned for play in plays if play.policy == policy and not play.broken]
+def _mean(episodes: list[Play], policy: str) -> float | None:
+    returns = [
+        episode.earned for episode in episodes if episode.policy == policy and not episode.broken
+    ]
     return statistics.mean(returns) if returns else None
 
 
 def returns_table(findings: Findings) -> Table:
-    """A line per policy: plays, won, return, length, actions that were not possible, broken."""
+    """Return a table of the results, with one row per policy.
+
+    The columns are the number of episodes, successes, mean, lowest and highest return, mean number
+    of actions, share of invalid actions, and failed episodes.
+    """
     table = Table(title=findings.name, title_justify="left", box=None, pad_edge=False)
     table.add_column("policy")
-    for title in ("plays", "won", "return", "lowest", "highest", "actions", "invalid", "broken"):
+    titles = ("episodes", "success", "return", "lowest", "highest", "actions", "invalid", "failed")
+    for title in titles:
         table.add_column(title, justify="right")
-    for policy in dict.fromkeys(play.policy for play in findings.plays):
-        plays = [play for play in findings.plays if play.policy == policy]
-        returns = [play.earned for play in plays]
-        actions = sum(len(play.actions) for play in plays)
+    for policy in dict.fromkeys(episode.policy for episode in findings.plays):
+        episodes = [episode for episode in findings.plays if episode.policy == policy]
+        returns = [episode.earned for episode in episodes]
+        actions = sum(len(episode.actions) for episode in episodes)
         table.add_row(
             policy,
-            str(len(plays)),
-            str(sum(play.won for play in plays)),
+            str(len(episodes)),
+            str(_count_successes(episodes)),
             f"{statistics.mean(returns):.3f}",
             f"{min(returns):.3f}",
             f"{max(returns):.3f}",
-            f"{actions / len(plays):.1f}",
-            f"{sum(play.invalid for play in plays) / max(1, actions):.0%}",
-            str(sum(bool(play.broken) for play in plays)),
+            f"{actions / len(episodes):.1f}",
+            f"{sum(episode.invalid for episode in episodes) / max(1, actions):.0%}",
+            str(sum(bool(episode.broken) for episode in episodes)),
         )
     return table
 
 
-def is_most(successes: int, plays: int, all_tasks: bool) -> bool:
-    """Tell whether more than half of all tasks are succeeded at.
+def is_most(successes: int, episodes: int, all_tasks: bool) -> bool:
+    """Return True if more than half of all tasks are solved.
 
-    Where the plays were of some tasks only, it has to hold for the lower end of a Wilson interval:
-    7 of 8, or 22 of 32.
+    If the episodes cover only some tasks, the lower bound of the Wilson interval must exceed one
+    half. This holds from 7 of 8, or 22 of 32.
     """
-    if all_tasks or not plays:
-        return 2 * successes > plays
-    share = successes / plays
-    centre = share + WILSON_SE**2 / (2 * plays)
-    half = WILSON_SE * math.sqrt(share * (1 - share) / plays + WILSON_SE**2 / (4 * plays**2))
-    return (centre - half) / (1 + WILSON_SE**2 / plays) > 0.5
+    if all_tasks or not episodes:
+        return 2 * successes > episodes
+    share = successes / episodes
+    centre = share + WILSON_SE**2 / (2 * episodes)
+    half = WILSON_SE * math.sqrt(share * (1 - share) / episodes + WILSON_SE**2 / (4 * episodes**2))
+    return (centre - half) / (1 + WILSON_SE**2 / episodes) > 0.5

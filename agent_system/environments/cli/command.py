@@ -1,4 +1,4 @@
-"""The words of ``python -m agent_system.environments``."""
+"""Arguments and output of ``python -m agent_system.environments``."""
 
 import argparse
 import sys
@@ -16,16 +16,17 @@ from agent_system.environments.env_registry import MissingExtra, UnknownEnvironm
 from agent_system.environments.jvm import JavaMissing
 from agent_system.environments.pool.failure import WorkerStartError
 
-SHOWN = 80  # characters of a word that cannot be read
-LARGEST = 10**6  # of a number on the command line
-WIDTH = 100  # columns where no terminal says how wide it is
-# Their messages are whole sentences.
+SHOWN = 80  # characters of an invalid argument in a message
+LARGEST = 10**6  # largest number on the command line
+WIDTH = 100  # columns of the output without a terminal
+# Errors whose message needs no type and traceback.
 REFUSED = (UnknownEnvironment, MissingExtra, WorkerStartError, JavaMissing, ValueError, OSError)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Command line; returns the exit status: 0, 1 where a check found something wrong, 2 where the
-    words cannot be followed.
+    """Run the command line and return the exit status.
+
+    The status is 0 for success, 1 if a check found problems, and 2 for invalid arguments.
     """
     words = _read(argv)
     try:
@@ -40,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except REFUSED as error:
         sys.stderr.write(f"{error}\n")
         return 2
-    except Exception as error:  # packages, their files and functions may be the user's own
+    except Exception as error:  # boundary to user code
         sys.stderr.write(f"{_describe_error(error)}\n")
         return 2
     except KeyboardInterrupt:
@@ -56,15 +57,15 @@ def _list(unlisted: bool) -> None:
     marks = remarks()
     lines = [f"{name}\t{marks[name]}" if name in marks else name for name in names]
     sys.stdout.write("\n".join(lines) + "\n")
-    # Not among the names: other programs read them.
+    # The summary goes to stderr, because other programs read the names from stdout.
     sys.stderr.write(
-        f"{len(names)} names; for {len(known)} of them an oracle is known, which solves tasks for "
-        f"check; {len(unlisted_names())} more can be played and are not listed: list --unlisted\n"
+        f"{len(names)} names; {len(known)} of them have an oracle, which solves tasks for check; "
+        f"list --unlisted prints {len(unlisted_names())} more names\n"
     )
 
 
 def report(findings: Findings, console: Console | None = None) -> int:
-    """Print what a check found; 0 where nothing is wrong, else 1."""
+    """Print the result of a check. Return 0 if there are no problems, else 1."""
     console = console or Console()
     if not console.is_terminal:
         console = Console(width=WIDTH, file=console.file)
@@ -75,16 +76,19 @@ def report(findings: Findings, console: Console | None = None) -> int:
         console.print(f"WRONG: {sentence}", markup=False, soft_wrap=True)
     if not findings.wrong:
         best = findings.constant
-        # The constant that succeeded most often, cut to what fits into the line.
+        # Cut the action so that the message fits into the line.
         most = f"; constant {best.action[:12]!r}: {best.successes}/{best.plays}" if best else ""
         console.print(
-            f"nothing is wrong; every play went the same way in another process{most}", markup=False
+            f"nothing is wrong; repeated episodes gave the same transcripts{most}", markup=False
         )
     return 1 if findings.wrong else 0
 
 
 def read_keys(words: Sequence[str]) -> dict[str, Any]:
-    """``["size=5", "reward.path=f.py"]`` as the section they write. Raises ``ValueError``."""
+    """Return the config section that ``KEY=VALUE`` arguments write. Raises ``ValueError``.
+
+    Example: ``["size=5", "reward.path=f.py"]`` gives ``{"size": 5, "reward": {"path": "f.py"}}``.
+    """
     section: dict[str, Any] = {}
     for word in words:
         key, equals, text = word.partition("=")
@@ -96,8 +100,8 @@ def read_keys(words: Sequence[str]) -> dict[str, Any]:
             inner = inner.setdefault(part, {}) if isinstance(inner, dict) else None
         if not isinstance(inner, dict) or last in inner:
             raise ValueError(
-                f"{word!r}: another word sets the same key, or a key above or below it; allowed: "
-                "each key once; fix: leave one of them out"
+                f"{word!r}: another argument sets the same key, or a key above or below it; "
+                "allowed: each key once; fix: remove one of them"
             )
         inner[last] = _read_value(word, text)
     return section
@@ -116,7 +120,7 @@ def _read_value(word: str, text: str) -> Any:
 
 def _read(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = _parser()
-    # argparse gives up on positional words behind an option; they are keys as well.
+    # argparse does not accept positional arguments after an option. They are keys too.
     words, behind = parser.parse_known_args(argv)
     if behind and (words.command == "list" or any(word.startswith("-") for word in behind)):
         parser.error(f"unrecognized arguments: {' '.join(behind)}")
@@ -128,32 +132,40 @@ def _read(argv: Sequence[str] | None) -> argparse.Namespace:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m agent_system.environments",
-        description="The environments: their names, whether their rewards can be believed, a play.",
+        description="List environments, check their rewards, or run an episode by hand.",
     )
     commands = parser.add_subparsers(dest="command", required=True)
-    listed = commands.add_parser(
-        "list", help="every name, one a line, with a remark behind some of them"
+    list_parser = commands.add_parser(
+        "list", help="print all names, one per line, some of them with a remark"
     )
-    listed.add_argument(
-        "--unlisted", action="store_true", help="instead the names that are not, and why"
+    list_parser.add_argument(
+        "--unlisted",
+        action="store_true",
+        help="print the names that are not listed, with the reason",
     )
-    checked = commands.add_parser("check", help="play it with policies that must and must not win")
-    _common(checked)
-    checked.add_argument(
-        "--tasks", type=_positive, help="tasks that each policy plays (8; 32 of one action each)"
+    check_parser = commands.add_parser(
+        "check", help="check the rewards with policies that must or must not succeed"
     )
-    played = commands.add_parser("play", help="play it yourself, an action a line")
-    _common(played)
-    played.add_argument("--task", type=_not_negative, default=0, help="which one, from 0")
+    _common(check_parser)
+    check_parser.add_argument(
+        "--tasks",
+        type=_positive,
+        help="tasks of each policy (default: 8, or 32 if episodes have one turn)",
+    )
+    interactive = commands.add_parser(
+        "play", help="run an episode with actions that you type, one per line"
+    )
+    _common(interactive)
+    interactive.add_argument("--task", type=_not_negative, default=0, help="number of the task")
     return parser
 
 
 def _common(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("name", help="a name of the list, in any case")
-    parser.add_argument("key", nargs="*", help="keys of its section, such as size=5")
-    parser.add_argument("--split", choices=("train", "val"), default="val", help="of which split")
+    parser.add_argument("name", help="name of the environment, in upper or lower case")
+    parser.add_argument("key", nargs="*", help="keys of its config section, such as size=5")
+    parser.add_argument("--split", choices=("train", "val"), default="val", help="split of tasks")
     parser.add_argument(
-        "--steps", type=_positive, default=50, help="actions of an episode, at most"
+        "--steps", type=_positive, default=50, help="maximum number of actions of an episode"
     )
 
 
@@ -172,10 +184,10 @@ def _bounded(text: str, least: int) -> int:
 
 
 def _describe_error(error: BaseException) -> str:
-    """Return kind, message and place of ``error`` in one line; only the message if it has a fix."""
+    """Return type, message and source line of ``error``; only the message if it names a fix."""
     frames = traceback.extract_tb(error.__traceback__)
-    place = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
+    location = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
     message = " ".join(str(error).split()) or "no message"
     if "; fix: " in message:
         return message
-    return f"{type(error).__name__}: {message}{place}"
+    return f"{type(error).__name__}: {message}{location}"

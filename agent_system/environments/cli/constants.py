@@ -1,4 +1,4 @@
-"""Constant actions: a policy that says one of them in every turn must not succeed at most tasks."""
+"""Constant actions: a policy that repeats one of them must not succeed at most tasks."""
 
 import time
 from collections.abc import Sequence
@@ -11,12 +11,12 @@ from agent_system.environments.env import Observation
 from agent_system.environments.package import EnvPackage
 from agent_system.environments.pool.environment_pool import EnvironmentPool
 
-SECONDS = 60.0  # for all constants together
+SECONDS = 60.0  # time limit for all constants together
 
 
 @dataclass(frozen=True, slots=True)
 class Constant:
-    """An action, how many tasks it was played at, and how many of these it succeeded at."""
+    """Result of an action that was repeated in every turn: episodes, and successes among them."""
 
     action: str
     plays: int
@@ -24,59 +24,69 @@ class Constant:
 
 
 async def try_constants(
-    game: CheckedEnvironment, pool: EnvironmentPool, plays: Sequence[Play]
+    checked: CheckedEnvironment, pool: EnvironmentPool, episodes: Sequence[Play]
 ) -> tuple[Constant | None, list[str]]:
-    """Play frequent actions as constants; return the one that succeeded most often, and what could
-    not be tried. ``plays`` are those of other policies, which tell what is frequent.
+    """Run frequent actions as constants.
+
+    ``episodes`` are those of other policies; their actions and observations determine which actions
+    are frequent. Return the constant that succeeded most often, and a sentence if the time was too
+    short for all of them.
     """
-    own = [play for play in plays if play.policy == "oracle"]
+    oracle_episodes = [episode for episode in episodes if episode.policy == "oracle"]
     first = [
-        Observation(play.seen[0]["text"], info=play.seen[0]["info"]) for play in plays if play.seen
+        Observation(episode.seen[0]["text"], info=episode.seen[0]["info"])
+        for episode in episodes
+        if episode.seen
     ]
-    candidates = constants([action for play in own for action in play.actions], first)
+    oracle_actions = [action for episode in oracle_episodes for action in episode.actions]
+    candidates = constants(oracle_actions, first)
     best: Constant | None = None
     ends = time.monotonic() + SECONDS
     for number, action in enumerate(candidates):
         if time.monotonic() > ends:
             left = len(candidates) - number
-            return best, [f"{left} of {len(candidates)} constants were not tried: no time was left"]
-        found = await _played(game, pool, action)
-        if best is None or found.successes > best.successes:
-            best = found
+            return best, [
+                f"{left} of {len(candidates)} constants were not tried within {SECONDS:g} s"
+            ]
+        result = await _played(checked, pool, action)
+        if best is None or result.successes > best.successes:
+            best = result
     return best, []
 
 
-async def _played(game: CheckedEnvironment, pool: EnvironmentPool, action: str) -> Constant:
-    """Play ``action`` at every task, or until it can no longer succeed at most of them."""
+async def _played(checked: CheckedEnvironment, pool: EnvironmentPool, action: str) -> Constant:
+    """Repeat ``action`` in every task. Stop when it cannot succeed at most tasks any more."""
     successes = 0
-    for number in range(len(game.tasks)):
-        play = await play_policy(
-            game, pool, "constant", lambda _begin: lambda _observation: said(action), number
+    for number in range(len(checked.tasks)):
+        episode = await play_policy(
+            checked, pool, "constant", lambda _begin: lambda _observation: said(action), number
         )
-        successes += play.won
-        if 2 * (number + 1 - successes) >= len(game.tasks):
+        successes += episode.won
+        if 2 * (number + 1 - successes) >= len(checked.tasks):
             return Constant(action, number + 1, successes)
-    return Constant(action, len(game.tasks), successes)
+    return Constant(action, len(checked.tasks), successes)
 
 
-def format_problems(package: EnvPackage[Any], plays: Sequence[Play]) -> tuple[list[str], list[str]]:
-    """Compare actions of the oracle with what ``project`` reads of a text that holds them.
+def format_problems(
+    package: EnvPackage[Any], episodes: Sequence[Play]
+) -> tuple[list[str], list[str]]:
+    """Check that ``project`` reads the actions of the oracle from texts that contain them.
 
-    Returns what is wrong, and what could not be checked because the package has no
+    Return problems, and a sentence if the check is impossible because the package has no
     ``format_action``.
     """
-    for play in plays:
-        own = package.for_task(play.task)
-        for action in dict.fromkeys(play.actions):
-            text = str(said(action)) if own.format_action is None else own.format_action(action)
-            read = own.project(text)
+    for episode in episodes:
+        part = package.for_task(episode.task)
+        for action in dict.fromkeys(episode.actions):
+            text = str(said(action)) if part.format_action is None else part.format_action(action)
+            read = part.project(text)
             if read == (action, True):
                 continue
             sentence = f"project({text!r}) is {read!r}, not {(action, True)!r}"
-            if own.format_action is not None:
-                return [f"{sentence}: a policy cannot say what the oracle does"], []
+            if part.format_action is not None:
+                return [f"{sentence}: a policy cannot write the action of the oracle"], []
             return [], [
-                f"{sentence}: the format of answers is not known; fix: give the package "
-                "format_action, a function from an action to the text in which a model writes it"
+                f"{sentence}: the format of answers is unknown; fix: set format_action of the "
+                "package, a function from an action to the text in which a model writes it"
             ]
     return [], []

@@ -1,4 +1,4 @@
-"""Bounds of what an environment may take before its first episode."""
+"""Limits of time and memory for the code of an environment that runs before its first episode."""
 
 import contextlib
 import resource
@@ -11,23 +11,23 @@ GIGABYTES = 8.0
 
 
 class OutOfLimits(ValueError):
-    """An environment took too long, or too much memory, to say what its tasks are."""
+    """Listing the tasks of an environment took too much time or memory."""
 
 
 @contextlib.contextmanager
 def within_limits(what: str) -> Iterator[None]:
-    """Bound the time and the address space of the block. Raises ``OutOfLimits``."""
+    """Limit time and address space of the block. Raises ``OutOfLimits``."""
     before = resource.getrlimit(resource.RLIMIT_AS)
     limit_memory(GIGABYTES)
     try:
         with time_limit(SECONDS, what):
             yield
     except TimeLimit as error:
-        raise OutOfLimits(f"{error}; fix: keys that make fewer or smaller tasks") from error
+        raise OutOfLimits(f"{error}; fix: set keys that make fewer or smaller tasks") from error
     except MemoryError as error:
         raise OutOfLimits(
-            f"{what} asked for more than {GIGABYTES:g} GB; fix: keys that make fewer or smaller "
-            "tasks"
+            f"{what} needs more than {GIGABYTES:g} GB of memory; fix: set keys that make fewer or "
+            "smaller tasks"
         ) from error
     finally:
         resource.setrlimit(resource.RLIMIT_AS, before)

@@ -1,4 +1,4 @@
-"""Every name that can be played, and the one that was meant."""
+"""Names of environments and their variants."""
 
 import logging
 from collections.abc import Callable, Mapping
@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 
 def every_name() -> list[str]:
-    """All registered names in order, each followed by its variants (``NAME/VARIANT``)."""
+    """Return all registered names in order, each followed by its variants (``NAME/VARIANT``)."""
     return [
         name
         for package in sorted(REGISTRY)
@@ -28,21 +28,21 @@ def every_name() -> list[str]:
 
 
 def known_variants(package: str) -> tuple[str, ...]:
-    """What can stand behind the slash; nothing where the library that knows is not installed."""
+    """Return the variants of ``package``. Log a warning and return () if its library is missing."""
     try:
         return tuple(variants_of(package))
     except ImportError as error:
-        logger.warning("%s: its variants are not known here: %s", package, error)
+        logger.warning("the variants of %s cannot be listed: %s", package, error)
         return ()
 
 
 def unlisted_names() -> dict[str, str]:
-    """Names that can be played and are not listed, with the reason."""
+    """Return the names that can be used but are not listed, each with the reason."""
     return _of_variants(lambda package: package.unlisted())
 
 
 def remarks() -> dict[str, str]:
-    """What has to be known of some listed names."""
+    """Return the remarks about listed names."""
     return _of_variants(lambda package: package.remarks())
 
 
@@ -62,8 +62,9 @@ def _texts(name: str, texts: Callable[[EnvPackage[Any]], Mapping[str, str]]) -> 
 
 
 def names_with_oracle() -> tuple[list[str], list[str]]:
-    """Return the listed names whose package says how tasks are solved, by an expert or a
-    ``gold_path``, and all listed names.
+    """Return the listed names that have an oracle, and all listed names.
+
+    The oracle is an expert or a ``gold_path``.
     """
     names = every_name()
     return [name for name in names if _knows(*name.partition("/")[::2])], names
@@ -71,23 +72,24 @@ def names_with_oracle() -> tuple[list[str], list[str]]:
 
 def _knows(package: str, variant: str) -> bool:
     try:
-        found = get_package(package)
+        loaded = get_package(package)
     except (ImportError, LookupError):
         return False
-    known = found.expert is not None or hasattr(found.make, "gold_path")
-    return known and variant not in found.without_oracle
+    known = loaded.expert is not None or hasattr(loaded.make, "gold_path")
+    return known and variant not in loaded.without_oracle
 
 
 def meant(name: str) -> str:
-    """``name`` as it is spelled, whatever its case.
+    """Return ``name`` in the spelling of the registry and of its variants.
 
-    Raises ``UnknownEnvironment`` that names the nearest one.
+    Log a warning for an unlisted variant. Raises ``UnknownEnvironment``, which names the nearest
+    variant.
     """
     resolve(name)
     package, slash, variant = canonical(name).partition("/")
     known = known_variants(package) if slash else ()
     listed_elsewhere = slash and ":" not in name
-    unlisted = _texts(package, lambda found: found.unlisted()) if listed_elsewhere else {}
+    unlisted = _texts(package, lambda loaded: loaded.unlisted()) if listed_elsewhere else {}
     if variant in unlisted:
         logger.warning("%s is not listed: %s", f"{package}/{variant}", unlisted[variant])
         return f"{package}/{variant}"
@@ -98,5 +100,5 @@ def meant(name: str) -> str:
         return f"{package}/{spelled[variant.lower()]}"
     hint = did_you_mean(variant.lower(), spelled)
     raise UnknownEnvironment(
-        f"{package} has no variant {variant!r}{hint} There are: {', '.join(known)}"
+        f"{package} has no variant {variant!r}{hint} Allowed: {', '.join(known)}"
     )

@@ -1,4 +1,4 @@
-"""A person plays: an action a line, until the episode is over or the input ends."""
+"""Interactive episode: the user types one action per line, until the episode or the input ends."""
 
 import sys
 from collections.abc import Iterator, Mapping
@@ -20,11 +20,11 @@ from agent_system.environments.prompts import Prompts, prompts_for
 from agent_system.environments.tasks import panel_of
 from verl.config.schema.env import EnvConfig
 
-SHOWN = 20  # possible actions that are listed
+SHOWN = 20  # maximum number of admissible actions that are printed
 
 
 class NoSuchTask(ValueError):
-    """The environment has fewer tasks than the number that was asked for."""
+    """Task number that is not below the number of tasks."""
 
 
 def play(
@@ -36,10 +36,10 @@ def play(
     lines: TextIO | None = None,
     console: Console | None = None,
 ) -> bool:
-    """Let a person play task ``number`` of the panel of ``split``; whether it was won.
+    """Run task ``number`` of the validation order of ``split`` with typed actions.
 
-    Actions are read from ``lines`` (standard input), also where that is no terminal. Raises what
-    ``check`` raises, and ``NoSuchTask``.
+    Actions are read from ``lines`` (default: standard input), which need not be a terminal. Return
+    True for a success. Raises what ``check_environment`` raises, and ``NoSuchTask``.
     """
     name = meant(name)
     settings = env_settings(EnvConfig(env_name=name, kwargs=dict(kwargs or {}), max_steps=steps))
@@ -57,7 +57,7 @@ def play(
             )
         task, seed = panel[number]
         console = console or Console()
-        console.print(f"{task['task_id']}; the end of the input (Ctrl-D) leaves", style="dim")
+        console.print(f"{task['task_id']}; end the input (Ctrl-D) to stop", style="dim")
         first = now(env.reset(task, seed))
         _introduce(console, prompts_for(package.prompts(settings), first), first)
         return _played(env, first, _typed(lines or sys.stdin, console), console, steps)
@@ -74,14 +74,14 @@ def _introduce(console: Console, prompts: Prompts, first: Observation) -> None:
 
 
 def _typed(lines: TextIO, console: Console) -> Iterator[str]:
-    """The lines that are typed, after a prompt each."""
+    """Yield the lines of the input. Print a prompt before each."""
     while True:
         console.print("> ", end="", style="bold")
         line = lines.readline()
         if not line:
             console.print()
             return
-        # Without a terminal nobody sees what was typed.
+        # A pipe does not echo its input, so print it.
         if not lines.isatty():
             console.print(Text(line.rstrip("\n")))
         yield line.strip()
@@ -95,25 +95,26 @@ def _played(
         _show(console, observation)
         action = next(actions, None)
         if action is None:
-            console.print(f"left after {number - 1} actions; return {earned:g}")
+            console.print(f"stopped after {number - 1} actions; return {earned:g}")
             return False
         observation, reward, done, info = now(env.step(action))
         earned += reward
         if not info.get("is_action_valid", True):
-            console.print("that is not possible here", style="yellow")
+            console.print("this action is not valid here", style="yellow")
         if done:
             _show(console, observation, over=True)
             won = bool(info.get("won"))
-            console.print(f"{'won' if won else 'lost'} after {number} actions; return {earned:g}")
+            outcome = "success" if won else "no success"
+            console.print(f"{outcome} after {number} actions; return {earned:g}")
             return won
-    console.print(f"over after {steps} actions, not won; return {earned:g}")
+    console.print(f"ended after {steps} actions, no success; return {earned:g}")
     return False
 
 
 def _show(console: Console, observation: Observation, over: bool = False) -> None:
-    # As text: rich would read square brackets as markup.
+    # Print as text: rich would read square brackets as markup.
     console.print(Text(observation.text))
     possible = [] if over else list(observation.info.get("admissible_actions") or ())
     if possible:
         more = f" and {len(possible) - SHOWN} more" if len(possible) > SHOWN else ""
-        console.print(Text(f"possible: {', '.join(possible[:SHOWN])}{more}", style="dim"))
+        console.print(Text(f"valid actions: {', '.join(possible[:SHOWN])}{more}", style="dim"))

@@ -1,4 +1,4 @@
-"""Plays of a check: in worker processes, with deadlines, and word for word as they went."""
+"""Episodes of a check, in worker processes with deadlines, with their complete transcripts."""
 
 import random
 from collections.abc import Callable, Sequence
@@ -21,24 +21,26 @@ STEP_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class CheckedEnvironment:
-    """What is played, for how long."""
+    """Environment of a check, with its tasks and the maximum length of an episode."""
 
     name: str
     package: EnvPackage[Any]
     settings: EnvSettings
-    tasks: Sequence[tuple[Task, int]]  # each with its environment's seed
+    tasks: Sequence[tuple[Task, int]]  # task and environment seed
     max_steps: int
-    all_tasks: bool = False  # there are no others
+    all_tasks: bool = False  # ``tasks`` are all tasks of the split
 
     def pool(self) -> EnvironmentPool:
-        """A fresh process of one environment."""
+        """Return a new pool of one process with one environment."""
         return EnvironmentPool(self.name, self.settings, 1, 1, RESET_S, STEP_S, placement="process")
 
 
 @dataclass(slots=True)
 class Play:
-    """One play. ``seen`` has the first observation and what every action brought about, as plain
-    values; ``broken`` says what the environment died of, where it did.
+    """Episode of a check.
+
+    ``transcript`` contains the first observation and the result of every action, as plain values.
+    ``failure`` is the message if the environment failed.
     """
 
     policy: str
@@ -51,71 +53,84 @@ class Play:
 
     @property
     def earned(self) -> float:
-        """The sum of the rewards."""
+        """Return of the episode: the sum of its rewards."""
         return sum(moment["reward"] for moment in self.seen if "reward" in moment)
 
     @property
     def won(self) -> bool:
-        """Whether it ended won."""
+        """True if the last env step reported a success."""
         return bool(self.seen) and bool(self.seen[-1].get("won"))
 
     @property
     def invalid(self) -> int:
-        """Actions that were not well formed, or not possible."""
+        """Number of actions that were not well formed or not valid."""
         valid = [bool(moment.get("valid")) for moment in self.seen[1:]]
         return sum(not (a and b) for a, b in zip(self.well_formed, valid, strict=False))
 
 
 async def play_policy(
-    game: CheckedEnvironment,
+    checked: CheckedEnvironment,
     pool: EnvironmentPool,
     name: str,
     make: Callable[[Beginning], Policy],
     number: int,
 ) -> Play:
-    """Let a policy play task ``number`` to its end, or for ``max_steps`` actions."""
-    task, seed = game.tasks[number]
-    play = Play(name, task, seed)
-    rng = random.Random(derive_seed("check", name, task["task_id"], seed))
+    """Run a policy on task ``number`` until the episode is done, or for ``max_steps`` actions."""
+    task, seed = checked.tasks[number]
+    episode = Play(name, task, seed)
     try:
-        # A session each: after a play that broke it, the pool has another process ready.
+        # One session per episode: the pool replaces an environment that failed.
         async with pool.session() as session:
-            observation = await session.reset(task, seed)
-            play.seen.append(_seen(observation))
-            package = game.package.for_task(task)
-            policy = make(Beginning(game.settings, task, observation, rng))
-            for _ in range(game.max_steps):
-                text = policy(observation)
-                known = isinstance(text, Said)
-                action, well_formed = (text.action, True) if known else package.project(text)
-                play.actions.append(action)
-                play.well_formed.append(well_formed)
-                observation, done = await _step(play, session, action)
-                if done:
-                    break
+            await _run_turns(checked, episode, session, make)
     except EnvFailure as failure:
-        play.broken = str(failure)
-    return play
+        episode.broken = str(failure)
+    return episode
+
+
+async def _run_turns(
+    checked: CheckedEnvironment,
+    episode: Play,
+    session: PoolSession,
+    make: Callable[[Beginning], Policy],
+) -> None:
+    rng = random.Random(derive_seed("check", episode.policy, episode.task["task_id"], episode.seed))
+    observation = await session.reset(episode.task, episode.seed)
+    episode.seen.append(_seen(observation))
+    package = checked.package.for_task(episode.task)
+    policy = make(Beginning(checked.settings, episode.task, observation, rng))
+    for _ in range(checked.max_steps):
+        text = policy(observation)
+        known = isinstance(text, Said)
+        action, well_formed = (text.action, True) if known else package.project(text)
+        episode.actions.append(action)
+        episode.well_formed.append(well_formed)
+        observation, done = await _step(episode, session, action)
+        if done:
+            return
 
 
 async def play_again(pool: EnvironmentPool, old: Play) -> Play:
-    """The same task, seed and actions once more."""
-    play = Play(old.policy, old.task, old.seed)
+    """Repeat the task, seed and actions of ``old`` and return the new episode."""
+    episode = Play(old.policy, old.task, old.seed)
     try:
         async with pool.session() as session:
-            play.seen.append(_seen(await session.reset(old.task, old.seed)))
-            for action in old.actions:
-                _, done = await _step(play, session, action)
-                if done:
-                    break
+            await _repeat_actions(episode, session, old.actions)
     except EnvFailure as failure:
-        play.broken = str(failure)
-    return play
+        episode.broken = str(failure)
+    return episode
 
 
-async def _step(play: Play, session: PoolSession, action: str) -> tuple[Observation, bool]:
+async def _repeat_actions(episode: Play, session: PoolSession, actions: Sequence[str]) -> None:
+    episode.seen.append(_seen(await session.reset(episode.task, episode.seed)))
+    for action in actions:
+        _, done = await _step(episode, session, action)
+        if done:
+            return
+
+
+async def _step(episode: Play, session: PoolSession, action: str) -> tuple[Observation, bool]:
     observation, reward, done, info = await session.step(action)
-    play.seen.append(
+    episode.seen.append(
         {
             **_seen(observation),
             "reward": reward,
@@ -139,7 +154,7 @@ def _seen(observation: Observation) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """``value`` with lists in place of arrays, which do not compare as a whole."""
+    """Return ``value`` with lists instead of arrays, which ``==`` compares by element."""
     if isinstance(value, dict):
         return {key: _plain(one) for key, one in value.items()}
     return value.tolist() if isinstance(value, np.ndarray) else value

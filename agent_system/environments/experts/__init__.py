@@ -1,1 +1,1 @@
-"""Expert policies of environments and the demonstrations that they make."""
+"""Experts of environments, and the demonstrations that they make."""

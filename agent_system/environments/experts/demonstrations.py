@@ -1,19 +1,19 @@
-"""Demonstrations: episodes of an environment's expert whose steps carry thinking levels in balance.
+"""Demonstrations: episodes of an environment's expert, with thinking levels drawn for each turn.
 
-One JSONL line per won episode (lost ones as well where the expert says so), on training tasks or
-tasks of their own (see ``Expert``)::
+The file has one JSON line per successful episode, or per episode if the expert keeps unsuccessful
+ones. The fields are:
 
-    {"task_id": str, "data_source": str, "kind": str,  # "kind" where tasks have one
-     "levels": [int | None, ...], "slack": [bool, ...], "slips": [bool, ...],  # one per step
-     "messages": [{"role": "user" | "assistant" | "system", "content": str}, ...]}
+- ``task_id``, ``data_source``, and ``kind`` if the task has it: strings of the task.
+- ``levels``: int or None for each turn.
+- ``slack``, ``slips``: bool for each turn. They mark useless and invalid actions.
+- ``messages``: dicts with ``role`` and ``content``.
 
-The user messages are what the package's prompts say in a rollout with ``append`` history and levels
-asked for; as with ``window`` history every step is a line of its own, whose one user message is the
-whole prompt. The assistant messages have exactly the rollout's form, such as
-``<level>2</level><think>need mug.</think><action>look</action>``. Level 1 thinks nothing, 2 notes
-the situation, 3 adds what was tried, 4 adds the plan, whose first part is the action; an expert may
-write the thoughts of levels itself. Training on the assistant messages alone teaches format, game
-and levels.
+User messages are the prompts of a rollout with ``append`` history. With the option ``window`` they
+are those of ``window`` history: each turn is a separate line with one user message. Assistant
+messages have the form of a rollout, such as
+``<level>2</level><think>need mug.</think><action>look</action>``.
+A thought of level 1 is empty. Level 2 has the situation, level 3 adds the last action and its
+result, and level 4 adds the plan. An expert may write the thoughts itself.
 """
 
 import hashlib
@@ -44,33 +44,33 @@ from verl.utils.seeds import derive_seed
 logger = logging.getLogger(__name__)
 
 LEVELS = (1, 2, 3, 4)
-# Of an episode, where the settings do not say.
+# Maximum turns of an episode if the settings have no ``max_steps``.
 MAX_STEPS = 15
-# That a worker is handed, at most: few, so that the last one to finish is not waited for long.
+# Maximum tasks per call of a worker. Small chunks keep the wait for the last worker short.
 TASKS_AT_A_TIME = 32
-TIMEOUT_S = 1800
+TIMEOUT_S = 1800  # for all demonstrations
 
 
 class NoExpert(ValueError):
-    """Nobody can play the environment; the message names the environments that have an expert."""
+    """Environment without an expert. The message names the environments that have one."""
 
 
 @dataclass(frozen=True, slots=True)
 class DemonstrationOptions:
-    """What makes two files of demonstrations of one environment differ, besides its settings."""
+    """Options of a demonstration file, in addition to the settings of the environment."""
 
     num_episodes: int
     seed: int
     noise: Noise
     levels: tuple[int, ...]
     needed_level_share: float = 0.0
-    # Past steps that a prompt shows, where every step is a row; None: an episode is a row.
+    # Past turns in the prompt of each turn, which is one line. None: an episode is one line.
     window: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class DemonstrationTask:
-    """What a worker is asked to play: a task so many times, the seed of its episodes, and how."""
+    """Task to demonstrate ``repetitions`` times, with the seed and options of its episodes."""
 
     task: Task
     repetitions: int
@@ -78,33 +78,34 @@ class DemonstrationTask:
     shape: DemonstrationOptions
 
 
-# ---------------------------------------------------------------------- who has an expert
+# ---------------------------------------------------------------------- experts
 
 
 def expert_of(env_name: str) -> Expert:
-    """The expert of the environment.
+    """Return the expert of the environment.
 
-    Raises ``NoExpert`` where it has none, and what ``get_package`` raises.
+    Raises ``NoExpert`` if it has none, and what ``get_package`` raises.
     """
     expert = get_package(env_name).expert
     if expert is None:
         raise NoExpert(
-            f"no expert plays {env_name!r}; environments with one: {', '.join(with_expert())}"
+            f"environment {env_name!r} has no expert; allowed: environments with one: "
+            f"{', '.join(with_expert())}"
         )
     return expert
 
 
 def with_expert() -> list[str]:
-    """Names of the registered environments that have an expert and are installed."""
-    found = []
+    """Return the names of the installed registered environments that have an expert."""
+    names = []
     for name in sorted(REGISTRY):
         try:
             package = get_package(name)
         except MissingExtra:
             continue
         if package.expert is not None:
-            found.append(name)
-    return found
+            names.append(name)
+    return names
 
 
 # ---------------------------------------------------------------------- writing
@@ -123,25 +124,26 @@ def write_demonstrations(
     needed_level_share: float = 0.0,
     window: int | None = None,
 ) -> Path:
-    """Play ``num_episodes`` expert episodes and write the won ones; return the JSONL file.
+    """Run ``num_episodes`` episodes of the expert, write the successful ones, return the file.
 
     Args:
-        env_name: The environment, as the registry knows it.
-        settings: Its settings; ``max_steps`` in them bounds an episode.
-        out_dir: Where the file goes. Its name is a hash of all that shapes it, and an existing file
-            is returned at once.
-        num_episodes: Episodes played. Where there are fewer tasks, each is played several times.
-        seed: Of what the expert leaves to chance.
-        num_workers: Processes that play; 0: this one. The lines do not depend on it.
-        slack, slips: As in ``Noise``.
-        levels: The thinking levels to draw from; none: actions alone, and prompts that ask for no
-            levels.
-        needed_level_share: Share of the steps that take the level the expert calls needed.
-        window: Past steps that a prompt shows, as in a rollout with ``window`` history: every step
-            is then a line of its own. None: ``append`` history, an episode is a line.
+        env_name: Name of the environment.
+        settings: Its settings. ``max_steps`` is the maximum length of an episode.
+        out_dir: Directory of the file. The name of the file is a hash of all options and settings;
+            an existing file is returned immediately.
+        num_episodes: Number of episodes. Tasks are repeated if there are fewer.
+        seed: Seed of the expert's random choices.
+        num_workers: Number of worker processes; 0 runs in this process. The file does not depend on
+            it.
+        useless_share, invalid_share: Fields of ``Noise``.
+        levels: Thinking levels to draw from. Empty: actions only, and prompts without levels.
+        needed_level_share: Share of turns that use the level that the expert names as needed.
+        window: Past turns in a prompt, as with ``window`` history; every turn is then one line.
+            None: ``append`` history, an episode is one line.
 
-    Raises ``NoExpert`` for an environment without expert, ``ValueError`` for settings that cannot
-    work or where no episode was won.
+    Raises:
+        NoExpert: The environment has no expert.
+        ValueError: The options are invalid, or no episode was successful.
     """
     expert = expert_of(env_name)
     noise = Noise(slack, slips)
@@ -150,7 +152,7 @@ def write_demonstrations(
     )
     _check_options(env_name, expert, settings, shape)
     path = Path(out_dir) / f"demonstrations-{_hash(env_name, expert, settings, shape)}.jsonl"
-    # The name is a hash of all that shapes the file, and a file appears whole or not at all.
+    # An existing file is complete, because it is written atomically.
     if path.exists():
         logger.info("demonstrations: re-using %s", path)
         return path
@@ -159,15 +161,13 @@ def write_demonstrations(
     kept = [line for line in lines if line is not None]
     if not kept:
         raise ValueError(
-            f"demonstrations: none of {num_episodes} episodes was won within "
-            f"{_max_steps(settings)} steps; allow more (env.max_steps), or less noise (data.noise)"
+            f"demonstrations: none of {num_episodes} episodes was successful within "
+            f"{_max_steps(settings)} turns; fix: raise env.max_steps, or lower data.noise"
         )
     with atomic_write(path) as file:
         file.writelines(line + "\n" for line in kept)
-    said = "played" if expert.keeps_lost else "won"
-    logger.info(
-        "demonstrations: %d of %d episodes %s, written to %s", len(kept), num_episodes, said, path
-    )
+    outcome = "finished" if expert.keeps_lost else "successful"
+    logger.info("demonstrations: %d of %d episodes %s: %s", len(kept), num_episodes, outcome, path)
     return path
 
 
@@ -175,30 +175,35 @@ def _check_options(
     env_name: str, expert: Expert, settings: EnvSettings, options: DemonstrationOptions
 ) -> None:
     """Raise ``ValueError`` for options that contradict the expert or each other."""
-    slack, slips = options.noise.slack, options.noise.slips
-    sound = options.num_episodes >= 1 and min(slack, slips) >= 0 and slack + slips < 1
-    if not sound or not set(options.levels) <= set(expert.levels):
+    useless, invalid = options.noise.slack, options.noise.slips
+    is_valid = options.num_episodes >= 1 and min(useless, invalid) >= 0 and useless + invalid < 1
+    if not is_valid or not set(options.levels) <= set(expert.levels):
         raise ValueError(
-            "demonstrations need num_episodes >= 1, slack and slips >= 0 that sum to less than 1, "
-            f"and levels among {_range(expert.levels)}, not {options.num_episodes}, {slack}, "
-            f"{slips} and {list(options.levels)}"
+            f"demonstrations with num_episodes={options.num_episodes}, noise {useless} (useless "
+            f"actions) and {invalid} (invalid actions), levels {list(options.levels)}; allowed: "
+            "num_episodes of 1 or more, noise of 0 or more with a sum below 1, and levels among "
+            f"{_range(expert.levels)}"
         )
     share = options.needed_level_share
-    tells = expert.tells_needed_level(settings)
-    if not 0 <= share <= 1 or (share and not tells):
-        raise ValueError(
-            f"needed_level_share={share}: allowed is a share from 0 to 1, and 0 alone "
-            f"for {env_name!r}, whose expert "
-            f"{'tells' if tells else 'does not tell'} which level is needed"
+    names_level = expert.tells_needed_level(settings)
+    if not 0 <= share <= 1 or (share and not names_level):
+        allowed = (
+            "0 to 1"
+            if names_level
+            else f"0, because the expert of {env_name!r} does not name the needed level"
         )
+        raise ValueError(f"needed_level_share={share}; allowed: {allowed}")
 
 
 def plan_of(
     package: EnvPackage, expert: Expert, settings: EnvSettings, shape: DemonstrationOptions
 ) -> list[DemonstrationTask]:
-    """Which task is played how often: next to each other, so that a hold-out takes few tasks."""
+    """Return the tasks to demonstrate with their repetitions.
+
+    Episodes of a task are consecutive in the file, so that held-out lines come from few tasks.
+    """
     repetitions = expert.episodes_per_task
-    # Rounded up, as below; the surplus is cut off after playing.
+    # Round up, as below. The caller drops the surplus episodes.
     count = -(-shape.num_episodes // repetitions)
     tasks = expert.tasks(settings, count) if expert.tasks else _training_tasks(package, settings)
     if len(tasks) < count:
@@ -211,8 +216,8 @@ def plan_of(
 
 
 def _training_tasks(package: EnvPackage, settings: EnvSettings) -> list[Task]:
-    """The training tasks in an order of their own, so that a part of them is a fair sample."""
-    # A package may list tasks of a kind together: the first so many would be one-sided.
+    """Return the training tasks in a random, fixed order."""
+    # A package may list tasks by kind, so the first ones would not be representative.
     tasks = package.tasks(settings, "train")
     return sorted(tasks, key=lambda task: derive_seed("demonstrations", task["task_id"]))
 
@@ -221,7 +226,7 @@ def _hash(env_name: str, expert: Expert, settings: EnvSettings, shape: Demonstra
     key = expert.key(settings) if expert.key else _key(env_name, expert, settings)
     noise = asdict(shape.noise)
     shaping = [shape.num_episodes, shape.seed, *noise.values(), shape.levels]
-    # Files that were written before there was a share keep their names.
+    # Without a share the hash is that of files from before this option existed.
     shaping += [shape.needed_level_share] if shape.needed_level_share else []
     shaping += [] if shape.window is None else ["window", shape.window]
     text = json.dumps([*key, *shaping], sort_keys=True, default=str)
@@ -233,7 +238,7 @@ def _key(env_name: str, expert: Expert, settings: EnvSettings) -> list[Any]:
     module, colon, _ = env_name.partition(":")
     if not colon:
         return key
-    # Of the user's own: it changes from try to try, and nobody raises a version for that.
+    # Include the source of a user's module, which changes without a new ``version``.
     try:
         return [*key, inspect.getsource(importlib.import_module(module))]
     except OSError:  # compiled, or made at run time
@@ -248,34 +253,34 @@ def _max_steps(settings: EnvSettings) -> int:
     return settings.max_steps or MAX_STEPS
 
 
-# ---------------------------------------------------------------------- playing
+# ---------------------------------------------------------------------- episodes
 
 
 def _play_all(
     env_name: str, settings: EnvSettings, plan: list[DemonstrationTask], num_workers: int
 ) -> list[str | None]:
-    """A line per episode in the order of ``plan``; ``None`` for one that is left out."""
-    # Workers import the package from where it lives: names registered at run time are not theirs.
-    place = resolve(env_name).target
+    """Return one line per episode in the order of ``plan``; None for an episode to omit."""
+    # Pass the import path: workers do not know names that were registered at run time.
+    target = resolve(env_name).target
     if num_workers == 0:
-        return play_tasks(place, settings, plan)
-    episodes = sum(play.repetitions for play in plan)
-    # At least one chunk for each worker, where there are tasks enough.
+        return play_tasks(target, settings, plan)
+    episodes = sum(part.repetitions for part in plan)
+    # Make at least one chunk per worker if there are enough tasks.
     size = max(1, min(TASKS_AT_A_TIME, -(-len(plan) // num_workers)))
     chunks = [plan[start : start + size] for start in range(0, len(plan), size)]
     # A fork would copy the threads of torch and Ray.
     context = multiprocessing.get_context("spawn")
     pool = ProcessPoolExecutor(num_workers, mp_context=context, initializer=die_with_parent)
     try:
-        places = [place] * len(chunks)
+        targets = [target] * len(chunks)
         copies = [settings] * len(chunks)
         lines: list[str | None] = []
         with Progress("demonstrations", episodes, "episodes") as progress:
-            for chunk in pool.map(play_tasks, places, copies, chunks, timeout=TIMEOUT_S):
+            for chunk in pool.map(play_tasks, targets, copies, chunks, timeout=TIMEOUT_S):
                 lines += chunk
                 progress.to(len(lines))
     finally:
-        # All is played, or one of them hangs: then waiting for it would be for ever.
+        # Kill the workers: ``shutdown`` would wait for ever for one that hangs.
         for process in list((pool._processes or {}).values()):
             process.kill()
         pool.shutdown(wait=False, cancel_futures=True)
@@ -283,34 +288,34 @@ def _play_all(
 
 
 def play_tasks(
-    place: str, settings: EnvSettings, plan: list[DemonstrationTask]
+    import_path: str, settings: EnvSettings, plan: list[DemonstrationTask]
 ) -> list[str | None]:
-    """The episodes of ``plan`` as JSON lines; ``None`` for one that was lost, where the expert does
-    not keep those.
+    """Return the episodes of ``plan`` as JSON lines, in the worker process.
 
-    ``place`` is the package's ``module:attribute``.
+    An episode without success is None unless the expert keeps those. ``import_path`` is the
+    ``module:attribute`` of the package.
     """
-    package = get_package(place)
-    expert = expert_of(place)
+    package = get_package(import_path)
+    expert = expert_of(import_path)
     env = package.make(settings)
     prompts = package.prompts(settings)
     lines: list[str | None] = []
     try:
-        for play in plan:
-            for repetition in range(play.repetitions):
-                # Of task and repetition alone: the number of workers must not show in the lines.
-                seed = derive_seed(play.seed, repetition)
-                first = now(env.reset(play.task, derive_seed(seed, "env") & SEED_BITS))
+        for part in plan:
+            for repetition in range(part.repetitions):
+                # The seed depends on task and repetition, not on the number of workers.
+                seed = derive_seed(part.seed, repetition)
+                first = now(env.reset(part.task, derive_seed(seed, "env") & SEED_BITS))
                 rng = random.Random(seed)
-                player = expert.start(
-                    EpisodeStart(settings, play.task, first, rng, play.shape.noise)
+                policy = expert.start(
+                    EpisodeStart(settings, part.task, first, rng, part.shape.noise)
                 )
-                draw = LevelDraw(play.shape.levels, rng, play.shape.needed_level_share)
-                asks = bool(play.shape.levels)
-                episode = ExpertEpisode(env, prompts, play.task, first, asks, play.shape.window)
-                won = episode.run(player, draw, _max_steps(settings))
-                # What is left out keeps its place: the caller counts episodes, not lines.
-                kept = won or expert.keeps_lost
+                draw = LevelDraw(part.shape.levels, rng, part.shape.needed_level_share)
+                asks = bool(part.shape.levels)
+                episode = ExpertEpisode(env, prompts, part.task, first, asks, part.shape.window)
+                is_success = episode.run(policy, draw, _max_steps(settings))
+                # Add None for an omitted episode: the caller counts episodes.
+                kept = is_success or expert.keeps_lost
                 rows = "\n".join(json.dumps(row) for row in episode.rows())
                 lines.append(rows if kept else None)
     finally:

@@ -1,4 +1,4 @@
-"""An expert's episode: what its thoughts and actions read like, and the rows an episode becomes."""
+"""Episode of an expert: the text of its thoughts and actions, and the rows of the episode."""
 
 import asyncio
 import inspect
@@ -12,31 +12,37 @@ from agent_system.environments.expert_protocol import Decision, ExpertPlayer
 from agent_system.environments.prompts import Prompts
 from agent_system.memory import WindowMemory
 
-FACTS = ("task_id", "data_source", "kind")  # of a task that a row repeats
+FACTS = ("task_id", "data_source", "kind")  # fields of the task that are copied into a row
 
 
 def thought(level: int, decision: Decision) -> str:
-    """The thought of ``level`` about a decision: the expert's own, or one that says all that the
-    level below says, and more.
+    """Return the thought of ``level``: the expert's, or the first ``level`` - 1 parts.
+
+    The parts are situation, last action and plan::
+
+        level 1: ""
+        level 2: "at 4."
+        level 3: "at 4. did left."
+        level 4: "at 4. did left. plan right."
     """
-    own = decision.thoughts.get(level)
-    if own is not None:
-        return own.text
-    # Level 1 thinks nothing: place 0 is a stand-in that no level takes.
+    thought_of_expert = decision.thoughts.get(level)
+    if thought_of_expert is not None:
+        return thought_of_expert.text
+    # Index 0 is unused: level 1 has an empty thought.
     parts = ("", decision.situation, decision.tried, f"plan {decision.plan}")
     return " ".join(f"{part}." for part in parts[1:level])
 
 
 def action_of(level: int | None, decision: Decision) -> str:
-    """The action that follows from the thought of ``level``."""
-    own = None if level is None else decision.thoughts.get(level)
-    return decision.action if own is None else own.action
+    """Return the action that follows from the thought of ``level``."""
+    thought_of_expert = None if level is None else decision.thoughts.get(level)
+    return decision.action if thought_of_expert is None else thought_of_expert.action
 
 
 def render(level: int | None, decision: Decision) -> str:
-    """The assistant message: exactly what a rollout's response looks like.
+    """Return the assistant message, in the form of a rollout's response.
 
-    Without a level, the action alone.
+    Without a level it is the action only.
     """
     action = f"<action>{action_of(level, decision)}</action>"
     if level is None:
@@ -46,10 +52,10 @@ def render(level: int | None, decision: Decision) -> str:
 
 @dataclass(frozen=True, slots=True)
 class LevelDraw:
-    """Draws a level for every decision: the needed one with probability ``needed_share``, else one
-    of ``levels`` uniformly, whatever went before, so that the policy learns the odds and no order.
+    """Sampler of the thinking level of a turn.
 
-    Without levels, ``None`` for ever.
+    It is the needed level with probability ``needed_share``, else uniform over ``levels``. Draws
+    are independent, so that the policy does not learn a sequence. Without ``levels`` it is None.
     """
 
     levels: Sequence[int]
@@ -57,10 +63,10 @@ class LevelDraw:
     needed_share: float = 0.0
 
     def __call__(self, decision: Decision) -> int | None:
-        """The level of ``decision``."""
+        """Return a level for the turn of ``decision``."""
         if not self.levels:
             return None
-        # No draw where nothing hangs on it: every further one would change all files.
+        # Without a share, draw nothing: an additional draw would change existing files.
         prefers = self.needed_share > 0 and self.rng.random() < self.needed_share
         if prefers and decision.needed_level in self.levels:
             return decision.needed_level
@@ -68,8 +74,10 @@ class LevelDraw:
 
 
 class ExpertEpisode:
-    """One expert episode as it is played, and the rows it becomes: one where ``window`` is None, as
-    with ``append`` history; else one for each step, whose prompt shows so many past steps.
+    """Episode of an expert, and its rows.
+
+    With ``window=None`` the episode is one row, as with ``append`` history. Otherwise every turn
+    is a row, and its prompt has the last ``window`` turns. ``asks_levels``: prompts ask for levels.
     """
 
     def __init__(
@@ -86,7 +94,7 @@ class ExpertEpisode:
         self.task = task
         self.first = first
         self.asks = asks
-        # What the policy reads at each step, where a step stands alone.
+        # Past turns and prompts, if every turn is a row.
         self.memory = None if window is None else WindowMemory(window)
         self.asked: list[str] = []
         self.levels: list[int | None] = []
@@ -96,15 +104,16 @@ class ExpertEpisode:
         self._say("user", prompts.first(first, asks))
 
     def run(
-        self, player: ExpertPlayer, draw: Callable[[Decision], int | None], max_steps: int
+        self, policy: ExpertPlayer, draw: Callable[[Decision], int | None], max_steps: int
     ) -> bool:
-        """Play to the end, or for ``max_steps`` steps, on levels that ``draw`` chooses; whether it
-        was won.
+        """Run the episode until it is done or has ``max_steps`` turns. Return True for a success.
+
+        ``draw`` returns the level of each decision.
         """
         observation = self.first
         for _ in range(max_steps):
-            decision = player.act()
-            # After the expert's own draws: the order decides what every file holds.
+            decision = policy.act()
+            # Draw after the expert: the order of draws determines the file.
             level = draw(decision)
             action = action_of(level, decision)
             self.levels.append(level)
@@ -114,21 +123,21 @@ class ExpertEpisode:
             observation, _, done, info = now(self.env.step(action))
             if done:
                 return bool(info["won"])
-            player.observe(action, observation)
+            policy.observe(action, observation)
             self._say("user", self.prompts.turn(observation))
         return False
 
     def rows(self) -> list[dict[str, Any]]:
-        """The episode as lines of a file; see ``demonstrations``."""
+        """Return the rows of the episode, with the fields listed in ``demonstrations``."""
         steps = len(self.decisions)
         if self.memory is None:
             return [self._row(slice(0, steps), self.messages)]
         opening = [message for message in self.messages if message["role"] == "system"]
-        said = [message for message in self.messages if message["role"] == "assistant"]
+        replies = [message for message in self.messages if message["role"] == "assistant"]
         return [
             self._row(
                 slice(step, step + 1),
-                [*opening, {"role": "user", "content": self.asked[step]}, said[step]],
+                [*opening, {"role": "user", "content": self.asked[step]}, replies[step]],
             )
             for step in range(steps)
         ]
@@ -155,11 +164,11 @@ class ExpertEpisode:
 
 
 def now(value: object) -> Any:
-    """What an environment returned, awaited where it is a coroutine."""
+    """Return ``value``, or the result of awaiting it."""
     if not inspect.isawaitable(value):
         return value
 
-    # ``run`` takes coroutines only, and any awaitable may come back.
+    # ``asyncio.run`` accepts coroutines only, not every awaitable.
     async def waited() -> Any:
         return await value
 

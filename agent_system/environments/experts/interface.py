@@ -1,4 +1,4 @@
-"""What experts of small worlds have in common: looking for the shortest way, and imperfection."""
+"""Helpers for experts: search for a shortest path, noise, and the last action as text."""
 
 import random
 from collections.abc import Callable, Hashable, Iterable, Sequence
@@ -16,14 +16,14 @@ def shortest_way(
     solved: Callable[[State], bool],
     max_states: int = 100_000,
 ) -> list[str] | None:
-    """The fewest moves from ``start`` to a state that is ``solved``, found breadth first.
+    """Return the fewest moves from ``start`` to a solved state, by breadth-first search.
 
-    ``after(state)`` gives every possible move with the state it leads to. None where there is no
-    way, or none among the first ``max_states`` states.
+    ``after(state)`` returns each possible move with the next state. Return None if there is no
+    path, or none among the first ``max_states`` states.
     """
     came_from: dict[State, tuple[str, State] | None] = {start: None}
     edge = [start]
-    # The list grows while it is read: the states ahead are those still to be looked at.
+    # The loop appends to the list: it is the queue of states to visit.
     for state in edge:
         if solved(state):
             return _back(state, came_from)
@@ -37,11 +37,11 @@ def shortest_way(
 
 
 def _back(state: State, came_from: dict[State, tuple[str, State] | None]) -> list[str]:
-    way = []
+    path = []
     while (step := came_from[state]) is not None:
         move, state = step
-        way.append(move)
-    return way[::-1]
+        path.append(move)
+    return path[::-1]
 
 
 def disturbed(
@@ -51,12 +51,13 @@ def disturbed(
     useless: Sequence[str],
     impossible: Sequence[str],
 ) -> Decision:
-    """``decision``, or in its place an action that is ``useless`` or ``impossible`` here, as often
-    as ``noise`` asks for; where there is none of that kind, ``decision``.
+    """Return ``decision``, or replace its action by a useless or an impossible one.
 
-    The thoughts stay but for the plan, which names the action: what is imitated must fit together.
+    ``noise`` has the probabilities of both. Without an action of the drawn kind ``decision`` is
+    returned. The plan becomes the new action, so that thought and action agree; the other parts of
+    the thoughts stay.
     """
-    # One draw for both kinds: slips take [0, slips), slack the interval after it.
+    # One draw for both: below the share of invalid actions, or in the interval after it.
     draw = rng.random()
     if draw < noise.slips and impossible:
         action = rng.choice(impossible)
@@ -68,11 +69,11 @@ def disturbed(
 
 
 class Tried:
-    """What an expert says of the moves that lie behind it."""
+    """Text about the last action of an episode, for ``Decision.tried``."""
 
     def __init__(self) -> None:
         self.text = "tried nothing"
 
     def add(self, action: str, worked: bool) -> None:
-        """Remember ``action``, and whether it changed anything."""
+        """Record ``action`` as the last one. ``worked`` is False if it changed nothing."""
         self.text = f"did {action}" if worked else f"failed {action}"

@@ -1,4 +1,4 @@
-"""Trials of several episodes: the environment runs the whole interaction, tokens included."""
+"""Trials of several episodes. The environment runs the whole interaction and keeps the tokens."""
 
 from agent_system.environments.multistep.env import MultistepEnv
 from agent_system.tokens.conversation import Limits

@@ -1,13 +1,12 @@
-"""``MultistepEnv``: an environment that runs whole trials, tokens included, for an agent and a list
-of tasks.
+"""``MultistepEnv``: environment that runs whole trials of an agent and keeps their tokens.
 
-    run_trial(rows) ─▶ trials ─┬─▶ agent: one batch of turns for all trials that play ─┐
+    run_trial(rows) ─▶ trials ─┬─▶ agent: one batch of turns for all active trials ────┐
                                │                                                       ▼
     results ◀── all over? ◀────┴── state, reward, done ◀── _step_episode, trial by trial
 
-A trial is ``episodes_per_trial`` episodes of the same task in one conversation, so that an agent
-can use in a later episode what it found out in an earlier one. The first ``free_shots`` episodes
-explore: the return is the sum of the rewards of the others, and all turns are trained on it.
+A trial is ``episodes_per_trial`` episodes of the same task in one conversation. The agent can use
+in a later episode what it learned in an earlier one. The first ``free_shots`` episodes have no
+reward. The return is the sum of the rewards of the others, and all turns are trained on it.
 """
 
 import itertools
@@ -32,41 +31,41 @@ from agent_system.tokens.tokenizer import TextTokenizer
 
 logger = logging.getLogger(__name__)
 TRIAL_MODES = ("all_episodes", "last_episode")
-# Rewards are asked for soon after a trial; without a bound a long run would keep every message.
+# Finished sessions that are kept. Trainers read rewards soon after a trial, and without a limit all
+# messages of a run would stay in memory.
 KEPT_SESSIONS = 8192
 
-# Columns, or rows, or texts or messages that open the conversations.
+# Dict of columns, or rows, or opening texts or messages of the conversations.
 Inputs = Mapping[str, Sequence[Any]] | Iterable[Mapping[str, Any] | Sequence[Message] | str]
 
 
 class MultistepEnv:
-    """Base class: a child says what a task is, what the agent sees, and what an action does.
+    """Base class of environments with trials.
 
-    A child writes ``_initialize_episode``, ``_format_prompt`` and ``_step_episode``; it may write
-    ``_calculate_reward``, ``_format_episode``, ``_format_outcome``, ``get_rubric`` and the two
-    datasets. What it leaves out has a default: by these a task is a row whose ``prompt`` is said,
-    one turn answers it, and nothing is earned.
+    A subclass defines ``_initialize_episode``, ``_format_prompt`` and ``_step_episode``. It may
+    define ``_calculate_reward``, ``_format_episode``, ``_format_outcome``, ``get_rubric`` and the
+    two datasets. By default the row is the state, its ``prompt`` is shown, one turn answers it, and
+    the reward is 0.
 
     Args:
-        tokenizer: A Hugging Face tokenizer whose chat template (if it has one) keeps earlier turns;
-            None: no token work is done, every token list in the results is empty, and all else
-            works.
-        env_id: The name of the environment; session ids begin with it.
-        system_prompt: The system message; none where empty.
+        tokenizer: Hugging Face tokenizer. Its chat template, if any, must keep earlier turns. None:
+            all token lists in the results are empty.
+        env_id: Name of the environment; session ids begin with it.
+        system_prompt: System message; empty for none.
         max_steps_per_episode: Turns after which an episode ends ``truncated``.
-        episodes_per_trial: Episodes of the same task, one after the other.
-        free_shots: How many of the first episodes are played without reward.
-        trial_mode: ``all_episodes``, as above; ``last_episode``: every episode is a conversation of
-            its own, and the last one's tokens and reward are the result.
-        mask_mode: Trained are ``all`` turns of the agent, or the ``final`` one only.
-        max_length: The longest token sequence of a trial; None: the tokenizer's
-            ``model_max_length``.
-        step_workers: Threads that play ``_step_episode`` of different sessions, for environments
-            that wait for others.
+        episodes_per_trial: Episodes of the same task in a trial.
+        free_shots: Number of first episodes without reward.
+        trial_mode: ``all_episodes``, as above, or ``last_episode``: each episode is a separate
+            conversation, and the result has tokens and reward of the last one.
+        mask_mode: Train on ``all`` turns of the agent, or on the ``final`` one only.
+        max_length: Maximum number of tokens of a trial. None: ``model_max_length`` of the
+            tokenizer.
+        step_workers: Threads that call ``_step_episode`` of different sessions, for environments
+            that wait for I/O.
 
-    ``active_states[session_id]`` is the state of a session under way;
-    ``completed_episodes[session_id]`` what came of a finished one (``reward``, ``steps``,
-    ``llm_actions``, ``episodes``, ...), for the last ``KEPT_SESSIONS`` of them.
+    ``active_states[session_id]`` is the state of an active session.
+    ``completed_episodes[session_id]`` is the record of a finished session (``reward``, ``steps``,
+    ``llm_actions``, ``episodes`` and more), for the last ``KEPT_SESSIONS`` sessions.
 
     Raises:
         ValueError: ``episodes_per_trial < 1``, ``free_shots`` not in ``[0, episodes_per_trial)``,
@@ -74,7 +73,7 @@ class MultistepEnv:
         TemplateUnsupported: The chat template rewrites earlier turns.
     """
 
-    # Strings that end a turn; trainers hand them to their samplers.
+    # Strings that end a turn. Trainers pass them to their samplers.
     stop: tuple[str, ...] = ()
 
     def __init__(
@@ -96,7 +95,7 @@ class MultistepEnv:
             ("mask_mode", mask_mode, MASK_MODES),
         ):
             if value not in allowed:
-                raise ValueError(f"{name}={value!r}: allowed are {', '.join(allowed)}")
+                raise ValueError(f"{name}={value!r}; allowed: {', '.join(allowed)}")
         self.tokenizer = tokenizer
         self.env_id = env_id
         self.system_prompt = system_prompt
@@ -117,82 +116,87 @@ class MultistepEnv:
         if "_step_episode" in vars(cls):
             cls._step_episode = either_form(vars(cls)["_step_episode"])
 
-    # ---- what a child says ----
+    # ---- hooks of subclasses ----
 
     def _initialize_episode(
         self,
-        session_id: str,  # noqa: ARG002  a child reads it
+        session_id: str,  # noqa: ARG002  for subclasses
         task_info: dict[str, Any],
     ) -> Any:
-        """The state (a dict, usually) at the start of an episode; by default the row itself.
+        """Return the state (usually a dict) at the start of an episode. Default: the row.
 
         The same ``task_info`` must give the same task.
         """
         return {**task_info, "done": False}
 
-    def _format_prompt(self, state: Any, step: int) -> str:  # noqa: ARG002  a child reads it
-        """What the agent is told in ``state`` before its turn number ``step`` (from 0); by default
-        the state's ``prompt``, where it has one.
+    def _format_prompt(self, state: Any, step: int) -> str:  # noqa: ARG002  for subclasses
+        """Return the user message in ``state`` before turn ``step`` of the episode, from 0.
+
+        Default: ``state["prompt"]`` if it is a string, else an empty text.
         """
-        said = state.get("prompt", "") if isinstance(state, Mapping) else ""
-        return said if isinstance(said, str) else ""
+        prompt = state.get("prompt", "") if isinstance(state, Mapping) else ""
+        return prompt if isinstance(prompt, str) else ""
 
     @either_form
     def _step_episode(
         self, session_id: str, action: str
     ) -> tuple[Any, float, bool, dict[str, Any]]:
-        """Play ``action`` in ``active_states[session_id]``; return the next state, reward, done,
-        info. By default the first action ends the episode and earns nothing.
+        """Apply ``action`` to ``active_states[session_id]``.
 
-        A child may write it as ``(session_id, state, llm_action)`` as well, and whatever its form,
-        it may be called in both.
+        Return the next state, reward, done and info. By default the first action ends the episode
+        with reward 0. A subclass may also define it as ``(session_id, state, llm_action)``. Both
+        forms accept both kinds of calls.
         """
         return {**self.active_states[session_id], "answer": action, "done": True}, 0.0, True, {}
 
     def _calculate_reward(self, rewards: list[float]) -> float:
-        """The reward of a finished episode.
+        """Return the reward of a finished episode.
 
-        A child's parameters are filled by their names: ``session_id``, ``task_info``, ``state``,
-        ``rewards``, ``actions``, ``steps``, ``done``, ``info``; one of any other name gets the
-        episode's record, as it will be in ``completed_episodes``.
+        Parameters of a subclass are passed by name: ``session_id``, ``task_info``, ``state``,
+        ``rewards``, ``actions``, ``steps``, ``done``, ``info``. A required parameter with another
+        name gets the record of the episode, as in ``completed_episodes``.
         """
         return float(sum(rewards))
 
     def _format_episode(self, number: int) -> str:
-        """The line before episode ``number`` (from 0) of several."""
+        """Return the line before episode ``number`` (from 0) of a trial with several episodes."""
         free = " It does not count." if number < self.free_shots else ""
         return f"Episode {number + 1} of {self.episodes_per_trial}.{free}"
 
-    def _format_outcome(self, state: Any) -> str:  # noqa: ARG002  a child reads it
-        """What the agent is told of the end of an episode when another one follows."""
+    def _format_outcome(self, state: Any) -> str:  # noqa: ARG002  for subclasses
+        """Return the text about the end of an episode that is followed by another one."""
         return ""
 
     def get_rubric(self) -> list[Callable[..., list[float | None]]]:
-        """Reward functions for a trainer; they take ``session_ids``."""
+        """Return the reward functions for a trainer. They take ``session_ids``."""
         return [self.trial_reward]
 
     def get_train_dataset(self) -> Any:
-        """A ``datasets.Dataset`` whose rows hold what ``_initialize_episode`` needs."""
+        """Return a ``datasets.Dataset`` of training tasks.
+
+        Its rows contain what ``_initialize_episode`` needs.
+        """
         raise NotImplementedError(
-            f"{type(self).__name__} has no training tasks of its own: pass a dataset"
+            f"{type(self).__name__} has no training tasks; fix: pass a dataset to the trainer"
         )
 
     def get_eval_dataset(self) -> Any:
-        """The same, for tasks that are not trained on."""
+        """Return a ``datasets.Dataset`` of evaluation tasks, which are not trained on."""
         raise NotImplementedError(
-            f"{type(self).__name__} has no evaluation tasks of its own: pass a dataset"
+            f"{type(self).__name__} has no evaluation tasks; fix: pass a dataset to the trainer"
         )
 
-    # ---- what callers use ----
+    # ---- interface of callers ----
 
     def trial_reward(
         self,
         completions: Sequence[object] | None = None,
         session_ids: Sequence[str] | None = None,
-        **columns: object,  # noqa: ARG002  trainers hand over every column of the dataset
+        **columns: object,  # noqa: ARG002  trainers pass every column of the dataset
     ) -> list[float | None]:
-        """The return of every session; 0.0 with a warning for an unknown one, None for one that was
-        aborted.
+        """Return the return of each session.
+
+        It is 0.0, with a warning, for an unknown session, and None for an aborted one.
         """
         if session_ids is None:
             logger.warning("the rubric of %s got no session_ids: every reward is 0", self.env_id)
@@ -202,9 +206,9 @@ class MultistepEnv:
     def _return_of(self, session_id: str) -> float | None:
         record = self.completed_episodes.get(session_id)
         if record is None:
-            logger.warning("no finished session is called %r: its reward is 0", session_id)
+            logger.warning("session %r is unknown or not finished: its reward is 0", session_id)
             return 0.0
-        # A broken trial says nothing about the policy: trainers take None as not scored.
+        # A failed trial gives no information about the policy. Trainers read None as not scored.
         return None if record["aborted"] else float(record["reward"])
 
     def generate(
@@ -214,7 +218,7 @@ class MultistepEnv:
         sampling_params: object = None,
         **options: Any,
     ) -> dict[str, list]:
-        """``run_trial`` under the name that older callers know."""
+        """Call ``run_trial``. This is its name in earlier versions."""
         return self.run_trial(prompts, llm=llm, sampling_params=sampling_params, **options)
 
     def run_trial(
@@ -228,38 +232,44 @@ class MultistepEnv:
         max_completion_length: int | None = None,
         **ignored: object,
     ) -> dict[str, list]:
-        """Play one trial per input and return everything that was seen, sampled and earned.
+        """Run one trial per input and return its tokens, messages and rewards.
 
         Args:
-            inputs: Dataset rows (dicts), or a dict of columns; or texts or lists of messages, which
-                then open the conversations. The user says what has no role.
-            prompts: The name of ``inputs`` that older callers know.
-            llm, sampling_params: A model to sample from where no ``agent`` is given (see
-                ``DirectOutputAgent``).
-            agent: Who plays; see ``agent_system.agents.base`` for the two kinds.
-            max_completion_length: The most tokens after the first prompt; a turn that would not fit
-                ends the trial.
+            inputs: Dataset rows (dicts), or a dict of columns. Or texts or lists of messages, which
+                open the conversations; a message without a role is one of the user.
+            prompts: Name of ``inputs`` in earlier versions.
+            llm, sampling_params: Model to sample from if there is no ``agent``; see
+                ``DirectOutputAgent``.
+            agent: Agent of one of the two kinds in ``agent_system.agents.base``.
+            max_completion_length: Maximum number of tokens after the first prompt. A turn that
+                would not fit ends the trial.
 
         Returns:
-            Lists with one entry per input. With one value per token: ``full_token_ids``,
-            ``full_attention_mask`` (all 1), ``completion_only_mask`` (1 on the agent's tokens) and
-            ``logprobs`` (of the agent's tokens, 0 elsewhere). ``prompt_lengths``: tokens before
-            the first sampled one. ``final_completion_messages``: the last assistant message, in a
-            list. ``session_ids``, ``rewards`` (returns), ``turn_rewards`` and ``stop_reasons`` by
-            episode, ``episode_boundaries`` (token ranges), ``truncated``, ``aborted``, and
-            ``retokenized``: whether tokens were made from an agent's words instead of being
-            sampled. ``ids``, ``messages`` and ``mask`` are other names of ``full_token_ids``,
+            Lists with one entry per input:
+
+            - ``full_token_ids``, ``full_attention_mask`` (all 1), ``completion_only_mask`` (1 on
+              the agent's tokens) and ``logprobs`` (0 on other tokens): one value per token.
+            - ``prompt_lengths``: number of tokens before the first sampled one.
+            - ``final_completion_messages``: list with the last assistant message.
+            - ``session_ids``, ``rewards`` (returns), ``truncated``, ``aborted``.
+            - ``turn_rewards``, ``stop_reasons``, ``episode_boundaries`` (token ranges): by episode.
+            - ``retokenized``: True if tokens were encoded from an agent's text, not sampled.
+
+            ``ids``, ``messages`` and ``mask`` are aliases of ``full_token_ids``,
             ``final_completion_messages`` and ``completion_only_mask``.
 
         Raises:
-            ValueError: Neither agent nor model, or a message without content.
-            TypeError: Neither inputs nor prompts, or both.
+            ValueError: There is no agent and no model, or a message has no content.
+            TypeError: There are no inputs and no prompts, or both.
         """
         if ignored:
             logger.warning("run_trial of %s ignores %s", self.env_id, ", ".join(sorted(ignored)))
         given = [values for values in (inputs, prompts) if values is not None]
         if len(given) != 1:
-            raise TypeError("run_trial takes inputs, or prompts (their older name), and not both")
+            raise TypeError(
+                f"run_trial got {len(given)} of the arguments inputs and prompts; allowed: one of "
+                "them; fix: pass inputs"
+            )
         agent = _agent_of(agent, llm, sampling_params)
         runner = TrialRunner(self, agent, self._limits_for(agent, max_completion_length))
         entries = _entries(given[0])
@@ -273,23 +283,24 @@ class MultistepEnv:
         sampling_params: object = None,
         agent: Agent | None = None,
     ) -> dict[str, Any]:
-        """Play one episode from ``active_states[session_id]`` to its end, in a conversation of its
-        own.
+        """Run one episode from ``active_states[session_id]`` to its end, in a new conversation.
 
-        Returns ``full_token_ids``, ``full_attention_mask``, ``completion_only_mask``, ``logprobs``
-        (lists over the tokens), ``final_completion_messages``, ``session_id``, ``reward``,
-        ``llm_responses`` and what else ``completed_episodes[session_id]`` holds, which has the
-        episode from then on. ``active_states[session_id]`` is the state at its end.
-        ``run_trial`` plays all its trials at once and does not pass through here.
+        Afterwards ``active_states[session_id]`` is the last state. ``run_trial`` does not use this
+        method: it runs all its trials together.
+
+        Returns:
+            The record in ``completed_episodes[session_id]``, with ``full_token_ids``,
+            ``full_attention_mask``, ``completion_only_mask``, ``logprobs`` (one value per token)
+            and ``final_completion_messages``.
 
         Raises:
-            KeyError: No state of that session; ``_initialize_episode`` makes one.
-            ValueError: Neither agent nor model.
+            KeyError: The session has no state.
+            ValueError: There is no agent and no model.
         """
         if session_id not in self.active_states:
             raise KeyError(
-                f"no state of session {session_id!r}: "
-                "active_states[session_id] = _initialize_episode(session_id, task_info) comes first"
+                f"session {session_id!r} has no state; fix: first set "
+                "active_states[session_id] = _initialize_episode(session_id, task_info)"
             )
         agent = _agent_of(agent, llm, sampling_params)
         (trial,) = EpisodeRunner(self, agent, self._limits_for(agent, None)).run(
@@ -298,8 +309,9 @@ class MultistepEnv:
         return episode_results(trial, self.mask_mode)
 
     def close_session(self, trial: Trial) -> None:
-        """Move a finished session from ``active_states`` to ``completed_episodes``; the oldest ones
-        are forgotten.
+        """Move a finished session from ``active_states`` to ``completed_episodes``.
+
+        Remove the oldest records beyond ``KEPT_SESSIONS``.
         """
         self.active_states.pop(trial.session_id, None)
         self.completed_episodes[trial.session_id] = trial.record()
@@ -310,35 +322,35 @@ class MultistepEnv:
         length = self.max_length or getattr(self.tokenizer, "model_max_length", None)
         return Limits(
             response=completion or math.inf,
-            # Transformers says 1e30 for a tokenizer without a bound, which does no harm.
+            # Transformers returns 1e30 for a tokenizer without a limit, which works here.
             total=length if isinstance(length, int) else math.inf,
             turn=getattr(agent, "max_turn_tokens", None) or 0,
         )
 
 
 def _agent_of(agent: Agent | None, llm: LanguageModel | None, sampling_params: object) -> Agent:
-    """``agent``, or one that says what ``llm`` samples."""
+    """Return ``agent``, or an agent that samples from ``llm``."""
     if agent is not None:
         return agent
     if llm is None:
-        raise ValueError("an agent has to play, or an llm to make one from")
+        raise ValueError("agent=None and llm=None; allowed: one of them; fix: pass agent or llm")
     return DirectOutputAgent(llm, sampling_params)
 
 
 def _check(max_steps: int, episodes: int, free_shots: int) -> None:
     if max_steps < 1:
-        raise ValueError(f"max_steps_per_episode={max_steps}: at least 1")
+        raise ValueError(f"max_steps_per_episode={max_steps}; allowed: 1 or more")
     if episodes < 1:
-        raise ValueError(f"episodes_per_trial={episodes}: at least 1")
+        raise ValueError(f"episodes_per_trial={episodes}; allowed: 1 or more")
     if not 0 <= free_shots < episodes:
         raise ValueError(
-            f"free_shots={free_shots} with episodes_per_trial={episodes}: at least 0 and fewer "
-            "than the episodes, because an episode must count"
+            f"free_shots={free_shots} with episodes_per_trial={episodes}; allowed: 0 to "
+            f"{episodes - 1}, because at least one episode needs a reward"
         )
 
 
 def _entries(inputs: Inputs) -> list[tuple[dict[str, Any], list[Message]]]:
-    """(task, messages in front) of every input; see ``run_trial``."""
+    """Return (task, opening messages) of every input of ``run_trial``."""
     if not isinstance(inputs, Mapping):
         return [_entry(entry) for entry in inputs]
     columns = {str(name): values for name, values in inputs.items()}

@@ -1,9 +1,9 @@
-"""The forms in which children write ``_step_episode``, and callers call it.
+"""Two signatures of ``_step_episode``, for subclasses and for callers::
 
-    (session_id, action)                 today: the state is ``active_states[session_id]``
-    (session_id, state, llm_action)      older: it is handed over
+    (session_id, action)                 current: the state is ``active_states[session_id]``
+    (session_id, state, llm_action)      earlier: the state is passed
 
-Either form of call reaches either form of hook.
+Both kinds of calls work with both kinds of hooks.
 """
 
 import functools
@@ -19,18 +19,21 @@ _MISSING = object()
 
 
 class HasStates(Protocol):
-    """An environment: the states of sessions under way."""
+    """Protocol of an environment with the states of its active sessions."""
 
     active_states: MutableMapping[str, Any]
 
 
 def either_form(hook: Callable[..., StepResult]) -> Callable[..., StepResult]:
-    """``hook``, an unbound ``_step_episode`` of either form, callable in both."""
+    """Return a function that accepts both kinds of calls of ``hook``.
+
+    ``hook`` is an unbound ``_step_episode`` with one of the two signatures.
+    """
     takes_state = _takes_state(hook)
 
     @functools.wraps(hook)
-    def step(env: HasStates, session_id: str, *said: Any, **named: Any) -> StepResult:
-        state, action = _told(said, named)
+    def step(env: HasStates, session_id: str, *positional: Any, **named: Any) -> StepResult:
+        state, action = _told(positional, named)
         if takes_state:
             known = env.active_states[session_id] if state is _MISSING else state
             return hook(env, session_id, known, action)
@@ -42,22 +45,20 @@ def either_form(hook: Callable[..., StepResult]) -> Callable[..., StepResult]:
 
 
 def _takes_state(hook: Callable[..., StepResult]) -> bool:
-    """Whether the hook has a third argument, after itself and the session's id, beside the
-    action.
-    """
+    """Return True if ``hook`` requires a state in addition to self, session id and action."""
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     parameters = inspect.signature(hook).parameters.values()
     required = [p for p in parameters if p.kind in kinds and p.default is p.empty]
     return len(required) > 3
 
 
-def _told(said: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, Any]:
-    """The state (``_MISSING`` where the caller left it out) and the action of a call."""
+def _told(positional: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, Any]:
+    """Return state and action of a call. The state is ``_MISSING`` if the call has none."""
     state = named.pop("state", _MISSING)
     action = _MISSING
     for name in _ACTION_NAMES:
         action = named.pop(name, action)
-    values = list(said)
+    values = list(positional)
     if action is _MISSING and values:
         action = values.pop()
     if state is _MISSING and values:
@@ -65,24 +66,26 @@ def _told(said: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, Any]:
     if action is _MISSING or values or named:
         raise TypeError(
             "_step_episode takes (session_id, action) or (session_id, state, llm_action); "
-            f"got {len(said)} values after the session's id"
+            f"got {len(positional)} values after session_id"
             + (f" and {', '.join(sorted(named))}" if named else "")
         )
     return state, action
 
 
 def with_role(message: Mapping[str, Any] | str) -> Message:
-    """A message that may lack its role, or be a bare text: then the user says it.
+    """Return ``message`` as a dict with a role. The default role is ``user``.
 
-    Raises ``ValueError`` for one without content.
+    Raises ``ValueError`` for a message without content.
     """
     if isinstance(message, str):
         return {"role": "user", "content": message}
     if not isinstance(message.get("content"), str):
-        raise ValueError(f"a message needs content, a text; got the keys {sorted(message)}")
+        raise ValueError(
+            f"a message has the keys {sorted(message)}; it needs content, which must be a string"
+        )
     return {**message, "role": message.get("role") or "user"}
 
 
 def opening_messages(entry: Sequence[Mapping[str, Any] | str] | str) -> list[Message]:
-    """The messages of an input that is none of a dataset's rows: a text, or a list of messages."""
+    """Return the messages of an input that is a text or a list of messages."""
     return [with_role(message) for message in ([entry] if isinstance(entry, str) else entry)]

@@ -1,5 +1,6 @@
-"""Playing trials: ask the agent for a turn of every trial that plays, step the environments, until
-all are over.
+"""Loop over trials: get one turn of the agent for every active trial, then step the environments.
+
+The loop ends when all trials are over.
 """
 
 import inspect
@@ -22,7 +23,7 @@ _CUT = {StopReason.LENGTH: "length", StopReason.ABORT: "abort"}
 
 
 class TrialHooks(Protocol):
-    """What a runner asks of a ``MultistepEnv``, whose docstrings say what each of these is."""
+    """Part of ``MultistepEnv`` that a runner uses. ``MultistepEnv`` documents the members."""
 
     bridge: ChatBridge | PlainBridge | None
     system_prompt: str
@@ -48,12 +49,12 @@ class TrialHooks(Protocol):
     def _format_outcome(self, state: object) -> str: ...
 
     def close_session(self, trial: Trial) -> None:
-        """Take note of a trial that is over."""
+        """Record a trial that is over."""
         ...
 
 
 class TrialRunner:
-    """Plays trials in ``env`` (through its hooks) with turns of ``agent`` within ``limits``."""
+    """Runner of trials: turns of ``agent`` in ``env``, within the token ``limits``."""
 
     def __init__(self, env: TrialHooks, agent: Agent, limits: Limits) -> None:
         self.env = env
@@ -62,19 +63,18 @@ class TrialRunner:
         self._remembers = env.trial_mode == "all_episodes"
 
     def run(self, trials: Sequence[Trial]) -> Sequence[Trial]:
-        """Play all ``trials`` to their ends and return them."""
+        """Run all ``trials`` until they are over and return them."""
         for trial in trials:
             trial.transcript = self._transcript(trial)
         self._each(self._begin_episode, trials)
-        # One call of the agent for a turn of every trial that is left: an engine is fastest with
-        # large batches.
-        while playing := [trial for trial in trials if not trial.over]:
-            conversations = [trial.transcript.conversation() for trial in playing]
-            states = [trial.agent_state for trial in playing]
+        # Each agent call has all active trials: engines are fastest with large batches.
+        while active := [trial for trial in trials if not trial.over]:
+            conversations = [trial.transcript.conversation() for trial in active]
+            states = [trial.agent_state for trial in active]
             actions, states = ask(self.agent, conversations, states)
-            for trial, state in zip(playing, states, strict=True):
+            for trial, state in zip(active, states, strict=True):
                 trial.agent_state = state
-            self._each(self._advance, playing, actions)
+            self._each(self._advance, active, actions)
         return trials
 
     def _transcript(self, trial: Trial) -> Transcript:
@@ -89,22 +89,22 @@ class TrialRunner:
     def _begin_episode(self, trial: Trial) -> None:
         env = self.env
         number = len(trial.episodes)
-        said: list[str] = []
+        texts: list[str] = []
         if number and self._remembers:
-            said.append(env._format_outcome(trial.episode.state))
+            texts.append(env._format_outcome(trial.episode.state))
         elif number:
             trial.transcript = self._transcript(trial)
-            # A conversation of its own: the agent may not remember the last one either.
+            # A new conversation also needs a new agent state.
             trial.agent_state = None
         trial.episodes.append(Episode(number, free=number < env.free_shots))
         self._store(trial, self._first_state(trial))
         if self._remembers and env.episodes_per_trial > 1:
-            said.append(env._format_episode(number))
-        said.append(env._format_prompt(trial.episode.state, 0))
-        self._tell(trial, "\n\n".join(filter(None, said)))
+            texts.append(env._format_episode(number))
+        texts.append(env._format_prompt(trial.episode.state, 0))
+        self._tell(trial, "\n\n".join(filter(None, texts)))
 
     def _first_state(self, trial: Trial) -> Any:
-        # A copy: a hook may change it, and the next episode starts from the same task.
+        # Pass a copy: the hook may change it, and the next episode has the same task.
         return self.env._initialize_episode(trial.session_id, dict(trial.task_info))
 
     def _advance(self, trial: Trial, action: Action | str) -> None:
@@ -113,7 +113,7 @@ class TrialRunner:
         trial.turn += 1
         episode.actions.append(text)
         episode.stop_reasons.append(reason)
-        if reason is not StopReason.STOP:  # what was cut is no action
+        if reason is not StopReason.STOP:  # do not execute an incomplete turn
             episode.truncated = _CUT[reason]
             self._end_episode(trial)
             return
@@ -121,9 +121,9 @@ class TrialRunner:
         self._store(trial, state)
         episode.rewards.append(float(reward))
         episode.info = info or {}
-        # Older children tell the end in their state alone.
-        told_by_state = isinstance(episode.state, Mapping) and bool(episode.state.get("done"))
-        episode.done = bool(done) or told_by_state
+        # Older subclasses set ``done`` in their state only.
+        is_done_in_state = isinstance(episode.state, Mapping) and bool(episode.state.get("done"))
+        episode.done = bool(done) or is_done_in_state
         if not episode.done and len(episode.actions) < self.env.max_steps_per_episode:
             self._tell(trial, self.env._format_prompt(episode.state, len(episode.actions)))
             return
@@ -131,17 +131,15 @@ class TrialRunner:
         self._end_episode(trial)
 
     def _store(self, trial: Trial, state: object) -> None:
-        """Keep the state that a hook returned; one that returned None has changed ``active_states``
-        itself.
-        """
+        """Store the state that a hook returned. After None, the hook set ``active_states``."""
         if state is not None:
             self.env.active_states[trial.session_id] = state
         trial.episode.state = self.env.active_states[trial.session_id]
 
     def _tell(self, trial: Trial, text: str) -> None:
         if not trial.transcript.hear(text, trial.turn, trial.episode.number):
-            # This may begin the next episode, whose prompt may not fit either: the recursion is no
-            # deeper than there are episodes.
+            # This may begin the next episode, whose prompt may not fit either. The recursion depth
+            # is at most the number of episodes.
             trial.episode.truncated = "budget"
             self._end_episode(trial)
 
@@ -164,13 +162,13 @@ class TrialRunner:
         counted = trial.episodes[-1:]
         if self._remembers:
             counted = trial.episodes[self.env.free_shots :]
-        trial.total = float(sum(played.reward for played in counted))
+        trial.total = float(sum(rewarded.reward for rewarded in counted))
         self._close(trial)
 
     def _another_episode(self, trial: Trial) -> bool:
         if trial.episode.truncated == "abort":
             return False
-        # A conversation that remembers only grows: where no turn fits now, none will later.
+        # The conversation continues, so a later turn would not fit either.
         if self._remembers and trial.episode.truncated == "budget":
             return False
         return len(trial.episodes) < self.env.episodes_per_trial
@@ -182,20 +180,18 @@ class TrialRunner:
     def _each(
         self, function: Callable[..., None], trials: Sequence[Trial], *columns: Iterable[Any]
     ) -> None:
-        """Call ``function`` for every trial; one whose environment fails is aborted, the others
-        play on.
-        """
+        """Call ``function`` for every trial. Abort a trial whose environment fails."""
 
         def guarded(trial: Trial, *values: object) -> None:
             try:
                 function(trial, *values)
-            # Any other exception is a mistake in the environment and ends the run.
+            # Any other exception is a bug of the environment and ends the run.
             except EnvFailure as failure:
                 logger.warning("session %s is aborted: %s", trial.session_id, failure)
                 trial.aborted = str(failure)
                 self._close(trial)
 
-        # In the caller's thread by default: an environment need not be safe to call from others.
+        # Use the caller's thread by default: the environment may not be thread-safe.
         if self.env.step_workers == 1 or len(trials) < 2:
             list(map(guarded, trials, *columns))
             return
@@ -204,7 +200,7 @@ class TrialRunner:
 
 
 class EpisodeRunner(TrialRunner):
-    """Plays one episode of a session from the state it is in, and leaves it in the last one."""
+    """Runner of one episode of a session, from its current state. It keeps the last state."""
 
     def __init__(self, env: TrialHooks, agent: Agent, limits: Limits) -> None:
         super().__init__(env, agent, limits)
@@ -224,8 +220,9 @@ class EpisodeRunner(TrialRunner):
 def _call_with(
     function: Callable[..., float], known: Mapping[str, Any], otherwise: object
 ) -> float:
-    """Call ``function`` with the ``known`` values of its parameters' names; ``otherwise`` for a
-    required other one.
+    """Call ``function`` with the values of ``known`` that its parameters name.
+
+    A required parameter that ``known`` lacks gets ``otherwise``.
     """
     chosen: dict[str, Any] = {}
     for name, parameter in inspect.signature(function).parameters.items():

@@ -1,6 +1,4 @@
-"""One growing conversation, in messages and, where there is a tokenizer, in the tokens that were
-seen and sampled.
-"""
+"""Transcript of a conversation: messages and, with a tokenizer, the tokens."""
 
 from collections.abc import Sequence
 
@@ -13,10 +11,10 @@ from verl.utils.sampling import StopReason
 
 
 class Transcript:
-    """What was said. ``bridge`` is None where no tokens are kept; then ``ledger`` is None as well.
+    """Messages and tokens of a conversation.
 
-    ``opening`` are messages in front of everything: a system message, examples, what a caller wants
-    to be said first.
+    Without a ``bridge`` there are no tokens, and ``token_ledger`` is None. ``opening`` contains the
+    first messages, such as a system message or examples.
     """
 
     def __init__(
@@ -33,24 +31,24 @@ class Transcript:
 
     @property
     def ledger(self) -> TokenLedger | None:
-        """The tokens, where they are kept."""
+        """Ledger of the tokens; None without a tokenizer."""
         return None if self._tokens is None else self._tokens.ledger
 
     def hear(self, text: str, turn: int, episode: int) -> bool:
-        """Add what the environment says before ``turn``; False (and nothing added) where that turn
-        would not fit.
+        """Add text of the environment before ``turn``.
+
+        Return False, and add nothing, if the turn would exceed the token limits.
         """
-        # Tokens first: where the turn does not fit, the messages must not grow either.
+        # Add the tokens first: if the turn does not fit, the messages stay unchanged.
         if self._tokens is not None and not self._tokens.hear(text, turn, episode):
             return False
         self.messages = with_user(self.messages, text)
         return True
 
     def say(self, action: Action | str, turn: int, episode: int) -> tuple[str, StopReason]:
-        """Add a turn of the agent; return its text and why it ended.
+        """Add a turn of the agent. Return its text and stop reason.
 
-        The tokens of an ``Action`` are kept as they were sampled. A bare text is encoded and marked
-        ``retokenized``.
+        The sampled tokens of an ``Action`` are kept. A text is encoded and marked ``retokenized``.
         """
         if isinstance(action, str):
             text = action
@@ -62,17 +60,17 @@ class Transcript:
             reason = action.stop_reason
             if self._tokens is not None:
                 self._tokens.say(action, turn, episode)
-        # A new list: an agent may still hold the old one as its ``Conversation``.
+        # Make a new list: an agent may keep the old one in its ``Conversation``.
         self.messages = [*self.messages, {"role": "assistant", "content": text}]
         return text, reason
 
     def conversation(self) -> Conversation:
-        """What an agent is asked to continue."""
+        """Return the conversation that the agent continues."""
         prompt_ids = None if self._tokens is None else self._tokens.prompt_ids
         return Conversation(self.messages, prompt_ids)
 
     def _text(self, action: Action) -> str:
-        # The tokens are what was said; a tokenizer that only encodes leaves the agent's own words.
+        # Prefer the text of the tokens. A tokenizer without ``decode`` leaves the agent's text.
         if self._bridge is None or not hasattr(self._bridge.tokenizer, "decode"):
             return action.text
         return self._bridge.decode(action.token_ids)

@@ -1,4 +1,4 @@
-"""A trial as data: the episodes of one session, and what ``run_trial`` returns of them."""
+"""Data of a trial: the episodes of a session, and the results that ``run_trial`` returns."""
 
 import itertools
 from collections.abc import Sequence
@@ -15,11 +15,16 @@ MASK_MODES = ("all", "final")
 
 @dataclass(slots=True)
 class Episode:
-    """One play of the task. ``reward`` is set when it is over.
+    """One episode of a trial. ``reward`` is set at its end.
 
-    ``truncated`` says why it was ended early: ``steps``, ``length`` (a turn was cut), ``abort``
-    (the engine gave a turn up) or ``budget`` (no room for another turn). ``free``: its reward does
-    not count.
+    ``truncated`` is the reason of an early end:
+
+    - ``steps``: the episode reached ``max_steps_per_episode``.
+    - ``length``: a turn was cut.
+    - ``abort``: the engine aborted a turn.
+    - ``budget``: another turn would exceed the token limits.
+
+    The reward of an episode with ``is_free`` is not part of the return.
     """
 
     number: int
@@ -34,7 +39,7 @@ class Episode:
     reward: float = 0.0
 
     def record(self) -> dict[str, Any]:
-        """The episode as ``completed_episodes`` shows it."""
+        """Return the record of the episode for ``completed_episodes``."""
         return {
             "reward": self.reward,
             "steps": len(self.actions),
@@ -52,10 +57,10 @@ class Episode:
 
 @dataclass(slots=True)
 class Trial:
-    """The episodes of one session, played one after the other on the same task.
+    """Consecutive episodes of one session, all with the same task.
 
-    ``opening``: messages in front of the first prompt. ``aborted`` says what broke; such a trial
-    has no return and is not to be learnt from.
+    ``opening`` contains the messages before the first prompt. ``aborted`` is the error message of a
+    failed trial, which has no return and is not trained on.
     """
 
     session_id: str
@@ -71,15 +76,16 @@ class Trial:
 
     @property
     def episode(self) -> Episode:
-        """The episode that is being played, or was played last."""
+        """Current episode, or the last one if the trial is over."""
         return self.episodes[-1]
 
     def record(self) -> dict[str, Any]:
-        """The trial as ``completed_episodes`` shows it: its last episode, with the return of the
-        trial as reward.
+        """Return the record of the trial for ``completed_episodes``.
+
+        It has the fields of the last episode, but ``reward`` is the return of the trial.
         """
         episodes = [episode.record() for episode in self.episodes]
-        # A trial that broke at its start has no episode; readers find every key all the same.
+        # A trial that failed at its start has no episode. Its record has all keys, too.
         last = episodes[-1] if episodes else Episode(0).record()
         return {
             **last,
@@ -93,8 +99,9 @@ class Trial:
 
 
 def trial_results(trials: Sequence[Trial], mask_mode: str) -> dict[str, list]:
-    """What ``run_trial`` returns: one entry per trial in every list, empty token lists where no
-    tokens are kept.
+    """Return the result of ``run_trial``: lists with one entry per trial.
+
+    Token lists are empty without a tokenizer.
     """
     ledgers = [trial.transcript.ledger or TokenLedger() for trial in trials]
     results = {
@@ -124,7 +131,7 @@ def trial_results(trials: Sequence[Trial], mask_mode: str) -> dict[str, list]:
 
 
 def episode_results(trial: Trial, mask_mode: str) -> dict[str, Any]:
-    """What ``_run_complete_episode`` returns: the trial's only episode, its tokens included."""
+    """Return the result of ``_run_complete_episode``: record and tokens of the only episode."""
     per_trial = (
         "full_token_ids",
         "full_attention_mask",
@@ -137,24 +144,26 @@ def episode_results(trial: Trial, mask_mode: str) -> dict[str, Any]:
 
 
 def completion_mask(ledger: TokenLedger, mask_mode: str) -> list[int]:
-    """1 on the tokens to be trained: all the agent's (``all``), or those of its last turn
-    (``final``).
+    """Return the loss mask: 1 on tokens of the agent, 0 elsewhere.
+
+    With ``mask_mode="final"`` only tokens of the agent's last turn have 1.
     """
     mask = ledger.completion_only_mask()
     if mask_mode == "all" or not ledger.agent_segments:
         return mask
     last = ledger.agent_segments[-1]
-    return [int(last.start <= place < last.end) for place in range(len(mask))]
+    return [int(last.start <= index < last.end) for index in range(len(mask))]
 
 
 def _final_messages(trial: Trial) -> list[dict[str, str]]:
-    said = [message for message in trial.transcript.messages if message["role"] == "assistant"]
-    return said[-1:]
+    replies = [message for message in trial.transcript.messages if message["role"] == "assistant"]
+    return replies[-1:]
 
 
 def _boundaries(trial: Trial) -> list[tuple[int, int]]:
-    """The token range [start, end) of every episode that the ledger holds; an episode begins where
-    its text begins.
+    """Return the token range [start, end) of every episode in the ledger.
+
+    An episode begins with its first prompt text.
     """
     ledger = trial.transcript.ledger
     if ledger is None:

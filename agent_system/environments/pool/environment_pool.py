@@ -1,13 +1,14 @@
-"""The environment pool: every environment call has a deadline, and whatever breaks is replaced
-while others play.
+"""Environment pool: environments with a deadline for every call. Failed workers are replaced while
+the others continue.
 
-    trajectory ──session()──> a free slot ──reset/step──> worker process 0: environment 0, 1, 2 ...
-    trajectory ──session()──> (waits)                     worker process 1: environment 0, 1, 2 ...
-                                                          spare process, if starting one is slow
+    trajectory ──open_session()──> a free slot ──reset/step──> worker process 0: environments 0, 1
+    trajectory ──open_session()──> (waits)                     worker process 1: environments 0, 1
+                                                               spare process, if starting is slow
 
-A slot is one environment; it is reused from session to session. When a worker dies, hangs or talks
-garbage, the calls waiting for it raise ``EnvFailure``, its other sessions fail at their next call,
-the spare takes its place at once and a new spare is started. One pool lives in one asyncio loop.
+A slot is one environment, which many sessions use one after another. A worker fails if it dies,
+hangs or sends an invalid message. Then its pending calls raise ``EnvFailure``, and so does the next
+call of its other sessions. The spare replaces it immediately, and a new spare is started. A pool
+belongs to one asyncio loop.
 """
 
 import asyncio
@@ -31,22 +32,22 @@ __all__ = ["EnvFailure", "EnvironmentPool", "PoolSession", "WorkerStartError"]
 
 logger = logging.getLogger(__name__)
 PLACEMENTS = ("inline", "thread", "locked", "process")
-# Seconds; a worker that takes longer to start is worth a spare.
+# Seconds. If workers take longer to start, the pool keeps a spare.
 SLOW_START_S = 1.0
 START_ATTEMPTS = 3
 FAILURES = ("dead", "timeout", "error", "garbage")
 
 
 def _as_section(settings: EnvSettings | Mapping[str, Any] | None) -> dict[str, Any]:
-    """The settings as they cross a socket: JSON, which the worker reads into the same settings."""
+    """Return the settings as JSON values. The worker reads the same settings from them."""
     if isinstance(settings, EnvSettings):
-        # Without nulls, which mean "left out", so that a worker fills in the same defaults.
+        # Omit nulls, so that the worker fills in the same defaults.
         return settings.model_dump(mode="json", exclude_none=True)
     return dict(settings or {})
 
 
 class PoolSession:
-    """One environment, lent to one trajectory."""
+    """One environment, used by one trajectory."""
 
     def __init__(self, pool: "EnvironmentPool", slot: Slot) -> None:
         self._pool = pool
@@ -59,10 +60,10 @@ class PoolSession:
         )
 
     async def step(self, action: str) -> tuple[Observation, float, bool, dict[str, Any]]:
-        """Play ``action``; return observation, reward, done, info. Raises ``EnvFailure``."""
-        # Half a surrogate pair is no text: sockets of environments refuse to encode it.
-        whole = SURROGATES.sub("\ufffd", action)
-        return await self._call("step", {"action": whole}, self._pool.step_timeout_s)
+        """Apply ``action``; return observation, reward, done, info. Raises ``EnvFailure``."""
+        # A lone surrogate cannot be encoded as UTF-8, so replace it.
+        encodable = SURROGATES.sub("\ufffd", action)
+        return await self._call("step", {"action": encodable}, self._pool.step_timeout_s)
 
     async def _call(self, op: str, args: dict[str, Any], timeout_s: float) -> Any:
         counts = self._pool.counts
@@ -77,16 +78,16 @@ class PoolSession:
 
 
 class EnvironmentPool:
-    """``num_workers`` x ``envs_per_worker`` environments of ``env_name`` behind deadlines
-    (seconds).
+    """Pool of ``num_workers`` x ``envs_per_worker`` environments of ``env_name``.
 
-    ``section`` holds the settings of the package, or what they are read from: each worker reads
-    them anew. The placement is the argument, or ``section["placement"]``, or
-    the ``placement`` attribute of the package's ``make`` (a class usually), or ``process``::
+    ``section`` contains the settings of the package, or the mapping that each worker reads them
+    from. Timeouts are in seconds. The placement is the argument, else ``section["placement"]``,
+    else the attribute ``placement`` of the package's ``make`` (usually a class), else
+    ``process``::
 
         pool = EnvironmentPool("alfworld", section, num_workers=2, envs_per_worker=8)
         await pool.start()
-        async with pool.session() as env:
+        async with pool.open_session() as env:
             observation = await env.reset(task, seed)
             observation, reward, done, info = await env.step("look")
         await pool.close()
@@ -106,7 +107,8 @@ class EnvironmentPool:
     ) -> None:
         if num_workers < 1 or envs_per_worker < 1:
             raise ValueError(
-                f"a pool needs workers and environments, got {num_workers} x {envs_per_worker}"
+                f"num_workers={num_workers}, envs_per_worker={envs_per_worker}: allowed are "
+                "integers of 1 or more"
             )
         self.env_name = env_name
         self.section = _as_section(section)
@@ -119,9 +121,9 @@ class EnvironmentPool:
         self.counts: Counter[str] = Counter()
         # Seconds that sessions waited for a free slot, summed.
         self.wait_s = 0.0
-        # Inside environments (where one answers at a time: and in their queue), summed.
+        # Seconds that calls took in environments, summed. Includes the queue of a shared thread.
         self.busy_s = 0.0
-        self.replace_s = 0.0  # slowest replacement so far
+        self.replace_s = 0.0  # seconds of the slowest replacement so far
         self._workers: list[WorkerProcess] = []
         self._spare: WorkerProcess | None = None
         self._keep_spare = False
@@ -132,12 +134,12 @@ class EnvironmentPool:
 
     @property
     def capacity(self) -> int:
-        """How many sessions can be open at once."""
+        """Maximum number of sessions that are open at once."""
         return self.num_workers * self.envs_per_worker
 
     @property
     def worker_pids(self) -> list[int]:
-        """Process ids of the workers that play (without the spare)."""
+        """Process ids of the workers, without the spare."""
         pids = [worker.pid for worker in self._workers if worker.alive]
         return [pid for pid in pids if pid is not None]
 
@@ -154,15 +156,17 @@ class EnvironmentPool:
         started = await asyncio.gather(
             *(self._spawn() for _ in range(self.num_workers)), return_exceptions=True
         )
-        # One that has died meanwhile is being replaced, or has been.
-        own = [worker for worker in started if isinstance(worker, WorkerProcess) and worker.alive]
-        self._workers = [*self._workers, *own]
+        # Skip a worker that died in the meantime: its replacement adds itself.
+        usable = [
+            worker for worker in started if isinstance(worker, WorkerProcess) and worker.alive
+        ]
+        self._workers = [*self._workers, *usable]
         errors = [error for error in started if isinstance(error, BaseException)]
         if errors:
-            # Some may have started: without this they would outlive the error.
+            # Stop the workers that did start.
             await self.close()
             raise errors[0]
-        for worker in own:
+        for worker in usable:
             self._enlist(worker)
         slowest = max((worker.start_s for worker in self._workers), default=0.0)
         self._keep_spare = slowest > SLOW_START_S
@@ -172,11 +176,10 @@ class EnvironmentPool:
 
     @contextlib.asynccontextmanager
     async def session(self, group: str | None = None) -> AsyncIterator[PoolSession]:
-        """Lend a free environment; waits for one. Raises ``WorkerStartError`` when none can be had
-        any more.
+        """Wait for a free environment and reserve it for the ``async with`` block.
 
-        Sessions of one ``group`` share a worker where they can: a worker that dies then takes few
-        groups along.
+        Sessions of one ``group`` share a worker if possible, so that a failed worker affects few
+        groups. Raises ``WorkerStartError`` if no worker can be started any more.
         """
         if self._closed:
             raise RuntimeError("the environment pool is closed")
@@ -187,13 +190,16 @@ class EnvironmentPool:
         try:
             yield PoolSession(self, slot)
         finally:
-            # First counted out, then offered: who gets it next looks at the load.
+            # Update the load first: the choice of the next session's slot depends on it.
             slot.lend(group, -1)
             if slot.alive and not self._closed:
                 self._board.put(slot)
 
     def stats(self) -> dict[str, float]:
-        """Totals since the start: seconds waited and played, calls, failures by kind, restarts."""
+        """Return totals since the start: seconds, calls, failures by kind, and restarts.
+
+        ``wait_s`` are seconds that sessions waited for a slot, ``env_s`` seconds in environments.
+        """
         return {
             "wait_s": self.wait_s,
             "env_s": self.busy_s,
@@ -204,7 +210,7 @@ class EnvironmentPool:
         }
 
     async def close(self) -> None:
-        """End every worker with all it started; open sessions fail. May be called twice."""
+        """Stop every worker and its child processes. Open sessions fail. May be called twice."""
         self._closed = True
         for task in list(self._tasks):
             task.cancel()
@@ -224,14 +230,13 @@ class EnvironmentPool:
         placement = placement or self.section.get("placement")
         if placement is None:
             package = get_package(self.env_name)
-            said = getattr(package.make, "placement", "process")
-            # What runs in processes is read there: what is wrong with it is said as they start.
-            if said != "process":
-                said = package.read(self.section).own_placement() or said
-            placement = said
+            placement = getattr(package.make, "placement", "process")
+            # For ``process`` the worker reads the settings and reports errors in them.
+            if placement != "process":
+                placement = package.read(self.section).own_placement() or placement
         if placement not in PLACEMENTS:
             raise ValueError(
-                f"placement {placement!r} of {self.env_name!r}; there are: {', '.join(PLACEMENTS)}"
+                f"placement {placement!r} of {self.env_name!r}; allowed: {', '.join(PLACEMENTS)}"
             )
         return placement
 
@@ -266,7 +271,7 @@ class EnvironmentPool:
 
     async def _replace(self, dead: WorkerProcess) -> None:
         began = time.perf_counter()
-        # Taken before anything is awaited: two workers may die at the same time.
+        # Take the spare before the first await: two workers may die at the same time.
         worker, self._spare = self._spare, None
         if worker is None:
             worker = await self._spawn_patiently()
@@ -284,7 +289,7 @@ class EnvironmentPool:
         spare = await self._spawn_patiently()
         if spare is not None and self._spare is None:
             self._spare = spare
-        # Somebody else was quicker: a second spare would only take memory.
+        # Another task made a spare in the meantime. A second one would waste memory.
         elif spare is not None:
             await spare.close()
 
@@ -299,7 +304,7 @@ class EnvironmentPool:
                     START_ATTEMPTS,
                     error,
                 )
-                # 0.2, 0.4, 0.8 s: what was short of memory or processes may have recovered by then.
+                # Wait 0.2, 0.4, 0.8 s: a shortage of memory or processes may be temporary.
                 await asyncio.sleep(0.2 * 2**attempt)
         return None
 
@@ -308,12 +313,12 @@ class EnvironmentPool:
         if not self._workers:
             self._board.fail(
                 WorkerStartError(
-                    f"no environment worker of {self.env_name!r} can be started any more"
+                    f"all environment workers of {self.env_name!r} failed, and none can be started"
                 )
             )
 
     def _background(self, coroutine: Coroutine[Any, Any, None]) -> None:
-        # The loop holds tasks weakly: kept here, or one may be collected unfinished.
+        # Keep a reference: the loop has only weak ones, and a task could be garbage collected.
         task = asyncio.get_running_loop().create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

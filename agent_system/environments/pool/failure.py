@@ -1,4 +1,4 @@
-"""What can go wrong with an environment, as data."""
+"""Errors of environments and of their worker processes."""
 
 from typing import Literal
 
@@ -6,11 +6,14 @@ FailureKind = Literal["dead", "timeout", "error", "garbage"]
 
 
 class EnvFailure(Exception):
-    """A call to an environment came to nothing; the trajectory that made it is aborted, the run
-    goes on.
+    """Failed call of an environment. Its trajectory is aborted, and the run continues.
 
-    ``kind``: ``dead`` (its process is gone), ``timeout`` (past its deadline), ``error`` (it
-    raised), ``garbage`` (it returned something that is not what the protocol asks for).
+    ``kind`` is one of:
+
+    - ``dead``: the worker process died.
+    - ``timeout``: the call exceeded its deadline.
+    - ``error``: the environment raised.
+    - ``garbage``: the return value violates the protocol.
     """
 
     def __init__(self, kind: FailureKind, detail: str) -> None:
@@ -23,9 +26,9 @@ class EnvFailure(Exception):
 
 
 class WorkerStartError(RuntimeError):
-    """No environment worker could be started: a set-up error, which ends the run.
+    """Environment worker that could not be started. This is a set-up error and ends the run.
 
-    ``missing`` names a module.
+    ``missing`` is the name of the module that is not installed, or None.
     """
 
     def __init__(self, detail: str, missing: str | None = None) -> None:

@@ -1,6 +1,4 @@
-"""Worker processes seen from the pool: start one, call it with a deadline, kill it with everything
-it started.
-"""
+"""Worker processes of the pool: start one, call it with a deadline, kill it with its children."""
 
 import asyncio
 import contextlib
@@ -26,11 +24,11 @@ from verl.utils.processes import OWNER, kill_descendants
 
 logger = logging.getLogger(__name__)
 ROOT = str(Path(__file__).resolve().parents[3])
-# Seconds that a killed process may take to be gone.
+# Seconds that a killed process may take to leave the process table.
 REAP_S = 5.0
-# Seconds that a worker may take to close its environments when asked to exit.
+# Seconds that a worker may take to close its environments after the exit message.
 EXIT_S = 2.0
-PRINTS = 2**20  # bytes that are kept of what a worker prints, about
+PRINTS = 2**20  # bytes: a larger output file of a worker is emptied before the next call
 
 
 @dataclass(slots=True)
@@ -43,37 +41,37 @@ class _Call:
 
 @dataclass(slots=True)
 class ProcessSlot:
-    """One environment of one worker process."""
+    """Slot of the pool: one environment of a worker process."""
 
     worker: "WorkerProcess"
     index: int
-    seconds: float = field(default=0.0)  # spent inside the environment by the last call
+    seconds: float = field(default=0.0)  # seconds that the last call took in the environment
 
     @property
     def alive(self) -> bool:
-        """Whether the slot can take calls."""
+        """True if the slot accepts calls."""
         return self.worker.alive
 
     @property
     def load(self) -> int:
-        """Sessions on the slot's worker."""
+        """Number of sessions on the worker."""
         return self.worker.busy
 
     def plays(self, group: str | None) -> bool:
-        """Whether a session of ``group`` is on the slot's worker."""
+        """Return True if the worker has a session of ``group``."""
         return group is not None and group in self.worker.groups
 
     def lend(self, group: str | None, by: int) -> None:
-        """Count a session of ``group`` that begins (1) or ends (-1)."""
+        """Add a session of ``group`` to the load of the worker (``by=1``) or remove it (-1)."""
         self.worker.busy += by
         groups = self.worker.groups
         groups[group] += by
         if not groups[group]:
-            # Else the counter would keep every group that was ever played.
+            # Otherwise the counter would grow with every new group.
             del groups[group]
 
     async def call(self, op: str, args: dict[str, Any], timeout_s: float) -> Any:
-        """Make one call; returns the unpacked result. Raises ``EnvFailure``."""
+        """Call ``reset`` or ``step`` and return the unpacked result. Raises ``EnvFailure``."""
         reply = await self.worker.call({"op": op, "slot": self.index, **args}, timeout_s)
         if "error" in reply:
             raise EnvFailure(reply["error"], reply["detail"])
@@ -87,10 +85,10 @@ class ProcessSlot:
 class WorkerProcess(asyncio.Protocol):
     """One worker process and its socket.
 
-    Calls to a worker whose environments block are answered in the order they were made, so the
-    deadline of a call runs from the moment it is the oldest one unanswered: nobody pays for the
-    neighbour before him. ``on_death`` is called once, when the process has died, hung or talked
-    garbage; by then every waiting call has failed.
+    A worker with blocking environments answers calls in order. The deadline of a call therefore
+    starts when it becomes the oldest unanswered call, so that it does not include the calls before
+    it. ``on_death`` is called once if the process dies, hangs or sends an invalid message, after
+    all pending calls have failed.
     """
 
     def __init__(
@@ -103,8 +101,8 @@ class WorkerProcess(asyncio.Protocol):
         self.closing = False
         self.asynchronous = False
         self._owner = uuid.uuid4().hex
-        self.busy = 0  # sessions that hold a slot
-        self.groups: Counter[str | None] = Counter()  # and those of each group
+        self.busy = 0  # number of open sessions
+        self.groups: Counter[str | None] = Counter()  # open sessions by group
         self.start_s = 0.0
         self._calls: dict[int, _Call] = {}
         self._next_id = 0
@@ -114,16 +112,16 @@ class WorkerProcess(asyncio.Protocol):
         self._process: subprocess.Popen | None = None
         self._transport: asyncio.Transport | None = None
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115  lives as long as the worker
-        # Where it is emptied the next print is to be at its new end.
+        # Append mode: after the file is emptied, the process writes at its new end.
         fcntl.fcntl(self._stderr, fcntl.F_SETFL, os.O_RDWR | os.O_APPEND)
 
     @property
     def pid(self) -> int | None:
-        """The process id, once started."""
+        """Process id; None before the start."""
         return self._process.pid if self._process else None
 
     async def start(self, timeout_s: float) -> "WorkerProcess":
-        """Spawn the process and wait until its first environment is made.
+        """Start the process and wait until its first environment is made.
 
         Raises ``WorkerStartError``.
         """
@@ -141,7 +139,7 @@ class WorkerProcess(asyncio.Protocol):
                 raise WorkerStartError(f"{hello['failed']}{self._said()}", hello.get("missing"))
         except TimeoutError:
             raise WorkerStartError(
-                f"environment worker not ready after {timeout_s:g} s{self._said()}"
+                f"the environment worker was not ready after {timeout_s:g} s{self._said()}"
             ) from None
         finally:
             if answer.cancelled() or not answer.done() or "hello" not in answer.result():
@@ -152,16 +150,16 @@ class WorkerProcess(asyncio.Protocol):
         return self
 
     def _popen(self) -> socket.socket:
-        """Start the process; returns our end of its socket."""
+        """Start the process and return this process's end of the socket."""
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
-        # The worker must find this package wherever it is started from.
+        # Make this package importable in every working directory.
         paths = [ROOT, os.environ.get("PYTHONPATH")]
         environ = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
-        # Many workers share the cores: threads of numpy in each would only get in their way.
+        # Many workers share the cores, so each numpy gets one thread.
         environ.setdefault("OMP_NUM_THREADS", "1")
-        # Libraries draw from sets of texts: with a hash seed of its own every worker would play
-        # another game.
+        # Some libraries draw from sets of strings. A common hash seed gives equal draws in all
+        # workers.
         environ.setdefault("PYTHONHASHSEED", "0")
         environ[OWNER] = self._owner
         module = f"{__package__}.worker"
@@ -173,14 +171,14 @@ class WorkerProcess(asyncio.Protocol):
                 stdout=self._stderr,
                 stderr=self._stderr,
                 env=environ,
-                start_new_session=True,  # its own group: what it starts is killed with it
+                start_new_session=True,  # a process group, so that child processes can be killed
             )
         return ours
 
     async def call(self, message: dict[str, Any], timeout_s: float) -> dict[str, Any]:
         """Send ``message`` and await its reply.
 
-        Raises ``EnvFailure`` when the worker is or becomes unusable.
+        Raises ``EnvFailure`` if the worker has failed, or fails before the reply.
         """
         if not self.alive or self._transport is None:
             raise EnvFailure("dead", "the environment worker of this session is gone")
@@ -194,7 +192,7 @@ class WorkerProcess(asyncio.Protocol):
         return await call.future
 
     async def close(self) -> None:
-        """Ask the process to exit, then make sure that it and its children are gone."""
+        """Send the exit message, then kill the process and its children if they still run."""
         self.closing = True
         self.alive = False
         if self._transport is not None and not self._gone.is_set():
@@ -209,7 +207,7 @@ class WorkerProcess(asyncio.Protocol):
         deadline = time.monotonic() + REAP_S
         while self._process is not None and self._process.poll() is None:
             if time.monotonic() > deadline:
-                logger.error("environment worker %s does not go away", self.pid)
+                logger.error("environment worker %s did not exit within %g s", self.pid, REAP_S)
                 return
             await asyncio.sleep(0.005)
         self._stderr.close()
@@ -217,21 +215,21 @@ class WorkerProcess(asyncio.Protocol):
     # ---- asyncio.Protocol ----
 
     def data_received(self, data: bytes) -> None:
-        """Split what arrived into lines and hand each to whoever waits for it."""
+        """Split ``data`` into lines and complete the pending call of each reply."""
         self._buffer += data
-        # What comes last is an unfinished line, or nothing.
+        # The last part is an unfinished line or empty.
         *lines, rest = self._buffer.split(b"\n")
         self._buffer = bytearray(rest)
         try:
             if len(rest) > wire.MAX_LINE:
-                raise wire.GarbageReturn(f"a line longer than {wire.MAX_LINE} bytes")
+                raise wire.GarbageReturn(f"a line of more than {wire.MAX_LINE} bytes")
             for line in lines:
                 self._received(wire.decode(bytes(line)))
         except (wire.GarbageReturn, KeyError, TypeError, ValueError) as error:
             self._die("garbage", f"the environment worker sent {error}")
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002  of asyncio.Protocol
-        """The other end is closed: the process exited, was killed, or closed its socket."""
+        """Handle the closed socket: the process exited, was killed, or closed it."""
         self._gone.set()
         self._die("dead", f"the environment worker {self.pid} died")
 
@@ -239,12 +237,12 @@ class WorkerProcess(asyncio.Protocol):
         if self._hello is not None and not self._hello.done():
             self._hello.set_result(message)
             return
-        # A reply to no call raises ``KeyError``, and the worker is taken for broken.
+        # A reply without a call raises ``KeyError``, which the caller treats as an invalid message.
         call = self._calls.pop(message["id"])
         if "error" not in message:
-            float(message["seconds"])  # raises where it is no number: garbage
+            float(message["seconds"])  # raises if it is no number: an invalid message
         elif not isinstance(message["detail"], str) or message["error"] not in ("error", "garbage"):
-            raise wire.GarbageReturn(f"an error reply {message!r}")
+            raise wire.GarbageReturn(f"an invalid error reply: {message!r}")
         if call.timer is not None:
             call.timer.cancel()
         if not call.future.done():
@@ -252,12 +250,15 @@ class WorkerProcess(asyncio.Protocol):
         self._arm()
 
     def _arm(self) -> None:
-        """Start the clock of every call the worker can be working on: all, or the oldest one."""
+        """Start the timer of every call that the worker may be executing.
+
+        These are all calls of a worker with coroutines, else only the oldest one.
+        """
         for number, call in self._calls.items():
             if call.timer is None:
                 loop = asyncio.get_running_loop()
                 call.timer = loop.call_later(call.timeout_s, self._expired, number, call)
-            # The oldest comes first: a dict keeps the order in which calls were made.
+            # The dict is in order of the calls, so the first one is the oldest.
             if not self.asynchronous:
                 return
 
@@ -266,19 +267,22 @@ class WorkerProcess(asyncio.Protocol):
             return
         late = EnvFailure("timeout", f"{call.what} took over {call.timeout_s:g} s")
         self._fail(self._calls.pop(number), late)
-        self._die("timeout", f"the environment worker was killed: {call.what} of a neighbour hung")
+        self._die(
+            "timeout", f"the environment worker was killed: {call.what} of another session hung"
+        )
 
     def _die(self, kind: FailureKind, detail: str) -> None:
-        """Kill the process group, fail what waits, tell the pool; only the first call has an effect
-        on each.
+        """Kill the process group, fail the pending calls, and notify the pool.
+
+        Further calls have no effect.
         """
         was_alive = self.alive
         self.alive = False
         if self._process is not None and self._process.returncode is None:
-            # Before it dies: descendants in sessions of their own are found below it.
+            # Kill descendants first: those in other sessions are found as children of the process.
             os.kill(self._process.pid, signal.SIGSTOP)
             kill_descendants(self._process.pid, self._owner)
-            # Not reaped yet, so the group's id cannot be another's.
+            # The process has not been reaped, so no other group can have its id.
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
         if self._transport is not None:
@@ -286,10 +290,11 @@ class WorkerProcess(asyncio.Protocol):
         if self._hello is not None and not self._hello.done():
             self._hello.set_result({"failed": detail})
         calls, self._calls = self._calls, {}
-        # Who waited beside the call that hung is not late himself; garbage cannot be told apart.
-        felt: FailureKind = "garbage" if kind == "garbage" else "dead"
+        # Other pending calls did not exceed their deadlines, so they fail as ``dead``. An invalid
+        # message cannot be assigned to one call.
+        pending_kind: FailureKind = "garbage" if kind == "garbage" else "dead"
         for call in calls.values():
-            self._fail(call, EnvFailure(felt, detail + self._said()))
+            self._fail(call, EnvFailure(pending_kind, detail + self._said()))
         if was_alive and not self.closing:
             self.on_death(self, detail)
 
@@ -301,16 +306,16 @@ class WorkerProcess(asyncio.Protocol):
             call.future.set_exception(error)
 
     def _forget_prints(self) -> None:
-        """Empty the file of prints where it is large: an environment may print for days."""
+        """Empty the output file if it is large: an environment may print for days."""
         if os.fstat(self._stderr.fileno()).st_size > PRINTS:
             os.ftruncate(self._stderr.fileno(), 0)
 
     def _said(self) -> str:
-        """The last words of the process, for error messages."""
+        """Return the last 2000 bytes that the process printed, for error messages."""
         if self._stderr.closed:
             return ""
         size = os.fstat(self._stderr.fileno()).st_size
-        # The child shares the offset, so this must not seek.
+        # Use ``pread``: the child shares the file offset, so seeking would move it.
         tail = os.pread(self._stderr.fileno(), 2000, max(0, size - 2000))
         text = tail.decode(errors="replace").strip()
         return f"\nlast output of the worker:\n{text}" if text else ""

@@ -1,4 +1,4 @@
-"""Who gets the next free environment."""
+"""Queue of sessions that wait for a free environment."""
 
 import asyncio
 from collections import deque
@@ -10,7 +10,7 @@ Slot = ProcessSlot | LocalSlot
 
 
 class SlotBoard:
-    """Free slots and those who wait for one, first come first served."""
+    """Free slots, and a first-come first-served queue of waiters."""
 
     def __init__(self) -> None:
         self.free: list[Slot] = []
@@ -18,10 +18,10 @@ class SlotBoard:
         self._broken: Exception | None = None
 
     async def take(self, group: str | None = None) -> Slot:
-        """A slot of the worker that plays ``group``, else of the least busy one, as soon as there
-        is any slot.
+        """Return a free slot. Wait if there is none.
 
-        Raises what ``fail`` was given.
+        Prefer a worker that has a session of ``group``, then the worker with the fewest sessions.
+        Raises the error given to ``fail_waiters``.
         """
         if self._broken is not None:
             raise self._broken
@@ -32,13 +32,13 @@ class SlotBoard:
         try:
             return await waiter
         except asyncio.CancelledError:
-            # Given a slot and cancelled in the same moment: it must not be lost.
+            # The waiter received a slot just before it was cancelled: offer the slot again.
             if waiter.done() and not waiter.cancelled() and waiter.exception() is None:
                 self.put(waiter.result())
             raise
 
     def put(self, slot: Slot) -> None:
-        """Offer ``slot`` to the first who waits."""
+        """Give ``slot`` to the first waiter, or add it to the free slots."""
         while self._waiters:
             waiter = self._waiters.popleft()
             if not waiter.done():
@@ -47,21 +47,21 @@ class SlotBoard:
         self.free.append(slot)
 
     def drop_dead(self) -> None:
-        """Forget the free slots that can no longer take calls."""
-        # Slots that are lent out are not here; their sessions fail at the next call.
+        """Remove the free slots of failed workers."""
+        # Slots in use are not in the list. Their sessions fail at the next call.
         self.free = [slot for slot in self.free if slot.alive]
 
     def fail(self, error: Exception) -> None:
-        """No slot will ever come: tell everybody."""
+        """Make all waiters, and all later calls of ``acquire_slot``, raise ``error``."""
         self._broken = error
         for waiter in self._waiters:
             if not waiter.done():
                 waiter.set_exception(error)
 
     def _pick(self, group: str | None) -> Slot:
-        def unsuitability(place: int) -> tuple[bool, int]:
-            slot = self.free[place]
-            # False sorts first: a worker of the group before the least busy one.
+        def unsuitability(index: int) -> tuple[bool, int]:
+            slot = self.free[index]
+            # False sorts first: a worker of the group is preferred to the least busy one.
             return (not slot.plays(group), slot.load)
 
         return self.free.pop(min(range(len(self.free)), key=unsuitability))

@@ -1,10 +1,9 @@
-"""Environments that run in the caller's process: inline, in a thread each, or in one thread for
-all.
+"""Environments in the caller's process: inline, in one thread each, or in one shared thread.
 
-A thread cannot be killed. An environment that hangs in its own one leaves it behind (it is a
-daemon) and gets another. One thread for all is never replaced: an environment that hangs in it is
-asked to ``interrupt`` itself, where it can; until its call returns the calls after it wait, and
-each of them is given up at its own deadline.
+A thread cannot be killed. If an environment hangs in its thread, the thread is abandoned (it is a
+daemon), and the slot gets a new one. A shared thread is never replaced. If an environment hangs in
+it, its ``interrupt()`` is called if it exists. Until the call returns, later calls wait, and each
+of them fails at its deadline.
 """
 
 import asyncio
@@ -26,9 +25,9 @@ T = TypeVar("T")
 
 
 class _Late(Exception):
-    """A deadline has passed; ``inside``: in the function itself.
+    """Exceeded deadline. ``was_running``: the function was being executed, not waiting.
 
-    A ``TimeoutError`` is the environment's own.
+    It is no ``TimeoutError``, which environments may raise themselves.
     """
 
     inside = False
@@ -36,7 +35,7 @@ class _Late(Exception):
 
 @dataclass(frozen=True, slots=True)
 class _QueuedCall:
-    """``function(*args)``, to be made in the thread; ``future`` is for who waits for it."""
+    """Call ``function(*args)`` for a thread. ``future`` receives the result, if there is one."""
 
     function: Callable[..., Any]
     args: tuple[Any, ...]
@@ -44,20 +43,20 @@ class _QueuedCall:
 
 
 class DaemonThread:
-    """Runs functions one after another in a thread that never keeps the process alive."""
+    """Daemon thread that runs functions one after another."""
 
     def __init__(self) -> None:
-        # Calls neither finished nor given up at their deadline.
+        # Calls that have neither finished nor exceeded their deadline.
         self._pending: set[asyncio.Future[Any]] = set()
         self._calls: queue.SimpleQueue[_QueuedCall | None] = queue.SimpleQueue()
         self._running: asyncio.Future[Any] | None = None
         threading.Thread(target=self._run, daemon=True, name="environment").start()
 
     async def call(self, timeout_s: float, function: Callable[..., Any], *args: object) -> Any:
-        """``function(*args)`` within ``timeout_s``, and as much again for each call before it.
-        Raises ``_Late``.
+        """Run ``function(*args)`` in the thread and return its result.
 
-        A call that is given up before its turn is never made.
+        The deadline is ``timeout_s`` times one plus the number of pending calls. A call whose
+        deadline passes while it waits is never made. Raises ``_DeadlineExceeded``.
         """
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         allowed_s = timeout_s * (len(self._pending) + 1)
@@ -71,11 +70,11 @@ class DaemonThread:
             raise
 
     def post(self, function: Callable[..., Any], *args: object) -> None:
-        """Queue ``function(*args)``, whose result nobody waits for."""
+        """Queue ``function(*args)`` and discard its result."""
         self._calls.put(_QueuedCall(function, args))
 
     def stop(self) -> None:
-        """End the thread after what is queued."""
+        """End the thread after the queued calls."""
         self._calls.put(None)
 
     def _run(self) -> None:
@@ -85,10 +84,10 @@ class DaemonThread:
             result: Any = None
             error: Exception | None = None
             try:
-                # Looked at in its turn: who gave up meanwhile no longer wants it to be made.
+                # Check now: the caller may have cancelled the call while it was queued.
                 if future is None or not future.cancelled():
                     result = call.function(*call.args)
-            # The environment boundary; SystemExit must not end the thread either.
+            # Boundary to the environment. SystemExit must not end the thread either.
             except BaseException as raised:
                 error = _settable(raised)
             self._running = None
@@ -99,7 +98,10 @@ class DaemonThread:
 
 
 def _settable(raised: BaseException) -> Exception:
-    """``raised`` as a future takes it: neither what ends a process nor ``StopIteration``."""
+    """Return ``raised``, or a ``RuntimeError`` for an exception that a future does not accept.
+
+    These are ``StopIteration`` and exceptions that end a process, such as ``SystemExit``.
+    """
     if isinstance(raised, Exception) and not isinstance(raised, StopIteration):
         return raised
     return RuntimeError(repr(raised))
@@ -115,7 +117,9 @@ def _settle(future: asyncio.Future[Any], result: object, error: Exception | None
 
 
 async def _within(timeout_s: float, awaitable: Awaitable[T]) -> T:
-    """What ``awaitable`` comes to; it is cancelled at its deadline. Raises ``_Late``."""
+    """Return the result of ``awaitable``. Cancel it after ``timeout_s`` and raise
+    ``_DeadlineExceeded``.
+    """
     deadline = asyncio.timeout(timeout_s)
     try:
         async with deadline:
@@ -126,14 +130,17 @@ async def _within(timeout_s: float, awaitable: Awaitable[T]) -> T:
         raise
 
 
-# The threads of ``locked`` environments, by package name, for the whole process.
+# Threads of ``locked`` environments in this process, by package name.
 _SHARED: dict[str, DaemonThread] = {}
 _SHARED_LOCK = threading.Lock()
 
 
 @dataclass(slots=True)
 class LocalSlot:
-    """One environment in this process; made at its first reset, and anew after a failure."""
+    """Slot of the pool: one environment in this process.
+
+    It is made at the first reset, and again at the first reset after a failure.
+    """
 
     package: EnvPackage
     section: dict[str, Any]
@@ -141,28 +148,29 @@ class LocalSlot:
     seconds: float = 0.0
     alive: bool = True
     load: int = 0
-    # The environment; what a late ``make`` makes goes to a list that nobody reads any more.
+    # Empty, or the environment. A failure replaces the list, so that a ``make`` that returns after
+    # its deadline adds to an abandoned list.
     _made: list[Env] = field(default_factory=list)
     _thread: DaemonThread | None = None
 
     def plays(self, group: str | None) -> bool:  # noqa: ARG002  as of ProcessSlot
-        """Nobody else is on this slot."""
+        """Return False: a local slot has no worker that a group could share."""
         return False
 
     def lend(self, group: str | None, by: int) -> None:  # noqa: ARG002  as of ProcessSlot
-        """Count a session that begins (1) or ends (-1)."""
+        """Add a session to the load (``by=1``) or remove it (-1)."""
         self.load += by
 
     async def call(self, op: str, args: dict[str, Any], timeout_s: float) -> Any:
-        """Make one call within ``timeout_s``. Raises ``EnvFailure``.
+        """Call ``reset`` or ``step`` within ``timeout_s`` seconds. Raises ``EnvFailure``.
 
-        An inline environment cannot be interrupted: a blocking call past its deadline fails once it
-        returns.
+        An inline environment cannot be interrupted. If its blocking call exceeds the deadline, it
+        fails when it returns.
         """
         began = time.perf_counter()
         try:
             result = await self._play(op, args, timeout_s)
-            # The other placements have been stopped at their deadline already.
+            # Other placements have already raised at the deadline.
             if time.perf_counter() - began > timeout_s and self.placement == "inline":
                 raise _Late
             self.seconds = time.perf_counter() - began
@@ -181,15 +189,18 @@ class LocalSlot:
         if self.placement == "inline":
             result = self._begin(op, args, self._made)
         else:
-            try:
-                result = await self._runner().call(timeout_s, self._begin, op, args, self._made)
-            except _Late as late:
-                if late.inside and self._made:
-                    interrupt = getattr(self._made[0], "interrupt", None)
-                    if interrupt is not None:
-                        interrupt()
-                raise
+            result = await self._call_in_thread(op, args, timeout_s)
         return await _within(timeout_s, result) if inspect.isawaitable(result) else result
+
+    async def _call_in_thread(self, op: str, args: dict[str, Any], timeout_s: float) -> Any:
+        try:
+            return await self._runner().call(timeout_s, self._begin, op, args, self._made)
+        except _Late as late:
+            if late.inside and self._made:
+                interrupt = getattr(self._made[0], "interrupt", None)
+                if interrupt is not None:
+                    interrupt()
+            raise
 
     def _begin(self, op: str, args: dict[str, Any], made: list[Env]) -> Any:
         if not made:
@@ -211,10 +222,11 @@ class LocalSlot:
         return self._thread
 
     def _forget(self) -> None:
-        """Drop the environment and close it after what runs in its thread: it may tolerate no other
-        one.
+        """Remove the environment from the slot, and close it in its thread.
+
+        Closing waits for the running call: the environment may not be thread-safe.
         """
-        # A new list: a ``make`` that is still under way must not fill the slot it was taken from.
+        # Use a new list: a ``make`` that is still running must not fill this slot later.
         made, self._made = self._made, []
         thread = self._thread
         self._thread = None
@@ -222,17 +234,17 @@ class LocalSlot:
             _close_quietly(made)
             return
         thread.post(_close_quietly, made)
-        # A shared thread serves others and stays.
+        # A shared thread serves other slots too and continues.
         if self.placement == "thread":
             thread.stop()
 
     async def close(self) -> None:
-        """Close the environment and end its thread."""
+        """Close the environment, and end its thread unless it is shared."""
         self.alive = False
         self._forget()
 
 
 def _close_quietly(made: list[Env]) -> None:
     for env in made:
-        with contextlib.suppress(Exception):  # the environment boundary: nothing is left to lose
+        with contextlib.suppress(Exception):  # boundary to the environment, which is discarded
             env.close()

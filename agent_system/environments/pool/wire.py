@@ -1,7 +1,7 @@
-"""What crosses the socket between the pool and a worker: one JSON object a line.
+"""Wire format between the pool and a worker: one JSON object per line.
 
-Numpy scalars become numbers; numpy arrays and images travel as dtype, shape and base64 text and
-arrive as arrays.
+Numpy scalars are sent as numbers. Numpy arrays and images are sent as dtype, shape and base64 text,
+and are received as arrays.
 """
 
 import base64
@@ -15,23 +15,23 @@ import numpy as np
 
 from agent_system.environments.env import Observation
 
-# Bytes; a longer line is garbage. Room for 4000 x 4000 pixels of three bytes in base64.
+# Bytes of the longest valid line: 4000 x 4000 pixels of three bytes fit in base64.
 MAX_LINE = 64 * 1024 * 1024
 SURROGATES = re.compile("[\ud800-\udfff]")
 _ARRAY = "__array__"
 
 
 class GarbageReturn(ValueError):
-    """An environment returned something that is not what the protocol asks for."""
+    """Return value of an environment, or message of a worker, that violates the protocol."""
 
 
 def encode(message: dict[str, Any]) -> bytes:
-    """One line. Raises ``TypeError`` for a value that JSON cannot carry."""
+    """Return ``message`` as one line. Raises ``TypeError`` for values that JSON cannot express."""
     return json.dumps(message, default=_plain, separators=(",", ":")).encode() + b"\n"
 
 
 def decode(line: bytes) -> dict[str, Any]:
-    """The message in ``line``. Raises ``GarbageReturn`` when it is not one."""
+    """Return the message in ``line``. Raises ``InvalidEnvReturn`` if it is no JSON object."""
     try:
         message = json.loads(line, object_hook=_revive)
     except (ValueError, UnicodeDecodeError) as error:
@@ -42,7 +42,7 @@ def decode(line: bytes) -> dict[str, Any]:
 
 
 def pack_observation(observation: Observation) -> list[Any]:
-    """The observation as a JSON-able list."""
+    """Return the fields of the observation as a list of JSON values."""
     return [
         observation.text,
         observation.image,
@@ -53,19 +53,20 @@ def pack_observation(observation: Observation) -> list[Any]:
 
 
 def unpack_observation(fields: list[Any]) -> Observation:
-    """Inverse of ``pack_observation``."""
+    """Return the observation that ``pack_observation`` packed."""
     text, image, anchor, info, opening = fields
     return Observation(text=text, image=image, anchor=anchor, info=info, opening=opening)
 
 
 def check_reset(result: object) -> Observation:
-    """``result`` if it is what ``Env.reset`` must return; raises ``GarbageReturn`` otherwise."""
+    """Return ``result``. Raises ``InvalidEnvReturn`` unless it is a valid result of ``reset``."""
     return _check_observation(result, "reset")
 
 
 def check_step(result: object) -> tuple[Observation, float, bool, dict[str, Any]]:
-    """``result`` with plain types if it is what ``Env.step`` must return; raises ``GarbageReturn``
-    otherwise.
+    """Return ``result`` with plain Python types.
+
+    Raises ``InvalidEnvReturn`` unless it is a valid result of ``step``.
     """
     if not isinstance(result, (tuple, list)) or len(result) != 4:
         raise GarbageReturn(
@@ -73,7 +74,7 @@ def check_step(result: object) -> tuple[Observation, float, bool, dict[str, Any]
         )
     observation, reward, done, info = result
     _check_observation(observation, "step")
-    # NaN or an infinite reward would spread over the advantages of the whole group.
+    # A NaN or infinite reward would make all advantages of the group NaN.
     if not isinstance(reward, (numbers.Real, np.number, np.bool_)) or not math.isfinite(reward):
         raise GarbageReturn(f"step returned the reward {_short(reward)}, not a finite number")
     if not isinstance(done, (bool, np.bool_)):
@@ -87,13 +88,14 @@ def _check_observation(value: object, where: str) -> Observation:
         raise GarbageReturn(f"{where} returned {_short(value)}, not an Observation")
     if not _is_text(value.text) or not (value.anchor is None or _is_text(value.anchor)):
         raise GarbageReturn(
-            f"{where}: an Observation's text, anchor are {_short(value.text)}, "
-            f"{_short(value.anchor)}"
+            f"{where} returned an Observation with text {_short(value.text)} and anchor "
+            f"{_short(value.anchor)}, not valid Unicode strings"
         )
     for message in value.opening:
         if not _is_text(message.get("role")) or not _is_text(message.get("content")):
             raise GarbageReturn(
-                f"{where}: an Observation's opening has the message {_short(message)}"
+                f"{where} returned an Observation whose opening has the message "
+                f"{_short(message)}, not a dict with the strings role and content"
             )
     _check_info(value.info, where)
     return value
@@ -103,23 +105,24 @@ def _check_info(info: object, where: str) -> None:
     if not isinstance(info, dict):
         raise GarbageReturn(f"{where} returned info = {_short(info)}, not a dict")
     for key in ("won", "is_action_valid"):
-        # A share is no truth value, and NaN would be true.
+        # Refuse fractions, which are no truth values, and NaN, which ``bool`` reads as True.
         if _scalar(info.get(key, False)) not in (0, 1):
             raise GarbageReturn(f"{where} returned info[{key!r}] = {_short(info[key])}, not a bool")
     actions = info.get("admissible_actions", ())
     if not isinstance(actions, (list, tuple)) or not all(map(_is_text, actions)):
         raise GarbageReturn(
-            f"{where} returned info['admissible_actions'] = {_short(actions)}, not a list of texts"
+            f"{where} returned info['admissible_actions'] = {_short(actions)}, not a list of "
+            "strings"
         )
 
 
 def _scalar(value: object) -> object:
-    """``value``, or None where it is no number and no bool."""
+    """Return ``value`` if it is a number or bool, else None."""
     return value if isinstance(value, (numbers.Real, np.bool_)) else None
 
 
 def _is_text(value: object) -> bool:
-    """Whether ``value`` is text of whole characters: tokenizers refuse half a surrogate pair."""
+    """Return True for a string without lone surrogates, which tokenizers refuse."""
     return isinstance(value, str) and SURROGATES.search(value) is None
 
 
@@ -132,16 +135,16 @@ def _plain(value: object) -> object:
         return value.item()
     if isinstance(value, np.ndarray) or hasattr(value, "__array_interface__"):
         array = np.ascontiguousarray(value)
-        # Its bytes are pointers, which mean nothing in another process.
+        # The bytes of an object array are pointers, which are invalid in another process.
         if array.dtype.hasobject:
-            raise TypeError("an array of objects cannot be sent")
+            raise TypeError("an array of objects cannot be sent as JSON")
         return {
             _ARRAY: base64.b64encode(array.tobytes()).decode(),
             "dtype": array.dtype.str,
             "shape": array.shape,
         }
     if isinstance(value, (set, frozenset)):
-        # JSON has no sets; sorted, because their order differs from process to process.
+        # JSON has no sets. Sort them, because their order differs between processes.
         return sorted(value)
     raise TypeError(f"{type(value).__name__} cannot be sent as JSON")
 

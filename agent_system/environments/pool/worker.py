@@ -1,8 +1,8 @@
-"""The environment worker process: hosts several environments and answers one JSON line per call.
+"""Environment worker process: contains several environments and answers one JSON line per call.
 
-Started by the pool as ``python -m agent_system.environments.pool.worker FD PARENT_PID``. It imports
-the environment's package and nothing of the trainer. It dies with its parent: the kernel kills it
-when the parent dies (Linux), and a closed socket ends it.
+The pool starts it as ``python -m agent_system.environments.pool.worker FD PARENT_PID``. It imports
+the environment's package, but no trainer. When the parent dies, the kernel kills it (Linux). It
+also exits when its socket is closed.
 
     pool -> worker   {"target", "section", "sys_path"}                       once
     worker -> pool   {"hello", "asynchronous"} | {"failed", "missing"}       once
@@ -34,8 +34,9 @@ from verl.utils.stacks import answer_with_stacks
 
 
 class Host:
-    """The environments of this process by slot; one that raised is dropped and made anew at its
-    next reset.
+    """Environments of this process, by slot.
+
+    An environment that raised is dropped. The next reset of its slot makes a new one.
     """
 
     def __init__(self, package: EnvPackage, section: dict[str, Any]) -> None:
@@ -47,28 +48,28 @@ class Host:
         self.envs: dict[int, Env] = {}
 
     def env(self, slot: int) -> Env:
-        """The environment of ``slot``, made on first use."""
+        """Return the environment of ``slot``. It is made on first use."""
         if slot not in self.envs:
             self.envs[slot] = self.package.make(self.settings)
         return self.envs[slot]
 
     @property
     def asynchronous(self) -> bool:
-        """Whether the environment's calls are coroutines."""
+        """True if ``reset`` or ``step`` of the environment is a coroutine function."""
         env = self.env(0)
         return inspect.iscoroutinefunction(env.reset) or inspect.iscoroutinefunction(env.step)
 
     def begin(self, call: dict[str, Any]) -> Any:
-        """Make the call; what comes back may be a coroutine."""
+        """Call ``reset`` or ``step`` and return the result, which may be a coroutine."""
         if call["op"] == "reset":
             return self.env(call["slot"]).reset(call["task"], call["seed"])
-        # Not made here: after a failure the episode is gone, and a fresh one would hide that.
+        # Do not make an environment here: after a failure the episode is lost.
         if call["slot"] not in self.envs:
             raise RuntimeError("step before reset")
         return self.envs[call["slot"]].step(call["action"])
 
     def answer(self, call: dict[str, Any], result: object, started: float) -> bytes:
-        """The reply line for what the environment returned; garbage becomes an error reply."""
+        """Return the reply line for ``result``: an error reply if it violates the protocol."""
         try:
             if call["op"] == "reset":
                 ok = wire.pack_observation(wire.check_reset(result))
@@ -82,29 +83,27 @@ class Host:
             return self.failed(call, "garbage", error)
 
     def failed(self, call: dict[str, Any], kind: str, error: Exception) -> bytes:
-        """The reply line for an environment that raised or returned garbage; its instance is
-        dropped.
-        """
+        """Drop the environment that failed and return the error reply."""
         self.drop(call["slot"])
         last_frames = "".join(traceback.format_tb(error.__traceback__)[-2:])
         detail = masked_text(f"{call['op']}: {error!r}\n{last_frames}")
         return wire.encode({"id": call["id"], "error": kind, "detail": detail})
 
     def drop(self, slot: int) -> None:
-        """Close and forget the environment of ``slot``."""
+        """Close and remove the environment of ``slot``."""
         env = self.envs.pop(slot, None)
         if env is not None:
             with contextlib.suppress(Exception):
                 env.close()
 
     def close(self) -> None:
-        """Close every environment."""
+        """Close all environments of this process."""
         for slot in list(self.envs):
             self.drop(slot)
 
 
 def serve_blocking(channel: socket.socket, lines: Iterable[bytes], host: Host) -> None:
-    """Answer calls one after another; the environments' code runs in this thread."""
+    """Answer calls one after another. The environments run in this thread."""
     for line in lines:
         call = wire.decode(line)
         if call["op"] == "exit":
@@ -112,20 +111,18 @@ def serve_blocking(channel: socket.socket, lines: Iterable[bytes], host: Host) -
         started = time.perf_counter()
         try:
             result = host.begin(call)
-        except Exception as error:  # the environment boundary
+        except Exception as error:  # boundary to the environment
             channel.sendall(host.failed(call, "error", error))
         else:
             channel.sendall(host.answer(call, result, started))
 
 
 async def serve_async(channel: socket.socket, host: Host) -> None:
-    """Answer calls concurrently, those of one slot in order; for environments whose calls are
-    coroutines.
-    """
+    """Answer calls of environments with coroutines: concurrently, but in order for each slot."""
     channel.setblocking(False)
     reader, writer = await asyncio.open_connection(sock=channel, limit=wire.MAX_LINE)
     locks: dict[int, asyncio.Lock] = {}
-    running: set[asyncio.Task[None]] = set()  # keeps what the loop itself holds weakly
+    running: set[asyncio.Task[None]] = set()  # strong references; those of the loop are weak
 
     async def answer(call: dict[str, Any]) -> None:
         async with locks.setdefault(call["slot"], asyncio.Lock()):
@@ -133,7 +130,7 @@ async def serve_async(channel: socket.socket, host: Host) -> None:
             try:
                 result = host.begin(call)
                 result = await result if inspect.isawaitable(result) else result
-            except Exception as error:  # the environment boundary
+            except Exception as error:  # boundary to the environment
                 writer.write(host.failed(call, "error", error))
             else:
                 writer.write(host.answer(call, result, started))
@@ -148,8 +145,11 @@ async def serve_async(channel: socket.socket, host: Host) -> None:
 
 
 def start_host(first: dict[str, Any]) -> tuple[Host | None, bytes]:
-    """Import the package and make the first environment; return the host and the hello line."""
-    # At the end: what this process finds by itself stays what it finds.
+    """Import the package and make the first environment. Return the host and the hello line.
+
+    The host is None if this fails; then the line describes the error.
+    """
+    # Append, so that the paths of this process have precedence.
     sys.path.extend(entry for entry in first["sys_path"] if entry not in sys.path)
     hide_secrets(first["section"])
     try:
@@ -157,7 +157,7 @@ def start_host(first: dict[str, Any]) -> tuple[Host | None, bytes]:
         return host, wire.encode({"hello": os.getpid(), "asynchronous": host.asynchronous})
     except ModuleNotFoundError as error:
         return None, wire.encode({"failed": repr(error), "missing": error.name})
-    except Exception as error:  # the environment boundary
+    except Exception as error:  # boundary to the environment
         detail = "".join(traceback.format_exception(error)[-4:])
         missing = error.__cause__.name if isinstance(error.__cause__, ModuleNotFoundError) else None
         return None, wire.encode(
@@ -166,18 +166,16 @@ def start_host(first: dict[str, Any]) -> tuple[Host | None, bytes]:
 
 
 def main(fd: int, parent: int) -> None:
-    """Serve the pool at the other end of socket ``fd`` until told to exit or until that end is
-    closed.
-    """
+    """Serve the pool at the other end of socket ``fd``, until the exit message or its closing."""
     die_with_parent()
     adopt_orphans()
-    # The parent died before the kernel knew what we ask: no signal will come.
+    # The parent may have died before ``die_with_parent``. Then no signal comes.
     if os.getppid() != parent:
         return
     answer_with_stacks("environment worker")
-    # What an environment starts must not hold the socket open after this process has died.
+    # Child processes of an environment must not keep the socket open.
     os.set_inheritable(fd, False)
-    # What an environment prints goes to the file of its last words, as errors do.
+    # Send prints of environments to the output file that error messages quote.
     os.dup2(2, 1)
     channel = socket.socket(fileno=fd)
     lines = channel.makefile("rb")
@@ -186,7 +184,7 @@ def main(fd: int, parent: int) -> None:
     channel.sendall(hello)
     if host is None:
         return
-    with contextlib.suppress(ConnectionError):  # the pool has gone: so do we
+    with contextlib.suppress(ConnectionError):  # the pool closed the socket
         if host.asynchronous:
             asyncio.run(serve_async(channel, host))
         else:

@@ -20,7 +20,7 @@ def test_a_constant_that_succeeds_at_most_tasks_is_wrong_and_named():
 
 def test_a_grader_that_takes_nan_is_found_although_an_episode_is_one_action():
     findings = check(f"{HOME}:PACKAGE", {"fault": "nan", "count": 2})
-    assert any(one.startswith("injecting won") and "nan" in one for one in findings.wrong)
+    assert any(one.startswith("injecting solved") and "nan" in one for one in findings.wrong)
     said = {
         action for play in findings.plays if play.policy == "injecting" for action in play.actions
     }

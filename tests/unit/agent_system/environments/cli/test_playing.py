@@ -29,13 +29,13 @@ def solution(task=0):
 def test_typed_moves_win_and_what_is_typed_is_shown():
     won, shown = played("Number_Line", solution())
     assert won and ("> left" in shown or "> right" in shown)
-    assert "won after" in shown and "return 1" in shown and "possible: " in shown
+    assert "success after" in shown and "return 1" in shown and "valid actions: " in shown
 
 
 def test_wrong_moves_are_said_to_be_impossible_and_the_end_of_input_leaves():
     won, shown = played("number_line", "fly\n\n")
-    assert not won and shown.count("that is not possible here") == 2
-    assert "left after 2 actions; return 0" in shown
+    assert not won and shown.count("this action is not valid here") == 2
+    assert "stopped after 2 actions; return 0" in shown
 
 
 def test_the_number_of_steps_is_a_limit():
@@ -73,4 +73,4 @@ def test_the_command_plays_from_a_pipe():
         timeout=120,
         env={**os.environ, "COLUMNS": "100"},
     )
-    assert done.returncode == 0 and "won after" in done.stdout, done.stderr
+    assert done.returncode == 0 and "success after" in done.stdout, done.stderr
