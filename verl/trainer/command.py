@@ -1,4 +1,4 @@
-"""Command line of ``main_generation`` and ``main_export``: overrides without configs and sweeps."""
+"""Command line of ``main_generation`` and ``main_export``: overrides, no config files or sweeps."""
 
 import sys
 from collections.abc import Callable, Sequence
@@ -16,9 +16,10 @@ SectionT = TypeVar("SectionT", bound=Section)
 
 
 def read_words(words: Sequence[str], schema: type[SectionT], required: Sequence[str]) -> SectionT:
-    """The configuration that ``words`` describe.
+    """Return the configuration with the overrides ``words``.
 
-    Raises ``ConfigError`` with every unknown key, wrong value and missing one of ``required``.
+    Raises:
+        ConfigError: lists all unknown keys, invalid values and missing ``required`` keys.
     """
     written = _written(words)
     reading = read(schema, from_text(written, schema))
@@ -35,23 +36,26 @@ def read_words(words: Sequence[str], schema: type[SectionT], required: Sequence[
 
 
 def _written(words: Sequence[str]) -> Any:
-    """What ``words`` write, a value for each key. Raises ``ConfigError``."""
+    """Return the overrides ``words`` as a tree of values. Raise ``ConfigError`` if invalid."""
     tree = OmegaConf.create()
     word = ""
     try:
         for override in parse_overrides(words):
             word = override.input_line
             if override.is_sweep_override() or override.is_delete():
-                raise ConfigError(f"{word}: not a value; allowed: key=value; fix: quote it")
+                raise ConfigError(
+                    f"{word}: sweeps and deletions are not supported; allowed: key=value; "
+                    "fix: quote the value"
+                )
             OmegaConf.update(tree, override.key_or_group, override.value(), force_add=True)
         return OmegaConf.to_container(tree, resolve=True)
     except OmegaConfBaseException as error:
         why = str(error).splitlines()[0]
-        raise ConfigError(f"{word}: {why}; allowed: key=value; fix: mend the value") from error
+        raise ConfigError(f"{word}: {why}; allowed: key=value; fix: correct the value") from error
 
 
 def _at(tree: Any, key: str) -> Any:
-    """What is at dotted ``key``; None where nothing is."""
+    """Return the value at the dotted ``key``; None if there is none."""
     for name in key.split("."):
         tree = tree.get(name) if isinstance(tree, dict) else None
     return tree
@@ -64,7 +68,10 @@ def run_command(
     prog: str,
     argv: Sequence[str] | None = None,
 ) -> int:
-    """Run ``main(config)`` of the command line and return the exit status."""
+    """Run ``main(config)`` with the configuration of ``argv`` and return the exit status.
+
+    Print the help if ``argv`` is empty or contains ``--help``.
+    """
     words = list(sys.argv[1:] if argv is None else argv)
     if not words or {"--help", "-h"} & set(words):
         sys.stdout.write(_help(schema, prog))
