@@ -80,7 +80,7 @@ class Collector(Protocol[TasksT_contra]):
         ...
 
     def resume(self, state: Mapping[str, Any]) -> None:
-        """Continue from a stored ``state``."""
+        """Restore the ``state`` of a checkpoint."""
         ...
 
 
@@ -133,7 +133,7 @@ class ReferenceGroup(WorkerGroupLike, Protocol):
 
 @runtime_checkable
 class CriticGroup(WorkerGroupLike, Protocol):
-    """Group of ``verl.workers.critic.CriticWorker``."""
+    """Group of ``verl.workers.critic.CriticWorker`` that trains the value function."""
 
     def compute_values(self, data: DataProto, /) -> DataProto: ...
     def update_critic(self, data: DataProto, /) -> DataProto: ...
@@ -144,7 +144,7 @@ class CriticGroup(WorkerGroupLike, Protocol):
 
 @runtime_checkable
 class RewardGroup(WorkerGroupLike, Protocol):
-    """Group of ``verl.workers.reward_model.RewardModelWorker``."""
+    """Group of ``verl.workers.reward_model.RewardModelWorker`` that scores trajectories."""
 
     def compute_rm_score(self, data: DataProto, /) -> DataProto: ...
 

@@ -105,8 +105,8 @@ def staleness(metrics: Mapping[str, float], step: int) -> dict[str, float]:
     """Return ``training/staleness`` and ``staleness_max``; {} if policy versions are unknown.
 
     Staleness is the number of updates between the policy that sampled a token and the policy
-    before the update of ``step``: the mean and the maximum over sampled tokens. At step 5 tokens
-    of version 4 have staleness 0, tokens of version 3 have staleness 1.
+    before the update of ``step``. The metrics are its mean and maximum over sampled tokens. At
+    step 5 a token of version 4 has staleness 0, a token of version 3 has staleness 1.
     """
     if "rollout/policy_version" not in metrics:
         return {}

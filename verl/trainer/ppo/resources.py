@@ -84,7 +84,7 @@ class ResourcePoolManager:
         return len({self.mapping[role] for role in roles}) == 1
 
     def get_resource_pool(self, role: Role) -> RayResourcePool:
-        """Return the pool of ``role``."""
+        """Return the pool to which ``role`` is assigned."""
         return self.resource_pool_dict[self.mapping[role]]
 
     def shutdown(self) -> None:

@@ -44,7 +44,7 @@ ANSWER_S = 20  # timeout of a command
 
 
 class State(StrEnum):
-    """Severity of a finding."""
+    """Severity of a finding of ``verl.doctor``."""
 
     OK = "ok"
     NOTE = "note"  # an optional feature does not work on this machine
