@@ -333,7 +333,9 @@ def test_a_cluster_that_does_not_answer_is_refused(policy, address, why, monkeyp
     words = [f"actor_rollout_ref.model.path={policy}", *RLVCR]
     cfg = load_config("ppo_trainer", [*words, f"ray_init.address='{address}'"])
     (found,) = machine_problems(cfg)
-    assert found.startswith(f"ray_init.address={address!r}: {why}") and "fix: run `ray start" in found
+    assert (
+        found.startswith(f"ray_init.address={address!r}: {why}") and "fix: run `ray start" in found
+    )
     monkeypatch.setenv("RAY_ADDRESS", address)
     (found,) = machine_problems(load_config("ppo_trainer", words))
     assert found.startswith(f"RAY_ADDRESS={address!r}") and "unset RAY_ADDRESS" in found
