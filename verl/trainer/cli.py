@@ -153,18 +153,20 @@ def parse(
     if args.cfg:
         return Command(name, text=_show(name, args, schema))
     if args.explain:
-        draft = read_config(name, args.overrides, schema, args.config_path)
-        return Command(name, text=explain(draft.require_valid(), args.explain))
+        parsed = read_config(name, args.overrides, schema, args.config_path)
+        return Command(name, text=explain(parsed.require_valid(), args.explain))
     if args.multirun:
-        drafts = _jobs(name, args, schema)
+        parsed_configs = _jobs(name, args, schema)
     else:
-        drafts = [read_config(name, args.overrides, schema, args.config_path)]
+        parsed_configs = [read_config(name, args.overrides, schema, args.config_path)]
     problems = [
-        problem for draft in drafts for problem in (*_all_problems(draft), *draft.unused_keys)
+        problem
+        for parsed in parsed_configs
+        for problem in (*_all_problems(parsed), *parsed.unused_keys)
     ]
     if problems:
         raise ConfigError(dict.fromkeys(problems))
-    configs = [draft.config for draft in drafts]
+    configs = [parsed.config for parsed in parsed_configs]
     if args.multirun:
         _check_places(configs)
     return Command(name, configs, only_check=args.check, machine=machine)
@@ -181,27 +183,27 @@ def _machine(args: argparse.Namespace, schema: Schema) -> Machine | None:
     return stated_machine(args.on)
 
 
-def _all_problems(draft: ParsedConfig) -> list[str]:
+def _all_problems(parsed: ParsedConfig) -> list[str]:
     """Return all problems of a config that cannot be read, across keys too; [] if it can be."""
-    if not draft.problems:
+    if not parsed.problems:
         return []
-    return [*draft.problems, *find_problems(draft.config, _light_names(draft), partial=True)]
+    return [*parsed.problems, *find_problems(parsed.config, _light_names(parsed), partial=True)]
 
 
-def _light_names(draft: ParsedConfig) -> Names:
+def _light_names(parsed: ParsedConfig) -> Names:
     """Return the names that are known without importing the modules that register the others."""
-    section = getattr(draft.config, "actor_rollout_ref", None)
-    if section is not None and lookup(draft.config, EXTERNAL_LIB):
+    section = getattr(parsed.config, "actor_rollout_ref", None)
+    if section is not None and lookup(parsed.config, EXTERNAL_LIB):
         # A user-provided module may register more names, and its import may be slow.
         return Names()
     return Names(environments=env_names() or None)
 
 
 def _show(name: str, args: argparse.Namespace, schema: Schema) -> str:
-    draft = read_config(name, args.overrides, schema, args.config_path)
-    config = draft.require_valid()
+    parsed = read_config(name, args.overrides, schema, args.config_path)
+    config = parsed.require_valid()
     # The first line is a comment, so that the output is a valid config file.
-    return f"{SHOWN}\n{to_yaml(config if args.resolve else draft.tree)}"
+    return f"{SHOWN}\n{to_yaml(config if args.resolve else parsed.tree)}"
 
 
 def _jobs(name: str, args: argparse.Namespace, schema: Schema) -> list[ParsedConfig]:
@@ -209,15 +211,15 @@ def _jobs(name: str, args: argparse.Namespace, schema: Schema) -> list[ParsedCon
     has_names = any(
         override.lstrip("+").startswith("trainer.experiment_name=") for override in args.overrides
     )
-    drafts = []
+    parsed_configs = []
     for index, overrides in enumerate(expand_sweep(args.overrides)):
-        draft = read_config(name, overrides, schema, args.config_path)
+        parsed = read_config(name, overrides, schema, args.config_path)
         # A config that cannot be read has no name, and is refused for its problems anyway.
-        if not has_names and not draft.problems:
-            rename = f'trainer.experiment_name="{draft.config.trainer.experiment_name}-{index}"'
-            draft = read_config(name, [*overrides, rename], schema, args.config_path)
-        drafts.append(draft)
-    return drafts
+        if not has_names and not parsed.problems:
+            rename = f'trainer.experiment_name="{parsed.config.trainer.experiment_name}-{index}"'
+            parsed = read_config(name, [*overrides, rename], schema, args.config_path)
+        parsed_configs.append(parsed)
+    return parsed_configs
 
 
 def _check_places(configs: Sequence[Config]) -> None:
@@ -258,28 +260,28 @@ def run(
         Exit status. 0: done or shown. 2: refused, with all problems on standard error. 143 and
         130: ended by SIGTERM or Ctrl-C after cleanup.
     """
-    parse_words = partial(parse, argv, config_default, schema, prog)
+    parse_command = partial(parse, argv, config_default, schema, prog)
     # An OSError inside a run is not a mistake on the command line.
     return run_reporting_mistakes(
-        _run, main, parse_words, names, inspect, dry_run, catches_os_errors=False
+        _run, main, parse_command, names, inspect, dry_run, catches_os_errors=False
     )
 
 
 def _run(
     main: Callable[[Any], object],
-    parse_words: Callable[[], Command],
+    parse_command: Callable[[], Command],
     names: Callable[[], Names] | None,
     inspect: Inspect | None,
     dry_run: Inspect | None,
 ) -> int:
-    command = parse_words()
+    command = parse_command()
     if command.text is not None:
         sys.stdout.write(command.text.rstrip("\n") + "\n")
         return 0
     # Before names(): importing these modules fills the registries that names() reads.
     if import_external(command.configs):
         # Parse again: names that these modules register determine the values of unset keys.
-        command = parse_words()
+        command = parse_command()
     for cfg in command.configs:
         hide_secrets(to_dict(cfg))  # from the log and from errors
     registered = names() if names else None
@@ -288,14 +290,14 @@ def _run(
     machine = command.machine
     missing = [problem for cfg in command.configs for problem in _missing(cfg, machine)]
     facts = [_facts(cfg, machine) for cfg in command.configs]
-    look = partial(inspect, elsewhere=True) if inspect and machine else inspect
-    inspectors = [look, dry_run if command.only_check else None]
+    inspect_config = partial(inspect, elsewhere=True) if inspect and machine else inspect
+    inspectors = [inspect_config, dry_run if command.only_check else None]
     plans = _checked_plans(command.configs, facts, registered, inspectors, missing)
     if command.only_check:
         for cfg, plan in zip(command.configs, plans, strict=True):
             warn_without_effect(cfg)
-            stated = f" for {machine}" if machine else ""
-            show(plan, f"config {command.config_name}{stated}; {CHECKED}")
+            target = f" for {machine}" if machine else ""
+            show(plan, f"config {command.config_name}{target}; {CHECKED}")
         return 0
     with Interruption() as interruption:
         for cfg, plan in zip(command.configs, plans, strict=True):
@@ -352,7 +354,7 @@ def _facts(cfg: Config, machine: Machine | None) -> Facts:
     facts = gather_facts(cfg)
     if machine is None:
         return facts
-    # The host memory of the stated machine is unknown; this machine's does not apply.
+    # The host memory of the target machine is unknown; this machine's does not apply.
     memory = {"device_memory_gb": machine.memory_gb, "memory_gb": None}
     return dataclasses.replace(facts, device="cuda", **memory)
 

@@ -15,16 +15,18 @@ from verl.utils.commands import run_reporting_mistakes
 SectionT = TypeVar("SectionT", bound=Section)
 
 
-def read_words(words: Sequence[str], schema: type[SectionT], required: Sequence[str]) -> SectionT:
-    """Return the configuration with the overrides ``words``.
+def read_words(
+    overrides: Sequence[str], schema: type[SectionT], required: Sequence[str]
+) -> SectionT:
+    """Return the configuration of ``schema`` with ``overrides``.
 
     Raises:
         ConfigError: lists all unknown keys, invalid values and missing ``required`` keys.
     """
-    written = _written(words)
-    reading = read(schema, from_text(written, schema))
+    tree = _written(overrides)
+    reading = read(schema, from_text(tree, schema))
     keys = keys_of(schema)
-    missing = [key for key in required if _at(written, key) in (None, "")]
+    missing = [key for key in required if _at(tree, key) in (None, "")]
     problems = [text for key, text in reading.problems.items() if key not in missing]
     problems += [
         f"{key}: required ({keys[key].doc.removesuffix('; required')}); fix: {key}=..."
@@ -35,23 +37,23 @@ def read_words(words: Sequence[str], schema: type[SectionT], required: Sequence[
     return reading.section
 
 
-def _written(words: Sequence[str]) -> Any:
-    """Return the overrides ``words`` as a tree of values. Raise ``ConfigError`` if invalid."""
+def _written(overrides: Sequence[str]) -> Any:
+    """Return ``overrides`` as a tree of values. Raise ``ConfigError`` if they are invalid."""
     tree = OmegaConf.create()
-    word = ""
+    text = ""
     try:
-        for override in parse_overrides(words):
-            word = override.input_line
+        for override in parse_overrides(overrides):
+            text = override.input_line
             if override.is_sweep_override() or override.is_delete():
                 raise ConfigError(
-                    f"{word}: sweeps and deletions are not supported; allowed: key=value; "
+                    f"{text}: sweeps and deletions are not supported; allowed: key=value; "
                     "fix: quote the value"
                 )
             OmegaConf.update(tree, override.key_or_group, override.value(), force_add=True)
         return OmegaConf.to_container(tree, resolve=True)
     except OmegaConfBaseException as error:
         why = str(error).splitlines()[0]
-        raise ConfigError(f"{word}: {why}; allowed: key=value; fix: correct the value") from error
+        raise ConfigError(f"{text}: {why}; allowed: key=value; fix: correct the value") from error
 
 
 def _at(tree: Any, key: str) -> Any:
@@ -72,13 +74,13 @@ def run_command(
 
     Print the help if ``argv`` is empty or contains ``--help``.
     """
-    words = list(sys.argv[1:] if argv is None else argv)
-    if not words or {"--help", "-h"} & set(words):
+    args = list(sys.argv[1:] if argv is None else argv)
+    if not args or {"--help", "-h"} & set(args):
         sys.stdout.write(_help(schema, prog))
         return 0
 
     def command() -> None:
-        main(read_words(words, schema, required).as_frozen())
+        main(read_words(args, schema, required).as_frozen())
 
     return run_reporting_mistakes(command, catches_os_errors=False)
 

@@ -19,9 +19,9 @@ from verl.utils.logging import setup_logging
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit status."""
-    words = list(sys.argv[1:] if argv is None else argv)
+    args = list(sys.argv[1:] if argv is None else argv)
     try:
-        words = audit_words(words)
+        args = audit_words(args)
     except ValueError as error:
         sys.stderr.write(f"{error}\n")
         return 2
@@ -30,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "ppo_trainer",
         PPOConfig,
         "verl.trainer.main_audit",
-        words,
+        args,
         registered_names,
         inspect_audit,
         inspect_calls,

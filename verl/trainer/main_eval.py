@@ -37,13 +37,13 @@ def run_evaluation(cfg: PPOConfig) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit status."""
-    words = [*EVAL_OVERRIDES, *(sys.argv[1:] if argv is None else argv)]
+    args = [*EVAL_OVERRIDES, *(sys.argv[1:] if argv is None else argv)]
     return cli.run(
         run_evaluation,
         default_config_name,
         PPOConfig,
         "verl.trainer.main_eval",
-        words,
+        args,
         registered_names,
         inspect_start,
         inspect_calls,

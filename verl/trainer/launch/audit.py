@@ -30,30 +30,30 @@ SCORED = (
 )
 
 
-def audit_words(words: Sequence[str]) -> list[str]:
+def audit_words(args: Sequence[str]) -> list[str]:
     """Return the command line ``RUN_DIR [key=value ...]`` as a command line of ``main_ppo``.
 
     Raises:
         ValueError: the first argument is not a run directory.
     """
-    if not words or words[0].startswith("-"):
+    if not args or args[0].startswith("-"):
         # Without a run directory only options such as --help apply.
-        return list(words) or ["--help"]
-    directory = Path(words[0])
+        return list(args) or ["--help"]
+    directory = Path(args[0])
     if not (directory / CONFIG).is_file():
         raise ValueError(
-            f"RUN_DIR={words[0]!r}: there is no {CONFIG}; allowed: the directory of a run; "
+            f"RUN_DIR={args[0]!r}: there is no {CONFIG}; allowed: the directory of a run; "
             "fix: python -m verl.trainer.main_audit runs/PROJECT/EXPERIMENT [key=value ...]"
         )
-    if not TRUST_WORDS & set(words):
-        refuse_code_of_run(Path(CONFIG).stem, words[0], words[1:], PPOConfig, is_run=True)
+    if not TRUST_WORDS & set(args):
+        refuse_code_of_run(Path(CONFIG).stem, args[0], args[1:], PPOConfig, is_run=True)
     return [
         *("--config-path", str(directory.resolve()), "--config-name", Path(CONFIG).stem),
         *SCORED,
         "cold_start.enable=false",
         f"trainer.default_local_dir={directory / 'audit'}",
         *_policy_words(directory),
-        *words[1:],
+        *args[1:],
     ]
 
 

@@ -76,11 +76,13 @@ def inspect_calls(cfg: PPOConfig) -> Inspection:
 
 def default_config_name(overrides: Sequence[str]) -> str:
     """Return ``ppo_trainer`` if the overrides name a policy or files, else ``quickstart``."""
-    written = dict(word.lstrip("+").split("=", 1) for word in overrides if "=" in word)
-    named = [written.get(key, "").strip("[]'\" ") for key in FILES]
-    files = [file.strip("'\" ") for value in named for file in value.split(",") if file.strip()]
+    values = dict(override.lstrip("+").split("=", 1) for override in overrides if "=" in override)
+    file_lists = [values.get(key, "").strip("[]'\" ") for key in FILES]
+    files = [
+        file.strip("'\" ") for value in file_lists for file in value.split(",") if file.strip()
+    ]
     names_files = any(file and file != "null" for file in files) and not is_placeholder(files)
-    return "ppo_trainer" if names_files or MODEL_PATH in written else "quickstart"
+    return "ppo_trainer" if names_files or MODEL_PATH in values else "quickstart"
 
 
 def sft_start_problems(cfg: SFTConfig) -> Collection[str]:

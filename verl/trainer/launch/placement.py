@@ -104,12 +104,12 @@ def placement_problems(
     gpus = ranks if device == "cuda" else 0
     needs = [Need(trainer.nnodes, ranks * cpus_per_rank, gpus, (NODES, RANKS))]
     if has_separate_engines:
-        each = engine_gpus(cfg)
+        node_gpus = engine_gpus(cfg)
         keys = (
             ENGINE_NODES,
             ENGINE_GPUS if cfg.actor_rollout_ref.rollout.n_gpus_per_node else RANKS,
         )
-        needs.append(Need(len(each), each[0] * cpus, each[0], keys))
+        needs.append(Need(len(node_gpus), node_gpus[0] * cpus, node_gpus[0], keys))
     nodes = list(nodes)
     free = nodes
     # Same order as ``ResourcePoolManager.reserve_pools``.

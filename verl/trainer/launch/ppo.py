@@ -129,14 +129,14 @@ def open_run(cfg: PPOConfig) -> Iterator[OpenRun]:
             # directory can be moved.
             run_config, tasks = prepare(cfg, watchdog.enter)
             watchdog.enter("start")
-            opened = start(run_config, run, tasks, stack)
+            started_run = start(run_config, run, tasks, stack)
             logger.info(
                 "ready after %.1f s; run directory %s", time.perf_counter() - started, run.path
             )
-            watchdog.follow(opened.trainer.clock)
+            watchdog.follow(started_run.trainer.clock)
             watchdog.enter("run")
             stack.callback(watchdog.enter, "shutdown")
-            yield opened
+            yield started_run
 
 
 def prepare(cfg: PPOConfig, enter: Callable[[str], None]) -> tuple[PPOConfig, TasksAndTokenizer]:
@@ -394,8 +394,8 @@ def worker_specs(plan: RunPlan) -> dict[Role, RayClassWithInitArgs]:
     policies = [Role.Actor]
     if cfg.algorithm.use_kl_in_reward or policy.actor.use_kl_loss:
         policies.append(Role.RefPolicy)
-    housed = {role.value: spec(ActorWorker, policy, role=role.value) for role in policies}
-    specs = {Role.Actor: create_colocated_worker_cls(housed)}
+    policy_specs = {role.value: spec(ActorWorker, policy, role=role.value) for role in policies}
+    specs = {Role.Actor: create_colocated_worker_cls(policy_specs)}
     if cfg.critic.enable:
         specs[Role.Critic] = spec(CriticWorker, cfg.critic)
     if cfg.reward_model.enable:
@@ -408,17 +408,17 @@ def start_rollout_workers(plan: RunPlan, pools: ResourcePoolManager) -> list[Any
     policy = plan.config.actor_rollout_ref
     rollout = policy.rollout
     engines = plan.engines
-    neighbours = engines_on_a_node(plan.config, plan.device)
-    threads = rollout.num_threads or threads_per_process(neighbours)
+    engines_per_node = engines_on_a_node(plan.config, plan.device)
+    threads = rollout.num_threads or threads_per_process(engines_per_node)
     pool = pools.get_resource_pool(Role.Rollout)
-    each = rollout.tensor_model_parallel_size if pools.use_gpu else 1
-    devices = pool.device_ids() if each > 1 else []
+    per_engine = rollout.tensor_model_parallel_size if pools.use_gpu else 1
+    devices = pool.device_ids() if per_engine > 1 else []
     remote = ray.remote(RolloutWorker)
     env = loopback_sockets(ray.util.get_node_ip_address())
     workers = []
     for index in range(engines):
         # Distribute engines evenly over the devices, which are in the order of the nodes.
-        first = index * (pool.world_size // each) // engines * each
+        first = index * (pool.world_size // per_engine) // engines * per_engine
         # Many trajectories call one engine concurrently; the engine batches their requests.
         worker = remote.options(max_concurrency=64, **pool.guest_options(first))
         workers.append(
@@ -427,7 +427,7 @@ def start_rollout_workers(plan: RunPlan, pools: ResourcePoolManager) -> list[Any
                 policy.model.path,
                 seed=rollout.seed + index,
                 num_threads=threads,
-                devices=devices[first : first + each],
+                devices=devices[first : first + per_engine],
                 env=env,
             )
         )

@@ -101,7 +101,7 @@ def _use_problems(cfg: PPOConfig | SFTConfig) -> Iterator[str]:
         fix = "wait for that run or end it, or set trainer.experiment_name=ANOTHER"
         yield problem(cfg, PLACE, why, "a directory that no other run uses", fix)
     except (OSError, RuntimeError, ValueError):
-        return  # a new directory, or an invalid one, which _place_problems reports
+        return  # a new directory, or an invalid one, which _find_directory_problems reports
 
 
 def _tracker_problems(cfg: PPOConfig | SFTConfig) -> Iterator[str]:

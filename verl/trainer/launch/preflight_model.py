@@ -267,7 +267,7 @@ def tokenizer_directory(cfg: PPOConfig) -> str | None:
         try:
             return description_directory(path)
         except FileNotFoundError:
-            return None  # model_problems reports it
+            return None  # find_model_problems reports it
     model = cold_start_config(cfg).model
     directories = [path for path in (model.tokenizer_path, model.path) if path]
     return next((path for path in directories if Path(path).is_dir()), None)

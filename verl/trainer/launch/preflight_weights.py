@@ -125,7 +125,7 @@ def checked_tokenizer(setting: str, directory: Path, trust_remote_code: bool) ->
     """Return the tokenizer of the policy in ``directory``.
 
     Raises:
-        ConfigError: the policy or its tokenizer has problems (``policy_problems``).
+        ConfigError: the policy or its tokenizer has problems (``find_policy_problems``).
     """
     problems = list(policy_problems(setting, directory, trust_remote_code))
     if problems:

@@ -185,9 +185,9 @@ def validation_metrics(batch: DataProto) -> dict[str, float]:
         result[f"val/{source}/graded"] = float(len(source_rows))
         repeated = repeated_plays(batch, source_rows)
         result |= {name.replace("val/", f"val/{source}/", 1): repeated[name] for name in repeated}
-    named = named_rewards(batch) | info_metrics(batch)
-    named = {f"val/{name}": value for name, value in named.items()}
-    return result | named | repeated_plays(batch, rows) | batch_metrics(batch, "val")
+    extra = named_rewards(batch) | info_metrics(batch)
+    extra = {f"val/{name}": value for name, value in extra.items()}
+    return result | extra | repeated_plays(batch, rows) | batch_metrics(batch, "val")
 
 
 def repeated_plays(batch: DataProto, rows: np.ndarray) -> dict[str, float]:

@@ -149,11 +149,11 @@ class SFTTrainer:
 
         Every rank gets the same number; the last ones may be empty.
         """
-        mine = [rows[i] for i in dealt([len(row) for row in rows], world_size())[rank()]]
-        cuts = micro_batches([len(row) for row in mine], max_tokens=max_tokens)
+        rank_rows = [rows[i] for i in dealt([len(row) for row in rows], world_size())[rank()]]
+        cuts = micro_batches([len(row) for row in rank_rows], max_tokens=max_tokens)
         # A pass through a sharded model is a collective operation, so all ranks need equal counts.
         empty = [[] for _ in range(common_passes(cuts) - len(cuts))]
-        return [[mine[i] for i in cut] for cut in cuts] + empty
+        return [[rank_rows[i] for i in cut] for cut in cuts] + empty
 
     def _weighted_sum(self, rows: Sequence[SFTRow], sums: "Sums") -> torch.Tensor:
         """Return the sum over tokens of ``weight * -log p``. Add it and its parts to ``sums``."""

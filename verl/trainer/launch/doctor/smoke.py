@@ -67,9 +67,9 @@ def sample_and_learn() -> str:
     from verl.workers.actor import ActorWorker
     from verl.workers.rollout import create_engine
 
-    with tempfile.TemporaryDirectory() as place:
+    with tempfile.TemporaryDirectory() as directory:
         path = build_policy(
-            Path(place), TEXTS, tags=TAGS, vocab_size=400, hidden=64, layers=1, heads=2, ff=128
+            Path(directory), TEXTS, tags=TAGS, vocab_size=400, hidden=64, layers=1, heads=2, ff=128
         )
         config = ActorRolloutRefConfig()
         config.model.path = str(path)
