@@ -102,7 +102,7 @@ def play_metrics(play: PanelPlay, prefix: str) -> dict[str, float]:
 
 
 def paired_difference(play: PanelPlay, other: PanelPlay, prefix: str) -> dict[str, float]:
-    """Return the metrics ``<prefix>/...`` of ``play`` minus those of ``other``.
+    """Return the metrics ``<prefix>/...`` of ``outcome`` minus those of ``other``.
 
     ``success_difference`` and ``tokens_per_step_difference`` are differences of means.
     ``tokens_per_step_change`` is the latter divided by the tokens per step of ``other``. All have

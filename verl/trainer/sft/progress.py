@@ -38,7 +38,7 @@ class SFTProgress:
     def on_step(self, record: OptimizerStep) -> None:
         """Show one step and write its metrics.
 
-        Of the steps without a held-out loss, about ``RECORDS`` are written.
+        Of the steps without a held-out loss, about ``MAX_RECORDS`` are written.
         """
         # The heartbeat is also needed without a progress bar.
         move("imitating")

@@ -93,7 +93,7 @@ def test_only_what_every_run_needs_changes_the_status(state, status):
     assert command.report(findings, Console(file=out)) == status
     lines = out.getvalue().splitlines()
     assert max(map(len, lines)) <= 100 and "mend it" in out.getvalue() and "[thing]" in lines[0]
-    assert ("before this is mended: [thing]" in lines[-1]) == bool(status)
+    assert ("until this is fixed: [thing]" in lines[-1]) == bool(status)
 
 
 def test_a_part_that_hangs_or_fails_is_a_finding():
