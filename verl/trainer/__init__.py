@@ -1,1 +1,1 @@
-"""Trainers and their command lines."""
+"""Trainers (PPO, supervised), their command lines and entry points."""

@@ -1,10 +1,10 @@
-"""The command line that ``main_ppo``, ``main_sft`` and ``main_eval`` share.
+"""Command line of ``main_ppo``, ``main_sft``, ``main_eval`` and ``main_audit``.
 
     compose -> read -> derive -> validate -> plan -> run
 
-``parse`` does everything up to the typed configs, ``run`` the whole line; nothing heavy is imported
-before ``main``. Whatever is wrong is said in one list: where single values are, the checks across
-keys go on with the keys that are sound.
+``parse`` does everything up to the typed configs, ``run`` everything. Heavy packages are imported
+only in ``main``. All problems are reported in one list: if single values are invalid, the checks
+across keys still run on the valid keys.
 """
 
 import argparse
@@ -34,37 +34,37 @@ from verl.utils.interrupt import Interruption
 
 # A config name, or a choice that reads the overrides.
 ConfigDefault = str | Callable[[Sequence[str]], str]
-SHOWN = "# composed, not checked: --check says whether this run could start"
-CHECKED = "checked, nothing was started: without --check this runs"
+SHOWN = "# composed, not checked: use --check to test whether this run could start"
+CHECKED = "checked, nothing was started: run without --check to start"
 Config = PPOConfig | SFTConfig
 Schema = type[PPOConfig] | type[SFTConfig]
 
 
 @dataclass
 class Command:
-    """A parsed command line: configs to run, or ``text`` to show when there is nothing to run."""
+    """Parsed command line: configs to run, or ``text`` to print if there is nothing to run."""
 
     config_name: str = ""
     configs: list[Config] = field(default_factory=list)
     text: str | None = None
     only_check: bool = False
-    machine: Machine | None = None  # that is checked for in place of this one
+    machine: Machine | None = None  # checked instead of this machine
 
 
 @dataclass(frozen=True)
 class Inspection:
-    """What a look at what a config names gave: problems, and facts for the plan (``Facts``)."""
+    """Result of opening what a config names: problems, and fields of ``Facts`` for the plan."""
 
     problems: Collection[str] = ()
     facts: Mapping[str, Any] = field(default_factory=dict)
 
 
-# Some have facts as well as problems.
+# An inspection without facts returns only its problems.
 Inspect = Callable[..., Collection[str] | Inspection]
 
 
 def _parser(prog: str) -> argparse.ArgumentParser:
-    # Abbreviations are off: a mistyped option must be refused, not guessed.
+    # No abbreviations: a mistyped option must be refused, not guessed.
     parser = argparse.ArgumentParser(prog=f"python -m {prog}", add_help=False, allow_abbrev=False)
     parser.add_argument(
         "--help",
@@ -72,7 +72,7 @@ def _parser(prog: str) -> argparse.ArgumentParser:
         nargs="?",
         const="",
         metavar="SECTION",
-        help="this text, or the keys of SECTION",
+        help="print this text, or the keys of SECTION",
     )
     parser.add_argument("--config-name", "-cn", metavar="NAME", help="config to start from")
     parser.add_argument(
@@ -81,38 +81,38 @@ def _parser(prog: str) -> argparse.ArgumentParser:
         "-cp",
         "-cd",
         metavar="DIR",
-        help="directory of your own configs",
+        help="directory with user-provided configs",
     )
     parser.add_argument("--cfg", "-c", choices=("job",), help="print the composed config and stop")
     parser.add_argument(
         "--resolve",
         action="store_true",
-        help="with --cfg job: interpolations and derived values filled in",
+        help="with --cfg job: also resolve interpolations and derived values",
     )
     parser.add_argument(
         "--check",
         action="store_true",
-        help="everything up to starting: exit status 0 where the run could start, else 2",
+        help="do everything up to the start; exit status 0 if the run could start, else 2",
     )
     parser.add_argument(
         "--on",
         metavar="DEVICES",
-        help="with --check: for a machine with these and not for this one, as 8xH100 or "
-        "2x8xA100:40 (nodes, GPUs of each, name, GiB)",
+        help="with --check: check for a machine with these devices instead of this machine, for "
+        "example 8xH100 or 2x8xA100:40 (nodes x GPUs per node x name : GiB)",
     )
     parser.add_argument(
-        "--explain", metavar="KEY", help="what a key means in this configuration, and stop"
+        "--explain", metavar="KEY", help="print the meaning of a key in this configuration and stop"
     )
     parser.add_argument(
         "--multirun",
         "-m",
         action="store_true",
-        help="one job after the other for key=a,b key=range(0,3)",
+        help="run one job after the other for key=a,b key=range(0,3)",
     )
     parser.add_argument(
         "--trust-run-code",
         action="store_true",
-        help=f"execute code that the stored config of a run names; also as {TRUST}=true",
+        help=f"execute code that the stored config of a run names; same as {TRUST}=true",
     )
     parser.add_argument(
         "overrides", nargs="*", metavar="key=value", help="overrides, in Hydra's grammar"
@@ -126,23 +126,26 @@ def parse(
     schema: Schema = PPOConfig,
     prog: str = "verl.trainer.main_ppo",
 ) -> Command:
-    """Parse ``argv`` (default: the process's) and compose its configs, typed and derived.
+    """Parse ``argv`` (default: ``sys.argv``) and compose its typed and derived configs.
 
-    Raises ConfigError for anything wrong with names, keys, types or single values; it then lists
-    what is wrong across keys as well.
+    Raises:
+        ConfigError: names, keys, types or single values are invalid. It also lists the problems
+            across keys.
     """
     parser = _parser(prog)
-    # Intermixed: parse_args would refuse overrides on both sides of an option.
+    # parse_args would refuse overrides on both sides of an option.
     args = parser.parse_intermixed_args(argv)
     if args.help is not None:
         return Command(text=_help(parser, args.help, args.config_path, schema))
     default = config_default if isinstance(config_default, str) else config_default(args.overrides)
     name = args.config_name or default
     if args.check and (args.cfg or args.explain):
-        why = "with --cfg and --explain nothing is checked"
-        raise ConfigError(f"--check: {why}; allowed: one of them; fix: leave the other out")
+        raise ConfigError(
+            "--check: --cfg and --explain check nothing; allowed: --check without them; "
+            "fix: remove one of the options"
+        )
     machine = _machine(args, schema)
-    overrides = [word for word in args.overrides if word != f"{TRUST}=true"]
+    overrides = [override for override in args.overrides if override != f"{TRUST}=true"]
     is_trusted = args.trust_run_code or len(overrides) < len(args.overrides)
     args.overrides = overrides
     if not is_trusted:
@@ -150,18 +153,20 @@ def parse(
     if args.cfg:
         return Command(name, text=_show(name, args, schema))
     if args.explain:
-        draft = read_config(name, args.overrides, schema, args.config_path)
-        return Command(name, text=explain(draft.require_valid(), args.explain))
+        parsed = read_config(name, args.overrides, schema, args.config_path)
+        return Command(name, text=explain(parsed.require_valid(), args.explain))
     if args.multirun:
-        drafts = _jobs(name, args, schema)
+        parsed_configs = _jobs(name, args, schema)
     else:
-        drafts = [read_config(name, args.overrides, schema, args.config_path)]
+        parsed_configs = [read_config(name, args.overrides, schema, args.config_path)]
     problems = [
-        problem for draft in drafts for problem in (*_all_problems(draft), *draft.unused_keys)
+        problem
+        for parsed in parsed_configs
+        for problem in (*_all_problems(parsed), *parsed.unused_keys)
     ]
     if problems:
         raise ConfigError(dict.fromkeys(problems))
-    configs = [draft.config for draft in drafts]
+    configs = [parsed.config for parsed in parsed_configs]
     if args.multirun:
         _check_places(configs)
     return Command(name, configs, only_check=args.check, machine=machine)
@@ -171,59 +176,59 @@ def _machine(args: argparse.Namespace, schema: Schema) -> Machine | None:
     if args.on is None:
         return None
     if not args.check or schema is not PPOConfig:
-        why = "nothing but a check of main_ppo, main_eval or main_audit is for another machine"
-        raise ConfigError(f"--on {args.on}: {why}; allowed: with --check; fix: --check --on ...")
+        raise ConfigError(
+            f"--on {args.on}: only a check can be for another machine; allowed: with --check of "
+            "main_ppo, main_eval or main_audit; fix: add --check, or remove --on"
+        )
     return stated_machine(args.on)
 
 
-def _all_problems(draft: ParsedConfig) -> list[str]:
-    """What is wrong with a config that cannot be read, across keys too; nothing where it can."""
-    if not draft.problems:
+def _all_problems(parsed: ParsedConfig) -> list[str]:
+    """Return all problems of a config that cannot be read, across keys too; [] if it can be."""
+    if not parsed.problems:
         return []
-    return [*draft.problems, *find_problems(draft.config, _light_names(draft), partial=True)]
+    return [*parsed.problems, *find_problems(parsed.config, _light_names(parsed), partial=True)]
 
 
-def _light_names(draft: ParsedConfig) -> Names:
-    """Names that are known without importing what registers the others."""
-    named = getattr(draft.config, "actor_rollout_ref", None)
-    if named is not None and lookup(draft.config, EXTERNAL_LIB):
-        # A module of the user's own may register more, and importing it here would not be light.
+def _light_names(parsed: ParsedConfig) -> Names:
+    """Return the names that are known without importing the modules that register the others."""
+    section = getattr(parsed.config, "actor_rollout_ref", None)
+    if section is not None and lookup(parsed.config, EXTERNAL_LIB):
+        # A user-provided module may register more names, and its import may be slow.
         return Names()
     return Names(environments=env_names() or None)
 
 
 def _show(name: str, args: argparse.Namespace, schema: Schema) -> str:
-    draft = read_config(name, args.overrides, schema, args.config_path)
-    config = draft.require_valid()
-    # A comment, so that what is written to a file from here is read as it was.
-    return f"{SHOWN}\n{to_yaml(config if args.resolve else draft.tree)}"
+    parsed = read_config(name, args.overrides, schema, args.config_path)
+    config = parsed.require_valid()
+    # The first line is a comment, so that the output is a valid config file.
+    return f"{SHOWN}\n{to_yaml(config if args.resolve else parsed.tree)}"
 
 
 def _jobs(name: str, args: argparse.Namespace, schema: Schema) -> list[ParsedConfig]:
-    """The configs of a multirun, each with an experiment name, and so a run directory, of its
-    own.
-    """
-    own_names = any(
-        word.lstrip("+").startswith("trainer.experiment_name=") for word in args.overrides
+    """Return the configs of a multirun, each with a different experiment name and run directory."""
+    has_names = any(
+        override.lstrip("+").startswith("trainer.experiment_name=") for override in args.overrides
     )
-    drafts = []
-    for index, words in enumerate(expand_sweep(args.overrides)):
-        draft = read_config(name, words, schema, args.config_path)
-        # A config that cannot be read has no name yet; it is refused for its problems anyway.
-        if not own_names and not draft.problems:
-            rename = f'trainer.experiment_name="{draft.config.trainer.experiment_name}-{index}"'
-            draft = read_config(name, [*words, rename], schema, args.config_path)
-        drafts.append(draft)
-    return drafts
+    parsed_configs = []
+    for index, overrides in enumerate(expand_sweep(args.overrides)):
+        parsed = read_config(name, overrides, schema, args.config_path)
+        # A config that cannot be read has no name, and is refused for its problems anyway.
+        if not has_names and not parsed.problems:
+            rename = f'trainer.experiment_name="{parsed.config.trainer.experiment_name}-{index}"'
+            parsed = read_config(name, [*overrides, rename], schema, args.config_path)
+        parsed_configs.append(parsed)
+    return parsed_configs
 
 
 def _check_places(configs: Sequence[Config]) -> None:
-    places = [cfg.trainer.default_local_dir for cfg in configs]
-    # With resume_mode=auto the second job would go on from the first one's checkpoints.
-    if len(set(places)) < len(places):
+    directories = [cfg.trainer.default_local_dir for cfg in configs]
+    # With resume_mode=auto the second job would resume from the first one's checkpoints.
+    if len(set(directories)) < len(directories):
         raise ConfigError(
-            f"trainer.default_local_dir: jobs of a multirun share {places[0]!r}; "
-            "leave it to its default"
+            f"trainer.default_local_dir: jobs of a multirun share {directories[0]!r}; allowed: one "
+            "directory per job; fix: remove the key, its default differs per job"
         )
 
 
@@ -237,55 +242,62 @@ def run(
     inspect: Inspect | None = None,
     dry_run: Inspect | None = None,
 ) -> int:
-    """Run ``main(cfg)`` for each config of the command line, after checks and plan; returns the
-    exit status.
+    """Run ``main(cfg)`` for each config of the command line, after checks and plan.
 
-    0: done or shown; 2: refused, with every problem on standard error; 143 and 130: ended in order
-    by SIGTERM or Ctrl-C. ``names`` gives what is registered and is called only when there is
-    something to run, after the config's own ``external_lib`` was imported. ``inspect(cfg)`` gives
-    further problems of a config that has none so far: those that only show with what it names at
-    hand. With ``--check``, ``dry_run(cfg)`` gives those that show when pieces of the run are
-    called, and nothing is run; with ``--on``, ``inspect(cfg, elsewhere=True)`` leaves out the
-    devices of this machine. ``main`` may refuse as well, with a ``ConfigError``.
+    Args:
+        main: starts the run of a config. It may raise ``ConfigError``.
+        config_default: config to use without ``--config-name``.
+        schema: type of the configs.
+        prog: module name of the program, for the help text.
+        argv: command line without the program name (default: ``sys.argv``).
+        names: returns the registered names. Called only if there is something to run, after the
+            ``external_lib`` of the configs was imported.
+        inspect: returns problems of a valid config that need the files and devices it names. With
+            ``--on`` it gets ``elsewhere=True`` and ignores the devices of this machine.
+        dry_run: with ``--check``, returns problems that show in trial calls of parts of the run.
+
+    Returns:
+        Exit status. 0: done or shown. 2: refused, with all problems on standard error. 143 and
+        130: ended by SIGTERM or Ctrl-C after cleanup.
     """
-    parse_words = partial(parse, argv, config_default, schema, prog)
-    # An error of the operating system inside a run is no mistake on the command line.
+    parse_command = partial(parse, argv, config_default, schema, prog)
+    # An OSError inside a run is not a mistake on the command line.
     return run_reporting_mistakes(
-        _run, main, parse_words, names, inspect, dry_run, catches_os_errors=False
+        _run, main, parse_command, names, inspect, dry_run, catches_os_errors=False
     )
 
 
 def _run(
     main: Callable[[Any], object],
-    parse_words: Callable[[], Command],
+    parse_command: Callable[[], Command],
     names: Callable[[], Names] | None,
     inspect: Inspect | None,
     dry_run: Inspect | None,
 ) -> int:
-    command = parse_words()
+    command = parse_command()
     if command.text is not None:
         sys.stdout.write(command.text.rstrip("\n") + "\n")
         return 0
     # Before names(): importing these modules fills the registries that names() reads.
     if import_external(command.configs):
-        # Read once more: what these modules register decides values that were left unset.
-        command = parse_words()
+        # Parse again: names that these modules register determine the values of unset keys.
+        command = parse_command()
     for cfg in command.configs:
         hide_secrets(to_dict(cfg))  # from the log and from errors
     registered = names() if names else None
-    # Every job is planned and checked before the first one starts: a refusal must not come
-    # hours later, in the middle of a multirun.
+    # Plan and check every job before the first one starts, so that none is refused in the middle
+    # of a multirun.
     machine = command.machine
     missing = [problem for cfg in command.configs for problem in _missing(cfg, machine)]
     facts = [_facts(cfg, machine) for cfg in command.configs]
-    look = partial(inspect, elsewhere=True) if inspect and machine else inspect
-    asked = [look, dry_run if command.only_check else None]
-    plans = _checked_plans(command.configs, facts, registered, asked, missing)
+    inspect_config = partial(inspect, elsewhere=True) if inspect and machine else inspect
+    inspectors = [inspect_config, dry_run if command.only_check else None]
+    plans = _checked_plans(command.configs, facts, registered, inspectors, missing)
     if command.only_check:
         for cfg, plan in zip(command.configs, plans, strict=True):
             warn_without_effect(cfg)
-            stated = f" for {machine}" if machine else ""
-            show(plan, f"config {command.config_name}{stated}; {CHECKED}")
+            target = f" for {machine}" if machine else ""
+            show(plan, f"config {command.config_name}{target}; {CHECKED}")
         return 0
     with Interruption() as interruption:
         for cfg, plan in zip(command.configs, plans, strict=True):
@@ -299,38 +311,42 @@ def _checked_plans(
     configs: Sequence[Config],
     facts: list[Facts],
     names: Names | None,
-    asked: Sequence[Inspect | None],
+    inspectors: Sequence[Inspect | None],
     missing: Sequence[str],
 ) -> list[Plan]:
-    """The plans of the configs, with what ``asked`` found out about them; what is asked in turn is
-    asked where nothing is wrong so far. Raises ConfigError with the problems.
+    """Return the plans of the configs, with the facts of the ``inspectors`` in ``facts`` too.
+
+    Each inspector runs only if the checks before it found no problem.
+
+    Raises:
+        ConfigError: a check or an inspector found problems.
     """
-    found = [*missing, *(problem for cfg in configs for problem in find_problems(cfg, names))]
-    plans = _planned(configs, facts, found)
-    for ask in asked:
-        if ask is None:
+    problems = [*missing, *(problem for cfg in configs for problem in find_problems(cfg, names))]
+    plans = _planned(configs, facts, problems)
+    for inspector in inspectors:
+        if inspector is None:
             continue
-        inspections = [_inspection(ask(cfg)) for cfg in configs]
-        found = [problem for inspection in inspections for problem in inspection.problems]
+        inspections = [_inspection(inspector(cfg)) for cfg in configs]
+        problems = [problem for inspection in inspections for problem in inspection.problems]
         for number, inspection in enumerate(inspections):
             facts[number] = dataclasses.replace(facts[number], **inspection.facts)
-        plans = _planned(configs, facts, found)
+        plans = _planned(configs, facts, problems)
     return plans
 
 
 def _planned(
     configs: Sequence[Config], facts: Sequence[Facts], problems: Sequence[str]
 ) -> list[Plan]:
-    """The plans; raises ConfigError with ``problems`` and those of the plans."""
+    """Return the plans. Raise ``ConfigError`` with ``problems`` and those of the plans, if any."""
     plans = [make_plan(cfg, known) for cfg, known in zip(configs, facts, strict=True)]
-    found = dict.fromkeys([*problems, *(problem for plan in plans for problem in plan.problems())])
-    if found:
-        raise ConfigError(found)
+    every = [*problems, *(problem for plan in plans for problem in plan.problems())]
+    if every:
+        raise ConfigError(dict.fromkeys(every))
     return plans
 
 
 def _missing(cfg: Config, machine: Machine | None) -> list[str]:
-    """What a stated machine lacks, for which ``cfg`` is then checked."""
+    """Set the devices of ``cfg`` to those of ``machine`` and return the problems of that."""
     return use_machine(cfg, machine) if machine and isinstance(cfg, PPOConfig) else []
 
 
@@ -338,17 +354,17 @@ def _facts(cfg: Config, machine: Machine | None) -> Facts:
     facts = gather_facts(cfg)
     if machine is None:
         return facts
-    # Of its host nothing is stated, and this one's memory says nothing of it.
+    # The host memory of the target machine is unknown; this machine's does not apply.
     memory = {"device_memory_gb": machine.memory_gb, "memory_gb": None}
     return dataclasses.replace(facts, device="cuda", **memory)
 
 
-def _inspection(found: Collection[str] | Inspection) -> Inspection:
-    return found if isinstance(found, Inspection) else Inspection(found)
+def _inspection(result: Collection[str] | Inspection) -> Inspection:
+    return result if isinstance(result, Inspection) else Inspection(result)
 
 
 def show(plan: Plan, caption: str = "") -> None:
-    """Print a plan: a table on a terminal, plain lines elsewhere."""
+    """Print a plan: as a table on a terminal, otherwise as plain lines."""
     if sys.stdout.isatty():
         from rich.console import Console
 
@@ -378,12 +394,13 @@ def _help(
 
 def _help_section(section: str, schema: Schema) -> str:
     keys = schema_keys(schema)
-    found = [key for path, key in keys.items() if path == section or path.startswith(f"{section}.")]
-    if not found:
+    prefix = f"{section}."
+    shown = [key for path, key in keys.items() if path == section or path.startswith(prefix)]
+    if not shown:
         guess = nearest(section, keys)
         hint = f"; did you mean {guess}?" if guess else ""
         raise ConfigError(f"--help {section}: no such section{hint}")
-    return "\n".join(_help_key(key) for key in found if not key.is_section)
+    return "\n".join(_help_key(key) for key in shown if not key.is_section)
 
 
 def _help_key(key: Key) -> str:

@@ -1,4 +1,4 @@
-"""Command line of ``main_generation`` and ``main_export``: overrides without configs and sweeps."""
+"""Command line of ``main_generation`` and ``main_export``: overrides, no config files or sweeps."""
 
 import sys
 from collections.abc import Callable, Sequence
@@ -15,15 +15,18 @@ from verl.utils.commands import run_reporting_mistakes
 SectionT = TypeVar("SectionT", bound=Section)
 
 
-def read_words(words: Sequence[str], schema: type[SectionT], required: Sequence[str]) -> SectionT:
-    """The configuration that ``words`` describe.
+def read_words(
+    overrides: Sequence[str], schema: type[SectionT], required: Sequence[str]
+) -> SectionT:
+    """Return the configuration of ``schema`` with ``overrides``.
 
-    Raises ``ConfigError`` with every unknown key, wrong value and missing one of ``required``.
+    Raises:
+        ConfigError: lists all unknown keys, invalid values and missing ``required`` keys.
     """
-    written = _written(words)
-    reading = read(schema, from_text(written, schema))
+    tree = _written(overrides)
+    reading = read(schema, from_text(tree, schema))
     keys = keys_of(schema)
-    missing = [key for key in required if _at(written, key) in (None, "")]
+    missing = [key for key in required if _at(tree, key) in (None, "")]
     problems = [text for key, text in reading.problems.items() if key not in missing]
     problems += [
         f"{key}: required ({keys[key].doc.removesuffix('; required')}); fix: {key}=..."
@@ -34,24 +37,27 @@ def read_words(words: Sequence[str], schema: type[SectionT], required: Sequence[
     return reading.section
 
 
-def _written(words: Sequence[str]) -> Any:
-    """What ``words`` write, a value for each key. Raises ``ConfigError``."""
+def _written(overrides: Sequence[str]) -> Any:
+    """Return ``overrides`` as a tree of values. Raise ``ConfigError`` if they are invalid."""
     tree = OmegaConf.create()
-    word = ""
+    text = ""
     try:
-        for override in parse_overrides(words):
-            word = override.input_line
+        for override in parse_overrides(overrides):
+            text = override.input_line
             if override.is_sweep_override() or override.is_delete():
-                raise ConfigError(f"{word}: not a value; allowed: key=value; fix: quote it")
+                raise ConfigError(
+                    f"{text}: sweeps and deletions are not supported; allowed: key=value; "
+                    "fix: quote the value"
+                )
             OmegaConf.update(tree, override.key_or_group, override.value(), force_add=True)
         return OmegaConf.to_container(tree, resolve=True)
     except OmegaConfBaseException as error:
         why = str(error).splitlines()[0]
-        raise ConfigError(f"{word}: {why}; allowed: key=value; fix: mend the value") from error
+        raise ConfigError(f"{text}: {why}; allowed: key=value; fix: correct the value") from error
 
 
 def _at(tree: Any, key: str) -> Any:
-    """What is at dotted ``key``; None where nothing is."""
+    """Return the value at the dotted ``key``; None if there is none."""
     for name in key.split("."):
         tree = tree.get(name) if isinstance(tree, dict) else None
     return tree
@@ -64,14 +70,17 @@ def run_command(
     prog: str,
     argv: Sequence[str] | None = None,
 ) -> int:
-    """Run ``main(config)`` of the command line and return the exit status."""
-    words = list(sys.argv[1:] if argv is None else argv)
-    if not words or {"--help", "-h"} & set(words):
+    """Run ``main(config)`` with the configuration of ``argv`` and return the exit status.
+
+    Print the help if ``argv`` is empty or contains ``--help``.
+    """
+    args = list(sys.argv[1:] if argv is None else argv)
+    if not args or {"--help", "-h"} & set(args):
         sys.stdout.write(_help(schema, prog))
         return 0
 
     def command() -> None:
-        main(read_words(words, schema, required).as_frozen())
+        main(read_words(args, schema, required).as_frozen())
 
     return run_reporting_mistakes(command, catches_os_errors=False)
 

@@ -1,10 +1,10 @@
-"""Ask a finished run whether its credit per step is real: ``python -m verl.trainer.main_audit
-RUN_DIR [key=value ...]``.
+"""Compare the credit per turn of a finished run with measured returns: ``python -m
+verl.trainer.main_audit RUN_DIR [key=value ...]``.
 
-Tasks of the validation split are played with the newest policy of the run. From some of their steps
-every choice that the method gives credit for is forced and played on with; what these plays earn is
-compared with what every score said beforehand. Keys are those of ``main_ppo``, beginning with the
-run's own configuration; results go to ``RUN_DIR/audit``.
+Generate trajectories of validation tasks with the newest policy of the run. At some of their turns
+force every choice that the method gives credit for, and continue each to the end. Compare the
+returns with the scores that the estimators gave before. Keys are those of ``main_ppo``; their
+defaults are the configuration of the run. Results are written to ``RUN_DIR/audit``.
 """
 
 import sys
@@ -18,10 +18,10 @@ from verl.utils.logging import setup_logging
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Command line entry point; returns the exit status."""
-    words = list(sys.argv[1:] if argv is None else argv)
+    """Run the command line and return the exit status."""
+    args = list(sys.argv[1:] if argv is None else argv)
     try:
-        words = audit_words(words)
+        args = audit_words(args)
     except ValueError as error:
         sys.stderr.write(f"{error}\n")
         return 2
@@ -30,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "ppo_trainer",
         PPOConfig,
         "verl.trainer.main_audit",
-        words,
+        args,
         registered_names,
         inspect_audit,
         inspect_calls,

@@ -1,9 +1,9 @@
-"""Measure a policy on the validation panel, without training: ``python -m verl.trainer.main_eval
+"""Measure a policy on the validation set, without training: ``python -m verl.trainer.main_eval
 [key=value ...]``.
 
-Configs and keys are those of ``main_ppo``, and so is the config that is taken where none is named.
-The run directory is that of the training with ``-eval`` behind it. The policy is
-``actor_rollout_ref.model.path``, or a checkpoint (``trainer.resume_mode=resume_path``,
+Configs, keys and the default config are those of ``main_ppo``. The run directory is that of the
+training with the suffix ``-eval``. The policy is ``actor_rollout_ref.model.path``, or a checkpoint
+(``trainer.resume_mode=resume_path``,
 ``trainer.resume_from_path=runs/.../checkpoints/global_step_10``).
 """
 
@@ -20,7 +20,7 @@ from verl.trainer.launch.extensions import (
 )
 from verl.utils.logging import setup_logging
 
-# Before the overrides of the user, so that those win. The directory is not that of the training.
+# They come before the user's overrides, which take precedence.
 EVAL_OVERRIDES = (
     "trainer.val_only=true",
     "cold_start.enable=false",
@@ -29,21 +29,21 @@ EVAL_OVERRIDES = (
 
 
 def run_evaluation(cfg: PPOConfig) -> None:
-    """Measure the policy that ``cfg`` names; everything heavy is imported from here on."""
+    """Measure the policy of ``cfg``. Heavy packages are imported only here."""
     from verl.trainer.launch.level_comparison import evaluate
 
     evaluate(cfg)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Command line entry point; returns the exit status."""
-    words = [*EVAL_OVERRIDES, *(sys.argv[1:] if argv is None else argv)]
+    """Run the command line and return the exit status."""
+    args = [*EVAL_OVERRIDES, *(sys.argv[1:] if argv is None else argv)]
     return cli.run(
         run_evaluation,
         default_config_name,
         PPOConfig,
         "verl.trainer.main_eval",
-        words,
+        args,
         registered_names,
         inspect_start,
         inspect_calls,

@@ -1,7 +1,6 @@
-"""Make a Hugging Face directory of a checkpoint: ``python -m verl.trainer.main_export
-checkpoint=runs/.../checkpoints/global_step_N target=DIR [lora=adapters]``.
-
-transformers and vLLM load what is written.
+"""Export a checkpoint as a Hugging Face directory, which transformers and vLLM can load:
+``python -m verl.trainer.main_export checkpoint=runs/.../checkpoints/global_step_N target=DIR
+[lora=adapters]``.
 """
 
 import sys
@@ -15,14 +14,14 @@ REQUIRED = ("checkpoint", "target")
 
 
 def export(cfg: ExportConfig) -> None:
-    """Write what ``cfg`` asks for; everything heavy is imported from here on."""
+    """Export the checkpoint of ``cfg``. Heavy packages are imported only here."""
     from verl.trainer.launch.export import export_checkpoint
 
     export_checkpoint(cfg)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Command line entry point; returns the exit status."""
+    """Run the command line and return the exit status."""
     return run_command(export, ExportConfig, REQUIRED, PROG, argv)
 
 

@@ -1,7 +1,8 @@
 """Sample answers to a file of prompts: ``python -m verl.trainer.main_generation
 model.path=DIR data.path=FILE [key=value ...]``.
 
-The file is jsonl or parquet; the answers are written beside it, in a further column.
+The file is jsonl or parquet. A file with its rows and an additional column of answers is written
+next to it.
 """
 
 import sys
@@ -16,14 +17,14 @@ REQUIRED = ("model.path", "data.path")
 
 
 def generate(cfg: GenerationConfig) -> None:
-    """Sample what ``cfg`` asks for; everything heavy is imported from here on."""
+    """Sample the answers of ``cfg``. Heavy packages are imported only here."""
     from verl.trainer.launch.generation import run_generation
 
     run_generation(cfg)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Command line entry point; returns the exit status."""
+    """Run the command line and return the exit status."""
     return run_command(generate, GenerationConfig, REQUIRED, PROG, argv)
 
 

@@ -1,9 +1,8 @@
 """Train a policy with an algorithm of the PPO family: ``python -m verl.trainer.main_ppo [key=value
 ...]``.
 
-Without arguments the embedded default (``configs/quickstart.yaml``) is trained on whatever device
-there is; a command line that names its own policy or files starts from the neutral
-``ppo_trainer``.
+The default config is ``configs/quickstart.yaml``, which trains on any device. It is
+``ppo_trainer`` if the overrides name a policy or files.
 """
 
 import sys
@@ -21,16 +20,16 @@ from verl.utils.logging import setup_logging
 
 
 def train(cfg: PPOConfig) -> None:
-    """Start the run that ``cfg`` describes; everything heavy is imported from here on."""
+    """Start the run of ``cfg``. Heavy packages are imported only here."""
     from verl.trainer.launch.ppo import run_ppo
 
     run_ppo(cfg)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Command line entry point; returns the exit status."""
-    asked = (registered_names, inspect_start, inspect_calls)
-    return cli.run(train, default_config_name, PPOConfig, "verl.trainer.main_ppo", argv, *asked)
+    """Run the command line and return the exit status."""
+    checks = (registered_names, inspect_start, inspect_calls)
+    return cli.run(train, default_config_name, PPOConfig, "verl.trainer.main_ppo", argv, *checks)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """Train a policy on episodes by supervised learning: ``python -m verl.trainer.main_sft [key=value
 ...]``.
 
-Without arguments the cold-start policy of the quickstart is made (``configs/quickstart_sft.yaml``).
+The default config is ``configs/quickstart_sft.yaml``, which trains the initial policy of the
+quickstart.
 """
 
 import sys
@@ -14,16 +15,16 @@ from verl.utils.logging import setup_logging
 
 
 def train(cfg: SFTConfig) -> None:
-    """Start the run that ``cfg`` describes; everything heavy is imported from here on."""
+    """Start the run of ``cfg``. Heavy packages are imported only here."""
     from verl.trainer.launch.sft import run_sft
 
     run_sft(cfg)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Command line entry point; returns the exit status."""
-    asked = (environment_names, sft_start_problems)
-    return cli.run(train, "quickstart_sft", SFTConfig, "verl.trainer.main_sft", argv, *asked)
+    """Run the command line and return the exit status."""
+    checks = (environment_names, sft_start_problems)
+    return cli.run(train, "quickstart_sft", SFTConfig, "verl.trainer.main_sft", argv, *checks)
 
 
 if __name__ == "__main__":

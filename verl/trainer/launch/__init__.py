@@ -1,7 +1,7 @@
-"""The composition root: the only room of ``verl`` that knows agents and the method, used by the
-entry points.
+"""Composition root of the entry points: the only package of ``verl`` that imports
+``agent_system`` and ``rlvcr``.
 
-``ppo`` and ``sft`` join the concrete classes of every room into a run, ``evaluate`` does so for a
-measurement, ``preflight`` refuses what cannot work before anything starts, ``extensions`` looks up
-what is registered.
+``ppo`` and ``sft`` build a run from the concrete classes of all packages. ``level_comparison``
+does so for an evaluation. ``preflight`` checks a configuration before the run starts.
+``extensions`` adds the keys and names of environments and methods.
 """

@@ -1,6 +1,6 @@
-"""The file that answers go to: tried before anything is sampled, and kept whatever happens.
+"""Output file of ``main_generation``. It is checked before sampling, and answers survive a failure.
 
-rows ──▶ trial ──▶ answers as they come ──▶ NAME.partial.jsonl ──▶ NAME.jsonl, NAME.parquet
+rows ──▶ checks ──▶ each answer ──▶ NAME.partial.jsonl ──▶ all answers ──▶ NAME.jsonl, NAME.parquet
 """
 
 import contextlib
@@ -23,29 +23,35 @@ if TYPE_CHECKING:  # an optional format
 logger = logging.getLogger(__name__)
 KEY = "data.output_path"
 SUFFIXES = (".jsonl", ".parquet")
-ALLOWED = "a file that can be made and written"
+ALLOWED = "a file that can be created and written"
 Record = dict[str, Any]
 
 
 class AnswerFile:
-    """The file of the rows with their answers, and one of the answers so far.
+    """Output file with the prompt ``rows`` and their answers, and a file of the answers so far.
 
-    ``rows`` are those of the prompts, and ``column`` is added to them. Where no Parquet table can
-    hold them the file is JSON lines, with a warning. Raises ``ConfigError`` for a file that cannot
-    be written, for a column that is there already, and for cells that JSON cannot hold.
+    Answers are added in the new column ``column``. If a Parquet table cannot represent the rows,
+    the file is written as JSON lines, with a warning.
+
+    Raises:
+        ConfigError: the file cannot be written, ``column`` exists already, or JSON cannot represent
+            a cell.
     """
 
     def __init__(self, path: Path, rows: Sequence[DataRow], column: str) -> None:
         self.column = column
         for row in rows:
             if column in row.cells:
-                fix = f"data.response_key=NAME, another one than {', '.join(map(str, row.cells))}"
-                raise row.bad(column, "is there already", "a new column", fix)
+                fix = f"set data.response_key to a name not in {', '.join(map(str, row.cells))}"
+                raise row.bad(column, "exists already", "a new column", fix)
         if not column:
-            raise ConfigError("data.response_key='': no name; allowed: a name; fix: leave it out")
+            raise ConfigError(
+                "data.response_key='': the name is empty; allowed: a column name; fix: remove the "
+                "key to use its default"
+            )
         why = _why_not(path) or _why_not(_partial(path))
         if path.suffix == ".parquet" and find_spec("pyarrow") is None:
-            why = "Parquet is written by pyarrow, which is not installed"
+            why = "writing Parquet needs pyarrow, which is not installed"
         if why:
             raise ConfigError(f"{KEY}={str(path)!r}: {why}; allowed: {ALLOWED}; fix: {KEY}=FILE")
         self.path = path
@@ -57,13 +63,14 @@ class AnswerFile:
 
     @property
     def partial(self) -> Path:
-        """The file of the answers so far."""
+        """Path of the file with the answers so far."""
         return _partial(self.path)
 
     @contextlib.contextmanager
     def keeping(self) -> Iterator[None]:
-        """A block that calls ``keep``: the answers so far are removed where it ends well, else the
-        log says where they are.
+        """Return a context in which ``append_answer`` may be called.
+
+        Remove the file of the answers so far on success. On an error keep it and log its path.
         """
         if self.partial.exists():
             logger.warning("%s is now %s", self.partial, put_aside(self.partial))
@@ -76,13 +83,13 @@ class AnswerFile:
         self.partial.unlink(missing_ok=True)
 
     def keep(self, row: int, sample: int, text: str) -> None:
-        """Write an answer down before the others are there."""
+        """Append the answer ``text`` to the file of the answers so far."""
         record = {"row": row, "sample": sample, self.column: text}
         with naming(self.partial), self.partial.open("a", encoding="utf-8") as file:
             file.write(jsonl.dumps(record) + "\n")
 
     def write(self, answers: Sequence[list[str]]) -> None:
-        """Write the rows with their ``answers``. Raises ``ConfigError`` where that fails."""
+        """Write the rows with their ``answers``. Raise ``ConfigError`` if that fails."""
         records = self._with(answers)
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -92,12 +99,12 @@ class AnswerFile:
                 _write_table(self.path, build_table(records))
         except OSError as error:
             why = f"cannot be written: {error}; the answers are in {self.partial}"
-            allowed = "allowed: room on the disk; fix: make room, or another file"
-            raise ConfigError(f"{KEY}={str(self.path)!r}: {why}; {allowed}") from error
+            allowed = "allowed: a file on a disk with free space; fix: free disk space, or set"
+            raise ConfigError(f"{KEY}={str(self.path)!r}: {why}; {allowed} {KEY}=FILE") from error
 
     def _with(self, answers: Sequence[list[str]]) -> list[Record]:
         pairs = zip(self.records, answers, strict=True)
-        return [record | {self.column: said} for record, said in pairs]
+        return [record | {self.column: answer} for record, answer in pairs]
 
 
 def _partial(path: Path) -> Path:
@@ -105,42 +112,42 @@ def _partial(path: Path) -> Path:
 
 
 def _why_not(path: Path) -> str:
-    """Why no file can be written at ``path``; empty where it can."""
+    """Return the reason why no file can be written at ``path``; "" if one can be."""
     try:
-        there = path.is_dir()
-        path.exists()  # a name that is too long is told here alone
+        is_directory = path.is_dir()
+        path.exists()  # only this call raises for a name that is too long
     except (OSError, ValueError) as error:
-        return f"it can be no file: {getattr(error, 'strerror', None) or error}"
-    return "it is a directory" if there else unwritable(path.parent)
+        return f"it cannot be a file: {getattr(error, 'strerror', None) or error}"
+    return "it is a directory" if is_directory else unwritable(path.parent)
 
 
 def _path_of_table(path: Path, records: Sequence[Record]) -> Path:
-    """``path`` where a table can hold ``records``, else one beside it for JSON lines."""
+    """Return ``path`` if a Parquet table can represent ``records``, else a path for JSON lines."""
     import pyarrow
     import pyarrow.parquet
 
     try:
         empty = build_table(records).schema.empty_table()
         pyarrow.parquet.write_table(empty, pyarrow.BufferOutputStream())
-    # Texts with half a surrogate pair are a ValueError, integers of more than 64 bits an
-    # OverflowError.
+    # ValueError: text with an unpaired surrogate. OverflowError: integer of more than 64 bits.
     except (pyarrow.ArrowException, TypeError, ValueError, OverflowError) as error:
         lines = _free(path.with_suffix(".jsonl"))
         why = " ".join(str(error).split())
-        logger.warning("no Parquet table can hold the rows (%s): they go to %s", why, lines)
+        logger.warning("Parquet cannot represent the rows (%s): they are written to %s", why, lines)
         return lines
     return path
 
 
 def _free(path: Path) -> Path:
-    """``path``, or the first one of ``<stem>.1<suffix>``, ``.2`` ... where nothing is."""
+    """Return the first of ``path``, ``<stem>.1<suffix>``, ``<stem>.2<suffix>`` ... that is free."""
     names = (path.with_name(f"{path.stem}.{number}{path.suffix}") for number in count(1))
     return next(one for one in chain([path], names) if not one.exists())
 
 
 def build_table(records: Sequence[Record]) -> "pyarrow.Table":
-    """A table with every column that one of ``records`` has; what a record lacks is null, and so is
-    an object without keys, which Parquet cannot hold.
+    """Return a table with the columns of all ``records``.
+
+    Missing values are null. Objects without keys too, because Parquet cannot represent them.
     """
     import pyarrow
 

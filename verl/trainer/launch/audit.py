@@ -1,7 +1,8 @@
-"""The composition root of a credit audit.
+"""Composition root of a credit audit.
 
-RUN_DIR ─▶ its config and newest policy ─▶ plays, scored ─▶ plays from their steps at every level
-    ─▶ effects against scores ─▶ RUN_DIR/audit
+RUN_DIR ─▶ its config and newest policy ─▶ trajectories with scores
+    ─▶ executed alternatives from their turns at every level
+    ─▶ comparison of effects and scores ─▶ RUN_DIR/audit
 """
 
 import logging
@@ -16,8 +17,8 @@ from verl.trainer.launch.extensions import inspect_start
 
 logger = logging.getLogger(__name__)
 CONFIG = "config.yaml"
-# Every step is scored at all four levels, as it was played: nothing is forced, dealt or left out,
-# no slow group left behind.
+# Score every turn at all four levels. Trajectories are on-policy: no forced levels, no permuted
+# credit, no dropped turns, no partial rollouts.
 SCORED = (
     "algorithm.rlvcr.credit=scored",
     "algorithm.rlvcr.alternatives=all",
@@ -29,34 +30,35 @@ SCORED = (
 )
 
 
-def audit_words(words: Sequence[str]) -> list[str]:
-    """The words of a command line that begins with a run directory, as ``main_ppo`` reads them.
+def audit_words(args: Sequence[str]) -> list[str]:
+    """Return the command line ``RUN_DIR [key=value ...]`` as a command line of ``main_ppo``.
 
-    Raises ``ValueError`` where the first word is no run directory.
+    Raises:
+        ValueError: the first argument is not a run directory.
     """
-    if not words or words[0].startswith("-"):
-        # Help, or nothing: the command line says what it wants.
-        return list(words) or ["--help"]
-    directory = Path(words[0])
+    if not args or args[0].startswith("-"):
+        # Without a run directory only options such as --help apply.
+        return list(args) or ["--help"]
+    directory = Path(args[0])
     if not (directory / CONFIG).is_file():
         raise ValueError(
-            f"RUN_DIR={words[0]!r}: there is no {CONFIG}; allowed: the directory of a run; "
+            f"RUN_DIR={args[0]!r}: there is no {CONFIG}; allowed: the directory of a run; "
             "fix: python -m verl.trainer.main_audit runs/PROJECT/EXPERIMENT [key=value ...]"
         )
-    if not TRUST_WORDS & set(words):
-        refuse_code_of_run(Path(CONFIG).stem, words[0], words[1:], PPOConfig, is_run=True)
+    if not TRUST_WORDS & set(args):
+        refuse_code_of_run(Path(CONFIG).stem, args[0], args[1:], PPOConfig, is_run=True)
     return [
         *("--config-path", str(directory.resolve()), "--config-name", Path(CONFIG).stem),
         *SCORED,
         "cold_start.enable=false",
         f"trainer.default_local_dir={directory / 'audit'}",
         *_policy_words(directory),
-        *words[1:],
+        *args[1:],
     ]
 
 
 def _policy_words(directory: Path) -> list[str]:
-    """Where the policy is: the newest checkpoint of the run, or what it started from."""
+    """Return overrides that load the newest checkpoint of the run, or else its initial policy."""
     from verl.utils.checkpoint import CheckpointManager
 
     newest = CheckpointManager(directory / "checkpoints").latest_valid()
@@ -66,7 +68,7 @@ def _policy_words(directory: Path) -> list[str]:
 
 
 def inspect_audit(cfg: PPOConfig, elsewhere: bool = False) -> Inspection:
-    """Return the problems of ``inspect_start``, and what the audit generates for the plan."""
+    """Return the problems of ``inspect_start``, and the size of the audit for the plan."""
     from agent_system.multi_turn_rollout.play_settings import asks_for_levels
     from rlvcr.levels import LEVELS
     from rlvcr.settings import method_settings
@@ -74,59 +76,61 @@ def inspect_audit(cfg: PPOConfig, elsewhere: bool = False) -> Inspection:
     if not asks_for_levels(cfg):
         return Inspection(
             [
-                "env.levels=false: a policy without thinking levels has no credit for them; "
-                "allowed: runs with levels; fix: audit another run"
+                "env.levels=false: a policy without thinking levels has no thinking advantage; "
+                "allowed: runs with env.levels=true; fix: audit another run"
             ]
         )
-    found = inspect_start(cfg, elsewhere)
+    inspection = inspect_start(cfg, elsewhere)
     rlvcr = method_settings(cfg.algorithm)
     tasks = min(rlvcr.audit_tasks, rlvcr.audit_points)
-    tasks = min(tasks, found.facts.get("val_tasks") or tasks)
+    tasks = min(tasks, inspection.facts.get("val_tasks") or tasks)
     total = rlvcr.audit_points * len(LEVELS) * rlvcr.audit_plays
     audit = (
         f"{tasks} validation tasks x {cfg.env.rollout.n} trajectories; from {rlvcr.audit_points} "
         f"of their turns at most, {len(LEVELS)} levels x {rlvcr.audit_plays} trajectories "
         f"= {total:,} at most"
     )
-    return Inspection(found.problems, {**found.facts, "audit": audit})
+    return Inspection(inspection.problems, {**inspection.facts, "audit": audit})
 
 
 def run_audit(cfg: PPOConfig) -> None:
-    """Audit the policy that ``cfg`` names; everything heavy is imported from here on."""
+    """Audit the policy of ``cfg``. Heavy packages are imported only here."""
     from rlvcr.research.audit import audit
     from rlvcr.settings import method_settings
     from verl.trainer.launch.audit_record import audit_metrics, show, step_scores, write_points
     from verl.trainer.launch.ppo import open_run
 
     if cfg.trainer.resume_mode == "disable":
-        logger.warning("the run has no checkpoint: its policy before training is audited")
+        logger.warning("the run has no checkpoint: auditing its policy before training")
     with open_run(cfg) as run:
         trainer = run.trainer
         trainer.prepare()
         rlvcr = method_settings(cfg.algorithm)
-        # No more than there are, and none from which no step would be taken.
+        # At most the existing tasks, and at most one task per audited turn.
         count = min(rlvcr.audit_tasks, rlvcr.audit_points, len(trainer.val_envs.tasks))
         tasks = trainer.val_envs.gen_batch(1, count)
         data, points = run.collector.audit_loop(tasks, trainer.workers, trainer.val_envs)
         failed = data.meta_info["metrics"]["audit/points_failed"]
         if failed:
-            logger.warning("%d of %d points failed and are left out", failed, failed + len(points))
+            logger.warning("%d of %d points failed and are ignored", failed, failed + len(points))
         trainer.journal.log_rollouts(trainer.global_step, data)
         others = step_scores(trainer.compute_rewards(data), cfg)
-        told = [replace(point, step_scores=others[point.traj_uid, point.step]) for point in points]
-        found = audit(told)
-        # Before the report, which shows it.
-        path = write_points(told, found, Path(cfg.trainer.default_local_dir))
-        metrics = audit_metrics(found)
+        points = [
+            replace(point, step_scores=others[point.traj_uid, point.step]) for point in points
+        ]
+        result = audit(points)
+        # Write the file before the report, which shows it.
+        path = write_points(points, result, Path(cfg.trainer.default_local_dir))
+        metrics = audit_metrics(result)
         metrics["audit/points_failed"] = failed
         trainer.journal.log_step(trainer.global_step, metrics)
         trainer.journal.finish()
     show(metrics)
     logger.info(
-        "%d points, %d plays at each of 4 levels; two audits of these points would correlate by "
-        "%.2f; every play: %s",
-        found.points,
-        found.plays,
-        found.reliability,
+        "%d points, %d trajectories at each of 4 levels; two audits of these points would "
+        "correlate by %.2f; all trajectories: %s",
+        result.points,
+        result.plays,
+        result.reliability,
         path,
     )

@@ -1,4 +1,4 @@
-"""What a credit audit leaves: metrics for the report and the console, and every point in a file."""
+"""Results of a credit audit: metrics for the report and the console, and a file with all points."""
 
 import dataclasses
 import json
@@ -17,8 +17,10 @@ from verl.utils.files import atomic_write
 
 
 def step_scores(data: DataProto, cfg: PPOConfig) -> dict[tuple[str, int], dict[str, float]]:
-    """What estimators without thinking credit say of every step of ``data``, by trajectory and
-    step: ``grpo``, the advantage of its play, and ``gigpo``, that of its state's group.
+    """Return the advantages of estimators without thinking levels, by (trajectory, turn number).
+
+    ``grpo`` is the advantage of the trajectory. ``gigpo`` is the discounted return of the turn
+    minus the mean of all turns in the same state.
     """
     columns = data.non_tensor_batch
     steps = flatten_steps(
@@ -30,44 +32,47 @@ def step_scores(data: DataProto, cfg: PPOConfig) -> dict[tuple[str, int], dict[s
     )
     returns = discounted_step_returns(steps, cfg.algorithm.gamma)
     of_state = (returns - group_mean_std(returns, factorize(steps.state)).mean).tolist()
-    of_play, _ = compute_grpo_outcome_advantage(
+    of_trajectory, _ = compute_grpo_outcome_advantage(
         data.batch["token_level_rewards"],
         data.batch["response_mask"],
         columns["uid"],
         traj_index=columns["traj_uid"],
     )
-    # The same at every sampled token of a row, and 0 elsewhere.
-    of_row = of_play.sum(-1) / data.batch["response_mask"].sum(-1).clamp(min=1)
+    # The advantage is equal on all sampled tokens of a row and 0 elsewhere.
+    of_row = of_trajectory.sum(-1) / data.batch["response_mask"].sum(-1).clamp(min=1)
     return {
         (str(columns["traj_uid"][row]), number): {"grpo": float(of_row[row]), "gigpo": advantage}
         for row, number, advantage in zip(steps.row, steps.number, of_state, strict=True)
     }
 
 
-def audit_metrics(found: Audit) -> dict[str, float]:
-    """``audit/*``: effects of the levels, and how every score agrees with them."""
+def audit_metrics(result: Audit) -> dict[str, float]:
+    """Return ``audit/*``: effects of the levels, and the agreement of every score with them."""
     metrics = {
-        "audit/points": float(found.points),
-        "audit/plays": float(found.plays),
-        "audit/reliability": found.reliability,
+        "audit/points": float(result.points),
+        "audit/plays": float(result.plays),
+        "audit/reliability": result.reliability,
     }
-    for level, interval in enumerate(found.levels, start=1):
+    for level, interval in enumerate(result.levels, start=1):
         metrics |= _bounds(f"{AUDITED_LEVELS.prefix}/level_{level}/effect", interval)
-    for score in found.scores:
+    for score in result.scores:
         line = f"{AUDITED_SCORES.prefix}/{score.name}"
         for name in ("all_levels", "in_won", "in_lost", "chosen_level"):
             interval = getattr(score, name)
             if interval is not None:
                 metrics |= _bounds(f"{line}/{name}", interval)
-    # A score that says the same everywhere has no correlation, and a journal holds numbers alone.
+    # A constant score has no correlation (NaN), which the journal cannot store.
     return {name: value for name, value in metrics.items() if math.isfinite(value)}
 
 
-def write_points(points: Sequence[AuditPoint], found: Audit, directory: Path) -> Path:
-    """Every point with its returns and scores as JSON below ``directory``; returns the file."""
+def write_points(points: Sequence[AuditPoint], result: Audit, directory: Path) -> Path:
+    """Write all points with their returns and scores as JSON below ``directory``.
+
+    Return the path of the file.
+    """
     path = directory / AUDIT_FILE
     content = {
-        "audit": dataclasses.asdict(found),
+        "audit": dataclasses.asdict(result),
         "points": [dataclasses.asdict(point) for point in points],
     }
     with atomic_write(path) as file:
@@ -76,7 +81,7 @@ def write_points(points: Sequence[AuditPoint], found: Audit, directory: Path) ->
 
 
 def show(metrics: dict[str, float]) -> None:
-    """Write the tables of the audit to standard output."""
+    """Print the tables of the audit to standard output."""
     show_tables((AUDITED_LEVELS, AUDITED_SCORES), metrics)
 
 

@@ -37,26 +37,26 @@ def dry_run_problems(cfg: PPOConfig) -> list[str]:
 
 
 def inspect_calls(cfg: PPOConfig) -> Inspection:
-    """Return the problems of the dry run, and the facts about tasks that it found."""
-    # Where there is a tokenizer, the environment was opened to measure prompts.
+    """Return the problems of the dry run, and facts about the tasks."""
+    # With a tokenizer the earlier checks have opened the environment to measure prompts.
     opened = inspect_environment(cfg) if tokenizer_directory(cfg) is None else Inspection()
-    found = list(opened.problems)
+    problems = list(opened.problems)
     data = made_up_rows()
-    if plays_files(cfg) and not found:
-        found += _grader_problems(cfg, data)
-    found += _reward_problems(cfg, data)
+    if plays_files(cfg) and not problems:
+        problems += _grader_problems(cfg, data)
+    problems += _reward_problems(cfg, data)
     if not cfg.trainer.val_only:
-        found += _learning_problems(cfg, data)
-    return Inspection(found, opened.facts)
+        problems += _learning_problems(cfg, data)
+    return Inspection(problems, opened.facts)
 
 
 def made_up_rows() -> DataProto:
-    """Two plays of one task, of one step and one row each: the first was won."""
+    """Return two trajectories of one task, with one turn and one row each. The first succeeds."""
     ids = torch.arange(ROWS * (PROMPT + RESPONSE)).view(ROWS, -1)
     sampled = torch.ones(ROWS, RESPONSE, dtype=torch.long)
     attention = torch.ones_like(ids)
     zeros = torch.zeros(ROWS, RESPONSE)
-    won = [True, False]
+    is_success = [True, False]
     tensors = {
         "input_ids": ids,
         "prompts": ids[:, :PROMPT],
@@ -72,33 +72,33 @@ def made_up_rows() -> DataProto:
     }
     columns = {
         "uid": ["task"] * ROWS,
-        "traj_uid": ["first play", "second play"],
+        "traj_uid": ["first trajectory", "second trajectory"],
         "data_source": ["made_up"] * ROWS,
         "task_id": ["made-up-0"] * ROWS,
         "anchor_obs": object_array([["a state"]] * ROWS),
         "is_action_valid": object_array([[True]] * ROWS),
-        "step_rewards": object_array([[float(flag)] for flag in won]),
+        "step_rewards": object_array([[float(flag)] for flag in is_success]),
         "step_index": object_array([[0]] * ROWS),
-        "episode_rewards": [float(flag) for flag in won],
+        "episode_rewards": [float(flag) for flag in is_success],
         "episode_lengths": [1] * ROWS,
-        "won": won,
+        "won": is_success,
         "aborted": [False] * ROWS,
         "truncated": [False] * ROWS,
-        "steps": object_array([[_step(flag)] for flag in won]),
-        # Rewards by name, which a function of the user's own adds to.
-        REWARD_PARTS: object_array([{} for _ in won]),
+        "steps": object_array([[_step(flag)] for flag in is_success]),
+        # Named reward parts, to which user-provided functions add theirs.
+        REWARD_PARTS: object_array([{} for _ in is_success]),
     }
     return DataProto.from_dict(tensors, columns, {"temperature": 1.0, "global_step": 1})
 
 
-def _step(won: bool) -> StepRecord:
+def _step(is_success: bool) -> StepRecord:
     return StepRecord(
         step=0,
         observation="a made-up observation",
         response="<think>made up</think><action>look</action>",
         action="look",
         is_action_valid=True,
-        reward=float(won),
+        reward=float(is_success),
         done=True,
         num_tokens=RESPONSE,
         stop_reason="stop",
@@ -107,8 +107,9 @@ def _step(won: bool) -> StepRecord:
 
 
 def _grader_problems(cfg: PPOConfig, data: DataProto) -> Iterator[str]:
-    """The first row of the files is graded, whatever the grade of a made-up answer is; its rewards
-    by name become those of ``data``.
+    """Yield a problem if grading a made-up answer to the first task fails.
+
+    Store the named reward parts of the answer in ``data``.
     """
     settings = env_settings(cfg.env)
     package = get_package(cfg.env.env_name)
@@ -118,56 +119,58 @@ def _grader_problems(cfg: PPOConfig, data: DataProto) -> Iterator[str]:
     try:
         _, _, _, info = env.step("a made-up answer")
         data.non_tensor_batch[REWARD_PARTS] = object_array([info.get(REWARD_PARTS, {})] * ROWS)
-    except Exception as error:  # may be the user's own code
+    except Exception as error:  # may be user-provided code
         key = REWARD if cfg.custom_reward_function.path else f"env.{cfg.env.name}.train_files"
-        why = f"called once on row {first['task_id']} it failed: {_brief(error)}"
-        yield problem(cfg, key, why, "a finite number for every answer", "mend the function")
+        why = f"a trial call on row {first['task_id']} failed: {_brief(error)}"
+        yield problem(cfg, key, why, "a finite number for every answer", "correct the function")
     finally:
         env.close()
 
 
 def _reward_problems(cfg: PPOConfig, data: DataProto) -> Iterator[str]:
-    """The reward manager, and a function of the user's own, score ``data``, which then has
-    ``token_level_scores``.
+    """Yield a problem if the reward manager or the user-provided reward function fails on ``data``.
+
+    Add ``token_level_scores`` to ``data``.
     """
     scores = torch.zeros(ROWS, RESPONSE)
     try:
         scores = load_reward_manager(cfg)(data)
-    except Exception as error:  # the user's own code
+    except Exception as error:  # user-provided code
         key = REWARD if cfg.custom_reward_function.path else "reward_model.reward_manager"
-        why = f"called once on made-up rows it failed: {_brief(error)}"
-        yield problem(cfg, key, why, "a finite number for every play", "mend the function")
+        why = f"a trial call on made-up rows failed: {_brief(error)}"
+        allowed = "a finite number for every trajectory"
+        yield problem(cfg, key, why, allowed, "correct the function")
     data.batch["token_level_scores"] = scores
     data.batch["token_level_rewards"] = scores
 
 
 def _learning_problems(cfg: PPOConfig, data: DataProto) -> Iterator[str]:
-    """The estimator and the policy loss take ``data``."""
+    """Yield a problem if the estimator or the policy loss fails on ``data``."""
     estimator = get_adv_estimator_fn(cfg.algorithm.adv_estimator)
-    # What a method adds to the batch holds a number per token.
+    # Columns that only a method adds to the batch have one number per token.
     for column in missing_inputs(estimator, {*data.batch.keys(), *data.non_tensor_batch}):
         data.batch[column] = torch.zeros(ROWS, RESPONSE)
     try:
         advantages = compute_advantage(data, cfg).batch["advantages"]
-    except Exception as error:  # may be the user's own code
+    except Exception as error:  # may be user-provided code
         yield _failed(cfg, ESTIMATOR, error, "an estimator of [B, R] rewards")
         return
     if advantages.shape != (ROWS, RESPONSE) or not advantages.isfinite().all():
         why = f"on made-up rows its advantages are {advantages.tolist()}"
-        yield problem(cfg, ESTIMATOR, why, "finite numbers [B, R]", "mend the estimator")
+        yield problem(cfg, ESTIMATOR, why, "finite numbers [B, R]", "correct the estimator")
         return
     try:
         loss = _loss(cfg, data)
-    except Exception as error:  # may be the user's own code
+    except Exception as error:  # may be user-provided code
         yield _failed(cfg, LOSS, error, "a loss that is a number")
         return
     if not loss.isfinite():
         why = f"on made-up rows it is {loss.item()}"
-        yield problem(cfg, LOSS, why, "a finite number", "mend the loss or its settings")
+        yield problem(cfg, LOSS, why, "a finite number", "correct the loss or its settings")
 
 
 def _loss(cfg: PPOConfig, data: DataProto) -> torch.Tensor:
-    """The policy loss of ``data``, whose tokens have become a little less likely."""
+    """Return the policy loss of ``data`` with log-probs of -0.1, slightly below the old ones."""
     section = cfg.actor_rollout_ref.actor
     index = list(range(ROWS))
     whole = denominators(data, index, section.loss_agg_mode)
@@ -179,8 +182,8 @@ def _loss(cfg: PPOConfig, data: DataProto) -> torch.Tensor:
 
 
 def _failed(cfg: PPOConfig, key: str, error: Exception, allowed: str) -> str:
-    why = f"called once on made-up rows it failed: {_brief(error)}"
-    return problem(cfg, key, why, allowed, "mend it, or name another")
+    why = f"a trial call on made-up rows failed: {_brief(error)}"
+    return problem(cfg, key, why, allowed, "correct its code, or set another name")
 
 
 def _brief(error: Exception) -> str:

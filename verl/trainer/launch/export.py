@@ -1,5 +1,5 @@
-"""The composition root of an export: from a checkpoint and the configuration of its run to a
-directory that other programs load.
+"""Composition root of an export: from a checkpoint and the config of its run to a Hugging Face
+directory.
 
     RUN/config.yaml ─▶ model section ─▶ the model it started from ─┐
     RUN/checkpoints/global_step_N[/actor]/shard-*.safetensors ─────┴─▶ names, shapes checked ─▶ HF
@@ -37,29 +37,30 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Origin:
-    """How the policy of a run was loaded."""
+    """Directory and load options of the model from which a run started."""
 
     path: str
     options: dict[str, Any] = field(default_factory=dict)
 
     @property
     def lora_rank(self) -> int:
-        """Rank of its adapters; 0 without."""
+        """Rank of the LoRA adapters; 0 without adapters."""
         return int(self.options.get("lora_rank", 0))
 
 
 def export_checkpoint(cfg: ExportConfig) -> Path:
-    """Write the policy of ``cfg.checkpoint`` to ``cfg.target`` and return that.
+    """Write the policy of ``cfg.checkpoint`` to ``cfg.target`` and return its path.
 
-    Raises ``ConfigError`` where the checkpoint is torn, does not fit the model, or has no adapters
-    though they are asked for.
+    Raises:
+        ConfigError: the checkpoint is incomplete, does not fit the model, or lacks the adapters
+            that ``cfg.lora=adapters`` requires.
     """
     target = Path(cfg.target)
     policy = find_policy(Path(cfg.checkpoint))
     origin = origin_of(cfg)
     _require_target(target, cfg, origin)
     lm = _load(origin)
-    # Both before the weights are read: they are asked of the parameters as they were made.
+    # Compute both before the weights are read, from the parameters as they were created.
     tied, scales = tied_names(lm), lora_scales(lm)
     state = _read(policy, cfg)
     _require_fit(state, PolicyModel(lm), cfg)
@@ -77,17 +78,17 @@ def export_checkpoint(cfg: ExportConfig) -> Path:
 
 
 def _require_target(target: Path, cfg: ExportConfig, origin: Origin) -> None:
-    """Raise ``ConfigError`` for a target that would delete or alter a run, or what is foreign."""
+    """Raise ``ConfigError`` if writing ``target`` would delete or change a run or foreign files."""
     checkpoint = Path(cfg.checkpoint).resolve()
     keep = [checkpoint, *([Path(origin.path)] if Path(origin.path).exists() else [])]
     require_replaceable(target, "target", cfg.overwrite, keep)
-    # Where there is no run above it, the checkpoint alone.
+    # Protect the run directory above the checkpoint, or only the checkpoint if there is none.
     runs = [parent for parent in checkpoint.parents if (parent / "config.yaml").is_file()]
     inside = next((above for above in (*runs[:1], checkpoint) if _is_in(target, above)), None)
     if inside is not None:
         raise ConfigError(
-            f"target={cfg.target!r}: is inside {inside}, which belongs to the run; allowed: a "
-            "directory outside of it; fix: target=DIR"
+            f"target={cfg.target!r}: the directory is inside {inside}, which belongs to the run; "
+            "allowed: a directory outside of it; fix: set target=DIR"
         )
 
 
@@ -96,23 +97,25 @@ def _is_in(path: Path, directory: Path) -> bool:
 
 
 def find_policy(checkpoint: Path) -> Path:
-    """Where the policy is in a checkpoint of ``main_ppo`` or ``main_sft``, or in its folder
-    ``actor``.
+    """Return the directory with the policy in a checkpoint of ``main_ppo`` or ``main_sft``.
 
-    Raises ``ConfigError`` for a directory without it or whose files are not what was written.
+    ``checkpoint`` may also be the ``actor`` directory of a checkpoint.
+
+    Raises:
+        ConfigError: there is no policy, or the files differ from the manifest.
     """
     for directory in (checkpoint / "actor", checkpoint):
         if holds_engine(directory):
             _verify(checkpoint)
             return directory
     raise ConfigError(
-        f"checkpoint={str(checkpoint)!r}: holds no policy; allowed: a checkpoint of a run; "
-        "fix: checkpoint=runs/PROJECT/EXPERIMENT/checkpoints/global_step_N"
+        f"checkpoint={str(checkpoint)!r}: the directory contains no policy; allowed: a checkpoint "
+        "of a run; fix: set checkpoint=runs/PROJECT/EXPERIMENT/checkpoints/global_step_N"
     )
 
 
 def _verify(checkpoint: Path) -> None:
-    # The folder of one role has no manifest of its own: its parent's names its files.
+    # The directory of a role has no manifest; that of its parent lists its files.
     whole = checkpoint.parent if checkpoint.name == "actor" else checkpoint
     try:
         verify_checkpoint(whole)
@@ -121,16 +124,17 @@ def _verify(checkpoint: Path) -> None:
 
 
 def origin_of(cfg: ExportConfig) -> Origin:
-    """The model that the run of ``cfg.checkpoint`` started from, as its ``config.yaml`` says.
+    """Return the model from which the run of ``cfg.checkpoint`` started, by its ``config.yaml``.
 
-    Raises ``ConfigError`` where neither that file nor ``model_path`` tells.
+    Raises:
+        ConfigError: neither that file nor ``model_path`` names the model.
     """
     section = _model_section(Path(cfg.checkpoint))
     path = cfg.model_path or section.get("path") or section.get("save_path")
     if path is None:
         raise ConfigError(
-            f"model_path: there is no config.yaml of a run above {cfg.checkpoint!r} that names the "
-            "model it started from; fix: model_path=DIR"
+            f"model_path: no config.yaml above {cfg.checkpoint!r} names the model from which the "
+            "run started; fix: set model_path=DIR"
         )
     if not cfg.trust_run_code:
         refuse_stored_code(
@@ -142,11 +146,11 @@ def origin_of(cfg: ExportConfig) -> Origin:
     try:
         return Origin(model_directory(str(path)), options)
     except FileNotFoundError as error:
-        raise ConfigError(f"model_path={str(path)!r}: {error}; fix: model_path=DIR") from error
+        raise ConfigError(f"model_path={str(path)!r}: {error}; fix: set model_path=DIR") from error
 
 
 def _model_section(checkpoint: Path) -> Mapping[str, Any]:
-    """The section of the policy in the configuration of the run that ``checkpoint`` lies in."""
+    """Return the model section in the config of the run that contains ``checkpoint``; else {}."""
     for directory in checkpoint.resolve().parents:
         file = directory / "config.yaml"
         if file.is_file():
@@ -160,7 +164,7 @@ def _load(origin: Origin) -> "PreTrainedModel":
     try:
         return load_causal_lm(origin.path, **origin.options)
     except (UnusableWeights, UnsupportedTargets, FileNotFoundError) as error:
-        fix = "fix: model_path=DIR, the model that the run started from"
+        fix = "fix: set model_path=DIR to the model from which the run started"
         raise ConfigError(f"model_path={origin.path!r}: {error}; {fix}") from error
 
 
@@ -173,44 +177,45 @@ def _read(policy: Path, cfg: ExportConfig) -> dict[str, torch.Tensor]:
 
 def _require_fit(state: Mapping[str, torch.Tensor], model: PolicyModel, cfg: ExportConfig) -> None:
     shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
-    found = {name: tuple(tensor.shape) for name, tensor in state.items()}
-    extra = found.keys() - shapes.keys() - {name for name, _ in model.named_buffers()}
-    odd = sorted({name for name, shape in shapes.items() if found.get(name) != shape} | extra)
-    if odd:
+    stored = {name: tuple(tensor.shape) for name, tensor in state.items()}
+    extra = stored.keys() - shapes.keys() - {name for name, _ in model.named_buffers()}
+    invalid = sorted({name for name, shape in shapes.items() if stored.get(name) != shape} | extra)
+    if invalid:
         raise ConfigError(
-            f"checkpoint={cfg.checkpoint!r}: its weights do not fit the model that the run started "
-            f"from; {len(odd)} of {len(shapes)} are missing, unexpected or of another "
-            f"shape ({odd[0]}, ...); fix: model_path=DIR, the model of that run"
+            f"checkpoint={cfg.checkpoint!r}: its weights do not fit the model from which the run "
+            f"started; {len(invalid)} of {len(shapes)} are missing, unexpected or of another "
+            f"shape ({invalid[0]}, ...); fix: set model_path=DIR to the model of that run"
         )
-    odd = non_finite(state.items())
-    if odd:
+    invalid = non_finite(state.items())
+    if invalid:
         raise ConfigError(
-            f"checkpoint={cfg.checkpoint!r}: {len(odd)} of its tensors are NaN or infinite "
-            f"({odd[0]}, ...); allowed: finite weights; fix: an earlier checkpoint of the run"
+            f"checkpoint={cfg.checkpoint!r}: {len(invalid)} of its tensors are NaN or infinite "
+            f"({invalid[0]}, ...); allowed: finite weights; fix: use an earlier checkpoint of the "
+            "run"
         )
 
 
 def _converted(state: Mapping[str, torch.Tensor], cfg: ExportConfig) -> dict[str, torch.Tensor]:
-    """``state`` with its floating-point tensors in ``cfg.dtype``."""
+    """Return ``state`` with its floating-point tensors converted to ``cfg.dtype``."""
     if cfg.dtype is None:
         return dict(state)
     dtype = getattr(torch, cfg.dtype)
-    made = {
+    converted = {
         name: tensor.to(dtype) if tensor.is_floating_point() else tensor
         for name, tensor in state.items()
     }
-    odd = non_finite(made.items())
-    if odd:
+    invalid = non_finite(converted.items())
+    if invalid:
         raise ConfigError(
-            f"dtype={cfg.dtype!r}: {len(odd)} tensors have values beyond its range ({odd[0]}, "
-            "...); allowed: float32, bfloat16; fix: dtype=bfloat16"
+            f"dtype={cfg.dtype!r}: {len(invalid)} tensors have values beyond its range "
+            f"({invalid[0]}, ...); allowed: float32, bfloat16; fix: set dtype=bfloat16"
         )
-    return made
+    return converted
 
 
 def _require_adapters(origin: Origin) -> None:
     if not origin.lora_rank:
         raise ConfigError(
-            "lora='adapters': the run trained all weights (lora_rank=0); allowed: merged; "
-            "fix: lora=merged"
+            "lora='adapters': the run trained all weights (lora_rank=0) and has no adapters; "
+            "allowed: merged; fix: set lora=merged"
         )

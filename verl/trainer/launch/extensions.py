@@ -1,7 +1,7 @@
-"""Keys and checks that the packages above ``verl`` add, for the entry points.
+"""Configuration keys and checks of ``agent_system`` and ``rlvcr``, for the entry points.
 
-Importing this module adds the settings of the environments and of the method to the configuration,
-which is light. Functions import torch and the environments when they are called.
+Importing this module adds the settings of the environments and of the method to the configuration.
+It imports neither torch nor the environments; the functions do when they are called.
 """
 
 from collections.abc import Collection, Sequence
@@ -20,7 +20,7 @@ from verl.trainer.launch.foreign_keys import FOREIGN_KEYS
 MODEL_PATH = "actor_rollout_ref.model.path"
 FILES = ("data.train_files", "data.val_files")
 
-# What reads configs, with the sections of environments and method known.
+# Importing the config functions from here ensures that all sections are registered.
 __all__ = [
     "default_config",
     "default_config_name",
@@ -39,8 +39,8 @@ MEANINGS.update(FOREIGN_KEYS)
 
 
 def registered_names() -> Names:
-    """Environments, estimators, policy losses and engines by name."""
-    # By call: torch comes with these, and --help and --cfg job do without it.
+    """Return the names of environments, estimators, policy losses and rollout engines."""
+    # Imported when called: these import torch, which --help and --cfg job do not need.
     import rlvcr.core_rlvcr  # noqa: F401  (registers the estimators rlvcr and copo)
     from agent_system.environments.env_registry import REGISTRY
     from verl.algos import ADV_ESTIMATORS, POLICY_LOSSES, missing_inputs
@@ -51,7 +51,7 @@ def registered_names() -> Names:
 
 
 def environment_names() -> Names:
-    """Environments by name: all that a supervised run looks up."""
+    """Return the names of environments, the only registered names that a supervised run uses."""
     from agent_system.environments.env_registry import REGISTRY
 
     return Names(environments=REGISTRY.keys())
@@ -60,7 +60,7 @@ def environment_names() -> Names:
 def inspect_start(cfg: PPOConfig, elsewhere: bool = False) -> Inspection:
     """Return problems and facts that need the environment, the tokenizer and the engine.
 
-    ``elsewhere``: the run is for other devices than those of this machine.
+    With ``elsewhere`` the run is for another machine, so that the devices of this one are ignored.
     """
     from verl.trainer.launch.preflight import inspect_start
 
@@ -75,16 +75,18 @@ def inspect_calls(cfg: PPOConfig) -> Inspection:
 
 
 def default_config_name(overrides: Sequence[str]) -> str:
-    """``quickstart``, or ``ppo_trainer`` where the overrides name a policy or files."""
-    written = dict(word.lstrip("+").split("=", 1) for word in overrides if "=" in word)
-    named = [written.get(key, "").strip("[]'\" ") for key in FILES]
-    files = [file.strip("'\" ") for value in named for file in value.split(",") if file.strip()]
+    """Return ``ppo_trainer`` if the overrides name a policy or files, else ``quickstart``."""
+    values = dict(override.lstrip("+").split("=", 1) for override in overrides if "=" in override)
+    file_lists = [values.get(key, "").strip("[]'\" ") for key in FILES]
+    files = [
+        file.strip("'\" ") for value in file_lists for file in value.split(",") if file.strip()
+    ]
     names_files = any(file and file != "null" for file in files) and not is_placeholder(files)
-    return "ppo_trainer" if names_files or MODEL_PATH in written else "quickstart"
+    return "ppo_trainer" if names_files or MODEL_PATH in values else "quickstart"
 
 
 def sft_start_problems(cfg: SFTConfig) -> Collection[str]:
-    """Problems that show with the files, the policy and the machine of a supervised run at hand."""
+    """Return problems with the files, the policy and the machine of a supervised run."""
     from verl.trainer.launch.preflight_sft import sft_problems
 
     return sft_problems(cfg)

@@ -1,6 +1,6 @@
-"""Names here of keys of published projects of this family.
+"""Replacements of config keys that related published projects use.
 
-Each key is a pattern of ``fnmatch`` for a path or for ``path=value``. The first match counts.
+Each key is an ``fnmatch`` pattern for a path or for ``path=value``. The first match applies.
 """
 
 FOREIGN_KEYS = {
@@ -14,8 +14,8 @@ FOREIGN_KEYS = {
     "env.sciworld.*": "env.env_name=scienceworld and its keys: --help env.scienceworld",
     "env.sciworld": "env.env_name=scienceworld and its keys: --help env.scienceworld",
     "env.*.generalization_level": (
-        "which held-out tasks are played: 0 is env.alfworld.eval_dataset=eval_in_distribution, "
-        "1 and more eval_out_of_distribution; kinds of tasks: env.alfworld.task_types"
+        "held-out tasks: for 0 set env.alfworld.eval_dataset=eval_in_distribution, for 1 and more "
+        "eval_out_of_distribution; kinds of tasks: env.alfworld.task_types"
     ),
     "env.*meta_think": "env.levels=true, which asks for thinking levels",
     "env.*action_only": "env.levels=false, which asks for no thoughts",

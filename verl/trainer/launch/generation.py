@@ -1,7 +1,6 @@
-"""The composition root of a generation: prompts of a file, an engine in this process, answers
-beside the prompts.
+"""Composition root of ``main_generation``, which samples answers to the prompts of a file.
 
-    rows ─▶ chat template ─▶ engine ─▶ texts ─▶ the rows with a further column
+rows ─▶ chat template ─▶ engine in this process ─▶ texts ─▶ rows with an additional column
 """
 
 import contextlib
@@ -32,15 +31,16 @@ from verl.workers.rollout.engine_registry import ENGINES, create_engine, engine_
 
 
 def run_generation(cfg: GenerationConfig) -> Path:
-    """Answer the prompts of ``cfg.data.path`` and return the file that holds prompts and answers.
+    """Sample answers to the prompts of ``cfg.data.path``, and return the path of the output file.
 
-    Raises ``ConfigError`` for a file, row or column that is not there or cannot be used, a prompt
-    that is too long, an output that cannot be written, and a policy that is nowhere.
+    Raises:
+        ConfigError: a file, row or column is missing or invalid, a prompt is too long, the output
+            cannot be written, or there is no policy.
     """
     data = cfg.data
     if cfg.rollout.max_model_len is None:
-        row = data.max_prompt_length + data.max_response_length
-        cfg = cfg.with_values({"rollout.max_model_len": row})
+        row_length = data.max_prompt_length + data.max_response_length
+        cfg = cfg.with_values({"rollout.max_model_len": row_length})
     rollout = cfg.rollout
     _require_different_samples(cfg)
     target = output_path(cfg)
@@ -51,7 +51,9 @@ def run_generation(cfg: GenerationConfig) -> Path:
     try:
         policy = model_directory(cfg.model.path)
     except FileNotFoundError as error:
-        raise ConfigError(f"model.path={cfg.model.path!r}: {error}; fix: model.path=DIR") from error
+        raise ConfigError(
+            f"model.path={cfg.model.path!r}: {error}; fix: set model.path=DIR"
+        ) from error
     trust = cfg.model.trust_remote_code
     tokenizer = checked_tokenizer(f"model.path={cfg.model.path!r}", Path(policy), trust)
     bridge = bridge_of(cfg, tokenizer)
@@ -83,7 +85,7 @@ def _require_different_samples(cfg: GenerationConfig) -> None:
     if cfg.data.n_samples > 1 and key:
         raise ConfigError(
             f"data.n_samples={cfg.data.n_samples}: generation is greedy (rollout.{key}), so all "
-            "answers to a prompt are the same; allowed: 1 where nothing is sampled; fix: "
+            "answers to a prompt are equal; allowed: 1 for greedy generation; fix: set "
             "data.n_samples=1, or rollout.do_sample=true rollout.temperature=1.0 rollout.top_k=-1"
         )
 
@@ -92,10 +94,11 @@ def _require_engine(name: str) -> None:
     try:
         engine_class(name)
     except (ImportError, AttributeError, ValueError) as error:
-        allowed = f"{', '.join(ENGINES)}, or module:Class of your own"
+        allowed = f"{', '.join(ENGINES)}, or module:Class of a user-provided engine"
         why = str(error).removeprefix(f"actor_rollout_ref.rollout.name={name!r}: ")
         raise ConfigError(
-            f"rollout.name={name!r}: {why}; allowed: {allowed}; fix: mend the name, or install it"
+            f"rollout.name={name!r}: {why}; allowed: {allowed}; fix: correct the name, or install "
+            "the engine"
         ) from error
 
 
@@ -104,14 +107,14 @@ def _open_engine(cfg: GenerationConfig, policy: str) -> RolloutEngine:
     where = (rollout, policy, rollout.seed, rollout.num_threads)
     try:
         return create_engine(rollout.name, *where, trust_remote_code=cfg.model.trust_remote_code)
-    except Exception as error:  # an engine, its settings and the files of a model
-        blamed = f"model.path={cfg.model.path!r}"
+    except Exception as error:  # from the engine, its settings or the files of the model
+        setting = f"model.path={cfg.model.path!r}"
         if rollout.name not in ENGINES:
-            blamed = f"rollout.name={rollout.name!r}"
+            setting = f"rollout.name={rollout.name!r}"
         raise ConfigError(
-            f"{blamed}: the engine {rollout.name!r} does not open the model: "
-            f"{_brief(error)}; allowed: a model that it can load, and settings that it takes; "
-            "fix: mend the model's files, or the keys of rollout"
+            f"{setting}: the engine {rollout.name!r} cannot load the model: "
+            f"{_brief(error)}; allowed: a model and settings that the engine supports; "
+            "fix: correct the model's files, or the keys of rollout"
         ) from error
 
 
@@ -128,29 +131,34 @@ def _watched(cfg: GenerationConfig, target: Path) -> Iterator[None]:
             enter("generation")
             yield
     finally:
-        with contextlib.suppress(OSError):  # stacks are kept
+        with contextlib.suppress(OSError):  # keep the directory if it contains stack dumps
             logs.rmdir()
 
 
 def output_path(cfg: GenerationConfig) -> Path:
-    """The file that is written; raises ``ConfigError`` for one of another kind, or for the prompts'
-    own.
+    """Return the path of the output file.
+
+    Raises:
+        ConfigError: the suffix is not supported, the path is that of the prompts, or the file
+            exists and ``data.overwrite`` is false.
     """
     source = Path(cfg.data.path).expanduser()
-    named = cfg.data.output_path
+    output = cfg.data.output_path
     suffix = source.suffix if source.suffix in SUFFIXES else ".jsonl"
     target = (
-        Path(named).expanduser() if named else source.with_name(f"{source.stem}.generated{suffix}")
+        Path(output).expanduser()
+        if output
+        else source.with_name(f"{source.stem}.generated{suffix}")
     )
     if target.suffix not in SUFFIXES:
         raise ConfigError(
-            f"data.output_path={str(target)!r}: another kind of file; allowed: "
-            f"{', '.join(SUFFIXES)}; fix: data.output_path=answers.jsonl"
+            f"data.output_path={str(target)!r}: unsupported file type; allowed: "
+            f"{', '.join(SUFFIXES)}; fix: set data.output_path=answers.jsonl"
         )
     if target.resolve() == source.resolve():
         raise ConfigError(
-            f"data.output_path={str(target)!r}: is data.path, which is not written over; "
-            "fix: leave it out"
+            f"data.output_path={str(target)!r}: the file is that of data.path, which is never "
+            "overwritten; allowed: another file; fix: remove the key"
         )
     require_new_file(target, "data.output_path", cfg.data.overwrite, "data.overwrite=true")
     return target
@@ -161,7 +169,11 @@ def encode_prompts(
     prompts: Sequence[Sequence[Message]],
     bridge: ChatBridge | PlainBridge,
 ) -> list[list[int]]:
-    """The tokens of every prompt, in the chat template where there is one."""
+    """Return the token ids of every prompt, rendered with the chat template if there is one.
+
+    Raises:
+        ConfigError: a prompt cannot be rendered, or is longer than ``data.max_prompt_length``.
+    """
     data = cfg.data
     limit = data.max_prompt_length
     encoded = []
@@ -169,12 +181,12 @@ def encode_prompts(
         try:
             ids = bridge.first_prompt(messages)
             if not ids:
-                raise ValueError("the tokenizer makes no token of it")
+                raise ValueError("the tokenizer returns no tokens")
         except ValueError as error:
-            place = f"data.path={data.path!r}: row {len(encoded)}"
+            row = f"data.path={data.path!r}: row {len(encoded)}"
             raise ConfigError(
-                f"{place}: {_brief(error)}; allowed: messages that the chat template of "
-                f"{cfg.model.path} shows; fix: leave out the row, or choose another policy"
+                f"{row}: {_brief(error)}; allowed: messages that the chat template of "
+                f"{cfg.model.path} supports; fix: remove the row, or use another policy"
             ) from error
         encoded.append(ids)
     longer = [number for number, ids in enumerate(encoded) if len(ids) > limit]
@@ -183,15 +195,16 @@ def encode_prompts(
         raise ConfigError(
             f"data.max_prompt_length={limit}: row {longer[0]} has {len(encoded[longer[0]])} tokens "
             f"({len(longer)} of {len(encoded)} rows have more than {limit}); allowed: {longest} or "
-            f"more; fix: data.max_prompt_length={longest}"
+            f"more; fix: set data.max_prompt_length={longest}"
         )
     return encoded
 
 
 def bridge_of(cfg: GenerationConfig, tokenizer: Any) -> ChatBridge | PlainBridge:
-    """The bridge that renders prompts and reads answers: the chat template's where there is one.
+    """Return the object that renders prompts and decodes answers, for chat or plain tokenizers.
 
-    Raises ``ConfigError`` for a template whose prompts ask for no answer.
+    Raises:
+        ConfigError: the chat template has no generation prompt.
     """
     if not is_chat_tokenizer(tokenizer):
         return PlainBridge(tokenizer)
@@ -200,15 +213,16 @@ def bridge_of(cfg: GenerationConfig, tokenizer: Any) -> ChatBridge | PlainBridge
         probe_template(tokenizer, arguments).require("window")
     except TemplateUnsupported as error:
         raise ConfigError(
-            f"model.path={cfg.model.path!r}: {error}; allowed: a chat template that asks for an "
-            "answer; fix: another chat_template.jinja in its directory"
+            f"model.path={cfg.model.path!r}: {error}; allowed: a chat template with a generation "
+            "prompt; fix: put another chat_template.jinja into its directory"
         ) from error
     return ChatBridge(tokenizer, arguments)
 
 
 def requests_of(cfg: GenerationConfig, prompts: Sequence[list[int]]) -> list[SamplingRequest]:
-    """``n_samples`` requests per prompt, prompt by prompt; what each draws depends on its place and
-    ``rollout.seed`` alone.
+    """Return ``n_samples`` requests per prompt, prompt by prompt.
+
+    The seed of a request depends only on ``rollout.seed`` and its prompt and sample numbers.
     """
     rollout = cfg.rollout
     return [
@@ -231,15 +245,15 @@ def answer(
     requests: Sequence[SamplingRequest],
     on_result: Callable[[SamplingResult], None],
 ) -> None:
-    """Sample ``requests``; each result is given to ``on_result`` as soon as it is there."""
+    """Sample ``requests`` and call ``on_result`` with each result as soon as it is complete."""
     for request in requests:
         try:
             engine.add(request)
-        except ValueError as error:  # it does not fit the model's context
+        except ValueError as error:  # the request does not fit the model's context
             row = request.request_id.partition("/")[0]
             raise ConfigError(
                 f"rollout.max_model_len: row {row} of data.path: {error}; allowed: a prompt and "
-                "an answer within the context of the model; fix: a shorter prompt"
+                "an answer within the context of the model; fix: shorten the prompt"
             ) from error
     done = 0
     with Progress("generation", len(requests), "answers") as progress:
@@ -247,5 +261,5 @@ def answer(
             for result in engine.step():
                 on_result(result)
                 done += 1
-            move("generation")  # an answer may take longer than a run may stand still
+            move("generation")  # heartbeat: one answer may take longer than the stall timeout
             progress.to(done)

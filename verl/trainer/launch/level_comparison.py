@@ -1,7 +1,9 @@
-"""A measurement of the levels: the panel played as the policy chooses, then under every rule of
-``algorithm.rlvcr.eval_levels``.
+"""Evaluation of a policy on the validation set, with a comparison of thinking levels.
 
-    panel ──free──▶ rows ──▶ shares, needed levels ──▶ rules ──the same panel──▶ rows ──▶ comparison
+The policy chooses its levels first. Then each rule of ``algorithm.rlvcr.eval_levels`` forces them.
+
+    validation set ──policy's levels──▶ rows ──▶ level shares, required levels ──▶ rules
+    validation set ──levels of a rule──▶ rows ──▶ comparison
 """
 
 import logging
@@ -29,15 +31,13 @@ ORACLE_NAME = "oracle"
 
 
 def evaluate(cfg: PPOConfig) -> None:
-    """Measure the policy that ``cfg`` names; tables to standard output, metrics and report to the
-    run directory.
-    """
+    """Measure the policy of ``cfg``. Print tables, and write metrics and report of the run."""
     with open_run(cfg) as run:
         trainer = run.trainer
         trainer.prepare()
-        played = trainer.validate()
+        free_rows = trainer.validate()
         if asks_for_levels(cfg):
-            trainer.metrics |= compare_levels(run, cfg, played)
+            trainer.metrics |= compare_levels(run, cfg, free_rows)
         metrics = trainer.drain_metrics()
         trainer.journal.log_step(trainer.global_step, metrics)
         trainer.journal.finish()
@@ -46,10 +46,10 @@ def evaluate(cfg: PPOConfig) -> None:
 
 
 def show_sources(metrics: Mapping[str, float]) -> None:
-    """Write what the panel earned, for each source of its tasks."""
+    """Print success and return on the validation set, per source of the tasks."""
     rates = [key for key in metrics if SOURCE_RATE.fullmatch(key)]
     sources = tuple(key.removesuffix("success_rate") for key in rates)
-    # Of one source its numbers are those of the whole panel as well.
+    # Show the k of the whole validation set for every source.
     repeated = [key.removeprefix("val/") for key in metrics if REPEATED.fullmatch(key)]
     columns = [
         MetricColumn("success_rate", "success", "{:.1%}"),
@@ -60,29 +60,31 @@ def show_sources(metrics: Mapping[str, float]) -> None:
     show_tables([MetricTable("Held-out tasks", "val", "source", tuple(columns))], shown)
 
 
-def compare_levels(run: OpenRun, cfg: PPOConfig, played: DataProto) -> dict[str, float]:
-    """Metrics of the panel under every rule, after it was ``played`` freely; none where nothing is
-    compared.
+def compare_levels(run: OpenRun, cfg: PPOConfig, free_rows: DataProto) -> dict[str, float]:
+    """Run the validation set under every rule, and return metrics of the comparison.
+
+    ``free_rows`` are the rows of the validation in which the policy chose the levels. Return {} if
+    ``algorithm.rlvcr.eval_levels`` has no rule.
     """
     trainer = run.trainer
-    steps = [step for row in played.non_tensor_batch["steps"] for step in row]
+    steps = [step for row in free_rows.non_tensor_batch["steps"] for step in row]
     thinking = [step for step in steps if isinstance(step, ThinkingStep)]
     rules = rules_after(method_settings(cfg.algorithm).eval_levels, thinking)
     if not rules:
         return {}
-    plays = {FREE_NAME: panel_play(played)}
+    outcomes = {FREE_NAME: panel_play(free_rows)}
     for name, rule in rules.items():
-        logger.info("the panel again: %s", name)
+        logger.info("validation set under rule %s", name)
         with trainer.clock.measure("testing"):
-            panel = trainer.val_envs.panel_batch()
-            batch = run.collector.panel_loop(panel, trainer.workers, rule)
-        plays[name] = panel_play(batch)
-    found = comparison(plays, FREE_NAME, BY_RULE.prefix)
-    if ORACLE_NAME in plays:
-        found |= differences(plays, ORACLE_NAME, LESS_ORACLE.prefix)
-    return found | levels_by_situation(thinking, BY_SITUATION.prefix)
+            tasks = trainer.val_envs.panel_batch()
+            batch = run.collector.panel_loop(tasks, trainer.workers, rule)
+        outcomes[name] = panel_play(batch)
+    metrics = comparison(outcomes, FREE_NAME, BY_RULE.prefix)
+    if ORACLE_NAME in outcomes:
+        metrics |= differences(outcomes, ORACLE_NAME, LESS_ORACLE.prefix)
+    return metrics | levels_by_situation(thinking, BY_SITUATION.prefix)
 
 
 def show(metrics: dict[str, float]) -> None:
-    """Write the tables of the comparison that ``metrics`` hold."""
+    """Print the tables of the comparison, as far as ``metrics`` contain them."""
     show_tables((BY_RULE, LESS_FREE, LESS_ORACLE, BY_SITUATION), metrics)

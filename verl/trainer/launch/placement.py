@@ -1,7 +1,7 @@
-"""Whether the nodes of a Ray cluster have what a run asks for, by what Ray says of them.
+"""Checks that the nodes of a Ray cluster have the devices and CPUs that a run needs.
 
-The driver may stand on a machine without a GPU: what PyTorch sees there says nothing about the
-cluster.
+The checks use the resources that Ray reports, not those that PyTorch sees: the driver may run on a
+machine without a GPU.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -19,13 +19,14 @@ RANKS = "trainer.n_gpus_per_node"
 NODES = "trainer.nnodes"
 ENGINE_GPUS = "actor_rollout_ref.rollout.n_gpus_per_node"
 ENGINE_NODES = "actor_rollout_ref.rollout.nnodes"
-# Of a CPU per worker: on CPU, thread counts bound what workers use, not Ray's accounting.
+# CPUs that a worker reserves in Ray with trainer.device=cpu. There the thread counts limit the use
+# of CPUs, so Ray need not.
 CPU_SHARE = 0.1
 
 
 @dataclass(frozen=True)
 class Node:
-    """A machine of the cluster and what Ray may hand out of it."""
+    """Node of the cluster and the resources that Ray can assign on it."""
 
     name: str
     cpus: float
@@ -34,16 +35,16 @@ class Node:
 
 @dataclass(frozen=True)
 class Need:
-    """What a pool takes of each of ``nodes`` machines, and the keys that say so."""
+    """Resources that a pool needs on each of ``nodes`` nodes, and the keys that set them."""
 
     nodes: int
     cpus: float
     gpus: int
-    keys: tuple[str, str]  # of the machines, and of the devices on each
+    keys: tuple[str, str]  # key of the number of nodes, key of the devices per node
 
 
 def nodes_of(described: Sequence[Mapping[str, Any]]) -> list[Node]:
-    """The machines that are alive among those that ``ray.nodes()`` describes."""
+    """Return the live nodes among the result ``described`` of ``ray.nodes()``."""
     alive = [node for node in described if node["Alive"]]
     return [
         Node(
@@ -55,20 +56,20 @@ def nodes_of(described: Sequence[Mapping[str, Any]]) -> list[Node]:
     ]
 
 
-def device_of(asked: str, nodes: Sequence[Node]) -> str:
-    """``cpu`` or ``cuda``: ``auto`` takes GPUs where the cluster has any."""
-    if asked != "auto":
-        return asked
+def device_of(configured: str, nodes: Sequence[Node]) -> str:
+    """Return ``cpu`` or ``cuda``. ``auto`` is ``cuda`` if the cluster has a GPU."""
+    if configured != "auto":
+        return configured
     return "cuda" if any(node.gpus >= 1 for node in nodes) else "cpu"
 
 
 def cpus_per_worker(device: str) -> float:
-    """What a worker asks of Ray beside its device."""
+    """Return the number of CPUs that a worker reserves in Ray."""
     return 1.0 if device == "cuda" else CPU_SHARE
 
 
 def pools_of(cfg: PPOConfig, device: str, roles: Iterable[Role]) -> ResourcePoolManager:
-    """Return the devices of the training ``roles`` and of the engines, which may have their own."""
+    """Return the pools of the training ``roles`` and of the engines, which may be separate."""
     trainer = cfg.trainer
     spec = {"global_pool": [trainer.n_gpus_per_node] * trainer.nnodes}
     mapping = dict.fromkeys([*roles, Role.Rollout], "global_pool")
@@ -83,81 +84,82 @@ def pools_of(cfg: PPOConfig, device: str, roles: Iterable[Role]) -> ResourcePool
 def placement_problems(
     cfg: PPOConfig, nodes: Sequence[Node], groups: int, cpus: float
 ) -> Iterator[str]:
-    """What ``nodes`` cannot hold of ``groups`` worker groups (the engines are one), each of whose
-    workers asks for ``cpus``.
+    """Yield problems if ``groups`` worker groups do not fit on ``nodes``.
+
+    The engines count as one group. Each worker reserves ``cpus`` CPUs.
     """
     trainer = cfg.trainer
     device = device_of(trainer.device, nodes)
     if device == "cuda":
         if not any(node.gpus >= 1 for node in nodes):
-            why = f"no node of the cluster has a GPU to give ({_listed(nodes)})"
+            why = f"no node of the cluster has a GPU ({_listed(nodes)})"
             yield problem(cfg, DEVICE, why, "cpu", f"{DEVICE}=cpu, or `ray start --num-gpus=N`")
             return
         yield from engine_problems(cfg)
     else:
         yield from cpu_problems(cfg)
-    own = have_own_gpus(cfg, device)
+    has_separate_engines = have_own_gpus(cfg, device)
     ranks = trainer.n_gpus_per_node
-    on_a_rank = (groups - 1 if own else groups) * cpus
+    cpus_per_rank = (groups - 1 if has_separate_engines else groups) * cpus
     gpus = ranks if device == "cuda" else 0
-    needs = [Need(trainer.nnodes, ranks * on_a_rank, gpus, (NODES, RANKS))]
-    if own:
-        each = engine_gpus(cfg)
+    needs = [Need(trainer.nnodes, ranks * cpus_per_rank, gpus, (NODES, RANKS))]
+    if has_separate_engines:
+        node_gpus = engine_gpus(cfg)
         keys = (
             ENGINE_NODES,
             ENGINE_GPUS if cfg.actor_rollout_ref.rollout.n_gpus_per_node else RANKS,
         )
-        needs.append(Need(len(each), each[0] * cpus, each[0], keys))
+        needs.append(Need(len(node_gpus), node_gpus[0] * cpus, node_gpus[0], keys))
     nodes = list(nodes)
-    left = nodes
-    # In the order in which they are reserved.
+    free = nodes
+    # Same order as ``ResourcePoolManager.reserve_pools``.
     for need in sorted(needs, key=lambda need: need.gpus, reverse=True):
-        yield from _room_problems(cfg, need, nodes, left)
-        left = _without(nodes, left, need)
+        yield from _room_problems(cfg, need, nodes, free)
+        free = _without(nodes, free, need)
 
 
 def _room_problems(
-    cfg: PPOConfig, need: Need, nodes: Sequence[Node], left: Sequence[Node]
+    cfg: PPOConfig, need: Need, nodes: Sequence[Node], free: Sequence[Node]
 ) -> Iterator[str]:
-    # Room beside what stands there: a node may hold the ranks of several.
-    room = sum(int(_times(node, need)) for node in left)
-    if room < need.nodes:
+    # One node may satisfy the need several times.
+    capacity = sum(int(_times(node, need)) for node in free)
+    if capacity < need.nodes:
         key = need.keys[0 if any(_times(node, need) >= 1 for node in nodes) else 1]
         others = "training ranks" if ENGINE_NODES in need.keys else "engines"
-        beside = "" if left == nodes else f" beside the {others}"
+        in_addition = "" if free == nodes else f" in addition to the {others}"
         why = (
-            f"{need.nodes} x ({need.gpus} GPUs and {need.cpus:g} CPUs on one node) are needed, and "
-            f"there is room for {room}{beside}: {_listed(nodes)}"
+            f"{need.nodes} x ({need.gpus} GPUs and {need.cpus:g} CPUs on one node) are needed, but "
+            f"only {capacity} fit{in_addition}: {_listed(nodes)}"
         )
-        allowed = "what the nodes of the cluster have"
+        allowed = "at most the resources of the nodes of the cluster"
         fewer = "fewer devices or nodes, more nodes, or trainer.device=cpu"
         fix = fewer if need.gpus else "fewer ranks"
         yield problem(cfg, key, why, allowed, f"{fix}; more CPUs: ray_init.num_cpus, `ray start`")
 
 
-def _without(nodes: Sequence[Node], left: Sequence[Node], need: Need) -> list[Node]:
-    """What is ``left`` of ``nodes``, less what ``need`` takes of that: of each once, of those first
-    that nobody else has a part of, and that have most room; again only where there are fewer.
+def _without(nodes: Sequence[Node], free: Sequence[Node], need: Need) -> list[Node]:
+    """Return the ``free`` resources of ``nodes`` minus those of ``need``, as Ray would assign them.
+
+    Nodes that ``need`` does not use yet come first; among these, nodes without other pools, then
+    those with the most capacity. A node is used again only if there are too few nodes.
     """
-    left = list(left)
-    untouched = set(range(len(left)))
+    free = list(free)
+    unused = set(range(len(free)))
     for _ in range(need.nodes):
-        fits = {k for k, node in enumerate(left) if _times(node, need) >= 1}
+        fits = {k for k, node in enumerate(free) if _times(node, need) >= 1}
         if not fits:
             break
-        # As RayResourcePool chooses.
-        k = max(
-            fits & untouched or fits, key=lambda k: (left[k] == nodes[k], _times(left[k], need))
-        )
-        untouched.discard(k)
-        node = left[k]
-        left[k] = replace(node, cpus=node.cpus - need.cpus, gpus=node.gpus - need.gpus)
-    return left
+        # Same choice as in RayResourcePool.
+        k = max(fits & unused or fits, key=lambda k: (free[k] == nodes[k], _times(free[k], need)))
+        unused.discard(k)
+        node = free[k]
+        free[k] = replace(node, cpus=node.cpus - need.cpus, gpus=node.gpus - need.gpus)
+    return free
 
 
 def _times(node: Node, need: Need) -> float:
-    """How often what ``need`` takes of a machine is on ``node``."""
-    # A hair's breadth: shares of CPUs add up with rounding.
+    """Return how many times the resources per node of ``need`` fit on ``node``, as a fraction."""
+    # Tolerance: sums of CPU shares have rounding errors.
     by_cpus = (node.cpus + 1e-6) / need.cpus
     return min(by_cpus, node.gpus / need.gpus) if need.gpus else by_cpus
 

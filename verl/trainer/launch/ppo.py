@@ -1,9 +1,9 @@
-"""The composition root of a PPO run: the one module that knows the concrete classes of every room.
+"""Composition root of a PPO run: the module that imports the concrete classes of all packages.
 
     environments ─▶ policy ─▶ tokenizer ─▶ checks ─▶ Ray ─▶ worker groups and engines
         ─▶ collector ─▶ trainer.fit()
 
-Everything that can be refused is refused before Ray starts.
+All checks that do not need the cluster run before Ray starts.
 """
 
 import contextlib
@@ -84,7 +84,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class OpenRun:
-    """What is ready to train or to measure: the trainer, and the collector that it was handed."""
+    """Trainer and collector of a started run."""
 
     trainer: RayPPOTrainer[EnvironmentManagerBase]
     collector: TrajectoryCollector
@@ -100,9 +100,9 @@ class TasksAndTokenizer:
 
 
 def run_ppo(cfg: PPOConfig) -> None:
-    """Run the training that ``cfg`` describes, from a missing policy to the report.
+    """Run the training of ``cfg``, including the cold start of a missing policy and the report.
 
-    ``KeyboardInterrupt`` ends everything that was started and is passed on.
+    On ``KeyboardInterrupt`` end all started processes and raise it again.
     """
     with open_run(cfg) as run:
         run.trainer.fit()
@@ -110,7 +110,7 @@ def run_ppo(cfg: PPOConfig) -> None:
 
 @contextlib.contextmanager
 def open_run(cfg: PPOConfig) -> Iterator[OpenRun]:
-    """Start everything that ``cfg`` needs; it ends with the block, and then the report is there."""
+    """Yield the started run of ``cfg``. At the end of the context stop it and write the report."""
     started = time.perf_counter()
     cfg = cfg.as_frozen()
     seeds = {"trainer": cfg.trainer.seed, "env": cfg.env.seed}
@@ -125,24 +125,27 @@ def open_run(cfg: PPOConfig) -> Iterator[OpenRun]:
         watchdog.ask_also(stacks_of_other_nodes)
         # The stack unwinds in reverse: the journal is finished first, Ray ends last.
         with watchdog, contextlib.ExitStack() as stack:
-            # From here on paths are absolute; config.yaml stays true when its directory is moved.
+            # run_config has absolute paths. config.yaml keeps relative ones, so that the run
+            # directory can be moved.
             run_config, tasks = prepare(cfg, watchdog.enter)
             watchdog.enter("start")
-            opened = start(run_config, run, tasks, stack)
+            started_run = start(run_config, run, tasks, stack)
             logger.info(
                 "ready after %.1f s; run directory %s", time.perf_counter() - started, run.path
             )
-            watchdog.follow(opened.trainer.clock)
+            watchdog.follow(started_run.trainer.clock)
             watchdog.enter("run")
             stack.callback(watchdog.enter, "shutdown")
-            yield opened
+            yield started_run
 
 
 def prepare(cfg: PPOConfig, enter: Callable[[str], None]) -> tuple[PPOConfig, TasksAndTokenizer]:
     """Return the configuration of the processes of the run, and its tasks and tokenizer.
 
-    ``enter`` is called with the name of each stage. Raises ``ConfigError`` for tasks or a policy
-    that cannot be had or do not fit.
+    Call ``enter`` with the name of each stage.
+
+    Raises:
+        ConfigError: tasks or policy are missing, or do not fit the configuration.
     """
     enter("tasks")
     envs, val_envs = environments_of(cfg)
@@ -160,7 +163,7 @@ def prepare(cfg: PPOConfig, enter: Callable[[str], None]) -> tuple[PPOConfig, Ta
         refuse(prompt_problems(cfg, tokenizer))
     for manager in dict.fromkeys((envs, val_envs)):
         fit_prompts(cfg, tokenizer, manager)
-    # After fit_prompts, which decides how many tasks there are.
+    # After fit_prompts, which may drop tasks.
     steps = optimizer_steps(cfg, len(envs.tasks))
     run_config = cfg.with_values({**absolute_paths(cfg), **models, **steps})
     return run_config, TasksAndTokenizer(envs, val_envs, tokenizer)
@@ -195,15 +198,17 @@ def start(
 
 
 def rewards_of(cfg: PPOConfig, workers: TrainingWorkers) -> RewardFunction:
-    """Rewards of the environment or a function, joined with a reward model's where there is one."""
+    """Return the reward function: environment or user function, plus the reward model if any."""
     rules = load_reward_manager(cfg)
     group = workers.reward_model
     return rules if group is None else ModelRewards(rules, group, cfg.reward_model)
 
 
 def environments_of(cfg: PPOConfig) -> tuple[EnvironmentManagerBase, EnvironmentManagerBase]:
-    """What is trained on and what is validated on; raises ``ConfigError`` where their tasks cannot
-    be had.
+    """Return the managers of training and validation tasks.
+
+    Raises:
+        ConfigError: the environment has no tasks.
     """
     try:
         return open_tasks(cfg)
@@ -213,10 +218,10 @@ def environments_of(cfg: PPOConfig) -> tuple[EnvironmentManagerBase, Environment
 
 
 def refuse(problems: Iterable[str]) -> None:
-    """Raise ``ConfigError`` where there are any."""
-    found = list(problems)
-    if found:
-        raise ConfigError(found)
+    """Raise ``ConfigError`` with ``problems`` if there are any."""
+    listed = list(problems)
+    if listed:
+        raise ConfigError(listed)
 
 
 def policy_is_missing(cfg: PPOConfig) -> bool:
@@ -225,9 +230,12 @@ def policy_is_missing(cfg: PPOConfig) -> bool:
 
 
 def pinned_models(cfg: PPOConfig) -> dict[str, str]:
-    """Return the models of the run by key, named so that every node finds the same files.
+    """Return the models of the run by key, as absolute paths or with hub commits.
 
-    Raises ``ConfigError`` for a model that is neither a directory nor on the hub.
+    Every node then loads the same files.
+
+    Raises:
+        ConfigError: a model is neither a directory nor on the hub, or its weights are invalid.
     """
     models: dict[str, ModelConfig | CriticModelConfig | RewardNetworkConfig] = {
         "actor_rollout_ref.model.path": cfg.actor_rollout_ref.model
@@ -236,24 +244,24 @@ def pinned_models(cfg: PPOConfig) -> dict[str, str]:
         models["critic.model.path"] = cfg.critic.model
     if cfg.reward_model.enable:
         models["reward_model.model.path"] = cfg.reward_model.model
-    found = {}
+    resolved = {}
     for key, model in models.items():
-        named = str(model.path)
+        path = str(model.path)
         try:
-            found[key] = pinned(named)
+            resolved[key] = pinned(path)
         except FileNotFoundError as error:
             raise ConfigError(
                 problem(cfg, key, str(error), ALLOWED, fix_for_missing(cfg, key))
             ) from error
-        if not Path(named).is_dir():  # those of a directory were checked with the config
-            refuse(_fetched_problems(key, model, found[key]))
-    return found
+        if not Path(path).is_dir():  # directories were checked with the config
+            refuse(_fetched_problems(key, model, resolved[key]))
+    return resolved
 
 
 def _fetched_problems(
     key: str, model: ModelConfig | CriticModelConfig | RewardNetworkConfig, fetched: str
 ) -> Iterator[str]:
-    """Yield problems of weights from the hub: files that are torn, or do not fit their config."""
+    """Yield problems of weights from the hub: incomplete files, or files that do not fit."""
     use: Use = "policy" if isinstance(model, ModelConfig) else "value"
     use = "reward" if isinstance(model, RewardNetworkConfig) else use
     directory = Path(model_directory(fetched))
@@ -263,9 +271,10 @@ def _fetched_problems(
 
 
 def make_policy(cfg: PPOConfig) -> None:
-    """Write the policy with a supervised run, in a process of its own.
+    """Create the policy with a supervised run in a subprocess.
 
-    Raises ``RuntimeError`` when that run fails.
+    Raises:
+        RuntimeError: the supervised run fails.
     """
     path = Path(str(cfg.actor_rollout_ref.model.path))
     logger.info("no policy at %s: cold start with config %s", path, cold_start_name(cfg))
@@ -277,22 +286,24 @@ def make_policy(cfg: PPOConfig) -> None:
     try:
         process.join()
     finally:
-        process.kill()  # nothing half-written counts; after a good end nothing is left to kill
+        process.kill()  # on an interruption; incomplete files are not used
         process.join()
     if process.exitcode != 0 or not path.exists():
         raise RuntimeError(
-            f"the cold start ended with exit status {process.exitcode} and made no policy at {path}"
+            f"the cold start ended with exit status {process.exitcode} and wrote no policy to "
+            f"{path}; see its error above"
         )
 
 
 def cold_start(cfg: SFTConfig) -> None:
-    """Run ``cfg`` in a process of its own, which ends with its parent and leaves Ctrl-C to it; on
-    as many GPUs as it asks for, or as there are.
+    """Run ``cfg`` in this subprocess, on at most the available GPUs.
+
+    The process ends with its parent and ignores Ctrl-C, which the parent handles.
     """
     die_with_parent()
     answer_with_stacks("cold start")
     report_moves()
-    # The terminal sends Ctrl-C to children as well; the parent ends this one when it stops.
+    # The terminal sends Ctrl-C to child processes too. The parent ends this one when it stops.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     run_sft(cfg.with_values({"trainer.n_gpus_per_node": ranks_here(cfg)}))
 
@@ -300,8 +311,9 @@ def cold_start(cfg: SFTConfig) -> None:
 def start_workers(
     cfg: PPOConfig, stack: contextlib.ExitStack, collector: TrajectoryCollector
 ) -> TrainingWorkers:
-    """Start Ray, the rollout engines, the collector's workers and the training groups; ``stack``
-    ends them in reverse order.
+    """Start Ray, the rollout engines, the collector's workers and the training groups.
+
+    ``stack`` ends them in reverse order.
     """
     size = policy_size(Path(model_directory(str(cfg.actor_rollout_ref.model.path))))
     store = cfg.ray_init.object_store_gb or store_gb(cfg, size)
@@ -309,8 +321,9 @@ def start_workers(
         facts = init_ray(cfg.ray_init, object_store_gb=store)
     except ConnectionError as error:
         raise ConfigError(
-            f"ray_init.address={cfg.ray_init.address!r}: no cluster: {error}; allowed: one that "
-            "runs; fix: `ray start --head`, or a Ray of the run's own: ray_init.address=null"
+            f"ray_init.address={cfg.ray_init.address!r}: cannot connect to the cluster: {error}; "
+            "allowed: the address of a running cluster; fix: run `ray start --head`, or set "
+            "ray_init.address=null to start Ray with the run"
         ) from error
     stack.callback(ray.shutdown)
     stack.enter_context(naming_lost_nodes())
@@ -326,8 +339,8 @@ def start_workers(
     rollout_workers = start_rollout_workers(plan, pools)
     for worker in rollout_workers:
         stack.callback(ray.kill, worker)
-    # They load while the groups do. Closed here where a group does not start; else by ``start``,
-    # before the groups are.
+    # Collector workers load while the groups load. This callback closes them if a group does not
+    # start. Otherwise ``start_run`` closes them first, before the groups.
     stack.callback(collector.close)
     collector.open(rollout_workers)
     transfer = plan.config.actor_rollout_ref.rollout.weight_transfer
@@ -341,12 +354,14 @@ def start_workers(
 def choose_devices(cfg: PPOConfig, joined: bool) -> RunPlan:
     """Return the plan of a run on the nodes that Ray knows.
 
-    ``joined``: the cluster was running before, so that Ray and not PyTorch knows its GPUs. Raises
-    ``ConfigError`` for workers that the nodes cannot hold.
+    ``joined`` states that the cluster was running before, so its GPUs are those that Ray reports.
+
+    Raises:
+        ConfigError: the workers do not fit on the nodes.
     """
     nodes = nodes_of(ray.nodes())
-    asked = cfg.trainer.device
-    chosen = device_of(asked, nodes) if joined else resolve_device(asked)
+    configured = cfg.trainer.device
+    chosen = device_of(configured, nodes) if joined else resolve_device(configured)
     device = "cuda" if chosen == "cuda" else "cpu"
     engines = engine_count(cfg, device)
     rollout = "actor_rollout_ref.rollout"
@@ -357,7 +372,7 @@ def choose_devices(cfg: PPOConfig, joined: bool) -> RunPlan:
             f"{rollout}.weight_transfer": weight_transfer(cfg, device),
         }
     )
-    # Actor and reference share a group; the engines are the last one.
+    # Actor and reference share a group. The engines count as a group.
     groups = 2 + bool(cfg.critic.enable) + cfg.reward_model.enable
     refuse(placement_problems(config, nodes, groups, cpus_per_worker(device)))
     return RunPlan(config, device, engines)
@@ -369,7 +384,7 @@ def worker_specs(plan: RunPlan) -> dict[Role, RayClassWithInitArgs]:
     trainer = cfg.trainer
     policy = cfg.actor_rollout_ref
     threads = trainer.num_threads or threads_per_process(trainer.n_gpus_per_node)
-    # In the environment: OpenMP reads it once, when torch is loaded.
+    # As an environment variable: OpenMP reads it once, when torch is loaded.
     env_vars = {"OMP_NUM_THREADS": str(threads)}
 
     def spec(cls: type, section: Section, **more: str) -> RayClassWithInitArgs:
@@ -379,8 +394,8 @@ def worker_specs(plan: RunPlan) -> dict[Role, RayClassWithInitArgs]:
     policies = [Role.Actor]
     if cfg.algorithm.use_kl_in_reward or policy.actor.use_kl_loss:
         policies.append(Role.RefPolicy)
-    housed = {role.value: spec(ActorWorker, policy, role=role.value) for role in policies}
-    specs = {Role.Actor: create_colocated_worker_cls(housed)}
+    policy_specs = {role.value: spec(ActorWorker, policy, role=role.value) for role in policies}
+    specs = {Role.Actor: create_colocated_worker_cls(policy_specs)}
     if cfg.critic.enable:
         specs[Role.Critic] = spec(CriticWorker, cfg.critic)
     if cfg.reward_model.enable:
@@ -389,25 +404,22 @@ def worker_specs(plan: RunPlan) -> dict[Role, RayClassWithInitArgs]:
 
 
 def start_rollout_workers(plan: RunPlan, pools: ResourcePoolManager) -> list[Any]:
-    """Start one engine per rollout worker.
-
-    Each engine gets the devices of as many slots of the pool as hold a part of its weights.
-    """
+    """Start the rollout workers. Each gets ``tensor_model_parallel_size`` devices of the pool."""
     policy = plan.config.actor_rollout_ref
     rollout = policy.rollout
     engines = plan.engines
-    neighbours = engines_on_a_node(plan.config, plan.device)
-    threads = rollout.num_threads or threads_per_process(neighbours)
+    engines_per_node = engines_on_a_node(plan.config, plan.device)
+    threads = rollout.num_threads or threads_per_process(engines_per_node)
     pool = pools.get_resource_pool(Role.Rollout)
-    each = rollout.tensor_model_parallel_size if pools.use_gpu else 1
-    devices = pool.device_ids() if each > 1 else []
+    per_engine = rollout.tensor_model_parallel_size if pools.use_gpu else 1
+    devices = pool.device_ids() if per_engine > 1 else []
     remote = ray.remote(RolloutWorker)
     env = loopback_sockets(ray.util.get_node_ip_address())
     workers = []
     for index in range(engines):
-        # Evenly over the devices, whose order is that of the nodes.
-        first = index * (pool.world_size // each) // engines * each
-        # Many trajectories ask one engine at once; it batches them itself.
+        # Distribute engines evenly over the devices, which are in the order of the nodes.
+        first = index * (pool.world_size // per_engine) // engines * per_engine
+        # Many trajectories call one engine concurrently; the engine batches their requests.
         worker = remote.options(max_concurrency=64, **pool.guest_options(first))
         workers.append(
             worker.remote(
@@ -415,7 +427,7 @@ def start_rollout_workers(plan: RunPlan, pools: ResourcePoolManager) -> list[Any
                 policy.model.path,
                 seed=rollout.seed + index,
                 num_threads=threads,
-                devices=devices[first : first + each],
+                devices=devices[first : first + per_engine],
                 env=env,
             )
         )

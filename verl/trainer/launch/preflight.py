@@ -1,7 +1,6 @@
-"""What is refused with the environment, the tokenizer and the engine at hand, before anything is
-started.
+"""Checks before a run starts that need the environment, the tokenizer and the engine.
 
-``verl.config.validate`` reads the config alone; these checks import what the config names.
+``verl.config.validate`` checks the config alone. These checks import and open what it names.
 """
 
 from collections.abc import Iterator, Sequence
@@ -44,21 +43,20 @@ from verl.workers.rollout.engine_registry import ENGINES, engine_class
 ENGINE = "actor_rollout_ref.rollout.name"
 PROMPT = "data.max_prompt_length"
 Counts = dict[str, int]  # train_tasks, val_tasks
-LOOKED_AT = 16  # tasks whose first prompts are measured
+LOOKED_AT = 16  # number of tasks whose first prompts are measured
 
 
 def start_problems(cfg: PPOConfig) -> list[str]:
-    """Messages of all checks on a config that has no other problem: key, value, why, allowed,
-    fix.
-    """
+    """Return the problems of all checks on a config that passed ``verl.config.validate``."""
     return list(inspect_start(cfg).problems)
 
 
 def inspect_start(cfg: PPOConfig, elsewhere: bool = False) -> Inspection:
-    """All checks on a config that has no other problem, and what they found out for the plan;
-    ``elsewhere``: on devices that are not here.
+    """Return problems and facts of all checks on a config that passed ``verl.config.validate``.
+
+    With ``elsewhere`` the run is for another machine, so that the devices of this one are ignored.
     """
-    found = [
+    problems = [
         *machine_problems(cfg, elsewhere),
         *_environment_problems(cfg),
         *model_problems(cfg),
@@ -66,15 +64,15 @@ def inspect_start(cfg: PPOConfig, elsewhere: bool = False) -> Inspection:
         *_reward_problems(cfg),
     ]
     counts: Counts = {}
-    # Of a policy that is yet to be made, prompts are measured once it is there.
-    path = None if found else tokenizer_directory(cfg)
+    # If a cold start has to create the policy, prompts are measured after it.
+    path = None if problems else tokenizer_directory(cfg)
     if path is not None:
-        found += prompt_problems(cfg, load_tokenizer(cfg, path), counts)
-    return Inspection(found, {} if found else {**model_facts(cfg), **counts})
+        problems += prompt_problems(cfg, load_tokenizer(cfg, path), counts)
+    return Inspection(problems, {} if problems else {**model_facts(cfg), **counts})
 
 
 def inspect_environment(cfg: PPOConfig) -> Inspection:
-    """The environment has tasks, opens, and has so many."""
+    """Return the problems of opening the environment, and its numbers of tasks."""
     counts: Counts = {}
     _, problems = _opened(cfg, counts)
     return Inspection(problems, counts)
@@ -83,52 +81,57 @@ def inspect_environment(cfg: PPOConfig) -> Inspection:
 def prompt_problems(
     cfg: PPOConfig, tokenizer: PolicyTokenizer, counts: Counts | None = None
 ) -> Iterator[str]:
-    """The environment opens, and what it says first fits ``data.max_prompt_length``: a play whose
-    prompt does not fit would be left out. ``counts`` gets the numbers of tasks.
+    """Yield problems of opening the environment, and of first prompts that are too long.
+
+    A trajectory whose prompt exceeds ``data.max_prompt_length`` would be dropped. The numbers of
+    tasks are stored in ``counts``.
     """
     counts = {} if counts is None else counts
-    seen, problems = _opened(cfg, counts)
+    observations, problems = _opened(cfg, counts)
     yield from problems
-    yield from _token_problems(cfg, tokenizer, seen)
+    yield from _token_problems(cfg, tokenizer, observations)
     if plays_files(cfg) and not problems:
         yield from _row_problems(cfg, tokenizer, counts)
         return
-    lengths = first_prompt_lengths(cfg, tokenizer, seen)
+    lengths = first_prompt_lengths(cfg, tokenizer, observations)
     longest = max(lengths, default=0)
     limit = cfg.data.max_prompt_length
     if longest > limit:
         longer = sum(length > limit for length in lengths)
         why = (
-            f"{longer} of {len(lengths)} first prompts are longer, and their plays would be left "
-            f"out; the longest has {longest} tokens"
+            f"{longer} of {len(lengths)} first prompts are longer, so their trajectories would be "
+            f"dropped; the longest has {longest} tokens"
         )
         yield problem(cfg, PROMPT, why, f"{longest} or more", f"{PROMPT}={_rounded(longest)}")
 
 
 def _token_problems(
-    cfg: PPOConfig, tokenizer: PolicyTokenizer, seen: list[Observation]
+    cfg: PPOConfig, tokenizer: PolicyTokenizer, observations: list[Observation]
 ) -> Iterator[str]:
-    """The policy is shown the tokens that its chat template has."""
+    """Yield a problem if the chat template does not support the prompts of the environment."""
     try:
-        check_first_tokens(cfg, tokenizer, seen)
+        check_first_tokens(cfg, tokenizer, observations)
     except TemplateUnsupported as error:
         yield (
             f"actor_rollout_ref.model.path={cfg.actor_rollout_ref.model.path!r}: {error}; allowed: "
-            f"a chat template that suits the prompts of env.env_name={cfg.env.env_name!r}; fix: "
-            "another chat_template.jinja in its directory, or env.history=window"
+            f"a chat template that supports the prompts of env.env_name={cfg.env.env_name!r}; fix: "
+            "put another chat_template.jinja into its directory, or set env.history=window"
         )
 
 
 def open_tasks(cfg: PPOConfig) -> tuple[EnvironmentManagerBase, EnvironmentManagerBase]:
-    """What is trained on, and what is validated on: one and the same where nothing is trained."""
+    """Return the managers of training and validation tasks; with ``val_only`` one for both."""
     if cfg.trainer.val_only:
-        panel = EnvironmentManagerBase(cfg, "val")
-        return panel, panel
+        val_envs = EnvironmentManagerBase(cfg, "val")
+        return val_envs, val_envs
     return make_envs(cfg)
 
 
 def _row_problems(cfg: PPOConfig, tokenizer: PolicyTokenizer, counts: Counts) -> Iterator[str]:
-    """Of files every prompt is measured: what does not fit is left out, cut or refused."""
+    """Yield problems of prompts from files, all of which are measured.
+
+    Prompts that are too long are dropped, truncated or refused, by ``data.truncation``.
+    """
     try:
         train, val = open_tasks(cfg)
         for envs in (train, val):
@@ -150,33 +153,37 @@ def _opened(cfg: PPOConfig, counts: Counts) -> tuple[list[Observation], Sequence
             counts |= _counted(cfg, envs)
             return first_observations(envs, min(LOOKED_AT, len(envs.tasks))), []
     except ConfigError as error:
-        return [], error.problems  # says itself which key and file is to blame
+        return [], error.problems  # its messages name the key and the file
     except (ImportError, JavaMissing, OSError, ValueError, RecursionError) as error:
-        why = f"has no tasks: {error}; allowed: an environment that has some"
+        why = f"has no tasks: {error}; allowed: an environment with tasks"
     except (EnvFailure, WorkerStartError) as error:
-        why = f"does not open: {error}; allowed: an environment that opens"
-    return [], [f"{name} {why}; fix: docs/environments.md"]
+        why = f"cannot be opened: {error}; allowed: an environment that opens"
+    return [], [f"{name} {why}; fix: see docs/environments.md"]
 
 
 def _counted(cfg: PPOConfig, envs: EnvironmentManagerBase) -> Counts:
-    """How many tasks there are; those of the panel are made where the settings do not tell."""
+    """Return the numbers of tasks.
+
+    The validation tasks are created only to count them, if the settings do not declare their
+    number.
+    """
     if envs.split == "val":
         return {"val_tasks": len(envs.panel)}
     if plays_files(cfg):
-        return {}  # counted once they are measured
+        return {}  # counted after their prompts are measured
     if declared_tasks(cfg.env, "val") is not None:
         return {"train_tasks": len(envs.tasks)}
-    panel = EnvironmentManagerBase(cfg, "val").panel
-    return {"train_tasks": len(envs.tasks), "val_tasks": len(panel)}
+    val_tasks = EnvironmentManagerBase(cfg, "val").panel
+    return {"train_tasks": len(envs.tasks), "val_tasks": len(val_tasks)}
 
 
 def _rounded(tokens: int) -> int:
-    """``tokens`` and a little more, for prompts that were not looked at."""
+    """Return ``tokens`` plus 25%, rounded up to a multiple of 64, for prompts not measured."""
     return -(-tokens * 5 // 4 // 64) * 64
 
 
 def _environment_problems(cfg: PPOConfig) -> Iterator[str]:
-    """The environment is there, and its prompts say what is asked of them."""
+    """Yield problems of importing the environment and of its prompts and images."""
     name = cfg.env.env_name
     try:
         package = get_package(name)
@@ -186,8 +193,8 @@ def _environment_problems(cfg: PPOConfig) -> Iterator[str]:
         return
     except (UnknownEnvironment, MissingExtra, AttributeError, TypeError, ValueError) as error:
         yield (
-            f"env.env_name={name!r}: {error}; allowed: an environment that is installed; "
-            "fix: docs/environments.md"
+            f"env.env_name={name!r}: {error}; allowed: an installed environment; "
+            "fix: see docs/environments.md"
         )
         return
     try:
@@ -198,23 +205,21 @@ def _environment_problems(cfg: PPOConfig) -> Iterator[str]:
 
 
 def _engine_problems(cfg: PPOConfig) -> Iterator[str]:
-    """The engine says with which log-probs it sampled: PPO's ratio and the token ledger need
-    them.
-    """
+    """Yield a problem if the engine does not exist or returns no log-probs, which PPO needs."""
     name = cfg.actor_rollout_ref.rollout.name
-    allowed = f"{', '.join(ENGINES)}, or module:Class of an engine that gives them"
+    allowed = f"{', '.join(ENGINES)}, or module:Class of an engine that returns log-probs"
     try:
         cls = engine_class(name)
     except (ImportError, AttributeError, ValueError) as error:
-        yield f"{ENGINE}={name!r}: {error}; allowed: {allowed}; fix: mend the name"
+        yield f"{ENGINE}={name!r}: {error}; allowed: {allowed}; fix: correct the name"
         return
     if not getattr(cls, "gives_logprobs", False):
-        why = "it does not give the log-probs of the tokens it samples (attribute gives_logprobs)"
-        yield f"{ENGINE}={name!r}: {why}; allowed: {allowed}; fix: {ENGINE}=vllm"
+        why = "it returns no log-probs of the sampled tokens (attribute gives_logprobs)"
+        yield f"{ENGINE}={name!r}: {why}; allowed: {allowed}; fix: set {ENGINE}=vllm"
 
 
 def _reward_problems(cfg: PPOConfig) -> Iterator[str]:
-    """The reward manager takes what it is given; a function of the user's own is there."""
+    """Yield a problem if the reward manager or a user-provided reward function cannot be loaded."""
     try:
         load_reward_manager(cfg)
     except (OSError, ImportError, AttributeError, TypeError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""What this machine lacks of what a config asks for: devices, places to write to, a cluster."""
+"""Checks of this machine for a config: devices, writable directories, trackers, Ray cluster."""
 
 import fcntl
 import os
@@ -17,19 +17,19 @@ from verl.config.settings import lookup
 from verl.record.run_dir import LOCK, RunDirectory
 from verl.single_controller.ray.local import directory_refusal, token_path
 
-ANSWER_S = 5.0  # how long a cluster may take to answer
+ANSWER_S = 5.0  # timeout of a connection to a cluster
 DEVICE = "trainer.device"
 RANKS = "trainer.n_gpus_per_node"
 ENGINE_NODES = "actor_rollout_ref.rollout.nnodes"
 PLACE = "trainer.default_local_dir"
-# The modules of which a tracker needs one, where they are not called as it is.
+# Modules of which a tracker needs one, for trackers whose module has another name.
 TRACKER_MODULES = {"tensorboard": ("tensorboard", "tensorboardX")}
-LONGEST_NAME = 255  # of a file or directory, in bytes
+LONGEST_NAME = 255  # bytes of the name of a file or directory
 NO_SERVICE = ("console", "file")
 
 
 def machine_problems(cfg: PPOConfig | SFTConfig, elsewhere: bool = False) -> Iterator[str]:
-    """Messages of all checks of the machine; ``elsewhere``: but for its devices and its cluster."""
+    """Yield the problems of this machine; with ``elsewhere`` without its devices and cluster."""
     if not elsewhere:
         yield from _device_problems(cfg)
     yield from _place_problems(cfg)
@@ -41,71 +41,71 @@ def machine_problems(cfg: PPOConfig | SFTConfig, elsewhere: bool = False) -> Ite
 
 
 def _device_problems(cfg: PPOConfig | SFTConfig) -> Iterator[str]:
-    """The devices are there; those of a cluster that is joined are its own."""
+    """Yield a problem if this machine has too few GPUs. Skip runs that join a cluster."""
     if isinstance(cfg, PPOConfig) and (cfg.ray_init.address or os.environ.get("RAY_ADDRESS")):
         return
-    there = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     device = cfg.trainer.device
-    if device == "cuda" and not there:
-        why = "PyTorch sees no CUDA device here"
-        fix = f"{DEVICE}=cpu, or a machine with a GPU{_check_on(cfg)}"
+    if device == "cuda" and not gpus:
+        why = "PyTorch sees no CUDA device on this machine"
+        fix = f"set {DEVICE}=cpu, or use a machine with a GPU{_check_on(cfg)}"
         yield problem(cfg, DEVICE, why, "cpu or auto", fix)
-    elif device != "cpu" and 0 < there < cfg.trainer.n_gpus_per_node:
-        why = f"this machine has {there}"
-        fix = f"{RANKS}={there}{_check_on(cfg)}"
-        yield problem(cfg, RANKS, why, f"{there} or fewer", fix)
-    elif device != "cpu" and there and isinstance(cfg, PPOConfig) and have_own_gpus(cfg, "cuda"):
+    elif device != "cpu" and 0 < gpus < cfg.trainer.n_gpus_per_node:
+        why = f"this machine has {gpus}"
+        fix = f"set {RANKS}={gpus}{_check_on(cfg)}"
+        yield problem(cfg, RANKS, why, f"{gpus} or fewer", fix)
+    elif device != "cpu" and gpus and isinstance(cfg, PPOConfig) and have_own_gpus(cfg, "cuda"):
         needed = cfg.trainer.nnodes * cfg.trainer.n_gpus_per_node + sum(engine_gpus(cfg))
-        if there < needed:
-            why = f"with those of the training ranks {needed} GPUs are needed, and {there} are here"
-            fix = "a cluster (ray_init.address=auto, RAY_ADDRESS), or fewer GPUs of either kind"
-            yield problem(cfg, ENGINE_NODES, why, f"what is left of {there} GPUs", fix)
+        if gpus < needed:
+            why = f"training ranks and engines need {needed} GPUs, but this machine has {gpus}"
+            fix = "join a cluster (ray_init.address=auto, RAY_ADDRESS), or lower either number"
+            yield problem(cfg, ENGINE_NODES, why, f"at most {gpus} GPUs with the ranks", fix)
 
 
 def _check_on(cfg: PPOConfig | SFTConfig) -> str:
-    """How the config is checked for the machine that it is meant for."""
+    """Return the hint how to check the config for another machine; "" for SFT."""
     if not isinstance(cfg, PPOConfig):
         return ""
     return f"; for another machine: --check --on {cfg.trainer.n_gpus_per_node}xH100"
 
 
 def _place_problems(cfg: PPOConfig | SFTConfig) -> Iterator[str]:
-    """Where the run writes to can be written."""
+    """Yield a problem for each output directory that cannot be written."""
     keys = [PLACE]
     if isinstance(cfg, PPOConfig):
         keys += ["trainer.rollout_data_dir", "trainer.validation_data_dir"]
     for key in keys:
-        place = lookup(cfg, key)
-        why = place and unwritable(Path(place))
+        directory = lookup(cfg, key)
+        why = directory and unwritable(Path(directory))
         if why:
-            fix = f"{key}=DIR, a directory that can be written"
-            yield problem(cfg, key, why, "a directory that can be made and written", fix)
+            fix = f"set {key} to a writable directory"
+            yield problem(cfg, key, why, "a directory that can be created and written", fix)
 
 
 def _use_problems(cfg: PPOConfig | SFTConfig) -> Iterator[str]:
-    """No other run holds the run directory (see ``verl.record.run_dir``)."""
+    """Yield a problem if the run directory has foreign files, or another run is using it."""
     lock = Path(lookup(cfg, PLACE)) / LOCK
     try:
         directory = RunDirectory(lookup(cfg, PLACE))
         lock = directory.path / LOCK
         if foreign := directory.foreign_file():
-            why = f"holds {foreign}, which no run wrote and this one would replace"
+            why = f"contains {foreign}, which no run wrote and this run would replace"
             allowed = "a new directory, or that of a run"
-            yield problem(cfg, PLACE, why, allowed, f"{PLACE}=DIR")
+            yield problem(cfg, PLACE, why, allowed, f"set {PLACE}=DIR")
             return
         with lock.open(encoding="utf-8", errors="replace") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         owner = lock.read_text(encoding="utf-8", errors="replace").strip()
-        why = f"the run of process {owner} holds it"
-        fix = "wait for it or end it, or trainer.experiment_name=ANOTHER"
-        yield problem(cfg, PLACE, why, "a directory of its own", fix)
+        why = f"the run of process {owner} is using it"
+        fix = "wait for that run or end it, or set trainer.experiment_name=ANOTHER"
+        yield problem(cfg, PLACE, why, "a directory that no other run uses", fix)
     except (OSError, RuntimeError, ValueError):
-        return  # no run was here, or none can be: said of the place
+        return  # a new directory, or an invalid one, which _find_directory_problems reports
 
 
 def _tracker_problems(cfg: PPOConfig | SFTConfig) -> Iterator[str]:
-    """The services that metrics go to can be reached from here: their packages are installed."""
+    """Yield a problem for each tracker whose package is not installed."""
     key = "trainer.logger"
     missing = [
         name
@@ -113,14 +113,14 @@ def _tracker_problems(cfg: PPOConfig | SFTConfig) -> Iterator[str]:
         if name not in NO_SERVICE and not any(map(find_spec, TRACKER_MODULES.get(name, (name,))))
     ]
     for name in missing:
-        left = ",".join(other for other in cfg.trainer.logger if other not in missing)
-        why = f"the package of {name} is not installed, and no metric would reach it"
-        fix = f"pip install {name.replace('_', '-')}, or {key}=[{left or 'console'}]"
-        yield problem(cfg, key, why, "trackers that are installed", fix)
+        installed = ",".join(other for other in cfg.trainer.logger if other not in missing)
+        why = f"the package of {name} is not installed, so it would get no metrics"
+        fix = f"run pip install {name.replace('_', '-')}, or set {key}=[{installed or 'console'}]"
+        yield problem(cfg, key, why, "installed trackers", fix)
 
 
 def _token_problems(cfg: PPOConfig) -> Iterator[str]:
-    """Ray's token and sessions, of a Ray that the run starts, can be kept."""
+    """Yield problems of the directories for the token and sessions of a Ray that the run starts."""
     joins = cfg.ray_init.address or os.environ.get("RAY_ADDRESS")
     refusal = "" if joins else directory_refusal()
     if refusal:
@@ -130,28 +130,30 @@ def _token_problems(cfg: PPOConfig) -> Iterator[str]:
         return
     why = unwritable(path.parent)
     if why:
-        named = "RAY_AUTH_TOKEN_PATH" in os.environ
-        said = f"RAY_AUTH_TOKEN_PATH={str(path)!r}" if named else f"HOME={str(Path.home())!r}"
+        has_variable = "RAY_AUTH_TOKEN_PATH" in os.environ
+        home = f"HOME={str(Path.home())!r}"
+        setting = f"RAY_AUTH_TOKEN_PATH={str(path)!r}" if has_variable else home
         yield (
-            f"{said} (the environment's): Ray keeps its token there, and {why}; allowed: a "
-            "directory that can be made and written; fix: RAY_AUTH_TOKEN_PATH=FILE, or another HOME"
+            f"{setting} (environment variable): Ray stores its token there, but {why}; allowed: a "
+            "directory that can be created and written; fix: set RAY_AUTH_TOKEN_PATH=FILE, or "
+            "another HOME"
         )
 
 
 def unwritable(directory: Path) -> str:
-    """Why nothing can be written to ``directory``; empty where it can."""
+    """Return the reason why nothing can be written to ``directory``; "" if it can be."""
     try:
         above = directory.expanduser().absolute()
         if any(len(os.fsencode(part)) > LONGEST_NAME for part in above.parts):
             return f"a name in it has more than {LONGEST_NAME} bytes"
         while not above.exists():
             above = above.parent
-    # A name that no file system takes, or a home that nobody has.
+    # A name that the file system does not allow, or the home of an unknown user.
     except (OSError, RuntimeError, ValueError) as error:
-        return f"there can be no {directory}: {getattr(error, 'strerror', None) or error}"
+        return f"{directory} cannot exist: {getattr(error, 'strerror', None) or error}"
     try:
-        # Tried, not asked: permissions do not tell of file systems that are read only. Nothing is
-        # left of it, and the run's own directory is not made.
+        # Write a temporary directory: permission bits do not show that a file system is read-only.
+        # The run directory itself is not created.
         with tempfile.TemporaryDirectory(dir=above):
             return ""
     except OSError as error:
@@ -159,7 +161,7 @@ def unwritable(directory: Path) -> str:
 
 
 def _cluster_problems(cfg: PPOConfig) -> Iterator[str]:
-    """A cluster that is to be joined answers, and its nodes can share the run directory."""
+    """Yield problems of the cluster to join: no connection, or a run directory that is relative."""
     address = cfg.ray_init.address or os.environ.get("RAY_ADDRESS")
     if not address or address == "local":
         return
@@ -168,29 +170,34 @@ def _cluster_problems(cfg: PPOConfig) -> Iterator[str]:
 
 
 def _relative_places(cfg: PPOConfig, address: str) -> Iterator[str]:
-    """What a run on a cluster leaves has a place that is the same on every node."""
-    place = Path(lookup(cfg, PLACE)).expanduser()
-    if not place.is_absolute():
-        why = f"the workers of the cluster at {address} start in directories of their own"
+    """Yield a problem if the run directory of a run on a cluster is a relative path."""
+    directory = Path(lookup(cfg, PLACE)).expanduser()
+    if not directory.is_absolute():
+        why = f"the workers of the cluster at {address} start in other directories"
         allowed = "an absolute path on storage that all nodes share"
-        fix = f"{PLACE}={place.absolute()}, if every node sees it"
+        fix = f"set {PLACE}={directory.absolute()}, if all nodes share it"
         yield problem(cfg, PLACE, why, allowed, fix)
 
 
-def _silence(own: str | None, address: str) -> Iterator[str]:
-    """Nobody answers at ``address``, which the config names (``own``) or the environment."""
-    said = f"ray_init.address={own!r}" if own else f"RAY_ADDRESS={address!r} (the environment's)"
-    fix = "`ray start --head` there, or a Ray of the run's own: " + (
-        "ray_init.address=null" if own else "unset RAY_ADDRESS"
+def _silence(configured: str | None, address: str) -> Iterator[str]:
+    """Yield a problem if no connection to the cluster at ``address`` is possible.
+
+    ``configured`` is ``ray_init.address``; None if the address comes from ``RAY_ADDRESS``.
+    """
+    setting = f"RAY_ADDRESS={address!r} (environment variable)"
+    if configured:
+        setting = f"ray_init.address={configured!r}"
+    fix = "run `ray start --head` there, or start Ray with the run: " + (
+        "set ray_init.address=null" if configured else "unset RAY_ADDRESS"
     )
-    allowed = "host:port of a cluster that runs, or auto for this node's"
+    allowed = "host:port of a running cluster, or auto for that of this node"
     host, _, port = address.partition("://")[2].rpartition(":")
     if "://" not in address:
         host, _, port = address.rpartition(":")
     if not host or not port.isdigit():
-        yield f"{said}: no host:port; allowed: {allowed}; fix: {fix}"
+        yield f"{setting}: the address is not host:port; allowed: {allowed}; fix: {fix}"
         return
     try:
         socket.create_connection((host, int(port)), timeout=ANSWER_S).close()
     except (OSError, OverflowError) as error:
-        yield f"{said}: nobody answers there: {error}; allowed: {allowed}; fix: {fix}"
+        yield f"{setting}: cannot connect: {error}; allowed: {allowed}; fix: {fix}"

@@ -1,8 +1,7 @@
-"""What is refused with the files of the models at hand: their configs, tokenizers, templates and
-weights.
+"""Checks of the models' files before a run starts: configs, tokenizers, templates and weights.
 
-Of a model that is named by its hub name only the small files are fetched here; its weights are
-checked when they are there, before Ray starts.
+For a model on the hub only the small files are downloaded here. Its weights are checked after
+their download, before Ray starts.
 """
 
 import dataclasses
@@ -36,6 +35,7 @@ from verl.models.weights import Use
 from verl.trainer.launch.preflight_reward import reward_model_problems
 from verl.trainer.launch.preflight_weights import (
     NO_TOKENIZER,
+    PUT_TOKENIZER,
     tie_problems,
     tokenizer_problems,
     vocabulary_of,
@@ -50,7 +50,7 @@ PATH = f"{POLICY}.path"
 
 
 def model_problems(cfg: PPOConfig) -> Iterator[str]:
-    """Messages of all checks of policy, critic and reward model."""
+    """Yield the problems of policy, critic and reward model."""
     models: dict[str, ModelConfig | CriticModelConfig] = {POLICY: cfg.actor_rollout_ref.model}
     if cfg.critic.enable and cfg.critic.model.path != cfg.actor_rollout_ref.model.path:
         models["critic.model"] = cfg.critic.model
@@ -60,7 +60,7 @@ def model_problems(cfg: PPOConfig) -> Iterator[str]:
             continue
         path = model.path
         if section == POLICY and cfg.cold_start.enable and not Path(path).is_dir():
-            continue  # what a cold start makes suits
+            continue  # the cold start creates a valid policy
         try:
             directory = Path(description_directory(path))
         except FileNotFoundError as error:
@@ -68,9 +68,9 @@ def model_problems(cfg: PPOConfig) -> Iterator[str]:
             yield problem(cfg, key, str(error), ALLOWED_MODEL, fix_for_missing(cfg, key))
             fits = False
             continue
-        found = list(_config_problems(cfg, section, model, directory))
-        fits = fits and not found
-        yield from found
+        problems = list(_config_problems(cfg, section, model, directory))
+        fits = fits and not problems
+        yield from problems
     yield from _tokenizer_problems(cfg, fits)
     yield from reward_model_problems(cfg)
 
@@ -81,13 +81,16 @@ def model_problems(cfg: PPOConfig) -> Iterator[str]:
 def _config_problems(
     cfg: PPOConfig, section: str, model: ModelConfig | CriticModelConfig, directory: Path
 ) -> Iterator[str]:
-    """Packed rows can score the model, as far as its config tells, and the weights are its own."""
-    said = f"{section}.path={model.path!r}"
+    """Yield problems of the config, the overrides, the adapters and the weights of one model.
+
+    The config must describe a model that can compute log-probs of packed rows.
+    """
+    setting = f"{section}.path={model.path!r}"
     try:
         config = read_config(directory, model.trust_remote_code)
     except (OSError, ValueError) as error:
-        allowed = "a model that transformers knows"
-        yield f"{said}: {error}; allowed: {allowed}; fix: mend the directory"
+        allowed = "a model that transformers supports"
+        yield f"{setting}: {error}; allowed: {allowed}; fix: correct the files of the directory"
         return
     unknown = [key for key in model.override_config if not hasattr(config, key)]
     for key in unknown:
@@ -96,18 +99,18 @@ def _config_problems(
     yield from tied
     for key in set(model.override_config) - set(unknown):
         setattr(config, key, model.override_config[key])
-    found = [
-        f"{said}: {config.model_type}: {reason}; allowed: {ALLOWED}; fix: {FIX}"
+    problems = [
+        f"{setting}: {config.model_type}: {reason}; allowed: {ALLOWED}; fix: {FIX}"
         for reason in config_reasons(config)
     ]
-    found += _window_problems(cfg, said, attention_window(config))
+    problems += _window_problems(cfg, setting, attention_window(config))
     if isinstance(model, ModelConfig) and model.lora_rank:
-        found += _lora_problems(cfg, model, config)
-    yield from found
-    # With another config than theirs, weights are wrong as well, and no news.
-    if Path(str(model.path)).is_dir() and not (unknown or tied or found):
+        problems += _lora_problems(cfg, model, config)
+    yield from problems
+    # An invalid config would make the check of the weights fail too.
+    if Path(str(model.path)).is_dir() and not (unknown or tied or problems):
         use: Use = "policy" if isinstance(model, ModelConfig) else "value"
-        yield from weight_problems(said, directory, model.trust_remote_code, use, config)
+        yield from weight_problems(setting, directory, model.trust_remote_code, use, config)
 
 
 def _unknown_override(
@@ -116,15 +119,15 @@ def _unknown_override(
     known = sorted(name for name in config.to_dict() if not name.startswith("_"))
     guess = nearest_name(key, known)
     where = f"{section}.override_config"
-    fix = f"{where}.{guess}={values[key]}" if guess else "leave it out"
+    fix = f"set {where}.{guess}={values[key]}" if guess else "remove it"
     return (
         f"{where}.{key}={values[key]!r}: {type(config).__name__} has no such value"
         f"{did_you_mean(key, known)}; allowed: {', '.join(known)}; fix: {fix}"
     )
 
 
-def _window_problems(cfg: PPOConfig, said: str, window: int | None) -> Iterator[str]:
-    """No row, and no other thought about the prefix of a row, is longer than the ``window``."""
+def _window_problems(cfg: PPOConfig, setting: str, window: int | None) -> Iterator[str]:
+    """Yield a problem if rows or their branches may be longer than the attention ``window``."""
     rows = cfg.data.max_prompt_length + cfg.data.max_response_length
     keys = "data.max_prompt_length + data.max_response_length"
     method = method_settings(cfg.algorithm)
@@ -133,29 +136,30 @@ def _window_problems(cfg: PPOConfig, said: str, window: int | None) -> Iterator[
         keys += " + algorithm.rlvcr.max_alternative_tokens"
     if window is not None and rows > window:
         yield (
-            f"{said}: some layers see {window} tokens only, and rows with their branches may have "
-            f"{rows} ({keys}); allowed: rows within the window; fix: lower these, or choose a "
-            "model without a window (docs/models.md)"
+            f"{setting}: some layers attend to {window} tokens only, but rows with their branches "
+            f"may have {rows} ({keys}); allowed: rows within the window; fix: lower these keys, or "
+            "use a model without a window (docs/models.md)"
         )
 
 
 def _lora_problems(cfg: PPOConfig, model: ModelConfig, config: "PreTrainedConfig") -> Iterator[str]:
-    """The modules that adapters are asked for exist."""
+    """Yield problems of LoRA: peft is not installed, or target modules do not exist."""
     if find_spec("peft") is None:
         key = f"{POLICY}.lora_rank"
-        yield problem(cfg, key, "adapters need peft", "0", f"pip install peft, or {key}=0")
+        why = "LoRA adapters need the package peft"
+        yield problem(cfg, key, why, "0", f"run pip install peft, or set {key}=0")
         return
     lm = _without_weights(model, config)
     key = f"{POLICY}.target_modules"
     known = linear_names(lm)
-    for found in target_problems(lm, model.target_modules):
-        near = did_you_mean(str(found.unknown), known).removeprefix("; ") if found.unknown else ""
+    for target in target_problems(lm, model.target_modules):
+        near = did_you_mean(str(target.unknown), known).removeprefix("; ") if target.unknown else ""
         allowed = f"all-linear, or some of {', '.join(known)}"
-        yield problem(cfg, key, str(found), allowed, near or f"{key}=all-linear")
+        yield problem(cfg, key, str(target), allowed, near or f"set {key}=all-linear")
 
 
 def _without_weights(model: ModelConfig, config: "PreTrainedConfig") -> "PreTrainedModel":
-    """The modules of a model, on no device."""
+    """Return the model on the meta device, without weights."""
     from transformers import AutoModelForCausalLM
 
     with torch.device("meta"):
@@ -163,87 +167,88 @@ def _without_weights(model: ModelConfig, config: "PreTrainedConfig") -> "PreTrai
 
 
 def model_facts(cfg: PPOConfig) -> dict[str, int]:
-    """What the plan says of a policy that is there: its size, and that of its adapters."""
+    """Return the size of an existing policy and of its adapters, for the plan."""
     model = cfg.actor_rollout_ref.model
     if model.path is None or (cfg.cold_start.enable and not Path(model.path).exists()):
         return {}
     directory = Path(description_directory(model.path))
-    found = dataclasses.asdict(policy_size(directory))
-    if found["parameters"] is not None and not model.lora_rank:
-        return {name: value for name, value in found.items() if value is not None}
+    facts = dataclasses.asdict(policy_size(directory))
+    if facts["parameters"] is not None and not model.lora_rank:
+        return {name: value for name, value in facts.items() if value is not None}
     config = read_config(directory, model.trust_remote_code)
     for key, value in model.override_config.items():
         setattr(config, key, value)
     lm = _without_weights(model, config)
-    found["parameters"] = sum(parameter.numel() for parameter in lm.parameters())
+    facts["parameters"] = sum(parameter.numel() for parameter in lm.parameters())
     if model.lora_rank:
-        asked = model.target_modules
-        add_lora(lm, rank=model.lora_rank, alpha=model.lora_alpha, target_modules=asked)
-        found["trained_parameters"] = sum(
+        targets = model.target_modules
+        add_lora(lm, rank=model.lora_rank, alpha=model.lora_alpha, target_modules=targets)
+        facts["trained_parameters"] = sum(
             parameter.numel() for parameter in lm.parameters() if parameter.requires_grad
         )
-    return {name: value for name, value in found.items() if value is not None}
+    return {name: value for name, value in facts.items() if value is not None}
 
 
 # ---- tokenizers ------------------------------------------------------------------------------
 
 
 def _tokenizer_problems(cfg: PPOConfig, fits: bool) -> Iterator[str]:
-    """Conversations can be rendered, and levels told apart in tokens; a policy built from nothing
-    brings a tokenizer that suits. ``fits``: nothing is wrong with its config and weights.
+    """Yield problems of the policy's tokenizer: files, vocabulary, chat template, level tokens.
+
+    The vocabulary is compared with the model if ``fits``, that is if config and weights are valid.
     """
     path = tokenizer_directory(cfg)
     if path is None:
         return
-    said = f"{PATH}={str(cfg.actor_rollout_ref.model.path)!r}"
+    setting = f"{PATH}={str(cfg.actor_rollout_ref.model.path)!r}"
     if cfg.actor_rollout_ref.model.path != path:
-        said = f"{PATH}={path!r}"
+        setting = f"{PATH}={path!r}"
     try:
         tokenizer = load_tokenizer(cfg, path)
     except NO_TOKENIZER as error:
         why = str(error).strip().splitlines()[0] if str(error) else repr(error)
-        fix = "put the tokenizer's files beside the weights"
-        yield f"{said}: its tokenizer does not load: {why}; allowed: a tokenizer; fix: {fix}"
+        yield f"{setting}: cannot load its tokenizer: {why}; allowed: a tokenizer; {PUT_TOKENIZER}"
         return
     vocabulary = _vocabulary(cfg, path) if fits else None
-    found = list(tokenizer_problems(said, tokenizer, path, vocabulary))
-    if found:
-        yield from found
+    problems = list(tokenizer_problems(setting, tokenizer, path, vocabulary))
+    if problems:
+        yield from problems
         return
     try:
         probe_template(tokenizer, cfg.data.apply_chat_template_kwargs).require(cfg.env.history)
     except TemplateUnsupported as error:
         yield (
-            f"{said}: {error}; allowed: a chat template that suits env.history={cfg.env.history}; "
-            "fix: an instruct model, or a chat_template.jinja in its directory"
+            f"{setting}: {error}; allowed: a chat template that supports env.history="
+            f"{cfg.env.history}; fix: use an instruct model, or put a chat_template.jinja into its "
+            "directory"
         )
         return
     if asks_for_levels(cfg):
-        yield from _level_problems(said, tokenizer)
+        yield from _level_problems(setting, tokenizer)
 
 
 def _vocabulary(cfg: PPOConfig, path: str) -> int | None:
-    """Rows of the policy's embedding; None for a policy that is not there yet."""
+    """Return the number of rows of the policy's embedding; None if a cold start creates it."""
     model = cfg.actor_rollout_ref.model
     if cfg.cold_start.enable and model.path != path:
         return None
     return vocabulary_of(Path(path), model.trust_remote_code)
 
 
-def _level_problems(said: str, tokenizer: PolicyTokenizer) -> Iterator[str]:
+def _level_problems(setting: str, tokenizer: PolicyTokenizer) -> Iterator[str]:
     try:
         LevelCodec(tokenizer)
     except ValueError as error:
         yield (
-            f"{said}: {error}; allowed: a tokenizer in which each of the digits "
-            "1, 2, 3, 4 between <level> and </level> is a token of its own; "
-            "fix: add them to the tokenizer and train the policy with them"
+            f"{setting}: {error}; allowed: a tokenizer in which each of the digits "
+            "1, 2, 3, 4 between <level> and </level> is a separate token; "
+            "fix: add these tokens to the tokenizer and train the policy with them"
         )
 
 
 def load_tokenizer(cfg: PPOConfig, path: str) -> PolicyTokenizer:
-    """The tokenizer in the directory ``path``."""
-    # By call: its import takes seconds, which checks of the config alone do not need.
+    """Load the tokenizer in the directory ``path``."""
+    # Imported when called: the import takes seconds.
     from transformers import AutoTokenizer
 
     trust = cfg.actor_rollout_ref.model.trust_remote_code
@@ -251,8 +256,9 @@ def load_tokenizer(cfg: PPOConfig, path: str) -> PolicyTokenizer:
 
 
 def tokenizer_directory(cfg: PPOConfig) -> str | None:
-    """The directory of the policy's tokenizer, or of the one it will be made with; None where there
-    is none yet.
+    """Return the directory of the policy's tokenizer, or of that for its cold start.
+
+    Return None if neither exists yet.
     """
     path = cfg.actor_rollout_ref.model.path
     if path is None:
@@ -261,7 +267,7 @@ def tokenizer_directory(cfg: PPOConfig) -> str | None:
         try:
             return description_directory(path)
         except FileNotFoundError:
-            return None  # said where the model is looked up
+            return None  # find_model_problems reports it
     model = cold_start_config(cfg).model
-    places = [place for place in (model.tokenizer_path, model.path) if place]
-    return next((place for place in places if Path(place).is_dir()), None)
+    directories = [path for path in (model.tokenizer_path, model.path) if path]
+    return next((path for path in directories if Path(path).is_dir()), None)

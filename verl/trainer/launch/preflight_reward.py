@@ -1,4 +1,4 @@
-"""What is refused with the reward model's config and tokenizer at hand, before anything starts."""
+"""Checks of the reward model's files before a run starts."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,11 +16,11 @@ KIND = "a model for sequence classification with one label"
 
 
 def reward_model_problems(cfg: PPOConfig) -> Iterator[str]:
-    """The reward model is there, gives one number, and can render a conversation."""
+    """Yield problems of the reward model: it must exist, have one label and a chat template."""
     model = cfg.reward_model.model
     if not cfg.reward_model.enable or model.path is None:
         return
-    # By call: its import takes seconds, which a run without a reward model does not need.
+    # Imported only here: the import takes seconds.
     from transformers import AutoTokenizer
 
     try:
@@ -35,26 +35,28 @@ def reward_model_problems(cfg: PPOConfig) -> Iterator[str]:
         )
     except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
         why = f"{type(error).__name__}: {error}".splitlines()[0]
-        yield problem(cfg, PATH, why, "a model and a tokenizer that transformers load", "mend it")
+        allowed = "a model and a tokenizer that transformers can load"
+        yield problem(cfg, PATH, why, allowed, "correct the files of the directory")
         return
     architectures = config.architectures or []
     if not any(name.endswith("ForSequenceClassification") for name in architectures):
         why = f"it is a {', '.join(architectures) or config.model_type}"
-        yield problem(cfg, PATH, why, KIND, "name one")
+        yield problem(cfg, PATH, why, KIND, f"set {PATH} to such a model")
     elif config.num_labels != 1:
-        yield problem(cfg, PATH, f"it has {config.num_labels} labels", KIND, "name one")
+        why = f"it has {config.num_labels} labels"
+        yield problem(cfg, PATH, why, KIND, f"set {PATH} to such a model")
     elif Path(model.path).is_dir():
-        said = f"{PATH}={model.path!r}"
         try:
             check_weights(
                 directory,
                 config,
-                said=said,
+                said=f"{PATH}={model.path!r}",
                 use="reward",
                 trust_remote_code=model.trust_remote_code,
             )
         except UnusableWeights as error:
             yield str(error)
     if not is_chat_tokenizer(tokenizer):
-        why = "its tokenizer has no chat template, with which conversations are rendered"
-        yield problem(cfg, PATH, why, "a chat template", "a chat_template.jinja in its directory")
+        why = "its tokenizer has no chat template to render conversations"
+        fix = "put a chat_template.jinja into its directory"
+        yield problem(cfg, PATH, why, "a chat template", fix)

@@ -1,6 +1,4 @@
-"""What is refused of a supervised run before anything is made: with its files, its policy and the
-machine at hand.
-"""
+"""Checks before a supervised run starts: of its files, its policy and the machine."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,12 +25,12 @@ PATH = "model.path"
 TOKENIZER = "model.tokenizer_path"
 SAVE_PATH = "model.save_path"
 MODEL = "a directory in Hugging Face format, or a hub name"
-LOOKED_AT = 64  # episodes of files that are tokenised before the start
+LOOKED_AT = 64  # number of episodes of files that are tokenised before the start
 
 
 def sft_problems(cfg: SFTConfig) -> list[str]:
-    """Messages of all checks of a config that has no other problem."""
-    found = [*machine_problems(cfg), *_place_problems(cfg), *_size_problems(cfg)]
+    """Return the problems of all checks on a config that passed ``verl.config.validate``."""
+    problems = [*machine_problems(cfg), *_place_problems(cfg), *_size_problems(cfg)]
     records: list[Record] = []
     try:
         if cfg.data.train_files:
@@ -41,27 +39,29 @@ def sft_problems(cfg: SFTConfig) -> list[str]:
         else:
             check_expert(cfg)
     except ConfigError as error:
-        found += error.problems
-    found += _model_problems(cfg, records)
-    return found
+        problems += error.problems
+    problems += _model_problems(cfg, records)
+    return problems
 
 
 def _place_problems(cfg: SFTConfig) -> Iterator[str]:
-    """The policy, and the expert's episodes where they are made, can be written."""
+    """Yield a problem if the policy or the expert's episodes cannot be written."""
     keys = [SAVE_PATH] if cfg.data.train_files else [SAVE_PATH, "data.data_dir"]
     for key in keys:
-        place = lookup(cfg, key)
-        # Both: a policy replaces its directory, which is renamed in the one above.
-        why = unwritable(Path(place).parent) or unwritable(Path(place)) if place else "no name"
+        path = lookup(cfg, key)
+        # The parent too: the directory is written there under another name and renamed.
+        why = "the path is empty"
+        if path:
+            why = unwritable(Path(path).parent) or unwritable(Path(path))
         if why:
-            allowed = "a directory that can be made and written"
-            yield problem(cfg, key, why, allowed, f"{key}=DIR")
+            allowed = "a directory that can be created and written"
+            yield problem(cfg, key, why, allowed, f"set {key}=DIR")
         elif key == SAVE_PATH:
             yield from _replace_problems(cfg)
 
 
 def _replace_problems(cfg: SFTConfig) -> Iterator[str]:
-    """Yield why the directory at ``model.save_path`` cannot be replaced."""
+    """Yield a problem if the directory at ``model.save_path`` cannot be replaced."""
     try:
         refuse_save_path(cfg)
     except ConfigError as error:
@@ -69,17 +69,17 @@ def _replace_problems(cfg: SFTConfig) -> Iterator[str]:
 
 
 def _size_problems(cfg: SFTConfig) -> Iterator[str]:
-    """The heads of a new policy can be rotated."""
+    """Yield a problem if the head width of a new policy is odd, which RoPE does not support."""
     new = cfg.model.new
     width = new.head_dim or new.hidden_size // new.num_attention_heads
     if not cfg.model.path and width % 2:
         key = "model.new.head_dim"
-        why = f"the {width} numbers of a head do not come in pairs, which are rotated"
-        yield problem(cfg, key, why, "an even width", f"{key}=32")
+        why = f"the width of a head is {width}, and rotary embeddings need pairs of numbers"
+        yield problem(cfg, key, why, "an even width", f"set {key}=32")
 
 
 def _model_problems(cfg: SFTConfig, records: list[Record]) -> Iterator[str]:
-    """The policy and its tokenizer are there, and can write what is imitated."""
+    """Yield problems of the policy, its tokenizer and the tokenisation of the episodes."""
     if cfg.model.path:
         try:
             config = read_config(
@@ -87,35 +87,37 @@ def _model_problems(cfg: SFTConfig, records: list[Record]) -> Iterator[str]:
             )
             unknown = [key for key in cfg.model.override_config if not hasattr(config, key)]
         except (OSError, ValueError) as error:
-            yield problem(cfg, PATH, _first_line(error), MODEL, f"{PATH}=DIR")
+            yield problem(cfg, PATH, _first_line(error), MODEL, f"set {PATH}=DIR")
             return
         for key in unknown:
             why = f"{type(config).__name__} has no value {key!r}"
-            yield problem(cfg, "model.override_config", why, "values of it", "leave it out")
+            allowed = "values of the model's config"
+            yield problem(cfg, "model.override_config", why, allowed, "remove it")
         yield from tie_problems("model.override_config", cfg.model.override_config, config)
-        broken = list(start_policy_problems(cfg))
-        if broken:
-            yield from broken
+        policy_problems = list(start_policy_problems(cfg))
+        if policy_problems:
+            yield from policy_problems
             return
     elif any(TOKENS in record for record in records):
-        why = "rows of token ids are of a tokenizer that is there"
-        yield problem(cfg, PATH, why, MODEL, f"{PATH}=DIR")
+        why = "rows of token ids need a policy with the tokenizer of these ids"
+        yield problem(cfg, PATH, why, MODEL, f"set {PATH}=DIR")
         return
     key = TOKENIZER if cfg.model.tokenizer_path else PATH
     if not (cfg.model.tokenizer_path or cfg.model.path):
-        return  # the tokenizer is made with the policy
+        return  # the tokenizer is created with the policy
     try:
         tokenizer = _tokenizer(cfg)
     except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
-        why = f"its tokenizer does not load: {_first_line(error)}"
-        yield problem(cfg, key, why, "a tokenizer", "put its files beside the weights")
+        why = f"cannot load its tokenizer: {_first_line(error)}"
+        fix = "put the tokenizer's files next to the weights"
+        yield problem(cfg, key, why, "a tokenizer", fix)
         return
     try:
         if not all(TOKENS in record for record in records) or not records:
             ChatBridge(tokenizer, cfg.data.apply_chat_template_kwargs)
     except ValueError as error:
-        fix = "an instruct model, or a chat_template.jinja in its directory"
-        yield problem(cfg, key, str(error), "a chat template that shows every message", fix)
+        fix = "use an instruct model, or put a chat_template.jinja into its directory"
+        yield problem(cfg, key, str(error), "a chat template that renders every message", fix)
         return
     try:
         if len(records) > LOOKED_AT:
@@ -127,11 +129,11 @@ def _model_problems(cfg: SFTConfig, records: list[Record]) -> Iterator[str]:
 
 
 def _tokenizer(cfg: SFTConfig) -> Any:
-    # By call: its import takes seconds.
+    # Imported when called: the import takes seconds.
     from transformers import AutoTokenizer
 
-    place = description_directory(str(cfg.model.tokenizer_path or cfg.model.path))
-    return AutoTokenizer.from_pretrained(place, trust_remote_code=cfg.model.trust_remote_code)
+    directory = description_directory(str(cfg.model.tokenizer_path or cfg.model.path))
+    return AutoTokenizer.from_pretrained(directory, trust_remote_code=cfg.model.trust_remote_code)
 
 
 def _first_line(error: Exception) -> str:

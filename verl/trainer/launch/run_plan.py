@@ -1,7 +1,7 @@
-"""Values that are found while a run starts, after its configuration was checked and written.
+"""Values that are determined while a run starts, after its config was checked and written.
 
 ``config.yaml`` keeps the paths and names of the user. The processes of the run read the
-configuration of the ``RunPlan``, a frozen copy with the values of this module.
+``RunPlan.config``, a frozen copy with the values of this module.
 """
 
 from collections.abc import Iterator
@@ -40,61 +40,61 @@ class RunPlan:
 
 
 def optimizer_steps(cfg: PPOConfig, train_tasks: int) -> dict[str, int]:
-    """Return the number of steps of each optimizer by key, where ``cfg`` does not give it.
+    """Return the total steps of each optimizer by key, for those that ``cfg`` does not set.
 
-    Warm-up ratios and cosine schedules need it.
+    Warm-up ratios and cosine schedules need them.
     """
     total = iterations(cfg, train_tasks)
-    # The actor takes no step in the iterations of critic_warmup.
+    # The actor is not updated in the training steps of critic_warmup.
     actor_total = total - cfg.trainer.critic_warmup
     sections = {"actor_rollout_ref.actor": actor_total, "critic": total}
-    found = {}
+    values = {}
     for path, steps in sections.items():
         section = lookup(cfg, path)
         if section.optim.total_training_steps < 1:
             updates = section.ppo_mini_batches * section.ppo_epochs
-            found[f"{path}.optim.total_training_steps"] = max(1, steps) * updates
-    return found
+            values[f"{path}.optim.total_training_steps"] = max(1, steps) * updates
+    return values
 
 
 def absolute_paths(cfg: PPOConfig) -> dict[str, Any]:
-    """Return the keys of ``cfg`` that are paths, absolute, seen from the directory of this process.
+    """Return the keys of ``cfg`` that are paths, with values relative to the working directory.
 
-    Ray may start its workers in another directory. ``verl.models.hub.pinned`` does the same for
-    models.
+    The values are absolute because Ray may start its workers in another directory. The paths of
+    models are not included; see ``verl.models.hub.pinned``.
     """
-    found: dict[str, Any] = {
+    values: dict[str, Any] = {
         path: absolute(lookup(cfg, path)) for path in PATHS if lookup(cfg, path)
     }
     env = cfg.env
     if env.kwargs:
-        found["env.kwargs"] = _absolute_kwargs(env.env_name, env.kwargs)
+        values["env.kwargs"] = _absolute_kwargs(env.env_name, env.kwargs)
     mixture = env.settings
     parts = list(mixture.weights) if isinstance(mixture, MixtureSettings) else []
     for name in (env.name, *(part.split("/", 1)[0] for part in parts)):
         settings = getattr(env, name, None) if name.isidentifier() else None
         if isinstance(settings, EnvSettings):
-            found[f"env.{name}"] = settings.model_copy(update=dict(_absolute_settings(settings)))
+            values[f"env.{name}"] = settings.model_copy(update=dict(_absolute_settings(settings)))
     if isinstance(mixture, MixtureSettings) and mixture.kwargs:
         kwargs = {part: _absolute_kwargs(part, keys) for part, keys in mixture.kwargs.items()}
-        found[f"env.{env.name}"] = mixture.model_copy(update={"kwargs": kwargs})
-    return found
+        values[f"env.{env.name}"] = mixture.model_copy(update={"kwargs": kwargs})
+    return values
 
 
 def absolute(path: str) -> str:
-    """Return ``path`` from the root, with the home directory filled in."""
+    """Return ``path`` as an absolute path, with ``~`` expanded."""
     return str(Path(path).expanduser().absolute())
 
 
 def _absolute_kwargs(env_name: str, kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Return keys of the section of an environment, with its paths absolute."""
+    """Return ``kwargs`` of the section of an environment, with absolute paths."""
     settings = settings_class(env_name).model_validate(kwargs)
     changed = settings.model_copy(update=dict(_absolute_settings(settings)))
     return {**kwargs, **changed.model_dump(mode="json", include=set(kwargs), exclude_unset=True)}
 
 
 def _absolute_settings(settings: Section) -> Iterator[tuple[str, Any]]:
-    """Yield names and absolute values of the settings of an environment that are paths."""
+    """Yield the names of the settings of an environment that are paths, and absolute values."""
     for name, value in vars(settings).items():
         if name == "data_dir" and value:
             yield name, absolute(value)

@@ -1,10 +1,10 @@
-"""The composition root of a supervised run: it joins episodes, tokens and a policy, and hands them
-to the ranks that train.
+"""Composition root of a supervised run.
 
     episodes ─▶ messages ─▶ policy and tokenizer (new or given) ─▶ token rows ─▶ ranks ─▶ HF
 
-Messages become tokens exactly as in a rollout, so what is learnt here is what is sampled there: an
-episode is one row with ``append`` history, and a row for each step with ``window`` history.
+Messages are tokenised exactly as in a rollout, so the policy samples the token sequences on which
+it was trained. An episode is one row with ``append`` history, and one row per turn with ``window``
+history.
 """
 
 import logging
@@ -57,7 +57,7 @@ NEEDED_SHARE = "data.needed_level_share"
 
 
 def run_sft(cfg: SFTConfig) -> Path:
-    """Make the policy that ``cfg`` describes and return its directory."""
+    """Train the policy of ``cfg`` and return its directory."""
     started = time.perf_counter()
     cfg = cfg.as_frozen()
     schedule = cfg.trainer
@@ -75,16 +75,16 @@ def run_sft(cfg: SFTConfig) -> Path:
         enter("tokens")
         with tempfile.TemporaryDirectory(prefix="policy-") as scratch:
             source = starting_policy(cfg, train, Path(scratch))
-            place = cfg.model.tokenizer_path or source
+            tokenizer_path = cfg.model.tokenizer_path or source
             trust = cfg.model.trust_remote_code
-            tokenizer = AutoTokenizer.from_pretrained(place, trust_remote_code=trust)
+            tokenizer = AutoTokenizer.from_pretrained(tokenizer_path, trust_remote_code=trust)
             job = SFTJob(
                 cfg=cfg,
                 run_dir=run.path,
                 checkpoints=run.checkpoints,
                 log_file=run.logs / "sft.log",
                 source=source,
-                tokenizer=str(place),
+                tokenizer=str(tokenizer_path),
                 rows=make_rows(cfg, train, tokenizer),
                 val_rows=make_rows(cfg, held_out, tokenizer),
             )
@@ -95,9 +95,11 @@ def run_sft(cfg: SFTConfig) -> Path:
 
 
 def refuse_save_path(cfg: SFTConfig) -> None:
-    """Raise ``ConfigError`` where ``model.save_path`` holds what no such run wrote."""
-    named = (cfg.model.path, cfg.model.tokenizer_path, cfg.data.data_dir)
-    keep = [Path(place) for place in named if place and Path(place).exists()]
+    """Raise ``ConfigError`` if ``model.save_path`` must not be replaced, see
+    ``require_replaceable``.
+    """
+    inputs = (cfg.model.path, cfg.model.tokenizer_path, cfg.data.data_dir)
+    keep = [Path(path) for path in inputs if path and Path(path).exists()]
     keep.append(Path(cfg.trainer.default_local_dir))
     require_replaceable(Path(cfg.model.save_path), "model.save_path", cfg.model.overwrite, keep)
 
@@ -106,9 +108,7 @@ def refuse_save_path(cfg: SFTConfig) -> None:
 
 
 def load_records(cfg: SFTConfig) -> tuple[list[Record], list[Record]]:
-    """Records to train on and held-out ones: from the files given, else from the environment's
-    expert.
-    """
+    """Return training and held-out records, from files or from the environment's expert."""
     data = cfg.data
     if data.train_files:
         return read_records(data, "train"), read_records(data, "val")
@@ -128,15 +128,17 @@ def load_records(cfg: SFTConfig) -> tuple[list[Record], list[Record]]:
     train, held_out = hold_out(list(read_rows(path)), data.val_episodes)
     if not train:
         raise ConfigError(
-            f"data.val_episodes={data.val_episodes}: no episode is left to train on; allowed: "
-            "fewer than there are, of other tasks; fix: a larger data.episodes"
+            f"data.val_episodes={data.val_episodes}: no episode remains for training; allowed: "
+            "a number that leaves episodes of other tasks; fix: raise data.episodes"
         )
     return train, held_out
 
 
 def check_expert(cfg: SFTConfig) -> None:
-    """Raise ``ConfigError`` unless an expert plays the environment, has thoughts for
-    ``data.levels`` and knows the needed ones where ``data.needed_level_share`` asks for them.
+    """Raise ``ConfigError`` unless the environment has an expert that supports the settings.
+
+    The expert needs thoughts for all ``data.levels``. With a positive ``data.needed_level_share``
+    it also needs to know the required level of each turn.
     """
     name = cfg.env.env_name
     levels = lookup(cfg, LEVELS)
@@ -144,24 +146,27 @@ def check_expert(cfg: SFTConfig) -> None:
     try:
         expert = expert_of(name)
     except NoExpert as error:
-        fix = "set data.train_files to episodes of your own"
+        fix = "set data.train_files to files with episodes"
         raise ConfigError(f"env.env_name={name!r}: {error}; fix: {fix}") from error
     settings = env_settings(cfg.env)
     if not set(levels) <= set(expert.levels):
         allowed = ", ".join(map(str, expert.levels))
         raise ConfigError(
             f"data.levels={levels!r}: the expert of {name!r} has no thoughts for all of them; "
-            f"allowed: any of {allowed}; fix: data.levels=[{allowed}]"
+            f"allowed: any of {allowed}; fix: set data.levels=[{allowed}]"
         )
     if share and not expert.tells_needed_level(settings):
         raise ConfigError(
-            f"data.needed_level_share={share}: the expert of {name!r} does not tell which level a "
-            "step needs; allowed: 0; fix: data.needed_level_share=0"
+            f"data.needed_level_share={share}: the expert of {name!r} does not know the required "
+            "level of a turn; allowed: 0; fix: set data.needed_level_share=0"
         )
 
 
 def hold_out(records: list[Record], count: int) -> tuple[list[Record], list[Record]]:
-    """Split off the last ``count`` records; what is left shares no task with them."""
+    """Return training records and the last ``count`` records as held-out ones.
+
+    Records whose task is in the held-out records are removed from the training records.
+    """
     if not count:
         return records, []
     held_out = records[-count:]
@@ -170,33 +175,36 @@ def hold_out(records: list[Record], count: int) -> tuple[list[Record], list[Reco
 
 
 def make_rows(cfg: SFTConfig, records: Sequence[Record], tokenizer) -> list[SFTRow]:
-    """Rows of token records as they are, and of message records as a rollout would write them.
+    """Return the rows of ``records``: token ids unchanged, messages tokenised as in a rollout.
 
-    Raises ``ConfigError`` for a record that cannot be one, and where none of them fits.
+    Raises:
+        ConfigError: a record is invalid, or none fits into ``data.max_length``.
     """
     rows = [row for row in encode_records(cfg, records, tokenizer) if row]
     if records and not rows:
         raise ConfigError(
             f"data.max_length={cfg.data.max_length}: none of {len(records)} episodes has a turn "
-            "that fits; allowed: room for a prompt and an answer; fix: data.max_length=TOKENS"
+            "that fits; allowed: the tokens of a prompt and an answer; fix: raise data.max_length"
         )
     if len(rows) < len(records):
         logger.warning(
-            "%d episodes are left out: not even their first turn fits data.max_length",
+            "%d episodes are dropped: their first turn does not fit into data.max_length",
             len(records) - len(rows),
         )
     return rows
 
 
 def encode_records(cfg: SFTConfig, records: Iterable[Record], tokenizer) -> Iterator[SFTRow | None]:
-    """The row of each record, None where it does not fit. Raises ``ConfigError`` for a record that
-    cannot be one.
+    """Yield the row of each record; None if it does not fit into ``data.max_length``.
+
+    Raises:
+        ConfigError: the tokenizer or its chat template cannot render a record.
     """
     bridge = None
     probe = None
     for record in records:
         try:
-            # Made on first use: token records come without a chat template.
+            # Create these on first use: records of token ids need no chat template.
             if TOKENS not in record:
                 probe = probe or probe_template(tokenizer, cfg.data.apply_chat_template_kwargs)
                 _check_probe(probe, record[cfg.data.messages_key])
@@ -204,36 +212,40 @@ def encode_records(cfg: SFTConfig, records: Iterable[Record], tokenizer) -> Iter
             yield _row(cfg, record, bridge, len(tokenizer))
         except TemplateUnsupported as error:
             raise ConfigError(
-                f"model.path={cfg.model.path!r}: {error}; allowed: a chat template that writes the "
-                "episodes of data.train_files; fix: another chat_template.jinja in its directory, "
-                "or episodes of one turn (data.history=window)"
+                f"model.path={cfg.model.path!r}: {error}; allowed: a chat template that renders "
+                "the episodes of data.train_files; fix: put another chat_template.jinja into its "
+                "directory, or use episodes of one turn (data.history=window)"
             ) from error
         except ValueError as error:
             place = record.get(PLACE, "an episode of the expert")
             raise ConfigError(
-                f"{place}: {error}; allowed: what the tokenizer and its chat template can write; "
-                "fix: leave out the row, or choose another policy"
+                f"{place}: {error}; allowed: rows that the tokenizer and its chat template "
+                "support; fix: remove the row, or use another policy"
             ) from error
 
 
 def _check_probe(probe: TemplateProbe, messages: Sequence[Message]) -> None:
-    """Raise ``TemplateUnsupported`` where the template writes no prompts, or the turns of
-    ``messages`` are no growing text.
+    """Raise ``TemplateUnsupported`` if the template cannot render ``messages``.
+
+    It needs a generation prompt. For several turns, the text of a turn must begin with the text of
+    the turns before.
     """
     probe.require("window")
     turns = sum(message["role"] == "assistant" for message in messages)
     if turns > 1 and probe.verdict is not Verdict.APPEND:
-        raise TemplateUnsupported(f"episodes of several turns cannot be written: {probe.reason}")
+        raise TemplateUnsupported(f"episodes of several turns cannot be rendered: {probe.reason}")
 
 
 def _row(
     cfg: SFTConfig, record: Record, bridge: ChatBridge | None, vocabulary: int
 ) -> SFTRow | None:
-    """The row of ``record``; None where it does not fit."""
+    """Return the row of ``record``; None if it does not fit."""
     if bridge is None or TOKENS in record:
         row = token_row(record)
         if max(row.input_ids) >= vocabulary:
-            raise ValueError(f"token {max(row.input_ids)} of {vocabulary} that there are")
+            raise ValueError(
+                f"token id {max(row.input_ids)} is not below the vocabulary size {vocabulary}"
+            )
         return row
     messages = record[cfg.data.messages_key]
     return encode_episode(bridge, messages, cfg.data.env_loss_weight, cfg.data.max_length)
@@ -242,11 +254,11 @@ def _row(
 def encode_episode(
     bridge: ChatBridge, messages: Sequence[Message], env_weight: float, max_length: int
 ) -> SFTRow | None:
-    """Tokens of an episode in ``append`` history; agent tokens and ends of turns weigh 1, all
-    others ``env_weight``, where a message has no ``weight`` of its own.
+    """Return the row of an episode with ``append`` history.
 
-    An episode longer than ``max_length`` is cut after a whole turn; None when there is no such
-    turn, or none that weighs anything.
+    A message may have a ``weight``, the loss weight of its tokens. By default agent tokens and
+    ends of turns have weight 1, all others ``env_weight``. An episode longer than ``max_length``
+    tokens is truncated after a whole turn. Return None if no whole turn fits, or all weights are 0.
     """
     first = next((i for i, message in enumerate(messages) if message["role"] == "assistant"), None)
     if not first:
@@ -254,26 +266,28 @@ def encode_episode(
     ids = bridge.first_prompt(messages[:first])
     weights = [messages[0].get("weight", env_weight)] * len(ids)
     whole_turns = 0
-    for said, heard in _turns(messages[first:]):
-        spoken = bridge.speak(said["content"])
-        ids = [*ids, *spoken]
-        weights = weights + [said.get("weight", AGENT_WEIGHT)] * len(spoken)
+    for reply, observation in _turns(messages[first:]):
+        reply_ids = bridge.speak(reply["content"])
+        ids = [*ids, *reply_ids]
+        weights = weights + [reply.get("weight", AGENT_WEIGHT)] * len(reply_ids)
         if len(ids) > max_length:
             break
-        # A row ends with a turn: what is heard after the last whole one is cut off.
+        # A row ends with a reply: the observation after the last one is cut off below.
         whole_turns = len(ids)
-        if heard is not None:
-            link = bridge.between(spoken, heard["content"])
+        if observation is not None:
+            link = bridge.between(reply_ids, observation["content"])
             between = [*link.before, *link.observation, *link.after]
             ids = ids + between
-            weights = weights + [heard.get("weight", env_weight)] * len(between)
+            weights = weights + [observation.get("weight", env_weight)] * len(between)
     ids, weights = ids[:whole_turns], weights[:whole_turns]
     return SFTRow(tuple(ids), tuple(weights)) if any(weights[1:]) else None
 
 
 def _turns(messages: Sequence[Message]) -> Iterator[tuple[Message, Message | None]]:
-    """(assistant message, following user message or None); raises ``ValueError`` where the roles do
-    not alternate.
+    """Yield each assistant message with the following user message, or None at the end.
+
+    Raises:
+        ValueError: assistant and user messages do not alternate.
     """
     roles = [message["role"] for message in messages]
     if roles != ["assistant" if i % 2 == 0 else "user" for i in range(len(roles))]:
@@ -288,25 +302,30 @@ def _turns(messages: Sequence[Message]) -> Iterator[tuple[Message, Message | Non
 
 
 def start_policy_problems(cfg: SFTConfig) -> Iterator[str]:
-    """Problems of the policy to start from where it is a directory: of one by its hub name they
-    show when it was fetched.
+    """Yield problems of the initial policy if it is a directory.
+
+    A policy on the hub is checked after its download.
     """
     if cfg.model.path and Path(cfg.model.path).is_dir():
         yield from _policy_problems(cfg, Path(cfg.model.path))
 
 
 def _policy_problems(cfg: SFTConfig, directory: Path) -> Iterator[str]:
-    own = cfg.model.tokenizer_path
-    said = f"model.path={cfg.model.path!r}"
+    path = cfg.model.tokenizer_path
+    setting = f"model.path={cfg.model.path!r}"
     trust = cfg.model.trust_remote_code
-    place = Path(own) if own else None
-    said_tokenizer = f"model.tokenizer_path={own!r}" if own else ""
-    yield from policy_problems(said, directory, trust, place, said_tokenizer)
+    tokenizer_directory = Path(path) if path else None
+    tokenizer_setting = f"model.tokenizer_path={path!r}" if path else ""
+    yield from policy_problems(setting, directory, trust, tokenizer_directory, tokenizer_setting)
 
 
 def starting_policy(cfg: SFTConfig, records: list[Record], scratch: Path) -> Path:
-    """Directory of the policy to start from: ``model.path``, or a new one, tokenizer included, in
-    ``scratch``.
+    """Return the directory of the initial policy: ``model.path``, or a new policy in ``scratch``.
+
+    A new policy gets a new tokenizer for the texts of ``records``.
+
+    Raises:
+        ConfigError: the policy at ``model.path`` has problems.
     """
     if cfg.model.path:
         directory = Path(model_directory(cfg.model.path))
@@ -316,7 +335,7 @@ def starting_policy(cfg: SFTConfig, records: list[Record], scratch: Path) -> Pat
         return directory
     new = cfg.model.new
     expert = get_package(cfg.env.env_name).expert
-    # Like the tags: one token each, wherever they stand.
+    # Symbols become single tokens at every position, like the tags.
     symbols = expert.symbols(env_settings(cfg.env)) if expert else ()
     key = cfg.data.messages_key
     texts = (message["content"] for record in records for message in record.get(key, ()))

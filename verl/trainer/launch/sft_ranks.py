@@ -1,9 +1,9 @@
-"""The training part of a supervised run, on one device or on several of one machine.
+"""Training part of a supervised run, on one or several devices of one machine.
 
-    run_sft ──SFTJob──▶ rank 0 ┐  the same rows and the same plan of batches everywhere;
-                 └────▶ rank 1 ┴▶ the rows of a batch are dealt out ──▶ HF
+    run_sft ──SFTJob──▶ rank 0 ┐  all ranks have all rows and the same batches;
+                 └────▶ rank 1 ┴▶ the rows of a batch are assigned to ranks ──▶ HF
 
-The gradient of a step is that of the whole batch, however many ranks there are.
+The gradient of a step is that of the whole batch, independent of the number of ranks.
 """
 
 import logging
@@ -43,7 +43,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class SFTJob:
-    """What every rank is given: where the run lies, the policy to start from, rows of tokens."""
+    """Input of every rank: paths of the run, the initial policy and the token rows."""
 
     cfg: SFTConfig
     run_dir: Path
@@ -56,35 +56,39 @@ class SFTJob:
 
 
 def ranks_here(cfg: SFTConfig) -> int:
-    """As many ranks as ``cfg`` asks for, and no more than GPUs where it computes on them."""
-    asked = cfg.trainer.n_gpus_per_node
+    """Return ``trainer.n_gpus_per_node``, limited to the available GPUs if it trains on GPUs."""
+    configured = cfg.trainer.n_gpus_per_node
     if resolve_device(cfg.trainer.device) != "cuda":
-        return asked
-    return min(asked, torch.cuda.device_count())
+        return configured
+    return min(configured, torch.cuda.device_count())
 
 
 def train_on_ranks(job: SFTJob, ranks: int) -> Path:
     """Train on ``ranks`` devices of this machine and return the policy's directory.
 
-    A single rank is this process itself. Raises ``RuntimeError`` for more devices than there are,
-    and what a rank raised.
+    A single rank runs in this process, several run in subprocesses.
+
+    Raises:
+        RuntimeError: there are fewer devices than ``ranks``.
+        torch.multiprocessing.spawn.ProcessRaisedException: a rank failed.
     """
     if ranks == 1:
         return train_and_save(job)
     device = resolve_device(job.cfg.trainer.device)
     if device == "cuda" and ranks > torch.cuda.device_count():
         raise RuntimeError(
-            f"trainer.n_gpus_per_node={ranks}, but PyTorch sees {torch.cuda.device_count()} devices"
+            f"trainer.n_gpus_per_node={ranks}: PyTorch sees {torch.cuda.device_count()} devices; "
+            "allowed: at most this number; fix: lower trainer.n_gpus_per_node"
         )
-    with tempfile.TemporaryDirectory(prefix="ranks-") as meeting:
-        # A file to meet at: no port that somebody else could take.
-        # Daemons: ranks that hang must not keep a run from ending that was told to.
-        arguments = (job, ranks, f"file://{meeting}/rendezvous")
+    with tempfile.TemporaryDirectory(prefix="ranks-") as directory:
+        # Rendezvous by file: a port could be taken by another process.
+        # Daemons: ranks that hang must not keep an interrupted run from ending.
+        arguments = (job, ranks, f"file://{directory}/rendezvous")
         spawn(_run_rank, arguments, nprocs=ranks, daemon=True)
     return Path(job.cfg.model.save_path)
 
 
-def _run_rank(number: int, job: SFTJob, ranks: int, meeting: str) -> None:
+def _run_rank(number: int, job: SFTJob, ranks: int, init_method: str) -> None:
     die_with_parent()
     answer_with_stacks(f"rank {number}")
     trainer = job.cfg.trainer
@@ -92,18 +96,18 @@ def _run_rank(number: int, job: SFTJob, ranks: int, meeting: str) -> None:
         report_moves()
         setup_logging(job.log_file)
     torch.set_num_threads(trainer.num_threads or max(1, available_cpus() // ranks))
-    # A run starts from one seed, whatever its number of ranks.
+    # All ranks use the same seed.
     seed_everything(trainer.seed)
     device = resolve_device(trainer.device)
     if device == "cuda":
         torch.cuda.set_device(number)
     names = [name for _, name in socket.if_nameindex()]
-    # All ranks are on this machine; else their sockets would listen on its outward address.
+    # All ranks are on this machine, so their sockets need only the loopback interface.
     os.environ.setdefault(
         "GLOO_SOCKET_IFNAME", next((n for n in names if n.startswith("lo")), "lo")
     )
     dist.init_process_group(
-        backend_of(device), init_method=meeting, rank=number, world_size=ranks, timeout=TIMEOUT
+        backend_of(device), init_method=init_method, rank=number, world_size=ranks, timeout=TIMEOUT
     )
     try:
         train_and_save(job)
@@ -112,8 +116,9 @@ def _run_rank(number: int, job: SFTJob, ranks: int, meeting: str) -> None:
 
 
 def train_and_save(job: SFTJob) -> Path:
-    """This rank's part of the training of ``job``; rank 0 writes the policy to
-    ``model.save_path``.
+    """Run this rank's part of the training of ``job`` and return ``model.save_path``.
+
+    Rank 0 writes the policy there.
     """
     cfg = job.cfg
     trainer = cfg.trainer
@@ -133,7 +138,7 @@ def train_and_save(job: SFTJob) -> Path:
         gradient_checkpointing=cfg.model.enable_gradient_checkpointing,
         empty=rank() > 0,
     )
-    # Asked before the engine shards the parameters, after which it cannot be told.
+    # Determine tied weights before the engine shards the parameters, which hides them.
     tied = tied_names(lm)
     engine = TrainEngine(
         PolicyModel(lm),
@@ -143,7 +148,7 @@ def train_and_save(job: SFTJob) -> Path:
         optim=cfg.optim.model_copy(update={"total_training_steps": len(batches)}),
         grad_clip=trainer.grad_clip,
     )
-    # One is enough to resume from; the policy itself goes to model.save_path.
+    # One checkpoint suffices for resuming. The policy is saved to model.save_path.
     checkpoints = CheckpointManager(job.checkpoints, max_to_keep=1)
     loop = SFTTrainer(
         engine,
@@ -171,7 +176,7 @@ def train_and_save(job: SFTJob) -> Path:
 
 
 def _fit(job: SFTJob, loop: SFTTrainer) -> None:
-    """Take the steps; rank 0 shows them and writes them down."""
+    """Take all optimizer steps. Rank 0 shows them and records their metrics."""
     if rank() > 0:
         loop.fit(_nothing)
         return
@@ -186,10 +191,13 @@ def _nothing(_record: OptimizerStep) -> None:
 
 
 def find_checkpoint(cfg: SFTConfig, checkpoints: CheckpointManager) -> Path | None:
-    """Where to continue from: the newest valid checkpoint, the named one, or nowhere."""
-    named = cfg.trainer.resume_from_path
-    if cfg.trainer.resume_mode == "resume_path" and named is not None:
-        return Path(named)
+    """Return the checkpoint to resume from, or None for a fresh start.
+
+    It is ``trainer.resume_from_path`` (``resume_path``), or the newest valid one (``auto``).
+    """
+    path = cfg.trainer.resume_from_path
+    if cfg.trainer.resume_mode == "resume_path" and path is not None:
+        return Path(path)
     return checkpoints.latest_valid() if cfg.trainer.resume_mode == "auto" else None
 
 
@@ -200,8 +208,9 @@ def save_policy(
     target: Path,
     overwrite: bool = False,
 ) -> Path:
-    """Write the Hugging Face directory ``target`` so that it is there whole or not at all; an older
-    one is replaced.
+    """Write the Hugging Face directory ``target`` atomically, replacing an older one.
+
+    With ``overwrite`` it may also replace a directory that this program did not write.
     """
     with publish_directory(target, overwrite) as directory:
         save_hf(lm, weights, directory, source=None)

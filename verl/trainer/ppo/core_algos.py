@@ -1,4 +1,4 @@
-"""``verl.algos`` under the path from which job code of this family of frameworks imports it."""
+"""Alias of ``verl.algos`` under verl's import path, for job code written for verl."""
 
 from verl import algos
 from verl.algos import *  # noqa: F403

@@ -1,4 +1,4 @@
-"""Rollout correction in a training step: from the configuration to a column of weights."""
+"""Rollout correction of a training step: weights for the train-inference mismatch."""
 
 from verl.algos import Correction, correction_weights, factorize, mismatch_metrics
 from verl.config.schema import PPOConfig
@@ -8,11 +8,13 @@ from verl.records import CORRECTION_WEIGHTS
 
 
 def correct_rollout(batch: DataProto, config: PPOConfig) -> dict[str, float]:
-    """Add ``rollout_is_weights`` [B, R], where the configuration weighs or rejects, to rows with
-    ``old_log_probs`` and ``rollout_log_probs``; returns ``rollout_corr/...``.
+    """Return ``rollout_corr/...`` metrics from ``old_log_probs`` and ``rollout_log_probs``.
+
+    Add ``rollout_is_weights`` [B, R] to ``batch`` if ``algorithm.rollout_correction`` enables
+    importance weights or rejection.
     """
     if config.env.allow_retokenized:
-        return {}  # the engine's log-probs are not known of all tokens
+        return {}  # some tokens have no rollout log-probs
     rows_of = config.algorithm.row_weight == "trajectory"
     names = batch.non_tensor_batch["traj_uid"] if rows_of else range(len(batch))
     columns = (

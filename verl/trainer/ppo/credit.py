@@ -1,4 +1,4 @@
-"""Rewards and advantages of a batch of rows, as the driver computes them."""
+"""Rewards and advantages of a batch of rows, computed in the driver."""
 
 from collections.abc import Mapping
 
@@ -26,8 +26,9 @@ def uses_greedy_baseline(config: PPOConfig) -> bool:
 
 
 def greedy_returns(greedy: DataProto, scores: torch.Tensor) -> dict[str, float]:
-    """Return the return of each group's greedy trajectory by uid, from ``token_level_scores``
-    [B, R]; failed trajectories have none.
+    """Return the return of each group's greedy trajectory by uid. Omit failed trajectories.
+
+    ``scores`` are the ``token_level_scores`` [B, R] of the rows of ``greedy``.
     """
     columns = greedy.non_tensor_batch
     rows = zip(columns["uid"], columns["aborted"], scores.sum(-1).tolist(), strict=True)
@@ -37,13 +38,15 @@ def greedy_returns(greedy: DataProto, scores: torch.Tensor) -> dict[str, float]:
 def add_reward_baselines(batch: DataProto, returns: Mapping[str, float]) -> DataProto:
     """Return the rows of ``batch`` whose group is in ``returns``, with ``reward_baselines`` [B].
 
-    Raises ``RuntimeError`` where none is.
+    Raises:
+        RuntimeError: no group of ``batch`` is in ``returns``.
     """
     uids = batch.non_tensor_batch["uid"]
     known = np.array([uid in returns for uid in uids])
     if not known.any():
         raise RuntimeError(
-            "the greedy trajectory of every group failed twice: no return has a baseline"
+            "the greedy trajectory of every group failed twice, so no row has a baseline; fix the "
+            "errors of the environment, or choose an estimator without a greedy baseline"
         )
     metrics = batch.meta_info.setdefault("metrics", {})
     metrics["episode/greedy_reward"] = float(np.mean(list(returns.values())))
@@ -54,11 +57,13 @@ def add_reward_baselines(batch: DataProto, returns: Mapping[str, float]) -> Data
 
 
 def compute_advantage(data: DataProto, config: PPOConfig) -> DataProto:
-    """Add ``advantages`` and ``returns`` [B, R] with the estimator that ``algorithm.adv_estimator``
-    names.
+    """Add ``advantages`` and ``returns`` [B, R], computed by ``algorithm.adv_estimator``.
 
-    The estimator declares which batch keys and which config values it takes; its own metrics join
-    ``meta_info["metrics"]``. Raises ``KeyError`` naming the estimator and the batch keys it lacks.
+    The estimator declares the batch keys and config values that it takes. Its metrics are added to
+    ``meta_info["metrics"]``.
+
+    Raises:
+        KeyError: ``data`` lacks a batch key that the estimator requires.
     """
     estimator = get_adv_estimator_fn(config.algorithm.adv_estimator)
     columns = {**dict(data.batch.items()), **data.non_tensor_batch}
@@ -67,7 +72,7 @@ def compute_advantage(data: DataProto, config: PPOConfig) -> DataProto:
         raise KeyError(
             f"estimator '{config.algorithm.adv_estimator}' needs {absent}, which the batch lacks"
         )
-    # An optional input ("key?") that the batch lacks is left out of the call.
+    # An optional input ("key?") that the batch lacks is omitted from the call.
     inputs = {name: columns.get(key.rstrip("?")) for name, key in estimator.inputs.items()}
     arguments = {name: value for name, value in inputs.items() if value is not None}
     params = {name: lookup(config, path) for name, path in estimator.params.items()}
@@ -84,22 +89,25 @@ def apply_kl_penalty(
     """Set ``token_level_rewards = token_level_scores - beta * KL(old || ref)`` per sampled token,
     and adapt beta.
 
-    Where an episode has several rows, each carries the whole return; so its last sampled token also
-    pays for the KL of the episode's other rows, and the sum over a row does not depend on how the
-    episode was cut.
+    Each row of an episode has the return of the whole episode. Therefore the last sampled token of
+    each row also gets the KL of the episode's other rows. The sum over a row then does not depend
+    on how the episode was split into rows. Example with beta = 1 and two rows of one episode::
+
+        KL per token     [0.1, 0.2] and [0.3, 0.4]
+        penalty          [0.1, 0.9] and [0.3, 0.7]    (both sum to 1.0)
     """
     mask = data.batch["response_mask"].float()
     per_token = kl_penalty(data.batch["old_log_probs"], data.batch["ref_log_prob"], kl_penalty_type)
     divergence = torch.where(mask.bool(), per_token, 0.0)
-    own = divergence.sum(-1)
+    row_kl = divergence.sum(-1)
     episode = factorize(data.non_tensor_batch["traj_uid"])
-    whole = torch.zeros(len(data)).index_add(0, episode, own)[episode]
+    episode_kl = torch.zeros(len(data)).index_add(0, episode, row_kl)[episode]
     rows, last = last_selected(mask)
-    # What the episode's other rows diverged by is paid where this row ends.
+    # Add the KL of the episode's other rows to the last sampled token of this row.
     penalty = divergence.clone()
-    penalty[rows, last] += (whole - own)[rows]
+    penalty[rows, last] += (episode_kl - row_kl)[rows]
     data.batch["token_level_rewards"] = data.batch["token_level_scores"] - kl_ctrl.value * penalty
-    mean_kl = (own / mask.sum(-1).clamp(min=1)).mean().item()
+    mean_kl = (row_kl / mask.sum(-1).clamp(min=1)).mean().item()
     measured = {"actor/reward_kl_penalty": mean_kl, "actor/reward_kl_penalty_coeff": kl_ctrl.value}
     kl_ctrl.update(current_kl=mean_kl, n_steps=len(set(data.non_tensor_batch["traj_uid"])))
     return data, measured

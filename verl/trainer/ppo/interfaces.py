@@ -1,5 +1,6 @@
-"""Protocols of the parts that the trainer gets: task source, collector, reward function, workers,
-journal and checkpoints. Each names only what ``RayPPOTrainer`` calls.
+"""Protocols of the arguments of ``RayPPOTrainer``.
+
+Each protocol declares only the members that the trainer uses.
 """
 
 from collections.abc import Callable, Mapping, Sequence, Sized
@@ -48,14 +49,14 @@ class RolloutGroup:
     rollout_workers: Sequence[Any]
 
 
-# A collector knows more of its task source than the trainer: it also starts the environments.
+# A collector needs a more specific task source than the trainer: it also starts environments.
 TasksT_contra = TypeVar("TasksT_contra", contravariant=True)
 
 
 class Collector(Protocol[TasksT_contra]):
-    """Generates trajectories for tasks and packs them into rows.
+    """Generator of trajectories, which it packs into rows.
 
-    Rows may carry questions (``branches``, ``spans``), which training workers answer.
+    Rows may contain questions (columns ``branches`` and ``spans``). Training workers answer them.
     """
 
     def multi_turn_loop(
@@ -79,25 +80,25 @@ class Collector(Protocol[TasksT_contra]):
         ...
 
     def resume(self, state: Mapping[str, Any]) -> None:
-        """Continue from a stored ``state``."""
+        """Restore the ``state`` of a checkpoint."""
         ...
 
 
 class RewardFunction(Protocol):
-    """Rows -> ``token_level_scores`` [B, R]."""
+    """Function that returns the ``token_level_scores`` [B, R] of rows."""
 
     def __call__(self, data: DataProto, /) -> torch.Tensor: ...
 
     def step_rewards(self, data: DataProto, /) -> np.ndarray:
-        """Return [B] lists of the rewards of each turn of a row, for advantages per turn."""
+        """Return for each row [B] the list of the rewards of its turns, for turn advantages."""
         ...
 
 
-# ---- worker groups: they get the registered methods of their workers when they start -------------
+# ---- worker groups: Ray adds the registered methods of their workers when they start -------------
 
 
 class Pending(Protocol):
-    """Answer of a group call that was started."""
+    """Future result of a group call."""
 
     def get(self, timeout_s: float | None = None) -> Any: ...
 
@@ -113,7 +114,7 @@ class WorkerGroupLike(Protocol):
 
 @runtime_checkable
 class ActorGroup(WorkerGroupLike, Protocol):
-    """A group of ``verl.workers.actor.ActorWorker`` that trains the policy."""
+    """Group of ``verl.workers.actor.ActorWorker`` that trains the policy."""
 
     def compute_log_prob(self, data: DataProto, /) -> DataProto: ...
     def update_actor(self, data: DataProto, /) -> DataProto: ...
@@ -125,14 +126,14 @@ class ActorGroup(WorkerGroupLike, Protocol):
 
 @runtime_checkable
 class ReferenceGroup(WorkerGroupLike, Protocol):
-    """A group of ``verl.workers.actor.ActorWorker`` that holds the frozen reference."""
+    """Group of ``verl.workers.actor.ActorWorker`` with the frozen reference policy."""
 
     def compute_ref_log_prob(self, data: DataProto, /) -> DataProto: ...
 
 
 @runtime_checkable
 class CriticGroup(WorkerGroupLike, Protocol):
-    """A group of ``verl.workers.critic.CriticWorker``."""
+    """Group of ``verl.workers.critic.CriticWorker`` that trains the value function."""
 
     def compute_values(self, data: DataProto, /) -> DataProto: ...
     def update_critic(self, data: DataProto, /) -> DataProto: ...
@@ -143,13 +144,13 @@ class CriticGroup(WorkerGroupLike, Protocol):
 
 @runtime_checkable
 class RewardGroup(WorkerGroupLike, Protocol):
-    """A group of ``verl.workers.reward_model.RewardModelWorker``."""
+    """Group of ``verl.workers.reward_model.RewardModelWorker`` that scores trajectories."""
 
     def compute_rm_score(self, data: DataProto, /) -> DataProto: ...
 
 
 class Workers(Protocol):
-    """All groups and engines of a run (``resources.TrainingWorkers``)."""
+    """All worker groups and rollout engines of a run (``resources.TrainingWorkers``)."""
 
     @property
     def rollout_workers(self) -> Sequence[Any]: ...

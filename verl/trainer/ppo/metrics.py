@@ -1,4 +1,4 @@
-"""What one training step looked like, as numbers: pure functions from a batch to metrics."""
+"""Metrics of one training step or validation: pure functions of a batch."""
 
 import math
 import re
@@ -15,7 +15,7 @@ from verl.utils.statistics import rate_interval
 
 
 def summary(name: str, values: torch.Tensor) -> dict[str, float]:
-    """Mean, maximum and minimum of ``values`` [N] under ``name/``; nothing where there are none."""
+    """Return mean, maximum and minimum of ``values`` [N] under ``name/``; {} for no values."""
     if values.numel() == 0:
         return {}
     values = values.float()
@@ -27,9 +27,10 @@ def summary(name: str, values: torch.Tensor) -> dict[str, float]:
 
 
 def data_metrics(batch: DataProto) -> dict[str, float]:
-    """Scores, rewards, advantages, returns, values and lengths of one batch of rows.
+    """Return statistics of scores, rewards, advantages, returns, values and lengths of ``batch``.
 
-    Sums over tokens are per row [B]; advantages, returns and values are over sampled tokens only.
+    Scores and rewards are sums per row [B]. Advantages, returns and values are taken over sampled
+    tokens only.
     """
     mask = batch.batch["response_mask"].bool()
     prompt_width = batch.batch["prompts"].shape[1]
@@ -48,8 +49,10 @@ def data_metrics(batch: DataProto) -> dict[str, float]:
 
 
 def named_rewards(batch: DataProto) -> dict[str, float]:
-    """``reward/<name>/mean, max, min`` of the rewards that were given by name, each trajectory
-    counted once; those that lack one are not counted in it.
+    """Return ``reward/<name>/{mean,max,min,graded}`` of the named parts of the rewards.
+
+    Each trajectory counts once. Trajectories without a part ``name`` are not counted in it;
+    ``graded`` is the number of those that have it.
     """
     result: dict[str, float] = {}
     for name, values in _values_by_name(batch, REWARD_PARTS).items():
@@ -59,29 +62,29 @@ def named_rewards(batch: DataProto) -> dict[str, float]:
 
 
 def info_metrics(batch: DataProto) -> dict[str, float]:
-    """``env/<name>/mean`` of the numbers in the environment's ``info``: the last value of each
-    graded trajectory that has one.
+    """Return ``env/<name>/mean`` of the numbers in the environment's ``info``.
+
+    The mean is over the last values of the graded trajectories that have the number.
     """
-    found = _values_by_name(batch, INFO_NUMBERS)
-    return {f"env/{name}/mean": sum(values) / len(values) for name, values in found.items()}
+    by_name = _values_by_name(batch, INFO_NUMBERS)
+    return {f"env/{name}/mean": sum(values) / len(values) for name, values in by_name.items()}
 
 
 def _values_by_name(batch: DataProto, name: str) -> dict[str, list[float]]:
-    """The dictionaries in column ``name`` of graded trajectories, as values by their keys."""
+    """Return the dictionaries in column ``name`` of graded trajectories as lists per key."""
     column = batch.non_tensor_batch.get(name)
-    found: dict[str, list[float]] = {}
+    values: dict[str, list[float]] = {}
     for parts in [] if column is None else column[graded_rows(batch)]:
         for key, value in parts.items():
-            found.setdefault(key, []).append(value)
-    return found
+            values.setdefault(key, []).append(value)
+    return values
 
 
 def probability_drift(batch: DataProto) -> dict[str, float]:
-    """How far the engine's probabilities are from the trainer's on the tokens that were sampled.
+    """Return the train-inference mismatch of the sampled tokens.
 
-    ``rollout_probs_diff`` is ``|exp(rollout_log_probs) - exp(old_log_probs)|`` over sampled tokens;
-    ``rollout_log_probs_diff_max`` is the largest difference of the log-probabilities themselves, in
-    nats.
+    ``rollout_probs_diff`` is ``|exp(rollout_log_probs) - exp(old_log_probs)|`` over sampled tokens.
+    ``rollout_log_probs_diff_max`` is the largest difference of the log-probs, in nats.
     """
     mask = batch.batch["response_mask"].bool()
     rollout = batch.batch["rollout_log_probs"][mask].float()
@@ -92,15 +95,18 @@ def probability_drift(batch: DataProto) -> dict[str, float]:
     return {
         "training/rollout_probs_diff_mean": diff.mean().item(),
         "training/rollout_probs_diff_max": diff.max().item(),
-        # Not the unbiased one, which is NaN for a single token.
+        # The unbiased std would be NaN for a single token.
         "training/rollout_probs_diff_std": diff.std(unbiased=False).item(),
         "training/rollout_log_probs_diff_max": (rollout - trainer).abs().max().item(),
     }
 
 
 def staleness(metrics: Mapping[str, float], step: int) -> dict[str, float]:
-    """``training/staleness*``: updates that the policy had behind it at ``step`` and that which
-    sampled had not, mean over sampled tokens and largest; nothing where versions are not known.
+    """Return ``training/staleness`` and ``staleness_max``; {} if policy versions are unknown.
+
+    Staleness is the number of updates between the policy that sampled a token and the policy
+    before the update of ``step``. The metrics are its mean and maximum over sampled tokens. At
+    step 5 a token of version 4 has staleness 0, a token of version 3 has staleness 1.
     """
     if "rollout/policy_version" not in metrics:
         return {}
@@ -111,7 +117,7 @@ def staleness(metrics: Mapping[str, float], step: int) -> dict[str, float]:
 
 
 def throughput_metrics(batch: DataProto, seconds: float, devices: int) -> dict[str, float]:
-    """``perf/*``: real (unpadded) tokens of the batch per second and device."""
+    """Return ``perf/*``: tokens of the batch without padding, per second and device."""
     tokens = int(batch.batch["attention_mask"].sum())
     return {
         "perf/total_num_tokens": float(tokens),
@@ -121,15 +127,16 @@ def throughput_metrics(batch: DataProto, seconds: float, devices: int) -> dict[s
 
 
 def first_rows(batch: DataProto) -> np.ndarray:
-    """Index of the first row of every trajectory, in order of appearance."""
+    """Return the index of the first row of every trajectory, in order of appearance."""
     _, index = np.unique(batch.non_tensor_batch["traj_uid"].astype(str), return_index=True)
-    # unique orders by name; in the order of rows, trajectories stay as they were played.
+    # unique sorts by name: restore the order of the rows.
     return np.sort(index)
 
 
 def graded_rows(batch: DataProto) -> np.ndarray:
-    """Index of the first row of every trajectory that has a grade: a failed one (column
-    ``aborted``) is neither a success nor none.
+    """Return the index of the first row of every trajectory that did not fail.
+
+    A failed trajectory (column ``aborted``) counts neither as success nor as no success.
     """
     rows = first_rows(batch)
     failed = batch.non_tensor_batch.get("aborted")
@@ -137,11 +144,11 @@ def graded_rows(batch: DataProto) -> np.ndarray:
 
 
 def validation_metrics(batch: DataProto) -> dict[str, float]:
-    """Success, return, length and tokens on the panel, each trajectory counted once, with a
-    bootstrap interval, and what methods have registered in ``verl.report_sections``.
+    """Return success, return, length and tokens on the validation set, with a bootstrap interval.
 
-    Rates and means are over the ``val/graded`` trajectories that did not fail; without any there
-    are none. ``val/aborted`` of ``val/trajectories`` failed.
+    Each trajectory counts once. Metrics that methods register in ``verl.report_sections`` are
+    added. Rates and means are over the ``val/graded`` trajectories that did not fail, and are
+    omitted if all failed. ``val/aborted`` of ``val/trajectories`` failed.
     """
     fields = batch.non_tensor_batch
     every = first_rows(batch)
@@ -154,12 +161,12 @@ def validation_metrics(batch: DataProto) -> dict[str, float]:
     }
     if not len(rows):
         return result | batch_metrics(batch, "val")
-    won = fields["won"][rows].astype(float)
-    # Resampled by task: plays of the same task are not independent of each other.
-    low, high = rate_interval(mean_per_task(won, fields["uid"][rows]))
+    is_success = fields["won"][rows].astype(float)
+    # Resample tasks, because trajectories of one task are not independent of each other.
+    low, high = rate_interval(mean_per_task(is_success, fields["uid"][rows]))
     sampled = tokens_per_trajectory(batch)
     result |= {
-        "val/success_rate": float(won.mean()),
+        "val/success_rate": float(is_success.mean()),
         "val/success_rate_low": low,
         "val/success_rate_high": high,
         "val/episode_reward": float(fields["episode_rewards"][rows].astype(float).mean()),
@@ -171,60 +178,62 @@ def validation_metrics(batch: DataProto) -> dict[str, float]:
     sources = fields["data_source"][rows].astype(str)
     for source in np.unique(sources):
         of_source = sources == source
-        own = rows[of_source]
-        returns = fields["episode_rewards"][own].astype(float)
-        result[f"val/{source}/success_rate"] = float(won[of_source].mean())
+        source_rows = rows[of_source]
+        returns = fields["episode_rewards"][source_rows].astype(float)
+        result[f"val/{source}/success_rate"] = float(is_success[of_source].mean())
         result[f"val/{source}/episode_reward"] = float(returns.mean())
-        result[f"val/{source}/graded"] = float(len(own))
-        repeated = repeated_plays(batch, own)
+        result[f"val/{source}/graded"] = float(len(source_rows))
+        repeated = repeated_plays(batch, source_rows)
         result |= {name.replace("val/", f"val/{source}/", 1): repeated[name] for name in repeated}
-    named = named_rewards(batch) | info_metrics(batch)
-    named = {f"val/{name}": value for name, value in named.items()}
-    return result | named | repeated_plays(batch, rows) | batch_metrics(batch, "val")
+    extra = named_rewards(batch) | info_metrics(batch)
+    extra = {f"val/{name}": value for name, value in extra.items()}
+    return result | extra | repeated_plays(batch, rows) | batch_metrics(batch, "val")
 
 
 def repeated_plays(batch: DataProto, rows: np.ndarray) -> dict[str, float]:
-    """``val/pass@k`` (won), ``val/best@k`` (return) and ``val/maj@k`` (won, of the plays whose
-    answer most plays give), where tasks are played more than once; means over the tasks with at
-    least k plays, of which ``val/tasks@k`` says the number where it is not all.
+    """Return ``val/{pass,best,maj}@k`` of tasks with several trajectories; {} if there are none.
 
-    ``rows`` are the first rows of the trajectories that have a grade. k is 1, 2, 4, ... and the
-    number of plays. A play without an answer agrees with no other.
+    ``pass@k`` is success of the best of k trajectories, ``best@k`` their best return, ``maj@k``
+    success of the majority answer. ``rows`` are the first rows of the graded trajectories. k is
+    1, 2, 4, ... and the number of trajectories. A trajectory without an answer agrees with no
+    other. Each metric is a mean over the tasks with at least k trajectories. ``val/tasks@k`` is
+    their number, and is omitted if all tasks have k trajectories.
     """
     fields = batch.non_tensor_batch
-    plays: dict[str, list[int]] = {}
+    task_rows: dict[str, list[int]] = {}
     for row in rows.tolist():
-        plays.setdefault(str(fields["uid"][row]), []).append(row)
-    n = max(map(len, plays.values()), default=0)
+        task_rows.setdefault(str(fields["uid"][row]), []).append(row)
+    n = max(map(len, task_rows.values()), default=0)
     if n < 2:
         return {}
     votes = answers_given(batch)
-    found: dict[str, list[float]] = {}
-    for members in plays.values():
-        won = [float(fields["won"][row]) for row in members]
+    per_task: dict[str, list[float]] = {}
+    for members in task_rows.values():
+        is_success = [float(fields["won"][row]) for row in members]
         returns = [float(fields["episode_rewards"][row]) for row in members]
         answers = [votes.get(str(fields["traj_uid"][row]), row) for row in members]
         for k in powers_up_to(n):
             if k > len(members):
                 continue
             of_task = {
-                "pass": pass_at_k(len(members), int(sum(won)), k),
+                "pass": pass_at_k(len(members), int(sum(is_success)), k),
                 "best": best_at_k(returns, k),
-                "maj": maj_at_k(answers, won, k),
+                "maj": maj_at_k(answers, is_success, k),
             }
             for kind, value in of_task.items():
-                found.setdefault(f"val/{kind}@{k}", []).append(value)
+                per_task.setdefault(f"val/{kind}@{k}", []).append(value)
     fewer = {
         f"val/tasks@{name.partition('@')[2]}": float(len(values))
-        for name, values in found.items()
-        if len(values) < len(plays)
+        for name, values in per_task.items()
+        if len(values) < len(task_rows)
     }
-    return {name: float(np.mean(values)) for name, values in found.items()} | fewer
+    return {name: float(np.mean(values)) for name, values in per_task.items()} | fewer
 
 
 def answers_given(batch: DataProto) -> dict[str, str]:
-    """The answer of every trajectory that has one: what its environment took from the text (column
-    ``answer``), else its last action.
+    """Return the answer by trajectory: column ``answer`` of the environment, else the last action.
+
+    Trajectories with neither are omitted.
     """
     answers = last_actions(batch)
     columns = batch.non_tensor_batch
@@ -236,25 +245,25 @@ def answers_given(batch: DataProto) -> dict[str, str]:
 
 
 def last_actions(batch: DataProto) -> dict[str, str]:
-    """The last action of every trajectory that has one."""
+    """Return the action of the last turn by trajectory. Omit trajectories without turns."""
     latest: dict[str, tuple[int, str]] = {}
     columns = batch.non_tensor_batch
     for trajectory, steps in zip(columns["traj_uid"], columns["steps"], strict=True):
         for step in steps:
-            # A trajectory's steps may lie in several rows, in any order.
+            # The turns of a trajectory may be in several rows, in any order.
             if step.step >= latest.get(str(trajectory), (-1, ""))[0]:
                 latest[str(trajectory)] = (step.step, step.action)
     return {trajectory: action for trajectory, (_, action) in latest.items()}
 
 
 def mean_per_task(values: np.ndarray, uids: np.ndarray) -> np.ndarray:
-    """``values`` [N] averaged over the plays of each task [T]."""
+    """Return the mean of ``values`` [N] of the trajectories of each task [T]."""
     _, task = np.unique(uids.astype(str), return_inverse=True)
     return np.bincount(task, weights=values) / np.bincount(task)
 
 
 def tokens_per_trajectory(batch: DataProto) -> dict[str, float]:
-    """Sampled tokens of every trajectory, summed over its rows."""
+    """Return the number of sampled tokens by trajectory, summed over its rows."""
     counts: dict[str, float] = {}
     per_row = batch.batch["response_mask"].sum(-1).tolist()
     for trajectory, count in zip(batch.non_tensor_batch["traj_uid"], per_row, strict=True):
@@ -263,10 +272,10 @@ def tokens_per_trajectory(batch: DataProto) -> dict[str, float]:
 
 
 def reduce_metrics(metrics: Mapping[str, float | list[float]]) -> dict[str, float]:
-    """One number for every list among ``metrics``: values of micro-batches, ranks or parts.
+    """Return ``metrics`` with each list (values of micro-batches, ranks or parts) as one number.
 
-    A word of the name says how: ``max``, ``min`` and ``sum`` (``perf/max_memory_gb``, ``loss_sum``)
-    are what they say, everything else is a mean. Numbers pass as they are.
+    The first of ``max``, ``min`` and ``sum`` in the words of the name is applied, for example to
+    ``perf/max_memory_gb`` and ``loss_sum``. Other lists are averaged. Numbers are unchanged.
     """
     return {key: _reduced(key, value) for key, value in metrics.items()}
 
@@ -280,7 +289,7 @@ def _reduced(name: str, value: float | list[float]) -> float:
 
 
 def _mean(values: list[float]) -> float:
-    # Ranks often tell the same number, whose mean would be rounded.
+    # Ranks often return equal numbers, whose computed mean would have a rounding error.
     return values[0] if len(set(values)) == 1 else float(np.mean(values))
 
 

@@ -1,9 +1,9 @@
-"""Assignment of rows to ranks, so that no rank waits long for another.
+"""Assignment of rows to ranks with about equal numbers of tokens per rank.
 
     forward passes   all rows of a call, by their tokens and those of their branches
-    updates          each mini-batch by itself: ranks wait for each other at its optimizer step
+    updates          each mini-batch separately, because ranks synchronize at its optimizer step
 
-The rows of a mini-batch, and so the gradient, do not depend on which rank computes which row.
+The rows of a mini-batch, and therefore its gradient, do not depend on the assignment.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -20,13 +20,13 @@ from verl.utils.seqlen_balancing import get_seqlen_balanced_partitions, spread_r
 from verl.workers.policy_loss import learnt_rows
 from verl.workers.update import epoch_mini_batches
 
-# Columns that a forward pass reads, and those with questions to it.
+# Columns that a forward pass reads, and columns with questions that it answers.
 FORWARD = ("input_ids", "attention_mask", "responses", "response_mask")
 QUESTIONS = (BRANCHES, SPANS)
 # Columns without tensors that an update reads.
 NAMED = ("uid", "traj_uid")
-# Columns of tokens that no update reads: input_ids and attention_mask say the same, or advantages
-# and returns have been made of them.
+# Token columns that no update reads: input_ids and attention_mask contain the same information, or
+# the advantages and returns were computed from them.
 UNREAD = (
     *("prompts", "position_ids", "step_ids"),
     *("rollout_log_probs", "entropys", "token_level_scores", "token_level_rewards"),
@@ -36,9 +36,9 @@ UNREAD = (
 def select_columns(
     data: DataProto, tensors: Iterable[str] | None, others: Iterable[str]
 ) -> DataProto:
-    """Return ``data`` with those of the named columns that it has; ``tensors`` None: all tensors.
+    """Return ``data`` with those of the named columns that it has.
 
-    Columns that no rank reads are not sent.
+    ``tensors`` None selects all tensors. Used to send only the columns that the ranks read.
     """
     kept = None if tensors is None else [key for key in tensors if key in data.tensor_keys()]
     return data.select(kept, [key for key in others if key in data.non_tensor_batch])
@@ -47,8 +47,10 @@ def select_columns(
 def score_on_ranks(
     call: Callable[[DataProto], DataProto], data: DataProto, ranks: int, balanced: bool = True
 ) -> DataProto:
-    """Return ``call(data)``, one row of answer per row, with the rows assigned to ``ranks`` by
-    their size; with ``balanced`` false, or one rank, in the order in which they come.
+    """Return ``call(data)`` in the order of the rows of ``data``.
+
+    ``call`` gets the rows assigned to ``ranks`` by their numbers of tokens, and returns one row per
+    row. If not ``balanced``, or with one rank, it gets ``data`` unchanged.
     """
     if ranks == 1 or not balanced:
         return call(data)
@@ -59,7 +61,10 @@ def score_on_ranks(
 
 
 def balance_rows(batch: DataProto, ranks: int) -> None:
-    """Reorder rows so that ``ranks`` that get them in order get about as many tokens each."""
+    """Reorder rows in place: equal consecutive parts for ``ranks`` get about equal token counts.
+
+    Do nothing for one rank, or for fewer rows than ranks.
+    """
     if ranks == 1 or len(batch) < ranks:
         return
     lengths = batch.batch["attention_mask"].sum(-1).tolist()
@@ -71,10 +76,11 @@ def balance_rows(batch: DataProto, ranks: int) -> None:
 def shard_minibatches(
     batch: DataProto, config: PPOConfig, role: str, step: int, ranks: int
 ) -> DataProto:
-    """Return the columns that the update of ``role`` (``actor``, ``critic``) reads at ``step``,
-    with the rows of each mini-batch split among the ``ranks`` by itself.
+    """Return the columns that the update of ``role`` (``actor``, ``critic``) reads at ``step``.
 
-    With ``shuffle`` later epochs cut other mini-batches: those of the first one are even.
+    The rows of each mini-batch are split among the ``ranks`` by their numbers of tokens. With
+    ``shuffle`` only the mini-batches of the first epoch are balanced, since later epochs use other
+    mini-batches.
     """
     tensors = [key for key in batch.tensor_keys() if key not in UNREAD]
     sent = select_columns(batch, tensors, NAMED)
@@ -85,19 +91,19 @@ def shard_minibatches(
     if not config.trainer.balance_batch or ranks == 1:
         return sent
     section = config.critic if role == "critic" else config.actor_rollout_ref.actor
-    # The seed of the workers: driver and workers must cut the same mini-batches.
+    # Same seed as in the workers: driver and workers must form the same mini-batches.
     seed = (f"update_{role}", config.trainer.seed, step)
     mini_batches = epoch_mini_batches(sent, section, 0, *seed)
     sizes = row_sizes(sent)
     if role == "actor":
         computed = set(learnt_rows(config.actor_rollout_ref.actor, sent))
-        # A row that is not computed costs nothing; any rank can have it.
+        # A row without trained tokens is not computed: it has size 0 and may go to any rank.
         sizes = [size if row in computed else 0 for row, size in enumerate(sizes)]
     return reorder_by_rank(sent, split_mini_batches(mini_batches, sizes, ranks))
 
 
 def reorder_by_rank(data: DataProto, rows_per_rank: Sequence[Sequence[int]]) -> DataProto:
-    """Return a copy of ``data`` in which the rows ``rows_per_rank[r]`` go to rank ``r``."""
+    """Return a copy of ``data`` that dispatch splits into ``rows_per_rank[r]`` for rank ``r``."""
     order = np.concatenate([np.asarray(rows, dtype=np.int64) for rows in rows_per_rank])
     ordered = data.select_idxs(order)
     ordered.meta_info[ROWS_PER_RANK] = [len(rows) for rows in rows_per_rank]
@@ -105,21 +111,19 @@ def reorder_by_rank(data: DataProto, rows_per_rank: Sequence[Sequence[int]]) -> 
 
 
 def row_sizes(data: DataProto) -> list[int]:
-    """Tokens of each row, those of its branches included."""
+    """Return the number of tokens of each row, those of its branches included."""
     sizes = data.batch["attention_mask"].sum(-1).tolist()
     branches = data.non_tensor_batch.get(BRANCHES)
     if branches is None:
         return sizes
     branch_tokens = [sum(len(branch.token_ids) for branch in row) for row in branches]
-    return [own + more for own, more in zip(sizes, branch_tokens, strict=True)]
+    return [size + tokens for size, tokens in zip(sizes, branch_tokens, strict=True)]
 
 
 def split_mini_batches(
     mini_batches: Sequence[Sequence[int]], sizes: Sequence[int], ranks: int
 ) -> list[list[int]]:
-    """Return the rows of each rank where the rows of every mini-batch are split by itself by their
-    ``sizes`` [B].
-    """
+    """Return the rows of each rank. Each mini-batch is split separately, by ``sizes`` [B]."""
     rows_per_rank: list[list[int]] = [[] for _ in range(ranks)]
     for rows in mini_batches:
         parts = spread_rows([sizes[row] for row in rows], ranks)

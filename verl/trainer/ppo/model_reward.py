@@ -1,4 +1,4 @@
-"""A reward model's scores beside the rewards of rules."""
+"""Reward function that adds the scores of a reward model to rule-based rewards."""
 
 import numpy as np
 import torch
@@ -9,15 +9,15 @@ from verl.records import MESSAGES, MODEL_SCORES, REWARD_PARTS
 from verl.trainer.ppo.interfaces import RewardFunction, RewardGroup
 from verl.utils.torch_functional import last_selected
 
-MODEL = "model"  # what the model's score is called among rewards by name
+MODEL = "model"  # key of the model's score in the column of named reward parts
 
 
 class ModelRewards:
-    """``rules`` and the reward models of ``group`` as one reward function.
+    """Weighted sum of rule-based rewards and the scores of a reward model.
 
-    ``token_level_scores`` are those of the rules times ``rule_weight``, and on the last sampled
-    token of every row ``weight`` times the score of the row's trajectory, which joins the column of
-    rewards by name as ``model``.
+    ``token_level_scores`` are those of ``rules`` times ``rule_weight``. The last sampled token of
+    every row also gets ``weight`` times the score of its trajectory. The score is added to the
+    named reward parts as ``model``.
     """
 
     def __init__(
@@ -28,10 +28,14 @@ class ModelRewards:
         self.config = config
 
     def __call__(self, data: DataProto) -> torch.Tensor:
-        """``token_level_scores`` [B, R]. Raises ``ValueError`` where a trajectory has no score."""
+        """Return ``token_level_scores`` [B, R].
+
+        Raises:
+            ValueError: a trajectory has no finite score of the reward model.
+        """
         scores = self.config.rule_weight * self.rules(data)
-        found = self.group.compute_rm_score(data.select([], [MESSAGES], []))
-        outcomes = model_outcomes(found.batch[MODEL_SCORES], data.non_tensor_batch["traj_uid"])
+        scored = self.group.compute_rm_score(data.select([], [MESSAGES], []))
+        outcomes = model_outcomes(scored.batch[MODEL_SCORES], data.non_tensor_batch["traj_uid"])
         rows, last = last_selected(data.batch["response_mask"])
         scores[rows, last] += self.config.weight * outcomes[rows]
         named = data.non_tensor_batch.get(REWARD_PARTS, [{}] * len(data))
@@ -41,17 +45,22 @@ class ModelRewards:
         return scores
 
     def step_rewards(self, data: DataProto) -> np.ndarray:
-        """Of every row [B] a list: the rules' rewards of its steps; a model scores whole plays."""
+        """Return for each row [B] the rule-based rewards of its turns, times ``rule_weight``.
+
+        The score of the reward model belongs to the trajectory and is not included.
+        """
         weight = self.config.rule_weight
         rewards = self.rules.step_rewards(data)
         return object_array([[weight * reward for reward in row] for row in rewards])
 
 
 def model_outcomes(scores: torch.Tensor, trajectories: np.ndarray) -> torch.Tensor:
-    """``scores`` [B], of which a row of each trajectory is a number and the others NaN, on all rows
-    of the trajectory.
+    """Return ``scores`` [B] with the finite score of each trajectory on all of its rows.
 
-    Raises ``ValueError`` for a trajectory that has no finite score: it is no 0.
+    In ``scores`` one row of each trajectory is a number and the others are NaN.
+
+    Raises:
+        ValueError: a trajectory has no finite score. It must not count as 0.
     """
     outcome: dict[str, float] = {}
     for trajectory, score in zip(trajectories, scores.tolist(), strict=True):
@@ -61,6 +70,7 @@ def model_outcomes(scores: torch.Tensor, trajectories: np.ndarray) -> torch.Tens
     if absent:
         raise ValueError(
             f"reward_model: trajectory {absent[0]} has no finite score; allowed: a finite number "
-            "for every play; fix: another reward_model.model.path, or reward_model.dtype=float32"
+            "for every trajectory; fix: set another reward_model.model.path, or "
+            "reward_model.dtype=float32"
         )
     return torch.tensor([outcome[str(trajectory)] for trajectory in trajectories])

@@ -1,4 +1,4 @@
-"""The same panel played in several ways: what each came to, and how any two of them differ."""
+"""Outcomes of several runs over the same validation set, and paired differences between them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,14 +17,17 @@ from verl.utils.statistics import (
 
 @dataclass(frozen=True, slots=True)
 class PanelPlay:
-    """One way of playing the panel: its tasks in order of name, of each one the share of its plays
-    that was won [T] and sums over its plays [T], and how many plays there were of all tasks.
+    """Outcome of one run over the validation set, per task [T] in order of name.
 
-    Plays that failed have no grade and count nowhere but in ``failed``: the success of a task is
-    NaN where all of its plays failed.
-
-    ``turn_tokens`` are the tokens of all turns, ``sampled_tokens`` those of them that the policy
-    sampled. The two differ where turns were made to begin with tokens.
+    Args:
+        tasks: uids of the tasks.
+        success: success rate of each task [T]; NaN if all of its trajectories failed.
+        episodes: number of graded trajectories of all tasks.
+        steps: turns [T], summed over the graded trajectories of the task.
+        turn_tokens: tokens of these turns [T].
+        sampled_tokens: those of ``turn_tokens`` that the policy sampled [T]. They are fewer if
+            turns were forced to begin with given tokens.
+        failed: number of failed trajectories. They are excluded from all other fields.
     """
 
     tasks: tuple[str, ...]
@@ -37,26 +40,28 @@ class PanelPlay:
 
     @property
     def is_graded(self) -> np.ndarray:
-        """Tasks [T] of which a play has a grade."""
+        """Mask [T] of the tasks with at least one graded trajectory."""
         return ~np.isnan(self.success)
 
 
 def panel_play(batch: DataProto) -> PanelPlay:
-    """What the rows of a validation came to."""
+    """Return the outcome of the rows of a validation."""
     columns = batch.non_tensor_batch
     uids = columns["uid"].astype(str)
-    # Of all rows: the steps of a play may lie in several.
+    # Use all rows: the turns of a trajectory may be in several rows.
     tasks, task = np.unique(uids, return_inverse=True)
     graded = graded_rows(batch)
     kept = np.isin(columns["traj_uid"].astype(str), columns["traj_uid"][graded].astype(str))
     steps = [row if keep else [] for row, keep in zip(columns["steps"], kept, strict=True)]
     turns = [sum(step.span[1] - step.span[0] for step in row) for row in steps]
     sampled = [sum(step.num_tokens for step in row) for row in steps]
-    plays = np.bincount(task[graded], minlength=len(tasks))
-    won = np.bincount(task[graded], columns["won"][graded].astype(float), minlength=len(tasks))
+    episodes = np.bincount(task[graded], minlength=len(tasks))
+    successes = np.bincount(
+        task[graded], columns["won"][graded].astype(float), minlength=len(tasks)
+    )
     return PanelPlay(
         tasks=tuple(tasks.tolist()),
-        success=_quotient(won, plays),
+        success=_quotient(successes, episodes),
         episodes=len(graded),
         steps=np.bincount(task, weights=[len(row) for row in steps]),
         turn_tokens=np.bincount(task, weights=turns),
@@ -66,13 +71,12 @@ def panel_play(batch: DataProto) -> PanelPlay:
 
 
 def play_metrics(play: PanelPlay, prefix: str) -> dict[str, float]:
-    """``<prefix>/success_rate`` and ``tokens_per_step`` with their intervals over tasks,
-    ``episode_length`` and what was sampled, over ``graded`` plays; ``failed`` more have no grade.
+    """Return the metrics ``<prefix>/...`` of one outcome; only counts if all trajectories failed.
 
-    Ways of playing are compared by ``tokens_per_step``, which counts whole turns: what one way
-    makes a turn begin with, another one has the policy sample. ``sampled_tokens_per_step`` and
-    ``sampled_tokens_per_episode`` are what the policy itself wrote; per episode, a way that loses
-    early looks cheap.
+    ``success_rate`` and ``tokens_per_step`` have 95% intervals over tasks. ``tokens_per_step``
+    counts all tokens of a turn, forced or sampled, so that it is comparable between outcomes.
+    ``sampled_tokens_per_step`` and ``sampled_tokens_per_episode`` count only sampled tokens. The
+    number per episode is low if episodes end early without success.
     """
     all_steps = float(play.steps.sum())
     sampled = float(play.sampled_tokens.sum())
@@ -80,7 +84,7 @@ def play_metrics(play: PanelPlay, prefix: str) -> dict[str, float]:
     if not play.episodes:
         return {f"{prefix}/{name}": value for name, value in counts.items()}
     success = play.success[play.is_graded]
-    found = {
+    metrics = {
         **counts,
         **_with_bounds("success_rate", success.mean(), rate_interval(success)),
         "episode_length": all_steps / play.episodes,
@@ -93,38 +97,43 @@ def play_metrics(play: PanelPlay, prefix: str) -> dict[str, float]:
             [play.turn_tokens[play.is_graded], play.steps[play.is_graded]]
         )
         bounds = _interval(_quotient(tokens, steps))
-        found |= _with_bounds("tokens_per_step", found["tokens_per_step"], bounds)
-    return {f"{prefix}/{name}": value for name, value in found.items()}
+        metrics |= _with_bounds("tokens_per_step", metrics["tokens_per_step"], bounds)
+    return {f"{prefix}/{name}": value for name, value in metrics.items()}
 
 
 def paired_difference(play: PanelPlay, other: PanelPlay, prefix: str) -> dict[str, float]:
-    """``<prefix>/success_difference``: success of ``play`` less that of ``other``;
-    ``tokens_per_step_difference``: the same of tokens per step; ``tokens_per_step_change``: that as
-    a share of the tokens per step of ``other``. All with 95% intervals over resampled tasks.
+    """Return the metrics ``<prefix>/...`` of ``outcome`` minus those of ``other``.
 
-    A resample has the same tasks for both, so what is hard or long for both widens no interval.
-    Tasks without a grade on one side are left out of both; ``tasks`` is the number of the others,
-    where some are. Tokens are left out where one of the two has none. Raises ``ValueError`` where
-    the two did not play the same tasks.
+    ``success_difference`` and ``tokens_per_step_difference`` are differences of means.
+    ``tokens_per_step_change`` is the latter divided by the tokens per step of ``other``. All have
+    95% intervals over resampled tasks. Both outcomes use the same resampled tasks, so task
+    difficulty that they share does not widen the intervals.
+
+    Tasks that lack a graded trajectory in one outcome are excluded from both; ``tasks`` then is the
+    number of the remaining ones. Token metrics are omitted if one outcome has no tokens.
+
+    Raises:
+        ValueError: the outcomes have different tasks.
     """
     if play.tasks != other.tasks:
         raise ValueError(
-            f"a difference per task needs the same tasks; {len(play.tasks)} and "
-            f"{len(other.tasks)} were played, and {len({*play.tasks} & {*other.tasks})} are common"
+            f"a difference per task needs the same tasks in both runs; the runs have "
+            f"{len(play.tasks)} and {len(other.tasks)} tasks, of which "
+            f"{len({*play.tasks} & {*other.tasks})} are common"
         )
     both = play.is_graded & other.is_graded
-    found: dict[str, float] = {} if both.all() else {"tasks": float(both.sum())}
+    metrics: dict[str, float] = {} if both.all() else {"tasks": float(both.sum())}
     if both.any():
         success = (play.success - other.success)[both]
-        found |= _with_bounds("success_difference", success.mean(), bootstrap_interval(success))
+        metrics |= _with_bounds("success_difference", success.mean(), bootstrap_interval(success))
     if play.turn_tokens[both].sum() and other.turn_tokens[both].sum():
-        found |= _token_differences(play, other, both)
-    return {f"{prefix}/{name}": value for name, value in found.items()}
+        metrics |= _token_differences(play, other, both)
+    return {f"{prefix}/{name}": value for name, value in metrics.items()}
 
 
 def comparison(plays: Mapping[str, PanelPlay], baseline: str, prefix: str) -> dict[str, float]:
-    """Metrics of every play under ``<prefix>/<name>``, and the others' differences to
-    ``baseline``.
+    """Return the metrics ``<prefix>/<name>/...`` of every outcome, and those of
+    ``compute_differences`` from ``baseline``.
     """
     metrics: dict[str, float] = {}
     for name, play in plays.items():
@@ -133,7 +142,7 @@ def comparison(plays: Mapping[str, PanelPlay], baseline: str, prefix: str) -> di
 
 
 def differences(plays: Mapping[str, PanelPlay], baseline: str, prefix: str) -> dict[str, float]:
-    """What every other play differs by from ``baseline``, under ``<prefix>/<name>``."""
+    """Return ``<prefix>/<name>/...``: differences of every other outcome from ``baseline``."""
     metrics: dict[str, float] = {}
     for name, play in plays.items():
         if name != baseline:
@@ -145,27 +154,27 @@ def _token_differences(play: PanelPlay, other: PanelPlay, tasks: np.ndarray) -> 
     columns = [
         column[tasks] for column in (play.turn_tokens, play.steps, other.turn_tokens, other.steps)
     ]
-    own_tokens, own_steps, other_tokens, other_steps = resampled_means(columns)
-    own = _quotient(own_tokens, own_steps)
-    others = _quotient(other_tokens, other_steps)
+    tokens, turns, other_tokens, other_turns = resampled_means(columns)
+    resampled = _quotient(tokens, turns)
+    other_resampled = _quotient(other_tokens, other_turns)
     totals = [column.sum() for column in columns]
-    own_value = totals[0] / totals[1]
+    value = totals[0] / totals[1]
     other_value = totals[2] / totals[3]
-    difference = own_value - other_value
-    change = own_value / other_value - 1
+    differences_bounds = _interval(resampled - other_resampled)
+    change_bounds = _interval(_quotient(resampled, other_resampled) - 1)
     return {
-        **_with_bounds("tokens_per_step_difference", difference, _interval(own - others)),
-        **_with_bounds("tokens_per_step_change", change, _interval(_quotient(own, others) - 1)),
+        **_with_bounds("tokens_per_step_difference", value - other_value, differences_bounds),
+        **_with_bounds("tokens_per_step_change", value / other_value - 1, change_bounds),
     }
 
 
 def _quotient(above: np.ndarray, below: np.ndarray) -> np.ndarray:
-    """``above / below``, NaN where nothing is below."""
+    """Return ``above / below``; NaN where ``below`` is 0."""
     return np.divide(above, below, out=np.full(above.shape, np.nan), where=below > 0)
 
 
 def _interval(values: np.ndarray) -> tuple[float, float]:
-    # A resample of nothing but plays that broke before their first step has no tokens per step.
+    # A resample in which no trajectory has a turn has no tokens per turn (NaN).
     return percentile_interval(values[~np.isnan(values)])
 
 

@@ -1,7 +1,7 @@
-"""RayPPOTrainer: the training loop as a list of verbs.
+"""RayPPOTrainer: the training loop.
 
-The trainer knows neither agents nor methods. It gets a collector, which packs rows and turns the
-answers to their questions into columns, and it looks its estimator up in a registry.
+The trainer does not depend on environments or methods. Its collector packs rows and converts the
+answers to their questions into columns. The advantage estimator comes from a registry.
 """
 
 import logging
@@ -49,7 +49,7 @@ TasksT = TypeVar("TasksT", bound=TaskSource)
 
 
 class RayPPOTrainer(Generic[TasksT]):
-    """Trains a policy with PPO and related algorithms on worker groups that run on Ray.
+    """Trainer of a policy with PPO and related algorithms, on Ray worker groups.
 
         tasks ──collect──▶ rows with questions ──score──▶ old log-probs, columns of the method
               ──compute_log_probs_and_values──▶ reference log-probs, values
@@ -70,19 +70,20 @@ class RayPPOTrainer(Generic[TasksT]):
         collect            rows k of the thread    the thread of k
         (thread of k+1)    tasks, weights k-1      engines and environments; starts when rows k
                                                    are there
-        score ... update   rows k                  training workers; runs beside the thread
+        score ... update   rows k                  training workers; concurrent with the thread
         sync_weights       weights k               the thread of k+1: engines change weights
                                                    while they generate nothing
 
-    Trajectories that continue over steps (``env.rollout.carry_over``) are in flight all the time:
-    they change weights within a trajectory.
+    Partial rollouts (``env.rollout.carry_over``) stay in flight over several steps. The weights
+    then change within a trajectory.
 
     Args:
-        config: the typed configuration (``verl.config``).
-        workers: the worker groups and rollout engines, already placed.
+        config: typed configuration (``verl.config``).
+        workers: started worker groups and rollout engines.
         collector: generates trajectories for tasks and packs them into rows.
-        envs, val_envs: the training tasks and the validation set.
-        reward_fn: rows -> ``token_level_scores`` [B, R].
+        envs: training tasks.
+        val_envs: validation set.
+        reward_fn: returns the ``token_level_scores`` [B, R] of rows.
         journal: writes metrics, rollouts, the console and the report.
         checkpoints: atomic checkpoint directories of this run.
     """
@@ -110,8 +111,8 @@ class RayPPOTrainer(Generic[TasksT]):
         self.overlaps = config.trainer.rollout_overlap == "one_step"
         self.engines = RolloutGroup(workers.rollout_workers)
         self.prefetched: BackgroundCall[DataProto] | None = None
-        self.collector_state: dict[str, Any] = {}  # of before the prefetched batch
-        self.updated = False  # whether the weights changed since the last sync
+        self.collector_state: dict[str, Any] = {}  # state before the prefetched batch
+        self.updated = False  # the weights changed since the last sync
         self.clock = Stopwatch()
         self.metrics: dict[str, float] = {}
         self.step_warnings = StepWarnings(config)
@@ -147,20 +148,23 @@ class RayPPOTrainer(Generic[TasksT]):
 
     @property
     def total_steps(self) -> int:
-        """Training steps of the whole run: ``trainer.total_training_steps``, else epochs times
+        """Training steps of the run: ``trainer.total_training_steps``, by default epochs times
         batches per epoch.
         """
         return iterations(self.config, len(self.envs.tasks))
 
     def prepare(self) -> None:
-        """Resume from a checkpoint, if there is one, and send the weights to the engines."""
+        """Resume from a checkpoint if there is one. Then send the weights to the engines."""
         resumed = self.resume()
         self.journal.open(self.global_step if resumed else None, self.total_steps)
         self.wake_engines()
         self.sync_weights()
 
     def begin(self) -> None:
-        """Prepare, and validate the initial policy."""
+        """Prepare the run, validate the initial policy if configured, and log its metrics.
+
+        With ``trainer.val_only`` the loop of ``fit`` takes no step.
+        """
         self.prepare()
         trainer = self.config.trainer
         if trainer.val_only or (trainer.val_before_train and self.global_step == 0):
@@ -172,43 +176,48 @@ class RayPPOTrainer(Generic[TasksT]):
             self.checkpoints.put_aside_after(self.global_step)
 
     def resume(self) -> bool:
-        """Load the newest checkpoint that verifies (``auto``) or the named one (``resume_path``),
-        if there is one.
-        """
-        found = self.find_checkpoint()
-        if found is None:
+        """Load the checkpoint of ``find_checkpoint``. Return False if there is none."""
+        checkpoint = self.find_checkpoint()
+        if checkpoint is None:
             return False
-        state = self.checkpoints.load_state(found)
-        self.workers.load_checkpoint(found)
+        state = self.checkpoints.load_state(checkpoint)
+        self.workers.load_checkpoint(checkpoint)
         self.global_step = state["global_step"]
-        # Older checkpoints have what it kept among their own.
+        # Older checkpoints store the collector's keys at the top level.
         self.collector.resume(state.get("collector", state))
         if self.config.algorithm.kl_ctrl.type == "adaptive":
             self.kl_ctrl.value = state["kl_coef"]
-        # The state of runs before the panel was noted has no hash to compare with.
+        # Older checkpoints store no hash of the validation set.
         if state.get("panel", self.val_envs.panel_hash) != self.val_envs.panel_hash:
             logger.warning(
-                "the validation panel is not the one of %s: success rates before and after differ",
-                found,
+                "the validation set differs from that of checkpoint %s: success rates before and "
+                "after resuming are not comparable",
+                checkpoint,
             )
-        logger.info("resumed from %s at step %d", found, self.global_step)
+        logger.info("resumed from %s at step %d", checkpoint, self.global_step)
         return True
 
     def find_checkpoint(self) -> Path | None:
-        """Where to continue from, or None for a fresh start."""
+        """Return the checkpoint to resume from, or None for a fresh start.
+
+        It is ``trainer.resume_from_path`` (``resume_path``), or the newest valid one (``auto``).
+        """
         trainer = self.config.trainer
         if trainer.resume_mode == "disable":
             return None
         if trainer.resume_mode == "resume_path":
             if trainer.resume_from_path is None:
-                raise ValueError("trainer.resume_mode=resume_path needs trainer.resume_from_path")
+                raise ValueError(
+                    "trainer.resume_mode=resume_path needs a checkpoint; fix: set "
+                    "trainer.resume_from_path"
+                )
             return Path(trainer.resume_from_path)
         return self.checkpoints.latest_valid()
 
-    # ------------------------------------------------------------------ the verbs of a step
+    # ------------------------------------------------------------------ stages of a step
 
     def collect(self) -> DataProto:
-        """Return the rows of ``train_batch_size`` groups, generated now or prefetched."""
+        """Return the rows of ``train_batch_size`` groups: the prefetched ones, else new ones."""
         with self.clock.measure("gen"):
             prefetched, self.prefetched = self.prefetched, None
             batch = prefetched.result() if prefetched else self.generate_rows(self.global_step)
@@ -218,55 +227,55 @@ class RayPPOTrainer(Generic[TasksT]):
         return batch
 
     def generate_rows(self, step: int) -> DataProto:
-        """Return the rows of the tasks of ``step``; they may carry questions for ``score``."""
+        """Generate the rows of the tasks of ``step``. They may contain questions for ``score``."""
         tasks = self.envs.gen_batch(step, self.config.data.train_batch_size)
         batch = self.collector.multi_turn_loop(tasks, self.engines, self.envs, is_train=True)
         batch.meta_info["global_step"] = step
-        # Other tasks than those of the step, where all of these failed.
+        # The collector returns other tasks if all those of the step failed.
         tasks = batch.meta_info.pop("tasks", tasks)
         return self.add_baselines(tasks, batch) if uses_greedy_baseline(self.config) else batch
 
     def add_baselines(self, tasks: DataProto, batch: DataProto) -> DataProto:
-        """Add the return of a greedy trajectory per group; groups whose greedy trajectory fails
-        twice are dropped.
+        """Add the return of a greedy trajectory per group.
+
+        Drop groups whose greedy trajectory fails twice.
         """
-        left = tasks[tasks.non_tensor_batch["member"] == 0]
+        remaining = tasks[tasks.non_tensor_batch["member"] == 0]
         returns: dict[str, float] = {}
         for _ in range(2):
-            greedy = self.collector.greedy_loop(left, self.engines, self.envs)
+            greedy = self.collector.greedy_loop(remaining, self.engines, self.envs)
             returns |= greedy_returns(greedy, self.reward_fn(greedy))
-            missing = np.array([uid not in returns for uid in left.non_tensor_batch["uid"]])
+            missing = np.array([uid not in returns for uid in remaining.non_tensor_batch["uid"]])
             if not missing.any():
                 break
-            left = left[missing]
+            remaining = remaining[missing]
         return add_reward_baselines(batch, returns)
 
     def prefetch_next_batch(self) -> None:
         """With one-step overlap, start to generate the next batch with the current weights."""
-        # A resumed run generates the prefetched batch again, so it starts from this state.
+        # A resumed run generates the prefetched batch again, so save the state before it.
         self.collector_state = self.collector.state()
         if self.overlaps and self.global_step < self.total_steps:
             generate = partial(self.generate_rows, self.global_step + 1)
             self.prefetched = BackgroundCall(generate, "prefetch")
 
     def sleep_engines(self) -> None:
-        """Have the engines free their memory for training; with one-step overlap they generate."""
+        """Free the memory of the engines for training, unless one-step overlap needs them."""
         if not self.overlaps:
             with self.clock.measure("sleep"):
                 self.workers.sleep_engines()
 
     def score(self, batch: DataProto) -> DataProto:
-        """Add old log-probs, answer the questions of the rows and add weights for the
-        train-inference mismatch.
+        """Add old log-probs, answers to the questions of the rows and rollout correction weights.
 
-        One pass of the training workers computes log-probs and answers. The collector's method
-        turns the answers into columns.
+        One forward pass of the training workers computes log-probs and answers. The collector
+        converts the answers into columns.
         """
         batch.meta_info["temperature"] = self.config.actor_rollout_ref.rollout.temperature
         has_questions = BRANCHES in batch.non_tensor_batch
         bypass = self.config.algorithm.rollout_correction.bypass_mode
-        # The pass assigns rows to ranks by itself. The order of rows decides its micro-batches, and
-        # so the last bits of log-probs: rows with questions are reordered after it.
+        # The pass assigns rows to ranks itself. The row order determines its micro-batches, and so
+        # the last bits of the log-probs. Therefore rows with questions are reordered after it.
         if not has_questions:
             self._balance(batch)
         if has_questions or not bypass:
@@ -292,7 +301,7 @@ class RayPPOTrainer(Generic[TasksT]):
             balance_rows(batch, self.workers.data_parallel_size)
 
     def compute_log_probs_and_values(self, batch: DataProto) -> DataProto:
-        """Add reference log-probs and values, where the run has a reference or a critic."""
+        """Add reference log-probs and values, if the run has a reference or a critic."""
         if self.workers.has_reference:
             with self.clock.measure("ref"):
                 batch = batch.union(self.workers.compute_ref_log_prob(batch))
@@ -302,8 +311,9 @@ class RayPPOTrainer(Generic[TasksT]):
         return batch
 
     def compute_rewards(self, batch: DataProto) -> DataProto:
-        """Add ``token_level_scores``, ``step_rewards`` and ``token_level_rewards``, which are the
-        scores minus a KL penalty where one is configured.
+        """Add ``token_level_scores``, ``step_rewards`` and ``token_level_rewards``.
+
+        The latter are the scores, minus the KL penalty with ``algorithm.use_kl_in_reward``.
         """
         with self.clock.measure("reward"):
             batch.batch["token_level_scores"] = self.reward_fn(batch)
@@ -317,7 +327,7 @@ class RayPPOTrainer(Generic[TasksT]):
         return batch
 
     def compute_advantages(self, batch: DataProto) -> DataProto:
-        """Add advantages and returns."""
+        """Add advantages, returns and the weight of each row in its sequence."""
         with self.clock.measure("adv"):
             batch = compute_advantage(batch, self.config)
             self.metrics |= batch.meta_info.pop("metrics", {})
@@ -326,7 +336,7 @@ class RayPPOTrainer(Generic[TasksT]):
         return batch
 
     def add_row_shares(self, batch: DataProto) -> None:
-        """Add the weight of each row in its sequence, for losses that are means over sequences."""
+        """Add ``row_shares``: the weight of each row in its sequence, for means over sequences."""
         batch.batch["row_shares"] = row_shares(
             batch.non_tensor_batch["traj_uid"],
             self.config.algorithm.row_weight,
@@ -334,7 +344,7 @@ class RayPPOTrainer(Generic[TasksT]):
         )
 
     def update_critic(self, batch: DataProto) -> None:
-        """Train the value function, where the run has one."""
+        """Update the value function, if the run has a critic."""
         if self.workers.critic is None:
             return
         with self.clock.measure("update_critic"):
@@ -342,7 +352,7 @@ class RayPPOTrainer(Generic[TasksT]):
         self.metrics |= M.reduce_metrics(answer.meta_info["metrics"])
 
     def update_actor(self, batch: DataProto) -> None:
-        """Train the policy, after ``critic_warmup`` steps of the critic alone."""
+        """Update the policy. Skip the first ``trainer.critic_warmup`` steps."""
         if self.global_step <= self.config.trainer.critic_warmup:
             return
         with self.clock.measure("update_actor"):
@@ -358,13 +368,14 @@ class RayPPOTrainer(Generic[TasksT]):
         )
 
     def wake_engines(self) -> None:
-        """Give the engines back the memory for their weights."""
+        """Allocate the memory of the engines for their weights again."""
         with self.clock.measure("update_weights"):
             self.workers.wake_engines()
 
     def sync_weights(self) -> None:
-        """Send the policy's weights to every engine, when the prefetched batch is generated, and
-        verify that they arrived.
+        """Send the policy's weights to every engine and verify that they were received.
+
+        Wait for the end of the prefetched rollout first.
         """
         if self.prefetched is not None:
             with self.clock.measure("wait_for_plays"):
@@ -376,7 +387,7 @@ class RayPPOTrainer(Generic[TasksT]):
     # ------------------------------------------------------------------ after a step
 
     def log_validate_save(self, batch: DataProto) -> None:
-        """Log the step, validate and save, each where it is due."""
+        """Log the step. Validate and save a checkpoint if due at this step."""
         trainer = self.config.trainer
         last = self.global_step >= self.total_steps
         self.metrics |= M.throughput_metrics(
@@ -388,30 +399,29 @@ class RayPPOTrainer(Generic[TasksT]):
             self.validate()
         tasks_used = (self.global_step - 1) * self.config.data.train_batch_size
         self.metrics["training/epoch"] = tasks_used / len(self.envs.tasks)
-        # Before the checkpoint: a resumed run removes the steps after it from the record.
+        # Log before the checkpoint: a resumed run removes the later steps from the record.
         self.journal.log_step(self.global_step, self.drain_metrics())
-        # save_freq=-1: the last step alone.
-        due = trainer.save_freq > 0 and self.global_step % trainer.save_freq == 0
-        if due or (last and trainer.save_freq != 0):
+        # save_freq=-1 saves after the last step only.
+        is_due = trainer.save_freq > 0 and self.global_step % trainer.save_freq == 0
+        if is_due or (last and trainer.save_freq != 0):
             self.save()
 
     def validate(self) -> DataProto:
-        """Run the validation set once, record its success rate with a bootstrap interval and
-        return its rows.
-        """
+        """Generate the rows of the validation set, log them and record their metrics."""
         with self.clock.measure("testing"):
-            panel = self.val_envs.panel_batch()
-            panel.meta_info["global_step"] = self.global_step
+            tasks = self.val_envs.panel_batch()
+            tasks.meta_info["global_step"] = self.global_step
             batch = self.collector.multi_turn_loop(
-                panel, self.engines, self.val_envs, is_train=False
+                tasks, self.engines, self.val_envs, is_train=False
             )
         self.metrics |= M.validation_metrics(batch)
         self.journal.log_rollouts(self.global_step, batch, validation=True)
         return batch
 
     def save(self) -> None:
-        """Begin an atomic checkpoint: weights, optimizer, schedule, counters. With
-        ``trainer.async_save`` it is written beside the next iterations.
+        """Start to write an atomic checkpoint: weights, optimizer, schedule, counters.
+
+        With ``trainer.async_save`` it is written during the next steps.
         """
         with self.clock.measure("save_checkpoint"):
             state = {
@@ -423,8 +433,10 @@ class RayPPOTrainer(Generic[TasksT]):
             self.checkpoints.save(self.global_step, self.write_state, state)
 
     def write_state(self, directory: Path) -> Callable[[], list[WrittenFiles]]:
-        """Begin to write the state of the workers below ``directory``; the function returned waits
-        for its end, and for the journal: what a checkpoint claims is on record.
+        """Start to write the state of the workers below ``directory``.
+
+        The returned function waits until it is written, and flushes the journal first. So the
+        record contains every step that a checkpoint contains.
         """
         written_files = self.workers.save_checkpoint(directory)
 
@@ -435,7 +447,7 @@ class RayPPOTrainer(Generic[TasksT]):
         return finish
 
     def drain_metrics(self) -> dict[str, float]:
-        """All metrics since the last call, timings included."""
+        """Return the numeric metrics since the last call, timings included, and reset them."""
         drained = self.metrics | self.clock.metrics()
         drained["training/global_step"] = float(self.global_step)
         self.metrics = {}

@@ -1,4 +1,4 @@
-"""Who runs where: roles, resource pools, and the worker groups one training run consists of."""
+"""Roles, resource pools and the worker groups of one training run."""
 
 import logging
 import time
@@ -30,11 +30,11 @@ from verl.workers.rollout.calls import SYNC_TIMEOUT_S, call_engines
 
 logger = logging.getLogger(__name__)
 WRITE_TIMEOUT_S = 3600.0  # for all ranks to write their shards
-ASK_AGAIN_S = 0.2
+ASK_AGAIN_S = 0.2  # between two polls of the ranks
 
 
 class Role(Enum):
-    """What a group of workers does."""
+    """Role of a worker group; values are verl's role names."""
 
     Actor = "actor"
     Rollout = "rollout"
@@ -45,10 +45,10 @@ class Role(Enum):
 
 @dataclass
 class ResourcePoolManager:
-    """Named pools of devices and which role lives in which.
+    """Named pools of devices, and the assignment of roles to pools.
 
     ``resource_pool_spec`` maps a pool's name to its processes per node, for example
-    ``{"global_pool": [8, 8]}``; ``mapping`` maps a role to the name of a pool. Roles of one pool
+    ``{"global_pool": [8, 8]}``. ``mapping`` maps a role to the name of a pool. Roles of one pool
     share its devices.
     """
 
@@ -59,47 +59,52 @@ class ResourcePoolManager:
     resource_pool_dict: dict[str, RayResourcePool] = field(default_factory=dict)
 
     def create_resource_pool(self) -> None:
-        """Describe every pool to Ray; devices are reserved when its first worker starts."""
+        """Create all pools. Ray reserves the devices of a pool when its first worker starts."""
         for name, processes in self.resource_pool_spec.items():
-            residents = sum(pool == name for pool in self.mapping.values())
+            num_roles = sum(pool == name for pool in self.mapping.values())
             self.resource_pool_dict[name] = RayResourcePool(
                 process_on_nodes=processes,
                 use_gpu=self.use_gpu,
                 name_prefix=name,
-                max_colocate_count=max(1, residents),
+                max_colocate_count=max(1, num_roles),
                 cpus_per_worker=self.cpus_per_worker,
             )
 
     def reserve(self) -> None:
-        """Reserve the devices of all pools now, those first that need most of one node: they find
-        the fewest places.
+        """Reserve the devices of all pools now.
+
+        Pools that need the most devices of one node come first, because the fewest nodes fit them.
         """
         pools = self.resource_pool_dict.values()
         for pool in sorted(pools, key=lambda pool: max(pool.process_on_nodes), reverse=True):
             pool.slots()
 
     def share(self, *roles: Role) -> bool:
-        """Whether ``roles`` live in the same pool."""
+        """Return whether all ``roles`` are in the same pool."""
         return len({self.mapping[role] for role in roles}) == 1
 
     def get_resource_pool(self, role: Role) -> RayResourcePool:
-        """The pool in which ``role`` lives."""
+        """Return the pool to which ``role`` is assigned."""
         return self.resource_pool_dict[self.mapping[role]]
 
     def shutdown(self) -> None:
-        """Give every reservation back."""
+        """Release the reservations of all pools."""
         for pool in self.resource_pool_dict.values():
             pool.shutdown()
 
 
 class TrainingWorkers:
-    """The worker groups of a run and what the trainer and the collector ask of them.
+    """Worker groups and rollout engines of a run, and the calls of the trainer to them.
 
-    ``actor`` trains the policy, ``ref`` (optional) is the frozen reference, ``critic`` (optional)
-    the value function, ``reward_model`` (optional) scores plays; ``rollout_workers`` are the
-    handles of the engines that sample; ``weight_transfer`` is how they get weights: ``store``,
-    ``ipc`` or ``nccl``; ``engines_sleep`` while the others need the devices that they share. Rows
-    that are scored are spread over the ranks by their tokens where ``balanced``.
+    Args:
+        actor: group that trains the policy.
+        rollout_workers: handles of the rollout workers.
+        ref: group with the frozen reference policy.
+        critic: group that trains the value function.
+        balanced: assign the rows of forward passes to ranks by their numbers of tokens.
+        reward_model: group that scores trajectories.
+        weight_transfer: path of the weights to the engines: ``store``, ``ipc`` or ``nccl``.
+        engines_sleep: the engines share devices with the groups, so they sleep during training.
     """
 
     def __init__(
@@ -134,16 +139,18 @@ class TrainingWorkers:
         balanced: bool = True,
         weight_transfer: str = "store",
     ) -> "TrainingWorkers":
-        """Start a group per role, or for several that share processes, load their models one after
-        another, and wait for the engines, which load at the same time; where they share GPUs with
-        the groups, they come first.
+        """Start the groups of ``specs``, load their models one after another, and wait for engines.
 
-        Raises ``TypeError`` when the worker class of a role lacks a method the trainer calls.
+        Roles that share processes start as one group. Engines load at the same time as the groups,
+        or before them if they share GPUs.
+
+        Raises:
+            TypeError: the worker class of a role lacks a method that the trainer calls.
         """
         shared = pools.share(Role.Actor, Role.Rollout)
         engines_first = shared and pools.use_gpu
         if engines_first:
-            # An engine measures what is free on its device: nothing may come or go meanwhile.
+            # An engine measures the free memory of its device, which must not change meanwhile.
             call_engines(rollout_workers, "ready")
             call_engines(rollout_workers, "sleep", 2)
         groups: dict[Role, RayWorkerGroup] = {}
@@ -155,7 +162,7 @@ class TrainingWorkers:
         ref = groups.get(Role.RefPolicy)
         critic = groups.get(Role.Critic)
         reward_model = groups.get(Role.RewardModel)
-        # Groups gain their methods when they start; from here on they are what their role says.
+        # Groups get their methods when they start. Check that each has those of its role.
         if not isinstance(actor, ActorGroup):
             raise TypeError(f"{actor.worker_cls.__name__} lacks methods of an ActorGroup")
         if ref is not None and not isinstance(ref, ReferenceGroup):
@@ -164,7 +171,7 @@ class TrainingWorkers:
             raise TypeError(f"{critic.worker_cls.__name__} lacks methods of a CriticGroup")
         if reward_model is not None and not isinstance(reward_model, RewardGroup):
             raise TypeError(f"{reward_model.worker_cls.__name__} lacks methods of a RewardGroup")
-        # One after another: rank 0 holds a whole model in host memory while it loads.
+        # Load one group at a time: rank 0 has a whole model in host memory while it loads.
         for group in groups.values():
             group.submit("init_model").get()
         call_engines(rollout_workers, "ready")
@@ -183,12 +190,12 @@ class TrainingWorkers:
 
     @property
     def data_parallel_size(self) -> int:
-        """Ranks among which rows are split."""
+        """Number of ranks among which rows are split."""
         return self.actor.world_size
 
     @property
     def has_reference(self) -> bool:
-        """Whether there is a reference policy."""
+        """True if the run has a reference policy."""
         return self.ref is not None
 
     def compute_log_prob(self, data: DataProto) -> DataProto:
@@ -196,13 +203,13 @@ class TrainingWorkers:
         return self._score(self.actor.compute_log_prob, select_columns(data, FORWARD, QUESTIONS))
 
     def compute_ref_log_prob(self, data: DataProto) -> DataProto:
-        """Log-probs under the reference policy; raises ``ValueError`` where there is none."""
+        """Return log-probs under the reference policy. Raise ``ValueError`` if there is none."""
         if self.ref is None:
             raise ValueError("this run has no reference policy")
         return self._score(self.ref.compute_ref_log_prob, select_columns(data, FORWARD, ()))
 
     def compute_values(self, data: DataProto) -> DataProto:
-        """Values of the states of rows; raises ``ValueError`` where there is no critic."""
+        """Return values of the tokens of rows. Raise ``ValueError`` if there is no critic."""
         if self.critic is None:
             raise ValueError("this run has no critic")
         return self._score(self.critic.compute_values, select_columns(data, FORWARD, ()))
@@ -211,8 +218,9 @@ class TrainingWorkers:
         return score_on_ranks(call, data, self.data_parallel_size, self.balanced)
 
     def sleep_engines(self) -> None:
-        """Have every engine free its device memory for the training groups; it loses its weights.
-        Engines with GPUs of their own stay awake.
+        """Free the device memory of the engines, with their weights, for the training groups.
+
+        Engines that share no GPU with the groups stay awake.
         """
         if self._asleep or not self.engines_sleep:
             return
@@ -220,17 +228,20 @@ class TrainingWorkers:
         self._asleep = True
 
     def wake_engines(self) -> None:
-        """Give engines that sleep the memory for their weights; ``sync_weights`` sends these and
-        then gives them the memory for their caches.
+        """Allocate the memory for weights in sleeping engines.
+
+        ``sync_weights`` sends the weights and allocates the memory for the KV cache.
         """
         self._wake("weights")
 
     def sync_weights(self, version: int, updated: bool = False) -> None:
-        """Send the actor's weights, which the driver never holds, to the engines. ``updated``: the
-        optimizer took a step with a gradient since the last sync.
+        """Send the actor's weights as ``version`` to the engines, not through the driver.
 
-        Raises ``WeightSyncError`` where an engine did not get them, or where they equal those of
-        the last sync although they were ``updated``.
+        ``updated`` states that the optimizer took a step with a gradient since the last sync.
+
+        Raises:
+            WeightSyncError: an engine did not receive all weights, or they equal those of the last
+                sync although ``updated``.
         """
         received = self._store(version) if self.weight_transfer == "store" else self._send(version)
         self._wake("kv_cache")
@@ -246,7 +257,7 @@ class TrainingWorkers:
         """Send the weights of rank 0 through the object store."""
         weights, *others = self.actor.call_refs("export_weights")
         received = call_engines(self.rollout_workers, "update_weights", weights, version)
-        # The other ranks take part and send nothing; their errors are raised here.
+        # The other ranks take part and send nothing. Raise their errors here.
         gather(others, SYNC_TIMEOUT_S, ["export of the weights"] * len(others))
         return received
 
@@ -261,15 +272,14 @@ class TrainingWorkers:
             call_engines(self.rollout_workers, "wake", part)
 
     def engine_metrics(self) -> dict[str, float]:
-        """What the engines did since the last call: ``perf/engine_*``, summed over engines.
+        """Return ``perf/engine_*``: work of the engines since the last call, summed over engines.
 
-        ``perf/engine_batch`` is the tokens sampled per engine step, that is how full the engine
-        ran.
+        ``perf/engine_batch`` is the number of sampled tokens per engine step.
         """
         answers = call_engines(self.rollout_workers, "stats")
         keys = ("tokens", "steps", "busy_s")
         totals = {key: float(sum(answer[key] for answer in answers)) for key in keys}
-        # Engines count from their start; what happened since the last call is the difference.
+        # Engines count from their start, so subtract the counts of the last call.
         since = {key: total - self._engine_totals.get(key, 0.0) for key, total in totals.items()}
         self._engine_totals = totals
         tokens = since["tokens"]
@@ -282,8 +292,9 @@ class TrainingWorkers:
         }
 
     def save_checkpoint(self, directory: Path) -> Callable[[], list[WrittenFiles]]:
-        """Have every trained group copy its state and begin to write it below ``directory``; the
-        function returned waits for the ends and says what each rank wrote.
+        """Make every trained group copy its state and start to write it below ``directory``.
+
+        The returned function waits for all ranks and returns the files that each rank wrote.
         """
         self.actor.save_checkpoint(str(directory / "actor"))
         if self.critic is not None:
@@ -291,8 +302,8 @@ class TrainingWorkers:
         return self._written_files
 
     def _written_files(self) -> list[WrittenFiles]:
-        # Asked again and again, from another thread: ranks answer between their other calls, where
-        # one that waited for its write would keep them from training.
+        # Poll the ranks, from another thread. A call that waited for the write would block the
+        # rank, which has to train meanwhile.
         groups = [group for group in (self.actor, self.critic) if group is not None]
         deadline = time.monotonic() + WRITE_TIMEOUT_S
         while True:
@@ -309,13 +320,13 @@ class TrainingWorkers:
             time.sleep(ASK_AGAIN_S)
 
     def load_checkpoint(self, directory: Path) -> None:
-        """Load what ``save_checkpoint`` wrote."""
+        """Load the checkpoint that ``save_checkpoint`` wrote below ``directory``."""
         self.actor.load_checkpoint(str(directory / "actor"))
         if self.critic is not None:
             self.critic.load_checkpoint(str(directory / "critic"))
 
     def shutdown(self, timeout_s: float = 5.0) -> None:
-        """End all groups; those that are busy get ``timeout_s`` together to come to an end."""
+        """End all groups. Busy groups have ``timeout_s`` in total to finish their calls."""
         deadline = time.monotonic() + timeout_s
         for group in (self.actor, self.ref, self.critic, self.reward_model):
             if group is not None:

@@ -1,5 +1,7 @@
-"""Checks after every weight sync. A failed check ends the run: rollout engines with other weights
-than the trainer make every later number wrong, and nothing else would show it.
+"""Checks after every weight sync.
+
+A failed check ends the run. If the rollout engines had other weights than the trainer, all later
+results would be wrong without any other sign.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,42 +12,39 @@ SHOWN = 3  # names in a message
 
 
 class WeightSyncError(RuntimeError):
-    """Weights differ from those that were sent, or did not change although they were updated."""
+    """Weights that differ from those sent, or that did not change although they were updated."""
 
 
 def verify_weights_received(
     fingerprints: WeightSketch, received: Sequence[Mapping[str, int]], version: int
 ) -> None:
-    """Raise ``WeightSyncError`` unless every engine has ``received`` all weights of ``version``
-    bit by bit.
-    """
+    """Raise ``WeightSyncError`` unless every engine ``received`` weights with ``fingerprints``."""
     for number, engine in enumerate(received):
         wrong = [name for name, value in fingerprints.sent.items() if engine.get(name) != value]
         if wrong:
             raise WeightSyncError(
-                f"rollout worker {number} did not get version {version} of the weights: "
+                f"rollout worker {number} did not receive version {version} of the weights: "
                 f"{len(wrong)} of {len(fingerprints.sent)} are missing or differ from those that "
-                f"were sent, the first of them {', '.join(wrong[:SHOWN])}; it would generate with "
-                "an older policy"
+                f"were sent, for example {', '.join(wrong[:SHOWN])}; it would generate with an "
+                "older policy"
             )
 
 
 def verify_weights_changed(before: WeightSketch | None, after: WeightSketch, version: int) -> None:
-    """Raise ``WeightSyncError`` where no weight differs between two exports although the optimizer
-    took a step with a gradient in between.
+    """Raise ``WeightSyncError`` if no weight changed between two exports.
+
+    Called only if the optimizer took a step with a gradient in between.
     """
     if before is not None and before.held == after.held:
         raise WeightSyncError(
-            f"the optimizer took a step with a gradient before version {version}, and no weight "
-            "that the rollout engines get has changed: the step, the adapters or the learning rate "
-            "have no effect (see actor/grad_norm and actor/lr)"
+            f"the optimizer took a step with a gradient before version {version}, but no weight "
+            "of the rollout engines has changed: the step, the adapters or the learning rate have "
+            "no effect; see actor/grad_norm and actor/lr"
         )
 
 
 def has_updated_weights(metrics: Mapping[str, float]) -> bool:
-    """Return whether the policy update took a step that changes weights, by its ``actor/``
-    metrics.
-    """
+    """Return whether a policy update with these ``actor/`` metrics changed weights."""
     steps = metrics.get("actor/optimizer_steps", 0.0)
     idle = metrics.get("actor/skipped_steps", 0.0) + metrics.get("actor/zero_steps", 0.0)
     return steps > idle and metrics.get("actor/lr", 0.0) > 0.0

@@ -1,3 +1,1 @@
-"""Supervised training on weighted token rows: what rows are, how batches are cut, and the loop over
-them.
-"""
+"""Supervised training on weighted token rows: rows, batches and the training loop."""

@@ -1,6 +1,4 @@
-"""What a supervised run shows and writes down: a bar or a few lines, and every step in
-``metrics.jsonl``.
-"""
+"""Progress bar, log lines and ``metrics.jsonl`` of a supervised run."""
 
 import logging
 from pathlib import Path
@@ -11,15 +9,15 @@ from verl.trainer.sft.trainer import OptimizerStep
 from verl.utils.progress import Progress, move
 
 logger = logging.getLogger(__name__)
-RECORDS = 400  # lines of metrics.jsonl, about; held-out losses are always among them
+RECORDS = 400  # approximate lines of metrics.jsonl; steps with a held-out loss are always written
 
 
 class SFTProgress:
-    """Listens to ``SFTTrainer.fit``; use as a context manager."""
+    """Recorder of the steps of ``SFTTrainer.fit``. Use it as a context manager."""
 
     def __init__(self, cfg: SFTConfig, run_dir: Path, total: int, first: int = 0) -> None:
         trainer = cfg.trainer
-        # The console of training shows figures of episodes; the bar below takes its place.
+        # The console of ``Tracking`` is for episodes. The bar below replaces it.
         services = [name for name in trainer.logger if name != "console"]
         resumed = first if first else None
         self.tracking = Tracking(
@@ -38,8 +36,11 @@ class SFTProgress:
             self.progress = Progress("imitating", total, "steps", first=first)
 
     def on_step(self, record: OptimizerStep) -> None:
-        """Show and write one step."""
-        # Also where nothing is shown: a watchdog looks at it.
+        """Show one step and write its metrics.
+
+        Of the steps without a held-out loss, about ``MAX_RECORDS`` are written.
+        """
+        # The heartbeat is also needed without a progress bar.
         move("imitating")
         metrics = record.metrics | {"training/global_step": float(record.step)}
         self.tokens += metrics.get("perf/tokens", 0.0)

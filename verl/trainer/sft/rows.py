@@ -1,4 +1,4 @@
-"""Rows of supervised training, as files and token ids, and the batches they are cut into."""
+"""Rows of supervised training, read from files or as token ids, and their batches."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,17 +13,20 @@ from verl.utils.message_rows import DataRow, episode_messages, read_table
 from verl.utils.seeds import derive_seed
 
 Record = dict[str, Any]
-PLACE = "place"  # of a record of a file: where it is, as a message begins
+PLACE = "place"  # key of a record: its file and row, for error messages
 TOKENS = "input_ids"
 TOKEN_WEIGHTS = "loss_weights"
-# Columns beside token ids that would be ignored, and why.
-UNREAD = {"labels": f"which tokens are learnt is said by {TOKEN_WEIGHTS}"}
-AGENT_WEIGHT = 1.0  # loss weight of the agent's own tokens
+# Columns that are refused next to token ids because they would be ignored, and the reason.
+UNREAD = {"labels": f"the column {TOKEN_WEIGHTS} defines the loss of each token"}
+AGENT_WEIGHT = 1.0  # loss weight of the agent's tokens
 
 
 @dataclass(frozen=True, slots=True)
 class SFTRow:
-    """Token ids and, for each, its weight in the loss; the first token is never a target."""
+    """Token ids of one sequence, and the loss weight of each token.
+
+    The first token is never a target.
+    """
 
     input_ids: tuple[int, ...]
     loss_weights: tuple[float, ...]
@@ -31,7 +34,7 @@ class SFTRow:
     def __post_init__(self) -> None:
         if len(self.input_ids) != len(self.loss_weights):
             lengths = f"{len(self.input_ids)} tokens but {len(self.loss_weights)} loss weights"
-            raise ValueError(f"a row has {lengths}")
+            raise ValueError(f"a row has {lengths}; it needs one weight per token")
         if len(self.input_ids) < 2 or not any(self.loss_weights[1:]):
             raise ValueError(
                 "a row needs at least two tokens and a positive loss weight after the first"
@@ -42,14 +45,15 @@ class SFTRow:
 
 
 def token_row(record: Mapping[str, Any]) -> SFTRow:
-    """The row of a record of token ids: ``input_ids`` and ``loss_weights`` of equal length."""
+    """Return the row of a record with ``input_ids`` and ``loss_weights``."""
     return SFTRow(tuple(record[TOKENS]), tuple(float(w) for w in record[TOKEN_WEIGHTS]))
 
 
 def read_records(data: SFTDataConfig, split: str) -> list[Record]:
-    """The records of the files of ``split``: messages in their column, or token ids and weights.
+    """Return the records of the files of ``split``: with messages, or with token ids and weights.
 
-    Raises ``BadRow`` for a file that cannot be read, and for a row that is no such record.
+    Raises:
+        BadRow: a file cannot be read, or a row is not such a record.
     """
     files = data.val_files if split == "val" else data.train_files
     return [
@@ -63,7 +67,9 @@ def _record(row: DataRow, column: str) -> Record:
         return {column: episode_messages(row, column, "data.messages_key")}
     row.refuse_unread(UNREAD)
     if not all(row.read("attention_mask") or [1]):
-        raise row.bad("attention_mask", "hides tokens", "rows without padding", "cut it off")
+        raise row.bad(
+            "attention_mask", "masks tokens", "rows without padding", "remove the padding"
+        )
     record = {
         TOKENS: _numbers(row, TOKENS, "token ids", int),
         TOKEN_WEIGHTS: _numbers(row, TOKEN_WEIGHTS, "a loss weight for each token", float),
@@ -71,21 +77,21 @@ def _record(row: DataRow, column: str) -> Record:
     try:
         token_row(record)
     except ValueError as error:
-        allowed = "two tokens or more, as many weights, and one above 0 after the first"
-        raise row.bad(TOKENS, f"is no row: {error}", allowed, "leave out the row") from error
+        allowed = "two or more tokens, one weight per token, and one above 0 after the first"
+        raise row.bad(TOKENS, f"is invalid: {error}", allowed, "remove the row") from error
     return record
 
 
 def _numbers(row: DataRow, column: str, what: str, kind: type) -> list[Any]:
-    """The list of numbers of ``column``, finite and 0 or more."""
-    held = row.read(column)
-    listed: list[Any] = held if isinstance(held, list) else [None]
-    for one in listed:
-        number = isinstance(one, (int, kind)) and not isinstance(one, bool)
-        if not number or one < 0 or not math.isfinite(one):
-            why = f"holds {str(held if one is None else one)[:80]!r}"
-            raise row.bad(column, why, f"{what}, 0 or more", "leave out the row")
-    return listed
+    """Return the list of numbers in ``column``. They must be finite and not negative."""
+    value = row.read(column)
+    numbers: list[Any] = value if isinstance(value, list) else [None]
+    for item in numbers:
+        is_number = isinstance(item, (int, kind)) and not isinstance(item, bool)
+        if not is_number or item < 0 or not math.isfinite(item):
+            why = f"contains {str(value if item is None else item)[:80]!r}"
+            raise row.bad(column, why, f"{what}, 0 or more", "remove the row")
+    return numbers
 
 
 def plan_batches(
@@ -96,17 +102,16 @@ def plan_batches(
     seed: int,
     shuffle: bool = True,
 ) -> list[list[int]]:
-    """Row indices of every optimizer step: batches of about ``tokens_per_batch`` tokens, epoch
-    after epoch.
+    """Return the row indices of every optimizer step: batches of about ``tokens_per_batch`` tokens.
 
-    ``total_steps`` replaces ``epochs``. Every epoch is a permutation that depends on ``seed`` and
-    its number alone.
+    If given, ``total_steps`` replaces ``epochs``. The row order of an epoch depends only on
+    ``seed`` and the number of the epoch.
     """
     if not lengths:
-        raise ValueError("there are no rows to train on")
+        raise ValueError("lengths is empty: there are no rows to train on")
 
     def batches() -> Iterator[list[int]]:
-        # With total_steps, as many epochs as they take: islice below ends them.
+        # With total_steps the number of epochs is unlimited: islice below ends them.
         for epoch in count() if total_steps else range(epochs):
             rng = np.random.default_rng(derive_seed("sft", seed, epoch))
             order = rng.permutation(len(lengths)).tolist() if shuffle else range(len(lengths))
@@ -119,7 +124,7 @@ def _cut(order: Sequence[int], lengths: Sequence[int], size: int) -> Iterator[li
     batch: list[int] = []
     tokens = 0
     for row in order:
-        # A row goes where the batch ends up nearer to its size.
+        # Start a new batch if the size of this one is closer to ``size`` without the row.
         if batch and tokens + lengths[row] / 2 > size:
             yield batch
             batch = []

@@ -1,6 +1,4 @@
-"""The supervised loop: step through planned batches, measure the held-out loss, keep what is needed
-to resume.
-"""
+"""Training loop of supervised learning: optimizer steps, held-out loss and checkpoints."""
 
 import logging
 import time
@@ -26,7 +24,7 @@ EVAL_TOKENS = 4096  # per forward of the held-out rows
 
 @dataclass(frozen=True)
 class OptimizerStep:
-    """What one optimizer step was: its number from 1, metrics, and whether it was the last."""
+    """Result of one optimizer step: number (from 1), metrics, and whether it is the last one."""
 
     step: int
     metrics: dict[str, float]
@@ -34,20 +32,23 @@ class OptimizerStep:
 
 
 class SFTTrainer:
-    """Minimises the weighted mean of ``-log p(token)`` over rows, on this rank's device.
+    """Trainer that minimises the weighted mean of ``-log p(token)`` over rows.
 
-    Every rank holds all rows and the same batches; the rows of a batch are dealt out by length. The
-    gradient of a step is that of the whole batch, whatever the ranks and micro-batches. A
-    micro-batch is one packed sequence of whole rows, each attending to itself alone.
+    Every rank has all rows and the same batches. The rows of a batch are assigned to ranks by
+    length. The gradient of a step is that of the whole batch, independent of the number of ranks
+    and micro-batches. A micro-batch is one packed sequence of whole rows; tokens attend only to
+    their own row.
 
     Args:
         engine: a ``TrainEngine`` around a ``PolicyModel``.
         rows: rows to train on.
         batches: row indices of every optimizer step (``plan_batches``).
-        val_rows: rows of the held-out loss, may be empty.
-        max_tokens: tokens per forward/backward.
-        test_freq, save_freq: every so many steps and after the last one; -1 never (held-out loss:
-            before and after).
+        val_rows: rows of the held-out loss; may be empty.
+        max_tokens: tokens per forward/backward pass.
+        test_freq: steps between held-out losses. The loss is also computed before the first and
+            after the last step; -1: only then.
+        save_freq: steps between checkpoints. One is also written after the last step; -1: never.
+        checkpoints: manager of the checkpoints; required if ``save_freq`` is positive.
     """
 
     def __init__(
@@ -72,17 +73,18 @@ class SFTTrainer:
         self.step = 0
 
     def resume(self, directory: Path | None) -> None:
-        """Continue from a checkpoint of ``fit``; None starts at the beginning."""
+        """Load the checkpoint in ``directory``. Do nothing for None."""
         if directory is not None:
             load_engine(self.engine, directory)
             self.step = self.engine.steps
             logger.info("resumed from %s at step %d", directory, self.step)
 
     def fit(self, on_step: Callable[[OptimizerStep], None]) -> None:
-        """Take the remaining steps; ``on_step`` hears of each, and of the state before the first as
-        step 0.
+        """Take the remaining steps and call ``on_step`` after each.
+
+        A run that starts from the beginning calls ``on_step`` with step 0 and its held-out loss
+        first.
         """
-        # A run that goes on has measured this in its first life.
         if self.step == 0:
             on_step(OptimizerStep(0, self.evaluate(), last=False))
         while self.step < len(self.batches):
@@ -96,9 +98,9 @@ class SFTTrainer:
             on_step(OptimizerStep(self.step, metrics, last))
 
     def save(self) -> None:
-        """Write a checkpoint."""
+        """Write a checkpoint of the current step. All ranks must call it."""
         if self.checkpoints is None:
-            raise ValueError("save_freq > 0 needs checkpoints")
+            raise ValueError("save_freq > 0 needs checkpoints; fix: pass a CheckpointManager")
         if rank() > 0:
             self._write_engine(Path())
             return
@@ -106,29 +108,30 @@ class SFTTrainer:
         self.checkpoints.save(self.step, self._write_engine, state)
 
     def _write_engine(self, directory: Path) -> None:
-        # Rank 0 alone knows the directory, and every rank has to write into it.
+        # Only rank 0 knows the directory, into which every rank has to write.
         try:
             save_engine(self.engine, broadcast_text(str(directory))).files()
         finally:
-            # Nobody takes it for complete before every rank has written, or waits for one that
-            # could not.
+            # No rank continues before all have written. Ranks that failed reach the barrier too,
+            # so that none waits forever.
             barrier()
 
     def train_step(self, batch: Sequence[int]) -> dict[str, float]:
-        """One optimizer step on the rows ``batch``; the loss is the mean over the whole batch's
-        weights.
+        """Take one optimizer step on the rows ``batch`` and return its metrics.
+
+        The loss is the sum of the weighted token losses divided by the weights of the batch.
         """
         started = time.perf_counter()
         rows = [self.rows[row] for row in batch]
         tokens = sum(len(row) for row in rows)
-        # A first token has no prediction before it, whatever its weight.
+        # The first token of a row is not predicted, so its weight does not count.
         weight = sum(sum(row.loss_weights[1:]) for row in rows)
         sums = Sums()
         with self.engine.resident(training=True):
             parts = self._micro_batches(rows, self.max_tokens)
             for number, part in enumerate(parts, start=1):
                 loss = self._weighted_sum(part or rows[:1], sums if part else Sums())
-                # Over the weight of the whole batch: gradients do not depend on how it is cut.
+                # Divide by the weight of the whole batch: gradients do not depend on its split.
                 share = loss / weight if part else loss * 0.0
                 self.engine.backward(share, last=number == len(parts))
             report = self.engine.step()
@@ -142,23 +145,24 @@ class SFTTrainer:
         }
 
     def _micro_batches(self, rows: Sequence[SFTRow], max_tokens: int) -> list[list[SFTRow]]:
-        """This rank's share of ``rows``, cut into micro-batches; equally many on every rank, the
-        last ones of which may be empty.
+        """Return the micro-batches of this rank's part of ``rows``.
+
+        Every rank gets the same number; the last ones may be empty.
         """
-        mine = [rows[i] for i in dealt([len(row) for row in rows], world_size())[rank()]]
-        cuts = micro_batches([len(row) for row in mine], max_tokens=max_tokens)
-        # A pass through a sharded model is a collective operation: every rank makes each of them.
+        rank_rows = [rows[i] for i in dealt([len(row) for row in rows], world_size())[rank()]]
+        cuts = micro_batches([len(row) for row in rank_rows], max_tokens=max_tokens)
+        # A pass through a sharded model is a collective operation, so all ranks need equal counts.
         empty = [[] for _ in range(common_passes(cuts) - len(cuts))]
-        return [[mine[i] for i in cut] for cut in cuts] + empty
+        return [[rank_rows[i] for i in cut] for cut in cuts] + empty
 
     def _weighted_sum(self, rows: Sequence[SFTRow], sums: "Sums") -> torch.Tensor:
-        """Sum over tokens of ``weight * -log p``; adds its parts by kind of token to ``sums``."""
+        """Return the sum over tokens of ``weight * -log p``. Add it and its parts to ``sums``."""
         device = self.engine.device
         packed = pack([torch.tensor(row.input_ids) for row in rows], device=device)
         weights = torch.cat([torch.tensor((0.0, *row.loss_weights[1:])) for row in rows]).to(device)
-        # Only positions that count are scored: most of a row can be observations of weight 0.
+        # Score only tokens with a weight: most of a row can be observations of weight 0.
         where = weights.nonzero().squeeze(-1)
-        # A token is predicted at the position before it.
+        # The logits at position i - 1 predict token i.
         targets = Targets(where - 1, packed.input_ids[where], with_entropy=False)
         scores = self.engine.module(
             packed.input_ids, packed.position_ids, packed.layout, [targets]
@@ -166,19 +170,20 @@ class SFTTrainer:
         weights = weights[where]
         loss = -scores.log_probs
         agent = weights >= AGENT_WEIGHT
-        found = {
+        parts = {
             "loss": (weights * loss).sum(),
             "weight": weights.sum(),
             "agent_loss": loss[agent].sum(),
             "agent_tokens": agent.sum(),
         }
-        sums.add({name: float(value.detach()) for name, value in found.items()})
-        return found["loss"]
+        sums.add({name: float(value.detach()) for name, value in parts.items()})
+        return parts["loss"]
 
     @torch.no_grad()
     def evaluate(self) -> dict[str, float]:
-        """``val/loss`` (weighted mean) and ``val/agent_loss`` (agent tokens) of the held-out rows,
-        nats per token.
+        """Return ``val/loss`` (weighted mean) and ``val/agent_loss`` (mean over agent tokens).
+
+        They are computed on the held-out rows, in nats per token.
         """
         if not self.val_rows:
             return {}
@@ -190,24 +195,25 @@ class SFTTrainer:
 
 
 class Sums:
-    """What the micro-batches of this rank add up to."""
+    """Sums of losses and weights over the micro-batches of this rank."""
 
     def __init__(self) -> None:
         names: list[str] = ["loss", "weight", "agent_loss", "agent_tokens"]
         self._sums = dict.fromkeys(names, 0.0)
 
-    def add(self, found: Mapping[str, float]) -> None:
-        """Add the sums of one micro-batch."""
-        for name, value in found.items():
+    def add(self, parts: Mapping[str, float]) -> None:
+        """Add the sums ``parts`` of one micro-batch."""
+        for name, value in parts.items():
             self._sums[name] += value
 
     def total(self, name: str) -> float:
-        """One of the sums: ``loss``, ``weight``, ``agent_loss``, ``agent_tokens``."""
+        """Return one sum: ``loss``, ``weight``, ``agent_loss`` or ``agent_tokens``."""
         return self._sums[name]
 
     def means(self, prefix: str) -> dict[str, float]:
-        """``<prefix>/loss`` and, where there is a token of the agent, ``<prefix>/agent_loss`` over
-        all ranks; a collective call.
+        """Return ``<prefix>/loss`` and ``<prefix>/agent_loss`` over all ranks; a collective call.
+
+        The latter is omitted if there are no agent tokens.
         """
         whole = dict(zip(self._sums, sum_over_ranks(list(self._sums.values())), strict=True))
         means = {f"{prefix}/loss": whole["loss"] / whole["weight"]}
@@ -217,14 +223,15 @@ class Sums:
 
 
 def dealt(lengths: Sequence[int], ranks: int) -> list[list[int]]:
-    """Indices of rows for each of ``ranks``, about as many tokens for every one; one rank gets all
-    of them in order. With fewer rows than ranks, some get none.
+    """Return the row indices of each of ``ranks``, with about equal numbers of tokens.
+
+    With one rank the order is unchanged. With fewer rows than ranks, some ranks get none.
     """
     if ranks == 1:
         return [list(range(len(lengths)))]
     shares: list[list[int]] = [[] for _ in range(ranks)]
     loads = [0] * ranks
-    # The longest rows first, each to whom has least.
+    # Longest rows first, each to the rank with the fewest tokens.
     for row in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
         least = loads.index(min(loads))
         shares[least].append(row)

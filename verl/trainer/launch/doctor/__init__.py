@@ -1,5 +1,5 @@
-"""What a machine can run: ``facts`` looks, ``smoke`` tries, ``command`` says.
+"""Checks of a machine: ``facts`` reads its properties, ``smoke`` runs small trials, ``command``
+prints the results.
 
-The command and the facts import nothing heavy at the top: a machine on which torch is missing is
-one that needs them.
+``command`` and ``facts`` import no heavy package at the top, so that they work without torch.
 """

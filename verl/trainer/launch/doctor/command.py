@@ -1,4 +1,4 @@
-"""The table of ``python -m verl.doctor``."""
+"""Command line ``python -m verl.doctor``, which prints a table of findings about this machine."""
 
 import argparse
 from collections.abc import Sequence
@@ -11,48 +11,52 @@ from rich.text import Text
 from verl.trainer.launch.doctor.facts import Finding, State, all_findings
 from verl.trainer.launch.doctor.smoke import smoke_findings
 
-WIDTH = 100  # columns where no terminal says how wide it is
+WIDTH = 100  # columns of output that is not a terminal
 STYLES = {State.OK: "green", State.NOTE: "yellow", State.MISSING: "bold red"}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Command line; returns the exit status: 1 where something is missing that every run needs."""
+    """Run the command line. Return exit status 1 if something is missing that every run needs."""
     parser = argparse.ArgumentParser(
-        prog="python -m verl.doctor", description="What this machine can run."
+        prog="python -m verl.doctor", description="Check what this machine can run."
     )
-    parser.add_argument("--no-smoke", action="store_true", help="look only, try nothing")
-    parser.add_argument("--dir", type=Path, default=Path(), help="where runs would write to")
-    words = parser.parse_args(argv)
-    findings = all_findings(words.dir.absolute())
-    if not words.no_smoke:
+    parser.add_argument(
+        "--no-smoke", action="store_true", help="only read properties, run no trials"
+    )
+    parser.add_argument(
+        "--dir", type=Path, default=Path(), help="directory into which runs would write"
+    )
+    args = parser.parse_args(argv)
+    findings = all_findings(args.dir.absolute())
+    if not args.no_smoke:
         findings += smoke_findings()
     return report(findings)
 
 
 def report(findings: Sequence[Finding], console: Console | None = None) -> int:
-    """Print the table and what it comes to; 0, or 1 where something is missing."""
+    """Print the table and a summary. Return 1 if a finding is ``MISSING``, else 0."""
     console = console or Console()
     if not console.is_terminal:
         console = Console(width=WIDTH, file=console.file)
     console.print(findings_table(findings))
     missing = [finding.name for finding in findings if finding.state is State.MISSING]
     if missing:
-        console.print(Text(f"nothing trains here before this is mended: {', '.join(missing)}"))
+        console.print(Text(f"training cannot run until this is fixed: {', '.join(missing)}"))
         return 1
-    console.print("everything that is needed is there")
+    console.print("all requirements are met")
     return 0
 
 
 def findings_table(findings: Sequence[Finding]) -> Table:
-    """A line per finding; what to do stands below what was found."""
+    """Return a table with one row per finding. The fix is printed below the value."""
     table = Table(box=None, pad_edge=False, show_header=False)
     table.add_column(no_wrap=True)
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
     for finding in findings:
-        # As text: rich would read square brackets as markup, and cut what is too long.
-        said = Text(finding.value, overflow="fold")
+        # Text objects: rich would read square brackets in strings as markup.
+        value = Text(finding.value, overflow="fold")
         if finding.fix:
-            said.append(f"\n{finding.fix}", style="dim")
-        table.add_row(Text(finding.name), Text(finding.state, style=STYLES[finding.state]), said)
+            value.append(f"\n{finding.fix}", style="dim")
+        table.add_row(Text(finding.name), Text(finding.state, style=STYLES[finding.state]), value)
     return table

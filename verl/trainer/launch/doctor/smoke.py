@@ -1,6 +1,6 @@
-"""Small trials of what a run is made of, each in a process of its own: a hang is a finding too.
+"""Small trials of the parts of a run. Each runs in a subprocess, so that a hang is detected.
 
-``python -m verl.trainer.launch.doctor.smoke PART`` does one of them and says what came of it.
+``python -m verl.trainer.launch.doctor.smoke PART`` runs one of them and prints its result.
 """
 
 import subprocess
@@ -19,7 +19,10 @@ TOKENS = 8  # of an answer
 
 
 def smoke_findings(parts: list[str] | None = None, deadline_s: float = DEADLINE_S) -> list[Finding]:
-    """A finding per part: what it said, or why it failed; nothing trains where one does."""
+    """Return one finding per part: its output, or the reason of its failure.
+
+    Training does not work if a part fails.
+    """
     return [_tried(part, deadline_s) for part in (parts or list(PARTS))]
 
 
@@ -29,13 +32,14 @@ def _tried(part: str, deadline_s: float) -> Finding:
     try:
         ran = subprocess.run(command, capture_output=True, text=True, timeout=deadline_s)
     except subprocess.TimeoutExpired:
-        why = f"not done after {deadline_s:g} s"
+        why = f"no result after {deadline_s:g} s"
         return Finding(f"smoke: {part}", why, State.MISSING, f"run it by hand: {_shown(part)}")
-    said = ran.stdout.strip().splitlines()
-    if ran.returncode == 0 and said:
-        return Finding(f"smoke: {part}", f"{said[-1]}, {time.monotonic() - began:.0f} s")
+    lines = ran.stdout.strip().splitlines()
+    if ran.returncode == 0 and lines:
+        return Finding(f"smoke: {part}", f"{lines[-1]}, {time.monotonic() - began:.0f} s")
     errors = ran.stderr.strip().splitlines() or [f"it ended with status {ran.returncode}"]
-    return Finding(f"smoke: {part}", errors[-1][:300], State.MISSING, f"all of it: {_shown(part)}")
+    fix = f"see the full output: {_shown(part)}"
+    return Finding(f"smoke: {part}", errors[-1][:300], State.MISSING, fix)
 
 
 def _shown(part: str) -> str:
@@ -43,19 +47,19 @@ def _shown(part: str) -> str:
 
 
 def play() -> str:
-    """An environment in a worker process: won by its expert, lost by silence, twice alike."""
+    """Check an environment in a worker process: the expert succeeds, empty actions do not, and
+    equal actions give equal episodes.
+    """
     from agent_system.environments.cli.checking import check
 
     findings = check("number_line", {"size": 6}, tasks=1, steps=12)
     if findings.wrong:
         raise RuntimeError(findings.wrong[0])
-    return f"{len(findings.plays)} plays"
+    return f"{len(findings.plays)} episodes"
 
 
 def sample_and_learn() -> str:
-    """An engine samples, the trainer takes a step on it, and the engine samples with the weights
-    that come of it.
-    """
+    """Sample with an engine, take a training step, and sample with the updated weights."""
     import torch
 
     from verl.config.schema.actor import ActorRolloutRefConfig
@@ -63,9 +67,9 @@ def sample_and_learn() -> str:
     from verl.workers.actor import ActorWorker
     from verl.workers.rollout import create_engine
 
-    with tempfile.TemporaryDirectory() as place:
+    with tempfile.TemporaryDirectory() as directory:
         path = build_policy(
-            Path(place), TEXTS, tags=TAGS, vocab_size=400, hidden=64, layers=1, heads=2, ff=128
+            Path(directory), TEXTS, tags=TAGS, vocab_size=400, hidden=64, layers=1, heads=2, ff=128
         )
         config = ActorRolloutRefConfig()
         config.model.path = str(path)
@@ -80,39 +84,39 @@ def sample_and_learn() -> str:
         actor.init_model()
         metrics = actor.update_actor(_rows(prompt, before)).meta_info["metrics"]
         if not metrics["actor/grad_norm"] > 0:
-            raise RuntimeError(f"a step without a gradient: {metrics}")
+            raise RuntimeError(f"the training step had no gradient: {metrics}")
         engine.update_weights(actor.export_weights(), version=1)
         after = _sampled(engine, prompt)
         engine.close()
         if all(old.logprobs == new.logprobs for old, new in zip(before, after, strict=True)):
-            raise RuntimeError("the engine samples as if nothing had been learnt")
+            raise RuntimeError("the log-probs of the engine did not change with the weights")
         count = sum(len(result.token_ids) for result in [*before, *after])
         torch.distributed.destroy_process_group()
         return f"{count} tokens sampled, 1 step"
 
 
 def _sampled(engine, prompt: list[int]) -> list:
-    """Two continuations of ``prompt``, the same draws each time."""
+    """Return two continuations of ``prompt``, sampled with fixed seeds."""
     from verl.utils.sampling import SamplingRequest
 
     for seed in (1, 2):
         engine.add(SamplingRequest(f"r{seed}", prompt, max_tokens=TOKENS, seed=seed))
-    found = []
+    results = []
     while engine.has_work():
-        found += engine.step()
-    return sorted(found, key=lambda result: result.request_id)
+        results += engine.step()
+    return sorted(results, key=lambda result: result.request_id)
 
 
 def _rows(prompt: list[int], sampled: list):
-    """The answers as rows: the first was better than expected, the second worse."""
+    """Return the two results as rows, with advantage 1 for the first and -1 for the second."""
     import torch
 
     from verl.protocol import DataProto
 
     answers = [result.token_ids for result in sampled]
-    wide = [ids + [0] * (TOKENS - len(ids)) for ids in answers]
+    padded = [ids + [0] * (TOKENS - len(ids)) for ids in answers]
     mask = torch.tensor([[1] * len(ids) + [0] * (TOKENS - len(ids)) for ids in answers])
-    ids = torch.tensor([prompt + row for row in wide])
+    ids = torch.tensor([prompt + row for row in padded])
     attention = torch.cat([torch.ones(len(answers), len(prompt), dtype=torch.long), mask], -1)
     logprobs = torch.zeros(len(answers), TOKENS)
     for row, result in enumerate(sampled):

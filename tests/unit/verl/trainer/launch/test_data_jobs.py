@@ -186,7 +186,7 @@ def test_the_function_grades_answers_and_not_plays(job):
 )
 def test_a_grader_that_fails_is_found_before_the_start(job, name, why):
     (found,) = dry_run_problems(config(*job, f"custom_reward_function.name={name}"))
-    assert "called once on row dataset/train/0 it failed" in found and why in found
+    assert "a trial call on row dataset/train/0 failed" in found and why in found
     assert found.startswith("custom_reward_function.path=")
 
 

@@ -93,12 +93,12 @@ def test_only_what_every_run_needs_changes_the_status(state, status):
     assert command.report(findings, Console(file=out)) == status
     lines = out.getvalue().splitlines()
     assert max(map(len, lines)) <= 100 and "mend it" in out.getvalue() and "[thing]" in lines[0]
-    assert ("before this is mended: [thing]" in lines[-1]) == bool(status)
+    assert ("until this is fixed: [thing]" in lines[-1]) == bool(status)
 
 
 def test_a_part_that_hangs_or_fails_is_a_finding():
     (hung,) = smoke.smoke_findings(["environment"], deadline_s=0.01)
-    assert hung.state is State.MISSING and hung.value == "not done after 0.01 s"
+    assert hung.state is State.MISSING and hung.value == "no result after 0.01 s"
     (failed,) = smoke.smoke_findings(["no such part"])
     assert failed.state is State.MISSING and "no such part" in failed.value
     assert failed.fix.endswith("python -m verl.trainer.launch.doctor.smoke no such part")
@@ -119,4 +119,4 @@ def test_the_command_looks_without_torch_and_without_a_trial():
         timeout=120,
     )
     assert done.returncode == 0 and "smoke" not in done.stdout, done.stderr
-    assert done.stdout.splitlines()[-1] == "everything that is needed is there"
+    assert done.stdout.splitlines()[-1] == "all requirements are met"

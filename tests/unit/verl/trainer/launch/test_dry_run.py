@@ -120,10 +120,10 @@ def test_a_check_starts_no_ray(words):
 
 def test_what_is_shown_does_not_look_like_approval(capsys):
     assert main_ppo.main(["--cfg", "job", "env.rollout.n=1"]) == 0
-    assert capsys.readouterr().out.startswith("# composed, not checked: --check says")
+    assert capsys.readouterr().out.startswith("# composed, not checked: use --check")
 
 
 @pytest.mark.parametrize("other", [["--cfg", "job"], ["--explain", "env.rollout.n"]])
 def test_check_is_not_passed_over_for_something_shown(check, other):
     status, out, err = check(*other)
-    assert status == 2 and not out and "nothing is checked" in err
+    assert status == 2 and not out and "--cfg and --explain check nothing" in err

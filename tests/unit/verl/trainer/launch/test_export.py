@@ -101,10 +101,10 @@ def test_adapters_alone_load_on_the_model_they_belong_to(policy, tmp_path):
     [
         ("other", [], "do not fit the model"),
         ("torn", [], "SHA-256 differs"),
-        ("nothing", [], "holds no policy"),
+        ("nothing", [], "contains no policy"),
         ("none", ["lora=adapters"], "trained all weights"),
         ("none", ["model_path=no/such/dir"], "model_path='no/such/dir'"),
-        ("nameless", [], "model_path: there is no config.yaml"),
+        ("nameless", [], "model_path: no config.yaml"),
         ("none", ["lora=apart"], "lora='apart'"),
         ("none", ["lorra=merged"], "did you mean lora"),
     ],

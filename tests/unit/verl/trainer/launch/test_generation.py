@@ -91,8 +91,8 @@ def test_parquet_in_and_out_and_greedy(policy, tmp_path):
     ("more", "said"),
     [
         (["data.prompt_key=question"], "row 0: column 'question' .* one of prompt, id"),
-        (["data.max_prompt_length=4"], "row 0 has .* fix: data.max_prompt_length="),
-        (["data.output_path=answers.txt"], "another kind of file"),
+        (["data.max_prompt_length=4"], "row 0 has .* fix: set data.max_prompt_length="),
+        (["data.output_path=answers.txt"], "unsupported file type"),
         (["data.path=nowhere.jsonl"], "data.path='nowhere.jsonl'"),
         (["model.path=no/such/dir"], "model.path='no/such/dir'"),
         (["data.n_sample=3"], "did you mean data.n_samples"),
@@ -188,7 +188,7 @@ def test_answers_of_a_generation_that_fails_are_kept(policy, tmp_path, monkeypat
 def test_the_prompts_are_not_written_over(policy, tmp_path, capsys):
     path = write_jsonl(tmp_path / "asked.jsonl", ROWS)
     assert main_generation.main(words(policy, path, f"data.output_path={path}")) == 2
-    assert "not written over" in capsys.readouterr().err
+    assert "never overwritten" in capsys.readouterr().err
     assert list(read_rows(path)) == ROWS
 
 

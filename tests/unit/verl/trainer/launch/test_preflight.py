@@ -295,7 +295,7 @@ def test_an_evaluation_is_checked_the_same_way(monkeypatch, capsys, tmp_path):
 
 def test_torn_files_of_a_model_are_refused(policy, capsys):
     path = f"actor_rollout_ref.model.path={policy}"
-    for name, why in (("tokenizer.json", "its tokenizer does not load"), ("config.json", "JSON")):
+    for name, why in (("tokenizer.json", "cannot load its tokenizer"), ("config.json", "JSON")):
         (policy / name).write_text("{")
         assert main_ppo.main([path, *RLVCR]) == 2
         said = capsys.readouterr().err.splitlines()[1]
@@ -324,16 +324,18 @@ def test_more_devices_than_there_are_are_refused(policy, monkeypatch):
 @pytest.mark.parametrize(
     ("address", "why"),
     [
-        ("nowhere", "no host:port"),
-        ("127.0.0.1:1", "nobody answers"),
-        ("ray://127.0.0.1:1", "nobody"),
+        ("nowhere", "the address is not host:port"),
+        ("127.0.0.1:1", "cannot connect"),
+        ("ray://127.0.0.1:1", "cannot connect"),
     ],
 )
 def test_a_cluster_that_does_not_answer_is_refused(policy, address, why, monkeypatch):
     words = [f"actor_rollout_ref.model.path={policy}", *RLVCR]
     cfg = load_config("ppo_trainer", [*words, f"ray_init.address='{address}'"])
     (found,) = machine_problems(cfg)
-    assert found.startswith(f"ray_init.address={address!r}: {why}") and "fix: `ray start" in found
+    assert (
+        found.startswith(f"ray_init.address={address!r}: {why}") and "fix: run `ray start" in found
+    )
     monkeypatch.setenv("RAY_ADDRESS", address)
     (found,) = machine_problems(load_config("ppo_trainer", words))
     assert found.startswith(f"RAY_ADDRESS={address!r}") and "unset RAY_ADDRESS" in found

@@ -63,7 +63,7 @@ def test_an_advantage_of_tokens_that_were_not_sampled_is_none():
             ["data.max_response_length=512"],
         ),
         ({"rollout/truncated_budget": 1.0}, {"history": "window"}, ["data.max_prompt_length=128"]),
-        (NOTHING, {}, ["no group had two different returns", "env.rollout.n=8"]),
+        (NOTHING, {}, ["all returns of each group were equal", "env.rollout.n=8"]),
         ({"critic/rows_without_advantage": 1.0}, {}, ["no row had an advantage"]),
         ({"critic/rows_without_advantage": 0.9}, {}, []),
         ({}, {}, []),
