@@ -66,7 +66,7 @@ def compute_policy_loss_sapo(
 
 @token_loss("geo_mean", "gmpo")
 def compute_policy_loss_geo_mean(tokens: SampledTokens) -> TokenLosses:
-    """GMPO (Zhao et al., 2025, arXiv 2507.20673): ``-g A`` with ``g = exp(mean of c over the row)``.
+    """GMPO (Zhao et al., 2025, arXiv 2507.20673): ``-g A``, ``g = exp(mean of c over the row)``.
 
     ``c`` is d limited in the direction of the advantage: ``min(d, high)`` where A > 0, ``max(d,
     -low)`` where A < 0. The range limits log-ratios; the paper uses 0.4 on both sides. The paper
