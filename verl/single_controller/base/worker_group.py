@@ -41,7 +41,7 @@ class GroupFuture:
         return self._ready or self._done()
 
     def get(self, timeout_s: float | None = None) -> Any:
-        """Return the value of the call, waiting at most ``timeout_s`` (None: the call's timeout)."""
+        """Return the value of the call. Wait at most ``timeout_s`` (None: the call's timeout)."""
         if not self._ready:
             answers = self._wait(self._timeout_s if timeout_s is None else timeout_s)
             self._value = self._collect(answers)

@@ -1,9 +1,11 @@
-"""RayWorkerGroup: worker groups whose ranks are Ray actors. Example::
+"""RayWorkerGroup: worker groups whose ranks are Ray actors.
 
-pool = RayResourcePool([2])                           # two devices on one node
-group = RayWorkerGroup(pool, RayClassWithInitArgs(ActorWorker, config))
-group.init_model()                                    # on both ranks
-out = group.compute_log_prob(data)                    # rows split, results concatenated
+::
+
+    pool = RayResourcePool([2])                           # two devices on one node
+    group = RayWorkerGroup(pool, RayClassWithInitArgs(ActorWorker, config))
+    group.init_model()                                    # on both ranks
+    out = group.compute_log_prob(data)                    # rows split, results concatenated
 """
 
 import logging
