@@ -118,7 +118,7 @@ class ChatTokens:
         return self.encode(text, inside=True)
 
     def _encode(self, marked: str, inside: bool = False) -> tuple[int, ...]:
-        """Return the token ids of a marked text. ``inside`` means that it continues another text."""
+        """Return the token ids of a marked text. ``inside``: it continues another text."""
         if CUT not in marked:
             plain = MARKED.sub(self._spelling, marked)
             whole = self._encoder.encode_inside(plain) if inside else self._encoder.encode(plain)

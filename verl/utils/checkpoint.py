@@ -10,8 +10,8 @@
     root/.partial-<host>-<pid>-*  a running save or removal; after a crash it stays until the next
                                   save removes it
 
-A checkpoint is valid if its manifest lists the files of every process that wrote into it, and all
-files have the listed size and digest. Only one driver at a time may save into a root. Any number of
+A checkpoint is valid if its manifest lists the files of every process that wrote into it. All files
+must have the listed size and digest. Only one driver at a time may save into a root. Any number of
 processes may read.
 
 With ``background``, a save continues in a thread after the state is copied::

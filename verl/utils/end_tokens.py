@@ -13,7 +13,8 @@ def find_end_ids(tokenizer: Any, model_path: str | Path | None = None) -> frozen
     """Return the ids that end a turn when they are sampled.
 
     They are the end of turn of the chat template, the tokenizer's end of sequence, and those of the
-    generation config in ``model_path`` (default: the directory that the tokenizer was loaded from).
+    generation config in ``model_path``. The default of ``model_path`` is the directory that the
+    tokenizer was loaded from.
     """
     path = getattr(tokenizer, "name_or_path", "") if model_path is None else model_path
     ids = set(config_end_ids(path)) if path else set()
