@@ -1,7 +1,7 @@
 """Manifest of a checkpoint, and its ``state.json``.
 
-``manifest.json`` has the size and SHA-256 of every other file, the files of each process that wrote
-into the checkpoint, and a digest of these entries.
+``manifest.json`` has the size and SHA-256 of every other file, and the files that each process
+wrote. Its last entry is a digest of the other entries.
 """
 
 import hashlib

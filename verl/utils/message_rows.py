@@ -82,8 +82,8 @@ class DataRow:
     def read(self, column: str) -> Any:
         """Return the cell as JSON types.
 
-        Arrays and tuples become lists, NaN and missing values None, dates and times texts in ISO
-        format, time differences seconds, decimals numbers, and bytes UTF-8 text. Raises ``BadRow``
+        Arrays and tuples become lists, NaN and missing values None, and decimals numbers. Dates and
+        times become ISO texts, time differences seconds, and bytes UTF-8 text. Raises ``BadRow``
         for anything else, for a lone surrogate, and for values nested deeper than ``MAX_DEPTH``.
         """
         return self._as_json(column, self.cells.get(column))
@@ -164,7 +164,8 @@ def read_table(key: str, files: Sequence[str]) -> Iterator[DataRow]:
             raise BadRow(f"{source}: {why}") from error
         if number < 0:
             raise BadRow(
-                f"{source}: has no row; allowed: files with at least one row; fix: name another file"
+                f"{source}: has no row; allowed: a file with at least one row; "
+                "fix: name another file"
             )
 
 

@@ -131,7 +131,7 @@ class Progress:
         return f"{self.done:,}{whole} {self.unit}"
 
     def _pace(self) -> tuple[str, ...]:
-        """Return the rate and, if ``total`` is known, the time left; empty before the first unit."""
+        """Return the rate and, if ``total`` is known, the time left; empty before any progress."""
         done = self.done - self._first
         seconds = self._clock() - self._began
         if done <= 0 or seconds <= 0:

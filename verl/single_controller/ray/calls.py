@@ -93,7 +93,7 @@ def _fetch(
         return error
     except (RayActorError, WorkerCrashedError, ObjectLostError) as error:
         return _chained(
-            WorkerDiedError(f"the process has ended: {label}: {_first_lines(error)}"), error
+            WorkerDiedError(f"the process is gone: {label}: {_first_lines(error)}"), error
         )
     except RayError as error:
         return _chained(

@@ -55,5 +55,5 @@ def naming_lost_nodes() -> Iterator[None]:
         # If Ray's control server is also down, raise the error without notes.
         with contextlib.suppress(RayError):
             for node in lost_nodes():
-                error.add_note(f"the cluster has lost the node {node}")
+                error.add_note(f"the node {node} of the cluster is gone")
         raise

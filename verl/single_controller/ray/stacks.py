@@ -27,7 +27,7 @@ def stacks_of_other_nodes(folder: Path) -> Elsewhere:
     for node in ray.nodes():
         name = f"node {node_name(node)}"
         if is_lost(node):
-            silent.append(f"{name} is lost")
+            silent.append(f"{name} is gone")
         elif node["Alive"] and node["NodeID"] != here:
             place = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
             ref = ask.options(scheduling_strategy=place).remote(folder)
