@@ -34,7 +34,7 @@ def verify_checkpoint(path: str | Path) -> dict[str, Any]:
     for name, entry in manifest["files"].items():
         if _digest(path / name) != entry["sha256"]:
             raise CheckpointError(
-                f"{path / name}: the content differs from {MANIFEST} (other SHA-256)"
+                f"{path / name}: the content does not match {MANIFEST} (SHA-256 differs)"
             )
     return manifest
 
@@ -106,7 +106,7 @@ def _read_manifest(path: Path) -> dict[str, Any]:
         raise CheckpointError(f"{path / MANIFEST}: cannot be read: {error}") from error
     files = manifest.get("files") if isinstance(manifest, dict) else None
     if not isinstance(files, dict) or STATE not in files:
-        raise CheckpointError(f"{path / MANIFEST}: not the manifest of a checkpoint")
+        raise CheckpointError(f"{path / MANIFEST}: not a manifest of a checkpoint")
     for name, entry in files.items():
         _check_entry(path, name, entry)
     _check_writers(path, files, manifest.get("writers", {}))

@@ -30,7 +30,7 @@ def derive_seed(*parts: int | str | float | bool | np.integer | None) -> int:
 
 
 def seed_everything(seed: int) -> None:
-    """Seed Python, numpy and torch (all devices), and set ``PYTHONHASHSEED`` for child processes."""
+    """Seed Python, numpy and torch (all devices); set ``PYTHONHASHSEED`` for child processes."""
     import torch  # imported here: environment processes derive seeds without torch
 
     os.environ["PYTHONHASHSEED"] = str(seed & 0x7FFFFFFF)

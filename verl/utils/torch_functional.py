@@ -83,8 +83,8 @@ class _TokenStatistics(torch.autograd.Function):
     """Log-prob of the label and entropy of every row of logits ``[N, V]``, computed in chunks.
 
     Only the logits are saved for the backward pass. Float32 copies exist for one chunk at a time.
-    With ``p = softmax(x / T)``: ``d logp_y / dx = (1[y] - p) / T`` and ``dH / dx = -p (log p + H) /
-    T``. The backward pass skips entropies that have no gradient.
+    With ``p = softmax(x / T)`` the gradient of the log-prob is ``(1[y] - p) / T``. The gradient of
+    the entropy H is ``-p (log p + H) / T``. The backward pass skips entropies without a gradient.
     """
 
     @staticmethod

@@ -31,7 +31,7 @@ def awaited() -> list[str]:
 
 @contextmanager
 def logged_wait(what: str, quiet_s: float) -> Iterator[None]:
-    """Log that ``what`` is awaited while the block runs: after ``quiet_s``, then 2, 4, ... times it.
+    """Log that ``what`` is awaited while the block runs: after ``quiet_s``, then at 2, 4, ... times.
 
     For use before the watchdog runs.
     """

@@ -7,8 +7,8 @@ After a time without progress:
     GRACE_S    later: end the process. If the whole driver is stopped, the guard process kills it.
 
 Progress is the start or end of a part of a step (``Stopwatch``), the start of another stage
-(``enter_stage``), or a heartbeat (``verl.utils.progress``) of the driver or of a process that
-reports to it.
+(``enter_stage``), or a heartbeat (``verl.utils.progress``). The driver and the processes that
+report to it send heartbeats.
 """
 
 import contextlib

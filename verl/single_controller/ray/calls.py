@@ -53,11 +53,22 @@ def gather(refs: Sequence[Any], timeout_s: float, labels: Sequence[str]) -> list
             late[:] = [label_of[ref] for ref in pending]
             if not ready:
                 raise WorkerTimeoutError(f"no answer after {timeout_s:g} s from: {', '.join(late)}")
-            for done in ready:
-                error = _fetch(done, label_of[done], max(0.0, deadline - time.monotonic()), values)
-                if error is not None:
-                    raise _root_cause(error, pending, label_of)
+            _fetch_or_raise(ready, pending, label_of, deadline, values)
     return [values[ref] for ref in refs]
+
+
+def _fetch_or_raise(
+    ready: list[Any],
+    pending: list[Any],
+    label_of: dict[Any, str],
+    deadline: float,
+    values: dict[Any, Any],
+) -> None:
+    """Put the values of the finished references into ``values``, or raise the first error."""
+    for ref in ready:
+        error = _fetch(ref, label_of[ref], max(0.0, deadline - time.monotonic()), values)
+        if error is not None:
+            raise _root_cause(error, pending, label_of)
 
 
 def _ready(pending: list[Any], timeout_s: float) -> tuple[list[Any], list[Any]]:
