@@ -12,7 +12,7 @@ import orjson
 
 from verl.utils.files import atomic_write, naming
 
-# Options under which orjson and ``to_json_value`` agree on arrays, dataclasses and dates.
+# Options under which orjson and ``to_json_types`` agree on arrays, dataclasses and dates.
 _FORM = (
     orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_DATETIME
 )

@@ -31,9 +31,10 @@ def awaited() -> list[str]:
 
 @contextmanager
 def logged_wait(what: str, quiet_s: float) -> Iterator[None]:
-    """Log that ``what`` is awaited while the block runs: after ``quiet_s``, then at 2, 4, ... times.
+    """Log that ``what`` is awaited while the block runs.
 
-    For use before the watchdog runs.
+    The first line follows after ``quiet_s``, the next ones after 2, 4, ... times as many seconds. For
+    use before the watchdog runs.
     """
     over = threading.Event()
     began = time.monotonic()
