@@ -33,8 +33,8 @@ def awaited() -> list[str]:
 def logged_wait(what: str, quiet_s: float) -> Iterator[None]:
     """Log that ``what`` is awaited while the block runs.
 
-    The first line follows after ``quiet_s``, the next ones after 2, 4, ... times as many seconds. For
-    use before the watchdog runs.
+    The first line follows after ``quiet_s``, the next ones after 2, 4, ... times as many seconds.
+    Use it before the watchdog runs.
     """
     over = threading.Event()
     began = time.monotonic()
