@@ -41,9 +41,9 @@ def anchor(index: int) -> str:
 class ChatTemplate:
     """Renderer of ``tokenizer.chat_template`` that also gives the text around the messages.
 
-    ``parts``: the template needs content as a list of typed parts instead of a string. ``trims``:
-    it strips white space around user content. ``takes_system``: it renders system messages. If it
-    does not, callers put the system text before the first user message.
+    ``uses_parts``: the template needs content as a list of typed parts instead of a string.
+    ``trims_content``: it strips white space around user content. ``takes_system``: it renders
+    system messages. If it does not, callers put the system text before the first user message.
 
     Raises:
         TemplateUnsupported: There is no template, it does not render a user message exactly once,

@@ -168,7 +168,7 @@ def _foreign_file(directory: Path) -> str:
 
 
 def _fingerprint(path: Path) -> str:
-    """Return the size of a file and, up to ``HASHED`` bytes, its digest; empty if unreadable."""
+    """Return size and, up to ``MAX_HASHED_BYTES``, digest of a file; empty if it is unreadable."""
     if path.is_symlink() or not path.is_file():
         return ""
     try:

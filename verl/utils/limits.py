@@ -45,10 +45,10 @@ def _alarm(seconds: float, late: str) -> Iterator[None]:
         yield
         return
 
-    def expired(*_: object) -> None:
+    def raise_time_limit(*_: object) -> None:
         raise TimeLimit(late)
 
-    handler = signal.signal(signal.SIGALRM, expired)
+    handler = signal.signal(signal.SIGALRM, raise_time_limit)
     timer = signal.setitimer(signal.ITIMER_REAL, seconds, AGAIN_S)
     try:
         yield
@@ -60,7 +60,7 @@ def _alarm(seconds: float, late: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _interrupted_again(seconds: float) -> Iterator[None]:
-    """Raise ``TimeLimit`` in the block every ``AGAIN_S`` after ``seconds``.
+    """Raise ``TimeLimit`` in the block every ``REPEAT_S`` after ``seconds``.
 
     This does not depend on the alarm, which the block may have cancelled.
     """

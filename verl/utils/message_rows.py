@@ -2,7 +2,7 @@
 
     file ──read_table──▶ DataRow ──▶ read_prompt_messages    messages that the policy answers
                              ──▶ read_episode_messages   messages that the policy is trained on
-                             ──▶ read                    any other cell, as JSON types
+                             ──▶ read_cell               any other cell, as JSON types
 
 The content of a row is used or refused, never ignored. A refusal is a ``BadRow``. Its message names
 the configuration key, the file, the row and the column, the value, what is allowed, and the fix.
@@ -300,7 +300,7 @@ def _weight(row: DataRow, column: str, held: Mapping[str, Any]) -> float | None:
 
 
 def _plain(value: Any, depth: int) -> Any:
-    """Convert ``value`` to JSON types. Raises ``_NotPlain`` if that is not possible."""
+    """Convert ``value`` to JSON types. Raises ``_NotJsonValue`` if that is not possible."""
     if depth > MAX_DEPTH:
         raise _NotPlain(f"is nested deeper than {MAX_DEPTH} levels")
     if value is None or isinstance(value, (bool, int)):
@@ -355,5 +355,5 @@ def _is_empty(value: Any) -> bool:
 
 
 def _short(value: Any) -> str:
-    """Return the first ``SHOWN`` characters of ``repr(value)``."""
+    """Return the first ``SHOWN_CHARACTERS`` of ``repr(value)``."""
     return repr(value)[:SHOWN]

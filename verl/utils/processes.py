@@ -46,7 +46,7 @@ def kill_descendants(pid: int, owner: str) -> None:
                 os.kill(process, signal.SIGKILL)
 
 
-def _processes() -> Iterator[tuple[int, int]]:
+def _list_processes() -> Iterator[tuple[int, int]]:
     """Yield process id and parent id of every process that is not a zombie."""
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError, ValueError, IndexError):
@@ -58,7 +58,7 @@ def _processes() -> Iterator[tuple[int, int]]:
 
 
 def _below(pid: int) -> Iterator[int]:
-    parents = dict(_processes())
+    parents = dict(_list_processes())
     for process in parents:
         above = process
         while above in parents and above != pid:
@@ -69,7 +69,7 @@ def _below(pid: int) -> Iterator[int]:
 
 def _owned(owner: str) -> Iterator[int]:
     mark = f"{OWNER}={owner}\0".encode()
-    for process, _ in _processes():
+    for process, _ in _list_processes():
         with contextlib.suppress(OSError):
             if mark in Path(f"/proc/{process}/environ").read_bytes():
                 yield process

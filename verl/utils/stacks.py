@@ -57,7 +57,7 @@ class Elsewhere:
 class Asked:
     """Process that was signalled to write its stacks to ``path``.
 
-    ``before`` is the size of the file in bytes before the signal.
+    ``size_before`` is the size of the file in bytes before the signal.
     """
 
     process: psutil.Process

@@ -120,7 +120,7 @@ def _prefer_loopback() -> None:
 
 
 def directory_refusal() -> str:
-    """Return the reason why ``PRIVATE`` cannot hold Ray's session directories; empty if it can."""
+    """Return why ``PRIVATE_DIRECTORY`` cannot hold Ray's session directories; empty if it can."""
     try:
         found = PRIVATE.lstat()
     except FileNotFoundError:
