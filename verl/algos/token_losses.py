@@ -1,7 +1,7 @@
 """Common part of the policy losses: their input tokens and the aggregation of their token losses.
 
-An algorithm is a function from ``SampledTokens`` to ``TokenLosses``. ``register_token_loss`` gives it
-the conventional signature and the aggregation of ``losses``, which is exact in any split of a
+An algorithm is a function from ``SampledTokens`` to ``TokenLosses``. ``register_token_loss`` gives
+it the conventional signature and the aggregation of ``losses``, which is exact in any split of a
 mini-batch.
 """
 

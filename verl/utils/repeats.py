@@ -43,7 +43,8 @@ def maj_at_k(answers: Sequence[Hashable], scores: Sequence[float], k: int, seed:
 
     Answers are compared for equality. An answer's score is the mean over its occurrences in the
     subset. All subsets are used if there are at most ``MAX_LISTED_SUBSETS``, else as many are
-    drawn with ``seed``. Raises ``ValueError`` for lists of different lengths and unless ``1 <= k <= n``.
+    drawn with ``seed``. Raises ``ValueError`` for lists of different lengths, and unless ``1 <= k
+    <= n``.
     """
     if len(answers) != len(scores):
         raise ValueError(
