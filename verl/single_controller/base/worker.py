@@ -64,8 +64,8 @@ class Worker:
             wanted = dist.BackendConfig(asked)  # pyright: ignore[reportArgumentType]  a Backend
             if dist.get_backend_config() != str(wanted):
                 raise RuntimeError(
-                    f"the process group of this process has the backend "
-                    f"{dist.get_backend_config()}, not the requested {backend}"
+                    "the process group of this process has the backend "
+                    f"{dist.get_backend_config()}, not {backend}, which was requested"
                 )
             return
         if device.type == "cuda":
