@@ -85,7 +85,7 @@ def register(
     splits = dispatch_mode in (Dispatch.ALL_TO_ALL, Dispatch.DP_COMPUTE, Dispatch.DP_COMPUTE_PROTO)
     if execute_mode is Execute.RANK_ZERO and splits:
         raise ValueError(
-            f"dispatch_mode={dispatch_mode.name} splits the data over all ranks, so the call cannot "
+            f"dispatch_mode={dispatch_mode.name} splits the data over all ranks, so a call cannot "
             "execute on rank 0 only; fix: execute_mode=ALL, or dispatch_mode=RANK_ZERO"
         )
     registration = Registration(dispatch_mode, execute_mode, blocking, timeout_s)
