@@ -1,4 +1,4 @@
-"""GraphGPO (2026, arXiv 2605.26684): the return of a step is the distance of its state to the goal.
+"""GraphGPO (2026, arXiv 2605.26684): step returns from the distance to the goal in a state graph.
 
 The trajectories of a task form a graph. States (anchor observations) are nodes, observed steps are
 edges, and the end of every successful trajectory is the goal. d is the number of steps on the
@@ -31,8 +31,8 @@ from verl.names import NORM_MODES
 def next_states(steps: Steps, won: set[Hashable]) -> list[Hashable]:
     """Return the state after each step: the next anchor, the goal of the task, or None.
 
-    The goal follows the last step of each trajectory in ``won``. None means that the state after
-    the step is unknown.
+    The goal follows the last step of each trajectory in ``successful_trajectories``. None means
+    that the state after the step is unknown.
     """
     keys = list(zip(steps.trajectory, steps.number, strict=True))
     at = dict(zip(keys, steps.state, strict=True))

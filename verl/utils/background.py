@@ -49,7 +49,7 @@ class BackgroundCall(Generic[AnswerT]):
 
 
 class BackgroundCalls:
-    """Queue of calls that a thread ``name`` makes one after another; at most ``most`` are queued.
+    """Queue of at most ``max_waiting`` calls, which a thread ``name`` makes one after another.
 
     After a call has raised, no further call is made, and ``add`` and ``wait`` raise its error. They
     raise ``TimeoutError`` after waiting for ``timeout_s``.

@@ -65,8 +65,8 @@ def append(path: Path, record: Mapping[str, Any]) -> None:
 def read(path: Path, most: int | None = None) -> Iterator[dict[str, Any]]:
     """Yield the objects of ``path``; none if it does not exist.
 
-    Incomplete lines and lines that are not JSON objects are skipped. Stops after the line with
-    which ``most`` characters are read.
+    Incomplete lines and lines that are not JSON objects are skipped. Stops after the line that
+    reaches ``max_characters`` read characters.
     """
     if not path.exists():
         return

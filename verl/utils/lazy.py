@@ -8,8 +8,8 @@ from typing import Any
 def lazy(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any], list[str]]:
     """Return ``__getattr__`` and ``__all__`` of ``package``.
 
-    ``homes`` maps a name to the module that defines it: a module of ``package``, or with a dot the
-    full name of any module.
+    ``module_of_name`` maps a name to the module that defines it: a module of ``package``, or with a
+    dot the full name of any module.
     """
 
     def resolve(name: str) -> Any:
