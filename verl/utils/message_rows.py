@@ -1,8 +1,8 @@
 """Reader of messages and other cells of rows from files, for datasets, SFT and generation.
 
     file ──read_table──▶ DataRow ──▶ read_prompt_messages    messages that the policy answers
-                             ──▶ read_episode_messages   messages that the policy is trained on
-                             ──▶ read_cell               any other cell, as JSON types
+                                 ──▶ read_episode_messages   messages that the policy is trained on
+                                 ──▶ read_cell               any other cell, as JSON types
 
 The content of a row is used or refused, never ignored. A refusal is a ``BadRow``. Its message names
 the configuration key, the file, the row and the column, the value, what is allowed, and the fix.
