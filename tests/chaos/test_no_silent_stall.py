@@ -21,7 +21,8 @@ def policy(tmp_path_factory):
 def test_a_rank_that_hangs_in_a_save_is_named_and_its_stacks_are_asked_for(policy, tmp_path):
     result = play(Cell(RANK, SAVE, HUNG), policy, tmp_path / "cell")
     assert (result.verdict, result.status) == ("ends", 1)
-    stalled = r"Stalled: save_checkpoint stands still since \d+ s: actor\[rank 0\].save_checkpoint"
+    waiting = r"actor\[rank 0\].save_checkpoint"
+    stalled = rf"Stalled: save_checkpoint made no progress for \d+ s: {waiting}"
     assert re.search(rf"{stalled}; ActorWorker\[rank 0\] \(process \d+, stop", result.sentence)
     assert "waiting for" in (tmp_path / "cell" / "log.txt").read_text()
     (stacks,) = (tmp_path / "cell" / "run" / "logs").glob("stacks-*.txt")

@@ -1,10 +1,9 @@
-"""The pure maths of policy optimisation under one name: estimators, losses, KL and their
-registries.
+"""Pure maths of policy optimisation: advantage estimators, losses, KL estimators and registries.
 
-Tensors in, tensors out: no configuration object, no Ray, no logging. The rooms behind this door:
-``algorithm_registry`` (names), ``groups`` (statistics over trajectories), ``advantages`` and
-``gigpo``, ``graphgpo``, ``hgpo``, ``gdpo``, ``passk`` (estimators), ``losses``, ``policy_losses``,
-``covariance_losses``, ``rollout_correction`` and ``kl``. Imports torch and ``verl.utils`` alone.
+The functions take and return tensors. They read no configuration object, do not use Ray and do not
+log. Modules: ``algorithm_registry`` (dicts of names), ``groups`` (statistics over trajectories),
+``advantages``, ``gigpo``, ``graphgpo``, ``hgpo``, ``gdpo``, ``passk`` (estimators), ``losses``,
+``token_losses``, ``policy_losses``, ``covariance_losses``, ``rollout_correction`` and ``kl``.
 """
 
 import importlib
@@ -150,6 +149,6 @@ __all__ = [
     "trajectories_of",
 ]
 
-# An estimator or a loss in a module of this package is registered by being there.
+# Importing a module registers its estimators and losses.
 for _module in pkgutil.iter_modules(__path__):
     importlib.import_module(f"{__name__}.{_module.name}")

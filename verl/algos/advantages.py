@@ -1,9 +1,9 @@
 """Advantage estimators. Every function returns ``(advantages [B, R], returns [B, R])`` in float32.
 
-Token-level estimators (GAE, REINFORCE++, ReMax) see one row as one sequence of sampled tokens:
-positions where ``response_mask`` is 0 lie outside time, and a reward placed on one counts for the
-sampled token before it. Outcome estimators compare whole trajectories within groups (``index``);
-all sampled tokens of a trajectory share its advantage.
+Token-level estimators (GAE, REINFORCE++, ReMax) treat one row as one sequence of sampled tokens.
+They skip positions where ``response_mask`` is 0. A reward at such a position counts for the sampled
+token before it. Outcome estimators compare whole trajectories within groups (``index``). All
+sampled tokens of a trajectory get the same advantage.
 """
 
 import torch
@@ -22,18 +22,19 @@ OUTCOME_INPUTS = {
 
 
 def spread(per_row: PerRow, response_mask: TokenMask) -> PerToken:
-    """Place ``per_row [B]`` on all sampled tokens: ``[B, R]`` float32."""
+    """Broadcast ``per_row [B]`` to the sampled tokens: ``[B, R]`` float32, 0 on other tokens."""
     return per_row.float().unsqueeze(-1) * response_mask.float()
 
 
 def _rewards_on_sampled_tokens(token_level_rewards: PerToken, response_mask: TokenMask) -> PerToken:
-    """``[B, R]`` float64 rewards with those of unsampled positions moved to the last sampled token
-    before them.
+    """Return float64 rewards ``[B, R]`` with the rewards of unsampled positions moved.
+
+    Each is added to the last sampled token before it, or to the first one if there is none before.
     """
     mask = response_mask.bool()
     columns = torch.arange(mask.shape[-1], device=mask.device).expand_as(mask)
-    # The running maximum of sampled columns is the last sampled one so far; -1 before the first,
-    # where the reward moves forward to the first instead.
+    # The running maximum of sampled columns is the last sampled column so far. It is -1 before the
+    # first sampled column.
     target = torch.where(mask, columns, -1).cummax(-1).values
     first = torch.where(mask.any(-1), mask.long().argmax(-1), 0)
     target = torch.where(target < 0, first.unsqueeze(-1), target)
@@ -49,11 +50,10 @@ def compute_gae_advantage_return(
     gamma: float,
     lam: float,
 ) -> tuple[PerToken, PerToken]:
-    """Generalised advantage estimation over sampled tokens (Schulman et al., 2016), advantages
-    whitened.
+    """Compute generalised advantage estimates (Schulman et al., 2016) over the sampled tokens.
 
-    ``values [B, R]`` is the critic's estimate before each token. Returns are unwhitened advantages
-    plus values.
+    ``values [B, R]`` is the critic's estimate before each token. The advantages are whitened. The
+    returns are the unwhitened advantages plus ``values``.
     """
     rewards = _rewards_on_sampled_tokens(token_level_rewards, response_mask)
     sampled = response_mask.bool()
@@ -62,7 +62,7 @@ def compute_gae_advantage_return(
     next_value = torch.zeros_like(values[:, 0])
     running = torch.zeros_like(next_value)
     for t in reversed(range(values.shape[1])):
-        # At a position that was not sampled time stands still: the running sums pass through.
+        # An unsampled position is not a time step: keep the running sums.
         delta = rewards[:, t] + gamma * next_value - values[:, t]
         running = torch.where(sampled[:, t], delta + gamma * lam * running, running)
         next_value = torch.where(sampled[:, t], values[:, t], next_value)
@@ -75,13 +75,13 @@ def compute_gae_advantage_return(
 def compute_reinforce_plus_plus_outcome_advantage(
     token_level_rewards: PerToken, response_mask: TokenMask, gamma: float = 1.0
 ) -> tuple[PerToken, PerToken]:
-    """REINFORCE++ (Hu, 2025): discounted returns of every token, whitened over the batch."""
+    """Compute REINFORCE++ advantages (Hu, 2025): discounted returns whitened over all tokens."""
     rewards = _rewards_on_sampled_tokens(token_level_rewards, response_mask)
     sampled = response_mask.bool()
     returns = torch.zeros_like(rewards)
     running = torch.zeros_like(rewards[:, 0])
     for t in reversed(range(rewards.shape[1])):
-        # As in GAE, time stands still between sampled tokens.
+        # As in GAE, an unsampled position is not a time step.
         running = torch.where(sampled[:, t], rewards[:, t] + gamma * running, running)
         returns[:, t] = running
     returns = torch.where(sampled, returns, 0.0)
@@ -92,8 +92,9 @@ def compute_reinforce_plus_plus_outcome_advantage(
 def compute_remax_outcome_advantage(
     token_level_rewards: PerToken, reward_baselines: PerRow, response_mask: TokenMask
 ) -> tuple[PerToken, PerToken]:
-    """ReMax (Li et al., 2024): reward to go minus the return ``reward_baselines [B]`` of a greedy
-    rollout.
+    """Compute ReMax advantages (Li et al., 2024): reward to go minus ``reward_baselines [B]``.
+
+    A baseline is the return of a greedy rollout of the same task.
     """
     rewards = _rewards_on_sampled_tokens(token_level_rewards, response_mask)
     to_go = rewards.flip(-1).cumsum(-1).flip(-1)
@@ -114,11 +115,10 @@ def compute_grpo_outcome_advantage(
     norm_adv_by_std_in_grpo: bool = True,
     traj_index: Ids | None = None,
 ) -> tuple[PerToken, PerToken]:
-    """GRPO (Shao et al., 2024): return minus the group's mean, over its sample standard deviation +
-    ``epsilon``.
+    """Compute GRPO advantages (Shao et al., 2024): ``(r - mean) / (std + epsilon)`` per group.
 
-    ``norm_adv_by_std_in_grpo=False`` leaves the division out (Dr.GRPO). A group of one keeps its
-    return.
+    std is the sample standard deviation. ``norm_adv_by_std_in_grpo=False`` omits the division
+    (Dr.GRPO). In a group of one trajectory, mean is 0 and std is 1.
     """
     scores = token_level_rewards.double().sum(-1)
     advantages = group_normalised_scores(
@@ -135,8 +135,10 @@ def compute_rloo_outcome_advantage(
     index: Ids,
     traj_index: Ids | None = None,
 ) -> tuple[PerToken, PerToken]:
-    """RLOO (Ahmadian et al., 2024): return minus the mean of the others, n/(n-1) (r - mean); alone:
-    the return.
+    """Compute RLOO advantages (Ahmadian et al., 2024): return minus the mean of the other members.
+
+    That equals ``n / (n - 1) (r - mean)`` in a group of n trajectories. In a group of one, the
+    advantage is the return.
     """
     trajectories = trajectories_of(token_level_rewards.double().sum(-1), index, traj_index)
     stats = group_mean_std(trajectories.score, trajectories.group)
@@ -154,8 +156,9 @@ def compute_reinforce_plus_plus_baseline_outcome_advantage(
     index: Ids,
     traj_index: Ids | None = None,
 ) -> tuple[PerToken, PerToken]:
-    """REINFORCE++-baseline: return minus the group's mean, then whitened over all sampled tokens of
-    the batch.
+    """Compute REINFORCE++-baseline advantages: return minus the group's mean, then whitened.
+
+    The whitening covers all sampled tokens of the batch.
     """
     scores = token_level_rewards.double().sum(-1)
     advantages = group_normalised_scores(scores, index, traj_index, by_std=False)
@@ -171,14 +174,15 @@ def compute_opo_outcome_advantage(
     index: Ids,
     traj_index: Ids | None = None,
 ) -> tuple[PerToken, PerToken]:
-    """OPO (Hao et al., 2025): return minus the token-weighted mean return of the group; alone: the
-    return.
+    """Compute OPO advantages (Hao et al., 2025): return minus the group's token-weighted mean.
+
+    In a group of one trajectory, the advantage is the return.
     """
     scores = token_level_rewards.double().sum(-1)
     trajectories = trajectories_of(scores, index, traj_index, response_mask.sum(-1))
     group = trajectories.group
     stats = group_mean_std(trajectories.score, group)
-    centred = trajectories.score - stats.mean  # a group of equal returns is exactly 0 from here on
+    centred = trajectories.score - stats.mean  # exactly 0 in a group of equal returns
     zeros = torch.zeros_like(centred)
     weighted = zeros.index_add(0, group, trajectories.tokens * centred)[group]
     tokens = zeros.index_add(0, group, trajectories.tokens)[group]
@@ -196,11 +200,12 @@ def compute_gpg_outcome_advantage(
     traj_index: Ids | None = None,
     f_norm: float = 1.0,
 ) -> tuple[PerToken, PerToken]:
-    """GPG (Chu et al., 2025): ``alpha (r - group mean) / f_norm``, alpha = trajectories / those of
-    return != 0.
+    """Compute GPG advantages (Chu et al., 2025): ``alpha (r - group mean) / f_norm``.
+
+    alpha is the number of trajectories of the batch over the number whose return is not 0.
     """
     trajectories = trajectories_of(token_level_rewards.double().sum(-1), index, traj_index)
-    # Trajectories of return 0 are taken to teach nothing; alpha gives their share to the others.
+    # GPG counts trajectories of return 0 as uninformative; alpha compensates for their number.
     alpha = len(trajectories.score) / trajectories.score.count_nonzero().clamp(min=1)
     stats = group_mean_std(trajectories.score, trajectories.group)
     centred = trajectories.score - torch.where(stats.count > 1, stats.mean, 0.0)

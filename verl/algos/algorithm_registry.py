@@ -1,9 +1,9 @@
 """Dictionaries of advantage estimators and policy losses, filled by decorators.
 
-An estimator declares what it reads: ``inputs`` maps its keyword arguments to keys of a batch
-(``batch`` or ``non_tensor_batch``; a trailing ``?`` marks an optional one), ``params`` maps
-keyword arguments to dotted configuration paths, and ``compares_group`` says whether it compares the
-plays of one task. The trainer needs to know nothing else about it.
+The entry of an estimator declares all that the trainer needs. ``inputs`` maps keyword arguments to
+keys of ``batch`` or ``non_tensor_batch``; a trailing ``?`` marks an optional key. ``params`` maps
+keyword arguments to dotted configuration paths. ``compares_group`` is true if the estimator
+compares the trajectories of one task.
 """
 
 import inspect
@@ -26,8 +26,8 @@ AdvantageFunctionT = TypeVar("AdvantageFunctionT", bound=AdvantageFunction)
 PolicyLossFunctionT = TypeVar("PolicyLossFunctionT", bound=PolicyLossFunction)
 EntryT = TypeVar("EntryT", bound=Callable[..., object])
 
-GROUP = "uid"  # the column that names a row's task
-# Where the conventional argument names of estimators are found in a batch.
+GROUP = "uid"  # column with the group id of a row
+# Batch key of each conventional argument name of an estimator.
 CONVENTIONAL_INPUTS = {
     "token_level_rewards": "token_level_rewards",
     "response_mask": "response_mask",
@@ -43,11 +43,10 @@ CONVENTIONAL_INPUTS = {
 
 
 class RegisteredEstimator:
-    """A registered estimator: calls its function and carries ``inputs``, ``params``, ``metrics``
-    and ``compares_group``.
+    """Callable registry entry: the estimator's function and its declarations.
 
-    One function may be registered under two names with different parameters, so these are not its
-    attributes.
+    The declarations are not attributes of the function, because one function may be registered
+    under two names with different parameters.
     """
 
     def __init__(
@@ -71,21 +70,21 @@ class RegisteredEstimator:
 
 
 class TokenPicker(Protocol):
-    """Picks tokens of any part of a mini-batch by what was found in the whole of it."""
+    """Selects tokens in a part of a mini-batch by a rule computed from the whole mini-batch."""
 
     def selects(self, old_log_prob: Tensor, advantages: Tensor, response_mask: Tensor) -> Tensor:
-        """``[B, R]`` bool, of columns ``[B, R]``."""
+        """Return the selected tokens, bool ``[B, R]``. All arguments are ``[B, R]``."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class LossNeeds:
-    """What a policy loss takes beside the conventional arguments.
+    """Arguments of a policy loss in addition to the conventional ones.
 
-    ``params``: argument to dotted path below ``actor_rollout_ref.actor``. ``picker(old_log_prob,
-    advantages, **picker_params)``, called with all sampled tokens ``[N]`` of a mini-batch: what
-    picks the tokens ``selected [B, R]`` that the loss is handed, because a part of a mini-batch
-    does not know the others. ``picker_params`` are like ``params``.
+    ``params`` maps an argument to a dotted path below ``actor_rollout_ref.actor``, and so does
+    ``picker_params``. ``picker(old_log_prob, advantages, **picker_params)`` is called with all
+    sampled tokens ``[N]`` of a mini-batch. The ``TokenPicker`` it returns selects the tokens
+    ``selected [B, R]`` that are passed to the loss, in each micro-batch separately.
     """
 
     params: Mapping[str, str] = field(default_factory=dict)
@@ -95,13 +94,13 @@ class LossNeeds:
 
 ADV_ESTIMATORS: dict[str, RegisteredEstimator] = {}
 POLICY_LOSSES: dict[str, PolicyLossFunction] = {}
-ADVANTAGES_ONLY: set[str] = set()  # policy losses without a gradient where advantages are zero
-TAKES_WEIGHTS: set[str] = set()  # policy losses with an argument ``weights`` [B, R] of tokens
+ADVANTAGES_ONLY: set[str] = set()  # policy losses whose gradient is 0 where advantages are 0
+TAKES_WEIGHTS: set[str] = set()  # policy losses with an argument ``weights`` [B, R]
 LOSS_NEEDS: dict[str, LossNeeds] = {}
 
 
 def name_of(name: object) -> str:
-    """The name that ``name`` stands for: the value of any enum's member, else its text."""
+    """Return the value of an enum member as text, or the text of any other object."""
     return str(name.value) if isinstance(name, Enum) else str(name)
 
 
@@ -112,16 +111,17 @@ def register_adv_est(
     metrics: EstimatorMetrics | None = None,
     compares_group: bool | None = None,
 ) -> Callable[[AdvantageFunctionT], AdvantageFunctionT]:
-    """Register an estimator ``f(**inputs, **params) -> (advantages [B, R], returns [B, R])`` under
-    ``name``, a text or an enum's member that has it as value.
+    """Register an estimator ``f(**inputs, **params) -> (advantages [B, R], returns [B, R])``.
 
-    Without ``inputs``, arguments with conventional names are looked up in ``CONVENTIONAL_INPUTS``,
-    optional where they have a default. ``metrics(advantages, returns, **inputs)``, if given,
-    returns numbers to log; it is not handed the ``params``. An optional input that the batch lacks
-    is left out of both calls. An estimator that ``compares_group`` needs several plays of each
-    task: they are the default of ``env.rollout.n``, and one play is refused. None: it does where it
-    reads ``uid``. Raises ``ValueError`` for a name that another function holds or for an argument
-    that nothing fills.
+    ``name`` is a string or an enum member with a string value. Without ``inputs``, arguments with
+    conventional names are read as in ``CONVENTIONAL_INPUTS``; those with a default are optional.
+    ``metrics(advantages, returns, **inputs)`` returns numbers to log and does not get ``params``.
+    An optional input that the batch lacks is omitted from both calls.
+
+    ``compares_group`` declares that the estimator needs several trajectories of each task. This
+    sets the default of ``env.rollout.n``, and ``env.rollout.n=1`` is refused. None means that the
+    estimator compares groups if it reads ``uid``. Raises ``ValueError`` for a name that another
+    function has, and for an argument without a source.
     """
     paths = dict(params or {})
 
@@ -139,16 +139,15 @@ def register_adv_est(
 
 
 def get_adv_estimator_fn(name: str | Enum) -> RegisteredEstimator:
-    """The estimator called ``name``, with attributes ``inputs``, ``params``, ``metrics`` and
-    ``compares_group``.
+    """Return the estimator registered as ``name``.
 
-    Raises ``ValueError`` that lists the right names and the nearest one.
+    Raises ``ValueError`` with the allowed names and the nearest one.
     """
     return _look_up(ADV_ESTIMATORS, name_of(name), "advantage estimator", "algorithm.adv_estimator")
 
 
 def missing_inputs(estimator: RegisteredEstimator, available: Collection[str]) -> list[str]:
-    """The required batch keys of ``estimator`` that are not in ``available``."""
+    """Return the required batch keys of ``estimator`` that are not in ``available``, sorted."""
     required = [key for key in estimator.inputs.values() if not key.endswith("?")]
     return sorted(key for key in required if key not in available)
 
@@ -159,13 +158,12 @@ def register_policy_loss(
     needs: LossNeeds | None = None,
     takes_weights: bool = False,
 ) -> Callable[[PolicyLossFunctionT], PolicyLossFunctionT]:
-    """Register a policy loss with the signature of ``compute_policy_loss_vanilla`` under ``name``,
-    a text or an enum's member that has it as value.
+    """Register a policy loss with the signature of ``compute_policy_loss_vanilla``.
 
-    ``advantages_only`` promises that a row whose advantages are all zero has no gradient: such rows
-    are passed over. ``needs``: arguments beyond that signature. A loss that ``takes_weights`` has
-    an argument ``weights [B, R]``, which multiplies the losses of tokens; others are handed
-    advantages that are multiplied by them.
+    ``name`` is a string or an enum member with a string value. ``advantages_only`` declares that a
+    row has no gradient if all its advantages are 0; such rows are skipped. ``needs`` declares
+    further arguments. ``takes_weights`` declares an argument ``weights [B, R]`` that multiplies the
+    token losses. For other losses the advantages are multiplied by the weights instead.
     """
 
     def decorate(function: PolicyLossFunctionT) -> PolicyLossFunctionT:
@@ -182,19 +180,23 @@ def register_policy_loss(
 
 
 def loss_needs(name: str | Enum) -> LossNeeds:
-    """What the policy loss ``name`` takes beside the conventional arguments."""
+    """Return the additional arguments of the policy loss ``name``; empty if it declares none."""
     return LOSS_NEEDS.get(name_of(name), LossNeeds())
 
 
 def get_policy_loss_fn(name: str | Enum) -> PolicyLossFunction:
-    """The policy loss called ``name``; ``ValueError`` lists the right names and the nearest one."""
+    """Return the policy loss registered as ``name``.
+
+    Raises ``ValueError`` with the allowed names and the nearest one.
+    """
     key = "actor_rollout_ref.actor.policy_loss.loss_mode"
     return _look_up(POLICY_LOSSES, name_of(name), "policy loss", key)
 
 
 def choose(value: str, allowed: Collection[str], what: str) -> str:
-    """``value`` if allowed; else ``ValueError`` naming ``what``, the allowed values and the nearest
-    one.
+    """Return ``value`` if it is allowed.
+
+    Else raise ``ValueError`` with ``what``, the allowed values and the nearest one.
     """
     if value in allowed:
         return value
@@ -209,14 +211,14 @@ def _look_up(table: Mapping[str, EntryT], name: str, what: str, key: str) -> Ent
 
 def _store(table: dict[str, EntryT], name: str, entry: EntryT, what: str) -> None:
     known = table.get(name)
-    # A module that is imported again brings the same function as another object.
+    # A module that is imported again defines the same function as a new object.
     if known is not None and _identity(known) != _identity(entry):
         raise ValueError(f"{what} {name!r} is already registered by {'.'.join(_identity(known))}")
     table[name] = entry
 
 
 def _identity(entry: Callable[..., object]) -> tuple[str, str]:
-    """Module and qualified name of the function behind ``entry``."""
+    """Return the module and the qualified name of the function of ``entry``."""
     function = entry.function if isinstance(entry, RegisteredEstimator) else entry
     return str(function.__module__), str(getattr(function, "__qualname__", function))
 
@@ -236,10 +238,10 @@ def _require_filled(name: str, function: AdvantageFunction, filled: set[str]) ->
     unfilled = [p.name for p in named if p.default is p.empty and p.name not in filled]
     if unfilled:
         raise ValueError(
-            f"estimator {name!r}: declare where {', '.join(unfilled)} come from "
-            "(inputs= or params=)"
+            f"estimator {name!r}: arguments without a source: {', '.join(unfilled)}; "
+            "fix: declare them in inputs= or params="
         )
     surplus = filled - {p.name for p in named}
-    # With *args or **kwargs, the function may well take what it does not name.
+    # A function with *args or **kwargs may accept further arguments.
     if surplus and len(named) == len(parameters):
-        raise ValueError(f"estimator {name!r} takes no argument {', '.join(sorted(surplus))}")
+        raise ValueError(f"estimator {name!r} has no argument {', '.join(sorted(surplus))}")

@@ -1,10 +1,9 @@
-"""Losses that hold entropy up at the few tokens that would lower it most (Cui et al., 2025, arXiv
-2505.22617): those whose log-prob and advantage covary most.
+"""Policy losses that limit the entropy decrease (Cui et al., 2025, arXiv 2505.22617).
 
-Which tokens these are depends on all tokens of a mini-batch. It is found before the mini-batch is
-cut, from the log-probs that the policy had when it sampled, as a ``CovarianceRange``; with it any
-part picks its tokens alone, and the parts pick what the whole would. Tokens of equal covariance are
-picked together or not at all, so that their order does not matter.
+They treat the tokens with the largest covariance of log-prob and advantage differently. These
+tokens depend on the whole mini-batch. A ``CovarianceRange`` is therefore computed from the old
+log-probs before the mini-batch is split, and selects the same tokens in any split. Tokens of equal
+covariance are selected together or not at all, so the order of the tokens does not matter.
 """
 
 import math
@@ -19,7 +18,7 @@ from verl.algos.token_losses import SampledTokens, TokenLosses, clipped_surrogat
 
 @dataclass(frozen=True, slots=True)
 class CovarianceRange:
-    """Means of a whole mini-batch, and the covariances that are picked: ``lowest`` to ``highest``.
+    """Range of token covariances, ``lowest`` to ``highest``, with the means of the mini-batch.
 
     The covariance of a token is ``(A - mean_advantage) (log p_old - mean_log_prob)``.
     """
@@ -30,7 +29,7 @@ class CovarianceRange:
     highest: float
 
     def covariances(self, old_log_prob: PerToken, advantages: PerToken) -> PerToken:
-        """Of each token, float64."""
+        """Return the covariance of each token, float64 ``[B, R]``."""
         return (advantages.double() - self.mean_advantage) * (
             old_log_prob.double() - self.mean_log_prob
         )
@@ -38,7 +37,7 @@ class CovarianceRange:
     def selects(
         self, old_log_prob: PerToken, advantages: PerToken, response_mask: TokenMask
     ) -> TokenMask:
-        """``[B, R]`` bool: the sampled tokens that are picked."""
+        """Return the sampled tokens whose covariance is in the range, bool ``[B, R]``."""
         found = self.covariances(old_log_prob, advantages)
         return response_mask.bool() & (found >= self.lowest) & (found <= self.highest)
 
@@ -53,15 +52,16 @@ def highest_covariances(
     lowest: float = 0.0,
     highest: float = math.inf,
 ) -> CovarianceRange:
-    """The range that picks, of the covariances above 0 and from ``lowest`` to ``highest``, the
-    largest: ``share`` of all tokens, at least one.
+    """Return the range of the largest positive covariances within ``lowest`` to ``highest``.
 
-    ``old_log_prob [N]`` and ``advantages [N]`` are all sampled tokens of a mini-batch, in any
-    order.
+    It selects ``share`` of all tokens, rounded down, at least one. ``old_log_prob [N]`` and
+    ``advantages [N]`` are all sampled tokens of a mini-batch, in any order. The range is empty if
+    no covariance qualifies. Example: with covariances (0.5, 0.1, -0.3, 0.2) and ``share=0.5`` the
+    range is 0.2 to ``highest``.
     """
     if not len(advantages) or share <= 0:
         return NOTHING
-    # Sorted, so that the mean does not depend on the order, which differs with the ranks.
+    # Sort first: the rounding of the mean then does not depend on the order, which ranks change.
     whole = CovarianceRange(
         advantages.double().sort().values.mean().item(),
         old_log_prob.double().sort().values.mean().item(),
@@ -89,18 +89,18 @@ def highest_covariances(
     ),
 )
 def compute_policy_loss_clip_cov(tokens: SampledTokens) -> TokenLosses:
-    """Clip-Cov: PPO's clipped loss, and 0 for the tokens that are picked: ``clip_cov_ratio`` of
-    all, with a covariance from ``clip_cov_lb`` to ``clip_cov_ub``.
+    """Clip-Cov: PPO's clipped loss, and 0 for the selected tokens.
 
-    The paper draws them at random among those in the range; here they are the largest of them,
-    which needs no draw that a split would have to share.
+    Selected are ``clip_cov_ratio`` of all tokens: those with the largest covariance within
+    ``clip_cov_lb`` to ``clip_cov_ub``. The paper draws them at random from that range. Here the
+    choice is deterministic, so that all micro-batches and ranks agree.
     """
     surrogate = clipped_surrogate(tokens.ratio, tokens)
     losses = torch.where(tokens.selected, 0.0, surrogate.losses)
     return TokenLosses(losses, surrogate.clipped | tokens.selected)
 
 
-# A token without advantage may be picked too, and then it has a gradient.
+# A selected token with advantage 0 has a gradient through the KL term.
 @token_loss(
     "kl_cov",
     advantages_only=False,
@@ -111,8 +111,9 @@ def compute_policy_loss_clip_cov(tokens: SampledTokens) -> TokenLosses:
     ),
 )
 def compute_policy_loss_kl_cov(tokens: SampledTokens, ppo_kl_coef: float = 1.0) -> TokenLosses:
-    """KL-Cov: ``-r A``, and ``-r A + ppo_kl_coef |d|`` for the ``kl_cov_ratio`` of all tokens with
-    the largest covariance above 0.
+    """KL-Cov: ``-r A``, and ``-r A + ppo_kl_coef |d|`` for the selected tokens.
+
+    Selected are the ``kl_cov_ratio`` of all tokens with the largest covariance above 0.
     """
     plain = -tokens.ratio * tokens.advantages
     held = plain + ppo_kl_coef * tokens.log_ratio.abs()

@@ -1,8 +1,7 @@
-"""GDPO (Liu et al., 2026, arXiv 2601.05242): several rewards, each normalised in its group before
-they are summed.
+"""GDPO (Liu et al., 2026, arXiv 2601.05242): each of several rewards is normalised in its group.
 
-In a sum that is normalised once, the reward that varies most decides alone; here every reward has
-the same say, times its weight.
+The normalised rewards are summed with their weights. If the sum were normalised instead, the reward
+with the largest variance would dominate.
 """
 
 from collections.abc import Mapping, Sequence
@@ -40,12 +39,11 @@ def compute_gdpo_outcome_advantage(
     norm_adv_by_std_in_grpo: bool = True,
     epsilon: float = 1e-6,
 ) -> tuple[PerToken, PerToken]:
-    """The weighted sum of GRPO's advantages of every reward, whitened over the trajectories of the
-    batch.
+    """Compute the weighted sum of the GRPO advantages of every reward, then whiten it.
 
-    ``reward_parts [B]`` holds for each row the rewards of its trajectory by name; ``keys`` are
-    those that count, ``weights`` their weights (none: 1 each). Raises ``ValueError`` for a key that
-    a row lacks.
+    ``reward_parts [B]`` holds the rewards of each row's trajectory by name. ``keys`` are the
+    rewards to use and ``weights`` their weights (empty: 1 each). The whitening covers the
+    trajectories of the batch. Raises ``ValueError`` for a key that a row lacks.
     """
     total = torch.zeros(len(response_mask), dtype=torch.float64)
     for key, weight in zip(keys, weights or [1.0] * len(keys), strict=True):
@@ -66,6 +64,6 @@ def _column(reward_parts: Sequence[Mapping[str, float]] | np.ndarray, key: str) 
             there = ", ".join(sorted(parts)) or "none"
             raise ValueError(
                 f"algorithm.gdpo_reward_keys: row {row} has no reward {key!r}; "
-                f"allowed: {there}; fix: name one of them, or return it"
+                f"allowed: {there}; fix: name one of these, or return the reward from the grader"
             )
     return torch.tensor([float(parts[key]) for parts in reward_parts], dtype=torch.float64)

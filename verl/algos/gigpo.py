@@ -1,8 +1,8 @@
 """GiGPO (Feng et al., 2025): trajectory groups plus step groups of the same state within a task.
 
-``A = A_trajectory + step_advantage_w * A_step``. A step's return is the discounted sum of the
-rewards from it on; it is compared with the returns of all steps of the same ``uid`` that saw the
-same anchor observation.
+``A = A_trajectory + step_advantage_w * A_step``. The return of an environment step is the
+discounted sum of its reward and all later rewards. It is compared with the returns of all steps of
+the same ``uid`` that have the same anchor observation.
 """
 
 import difflib
@@ -18,7 +18,7 @@ from verl.algos.groups import factorize, group_mean_std, group_normalised_scores
 from verl.algos.shapes import Ids, PerRow, PerStep, PerToken, TokenIndex, TokenMask
 from verl.names import NORM_MODES
 
-# For every row [B] the list of its environment steps; an object array or a plain list.
+# One list of environment step values per row [B], as an object array or a plain list.
 OfSteps: TypeAlias = Sequence[Sequence[Any]] | np.ndarray
 StateKey: TypeAlias = tuple[Hashable, str]  # uid and anchor observation
 # The columns of estimators that compare steps.
@@ -32,8 +32,9 @@ STEP_INPUTS = OUTCOME_INPUTS | {
 
 
 class Steps(NamedTuple):
-    """The S steps of a batch, one entry each: row, environment step number, trajectory, reward,
-    state group key.
+    """The S environment steps of a batch. Every field has S entries.
+
+    ``state`` is the key of the step's state group.
     """
 
     row: list[int]
@@ -46,9 +47,9 @@ class Steps(NamedTuple):
 def flatten_steps(
     index: Ids, traj_index: Ids, step_rewards: OfSteps, step_index: OfSteps, anchor_obs: OfSteps
 ) -> Steps:
-    """Read the per-row lists of steps (``[B]`` object arrays).
+    """Flatten the per-row lists of environment steps (``[B]`` object arrays).
 
-    Raises ``ValueError`` where their lengths differ.
+    Raises ``ValueError`` if the lists of one row differ in length.
     """
     steps = Steps([], [], [], [], [])
     columns = zip(index, traj_index, step_rewards, step_index, anchor_obs, strict=True)
@@ -67,13 +68,15 @@ def flatten_steps(
 
 
 def discounted_step_returns(steps: Steps, gamma: float) -> PerStep:
-    """``[S]`` float64 ``sum_j gamma^(j-k) r_j`` over the steps of the same trajectory, whatever
-    rows hold them.
+    """Return ``sum_{j >= k} gamma^(j-k) r_j`` for each step k of a trajectory, float64 ``[S]``.
+
+    The steps of one trajectory may be in several rows. Example: rewards (0, 0, 1) with
+    ``gamma=0.5`` give (0.25, 0.5, 1).
     """
     returns = [0.0] * len(steps.row)
     following: dict[tuple[Hashable, Hashable], tuple[int, float]] = {}
-    # From the last step of every trajectory to its first. Steps may be missing in between: their
-    # rewards are not known, but the time they took is discounted.
+    # Go backwards through each trajectory. Steps may be missing: their rewards are unknown, but
+    # their time is discounted.
     for i in sorted(range(len(steps.row)), key=lambda s: -steps.number[s]):
         later, value = following.get(steps.trajectory[i], (steps.number[i], 0.0))
         returns[i] = steps.reward[i] + gamma ** (later - steps.number[i]) * value
@@ -82,15 +85,16 @@ def discounted_step_returns(steps: Steps, gamma: float) -> PerStep:
 
 
 def merge_similar_states(states: Sequence[StateKey], threshold: float) -> list[StateKey]:
-    """Replace each ``(uid, anchor)`` by the first one of its uid whose text similarity ratio
-    reaches ``threshold``.
+    """Replace each ``(uid, anchor)`` by the first similar one of the same uid.
+
+    Two anchors are similar if their ``difflib`` ratio (0 to 1) is at least ``threshold``.
     """
     leaders: dict[Hashable, list[str]] = {}
     merged: dict[StateKey, StateKey] = {}
     for uid, anchor in dict.fromkeys(states):
         known = leaders.setdefault(uid, [])
-        # Against the first member alone: likeness is not transitive, and a chain of small
-        # differences could join states that have nothing in common.
+        # Compare with the first member only. Similarity is not transitive: a chain of small
+        # differences could join unrelated states.
         match = next((leader for leader in known if _ratio(leader, anchor) >= threshold), None)
         if match is None:
             known.append(anchor)
@@ -103,8 +107,10 @@ def _ratio(first: str, second: str) -> float:
 
 
 def place_by_step(values: PerStep, steps: Steps, step_ids: TokenIndex) -> PerToken:
-    """``[B, R]`` float32: the value of step k of the row where ``step_ids`` is k; 0 where it is -1
-    or unknown.
+    """Broadcast ``values [S]`` to the tokens of their steps, float32 ``[B, R]``.
+
+    A token gets the value of the step of its row that ``step_ids`` names. It gets 0 if its id is -1
+    or the row has no such step.
     """
     placed = torch.zeros(step_ids.shape, dtype=torch.float32, device=step_ids.device)
     if not steps.row:
@@ -118,8 +124,9 @@ def place_by_step(values: PerStep, steps: Steps, step_ids: TokenIndex) -> PerTok
 def compare_steps(
     returns: PerStep, groups: Sequence[Hashable], by_std: bool, epsilon: float
 ) -> PerStep:
-    """``[S]`` float64: each return less the mean of its group and, with ``by_std``, over its sample
-    standard deviation; exactly 0 in a group of one.
+    """Return each return minus its group's mean, float64 ``[S]``; exactly 0 in a group of one.
+
+    ``by_std`` also divides by the group's sample standard deviation plus ``epsilon``.
     """
     stats = group_mean_std(returns, factorize(groups))
     centred = returns - stats.mean
@@ -134,7 +141,7 @@ def join_levels(
     step_ids: TokenIndex,
     response_mask: TokenMask,
 ) -> PerToken:
-    """``[B, R]``: the row's advantage plus ``weight`` times that of the token's step."""
+    """Return the row's advantage plus ``weight`` times the advantage of the step, ``[B, R]``."""
     advantages = spread(per_row, response_mask)
     placed = place_by_step(per_step, steps, step_ids) * response_mask.float()
     return advantages + weight * placed.to(advantages.device)
@@ -167,14 +174,13 @@ def compute_gigpo_outcome_advantage(
     similarity_thresh: float = 0.95,
     epsilon: float = 1e-6,
 ) -> tuple[PerToken, PerToken]:
-    """Trajectory advantage plus weighted step advantage on the tokens of each step; ``returns`` is
-    the same tensor.
+    """Compute GiGPO advantages: trajectory advantage plus weighted step advantage.
 
-    ``step_rewards``, ``step_index`` and ``anchor_obs`` are ``[B]`` object arrays with one list per
-    row, one entry per environment step in it; ``step_ids [B, R]`` names the step of each sampled
-    token. ``mode`` ``mean_norm`` subtracts the group's mean, ``mean_std_norm`` also divides by its
-    sample standard deviation, at both levels. A state seen once has step advantage 0, a trajectory
-    alone in its group keeps its return (GRPO's rule).
+    ``step_rewards``, ``step_index`` and ``anchor_obs`` are ``[B]`` object arrays. Each row has a
+    list with one entry per environment step. ``step_ids [B, R]`` is the step of each sampled token.
+    ``mode`` applies at both levels: ``mean_norm`` subtracts the group's mean, ``mean_std_norm``
+    also divides by its sample standard deviation. A state that occurs once has step advantage 0. A
+    trajectory alone in its group keeps its return, as in GRPO. ``returns`` is the same tensor.
     """
     by_std = choose(mode, NORM_MODES, "mode (algorithm.gigpo.mode)") == "mean_std_norm"
     scores = token_level_rewards.double().sum(-1)

@@ -1,12 +1,12 @@
-"""GraphGPO (2026, arXiv 2605.26684): steps are worth what they bring one nearer to a won end.
+"""GraphGPO (2026, arXiv 2605.26684): step returns from the distance to the goal in a state graph.
 
-The plays of a task make a graph: states (anchor observations) are nodes, observed steps are edges,
-and the end of every won play is the goal. With d the number of steps from a state to the goal on
-the shortest way that any play of the task has shown:
+The trajectories of a task form a graph. States (anchor observations) are nodes, observed steps are
+edges, and the end of every successful trajectory is the goal. d is the number of steps on the
+shortest path from a state to the goal in this graph:
 
-    return of a step = goal_value * gamma^d(state after it)     0 where no way to the goal is known
+    return of a step = goal_value * gamma^d(state after it)     0 if there is no path
 
-So a good step of a lost play is credited, and a detour of a won one is not.
+A good step of an unsuccessful trajectory gets a return. A detour of a successful one does not.
 """
 
 from collections import deque
@@ -29,8 +29,10 @@ from verl.names import NORM_MODES
 
 
 def next_states(steps: Steps, won: set[Hashable]) -> list[Hashable]:
-    """For every step the state after it: the next anchor, the goal of its task behind the last step
-    of a play in ``won``, or None where nothing is known.
+    """Return the state after each step: the next anchor, the goal of the task, or None.
+
+    The goal follows the last step of each trajectory in ``successful_trajectories``. None means
+    that the state after the step is unknown.
     """
     keys = list(zip(steps.trajectory, steps.number, strict=True))
     at = dict(zip(keys, steps.state, strict=True))
@@ -46,7 +48,10 @@ def next_states(steps: Steps, won: set[Hashable]) -> list[Hashable]:
 
 
 def distances(states: Iterable[Hashable], following: Iterable[Hashable]) -> dict[Hashable, int]:
-    """Steps to the goal from every state that has a way there; a goal is ``(uid, None)``."""
+    """Return the number of steps to the goal for every state with a path to it.
+
+    A goal is ``(uid, None)``. Breadth-first search from the goals, against the edges.
+    """
     before: dict[Hashable, set[Hashable]] = {}
     for state, after in zip(states, following, strict=True):
         if after is not None:
@@ -64,7 +69,7 @@ def distances(states: Iterable[Hashable], following: Iterable[Hashable]) -> dict
 
 
 def graph_returns(steps: Steps, won: set[Hashable], gamma: float, goal_value: float) -> PerStep:
-    """``[S]`` float64: the return of every step; see the module."""
+    """Return the graph return of every step, float64 ``[S]``; see the module docstring."""
     following = next_states(steps, won)
     to_goal = distances(steps.state, following)
     values = [goal_value * gamma ** to_goal[s] if s in to_goal else 0.0 for s in following]
@@ -97,11 +102,11 @@ def compute_graphgpo_outcome_advantage(
     goal_value: float = 10.0,
     epsilon: float = 1e-6,
 ) -> tuple[PerToken, PerToken]:
-    """GRPO's advantage of the trajectory plus ``step_advantage_w`` times that of the step among all
-    steps of its task from the same state; ``returns`` is the same tensor.
+    """Compute GraphGPO advantages: GRPO's plus ``step_advantage_w`` times the step advantage.
 
-    Columns are those of GiGPO, with ``won [B]``. ``mode`` as there, at both levels. A task that
-    nobody won, and a state that was seen once, have step advantages of exactly 0.
+    A step is compared with all steps of its task from the same state. Columns and ``mode`` are
+    those of GiGPO, plus ``won [B]``. The step advantage is exactly 0 in a task without success and
+    in a state that occurs once. ``returns`` is the same tensor.
     """
     by_std = choose(mode, NORM_MODES, "mode (algorithm.graphgpo.mode)") == "mean_std_norm"
     scores = token_level_rewards.double().sum(-1)

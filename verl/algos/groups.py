@@ -1,7 +1,6 @@
-"""Statistics of groups of trajectories, vectorised; every trajectory counts once however many rows
-it has.
+"""Statistics of groups of trajectories. A trajectory counts once, however many rows it has.
 
-Sums run in float64, so that the order of the rows does not show in float32 results.
+Sums are float64, so that the order of the rows does not change float32 results.
 """
 
 from collections.abc import Hashable, Sequence
@@ -23,15 +22,13 @@ from verl.algos.shapes import (
 )
 from verl.names import ROW_WEIGHTS
 
-# Float32 sums of a penalty over an episode that was cut into rows in two ways differ by less.
+# Relative tolerance for the rewards of the rows of one trajectory, which are float32 sums.
 ROUNDING = 1e-4
 
 
 @dataclass(frozen=True, slots=True)
 class GroupStats:
-    """Per element: its group's mean, sample standard deviation (0 for one member) and number of
-    members.
-    """
+    """Mean, sample standard deviation (0 for one member) and size of each element's group."""
 
     mean: PerElement
     std: PerElement
@@ -40,8 +37,9 @@ class GroupStats:
 
 @dataclass(frozen=True, slots=True)
 class Trajectories:
-    """T trajectories made of B rows: ``score [T]``, ``group [T]``, ``tokens [T]`` and ``of_row
-    [B]``.
+    """The T trajectories of B rows. ``of_row [B]`` is the trajectory number of each row.
+
+    ``score [T]`` is the return, ``group [T]`` the group number, ``tokens [T]`` the token count.
     """
 
     score: PerTrajectory
@@ -51,24 +49,28 @@ class Trajectories:
 
 
 def factorize(keys: Ids) -> RowIndex:
-    """``[B]`` int64: distinct ``keys`` numbered 0, 1, 2 in the order of their first appearance."""
+    """Number distinct ``keys`` 0, 1, 2, ... in order of first appearance, int64 ``[B]``.
+
+    Example: ``("b", "a", "b")`` gives ``(0, 1, 0)``.
+    """
     seen: dict[Hashable, int] = {}
     numbers = [seen.setdefault(key, len(seen)) for key in _as_list(keys)]
     return torch.tensor(numbers, dtype=torch.long)
 
 
 def group_mean_std(values: PerElement, group_index: ElementIndex) -> GroupStats:
-    """Mean, sample standard deviation and count of each element's group.
+    """Compute mean, sample standard deviation and size of each element's group.
 
-    ``values [N]`` and ``group_index [N]`` (int64, 0..G-1). Groups of equal values have exactly that
-    mean and std 0. All results are ``[N]`` float64 on the device of ``values``.
+    ``group_index [N]`` (int64, 0..G-1) is the group of each of ``values [N]``. A group of equal
+    values has exactly that mean and std 0. All results are ``[N]`` float64 on the device of
+    ``values``.
     """
     values = values.double()
     group_index = group_index.to(values.device)
     size = int(group_index.max()) + 1 if group_index.numel() else 0
     zeros = values.new_zeros(size)
     count = zeros.index_add(0, group_index, torch.ones_like(values))
-    # Sums of differences from the smallest member: a group of equal values then sums exact zeros.
+    # Sum differences from the smallest member: they are exactly 0 in a group of equal values.
     lowest = zeros.scatter_reduce(0, group_index, values, "amin", include_self=False)
     shifted = zeros.index_add(0, group_index, values - lowest[group_index])
     mean = lowest + shifted / count.clamp(min=1)
@@ -82,11 +84,10 @@ def trajectories_of(
 ) -> Trajectories:
     """Merge rows into trajectories.
 
-    ``scores [B]``: outcome estimators are defined on the trajectory's return and every row of a
-    trajectory carries it, so a trajectory's score is the mean over its rows, which differ by no
-    more than rounding. ``index [B]`` names the group, ``traj_index [B]`` the trajectory (absent:
-    each row is one); ``row_tokens [B]`` are summed. Raises ``ValueError`` on unequal lengths and
-    for a trajectory whose rows disagree.
+    ``scores [B]`` is the return of the row's trajectory. The rows of a trajectory agree up to
+    rounding, and the mean over them is its score. ``index [B]`` is the group id. ``traj_index [B]``
+    is the trajectory id (None: each row is a trajectory). ``row_tokens [B]`` are summed. Raises
+    ``ValueError`` for unequal lengths and for a trajectory whose rows have different scores.
     """
     group_keys = _as_list(index)
     traj_keys: Sequence[Hashable] = range(len(group_keys))
@@ -94,10 +95,11 @@ def trajectories_of(
         traj_keys = _as_list(traj_index)
     if not len(scores) == len(group_keys) == len(traj_keys):
         raise ValueError(
-            f"{len(scores)} rows, {len(group_keys)} group ids and {len(traj_keys)} trajectory ids"
+            f"one group id and one trajectory id per row needed: {len(scores)} rows, "
+            f"{len(group_keys)} group ids and {len(traj_keys)} trajectory ids"
         )
     device = scores.device
-    # Pairs, because a trajectory's name need not be unique beyond its group.
+    # Use pairs: a trajectory id is unique only within its group.
     row_group = factorize(group_keys).to(device)
     of_row = factorize(zip(group_keys, traj_keys, strict=True)).to(device)
     size = int(of_row.max()) + 1 if of_row.numel() else 0
@@ -105,7 +107,7 @@ def trajectories_of(
     zeros = torch.zeros(size, dtype=torch.float64, device=device)
     tokens = zeros if row_tokens is None else zeros.index_add(0, of_row, row_tokens.double())
     rows = zeros.index_add(0, of_row, torch.ones_like(of_row, dtype=torch.float64))
-    # As in group_mean_std: the mean over equal rows is exactly their value.
+    # As in compute_group_stats: the mean over equal rows is exactly their value.
     lowest = zeros.scatter_reduce(0, of_row, scores.double(), "amin", include_self=False)
     excess = zeros.index_add(0, of_row, scores.double() - lowest[of_row])
     _require_agreement(scores.double() - lowest[of_row], scores.double(), traj_keys)
@@ -113,8 +115,9 @@ def trajectories_of(
 
 
 def _require_agreement(above: PerRow, scores: PerRow, names: Sequence[Hashable]) -> None:
-    """Raise ``ValueError`` where a row's score is more than rounding above its trajectory's
-    lowest.
+    """Raise ``ValueError`` if a row's score exceeds its trajectory's lowest by more than rounding.
+
+    ``above [B]`` is the difference to the lowest score.
     """
     odd = (above > ROUNDING * scores.abs().clamp(min=1)).nonzero()
     if len(odd):
@@ -122,8 +125,8 @@ def _require_agreement(above: PerRow, scores: PerRow, names: Sequence[Hashable])
         other = scores[row] - above[row]
         raise ValueError(
             f"rows of trajectory {names[row]!r} have different rewards: {other:g} and "
-            f"{scores[row]:g} (row {row}). Every row carries the return of its whole "
-            "trajectory; rewards of single steps go to step_rewards"
+            f"{scores[row]:g} (row {row}). Every row must have the return of its whole "
+            "trajectory; fix: put the rewards of single steps into step_rewards"
         )
 
 
@@ -134,11 +137,11 @@ def group_normalised_scores(
     by_std: bool = True,
     epsilon: float = 1e-6,
 ) -> PerRow:
-    """``[B]`` trajectory score minus its group's mean, ``by_std`` also over (sample std +
-    ``epsilon``), float32.
+    """Return the trajectory's score minus its group's mean for each row, float32 ``[B]``.
 
-    GRPO's rule for a group of one trajectory: nothing to compare with, so mean 0 and std 1 are used
-    and the score itself remains. A group of equal scores gets exactly 0.
+    ``by_std`` also divides by the sample standard deviation plus ``epsilon``. In a group of one
+    trajectory, mean is 0 and std is 1, as in GRPO. A group of equal scores gets exactly 0.
+    Example: scores (1, 0, 0, 1) of one group give (0.866, -0.866, -0.866, 0.866).
     """
     trajectories = trajectories_of(scores, index, traj_index)
     stats = group_mean_std(trajectories.score, trajectories.group)
@@ -150,24 +153,25 @@ def group_normalised_scores(
 
 
 def row_shares(traj_index: Ids, mode: str, row_tokens: PerRow) -> PerRow:
-    """``[B]`` float32: the part of its sequence that a row is, for ``agg_loss``.
+    """Return the weight of each row in its sequence for ``agg_loss``, float32 ``[B]``.
 
-    What a sequence is decides only the ``seq-mean`` modes: with ``row`` every row is one and has
-    the share 1; with ``trajectory`` the rows of an episode are one together, and each has the share
-    ``row_tokens`` (its sampled tokens, ``[B]``) has in them, so that cutting an episode into rows
-    changes no loss. Raises ``ValueError`` for an unknown mode.
+    With mode ``row`` every row is a sequence of weight 1. With ``trajectory`` the rows of a
+    trajectory form one sequence, and the weight is the row's part of its sampled tokens
+    ``row_tokens [B]``. Then the split of an episode into rows does not change the loss. Only the
+    ``seq-mean`` modes use the weights. Example: rows of 30 and 10 tokens get 0.75 and 0.25. Raises
+    ``ValueError`` for an unknown mode.
     """
     choose(mode, ROW_WEIGHTS, "row weight (algorithm.row_weight)")
     tokens = row_tokens.double().cpu()
     if mode == "row":
         return torch.ones_like(tokens).float()
     whole = _total(tokens, factorize(traj_index))
-    # A trajectory of which nothing was sampled has rows without share; they count for nothing.
+    # The rows of a trajectory without sampled tokens get weight 0.
     return (tokens / whole.clamp(min=1)).float()
 
 
 def _total(values: PerRow, of_row: RowIndex) -> PerRow:
-    """For every row the sum of ``values`` over its trajectory."""
+    """Return the sum of ``values`` over the row's trajectory for every row."""
     size = int(of_row.max()) + 1 if of_row.numel() else 0
     return values.new_zeros(size).index_add(0, of_row, values)[of_row]
 

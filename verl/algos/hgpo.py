@@ -1,10 +1,8 @@
-"""HGPO, hierarchy-of-groups: GiGPO's step groups in several contexts, from the state alone to the
-state with the states before it.
+"""HGPO, hierarchy-of-groups: GiGPO's step groups in contexts of several lengths.
 
-Steps from one state may have come there in different ways, and are then not quite comparable; steps
-with the same history are, and are few. ``A_k`` compares the steps of a task whose last k + 1 states
-are the same, and the step advantage is the mean of ``A_0`` to ``A_K`` with weights ``(k +
-1)^alpha``: longer contexts count more.
+``A_k`` compares the steps of a task whose last k + 1 states are the same. The step advantage is the
+weighted mean of ``A_0`` to ``A_K`` with weights ``(k + 1)^alpha``. Steps with a longer common
+history compare better but are fewer, so longer contexts get larger weights.
 """
 
 from collections.abc import Hashable
@@ -27,8 +25,9 @@ from verl.names import NORM_MODES
 
 
 def contexts(steps: Steps, length: int) -> list[Hashable]:
-    """For every step its state and the ``length`` states before it in its trajectory, None before
-    the first.
+    """Return each step's state and the ``length`` states before it in its trajectory.
+
+    States before the first step are None.
     """
     keys = list(zip(steps.trajectory, steps.number, strict=True))
     at = dict(zip(keys, steps.state, strict=True))
@@ -41,9 +40,10 @@ def contexts(steps: Steps, length: int) -> list[Hashable]:
 def hierarchical_advantages(
     returns: PerStep, steps: Steps, context: int, alpha: float, by_std: bool, epsilon: float
 ) -> PerStep:
-    """``[S]`` float64: the weighted mean of the advantages in contexts of 0 to ``context`` states.
+    """Return the weighted mean of the advantages over contexts, float64 ``[S]``.
 
-    A context that was seen once says nothing: it adds 0 and keeps its weight.
+    The contexts have 0 to ``context`` previous states. A context that occurs once adds 0 and keeps
+    its weight.
     """
     total = torch.zeros_like(returns)
     weights = [(k + 1.0) ** alpha for k in range(context + 1)]
@@ -80,10 +80,10 @@ def compute_hgpo_outcome_advantage(
     gamma: float = 0.95,
     epsilon: float = 1e-6,
 ) -> tuple[PerToken, PerToken]:
-    """GRPO's advantage of the trajectory plus ``step_advantage_w`` times the step's; ``returns`` is
-    the same tensor.
+    """Compute HGPO advantages: GRPO's plus ``step_advantage_w`` times the step advantage.
 
-    Columns and ``mode`` are those of GiGPO, which this is with ``context=0``.
+    Columns and ``mode`` are those of GiGPO; ``context=0`` equals GiGPO. ``returns`` is the same
+    tensor.
     """
     by_std = choose(mode, NORM_MODES, "mode (algorithm.hgpo.mode)") == "mean_std_norm"
     scores = token_level_rewards.double().sum(-1)

@@ -1,6 +1,4 @@
-"""Divergence from the reference policy: per-token estimators and the controllers of its
-coefficient.
-"""
+"""KL divergence from the reference policy: per-token estimators and coefficient controllers."""
 
 from typing import Protocol, runtime_checkable
 
@@ -20,14 +18,19 @@ _FORMS: dict[str, str] = {
 
 
 def kl_penalty(logprob: PerPosition, ref_logprob: PerPosition, kl_penalty: str) -> PerPosition:
-    """Estimate of KL(policy || reference) from log-probs ``[...]`` of sampled tokens, one for each
-    (Schulman, 2020).
+    """Estimate KL(policy || reference) for each sampled token (Schulman, 2020), ``[...]``.
 
-    With ``d = logprob - ref_logprob``: ``kl``/``k1`` d; ``abs`` |d|; ``mse``/``k2`` d^2 / 2;
-    ``low_var_kl``/``k3`` exp(-d) - 1 + d with d and the result limited to [-20, 20] and [-10, 10].
-    A ``+`` behind any but k2: the value of that form with the gradient of k2, d times that of
-    ``logprob``, whose mean over sampled tokens is the gradient of the KL itself; that of k1 is 0 in
-    the mean, that of k3 belongs to KL(reference || policy). Raises ``ValueError`` otherwise.
+    With ``d = logprob - ref_logprob``:
+
+    * ``kl``, ``k1``: d
+    * ``abs``: abs(d)
+    * ``mse``, ``k2``: d^2 / 2
+    * ``low_var_kl``, ``k3``: exp(-d) - 1 + d, with d limited to [-20, 20], the result to [-10, 10]
+
+    A suffix ``+`` (not for k2) keeps the value and takes the gradient of k2, ``d * grad(logprob)``.
+    The mean of that gradient over sampled tokens is the gradient of the KL divergence. The mean
+    gradient of k1 is 0, and that of k3 is the gradient of KL(reference || policy). Raises
+    ``ValueError`` for any other name.
     """
     choose(kl_penalty, KL_ESTIMATORS, "kl_penalty (algorithm.kl_penalty, actor.kl_loss_type)")
     difference = logprob - ref_logprob
@@ -45,15 +48,15 @@ def _value(difference: PerPosition, form: str) -> PerPosition:
         return difference.abs()
     if form == "k2":
         return 0.5 * difference.square()
-    # exp of an unlimited difference would overflow on a token the reference finds impossible.
+    # exp would overflow on a token whose probability under the reference is close to 0.
     limited = difference.clamp(-20.0, 20.0)
-    # k3 is never negative, and it varies less than k1, from which it differs by a term of mean 0.
+    # k3 is k1 plus a term of mean 0. It is never negative and has less variance than k1.
     return ((-limited).exp() - 1 + limited).clamp(-10.0, 10.0)
 
 
 @runtime_checkable
 class KLController(Protocol):
-    """A coefficient ``value`` that may adapt to the divergence it is paid for."""
+    """KL coefficient ``value`` that may adapt to the measured divergence."""
 
     value: float
 
@@ -61,21 +64,20 @@ class KLController(Protocol):
 
 
 class FixedKLController:
-    """A coefficient that stays ``kl_coef``."""
+    """KL coefficient with the constant value ``kl_coef``."""
 
     def __init__(self, kl_coef: float) -> None:
         self.value = kl_coef
 
     def update(self, current_kl: float, n_steps: int) -> None:
-        """Nothing changes."""
+        """Do nothing: the coefficient is constant."""
 
 
 class AdaptiveKLController:
-    """Moves the coefficient so that the measured KL approaches ``target_kl`` (Ziegler et al., 2019,
-    section 2.2).
+    """KL coefficient that moves the measured KL towards ``target_kl`` (Ziegler et al., 2019).
 
-    ``value *= 1 + clip(current / target - 1, -0.2, 0.2) * n_steps / horizon``. ``value`` is its
-    whole state.
+    ``value *= 1 + clip(current / target - 1, -0.2, 0.2) * n_steps / horizon`` (section 2.2).
+    ``value`` is the whole state of the controller.
     """
 
     def __init__(self, init_kl_coef: float, target_kl: float, horizon: float) -> None:
@@ -89,7 +91,7 @@ class AdaptiveKLController:
 
     def update(self, current_kl: float, n_steps: int) -> None:
         """Adapt to the mean KL ``current_kl`` (nats) measured over ``n_steps`` samples."""
-        # Clipped, so that one unusual batch cannot throw the coefficient off.
+        # Clip the error: one unusual batch must not change the coefficient much.
         error = min(max(current_kl / self.target - 1, -0.2), 0.2)
         self.value *= 1 + error * n_steps / self.horizon
 
@@ -97,7 +99,7 @@ class AdaptiveKLController:
 def get_kl_controller(
     type: str, kl_coef: float, horizon: float = 10000, target_kl: float = 0.1
 ) -> KLController:
-    """The controller that ``algorithm.kl_ctrl`` describes: ``fixed`` or ``adaptive``."""
+    """Create the controller of ``algorithm.kl_ctrl``, ``type`` ``fixed`` or ``adaptive``."""
     if choose(type, ("fixed", "adaptive"), "type (algorithm.kl_ctrl.type)") == "fixed":
         return FixedKLController(kl_coef)
     return AdaptiveKLController(kl_coef, target_kl, horizon)

@@ -1,11 +1,11 @@
 """Losses of actor and critic, exact under any split of a mini-batch into micro-batches and ranks.
 
 Every mode of ``agg_loss`` is a sum over rows divided by a denominator. The denominator of a
-mini-batch is the sum of ``loss_denominator`` over all its parts; handed to ``agg_loss`` for
-each part, the losses of the parts (and their gradients) add up to the loss of the whole.
+mini-batch is the sum of ``compute_loss_denominator`` over all its parts. If it is passed to
+``agg_loss`` for each part, the losses and gradients of the parts add up to those of the whole.
 
-What is not sampled may hold anything, NaN included: it is replaced before it is computed with,
-because 0 times the derivative at NaN is NaN.
+Unsampled positions may have any value, also NaN. They are replaced before the computation, because
+0 times the derivative at NaN is NaN.
 """
 
 import torch
@@ -17,7 +17,7 @@ from verl.algos.shapes import PerRow, PerToken, Scalar, TokenMask
 from verl.names import LOSS_AGG_MODES
 from verl.utils.torch_functional import entropy_from_logits, masked_mean, masked_sum
 
-MAX_LOG_RATIO = 20.0  # exp of it is finite in float32
+MAX_LOG_RATIO = 20.0  # exp(20) is finite in float32
 TokenLogits = Float[Tensor, "B R V"]
 
 
@@ -29,12 +29,10 @@ def _shares(loss_mask: TokenMask, row_shares: PerRow | None) -> PerRow:
 def loss_denominator(
     loss_mask: TokenMask, loss_agg_mode: str, row_shares: PerRow | None = None
 ) -> Scalar:
-    """What ``agg_loss`` divides by, for these rows: a scalar to be summed over micro-batches and
-    ranks.
+    """Return the denominator of ``agg_loss`` for these rows, to be summed over all parts.
 
-    ``token-mean``: number of tokens; ``token-sum``: 0, which stands for no division; the
-    ``seq-mean`` modes: number of sequences, which is the sum of ``row_shares`` over the rows that
-    have a token.
+    ``token-mean``: number of tokens. ``token-sum``: 0, which means no division. ``seq-mean`` modes:
+    number of sequences, the sum of ``row_shares [B]`` over the rows with a token.
     """
     choose(loss_agg_mode, LOSS_AGG_MODES, "loss_agg_mode")
     tokens = loss_mask.bool().sum(-1)
@@ -42,7 +40,7 @@ def loss_denominator(
         return torch.zeros((), device=tokens.device)
     if loss_agg_mode == "token-mean":
         return tokens.sum().float()
-    # Rows that only fill up a batch have no sampled token: they must not count as sequences.
+    # Padding rows have no sampled token and must not count as sequences.
     return (_shares(loss_mask, row_shares) * (tokens > 0)).sum()
 
 
@@ -60,12 +58,12 @@ def agg_loss(
     * ``token-sum``: sum over tokens, which grows with the mini-batch;
     * ``seq-mean-token-sum``: mean over sequences of token sums;
     * ``seq-mean-token-mean``: mean over sequences of token means;
-    * ``seq-mean-token-sum-norm``: the second, divided by the constant ``loss_scale_factor``
-      (Dr.GRPO's constant length; None: R, which depends on the padding).
+    * ``seq-mean-token-sum-norm``: ``seq-mean-token-sum`` divided by the constant
+      ``loss_scale_factor`` (Dr.GRPO's constant length; None: R, which depends on the padding).
 
-    A row is a sequence, or ``row_shares [B]`` says what part of one it is (``groups.row_shares``);
-    for the first two that makes no difference. ``denominator`` replaces the one of these rows, see
-    the module's docstring. Rows without a token count for nothing; nothing at all gives 0. Raises
+    A row is a sequence, or the part ``row_shares [B]`` of one (``groups.compute_row_shares``). The
+    first two modes ignore it. ``denominator`` replaces that of these rows, see the module
+    docstring. Rows without a token are ignored, and the result without any token is 0. Raises
     ``ValueError`` for an unknown mode.
     """
     if denominator is None:
@@ -73,7 +71,7 @@ def agg_loss(
     choose(loss_agg_mode, LOSS_AGG_MODES, "loss_agg_mode")
     per_row = masked_sum(loss_mat, loss_mask, axis=-1)
     if loss_agg_mode == "seq-mean-token-mean":
-        # The mean over a sequence is the mean of its rows' means, each by its part of the tokens.
+        # The mean of a sequence is the mean of its rows' means, weighted by their shares of tokens.
         own = per_row / loss_mask.bool().sum(-1).clamp(min=1)
         per_row = own * _shares(loss_mask, row_shares)
     elif loss_agg_mode == "seq-mean-token-sum-norm":
@@ -81,14 +79,14 @@ def agg_loss(
         per_row = per_row / (width if loss_scale_factor is None else loss_scale_factor)
     total = per_row.sum()
     denominator = torch.as_tensor(denominator, dtype=total.dtype, device=total.device)
-    # Nothing sampled: 0 / 1, not 0 / 0. A plain sum: total / 1.
+    # Without a sampled token compute 0 / 1, not 0 / 0. For token-sum compute total / 1.
     return total / torch.where(denominator > 0, denominator, 1.0)
 
 
 def mean_over_tokens(
     values: PerToken, mask: TokenMask, num_tokens: Scalar | float | None
 ) -> Scalar:
-    """Mean over sampled tokens, or this part's share of the mean over ``num_tokens``."""
+    """Return the mean over sampled tokens, or their sum over ``num_tokens`` if that is given."""
     if num_tokens is None:
         return masked_mean(values, mask)
     return masked_sum(values, mask) / num_tokens
@@ -97,7 +95,7 @@ def mean_over_tokens(
 def clip_range(
     cliprange: float | None, low: float | None, high: float | None
 ) -> tuple[float, float]:
-    """The range below and above 1; ``cliprange`` (default 0.2) stands in for a bound not given."""
+    """Return the clip range below and above 1. ``cliprange`` (default 0.2) fills missing bounds."""
     both = 0.2 if cliprange is None else cliprange
     return (both if low is None else low), (both if high is None else high)
 
@@ -118,14 +116,16 @@ def compute_policy_loss_vanilla(
     loss_scale_factor: float | None = None,
     num_tokens: Scalar | float | None = None,
 ) -> tuple[Scalar, Scalar, Scalar, Scalar]:
-    """PPO's clipped surrogate with separate bounds (DAPO) and dual clip (Ye et al., 2020); all
-    inputs ``[B, R]``.
+    """Compute PPO's clipped loss with separate bounds (DAPO) and dual clip (Ye et al., 2020).
 
-    With ratio r: ``-min(r A, clip(r, 1 - low, 1 + high) A)``, and for A < 0 at most ``-c A``.
-    ``cliprange`` (default 0.2) stands in for a bound not given. Returns ``(loss, clipfrac, ppo_kl,
-    clipfrac_lower)``: share of tokens where the upper clip binds, mean of ``old - new`` log-prob,
-    share where the dual clip binds. With ``num_tokens`` (sampled tokens of the whole mini-batch)
-    the three also add up over micro-batches. Raises ``ValueError`` unless ``clip_ratio_c > 1``.
+    All inputs are ``[B, R]``. With ratio r the token loss is
+    ``-min(r A, clip(r, 1 - low, 1 + high) A)``. For A < 0 it is at most ``-clip_ratio_c A``.
+    ``cliprange`` (default 0.2) fills missing bounds.
+
+    Returns ``(loss, clipfrac, ppo_kl, clipfrac_lower)``: share of tokens where the clip binds, mean
+    of ``old - new`` log-prob, share where the dual clip binds. With ``num_tokens`` (sampled tokens
+    of the whole mini-batch) these three add up over micro-batches. Raises ``ValueError`` unless
+    ``clip_ratio_c > 1``.
     """
     if clip_ratio_c <= 1.0:
         raise ValueError(f"clip_ratio_c must be greater than 1.0, got {clip_ratio_c}")
@@ -133,12 +133,12 @@ def compute_policy_loss_vanilla(
     mask = response_mask.bool()
     advantages = torch.where(mask, advantages, 0.0)
     difference = torch.where(mask, log_prob.float() - old_log_prob.float(), 0.0)
-    # Beyond the bound the gradient is 0: such a ratio is clipped already, or as good as 0.
+    # The gradient is 0 beyond the bound: such a ratio is already clipped, or almost 0.
     ratio = difference.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
     plain = -advantages * ratio
     clipped = -advantages * ratio.clamp(1 - low, 1 + high)
     surrogate = torch.maximum(plain, clipped)
-    # A negative advantage has no lower bound of its own: the loss grows with the ratio.
+    # For a negative advantage the clipped loss grows with the ratio without bound.
     ceiling = -advantages * clip_ratio_c
     dual = (advantages < 0) & (surrogate > ceiling)
     losses = torch.where(dual, ceiling, surrogate)
@@ -162,18 +162,18 @@ def compute_value_loss(
     loss_scale_factor: float | None = None,
     num_tokens: Scalar | float | None = None,
 ) -> tuple[Scalar, Scalar]:
-    """Half the squared error to ``returns``, predictions clipped to ``values +- cliprange_value``;
-    all ``[B, R]``.
+    """Compute half the squared error of ``vpreds`` to ``returns``; all ``[B, R]``.
 
-    Returns ``(loss, clipfrac)``: the larger of plain and clipped error, and the share of tokens
-    where it is the latter.
+    The larger of two errors counts: the plain one, and the one with ``vpreds`` clipped to ``values
+    +- cliprange_value``. Returns ``(loss, clipfrac)``; clipfrac is the share of tokens where the
+    clipped error is larger.
     """
     mask = response_mask.bool()
     vpreds, returns, values = (torch.where(mask, x, 0.0) for x in (vpreds, returns, values))
     clipped = torch.clamp(vpreds, values - cliprange_value, values + cliprange_value)
     plain_error = (vpreds - returns) ** 2
     clipped_error = (clipped - returns) ** 2
-    # The larger of both, as in the policy's surrogate: leaving the bounds never lowers the loss.
+    # Take the larger error, as in the policy loss: leaving the bounds never lowers the loss.
     losses = 0.5 * torch.maximum(plain_error, clipped_error)
     loss = agg_loss(
         losses, response_mask, loss_agg_mode, row_shares, denominator, loss_scale_factor
@@ -190,10 +190,9 @@ def compute_entropy_loss(
     denominator: Scalar | float | None = None,
     loss_scale_factor: float | None = None,
 ) -> Scalar:
-    """Aggregated token entropy from ``logits [B, R, V]``, or from entropies ``[B, R]`` if those are
-    at hand.
+    """Aggregate the token entropies of ``logits [B, R, V]``, or given entropies ``[B, R]``.
 
-    Subtract ``entropy_coeff`` times it from the loss.
+    The actor subtracts ``entropy_coeff`` times the result from its loss.
     """
     has_vocabulary = logits.dim() == response_mask.dim() + 1
     entropies = entropy_from_logits(logits) if has_vocabulary else logits

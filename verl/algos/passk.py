@@ -1,6 +1,4 @@
-"""GRPO for pass@k (Tang et al., 2025, arXiv 2503.19595): the best play of a group is all that
-counts.
-"""
+"""GRPO for pass@k (Tang et al., 2025, arXiv 2503.19595): only a group's best gets an advantage."""
 
 import torch
 
@@ -23,11 +21,12 @@ def compute_grpo_passk_outcome_advantage(
     norm_adv_by_std_in_grpo: bool = True,
     epsilon: float = 1e-6,
 ) -> tuple[PerToken, PerToken]:
-    """The best trajectory of a group gets its return less the second best's, the others 0.
+    """Give the best trajectory of a group its return minus the second best; 0 to the others.
 
-    That is what it adds to the group's maximum. ``norm_adv_by_std_in_grpo`` divides by the group's
-    sample standard deviation + ``epsilon``. Where the two best are equal, and in a group of one,
-    nobody gets anything.
+    This is its contribution to the group's maximum. ``norm_adv_by_std_in_grpo`` divides by the
+    group's sample standard deviation plus ``epsilon``. If the two best returns are equal, and in a
+    group of one, all advantages are 0. Example: returns (3, 1, 0) give (2, 0, 0) before the
+    division.
     """
     scores = token_level_rewards.double().sum(-1)
     trajectories = trajectories_of(scores, index, traj_index)
@@ -40,9 +39,9 @@ def compute_grpo_passk_outcome_advantage(
 
 
 def _lead(score: PerTrajectory, group: TrajectoryIndex) -> PerTrajectory:
-    """Of the best trajectory of each group its distance to the second, 0 for the others."""
+    """Return the best score minus the second best for each group's best trajectory, else 0."""
     lead = torch.zeros_like(score)
-    # Groups behind one another, the best of each at its end.
+    # Sort by group, then by score: the best trajectory of each group is its last.
     by_score = score.argsort(stable=True)
     order = by_score[group[by_score].argsort(stable=True)]
     members = group[order]

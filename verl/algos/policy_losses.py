@@ -1,11 +1,12 @@
-"""Policy losses beside PPO's. With ``d`` the new less the old log-prob of a token, ``r = exp(d)``
-its ratio and ``A`` its advantage, each docstring gives the loss of a token; ``loss_agg_mode`` says
-how tokens become a number, for all of them.
+"""Policy losses other than PPO's. Each docstring gives the loss of a token.
 
-A *sequence* is a row here, also with ``algorithm.row_weight=trajectory``: the ratio of a sequence
-belongs to one context and what was sampled after it, and with several rows per trajectory
-(``env.history=window``) each has a context of its own. So a ratio depends on its row alone, and
-micro-batches and ranks do not show; ``row_weight`` still decides what the rows count.
+``d`` is the new minus the old log-prob of the token, ``r = exp(d)`` its ratio and ``A`` its
+advantage. ``loss_agg_mode`` selects the aggregation over tokens for all losses.
+
+A *sequence* is a row here, also with ``algorithm.row_weight=trajectory``. The ratio of a sequence
+belongs to one prompt and its response, and each row of a trajectory (``env.history=window``) has a
+different prompt. A ratio therefore depends only on its row, in any split of the mini-batch.
+``row_weight`` still determines the weights of the rows.
 """
 
 import torch
@@ -16,7 +17,7 @@ from verl.algos.token_losses import SampledTokens, TokenLosses, clipped_surrogat
 
 
 def _only_gradient(values: Tensor) -> Tensor:
-    """1, with the gradient of ``values``; times x it is x with the gradient of ``x values``."""
+    """Return ones with the gradient of ``values``: x times it has the gradient of x * values."""
     return (values - values.detach()).exp()
 
 
@@ -24,10 +25,10 @@ def _only_gradient(values: Tensor) -> Tensor:
 def compute_policy_loss_gspo(tokens: SampledTokens) -> TokenLosses:
     """GSPO (Zheng et al., 2025, arXiv 2507.18071), in the form with an advantage per token.
 
-    ``-min(s A, clip(s, 1 - low, 1 + high) A)`` with the ratio of the row, ``s = exp(mean of d over
-    its tokens)``, whose value every token shares, each with the gradient of its own log-prob. With
-    one advantage per row and ``seq-mean-token-mean`` that is the sequence form. Clip ranges are
-    small: the paper's are 3e-4 and 4e-4.
+    ``-min(s A, clip(s, 1 - low, 1 + high) A)`` with ``s = exp(mean of d over the row's tokens)``.
+    All tokens of a row have the value s, and each has the gradient of its log-prob. With one
+    advantage per row and ``seq-mean-token-mean`` this equals the sequence form. Use small clip
+    ranges: the paper's are 3e-4 and 4e-4.
     """
     mean = tokens.row_mean(tokens.log_ratio).detach()
     ratio = mean.clamp(-20.0, 20.0).exp() * _only_gradient(tokens.log_prob)
@@ -38,8 +39,8 @@ def compute_policy_loss_gspo(tokens: SampledTokens) -> TokenLosses:
 def compute_policy_loss_cispo(tokens: SampledTokens) -> TokenLosses:
     """CISPO (MiniMax-M1, 2025, arXiv 2506.13585): ``-sg(clip(r, 1 - low, 1 + high)) A log p``.
 
-    The clipped ratio is a weight without a gradient (``sg``): tokens beyond the range go on
-    learning.
+    The clipped ratio is a weight without a gradient (``sg``, stop-gradient), so tokens beyond the
+    clip range still have a gradient.
     """
     ratio = tokens.ratio.detach()
     weight = ratio.clamp(1 - tokens.low, 1 + tokens.high)
@@ -52,9 +53,9 @@ def compute_policy_loss_sapo(
 ) -> TokenLosses:
     """SAPO (Gao et al., 2025, arXiv 2511.20347): ``-4/tau sigmoid(tau (r - 1)) A``.
 
-    A soft gate instead of a clip: at r = 1 its gradient is that of ``r A``, away from it it fades.
-    tau is ``tau_pos`` where A > 0, else ``tau_neg``. Raises ``ValueError`` unless both are
-    positive.
+    A soft gate replaces the clip. At r = 1 its gradient is that of ``r A``; it decreases with the
+    distance from 1. tau is ``tau_pos`` where A > 0, else ``tau_neg``. Raises ``ValueError`` unless
+    both are positive.
     """
     if tau_pos <= 0 or tau_neg <= 0:
         raise ValueError(f"tau_pos and tau_neg must be positive, got {tau_pos} and {tau_neg}")
@@ -65,12 +66,11 @@ def compute_policy_loss_sapo(
 
 @token_loss("geo_mean", "gmpo")
 def compute_policy_loss_geo_mean(tokens: SampledTokens) -> TokenLosses:
-    """GMPO (Zhao et al., 2025, arXiv 2507.20673): ``-g A`` with ``g = exp(mean of c over the row's
-    tokens)``.
+    """GMPO (Zhao et al., 2025, arXiv 2507.20673): ``-g A``, ``g = exp(mean of c over the row)``.
 
-    ``c`` is d limited in the direction of its advantage: ``min(d, high)`` where A > 0, ``max(d,
-    -low)`` where A < 0; the range is one of log-ratios (the paper's is 0.4 on both sides). The
-    paper aggregates by ``seq-mean-token-mean``.
+    ``c`` is d limited in the direction of the advantage: ``min(d, high)`` where A > 0, ``max(d,
+    -low)`` where A < 0. The range limits log-ratios; the paper uses 0.4 on both sides. The paper
+    aggregates with ``seq-mean-token-mean``.
     """
     difference = tokens.log_ratio.clamp(-20.0, 20.0)
     above = (tokens.advantages > 0) & (difference > tokens.high)
@@ -90,9 +90,9 @@ def compute_policy_loss_gpg(tokens: SampledTokens) -> TokenLosses:
 def compute_policy_loss_dppo_tv(tokens: SampledTokens) -> TokenLosses:
     """DPPO with binary total variation (Qi et al., 2026, arXiv 2602.04879): ``-m min(r, c) A``.
 
-    m is 0 where the token's probability p has gone too far the way its advantage points: ``p -
-    p_old > high`` where A > 0, ``p_old - p > low`` where A < 0; else 1. So a rare token may change
-    its ratio much, and a likely one may not. The bound c is ``clip_ratio_c``; beyond it the
+    m is 0 if the probability p has moved too far in the direction of the advantage, else 1. Too far
+    is ``p - p_old > high`` for A > 0, and ``p_old - p > low`` for A < 0. An improbable token may
+    thus change its ratio more than a probable one. The bound c is ``clip_ratio_c``. Beyond it the
     gradient is that of a ratio of c.
     """
     change = tokens.log_prob.detach().exp() - tokens.old_log_prob.exp()
@@ -101,13 +101,14 @@ def compute_policy_loss_dppo_tv(tokens: SampledTokens) -> TokenLosses:
 
 @token_loss("dppo_kl")
 def compute_policy_loss_dppo_kl(tokens: SampledTokens) -> TokenLosses:
-    """DPPO with binary KL (Qi et al., 2026, arXiv 2602.04879): as ``dppo_tv``, and m is 0 where r
-    has gone the way of the advantage and ``KL((p_old, 1 - p_old) || (p, 1 - p))`` exceeds ``high``
-    (A > 0) or ``low`` (A < 0).
+    """DPPO with binary KL (Qi et al., 2026, arXiv 2602.04879): ``dppo_tv`` with another rule for m.
+
+    m is 0 where p has moved in the direction of the advantage and ``KL((p_old, 1 - p_old) || (p, 1
+    - p))`` exceeds ``high`` (A > 0) or ``low`` (A < 0).
     """
     old = tokens.old_log_prob.double().exp()
     new = tokens.log_prob.detach().double().exp()
-    # 1 - p of a certain token is 0, and the divergence from it very large instead of infinite.
+    # If p is 1, 1 - p is 0. The limit makes the divergence very large instead of infinite.
     others = ((1 - old).clamp(min=1e-12) / (1 - new).clamp(min=1e-12)).log()
     divergence = -old * tokens.log_ratio.detach().double() + (1 - old) * others
     rose = (new > old) & (divergence > tokens.high)
@@ -116,7 +117,7 @@ def compute_policy_loss_dppo_kl(tokens: SampledTokens) -> TokenLosses:
 
 
 def _within(tokens: SampledTokens, rose: Tensor, fell: Tensor) -> TokenLosses:
-    """``-min(r, c) A`` but for tokens that ``rose`` (A > 0) or ``fell`` (A < 0) too far."""
+    """Return ``-min(r, c) A``; 0 for tokens that ``rose`` (A > 0) or ``fell`` (A < 0) too far."""
     beyond = (tokens.advantages > 0) & rose | (tokens.advantages < 0) & fell
     ratio = tokens.ratio.detach()
     weight = ratio.clamp(max=tokens.ceiling) * _only_gradient(tokens.log_prob)

@@ -1,10 +1,10 @@
-"""Correction of what lies between the engine that sampled and the trainer that learns.
+"""Correction of the mismatch between the rollout engine's log-probs and the trainer's.
 
-Tokens are drawn with the engine's probabilities q and learnt from with the trainer's p. Both belong
-to the same weights, and differ where the engine computes in less precision or with other kernels.
-A token's ratio ``p / q`` as a weight of its loss makes up for that; the weight is bounded, or taken
-away, where the ratio is far from 1 (Yao et al., 2025, "Your efficient RL framework secretly brings
-you off-policy RL training"; Liu et al., 2025, "When speed kills stability").
+Tokens are sampled with the engine's probabilities q. The loss uses the trainer's probabilities p of
+the same weights. They differ if the engine computes with lower precision or other kernels. The
+correction multiplies the loss of a token by the ratio ``p / q``, truncates large weights and
+rejects tokens with ratios far from 1. Sources: Yao et al., 2025, "Your efficient RL framework
+secretly brings you off-policy RL training"; Liu et al., 2025, "When speed kills stability".
 """
 
 from dataclasses import dataclass
@@ -16,17 +16,19 @@ from verl.algos.shapes import PerRow, PerToken, PerTrajectory, RowIndex, TokenMa
 from verl.names import ROLLOUT_IS, ROLLOUT_RS
 from verl.utils.torch_functional import masked_sum
 
-_MAX_LOG_RATIO = 20.0  # exp of it is finite in float32
+_MAX_LOG_RATIO = 20.0  # exp(20) is finite in float32
 
 
 @dataclass(frozen=True, slots=True)
 class Correction:
-    """What is done about the ratios ``p / q``.
+    """Rule that turns the ratios ``p / q`` into token weights.
 
-    ``weigh``: by the ratio of the ``token``, or of the ``sequence`` (the product of its tokens'),
-    truncated at ``largest_weight``; None: every token weighs 1. ``reject``: what lies outside of
-    ``accept_from`` to ``accept_to`` weighs 0: a ``token`` by its ratio, a ``sequence`` by the
-    product, or by the ``geometric`` mean of its tokens' ratios; None: nothing.
+    ``weight_level`` is ``token`` (weight: the token's ratio), ``sequence`` (the product of the
+    ratios of its tokens) or None (weight 1). Weights are truncated at ``largest_weight``.
+
+    ``reject_level`` is ``token``, ``sequence`` (product), ``geometric`` (geometric mean over the
+    sequence) or None (reject nothing). A token gets weight 0 if that ratio is outside of
+    ``accept_from`` to ``accept_to``.
     """
 
     weigh: str | None = "token"
@@ -43,11 +45,11 @@ def correction_weights(
     sequence: RowIndex,
     correction: Correction,
 ) -> tuple[PerToken, dict[str, float]]:
-    """Weights ``[B, R]`` of the sampled tokens, 0 elsewhere, and metrics ``rollout_corr/...``.
+    """Return the weights ``[B, R]`` of the tokens and the metrics ``rollout_corr/...``.
 
-    ``sequence [B]`` numbers the sequences, each of one row or of several. A rejected token weighs
-    0 and still counts in the denominators of the loss: the rest is not weighed up for it. Raises
-    ``ValueError`` for an unknown kind.
+    Unsampled tokens have weight 0. ``sequence [B]`` is the sequence number of each row. A rejected
+    token has weight 0 and still counts in the denominator of the loss. Raises ``ValueError`` for an
+    unknown level.
     """
     mask = response_mask.bool()
     ratios = _Ratios(old_log_prob, rollout_log_prob, mask, sequence)
@@ -74,11 +76,12 @@ def mismatch_metrics(
     response_mask: TokenMask,
     sequence: RowIndex,
 ) -> dict[str, float]:
-    """How far the trainer's probabilities p are from the engine's q; nothing without a token.
+    """Return metrics of the mismatch between the trainer's p and the engine's q.
 
-    ``kl`` and ``k3_kl`` estimate KL(q || p) over sampled tokens, by ``log q - log p`` and by ``r -
-    1 - log r`` with ``r = p / q``; ``ppl_ratio`` is the mean over sequences of the trainer's
-    perplexity over the engine's.
+    ``kl`` and ``k3_kl`` estimate KL(q || p). They are the means over sampled tokens of
+    ``log(q / p)`` and of ``r - 1 - log(r)`` with ``r = p / q``. ``ppl_ratio`` is the mean over
+    sequences of the trainer's perplexity over the engine's. Without a sampled token the result is
+    empty.
     """
     mask = response_mask.bool()
     if not mask.any():
@@ -95,7 +98,7 @@ def mismatch_metrics(
 
 
 class _Ratios:
-    """``p / q`` of tokens and sequences, float64."""
+    """Ratios ``p / q`` of tokens and sequences, float64."""
 
     def __init__(
         self,
@@ -104,7 +107,7 @@ class _Ratios:
         mask: TokenMask,
         sequence: RowIndex,
     ) -> None:
-        # where(), because what is not sampled may hold anything
+        # Use where(): unsampled positions may have any value, also NaN.
         difference = torch.where(mask, old_log_prob.double() - rollout_log_prob.double(), 0.0)
         self.difference = difference.clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO)
         self.sums = _per_sequence(masked_sum(self.difference, mask, axis=-1), sequence)
@@ -112,7 +115,7 @@ class _Ratios:
         self._sequence = sequence
 
     def of(self, kind: str) -> PerToken:
-        """``[B, R]``: for every token the ratio that ``kind`` compares."""
+        """Return the ratio at level ``kind`` for every token, ``[B, R]``."""
         if kind == "token":
             return self.difference.exp()
         logs = self.sums if kind == "sequence" else self.sums / self.tokens.clamp(min=1)
@@ -128,7 +131,7 @@ def _per_sequence(values: PerRow, sequence: RowIndex) -> PerTrajectory:
 def _weight_metrics(weights: torch.Tensor, truncated: torch.Tensor) -> dict[str, float]:
     if not len(weights):
         return {}
-    # Kish's effective sample size, as a share of the tokens: 1 where all weigh the same.
+    # Kish's effective sample size as a share of the tokens; 1 if all weights are equal.
     effective = weights.mean() ** 2 / weights.square().mean().clamp(min=1e-30)
     prefix = "rollout_corr/rollout_is"
     return {

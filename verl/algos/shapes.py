@@ -1,7 +1,7 @@
-"""Shapes of the maths' arguments; one letter means one number throughout a call.
+"""Tensor types with shapes. Within one call, a letter is the same number in all arguments.
 
 B rows, R response positions, V vocabulary, N elements, T trajectories, S environment steps of all
-rows. The unit tests check them (``tests/helpers/shape_check.py``); at run time they are
+rows. The unit tests check the shapes (``tests/helpers/shape_check.py``). At run time they are only
 documentation.
 """
 
@@ -22,25 +22,25 @@ TokenIndex = Int[Tensor, "B R"]
 """A whole number for every response position."""
 
 PerPosition = Float[Tensor, "*shape"]
-"""A number for every position of whatever shape, the same for all arguments."""
+"""A number for every position, in any shape that is the same for all arguments."""
 
 PerRow = Num[Tensor, " B"]
 """A number for every row."""
 
 RowIndex = Int[Tensor, " B"]
-"""For every row the number of its group or trajectory, counted from 0."""
+"""The group or trajectory number of every row, from 0."""
 
 PerTrajectory = Num[Tensor, " T"]
 """A number for every trajectory."""
 
 TrajectoryIndex = Int[Tensor, " T"]
-"""For every trajectory the number of its group, counted from 0."""
+"""The group number of every trajectory, from 0."""
 
 PerElement = Num[Tensor, " N"]
 """A number for every element of a list that is grouped."""
 
 ElementIndex = Int[Tensor, " N"]
-"""For every element the number of its group, counted from 0."""
+"""The group number of every element, from 0."""
 
 PerStep = Float[Tensor, " S"]
 """A number for every environment step."""
@@ -49,4 +49,4 @@ Scalar = Shaped[Tensor, ""]
 """One number as a tensor without dimensions."""
 
 Ids: TypeAlias = Iterable[Hashable] | Tensor | np.ndarray
-"""Names of groups, trajectories or states, one for each row."""
+"""Ids of groups, trajectories or states, one for each row."""

@@ -1,8 +1,8 @@
-"""What policy losses have in common: the sampled tokens they see and how their parts add up.
+"""Common part of the policy losses: their input tokens and the aggregation of their token losses.
 
-An algorithm is a function from ``SampledTokens`` to ``TokenLosses``; ``token_loss`` gives it the
-conventional signature, and with it the rule of ``losses``: any split of a mini-batch has the same
-gradient.
+An algorithm is a function from ``SampledTokens`` to ``TokenLosses``. ``register_token_loss`` gives
+it the conventional signature and the aggregation of ``losses``, which is exact in any split of a
+mini-batch.
 """
 
 import functools
@@ -20,10 +20,10 @@ from verl.utils.torch_functional import masked_sum
 
 @dataclass(frozen=True, slots=True)
 class SampledTokens:
-    """What a policy loss sees of some rows; all ``[B, R]``, and 0 where ``mask`` is.
+    """Input of a policy loss. All tensors are ``[B, R]``, and 0 where ``mask`` is 0.
 
-    ``low`` and ``high`` are the clip range, ``ceiling`` is ``clip_ratio_c``; ``selected`` are the
-    tokens that were picked from the whole mini-batch, for losses that ask for it.
+    ``low`` and ``high`` are the clip range, ``ceiling`` is ``clip_ratio_c``. ``selected`` are the
+    tokens selected by the loss's ``TokenPicker`` (none if it has no picker).
     """
 
     old_log_prob: PerToken
@@ -37,16 +37,16 @@ class SampledTokens:
 
     @property
     def log_ratio(self) -> PerToken:
-        """New less old log-prob."""
+        """New minus old log-prob, ``[B, R]``."""
         return self.log_prob - self.old_log_prob
 
     @property
     def ratio(self) -> PerToken:
-        """New over old probability, limited to e^-20 and e^20, beyond which it has no gradient."""
+        """New over old probability, limited to e^-20..e^20; the gradient is 0 beyond."""
         return self.log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
 
     def row_mean(self, values: PerToken) -> PerToken:
-        """The mean of ``values`` over the sampled tokens of each row, at every token of it."""
+        """Return the mean of ``values`` over each row's sampled tokens, expanded to ``[B, R]``."""
         count = self.mask.sum(-1, keepdim=True).clamp(min=1)
         mean = masked_sum(values, self.mask, axis=-1).unsqueeze(-1) / count
         return mean.expand_as(values)
@@ -54,8 +54,9 @@ class SampledTokens:
 
 @dataclass(frozen=True, slots=True)
 class TokenLosses:
-    """All ``[B, R]``: ``losses``, where the clip binds, and where the ceiling does (None:
-    nowhere).
+    """Token losses ``[B, R]``, and the tokens where the clip binds and where the ceiling binds.
+
+    ``capped`` None means that the ceiling binds nowhere.
     """
 
     losses: PerToken
@@ -67,7 +68,7 @@ PerTokenLoss: TypeAlias = Callable[..., TokenLosses]
 
 
 def clipped_surrogate(ratio: PerToken, tokens: SampledTokens) -> TokenLosses:
-    """``-min(r A, clip(r, 1 - low, 1 + high) A)``."""
+    """Return the token losses ``-min(r A, clip(r, 1 - low, 1 + high) A)``."""
     plain = -tokens.advantages * ratio
     clipped = -tokens.advantages * ratio.clamp(1 - tokens.low, 1 + tokens.high)
     return TokenLosses(torch.maximum(plain, clipped), clipped > plain)
@@ -78,10 +79,10 @@ def token_loss(
 ) -> Callable[[PerTokenLoss], PolicyLossFunction]:
     """Register ``f(tokens, **params) -> TokenLosses`` as the policy loss ``name``.
 
-    The decorated function has the arguments and results of ``compute_policy_loss_vanilla``, what
-    ``needs`` adds, and ``weights [B, R]``, which multiply the losses of tokens; a token of weight 0
-    has no gradient, also where others share a ratio with it. It raises ``ValueError`` where a loss
-    that picks tokens is not handed them. What is not sampled may hold anything, NaN included.
+    The decorated function has the arguments and results of ``compute_policy_loss_vanilla`` and the
+    arguments of ``needs``. ``weights [B, R]`` multiply the token losses. A token of weight 0 has no
+    gradient, also if other tokens share its ratio. The function raises ``ValueError`` if a loss
+    with a picker gets no ``selected``. Unsampled positions may have any value, also NaN.
     """
     needed = needs or LossNeeds()
 
@@ -106,9 +107,12 @@ def token_loss(
         ) -> tuple[Scalar, Scalar, Scalar, Scalar]:
             mask = response_mask.bool()
             if selected is None and needed.picker is not None:
-                raise ValueError(f"{name} needs the tokens that are picked in the whole mini-batch")
+                raise ValueError(
+                    f"policy loss {name!r} needs selected=, the tokens that its picker selects "
+                    "from the whole mini-batch"
+                )
             if weights is not None:
-                # A ratio of the row must not carry a gradient to what was rejected.
+                # The ratio of a row must not give rejected tokens a gradient.
                 log_prob = torch.where(weights == 0, log_prob.detach(), log_prob)
             tokens = SampledTokens(
                 _sampled(old_log_prob, mask),
@@ -133,7 +137,7 @@ def token_loss(
 
 
 def _sampled(column: PerToken, mask: TokenMask) -> PerToken:
-    # where() and not a product: it keeps NaN out of the gradient as well.
+    # where(), not a product: it also keeps NaN out of the gradient.
     return torch.where(mask, column.float(), 0.0)
 
 
@@ -141,8 +145,7 @@ def _sampled(column: PerToken, mask: TokenMask) -> PerToken:
 def _measured(
     found: TokenLosses, tokens: SampledTokens, num_tokens: Scalar | float | None
 ) -> tuple[Scalar, Scalar, Scalar]:
-    """``clipfrac``, ``ppo_kl``, ``clipfrac_lower``."""
-
+    """Return the metrics ``clipfrac``, ``ppo_kl`` and ``clipfrac_lower`` of a policy loss."""
     mask = tokens.mask
     clipfrac = mean_over_tokens(found.clipped.float(), mask, num_tokens)
     ppo_kl = mean_over_tokens(-tokens.log_ratio, mask, num_tokens)

@@ -1,5 +1,5 @@
-"""Call one method on a group of worker processes as if they were one object.
+"""Groups of worker processes whose methods are called on all ranks with one call.
 
-``base`` holds what a worker class needs (``Worker``, ``register``, ``Dispatch``); ``ray`` runs
-groups of them as Ray actors.
+``base`` has the base class and the decorators of workers (``Worker``, ``register``, ``Dispatch``).
+``ray`` runs groups of workers as Ray actors.
 """

@@ -1,3 +1,1 @@
-"""Utilities shared by every room: masked maths, sequence balancing, sampling types, checkpoints,
-files, seeds, hints.
-"""
+"""Utilities of all packages: masked maths, sequence balancing, checkpoints, files, seeds."""

@@ -1,4 +1,4 @@
-"""Calls beside the caller's own work, whose errors are raised where he asks for them."""
+"""Calls in background threads, whose errors are raised in the thread that waits for them."""
 
 import threading
 from collections import deque
@@ -11,46 +11,48 @@ AnswerT = TypeVar("AnswerT")
 
 
 class BackgroundCall(Generic[AnswerT]):
-    """``work`` in a thread called ``name``, from now on.
+    """Call of ``work`` in a thread ``name``, which starts at once.
 
-    Example: ``BackgroundCall(save, "save").result()``.
+    Example: ``BackgroundCall(save, "save").get_result()``.
     """
 
     def __init__(self, work: Callable[[], AnswerT], name: str) -> None:
         self._work = work
         self._answers: list[AnswerT] = []
         self._error: BaseException | None = None
-        # A daemon: a process that is stopped does not wait for its end.
+        # A daemon thread, so that the process can exit before the call ends.
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
         try:
             self._answers.append(self._work())
-        except BaseException as error:  # raised again where the answer is asked for
+        except BaseException as error:  # raised again in get_result
             self._error = error
 
     def wait(self) -> None:
-        """Return when the call has ended, whether it raised or not."""
+        """Wait until the call has ended. Its error is not raised here."""
         self._thread.join()
 
     def result(self, timeout_s: float | None = None) -> AnswerT:
-        """The answer, once it is there. Raises what the call raised, and ``TimeoutError`` where it
-        has not ended after ``timeout_s``.
+        """Wait for the call and return its result.
+
+        Raises the exception of the call, and ``TimeoutError`` if it has not ended after
+        ``timeout_s``.
         """
         self._thread.join(timeout_s)
         if self._thread.is_alive():
-            raise TimeoutError(f"{self._thread.name}: no end after {timeout_s:g} s")
+            raise TimeoutError(f"{self._thread.name}: not finished after {timeout_s:g} s")
         if self._error is not None:
             raise self._error
         return self._answers[0]
 
 
 class BackgroundCalls:
-    """Calls one after another in a thread called ``name``, of which at most ``most`` wait.
+    """Queue of at most ``max_waiting`` calls, which a thread ``name`` makes one after another.
 
-    After one that raised none is made, and whoever adds or waits gets its error. Nobody waits
-    longer than ``timeout_s``: then ``TimeoutError`` is raised.
+    After a call has raised, no further call is made, and ``add`` and ``wait`` raise its error. They
+    raise ``TimeoutError`` after waiting for ``timeout_s``.
     """
 
     def __init__(self, name: str, most: int, timeout_s: float) -> None:
@@ -65,18 +67,18 @@ class BackgroundCalls:
         self._changed = threading.Condition()
 
     def add(self, work: Callable[[], object]) -> None:
-        """Have ``work`` called when what was added before is done; waits for room."""
+        """Queue ``work``, to be called after all earlier calls. Waits while the queue is full."""
         with self._changed:
             self._wait_until(lambda: len(self._waiting) < self._most)
             self._waiting.append(work)
             self._added += 1
             if not self._running:
                 self._running = True
-                # A daemon, and only while there is work: nothing has to be closed.
+                # A daemon thread that exists only while there is work: no close() is needed.
                 threading.Thread(target=self._run, name=self._name, daemon=True).start()
 
     def wait(self) -> None:
-        """Return when all that was added until now is done."""
+        """Wait until all calls that were added so far have ended."""
         with self._changed:
             last = self._added
             self._wait_until(lambda: self._done >= last)
@@ -90,14 +92,14 @@ class BackgroundCalls:
         if self._error is not None:
             raise self._error
         if not in_time:
-            raise TimeoutError(f"{self._name}: no end after {self._timeout_s:g} s")
+            raise TimeoutError(f"{self._name}: not finished after {self._timeout_s:g} s")
 
     def _run(self) -> None:
         while (work := self._next()) is not None:
             error = None
             try:
                 work()
-            except BaseException as raised:  # raised again where somebody adds or waits
+            except BaseException as raised:  # raised again in add and wait
                 error = raised
             with self._changed:
                 self._done += 1

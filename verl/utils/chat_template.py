@@ -1,6 +1,6 @@
-"""A chat template as text: what it renders, and what it writes around the messages.
+"""Rendering of a chat template, and the text that it writes around the messages.
 
-The text around the messages is found by rendering anchors in the place of their contents.
+The text around the messages is found by rendering anchors (placeholders) as their contents.
 """
 
 import contextlib
@@ -14,11 +14,11 @@ from jinja2.exceptions import TemplateError
 # {"role": "system" | "user" | "assistant", "content": text}
 Message = dict[str, str]
 
-# The letter at the end keeps message 1 apart from message 10.
+# The letter at the end distinguishes message 1 from message 10.
 ANCHOR = re.compile(r"xANCHOR(\d+)x")
-# What a template raises on purpose, and by accident over roles or fields it does not expect.
+# Exceptions of a template: raised on purpose, or caused by roles or fields it does not expect.
 RENDER_ERRORS = (TemplateError, TypeError, KeyError, ValueError, AttributeError)
-# Arguments of ``apply_chat_template`` that are set here.
+# Arguments of ``apply_chat_template`` that this module sets.
 RESERVED = (
     "add_generation_prompt",
     "chat_template",
@@ -30,30 +30,30 @@ RESERVED = (
 
 
 class TemplateUnsupported(ValueError):
-    """The chat template cannot be used at all, or not with the history policy asked for."""
+    """The chat template cannot be used at all, or not with the requested history policy."""
 
 
 def anchor(index: int) -> str:
-    """The stand-in for the content of message ``index``."""
+    """Return the placeholder for the content of message ``index``."""
     return f"xANCHOR{index}x"
 
 
 class ChatTemplate:
-    """Text-level view of ``tokenizer.chat_template``.
+    """Renderer of ``tokenizer.chat_template`` that also gives the text around the messages.
 
-    ``parts``: the template wants content as a list of typed parts instead of a string. ``trims``:
-    it strips white space around user content. ``takes_system``: it renders a system message of its
-    own; where it does not, the system text is put in front of the first user message.
+    ``uses_parts``: the template needs content as a list of typed parts instead of a string.
+    ``trims_content``: it strips white space around user content. ``takes_system``: it renders
+    system messages. If it does not, callers put the system text before the first user message.
 
     Raises:
-        TemplateUnsupported: There is no template, it does not show one user message exactly once,
+        TemplateUnsupported: There is no template, it does not render a user message exactly once,
             or ``template_kwargs`` has a key of ``RESERVED``.
     """
 
     def __init__(self, tokenizer: Any, template_kwargs: dict[str, Any] | None = None) -> None:
         if not getattr(tokenizer, "chat_template", None):
             raise TemplateUnsupported(
-                "the tokenizer has no chat template; set tokenizer.chat_template"
+                "the tokenizer has no chat template; fix: set tokenizer.chat_template"
             )
         self._tokenizer = tokenizer
         self._kwargs = template_kwargs or {}
@@ -61,8 +61,8 @@ class ChatTemplate:
         if reserved:
             raise TemplateUnsupported(
                 f"data.apply_chat_template_kwargs has {', '.join(reserved)}, which the framework "
-                "sets; allowed: arguments that the template itself reads; fix: remove them (a "
-                "template belongs in chat_template.jinja beside the tokenizer)"
+                "sets; allowed: arguments that the template itself reads; fix: remove them (put a "
+                "template into chat_template.jinja next to the tokenizer)"
             )
         self.parts = self._wants_parts()
         padded = f" {anchor(0)} "
@@ -78,12 +78,13 @@ class ChatTemplate:
         *,
         add_generation_prompt: bool = True,
     ) -> str:
-        """The template's text for ``messages``, by default ready for an assistant turn."""
+        """Return the text of ``messages``, by default followed by the generation prompt."""
         return self._apply(messages, parts, add_generation_prompt, tokenize=False)
 
     def tokens(self, messages: Sequence[Message]) -> list[int]:
-        """What ``apply_chat_template(tokenize=True)`` returns for ``messages``, ready for an
-        assistant turn.
+        """Return the token ids of ``messages`` and the generation prompt.
+
+        They are those of ``apply_chat_template(tokenize=True)``.
         """
         ids = self._apply(messages, None, True, tokenize=True, return_dict=False)
         return list(ids)
@@ -105,8 +106,9 @@ class ChatTemplate:
         )
 
     def _pieces(self, roles: tuple[str, ...]) -> list[str | int]:
-        """The text for messages of ``roles``: strings of the template, integers where a message's
-        content goes.
+        """Return the text for messages of ``roles`` as a list of strings and integers.
+
+        A string is text of the template. An integer i is the place of the content of message i.
         """
         messages = [{"role": role, "content": anchor(i)} for i, role in enumerate(roles)]
         try:
@@ -115,27 +117,25 @@ class ChatTemplate:
             raise TemplateUnsupported(
                 f"the chat template refuses messages of roles {list(roles)}: {error}"
             ) from error
-        # What the pattern's group caught, the indices, stands at the odd places.
+        # split() puts the matches of the pattern's group, the indices, at the odd places.
         places = [int(index) for index in texts[1::2]]
         pieces: list[str | int] = list(texts)
         pieces[1::2] = places
         if sorted(places) != list(range(len(roles))):
             raise TemplateUnsupported(
-                f"the chat template does not show every message of roles {list(roles)} once"
+                f"the chat template does not render every message of roles {list(roles)} once"
             )
         return [piece for piece in pieces if piece != ""]
 
     def generation_prompt(self) -> str:
-        """What the template writes after the user's text to open the assistant's turn."""
+        """Return the text after the last user content, which opens the assistant's turn."""
         return self.render([{"role": "user", "content": anchor(0)}]).rpartition(anchor(0))[2]
 
     def between(self) -> tuple[str, str]:
-        """The text between an assistant's words and the next user text, and the text after that
-        user text.
+        """Return the text between an assistant's content and the next user content, and after it.
 
         Raises:
-            TemplateUnsupported: The template cannot render a conversation that goes on after an
-                assistant turn.
+            TemplateUnsupported: The template cannot render a user turn after an assistant turn.
         """
         turns = [("user", anchor(0)), ("assistant", anchor(1)), ("user", anchor(2))]
         try:
@@ -143,20 +143,22 @@ class ChatTemplate:
         except RENDER_ERRORS as error:
             raise TemplateUnsupported(
                 f"the chat template cannot continue after an assistant turn ({error}); "
-                "use env.history=window"
+                "fix: env.history=window"
             ) from error
         _, kept, tail = text.rpartition(anchor(1))
         before, found, after = tail.rpartition(anchor(2))
         if not kept or not found:
             raise TemplateUnsupported(
-                "the chat template does not keep an earlier assistant turn in front of the next "
-                "user turn; use env.history=window"
+                "the chat template does not keep an earlier assistant turn before the next user "
+                "turn; fix: env.history=window"
             )
         return before, after
 
     def turn_end(self) -> str:
-        """What the template writes after an assistant's words: up to the next user text where it
-        can continue, else up to its end; empty where it shows no assistant turn.
+        """Return the text after an assistant's content, up to the next user content.
+
+        If the template cannot continue, it is the text up to the end. It is empty if the template
+        renders no assistant turn.
         """
         with contextlib.suppress(TemplateUnsupported):
             return self.between()[0]
@@ -165,10 +167,10 @@ class ChatTemplate:
         return ""
 
     def closing(self) -> str:
-        """What the template writes after the words of a last assistant turn.
+        """Return the text after the content of a last assistant turn.
 
         Raises:
-            TemplateUnsupported: It does not show such a turn.
+            TemplateUnsupported: The template does not render such a turn.
         """
         turns = [("user", anchor(0)), ("assistant", anchor(1))]
         messages = [{"role": role, "content": content} for role, content in turns]
@@ -180,16 +182,17 @@ class ChatTemplate:
             ) from error
         _, shown, end = text.rpartition(anchor(1))
         if not shown:
-            raise TemplateUnsupported("the chat template does not show an assistant turn")
+            raise TemplateUnsupported("the chat template does not render an assistant turn")
         return end
 
     def _wants_parts(self) -> bool:
-        # Strings first: a template that takes both is used in the simpler way.
+        # Try strings first: they are simpler for a template that accepts both.
         for parts in (False, True):
             if self._shows_once([("user", anchor(0))], parts):
                 return parts
         raise TemplateUnsupported(
-            "the chat template does not show a user message exactly once: it cannot be used"
+            "the chat template does not render a user message exactly once, so it cannot be used; "
+            "fix: set another chat template"
         )
 
     def _shows_once(self, turns: list[tuple[str, str]], parts: bool) -> bool:

@@ -1,11 +1,11 @@
-"""Token ids of rendered conversations, in which control tokens are the chat template's alone.
+"""Token ids of rendered conversations. Only the chat template can produce control tokens.
 
     contents ── mark ──▶ template ──▶ text ── encode ──▶ ids
 
-A rendered text is encoded as a whole, as ``apply_chat_template(tokenize=True)`` does: pieces that
-are encoded apart have other tokens in every tokenizer that puts a space before a text. Where a
-content spells a control token (``<|im_end|>``), which would end its turn, and where an environment
-spells a tag, those letters are encoded as letters.
+A rendered text is encoded as a whole, as ``apply_chat_template(tokenize=True)`` does. Encoding it
+in pieces gives different tokens if the tokenizer puts a space before a text. A control token
+(``<|im_end|>``) in a message content would end its turn. It is encoded as ordinary letters, and so
+is a tag in the text of an environment.
 """
 
 import re
@@ -13,65 +13,66 @@ from collections.abc import Iterable, Sequence
 from functools import cached_property, lru_cache
 from typing import Any
 
-# Prompts show these as the policy says them.
+# Tags of the policy's replies. Prompts have them in the same tokens.
 TAG = re.compile(r"</?(level|think|action)>")
-# Added tokens that control nothing: these tags, and the bytes that no other token holds.
+# Added tokens that are not control tokens: these tags and byte-fallback tokens.
 NO_CONTROL = re.compile(rf"{TAG.pattern}|<0x[0-9A-F]{{2}}>")
-# Both are characters that Unicode keeps free for such use. Where a text of an environment is cut,
-# so that it spells no added token, and around the number of a control token that a content spells.
+# Unicode noncharacters. CUT splits a text of an environment so that it contains no added token.
+# MARK encloses the number of a control token in a content.
 CUT = "\ufdd0"
 MARK = "\ufdd1"
 MARKED = re.compile(f"{MARK}([0-9]+){MARK}")
 WORD = re.compile(r"\s*\S+|\s+\Z")
-# How vocabularies write the space before a word.
+# Characters of vocabularies for the space before a word.
 SPACES = ("\u2581", "\u0120")
-# Texts in whose middle another one may stand; the first of them has no merges in any vocabulary.
+# Texts to put before another text while it is encoded. No vocabulary merges the first one.
 CONTEXTS = (CUT, ".", "x", "0")
-# Distinct texts whose tokens are remembered: prompts and observations repeat within a group.
+# Number of texts in the cache: prompts and observations repeat within a group.
 ENCODED_TEXTS = 2048
 
 
 class TextEncoder:
-    """The tokens of texts at the start and in the middle of another text, without special tokens
-    of the tokenizer's own. ``tokenizer`` is one of Hugging Face.
+    """Encoder of texts at the start or in the middle of another text, without special tokens.
+
+    ``tokenizer`` is a Hugging Face tokenizer.
     """
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
 
     def encode(self, text: str, **options: bool) -> list[int]:
-        """The ids of ``text``; ``options`` go to the tokenizer."""
+        """Return the token ids of ``text``; ``options`` are passed to the tokenizer."""
         return list(self._tokenizer.encode(text, add_special_tokens=False, **options))
 
     def encode_inside(self, text: str, **options: bool) -> list[int]:
-        """The ids of ``text`` in the middle of another text."""
+        """Return the token ids of ``text`` in the middle of another text."""
         if not text or not self.puts_space:
             return self.encode(text, **options)
         unknown = getattr(self._tokenizer, "unk_token_id", None)
         for context in CONTEXTS:
             head = self.encode(context, **options)
             whole = self.encode(context + text, **options)
-            # Neighbours that are unknown become one token.
+            # Tokenizers merge adjacent unknown characters into one token.
             if whole[: len(head)] == head and unknown not in head:
                 return whole[len(head) :]
         return self.encode(text, **options)
 
     @cached_property
     def puts_space(self) -> bool:
-        """Whether the tokenizer puts a space before a text."""
+        """True if the tokenizer puts a space before a text."""
         ids = self.encode("x")
         return bool(ids) and str(self._tokenizer.convert_ids_to_tokens(ids[0])).startswith(SPACES)
 
 
 class ChatTokens:
-    """Encodes texts of a chat template with ``tokenizer``, a Hugging Face tokenizer.
+    """Encoder of the rendered texts of a chat template for a Hugging Face ``tokenizer``.
 
-    ``frame`` is a text that holds what the template writes around the messages.
+    ``frame`` is a text that contains all that the template writes around the messages.
     """
 
     def __init__(self, tokenizer: Any, frame: str) -> None:
         self._encoder = TextEncoder(tokenizer)
-        # What a tokenizer does not know it writes with a special token of its own.
+        # The token of unknown characters is no control token, even if it is a special token.
         unknown = getattr(tokenizer, "unk_token_id", None)
         self._added = {
             token.content: (number, token)
@@ -84,28 +85,32 @@ class ChatTokens:
         self._order = list(self._added)
         self.control = frozenset(number for number, _ in self._added.values())
         longest = sorted(self._added, key=lambda text: (-len(text), text))
-        # Without a control token, a pattern that never matches.
+        # If there is no control token, the pattern never matches.
         self.pattern = re.compile(f"({'|'.join(map(re.escape, longest)) or '(?!)'})")
         self.encode = lru_cache(ENCODED_TEXTS)(self._encode)
 
     def mark(self, content: str) -> str:
-        """``content`` with a number in the place of each control token that it spells."""
+        """Replace each control token in the text of ``content`` by its number between marks."""
         if MARK not in content and not self.pattern.search(content):
             return content
         return self.pattern.sub(
-            lambda found: f"{MARK}{self._order.index(found[0])}{MARK}", content.replace(MARK, "")
+            lambda match: f"{MARK}{self._order.index(match[0])}{MARK}", content.replace(MARK, "")
         )
 
     def closing(self, text: str) -> str:
-        """The start of ``text`` up to its first control token, where only white space precedes it;
-        else empty.
+        """Return the start of ``text`` up to and including its first control token.
+
+        Only white space may precede that token; else the result is empty.
         """
         found = self.pattern.match(text, len(text) - len(text.lstrip()))
         return text[: found.end()] if found else ""
 
     def continue_text(self, before: str, text: str) -> tuple[int, ...]:
-        """The ids of ``text`` as they follow ``before``, whose tokens are fixed; both marked."""
-        starts = [found.start() for found in self.pattern.finditer(before)]
+        """Return the token ids of ``text`` after ``before``, whose tokens are fixed.
+
+        The contents of both texts are marked.
+        """
+        starts = [match.start() for match in self.pattern.finditer(before)]
         context = before[starts[-1] :] if starts else before
         head, whole = self.encode(context), self.encode(context + text)
         if whole[: len(head)] == head:
@@ -113,20 +118,20 @@ class ChatTokens:
         return self.encode(text, inside=True)
 
     def _encode(self, marked: str, inside: bool = False) -> tuple[int, ...]:
-        """The ids of a text whose contents were marked; ``inside``: it continues another text."""
+        """Return the token ids of a marked text. ``inside``: it continues another text."""
         if CUT not in marked:
             plain = MARKED.sub(self._spelling, marked)
             whole = self._encoder.encode_inside(plain) if inside else self._encoder.encode(plain)
             found = [token for token in whole if token in self.control]
             written = [self._added[text][0] for text in self.pattern.findall(marked)]
-            # A tokenizer may pass over a token that is part of a longer word.
+            # A tokenizer may ignore a control token that is part of a longer word.
             if found == written or (MARK not in marked and _is_subsequence(found, written)):
                 return tuple(whole)
         return tuple(self._encode_apart(marked, inside))
 
     def _encode_apart(self, marked: str, inside: bool) -> list[int]:
-        """The ids of ``marked``, in which no content becomes a control token."""
-        # The pattern has a group: what the template writes stands at the odd places.
+        """Return the ids of ``marked``, encoded in pieces so that no content is a control token."""
+        # The pattern has a group, so split() puts the template's control tokens at the odd places.
         pieces = self.pattern.split(marked)
         ids: list[int] = []
         for place, piece in enumerate(pieces):
@@ -134,7 +139,7 @@ class ChatTokens:
                 ids.append(self._added[piece][0])
                 continue
             text = piece
-            # As the tokenizer does for a token that takes the white space beside it.
+            # The tokenizer also removes the white space next to such a token.
             if place and self._added[pieces[place - 1]][1].rstrip:
                 text = text.lstrip()
             if place + 1 < len(pieces) and self._added[pieces[place + 1]][1].lstrip:
@@ -146,14 +151,15 @@ class ChatTokens:
         return ids
 
     def _letters(self, text: str, follows: bool) -> list[int]:
-        """The ids of ``text``, none of them a control token; ``follows``: no space is put before
-        it.
+        """Return the ids of ``text`` without any control token.
+
+        ``follows`` means that the text continues another text, so no space is put before it.
         """
         encode = self._encoder.encode_inside if follows else self._encoder.encode
         ids = encode(text, split_special_tokens=True)
         if self.control.isdisjoint(ids):
             return ids
-        # A tokenizer that tidies letters up found one in what is not spelled like it.
+        # A tokenizer that normalises text can find a control token in a different spelling.
         words = WORD.findall(text)
         parts = words if len(words) > 1 else list(text)
         if len(parts) < 2:
@@ -166,7 +172,7 @@ class ChatTokens:
 
     @cached_property
     def _continues_after_control(self) -> bool:
-        """Whether a text after a control token is encoded as the middle of a text."""
+        """True if a text after a control token is encoded as the middle of a text."""
         if not self._order or not self._encoder.puts_space:
             return False
         return self._encoder.encode(f"{self._order[0]}x y")[1:] != self._encoder.encode("x y")
@@ -176,7 +182,7 @@ class ChatTokens:
 
     def _cut_spelling(self, found: re.Match[str]) -> str:
         text = self._spelling(found)
-        # ``split_special_tokens`` splits the others. One character in, neither part spells it.
+        # ``split_special_tokens`` splits special tokens. Cut other tokens after one character.
         return text if self._added[text][1].special else f"{text[0]}{CUT}{text[1:]}"
 
 

@@ -1,22 +1,22 @@
-"""Checkpoint directories that are either whole or not there.
+"""Checkpoint directories that appear only when they are complete.
 
 ::
 
     root/global_step_20/          renamed into place when every byte is on disk
-        manifest.json             size and SHA-256 of every other file, and which process wrote
-                                  which; written last
-        state.json                what the caller passed as ``state``
-        ...                       what the writer wrote (safetensors for tensors, JSON for state)
-    root/.partial-<host>-<pid>-*  a save or a removal under way; left behind only by a crash,
-                                  removed by the next save
+        manifest.json             size and SHA-256 of every other file, and the process that wrote
+                                  it; written last
+        state.json                the ``state`` argument of ``save``
+        ...                       files of the writer (safetensors for tensors, JSON for state)
+    root/.partial-<host>-<pid>-*  a running save or removal; after a crash it stays until the next
+                                  save removes it
 
-A checkpoint counts as valid when its manifest names the files of every process that wrote into it,
-and all of them are there with the size and the digest it names. One driver saves into a root at a
-time; any number of processes may read.
+A checkpoint is valid if its manifest lists the files of every process that wrote into it. All files
+must have the listed size and digest. Only one driver at a time may save into a root. Any number of
+processes may read.
 
-In the background a save goes on beside the run from where the state is copied::
+With ``background``, a save continues in a thread after the state is copied::
 
-    run      save 20: copy ─▶ iteration 21 ... 30 ─▶ save 30: raise what save 20 raised ─▶ copy ─▶
+    run      save 20: copy ─▶ steps 21 ... 30 ─▶ save 30: raise the error of save 20 ─▶ copy ─▶
     thread                └─▶ writes end ─▶ digests ─▶ manifest ─▶ rename
 """
 
@@ -47,23 +47,23 @@ from verl.utils.manifest import (
 __all__ = ["CheckpointError", "CheckpointManager", "verify_checkpoint"]
 
 PARTIAL = ".partial-"
-PARTIAL_AGE_S = 24 * 3600  # what is unfinished for longer is taken for abandoned, whoever owns it
-# For a file of another node to be seen here: network file systems remember for up to a minute that
-# there was none.
+PARTIAL_AGE_S = 24 * 3600  # an unfinished directory of any process is abandoned after this time
+# Time until a file of another node is visible here: network file systems cache the absence of a
+# file for up to a minute.
 SEEN_WITHIN_S = 90.0
 LOOK_AGAIN_S = 0.5
-CLOSE_S = 60.0  # for a save under way when the run ends early
+CLOSE_S = 60.0  # time for a running save when the run ends early
 
 logger = logging.getLogger(__name__)
 _STEP_DIR = re.compile(r"global_step_(\d+)")
 
 
 class CheckpointManager:
-    """Saves, finds and retires the checkpoints under ``root``; ``max_to_keep`` None keeps all of
-    them.
+    """Saves, finds and removes the checkpoints under ``root``.
 
-    ``seen_within_s``: how long a save waits for what other nodes wrote to be seen here.
-    ``background``: ``save`` returns when the state is copied; ``wait`` for the last one.
+    ``max_to_keep`` None keeps all of them. ``seen_within_s`` is the time that a save waits until
+    files of other nodes are visible here. With ``background``, ``save`` returns when the state is
+    copied, and ``wait`` waits for the last save.
     """
 
     def __init__(
@@ -83,20 +83,20 @@ class CheckpointManager:
         self._mode = 0o777 & ~current_umask()
 
     def save(self, step: int, writer: Callable[[Path], object], state: dict[str, Any]) -> Path:
-        """Make ``root/global_step_<step>`` and retire old checkpoints; returns that directory.
+        """Write ``root/global_step_<step>``, remove old checkpoints and return the directory.
 
         ``writer(directory)`` writes the tensors, or copies them and returns a function that waits
-        until they are written; either may return a list that says which process wrote which files.
-        ``state`` must be JSON. A checkpoint of the same step is replaced. Raises
-        ``CheckpointError`` where a file that was written is not seen here. When anything raises,
-        nothing is left behind and the other checkpoints are as they were.
+        until they are written. The writer or this function may return a list of ``WrittenFiles``,
+        one per process. ``state`` must be JSON. A checkpoint of the same step is replaced. Raises
+        ``CheckpointError`` if a written file does not become visible here. After an error no new
+        checkpoint exists and the others are unchanged.
 
-        In the background, what the writer's function and everything after it raises is raised by
-        the next call of ``save`` or ``wait``.
+        In the background, errors of the writer's function and of all later parts are raised by the
+        next call of ``save`` or ``wait``.
         """
         if step < 0:
             raise ValueError(f"step must not be negative, got {step}")
-        # Before the writer: a state that is no JSON should cost no time.
+        # Encode before the writer runs: a state that is not JSON fails without a long write.
         encoded = json.dumps(state, indent=1)
         self.wait()
         self.root.mkdir(parents=True, exist_ok=True)
@@ -115,9 +115,9 @@ class CheckpointManager:
         return self._place(step)
 
     def wait(self, timeout_s: float | None = None) -> None:
-        """Return when no save is under way; at once where none was begun.
+        """Wait until no save is running.
 
-        Raises ``CheckpointError`` where the last one failed or goes on after ``timeout_s``.
+        Raises ``CheckpointError`` if the last save failed or is still running after ``timeout_s``.
         """
         if self._under_way is None:
             return
@@ -130,8 +130,9 @@ class CheckpointManager:
         self._under_way = None
 
     def close(self, timeout_s: float = CLOSE_S) -> None:
-        """Give the save under way ``timeout_s`` to end. What goes wrong is logged: who closes has
-        an error of his own to raise, or has waited.
+        """Wait up to ``timeout_s`` for a running save.
+
+        Its error is only logged, because the caller may be handling another error.
         """
         try:
             self.wait(timeout_s)
@@ -142,7 +143,7 @@ class CheckpointManager:
         return self.root / f"global_step_{step}"
 
     def _finish(self, step: int, partial: Path, encoded: str, answer: object) -> None:
-        """Make a checkpoint of ``partial`` once it is written."""
+        """Turn ``partial`` into the checkpoint of ``step`` once all its files are written."""
         final = self._place(step)
         try:
             if callable(answer):
@@ -154,20 +155,18 @@ class CheckpointManager:
             replaced = self._set_aside(final) if final.exists() else None
             os.rename(partial, final)
         except Exception as error:
-            # At once: in the background it is raised only when somebody asks.
+            # Log it at once: a background save raises it only in the next save or wait.
             logger.error("the save of step %d failed: %s", step, error)
             raise
         finally:
-            shutil.rmtree(partial, ignore_errors=True)  # gone already after the rename
+            shutil.rmtree(partial, ignore_errors=True)  # does nothing after the rename
         flush_to_disk(self.root)
         if replaced is not None:
             shutil.rmtree(replaced)
         self._retire(step)
 
     def steps(self) -> dict[int, Path]:
-        """Step → directory of everything that bears a checkpoint's name, valid or not, in ascending
-        order.
-        """
+        """Return all directories with a checkpoint's name by step, ascending, valid or not."""
         if not self.root.is_dir():
             return {}
         found: dict[int, Path] = {}
@@ -178,19 +177,21 @@ class CheckpointManager:
         return dict(sorted(found.items()))
 
     def latest_valid(self) -> Path | None:
-        """The newest checkpoint that verifies, or None; a warning names each one passed over."""
+        """Return the newest valid checkpoint, or None. Logs a warning for each invalid one."""
         for path in reversed(self.steps().values()):
             try:
                 verify_checkpoint(path)
             except CheckpointError as error:
-                logger.warning("checkpoint passed over: %s", error)
+                logger.warning("checkpoint skipped because it is not valid: %s", error)
             else:
                 return path
         return None
 
     def put_aside_after(self, step: int) -> None:
-        """Move whole checkpoints of later steps out of the way: the run that wrote them is given
-        up, and the newest one is what ``latest_valid`` finds and ``max_to_keep`` keeps.
+        """Move the complete checkpoints of later steps to ``root/given_up``.
+
+        They are from an abandoned run. Without the move, ``find_latest_valid`` would return one of
+        them and ``max_to_keep`` would count them.
         """
         later = [path for n, path in self.steps().items() if n > step and looks_whole(path)]
         if not later:
@@ -204,12 +205,12 @@ class CheckpointManager:
             os.rename(path, place)
         flush_to_disk(self.root)
         names = ", ".join(path.name for path in later)
-        logger.warning("of a run that is given up, and now in %s: %s", aside, names)
+        logger.warning("checkpoints of an abandoned run were moved to %s: %s", aside, names)
 
     def load_state(self, path: str | Path | None = None) -> dict[str, Any]:
-        """The ``state`` saved in ``path`` (verified first), or in the newest valid checkpoint.
+        """Return the ``state`` saved in ``path``, or in the newest valid checkpoint.
 
-        Raises ``CheckpointError`` when ``path`` does not verify or there is no valid checkpoint.
+        Raises ``CheckpointError`` if ``path`` is not valid or there is no valid checkpoint.
         """
         if path is None:
             path = self.latest_valid()
@@ -220,40 +221,44 @@ class CheckpointManager:
         return json.loads((Path(path) / STATE).read_text(encoding="utf-8"))
 
     def _see(self, directory: Path, written: Sequence[WrittenFiles]) -> None:
-        """Wait until all that was ``written`` is seen here, whole; raise where it is not."""
+        """Wait until all ``written`` files are visible here with their sizes.
+
+        Raises ``CheckpointError`` if one is not visible after ``seen_within_s``.
+        """
         deadline = time.monotonic() + self.seen_within_s
         while unseen := list(_unseen(written)):
             if time.monotonic() > deadline:
                 writer, path = unseen[0]
                 raise CheckpointError(
-                    f"{len(unseen)} files of the checkpoint are not seen by the driver on "
+                    f"{len(unseen)} files of the checkpoint are not visible to the driver on "
                     f"{socket.gethostname()} after {self.seen_within_s:g} s, the first of them "
                     f"{path}, which {writer} wrote: {self.root} is not on storage that all nodes "
-                    "of the run share; fix: trainer.default_local_dir=DIR, an absolute path that "
-                    "leads to the same directory on every node"
+                    "of the run share; fix: trainer.default_local_dir=DIR, an absolute path of a "
+                    "directory that all nodes share"
                 )
             time.sleep(min(LOOK_AGAIN_S, self.seen_within_s))
-            os.listdir(directory)  # a network file system asks its server again
+            os.listdir(directory)  # makes a network file system refresh its cache
 
     def _new_partial(self) -> Path:
         owner = f"{socket.gethostname()}-{os.getpid()}"
         path = Path(tempfile.mkdtemp(prefix=f"{PARTIAL}{owner}-", dir=self.root))
-        # mkdtemp makes it private; a checkpoint is as readable as its siblings.
+        # mkdtemp creates a private directory. A checkpoint has the user's usual permissions.
         path.chmod(self._mode)
         return path
 
     def _retire(self, saved_step: int) -> None:
-        """Keep the newest ``max_to_keep`` whole checkpoints and, whatever their number, the newest
-        valid one and the one just saved.
+        """Remove all but the newest ``max_to_keep`` complete checkpoints.
+
+        The newest valid checkpoint and the one just saved always stay.
         """
         if self.max_to_keep is None:
             return
         steps = self.steps()
         whole = [step for step, path in steps.items() if looks_whole(path)]
-        newest = self._newest_valid_step(steps, saved_step)  # another run's, where it is later
+        newest = self._newest_valid_step(steps, saved_step)  # may be later, of another run
         keep = {*whole[-self.max_to_keep :], newest, saved_step}
         for step, path in steps.items():
-            # a torn one newer than all that is kept stays for inspection
+            # An incomplete checkpoint newer than all kept ones stays for inspection.
             if step not in keep and (step in whole or step < min(keep)):
                 shutil.rmtree(self._set_aside(path))
 
@@ -268,8 +273,8 @@ class CheckpointManager:
         return saved_step
 
     def _set_aside(self, path: Path) -> Path:
-        # before its removal: one that is cut short must not leave a torn directory under a
-        # checkpoint's name
+        # Rename before removal: an interrupted removal must not leave an incomplete directory with
+        # a checkpoint's name.
         aside = self._new_partial()
         os.rename(path, aside / path.name)
         flush_to_disk(self.root)
@@ -278,12 +283,12 @@ class CheckpointManager:
     def _remove_stale_partials(self) -> None:
         for path in self.root.glob(f"{PARTIAL}*"):
             if _is_abandoned(path):
-                logger.info("removing %s, left by a save that did not finish", path)
+                logger.info("removing %s of a save that did not finish", path)
                 shutil.rmtree(path, ignore_errors=True)
 
 
 def _unseen(written: Sequence[WrittenFiles]) -> Iterator[tuple[str, str]]:
-    """Writer and path of every file that is not here with the size it was written with."""
+    """Yield writer and path of every file that is not visible here with its written size."""
     for part in written:
         for path, size in part.sizes.items():
             try:
@@ -302,12 +307,12 @@ def _is_abandoned(path: Path) -> bool:
         return False
     pid = int(owner[2])
     if pid == os.getpid():
-        return True  # saves do not overlap, so an earlier one of this process left it
+        return True  # saves do not overlap, so it is from an earlier save of this process
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
         return True
-    # There is such a process; it belongs to somebody else.
+    # The process exists and belongs to another user.
     except PermissionError:
         return False
     return False

@@ -1,4 +1,4 @@
-"""Error reporting of every command line: a mistake of the user is a message and exit status 2."""
+"""Error reporting of all command lines: a user's mistake gives a message and exit status 2."""
 
 import argparse
 import sys
@@ -23,12 +23,12 @@ class UsageError(ValueError):
 def run_reporting_mistakes(
     main: Callable[..., int | None], *args: Any, catches_os_errors: bool = True
 ) -> int:
-    """Return the exit status of ``main(*args)``: ``MISTAKE``, with the message on standard error,
-    where the user made a mistake, and ``INTERRUPTED`` after Ctrl-C.
+    """Call ``main(*args)`` and return the exit status.
 
-    Mistakes are ``UsageError``, ``ConfigError``, ``SystemExit`` with a message, and, with
-    ``catches_os_errors``, an ``OSError`` that names a file. Every other exception is a fault of the
-    program and is raised.
+    A user's mistake gives ``MISTAKE`` and a message on standard error. Ctrl-C gives
+    ``INTERRUPTED``. Mistakes are ``UsageError``, ``ConfigError`` and ``SystemExit`` with a message.
+    With ``catches_os_errors`` they include ``OSError`` with a file name or without a number. Every
+    other exception is a fault of the program and is raised.
     """
     try:
         return main(*args) or 0
@@ -42,7 +42,7 @@ def run_reporting_mistakes(
             raise
         message = error.code
     except OSError as error:
-        # Without a number it was raised by our own code, with a sentence.
+        # An OSError without a number was raised by this project, with a message.
         if not catches_os_errors or (error.errno is not None and error.filename is None):
             raise
         message = f"{error.filename}: {error.strerror}" if error.filename else str(error)
@@ -51,7 +51,7 @@ def run_reporting_mistakes(
 
 
 def positive_int(text: str) -> int:
-    """Read an argument that is a whole number of at least 1; a type for ``argparse``."""
+    """Parse a whole number of at least 1; an ``argparse`` type."""
     value = int(text)
     if value < 1:
         raise argparse.ArgumentTypeError(f"{value}; allowed: whole numbers of at least 1")
@@ -61,7 +61,8 @@ def positive_int(text: str) -> int:
 def read_yaml_mapping(path: Path) -> dict[str, Any]:
     """Return the mapping in the YAML file ``path``.
 
-    Raises ``UsageError`` for anything else, and for more than ``verl.config.yaml_files`` allows.
+    Raises ``UsageError`` for anything else, and for a file that exceeds the limits of
+    ``verl.config.yaml_files``.
     """
     content = path.read_bytes()
     if len(content) > MAX_BYTES:
@@ -76,5 +77,5 @@ def read_yaml_mapping(path: Path) -> dict[str, Any]:
     if excess:
         raise UsageError(f"{path}: {excess}")
     if not isinstance(values, Mapping) or not all(isinstance(key, str) for key in values):
-        raise UsageError(f"{path}: no mapping of names to values; allowed: key: value lines")
+        raise UsageError(f"{path}: not a mapping of names to values; allowed: key: value lines")
     return dict(values)

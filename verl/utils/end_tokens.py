@@ -1,4 +1,4 @@
-"""The tokens that end a turn: one set for engines, ledgers, graders and whoever decodes."""
+"""Token ids that end a turn. Engines, token ledgers, graders and decoders use the same set."""
 
 import contextlib
 import json
@@ -10,9 +10,11 @@ from verl.utils.chat_tokens import ChatTokens
 
 
 def find_end_ids(tokenizer: Any, model_path: str | Path | None = None) -> frozenset[int]:
-    """The ids that end a turn when sampled: the end of turn of the tokenizer's chat template, its
-    end of sequence, and those of the generation config in the directory ``model_path``, by default
-    the one that the tokenizer was loaded from.
+    """Return the ids that end a turn when they are sampled.
+
+    They are the end of turn of the chat template, the tokenizer's end of sequence, and those of the
+    generation config in ``model_path``. The default of ``model_path`` is the directory that the
+    tokenizer was loaded from.
     """
     path = getattr(tokenizer, "name_or_path", "") if model_path is None else model_path
     ids = set(config_end_ids(path)) if path else set()
@@ -24,8 +26,9 @@ def find_end_ids(tokenizer: Any, model_path: str | Path | None = None) -> frozen
 
 
 def end_of_turn_id(tokenizer: Any, turn_end: str) -> int | None:
-    """The control token that closes an assistant turn, after which a template writes ``turn_end``;
-    None where plain text closes it.
+    """Return the control token that ends an assistant turn; None if plain text ends it.
+
+    ``turn_end`` is the template's text after the content of the turn.
     """
     tokens = ChatTokens(tokenizer, turn_end)
     closing = tokens.closing(turn_end)
@@ -34,8 +37,9 @@ def end_of_turn_id(tokenizer: Any, turn_end: str) -> int | None:
 
 
 def config_end_ids(model_path: str | Path) -> frozenset[int]:
-    """``eos_token_id`` (one or several) of the generation config in the directory ``model_path``;
-    of the model's config where there is none.
+    """Return ``eos_token_id`` (one or several) of the generation config in ``model_path``.
+
+    If there is no generation config, the model's config is read. Without both, the set is empty.
     """
     for name in ("generation_config.json", "config.json"):
         file = Path(model_path) / name

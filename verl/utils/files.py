@@ -1,4 +1,4 @@
-"""Files and directories that are there whole or not at all."""
+"""Atomic writing of files and directories, and rules for their replacement."""
 
 import contextlib
 import ctypes
@@ -16,16 +16,17 @@ from typing import IO
 
 from verl.config.settings.errors import ConfigError
 
-MARKER = ".published.json"  # in a published directory: its files, as they were written
-WRITTEN_HERE = "<!-- written by rlvcr, which may replace this file -->"  # ends a page
-HASHED = 16 * 2**20  # bytes up to which a file's content is compared; above, its size alone
+MARKER = ".published.json"  # lists the files of a published directory with size and digest
+WRITTEN_HERE = "<!-- written by rlvcr, which may replace this file -->"  # last line of a page
+HASHED = 16 * 2**20  # bytes; the content of larger files is not compared, only their size
 AT_FDCWD, RENAME_EXCHANGE = -100, 2
 
 
 @contextlib.contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """A block whose ``OSError`` names ``path`` where it names no file: a full disk is noticed by
-    calls that know a number only.
+    """Add ``path`` to an ``OSError`` of the block that has no file name.
+
+    For example, the error of a write to a full disk has a number but no file name.
     """
     try:
         yield
@@ -36,9 +37,7 @@ def naming(path: Path) -> Iterator[None]:
 
 
 def put_aside(path: Path) -> Path:
-    """Rename ``path`` to the first of ``<stem>.1<suffix>``, ``.2`` ... that is free, and return
-    that.
-    """
+    """Rename ``path`` to ``<stem>.<n><suffix>`` with the lowest free n from 1; return that path."""
     number = 1
     while (aside := path.with_name(f"{path.stem}.{number}{path.suffix}")).exists():
         number += 1
@@ -47,15 +46,14 @@ def put_aside(path: Path) -> Path:
 
 @contextlib.contextmanager
 def atomic_write(path: str | Path) -> Iterator[IO[str]]:
-    """A UTF-8 file to write into; ``path`` holds all of it afterwards, or what it held before if
-    this raises.
+    """Yield a UTF-8 file to write into, which replaces ``path`` at the end of the block.
 
-    Folders above ``path`` are made. Several processes may write the same path: the last one to
-    finish wins.
+    If the block raises, ``path`` is unchanged. Parent directories are created. If several processes
+    write the same path, the last one to finish determines the content.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    # Beside the target: a rename is one step only within a file system.
+    # In the directory of the target: a rename is atomic only within a file system.
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         with naming(path), partial.open("w", encoding="utf-8") as file:
@@ -64,13 +62,13 @@ def atomic_write(path: str | Path) -> Iterator[IO[str]]:
             os.fsync(file.fileno())
         partial.replace(path)
     finally:
-        partial.unlink(missing_ok=True)  # gone already after the rename
+        partial.unlink(missing_ok=True)  # does nothing after the rename
 
 
 def write_page(path: Path, text: str, key: str) -> None:
-    """Write HTML or SVG ``text`` to ``path``, which the option ``key`` names.
+    """Write HTML or SVG ``text`` to ``path``, the value of the option ``key``.
 
-    Raises ``ConfigError`` if ``path`` holds anything that was not written here.
+    Raises ``ConfigError`` if ``path`` has content that this function did not write.
     """
     try:
         is_foreign = path.stat().st_size > 0 and not path.read_bytes().rstrip().endswith(
@@ -81,17 +79,18 @@ def write_page(path: Path, text: str, key: str) -> None:
     if is_foreign:
         raise ConfigError(
             f"{key}={str(path)!r}: exists and was not written by this command; allowed: a new "
-            f"file, or one that it wrote; fix: {key} FILE, or remove the file"
+            f"file, or a file that this command wrote; fix: {key} FILE, or remove the file"
         )
     with atomic_write(path) as file:
         file.write(f"{text.rstrip()}\n{WRITTEN_HERE}\n")
 
 
 def require_replaceable(target: Path, key: str, overwrite: bool, keep: Iterable[Path] = ()) -> None:
-    """Raise ``ConfigError`` unless the directory ``target``, which ``key`` names, may be replaced.
+    """Raise ``ConfigError`` unless the directory ``target``, the value of ``key``, is replaceable.
 
-    It may where it is missing, empty or as ``publish_directory`` left it, or with ``overwrite``.
-    ``keep``: directories that are never replaced; home and the working directory are two more.
+    It is replaceable if it is missing, empty or unchanged since ``publish_directory`` wrote it, or
+    with ``overwrite``. Directories of ``keep``, the home directory and the working directory are
+    never replaced.
     """
     with _alone_in(target.parent):
         _require_replaceable(target, key, overwrite, keep)
@@ -99,13 +98,13 @@ def require_replaceable(target: Path, key: str, overwrite: bool, keep: Iterable[
 
 @contextlib.contextmanager
 def _alone_in(directory: Path) -> Iterator[None]:
-    """A block during which no other process puts a published directory into ``directory``."""
+    """Lock ``directory`` against ``publish_directory`` in other processes during the block."""
     if not directory.is_dir():
         yield
         return
     descriptor = os.open(directory, os.O_RDONLY)
     try:
-        with contextlib.suppress(OSError):  # a disk without locks
+        with contextlib.suppress(OSError):  # a file system without locks
             fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
     finally:
@@ -122,22 +121,25 @@ def _require_replaceable(target: Path, key: str, overwrite: bool, keep: Iterable
     place = target.expanduser().resolve()
     for kept in (Path.home(), Path.cwd(), *keep):
         if kept.resolve().is_relative_to(place):
-            raise ConfigError(f"{said}: holds {kept}, which must stay; {allowed}; fix: {key}=DIR")
+            raise ConfigError(
+                f"{said}: contains {kept}, which is never replaced; {allowed}; fix: {key}=DIR"
+            )
     foreign = "" if overwrite or not target.is_dir() else _foreign_file(target)
     if foreign:
         raise ConfigError(
-            f"{said}: holds {foreign}, which this command did not write; {allowed}; "
-            f"fix: {key}=DIR, or overwrite=true to delete what is there"
+            f"{said}: contains {foreign}, which this command did not write; {allowed}; "
+            f"fix: {key}=DIR, or overwrite=true to delete the content"
         )
 
 
 def require_new_file(target: Path, key: str, overwrite: bool, fix: str = "overwrite=true") -> None:
-    """Raise ``ConfigError`` where the file ``target``, which ``key`` names, would replace another
-    and ``overwrite`` is false, or is no plain file.
+    """Raise ``ConfigError`` if the file ``target``, the value of ``key``, cannot be written.
+
+    That is, if it is a directory, or a file with content and ``overwrite`` is false.
     """
     try:
         status = target.stat()
-    except OSError:  # it is not there, or no file can be: said where it is made
+    except OSError:  # it does not exist, or the later write will raise
         return
     if stat.S_ISDIR(status.st_mode):
         raise ConfigError(
@@ -151,7 +153,7 @@ def require_new_file(target: Path, key: str, overwrite: bool, fix: str = "overwr
 
 
 def _foreign_file(directory: Path) -> str:
-    """Name of a file of ``directory`` that is not as ``publish_directory`` wrote it, or empty."""
+    """Return the name of a file that ``publish_directory`` did not write so; empty if none."""
     try:
         written = json.loads((directory / MARKER).read_text(encoding="utf-8"))["files"]
     except (OSError, ValueError, KeyError, TypeError):
@@ -166,7 +168,7 @@ def _foreign_file(directory: Path) -> str:
 
 
 def _fingerprint(path: Path) -> str:
-    """Size of a file and, where it is small, its digest: someone may have edited it."""
+    """Return size and, up to ``MAX_HASHED_BYTES``, digest of a file; empty if it is unreadable."""
     if path.is_symlink() or not path.is_file():
         return ""
     try:
@@ -179,11 +181,11 @@ def _fingerprint(path: Path) -> str:
 
 @contextlib.contextmanager
 def publish_directory(target: str | Path, overwrite: bool = False) -> Iterator[Path]:
-    """Yield an empty directory to fill; afterwards it is ``target``, an older one is replaced.
+    """Yield an empty directory to fill, which replaces ``target`` at the end of the block.
 
-    If this raises, nothing changes. Raises ``ConfigError`` for a ``target`` with files that were
-    not published here, unless ``overwrite``. A reader beside several writers always finds one
-    whole version (on Linux; elsewhere ``target`` is missing for a moment while it is replaced).
+    If the block raises, nothing changes. Raises ``ConfigError`` for a ``target`` with files that
+    this function did not write, unless ``overwrite``. Readers always see one complete version, also
+    with several writers. Without ``renameat2`` (Linux) ``target`` is missing for a moment.
     """
     target = Path(target)
     require_replaceable(target, "target", overwrite)
@@ -204,12 +206,12 @@ def publish_directory(target: str | Path, overwrite: bool = False) -> Iterator[P
 
 
 def _put_in_place(partial: Path, target: Path, overwrite: bool) -> None:
-    """Rename ``partial`` to ``target``; what was there is at ``partial`` afterwards."""
+    """Rename ``partial`` to ``target``, and an older ``target`` to ``partial``."""
     with _alone_in(target.parent):
-        # Again: files may have been added while this was written.
+        # Check again: files may have been added in the meantime.
         _require_replaceable(target, "target", overwrite, ())
         if not target.exists() or not any(target.iterdir()):
-            partial.rename(target)  # takes the place of an empty directory
+            partial.rename(target)  # replaces an empty directory
         elif not _exchange(partial, target):
             old = partial.with_name(f"{partial.name}.old")
             target.rename(old)
@@ -218,7 +220,7 @@ def _put_in_place(partial: Path, target: Path, overwrite: bool) -> None:
 
 
 def _exchange(one: Path, other: Path) -> bool:
-    """Exchange two directories in one step; false where the system or its disk cannot."""
+    """Exchange two directories atomically; return false if the system does not support it."""
     call = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
     if call is None:
         return False
@@ -235,15 +237,16 @@ def current_umask() -> int:
     with contextlib.suppress(OSError, StopIteration, ValueError):
         lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
         return int(next(line for line in lines if line.startswith("Umask:")).split()[1], 8)
-    # Elsewhere it is read by setting it, which another thread may notice.
+    # Without /proc it can only be read by setting it, which affects other threads for a moment.
     umask = os.umask(0o077)
     os.umask(umask)
     return umask
 
 
 def finish_files(directory: Path) -> None:
-    """Give every file of ``directory`` the user's usual permissions and flush it to the disk: some
-    libraries write through private temporary files.
+    """Give every file in ``directory`` the user's usual permissions and flush it to the disk.
+
+    Some libraries write private temporary files and rename them.
     """
     umask = current_umask()
     for path in directory.rglob("*"):
@@ -253,7 +256,7 @@ def finish_files(directory: Path) -> None:
 
 
 def flush_to_disk(path: Path) -> None:
-    """Return when a file's content, or a directory's entries, would survive a loss of power."""
+    """Flush a file's content, or a directory's entries, to the disk (``fsync``)."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         with naming(path):

@@ -1,26 +1,26 @@
-"""Fingerprints of weights: a number per tensor that two processes compare instead of the tensor."""
+"""Fingerprints of weights: one number per tensor, to compare the tensors of two processes."""
 
 import numpy as np
 import torch
 
 from verl.utils.shipped import as_tensor
 
-# Numbers read of a tensor: enough for some of them to cross a rounding step of bfloat16 whenever an
-# optimizer moves them all, and few enough to cost nothing beside sending the weights.
+# Values read per tensor. That is enough for some of them to change in bfloat16 in every optimizer
+# step, and the cost is small compared with sending the weights.
 READ = 1 << 18
-# Place of a number in the sum: a prime number of places, so that no row length repeats them.
+# Number of position factors. It is prime, so that no row length repeats them.
 PLACES = 1021
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def fingerprint(values: "np.ndarray | torch.Tensor", dtype: torch.dtype | None = None) -> int:
-    """A number that depends on the bits of evenly spaced ``values`` (after a cast to ``dtype``) and
-    their places.
+    """Return a number computed from the bits and positions of evenly spaced ``values``.
 
-    Integer arithmetic: the same on every device, by any number of threads.
+    The values are cast to ``dtype`` first. Integer arithmetic gives the same number on every device
+    and with any number of threads.
     """
     flat = values.reshape(-1)
-    # Odd, so that not the same columns of every row are read.
+    # An odd step, so that it reads different columns of the rows.
     step = max(1, len(flat) // READ) | 1
     part = flat[::step]
     read = as_tensor(part).detach()

@@ -1,10 +1,12 @@
-"""Whoever ends a driver that cannot end itself: one that is stopped, or whose native code keeps
-Python's lock, has a watchdog that stands still with it.
+"""Child process that kills the driver when its heartbeats stop.
 
-    watchdog ──a byte at every look──▶ guard: silent for too long? SIGUSR1 for stacks, then SIGKILL
-    driver ends ──end of the pipe────▶ guard ends
+The watchdog is a thread of the driver. It stops as well if the driver is stopped (SIGSTOP), or if
+native code holds the GIL.
 
-The guard is a process of its own that imports nothing of the packages.
+    watchdog ──one byte per second──▶ guard: no byte for silent_s? SIGUSR1 for stacks, then SIGKILL
+    driver ends ──end of the pipe───▶ guard ends
+
+The guard process imports none of this project's packages.
 """
 
 import contextlib
@@ -16,47 +18,47 @@ import sys
 import time
 
 LOOK_S = 1.0
-ANSWER_S = 2.0  # for the driver to write its stacks, where it can
+ANSWER_S = 2.0  # time for the driver to write its stacks
 
 
 class Guard:
-    """Ends this process once ``beat`` was not called for ``silent_s``."""
+    """Handle of a guard process, which kills this process after ``silent_s`` without heartbeat."""
 
     def __init__(self, silent_s: float) -> None:
         command = [sys.executable, "-I", "-S", __file__, str(os.getpid()), f"{silent_s:g}"]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE)
         assert self._process.stdin is not None
         self._pipe = self._process.stdin
-        # Whoever beats must not wait for a guard that is stopped.
+        # Non-blocking: a heartbeat must not wait for a guard that is stopped.
         os.set_blocking(self._pipe.fileno(), False)
 
     def beat(self) -> None:
-        """All is well."""
+        """Send a heartbeat to the guard process. Does nothing if it has ended or is stopped."""
         with contextlib.suppress(BrokenPipeError, BlockingIOError):
             os.write(self._pipe.fileno(), b".")
 
     def close(self) -> None:
-        """End the guard; nobody is watched any more."""
+        """End the guard process, without any effect on this process."""
         self._pipe.close()
         self._process.kill()
         self._process.wait()
 
 
 def watch(driver: int, silent_s: float) -> None:
-    """Read beats of the process ``driver`` from standard input until its end, or end it."""
+    """Read heartbeats of the process ``driver`` from standard input, and kill it when they stop."""
     silent = 0.0
     while silent < silent_s:
         ready, _, _ = select.select([sys.stdin.fileno()], [], [], LOOK_S)
         if ready and not os.read(sys.stdin.fileno(), 4096):
             return
-        # Looks, not the clock: who was stopped together with the driver (Ctrl-Z) missed nothing.
+        # Count seconds of waiting instead of reading a clock: Ctrl-Z stops this process as well.
         silent = 0.0 if ready else silent + LOOK_S
-    # Another process may have its number by now.
+    # If the driver has ended, another process may have its number.
     if os.getppid() != driver:
         return
     sys.stderr.write(
-        f"Stalled: the driver (process {driver}) stands still, and its watchdog with it, since "
-        f"{silent:.0f} s: stopped, or in native code that keeps Python's lock; it is killed\n"
+        f"Stalled: the driver (process {driver}) has sent no heartbeat for {silent:.0f} s: it is "
+        "stopped, or native code holds the GIL; it is killed\n"
     )
     sys.stderr.flush()
     os.kill(driver, signal.SIGUSR1)
@@ -65,7 +67,7 @@ def watch(driver: int, silent_s: float) -> None:
 
 
 if __name__ == "__main__":
-    # The terminal's Ctrl-C and a scheduler's SIGTERM are the driver's to answer.
+    # Only the driver handles Ctrl-C of the terminal and SIGTERM of a scheduler.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     watch(int(sys.argv[1]), float(sys.argv[2]))

@@ -1,8 +1,7 @@
-"""Ending a run from outside: the first SIGTERM or Ctrl-C unwinds it in order, a second one ends the
-process at once.
+"""Handling of SIGTERM and Ctrl-C: the first one unwinds the run, a second one exits at once.
 
 with Interruption() as interruption:
-    train()                    # raises KeyboardInterrupt wherever it is
+    train()                    # raises KeyboardInterrupt at the signal
 interruption.exit_status       # 143 after SIGTERM, 130 after SIGINT, 0 after neither
 """
 
@@ -18,10 +17,11 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class Interruption:
-    """A block that SIGTERM and SIGINT leave by a ``KeyboardInterrupt``, which ends with the block.
+    """Context manager that turns SIGTERM and SIGINT into a ``KeyboardInterrupt`` and catches it.
 
-    It is a plain ``KeyboardInterrupt`` because Ray passes on no other exception that is raised
-    while it waits. Outside the main thread, where Python handles no signals, nothing changes.
+    It is a plain ``KeyboardInterrupt`` because Ray propagates no other exception that a signal
+    handler raises while Ray waits. It has no effect outside of the main thread, where Python
+    handles no signals.
     """
 
     def __init__(self) -> None:
@@ -30,7 +30,7 @@ class Interruption:
 
     @property
     def exit_status(self) -> int:
-        """What a shell reports of a process that the signal ended; 0 where none came."""
+        """Exit status of a process that the signal ended (128 + number); 0 without a signal."""
         return 128 + self.signal if self.signal else 0
 
     def __enter__(self) -> "Interruption":
@@ -41,11 +41,11 @@ class Interruption:
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> bool:
         for number, handler in self._before.items():
             signal.signal(number, handler)
-        # Only what a signal has raised ends here: an interrupt of another origin goes on.
+        # Catch only an interrupt of a signal handled here; others are raised further.
         return kind is KeyboardInterrupt and self.signal is not None
 
     def _handle(self, number: int, _frame: FrameType | None) -> None:
-        # The second signal: unwinding hangs, or takes longer than its sender will wait.
+        # Exit at the second signal: the unwinding hangs or takes too long.
         if self.signal is not None:
             os._exit(128 + number)
         self.signal = signal.Signals(number)
@@ -54,8 +54,9 @@ class Interruption:
 
 @contextlib.contextmanager
 def sigterm_handler_kept() -> Iterator[None]:
-    """A block after which SIGTERM means what it meant before; where that was the default, what the
-    block set stays.
+    """Restore the SIGTERM handler after the block.
+
+    If it was the default action before, the handler that the block installed stays.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -64,6 +65,6 @@ def sigterm_handler_kept() -> Iterator[None]:
     try:
         yield
     finally:
-        # None: a handler that was not installed from Python, and cannot be put back.
+        # None means a handler that was not installed from Python; it cannot be restored.
         if before not in (None, signal.SIG_DFL):
             signal.signal(signal.SIGTERM, before)

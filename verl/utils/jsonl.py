@@ -1,4 +1,4 @@
-"""Files of one JSON object a line that survive a crash in the middle of a line."""
+"""JSON Lines files (one object per line) whose readers skip a line that a crash cut off."""
 
 import json
 import math
@@ -12,20 +12,22 @@ import orjson
 
 from verl.utils.files import atomic_write, naming
 
-# Kinds that orjson has a form of its own for, as ``plain`` has them.
+# Options under which orjson and ``to_json_types`` agree on arrays, dataclasses and dates.
 _FORM = (
     orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_DATETIME
 )
 
 
 def plain(value: object) -> Any:
-    """``value`` as JSON can carry it: arrays and tensors become lists, numbers that are not finite
-    become null.
+    """Convert ``value`` to JSON types.
+
+    Arrays, tensors and sets become lists, numbers that are not finite become null, and other
+    objects become their text.
     """
     if isinstance(value, (str, bool)) or value is None:
         return value
     if isinstance(value, float):
-        # Python would write NaN and Infinity, which no other reader of JSON takes.
+        # Python would write NaN and Infinity, which are not JSON.
         return value if math.isfinite(value) else None
     if isinstance(value, int):
         return value
@@ -42,28 +44,29 @@ def plain(value: object) -> Any:
 
 
 def dumps(record: Mapping[str, Any]) -> str:
-    """One line without its newline; arrays of numbers are fastest as they are."""
+    """Encode ``record`` as one line without newline. Arrays need no conversion before."""
     try:
         return orjson.dumps(record, plain, _FORM).decode()
     except TypeError:
-        # What only Python's encoder has a form for: integers of more than 64 bits, halves of
-        # surrogate pairs, keys that are no text.
+        # Only Python's encoder accepts integers of more than 64 bits, lone surrogates, and keys
+        # that are not strings.
         return json.dumps(plain(record), separators=(",", ":"))
 
 
 def append(path: Path, record: Mapping[str, Any]) -> None:
-    """Append one line and return when it is on the disk."""
+    """Append ``record`` to ``path`` as one line and flush it to the disk."""
     with naming(path), path.open("a", encoding="utf-8") as file:
         file.write(dumps(record) + "\n")
-        # Both: flush() only hands the line to the system, which may lose it with the power.
+        # flush() only passes the line to the operating system; fsync() writes it to the disk.
         file.flush()
         os.fsync(file.fileno())
 
 
 def read(path: Path, most: int | None = None) -> Iterator[dict[str, Any]]:
-    """The objects of ``path``, none if it does not exist; a torn or foreign line is skipped.
+    """Yield the objects of ``path``; none if it does not exist.
 
-    Stops behind the line with which ``most`` characters are read.
+    Incomplete lines and lines that are not JSON objects are skipped. Stops after the line that
+    reaches ``max_characters`` read characters.
     """
     if not path.exists():
         return
@@ -79,7 +82,7 @@ def read(path: Path, most: int | None = None) -> Iterator[dict[str, Any]]:
 
 
 def _parse(line: str) -> dict[str, Any] | None:
-    # Without its newline a line may be the torn beginning of one, even where it parses.
+    # A line without newline may be incomplete, even if it parses.
     if not line.endswith("\n"):
         return None
     try:
@@ -90,9 +93,7 @@ def _parse(line: str) -> dict[str, Any] | None:
 
 
 def write(path: Path, records: Iterable[Mapping[str, Any]]) -> int:
-    """Write ``records`` to ``path`` so that it holds either all of them or what it held before;
-    returns how many.
-    """
+    """Write ``records`` to ``path`` atomically; return their number."""
     count = 0
     with atomic_write(path) as file:
         for record in records:
@@ -102,6 +103,6 @@ def write(path: Path, records: Iterable[Mapping[str, Any]]) -> int:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write ``text`` to ``path`` so that a reader sees all of it or what was there before."""
+    """Write ``text`` to ``path`` atomically: a reader sees the old or the new content."""
     with atomic_write(path) as file:
         file.write(text)

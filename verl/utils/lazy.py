@@ -1,4 +1,4 @@
-"""Names of a package that are imported on first use: importing the package costs nothing."""
+"""Lazy exports of a package: a name is imported on first use, so importing the package is fast."""
 
 import importlib
 from collections.abc import Callable, Mapping
@@ -6,8 +6,10 @@ from typing import Any
 
 
 def lazy(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any], list[str]]:
-    """``__getattr__`` and ``__all__`` of ``package``; ``homes`` says in which of its modules a name
-    is defined, or in which other one where that has a dotted name.
+    """Return ``__getattr__`` and ``__all__`` of ``package``.
+
+    ``module_of_name`` maps a name to the module that defines it: a module of ``package``, or with a
+    dot the full name of any module.
     """
 
     def resolve(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""Bounds for code of others: how long a call may take, how much memory a process may have."""
+"""Limits for user-provided code: run time of a call, and memory of a process."""
 
 import contextlib
 import ctypes
@@ -9,21 +9,21 @@ import threading
 import time
 from collections.abc import Iterator
 
-AGAIN_S = 1.0  # what swallowed the first alarm gets another one
+AGAIN_S = 1.0  # interval of further interrupts for code that catches the first one
 
 
 class TimeLimit(RuntimeError):
-    """A call took longer than it was given."""
+    """A call took longer than its time limit."""
 
 
 @contextlib.contextmanager
 def time_limit(seconds: float, what: str) -> Iterator[None]:
-    """Let the block raise ``TimeLimit``, which names ``what``, once it has run for ``seconds``.
+    """Interrupt the block with ``TimeLimit``, which names ``what``, after ``seconds``.
 
-    A block that was late raises it also where it caught the exception, cancelled the alarm or
-    raised another error: the clock decides. Python code is interrupted until it ends. Native code
-    in another thread than the main one runs on, and so does code that catches everything: its
-    caller needs a deadline of its own, as the environment pool has.
+    A late block always raises ``TimeLimit``, also if it caught the interrupt, cancelled the alarm
+    or raised another error. Python code is interrupted repeatedly until it ends. Native code
+    outside of the main thread, and code that catches every exception, cannot be interrupted.
+    Callers of such code need another deadline, such as that of the environment pool.
     """
     late = f"{what} took over {seconds:g} s"
     deadline = time.monotonic() + seconds
@@ -40,28 +40,29 @@ def time_limit(seconds: float, what: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _alarm(seconds: float, late: str) -> Iterator[None]:
-    """Interrupt the block after ``seconds``, also a system call; in the main thread alone."""
+    """Interrupt the block after ``seconds``, also in a system call. Main thread only."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
-    def expired(*_: object) -> None:
+    def raise_time_limit(*_: object) -> None:
         raise TimeLimit(late)
 
-    handler = signal.signal(signal.SIGALRM, expired)
+    handler = signal.signal(signal.SIGALRM, raise_time_limit)
     timer = signal.setitimer(signal.ITIMER_REAL, seconds, AGAIN_S)
     try:
         yield
     finally:
-        # What was armed before goes on; it rings later by the time that was spent here.
+        # Restore the earlier timer. It fires later by the time spent in this block.
         signal.setitimer(signal.ITIMER_REAL, *timer)
         signal.signal(signal.SIGALRM, handler)
 
 
 @contextlib.contextmanager
 def _interrupted_again(seconds: float) -> Iterator[None]:
-    """Raise ``TimeLimit`` in the block ``AGAIN_S`` after its time was up and every ``AGAIN_S`` from
-    then on, whatever it did to the alarm.
+    """Raise ``TimeLimit`` in the block every ``REPEAT_S`` after ``seconds``.
+
+    This does not depend on the alarm, which the block may have cancelled.
     """
     done = threading.Event()
     lock = threading.Lock()
@@ -82,12 +83,13 @@ def _interrupted_again(seconds: float) -> Iterator[None]:
     finally:
         with lock:
             done.set()
-            throw(ident, None)  # one that is on its way must not arrive behind the block
+            throw(ident, None)  # cancel a pending exception: it must not be raised after the block
 
 
 def limit_memory(gigabytes: float) -> None:
-    """From now on this process may have ``gigabytes`` of address space, or less where it had less;
-    beyond them it gets a ``MemoryError``.
+    """Limit the address space of this process to ``gigabytes`` (GiB), or to a lower present limit.
+
+    An allocation beyond the limit raises ``MemoryError``.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     wanted = int(gigabytes * 2**30)
@@ -96,8 +98,9 @@ def limit_memory(gigabytes: float) -> None:
 
 @contextlib.contextmanager
 def memory_unlimited() -> Iterator[None]:
-    """Lift the bound of ``limit_memory`` in the block: what is started there has none of its own,
-    and Node reserves more address space than it ever uses.
+    """Lift the limit of ``limit_memory`` in the block, for processes that are started there.
+
+    Node.js, for example, reserves much more address space than it uses.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
@@ -108,5 +111,5 @@ def memory_unlimited() -> Iterator[None]:
 
 
 def _finite(limit: int) -> int:
-    # No limit is -1 to the kernel.
+    # RLIM_INFINITY is -1, which min() would choose.
     return sys.maxsize if limit == resource.RLIM_INFINITY else limit

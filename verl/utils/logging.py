@@ -1,4 +1,4 @@
-"""The one place that sets logging up: coloured on a terminal, plain in files and pipes."""
+"""Setup of logging: coloured on a terminal, plain lines in files and pipes, secrets masked."""
 
 import functools
 import logging
@@ -14,33 +14,36 @@ from rich.logging import RichHandler
 from verl.config.settings.secret_values import hide_secrets, masked_text
 
 PLAIN = "%(asctime)s %(levelname)s %(name)s: %(message)s"
-# These report every request or file at INFO.
+# Loggers that report every request or file at INFO.
 QUIET = ("urllib3", "filelock", "httpx", "fsspec", "matplotlib", "asyncio")
 
-# The root logger's handlers that are ours: others (pytest's, a notebook's) are left alone.
+# Handlers that setup_logging added to the root logger. Others (of pytest, a notebook) stay.
 _installed: list[logging.Handler] = []
 
 
 class MaskingFormatter(logging.Formatter):
-    """Formats records and their tracebacks with the secrets in them masked."""
+    """Formatter that masks the secrets in records and their tracebacks."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The line, or lines, of ``record``."""
+        """Return the text of ``record``, of one or several lines, with masked secrets."""
         return masked_text(super().format(record))
 
 
 @functools.cache
 def screen() -> Console:
-    """Where this process shows how it goes: lines of the log and progress bars, which tear each
-    other unless they share a console. Standard output is left to what a command has to say.
+    """Return the console on stderr for log lines and progress bars.
+
+    They must share one console, or they garble each other. Stdout is only for the output of a
+    command.
     """
     return Console(stderr=True)
 
 
 def setup_logging(log_file: str | Path | None = None, level: str = "INFO") -> None:
-    """Send this process's log to the terminal (or stderr as plain lines) and, appending, to
-    ``log_file``, and errors that end the process to stderr; secrets are masked in all of them. A
-    second call replaces the handlers of the first.
+    """Send the log of this process to stderr and append it to ``log_file``.
+
+    Uncaught exceptions are written to stderr. Secrets are masked in all of these texts. A second
+    call replaces the handlers of the first.
     """
     hide_secrets(os.environ)
     sys.excepthook = _show_error

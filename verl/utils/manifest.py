@@ -1,5 +1,7 @@
-"""What a checkpoint says of itself: ``manifest.json``, with size and SHA-256 of every other file,
-which process wrote which, and a digest of all that; and ``state.json``.
+"""Manifest of a checkpoint, and its ``state.json``.
+
+``manifest.json`` has the size and SHA-256 of every other file, and the files that each process
+wrote. Its last entry is a digest of the other entries.
 """
 
 import hashlib
@@ -14,25 +16,25 @@ from verl.utils.files import flush_to_disk, naming
 
 STATE = "state.json"
 FORMAT = 2
-OWN_DIGEST = "sha256"  # of the manifest's other entries
+OWN_DIGEST = "sha256"  # key of the digest of the manifest's other entries
 
 
 class CheckpointError(RuntimeError):
-    """A checkpoint is missing, torn or altered; the message says which file and how."""
+    """A checkpoint is missing, incomplete or altered; the message names the file and the fault."""
 
 
 def verify_checkpoint(path: str | Path) -> dict[str, Any]:
-    """The manifest of a valid checkpoint.
+    """Check all files of a checkpoint and return its manifest.
 
-    Raises ``CheckpointError`` for the first file that is missing or differs. Files the manifest
-    does not name are left unread.
+    Raises ``CheckpointError`` for the first file that is missing or differs. Files that the
+    manifest does not list are not read.
     """
     path = Path(path)
     manifest = _read_manifest(path)
     for name, entry in manifest["files"].items():
         if _digest(path / name) != entry["sha256"]:
             raise CheckpointError(
-                f"{path / name}: the content is not what {MANIFEST} names (SHA-256 differs)"
+                f"{path / name}: the content does not match {MANIFEST} (SHA-256 differs)"
             )
     return manifest
 
@@ -40,22 +42,24 @@ def verify_checkpoint(path: str | Path) -> dict[str, Any]:
 def write_state_and_manifest(
     directory: Path, step: int, encoded_state: str, written: Sequence[WrittenFiles]
 ) -> None:
-    """Make a checkpoint of what lies in ``directory``, and return when it is on disk.
+    """Write ``state.json`` and the manifest of ``directory``, and flush all files to the disk.
 
-    Raises ``CheckpointError`` where a file lacks that a process wrote, or one is no plain file.
+    Raises ``CheckpointError`` if a file of ``written`` is missing, or a file is not a plain file.
     """
     for reserved in (STATE, MANIFEST):
         if (directory / reserved).exists():
             raise CheckpointError(
-                f"the writer made {reserved}, a name the checkpoint needs for itself"
+                f"the writer created {reserved}, a name that is reserved for the checkpoint"
             )
     with naming(directory / STATE):
         (directory / STATE).write_text(encoded_state, encoding="utf-8")
     files = {}
     for path in sorted(directory.rglob("*")):
-        # What a link leads to can change after its digest was taken.
+        # The target of a link can change after its digest was computed.
         if path.is_symlink() or not (path.is_file() or path.is_dir()):
-            raise CheckpointError(f"{path}: a checkpoint holds plain files and directories only")
+            raise CheckpointError(
+                f"{path}: not a plain file; allowed in a checkpoint: plain files and directories"
+            )
         flush_to_disk(path)
         if path.is_file():
             entry = {"sha256": _digest(path), "size": path.stat().st_size}
@@ -70,31 +74,31 @@ def write_state_and_manifest(
 
 
 def _encoded(manifest: Mapping[str, Any]) -> str:
-    """What is written: ``manifest`` and, as its last entry, the digest of the others."""
+    """Encode ``manifest`` as JSON, with the digest of the other entries as its last entry."""
     others = {name: entry for name, entry in manifest.items() if name != OWN_DIGEST}
     digest = hashlib.sha256(json.dumps(others).encode()).hexdigest()
     return json.dumps({**others, OWN_DIGEST: digest}, indent=1)
 
 
 def _inside(directory: Path, paths: Iterable[str]) -> list[str]:
-    """``paths`` as the manifest names them."""
+    """Return ``paths`` relative to ``directory``, sorted, as the manifest lists them."""
     return sorted(Path(path).relative_to(directory).as_posix() for path in paths)
 
 
 def _check_writers(
     path: Path, files: Mapping[str, object], writers: Mapping[str, Sequence[str]]
 ) -> None:
-    """Raise ``CheckpointError`` unless ``files`` has what every process wrote."""
+    """Raise ``CheckpointError`` unless ``files`` has the files of every process."""
     for writer, names in writers.items():
         lost = [name for name in names if name not in files]
         if lost:
             raise CheckpointError(
-                f"{path / MANIFEST}: {lost[0]}, which {writer} wrote, is not among its files"
+                f"{path / MANIFEST}: {lost[0]}, which {writer} wrote, is not in the list of files"
             )
 
 
 def _read_manifest(path: Path) -> dict[str, Any]:
-    """The manifest, with presence and size of its files checked (their content is not)."""
+    """Return the manifest after a check of presence and size of its files, not their content."""
     try:
         text = (path / MANIFEST).read_text(encoding="utf-8")
         manifest = json.loads(text)
@@ -102,11 +106,11 @@ def _read_manifest(path: Path) -> dict[str, Any]:
         raise CheckpointError(f"{path / MANIFEST}: cannot be read: {error}") from error
     files = manifest.get("files") if isinstance(manifest, dict) else None
     if not isinstance(files, dict) or STATE not in files:
-        raise CheckpointError(f"{path / MANIFEST}: not a manifest")
+        raise CheckpointError(f"{path / MANIFEST}: not a manifest of a checkpoint")
     for name, entry in files.items():
         _check_entry(path, name, entry)
     _check_writers(path, files, manifest.get("writers", {}))
-    # Those of format 1 have no digest of their own.
+    # A manifest of format 1 has no digest of its entries.
     if (manifest.get("format") != 1 or OWN_DIGEST in manifest) and text != _encoded(manifest):
         raise CheckpointError(f"{path / MANIFEST}: altered since it was written")
     return manifest
@@ -116,18 +120,21 @@ def _check_entry(path: Path, name: str, entry: object) -> None:
     relative = PurePosixPath(name)
     inside = not relative.is_absolute() and ".." not in relative.parts
     if not inside or not isinstance(entry, dict) or {"sha256", "size"} - set(entry):
-        raise CheckpointError(f"{path / MANIFEST}: the entry {name!r} is not one a save writes")
+        raise CheckpointError(
+            f"{path / MANIFEST}: the entry {name!r} is not valid; allowed: a relative path inside "
+            "the checkpoint, with sha256 and size"
+        )
     file = path / name
     if file.is_symlink() or not file.is_file():
-        raise CheckpointError(f"{file}: missing")
+        raise CheckpointError(f"{file}: the file is missing or not a plain file")
     if file.stat().st_size != entry["size"]:
         raise CheckpointError(
-            f"{file}: {file.stat().st_size} bytes, {MANIFEST} names {entry['size']}"
+            f"{file}: the file has {file.stat().st_size} bytes, but {entry['size']} in {MANIFEST}"
         )
 
 
 def looks_whole(path: Path) -> bool:
-    """Whether every file is there with its size; the content is not read."""
+    """Return true if every file is present with its size; the content is not read."""
     try:
         _read_manifest(path)
     except CheckpointError:

@@ -1,9 +1,9 @@
-"""Peak rates of devices, as their makers publish them."""
+"""Peak compute rates of devices, as published by the manufacturers."""
 
 import re
 
-# bfloat16 products added up in float32, dense, in 10^12 operations per second. Of the names that
-# stand in a device's own the first counts.
+# Dense bfloat16 with float32 accumulation, in TFLOP/s. The first name that a device's name contains
+# as a word applies.
 PEAK_TFLOPS = {
     "GB200": 2500.0,
     "B200": 2250.0,
@@ -29,8 +29,9 @@ PEAK_TFLOPS = {
 
 
 def peak_tflops(device: str) -> float | None:
-    """The peak of the device of that name, as ``torch.cuda.get_device_name`` says it; None: not
-    known.
+    """Return the peak in TFLOP/s of a device, named as by ``torch.cuda.get_device_name``.
+
+    None means that the device is not in the table.
     """
     found = (peak for name, peak in PEAK_TFLOPS.items() if re.search(rf"\b{name}\b", device))
     return next(found, None)

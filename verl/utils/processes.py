@@ -1,4 +1,4 @@
-"""Processes that must not outlive the one that started them. Imports nothing heavy."""
+"""Ending of child processes together with their parent. Imports no torch."""
 
 import contextlib
 import ctypes
@@ -11,27 +11,30 @@ from pathlib import Path
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 OWNER = "VERL_WORKER_TREE"  # environment variable that a worker's descendants inherit
-ROUNDS = 20  # of looking for descendants: one may fork while others are killed
+ROUNDS = 20  # searches for descendants: one may fork while others are killed
 
 
 def die_with_parent() -> None:
-    """Ask the kernel to kill this process when the thread that started it ends (Linux; elsewhere
-    nothing happens).
-    """
+    """Make the kernel kill this process when the thread that started it ends (Linux only)."""
     if sys.platform == "linux":
-        # SIGKILL cannot be ignored: a worker that is stuck in native code ends as well.
+        # SIGKILL also ends a worker that hangs in native code.
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 def adopt_orphans() -> None:
-    """Become the parent of descendants whose own parent ends, so that they are found (Linux)."""
+    """Make this process the parent of descendants whose parent ends (Linux only).
+
+    They are then found in the process tree.
+    """
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def kill_descendants(pid: int, owner: str) -> None:
-    """Kill every process that descends from ``pid``, also in sessions of their own (Linux): those
-    below it, and those whose environment holds ``owner`` after ``pid`` has died.
+    """Kill every descendant of ``pid``, also in other sessions (Linux only).
+
+    Descendants are the processes below ``pid`` in the process tree, and those whose environment has
+    ``VERL_WORKER_TREE=owner``. The latter are found even after ``pid`` has ended.
     """
     for _ in range(ROUNDS):
         found = set(_below(pid)) | set(_owned(owner))
@@ -43,8 +46,8 @@ def kill_descendants(pid: int, owner: str) -> None:
                 os.kill(process, signal.SIGKILL)
 
 
-def _processes() -> Iterator[tuple[int, int]]:
-    """Number and parent of every process that is not a zombie."""
+def _list_processes() -> Iterator[tuple[int, int]]:
+    """Yield process id and parent id of every process that is not a zombie."""
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError, ValueError, IndexError):
             state, parent = (
@@ -55,7 +58,7 @@ def _processes() -> Iterator[tuple[int, int]]:
 
 
 def _below(pid: int) -> Iterator[int]:
-    parents = dict(_processes())
+    parents = dict(_list_processes())
     for process in parents:
         above = process
         while above in parents and above != pid:
@@ -66,7 +69,7 @@ def _below(pid: int) -> Iterator[int]:
 
 def _owned(owner: str) -> Iterator[int]:
     mark = f"{OWNER}={owner}\0".encode()
-    for process, _ in _processes():
+    for process, _ in _list_processes():
         with contextlib.suppress(OSError):
             if mark in Path(f"/proc/{process}/environ").read_bytes():
                 yield process

@@ -1,5 +1,4 @@
-"""How far a long part is: on a terminal a bar with rate and time left, elsewhere a plain line now
-and then.
+"""Progress of a long operation: a bar on a terminal, else a log line every ``PERIOD_S`` seconds.
 
     with Progress("demonstrations", total=3000, unit="episodes") as progress:
         for chunk in chunks:
@@ -8,8 +7,8 @@ and then.
     demonstrations ━━━━━━━━━━━━━━━━━━ 1,312/3,000 episodes 98/s  0:00:17 left
     INFO verl.utils.progress: demonstrations: 1,312 of 3,000 episodes, 98/s, 0:00:17 left
 
-A watchdog looks at whether anything has come further, here (``moves``) or in a process that was
-started here and says so (``report_moves``).
+Every progress is also a heartbeat for the watchdog. It counts the heartbeats of this process
+(``count_heartbeats``) and sees those of its child processes in files (``report_heartbeats``).
 """
 
 import logging
@@ -28,28 +27,29 @@ from verl.utils.logging import screen
 from verl.utils.stacks import STACKS_DIR
 
 logger = logging.getLogger(__name__)
-PERIOD_S = 10.0  # between two plain lines, at least
+PERIOD_S = 10.0  # shortest interval of log lines
 COLUMNS = ("{task.description}", "{task.fields[count]}", "{task.fields[pace]}")
-MOVED = ".moved"  # the suffix of a file that is touched at every move
+MOVED = ".moved"  # suffix of a file that is touched at every heartbeat
 _moved = Counter[str]()
 _told: list[Path] = []
 
 
 def move(name: str) -> None:
-    """What is called ``name`` has come further."""
+    """Record a heartbeat of the operation ``name``: it has made progress."""
     _moved[name] += 1
     for path in _told:
         path.touch()
 
 
 def moves() -> int:
-    """How often anything in this process has come further."""
+    """Return the number of heartbeats of this process."""
     return _moved.total()
 
 
 def report_moves() -> None:
-    """From now on the run that this process is a part of sees its moves; nothing where none
-    watches.
+    """Report further heartbeats of this process to the watchdog of the run.
+
+    Does nothing if no watchdog watches the run.
     """
     folder = Path(os.environ.get(STACKS_DIR, ""))
     if STACKS_DIR in os.environ and folder.is_dir():
@@ -57,16 +57,15 @@ def report_moves() -> None:
 
 
 def last_reported(folder: Path) -> float:
-    """When a process that reports to ``folder`` last came further, seconds; 0 where none did."""
+    """Return the time of the last heartbeat reported to ``folder``, Unix seconds; 0 if none."""
     return max((path.stat().st_mtime for path in folder.glob(f"*{MOVED}")), default=0.0)
 
 
 class Progress:
-    """A part of ``total`` units (None: nobody knows), ``first`` of which are done already; use as a
-    context manager.
+    """Progress of an operation of ``total`` units (None: unknown), as a context manager.
 
-    Rate and time left are of what is done from here on. Parts may be nested: the bars of one
-    console stand below each other. ``clock`` gives seconds.
+    ``first`` units are already done; they do not count for the rate and the time left. Operations
+    may be nested, and their bars are shown below each other. ``clock`` returns seconds.
     """
 
     def __init__(
@@ -95,7 +94,7 @@ class Progress:
             self._draw("")
 
     def to(self, done: int, note: str = "") -> None:
-        """``done`` units are done; ``note`` is what else is worth a glance now."""
+        """Set the number of finished units to ``done``. ``note`` is shown after the rate."""
         if done != self.done:
             move(self.name)
         self.done = done
@@ -107,7 +106,7 @@ class Progress:
             logger.info("%s: %s", self.name, ", ".join(part for part in parts if part))
 
     def add(self, count: int = 1) -> None:
-        """``count`` more units are done."""
+        """Add ``count`` to the number of finished units."""
         self.to(self.done + count)
 
     def close(self) -> None:
@@ -132,7 +131,7 @@ class Progress:
         return f"{self.done:,}{whole} {self.unit}"
 
     def _pace(self) -> tuple[str, ...]:
-        """Rate and, where the end is known, time left; nothing before the first unit is done."""
+        """Return the rate and, if ``total`` is known, the time left; empty before any progress."""
         done = self.done - self._first
         seconds = self._clock() - self._began
         if done <= 0 or seconds <= 0:

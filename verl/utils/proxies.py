@@ -1,4 +1,4 @@
-"""Services of this machine are asked directly; others through the proxy of the environment."""
+"""Use of proxies: requests to this machine are direct, others use the environment's proxy."""
 
 import ipaddress
 from urllib.parse import urlsplit
@@ -6,7 +6,7 @@ from urllib.request import getproxies, proxy_bypass
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether ``host``, a name or an address, is this machine's own loopback."""
+    """Return true if ``host``, a name or an address, is the loopback of this machine."""
     if host == "localhost":
         return True
     try:
@@ -16,17 +16,15 @@ def is_loopback(host: str) -> bool:
 
 
 def trusts_proxies(url: str) -> bool:
-    """Return whether a client of ``url`` may use the proxy of the environment: ``trust_env`` of
-    httpx.
-    """
+    """Return true if a client of ``url`` may use the environment's proxy (httpx ``trust_env``)."""
     return not is_loopback(_host(url))
 
 
 def describe_proxy(url: str) -> str:
-    """Return words about the proxy between here and ``url``, for an error; empty without one.
+    """Return a phrase about the proxy for ``url``, for an error message; empty without a proxy.
 
-    ``describe_proxy("http://search:80")`` is ``" through the proxy http://p:3128 (HTTP_PROXY,
-    NO_PROXY)"`` where ``HTTP_PROXY=http://p:3128``.
+    With ``HTTP_PROXY=http://p:3128``, ``describe_proxy("http://search:80")`` is ``" through the
+    proxy http://p:3128 (HTTP_PROXY, NO_PROXY)"``.
     """
     host = _host(url)
     if is_loopback(host) or proxy_bypass(host):
@@ -36,7 +34,7 @@ def describe_proxy(url: str) -> str:
     proxy = proxies.get(scheme) or proxies.get("all")
     if not proxy:
         return ""
-    # Without the password that the address may hold.
+    # Remove a user name and password from the address.
     address = proxy.rpartition("@")[2]
     name = scheme if proxies.get(scheme) else "all"
     return f" through the proxy {address} ({name.upper()}_PROXY, NO_PROXY)"

@@ -1,7 +1,6 @@
-"""What several answers to one question are worth: pass@k, best@k and maj@k, without bias from the
-choice of k among n.
+"""Unbiased estimates of pass@k, best@k and maj@k from n answers to one question.
 
-All three are expectations over k answers drawn without replacement from the n that were given.
+All three are expectations over k answers, drawn without replacement from the n answers.
 """
 
 from collections.abc import Hashable, Sequence
@@ -10,27 +9,28 @@ from math import comb
 
 import numpy as np
 
-# More subsets than that are drawn instead of listed.
+# Above this number of subsets, maj_at_k draws this many instead of listing all.
 LISTED_SUBSETS = 2000
 
 
 def pass_at_k(n: int, correct: int, k: int) -> float:
-    """Probability that one of ``k`` answers is right, ``correct`` of ``n`` being right (Chen et
-    al., 2021): ``1 - C(n - correct, k) / C(n, k)``.
+    """Return the probability that at least one of ``k`` answers is correct (Chen et al., 2021).
 
-    Raises ``ValueError`` unless ``1 <= k <= n`` and ``0 <= correct <= n``.
+    ``correct`` of the ``n`` answers are correct: ``1 - C(n - correct, k) / C(n, k)``. For example
+    ``pass_at_k(4, 1, 2)`` is 0.5. Raises ``ValueError`` unless ``1 <= k <= n`` and ``0 <= correct
+    <= n``.
     """
     _check(n, k)
     if not 0 <= correct <= n:
-        raise ValueError(f"{correct} of {n} answers cannot be right")
+        raise ValueError(f"correct={correct}; allowed: 0 to n={n}")
     return 1.0 - comb(n - correct, k) / comb(n, k)
 
 
 def best_at_k(scores: Sequence[float], k: int) -> float:
-    """Expected largest of ``k`` of the ``scores``: sorted upwards, the i-th is the largest of
-    ``C(i - 1, k - 1)`` of the ``C(n, k)`` subsets.
+    """Return the expected maximum of ``k`` of the ``scores``.
 
-    Raises ``ValueError`` unless ``1 <= k <= len(scores)``.
+    In ascending order, the i-th score is the maximum of ``C(i - 1, k - 1)`` of the ``C(n, k)``
+    subsets. Raises ``ValueError`` unless ``1 <= k <= len(scores)``.
     """
     _check(len(scores), k)
     ordered = sorted(scores)
@@ -39,29 +39,31 @@ def best_at_k(scores: Sequence[float], k: int) -> float:
 
 
 def maj_at_k(answers: Sequence[Hashable], scores: Sequence[float], k: int, seed: int = 0) -> float:
-    """Expected score of the answer that most of ``k`` answers give; ties are broken at random.
+    """Return the expected score of the most frequent of ``k`` answers; the mean over tied answers.
 
-    Answers are compared for equality; an answer's score is the mean over those who gave it in the
-    subset. All subsets are counted where there are at most ``LISTED_SUBSETS``, else as many are
-    drawn from ``seed``. Raises ``ValueError`` for lists of different lengths and unless ``1 <= k <=
-    n``.
+    Answers are compared for equality. An answer's score is the mean over its occurrences in the
+    subset. All subsets are used if there are at most ``MAX_LISTED_SUBSETS``, else as many are
+    drawn with ``seed``. Raises ``ValueError`` for lists of different lengths, and unless ``1 <= k
+    <= n``.
     """
     if len(answers) != len(scores):
-        raise ValueError(f"{len(answers)} answers and {len(scores)} scores cannot be paired")
+        raise ValueError(
+            f"answers and scores must have the same length, not {len(answers)} and {len(scores)}"
+        )
     _check(len(answers), k)
     found = [_majority(answers, scores, chosen) for chosen in _subsets(len(answers), k, seed)]
     return float(np.mean(found))
 
 
 def powers_up_to(n: int) -> list[int]:
-    """1, 2, 4, ... below ``n``, and ``n``: the k that are reported."""
+    """Return the powers of 2 below ``n``, and ``n``: the values of k that are reported."""
     powers = [2**i for i in range(n.bit_length()) if 2**i < n]
     return [*powers, n]
 
 
 def _check(n: int, k: int) -> None:
     if not 1 <= k <= n:
-        raise ValueError(f"k={k}: of {n} answers, 1 to {n} can be drawn")
+        raise ValueError(f"k={k}; allowed: 1 to {n}, the number of answers")
 
 
 def _subsets(n: int, k: int, seed: int) -> list[tuple[int, ...]]:
@@ -75,9 +77,9 @@ def _subsets(n: int, k: int, seed: int) -> list[tuple[int, ...]]:
 def _majority(
     answers: Sequence[Hashable], scores: Sequence[float], chosen: tuple[int, ...]
 ) -> float:
-    """Mean score of the most frequent answers among ``chosen``."""
+    """Return the mean score of the most frequent answers among the indices ``chosen``."""
     given: dict[Hashable, list[float]] = {}
     for i in chosen:
         given.setdefault(answers[i], []).append(scores[i])
     most = max(map(len, given.values()))
-    return float(np.mean([np.mean(found) for found in given.values() if len(found) == most]))
+    return float(np.mean([np.mean(group) for group in given.values() if len(group) == most]))

@@ -1,7 +1,7 @@
-"""``python -m verl.utils.report RUN_DIR``, the earlier name of ``python -m verl.record.report``."""
+"""Alias: ``python -m verl.utils.report RUN_DIR`` runs ``python -m verl.record.report``."""
 
 import runpy
 
 if __name__ == "__main__":
-    # By name: utilities import nothing of the rooms above them.
+    # Run it by name: verl.utils must not import higher packages.
     runpy.run_module("verl.record.report", run_name="__main__", alter_sys=True)

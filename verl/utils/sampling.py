@@ -1,7 +1,6 @@
-"""What travels between a collector and a rollout engine: one request for tokens, one result.
+"""Request and result of one generation, sent between a collector and a rollout engine.
 
-Plain dataclasses without torch, so that both sides can import them cheaply and Ray can ship them
-fast.
+Plain dataclasses without torch: they import fast, and Ray serialises them fast.
 """
 
 from dataclasses import dataclass, field
@@ -10,18 +9,18 @@ from typing import Any
 
 
 class StopReason(StrEnum):
-    """Why a sampled segment ended."""
+    """Reason for the end of a generated segment."""
 
-    STOP = "stop"  # an end-of-turn token or a stop string; it is the last of ``token_ids``
+    STOP = "stop"  # an end-of-turn token or a stop string, at the end of ``token_ids``
     LENGTH = "length"  # ``max_tokens`` reached
-    ABORT = "abort"  # the engine gave the request up; ``token_ids`` may be empty
+    ABORT = "abort"  # the engine aborted the request; ``token_ids`` may be empty
 
 
 @dataclass(slots=True)
 class SamplingRequest:
-    """Ask for one continuation of ``prompt_ids``.
+    """Request for one continuation of ``prompt_ids``.
 
-    ``stop`` holds strings; the tokens that complete one are kept in the result. ``client`` names
+    ``stop`` are stop strings; the result includes the tokens of the stop string. ``client`` names
     the caller whose ``poll`` receives the result. ``top_k`` -1 and ``top_p`` 1.0 mean no
     truncation; ``temperature`` 0 is greedy.
     """
@@ -39,9 +38,7 @@ class SamplingRequest:
 
 @dataclass(slots=True)
 class SamplingResult:
-    """The sampled tokens with the log-probability (after temperature and truncation) each was
-    sampled with.
-    """
+    """Sampled tokens with their log-probabilities, after temperature and truncation."""
 
     request_id: str
     token_ids: list[int]

@@ -1,4 +1,4 @@
-"""Counter-based seeds: what is drawn depends on what it is for, not on what was drawn before."""
+"""Counter-based seeds: a draw depends on its purpose and number, not on earlier draws."""
 
 import hashlib
 import json
@@ -9,31 +9,29 @@ import numpy as np
 
 
 def derive_seed(*parts: int | str | float | bool | np.integer | None) -> int:
-    """A seed in [0, 2**63) that depends on ``parts`` alone: same parts, same seed, on every
-    machine.
+    """Return a seed in [0, 2**63) that depends only on ``parts``, on every machine.
 
-    Types count: ``derive_seed(1)`` and ``derive_seed("1")`` differ, as do ``("ab", "c")`` and
-    ``("a", "bc")``. Use ``seed & 0x7FFFFFFF`` where 32 bits are asked for. Raises ``TypeError`` for
-    a part that is not a plain value.
+    Types matter: ``derive_seed(1)`` and ``derive_seed("1")`` differ, as do ``("ab", "c")`` and
+    ``("a", "bc")``. Use ``seed & 0x7FFFFFFF`` for a 32-bit seed. Raises ``TypeError`` for a part
+    that is not a plain value.
     """
     for part in parts:
         if not (part is None or isinstance(part, (int, str, float, bool, np.integer))):
             raise TypeError(
-                f"derive_seed: {type(part).__name__} is not an int, str, float, bool or None"
+                f"derive_seed: a part is a {type(part).__name__}; allowed: int, str, float, bool, "
+                "None"
             )
-    # json would refuse numpy's integers; they mean the same as Python's.
+    # json refuses numpy integers. They give the same seed as Python's.
     plain = [int(part) if isinstance(part, np.integer) else part for part in parts]
-    # Not hash(), which differs from process to process for text.
+    # Not hash(), which differs between processes for text.
     digest = hashlib.blake2b(json.dumps(plain).encode("utf-8"), digest_size=8).digest()
-    # 63 bits: signed 64-bit integers are what torch and numpy take.
+    # 63 bits: torch and numpy accept signed 64-bit integers.
     return int.from_bytes(digest, "big") >> 1
 
 
 def seed_everything(seed: int) -> None:
-    """Seed Python, numpy and torch (all devices) of this process; also ``PYTHONHASHSEED`` for its
-    children.
-    """
-    import torch  # here, so that environment processes can derive seeds without loading torch
+    """Seed Python, numpy and torch (all devices); set ``PYTHONHASHSEED`` for child processes."""
+    import torch  # imported here: environment processes derive seeds without torch
 
     os.environ["PYTHONHASHSEED"] = str(seed & 0x7FFFFFFF)
     random.seed(seed)

@@ -1,18 +1,19 @@
-"""Tensors as arrays, which Ray ships through shared memory without a copy; tensors it pickles.
+"""Conversion of tensors to arrays, which Ray sends through shared memory without a copy.
 
-numpy has no bfloat16. Its bits travel as unsigned 16-bit integers, which no weight is made of.
+Ray would pickle tensors. numpy has no bfloat16, so its bits are sent as uint16, a type that no
+weight has.
 """
 
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-if TYPE_CHECKING:  # imported late: an engine first sets what torch reads at its import
+if TYPE_CHECKING:  # imported late: an engine first sets variables that torch reads at import
     import torch
 
 
 def as_array(tensor: "torch.Tensor", dtype: "torch.dtype") -> np.ndarray:
-    """``tensor`` (on the CPU) in ``dtype``: float32, float16 or bfloat16."""
+    """Convert a CPU tensor to an array of ``dtype`` float32, float16 or bfloat16 (as uint16)."""
     import torch
 
     cast = tensor.detach().to(dtype)
@@ -20,8 +21,9 @@ def as_array(tensor: "torch.Tensor", dtype: "torch.dtype") -> np.ndarray:
 
 
 def as_tensor(array: "np.ndarray | torch.Tensor") -> "torch.Tensor":
-    """What ``as_array`` was given; memory that arrived read-only (from Ray's object store) is
-    copied.
+    """Convert an array of ``as_array`` back to a tensor.
+
+    Read-only memory, as from Ray's object store, is copied.
     """
     import torch
 

@@ -1,8 +1,8 @@
-"""Stacks of all processes of a run, also of those that hang in native code.
+"""Collection of the stacks of all processes of a run, also of those that hang in native code.
 
-process   answer_with_stacks("collector-0")   SIGUSR1 writes to $VERL_STACKS_DIR/<host>-<pid>.txt
-driver    collect_stacks(...)                 asks its descendants, joins what they wrote
-elsewhere stacks_of_this_machine(...)         asks whoever there answers to that directory
+process     answer_with_stacks("collector-0")  SIGUSR1 writes to $VERL_STACKS_DIR/<host>-<pid>.txt
+driver      collect_stacks(...)                signals its descendants, joins their files
+other node  collect_local_stacks(...)          signals all local processes with such a file
 """
 
 import contextlib
@@ -17,22 +17,23 @@ from typing import TextIO
 
 import psutil
 
-# In the environment: whatever the driver starts on its machine inherits it, and Ray hands it on to
-# the workers of a cluster that was joined.
+# Environment variable with the directory. Child processes inherit it, and init_ray passes it to the
+# workers of a cluster.
 STACKS_DIR = "VERL_STACKS_DIR"
 ASKS = signal.SIGUSR1
-ANSWER_S = 2.0  # a process that runs at all answers within milliseconds
+ANSWER_S = 2.0  # a running process answers within milliseconds
 
 
 def answer_with_stacks(name: str) -> None:
-    """Have this process, called ``name``, write the stacks of its threads when it gets SIGUSR1;
-    nothing where the run collects none.
+    """Make this process write the stacks of its threads at SIGUSR1, under the name ``name``.
+
+    Does nothing if the run does not collect stacks.
     """
     folder = os.environ.get(STACKS_DIR)
-    # A Ray that was there before the run may remember the directory of one that has ended.
+    # A Ray cluster older than the run may have the directory of an ended run.
     if not folder or not Path(folder).is_dir():
         return
-    # The handler keeps the file, which stays open as long as the process lives.
+    # The handler needs the file, which stays open until the process ends.
     file = _answer_of(Path(folder), os.getpid()).open("w", encoding="utf-8")
     file.write(f"{name}\n")
     file.flush()
@@ -40,13 +41,13 @@ def answer_with_stacks(name: str) -> None:
 
 
 def _answer_of(folder: Path, pid: int) -> Path:
-    # Nodes share the directory, and number their processes alike.
+    # Nodes share the directory, and process ids are unique only within a node.
     return folder / f"{socket.gethostname()}-{pid}.txt"
 
 
 @dataclass(frozen=True)
 class Elsewhere:
-    """What other machines tell, and a phrase for each of which nothing is heard."""
+    """Stacks from other nodes, and a phrase about each node that did not answer."""
 
     told: str = ""
     silent: tuple[str, ...] = ()
@@ -54,7 +55,10 @@ class Elsewhere:
 
 @dataclass
 class Asked:
-    """A process that can write its stacks: what it is called, its file, and how long that was."""
+    """Process that was signalled to write its stacks to ``path``.
+
+    ``size_before`` is the size of the file in bytes before the signal.
+    """
 
     process: psutil.Process
     name: str
@@ -62,26 +66,25 @@ class Asked:
     before: int
 
     def answer(self) -> str:
-        """What it wrote since it was asked; empty where it does not run."""
+        """Return the text written since the signal; empty if the process does not run."""
         with self.path.open(encoding="utf-8", errors="replace") as file:
             file.seek(self.before)
             return file.read()
 
     def told(self) -> str:
-        """What a file of stacks says of it."""
+        """Return the section of the process in the file of stacks."""
         return f"\n== {self.described()}\n{self.answer() or 'it did not answer'}\n"
 
     def described(self) -> str:
-        """Its name, its number, and what the system says that it does."""
+        """Return name, process id and system status of the process."""
         return f"{self.name} (process {self.process.pid}, {_status(self.process)})"
 
 
 def collect_stacks(folder: Path, target: Path) -> list[Asked]:
-    """Write the stacks of this process and of all that it started to ``target``; returns those that
-    could have answered and did not.
+    """Write the stacks of this process and its descendants to ``target``.
 
-    ``folder`` is where the processes answer. Those that hold no Python, such as Ray's servers, have
-    no stacks.
+    The processes write into ``folder``. Processes without Python, such as Ray's servers, have no
+    stacks. Returns the processes that were signalled and did not answer.
     """
     family = psutil.Process().children(recursive=True)
     asked = {process.pid: _ask(folder, process) for process in family}
@@ -101,7 +104,7 @@ def collect_stacks(folder: Path, target: Path) -> list[Asked]:
 
 
 def stacks_of_this_machine(folder: Path) -> str:
-    """The stacks of every process here that answers to ``folder``, whoever started it."""
+    """Return the stacks of all processes of this node that answer in ``folder``."""
     asked = []
     for path in folder.glob(f"{socket.gethostname()}-*.txt"):
         pid = int(path.stem.rpartition("-")[2])
@@ -113,7 +116,7 @@ def stacks_of_this_machine(folder: Path) -> str:
 
 def _ask(folder: Path, process: psutil.Process) -> Asked | None:
     path = _answer_of(folder, process.pid)
-    # Only who has the file open has a handler: the signal would end any other process.
+    # Only a process that has the file open has a handler: the signal would end any other.
     if not _has_open(process, path):
         return None
     with path.open(encoding="utf-8") as file:
@@ -133,7 +136,7 @@ def _has_open(process: psutil.Process, path: Path) -> bool:
 
 def _write_own(file: TextIO) -> None:
     file.write(f"== driver (process {os.getpid()})\n")
-    file.flush()  # what follows goes past this object's buffer
+    file.flush()  # faulthandler writes directly to the file descriptor
     faulthandler.dump_traceback(file, all_threads=True)
 
 

@@ -1,4 +1,4 @@
-"""Intervals for reported rates and ratios, and rank correlation."""
+"""Confidence intervals for reported rates and ratios, and rank correlation."""
 
 from collections.abc import Sequence
 
@@ -13,11 +13,10 @@ def bootstrap_interval(
     resamples: int = RESAMPLES,
     seed: int = 0,
 ) -> tuple[float, float]:
-    """Percentile bootstrap interval of the mean of ``values`` (Efron 1979); ``(nan, nan)`` without
-    values.
+    """Compute the percentile bootstrap interval of the mean of ``values`` (Efron, 1979).
 
-    ``values`` are independent outcomes, one per task (won 0/1, returns ...). The same values give
-    the same interval.
+    ``values`` are independent outcomes, one per task, such as success (0 or 1) or returns. The same
+    values and ``seed`` give the same interval. Without values the result is ``(nan, nan)``.
     """
     (means,) = resampled_means([values], resamples, seed)
     return percentile_interval(means, confidence)
@@ -26,10 +25,10 @@ def bootstrap_interval(
 def rate_interval(
     values: Sequence[float] | np.ndarray, confidence: float = 0.95
 ) -> tuple[float, float]:
-    """Interval of a success rate: ``bootstrap_interval``, but where all ``values`` are 0 or all are
-    1 that of Clopper and Pearson (1934), because every resample of these is the same.
+    """Compute the interval of a success rate: ``bootstrap_interval`` or Clopper-Pearson (1934).
 
-    For example 4 failures of 4: 0 to ``1 - 0.025 ** (1 / 4)`` = 0.60.
+    The latter applies if all ``values`` are 0 or all are 1, where all resamples would be equal. For
+    example 0 successes of 4 give 0 to ``1 - 0.025 ** (1 / 4)`` = 0.60.
     """
     rates = np.asarray(values, dtype=np.float64)
     if len(rates) and (np.all(rates == 0) or np.all(rates == 1)):
@@ -41,27 +40,27 @@ def rate_interval(
 def resampled_means(
     columns: Sequence[Sequence[float] | np.ndarray], resamples: int = RESAMPLES, seed: int = 0
 ) -> np.ndarray:
-    """Means [K, R] of ``columns`` [K, T] over R resamples of the T tasks, drawn with replacement;
-    R is 0 without tasks.
+    """Return the means [K, R] of ``columns`` [K, T] over R resamples of the T tasks.
 
-    A resample holds the same tasks in every column. So what is computed from several columns is
-    paired by task, and a ratio of two means is that of their totals.
+    Tasks are drawn with replacement, and R is 0 without tasks. A resample has the same tasks in
+    every column, so differences and ratios of the means are paired by task.
     """
     samples = [np.asarray(column, dtype=np.float64) for column in columns]
     tasks = len(samples[0])
     if tasks == 0:
         return np.empty((len(samples), 0))
-    # All resamples at once: 80 MB of indices for a panel of 1,000 tasks.
+    # All resamples at once: the indices take 80 MB for 1,000 tasks.
     drawn = np.random.default_rng(seed).integers(0, tasks, size=(resamples, tasks))
     return np.stack([sample[drawn].mean(axis=1) for sample in samples])
 
 
 def percentile_interval(values: np.ndarray, confidence: float = 0.95) -> tuple[float, float]:
-    """What the middle ``confidence`` of ``values`` [R], a statistic of R resamples, lies between;
-    ``(nan, nan)`` without any.
+    """Return the bounds of the central part ``confidence_level`` of ``values [R]``.
+
+    ``values`` are a statistic of R resamples. Without values the result is ``(nan, nan)``.
     """
     if not 0 < confidence < 1:
-        raise ValueError(f"confidence must lie between 0 and 1, got {confidence}")
+        raise ValueError(f"confidence_level={confidence}; allowed: between 0 and 1, exclusive")
     if len(values) == 0:
         return float("nan"), float("nan")
     low, high = np.quantile(values, [(1 - confidence) / 2, (1 + confidence) / 2])
@@ -69,13 +68,13 @@ def percentile_interval(values: np.ndarray, confidence: float = 0.95) -> tuple[f
 
 
 def rank_correlation(first: Sequence[float], second: Sequence[float]) -> float:
-    """Spearman's correlation of two lists of equal length; ties share the mean of their ranks.
+    """Compute Spearman's rank correlation of two lists; tied values get the mean of their ranks.
 
-    NaN for fewer than two values, or where one of the lists is constant. Raises ``ValueError`` for
+    NaN for fewer than two values, or if one of the lists is constant. Raises ``ValueError`` for
     lists of different lengths.
     """
     if len(first) != len(second):
-        raise ValueError(f"{len(first)} and {len(second)} values cannot be paired")
+        raise ValueError(f"the lists must have the same length, not {len(first)} and {len(second)}")
     ranks = _ranks(first), _ranks(second)
     if len(first) < 2 or any(np.ptp(one) == 0 for one in ranks):
         return float("nan")
@@ -86,5 +85,5 @@ def _ranks(values: Sequence[float]) -> np.ndarray:
     _, place, counts = np.unique(
         np.asarray(values, dtype=np.float64), return_inverse=True, return_counts=True
     )
-    # The last rank of each value, less half of its ties: the mean of the ranks that it has.
+    # The last rank of a value minus half the number of its other ties is its mean rank.
     return (counts.cumsum() - (counts - 1) / 2)[place]

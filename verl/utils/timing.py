@@ -1,4 +1,4 @@
-"""Wall-clock bookkeeping: a stopwatch whose readings become ``timing_s/*`` metrics."""
+"""Stopwatch of the parts of a training step, for the metrics ``timing_s/*``."""
 
 import time
 from collections import defaultdict
@@ -7,10 +7,10 @@ from contextlib import contextmanager
 
 
 class Stopwatch:
-    """Seconds spent per named part of a step; parts may nest and repeat.
+    """Seconds per named part of a training step; parts may be nested and repeated.
 
-    ``under_way`` are the parts that are measured now, the innermost last; ``changes`` counts how
-    often one began or ended.
+    ``running_parts`` are the parts that are being measured, the innermost last. ``changes`` counts
+    the starts and ends of parts.
     """
 
     def __init__(self) -> None:
@@ -32,13 +32,13 @@ class Stopwatch:
             self.seconds[name] += time.perf_counter() - start
 
     def add(self, parts: Mapping[str, float]) -> None:
-        """Add seconds measured elsewhere."""
+        """Add seconds by part name that were measured in other processes or threads."""
         for name, seconds in parts.items():
             self.seconds[name] += seconds
 
     def metrics(self) -> dict[str, float]:
-        """Return ``timing_s/<part>`` for every part and start afresh."""
+        """Return ``timing_s/<part>`` of every part, and clear all parts."""
         result = {f"timing_s/{name}": seconds for name, seconds in self.seconds.items()}
-        # A part that does not occur in the next step must be absent there, not 0.
+        # A part that does not occur in the next step must be absent from its metrics, not 0.
         self.seconds.clear()
         return result

@@ -1,8 +1,7 @@
-"""Masked statistics and per-token log-probabilities and entropies that never materialise a softmax
-of all logits.
+"""Masked statistics, and log-probs and entropies of tokens without a softmax over all logits.
 
-Reductions run in float32 (float64 for float64 input). Values at masked positions are never read, so
-they may be NaN, and so may the logits of a token whose log-prob and entropy nobody uses: their
+Reductions use float32 (float64 for float64 input). Values at masked positions are not used, so they
+may be NaN. The logits of a token may be NaN if neither its log-prob nor its entropy is used; their
 gradient is 0.
 """
 
@@ -17,11 +16,11 @@ from verl.utils.lazy import lazy
 
 __getattr__, _kept = lazy("verl.compat", {"pad_sequence_to_length": "padding"})
 
-# Checked in the unit tests (tests/helpers/shape_check.py); V is the size of the vocabulary.
+# The unit tests check the shapes (tests/helpers/shape_check.py). V is the vocabulary size.
 Values = Num[Tensor, "*shape"]
 Mask = Shaped[Tensor, "*shape"]
 Logits = Float[Tensor, "*shape V"]
-Labels = Int[Tensor, "..."]  # of another shape: a ValueError with words, not the checker's
+Labels = Int[Tensor, "..."]  # no shape: _compute_token_statistics checks it
 PerLabel = Float[Tensor, "*shape"]
 Scalar = Float[Tensor, ""]
 RowMask = Shaped[Tensor, "B L"]
@@ -29,11 +28,11 @@ TokenIds = Int[Tensor, " K"]
 Positions = Int[Tensor, " N"]
 Axis = int | tuple[int, ...] | None
 
-# Logits that are worked on at a time. On a CPU what several passes read has to stay in its cache:
-# 512 KiB; on a device fewer, larger kernels count: 64 MiB.
+# Logits per chunk. On a CPU a chunk must stay in the cache for several passes (512 KiB). On a GPU
+# fewer, larger kernels are faster (64 MiB).
 _CPU_CHUNK = 1 << 17
 _CHUNK = 1 << 24
-_LOWEST_LOG_PROB = -1e4  # stands for log 0: exp of it is 0 and 0 * it is 0, not NaN
+_LOWEST_LOG_PROB = -1e4  # replaces log 0 = -inf: its exp is 0, and 0 times it is 0, not NaN
 
 
 def _work_dtype(values: Tensor) -> torch.dtype:
@@ -41,25 +40,24 @@ def _work_dtype(values: Tensor) -> torch.dtype:
 
 
 def masked_sum(values: Values, mask: Mask, axis: Axis = None) -> Tensor:
-    """Sum of ``values`` where ``mask`` is non-zero, over ``axis`` or everything; same shapes
-    ``[...]``.
-    """
+    """Sum ``values [...]`` where ``mask [...]`` is non-zero, over ``axis`` or all axes."""
     selected = torch.where(mask.bool(), values.to(_work_dtype(values)), 0.0)
     return selected.sum() if axis is None else selected.sum(dim=axis)
 
 
 def masked_mean(values: Values, mask: Mask, axis: Axis = None) -> Tensor:
-    """Mean of ``values`` where ``mask`` is non-zero; 0 where the mask selects nothing."""
+    """Return the mean of ``values`` where ``mask`` is non-zero; 0 if the mask selects nothing."""
     count = masked_sum(torch.ones_like(values), mask, axis)
     return masked_sum(values, mask, axis) / count.clamp(min=1.0)
 
 
 def masked_var(values: Values, mask: Mask, unbiased: bool = True) -> Scalar:
-    """Variance of the selected values, with Bessel's correction if ``unbiased``; 0 for fewer than
-    two of them.
+    """Return the variance of the selected values; 0 for fewer than two of them.
+
+    ``unbiased`` applies Bessel's correction.
     """
     count = mask.bool().sum()
-    # Before it is squared: the gradient of what is left out would be 0 times NaN.
+    # Replace masked values before squaring: their gradient would be 0 times NaN.
     values = torch.where(mask.bool(), values, 0.0)
     variance = masked_mean((values - masked_mean(values, mask)) ** 2, mask)
     if unbiased:
@@ -68,12 +66,13 @@ def masked_var(values: Values, mask: Mask, unbiased: bool = True) -> Scalar:
 
 
 def masked_whiten(values: Values, mask: Mask, shift_mean: bool = True) -> Values:
-    """Scale the selected values to unit variance and, if ``shift_mean``, zero mean; 0 where not
-    selected.
+    """Scale the selected values to unit variance and, with ``shift_mean``, to zero mean.
+
+    Values that are not selected become 0.
     """
     values = torch.where(mask.bool(), values, 0.0)
     mean = masked_mean(values, mask)
-    # 1e-8 only keeps equal values from 0 / 0: they become 0.
+    # 1e-8 avoids 0 / 0 for equal values, which become 0.
     whitened = (values - mean) * torch.rsqrt(masked_var(values, mask) + 1e-8)
     if not shift_mean:
         whitened = whitened + mean
@@ -81,12 +80,11 @@ def masked_whiten(values: Values, mask: Mask, shift_mean: bool = True) -> Values
 
 
 class _TokenStatistics(torch.autograd.Function):
-    """Log-prob of the labels and entropy of every row of ``[N, V]`` logits, chunk by chunk in both
-    directions.
+    """Log-prob of the label and entropy of every row of logits ``[N, V]``, computed in chunks.
 
-    Only the logits themselves are kept for the backward pass; float32 copies exist for one chunk at
-    a time. With ``p = softmax(x / T)``: d logp_y / dx = (1[y] - p) / T and dH / dx = -p (log p + H)
-    / T. Entropies that no loss reads cost nothing in backward.
+    Only the logits are saved for the backward pass. Float32 copies exist for one chunk at a time.
+    With ``p = softmax(x / T)`` the gradient of the log-prob is ``(1[y] - p) / T``. The gradient of
+    the entropy H is ``-p (log p + H) / T``. The backward pass skips entropies without a gradient.
     """
 
     @staticmethod
@@ -118,7 +116,7 @@ class _TokenStatistics(torch.autograd.Function):
         )
         gradient = torch.empty_like(logits)
         for rows in _chunks(logits):
-            # Computed again rather than kept: keeping it would double the memory of the logits.
+            # Recompute the chunk: saving it would double the memory of the logits.
             chunk = _log_softmax(logits[rows], entropies.dtype, ctx.temperature)
             weight = grad_log_probs[rows].unsqueeze(-1)
             if of_entropy:
@@ -133,7 +131,7 @@ class _TokenStatistics(torch.autograd.Function):
 
 
 def _log_softmax(logits: Tensor, dtype: torch.dtype, temperature: float) -> Tensor:
-    """``[N, V]`` log-probabilities in ``dtype``, bounded from below."""
+    """Return the log-probs ``[N, V]`` in ``dtype``, at least ``_LOWEST_LOG_PROB``."""
     scaled = logits.to(dtype)
     if temperature != 1.0:
         scaled = scaled / temperature
@@ -153,8 +151,8 @@ def _token_statistics(
         raise ValueError(f"temperature must be positive, got {temperature}")
     if labels.shape != logits.shape[:-1]:
         raise ValueError(
-            f"labels {tuple(labels.shape)} are not logits {tuple(logits.shape)} "
-            "without the last axis"
+            f"labels have the shape {tuple(labels.shape)}, which must be that of the logits "
+            f"{tuple(logits.shape)} without the last axis"
         )
     flat = logits.reshape(-1, logits.shape[-1])
     log_probs, entropies = _TokenStatistics.apply(
@@ -166,33 +164,36 @@ def _token_statistics(
 def logprobs_and_entropy_from_logits(
     logits: Logits, labels: Labels, temperature: float = 1.0
 ) -> tuple[PerLabel, PerLabel]:
-    """Log-probabilities of ``labels [...]`` and entropies (nats) under ``softmax(logits [..., V] /
-    temperature)``.
+    """Return log-probs of ``labels [...]`` and entropies (nats) in one pass.
 
-    One pass for both, float32 out (float64 for float64 logits). Raises ``ValueError`` for a
-    temperature that is not positive or for labels of another shape; so do the two functions below.
+    The distribution is ``softmax(logits [..., V] / temperature)``. The results are ``[...]``
+    float32 (float64 for float64 logits). Raises ``ValueError`` for a temperature that is not
+    positive and for labels of another shape.
     """
     return _token_statistics(logits, labels, temperature, True)
 
 
 def logprobs_from_logits(logits: Logits, labels: Labels, temperature: float = 1.0) -> PerLabel:
-    """``[...]`` log-probability of ``labels [...]`` under ``softmax(logits [..., V] /
-    temperature)``, float32.
+    """Return the log-probs of ``labels [...]`` under ``softmax(logits [..., V] / temperature)``.
+
+    ``[...]`` float32 (float64 for float64 logits).
     """
     return _token_statistics(logits, labels, temperature, False)[0]
 
 
 def entropy_from_logits(logits: Logits, temperature: float = 1.0) -> PerLabel:
-    """``[...]`` entropy in nats, ``-sum_v p log p``, of ``softmax(logits [..., V] / temperature)``,
-    float32.
+    """Return the entropy ``-sum_v p log p`` (nats) of ``softmax(logits [..., V] / temperature)``.
+
+    ``[...]`` float32 (float64 for float64 logits).
     """
     labels = torch.zeros(logits.shape[:-1], dtype=torch.long, device=logits.device)
     return _token_statistics(logits, labels, temperature, True)[1]
 
 
 def subset_entropy(logits: Logits, token_ids: TokenIds) -> PerLabel:
-    """``[...]`` entropy in nats of the distribution ``[..., V]`` restricted to ``token_ids [K]``
-    and renormalised.
+    """Return the entropy (nats, ``[...]``) of the distribution over ``token_ids [K]`` only.
+
+    The softmax of ``logits [..., V]`` is restricted to these tokens and renormalised.
     """
     chosen = logits.index_select(-1, token_ids.to(logits.device))
     log_probs = chosen.to(_work_dtype(logits)).log_softmax(-1).clamp(min=_LOWEST_LOG_PROB)
@@ -200,9 +201,7 @@ def subset_entropy(logits: Logits, token_ids: TokenIds) -> PerLabel:
 
 
 def last_selected(mask: RowMask) -> tuple[Positions, Positions]:
-    """The N rows of ``mask`` [B, L] that select something, and the column of their last selected
-    position.
-    """
+    """Return the N rows of ``mask [B, L]`` with a selected position, and the last such columns."""
     selected = mask.bool()
     columns = torch.arange(selected.shape[1], device=selected.device).expand_as(selected)
     last = torch.where(selected, columns, -1).amax(-1)

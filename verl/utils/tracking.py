@@ -1,4 +1,4 @@
-"""``Tracking`` under the path from which job code imports it; it lives in ``verl.record``."""
+"""Alias of ``verl.record.tracking.Tracking`` under the path that job code imports."""
 
 from verl.utils.lazy import lazy
 

@@ -1,4 +1,4 @@
-"""What the threads of this process wait for, in words: the watchdog reads it."""
+"""Registry of the results that threads of this process wait for; the watchdog logs them."""
 
 import logging
 import threading
@@ -12,7 +12,10 @@ _open: dict[int, list[str]] = {}
 
 @contextmanager
 def waiting_for(labels: Iterable[str]) -> Iterator[list[str]]:
-    """A block that waits for what ``labels`` name; it takes from the list what has come."""
+    """Register ``labels`` as awaited during the block.
+
+    The block removes from the yielded list the labels whose results have arrived.
+    """
     left = list(labels)
     _open[id(left)] = left
     try:
@@ -22,14 +25,16 @@ def waiting_for(labels: Iterable[str]) -> Iterator[list[str]]:
 
 
 def awaited() -> list[str]:
-    """All that is waited for now, the longest wait first, each thing once."""
+    """Return the labels that are awaited now, the longest wait first, without duplicates."""
     return list(dict.fromkeys(label for left in list(_open.values()) for label in list(left)))
 
 
 @contextmanager
 def logged_wait(what: str, quiet_s: float) -> Iterator[None]:
-    """A block before there is a watchdog: the log says that ``what`` is waited for after
-    ``quiet_s``, then after twice as many seconds.
+    """Log that ``what`` is awaited while the block runs.
+
+    The first line follows after ``quiet_s``, the next ones after 2, 4, ... times as many seconds.
+    Use it before the watchdog runs.
     """
     over = threading.Event()
     began = time.monotonic()
@@ -37,7 +42,7 @@ def logged_wait(what: str, quiet_s: float) -> Iterator[None]:
     def tell() -> None:
         due = quiet_s
         while not over.wait(began + due - time.monotonic()):
-            logger.info("waiting for %s since %.0f s", what, due)
+            logger.info("waiting for %s for %.0f s", what, due)
             due *= 2
 
     threading.Thread(target=tell, name="logged wait", daemon=True).start()

@@ -1,13 +1,14 @@
-"""No silent stall: a thread that says what the driver waits for, and ends a run that stands still.
+"""Watchdog thread that logs what the driver waits for and ends a stalled run.
 
-    quiet_s    "waiting for update_actor since 60 s: actor[rank 1].update_actor", again at 120 s ...
-    stall_s    stacks of all processes, a sentence, and the run ends as with any other error
-    GRACE_S    ... and at once where it could not be ended so; by the guard (``verl.utils.guard``)
-               where the whole driver stands still
+After a time without progress:
 
-A run moves when a part of a step begins or ends (``Stopwatch``), when the run goes on from one
-stage to the next (``enter``), and when anything comes further (``verl.utils.progress``), in the
-driver or in a process that reports to it.
+    quiet_s    log "waiting for update_actor for 60 s: actor[rank 1].update_actor", again at 120 s
+    stall_s    write the stacks of all processes, log a message and raise an error in the run
+    GRACE_S    later: end the process. If the whole driver is stopped, the guard process kills it.
+
+Progress is the start or end of a part of a step (``Stopwatch``), the start of another stage
+(``enter_stage``), or a heartbeat (``verl.utils.progress``). The driver and the processes that
+report to it send heartbeats.
 """
 
 import contextlib
@@ -29,28 +30,29 @@ from verl.utils.timing import Stopwatch
 from verl.utils.waits import awaited
 
 logger = logging.getLogger(__name__)
-LOOK_S = 1.0  # between two looks
-GRACE_S = 120.0  # for a stalled run to end in order
+LOOK_S = 1.0  # interval of the checks
+GRACE_S = 120.0  # time for a stalled run to end with its error
 EXIT_STATUS = 1
-ELSEWHERE_S = 60.0  # for processes of other machines to say where they are
-NAMED = 8  # things waited for that a line names
+ELSEWHERE_S = 60.0  # time to collect the stacks of other nodes
+NAMED = 8  # awaited labels in one line
 
 
 class Stalled(RuntimeError):
-    """Nothing moved for ``trainer.stall_timeout_s``."""
+    """The run made no progress for ``trainer.stall_timeout_s``."""
 
 
 class Watchdog:
-    """Watches the block that it is the context of, from a thread of its own.
+    """Context manager that watches its block from a thread.
 
     Args:
-        logs: stacks are written here, as ``stacks-<time>.txt``.
-        quiet_s: seconds without movement after which a line is logged, then after twice as many.
-        stall_s: seconds without movement after which the run is ended; None: never.
-        clock: gives seconds.
+        logs: directory for the stacks, ``stacks-<time>.txt``.
+        quiet_s: seconds without progress before a log line; the next ones follow after 2, 4, ...
+            times as many.
+        stall_s: seconds without progress before the run is ended; None: never.
+        clock: function that returns seconds.
 
-    The block raises ``Stalled`` where the watchdog has ended it, from whatever it raised then. The
-    process ends with ``EXIT_STATUS`` where the block does not end within ``GRACE_S``.
+    A block that the watchdog ends raises ``Stalled`` from the exception that it raised. The process
+    exits with ``EXIT_STATUS`` if the block does not end within ``GRACE_S``.
     """
 
     def __init__(
@@ -73,21 +75,22 @@ class Watchdog:
         self._verdict: str | None = None
         self._over = threading.Event()
         self._guard: Guard | None = None
-        self._listens = False  # to its own signal, in a process that was started to ignore it
+        self._listens = False  # true if SIGINT was ignored and now has the watchdog's handler
         self._elsewhere: Callable[[Path], Elsewhere] = _nobody
         self._thread = threading.Thread(target=self._run, name="watchdog", daemon=True)
 
     def enter(self, stage: str) -> None:
-        """The run is in ``stage`` from now on."""
+        """Record that the run has entered ``stage``, which counts as progress."""
         self._stage = stage
 
     def follow(self, parts: Stopwatch) -> None:
-        """Name what ``parts`` measures rather than the stage, while it measures anything."""
+        """Watch the parts of a stopwatch. Log lines name its running part instead of the stage."""
         self._parts = parts
 
     def ask_also(self, elsewhere: Callable[[Path], Elsewhere]) -> None:
-        """Have ``elsewhere``, given the directory in which processes answer, say what stacks those
-        of other machines have, and which machines are silent.
+        """Set the function that collects the stacks of other nodes.
+
+        Its argument is the directory into which processes write their stacks.
         """
         self._elsewhere = elsewhere
 
@@ -114,14 +117,14 @@ class Watchdog:
             raise Stalled(self._verdict) from error
 
     def look(self) -> None:
-        """Look once whether the run has moved, and say or do what is due."""
+        """Check once for progress; log a line, end the run or exit the process if it is time."""
         now = self._clock()
         parts = self._parts
         reported = progress.last_reported(self._answers)
         seen = (self._stage, parts.changes, progress.moves(), reported)
         if self._verdict is not None:
             if now - self._moved >= GRACE_S:
-                logger.critical("the run did not end within %g s: ending the process", GRACE_S)
+                logger.critical("the run did not end within %g s: exiting the process", GRACE_S)
                 os._exit(EXIT_STATUS)
         elif seen != self._seen:
             self._seen = seen
@@ -131,7 +134,7 @@ class Watchdog:
             self._stands_still(parts.under_way[-1:] or [self._stage], now)
 
     def _listen(self) -> None:
-        # A shell starts what it puts in the background deaf to SIGINT. It stays deaf to others'.
+        # A shell starts background jobs with SIGINT ignored. SIGINT of others is still ignored.
         main = threading.current_thread() is threading.main_thread()
         if main and signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
             self._listens = True
@@ -147,8 +150,8 @@ class Watchdog:
                 self._guard.beat()
             try:
                 self.look()
-            except OSError:  # of a file of another process; the next look may find it
-                logger.warning("the watchdog could not look", exc_info=True)
+            except OSError:  # a file of another process has vanished; the next check may succeed
+                logger.warning("the watchdog could not check for progress", exc_info=True)
 
     def _ask_elsewhere(self, target: Path) -> list[str]:
         silent: list[str] = []
@@ -159,7 +162,7 @@ class Watchdog:
             with target.open("a", encoding="utf-8") as file:
                 file.write(heard.told)
 
-        # Who asks other machines may fail or hang as they do, and the run has to end all the same.
+        # Collecting from other nodes may fail or hang as they do. The run must end nevertheless.
         asking = threading.Thread(target=ask, name="stacks elsewhere", daemon=True)
         asking.start()
         asking.join(ELSEWHERE_S)
@@ -169,18 +172,18 @@ class Watchdog:
         seconds = now - self._moved
         labels = _listed(awaited())
         if seconds >= self._next_s:
-            logger.info("waiting for %s since %.0f s%s", where[0], seconds, labels)
+            logger.info("waiting for %s for %.0f s%s", where[0], seconds, labels)
             self._next_s *= 2
         if self._stall_s is not None and seconds >= self._stall_s:
-            self._moved = now  # from here on the grace counts
-            self._end(f"{where[0]} stands still since {seconds:.0f} s{labels}")
+            self._moved = now  # GRACE_S starts here
+            self._end(f"{where[0]} made no progress for {seconds:.0f} s{labels}")
 
     def _end(self, what: str) -> None:
         path = self._logs / f"stacks-{time.strftime('%Y%m%d-%H%M%S')}.txt"
         silent: list[Asked] = []
         try:
             silent = collect_stacks(self._answers, path)
-        except OSError:  # a full disk, perhaps: the run has to end all the same
+        except OSError:  # for example a full disk; the run must end nevertheless
             logger.warning("the stacks could not be written", exc_info=True)
         stopped = [f"{one.described()} does not run" for one in silent]
         found = "; ".join([what, *stopped, *self._ask_elsewhere(path)])
@@ -189,15 +192,17 @@ class Watchdog:
         _kill(silent)
         main = threading.main_thread().ident
         if main is not None:
-            # A KeyboardInterrupt, the one exception that Ray passes on while it waits; sent to the
-            # thread, so that a system call returns.
+            # SIGINT raises KeyboardInterrupt, the only exception that Ray propagates while it
+            # waits. Send it to the main thread, so that a system call there returns.
             signal.pthread_kill(main, signal.SIGINT)
 
 
 @contextlib.contextmanager
 def watched(logs: Path, quiet_s: float, stall_s: float | None) -> Iterator[Callable[[str], None]]:
-    """A watchdog around the block, which is given its ``enter``. In a process that a watched run
-    has started, that run's watchdog hears of the stages.
+    """Run a watchdog around the block, and yield the function that enters a stage.
+
+    In a child process of a watched run, the yielded function sends a heartbeat to that run's
+    watchdog instead.
     """
     if STACKS_DIR in os.environ:
         yield progress.move
@@ -218,7 +223,7 @@ def _nobody(_answers: Path) -> Elsewhere:
 
 
 def _kill(silent: list[Asked]) -> None:
-    # What is stopped hears no request to end, and would outlive the run.
+    # A stopped process does not react to a request to end and would outlive the run.
     for one in silent:
         try:
             one.process.kill()

@@ -1,6 +1,4 @@
-"""Workers, groups of workers and the registration of their methods; independent of what runs the
-processes.
-"""
+"""Workers, worker groups and the registration of worker methods. Independent of Ray."""
 
 from verl.utils.lazy import lazy
 

@@ -1,25 +1,25 @@
-"""How the arguments of a group call are dealt to the ranks, and how their answers become one value.
+"""Dispatch of the arguments of a group call to the ranks, and collection of the ranks' results.
 
 ================  ==========================================  ==================================
 mode              rank i receives                             the caller receives
 ================  ==========================================  ==================================
-ONE_TO_ALL        all arguments                               list of the ranks' answers
-ALL_TO_ALL        entry i of each argument when all are       list of the ranks' answers
+ONE_TO_ALL        all arguments                               list of the ranks' results
+ALL_TO_ALL        entry i of each argument when all are       list of the ranks' results
                   lists of world_size entries, otherwise all
                   arguments
-DP_COMPUTE        entry i of each argument; each must be a    list of the ranks' answers
+DP_COMPUTE        entry i of each argument; each must be a    list of the ranks' results
                   list of world_size entries
-DP_COMPUTE_PROTO  its rows of every ``DataProto``, other      one ``DataProto`` with the rows in
-                  arguments as they are                       order, or the list of answers if
-                                                              they are no tables
-RANK_ZERO         rank 0 alone: all arguments                 rank 0's answer
+DP_COMPUTE_PROTO  its shard of every ``DataProto``, other     one ``DataProto`` with the rows in
+                  arguments unchanged                         order, or the list of results if
+                                                              not all are ``DataProto``
+RANK_ZERO         rank 0 alone: all arguments                 rank 0's result
 ================  ==========================================  ==================================
 
-DP_COMPUTE_PROTO pads the table to a multiple of the world size with repeated rows and drops them
-from the answer; a table whose ``meta_info["rows_per_rank"]`` says how many rows each rank gets is
-cut there, and a rank without any gets a copy. Each shard says in ``meta_info["padding_rows"]`` how
-many of its last rows are such copies, so that a worker which sums over rows (a loss, a metric) can
-leave them out.
+DP_COMPUTE_PROTO pads the table with repeated rows to a multiple of the world size, and drops these
+rows from the result. ``meta_info["rows_per_rank"]``, if present, gives the number of rows of each
+rank. A rank without rows then gets a copy of the first row. ``meta_info["padding_rows"]`` of a
+shard is the number of its padding rows, which are its last rows. A worker that sums over rows (a
+loss, a metric) must exclude them.
 """
 
 from collections.abc import Callable
@@ -31,30 +31,30 @@ import numpy as np
 
 from verl.protocol import DataProto, pad_dataproto_to_divisor, unpad_dataproto
 
-# Key of meta_info: how many of the last rows are copies that only even out the ranks.
+# Key of meta_info: number of padding rows at the end of the shard.
 PADDING_ROWS = "padding_rows"
-# Key of meta_info: how many rows of the table each rank gets, in order; absent: all as many.
+# Key of meta_info: number of rows of each rank, in rank order. Absent: equal numbers.
 ROWS_PER_RANK = "rows_per_rank"
 _ATTRIBUTE = "__group_registration__"
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]  # positional and keyword arguments of one rank
-Collect = Callable[[list[Any]], Any]  # answers in rank order -> what the caller receives
+Collect = Callable[[list[Any]], Any]  # results in rank order -> what the caller receives
 Plan = tuple[list[Call], Collect]
 MethodT = TypeVar("MethodT", bound=Callable[..., Any])
 
 
 class Dispatch(Enum):
-    """Which arguments each rank receives; see the module docstring."""
+    """Dispatch mode: the arguments of each rank; see the module docstring."""
 
     ONE_TO_ALL = auto()
     DP_COMPUTE_PROTO = auto()
-    RANK_ZERO = auto()  # kept for workers written against the usual modes, like the two below
+    RANK_ZERO = auto()  # this mode and the two below are kept for workers written for verl
     ALL_TO_ALL = auto()
     DP_COMPUTE = auto()
 
 
 class Execute(Enum):
-    """Which ranks run the call. Kept for workers that register methods of rank 0 this way."""
+    """Ranks that run the call. Kept for workers that register methods of rank 0 this way."""
 
     ALL = auto()
     RANK_ZERO = auto()
@@ -62,7 +62,7 @@ class Execute(Enum):
 
 @dataclass(frozen=True)
 class Registration:
-    """What ``register`` notes on a method. ``timeout_s`` None leaves the deadline to the group."""
+    """Options of a registered method. ``timeout_s`` None means the group's ``call_timeout_s``."""
 
     dispatch_mode: Dispatch = Dispatch.ALL_TO_ALL
     execute_mode: Execute = Execute.ALL
@@ -78,14 +78,15 @@ def register(
 ) -> Callable[[MethodT], MethodT]:
     """Make a worker's method callable on the group; a coroutine method is awaited in the worker.
 
-    The method itself is left as it is. With ``blocking=False`` the group call returns a
-    ``GroupFuture`` at once. Raises ``ValueError`` when rank 0 alone is to execute a call whose data
-    are split over all ranks.
+    The method itself is not changed. With ``blocking=False`` the group call returns a
+    ``GroupFuture`` at once. Raises ``ValueError`` if ``Execute.RANK_ZERO`` is combined with a
+    dispatch mode that splits the data over all ranks.
     """
     splits = dispatch_mode in (Dispatch.ALL_TO_ALL, Dispatch.DP_COMPUTE, Dispatch.DP_COMPUTE_PROTO)
     if execute_mode is Execute.RANK_ZERO and splits:
         raise ValueError(
-            f"{dispatch_mode.name} deals the data to all ranks; it cannot execute on rank 0 alone"
+            f"dispatch_mode={dispatch_mode.name} splits the data over all ranks, so a call cannot "
+            "execute on rank 0 only; fix: execute_mode=ALL, or dispatch_mode=RANK_ZERO"
         )
     registration = Registration(dispatch_mode, execute_mode, blocking, timeout_s)
 
@@ -97,15 +98,14 @@ def register(
 
 
 def registration_of(method: object) -> Registration | None:
-    """What ``register`` noted on ``method``, or None."""
+    """Return the registration of ``method``, or None if it is not registered."""
     return getattr(method, _ATTRIBUTE, None)
 
 
 def registered_methods(worker_cls: type) -> dict[str, Registration]:
-    """Names and registrations of the group methods of a class, those of its bases included.
+    """Return the registrations of a class's group methods by name, including inherited ones.
 
-    An override that carries no ``register`` of its own keeps the registration of the method it
-    overrides.
+    An override without ``register`` keeps the registration of the method that it overrides.
     """
     found: dict[str, Registration] = {}
     for cls in reversed(worker_cls.__mro__):
@@ -117,10 +117,10 @@ def registered_methods(worker_cls: type) -> dict[str, Registration]:
 def plan_calls(
     registration: Registration, world_size: int, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Plan:
-    """The calls of ranks 0, 1, ... (rank 0 alone gets a list of one) and the function that joins
-    their answers.
+    """Return the calls of ranks 0, 1, ... and the function that combines their results.
 
-    Raises ``ValueError`` when the arguments cannot be dealt to ``world_size`` ranks.
+    The list has one call if only rank 0 executes. Raises ``ValueError`` if the arguments cannot be
+    dispatched to ``world_size`` ranks.
     """
     calls, collect = _PLANNERS[registration.dispatch_mode](world_size, args, kwargs)
     if registration.execute_mode is Execute.RANK_ZERO:
@@ -163,19 +163,21 @@ def _dp_compute(world_size: int, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     wrong = [name for name, value in named.items() if not _has_one_per_rank(value, world_size)]
     if wrong:
         raise ValueError(
-            f"DP_COMPUTE needs lists with one entry for each of {world_size} ranks; not so: {wrong}"
+            f"DP_COMPUTE needs lists with one entry for each of {world_size} ranks; "
+            f"these arguments are not: {wrong}"
         )
     return _dealt(world_size, args, kwargs), list
 
 
 def _dp_compute_proto(world_size: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plan:
     tables = [v for v in (*args, *kwargs.values()) if isinstance(v, DataProto)]
-    # A table without columns has no rows to deal; it brings its meta_info to every rank.
+    # A table without columns has no rows to split. Every rank gets its meta_info.
     sizes = {len(table) for table in tables if table.keys()}
     if not tables or len(sizes) > 1:
         found = f"tables of {sorted(sizes)} rows" if tables else "no DataProto"
         raise ValueError(
-            f"DP_COMPUTE_PROTO needs tables of one length among its arguments, found {found}"
+            f"DP_COMPUTE_PROTO needs DataProto arguments, all with the same number of rows; "
+            f"the arguments have {found}"
         )
     size = sizes.pop() if sizes else 0
     counts = _rows_per_rank(tables, size, world_size)
@@ -191,16 +193,17 @@ def _dp_compute_proto(world_size: int, args: tuple[Any, ...], kwargs: dict[str, 
 
 
 def _rows_per_rank(tables: list[DataProto], size: int, world_size: int) -> list[int] | None:
-    """How many rows each rank gets, where a table says so."""
+    """Return the row count of each rank if a table specifies it, else None."""
     said = [table.meta_info[ROWS_PER_RANK] for table in tables if ROWS_PER_RANK in table.meta_info]
     if not said:
         return None
     counts = list(said[0])
     if any(list(other) != counts for other in said[1:]):
-        raise ValueError(f"the tables of one call say different {ROWS_PER_RANK}: {said}")
+        raise ValueError(f"the tables of one call have different {ROWS_PER_RANK}: {said}")
     if len(counts) != world_size or sum(counts) != size or min(counts) < 0:
         raise ValueError(
-            f"{ROWS_PER_RANK}={counts} does not deal {size} rows to {world_size} ranks"
+            f"{ROWS_PER_RANK}={counts} does not split {size} rows over {world_size} ranks; "
+            f"allowed: {world_size} counts of at least 0 with the sum {size}"
         )
     return counts
 
@@ -210,7 +213,7 @@ def _shards(value: object, world_size: int, counts: list[int] | None) -> list[An
         return [value] * world_size
     if counts is not None and value.keys():
         return _counted_shards(value, counts)
-    # Copied rows, marked below: a rank without rows could not join the collective calls.
+    # Pad with copied rows, counted below: a rank without rows could not join the collectives.
     padded, padding = pad_dataproto_to_divisor(value, world_size)
     rows = len(padded) // world_size
     shards = padded.chunk(world_size)
@@ -224,7 +227,7 @@ def _counted_shards(table: DataProto, counts: list[int]) -> list[DataProto]:
     shards: list[DataProto] = []
     start = 0
     for count in counts:
-        # A copied row where a rank has none: without it, it could not join the collective calls.
+        # Copy a row for a rank without rows: otherwise it could not join the collectives.
         shard = table[start : start + count] if count else table[:1]
         shard.meta_info.pop(ROWS_PER_RANK, None)
         shard.meta_info[PADDING_ROWS] = int(not count)
@@ -240,7 +243,9 @@ def _join_counted(answers: list[Any], counts: list[int]) -> Any:
         pairs = list(zip(answers, counts, strict=True))
         wrong = [(len(answer), count) for answer, count in pairs if len(answer) != max(1, count)]
         if wrong:
-            raise ValueError(f"a worker returned {wrong[0][0]} rows for {wrong[0][1]} of its own")
+            raise ValueError(
+                f"a worker returned {wrong[0][0]} rows for a shard of {wrong[0][1]} rows"
+            )
         answers = [answer for answer, count in pairs if count] or answers[:1]
     joined = DataProto.concat(answers)
     joined.meta_info.pop(PADDING_ROWS, None)
@@ -252,13 +257,13 @@ def _join_tables(answers: list[Any], size: int, padding: int) -> Any:
         return answers
     joined = DataProto.concat(answers)
     joined.meta_info.pop(PADDING_ROWS, None)
-    # An answer of figures alone has no rows of which padding could be cut off.
+    # A result with meta_info only has no padding rows to remove.
     if not padding or not joined.keys():
         return joined
     if len(joined) != size + padding:
         raise ValueError(
-            f"{size} rows were padded with {padding} to split them evenly, but the workers "
-            f"returned {len(joined)} rows in all; which of them are padding cannot be told"
+            f"{size} rows were padded with {padding} rows to split them evenly, but the workers "
+            f"returned {len(joined)} rows in total, so the padding rows cannot be removed"
         )
     return unpad_dataproto(joined, padding)
 

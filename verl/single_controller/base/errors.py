@@ -1,7 +1,4 @@
-"""What can go wrong between the driver and its workers.
-
-Messages name the worker, its rank and the method.
-"""
+"""Errors of calls from the driver to its workers. Messages name the worker, rank and method."""
 
 
 class WorkerError(RuntimeError):
@@ -9,8 +6,8 @@ class WorkerError(RuntimeError):
 
 
 class WorkerTimeoutError(WorkerError, TimeoutError):
-    """One or more workers did not answer before the deadline; they may still be busy."""
+    """One or more workers did not answer before the deadline; they may still be running."""
 
 
 class WorkerDiedError(WorkerError):
-    """The process of a worker is gone."""
+    """The process of a worker has ended."""

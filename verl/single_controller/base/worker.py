@@ -1,4 +1,4 @@
-"""Worker: the base class of everything that runs as one rank of a group."""
+"""Worker: base class of the objects that run as one rank of a worker group."""
 
 import os
 from datetime import timedelta
@@ -6,22 +6,22 @@ from typing import Any
 
 from verl.single_controller.base.decorator import Dispatch, register
 
-# A listening socket that rank 0's process holds for the rendezvous. WorkerHost sets it, and repeats
-# the name: that module has to stay free of imports.
+# File descriptor of the listening socket for the rendezvous, in rank 0's process. WorkerHost sets
+# it and repeats the name, because that module must not import this one.
 LISTEN_FD = "VERL_MASTER_LISTEN_FD"
 
 
 class Worker:
     """One rank of a group.
 
-    Before the constructor runs, the environment holds ``RANK``, ``WORLD_SIZE``, ``LOCAL_RANK``,
-    ``LOCAL_WORLD_SIZE``, ``MASTER_ADDR`` and ``MASTER_PORT``. Outside a group they default to a
-    group of one.
+    The environment variables ``RANK``, ``WORLD_SIZE``, ``LOCAL_RANK``, ``LOCAL_WORLD_SIZE``,
+    ``MASTER_ADDR`` and ``MASTER_PORT`` are set before the constructor runs. Outside of a group, the
+    worker is a group of one.
     """
 
     @property
     def rank(self) -> int:
-        """This worker's number in the group, from 0."""
+        """Number of this worker in the group, from 0."""
         return int(os.environ.get("RANK", "0"))
 
     @property
@@ -31,29 +31,27 @@ class Worker:
 
     @property
     def local_rank(self) -> int:
-        """This worker's number among the group's workers on the same node."""
+        """Number of this worker among the group's workers on the same node, from 0."""
         return int(os.environ.get("LOCAL_RANK", "0"))
 
     @property
     def device(self) -> Any:
-        """The ``torch.device`` this rank computes on: its CUDA device where it was given one, else
-        the CPU.
-        """
+        """The ``torch.device`` of this rank: its CUDA device if it has one, else the CPU."""
         import torch
 
         if not torch.cuda.is_available() or torch.cuda.device_count() == 0:
             return torch.device("cpu")
-        # a Ray actor usually sees its own device alone, as number 0
+        # A Ray actor usually sees only its assigned device, as number 0.
         return torch.device("cuda", self.local_rank % torch.cuda.device_count())
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def init_process_group(self, backend: str | None = None, timeout_s: float = 600.0) -> None:
-        """Join the group's ``torch.distributed`` default process group; every rank has to call it.
+        """Join the default ``torch.distributed`` process group; every rank has to call this.
 
-        ``backend`` None means ``nccl`` where the rank has a CUDA device and ``gloo`` elsewhere.
-        Workers that share a process share its group, so a second call only checks that it asks for
-        the same backend. ``timeout_s`` bounds the rendezvous and each collective. Raises
-        ``RuntimeError`` when a group with another backend exists.
+        ``backend`` None means ``nccl`` if the rank has a CUDA device, else ``gloo``. Workers in one
+        process share the process group, so a second call only checks the backend. ``timeout_s``
+        limits the rendezvous and each collective. Raises ``RuntimeError`` if a group with another
+        backend exists.
         """
         import torch
         import torch.distributed as dist
@@ -61,12 +59,13 @@ class Worker:
         device = self.device
         backend = backend or ("nccl" if device.type == "cuda" else "gloo")
         if dist.is_initialized():
-            # Compared as configurations: "gloo" and "cpu:gloo,cuda:gloo" are the same.
+            # Compare the configurations: "gloo" and "cpu:gloo,cuda:gloo" are the same.
             asked = dist.Backend(backend)
             wanted = dist.BackendConfig(asked)  # pyright: ignore[reportArgumentType]  a Backend
             if dist.get_backend_config() != str(wanted):
                 raise RuntimeError(
-                    f"the process group runs {dist.get_backend_config()}, not {backend}"
+                    "the process group of this process has the backend "
+                    f"{dist.get_backend_config()}, not {backend}, which was requested"
                 )
             return
         if device.type == "cuda":
@@ -89,12 +88,9 @@ class Worker:
             world_size=self.world_size,
             is_master=self.rank == 0,
             timeout=timeout,
-            # the socket was bound when its port was announced: nobody else can have taken the port
-            # since
+            # The socket was bound before its port was announced, so no other process has the port.
             master_listen_fd=int(held) if held is not None else None,
         )
 
     def close(self) -> None:
-        """Called once before the group is shut down in good order; override to release what the
-        worker holds.
-        """
+        """Release resources. Override it: it is called once before a regular shutdown."""

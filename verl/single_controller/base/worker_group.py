@@ -1,7 +1,4 @@
-"""WorkerGroup: many workers, one object.
-
-What runs the workers (Ray, for one) is left to subclasses.
-"""
+"""WorkerGroup: one object that calls methods on many workers. Subclasses run the workers."""
 
 import functools
 from abc import ABC, abstractmethod
@@ -19,10 +16,10 @@ from verl.single_controller.base.decorator import (
 
 
 class GroupFuture:
-    """The answer of a non-blocking group call.
+    """Result of a non-blocking group call.
 
-    May be handed to another group call in place of the value. ``wait(timeout_s)`` must return the
-    ranks' answers in rank order or raise.
+    It may be passed to another group call in place of the value. ``wait(timeout_s)`` must return
+    the ranks' results in rank order or raise.
     """
 
     def __init__(
@@ -40,13 +37,11 @@ class GroupFuture:
         self._ready = False
 
     def done(self) -> bool:
-        """Whether ``get`` would return (or raise) without waiting."""
+        """Return true if ``get`` would return or raise without waiting."""
         return self._ready or self._done()
 
     def get(self, timeout_s: float | None = None) -> Any:
-        """The value of the call; waits for it at most ``timeout_s`` (default: the call's own
-        deadline).
-        """
+        """Return the value of the call. Wait at most ``timeout_s`` (None: the call's timeout)."""
         if not self._ready:
             answers = self._wait(self._timeout_s if timeout_s is None else timeout_s)
             self._value = self._collect(answers)
@@ -55,8 +50,9 @@ class GroupFuture:
 
 
 class WorkerGroup(ABC):
-    """Offers each registered method of ``worker_cls`` as a method of its own, dealt to and
-    collected from the ranks.
+    """Group of workers that has each registered method of ``worker_cls`` as a method.
+
+    Such a method dispatches its arguments to the ranks and collects their results.
     """
 
     def __init__(self, worker_cls: type, world_size: int, name: str, call_timeout_s: float) -> None:
@@ -68,27 +64,27 @@ class WorkerGroup(ABC):
         taken = [method for method in self._methods if hasattr(type(self), method)]
         if taken:
             raise ValueError(
-                f"{worker_cls.__name__}: {taken} are methods of every group; "
-                "name the worker's otherwise"
+                f"{worker_cls.__name__}: the registered methods {taken} have names of WorkerGroup "
+                "methods; fix: rename the methods of the worker"
             )
         for method, registration in self._methods.items():
             setattr(self, method, self._bind(method, registration))
 
     @property
     def world_size(self) -> int:
-        """Number of workers."""
+        """Number of workers in the group."""
         return self._world_size
 
     def __getattr__(self, name: str) -> Any:
-        # reached only for names that are neither attributes nor registered methods
-        # (through vars(): while a group is unpickled or half made, even _methods may be missing)
+        # Python calls this only for names that are neither attributes nor registered methods.
+        # Use vars(): _methods may be missing while a group is constructed or unpickled.
         hint = did_you_mean(name, vars(self).get("_methods", {}))
         worker = vars(self).get("worker_cls")
         of = f" of {worker.__name__}" if worker else ""
         raise AttributeError(f"a group{of} has no attribute or registered method {name!r}{hint}")
 
     def submit(self, method: str, *args: object, **kwargs: object) -> GroupFuture:
-        """Start the registered ``method`` and return at once, whatever its ``blocking`` says."""
+        """Start the registered ``method`` and return its future, also if it is ``blocking``."""
         if method not in self._methods:
             getattr(self, method)  # raises with the nearest match
             raise AttributeError(
@@ -97,15 +93,17 @@ class WorkerGroup(ABC):
         return self._submit(method, self._methods[method], args, kwargs)
 
     def execute_all(self, method: str, *args: object, **kwargs: object) -> list[Any]:
-        """Call ``method``, registered or not, with the same arguments on every rank; the answers in
-        rank order. Kept for job code that calls by name.
+        """Call ``method``, registered or not, with the same arguments on every rank.
+
+        Returns the results in rank order. Kept for job code that calls methods by name.
         """
         calls = [_materialise(args, kwargs)] * self.world_size
         return self._future(method, calls, list, self.call_timeout_s).get()
 
     def execute_rank_zero(self, method: str, *args: object, **kwargs: object) -> Any:
-        """Call ``method``, registered or not, on rank 0 alone. Kept for job code that calls by
-        name.
+        """Call ``method``, registered or not, on rank 0 only, and return its result.
+
+        Kept for job code that calls methods by name.
         """
         calls = [_materialise(args, kwargs)]
         return self._future(method, calls, list, self.call_timeout_s).get()[0]
@@ -136,15 +134,15 @@ class WorkerGroup(ABC):
     def _future(
         self, method: str, calls: list[Call], collect: Collect, timeout_s: float
     ) -> GroupFuture:
-        """Start ``calls[i]`` on rank i."""
+        """Start ``calls[i]`` of ``method`` on rank i and return the future of their results."""
 
     @abstractmethod
     def shutdown(self, timeout_s: float = 10.0) -> None:
-        """Let the workers close, then end their processes."""
+        """Close the workers, waiting at most ``timeout_s``, then end their processes."""
 
     @abstractmethod
     def kill(self) -> None:
-        """End the workers' processes at once."""
+        """End the workers' processes at once, without closing the workers."""
 
     def __enter__(self) -> "WorkerGroup":
         return self
@@ -154,7 +152,7 @@ class WorkerGroup(ABC):
 
 
 def _materialise(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
-    """The arguments with the values of those that are answers of earlier calls."""
+    """Replace every ``GroupFuture`` among the arguments by its value, waiting for it."""
 
     def value(v: object) -> object:
         return v.get() if isinstance(v, GroupFuture) else v

@@ -1,6 +1,4 @@
-"""Worker groups as Ray actors: resource pools, groups, colocation of roles, and starting Ray
-itself.
-"""
+"""Worker groups of Ray actors: resource pools, groups, colocation of roles, and start of Ray."""
 
 from verl.utils.lazy import lazy
 

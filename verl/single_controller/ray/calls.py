@@ -1,4 +1,4 @@
-"""Waiting for Ray, always with a deadline and with errors that say who was asked for what."""
+"""Waiting for Ray results with a deadline, and with errors that name the actor and the call."""
 
 import logging
 import time
@@ -20,28 +20,28 @@ from verl.utils.waits import waiting_for
 
 logger = logging.getLogger(__name__)
 
-# After one rank fails, the others are given this long to fail too: a rank that loses its peer in a
-# collective often reports before Ray has noticed that the peer's process is gone, and the death is
-# the cause worth telling.
+# Time to wait for failures of other ranks after one rank fails. A rank that loses its peer in a
+# collective often fails before Ray notices that the peer's process has ended, which is the cause.
 _CAUSE_GRACE_S = 2.0
-# After one rank answers, the others are given this long to answer too: a call of Ray looks at all
-# that is pending, so that one for each answer would be quadratic in the ranks.
+# Time to wait for further results after the first one. ray.wait checks all pending references, so
+# one call per result would be quadratic in the number of ranks.
 _TOGETHER_S = 0.05
 
 
 def ray_get(ref: ray.ObjectRef, timeout_s: float, what: str) -> Any:
-    """The value of one object reference; ``what`` says in errors what was waited for ("rollout
-    worker 0: ready").
+    """Return the value of one object reference.
+
+    ``what`` names the awaited result in errors, for example "rollout worker 0: ready".
     """
     return gather([ref], timeout_s, [what])[0]
 
 
 def gather(refs: Sequence[Any], timeout_s: float, labels: Sequence[str]) -> list[Any]:
-    """The values of ``refs`` in order, or the first failure as soon as it is known.
+    """Return the values of ``refs`` in order, or raise the first failure as soon as it occurs.
 
-    Raises ``WorkerTimeoutError`` naming the labels still pending after ``timeout_s`` seconds,
-    ``WorkerDiedError`` when a process is gone, and an exception raised by the remote method itself
-    as that exception with a note of the label.
+    Raises ``WorkerTimeoutError`` with the labels that are pending after ``timeout_s`` seconds, and
+    ``WorkerDiedError`` if a process has ended. An exception of the remote method is raised with a
+    note that names the label.
     """
     deadline = time.monotonic() + timeout_s
     label_of = dict(zip(refs, labels, strict=True))
@@ -53,17 +53,26 @@ def gather(refs: Sequence[Any], timeout_s: float, labels: Sequence[str]) -> list
             late[:] = [label_of[ref] for ref in pending]
             if not ready:
                 raise WorkerTimeoutError(f"no answer after {timeout_s:g} s from: {', '.join(late)}")
-            for done in ready:
-                error = _fetch(done, label_of[done], max(0.0, deadline - time.monotonic()), values)
-                if error is not None:
-                    raise _root_cause(error, pending, label_of)
+            _fetch_or_raise(ready, pending, label_of, deadline, values)
     return [values[ref] for ref in refs]
 
 
+def _fetch_or_raise(
+    ready: list[Any],
+    pending: list[Any],
+    label_of: dict[Any, str],
+    deadline: float,
+    values: dict[Any, Any],
+) -> None:
+    """Put the values of the finished references into ``values``, or raise the first error."""
+    for ref in ready:
+        error = _fetch(ref, label_of[ref], max(0.0, deadline - time.monotonic()), values)
+        if error is not None:
+            raise _root_cause(error, pending, label_of)
+
+
 def _ready(pending: list[Any], timeout_s: float) -> tuple[list[Any], list[Any]]:
-    """All of ``pending`` that are done, at least one of them unless ``timeout_s`` passes, and the
-    others.
-    """
+    """Wait for at least one of ``pending`` or ``timeout_s``; return (finished, not finished)."""
     first, others = ray.wait(pending, num_returns=1, timeout=timeout_s)
     if not first or not others:
         return first, others
@@ -72,7 +81,7 @@ def _ready(pending: list[Any], timeout_s: float) -> tuple[list[Any], list[Any]]:
 
 
 def is_done(refs: Sequence[Any]) -> bool:
-    """Whether every reference has a value or an error."""
+    """Return true if every reference has a value or an error."""
     ready, _ = ray.wait(
         list(dict.fromkeys(refs)), num_returns=len(set(refs)), timeout=0, fetch_local=False
     )
@@ -82,14 +91,13 @@ def is_done(refs: Sequence[Any]) -> bool:
 def _fetch(
     ref: ray.ObjectRef, label: str, timeout_s: float, values: dict[Any, Any]
 ) -> Exception | None:
-    """Put the value of a finished reference into ``values``, or return what went wrong."""
+    """Put the value of a finished reference into ``values``, or return its error."""
     try:
-        # the answer exists; a moment for its transfer is due even when the deadline falls on this
-        # instant
+        # The value exists. Allow 5 s for its transfer even if the deadline has passed.
         values[ref] = ray.get(ref, timeout=max(5.0, timeout_s))
     except GetTimeoutError:
         return WorkerTimeoutError(
-            f"the answer could not be fetched in {timeout_s:g} s from: {label}"
+            f"the result could not be transferred in {timeout_s:g} s from: {label}"
         )
     except RayTaskError as error:
         error.add_note(f"raised in {label}")

@@ -1,4 +1,4 @@
-"""Several roles in one process: one device context, and one start, for both.
+"""Colocation of several roles in one process, which share one device context and one start.
 
 both = create_colocated_worker_cls({"actor": RayClassWithInitArgs(ActorWorker, config),
                                     "ref": RayClassWithInitArgs(ActorWorker, config, role="ref")})
@@ -13,23 +13,24 @@ from verl.single_controller.ray.worker_group import SOLE_ROLE, RayClassWithInitA
 def create_colocated_worker_cls(
     class_dict: Mapping[str, RayClassWithInitArgs],
 ) -> RayClassWithInitArgs:
-    """One actor class that houses a worker of every role; see ``RayWorkerGroup.spawn``.
+    """Return an actor class with one worker per role; see ``RayWorkerGroup.spawn``.
 
-    Raises ``ValueError`` when no role is given or two roles set an environment variable
-    differently.
+    Raises ``ValueError`` if no role is given, or if two roles set an environment variable to
+    different values.
     """
     if not class_dict:
-        raise ValueError("create_colocated_worker_cls: no roles")
+        raise ValueError("create_colocated_worker_cls: class_dict is empty; it needs a role")
     roles: dict[str, RoleSpec] = {}
     env_vars: dict[str, str] = {}
     for role, spec in class_dict.items():
         differing = [
             key for key, value in spec.env_vars.items() if env_vars.get(key, value) != value
         ]
-        # One process has one environment: the role that comes last would silently win.
+        # A process has one environment: the value of the last role would silently apply.
         if differing:
             raise ValueError(
-                f"role {role!r} sets {differing} otherwise than the roles it shares a process with"
+                f"role {role!r} sets the environment variables {differing} to other values than "
+                "the roles that share its process; fix: use equal values, or do not colocate it"
             )
         env_vars.update(spec.env_vars)
         roles[role] = spec.roles[SOLE_ROLE]

@@ -1,8 +1,6 @@
-"""WorkerHost: the one actor class that all groups run. It sets the environment up and then houses
-worker objects.
+"""WorkerHost: the actor class of all groups. It sets up the environment, then holds the workers.
 
-This module imports nothing heavy, so that ``prepare`` takes effect before torch is loaded by a
-worker's module.
+This module imports no torch, so that ``prepare`` takes effect before a worker's module imports it.
 """
 
 import asyncio
@@ -19,18 +17,18 @@ LISTEN_FD = "VERL_MASTER_LISTEN_FD"
 
 
 class WorkerHost:
-    """One rank's process: environment first, then a worker object per role, then their methods.
+    """Process of one rank. Calls come in this order: ``prepare``, ``start`` per role, ``call``.
 
-    Coroutine methods run on one event loop, which is the same for all calls: what one of them opens
-    (a session, a lock) serves the next. It stands still between calls.
+    Coroutine methods of all calls run on the same event loop, so they can share a session or a
+    lock. The loop does not run between calls.
     """
 
     def __init__(self) -> None:
         self._workers: dict[str, Any] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
 
-    def describe(self) -> dict[str, Any]:
-        """Where this process runs: ``node_id``, ``ip``, ``pid``."""
+    def describe_location(self) -> dict[str, Any]:
+        """Return ``node_id``, ``ip`` and ``pid`` of this process."""
         import ray
 
         context = ray.get_runtime_context()
@@ -40,26 +38,25 @@ class WorkerHost:
             "pid": os.getpid(),
         }
 
-    def listen(self) -> tuple[str, int]:
-        """Bind the rendezvous socket on this node's address alone and keep it; returns (address,
-        port).
-        """
+    def open_rendezvous_socket(self) -> tuple[str, int]:
+        """Bind the rendezvous socket to this node's address and keep it; return (address, port)."""
         import ray
 
         address = ray.util.get_node_ip_address()
-        # Kept open until rank 0 takes it over: a port that is only chosen may be gone by then.
+        # Keep it open until rank 0 uses it. Another process could take a port that is only chosen.
         listener = socket.create_server((address, 0), backlog=512)
         port = listener.getsockname()[1]
         os.environ[LISTEN_FD] = str(listener.detach())
         return address, port
 
     def prepare(self, env: dict[str, str], import_path: list[str]) -> None:
-        """Set environment variables and make importable what the driver can import.
+        """Set environment variables and append the driver's ``sys.path`` entries.
 
-        Has to come before ``start``, whose arguments import the workers' modules.
+        Call it before ``start``, because unpickling the arguments of ``start`` imports the workers'
+        modules.
         """
         os.environ.update(env)
-        # Behind what this process has: its own packages keep their precedence.
+        # Append, so that the packages of this process keep their precedence.
         sys.path.extend(entry for entry in import_path if entry not in sys.path)
 
     def start(self, role: str, worker_cls: type, args: tuple, kwargs: dict[str, Any]) -> None:
@@ -69,7 +66,7 @@ class WorkerHost:
         self._workers[role] = worker_cls(*args, **kwargs)
 
     def call(self, role: str, method: str, /, *args: object, **kwargs: object) -> Any:
-        """Call ``method`` of the worker of ``role``; what a coroutine method returns is awaited."""
+        """Call ``method`` of the worker of ``role`` and await the result of a coroutine method."""
         return self._awaited(getattr(self._workers[role], method)(*args, **kwargs))
 
     def _awaited(self, answer: Any) -> Any:
@@ -79,7 +76,7 @@ class WorkerHost:
         return self._loop.run_until_complete(answer)
 
     def close(self) -> None:
-        """Close the workers and leave the process group, if one was joined."""
+        """Close the workers and destroy the process group, if there is one."""
         for worker in self._workers.values():
             if hasattr(worker, "close"):
                 self._awaited(worker.close())

@@ -1,15 +1,14 @@
-"""Starting Ray: on this machine alone, reachable through the loopback interface only, or joining a
-given cluster.
+"""Start of Ray: on this machine with the loopback interface only, or by joining a given cluster.
 
-What Ray 2.60 offers and what is done with it here:
+Behaviour of Ray 2.60, and how this module changes it:
 
-* It turns ``_node_ip_address="127.0.0.1"`` into the machine's outward address on Linux, and its
-  servers then listen on every interface. ``RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER=0`` switches to its
-  desktop behaviour, in which the node's address is 127.0.0.1 and all its servers bind to that.
-* Token authentication is on unless ``RAY_AUTH_MODE`` says otherwise, but Ray writes the token
-  readable for everybody. The token is made here first, readable for its owner alone.
-* Its session directories (logs, sockets) are writable for everybody. They are put below a directory
-  that only their owner can enter.
+* Ray turns ``_node_ip_address="127.0.0.1"`` into the machine's external address on Linux, and its
+  servers then listen on every interface. With ``RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER=0`` the node's
+  address stays 127.0.0.1 and all servers bind to it.
+* Token authentication is on unless ``RAY_AUTH_MODE`` disables it, but Ray writes a token file that
+  all users can read. This module writes the file first, readable only by its owner.
+* All users can write to Ray's session directories (logs, sockets). This module puts them into a
+  directory that only the owner can enter.
 """
 
 import contextlib
@@ -31,7 +30,7 @@ from verl.utils.stacks import STACKS_DIR
 
 LOOPBACK_SWITCH = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 OBJECT_STORE_GB = 1.0
-# In /tmp whatever TMPDIR says: the path of a socket below it may have 107 characters.
+# Always in /tmp, not in TMPDIR: the path of a socket below it is limited to 107 characters.
 PRIVATE = Path(f"/tmp/verl-{os.getuid()}")
 KEPT_SESSIONS = 3
 
@@ -39,37 +38,37 @@ logger = logging.getLogger(__name__)
 
 
 def init_ray(ray_init_cfg: object = None, **overrides: object) -> dict[str, Any]:
-    """Start Ray, or join the cluster at ``address`` (default: the environment's ``RAY_ADDRESS``);
-    returns facts.
+    """Start Ray, or join the cluster at ``address`` (default: the environment's ``RAY_ADDRESS``).
 
-    ``ray_init_cfg`` is the ``ray_init`` section (an object or a mapping) of which ``address``,
-    ``num_cpus``, ``num_gpus``, ``object_store_gb``, ``log_to_driver`` and ``runtime_env`` (Ray's:
-    what every worker finds, its environment variables above all) are read where present;
-    ``overrides`` take precedence. A Ray that runs in this process already is left as it is. The
-    facts: ``address``, ``started`` (a new local Ray), ``node_ip``, ``loopback_only``, ``num_cpus``,
-    ``num_gpus``, ``object_store_gb``, ``token_file`` and ``session_dir``.
+    ``ray_init_cfg`` is the ``ray_init`` section, an object or a mapping. Its values ``address``,
+    ``num_cpus``, ``num_gpus``, ``object_store_gb``, ``log_to_driver`` and ``runtime_env`` (as in
+    ``ray.init``) are used if present; ``overrides`` take precedence. If Ray is already initialised
+    in this process, it is not changed.
+
+    Returns ``address``, ``started`` (true for a new local Ray), ``node_ip``, ``loopback_only``,
+    ``num_cpus``, ``num_gpus``, ``object_store_gb``, ``token_file`` and ``session_dir``.
     """
     options = _options(ray_init_cfg, overrides)
     address = options["address"] or os.environ.get("RAY_ADDRESS")
     local = not address or address == "local"
     if local:
         _prefer_loopback()
-    import ray  # after the switch, which Ray reads when it is imported
+    import ray  # import it after the switch, which Ray reads at import
 
     if ray.is_initialized():
         return _facts(ray, started=False)
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    # Ray would let everything else on the machine go first.
+    # Ray's default gives its workers a lower priority than all other processes.
     os.environ.setdefault("RAY_worker_niceness", "0")
-    # Ray keeps a record of each call for its dashboard, 3 kB each and up to 100,000 of them.
+    # Ray's default keeps a record of 3 kB of each call, up to 100,000 calls, for its dashboard.
     os.environ.setdefault("RAY_task_events_report_interval_ms", "0")
-    # Ray announces the token at every start; the facts say it instead
+    # Ray logs the token file at every start. It is in the returned facts.
     logging.getLogger("ray._private.authentication").setLevel(logging.ERROR)
     _protect_token(create=local)
     common = {"logging_level": logging.WARNING, "log_to_driver": options["log_to_driver"]}
     runtime_env = dict(options["runtime_env"] or {})
     if not local and STACKS_DIR in os.environ:
-        # Nodes of a cluster inherit nothing from here.
+        # Nodes of a cluster do not inherit the environment of this process.
         given = {STACKS_DIR: os.environ[STACKS_DIR]}
         runtime_env["env_vars"] = {**given, **runtime_env.get("env_vars", {})}
     if runtime_env:
@@ -85,12 +84,12 @@ def init_ray(ray_init_cfg: object = None, **overrides: object) -> dict[str, Any]
             "_node_ip_address": "127.0.0.1",
             "_temp_dir": str(sessions),
         }
-    with sigterm_handler_kept():  # Ray's own drains the node for up to 30 s first
+    with sigterm_handler_kept():  # Ray's handler would drain the node for up to 30 s first
         ray.init(address="local" if local else address, **common)
     _protect_token(create=False)
     facts = _facts(ray, started=local)
     if local and not facts["loopback_only"]:
-        logger.warning("Ray listens on %s, not on the loopback interface alone", facts["node_ip"])
+        logger.warning("Ray listens on %s, not only on the loopback interface", facts["node_ip"])
     return facts
 
 
@@ -105,7 +104,7 @@ def _options(cfg: object, overrides: Mapping[str, object]) -> dict[str, Any]:
     }
     unknown = sorted(set(overrides) - set(options))
     if unknown:
-        raise TypeError(f"init_ray: unknown options {unknown}; it knows {sorted(options)}")
+        raise TypeError(f"init_ray: unknown options {unknown}; allowed: {sorted(options)}")
     for name in options:
         configured = cfg.get(name) if isinstance(cfg, Mapping) else getattr(cfg, name, None)
         value = overrides.get(name, configured)
@@ -121,7 +120,7 @@ def _prefer_loopback() -> None:
 
 
 def directory_refusal() -> str:
-    """Return why Ray's session directories cannot be kept below ``PRIVATE``; empty if they can."""
+    """Return why ``PRIVATE_DIRECTORY`` cannot hold Ray's session directories; empty if it can."""
     try:
         found = PRIVATE.lstat()
     except FileNotFoundError:
@@ -129,8 +128,8 @@ def directory_refusal() -> str:
     if stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid():
         return ""
     return (
-        f"{PRIVATE}: is no directory of this user, and Ray's session directories are kept there; "
-        "allowed: a directory of this user; fix: have its owner or the administrator remove it"
+        f"{PRIVATE}: is not a directory of this user, but must hold Ray's session directories; "
+        "allowed: a directory of this user; fix: ask its owner or the administrator to remove it"
     )
 
 
@@ -144,25 +143,26 @@ def _private_directory() -> Path:
 
 
 def remove_stale_sessions(directory: Path) -> None:
-    """Remove the session directories in ``directory`` whose Ray has ended, except the newest
-    ``KEPT_SESSIONS`` of them, whose logs may explain a failure.
+    """Remove the session directories in ``directory`` of Ray instances that have ended.
+
+    The newest ``KEPT_SESSIONS`` of them stay, because their logs may explain a failure.
     """
     ended = [
         path
         for path in sorted(directory.glob("session_*_*"))
         if not path.is_symlink() and path.stat().st_uid == os.getuid() and not _is_running(path)
     ]
-    # Their names begin with the time of their start.
+    # Sorting by name is sorting by age: the names begin with the start time.
     for path in ended[:-KEPT_SESSIONS]:
         shutil.rmtree(path, ignore_errors=True)
 
 
 def _is_running(session: Path) -> bool:
-    """Whether the process that started ``session`` lives, or its Ray answers; in doubt it does."""
+    """Return true if the process that started ``session`` exists, or its Ray may be running."""
     pid = session.name.rpartition("_")[2]
     if not pid.isdecimal() or Path(f"/proc/{pid}").exists():
         return True
-    # The process may run in another container that shares this directory.
+    # The process may run in another container that shares this directory: try its socket.
     with contextlib.closing(socket.socket(socket.AF_UNIX)) as connection:
         try:
             connection.connect(str(session / "sockets" / "raylet"))
@@ -174,9 +174,7 @@ def _is_running(session: Path) -> bool:
 
 
 def token_path() -> Path | None:
-    """Where Ray's authentication token lies, or None when the token is in the environment or not
-    used.
-    """
+    """Return the path of Ray's token file; None if the token is in the environment or not used."""
     other_mode = os.environ.get("RAY_AUTH_MODE", "token").lower() != "token"
     if other_mode or os.environ.get("RAY_AUTH_TOKEN"):
         return None
@@ -200,7 +198,7 @@ def _protect_token(create: bool) -> None:
 
 
 def _write_token(path: Path) -> None:
-    # written aside and linked into place: a second run that starts now sees no token or a whole one
+    # Write another file, then link it: a second run that starts now sees a whole token or none.
     aside = path.with_name(f".{path.name}.{os.getpid()}")
     descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(descriptor, "w", encoding="ascii") as file:

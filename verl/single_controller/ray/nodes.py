@@ -1,5 +1,6 @@
-"""Nodes that a cluster has lost: what their processes leave behind are errors of many kinds, none
-of which says that it was the node.
+"""Detection of nodes that a cluster has lost.
+
+The loss of a node causes errors of many kinds in its processes, which do not name the node.
 """
 
 import contextlib
@@ -12,25 +13,26 @@ from ray.exceptions import RayError
 
 from verl.single_controller.base.errors import WorkerError
 
-# Ray remembers every node that a cluster ever had: these were gone before this process joined it.
+# Nodes that were dead when the block of add_lost_nodes_to_errors began: Ray lists all former nodes.
 _gone_before: set[str] = set()
-NOTICED_S = 30.0  # Ray asks a node several times before it gives it up
+NOTICED_S = 30.0  # Ray declares a node dead after several failed health checks
 LOOK_S = 1.0
 
 
 def node_name(node: Mapping[str, Any]) -> str:
-    """What a node of ``ray.nodes()`` is called in messages."""
+    """Return the name of a node of ``ray.nodes()`` for messages: host name and short id."""
     return f"{node['NodeManagerHostname']} ({node['NodeID'][:8]})"
 
 
 def is_lost(node: Mapping[str, Any]) -> bool:
-    """Whether this node of ``ray.nodes()`` is gone and was not when ``naming_lost_nodes`` began."""
+    """Return true if this node of ``ray.nodes()`` died in ``add_lost_nodes_to_errors``."""
     return not node["Alive"] and node["NodeID"] not in _gone_before
 
 
 def lost_nodes(within_s: float = NOTICED_S) -> list[str]:
-    """The nodes that are lost, once Ray says so of any, or none after ``within_s``; at once where
-    there is but one.
+    """Return the names of the lost nodes, waiting up to ``within_s`` seconds for the first one.
+
+    Does not wait if at most one node is alive.
     """
     deadline = time.monotonic() + within_s
     while True:
@@ -44,13 +46,13 @@ def lost_nodes(within_s: float = NOTICED_S) -> list[str]:
 
 @contextlib.contextmanager
 def naming_lost_nodes() -> Iterator[None]:
-    """A block whose errors of workers say which nodes the cluster has lost since it began."""
+    """Add a note about each lost node to the Ray and worker errors that the block raises."""
     _gone_before.clear()
     _gone_before.update(node["NodeID"] for node in ray.nodes() if not node["Alive"])
     try:
         yield
     except (WorkerError, RayError) as error:
-        # Where the control server is gone as well, the error stays as it is.
+        # If Ray's control server is also down, raise the error without notes.
         with contextlib.suppress(RayError):
             for node in lost_nodes():
                 error.add_note(f"the node {node} of the cluster is gone")

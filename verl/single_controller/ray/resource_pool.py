@@ -1,4 +1,4 @@
-"""RayResourcePool: devices reserved on nodes, as Ray placement groups, before any worker starts."""
+"""RayResourcePool: devices of nodes, reserved as Ray placement groups before workers start."""
 
 import logging
 import time
@@ -23,27 +23,27 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Slot:
-    """Room for one rank: bundle ``bundle`` of ``group``."""
+    """Reserved resources of one rank: the bundle with index ``bundle`` of ``group``."""
 
     group: PlacementGroup
     bundle: int
 
     @property
     def strategy(self) -> PlacementGroupSchedulingStrategy:
-        """The Ray option that puts an actor here."""
+        """Ray's scheduling strategy that starts an actor in this slot."""
         return PlacementGroupSchedulingStrategy(
             self.group, placement_group_bundle_index=self.bundle
         )
 
 
 class RayResourcePool:
-    """Reserves ``process_on_nodes[k]`` devices on the k-th node; rank order is node order. A node
-    counts several times only where there are fewer of them.
+    """Reservation of ``process_on_nodes[k]`` devices on the k-th node, in rank order.
 
-    A device is a GPU where ``use_gpu`` (None: where the cluster has any), plus ``cpus_per_worker``
-    CPUs for each of the ``max_colocate_count`` groups that may share the pool; each such group gets
-    an equal share of the GPU. The reservation is made on first use. A context manager; leaving it
-    gives the reservation back.
+    One node serves several entries only if there are fewer nodes than entries. ``use_gpu`` None
+    means that devices are GPUs if the cluster has any. A device has ``cpus_per_worker`` CPUs for
+    each of the ``max_colocate_count`` groups that may share the pool. Each of these groups gets an
+    equal share of the GPU. The reservation is made on first use. Use the pool as a context manager
+    to release it.
     """
 
     def __init__(
@@ -70,26 +70,26 @@ class RayResourcePool:
 
     @property
     def world_size(self) -> int:
-        """Number of devices."""
+        """Number of devices, the sum of ``process_on_nodes``."""
         return sum(self.process_on_nodes)
 
     @property
     def use_gpu(self) -> bool:
-        """Whether a device is a GPU."""
+        """True if a device is a GPU."""
         if self._use_gpu is None:
             self._use_gpu = ray.cluster_resources().get("GPU", 0) > 0
         return self._use_gpu
 
     def actor_resources(self) -> dict[str, float]:
-        """Ray options of one rank of one group on this pool."""
+        """Return the Ray resource options of one rank of one group on this pool."""
         gpus = 1.0 / self.max_colocate_count if self.use_gpu else 0
         return {"num_cpus": self.cpus_per_worker, "num_gpus": gpus}
 
     def slots(self) -> list[Slot]:
-        """One slot per rank. Reserves on the first call.
+        """Return one slot per rank; make the reservation on the first call.
 
-        Raises ``WorkerTimeoutError`` saying what was asked for and what is free when the cluster
-        cannot give it.
+        Raises ``WorkerTimeoutError`` with the requested and the free resources if the cluster does
+        not grant the reservation in ``timeout_s``.
         """
         if not self._groups:
             self._reserve()
@@ -100,20 +100,19 @@ class RayResourcePool:
         ]
 
     def guest_options(self, device: int) -> dict[str, Any]:
-        """Ray options of a single actor that shares device number ``device`` with the groups on
-        this pool.
+        """Return the Ray options of an actor that shares device number ``device`` of this pool.
 
-        Without GPUs there is no device to share, and it may run anywhere: where there is most room.
+        Without GPUs there is no device to share, and Ray spreads such actors over the nodes.
         """
         if not self.use_gpu:
             return {"scheduling_strategy": "SPREAD", **self.actor_resources()}
         return {"scheduling_strategy": self.slots()[device].strategy, **self.actor_resources()}
 
     def device_ids(self) -> list[str]:
-        """The GPU behind every slot, as ``CUDA_VISIBLE_DEVICES`` of its node names it: for those
-        who use more than the one that they were started on.
+        """Return the GPU id of every slot, as in ``CUDA_VISIBLE_DEVICES`` of its node.
 
-        Raises ``WorkerTimeoutError`` where a slot has no share left to look from.
+        Actors that use several GPUs need these ids. A task on each slot reads its id. Raises
+        ``WorkerTimeoutError`` if a slot has no free share of its GPU for the task.
         """
         share = {"num_cpus": 0, "num_gpus": self.actor_resources()["num_gpus"]}
         look = ray.remote(_own_device)
@@ -123,36 +122,38 @@ class RayResourcePool:
         return gather([each.remote() for each in looks], self.timeout_s, labels)
 
     def _reserve(self) -> None:
-        # CPUs are not shared as the GPU is: every group that may come needs its own.
+        # Groups share the GPU of a device, but each group needs separate CPUs.
         bundle: dict[str, float] = {"CPU": self.cpus_per_worker * self.max_colocate_count}
         if self.use_gpu:
             bundle["GPU"] = 1.0
         deadline = time.monotonic() + self.timeout_s
         for k, count in enumerate(self.process_on_nodes):
-            # One placement group per node, because Ray packs bundles strictly only within a group.
+            # One placement group per node: STRICT_PACK applies within one group.
             group = placement_group(
                 [dict(bundle)] * count,
                 strategy="STRICT_PACK",
                 name=f"{self.name_prefix}_{k}",
-                # Ray would rather fill a node that holds ranks already.
+                # By default Ray prefers a node that already has ranks.
                 _soft_target_node_id=self._unused_node(bundle, count),
             )
             self._groups.append(group)
-            # A moment even past the deadline: what is free is granted almost at once.
+            # Wait at least 0.1 s, also after the deadline: free resources are granted at once.
             if not group.wait(timeout_seconds=max(0.1, deadline - time.monotonic())):
                 free = _readable(ray.available_resources())
                 self.shutdown()
                 raise WorkerTimeoutError(
                     f"resource pool {self.name_prefix!r}: {count} x {bundle} on one node not "
-                    f"granted in {self.timeout_s:g} s; free in the cluster: {free}. "
-                    "Ask for fewer devices, raise ray_init.num_cpus, or shut down groups that "
-                    "hold resources"
+                    f"granted in {self.timeout_s:g} s; free in the cluster: {free}; fix: request "
+                    "fewer devices, raise ray_init.num_cpus, or shut down groups that hold "
+                    "resources"
                 )
         logger.debug("resource pool %s: %s x %s", self.name_prefix, self.process_on_nodes, bundle)
 
     def _unused_node(self, bundle: dict[str, float], count: int) -> str | None:
-        """A node with room for ``count`` bundles that holds no rank of this pool: one of which
-        nobody has a part, where there is any, and with most room. None where none has room.
+        """Return the id of a node without ranks of this pool that can hold ``count`` bundles.
+
+        Nodes without any reservation come first, then nodes with more free resources. Returns None
+        if no node has enough resources.
         """
         own = [placement_group_table(group)["bundles_to_node_id"] for group in self._groups]
         used = {node for places in own for node in places.values()}
@@ -162,13 +163,13 @@ class RayResourcePool:
             has = Counter(node["Resources"] if node["Alive"] else {})
             has.subtract(taken.get(node["NodeID"], {}))
             times = min(has[kind] / (amount * count) for kind, amount in bundle.items())
-            # A hair's breadth: shares of CPUs add up with rounding.
+            # Tolerance for the rounding of sums of CPU shares.
             if times > 1 - 1e-6 and node["NodeID"] not in used:
                 room[node["NodeID"]] = (node["NodeID"] not in taken, times)
         return max(room, key=room.__getitem__, default=None)
 
     def shutdown(self) -> None:
-        """Give the reservation back; workers still on it are ended by Ray."""
+        """Release the reservation; Ray ends the workers that still use it."""
         for group in self._groups:
             remove_placement_group(group)
         self._groups = []
@@ -181,7 +182,7 @@ class RayResourcePool:
 
 
 def _reserved() -> dict[str, Counter[str]]:
-    """What all placement groups of the cluster hold, by node."""
+    """Return the resources reserved by all placement groups of the cluster, by node id."""
     taken: dict[str, Counter[str]] = defaultdict(Counter)
     for group in placement_group_table().values():
         if group["state"] == "CREATED":
@@ -195,6 +196,6 @@ def _readable(resources: dict[str, Any]) -> dict[str, float]:
 
 
 def _own_device() -> str:
-    """The GPU of which this process has a share."""
+    """Return the id of the GPU that this process has a share of."""
     (device,) = ray.get_runtime_context().get_accelerator_ids()["GPU"]
     return device

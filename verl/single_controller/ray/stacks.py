@@ -1,4 +1,4 @@
-"""Stacks of processes on other nodes of a cluster, as far as Ray reaches them."""
+"""Collection of the stacks of processes on other nodes of a Ray cluster."""
 
 from pathlib import Path
 
@@ -9,12 +9,14 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from verl.single_controller.ray.nodes import is_lost, node_name
 from verl.utils.stacks import Elsewhere, stacks_of_this_machine
 
-NODE_S = 30.0  # for a node to start a process that asks, and for it to answer
+NODE_S = 30.0  # time for a node to start the collecting task and return its result
 
 
 def stacks_of_other_nodes(folder: Path) -> Elsewhere:
-    """What processes of the run on all nodes but the driver's answer, node by node; a line for each
-    node that does not, and which are lost. ``folder`` has to lead to the same place everywhere.
+    """Collect the stacks of the run's processes on all nodes except the driver's.
+
+    The result names the nodes that are lost or do not answer within ``NODE_S``. ``folder`` must be
+    the same shared directory on all nodes.
     """
     if not ray.is_initialized():
         return Elsewhere()
@@ -43,4 +45,4 @@ def _answer(ref: ray.ObjectRef) -> str:
     try:
         return ray.get(ref, timeout=NODE_S)
     except RayError as error:
-        return f"it could not be asked: {type(error).__name__}: {error}\n"
+        return f"its stacks could not be collected: {type(error).__name__}: {error}\n"

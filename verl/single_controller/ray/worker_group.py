@@ -5,7 +5,7 @@
     pool = RayResourcePool([2])                           # two devices on one node
     group = RayWorkerGroup(pool, RayClassWithInitArgs(ActorWorker, config))
     group.init_model()                                    # on both ranks
-    out = group.compute_log_prob(data)                    # rows split, answers joined
+    out = group.compute_log_prob(data)                    # rows split, results concatenated
 """
 
 import logging
@@ -34,7 +34,7 @@ _PLAIN = (type(None), bool, int, float, str, ray.ObjectRef)  # cheap to send to 
 
 @dataclass(frozen=True)
 class RoleSpec:
-    """A worker class with the arguments of its constructor."""
+    """Worker class with the arguments of its constructor."""
 
     worker_cls: type
     args: tuple = ()
@@ -42,10 +42,9 @@ class RoleSpec:
 
 
 class RayClassWithInitArgs:
-    """A worker class (plain, or wrapped by ``ray.remote``) with the arguments each rank is
-    constructed with.
+    """Worker class (plain, or wrapped by ``ray.remote``) with the constructor arguments.
 
-    ``env_vars`` are set in the process before the class's module is imported there.
+    ``env_vars`` are set in the process before the module of the class is imported there.
     """
 
     def __init__(
@@ -58,7 +57,7 @@ class RayClassWithInitArgs:
     def of_roles(
         cls, roles: Mapping[str, RoleSpec], env_vars: Mapping[str, str]
     ) -> "RayClassWithInitArgs":
-        """Several workers in one process (``create_colocated_worker_cls``)."""
+        """Create the specification of several workers in one process."""
         first = next(iter(roles.values()))
         several = cls(first.worker_cls, env_vars=dict(env_vars))
         several.roles = dict(roles)
@@ -66,18 +65,17 @@ class RayClassWithInitArgs:
 
     @property
     def housed(self) -> list[str]:
-        """The roles whose workers share processes, by name; empty for a worker alone."""
+        """Names of the roles whose workers share processes; empty for a single worker."""
         return [role for role in self.roles if role != SOLE_ROLE]
 
 
 class RayWorkerGroup(WorkerGroup):
-    """One Ray actor per device of ``resource_pool``, each housing one worker (or one per colocated
-    role).
+    """Worker group with one Ray actor per device of ``resource_pool``.
 
-    ``call_timeout_s`` bounds every call that sets no deadline of its own, ``start_timeout_s`` the
-    start of the actors and the constructors. Raises ``WorkerTimeoutError`` or ``WorkerDiedError``
-    naming rank and method, and exceptions of the workers themselves as they are, with a note of the
-    rank.
+    Each actor has one worker, or one per colocated role. ``call_timeout_s`` limits every call whose
+    registration has no timeout. ``start_timeout_s`` limits the start of the actors and the
+    constructors. Calls raise ``WorkerTimeoutError`` or ``WorkerDiedError`` with rank and method.
+    Exceptions of a worker are raised unchanged, with a note that names the rank.
     """
 
     def __init__(
@@ -99,42 +97,43 @@ class RayWorkerGroup(WorkerGroup):
         try:
             self._start(resource_pool, ray_cls_with_init, start_timeout_s)
         except BaseException:
-            self.kill()  # half a group would hold its resources for nothing
+            self.kill()  # an incomplete group must not hold resources
             raise
 
     def spawn(self, prefix_set: Iterable[str]) -> dict[str, "RayWorkerGroup"]:
-        """One group per role, all on this group's actors; each bears the name of its role.
+        """Return one group per role, named by the role, on the actors of this group.
 
-        Raises ``KeyError`` for a role that is not housed here.
+        Raises ``KeyError`` for a role that this group does not have.
         """
         groups: dict[str, RayWorkerGroup] = {}
         for role in prefix_set:
             if role not in self._roles:
-                raise KeyError(f"no role {role!r} in this group; it houses {sorted(self._roles)}")
+                raise KeyError(f"no role {role!r} in this group; allowed: {sorted(self._roles)}")
             groups[role] = _RoleView(self, role)
         return groups
 
     @property
     def workers(self) -> list[Any]:
-        """The actor handles in rank order."""
+        """Ray actor handles of the workers in rank order."""
         return list(self._actors)
 
     def call_refs(self, method: str, *args: object) -> list[Any]:
-        """Start ``method`` on every rank; the answers stay in the object store, as references in
-        rank order.
+        """Start ``method`` on every rank; return the object references in rank order.
+
+        The results stay in Ray's object store.
         """
         return [actor.call.remote(self._role, method, *args) for actor in self._actors]
 
     def kill(self) -> None:
-        """End the processes at once, those of colocated roles included."""
+        """End the processes at once, including all colocated roles."""
         for actor in self._actors:
             ray.kill(actor, no_restart=True)
-        self._actors.clear()  # in place: the views of colocated roles share the list
+        self._actors.clear()  # in place, because the groups of colocated roles share the list
 
     def shutdown(self, timeout_s: float = 10.0) -> None:
-        """Let the workers ``close`` within ``timeout_s``, then end their processes.
+        """Call ``close`` on the workers, wait at most ``timeout_s``, then end their processes.
 
-        Safe to call twice.
+        A second call does nothing.
         """
         if not self._actors:
             return
@@ -143,21 +142,23 @@ class RayWorkerGroup(WorkerGroup):
                 [actor.close.remote() for actor in self._actors], timeout_s, self._labels("close")
             )
         except (WorkerError, RayError) as error:
-            logger.warning("%s: not closed in good order: %s", self.name, error)
+            logger.warning("%s: closing the workers failed: %s", self.name, error)
         self.kill()
 
     def _start(self, pool: RayResourcePool, spec: RayClassWithInitArgs, timeout_s: float) -> None:
-        # Environment before workers: what a worker's module imports must find it set.
+        # Set the environment before the workers start: imports of a worker's module may read it.
         actor_cls = ray.remote(WorkerHost)
         resources = pool.actor_resources()
         for slot in pool.slots():
             self._actors.append(
                 actor_cls.options(scheduling_strategy=slot.strategy, **resources).remote()
             )
-        refs = [actor.describe.remote() for actor in self._actors]
+        refs = [actor.describe_location.remote() for actor in self._actors]
         self.placement = gather(refs, timeout_s, self._labels(f"start with {resources}"))
         address, port = ray_get(
-            self._actors[0].listen.remote(), timeout_s, f"{self.name}[rank 0].listen"
+            self._actors[0].open_rendezvous_socket.remote(),
+            timeout_s,
+            f"{self.name}[rank 0].open_rendezvous_socket",
         )
         envs = [
             {**spec.env_vars, **env} for env in _rank_environments(self.placement, address, port)
@@ -184,8 +185,8 @@ class RayWorkerGroup(WorkerGroup):
             raise WorkerError(f"{self.name}.{method}: the group has been shut down")
         if self._role not in self._roles:
             raise WorkerError(
-                f"{self.name}.{method}: call one of the groups that "
-                f"spawn({sorted(self._roles)}) gives"
+                f"{self.name}.{method}: the workers of this group share processes; fix: call the "
+                f"method of a group that spawn({sorted(self._roles)}) returns"
             )
         labels = self._labels(method)[: len(calls)]
         refs = [
@@ -198,10 +199,10 @@ class RayWorkerGroup(WorkerGroup):
 
 
 class _RoleView(RayWorkerGroup):
-    """One role of a group whose processes house several; ``spawn`` makes it."""
+    """Group of one role of a colocated group, created by ``spawn``."""
 
     def __init__(self, host: RayWorkerGroup, role: str) -> None:
-        # Not the constructor of RayWorkerGroup, which would start processes.
+        # Do not call the constructor of RayWorkerGroup: it would start processes.
         WorkerGroup.__init__(
             self,
             host._roles[role].worker_cls,
@@ -217,17 +218,17 @@ class _RoleView(RayWorkerGroup):
 def _plain_class(cls: object) -> type:
     if isinstance(cls, type):
         return cls
-    # What ray.remote returns is an object that keeps the wrapped class.
+    # ray.remote returns an object that keeps the wrapped class.
     metadata = getattr(cls, "__ray_metadata__", None)
     if metadata is None:
-        raise TypeError(f"{cls!r} is neither a class nor one that ray.remote wrapped")
+        raise TypeError(f"{cls!r} is not a class; allowed: a class, plain or from ray.remote")
     return metadata.modified_class.__ray_actor_class__
 
 
 def _rank_environments(
     placement: list[dict[str, Any]], address: str, port: int
 ) -> list[dict[str, str]]:
-    """The environment of each rank; local ranks count the group's ranks on the same node."""
+    """Return the environment of each rank. A local rank counts the group's ranks on one node."""
     on_node = Counter(place["node_id"] for place in placement)
     seen: Counter = Counter()
     sockets = loopback_sockets(address)
@@ -247,8 +248,10 @@ def _rank_environments(
 
 
 def loopback_sockets(address: str) -> dict[str, str]:
-    """The environment of a process whose collectives are to listen on the loopback alone, as Ray
-    does where a node's ``address`` says so; without it they take the machine's outward address.
+    """Return the environment that limits collectives to the loopback interface.
+
+    It is empty unless the node's ``address`` is a loopback address. Without these variables the
+    collectives use the machine's external address.
     """
     if not address.startswith("127."):
         return {}
@@ -257,7 +260,7 @@ def loopback_sockets(address: str) -> dict[str, str]:
 
 
 def _stored_once(calls: list[Call]) -> list[Call]:
-    """Replace arguments that go to several ranks by references: they are serialised once."""
+    """Replace arguments of several ranks by object references, so they are serialised once."""
     values: list[Any] = []
     for args, kwargs in calls:
         values += [value for value in (*args, *kwargs.values()) if not isinstance(value, _PLAIN)]

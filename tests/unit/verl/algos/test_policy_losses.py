@@ -312,7 +312,7 @@ def test_kl_cov_holds_the_picked_tokens_and_clips_none():
 @pytest.mark.parametrize("name", ["clip_cov", "kl_cov"])
 def test_a_loss_that_picks_tokens_is_not_guessed_what_they_are(name):
     assert loss_needs(name).picker is highest_covariances
-    with pytest.raises(ValueError, match=f"{name} needs the tokens"):
+    with pytest.raises(ValueError, match=f"'{name}' needs selected="):
         of_ratios(name, [1.0], [1.0])
 
 

@@ -288,7 +288,7 @@ def test_coroutine_methods_are_awaited_on_one_loop(group):
 
 def test_padding_that_cannot_be_told_apart_is_an_error(group):
     assert len(group.half(table(4))) == 2
-    with pytest.raises(ValueError, match="cannot be told"):
+    with pytest.raises(ValueError, match="cannot be removed"):
         group.half(table(5))
 
 

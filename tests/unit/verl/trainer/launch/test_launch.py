@@ -78,7 +78,7 @@ def test_what_comes_before_ray_is_watched(tmp_path, monkeypatch, stage):
     stuck = {"tasks": "environments_of", "policy": "pinned_models"}[stage]
     monkeypatch.setattr(launch, "environments_of", lambda _: (None, None))
     monkeypatch.setattr(launch, stuck, lambda _: threading.Event().wait(60))
-    with pytest.raises(Stalled, match=f"^{stage} stands still"):
+    with pytest.raises(Stalled, match=f"^{stage} made no progress"):
         launch.run_ppo(config)
 
 
