@@ -14,7 +14,7 @@ MEANINGS: dict[str, str] = {}
 
 
 def owner(path: str, keys: Mapping[str, Key]) -> Key | None:
-    """Return the declared key at ``path``, or the dictionary key that contains ``path``, or None."""
+    """Return the declared key at ``path`` or the dictionary key that contains it, else None."""
     if path in keys:
         return keys[path]
     parts = path.split(".")
