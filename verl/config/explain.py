@@ -1,4 +1,4 @@
-"""Meaning of a key in one configuration: its value, and the lines of the plan that it changes."""
+"""Explanation of a key in one configuration: value, help text and lines of the plan (--explain)."""
 
 from collections.abc import Iterator
 
@@ -45,10 +45,10 @@ LINES_OF_KEYS = {
 
 
 def explain(cfg: PPOConfig | SFTConfig, path: str) -> str:
-    """Return value, documentation and allowed values of the key at dotted ``path``, and the lines
-    of the plan that it changes.
+    """Return value, help text and allowed values of the key at dotted ``path``.
 
-    Raises ``ConfigError`` for an unknown key.
+    The text also has the lines of the plan that the key changes. Raises ``ConfigError`` for an
+    unknown key.
     """
     keys = schema_keys(type(cfg))
     key = keys.get(path)
@@ -61,7 +61,7 @@ def explain(cfg: PPOConfig | SFTConfig, path: str) -> str:
     try:
         value = lookup(cfg, path)
     except MissingKey:
-        return f"{path}: not in this configuration, which does not have its section\n  {key.doc}"
+        return f"{path}: no value, because this configuration lacks its section\n  {key.doc}"
     lines = [f"{path}={value!r}", f"  {key.doc}", f"  {_allowed(key)}"]
     labels = next((labels for keys, labels in LINES_OF_KEYS.items() if path in keys), ())
     if labels and isinstance(cfg, PPOConfig):
@@ -81,7 +81,7 @@ def _allowed(key: Key) -> str:
 
 
 def _update_lines(cfg: PPOConfig) -> Iterator[tuple[str, str]]:
-    """Yield sizes of mini-batches and micro-batches."""
+    """Yield label and text of the sizes of mini-batches and micro-batches."""
     actor = cfg.actor_rollout_ref.actor
     trajectories = trajectories_per_iteration(cfg) // actor.ppo_mini_batches
     rows = -(-rows_at_most(cfg) // actor.ppo_mini_batches)
@@ -94,4 +94,4 @@ def _update_lines(cfg: PPOConfig) -> Iterator[tuple[str, str]]:
     else:
         rows = actor.ppo_micro_batch_size_per_gpu or 1
         size = f"{rows} rows = {rows * row:,} tokens at most"
-    yield "micro-batch", f"{size}, per device and pass; it changes memory and time, no gradient"
+    yield "micro-batch", f"{size}, per device and pass; it changes memory and time, not gradients"
