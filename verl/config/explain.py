@@ -13,10 +13,7 @@ from verl.config.settings.unknown import meaning, nearest
 ACTOR = "actor_rollout_ref.actor"
 # Lines of the plan, and of ``_update_lines``, that a key changes.
 LINES_OF_KEYS = {
-    ("data.train_batch_size", "env.rollout.n", "actor_rollout_ref.rollout.n"): (
-        "one iteration",
-        "rows",
-    ),
+    ("data.train_batch_size", "env.rollout.n", "actor_rollout_ref.rollout.n"): ("one step", "rows"),
     (f"{ACTOR}.ppo_mini_batch_size", f"{ACTOR}.ppo_mini_batches", f"{ACTOR}.ppo_epochs"): (
         "mini-batch",
         "updates",
@@ -38,7 +35,7 @@ LINES_OF_KEYS = {
         "env.max_turn_tokens",
         "env.max_steps",
         "env.history",
-    ): ("one iteration", "rows", "sampled tokens"),
+    ): ("one step", "rows", "sampled tokens"),
     ("env.val_tasks", "data.val_batch_size", "trainer.test_freq"): ("tasks",),
     ("trainer.save_freq",): ("checkpoints",),
 }

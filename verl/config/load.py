@@ -267,7 +267,7 @@ def _interpolated(tree: Tree) -> list[str]:
 
 
 def _resolved(tree: Tree) -> tuple[Tree, dict[str, str]]:
-    """Return ``tree`` with interpolations resolved, and messages by path about unresolvable ones."""
+    """Return ``tree`` with interpolations resolved, and a message by path for each failure."""
     paths = _interpolated(tree)
     problems = _circles(paths, tree)
     plain = tree
