@@ -229,10 +229,10 @@ class NumberColumn:
 class AlternativesView:
     """A table below a turn with the alternatives to a part of its text.
 
-    The turn has a list of dictionaries under ``key``, one for each alternative. ``badge``, ``text``
-    and ``chosen`` are keys of them: a number from 1 to 4 that orders them, the alternative text,
-    and True for the text that was used. ``note`` is a key of the turn and a sentence with a
-    placeholder for its value. ``outcomes`` reads the returns of executed alternatives.
+    The turn has a list of dictionaries under ``key``, one for each alternative. ``badge`` is their
+    key with a number from 1 to 4 that orders them, ``text`` the key of the alternative text, and
+    ``chosen`` is true for the text that was used. ``note`` is a key of the turn and a sentence with
+    a placeholder for its value. ``outcomes`` reads the returns of executed alternatives.
     """
 
     key: str

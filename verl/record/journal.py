@@ -72,7 +72,7 @@ class Journal:
 
         The trackers get the texts of a few validation trajectories.
         """
-        # A table of its own that shares the columns: the caller may add columns to ``batch``.
+        # A new table that shares the columns, because the caller may add columns to ``batch``.
         self._writing.add(partial(self._write_rollouts, step, batch.select(), validation))
 
     def flush(self) -> None:

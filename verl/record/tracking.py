@@ -156,7 +156,7 @@ class Service:
             self._guard(self._tracker.log, texts, step=step)
 
     def finish(self) -> None:
-        """Close the service."""
+        """Close the tracker of the service, if it is on."""
         if self._tracker is not None:
             self._guard(self._tracker.finish)
             self._tracker = None

@@ -44,13 +44,10 @@ def check_lengths(cfg: PPOConfig, _ctx: Context) -> Problems:
         not rollout.enable_chunked_prefill
         and rollout.max_num_batched_tokens < rollout.max_model_len
     ):
-        key, fix = (
-            "actor_rollout_ref.rollout.max_num_batched_tokens",
-            "raise it, or enable_chunked_prefill=true",
-        )
-        yield problem(
-            cfg, key, "a whole prompt must fit into a step", f"{rollout.max_model_len} or more", fix
-        )
+        key = "actor_rollout_ref.rollout.max_num_batched_tokens"
+        fix = "raise it, or enable_chunked_prefill=true"
+        why = "a whole prompt must fit into an engine step"
+        yield problem(cfg, key, why, f"{rollout.max_model_len} or more", fix)
     prefix = "actor_rollout_ref.actor"
     # A row is never split over micro-batches, so the longest row must fit into one.
     if actor.use_dynamic_bsz and actor.ppo_max_token_len_per_gpu < row:
@@ -61,13 +58,8 @@ def check_lengths(cfg: PPOConfig, _ctx: Context) -> Problems:
         yield problem(cfg, f"{prefix}.ppo_max_token_len_per_gpu", why, f"{row} or more", fix)
     if not actor.use_dynamic_bsz and actor.ppo_micro_batch_size_per_gpu is None:
         fix = f"set a number, or {prefix}.use_dynamic_bsz=true"
-        yield problem(
-            cfg,
-            f"{prefix}.ppo_micro_batch_size_per_gpu",
-            "micro-batches have no size",
-            "1 or more",
-            fix,
-        )
+        key = f"{prefix}.ppo_micro_batch_size_per_gpu"
+        yield problem(cfg, key, "micro-batches have no size", "1 or more", fix)
 
 
 def check_batches(cfg: PPOConfig, _ctx: Context) -> Problems:

@@ -46,7 +46,7 @@ __all__ = [
 
 
 class PPOConfig(Section):
-    """Configuration of ``main_ppo`` and ``main_eval``."""
+    """Configuration of training and evaluation: ``main_ppo`` and ``main_eval``."""
 
     data: DataConfig = DataConfig()
     """data files, batch size and length of rows"""

@@ -49,7 +49,7 @@ class ActorConfig(Section):
     ppo_max_token_len_per_gpu: PositiveInt = 16384
     """tokens per micro-batch and device with use_dynamic_bsz"""
     ppo_epochs: PositiveInt = 1
-    """passes over the rows of a training step"""
+    """epochs of updates on the rows of a training step"""
     grad_clip: NonNegative = 1.0
     """largest gradient norm"""
     clip_ratio: NonNegative = 0.2

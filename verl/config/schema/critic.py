@@ -1,4 +1,4 @@
-"""Sections ``critic``, ``reward_model`` and ``custom_reward_function``."""
+"""Sections ``critic``, ``reward_model`` and ``custom_reward_function`` of the configuration."""
 
 from typing import Annotated, Any
 
@@ -41,7 +41,7 @@ class CriticConfig(Section):
     forward_max_token_len_per_gpu: Derived[PositiveInt] = NULL
     """tokens per forward pass; null: critic.ppo_max_token_len_per_gpu"""
     ppo_epochs: Derived[PositiveInt] = NULL
-    """passes of the critic over the rows; null: actor.ppo_epochs"""
+    """epochs of critic updates on the rows of a training step; null: actor.ppo_epochs"""
     shuffle: bool = False
     """form different mini-batches in each of ppo_epochs"""
     ulysses_sequence_parallel_size: PositiveInt = 1

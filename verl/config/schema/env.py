@@ -19,7 +19,7 @@ from verl.names import History
 
 
 class EnvRollout(Section):
-    """Group size and partial rollouts."""
+    """Number of trajectories per task, and partial rollouts."""
 
     n: Derived[PositiveInt] = NULL
     """group size: trajectories of the same task from the same start state; null: 8 if the estimator

@@ -1,4 +1,4 @@
-"""Section ``actor_rollout_ref.rollout``: the rollout engine."""
+"""Section ``actor_rollout_ref.rollout``: rollout workers, engines and sampling."""
 
 from typing import Annotated, Any
 

@@ -113,7 +113,7 @@ class SFTTrainerConfig(Section):
     seed: Seed = 0
     """seed of weights and data order"""
     total_epochs: PositiveInt = 1
-    """passes over the episodes"""
+    """number of times that every episode is trained on"""
     total_training_steps: PositiveInt | None = None
     """optimizer steps; null: as total_epochs gives"""
     grad_clip: NonNegative = 1.0
@@ -149,7 +149,7 @@ class SFTTrainerConfig(Section):
 
 
 class SFTConfig(Section):
-    """Configuration of ``main_sft``."""
+    """Configuration of supervised training, ``main_sft``."""
 
     model: SFTModelConfig = SFTModelConfig()
     """initial policy and directory of the trained one"""

@@ -40,7 +40,7 @@ class GenerationModelConfig(Section):
 
 
 class GenerationTrainerConfig(Section):
-    """Timeouts of a stalled generation."""
+    """Timeouts after which a stalled generation is reported and ended."""
 
     waiting_log_s: Seconds = 60.0
     """seconds without progress after which the log reports it; the next entry follows after twice
@@ -51,7 +51,7 @@ class GenerationTrainerConfig(Section):
 
 
 class GenerationConfig(Section):
-    """Configuration of ``main_generation``."""
+    """Configuration of ``main_generation``, which generates answers to prompts."""
 
     data: GenerationDataConfig = GenerationDataConfig()
     """file of prompts, and file of answers"""
@@ -64,7 +64,7 @@ class GenerationConfig(Section):
 
 
 class ExportConfig(Section):
-    """Configuration of ``main_export``."""
+    """Configuration of ``main_export``, which writes a checkpoint in Hugging Face format."""
 
     checkpoint: str = ""
     """checkpoint of a run: runs/.../checkpoints/global_step_N; required"""

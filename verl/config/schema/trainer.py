@@ -1,4 +1,4 @@
-"""Sections ``trainer``, ``ray_init`` and ``cold_start``."""
+"""Sections ``trainer``, ``ray_init`` and ``cold_start`` of the configuration."""
 
 from typing import Annotated, Any
 
@@ -27,7 +27,7 @@ class TrainerConfig(AcceptedTrainer):
     seed: Seed = 0
     """seed of weights, data order and sampling"""
     total_epochs: PositiveInt = 1
-    """passes over the training tasks"""
+    """number of times that every training task is used"""
     total_training_steps: PositiveInt | None = None
     """training steps; null: as total_epochs gives"""
     critic_warmup: NonNegativeInt = 0

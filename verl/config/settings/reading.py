@@ -195,9 +195,9 @@ def with_tuples(values: Mapping[str, Any], cls: type[Section]) -> dict[str, Any]
 def from_text(values: Mapping[str, Any], cls: type[Section]) -> dict[str, Any]:
     """Return ``values`` converted to the types of ``cls``, for values of files and command lines.
 
-    Examples: ``console`` becomes ``["console"]`` for a list, ``false`` becomes None for an optional
-    text, ``yes`` becomes True, ``4`` becomes ``"4"`` for a text, ``"4"`` becomes 4 for a number.
-    Keys of dictionaries become text.
+    For a list, ``console`` becomes ``["console"]``. For an optional text, ``false`` becomes None.
+    For a boolean, ``yes`` becomes True. For a text, 4 becomes ``"4"``. For a number, ``"4"``
+    becomes 4. Keys of dictionaries become text.
     """
     made = dict(values)
     for name, value, key in _written(values, cls):

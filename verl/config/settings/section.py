@@ -145,7 +145,7 @@ class OpenSection(Section):
     model_config = ConfigDict(extra="allow")
 
     def __getattr__(self, name: str) -> Any:
-        """Return the added section ``name``."""
+        """Return the added section ``name``; raise ``MissingKey`` if there is none."""
         sections = self.__pydantic_extra__ or {}
         if name not in sections:
             raise MissingKey(f"{type(self).__name__} has no {name!r}")
