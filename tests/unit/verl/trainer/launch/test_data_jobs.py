@@ -107,7 +107,7 @@ def test_a_dumped_config_is_read_as_it_was(tmp_path):
         (
             ["env.env_name=number_line", "data.train_files=a.jsonl"],
             "data.train_files=['a.jsonl']",
-            "leave data.train_files out, and the environment is played; or leave env.env_name out",
+            "do not set data.train_files, to use the environment; or do not set env.env_name",
         ),
     ],
 )
