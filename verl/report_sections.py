@@ -230,9 +230,10 @@ class AlternativesView:
     """A table below a turn with the alternatives to a part of its text.
 
     The turn has a list of dictionaries under ``key``, one for each alternative. ``badge`` is their
-    key with a number from 1 to 4 that orders them, ``text`` the key of the alternative text, and
-    ``chosen`` is true for the text that was used. ``note`` is a key of the turn and a sentence with
-    a placeholder for its value. ``outcomes`` reads the returns of executed alternatives.
+    key with a number from 1 to 4 that orders them. ``text`` is the key of the alternative text, and
+    ``chosen`` the key that is true for the text in use. ``note`` is a key of the turn and a
+    sentence with a placeholder for its value. ``outcomes`` reads the returns of executed
+    alternatives.
     """
 
     key: str
@@ -317,8 +318,8 @@ def arrange(own: Sequence[P], added: Iterable[P]) -> list[P]:
     for item in added:
         # Collect the names again for each item: it may follow another added item.
         names = [other.name for other in arranged]
-        place = names.index(item.after) + 1 if item.after in names else len(arranged)
-        arranged.insert(place, item)
+        position = names.index(item.after) + 1 if item.after in names else len(arranged)
+        arranged.insert(position, item)
     return arranged
 
 

@@ -149,7 +149,7 @@ class SFTTrainerConfig(Section):
 
 
 class SFTConfig(Section):
-    """Configuration of supervised training, ``main_sft``."""
+    """Configuration of supervised training of a policy: ``main_sft``."""
 
     model: SFTModelConfig = SFTModelConfig()
     """initial policy and directory of the trained one"""

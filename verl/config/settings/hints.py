@@ -14,11 +14,11 @@ def nearest_name(name: str, known: Iterable[str], cutoff: float = 0.6) -> str | 
     matches = difflib.get_close_matches(name, names, n=len(names) or 1, cutoff=cutoff)
     matcher = difflib.SequenceMatcher(b=name)
 
-    def nearness(candidate: str) -> tuple[float, bool, bool]:
+    def rank_candidate(candidate: str) -> tuple[float, bool, bool]:
         matcher.set_seq1(candidate)
         return matcher.ratio(), sorted(candidate) == sorted(name), candidate[:1] == name[:1]
 
-    return max(matches, key=nearness, default=None)
+    return max(matches, key=rank_candidate, default=None)
 
 
 def did_you_mean(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:

@@ -96,11 +96,11 @@ def masked_text(text: str) -> str:
     passed to ``hide_secrets``.
     """
 
-    def pair(match: re.Match[str]) -> str:
+    def mask_pair(match: re.Match[str]) -> str:
         kept = not is_secret_name(match[2]) or match[4].startswith("$")
         return match[0] if kept else f"{match[1]}{MASK}"
 
-    text = _PAIR.sub(pair, _IN_URL.sub(rf"\1:{MASK}@", text))
+    text = _PAIR.sub(mask_pair, _IN_URL.sub(rf"\1:{MASK}@", text))
     for value in sorted(_hidden, key=len, reverse=True):
         text = text.replace(value, MASK)
     return text

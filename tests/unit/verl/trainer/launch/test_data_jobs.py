@@ -220,6 +220,6 @@ def test_weights_join_several_rewards_and_gdpo_reads_the_same(job):
 def test_weights_without_a_function_are_refused():
     for words in ([], ["data.train_files=a.jsonl"], ["env.env_name=number_line"]):
         (found,) = problems(*words, "+reward_model.weights={accuracy: 1}")
-        assert found.startswith("reward_model.weights={'accuracy': 1.0}: no function is named")
+        assert found.startswith("reward_model.weights={'accuracy': 1.0}: there is no function")
     own = ["data.train_files=a.jsonl", "env.dataset.reward.path=g.py"]
     assert problems(*own, "+reward_model.weights={accuracy: 1}") == []
