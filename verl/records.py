@@ -2,9 +2,9 @@
 
     collector ──StepRecord──▶ method ──StepRecord──▶ rewards, rollout log, report
     method ──Branch, Span──▶ training workers ──SegmentScore──▶ method
-    method ──ChoiceBonus──▶ actor
+    method ──ChoiceEntropyBonus──▶ actor
     training workers ──WrittenFiles──▶ checkpoints
-    actor ──WeightSketch──▶ trainer
+    actor ──WeightFingerprints──▶ trainer
 
 A method that records more about a turn derives a class from ``StepRecord``.
 """
@@ -20,7 +20,7 @@ MODEL_SCORES = "rm_scores"  # column [B]: score of the conversation by a reward 
 CORRECTION_WEIGHTS = "rollout_is_weights"  # column [B, R]: weight of a token in the loss
 BRANCHES = "branches"  # column [B]: the ``Branch`` objects of the row
 SPANS = "spans"  # column [B]: the ``Span`` objects of the row
-PROFILE = "profile"  # key of meta_info: the ``ProfileOrder`` of a call that is profiled
+PROFILE = "profile"  # key of meta_info: the ``ProfileRequest`` of a call that is profiled
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +38,9 @@ class WrittenFiles:
 class WeightSketch:
     """Fingerprints of a policy's weights at a weight sync, by the name of the tensor.
 
-    ``held`` are of the trainer's master weights, which show the smallest update. ``sent`` are of
-    the weights sent to the engines, possibly in a lower precision. Both are empty on all ranks but
-    the first. ``verl.utils.fingerprint`` computes them.
+    ``master_weights`` are of the trainer's float32 weights, which show the smallest update.
+    ``sent_weights`` are of the weights sent to the engines, possibly in a lower precision. Both are
+    empty on all ranks but the first. ``verl.utils.fingerprint`` computes them.
     """
 
     held: Mapping[str, int]

@@ -1,7 +1,7 @@
 """Declarations of the figures that a method or environment adds to console, report and validation.
 
     rlvcr/report_sections.py ──append(Contribution(...))──▶ CONTRIBUTIONS
-                                                             │ contributions()
+                                                             │ load_contributions()
               console ◀── figures ──┬── sections, plots, key figures, step views ──▶ report
                                     └── batch metrics ──▶ validation
 
@@ -9,8 +9,8 @@
 not depend on the method. A module outside this repository appends when it is imported.
 
 Colours are names of the report's style sheet: ``accent`` and ``second``, ``ramp-1`` to ``ramp-4``
-(ordered), ``time-0`` to ``time-7`` (unordered). An entry with ``after`` comes after the entry of
-that label or title; without such an entry it comes last.
+(ordered), ``time-0`` to ``time-7`` (unordered). An entry with ``placed_after`` comes after the
+entry of that label or title; without such an entry it comes last.
 """
 
 import functools
@@ -37,7 +37,7 @@ BatchMetrics = Callable[["DataProto", str], dict[str, float]]
 
 
 class NamedByFirstField:
-    """Dataclass whose first field is the name to which ``after`` of other entries refers."""
+    """Dataclass whose first field is the name to which ``placed_after`` of other entries refers."""
 
     __slots__ = ()
     __match_args__: ClassVar[tuple[str, ...]]

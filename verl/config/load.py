@@ -62,7 +62,7 @@ def read_config(
     tree, problems = compose_tree(name, overrides, schema, config_path)
     if _names_another_policy(tree, name, overrides, schema, config_path):
         tree.cold_start.enable = False
-    # Not resolved: an interpolation may refer to a default, and _parse merges the defaults.
+    # Not resolved: an interpolation may refer to a default, and _parse_tree merges the defaults.
     written: Any = OmegaConf.to_container(tree, resolve=False)
     written, misplaced = _nest_dotted_keys(written, schema)
     problems += misplaced

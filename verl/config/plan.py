@@ -199,7 +199,7 @@ class Plan:
         yield "sampled tokens", f"{self.sampled_tokens_at_most:,} at most{''.join(others)}"
 
     def text(self) -> str:
-        """Return the plan as text: the title, and a line for each of ``lines``."""
+        """Return the plan as text: the title, and a line for each of ``labelled_lines``."""
         rows = list(self.lines())
         width = max(len(label) for label, _ in rows)
         return "\n".join([self.title, *(f"  {label:<{width}}  {value}" for label, value in rows)])

@@ -21,9 +21,9 @@ class EnvironmentPlugin:
 
     ``section`` returns the class of a section, or None if its package cannot be imported.
     ``preprocess`` changes the tree of files and overrides before it is read, for example to add
-    values that follow from others. ``check_written`` gets the tree and the dotted paths of the keys
-    that the user set, and refuses those without effect. ``stand_in`` describes the replacement of
-    the environment that the config names, or returns "".
+    values that follow from others. ``check_set_keys`` gets the tree and the dotted paths of the
+    keys that the user set, and refuses those without effect. ``stand_in`` describes the replacement
+    of the environment that the config names, or returns "".
     """
 
     names: Callable[[], Collection[str]]

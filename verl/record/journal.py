@@ -30,7 +30,7 @@ class Journal:
     """Writer of metrics and trajectories to the run directory and the trackers, in order.
 
     Calls return before the data is written. An error while writing is raised by the next call, by
-    ``flush`` or by ``finish``.
+    ``flush`` or by ``close``.
     """
 
     def __init__(self, run: RunDirectory, config: PPOConfig, tokenizer: Decoder) -> None:

@@ -40,7 +40,7 @@ class Tracking:
     ``resume_step`` is the step of the checkpoint that training continues from. Lines of later
     steps and an incomplete last line are removed. With ``None`` a new file is started, and an
     older file is renamed. ``total_steps`` is the length of the progress bar. Use the object as a
-    context manager, or call ``finish``.
+    context manager, or call ``close``.
     """
 
     def __init__(

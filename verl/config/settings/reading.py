@@ -1,7 +1,7 @@
 """Conversion of plain values to a section, with a message for each wrong key.
 
-Wrong keys are unknown ones, those of a wrong type and those out of bounds. ``read`` also returns
-the section without them, so that checks of the other keys still run.
+Wrong keys are unknown ones, those of a wrong type and those out of bounds. ``read_section`` also
+returns the section without them, so that checks of the other keys still run.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -33,7 +33,7 @@ FALSE = ("false", "no", "off", "n", "f", "0")
 
 @dataclass
 class Reading(Generic[S]):
-    """Result of ``read``: a section that lacks the refused keys, and a message for each of them.
+    """Result of ``read_section``: a section without the refused keys, and a message for each.
 
     ``section`` is None if the values cannot be read even without the refused keys.
     """

@@ -70,7 +70,7 @@ def _masked_word(word: str) -> str:
 
 
 def hide_secrets(values: Mapping[str, Any]) -> None:
-    """Make ``masked_text`` mask the secrets in ``values`` wherever they occur in a text.
+    """Make ``mask_text`` mask the secrets in ``values`` wherever they occur in a text.
 
     Error messages can quote the value of a secret without its name.
     """
@@ -93,7 +93,7 @@ def masked_text(text: str) -> str:
     """Return ``text`` with its secrets masked.
 
     Masked are values of pairs such as ``API_KEY=...``, passwords in URLs and the values that were
-    passed to ``hide_secrets``.
+    passed to ``register_secrets``.
     """
 
     def mask_pair(match: re.Match[str]) -> str:

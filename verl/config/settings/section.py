@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 else:
 
     class Derived:
-        """Type of a key that is null until ``derive`` computes it from other keys.
+        """Type of a key that is null until ``derive_values`` computes it from other keys.
 
         Example: ``Derived[int]``. A loaded config always holds a value.
         """
@@ -105,7 +105,7 @@ class Section(BaseModel):
 class Unused:
     """Mark of a key without effect in this framework.
 
-    ``why`` gives the reason and ``carried_by`` the project whose scripts set the key. A key with
+    ``why`` gives the reason and ``set_by`` the project whose scripts set the key. A key with
     ``instead`` is refused, because elsewhere it changes tasks, training or rewards; ``instead``
     names the key to set. Without ``instead`` the key is ignored with a note.
     """
@@ -124,8 +124,8 @@ class GpuOnly:
 class RunsCode:
     """Mark of a key whose value runs code: a file, a module, a command or the permission to do so.
 
-    With ``by_place`` the value can also be a plain name; only an import path (MODULE:NAME or
-    FILE.py:NAME) is code.
+    With ``only_import_paths`` the value can also be a plain name. Then only an import path
+    (MODULE:NAME or FILE.py:NAME) is code.
     """
 
     by_place: bool = False

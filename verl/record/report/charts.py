@@ -84,11 +84,11 @@ class Chart:
 
     @property
     def name(self) -> str:
-        """Return the title, to which ``after`` of another chart refers."""
+        """Return the title, to which ``placed_after`` of another chart refers."""
         return self.title
 
     @property
-    def legend(self) -> list[Series]:
+    def legend_series(self) -> list[Series]:
         """Return the series that the legend names; none if there is only one."""
         # Labelled points need no legend.
         shown = [series for series in self.series if not series.faint and not series.labels]

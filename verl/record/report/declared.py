@@ -32,7 +32,7 @@ class DrawnSection:
 
     @property
     def name(self) -> str:
-        """Return the title, to which ``after`` of another section refers."""
+        """Return the title, to which ``placed_after`` of another section refers."""
         return self.title
 
 

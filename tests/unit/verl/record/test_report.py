@@ -391,7 +391,7 @@ def test_points_lie_on_an_axis_of_their_own():
         and 'x="506.33"' in svg
         and svg.count('text-anchor="end"') == len(re.findall(r"%</text>", svg))
     )
-    assert chart.legend == []
+    assert chart.legend_series == []
 
 
 def test_points_have_whiskers_both_ways():
