@@ -1,11 +1,13 @@
 """Trajectories as readable JSON lines: observations, replies, actions and credit of sampled tokens.
 
 One object per row of the batch: per trajectory with ``append`` history, per turn with ``window``
-history::
+history:
 
-    {"uid", "traj_uid", "task_id", "data_source", "won", "return", "length", "aborted", "prompt",
-     "steps": [{"step", "observation", "response", "action", "reward", ...,
-                "advantage": 0.31, "token_credit": [["<action>", 0.31], ["look", 0.42], ...]}]}
+```
+{"uid", "traj_uid", "task_id", "data_source", "won", "return", "length", "aborted", "prompt",
+ "steps": [{"step", "observation", "response", "action", "reward", ...,
+            "advantage": 0.31, "token_credit": [["<action>", 0.31], ["look", 0.42], ...]}]}
+```
 
 Other values of the tokens of a training step are in a separate file (``token_lines``).
 """
