@@ -134,8 +134,8 @@ def picture(groups: Mapping[str, Sequence[Points]]) -> str:
     rules = " ".join(line for line in style.splitlines() if _draws(line))
     css = f"<style>:root{palette} svg {{ background: #fff }} {rules}</style>"
     legend = ""
-    apart = (chart.width - 100) // max(1, len(chart.legend))
-    for number, shown in enumerate(chart.legend):
+    apart = (chart.width - 100) // max(1, len(chart.legend_series))
+    for number, shown in enumerate(chart.legend_series):
         look = f"fill: var(--{shown.color}); font-weight: 600"
         legend += f'<text x="{80 + apart * number}" y="26" style="{look}">{shown.name}</text>'
     opening, rest = figure.split(">", 1)

@@ -1,7 +1,6 @@
-"""The PPO framework: data protocol, worker groups, FSDP2 engines, rollout engines and the trainers.
+"""The PPO framework: data protocol, worker groups, FSDP2 engines, rollout engines and trainers.
 
-``verl.DataProto`` is resolved on first use, so that importing the configuration packages stays free
-of torch.
+``verl.DataProto`` is imported on first use, so that the configuration packages do not import torch.
 """
 
 from verl.utils.lazy import lazy

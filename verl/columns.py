@@ -1,7 +1,7 @@
-"""Columns of a ``DataProto``: allowed contents, comparison, joining and shipping.
+"""Columns of a ``DataProto``: allowed contents, comparison, concatenation and serialisation.
 
-Pickling turns tensors into numpy buffers (``tensor_to_buffer``), which Ray's object store takes out
-of band.
+Pickling turns tensors into numpy buffers (``tensor_to_buffer``), which Ray's object store transfers
+out of band.
 """
 
 import difflib
@@ -12,19 +12,19 @@ import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase
 
-# Integer stand-ins for dtypes that numpy lacks, by bytes per element.
+# Integer dtype that represents a dtype which numpy lacks, by bytes per element.
 _SHIPPED_AS = {1: torch.uint8, 2: torch.int16}
 
-METRICS = "metrics"  # the key of meta_info whose numbers belong to a part, not to the whole
+METRICS = "metrics"  # key of meta_info: numbers of one part, which concat collects in lists
 
 
-# ---- making ------------------------------------------------------------------------------------
+# ---- construction ------------------------------------------------------------------------------
 
 
 def object_array(values: Iterable[object]) -> np.ndarray:
-    """One-dimensional object array of ``values``, also where they are lists of equal length."""
+    """Return a one-dimensional object array of ``values``, which may be lists of equal length."""
     values = list(values)
-    # np.array(values, dtype=object) would make a matrix of lists that are equally long.
+    # np.array(values, dtype=object) would make a matrix of lists of equal length.
     array = np.empty(len(values), dtype=object)
     for i, value in enumerate(values):
         array[i] = value
@@ -32,9 +32,9 @@ def object_array(values: Iterable[object]) -> np.ndarray:
 
 
 def as_column(key: str, values: object) -> np.ndarray:
-    """``values`` as an array [B]; arrays pass as they are, other iterables become object arrays.
+    """Return ``values`` as an array [B]; an iterable that is no array becomes an object array.
 
-    Raises ``TypeError`` for what is no list of values, ``ValueError`` for a scalar array.
+    Raises ``TypeError`` for text, a dict or no iterable, and ``ValueError`` for a scalar array.
     """
     if isinstance(values, np.ndarray):
         column = values
@@ -49,11 +49,10 @@ def as_column(key: str, values: object) -> np.ndarray:
 
 
 def collate_fn(samples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Turn row dicts into columns: tensors are stacked to [B, ...], everything else becomes an
-    object array [B].
+    """Turn row dicts into columns for ``DataProto.from_single_dict``.
 
-    Feed the result to ``DataProto.from_single_dict``. Raises ``KeyError`` when the rows have
-    different keys.
+    Tensors are stacked to [B, ...], everything else becomes an object array [B]. Raises
+    ``KeyError`` if the rows have different keys, and ``ValueError`` without rows.
     """
     if not samples:
         raise ValueError("collate_fn: no samples")
@@ -72,15 +71,16 @@ def collate_fn(samples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def require_plain(key: str, tensor: object) -> None:
-    """Raise ``TypeError`` for a tensor column that is not one plain tensor [B, ...]: tables within
-    tables and jagged tensors neither select rows nor travel as others do.
+    """Raise ``TypeError`` for a tensor column that is not one dense tensor [B, ...].
+
+    Nested tables and jagged tensors do not support row selection and serialisation like others.
     """
     what = f"batch[{key!r}]"
     if isinstance(tensor, TensorDictBase):
         inner = ", ".join(map(str, list(tensor.keys())[:3]))
         raise TypeError(
             f"{what} is a nested {type(tensor).__name__}; a DataProto holds plain tensors [B, ...]:"
-            f" give its entries names of their own ({inner}, ...)"
+            f" make each of its entries a column ({inner}, ...)"
         )
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(f"{what} is a {type(tensor).__name__}, not a torch.Tensor")
@@ -97,29 +97,33 @@ def require_plain(key: str, tensor: object) -> None:
 
 
 def as_keys(keys: str | Iterable[str] | None) -> list[str]:
-    """A list of column names; one name may stand alone, ``None`` is no name."""
+    """Return a list of column names; a single string is one name, ``None`` gives an empty list."""
     if keys is None:
         return []
     return [keys] if isinstance(keys, str) else list(keys)
 
 
 def require_keys(what: str, wanted: Iterable[str], present: Iterable[str]) -> None:
-    """Raise ``KeyError`` for the first of ``wanted`` that ``what`` lacks, with the nearest name."""
+    """Raise ``KeyError`` for the first key of ``wanted`` not in ``present``, with a similar name.
+
+    ``what`` names the container in the message.
+    """
     present = list(present)
     for key in wanted:
         if key not in present:
-            # Not verl.config.settings.hints: the ground floor imports nothing else of verl.
+            # Not verl.config.settings.hints: this module must not import other packages of verl.
             near = difflib.get_close_matches(str(key), present, n=1)
             hint = f"; did you mean {near[0]!r}?" if near else ""
             raise KeyError(f"{what} has no key {key!r}{hint} It has: {sorted(present)}")
 
 
-# ---- comparing and joining ---------------------------------------------------------------------
+# ---- comparison and concatenation --------------------------------------------------------------
 
 
 def same(a: object, b: object) -> bool:
-    """Deep equality in which NaN equals NaN, over tensors, arrays, sequences, dicts and plain
-    values.
+    """Return True if two values are deeply equal; NaN equals NaN.
+
+    Compares tensors, arrays, lists, tuples, dicts and plain values. Types must be equal too.
     """
     if a is b:
         return True
@@ -145,7 +149,7 @@ def _same_tensors(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def union_dict(what: str, first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
-    """Entries of both; raises ``ValueError`` where a common key holds different values."""
+    """Return the entries of both; raise ``ValueError`` if a common key holds different values."""
     for key in first.keys() & second.keys():
         if not same(first[key], second[key]):
             raise ValueError(f"union: both sides have {what}[{key!r}] and the values differ")
@@ -153,9 +157,9 @@ def union_dict(what: str, first: Mapping[str, Any], second: Mapping[str, Any]) -
 
 
 def union_tensor_dict(tensor_dict1: TensorDict, tensor_dict2: TensorDict) -> TensorDict:
-    """Keys of both; a key on both sides must hold equal tensors. Neither argument is changed.
+    """Return a new ``TensorDict`` with the keys of both.
 
-    Raises ``ValueError`` when the batch sizes or the values of a common key differ.
+    Raises ``ValueError`` if the batch sizes or the values of a common key differ.
     """
     if tensor_dict1.batch_size != tensor_dict2.batch_size:
         sizes = f"{list(tensor_dict1.batch_size)} and {list(tensor_dict2.batch_size)}"
@@ -165,26 +169,25 @@ def union_tensor_dict(tensor_dict1: TensorDict, tensor_dict2: TensorDict) -> Ten
 
 
 def cat_tensors(key: str, parts: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Rows of ``parts`` [B_i, ...] one after another.
+    """Concatenate the rows of ``parts`` [B_i, ...].
 
-    Raises ``ValueError`` where shapes of a row or dtypes differ, which ``torch.cat`` would report
-    without the column's name, or promote without a word.
+    Raises ``ValueError`` with the column's name if row shapes or dtypes differ. ``torch.cat`` would
+    report shapes without the name and promote dtypes silently.
     """
     shapes = {tuple(part.shape[1:]) for part in parts}
     dtypes = {part.dtype for part in parts}
     if len(shapes) > 1 or len(dtypes) > 1:
-        found = f"row shapes {sorted(shapes)} and dtypes {sorted(map(str, dtypes))}"
-        raise ValueError(f"concat: batch[{key!r}] has {found}; pad or cast first")
+        differing = f"row shapes {sorted(shapes)} and dtypes {sorted(map(str, dtypes))}"
+        raise ValueError(f"concat: batch[{key!r}] has {differing}; pad or cast first")
     return torch.cat(list(parts))
 
 
 def join_meta_info(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The ``meta_info`` of joined tables: metrics of all parts, else the first part's value of each
-    key.
+    """Return the ``meta_info`` of concatenated tables.
 
-    Under ``metrics`` every name gets the list of all parts' values, in their order; a part's own
-    list adds all of its values. What stands in one part only, or in the same dictionary of several
-    (rows cut from one table), stays as it is.
+    Each key has the value of the first part that has it. Under ``metrics`` every name gets the list
+    of all parts' values in order; a list of one part adds all of its values. Metrics stay unchanged
+    if only one part has some, or if the parts share one dictionary (rows cut from one table).
     """
     joined: dict[str, Any] = {}
     for part in parts:
@@ -214,13 +217,11 @@ def _as_list(value: object) -> list[Any]:
     return list(value) if isinstance(value, list | tuple) else [value]
 
 
-# ---- shipping between processes ----------------------------------------------------------------
+# ---- transfer between processes ----------------------------------------------------------------
 
 
 def tensor_to_buffer(tensor: torch.Tensor) -> tuple[np.ndarray, str]:
-    """A contiguous numpy view (or copy) of the rows alone, with the name of the dtype they stand
-    for.
-    """
+    """Return a contiguous numpy array of the tensor's rows, and the name of the tensor's dtype."""
     tensor = tensor.detach().to("cpu").contiguous()
     name = str(tensor.dtype).removeprefix("torch.")
     try:
@@ -230,14 +231,14 @@ def tensor_to_buffer(tensor: torch.Tensor) -> tuple[np.ndarray, str]:
 
 
 def tensor_from_buffer(array: np.ndarray, name: str) -> torch.Tensor:
-    """The tensor of dtype ``name`` whose ``tensor_to_buffer`` is ``array``."""
+    """Return the tensor of dtype ``name`` from which ``tensor_to_buffer`` made ``array``."""
     tensor = torch.from_numpy(writable(array))
     dtype = getattr(torch, name)
     return tensor if tensor.dtype == dtype else tensor.view(dtype)
 
 
 def writable(array: np.ndarray) -> np.ndarray:
-    """``array``, or a copy of it where it cannot be written to."""
-    # Buffers in Ray's object store are read-only; writing to one through a tensor would crash the
-    # process instead of raising.
+    """Return ``array``, or a copy of it if it is read-only."""
+    # Buffers in Ray's object store are read-only. Writing to one through a tensor would crash the
+    # process instead of raising an error.
     return array if array.flags.writeable else array.copy()

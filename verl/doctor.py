@@ -1,4 +1,4 @@
-"""What this machine can run: ``python -m verl.doctor [--no-smoke]``."""
+"""Report what this machine can run: ``python -m verl.doctor [--no-smoke]``."""
 
 import sys
 

@@ -1,8 +1,7 @@
-"""Names that a configuration chooses among, once for the settings and for the code that acts on
-them.
+"""Names that a configuration can choose, shared by the schema and the code that implements them.
 
-Imports no library, so that the settings stay light. What a registry can add to (estimators, policy
-losses, engines) is listed here as it ships.
+This module imports no library, so that the schema loads fast. Registries can add estimators, policy
+losses and engines; the built-in ones are listed here.
 """
 
 from enum import StrEnum
@@ -44,9 +43,8 @@ ResumeMode = Literal["auto", "disable", "resume_path"]
 History = Literal["append", "window"]
 
 
-# Advantage estimators, each with whether it compares the trajectories of one task. These ship;
-# ``register_adv_est`` adds those of users. ``rlvcr`` and ``copo`` are registered by the package
-# ``rlvcr``.
+# Built-in advantage estimators; True if it compares the trajectories of one task. The package
+# ``rlvcr`` registers ``rlvcr`` and ``copo``. ``register_adv_est`` adds those of users.
 ESTIMATORS: dict[str, bool] = {
     "gae": False,
     "grpo": True,
@@ -64,7 +62,7 @@ ESTIMATORS: dict[str, bool] = {
     "rlvcr": True,
     "copo": True,
 }
-# Public name: ``AdvantageEstimator.GRPO == "grpo"``, for each estimator that ships.
+# Public name: ``AdvantageEstimator.GRPO == "grpo"``, for each built-in estimator.
 AdvantageEstimator: Any = StrEnum("AdvantageEstimator", [(n.upper(), n) for n in ESTIMATORS])
 POLICY_LOSSES = (
     "vanilla",
@@ -81,7 +79,7 @@ POLICY_LOSSES = (
     "dppo_kl",
 )
 ENGINES = ("vllm", "hf")
-# Where metrics go: the terminal, the run directory, and the services of accelerate.
+# Destinations of metrics: the terminal, the run directory, and the services of accelerate.
 TRACKERS = (
     "console",
     "file",
@@ -95,10 +93,10 @@ TRACKERS = (
     "trackio",
     "wandb",
 )
-CHECKPOINT_MANIFEST = "manifest.json"  # the file without which a directory is no checkpoint
+CHECKPOINT_MANIFEST = "manifest.json"  # file that marks a directory as a complete checkpoint
 
-# Logits held at once, in numbers (N x V); beyond it the head runs in chunks that backward
-# recomputes.
+# Most logits in memory at once (tokens x vocabulary size). Above it the output layer runs in
+# chunks, which are recomputed in backward.
 MAX_LOGITS = 1 << 27
 
-CPU_CACHE_GB = 1.0  # KV cache of an engine on CPU where none is given, GiB
+CPU_CACHE_GB = 1.0  # default KV cache of an engine on CPU, GiB

@@ -15,12 +15,10 @@ Rows of the two tables always correspond. Example::
     )
     data[1:3], data[[0, 2]], data[mask], data[0].non_tensor_batch["uid"]
 
-``batch`` is there without tensors too: an empty TensorDict, whose batch size follows the other
-columns.
+Without tensors, ``batch`` is an empty TensorDict whose batch size follows the other columns.
 
-Pickling (which is how Ray ships objects) moves tensors to the CPU and hands contiguous numpy
-buffers to the pickler, so that a slice ships its own rows only and Ray's object store takes the
-buffers out of band.
+Ray pickles a table to send it. Pickling moves tensors to the CPU and passes contiguous numpy
+buffers to the pickler. A slice thus sends only its rows, and Ray transfers buffers out of band.
 """
 
 import importlib
@@ -71,9 +69,7 @@ def _no_tensors(*batch_size: int) -> TensorDict:
 
 @dataclass(eq=False)
 class DataProtoItem:
-    """One row: tensors without the leading dimension, plain values, and the table's
-    ``meta_info``.
-    """
+    """One row: tensors without the leading dimension, plain values, and ``meta_info``."""
 
     batch: TensorDict = field(default_factory=_no_tensors)
     non_tensor_batch: dict[str, Any] = field(default_factory=dict)
@@ -83,9 +79,8 @@ class DataProtoItem:
 class DataProto:
     """Rows of tensors and objects with shared ``meta_info``; see the module docstring.
 
-    Row selections share memory with (slices) or copy from (lists, masks) their source; objects
-    inside object arrays are shared, never copied. Raises ``ValueError`` when the columns' lengths
-    disagree.
+    A slice shares memory with its source; a selection by list or mask is a copy. Objects inside
+    object arrays are always shared. Raises ``ValueError`` if the lengths of columns differ.
     """
 
     batch: TensorDict
@@ -105,7 +100,7 @@ class DataProto:
         self.check_consistency()
 
     def _empty_batch(self) -> TensorDict:
-        """No tensors, for as many rows as the other columns have."""
+        """Return a ``TensorDict`` without tensors, with the number of rows of the other columns."""
         columns = list(self.non_tensor_batch.values())
         return _no_tensors(len(columns[0]) if columns else 0)
 
@@ -120,7 +115,7 @@ class DataProto:
             f"meta_info={self.meta_info})"
         )
 
-    # ---- making --------------------------------------------------------------------------------
+    # ---- construction --------------------------------------------------------------------------
 
     @classmethod
     def from_dict(
@@ -129,10 +124,10 @@ class DataProto:
         non_tensors: Mapping[str, Any] | None = None,
         meta_info: Mapping[str, Any] | None = None,
     ) -> "DataProto":
-        """Build from tensors [B, ...] and arrays or lists of B values.
+        """Build a table from tensors [B, ...] and arrays or lists of B values.
 
-        Raises ``ValueError`` naming the columns whose lengths disagree, ``TypeError`` for what is
-        no plain tensor in ``tensors``.
+        Raises ``ValueError`` that names columns of different lengths, and ``TypeError`` for a value
+        in ``tensors`` that is not a dense tensor.
         """
         sizes: dict[str, int] = {}
         for key, tensor in (tensors or {}).items():
@@ -152,21 +147,19 @@ class DataProto:
     def from_single_dict(
         cls, data: Mapping[str, Any], meta_info: Mapping[str, Any] | None = None
     ) -> "DataProto":
-        """Build from one dict: tensors go to ``batch``, arrays and lists to
-        ``non_tensor_batch``.
-        """
+        """Build a table from one dict: tensors go to ``batch``, others to ``non_tensor_batch``."""
         tensors = {k: v for k, v in data.items() if isinstance(v, torch.Tensor | TensorDictBase)}
         others = {k: v for k, v in data.items() if k not in tensors}
         return cls.from_dict(tensors=tensors, non_tensors=others, meta_info=meta_info)
 
     @staticmethod
     def concat(data: Sequence["DataProto"]) -> "DataProto":
-        """Rows of all parts in order.
+        """Return the rows of all parts in order; parts without columns are skipped.
 
-        ``meta_info`` keeps, for each key, the value of the first part that has it; but every number
-        under ``meta_info["metrics"]`` becomes the list of all parts' values, which
-        ``verl.trainer.ppo.metrics.reduce_metrics`` reduces by its name. Parts without columns are
-        skipped. Raises when the parts' columns or row shapes differ, or ``data`` is empty.
+        ``meta_info`` keeps for each key the value of the first part that has it. Metrics under
+        ``meta_info["metrics"]`` become lists of all parts' values, which
+        ``verl.trainer.ppo.metrics.reduce_metrics`` reduces by name. Raises ``ValueError`` if the
+        parts' columns or row shapes differ, or if ``data`` is empty.
         """
         if not data:
             raise ValueError("concat: no parts")
@@ -192,26 +185,26 @@ class DataProto:
         }
         return DataProto.from_dict(tensors, others, meta_info)
 
-    # ---- looking -------------------------------------------------------------------------------
+    # ---- columns and size ----------------------------------------------------------------------
 
     def tensor_keys(self) -> list[str]:
-        """Names of the tensor columns."""
+        """Return the names of the columns in ``batch``."""
         return [key for key, _ in self.batch.items()]
 
     def keys(self) -> list[str]:
-        """Names of all columns, tensors first."""
+        """Return the names of all columns, tensors first."""
         return self.tensor_keys() + list(self.non_tensor_batch)
 
     def __len__(self) -> int:
-        # A column may have been added to non_tensor_batch since: without tensors, the batch's own
-        # size is not to be trusted.
+        # Without tensors, the size of the batch is stale if a column was added to non_tensor_batch.
         if self.non_tensor_batch and not self.tensor_keys():
             return len(next(iter(self.non_tensor_batch.values())))
         return self.batch.batch_size[0]
 
     def check_consistency(self) -> None:
-        """Raise ``ValueError`` naming every column whose length differs from the table's, and
-        ``TypeError`` for a tensor column that is nested or jagged.
+        """Raise ``ValueError`` that names every column whose length differs from the table's.
+
+        Raises ``TypeError`` for a tensor column that is nested or jagged.
         """
         if self.batch.batch_dims != 1:
             raise ValueError(
@@ -226,7 +219,7 @@ class DataProto:
                 f"lengths disagree: the table has {size} rows, but non_tensor_batch has {wrong}"
             )
 
-    # ---- picking rows --------------------------------------------------------------------------
+    # ---- selection of rows ---------------------------------------------------------------------
 
     @overload
     def __getitem__(self, item: int | np.integer) -> DataProtoItem: ...
@@ -235,8 +228,9 @@ class DataProto:
     def __getitem__(
         self, item: int | np.integer | slice | RowIndices
     ) -> "DataProto | DataProtoItem":
-        """``int`` → ``DataProtoItem``; slice, list, array, tensor of indices or boolean mask [B] →
-        ``DataProto``.
+        """Return one row as ``DataProtoItem`` for an ``int``, else the selected rows.
+
+        ``item`` can be a slice, indices (list, array, tensor) or a boolean mask [B].
         """
         self.check_consistency()
         if isinstance(item, (int, np.integer)):
@@ -258,8 +252,9 @@ class DataProto:
         return DataProto(batch, others, dict(self.meta_info))
 
     def select_idxs(self, idxs: RowIndices) -> "DataProto":
-        """Rows at ``idxs`` (repeats allowed), or rows where a boolean mask [B] is true; columns are
-        copied.
+        """Return a copy of the rows at ``idxs``, or of those where a boolean mask [B] is true.
+
+        An index may occur several times.
         """
         index = self._as_index(idxs)
         batch = None
@@ -284,7 +279,7 @@ class DataProto:
                     f"the mask has {len(index)} entries, the DataProto {len(self)} rows"
                 )
             return np.flatnonzero(index)
-        # np.asarray([]) is an array of floats; no index at all is fine.
+        # np.asarray([]) is an array of floats; an empty selection is allowed.
         if index.size and not np.issubdtype(index.dtype, np.integer):
             raise IndexError(f"row indices must be integers or booleans, got {index.dtype}")
         index = index.astype(np.int64)
@@ -294,7 +289,7 @@ class DataProto:
             )
         return index
 
-    # ---- columns -------------------------------------------------------------------------------
+    # ---- selection of columns ------------------------------------------------------------------
 
     def select(
         self,
@@ -302,10 +297,10 @@ class DataProto:
         non_tensor_batch_keys: Keys = None,
         meta_info_keys: Keys = None,
     ) -> "DataProto":
-        """A new table with the named columns, sharing their memory; ``None`` keeps a whole part,
-        ``[]`` none of it.
+        """Return a new table with the named columns, which shares their memory.
 
-        Raises ``KeyError`` with the nearest match for an unknown key.
+        ``None`` keeps all keys of a part, ``[]`` none. Raises ``KeyError`` with a similar name for
+        an unknown key.
         """
         tensors = self.tensor_keys() if batch_keys is None else as_keys(batch_keys)
         others = list(self.non_tensor_batch)
@@ -327,7 +322,7 @@ class DataProto:
         non_tensor_batch_keys: Keys = None,
         meta_info_keys: Keys = None,
     ) -> "DataProto":
-        """Remove the named columns from this table and return them as a table of their own."""
+        """Remove the named columns from this table and return them as a new table."""
         tensors = as_keys(batch_keys)
         others = as_keys(non_tensor_batch_keys)
         metas = as_keys(meta_info_keys)
@@ -336,15 +331,15 @@ class DataProto:
             del self.non_tensor_batch[key]
         for key in metas:
             del self.meta_info[key]
-        # Not in place: other tables may share this TensorDict.
+        # Make a new TensorDict, because other tables may share this one.
         rest = self.batch.exclude(*tensors)
         self.batch = rest if rest.keys() else self._empty_batch()
         return popped
 
     def rename(self, old_keys: str | Iterable[str], new_keys: str | Iterable[str]) -> "DataProto":
-        """Rename columns in place (tensor or not) and return ``self``.
+        """Rename columns of both parts in place and return ``self``.
 
-        Raises ``KeyError`` for an unknown key, ``ValueError`` when a new name is taken or the
+        Raises ``KeyError`` for an unknown key, and ``ValueError`` if a new name is taken or the
         counts differ.
         """
         old = as_keys(old_keys)
@@ -366,9 +361,9 @@ class DataProto:
         return self
 
     def union(self, other: "DataProto") -> "DataProto":
-        """Take over the columns and ``meta_info`` of ``other`` in place and return ``self``.
+        """Add the columns and ``meta_info`` of ``other`` in place and return ``self``.
 
-        Raises ``ValueError`` when the lengths differ or a common key holds different values.
+        Raises ``ValueError`` if the lengths differ or a common key holds different values.
         """
         if self.keys() and other.keys() and len(self) != len(other):
             raise ValueError(f"union: lengths disagree: {len(self)} and {len(other)} rows")
@@ -381,13 +376,13 @@ class DataProto:
         batch = self.batch
         if other.tensor_keys():
             batch = union_tensor_dict(batch, other.batch) if self.tensor_keys() else other.batch
-        # All checks are behind us: a union that is refused leaves this table as it was.
+        # Assign after all checks, so that a refused union leaves this table unchanged.
         self.non_tensor_batch = non_tensors
         self.meta_info = meta_info
         self.batch = batch if batch.keys() else self._empty_batch()
         return self
 
-    # ---- rows ----------------------------------------------------------------------------------
+    # ---- order and division of rows ------------------------------------------------------------
 
     def reorder(self, indices: RowIndices) -> None:
         """Permute the rows in place: row ``i`` becomes the former row ``indices[i]``."""
@@ -399,7 +394,7 @@ class DataProto:
         self.non_tensor_batch = ordered.non_tensor_batch
 
     def repeat(self, repeat_times: int = 2, interleave: bool = True) -> "DataProto":
-        """Every row ``repeat_times`` times: ``aabb`` when interleaved, else ``abab``."""
+        """Repeat every row: for ``repeat_times`` = 2, ``aabb`` if interleaved, else ``abab``."""
         if repeat_times < 1:
             raise ValueError(f"repeat_times must be at least 1, got {repeat_times}")
         index = np.arange(len(self))
@@ -407,8 +402,9 @@ class DataProto:
         return self.select_idxs(repeated)
 
     def chunk(self, chunks: int) -> list["DataProto"]:
-        """``chunks`` parts of equal length in order; raises ``ValueError`` when the length does not
-        divide.
+        """Return ``chunks`` parts of equal length in order.
+
+        Raises ``ValueError`` if the number of rows is not a multiple of ``chunks``.
         """
         if chunks < 1 or len(self) % chunks:
             hint = "use pad_dataproto_to_divisor first"
@@ -419,7 +415,7 @@ class DataProto:
         return [self[i * size : (i + 1) * size] for i in range(chunks)]
 
     def split(self, split_size: int) -> list["DataProto"]:
-        """Parts of ``split_size`` rows in order; the last one may be shorter."""
+        """Return parts of ``split_size`` rows in order; the last one may be shorter."""
         if split_size < 1:
             raise ValueError(f"split_size must be at least 1, got {split_size}")
         return [self[i : i + split_size] for i in range(0, len(self), split_size)]
@@ -430,7 +426,7 @@ class DataProto:
             self.batch = self.batch.to(device)
         return self
 
-    # ---- shipping ------------------------------------------------------------------------------
+    # ---- serialisation -------------------------------------------------------------------------
 
     def __getstate__(self) -> dict[str, Any]:
         self.check_consistency()
@@ -447,7 +443,7 @@ class DataProto:
         self.non_tensor_batch = {key: writable(col) for key, col in state["non_tensors"].items()}
         self.meta_info = state["meta_info"]
 
-    # ---- kept for job code: see verl/compat ----------------------------------------------------
+    # ---- for code of verl jobs: see verl/compat ------------------------------------------------
 
     def make_iterator(
         self,
@@ -456,38 +452,37 @@ class DataProto:
         seed: int | None = None,
         dataloader_kwargs: Mapping[str, Any] | None = None,
     ) -> Iterator["DataProto"]:
-        """Yield mini-batches: ``verl.compat.data_proto.make_iterator``."""
+        """Yield mini-batches; see ``verl.compat.data_proto.make_iterator`` for the arguments."""
         args = (mini_batch_size, epochs, seed, dataloader_kwargs)
         return importlib.import_module(COMPAT).make_iterator(self, *args)
 
     def save_to_disk(self, path: str | Path) -> None:
-        """Write the directory ``path``: ``verl.compat.data_proto.save_to_disk``."""
+        """Write the table to directory ``path`` with ``verl.compat.data_proto.save_to_disk``."""
         importlib.import_module(COMPAT).save_to_disk(self, path)
 
     @classmethod
     def load_from_disk(cls, path: str | Path) -> "DataProto":
-        """Read what ``save_to_disk`` wrote: ``verl.compat.data_proto.load_from_disk``."""
+        """Return the table that ``save_to_disk`` wrote to directory ``path``."""
         return importlib.import_module(COMPAT).load_from_disk(path)
 
 
 def pad_dataproto_to_divisor(data: DataProto, size_divisor: int) -> tuple[DataProto, int]:
     """Repeat rows from the start until the length is a multiple of ``size_divisor``.
 
-    Returns ``(padded, pad_size)``; an empty table and one that divides already come back as they
-    are, with 0.
+    Returns ``(padded, pad_size)``. A table that needs no padding is returned unchanged, with 0.
     """
     if size_divisor < 1:
         raise ValueError(f"size_divisor must be at least 1, got {size_divisor}")
     pad_size = -len(data) % size_divisor
     if not pad_size:
         return data, 0
-    # Modulo, because a short table may have to be repeated more than once.
+    # Modulo, because padding can repeat a short table more than once.
     index = np.arange(len(data) + pad_size) % len(data)
     return data.select_idxs(index), pad_size
 
 
 def unpad_dataproto(data: DataProto, pad_size: int) -> DataProto:
-    """Drop the last ``pad_size`` rows."""
+    """Return ``data`` without its last ``pad_size`` rows."""
     if not 0 <= pad_size <= len(data):
         raise ValueError(f"cannot drop {pad_size} of {len(data)} rows")
     return data[: len(data) - pad_size] if pad_size else data

@@ -1,31 +1,31 @@
-"""Typed records that packages exchange besides ``DataProto``, without torch.
+"""Typed records that packages exchange in addition to ``DataProto``, without torch.
 
     collector ──StepRecord──▶ method ──StepRecord──▶ rewards, rollout log, report
     method ──Branch, Span──▶ training workers ──SegmentScore──▶ method
-    method ──ChoiceBonus──▶ actor
+    method ──ChoiceEntropyBonus──▶ actor
     training workers ──WrittenFiles──▶ checkpoints
-    actor ──WeightSketch──▶ trainer
+    actor ──WeightFingerprints──▶ trainer
 
-A method that knows more of a step than this derives its own record from ``StepRecord``.
+A method that records more about a turn derives a class from ``StepRecord``.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 
-ANSWER = "answer"  # column [B]: what the environment took from the trajectory's text; None: nothing
+ANSWER = "answer"  # column [B]: answer that the environment parsed from the trajectory, or None
 REWARD_PARTS = "reward_parts"  # column [B]: rewards of the row's trajectory by name, or none
 INFO_NUMBERS = "info_numbers"  # column [B]: numbers of the environment's info by name, or none
 MESSAGES = "messages"  # column [B]: the conversation of a trajectory, in its last row
-MODEL_SCORES = "rm_scores"  # column [B]: what a reward model says of the conversation, else NaN
-CORRECTION_WEIGHTS = "rollout_is_weights"  # column [B, R]: what a token's loss weighs
+MODEL_SCORES = "rm_scores"  # column [B]: score of the conversation by a reward model, else NaN
+CORRECTION_WEIGHTS = "rollout_is_weights"  # column [B, R]: weight of a token in the loss
 BRANCHES = "branches"  # column [B]: the ``Branch`` objects of the row
 SPANS = "spans"  # column [B]: the ``Span`` objects of the row
-PROFILE = "profile"  # in meta_info: the ProfileOrder of a call, where there is one
+PROFILE = "profile"  # key of meta_info: the ``ProfileRequest`` of a call that is profiled
 
 
 @dataclass(frozen=True, slots=True)
 class WrittenFiles:
-    """What one process wrote: bytes of each file, by its path.
+    """Files that one process wrote: size of each in bytes, by path.
 
     Example: ``WrittenFiles("actor rank 1 on node-2", {"/runs/a/rng_rank1.safetensors": 5112})``.
     """
@@ -36,11 +36,11 @@ class WrittenFiles:
 
 @dataclass(frozen=True, slots=True)
 class WeightSketch:
-    """The weights of a policy at a hand-over: name of each and its fingerprint
-    (``verl.utils.fingerprint``). Empty on all ranks but the first.
+    """Fingerprints of a policy's weights at a weight sync, by the name of the tensor.
 
-    ``held`` are the master weights of the trainer, in which the smallest step shows; ``sent`` is
-    what was made of them for engines, which may compute in less.
+    ``master_weights`` are of the trainer's float32 weights, which show the smallest update.
+    ``sent_weights`` are of the weights sent to the engines, possibly in a lower precision. Both are
+    empty on all ranks but the first. ``verl.utils.fingerprint`` computes them.
     """
 
     held: Mapping[str, int]
@@ -49,12 +49,12 @@ class WeightSketch:
 
 @dataclass(frozen=True, slots=True)
 class StepRecord:
-    """One step of a trajectory as it was played.
+    """One turn of a trajectory.
 
     Example: ``StepRecord(step=0, action="go to desk 1", span=(12, 40), ...)``.
 
-    ``span`` is ``[start, end)`` of the turn's tokens, counted from the first real token of its row.
-    ``num_tokens`` counts the tokens the policy sampled, ``reward`` is the environment's.
+    ``span`` is ``[start, end)`` of the turn's tokens, counted from the first token of its row that
+    is not padding. ``num_tokens`` counts the sampled tokens, ``reward`` is the environment's.
     """
 
     step: int
@@ -69,21 +69,20 @@ class StepRecord:
     span: tuple[int, int]
 
     def to_json(self) -> dict[str, object]:
-        """The record as a line of a rollout file holds it: fields in order, tuples as lists."""
+        """Return the record as a line of a rollout file: fields in order, tuples as lists."""
         line: dict[str, object] = {}
         for field in fields(self):
             value = getattr(self, field.name)
-            # JSON has no tuples: a line that is read back equals this one only if there are none in
-            # it.
+            # JSON has no tuples: without them, a line that is read back equals this one.
             line[field.name] = list(value) if isinstance(value, tuple) else value
         return line
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Tokens ``[start, end)`` of a row, to be scored under what stands before them in the row.
+    """Tokens ``[start, end)`` of a row, to be scored given the tokens before them in the row.
 
-    ``step`` and ``label`` come back with the score.
+    ``step`` and ``label`` are copied to the score.
     """
 
     start: int
@@ -93,7 +92,7 @@ class Span:
 
     @property
     def num_targets(self) -> int:
-        """Tokens that are scored."""
+        """Return the number of tokens that are scored."""
         return self.end - self.start
 
 
@@ -101,7 +100,7 @@ class Span:
 class Branch:
     """``token_ids`` in place of what follows the first ``start`` tokens of a row.
 
-    Scored are ``token_ids[target_start:]``; ``step`` and ``label`` come back with the score.
+    ``token_ids[target_start:]`` are scored. ``step`` and ``label`` are copied to the score.
     """
 
     start: int
@@ -112,13 +111,13 @@ class Branch:
 
     @property
     def num_targets(self) -> int:
-        """Tokens that are scored."""
+        """Return the number of tokens that are scored."""
         return len(self.token_ids) - self.target_start
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentScore:
-    """What a span or branch scored, at temperature 1 over its ``num_tokens`` targets.
+    """Score of a span or branch at temperature 1, over its ``num_tokens`` scored tokens.
 
     ``logprob``, ``entropy`` (nats) and ``mean_prob`` are means over the targets; ``geometric_prob``
     is the exponential of the mean log-prob, the geometric mean of the targets' probabilities.
@@ -135,10 +134,10 @@ class SegmentScore:
 
 @dataclass(frozen=True, slots=True)
 class ChoiceBonus:
-    """A bonus on the entropy of a choice among a few tokens, in the actor's loss.
+    """Entropy bonus in the actor's loss for a choice among a few tokens.
 
-    Where ``choice_mask`` [B, R] of the batch is 1, the policy's distribution restricted to
-    ``token_ids`` counts, with ``weight``. ``name`` says what is chosen: the metric is
+    The bonus is ``weight`` times the entropy of the policy's distribution restricted to
+    ``token_ids``, where ``choice_mask`` [B, R] of the batch is 1. Its metric is
     ``actor/<name>_entropy``.
     """
 
@@ -149,7 +148,7 @@ class ChoiceBonus:
 
 @dataclass(frozen=True, slots=True)
 class ProfileOrder:
-    """Which ``ranks`` trace a call of iteration ``step``, and into which ``directory``."""
+    """Order to profile a call in training step ``step``: by which ranks, into which directory."""
 
     directory: str
     ranks: tuple[int, ...]

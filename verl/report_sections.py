@@ -1,7 +1,7 @@
-"""Declarations of what a method or an environment adds to console, report and validation.
+"""Declarations of the figures that a method or environment adds to console, report and validation.
 
     rlvcr/report_sections.py ──append(Contribution(...))──▶ CONTRIBUTIONS
-                                                             │ contributions()
+                                                             │ load_contributions()
               console ◀── figures ──┬── sections, plots, key figures, step views ──▶ report
                                     └── batch metrics ──▶ validation
 
@@ -9,8 +9,8 @@
 not depend on the method. A module outside this repository appends when it is imported.
 
 Colours are names of the report's style sheet: ``accent`` and ``second``, ``ramp-1`` to ``ramp-4``
-(four in an order), ``time-0`` to ``time-7`` (eight without one). Whatever has ``after`` stands
-behind what has that name (a label or a title), and last where there is none.
+(ordered), ``time-0`` to ``time-7`` (unordered). An entry with ``placed_after`` comes after the
+entry of that label or title; without such an entry it comes last.
 """
 
 import functools
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 CONTRIBUTORS = ("rlvcr.report_sections",)
 
-# directory of a run -> (trajectory, step) -> number of an alternative -> returns of the plays that
-# went on from that step with it
+# (trajectory, turn) -> number of an alternative -> returns of the trajectories that continued from
+# that turn with the alternative. ``ReadOutcomes`` gets the directory of the run.
 Outcomes = Mapping[tuple[str, int], Mapping[int, Sequence[float]]]
 ReadOutcomes = Callable[[Path], Outcomes]
 
@@ -37,21 +37,22 @@ BatchMetrics = Callable[["DataProto", str], dict[str, float]]
 
 
 class NamedByFirstField:
-    """Dataclass whose name, to which ``after`` of other entries refers, is its first field."""
+    """Dataclass whose first field is the name to which ``placed_after`` of other entries refers."""
 
     __slots__ = ()
     __match_args__: ClassVar[tuple[str, ...]]
 
     @property
     def name(self) -> str:
-        """Value of the first field."""
+        """Return the value of the first field."""
         return getattr(self, self.__match_args__[0])
 
 
 @dataclass(frozen=True, slots=True)
 class ConsoleFigure(NamedByFirstField):
-    """A figure that is shown at every step while training runs: ``metrics``, each written as
-    ``form`` says; absent where one of them is.
+    """A figure in the console line of every training step: ``metrics``, formatted with ``form``.
+
+    It is omitted in a step that lacks one of the metrics.
     """
 
     label: str
@@ -62,9 +63,7 @@ class ConsoleFigure(NamedByFirstField):
 
 @dataclass(frozen=True, slots=True)
 class KeyFigure(NamedByFirstField):
-    """A figure at the top of the report: the mean of a metric's last three values, and what it was
-    at the start.
-    """
+    """A figure at the top of the report: mean of a metric's last three values, and first value."""
 
     label: str
     metric: str
@@ -74,8 +73,9 @@ class KeyFigure(NamedByFirstField):
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """A metric over training steps; ``smooth`` takes a moving average, ``markers`` draws a dot for
-    every value.
+    """A metric over training steps.
+
+    ``smooth`` plots a moving average, ``markers`` draws a dot for every value.
     """
 
     metric: str
@@ -96,10 +96,9 @@ class CurveFamily:
 class Plot(NamedByFirstField):
     """A chart of the report.
 
-    ``kind`` is ``line`` or ``stacked``, ``form`` says how values are written: ``number``,
-    ``percent`` or ``seconds``. ``log`` makes the axis logarithmic. None in ``y_range`` leaves that
-    end to the values. ``width`` and ``height`` are pixels; 540 fits two charts beside each other,
-    352 three.
+    ``kind`` is ``line`` or ``stacked``. ``form`` is the format of values: ``number``, ``percent``
+    or ``seconds``. ``log`` makes the y axis logarithmic. None in ``y_range`` takes that end from
+    the values. ``width`` and ``height`` are in pixels; 540 fits two charts in a line, 352 three.
     """
 
     title: str
@@ -116,8 +115,9 @@ class Plot(NamedByFirstField):
 
 @dataclass(frozen=True, slots=True)
 class MetricColumn:
-    """The metric ``key`` of every line of a table, times ``scale`` and written as ``form`` says; in
-    brackets its interval, where ``<key>_low`` and ``<key>_high`` are there.
+    """A column of a table: metric ``key`` of each line times ``scale``, formatted with ``form``.
+
+    If there are metrics ``<key>_low`` and ``<key>_high``, the interval follows in brackets.
     """
 
     key: str
@@ -126,7 +126,7 @@ class MetricColumn:
     scale: float = 1.0
 
     def cell(self, metrics: Mapping[str, float], line: str) -> str:
-        """What ``metrics`` hold of the line ``<prefix>/<name>``; empty where there is nothing."""
+        """Return the text for the line ``<prefix>/<name>``; empty if it has no such metric."""
         value = metrics.get(f"{line}/{self.key}")
         if value is None:
             return ""
@@ -145,7 +145,7 @@ class MetricColumn:
 class MetricTable:
     """A table of metrics ``<prefix>/<name>/<key>``: a line for every name, a column for some keys.
 
-    ``head`` says what the names are of.
+    ``head`` is the heading of the column of names.
     """
 
     title: str
@@ -154,16 +154,16 @@ class MetricTable:
     columns: tuple[MetricColumn, ...]
 
     def lines(self, metrics: Mapping[str, float]) -> list[str]:
-        """The names for which there is a column, in the order of ``metrics``."""
+        """Return the names with a metric for some column, in the order of ``metrics``."""
         start = f"{self.prefix}/"
         columns = {column.key for column in self.columns}
-        found = [
+        parts = [
             key.removeprefix(start).rpartition("/") for key in metrics if key.startswith(start)
         ]
-        return list(dict.fromkeys(name for name, _, key in found if key in columns))
+        return list(dict.fromkeys(name for name, _, key in parts if key in columns))
 
     def cells(self, metrics: Mapping[str, float], name: str) -> list[str]:
-        """The line of ``name``: the name first."""
+        """Return the cells of the line of ``name``, with the name first."""
         line = f"{self.prefix}/{name}"
         return [
             name.replace("_", " "),
@@ -173,10 +173,10 @@ class MetricTable:
 
 @dataclass(frozen=True, slots=True)
 class Scatter(NamedByFirstField):
-    """A chart with a point for every line of ``table``: its metric ``x`` against ``y``, with the
-    intervals of both where there are some.
+    """A chart with one point for every line of ``table``: metric ``y`` over metric ``x``.
 
-    ``colors`` are those of lines by name; others have the first colour.
+    Intervals are drawn if the metrics have them. ``colors`` are (name of a line, colour); other
+    lines have the first colour.
     """
 
     title: str
@@ -194,9 +194,7 @@ class Scatter(NamedByFirstField):
 
 @dataclass(frozen=True, slots=True)
 class ReportSection(NamedByFirstField):
-    """A heading of the report with a sentence, charts below it, ``columns`` of them a row, and
-    tables below these.
-    """
+    """A part of the report: title, sentence, charts with ``columns`` of them in a line, tables."""
 
     title: str
     lead: str
@@ -208,7 +206,7 @@ class ReportSection(NamedByFirstField):
 
 @dataclass(frozen=True, slots=True)
 class TimePart(NamedByFirstField):
-    """A part of an iteration; ``within`` names the metric of the part that contains it."""
+    """A part of a training step's time; ``within`` is the metric of the part that contains it."""
 
     metric: str
     label: str
@@ -218,7 +216,7 @@ class TimePart(NamedByFirstField):
 
 @dataclass(frozen=True, slots=True)
 class NumberColumn:
-    """A number in a table of alternatives; ``best`` marks the largest of a table."""
+    """A column of numbers in a table of alternatives; ``best`` marks the largest number."""
 
     key: str
     title: str
@@ -229,12 +227,13 @@ class NumberColumn:
 
 @dataclass(frozen=True, slots=True)
 class AlternativesView:
-    """A table below a step: what could have stood in place of a part of it.
+    """A table below a turn with the alternatives to a part of its text.
 
-    The entries are a list of dictionaries under ``key`` of the step. Of an entry, ``badge`` is a
-    number from 1 to 4 by which they are ordered, ``text`` what would have stood there, and
-    ``chosen`` whether it did. ``note`` is a key of the step and the sentence its value goes into.
-    ``outcomes`` knows what plays earned that went on with an alternative, where some did.
+    The turn has a list of dictionaries under ``key``, one for each alternative. ``badge`` is their
+    key with a number from 1 to 4 that orders them. ``text`` is the key of the alternative text, and
+    ``chosen`` the key that is true for the text in use. ``note`` is a key of the turn and a
+    sentence with a placeholder for its value. ``outcomes`` reads the returns of executed
+    alternatives.
     """
 
     key: str
@@ -248,10 +247,10 @@ class AlternativesView:
 
 @dataclass(frozen=True, slots=True)
 class StepView:
-    """What the report shows of a step beside observation, action and credit.
+    """Additions to the report's view of a turn, which shows observation, action and credit.
 
-    ``badge`` is a key of the step with a number from 1 to 4, ``flags`` are keys with a word that
-    warns, ``lead`` is a sentence above the episodes.
+    ``badge`` is a key of the turn with a number from 1 to 4. ``flags`` are keys whose values are
+    warnings. ``lead`` is a sentence above the episodes.
     """
 
     badge: str | None = None
@@ -262,9 +261,9 @@ class StepView:
 
 @dataclass(frozen=True, slots=True)
 class Contribution:
-    """All that the method or environment ``name`` adds.
+    """Everything that the method or environment ``name`` adds.
 
-    ``plots`` are (title of a section, chart) for sections that are there anyway.
+    ``plots`` are pairs (title of a section that exists already, chart).
     """
 
     name: str
@@ -277,12 +276,12 @@ class Contribution:
     batch_metrics: BatchMetrics | None = None
 
 
-# Filled by the modules of CONTRIBUTORS, and by every other module that appends to it.
+# The modules of CONTRIBUTORS append to it, and so may any other module.
 CONTRIBUTIONS: list[Contribution] = []
 
 
 def contributions() -> list[Contribution]:
-    """Return ``CONTRIBUTIONS``, after the modules of ``CONTRIBUTORS`` were imported."""
+    """Import the modules of ``CONTRIBUTORS`` and return ``CONTRIBUTIONS``."""
     import_contributors()
     return CONTRIBUTIONS
 
@@ -291,7 +290,7 @@ def contributions() -> list[Contribution]:
 def import_contributors() -> None:
     """Import the modules of ``CONTRIBUTORS`` once.
 
-    A module that cannot be imported costs its figures and a warning, not the run.
+    If an import fails, a warning is logged and the report lacks the figures of that module.
     """
     for module in CONTRIBUTORS:
         try:
@@ -301,7 +300,7 @@ def import_contributors() -> None:
 
 
 class Placed(Protocol):
-    """What has a name and says behind which other one it stands."""
+    """Protocol of entries with a name and the name of the entry that they follow."""
 
     @property
     def name(self) -> str: ...
@@ -314,18 +313,18 @@ P = TypeVar("P", bound=Placed)
 
 
 def arrange(own: Sequence[P], added: Iterable[P]) -> list[P]:
-    """``own`` in order, with each of ``added`` behind the one that it names, or last."""
+    """Return ``own`` in order, with each of ``added`` after the entry that it names, or last."""
     arranged = list(own)
     for item in added:
-        # Names are read anew for each: an added one may stand behind another added one.
+        # Collect the names again for each item: it may follow another added item.
         names = [other.name for other in arranged]
-        place = names.index(item.after) + 1 if item.after in names else len(arranged)
-        arranged.insert(place, item)
+        position = names.index(item.after) + 1 if item.after in names else len(arranged)
+        arranged.insert(position, item)
     return arranged
 
 
 def batch_metrics(batch: "DataProto", prefix: str) -> dict[str, float]:
-    """What all contributions measure of ``batch``, under ``prefix``."""
+    """Return the metrics of ``batch`` from all contributions, named ``<prefix>/...``."""
     metrics: dict[str, float] = {}
     for contribution in contributions():
         if contribution.batch_metrics is not None:

@@ -1,8 +1,9 @@
-"""Names that code outside this repository imports and nothing in it calls.
+"""Public names that code outside this repository imports and this repository does not use.
 
-Each name is found where job code expects it and loaded on first use (``verl.utils.lazy``).
+Each name can be imported from where job code expects it. It is loaded on first use
+(``verl.utils.lazy``).
 
-| public name | home | needed by |
+| public name | defined in | needed by |
 |---|---|---|
 | `verl.utils.seqlen_balancing`: `rearrange_micro_batches`, `get_reverse_idx` | `micro_batches` | workers of verl jobs that cut their own micro-batches |
 | `verl.utils.torch_functional.pad_sequence_to_length` | `padding` | collate functions and rollouts of verl jobs |
@@ -11,7 +12,7 @@ Each name is found where job code expects it and loaded on first use (``verl.uti
 | `verl.utils.tracking.Tracking` | `verl.record.tracking` | loggers of verl job scripts |
 | `python -m verl.utils.report` | `verl.record.report` | scripts that write reports |
 
-In ``agent_system``, verl-agent's evaluation scripts need ``reset``, ``step`` and
-``success_evaluator`` of ``EnvironmentManagerBase`` (``environments.vectorised``), and its job
-scripts need ``reward_manager.EpisodeRewardManager``. This repository uses both.
+Two public names of ``agent_system`` are also used in this repository. Evaluation scripts of
+verl-agent need ``reset``, ``step`` and ``success_evaluator`` of ``EnvironmentManagerBase``
+(``environments.vectorised``). Its job scripts need ``reward_manager.EpisodeRewardManager``.
 """  # noqa: E501

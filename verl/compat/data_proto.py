@@ -1,7 +1,6 @@
-"""Methods of ``DataProto`` that job code calls and this repository does not.
+"""Methods of ``DataProto`` that job code calls: mini-batch iterator, saving and loading.
 
-Needed by ``interfaces.md``: ``make_iterator``, ``save_to_disk``, ``load_from_disk``. Object columns
-are stored as JSON, because files are never pickled here.
+Object columns are stored as JSON, because this framework does not unpickle files.
 """
 
 import json
@@ -17,7 +16,7 @@ from verl.protocol import DataProto
 
 TENSOR_FILE = "batch.safetensors"
 JSON_FILE = "data.json"
-# Marks the JSON form of what JSON has no type for: tuples, arrays, dicts with keys of any type.
+# Key that marks the JSON form of tuples, arrays and dicts with keys that are not strings.
 _KIND = "__kind__"
 
 
@@ -28,10 +27,10 @@ def make_iterator(
     seed: int | None = None,
     dataloader_kwargs: Mapping[str, Any] | None = None,
 ) -> Iterator[DataProto]:
-    """Yield ``epochs`` passes over the rows in mini-batches.
+    """Return an iterator over the mini-batches of ``epochs`` epochs.
 
-    ``dataloader_kwargs={"shuffle": True}`` draws a new permutation for each epoch from ``seed``
-    alone. Raises ``ValueError`` when the length is not a multiple of ``mini_batch_size``.
+    ``dataloader_kwargs={"shuffle": True}`` draws a new permutation for each epoch, which depends on
+    ``seed`` only. Raises ``ValueError`` if the length is not a multiple of ``mini_batch_size``.
     """
     options = {"shuffle": False, **(dataloader_kwargs or {})}
     require_keys("make_iterator's dataloader_kwargs", options, ["shuffle"])
@@ -39,8 +38,8 @@ def make_iterator(
         raise ValueError(
             f"{len(data)} rows are not a multiple of mini_batch_size={mini_batch_size}"
         )
-    # A generator of its own, so that the errors above come before the first mini-batch is asked
-    # for.
+    # The generator is a separate function, so that the errors above are raised by this call and not
+    # by the first ``next``.
     rng = np.random.default_rng(seed)
     return _mini_batches(data, mini_batch_size, epochs, rng, options["shuffle"])
 
@@ -57,8 +56,9 @@ def _mini_batches(
 def save_to_disk(data: DataProto, path: str | Path) -> None:
     """Write the directory ``path``: tensors as safetensors, the rest as JSON. Nothing is pickled.
 
-    Tuples, numpy arrays and dicts with keys that are no strings survive; numpy scalars come back as
-    Python numbers. Raises ``TypeError`` naming the place of a value that JSON cannot hold.
+    Tuples, numpy arrays and dicts with keys that are not strings are restored on loading. Numpy
+    scalars become Python numbers. Raises ``TypeError`` that names the location of a value without a
+    JSON form.
     """
     data.check_consistency()
     root = Path(path)
@@ -74,7 +74,7 @@ def save_to_disk(data: DataProto, path: str | Path) -> None:
         "non_tensor_batch": columns,
         "meta_info": to_json_value(data.meta_info, "meta_info"),
     }
-    # clone: safetensors refuses tensors that share a storage, which rows of one table may do
+    # clone, because safetensors refuses tensors that share memory, and columns of a table may
     tensors = {
         key: tensor.detach().cpu().contiguous().clone() for key, tensor in data.batch.items()
     }
@@ -83,14 +83,14 @@ def save_to_disk(data: DataProto, path: str | Path) -> None:
 
 
 def load_from_disk(path: str | Path) -> DataProto:
-    """Read what ``save_to_disk`` wrote.
+    """Return the table that ``save_to_disk`` wrote to directory ``path``.
 
-    Raises ``ValueError`` when the two files do not fit together.
+    Raises ``ValueError`` if the two files do not belong together.
     """
     root = Path(path)
     record = json.loads((root / JSON_FILE).read_text(encoding="utf-8"))
     stored = load_file(root / TENSOR_FILE)
-    # null: a table without tensors as earlier versions wrote it
+    # Earlier versions wrote null for a table without tensors.
     keys = record["tensor_keys"] or []
     if set(keys) != set(stored):
         raise ValueError(f"{root}: {TENSOR_FILE} holds {sorted(stored)}, {JSON_FILE} names {keys}")
@@ -103,9 +103,10 @@ def load_from_disk(path: str | Path) -> DataProto:
 
 
 def to_json_value(value: object, place: str) -> Any:
-    """JSON form of ``value``; ``{"__kind__": ..., "value": ...}`` where JSON has no such type.
+    """Return the JSON form of ``value``.
 
-    Raises ``TypeError`` that names ``place`` for a value that has no such form.
+    A type that JSON lacks becomes ``{"__kind__": ..., "value": ...}``. Raises ``TypeError`` that
+    names ``place`` for a value without a JSON form.
     """
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
@@ -132,7 +133,7 @@ def _json_items(values: Iterable[object], place: str) -> list[Any]:
 
 
 def _json_dict(value: dict[Any, object], place: str) -> dict[str, Any]:
-    # A dict that has the mark itself must not be read back as one of our kinds.
+    # A dict that contains the mark is stored as pairs, so that it is not read as a marked form.
     if all(isinstance(key, str) for key in value) and _KIND not in value:
         return {key: to_json_value(item, f"{place}[{key!r}]") for key, item in value.items()}
     pairs = [
@@ -143,7 +144,7 @@ def _json_dict(value: dict[Any, object], place: str) -> dict[str, Any]:
 
 
 def from_json_value(value: object) -> Any:
-    """What ``to_json_value`` was given; numpy scalars come back as Python numbers."""
+    """Invert ``to_json_value``; numpy scalars become Python numbers."""
     if isinstance(value, list):
         return [from_json_value(item) for item in value]
     if not isinstance(value, dict):

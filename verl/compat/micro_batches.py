@@ -1,6 +1,6 @@
-"""Micro-batches of bounded token counts, kept for job code that cuts its own.
+"""Micro-batches of bounded token counts, for job code that makes its micro-batches itself.
 
-There, ``rearrange_micro_batches`` and ``get_reverse_idx`` come from
+Job code imports ``rearrange_micro_batches`` and ``get_reverse_idx`` from
 ``verl.utils.seqlen_balancing``. The workers of this framework use
 ``verl.workers.rows.micro_batches``.
 """
@@ -23,11 +23,12 @@ BatchT = TypeVar("BatchT", DataProto, TensorDict, dict[str, Tensor])
 def token_bounded_partitions(
     lengths: Sequence[int], max_token_len: int, min_partitions: int = 1, divided_by: int = 1
 ) -> list[list[int]]:
-    """Balanced parts of at most ``max_token_len`` tokens each, every index in exactly one part.
+    """Partition the rows into balanced parts of at most ``max_token_len`` tokens.
 
-    There are at least ``min_partitions`` parts and a multiple of ``divided_by``, as far as there
-    are rows. The smallest count whose balanced split fits is taken; where balancing does not fit,
-    first-fit-decreasing does. Raises ``ValueError`` for a row that is longer than the bound.
+    Returns lists of row indices; every index is in exactly one part. There are at least
+    ``min_partitions`` parts and a multiple of ``divided_by``, but not more parts than rows. The
+    smallest count whose balanced partition fits is used, else first-fit-decreasing. Raises
+    ``ValueError`` for a row that is longer than ``max_token_len``.
     """
     lengths = [int(length) for length in lengths]
     n = len(lengths)
@@ -44,7 +45,7 @@ def token_bounded_partitions(
     by_tokens = -(-sum(lengths) // max_token_len)  # rounded up
     lowest = _rounded(max(min_partitions, by_tokens, 1), divided_by, n)
     highest = max(lowest, _rounded(len(packed), divided_by, n))
-    # Balanced parts may exceed the bound at one count and keep it at the next: tried upwards.
+    # Balanced parts may exceed the bound at one count and keep it at the next: try larger counts.
     for k in range(lowest, highest + 1, divided_by):
         parts = get_seqlen_balanced_partitions(lengths, min(k, n))
         if max(sum(lengths[i] for i in part) for part in parts) <= max_token_len:
@@ -53,7 +54,7 @@ def token_bounded_partitions(
 
 
 def _rounded(k: int, divided_by: int, n: int) -> int:
-    # Never more parts than rows: a part without rows could not be passed through a model.
+    # Not more parts than rows, because a model cannot process a part without rows.
     return min(-(-k // divided_by) * divided_by, n)
 
 
@@ -86,15 +87,14 @@ def rearrange_micro_batches(
     min_num_micro_batch: int | None = None,
     lengths: Sequence[int] | None = None,
 ) -> tuple[list[BatchT], list[list[int]]]:
-    """Split ``batch`` into micro-batches of at most ``max_token_len`` real tokens; every row
-    appears once.
+    """Split ``batch`` into micro-batches of at most ``max_token_len`` tokens without padding.
 
     ``batch`` is a dict of tensors, a ``TensorDict`` or a ``DataProto`` with ``attention_mask [B,
     L]``; ``lengths`` ``[B]`` replaces the token counts read from the mask. With a ``dp_group`` of
-    torch.distributed all ranks end up with the same number of micro-batches, so that their
-    collective calls pair up. Returns the micro-batches and, for each, its row indices;
-    ``get_reverse_idx`` of the concatenated indices restores the order. Raises ``ValueError`` where
-    a row exceeds the bound or a rank has too few rows.
+    torch.distributed all ranks get the same number of micro-batches, so that their collective calls
+    match. Returns the micro-batches and the row indices of each. Every row occurs once.
+    ``get_reverse_idx`` of the concatenated indices restores the order. Raises ``ValueError`` if a
+    row exceeds the bound or a rank has too few rows.
     """
     if lengths is None:
         lengths = _real_tokens(batch)
@@ -114,9 +114,9 @@ def _real_tokens(batch: DataProto | TensorDict | dict[str, Tensor]) -> list[int]
 def _agree(
     parts: list[list[int]], lengths: Sequence[int], max_token_len: int, dp_group: ProcessGroup
 ) -> list[list[int]]:
-    """As many parts as the rank with most of them has."""
+    """Return as many parts as the rank with the largest number of parts has."""
     most = torch.tensor([len(parts)])
-    # NCCL moves tensors of the device only.
+    # NCCL communicates GPU tensors only.
     if dist.get_backend(dp_group) == "nccl":
         most = most.cuda()
     dist.all_reduce(most, op=dist.ReduceOp.MAX, group=dp_group)
@@ -127,13 +127,13 @@ def _agree(
             f"another rank needs {int(most)} micro-batches but this one holds only "
             f"{len(lengths)} rows"
         )
-    # Balancing may break the bound at this count; halving parts that keep it never does.
+    # Balancing may exceed the bound at this count; halving parts that keep the bound cannot.
     balanced = get_seqlen_balanced_partitions(lengths, int(most))
     fits = max(sum(lengths[i] for i in part) for part in balanced) <= max_token_len
     return balanced if fits else _split_to(parts, int(most))
 
 
-def _select(batch: Any, rows: list[int]) -> Any:  # one of BatchT, as it came
+def _select(batch: Any, rows: list[int]) -> Any:  # of the same type as batch
     index = torch.as_tensor(rows, dtype=torch.long)
     if isinstance(batch, DataProto | TensorDict):
         return batch[index]
@@ -141,8 +141,9 @@ def _select(batch: Any, rows: list[int]) -> Any:  # one of BatchT, as it came
 
 
 def get_reverse_idx(idx_map: Sequence[int]) -> list[int]:
-    """The inverse permutation: ``reordered[get_reverse_idx(idx_map)[i]]`` is row ``i`` of the
-    original order.
+    """Return the inverse permutation.
+
+    ``reordered[get_reverse_idx(idx_map)[i]]`` is row ``i`` of the original order.
     """
     reverse = [0] * len(idx_map)
     for position, original in enumerate(idx_map):

@@ -1,4 +1,4 @@
-"""Padding of tensors, for job code that builds its own rows."""
+"""Padding of tensors, for job code that builds the rows of a batch itself."""
 
 import torch
 from torch import Tensor
@@ -7,9 +7,7 @@ from torch import Tensor
 def pad_sequence_to_length(
     tensor: Tensor, max_seq_len: int, pad_token_id: float, left_pad: bool = False
 ) -> Tensor:
-    """Pad ``[..., L]`` to ``[..., max_seq_len]``; a tensor already that long or longer is returned
-    as it is.
-    """
+    """Pad ``[..., L]`` to ``[..., max_seq_len]``; a tensor of at least that length is unchanged."""
     missing = max_seq_len - tensor.shape[-1]
     if missing <= 0:
         return tensor

@@ -1,6 +1,4 @@
-"""The supervised run that makes a missing policy, as a config: same environment, same device, ready
-to hand over.
-"""
+"""Config of the supervised run that trains a missing policy."""
 
 from verl.config.load import load_config
 from verl.config.schema import PPOConfig, SFTConfig
@@ -10,36 +8,37 @@ DEFAULT = "quickstart_sft"
 
 
 def cold_start_name(cfg: PPOConfig) -> str:
-    """The name of the config that makes the policy."""
+    """Return the name of the ``main_sft`` config that trains the policy."""
     return cfg.cold_start.config_name or DEFAULT
 
 
 def cold_start_config(cfg: PPOConfig) -> SFTConfig:
-    """The config of ``main_sft`` that writes ``actor_rollout_ref.model.path``, in the environment
-    ``cfg`` plays.
+    """Return the config of ``main_sft`` that trains the policy ``actor_rollout_ref.model.path``.
 
-    Starts from ``cold_start.config_name`` with ``cold_start.overrides``; environment, seed of
-    tasks, arguments of the chat template, device, project and the place the policy goes to are
-    taken from ``cfg``. Raises ConfigError when it cannot be composed.
+    It is ``cold_start.config_name`` with ``cold_start.overrides``. Environment, seed of tasks,
+    arguments of the chat template, device, project and directory of the policy come from ``cfg``.
+    Raises ``ConfigError`` if it cannot be composed.
     """
-    # What is taken from the run below would overwrite these without a word.
-    own = [
-        word
-        for word in cfg.cold_start.overrides
-        if word.lstrip("+").startswith(("env.", "model.save_path="))
+    # The values of the run below would silently overwrite these.
+    conflicting = [
+        override
+        for override in cfg.cold_start.overrides
+        if override.lstrip("+").startswith(("env.", "model.save_path="))
     ]
-    if own:
+    if conflicting:
         raise ConfigError(
-            f"cold_start.overrides={own!r}: taken from this run; "
-            "fix: set env.* and model.path of the run"
+            f"cold_start.overrides={conflicting!r}: taken from this run; "
+            "allowed: keys other than env.* and model.save_path; "
+            "fix: set env.* and actor_rollout_ref.model.path of this run instead"
         )
-    # First, so that overrides win: runs of two projects must not share the cold start's directory.
+    # The project, because runs of two projects must not share the directory of the cold start. It
+    # comes first, so that overrides can replace it.
     project = f'trainer.project_name="{cfg.trainer.project_name}"'
     sft = load_config(cold_start_name(cfg), [project, *cfg.cold_start.overrides], SFTConfig)
     return sft.with_values(
         {
             "env": cfg.env,
-            # Another template would give other tokens than the policy meets in its rollouts.
+            # The same template as in rollouts, so that the policy is trained on the same tokens.
             "data.apply_chat_template_kwargs": cfg.data.apply_chat_template_kwargs,
             "model.save_path": str(cfg.actor_rollout_ref.model.path),
             "trainer.device": cfg.trainer.device,

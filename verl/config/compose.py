@@ -1,6 +1,4 @@
-"""From a config name and overrides to one plain tree, by Hydra: defaults lists, search path,
-override grammar.
-"""
+"""Composition of a config name and overrides to one plain tree with Hydra."""
 
 import itertools
 from collections.abc import Sequence
@@ -22,7 +20,7 @@ from verl.config.settings.unknown import owner, unknown
 from verl.config.yaml_files import joined_files
 
 BASE_DIR = Path(__file__).resolve().parent
-# Beside the verl package, in a checkout and when installed.
+# In the directory that contains the verl package, both in a checkout and when installed.
 EXPERIMENTS_DIR = BASE_DIR.parents[1] / "configs"
 POLICIES_DIR = EXPERIMENTS_DIR / "policies"
 # ${shipped_policy:NAME} in a config: the directory of a policy that is part of the package.
@@ -32,27 +30,29 @@ OmegaConf.register_new_resolver(
 
 
 def config_dirs(config_path: str | None = None) -> list[Path]:
-    """Directories that are searched for configs: the caller's, then the experiments, then the
-    bases.
-    """
-    own = [Path(config_path).expanduser().resolve()] if config_path else []
-    for directory in own:
+    """Return the search path of configs: ``config_path``, then experiments, then base configs."""
+    user_dirs = [Path(config_path).expanduser().resolve()] if config_path else []
+    for directory in user_dirs:
         if not directory.is_dir():
-            raise ConfigError(f"--config-path {config_path}: no such directory")
-    # The first match wins, so that a user's config may stand in for one that ships.
-    return [*own, *(path for path in (EXPERIMENTS_DIR, BASE_DIR) if path.is_dir())]
+            raise ConfigError(
+                f"--config-path {config_path}: no such directory; "
+                "allowed: a directory of configs; fix: correct the path"
+            )
+    # The first match is used, so that a user's config can replace a built-in one.
+    return [*user_dirs, *(path for path in (EXPERIMENTS_DIR, BASE_DIR) if path.is_dir())]
 
 
 def config_names(config_path: str | None = None) -> list[str]:
-    """Names that ``--config-name`` accepts."""
+    """Return the config names that ``--config-name`` accepts, sorted."""
     return sorted(
         {file.stem for directory in config_dirs(config_path) for file in directory.glob("*.yaml")}
     )
 
 
 def parse_overrides(overrides: Sequence[str]) -> list[Override]:
-    """Parse ``key=value`` words; raises ConfigError for one that is not in Hydra's override
-    grammar.
+    """Parse overrides ``key=value``.
+
+    Raises ``ConfigError`` for one that does not follow Hydra's override grammar.
     """
     parsed, problems = _parse(overrides)
     if problems:
@@ -61,26 +61,27 @@ def parse_overrides(overrides: Sequence[str]) -> list[Override]:
 
 
 def _parse(overrides: Sequence[str]) -> tuple[list[Override], list[str]]:
-    """The overrides that are overrides, and what is wrong with the other words."""
+    """Return the parsed overrides, and a message for each one that cannot be parsed."""
     parser = OverridesParser.create()
     parsed = []
     problems = []
-    # Word by word: Hydra's parser stops at the first one it cannot read.
-    for word in overrides:
+    # One by one, because Hydra's parser stops at the first override that it cannot read.
+    for override in overrides:
         try:
-            parsed += parser.parse_overrides([word])
+            parsed += parser.parse_overrides([override])
         except (HydraException, RecursionError) as error:
             reason = str(error).splitlines()[0]
             problems.append(
-                f"{word!r} is not an override ({reason}); write key=value, and quote a value that "
-                "holds spaces, commas or brackets: key='\"a, b\"'"
+                f"{override!r} is not an override ({reason}); write key=value, and quote a value "
+                "that contains spaces, commas or brackets: key='\"a, b\"'"
             )
     return parsed, problems
 
 
 def expand_sweep(overrides: Sequence[str]) -> list[list[str]]:
-    """All jobs of a multirun: the product of ``key=a,b``, ``choice``, ``range`` and the like, in
-    order.
+    """Return the overrides of each job of a multirun, in order.
+
+    The jobs are the product of the values of ``key=a,b``, ``choice(...)``, ``range(...)`` etc.
     """
     axes = []
     for override in parse_overrides(overrides):
@@ -95,49 +96,50 @@ def expand_sweep(overrides: Sequence[str]) -> list[list[str]]:
 def _prepare(
     overrides: Sequence[str], schema: type[Section], dirs: list[Path]
 ) -> tuple[list[str], list[str]]:
-    """The words Hydra is given, and what is wrong with the others.
+    """Return the overrides to pass to Hydra, and a message for each refused one.
 
-    Hydra is told to set every key whether or not a file mentions it: the schema says what exists.
+    Keys get the prefix ``++``, so that Hydra sets them even if no file has them. The schema decides
+    which keys exist.
     """
     parsed, problems = _parse(overrides)
-    words = []
+    accepted = []
     for override in parsed:
         if _is_group(override, schema, dirs):
-            words.append(override.input_line)
+            accepted.append(override.input_line)
             continue
         refusal = _refusal(override, schema)
         if refusal:
             problems.append(refusal)
         else:
-            words.append("++" + str(override.input_line).lstrip("+"))
-    return words, problems
+            accepted.append("++" + str(override.input_line).lstrip("+"))
+    return accepted, problems
 
 
 def _is_group(override: Override, schema: type[Section], dirs: list[Path]) -> bool:
-    """Whether the key is a directory of configs, of which the value names one."""
+    """Return True if the key is a directory of configs and the value names one of them."""
     name = override.key_or_group
-    # A key of the schema is a value, even where a directory has the same name.
+    # A key of the schema is not a group, even if a directory has the same name.
     if "." in name or name in schema.model_fields:
         return False
     return any((directory / name).is_dir() for directory in dirs)
 
 
 def _refusal(override: Override, schema: type[Section]) -> str | None:
-    """Why ``override`` cannot be applied; None where it can."""
+    """Return the reason why ``override`` cannot be applied, or None."""
     path = override.key_or_group
     if override.is_sweep_override():
-        return f"{override.input_line}: several values; add -m to run one job for each"
+        return f"{override.input_line}: several values; fix: add -m to run one job for each"
     if override.is_delete():
-        return f"{override.input_line}: keys cannot be removed; set it to null instead"
+        return f"{override.input_line}: keys cannot be removed; fix: set the key to null"
     if not _exists(path, schema):
         return unknown(path, override.value(), schema_keys(schema))
     return None
 
 
 def _exists(path: str, schema: type[Section]) -> bool:
-    """Return whether a value may be written at ``path``.
+    """Return True if a value is allowed at ``path``.
 
-    Of the environments, only the one that the path names is imported.
+    Only the environment that the path names is imported.
     """
     if owner(path, keys_of(schema)) is not None:
         return True
@@ -146,7 +148,7 @@ def _exists(path: str, schema: type[Section]) -> bool:
     if above != "env" or name not in env_names():
         return False
     section = env_section(name)
-    # The keys of a missing package are not known; checks refuse the package itself.
+    # The keys of a missing package are not known; check_env refuses the package itself.
     keys = {} if section is None else keys_of(section, f"env.{name}.")
     return section is None or path == f"env.{name}" or owner(path, keys) is not None
 
@@ -157,68 +159,69 @@ def compose_tree(
     schema: type[Section],
     config_path: str | None = None,
 ) -> tuple[DictConfig, list[str]]:
-    """Compose config ``name`` with ``overrides`` into a plain tree (interpolations kept, types
-    unchecked); also return what is wrong with overrides that were left out.
+    """Compose config ``name`` with ``overrides`` into a plain tree.
 
-    Raises ConfigError for an unknown config and for files that cannot be joined.
+    Interpolations are kept and types are not checked. Also returns a message for each override that
+    was not applied. Raises ``ConfigError`` for an unknown config and for files that cannot be
+    composed.
     """
     dirs = config_dirs(config_path)
     name = name.removesuffix(".yaml")
     home = next((directory for directory in dirs if (directory / f"{name}.yaml").is_file()), None)
-    words, problems = _prepare(overrides, schema, dirs)
+    accepted, problems = _prepare(overrides, schema, dirs)
     if home is None:
         known = config_names(config_path)
         guess = nearest_name(name, known)
         hint = f"; did you mean {guess}?" if guess else ""
         missing = f"no config is called {name!r}{hint} There are: {', '.join(known)}"
         raise ConfigError([missing, *problems])
-    joined_files([name, *_group_files(words)], dirs)
-    # Quoted: a comma or a space in a path would end the list item in Hydra's grammar.
+    joined_files([name, *_group_files(accepted)], dirs)
+    # Quoted, because a comma or a space in a path would end the list item in Hydra's grammar.
     search = ", ".join(f'"file://{directory}"' for directory in dirs if directory != home)
     try:
-        # Without version_base Hydra warns and behaves as an older release does.
+        # Without version_base Hydra warns and behaves like an older release.
         with initialize_config_dir(str(home), version_base="1.3"):
-            tree = compose(config_name=name, overrides=[*words, f"hydra.searchpath=[{search}]"])
+            tree = compose(config_name=name, overrides=[*accepted, f"hydra.searchpath=[{search}]"])
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigError([_unreadable(home / f"{name}.yaml", error), *problems]) from error
-    # The last two are Hydra's, for defaults that are no list of names.
+    # Hydra raises ValueError and TypeError for defaults that are not a list of names.
     except (HydraException, OmegaConfBaseException, ValueError, TypeError, OSError) as error:
         raise ConfigError([_not_composed(home / f"{name}.yaml", error), *problems]) from error
     return tree, problems
 
 
-def _group_files(words: Sequence[str]) -> list[str]:
-    """The files that ``words`` for Hydra choose, each of a directory of configs."""
-    chosen = [word.lstrip("+").partition("=") for word in words if not word.startswith("++")]
+def _group_files(overrides: Sequence[str]) -> list[str]:
+    """Return the files (GROUP/NAME) that ``overrides`` for Hydra choose from config groups."""
+    chosen = [text.lstrip("+").partition("=") for text in overrides if not text.startswith("++")]
     return [f"{group.partition('@')[0]}/{name}" for group, _, name in chosen]
 
 
 def _not_composed(file: Path, error: Exception) -> str:
-    """The message about a ``file`` that Hydra cannot join with those of its defaults."""
-    # Some of Hydra's errors say nothing themselves.
+    """Return the message about a ``file`` that Hydra cannot compose with its defaults."""
+    # Some of Hydra's errors have an empty message; then take their cause.
     lines = f"{error}\n{error.__cause__ or type(error).__name__}".splitlines()
     reason = next(line.strip() for line in lines if line.strip())
     return (
         f"config {file.stem!r}: {file} cannot be composed: {reason}; allowed: sections of keys, "
-        "and a list of the names of configs as defaults; fix: mend the file"
+        "and a list of the names of configs as defaults; fix: correct the file"
     )
 
 
 def own_files(name: str, config_path: str | None) -> dict[Path, dict[Any, Any]]:
-    """The files of the caller's that config ``name`` is made of, with what they write."""
+    """Return the user's files among those that config ``name`` is composed of, with contents."""
     dirs = config_dirs(config_path)
-    found = joined_files([name.removesuffix(".yaml")], dirs)
+    files = joined_files([name.removesuffix(".yaml")], dirs)
     shipped = (EXPERIMENTS_DIR, BASE_DIR)
-    return {file: written for file, written in found.items() if file.parent not in shipped}
+    return {file: content for file, content in files.items() if file.parent not in shipped}
 
 
 def _unreadable(file: Path, error: yaml.YAMLError | UnicodeDecodeError) -> str:
-    """The message about a ``file`` that is no YAML, or that joins one which is none."""
+    """Return the message about a ``file`` that is not YAML, or has such a file in its defaults."""
     mark = getattr(error, "problem_mark", None)
     where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
     what = getattr(error, "problem", None) or str(error)
-    # Hydra does not say which of the files that this one joins could not be read.
+    # Hydra does not report which file of the defaults could not be read.
     return (
-        f"config {file.stem!r}: {file}, or a file of its defaults, is no YAML: {where}{what}; "
-        "allowed: key: value, two spaces deeper for each section; fix: mend that line"
+        f"config {file.stem!r}: {file}, or a file of its defaults, is not YAML: {where}{what}; "
+        "allowed: key: value, indented by two more spaces in each section; fix: correct that line"
     )

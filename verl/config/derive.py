@@ -1,6 +1,4 @@
-"""Values that follow from others: written once, here, so that every worker reads final numbers and
-no ``None``.
-"""
+"""Config values that are computed from others, so that workers never read ``None`` for them."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -18,18 +16,18 @@ REF = "actor_rollout_ref.ref"
 ROLLOUT = "actor_rollout_ref.rollout"
 CORRECTION = "algorithm.rollout_correction"
 GROUP_SIZE = 8
-# Job scripts for environments carry a file that says nothing but text or images and how many tasks
-# make a batch, which is all it holds: what is played comes from the environment there, too.
+# Job scripts of verl-agent for environments name these files. They state only the modality (text or
+# images) and the number of tasks in a batch; the tasks come from the environment.
 PLACEHOLDER = re.compile(r"(^|/)verl-agent/(text|visual)/(train|test)\.parquet$")
 
 
 def trajectories_per_iteration(cfg: PPOConfig) -> int:
-    """Plays per iteration: tasks times group size."""
+    """Return the number of trajectories per training step: tasks times group size."""
     return cfg.data.train_batch_size * cfg.env.rollout.n
 
 
 def engine_count(cfg: PPOConfig, device: str) -> int:
-    """Rollout workers of a run on ``device`` (``cpu``, ``cuda``)."""
+    """Return the number of rollout workers of a run on ``device`` (``cpu``, ``cuda``)."""
     trainer = cfg.trainer
     rollout = cfg.actor_rollout_ref.rollout
     if rollout.num_workers:
@@ -40,7 +38,7 @@ def engine_count(cfg: PPOConfig, device: str) -> int:
 
 
 def engine_gpus(cfg: PPOConfig) -> list[int]:
-    """GPUs that engines are on, node by node: those of the training ranks, or their own."""
+    """Return the number of GPUs for engines on each node that has engines."""
     trainer = cfg.trainer
     rollout = cfg.actor_rollout_ref.rollout
     if not rollout.nnodes:
@@ -49,18 +47,18 @@ def engine_gpus(cfg: PPOConfig) -> list[int]:
 
 
 def have_own_gpus(cfg: PPOConfig, device: str) -> bool:
-    """Whether the engines of a run on ``device`` have GPUs on which nothing is trained."""
+    """Return True if the engines of a run on ``device`` have GPUs without training ranks."""
     return device == "cuda" and cfg.actor_rollout_ref.rollout.nnodes > 0
 
 
 def engines_on_a_node(cfg: PPOConfig, device: str) -> int:
-    """The most rollout workers that one node has."""
+    """Return the largest number of rollout workers on one node."""
     nodes = len(engine_gpus(cfg)) if device == "cuda" else cfg.trainer.nnodes
     return -(-engine_count(cfg, device) // nodes)
 
 
 def weight_transfer(cfg: PPOConfig, device: str) -> WeightTransfer:
-    """How weights get to the engines of a run on ``device``: ``store``, ``ipc`` or ``nccl``."""
+    """Return the weight transfer of a run on ``device``: ``store``, ``ipc`` or ``nccl``."""
     rollout = cfg.actor_rollout_ref.rollout
     if rollout.weight_transfer != "auto":
         return rollout.weight_transfer
@@ -68,30 +66,32 @@ def weight_transfer(cfg: PPOConfig, device: str) -> WeightTransfer:
 
 
 def vllm_transfer_backend(cfg: PPOConfig) -> WeightTransfer:
-    """Its own way of weights to the GPUs of its engines: ``ipc``, or ``nccl`` to their own."""
+    """Return vLLM's weight transfer: ``nccl`` if engines have separate GPUs, else ``ipc``."""
     return "nccl" if have_own_gpus(cfg, "cuda") else "ipc"
 
 
 def is_placeholder(files: Sequence[str]) -> bool:
-    """Whether ``files`` are there only because a job script has to name some."""
+    """Return True if ``files`` are placeholders that job scripts for environments name."""
     return bool(files) and all(PLACEHOLDER.search(file) for file in files)
 
 
 def data_keys(cfg: PPOConfig) -> Mapping[str, str]:
-    """Which keys of ``cfg`` the environment is handed because it plays rows of files: path of the
-    key, and its name in the environment's section; none for other environments.
+    """Return the keys of ``cfg`` that set keys of the environment's section.
+
+    Maps the path of a key to the name in the section. Only environments whose tasks are rows of
+    files have such keys.
     """
     settings = cfg.env.settings
     return {} if settings is None else settings.data_keys
 
 
 def plays_files(cfg: PPOConfig) -> bool:
-    """Whether the tasks are rows of files."""
+    """Return True if the tasks are rows of files."""
     return bool(data_keys(cfg))
 
 
 def grades_files(cfg: PPOConfig) -> bool:
-    """Return whether a function of the user grades rows of files, under either of its keys."""
+    """Return True if a user-provided function grades rows of files."""
     key = data_keys(cfg).get("custom_reward_function.path")
     return key is not None and bool(lookup(cfg.env.settings, key))
 
@@ -99,7 +99,7 @@ def grades_files(cfg: PPOConfig) -> bool:
 def post_rollout_reward_key(cfg: PPOConfig) -> str | None:
     """Return the key of a reward model or function that scores trajectories after the rollout.
 
-    None where environments score them, also with a function of the user.
+    None if environments score them, possibly with a user-provided function.
     """
     if cfg.reward_model.enable:
         return "reward_model.enable"
@@ -109,9 +109,7 @@ def post_rollout_reward_key(cfg: PPOConfig) -> str | None:
 
 
 def unused_rule_reward_keys(cfg: PPOConfig) -> dict[str, str]:
-    """Return rule-reward keys that are ignored because reward_model.rule_weight is 0, with the
-    reason.
-    """
+    """Return keys of rule rewards that are ignored, with the reason: the rule weight is 0."""
     if not cfg.reward_model.enable or cfg.reward_model.rule_weight != 0:
         return {}
     why = "reward_model.rule_weight is 0; reward_model.rule_weight=1 adds it to the model's score"
@@ -124,21 +122,23 @@ def unused_rule_reward_keys(cfg: PPOConfig) -> dict[str, str]:
 
 
 def fits_prompts(cfg: PPOConfig) -> bool:
-    """Whether the tasks are rows of files that can be left out or cut where they are too long."""
+    """Return True if tasks with too long prompts can be dropped or cut."""
     settings = cfg.env.settings
     return settings is not None and settings.fits_prompts
 
 
 def default_group_size(cfg: PPOConfig) -> int:
-    """Plays of a task where nothing is said: one, unless plays of a task are compared."""
+    """Return the default group size: 8 if trajectories of a task are compared, else 1."""
     algorithm = cfg.algorithm
     compared = ESTIMATORS.get(algorithm.adv_estimator) or algorithm.filter_groups.enable
     return GROUP_SIZE if compared else 1
 
 
 def iterations(cfg: PPOConfig, train_tasks: int) -> int:
-    """Training steps of a whole run: ``trainer.total_training_steps``, else epochs times batches
-    per epoch; a placeholder for data holds one batch.
+    """Return the number of training steps of a whole run.
+
+    It is ``trainer.total_training_steps``, else epochs times batches per epoch. A placeholder file
+    has one batch. Example: 2 epochs over 100 tasks in batches of 16 are 2 * 6 = 12 steps.
     """
     trainer = cfg.trainer
     if trainer.total_training_steps is not None:
@@ -149,14 +149,14 @@ def iterations(cfg: PPOConfig, train_tasks: int) -> int:
 
 
 def declared_tasks(env: EnvConfig, split: str) -> int | None:
-    """Tasks of ``split`` as far as the settings of the environment tell."""
+    """Return the number of tasks of ``split`` if the environment's section states it, or None."""
     settings = env.settings
     return None if settings is None else settings.known_tasks(split)
 
 
 def known_tasks(env: EnvConfig) -> int | None:
-    """Training tasks as far as the config tells; None where only the environment knows."""
-    # env.train_tasks is a limit, not a promise: a smaller environment has the last word.
+    """Return the number of training tasks if the config states it, or None."""
+    # env.train_tasks is an upper limit: the environment may have fewer tasks.
     counts = [env.train_tasks, declared_tasks(env, "train")]
     return min((count for count in counts if count is not None), default=None)
 
@@ -184,8 +184,8 @@ def _least_ratio(cfg: PPOConfig) -> float:
     return 1 / cfg.algorithm.rollout_correction.rollout_rs_threshold
 
 
-# Key, and what it is where it is null: the value of another key, or what a function says. In order:
-# the critic's number of mini-batches must be known before the size they have.
+# Key, and the value that replaces null: another key, or a function of the config. The order
+# matters: the critic's number of mini-batches is derived before their size.
 PPO_RULES: tuple[tuple[str, str | Callable[[PPOConfig], object]], ...] = (
     ("env.rollout.n", default_group_size),
     (f"{ACTOR}.ppo_mini_batches", _mini_batches),
@@ -221,10 +221,9 @@ PPO_RULES: tuple[tuple[str, str | Callable[[PPOConfig], object]], ...] = (
 
 
 def derive(cfg: Config) -> Config:
-    """Fill the values of ``cfg`` that are ``None`` because they follow from others; returns ``cfg``
-    itself.
+    """Replace each derived value of ``cfg`` that is ``None``; return ``cfg`` itself.
 
-    A value that follows from a refused key is taken out as well.
+    A value is deleted if it depends on a refused key.
     """
     if isinstance(cfg, PPOConfig):
         for path, rule in PPO_RULES:
@@ -239,7 +238,7 @@ def derive(cfg: Config) -> Config:
 
 def _fill(cfg: Config, path: str, rule: str | Callable[[Config], object]) -> None:
     above, _, name = path.rpartition(".")
-    # MissingKey: the section, or this very key, was refused, which has been said already.
+    # MissingKey: the section or this key was refused, which is reported already.
     try:
         section = lookup(cfg, above)
         if getattr(section, name) is not None:
@@ -249,25 +248,24 @@ def _fill(cfg: Config, path: str, rule: str | Callable[[Config], object]) -> Non
     try:
         setattr(section, name, lookup(cfg, rule) if isinstance(rule, str) else rule(cfg))
     except MissingKey:
-        # Taken out, not left null: checks end at a missing key, but would complain about a null
-        # that only follows from a mistake made elsewhere.
+        # Delete the key: checks stop at a missing key, but would report a null as a second mistake.
         section.__dict__.pop(name, None)
 
 
 def _choose_correction(cfg: PPOConfig) -> None:
-    """``rollout_is=auto``: null says off, so that here it cannot mean "not given"."""
+    """Replace ``rollout_is=auto``. The default is ``auto`` because null turns the weights off."""
     correction = cfg.algorithm.rollout_correction
     if correction.rollout_is != "auto":
         return
-    # Of words that an agent said without their tokens, the engine's log-probs are not known.
+    # Text that an agent returned without tokens has no rollout log-probs.
     comparable = not correction.bypass_mode and not cfg.env.allow_retokenized
     less_precise = cfg.actor_rollout_ref.rollout.dtype != "float32"
-    older = cfg.trainer.rollout_overlap != "off"
-    correction.rollout_is = "token" if comparable and (less_precise or older) else None
+    off_policy = cfg.trainer.rollout_overlap != "off"
+    correction.rollout_is = "token" if comparable and (less_precise or off_policy) else None
 
 
 def _choose_rewards(cfg: PPOConfig) -> None:
-    """The rewards that are weighed are those that gdpo normalises, where it is told no others."""
+    """Use the rewards and weights of ``reward_model.weights`` for gdpo if it has none."""
     algorithm = cfg.algorithm
     weights = cfg.reward_model.weights
     if not algorithm.gdpo_reward_keys and not algorithm.gdpo_reward_weights:

@@ -1,4 +1,4 @@
-"""The devices of another machine, as ``--check --on`` states them: ``8xH100``, ``2x8xA100:40``."""
+"""Devices of another machine for ``--check --on``: ``8xH100``, ``2x8xA100:40``."""
 
 import re
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ from verl.config.schema import PPOConfig
 from verl.config.settings import ConfigError
 from verl.config.settings.hints import nearest_name
 
-# GiB that a device has for programs, by its name; those that come in two sizes state theirs.
+# Usable memory of a device in GiB, by name. Models with two sizes have the size in their name.
 MEMORY_GB = {
     "RTX3090": 23.7,
     "RTX4090": 23.6,
@@ -30,12 +30,12 @@ FORM = re.compile(
     r"(?:(?P<nodes>\d+)x)?(?P<gpus>\d+)x(?P<name>[a-z][\w-]*)(?::(?P<memory>[\d.]+)(?:gi?b)?)?",
     re.IGNORECASE,
 )
-ALLOWED = "GPUSxNAME, NODESxGPUSxNAME, each with :GIB behind it, as 8xH100 or 2x8xA100:40"
+ALLOWED = "GPUSxNAME or NODESxGPUSxNAME, optionally with :GIB, as 8xH100 or 2x8xA100:40"
 
 
 @dataclass(frozen=True)
 class Machine:
-    """Nodes that are alike, and the memory of one of their devices in GiB."""
+    """Nodes with equal devices; ``gpus`` are per node, ``memory_gb`` is GiB per device."""
 
     nodes: int
     gpus: int
@@ -47,33 +47,34 @@ class Machine:
 
 
 def stated_machine(text: str) -> Machine:
-    """The machine that ``text`` states. Raises ``ConfigError`` where it is none, or nobody knows
-    how much memory it has.
+    """Parse ``text``, for example ``2x8xA100:40``.
+
+    Raises ``ConfigError`` if it has another form, or if the memory of the device is not known.
     """
-    found = FORM.fullmatch(text.strip())
-    nodes = int(found["nodes"] or 1) if found else 0
-    gpus = int(found["gpus"]) if found else 0
-    if found is None or not nodes or not gpus:
+    match = FORM.fullmatch(text.strip())
+    nodes = int(match["nodes"] or 1) if match else 0
+    gpus = int(match["gpus"]) if match else 0
+    if match is None or not nodes or not gpus:
         raise ConfigError(f"--on {text}: no devices; allowed: {ALLOWED}; fix: --on 8xH100")
-    name = found["name"]
+    name = match["name"]
     known = {key.lower(): value for key, value in MEMORY_GB.items()}
     try:
-        memory = float(found["memory"]) if found["memory"] else known.get(name.lower(), 0.0)
+        memory = float(match["memory"]) if match["memory"] else known.get(name.lower(), 0.0)
     except ValueError:
         memory = 0.0
     if memory <= 0:
         guess = nearest_name(name.upper(), MEMORY_GB, cutoff=0.5)
         near = f", or {guess}" if guess else ""
-        why = f"how much memory a {name} has is not known"
-        allowed = f"{', '.join(MEMORY_GB)}, or its GiB behind a colon"
+        why = f"the memory of a {name} is not known"
+        allowed = f"{', '.join(MEMORY_GB)}, or a name with its GiB after a colon"
         raise ConfigError(f"--on {text}: {why}; allowed: {allowed}; fix: {name}:80{near}")
     return Machine(nodes, gpus, name, memory)
 
 
 def use_machine(cfg: PPOConfig, machine: Machine) -> list[str]:
-    """Have ``cfg`` checked for ``machine``; what it lacks of what the config asks for."""
+    """Set ``cfg`` to GPUs for a check on ``machine``; return a message for each missing device."""
     if cfg.trainer.device == "cpu":
-        why = f"devices are stated (--on {machine})"
+        why = f"it contradicts --on {machine}"
         return [problem(cfg, "trainer.device", why, "auto, cuda", "trainer.device=auto")]
     cfg.trainer.device = "cuda"
     return list(_missing(cfg, machine))
@@ -81,15 +82,16 @@ def use_machine(cfg: PPOConfig, machine: Machine) -> list[str]:
 
 def _missing(cfg: PPOConfig, machine: Machine) -> Iterator[str]:
     trainer = cfg.trainer
-    for key, there in (("n_gpus_per_node", machine.gpus), ("nnodes", machine.nodes)):
-        if getattr(trainer, key) > there:
+    for key, available in (("n_gpus_per_node", machine.gpus), ("nnodes", machine.nodes)):
+        if getattr(trainer, key) > available:
             path = f"trainer.{key}"
-            why = f"stated are {machine} (--on)"
-            yield problem(cfg, path, why, f"{there} or fewer", f"{path}={there}")
+            why = f"--on gives {machine}"
+            yield problem(cfg, path, why, f"{available} or fewer", f"{path}={available}")
     needed = trainer.nnodes * trainer.n_gpus_per_node
     if have_own_gpus(cfg, "cuda"):
         needed += sum(engine_gpus(cfg))
         if needed > machine.nodes * machine.gpus:
-            why = f"with those of the training ranks {needed} GPUs are needed, and {machine} stated"
+            why = f"engines and training ranks need {needed} GPUs, and --on gives {machine}"
             key = "actor_rollout_ref.rollout.nnodes"
-            yield problem(cfg, key, why, "what is left", "more devices in --on, or fewer of either")
+            fix = "more devices in --on, or fewer engines or training ranks"
+            yield problem(cfg, key, why, "nodes that the training ranks do not use", fix)

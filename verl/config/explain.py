@@ -1,4 +1,4 @@
-"""Meaning of a key in one configuration: its value, and the lines of the plan that it changes."""
+"""Explanation of a key in one configuration: value, help text and lines of the plan (--explain)."""
 
 from collections.abc import Iterator
 
@@ -13,10 +13,7 @@ from verl.config.settings.unknown import meaning, nearest
 ACTOR = "actor_rollout_ref.actor"
 # Lines of the plan, and of ``_update_lines``, that a key changes.
 LINES_OF_KEYS = {
-    ("data.train_batch_size", "env.rollout.n", "actor_rollout_ref.rollout.n"): (
-        "one iteration",
-        "rows",
-    ),
+    ("data.train_batch_size", "env.rollout.n", "actor_rollout_ref.rollout.n"): ("one step", "rows"),
     (f"{ACTOR}.ppo_mini_batch_size", f"{ACTOR}.ppo_mini_batches", f"{ACTOR}.ppo_epochs"): (
         "mini-batch",
         "updates",
@@ -38,17 +35,17 @@ LINES_OF_KEYS = {
         "env.max_turn_tokens",
         "env.max_steps",
         "env.history",
-    ): ("one iteration", "rows", "sampled tokens"),
+    ): ("one step", "rows", "sampled tokens"),
     ("env.val_tasks", "data.val_batch_size", "trainer.test_freq"): ("tasks",),
     ("trainer.save_freq",): ("checkpoints",),
 }
 
 
 def explain(cfg: PPOConfig | SFTConfig, path: str) -> str:
-    """Return value, documentation and allowed values of the key at dotted ``path``, and the lines
-    of the plan that it changes.
+    """Return value, help text and allowed values of the key at dotted ``path``.
 
-    Raises ``ConfigError`` for an unknown key.
+    The text also has the lines of the plan that the key changes. Raises ``ConfigError`` for an
+    unknown key.
     """
     keys = schema_keys(type(cfg))
     key = keys.get(path)
@@ -61,7 +58,7 @@ def explain(cfg: PPOConfig | SFTConfig, path: str) -> str:
     try:
         value = lookup(cfg, path)
     except MissingKey:
-        return f"{path}: not in this configuration, which does not have its section\n  {key.doc}"
+        return f"{path}: no value, because this configuration lacks its section\n  {key.doc}"
     lines = [f"{path}={value!r}", f"  {key.doc}", f"  {_allowed(key)}"]
     labels = next((labels for keys, labels in LINES_OF_KEYS.items() if path in keys), ())
     if labels and isinstance(cfg, PPOConfig):
@@ -81,7 +78,7 @@ def _allowed(key: Key) -> str:
 
 
 def _update_lines(cfg: PPOConfig) -> Iterator[tuple[str, str]]:
-    """Yield sizes of mini-batches and micro-batches."""
+    """Yield label and text of the sizes of mini-batches and micro-batches."""
     actor = cfg.actor_rollout_ref.actor
     trajectories = trajectories_per_iteration(cfg) // actor.ppo_mini_batches
     rows = -(-rows_at_most(cfg) // actor.ppo_mini_batches)
@@ -94,4 +91,4 @@ def _update_lines(cfg: PPOConfig) -> Iterator[tuple[str, str]]:
     else:
         rows = actor.ppo_micro_batch_size_per_gpu or 1
         size = f"{rows} rows = {rows * row:,} tokens at most"
-    yield "micro-batch", f"{size}, per device and pass; it changes memory and time, no gradient"
+    yield "micro-batch", f"{size}, per device and pass; it changes memory and time, not gradients"

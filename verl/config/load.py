@@ -1,6 +1,6 @@
-"""Configs by name: compose, read, derive, and say which keys change nothing here.
+"""Loading of configs by name: compose, resolve, read and derive; and keys without effect.
 
-files and overrides ─▶ one tree ─▶ settled ─▶ interpolations ─▶ sections, checked ─▶ derived values
+files and overrides ─▶ one tree ─▶ plugins ─▶ interpolations ─▶ sections, checked ─▶ derived values
 """
 
 import logging
@@ -33,16 +33,16 @@ REFERENCE = re.compile(r"\$\{([\w.]+)\}")
 
 @dataclass
 class ParsedConfig(Generic[Schema]):
-    """A config as far as it can be read: the refused keys are missing from it."""
+    """A config without its refused keys, and a message for each of them."""
 
     config: Schema
     problems: list[str] = field(default_factory=list)
-    # Keys that can be read and have no effect; a command line refuses them.
+    # Messages about keys that are valid and have no effect; a command line refuses them.
     unused_keys: list[str] = field(default_factory=list)
-    tree: Tree = field(default_factory=dict)  # every key, interpolations kept
+    tree: Tree = field(default_factory=dict)  # all keys, interpolations not resolved
 
     def require_valid(self) -> Schema:
-        """Return the config. Raises ConfigError with every problem."""
+        """Return the config; raise ``ConfigError`` with all problems if there are any."""
         if self.problems:
             raise ConfigError(dict.fromkeys(self.problems))
         return self.config
@@ -54,15 +54,15 @@ def read_config(
     schema: type[Schema] = PPOConfig,
     config_path: str | None = None,
 ) -> ParsedConfig[Schema]:
-    """Read the config called ``name`` with ``overrides``; the result holds its problems.
+    """Read the config called ``name`` with ``overrides``; the result contains its problems.
 
-    Raises ConfigError where there is nothing to read: no such config, or no such file.
+    Raises ``ConfigError`` if there is no such config or its files cannot be composed.
     """
     schema = full_schema(schema)
     tree, problems = compose_tree(name, overrides, schema, config_path)
     if _names_another_policy(tree, name, overrides, schema, config_path):
         tree.cold_start.enable = False
-    # Unresolved: a reference may lead to a default, and the defaults are merged in below.
+    # Not resolved: an interpolation may refer to a default, and _parse_tree merges the defaults.
     written: Any = OmegaConf.to_container(tree, resolve=False)
     written, misplaced = _nest_dotted_keys(written, schema)
     problems += misplaced
@@ -77,10 +77,10 @@ def read_config(
 
 
 def _written_by_caller(name: str, overrides: Sequence[str], config_path: str | None) -> list[str]:
-    """Return the dotted paths that the command line and the files of the caller write."""
-    paths = [word.lstrip("+").partition("=")[0] for word in overrides]
+    """Return the dotted paths of the keys that the command line and the user's files set."""
+    paths = [override.lstrip("+").partition("=")[0] for override in overrides]
     for file, content in own_files(name, config_path).items():
-        # What a run has stored is what its start was composed of, whoever wrote that.
+        # The stored config of a run has all keys, not only those that the user set.
         if not (file.name == "config.yaml" and file.with_name("env.json").exists()):
             paths += [path for path, _ in _leaves({str(key): content[key] for key in content})]
     return paths
@@ -93,17 +93,18 @@ def _names_another_policy(
     schema: type[Section],
     config_path: str | None,
 ) -> bool:
-    """Whether the words name a policy that is not the config's own, and ask for no cold start.
+    """Return True if ``overrides`` name another policy than the config, and no cold start.
 
-    The config would make its own where it is missing, and must not make another under that name.
+    The cold start of the config is for the config's policy. It must not train a policy under the
+    name of another one.
     """
-    keys = [word.lstrip("+").partition("=")[0] for word in overrides]
-    asked = any(key == "cold_start" or key.startswith("cold_start.") for key in keys)
-    if POLICY not in keys or asked or not OmegaConf.select(tree, "cold_start.enable"):
+    keys = [override.lstrip("+").partition("=")[0] for override in overrides]
+    sets_cold_start = any(key == "cold_start" or key.startswith("cold_start.") for key in keys)
+    if POLICY not in keys or sets_cold_start or not OmegaConf.select(tree, "cold_start.enable"):
         return False
-    others = [word for key, word in zip(keys, overrides, strict=True) if key != POLICY]
-    own, _ = compose_tree(name, others, schema, config_path)
-    return OmegaConf.select(own, POLICY) != OmegaConf.select(tree, POLICY)
+    others = [override for key, override in zip(keys, overrides, strict=True) if key != POLICY]
+    config_tree, _ = compose_tree(name, others, schema, config_path)
+    return OmegaConf.select(config_tree, POLICY) != OmegaConf.select(tree, POLICY)
 
 
 def load_config(
@@ -112,24 +113,23 @@ def load_config(
     schema: type[Schema] = PPOConfig,
     config_path: str | None = None,
 ) -> Schema:
-    """The config called ``name`` with ``overrides`` as an instance of ``schema``, derived values
-    filled in.
+    """Return the config called ``name`` with ``overrides`` as an instance of ``schema``.
 
-    Raises ConfigError, which lists every unknown key, wrong type and value out of bounds.
-    Cross-field checks are ``validate``'s.
+    Derived values are filled in. Raises ``ConfigError`` that lists every unknown key, wrong type
+    and value out of bounds. ``validate`` does the cross-field checks.
     """
     return read_config(name, overrides, schema, config_path).require_valid()
 
 
 def default_config(schema: type[Schema] = PPOConfig) -> Schema:
-    """The schema's own defaults, resolved and derived, without reading any file."""
+    """Return the defaults of the schema with derived values, without reading a file."""
     return _parse({}, full_schema(schema)).require_valid()
 
 
 def _parse(written: Tree, schema: type[Schema]) -> ParsedConfig[Schema]:
-    """Read ``written``, which may hold interpolations, as ``schema``."""
+    """Read ``written``, which may contain interpolations, as ``schema``."""
     tree = merged(to_dict(schema()), written)
-    # Before interpolations are resolved: these may refer to defaults of environments.
+    # Before interpolations are resolved, because they may refer to defaults of environments.
     problems = _fill_env_defaults(tree, schema)
     plain, unresolved = _resolved(tree)
     sections = _env_sections(plain, schema)
@@ -139,33 +139,34 @@ def _parse(written: Tree, schema: type[Schema]) -> ParsedConfig[Schema]:
             name: value for name, value in plain["env"].items() if name not in sections
         }
     reading = read(schema, from_text(declared, schema))
-    # Where nothing can be read the defaults stand in, so that environments are still checked.
+    # If the section cannot be read, use the defaults, so that environments are still checked.
     config = reading.section if reading.section is not None else schema()
-    found = dict(reading.problems)
+    messages = dict(reading.problems)
     for name, cls in sections.items():
         path, values = f"env.{name}", plain["env"][name]
         if not isinstance(values, Mapping):
-            found[path] = f"{path}={values!r}: a section, not a value; set its keys: {path}.KEY=..."
+            fix = f"set its keys: {path}.KEY=..."
+            messages[path] = f"{path}={values!r}: a section, not a value; {fix}"
             continue
         below = read(cls, from_text(values, cls), path)
-        found |= below.problems
+        messages |= below.problems
         if below.section is not None and hasattr(config, "env"):
             setattr(lookup(config, "env"), name, below.section)
     for path in unresolved:
         _forget(config, path)
-    problems += _own_mistakes(found | unresolved, tree)
+    problems += _own_mistakes(messages | unresolved, tree)
     if not problems:
-        # Before derive(): --cfg job shows null where null was meant, and --resolve what follows.
+        # Before derive(): --cfg job shows null for derived values, --resolve their values.
         tree = _with_interpolations(to_dict(config), tree)
     return ParsedConfig(derive(config), problems, tree=tree)
 
 
 def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> Tree:
-    """``base`` with ``changes`` written over it, dictionaries joined key by key."""
+    """Return ``base`` with the values of ``changes``; dictionaries are merged key by key."""
     made = dict(base)
     for name, value in changes.items():
         old = made.get(name)
-        # Lists are values: an override replaces a list whole, as in Hydra.
+        # A list is replaced as a whole, as in Hydra.
         if isinstance(old, Mapping) and isinstance(value, Mapping):
             value = merged(old, value)
         made[name] = value
@@ -173,18 +174,18 @@ def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> Tree:
 
 
 def _nest_dotted_keys(values: Tree, cls: type[Section], path: str = "") -> tuple[Tree, list[str]]:
-    """Return ``values`` of the section ``cls`` at ``path`` with keys such as ``a.b`` nested, and
-    the messages about these keys.
+    """Nest keys such as ``a.b`` in ``values`` of the section ``cls`` at ``path``.
 
-    The nested value is kept, so that no further check finds the key missing.
+    Returns the nested values, and a message about each such key. The values are kept, so that no
+    check reports the key as missing too.
     """
     made: Tree = {}
     problems = []
     for name, value in values.items():
         where = f"{path}{name}"
         if not isinstance(name, str):
-            why = "a key that is no name"
-            problems.append(f"{where}: {value!r}: {why}; allowed: names of keys; fix: leave it out")
+            why = "the key is not a text"
+            problems.append(f"{where}: {value!r}: {why}; allowed: names of keys; fix: delete it")
             continue
         below = _section_below(cls, where)
         if "." in name:
@@ -192,12 +193,12 @@ def _nest_dotted_keys(values: Tree, cls: type[Section], path: str = "") -> tuple
             why = "a key with dots in it"
             above, _, last = name.rpartition(".")
             fix = f"nest it: {above.replace('.', ': {')}: {{{last}: {value}{'}' * name.count('.')}"
-            allowed = "one section inside of the other, as dots are for command lines"
+            allowed = "nested sections (dots are for command lines)"
             problems.append(f"{where}: {value!r}: {why}; allowed: {allowed}; fix: {fix}")
             made = merged(nested, made)
         elif below is not None and isinstance(value, Mapping):
-            found, more = _nest_dotted_keys(dict(value), below, f"{where}.")
-            made = merged(made, {name: found})
+            nested, more = _nest_dotted_keys(dict(value), below, f"{where}.")
+            made = merged(made, {name: nested})
             problems += more
         else:
             made[name] = value
@@ -205,9 +206,7 @@ def _nest_dotted_keys(values: Tree, cls: type[Section], path: str = "") -> tuple
 
 
 def _section_below(cls: type[Section], path: str) -> type[Section] | None:
-    """Return the class of the section at ``path``, in ``cls`` or of an environment; None for a
-    value.
-    """
+    """Return the class of the section at ``path``, in ``cls`` or of an environment; else None."""
     above, _, name = path.rpartition(".")
     key = own_keys(cls).get(name)
     if key is not None:
@@ -222,14 +221,14 @@ def _env_sections(tree: Tree, schema: type[Section]) -> dict[str, type[Section]]
     """Return the classes of the environments that have a section in ``tree``, by name."""
     env = tree.get("env") if "env" in schema.model_fields else None
     names = [name for name in env if name in env_names()] if isinstance(env, Mapping) else []
-    found = {name: env_section(name) for name in names}
-    return {name: section for name, section in found.items() if section is not None}
+    sections = {name: env_section(name) for name in names}
+    return {name: section for name, section in sections.items() if section is not None}
 
 
 def _fill_env_defaults(tree: Tree, schema: type[Section]) -> list[str]:
-    """Fill in the defaults of the environments in ``tree`` and remove keys that nothing declares.
+    """Add the defaults of the environments to ``tree`` and remove undeclared keys.
 
-    Returns the problems of the removed keys.
+    Returns a message for each removed key.
     """
     env = tree.get("env")
     if "env" not in schema.model_fields or not isinstance(env, dict):
@@ -263,27 +262,24 @@ def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
 
 
 def _interpolated(tree: Tree) -> list[str]:
-    """Paths of the values that refer to others."""
+    """Return the paths of the values with an interpolation (``${...}``)."""
     return [path for path, value in _leaves(tree) if "${" in str(value)]
 
 
 def _resolved(tree: Tree) -> tuple[Tree, dict[str, str]]:
-    """``tree`` with every interpolation filled in, and what is wrong with those that cannot be, by
-    path.
-    """
+    """Return ``tree`` with interpolations resolved, and a message by path for each failure."""
     paths = _interpolated(tree)
     problems = _circles(paths, tree)
     plain = tree
     if not paths:
         return plain, problems
     conf = OmegaConf.create(tree)
-    # One by one: resolving the whole tree would stop at the first reference that leads nowhere.
+    # One by one, because resolving the whole tree would stop at the first invalid reference.
     for path in paths:
         if path in problems:
             continue
         try:
-            # Without throw_on_missing a "???" would come back as None, as if it had been set to
-            # null.
+            # Without throw_on_missing, select returns None for "???", as if it were null.
             value = OmegaConf.select(conf, path, throw_on_missing=True)
             if OmegaConf.is_config(value):
                 value = OmegaConf.to_container(value, resolve=True)
@@ -295,8 +291,9 @@ def _resolved(tree: Tree) -> tuple[Tree, dict[str, str]]:
 
 
 def _circles(paths: Sequence[str], tree: Tree) -> dict[str, str]:
-    """The values among ``paths`` that refer to themselves, directly or through others: a message
-    about the first of each circle, and an empty one about the others.
+    """Return the values among ``paths`` that refer to themselves, directly or through others.
+
+    Maps the first path of each circle to a message, and the other paths to an empty text.
     """
     leads_to = {
         path: [
@@ -307,29 +304,28 @@ def _circles(paths: Sequence[str], tree: Tree) -> dict[str, str]:
         ]
         for path in paths
     }
-    found: dict[str, str] = {}
+    messages: dict[str, str] = {}
     for path in paths:
         circle = [name for name in _reach(path, leads_to) if path in _reach(name, leads_to)]
-        if path in found or path not in circle:
+        if path in messages or path not in circle:
             continue
-        found |= dict.fromkeys(circle, "")
+        messages |= dict.fromkeys(circle, "")
         why = f"it refers to itself ({' and '.join(sorted(circle))})"
         fix = f"write a value for {path}"
-        found[path] = (
-            f"{path}={lookup(tree, path)!r}: {why}; allowed: a reference that ends; fix: {fix}"
-        )
-    return found
+        allowed = "a reference that ends at a value"
+        messages[path] = f"{path}={lookup(tree, path)!r}: {why}; allowed: {allowed}; fix: {fix}"
+    return messages
 
 
 def _reach(path: str, leads_to: Mapping[str, Sequence[str]]) -> list[str]:
     reached = list(leads_to[path])
-    for place in reached:
-        reached += [other for other in leads_to[place] if other not in reached]
+    for name in reached:
+        reached += [other for other in leads_to[name] if other not in reached]
     return reached
 
 
 def _forget(config: Section, path: str) -> None:
-    """Take the value at ``path`` out: no check must complain about what stands there instead."""
+    """Delete the value at ``path``, so that no check reports its unresolved text."""
     above, _, name = path.rpartition(".")
     try:
         section = lookup(config, above) if above else config
@@ -349,7 +345,7 @@ def _nested(path: str, value: object) -> Tree:
 
 
 def _own_mistakes(problems: Mapping[str, str], tree: Tree) -> list[str]:
-    """The messages, without those about values that only repeat a mistake made elsewhere."""
+    """Return the messages without those about values that refer to another wrong value."""
     paths = _interpolated(tree)
     circles = _circles(paths, tree)
     repeated = {path for path, message in problems.items() if not message}
@@ -372,54 +368,54 @@ def _with_interpolations(values: Tree, tree: Tree) -> Tree:
     return values
 
 
-# ---- what a config says ----------------------------------------------------------------------
+# ---- keys without effect, and output -----------------------------------------------------------
 
 
 def without_effect(cfg: Section, device: str) -> dict[str, str]:
-    """Keys that were set and change nothing on ``device``, each with the reason."""
-    found = {}
+    """Return the keys that were set and have no effect on ``device``, each with the reason."""
+    reasons = {}
     for key in keys_of(type(cfg)).values():
         if key.is_section or not (key.unused or key.gpu_only):
             continue
         if key.unused and key.unused.instead:
             continue  # refused by the checks
-        # A default that is written out changes nothing either, and needs no warning.
+        # A key that is set to its default needs no warning.
         if lookup(cfg, key.path) == key.default:
             continue
         if key.unused:
-            found[key.path] = key.unused.why
+            reasons[key.path] = key.unused.why
         elif device == "cpu":
-            found[key.path] = "there is no GPU here"
+            reasons[key.path] = "there is no GPU here"
     if isinstance(cfg, PPOConfig) and not fits_prompts(cfg):
         keys = ("data.filter_overlong_prompts", "data.truncation")
         why = "prompts come from the environment, and one that is too long is refused"
         defaults = keys_of(PPOConfig)
-        found |= {key: why for key in keys if lookup(cfg, key) != defaults[key].default}
-    return found | unused_rule_reward_keys(cfg) if isinstance(cfg, PPOConfig) else found
+        reasons |= {key: why for key in keys if lookup(cfg, key) != defaults[key].default}
+    return reasons | unused_rule_reward_keys(cfg) if isinstance(cfg, PPOConfig) else reasons
 
 
 def warn_without_effect(cfg: PPOConfig | SFTConfig) -> None:
-    """Log one warning that names every key which was set and changes nothing here."""
-    found = without_effect(cfg, guess_device(cfg.trainer.device))
-    if found:
-        named = "; ".join(f"{key} ({why})" for key, why in found.items())
+    """Log one warning that names every key which was set and has no effect."""
+    reasons = without_effect(cfg, guess_device(cfg.trainer.device))
+    if reasons:
+        named = "; ".join(f"{key} ({why})" for key, why in reasons.items())
         logger.warning("set, but without effect here: %s", named)
 
 
 def guess_device(device: str) -> str:
-    """``cpu`` or ``cuda`` as ``auto`` will most likely turn out, without importing torch."""
+    """Return ``device``, or for ``auto`` the likely one (``cpu``, ``cuda``), without torch."""
     if device != "auto":
         return device
-    # The NVIDIA driver makes this file; asking torch would be certain, but takes seconds.
+    # The NVIDIA driver makes this file. torch.cuda would be exact, but its import takes seconds.
     return "cuda" if Path("/dev/nvidiactl").exists() else "cpu"
 
 
 def to_dict(cfg: Section) -> Tree:
-    """``cfg`` as nested plain dictionaries and lists."""
-    # mode="json" makes lists of tuples: OmegaConf and YAML know no others.
+    """Return ``cfg`` as nested plain dictionaries and lists."""
+    # mode="json" turns tuples into lists, because OmegaConf and YAML have no tuples.
     return cfg.model_dump(mode="json")
 
 
 def to_yaml(cfg: Section | Tree) -> str:
-    """``cfg`` as YAML, as the run directory keeps it: secrets are masked."""
+    """Return ``cfg`` as YAML with masked secrets, as it is stored in the run directory."""
     return yaml_text(masked(to_dict(cfg) if isinstance(cfg, Section) else cfg))

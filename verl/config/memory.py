@@ -1,16 +1,16 @@
-"""Memory of a run by arithmetic: what a device and a node must hold, in bytes.
+"""Estimates of the memory of a run on a device and on a node, in bytes.
 
 P parameters, R ranks that share one copy of them, T tokens of a micro-batch, L layers of width H:
 
-    trained model      4P weights + 4P gradient + 8P moments, over R ranks
-    frozen reference   4P over R
-    one layer          gathered whole, and the next one with it
+    trained model      4P weights + 4P gradient + 8P moments, divided by R
+    frozen reference   4P divided by R
+    gathered layers    two layers with all their parameters
     activations        T L H numbers with gradient checkpointing, 16 T L H without
-    logits             values and gradient of a piece
-    engine             its share of the device while it plays; asleep, and where it has a device of
-                       its own, it holds nothing
+    logits             values and gradient of one chunk
+    engine             its share of the device while it generates; 0 on the device of a training
+                       rank while it sleeps or if it has separate GPUs
 
-Lower bounds on purpose: what is refused by them cannot run.
+The estimates are lower bounds, so that a run which fits is never refused.
 """
 
 import dataclasses
@@ -24,16 +24,16 @@ from verl.names import CPU_CACHE_GB, MAX_LOGITS
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 WEIGHT_BYTES = 4  # master weights, float32
 TRAINING_BYTES = 16  # master weight, gradient and two moments, float32 each
-RESTING_BYTES = 12  # between updates: no gradient
-# Numbers per token and layer, in widths of the model: what its matrix products read.
+RESTING_BYTES = 12  # between updates, without the gradient
+# Activations per token and layer that backward needs (inputs of matrix products), in units of H.
 SAVED_WIDTHS = 16
-ROWS_GB = 1.0  # of trajectories in the object store
+ROWS_GB = 1.0  # GB of trajectories in the object store
 GIB = 2**30
 
 
 @dataclasses.dataclass(frozen=True)
 class PolicySize:
-    """A policy as its files describe it; None: not known."""
+    """Size of a policy; None for values that its files do not state."""
 
     parameters: int | None = None
     vocab_size: int | None = None
@@ -44,9 +44,10 @@ class PolicySize:
 
 
 def cpu_node_bytes(cfg: PPOConfig, size: PolicySize) -> float:
-    """What a node of a run on CPU holds: trained and frozen copies, engines with their caches,
-    logits of one micro-batch per rank, and the copy that a save makes. A lower bound while the
-    policy is not there yet.
+    """Return the memory of a node of a run on CPU, in bytes.
+
+    It contains trained and frozen weights, engines with caches, logits of one micro-batch per rank
+    and the copy for a checkpoint. Weights count as 0 if the size of the policy is not known.
     """
     parameters = size.parameters or 0
     rollout = cfg.actor_rollout_ref.rollout
@@ -56,12 +57,15 @@ def cpu_node_bytes(cfg: PPOConfig, size: PolicySize) -> float:
     engines = engine_count(cfg, "cpu") * (parameters * BYTES[rollout.dtype] + cache)
     logits = logit_bytes(micro_tokens(cfg), size) * trainer.n_gpus_per_node
     saved = parameters * _saved_bytes(cfg)
-    # Weights and engines are spread over the nodes; logits are counted for the ranks of one node.
+    # Weights and engines are distributed over the nodes; logits are of the ranks of one node.
     return (parameters * copies + engines + saved) / trainer.nnodes + logits
 
 
 def update_bytes(cfg: PPOConfig, size: PolicySize) -> float | None:
-    """What a GPU of a training rank holds while the policy is updated and its engine sleeps."""
+    """Return the memory of a training rank's GPU in an update while engines sleep, in bytes.
+
+    None if the size of the policy is not known.
+    """
     parameters = size.parameters
     if parameters is None:
         return None
@@ -70,7 +74,7 @@ def update_bytes(cfg: PPOConfig, size: PolicySize) -> float | None:
         held += parameters * RESTING_BYTES / _sharers(cfg, cfg.critic.model.fsdp_config)
     held += _reference(cfg, parameters)
     if not cfg.actor_rollout_ref.actor.fsdp_config.reduce_every_micro_batch:
-        held += parameters * WEIGHT_BYTES  # the gradient of all, until it is reduced
+        held += parameters * WEIGHT_BYTES  # the whole gradient, until it is reduced
     gathered = (
         2 * parameters / (size.layers or parameters) * BYTES[cfg.actor_rollout_ref.actor.dtype]
     )
@@ -78,7 +82,10 @@ def update_bytes(cfg: PPOConfig, size: PolicySize) -> float | None:
 
 
 def play_bytes(cfg: PPOConfig, size: PolicySize, device_bytes: float) -> float | None:
-    """What a GPU of ``device_bytes`` holds while its engine plays."""
+    """Return the memory of a GPU of ``device_bytes`` while its engine generates, in bytes.
+
+    None if the size of the policy is not known.
+    """
     parameters = size.parameters
     if parameters is None:
         return None
@@ -90,7 +97,7 @@ def play_bytes(cfg: PPOConfig, size: PolicySize, device_bytes: float) -> float |
 
 
 def engine_bytes(cfg: PPOConfig, size: PolicySize) -> float | None:
-    """Weights of an engine on one of its GPUs, without any cache."""
+    """Return the bytes of an engine's weights on one of its GPUs; None if not known."""
     return None if size.parameters is None else _share(cfg, size.parameters)
 
 
@@ -100,7 +107,7 @@ def _share(cfg: PPOConfig, parameters: int) -> float:
 
 
 def _awake(cfg: PPOConfig, parameters: int, device_bytes: float) -> float:
-    """An engine that is awake, on one of its GPUs."""
+    """Return the bytes of an engine that is awake, on one of its GPUs."""
     rollout = cfg.actor_rollout_ref.rollout
     if rollout.kv_cache_gb is None:
         return rollout.gpu_memory_utilization * device_bytes
@@ -108,32 +115,32 @@ def _awake(cfg: PPOConfig, parameters: int, device_bytes: float) -> float:
 
 
 def gpu_node_bytes(cfg: PPOConfig, size: PolicySize) -> float | None:
-    """What the host memory of a node of a GPU run holds at least, at the largest of its moments.
+    """Return a lower bound of the peak host memory of a node of a GPU run, in bytes.
 
-    Loading: rank 0 reads the whole model, for one group after another. Handing the weights over
-    through the object store: the copy that rank 0 gathers and the one there; sleeping engines hold
-    none. Saving: every rank's copy of its shards, with ``trainer.async_save`` while weights are
-    handed over.
+    The peak is the largest of three phases. Loading: rank 0 reads the whole model. Weight sync
+    through the object store: rank 0 gathers a copy, casts it and puts it into the store. Saving:
+    every rank copies its shards, with ``trainer.async_save`` at the same time as a weight sync.
+    None if the size of the policy is not known.
     """
     if size.parameters is None:
         return None
     whole = size.parameters * WEIGHT_BYTES
     rollout = cfg.actor_rollout_ref.rollout
     weights = size.parameters * BYTES[rollout.dtype]
-    # Gathered, cast, and in the store.
-    handing_over = whole + 2 * weights if weight_transfer(cfg, "cuda") == "store" else 0
+    # The gathered copy, the cast one and the one in the store.
+    syncing = whole + 2 * weights if weight_transfer(cfg, "cuda") == "store" else 0
     saving = size.parameters * _saved_bytes(cfg) / _nodes_of_a_copy(cfg)
-    # A save goes on beside the next iterations.
-    busiest = handing_over + saving if cfg.trainer.async_save else max(handing_over, saving)
+    # An asynchronous save continues during the next training steps.
+    busiest = syncing + saving if cfg.trainer.async_save else max(syncing, saving)
     return max(whole, busiest)
 
 
 def _saved_bytes(cfg: PPOConfig) -> int:
-    """Of each parameter of the policy, and of a critic of its size, in a checkpoint."""
+    """Return the bytes in a checkpoint per parameter of the policy; a critic has equal size."""
     if cfg.trainer.save_freq == 0:
         return 0
     policy = cfg.actor_rollout_ref
-    # Of LoRA's moments, which are small, nothing is counted.
+    # The moments of LoRA adapters are small and not counted.
     resumable = "optimizer" in policy.actor.checkpoint.contents and not policy.model.lora_rank
     saved = RESTING_BYTES if resumable else WEIGHT_BYTES
     if cfg.critic.enable:
@@ -143,25 +150,26 @@ def _saved_bytes(cfg: PPOConfig) -> int:
 
 
 def _nodes_of_a_copy(cfg: PPOConfig) -> int:
-    """Nodes over which one copy of the policy is sharded: those of the first copy save it."""
+    """Return the nodes over which one copy of the policy is sharded; these save it."""
     ranks = _sharers(cfg, cfg.actor_rollout_ref.actor.fsdp_config)
     return -(-ranks // cfg.trainer.n_gpus_per_node)
 
 
 def store_gb(cfg: PPOConfig, size: PolicySize) -> float:
-    """GB of Ray's object store on a node: trajectories, and one copy of the weights for all engines
-    while they are handed over.
+    """Return the size of Ray's object store on a node, in GB.
+
+    It holds trajectories and, in a weight sync, one copy of the weights for all engines.
     """
     return ROWS_GB + (size.parameters or 0) * BYTES[cfg.actor_rollout_ref.rollout.dtype] / 1e9
 
 
 def has_reference(cfg: PPOConfig) -> bool:
-    """Whether a frozen copy of the policy is held."""
+    """Return True if the run has a frozen reference policy."""
     return cfg.actor_rollout_ref.actor.use_kl_loss or cfg.algorithm.use_kl_in_reward
 
 
 def micro_tokens(cfg: PPOConfig) -> int:
-    """Tokens of the policy's largest micro-batch in an update, on one rank."""
+    """Return the tokens of the policy's largest micro-batch in an update, on one rank."""
     actor = cfg.actor_rollout_ref.actor
     if actor.use_dynamic_bsz:
         return actor.ppo_max_token_len_per_gpu
@@ -171,15 +179,13 @@ def micro_tokens(cfg: PPOConfig) -> int:
 
 
 def logit_bytes(tokens: int, size: PolicySize) -> int:
-    """Float32 logits of a micro-batch of ``tokens`` on one rank, and their gradient; they are
-    computed in pieces.
-    """
-    # Twice (values and gradient) 4 bytes; MAX_LOGITS bounds the piece that exists at a time.
+    """Return the bytes of float32 logits and their gradient, for ``tokens`` on one rank."""
+    # Values and gradient have 4 bytes each. MAX_LOGITS bounds the chunk in memory at a time.
     return 2 * 4 * min(tokens * (size.vocab_size or 0), MAX_LOGITS)
 
 
 def activation_bytes(cfg: PPOConfig, size: PolicySize) -> int:
-    """What the layers keep for backward of one micro-batch on one rank."""
+    """Return the bytes of activations that one rank keeps for backward of one micro-batch."""
     if size.layers is None or size.hidden is None:
         return 0
     widths = 1 if cfg.actor_rollout_ref.model.enable_gradient_checkpointing else SAVED_WIDTHS
@@ -190,8 +196,10 @@ def activation_bytes(cfg: PPOConfig, size: PolicySize) -> int:
 def memory_problems(
     cfg: PPOConfig, size: PolicySize, device_gb: float | None, host_gb: float | None
 ) -> Iterator[str]:
-    """What a GPU of ``device_gb`` GiB, or a node with ``host_gb`` GiB of memory, cannot hold, and
-    heads that cannot be spread over the devices of an engine.
+    """Yield a message for each estimate that exceeds the memory of a GPU or of a node.
+
+    ``device_gb`` and ``host_gb`` are GiB; None is not checked. Attention heads that do not divide
+    over the devices of an engine give a message too.
     """
     yield from _head_problems(cfg, size)
     if device_gb is not None:
@@ -207,9 +215,9 @@ def _head_problems(cfg: PPOConfig, size: PolicySize) -> Iterator[str]:
     each = cfg.actor_rollout_ref.rollout.tensor_model_parallel_size
     heads = size.heads or each
     kv_heads = size.kv_heads or heads
-    # A key/value head can be on several devices, a query head cannot.
+    # A key/value head can be replicated on several devices, a query head cannot.
     if heads % each or (kv_heads % each and each % kv_heads):
-        why = f"{heads} heads over {kv_heads} of keys and values do not divide evenly"
+        why = f"{heads} query heads and {kv_heads} key/value heads do not divide evenly"
         yield f"{key}={each}: {why}; allowed: a size that divides both; fix: {key}=1"
 
 
@@ -220,7 +228,7 @@ def _device_problems(cfg: PPOConfig, size: PolicySize, there: float) -> Iterator
     fsdp = "actor_rollout_ref.actor.fsdp_config"
     held = 0.0 if size.parameters is None else _awake(cfg, size.parameters, there)
     update = update_bytes(cfg, size)
-    # An engine that does not sleep keeps what it has while the policy is updated.
+    # An engine that does not sleep keeps its memory while the policy is updated.
     sleeps = rollout.free_cache_engine and cfg.trainer.rollout_overlap == "off"
     awake = 0.0 if sleeps or have_own_gpus(cfg, "cuda") else held
     if update is not None and update + awake > there:
@@ -234,7 +242,7 @@ def _device_problems(cfg: PPOConfig, size: PolicySize, there: float) -> Iterator
         fix = f"a smaller {size_key}"
         if not have_own_gpus(cfg, "cuda"):
             fix += f", or {fsdp}.param_offload=true {fsdp}.optimizer_offload=true"
-        yield f"plan: a GPU needs {_gib(play, there)} while its engine plays; fix: {fix}"
+        yield f"plan: a GPU needs {_gib(play, there)} while its engine generates; fix: {fix}"
     engine = engine_bytes(cfg, size)
     share = rollout.gpu_memory_utilization
     if rollout.kv_cache_gb is None and engine is not None and engine > share * there:
@@ -244,7 +252,7 @@ def _device_problems(cfg: PPOConfig, size: PolicySize, there: float) -> Iterator
 
 
 def _trained(cfg: PPOConfig, fsdp: FSDPConfig, parameters: int, per_weight: int) -> float:
-    """The trained policy on one device; of LoRA's adapters, which are small, nothing is counted."""
+    """Return the bytes of the trained policy on one device; LoRA adapters are not counted."""
     if fsdp.offload_policy:
         return 0.0
     per_weight = WEIGHT_BYTES if cfg.actor_rollout_ref.model.lora_rank else per_weight
@@ -263,7 +271,7 @@ def _rests_on_host(fsdp: FSDPConfig) -> bool:
 
 
 def _sharers(cfg: PPOConfig, fsdp: FSDPConfig) -> int:
-    """Ranks that share one copy of the parameters."""
+    """Return the number of ranks that share one copy of the parameters."""
     ranks = cfg.trainer.n_gpus_per_node * cfg.trainer.nnodes
     return ranks if fsdp.fsdp_size in (-1, 0) else min(fsdp.fsdp_size, ranks)
 

@@ -1,6 +1,4 @@
-"""What a run will do, counted before its first step: tasks, rows, optimizer steps, workers, tokens,
-rough memory.
-"""
+"""Plan of a run before its first step: tasks, rows, optimizer steps, workers, tokens and memory."""
 
 import contextlib
 import dataclasses
@@ -50,7 +48,7 @@ TRANSFER_TEXTS = {
 
 @dataclasses.dataclass(frozen=True)
 class Facts:
-    """What the config alone does not say. ``None`` where it is not known yet."""
+    """Facts about machine, tasks and policy that the config does not state. None: not known yet."""
 
     cores: int = 1
     memory_gb: float | None = None
@@ -58,28 +56,29 @@ class Facts:
     train_tasks: int | None = None
     val_tasks: int | None = None
     parameters: int | None = None
-    trained_parameters: int | None = None  # of LoRA's adapters
-    made_by: str = ""  # the config of the cold start that makes the policy
-    audit: str = ""  # what main_audit generates
+    trained_parameters: int | None = None  # of LoRA adapters
+    made_by: str = ""  # config of the cold start that trains the policy
+    audit: str = ""  # description of the trajectories of main_audit
     vocab_size: int | None = None
     layers: int | None = None
     hidden: int | None = None
     heads: int | None = None
     kv_heads: int | None = None
-    device_memory_gb: float | None = None  # of one GPU
+    device_memory_gb: float | None = None  # GiB of one GPU
 
     @property
     def size(self) -> PolicySize:
-        """What is known of the policy."""
+        """Return the fields that describe the size of the policy."""
         names = [field.name for field in dataclasses.fields(PolicySize)]
         return PolicySize(**{name: getattr(self, name) for name in names})
 
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """The counts of a run.
+    """Counts of a run.
 
-    ``None``: not known before the tasks or the policy are. Upper bounds say ``at_most``.
+    None: not known before the tasks or the policy exist. Upper bounds have ``at_most`` in their
+    name.
     """
 
     title: str
@@ -100,38 +99,38 @@ class Plan:
     total_optimizer_steps: int | None = None
     row_tokens: int = 0
     sampled_tokens_at_most: int = 0
-    # Sampled besides the turns, by what is sampled: what the extensions of the config add.
+    # Tokens sampled outside of turns, by their purpose, from the method plugins.
     other_tokens_at_most: Mapping[str, int] = dataclasses.field(default_factory=dict)
     ranks: int = 1
     threads_per_rank: int = 1
     engines: int = 0
     gpus_per_engine: int = 1
-    engine_gpus: int = 0  # on which nothing is trained
+    engine_gpus: int = 0  # without training ranks
     weight_transfer: str = "store"
     threads_per_engine: int = 1
     collectors: int = 0
     env_processes: int = 0
     envs: int = 0
-    evaluates: bool = False  # trains nothing: an evaluation on validation tasks, or an audit
-    audit: str = ""  # what an audit generates
-    panel_plays: int = 1  # of each task of the panel
-    sampling: str = ""  # how the panel is played
-    policy: str | None = None  # where it is from
+    evaluates: bool = False  # no training: an evaluation on validation tasks, or an audit
+    audit: str = ""  # description of the trajectories of an audit
+    panel_plays: int = 1  # trajectories of each validation task
+    sampling: str = ""  # sampling in validation
+    policy: str | None = None  # path or checkpoint of the policy
     parameters: int | None = None
     trained_parameters: int | None = None
     lora_rank: int = 0
     made_by: str = ""
     memory_gb: float | None = None
     machine_memory_gb: float | None = None
-    device_memory_gb: float | None = None  # needed on a GPU by an update
-    gpu_problems: tuple[str, ...] = ()  # what does not fit there, or on its host
-    default_group_size: int | None = None  # plays of a task where nothing is said
-    stand_in: str = ""  # what is played in place of what the config names
-    # Where a number is not what published jobs would make of it, and how to get that.
+    device_memory_gb: float | None = None  # GiB of a GPU that an update needs
+    gpu_problems: tuple[str, ...] = ()  # memory that exceeds a GPU or its host
+    default_group_size: int | None = None  # group size if env.rollout.n is not set
+    stand_in: str = ""  # replacement of the environment that the config names
+    # Differences from published jobs with the same keys, and overrides that remove them.
     notes: tuple[str, ...] = ()
 
     def lines(self) -> Iterator[tuple[str, str]]:
-        """Label and value of each line a reader wants."""
+        """Yield label and value of each printed line."""
         ranks = f"{_count(self.ranks, 'training rank')} x {_count(self.threads_per_rank, 'thread')}"
         yield "device", f"{self.device}, {ranks}"
         yield from self._play_lines() if self.engines else ()
@@ -144,8 +143,8 @@ class Plan:
             batches = _count(self.mini_batches, "mini-batch", "es")
             steps = _count(self.optimizer_steps, "optimizer step")
             in_all = f"{_known(self.total_optimizer_steps)} optimizer steps"
-            yield "updates", f"{batches} x {passes} = {steps} per iteration"
-            yield "in all", f"{_known(self.iterations)} iterations, {in_all}"
+            yield "updates", f"{batches} x {passes} = {steps} per training step"
+            yield "in all", f"{_known(self.iterations)} training steps, {in_all}"
             yield from (("note", note) for note in self.notes)
         else:
             yield "updates", f"{passes}, {_known(self.total_optimizer_steps)} optimizer steps"
@@ -157,29 +156,29 @@ class Plan:
     def _policy(self) -> str:
         text = f"{_known(self.parameters)} parameters"
         if self.made_by:
-            text += f", made first by a cold start ({self.made_by})"
+            text += f", trained first by a cold start ({self.made_by})"
         if self.lora_rank:
             trained = _known(self.trained_parameters)
-            text += f"; LoRA of rank {self.lora_rank}: {trained} of its own are trained"
+            text += f"; LoRA of rank {self.lora_rank}: {trained} parameters are trained"
         return f"{text}; {self.policy}" if self.evaluates else text
 
     def _evaluation_lines(self) -> Iterator[tuple[str, str]]:
-        tasks = f"{_known(self.val_tasks)} tasks x {_count(self.panel_plays, 'play')}"
-        plays = None if self.val_tasks is None else self.val_tasks * self.panel_plays
-        evaluation = f"{tasks} = {_known(plays)} trajectories, {self.sampling}"
+        tasks = f"{_known(self.val_tasks)} tasks x {self.panel_plays:,}"
+        trajectories = None if self.val_tasks is None else self.val_tasks * self.panel_plays
+        evaluation = f"{tasks} = {_known(trajectories)} trajectories, {self.sampling}"
         yield ("audit", self.audit) if self.audit else ("evaluation", evaluation)
-        yield "updates", "none: nothing is trained"
+        yield "updates", "none: no training"
 
     def _play_lines(self) -> Iterator[tuple[str, str]]:
         engines = f"{_count(self.engines, 'engine')} x {_count(self.threads_per_engine, 'thread')}"
         if self.gpus_per_engine > 1:
             engines += f" on {self.gpus_per_engine} GPUs each"
         if self.engine_gpus:
-            engines += f" ({_count(self.engine_gpus, 'GPU')} of their own)"
+            engines += f" ({_count(self.engine_gpus, 'GPU')} only for engines)"
         processes = _count(self.env_processes, "environment process", "es")
         envs = _count(self.envs, "environment")
         yield (
-            "players",
+            "rollout",
             f"{engines}, {_count(self.collectors, 'collector')}, {processes} ({envs} at once)",
         )
         if self.device != "cpu":
@@ -190,23 +189,23 @@ class Plan:
             "tasks",
             f"{_known(self.train_tasks)} to train on, {_known(self.val_tasks)} to validate on",
         )
-        unset = f" (env.rollout.n; unset: {self.default_group_size})"
-        said = unset if self.default_group_size else ""
-        tasks = f"{_count(self.tasks_per_iteration, 'task')} x {self.group_size}{said}"
-        plays = _count(self.trajectories, "trajectory", plural="trajectories")
-        yield "one iteration", f"{tasks} = {plays}, {self.steps_at_most:,} steps at most"
+        default = f" (env.rollout.n; default: {self.default_group_size})"
+        note = default if self.default_group_size else ""
+        tasks = f"{_count(self.tasks_per_iteration, 'task')} x {self.group_size}{note}"
+        trajectories = _count(self.trajectories, "trajectory", plural="trajectories")
+        yield "one step", f"{tasks} = {trajectories}, {self.steps_at_most:,} turns at most"
         yield "rows", f"{self.rows_at_most:,} at most, {self.row_tokens:,} tokens each at most"
         others = [f" + {count:,} of {what}" for what, count in self.other_tokens_at_most.items()]
         yield "sampled tokens", f"{self.sampled_tokens_at_most:,} at most{''.join(others)}"
 
     def text(self) -> str:
-        """The plan as plain text."""
+        """Return the plan as text: the title, and a line for each of ``labelled_lines``."""
         rows = list(self.lines())
         width = max(len(label) for label, _ in rows)
         return "\n".join([self.title, *(f"  {label:<{width}}  {value}" for label, value in rows)])
 
     def table(self) -> Any:
-        """The plan as a rich table."""
+        """Return the plan as a ``rich.table.Table``."""
         from rich.table import Table
 
         table = Table(title=self.title, show_header=False, title_justify="left")
@@ -215,18 +214,18 @@ class Plan:
         return table
 
     def problems(self) -> list[str]:
-        """What cannot work on this machine: memory that is not there, of host or GPU."""
+        """Return a message for each estimate that exceeds the memory of the host or of a GPU."""
         needed = self.memory_gb
-        there = self.machine_memory_gb
+        available = self.machine_memory_gb
         if self.device != "cpu":
             return list(self.gpu_problems)
-        if needed is None or there is None or needed <= there:
+        if needed is None or available is None or needed <= available:
             return []
         fix = (
             "fewer tokens or rows per micro-batch, fewer engines, "
             "a smaller actor_rollout_ref.rollout.kv_cache_gb"
         )
-        return [f"plan: needs {_memory(needed, there)}; fix: {fix}"]
+        return [f"plan: needs {_memory(needed, available)}; fix: {fix}"]
 
 
 def _count(number: int, noun: str, suffix: str = "s", plural: str = "") -> str:
@@ -237,24 +236,22 @@ def _known(number: int | None) -> str:
     return "?" if number is None else f"{number:,}"
 
 
-def _memory(needed: float | None, there: float | None, on_gpu: float | None = None) -> str:
+def _memory(needed: float | None, available: float | None, on_gpu: float | None = None) -> str:
     what = "for weights, optimizer, engines and logits" if on_gpu is None else "of host memory"
     text = "?" if needed is None else f"about {needed:.1f} GiB per node {what}"
     if on_gpu is not None:
         text = f"about {on_gpu:.1f} GiB per GPU for an update; {text}"
-    return text if there is None else f"{text}; this machine has {there:.1f} GiB"
+    return text if available is None else f"{text}; this machine has {available:.1f} GiB"
 
 
 def gather_facts(cfg: PPOConfig | SFTConfig) -> Facts:
-    """What can be known here without importing torch: cores, memory, and the size of a policy on
-    disk.
-    """
+    """Return the facts that need no torch: cores, memory, and the size of a policy on disk."""
     pages = (
         os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else None
     )
     size = PolicySize()
-    # A torn file is said by the checks that read the model, and a cold start that cannot be
-    # composed by its own; here the size is not known.
+    # If a file is damaged or a cold start cannot be composed, the size is not known. Other checks
+    # report these errors.
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         size = _size_of(cfg)
     device = guess_device(cfg.trainer.device)
@@ -269,7 +266,7 @@ def gather_facts(cfg: PPOConfig | SFTConfig) -> Facts:
 
 
 def _size_of(cfg: PPOConfig | SFTConfig) -> PolicySize:
-    """The size of the policy that is there, or that will be made."""
+    """Return the size of the existing policy, or of the one that a cold start will train."""
     if isinstance(cfg, PPOConfig) and _is_made(cfg):
         cfg = cold_start_config(cfg)
     path = cfg.actor_rollout_ref.model.path if isinstance(cfg, PPOConfig) else cfg.model.path
@@ -285,19 +282,19 @@ def _is_made(cfg: PPOConfig) -> bool:
 
 
 def _gpu_memory_gb() -> float | None:
-    """GiB of the smallest GPU here, as the driver's own tool tells; None where it does not."""
-    ask = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
+    """Return the GiB of the smallest GPU of this machine by ``nvidia-smi``, or None."""
+    query = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
     try:
-        said = subprocess.run(ask, capture_output=True, text=True, timeout=10, check=True).stdout
-        return min(int(line) for line in said.split()) / 1024
+        run = subprocess.run(query, capture_output=True, text=True, timeout=10, check=True)
+        return min(int(line) for line in run.stdout.split()) / 1024
     except (OSError, ValueError, subprocess.SubprocessError):
         return None
 
 
 def make_plan(cfg: PPOConfig | SFTConfig, facts: Facts | Mapping[str, Any] | None = None) -> Plan:
-    """Count what ``cfg`` (a derived ``PPOConfig`` or ``SFTConfig``) will do.
+    """Return the plan of a run with ``cfg``, a derived ``PPOConfig`` or ``SFTConfig``.
 
-    ``facts`` default to ``gather_facts``.
+    ``facts`` default to ``gather_facts(cfg)``.
     """
     if facts is None:
         facts = gather_facts(cfg)
@@ -313,21 +310,11 @@ def _ppo_plan(cfg: PPOConfig, facts: Facts) -> Plan:
     rollout = cfg.actor_rollout_ref.rollout
     trainer = cfg.trainer
     append = env.history == "append"
-    played = trajectories_per_iteration(cfg)
-    steps = played * env.max_steps
+    trajectories = trajectories_per_iteration(cfg)
+    turns = trajectories * env.max_steps
     train_tasks = facts.train_tasks if facts.train_tasks is not None else known_tasks(cfg.env)
-    val_tasks = facts.val_tasks if facts.val_tasks is not None else _val_tasks(cfg)
-    known = trainer.total_training_steps is not None or train_tasks is not None
-    known = known or is_placeholder(data.train_files)
-    rounds = iterations(cfg, train_tasks or 0) if known else None
+    steps = _training_steps(cfg, train_tasks)
     updates = actor.ppo_mini_batches * actor.ppo_epochs
-    others = [plugin.sampled_tokens(cfg, steps) for plugin in METHODS]
-    # With append the response holds the whole play, and its bound is one for all turns together.
-    turn = (
-        min(data.max_response_length, env.max_steps * env.max_turn_tokens)
-        if append
-        else env.max_turn_tokens
-    )
     run = f"{trainer.project_name}/{trainer.experiment_name}"
     what = "evaluation" if trainer.val_only else cfg.algorithm.adv_estimator
     what = "audit" if facts.audit else what
@@ -335,22 +322,21 @@ def _ppo_plan(cfg: PPOConfig, facts: Facts) -> Plan:
         title=f"{run}: {what} on {env.env_name}",
         device=facts.device,
         run_dir=trainer.default_local_dir,
-        checkpoints="none: nothing is trained" if facts.audit else kept_checkpoints(cfg),
+        checkpoints="none: no training" if facts.audit else kept_checkpoints(cfg),
         train_tasks=train_tasks,
-        val_tasks=val_tasks,
+        val_tasks=facts.val_tasks if facts.val_tasks is not None else _val_tasks(cfg),
         tasks_per_iteration=data.train_batch_size,
         group_size=env.rollout.n,
-        trajectories=played,
-        steps_at_most=steps,
-        rows_at_most=played if append else steps,
+        trajectories=trajectories,
+        steps_at_most=turns,
+        rows_at_most=trajectories if append else turns,
         mini_batches=actor.ppo_mini_batches,
         epochs=actor.ppo_epochs,
         optimizer_steps=updates,
-        iterations=rounds,
-        total_optimizer_steps=None if rounds is None else rounds * updates,
+        iterations=steps,
+        total_optimizer_steps=None if steps is None else steps * updates,
         row_tokens=data.max_prompt_length + data.max_response_length,
-        sampled_tokens_at_most=(played if append else steps) * turn,
-        other_tokens_at_most={what: count for found in others for what, count in found.items()},
+        **_sampled_tokens(cfg, trajectories, turns),
         **_worker_counts(cfg, facts),
         evaluates=trainer.val_only or bool(facts.audit),
         audit=facts.audit,
@@ -369,6 +355,31 @@ def _ppo_plan(cfg: PPOConfig, facts: Facts) -> Plan:
         stand_in=stand_in_for(cfg),
         notes=tuple(notes(cfg, train_tasks)),
     )
+
+
+def _training_steps(cfg: PPOConfig, train_tasks: int | None) -> int | None:
+    """Return the number of training steps; None if it depends on an unknown number of tasks."""
+    known = cfg.trainer.total_training_steps is not None or train_tasks is not None
+    known = known or is_placeholder(cfg.data.train_files)
+    return iterations(cfg, train_tasks or 0) if known else None
+
+
+def _sampled_tokens(cfg: PPOConfig, trajectories: int, turns: int) -> dict[str, Any]:
+    """Return upper bounds of the tokens sampled in a training step, in and outside of turns."""
+    env = cfg.env
+    others = [plugin.sampled_tokens(cfg, turns) for plugin in METHODS]
+    if env.history == "append":
+        # The response contains the whole trajectory, so its bound applies to all turns together.
+        episode_tokens = min(cfg.data.max_response_length, env.max_steps * env.max_turn_tokens)
+        tokens = trajectories * episode_tokens
+    else:
+        tokens = turns * env.max_turn_tokens
+    return {
+        "sampled_tokens_at_most": tokens,
+        "other_tokens_at_most": {
+            purpose: count for counts in others for purpose, count in counts.items()
+        },
+    }
 
 
 def _worker_counts(cfg: PPOConfig, facts: Facts) -> dict[str, Any]:
@@ -393,14 +404,12 @@ def _worker_counts(cfg: PPOConfig, facts: Facts) -> dict[str, Any]:
 
 
 def stand_in_for(cfg: PPOConfig | SFTConfig) -> str:
-    """Describe what runs in place of the environment that ``cfg`` names; empty where it is the
-    environment itself.
-    """
+    """Describe the replacement of the environment that ``cfg`` names; empty if there is none."""
     return "; ".join(filter(None, (plugin.stand_in(cfg) for plugin in ENVIRONMENTS)))
 
 
 def _val_tasks(cfg: PPOConfig) -> int | None:
-    """Tasks of the panel as far as the config tells; a limit alone does not."""
+    """Return the number of validation tasks if the environment's section states it, or None."""
     declared = declared_tasks(cfg.env, "val")
     counts = [declared, cfg.env.val_tasks]
     return None if declared is None else min(count for count in counts if count is not None)
@@ -424,26 +433,28 @@ def _source(cfg: PPOConfig) -> str:
 
 
 def kept_checkpoints(cfg: PPOConfig | SFTConfig) -> str:
-    """The checkpoints that a run leaves and their place, in words."""
+    """Describe the checkpoints of a run and their directory."""
     trainer = cfg.trainer
-    place = f"{trainer.default_local_dir}/checkpoints"
+    folder = f"{trainer.default_local_dir}/checkpoints"
     every = f"every {trainer.save_freq} steps and after the last one"
     if isinstance(cfg, SFTConfig):
-        resumable = f"; to resume: the newest, {every}, in {place}" if trainer.save_freq > 0 else ""
+        resumable = (
+            f"; to resume: the newest, {every}, in {folder}" if trainer.save_freq > 0 else ""
+        )
         return f"the policy after the last step, in {cfg.model.save_path}{resumable}"
     if cfg.trainer.val_only:
         return "none (trainer.val_only=true)"
     if trainer.save_freq == 0:
         return "none (trainer.save_freq=0): the trained policy is not kept"
     if trainer.save_freq < 0:
-        return f"after the last step alone (trainer.save_freq=-1), in {place}"
+        return f"only after the last step (trainer.save_freq=-1), in {folder}"
     kept = cfg.trainer.max_actor_ckpt_to_keep
     which = f"the newest {kept} are kept" if kept else "all are kept"
-    return f"{every} (trainer.save_freq), {which}, in {place}"
+    return f"{every} (trainer.save_freq), {which}, in {folder}"
 
 
 def _ppo_memory(cfg: PPOConfig, facts: Facts) -> float | None:
-    """Rough GiB per node; None where nothing can be said."""
+    """Return the estimated GiB per node; None if the size of the policy is not known."""
     needed = cpu_node_bytes(cfg, facts.size)
     if facts.device != "cpu":
         needed = gpu_node_bytes(cfg, facts.size)
@@ -451,7 +462,7 @@ def _ppo_memory(cfg: PPOConfig, facts: Facts) -> float | None:
 
 
 def _on_gpu(cfg: PPOConfig, facts: Facts) -> float | None:
-    """GiB that an update needs on a GPU; None on CPU, and where the policy is not known."""
+    """Return the GiB that an update needs on a GPU; None on CPU or for an unknown policy."""
     needed = None if facts.device == "cpu" else update_bytes(cfg, facts.size)
     return None if needed is None else needed / GIB
 
@@ -459,7 +470,7 @@ def _on_gpu(cfg: PPOConfig, facts: Facts) -> float | None:
 def _gpu_problems(cfg: PPOConfig, facts: Facts) -> Iterator[str]:
     if facts.device == "cpu":
         return
-    # The memory of this machine says nothing of the nodes of a cluster.
+    # The nodes of a joined cluster may have another memory than this machine.
     joins = cfg.ray_init.address or os.environ.get("RAY_ADDRESS")
     host = None if joins else facts.memory_gb
     yield from memory_problems(cfg, facts.size, facts.device_memory_gb, host)

@@ -1,4 +1,4 @@
-"""Notes of the plan: numbers that mean something else in published jobs of this family."""
+"""Notes of the plan: numbers that mean something else in published job scripts."""
 
 from collections.abc import Iterator
 
@@ -19,16 +19,16 @@ STEPS = "trainer.total_training_steps"
 
 
 def rows_at_most(cfg: PPOConfig) -> int:
-    """Return the rows of an iteration: one per trajectory, or one per turn with windows."""
-    played = trajectories_per_iteration(cfg)
-    return played if cfg.env.history == "append" else played * cfg.env.max_steps
+    """Return the rows of a training step: one per trajectory (append) or per turn (window)."""
+    trajectories = trajectories_per_iteration(cfg)
+    return trajectories if cfg.env.history == "append" else trajectories * cfg.env.max_steps
 
 
 def notes(cfg: PPOConfig, tasks: int | None = None) -> Iterator[str]:
-    """Yield where a number of the plan differs from that of published jobs, and the override that
-    makes them equal.
+    """Yield notes on numbers that differ from published jobs, with the override to make them equal.
 
-    ``tasks`` is the number of training tasks, where it is known.
+    Other notes are about idle GPUs and settings without effect. ``tasks`` is the number of training
+    tasks, if it is known.
     """
     yield from _rows_per_step(cfg)
     yield from _length_of_an_epoch(cfg, tasks)
@@ -42,23 +42,23 @@ def _ranks_without_gpus(cfg: PPOConfig) -> Iterator[str]:
     ranks = trainer.n_gpus_per_node
     if trainer.device == "auto" and ranks > 1 and guess_device("auto") == "cpu":
         yield (
-            f"no GPU is here, so trainer.device=auto is the CPU with {ranks} ranks; "
-            f"for the machine that it is meant for: --check --on {ranks}xH100"
+            f"there is no GPU here, so trainer.device=auto is the CPU with {ranks} ranks; "
+            f"to check it for another machine: --check --on {ranks}xH100"
         )
 
 
 def _idle_gpus(cfg: PPOConfig) -> Iterator[str]:
     trainer = cfg.trainer
-    own = trainer.device != "cpu" and have_own_gpus(cfg, "cuda")
-    if own and trainer.rollout_overlap == "off":
+    separate = trainer.device != "cpu" and have_own_gpus(cfg, "cuda")
+    if separate and trainer.rollout_overlap == "off":
         yield (
-            "GPUs of the engines wait for updates, those of the ranks for plays: "
-            "trainer.rollout_overlap=one_step"
+            "GPUs of the engines are idle in updates, those of the training ranks in rollouts; "
+            "to overlap them: trainer.rollout_overlap=one_step"
         )
 
 
 def _by_size(cfg: PPOConfig) -> bool:
-    """Whether the number of mini-batches follows from their size."""
+    """Return True if the number of mini-batches was derived from their size."""
     actor = cfg.actor_rollout_ref.actor
     return actor.ppo_mini_batches == max(1, cfg.data.train_batch_size // actor.ppo_mini_batch_size)
 
@@ -70,8 +70,8 @@ def _rows_per_step(cfg: PPOConfig) -> Iterator[str]:
     steps = -(-rows // size)
     if not _by_size(cfg) or steps <= actor.ppo_mini_batches:
         return
-    played = trajectories_per_iteration(cfg)
-    number = max(count for count in range(1, played + 1) if played % count == 0 and count <= steps)
+    total = trajectories_per_iteration(cfg)
+    number = max(count for count in range(1, total + 1) if total % count == 0 and count <= steps)
     yield (
         f"ppo_mini_batch_size={size} counts tasks; agent jobs that count rows would make up to "
         f"{steps:,} optimizer steps of {rows:,} rows: {ACTOR}.ppo_mini_batches={number}"
@@ -80,18 +80,18 @@ def _rows_per_step(cfg: PPOConfig) -> Iterator[str]:
 
 def _length_of_an_epoch(cfg: PPOConfig, tasks: int | None = None) -> Iterator[str]:
     trainer = cfg.trainer
-    # Of rows in files an epoch is what it is in published jobs.
+    # For rows of files, an epoch means the same as in published jobs.
     if trainer.total_training_steps is not None or plays_files(cfg):
         return
     if is_placeholder(cfg.data.train_files):
-        yield "an epoch is one iteration, as where data.train_files is a placeholder of one batch"
+        yield "an epoch is one training step: data.train_files is a placeholder of one batch"
         return
     tasks = known_tasks(cfg.env) if tasks is None else tasks
     each = iterations(cfg, tasks) // trainer.total_epochs if tasks else None
     if each == 1:
         return
-    length = f"{each:,} iterations over {tasks:,} tasks" if each else "all tasks"
+    length = f"{each:,} training steps over {tasks:,} tasks" if each else "all tasks"
     yield (
-        f"an epoch is {length}; agent jobs whose data file is a placeholder count one iteration: "
-        f"{STEPS}={trainer.total_epochs}"
+        f"an epoch is {length}; in agent jobs whose data file is a placeholder it is one training "
+        f"step: {STEPS}={trainer.total_epochs}"
     )

@@ -1,7 +1,7 @@
 """Sections and rules that the packages above ``verl`` add to the configuration.
 
-``verl.trainer.launch.extensions`` fills the two lists. Without it, the schema is what ``schema/``
-declares, and there are no sections ``env.<name>``.
+``verl.trainer.launch.extensions`` fills the two lists. Without it, the schema has only the keys of
+``verl.config.schema``, and there are no sections ``env.<name>``.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -19,10 +19,11 @@ Schema = TypeVar("Schema", bound=Section)
 class EnvironmentPlugin:
     """Sections ``env.<name>`` of the registered environments, and rules about them.
 
-    ``section`` returns the class of a section, or None where its package cannot be imported.
-    ``preprocess`` adds values that follow from what files and overrides write, before they are
-    read. ``check_written`` refuses keys, given by their dotted paths, that have no effect.
-    ``stand_in`` describes what runs in place of the environment that the config names, or is empty.
+    ``section`` returns the class of a section, or None if its package cannot be imported.
+    ``preprocess`` changes the tree of files and overrides before it is read, for example to add
+    values that follow from others. ``check_set_keys`` gets the tree and the dotted paths of the
+    keys that the user set, and refuses those without effect. ``stand_in`` describes the replacement
+    of the environment that the config names, or returns "".
     """
 
     names: Callable[[], Collection[str]]
@@ -37,9 +38,9 @@ class MethodPlugin:
     """Keys and rules of a method.
 
     ``schemas`` maps a class of the schema to its subclass with the keys of the method. ``derive``
-    fills in values that follow from others. ``columns`` returns the columns that the method adds to
-    the batch, each with "" or the overrides that it needs. ``sampled_tokens`` returns upper bounds,
-    by their purpose, of tokens that are sampled in so many steps and are not in a turn.
+    fills in derived values. ``columns`` maps the columns that the method can add to the batch to
+    the overrides that they need, or to "". ``sampled_tokens`` returns upper bounds, by purpose, of
+    the tokens that are sampled outside of turns, for a number of turns.
     """
 
     schemas: Mapping[type[Section], type[Section]]
@@ -68,12 +69,12 @@ def env_names() -> list[str]:
 
 def env_section(name: str) -> type[Section] | None:
     """Return the class of ``env.<name>``; None for other names and for missing packages."""
-    found = (plugin.section(name) for plugin in ENVIRONMENTS if name in plugin.names())
-    return next(found, None)
+    sections = (plugin.section(name) for plugin in ENVIRONMENTS if name in plugin.names())
+    return next(sections, None)
 
 
 def schema_keys(schema: type[Section]) -> Mapping[str, Key]:
-    """Return all keys and sections by dotted path, those of every environment included."""
+    """Return all keys and sections by dotted path, including those of every environment."""
     full = full_schema(schema)
     keys = dict(keys_of(full))
     for name in env_names() if "env" in full.model_fields else ():

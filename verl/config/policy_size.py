@@ -1,4 +1,4 @@
-"""The size of a policy: of one on disk from what its files say, of one to be made by arithmetic."""
+"""Size of a policy on disk, from its files, and of a new policy, from its config."""
 
 import json
 import math
@@ -7,7 +7,7 @@ from pathlib import Path
 from verl.config.memory import PolicySize
 from verl.config.schema.sft import NewPolicyConfig
 
-# Of config.json, in the order of PolicySize.
+# Keys of config.json, in the order of PolicySize.
 WIDTHS = (
     "vocab_size",
     "num_hidden_layers",
@@ -18,31 +18,33 @@ WIDTHS = (
 
 
 def policy_size(path: Path) -> PolicySize:
-    """Size of the policy in a directory, from its safetensors headers and its ``config.json``."""
+    """Return the size of the policy in directory ``path``.
+
+    Reads the headers of its safetensors files and ``config.json``, but no weights.
+    """
     config = path / "config.json"
     if not config.is_file():
         return PolicySize()
     parameters = 0
     for file in path.glob("*.safetensors"):
         with file.open("rb") as stream:
-            # safetensors: the header's length in 8 bytes, then the header as JSON; no weight is
-            # read.
+            # A safetensors file starts with the header's length (8 bytes) and the header (JSON).
             header = json.loads(stream.read(int.from_bytes(stream.read(8), "little")))
         parameters += sum(
             math.prod(entry["shape"]) for name, entry in header.items() if name != "__metadata__"
         )
-    said = json.loads(config.read_text())
-    return PolicySize(parameters or None, *(said.get(key) for key in WIDTHS))
+    values = json.loads(config.read_text())
+    return PolicySize(parameters or None, *(values.get(key) for key in WIDTHS))
 
 
 def new_policy_size(new: NewPolicyConfig, vocab: int) -> int:
-    """Parameters of a policy that is still to be made, with ``vocab`` tokens."""
+    """Return the number of parameters of a new policy with ``vocab`` tokens."""
     head = new.head_dim or new.hidden_size // new.num_attention_heads
-    # Query and output per attention head, key and value per key/value head.
+    # Query and output projections per attention head, key and value per key/value head.
     attention = new.hidden_size * head * 2 * (new.num_attention_heads + new.num_key_value_heads)
-    # SwiGLU has three matrices; besides, two norms of the layer's width, and two of a head's (over
-    # queries and keys).
+    # Three matrices of SwiGLU, two norms of width hidden_size, and the norms of queries and keys of
+    # width head_dim.
     layer = attention + 3 * new.hidden_size * new.intermediate_size + 2 * new.hidden_size + 2 * head
     embeddings = vocab * new.hidden_size * (1 if new.tie_word_embeddings else 2)
-    # The last term is the norm behind the last layer.
+    # The last term is the norm after the last layer.
     return embeddings + new.num_hidden_layers * layer + new.hidden_size

@@ -1,4 +1,4 @@
-"""How a problem is said, and what a check may know besides the config."""
+"""Messages about wrong values, and the context of a check."""
 
 import dataclasses
 from collections.abc import Collection, Iterator, Mapping
@@ -12,10 +12,9 @@ Problems = Iterator[str]
 
 @dataclasses.dataclass(frozen=True)
 class Names:
-    """What this process has registered, modules of the user's own included; None where it has not
-    been looked up.
+    """Names in the registries of this process, including those of user-provided modules.
 
-    ``estimators`` maps a name to the batch columns it cannot do without.
+    None: the registry was not read. ``estimators`` maps a name to the batch columns that it needs.
     """
 
     environments: Collection[str] | None = None
@@ -26,21 +25,21 @@ class Names:
 
 @dataclasses.dataclass(frozen=True)
 class Context:
-    """What a check may know besides the config."""
+    """Information for checks in addition to the config."""
 
     names: Names
-    check_files: bool  # whether paths must exist on this machine
+    check_files: bool  # True if paths must exist on this machine
     device: str  # cpu | cuda
 
 
 def problem(cfg: Section, key: str, why: str, allowed: str, fix: str, code: str = "") -> Problem:
-    """Return the message about the value of ``key``. ``code`` tells the mistakes of a key apart."""
+    """Return the message about the value of ``key``; ``code`` identifies the kind of mistake."""
     return Problem(f"{key}={lookup(cfg, key)!r}: {why}; allowed: {allowed}; fix: {fix}", code)
 
 
 def unknown_name(cfg: Section, key: str, name: str, known: Collection[str]) -> Problem:
-    """Return the message about a ``name`` that no registry has, with the nearest one."""
+    """Return the message about a ``name`` that is not registered, with a similar name."""
     guess = nearest_name(name, known)
-    near = f"did you mean {guess}?" if guess else "take one of those"
+    near = f"did you mean {guess}?" if guess else "choose one of those"
     fix = meaning(f"{key}={name}") or near
     return problem(cfg, key, "unknown name", ", ".join(sorted(known)), fix, "unknown_name")

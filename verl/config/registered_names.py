@@ -1,6 +1,4 @@
-"""Names that registries resolve (estimators, losses, engines), and modules of the user's own that
-add to them.
-"""
+"""Checks of registered names (estimators, policy losses, engines) and of estimators' inputs."""
 
 import importlib
 from collections.abc import Collection, Iterable
@@ -18,7 +16,7 @@ EXTERNAL_LIB = "actor_rollout_ref.model.external_lib"
 BASELINES = "reward_baselines"
 REWARD_PARTS_FROM = "custom_reward_function.path=FILE, whose function returns a dictionary"
 
-# Columns of the batch that every estimator may read; the others depend on the config.
+# Columns that every batch has; the others depend on the config.
 COLUMNS = (
     "prompts",
     "responses",
@@ -49,9 +47,9 @@ COLUMNS = (
 
 
 def import_external(configs: Iterable[Section]) -> bool:
-    """Import the modules that ``configs`` name as ``external_lib``; whether there are any.
+    """Import the modules that ``configs`` name as ``external_lib``; return True if there are any.
 
-    Raises ConfigError for one that is not there.
+    Raises ``ConfigError`` if there is no such module.
     """
     libraries = [
         cfg.actor_rollout_ref.model.external_lib for cfg in configs if isinstance(cfg, PPOConfig)
@@ -60,20 +58,20 @@ def import_external(configs: Iterable[Section]) -> bool:
     for name in named:
         try:
             importlib.import_module(name)
-        # Any other error is a mistake inside the module, whose author needs the traceback.
+        # Other errors are mistakes inside the module and keep their traceback.
         except (ModuleNotFoundError, TypeError, ValueError) as error:
-            # The others are Python's own, about a name that no module has (.x, the empty name).
+            # Python raises TypeError and ValueError for invalid module names (.x, the empty name).
             if not isinstance(error, ModuleNotFoundError) and name.strip(".") == name:
                 raise
-            where = "a module that python finds (PYTHONPATH, the current directory), or null"
+            where = "a module that Python can import (PYTHONPATH, the current directory), or null"
             raise ConfigError(
-                f"{EXTERNAL_LIB}={name!r}: {error}; allowed: {where}; fix: mend the name"
+                f"{EXTERNAL_LIB}={name!r}: {error}; allowed: {where}; fix: correct the name"
             ) from error
     return bool(named)
 
 
 def check_names(cfg: PPOConfig, ctx: Context) -> Problems:
-    """Estimator, policy loss and engine are registered."""
+    """Check that estimator, policy loss and engine are registered."""
     names = ctx.names
     loss = "actor_rollout_ref.actor.policy_loss.loss_mode"
     for key, registered, shipped in (
@@ -84,7 +82,7 @@ def check_names(cfg: PPOConfig, ctx: Context) -> Problems:
         known = _known(cfg, registered, shipped)
         name = lookup(cfg, key)
         if key == ENGINE and known is not None:
-            # An engine may also be named by its place.
+            # An engine can also be named by its import path.
             known = [*known, name if ":" in name else "module:Class"]
         if known is not None and name not in known:
             yield unknown_name(cfg, key, name, known)
@@ -93,16 +91,14 @@ def check_names(cfg: PPOConfig, ctx: Context) -> Problems:
 def _known(
     cfg: PPOConfig, registered: Collection[str] | None, shipped: Collection[str]
 ) -> Collection[str] | None:
-    """Names to check against; None where a module that has not been imported may add to them."""
+    """Return the known names; None if a module that is not imported yet may register more."""
     if registered is not None:
         return registered
     return None if lookup(cfg, EXTERNAL_LIB) else shipped
 
 
 def batch_columns(cfg: PPOConfig) -> dict[str, str]:
-    """Columns that depend on the config: each with "" where it will be there, else how to get
-    it.
-    """
+    """Map columns that depend on the config to "" if the batch has them, else to the override."""
     algorithm = cfg.algorithm
     actor = "actor_rollout_ref.actor"
     use_kl = f"{actor}.use_kl_loss=true or algorithm.use_kl_in_reward=true"
@@ -124,8 +120,9 @@ def batch_columns(cfg: PPOConfig) -> dict[str, str]:
 
 
 def compares_with_greedy_play(cfg: PPOConfig, ctx: Context) -> bool:
-    """Whether the estimator reads what greedy plays earn; where no names were looked up, remax is
-    the one known to.
+    """Return True if the estimator uses the returns of greedy trajectories as baselines.
+
+    If the registries were not read, only remax is known to use them.
     """
     name = cfg.algorithm.adv_estimator
     known = ctx.names.estimators
@@ -133,21 +130,16 @@ def compares_with_greedy_play(cfg: PPOConfig, ctx: Context) -> bool:
 
 
 def check_columns(cfg: PPOConfig, ctx: Context) -> Problems:
-    """The batch will hold what the estimator declares as its inputs."""
+    """Check that the batch will have the columns that the estimator declares as inputs."""
     columns = batch_columns(cfg)
-    # Where no names were looked up, nothing is known about the inputs of estimators.
+    # If the registries were not read, the inputs of estimators are not known.
     for column in (ctx.names.estimators or {}).get(cfg.algorithm.adv_estimator, ()):
         if column in COLUMNS or columns.get(column) == "":
             continue
-        allowed = "estimators whose inputs this run has"
+        allowed = "estimators whose inputs are in the batch"
         fix = (
             columns.get(column)
-            or f"an input of that name; there are {', '.join(sorted({*COLUMNS, *columns}))}"
+            or f"use an existing column: {', '.join(sorted({*COLUMNS, *columns}))}"
         )
-        yield problem(
-            cfg,
-            "algorithm.adv_estimator",
-            f"needs '{column}', which the batch will lack",
-            allowed,
-            fix,
-        )
+        why = f"needs '{column}', which the batch will lack"
+        yield problem(cfg, "algorithm.adv_estimator", why, allowed, fix)

@@ -1,6 +1,4 @@
-"""Keys of a run's stored configuration that name code: nothing of it is executed unless the command
-line asks for it.
-"""
+"""Refusal of code that a run's stored configuration names, unless the command line allows it."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
@@ -12,12 +10,12 @@ from verl.config.settings import ConfigError, Key, Section
 
 TRUST = "trust_run_code"
 TRUST_WORDS = {f"{TRUST}=true", "--trust-run-code"}
-# Each of these beside a config shows that the directory is a run's.
+# Files and folders that identify a run directory.
 _RUN_FILES = ("env.json", "metrics.jsonl", "rollouts", "checkpoints")
 
 
 def code_keys(stored: Mapping[str, Any], schema: type[Section] = PPOConfig) -> list[str]:
-    """Paths of the keys in ``stored``, the configuration of a run, that would execute code."""
+    """Return the paths of the keys in ``stored``, the config of a run, that would execute code."""
     keys = schema_keys(schema)
     names = {key.name for key in keys.values() if key.runs_code}
     return sorted(_found(stored, "", keys, names))
@@ -30,15 +28,15 @@ def _found(
         path = f"{above}{name}"
         key = keys.get(path)
         if isinstance(value, str) and "${" in value:
-            # What a run stores is resolved: a reference may stand for code that is written below a
-            # key of another name.
+            # A run stores resolved values. An interpolation could insert code from a key with
+            # another name, so one at or above a code key counts as code.
             is_code = any(
                 other.runs_code and f"{at}.".startswith(f"{path}.") for at, other in keys.items()
             )
         elif key is not None:
             is_code = key.runs_code is not None and key.runs_code.in_value(value)
         else:
-            # Below a free dictionary (env.kwargs) and in sections whose package is missing.
+            # Undeclared keys: in a dictionary (env.kwargs) or in the section of a missing package.
             is_code = name in names and bool(value) and not isinstance(value, Mapping)
         if is_code:
             yield path
@@ -53,14 +51,15 @@ def refuse_stored_code(
     fix: str = f"{TRUST}=true",
     schema: type[Section] = PPOConfig,
 ) -> None:
-    """Raise ``ConfigError`` for keys of ``stored`` that name code and are not among ``given``, the
-    keys of the command line.
+    """Raise ``ConfigError`` for keys of ``stored`` that name code.
+
+    Keys of the command line (``given``) are allowed.
     """
-    found = [path for path in code_keys(stored, schema) if not _is_given(path, given)]
-    if found:
+    refused = [path for path in code_keys(stored, schema) if not _is_given(path, given)]
+    if refused:
         raise ConfigError(
-            f"{run}: its stored configuration would execute code: {', '.join(found)}; allowed: "
-            f"code that the command line asks for; fix: {fix} if you trust this run"
+            f"{run}: its stored configuration would execute code: {', '.join(refused)}; allowed: "
+            f"code that the command line names; fix: {fix} if you trust this run"
         )
 
 
@@ -71,10 +70,11 @@ def refuse_code_of_run(
     schema: type[Section],
     is_run: bool = False,
 ) -> None:
-    """Raise ``ConfigError`` if config ``name`` lies in a run directory and names code that
-    ``overrides`` do not name. ``is_run``: the directory counts as a run's whatever it holds.
+    """Raise ``ConfigError`` if config ``name`` is in a run directory and names code.
+
+    Keys in ``overrides`` are allowed. With ``is_run`` every directory counts as a run directory.
     """
-    given = {word.lstrip("+").partition("=")[0] for word in overrides}
+    given = {override.lstrip("+").partition("=")[0] for override in overrides}
     for file, content in own_files(name, config_path).items():
         if is_run or any(file.with_name(other).exists() for other in _RUN_FILES):
             refuse_stored_code(content, f"config {str(file)!r}", given, schema=schema)

@@ -1,8 +1,7 @@
-"""Cross-field checks, all of them, run in one place. A message says what, where, what is allowed
-and how to mend it.
+"""Run of all cross-field checks.
 
-Each check yields messages; ``validate`` runs all of them and raises one ConfigError that lists
-everything found. The checks themselves stand in ``verl.config.checks``.
+Each check yields messages with key, value, reason, allowed values and fix. ``validate`` raises one
+``ConfigError`` with all of them. The checks are in ``verl.config.checks``.
 """
 
 from collections.abc import Iterator
@@ -57,24 +56,23 @@ def find_problems(
     check_files: bool = True,
     partial: bool = False,
 ) -> list[str]:
-    """Messages of all checks on ``cfg``, a derived ``PPOConfig`` or ``SFTConfig``.
+    """Return the messages of all checks on ``cfg``, a derived ``PPOConfig`` or ``SFTConfig``.
 
-    ``names`` are the registered ones (None: those that ship are known, environments are not
-    checked); ``check_files`` asks that files and directories which the config names exist on this
-    machine. A ``partial`` config lacks the keys that were refused: a check that needs one of them
-    ends there.
+    ``names`` are the registered names; with None, built-in names are known and environments are not
+    checked. With ``check_files``, files and directories that the config names must exist on this
+    machine. A ``partial`` config lacks refused keys; a check that needs one of them ends there.
     """
     ctx = Context(names or Names(), check_files, guess_device(_device(cfg)))
-    found: list[str] = []
+    messages: list[str] = []
     for problems in _checks(cfg, ctx):
         try:
-            # One by one: what a check said before it met a missing key is kept.
+            # One by one, to keep the messages that a check yields before it reads a missing key.
             for message in problems:
-                found.append(message)
+                messages.append(message)
         except MissingKey:
             if not partial:
                 raise
-    return found
+    return messages
 
 
 def _checks(cfg: PPOConfig | SFTConfig, ctx: Context) -> Iterator[Problems]:
@@ -89,16 +87,14 @@ def _device(cfg: PPOConfig | SFTConfig) -> str:
     try:
         return cfg.trainer.device
     except MissingKey:
-        # The device was refused: the checks of GPUs wait until it is mended.
+        # The device was refused: check for CPU until it is corrected.
         return "cpu"
 
 
 def validate(
     cfg: PPOConfig | SFTConfig, names: Names | None = None, check_files: bool = True
 ) -> None:
-    """Raise ConfigError with everything that ``find_problems`` finds; return None when that is
-    nothing.
-    """
+    """Raise ``ConfigError`` with the messages of ``find_problems`` if there are any."""
     problems = find_problems(cfg, names, check_files)
     if problems:
         raise ConfigError(problems)

@@ -1,8 +1,9 @@
-"""Bounds of YAML files, checked before they are read.
+"""Limits of YAML files, checked before they are composed.
 
-A small file can stand for billions of values, nest deeper than any parser goes, or join itself.
+A small file can expand to billions of values (aliases), nest too deeply for a parser, or include
+itself through its defaults.
 
-    NAME.yaml ──defaults──▶ files ──▶ each: bytes, depth, values with aliases filled in
+    NAME.yaml ──defaults──▶ files ──▶ each: bytes, depth, values with aliases expanded
 """
 
 import re
@@ -20,15 +21,15 @@ MAX_VALUES = 20_000
 MAX_DEPTH = 64
 SUFFIX = ".yaml"
 TOO_DEEP = (
-    f"sections in sections, more than {MAX_DEPTH} deep; allowed: fewer; fix: nest less deeply"
+    f"more than {MAX_DEPTH} nested sections; allowed: {MAX_DEPTH} or fewer; fix: nest less deeply"
 )
-MOVE_DATA = "fix: move data into a file of its own"
+MOVE_DATA = "fix: move data into a separate file"
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 @dataclass
 class _Size:
-    """Values in a node, aliases filled in, and how deep they nest."""
+    """Number of values in a node with aliases expanded, and depth of its nesting."""
 
     values: int = 1
     depth: int = 1
@@ -40,7 +41,7 @@ class _Size:
 
 @dataclass
 class _Files:
-    """What was found below the first file, each with its content, in the order of reading."""
+    """Files that a config includes through its defaults, with contents, in the order of reading."""
 
     dirs: Sequence[Path]
     found: dict[Path, dict[Any, Any]] = field(default_factory=dict)
@@ -49,8 +50,8 @@ class _Files:
         if file in above:
             circle = " -> ".join(path.stem for path in (*above[above.index(file) :], file))
             raise ConfigError(
-                f"config {file.stem!r}: its defaults lead back to it ({circle}); allowed: files "
-                f"that join others; fix: take one of them out of its defaults ({above[-1]})"
+                f"config {file.stem!r}: its defaults include the file itself ({circle}); allowed: "
+                f"defaults without a circle; fix: remove one of them from defaults ({above[-1]})"
             )
         if file in self.found:
             return
@@ -60,7 +61,7 @@ class _Files:
                 self.add(below, where, (*above, file))
 
     def _files_of(self, entry: str, group: str) -> Iterator[tuple[Path, str]]:
-        """The first file of that name, seen from ``group`` or from the root."""
+        """Yield the first file of that name, searched in ``group`` and then in the root."""
         names = [entry] if entry.startswith("/") or not group else [f"{group}/{entry}", entry]
         for name in names:
             for directory in self.dirs:
@@ -71,11 +72,10 @@ class _Files:
 
 
 def joined_files(names: Sequence[str], dirs: Sequence[Path]) -> dict[Path, dict[Any, Any]]:
-    """The files that configs of ``names`` are made of, found in the first of ``dirs`` that has
-    them, with what they write.
+    """Return the files that configs of ``names`` include, with their contents.
 
-    Raises ``ConfigError`` for a file that cannot be read in reasonable time, and for files that
-    join each other in a circle. What else is wrong with one is said when it is composed.
+    A file comes from the first of ``dirs`` that has it. Raises ``ConfigError`` for a file above the
+    limits, and for files that include each other in a circle. Composition reports other mistakes.
     """
     files = _Files(dirs)
     for name in names:
@@ -93,18 +93,18 @@ def _content(file: Path) -> dict[Any, Any]:
         problem = find_excess(text)
         content = None if problem else yaml.safe_load(text)
     except (OSError, ValueError, yaml.YAMLError):
-        return {}  # refused when it is composed
+        return {}  # composition refuses it
     if problem:
         raise ConfigError(f"config {file.stem!r}: {file}: {problem}")
     return content if isinstance(content, dict) else {}
 
 
 def find_excess(text: str) -> str:
-    """Return why the YAML ``text`` is refused before anything is made of it; empty where it is not.
+    """Return the reason why the YAML ``text`` exceeds the limits; empty if it does not.
 
-    Raises ``yaml.YAMLError`` for text that is no YAML.
+    Raises ``yaml.YAMLError`` for text that is not YAML.
     """
-    # Counted first: the time that the parser takes grows with the cube of the depth.
+    # Count brackets before parsing: the time of the parser grows with the cube of the depth.
     depth = 0
     for bracket in re.findall(r"[\[\]{}]", text):
         depth += 1 if bracket in "[{" else -1
@@ -125,8 +125,8 @@ def find_excess(text: str) -> str:
             known |= {anchor: size} if anchor else {}
         elif isinstance(event, yaml.AliasEvent):
             if any(anchor == event.anchor for anchor, _ in open_nodes):
-                why = f"*{event.anchor} stands inside of &{event.anchor}"
-                return f"{why}; allowed: values that end; fix: write the value out"
+                why = f"*{event.anchor} is used inside of &{event.anchor}"
+                return f"{why}; allowed: finite values; fix: write the value instead of the alias"
             size = known.get(event.anchor, size)
         elif isinstance(event, yaml.ScalarEvent):
             known |= {event.anchor: size} if event.anchor else {}
@@ -135,21 +135,24 @@ def find_excess(text: str) -> str:
         above = open_nodes[-1][1] if open_nodes else root
         above.add(size)
         if above.values > MAX_VALUES:
-            return (
-                f"more than {MAX_VALUES:,} values, aliases filled in; allowed: fewer; {MOVE_DATA}"
-            )
+            why = f"more than {MAX_VALUES:,} values, with aliases expanded"
+            return f"{why}; allowed: {MAX_VALUES:,} or fewer; {MOVE_DATA}"
         if len(open_nodes) + size.depth > MAX_DEPTH:
             return TOO_DEEP
     return ""
 
 
 def _entries(defaults: object) -> Iterator[str]:
-    """The names in a ``defaults`` list, those of groups with their directory."""
+    """Yield the names in a ``defaults`` list, those of groups as GROUP/NAME."""
     for entry in defaults if isinstance(defaults, list) else ():
         if isinstance(entry, str):
             yield entry.partition("@")[0]
         elif isinstance(entry, dict):
             for key, value in entry.items():
-                group = str(key).split()[-1].partition("@")[0] if str(key).strip() else ""
-                for name in value if isinstance(value, list) else [value]:
-                    yield f"{group}/{name}"
+                yield from _group_entries(str(key), value)
+
+
+def _group_entries(key: str, names: object) -> Iterator[str]:
+    group = key.split()[-1].partition("@")[0] if key.strip() else ""
+    for name in names if isinstance(names, list) else [names]:
+        yield f"{group}/{name}"

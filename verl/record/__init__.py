@@ -1,1 +1,1 @@
-"""What a run leaves behind: run directory, journal, rollout log, trackers, console and report."""
+"""Records of a run: run directory, journal, rollout log, trackers, console and report."""

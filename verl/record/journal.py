@@ -30,7 +30,7 @@ class Journal:
     """Writer of metrics and trajectories to the run directory and the trackers, in order.
 
     Calls return before the data is written. An error while writing is raised by the next call, by
-    ``flush`` or by ``finish``.
+    ``flush`` or by ``close``.
     """
 
     def __init__(self, run: RunDirectory, config: PPOConfig, tokenizer: Decoder) -> None:
@@ -72,7 +72,7 @@ class Journal:
 
         The trackers get the texts of a few validation trajectories.
         """
-        # A table of its own that shares the columns: the caller may add columns to ``batch``.
+        # A new table that shares the columns, because the caller may add columns to ``batch``.
         self._writing.add(partial(self._write_rollouts, step, batch.select(), validation))
 
     def flush(self) -> None:

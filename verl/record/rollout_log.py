@@ -1,12 +1,13 @@
-"""Trajectories as readable JSON lines: observations, replies, actions and the credit of every
-sampled token.
+"""Trajectories as readable JSON lines: observations, replies, actions and credit of sampled tokens.
 
 One object per row of the batch: per trajectory with ``append`` history, per turn with ``window``
-history::
+history:
 
-    {"uid", "traj_uid", "task_id", "data_source", "won", "return", "length", "aborted", "prompt",
-     "steps": [{"step", "observation", "response", "action", "reward", ...,
-                "advantage": 0.31, "token_credit": [["<action>", 0.31], ["look", 0.42], ...]}]}
+```
+{"uid", "traj_uid", "task_id", "data_source", "won", "return", "length", "aborted", "prompt",
+ "steps": [{"step", "observation", "response", "action", "reward", ...,
+            "advantage": 0.31, "token_credit": [["<action>", 0.31], ["look", 0.42], ...]}]}
+```
 
 Other values of the tokens of a training step are in a separate file (``token_lines``).
 """
@@ -86,16 +87,17 @@ def _credit(tokens: np.ndarray, advantages: np.ndarray, texts: "TokenTextCache")
 
 
 def token_lines(batch: "DataProto", tokenizer: Decoder) -> Iterator[dict[str, Any]]:
-    """Yield one object per row of ``batch``, in the order of ``rollout_lines``, with all tokens of
-    its turns::
+    """Yield one object per row of ``batch`` with all tokens of its turns.
+
+    The order is that of ``rollout_lines``. The format is::
 
         {"traj_uid", "steps": [{"step", "tokens": ["<s>", "look", ...], "mask": [0, 1, ...],
                                 "weight", "entropy", "gap", "state"}]}
 
-    ``mask`` is 1 on sampled tokens. The batch may add: ``weight``, the loss weight of the rollout
-    correction; ``entropy`` in nats; ``gap``, the engine's log-prob minus the trainer's, null where
-    the engine's is 0 (certain or unknown); ``state``, the name of the turn's state if it differs
-    from the observation.
+    ``mask`` is 1 on sampled tokens. The other values are optional. ``weight`` is the loss weight of
+    the rollout correction, ``entropy`` is in nats. ``gap`` is the engine's log-prob minus the
+    trainer's, null where the engine's is 0 (certain or unknown). ``state`` is the name of the
+    turn's state if it differs from the observation.
     """
     keys = {"responses", "response_mask", "step_ids"}
     optional = {"entropys", "rollout_log_probs", "old_log_probs", CORRECTION_WEIGHTS}

@@ -37,7 +37,7 @@ MAX_CHANGES = 12  # changed keys that one log line names
 
 
 class RunDirectoryInUse(ConfigError):
-    """Another run holds the directory."""
+    """Error for a run directory that another process has locked."""
 
 
 class RunDirectory:
@@ -87,15 +87,13 @@ class RunDirectory:
             self.close()
             raise ConfigError(
                 f"trainer.default_local_dir={str(self.path)!r}: cannot be written: {error}; "
-                "allowed: a directory of yours on a disk with room; "
-                "fix: make room there, or trainer.default_local_dir=DIR"
+                "allowed: a writable directory on a disk with free space; "
+                "fix: free disk space, or trainer.default_local_dir=DIR"
             ) from error
         return self
 
     def foreign_file(self) -> str:
-        """Return the name of a file that a run would replace and that no run wrote; empty where
-        there is none.
-        """
+        """Return the name of a file that no run wrote and a run would replace, or ""."""
         if (self.path / LOCK).exists() or self.env_path.exists():
             return ""
         written = (self.config_path, self.metrics_path, self.report_path)

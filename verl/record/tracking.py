@@ -40,7 +40,7 @@ class Tracking:
     ``resume_step`` is the step of the checkpoint that training continues from. Lines of later
     steps and an incomplete last line are removed. With ``None`` a new file is started, and an
     older file is renamed. ``total_steps`` is the length of the progress bar. Use the object as a
-    context manager, or call ``finish``.
+    context manager, or call ``close``.
     """
 
     def __init__(
@@ -156,7 +156,7 @@ class Service:
             self._guard(self._tracker.log, texts, step=step)
 
     def finish(self) -> None:
-        """Close the service."""
+        """Close the tracker of the service, if it is on."""
         if self._tracker is not None:
             self._guard(self._tracker.finish)
             self._tracker = None

@@ -162,7 +162,7 @@ def test_what_other_skies_would_have_brought_stands_beside_them(run_dir):
     page = write_report(run_dir).read_text()
     first, second = plays_of(page, "train-2")[:2]
     (table,) = first["steps"][0]["tables"]
-    assert table["heads"][-1] == "went on to earn, 2 plays"
+    assert table["heads"][-1] == "executed return, n = 2"
     assert [line["cells"][-1] for line in table["lines"]] == [["0.50", False], ["1.00", True]]
     (table,) = second["steps"][0]["tables"]
     assert table["heads"][-1] == "drops"

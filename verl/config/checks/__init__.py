@@ -1,1 +1,1 @@
-"""Cross-field checks by what they are about; ``verl.config.validate`` runs all of them."""
+"""Cross-field checks, one module per subject; ``verl.config.validate`` runs all of them."""

@@ -8,7 +8,7 @@ from verl.config.settings import lookup
 
 
 def check_lengths(cfg: PPOConfig, _ctx: Context) -> Problems:
-    """Rows fit into the engine's context and into micro-batches."""
+    """Check that rows fit into the engine's context and into micro-batches."""
     data = cfg.data
     rollout = cfg.actor_rollout_ref.rollout
     actor = cfg.actor_rollout_ref.actor
@@ -20,8 +20,8 @@ def check_lengths(cfg: PPOConfig, _ctx: Context) -> Problems:
         yield problem(
             cfg, "actor_rollout_ref.rollout.max_model_len", why, f"{row} or more, or null", fix
         )
-    # A null is filled in from data.max_response_length: right for windows, where a response is one
-    # turn, too much for append.
+    # The default is data.max_response_length. That fits windows, where a response is one turn, but
+    # is too large for append.
     if cfg.env.max_turn_tokens > data.max_response_length:
         why = "a turn must fit into the response"
         allowed = f"data.max_response_length ({data.max_response_length}) or less"
@@ -34,7 +34,8 @@ def check_lengths(cfg: PPOConfig, _ctx: Context) -> Problems:
         and cfg.env.max_turn_tokens == data.max_response_length
     ):
         why = (
-            "with env.history=append the response holds the whole play, and one turn could fill it"
+            "with env.history=append the response holds all turns of the trajectory, and one turn "
+            "could fill it"
         )
         allowed = f"less than {data.max_response_length}"
         fix = "set it to the longest turn, in tokens"
@@ -43,15 +44,12 @@ def check_lengths(cfg: PPOConfig, _ctx: Context) -> Problems:
         not rollout.enable_chunked_prefill
         and rollout.max_num_batched_tokens < rollout.max_model_len
     ):
-        key, fix = (
-            "actor_rollout_ref.rollout.max_num_batched_tokens",
-            "raise it, or enable_chunked_prefill=true",
-        )
-        yield problem(
-            cfg, key, "a whole prompt must fit into a step", f"{rollout.max_model_len} or more", fix
-        )
+        key = "actor_rollout_ref.rollout.max_num_batched_tokens"
+        fix = "raise it, or enable_chunked_prefill=true"
+        why = "a whole prompt must fit into an engine step"
+        yield problem(cfg, key, why, f"{rollout.max_model_len} or more", fix)
     prefix = "actor_rollout_ref.actor"
-    # A row is never split over micro-batches: the longest one must fit alone.
+    # A row is never split over micro-batches, so the longest row must fit into one.
     if actor.use_dynamic_bsz and actor.ppo_max_token_len_per_gpu < row:
         why = (
             f"the longest row has {row} tokens (data.max_prompt_length + data.max_response_length)"
@@ -59,70 +57,66 @@ def check_lengths(cfg: PPOConfig, _ctx: Context) -> Problems:
         fix = f"{prefix}.ppo_max_token_len_per_gpu={row}, or shorter rows"
         yield problem(cfg, f"{prefix}.ppo_max_token_len_per_gpu", why, f"{row} or more", fix)
     if not actor.use_dynamic_bsz and actor.ppo_micro_batch_size_per_gpu is None:
-        fix = f"give it a number, or {prefix}.use_dynamic_bsz=true"
-        yield problem(
-            cfg,
-            f"{prefix}.ppo_micro_batch_size_per_gpu",
-            "micro-batches have no size",
-            "1 or more",
-            fix,
-        )
+        fix = f"set a number, or {prefix}.use_dynamic_bsz=true"
+        key = f"{prefix}.ppo_micro_batch_size_per_gpu"
+        yield problem(cfg, key, "micro-batches have no size", "1 or more", fix)
 
 
 def check_batches(cfg: PPOConfig, _ctx: Context) -> Problems:
-    """Mini-batches divide the batch and give every rank something to do."""
+    """Check that mini-batches divide the batch and have a trajectory for every rank."""
     actor = cfg.actor_rollout_ref.actor
     tasks = cfg.data.train_batch_size
-    played, ranks = (
-        trajectories_per_iteration(cfg),
-        cfg.trainer.n_gpus_per_node * cfg.trainer.nnodes,
-    )
+    trajectories = trajectories_per_iteration(cfg)
+    ranks = cfg.trainer.n_gpus_per_node * cfg.trainer.nnodes
     prefix = "actor_rollout_ref.actor"
-    # Whether the number follows from the size: the message has to name the key that was set.
+    # True if the number was derived from the size: the message has to name the key that was set.
     by_size = actor.ppo_mini_batches == max(1, tasks // actor.ppo_mini_batch_size)
     if by_size and tasks > actor.ppo_mini_batch_size and tasks % actor.ppo_mini_batch_size:
-        allowed = f"a divisor of data.train_batch_size ({tasks}), or anything above it"
-        fix = "choose a divisor, or give the number of optimizer steps in ppo_mini_batches"
+        allowed = f"a divisor of data.train_batch_size ({tasks}), or any larger number"
+        fix = "choose a divisor, or set the number of optimizer steps with ppo_mini_batches"
         yield problem(
             cfg, f"{prefix}.ppo_mini_batch_size", "does not divide the batch", allowed, fix
         )
-    elif played % actor.ppo_mini_batches:
-        why = f"does not divide the {played} trajectories of an iteration"
-        allowed = f"a divisor of data.train_batch_size * env.rollout.n ({played})"
+    elif trajectories % actor.ppo_mini_batches:
+        why = f"does not divide the {trajectories} trajectories of a training step"
+        allowed = f"a divisor of data.train_batch_size * env.rollout.n ({trajectories})"
         yield problem(cfg, f"{prefix}.ppo_mini_batches", why, allowed, "choose a divisor")
-    # A rank without a trajectory would only wait in the collective calls of the others.
-    elif played // actor.ppo_mini_batches < ranks:
-        why = f"a mini-batch has {played // actor.ppo_mini_batches} trajectories for {ranks} ranks"
+    # A rank without a trajectory would have no work and wait for the others.
+    elif trajectories // actor.ppo_mini_batches < ranks:
+        size = trajectories // actor.ppo_mini_batches
+        why = f"a mini-batch has {size} trajectories for {ranks} ranks"
         fix = "fewer mini-batches or ranks, or a larger data.train_batch_size"
-        yield problem(
-            cfg, f"{prefix}.ppo_mini_batches", why, f"{max(1, played // ranks)} or fewer", fix
-        )
+        allowed = f"{max(1, trajectories // ranks)} or fewer"
+        yield problem(cfg, f"{prefix}.ppo_mini_batches", why, allowed, fix)
 
 
 def check_sampling(cfg: PPOConfig, _ctx: Context) -> Problems:
-    """There is such an engine, and plays of one task can differ."""
+    """Check that training samples from all tokens, and the group size."""
     rollout = cfg.actor_rollout_ref.rollout
     prefix = "actor_rollout_ref.rollout"
     if (rollout.temperature == 0 or not rollout.do_sample) and not cfg.trainer.val_only:
         key = f"{prefix}.temperature" if rollout.temperature == 0 else f"{prefix}.do_sample"
-        fix = f"{prefix}.temperature=1.0 {prefix}.do_sample=true (val_kwargs govern validation)"
-        yield problem(
-            cfg, key, "greedy plays of a task are all the same", "sampling in training", fix
-        )
+        fix = f"{prefix}.temperature=1.0 {prefix}.do_sample=true (val_kwargs apply to validation)"
+        why = "greedy trajectories of a task are all equal"
+        yield problem(cfg, key, why, "sampling in training", fix)
     for where in (prefix, f"{prefix}.val_kwargs"):
         trained = where == prefix and not cfg.trainer.val_only
         yield from _truncation_problems(cfg, where, trained)
     if rollout.name == "hf" and rollout.engine_kwargs:
         yield problem(
-            cfg, f"{prefix}.engine_kwargs", "the engine hf takes none", "{}", f"{prefix}.name=vllm"
+            cfg,
+            f"{prefix}.engine_kwargs",
+            "the engine hf accepts no arguments",
+            "{}",
+            f"{prefix}.name=vllm",
         )
     yield from _group_size_problems(cfg)
 
 
 def _group_size_problems(cfg: PPOConfig) -> Problems:
-    """The engine's ``n`` is not passed over: groups would have another size than the script says.
+    """Refuse an engine's ``n`` that would be ignored, because groups would have another size.
 
-    Of rows of files it is the group size.
+    For rows of files, ``n`` is the group size.
     """
     key = "actor_rollout_ref.rollout.n"
     n = cfg.actor_rollout_ref.rollout.n
@@ -130,16 +124,16 @@ def _group_size_problems(cfg: PPOConfig) -> Problems:
     if n == 1 or (plays_files(cfg) and n == group):
         return
     if plays_files(cfg):
-        why = f"env.rollout.n={group} says another group size"
-        yield problem(cfg, key, why, "one group size", "leave env.rollout.n out")
-    # Of files that are refused, no fix must make a job about an environment.
+        why = f"env.rollout.n={group} is another group size"
+        yield problem(cfg, key, why, "one group size", "do not set env.rollout.n")
+    # If files are refused, the fix must not suggest keys of an environment.
     elif not names_data(cfg):
         fix = f"env.rollout.n={n} {key}=1"
         yield problem(cfg, key, "an environment's group size is env.rollout.n", "1", fix)
 
 
 def _truncation_problems(cfg: PPOConfig, where: str, trained: bool) -> Problems:
-    """``top_p`` and ``top_k`` leave a token, and where is ``trained`` on what they leave, all."""
+    """Check that ``top_p`` and ``top_k`` keep a token, and if it is ``trained`` on, all tokens."""
     whole = {"top_p": 1.0, "top_k": -1}
     for name, all_tokens in whole.items():
         key = f"{where}.{name}"
@@ -147,11 +141,11 @@ def _truncation_problems(cfg: PPOConfig, where: str, trained: bool) -> Problems:
         if value == all_tokens:
             continue
         fix = f"{key}={all_tokens}"
-        # Off by as much as ln(1/top_p) nats a token, and nothing of the update would correct it.
+        # Log-probs would differ by up to ln(1/top_p) nats per token, without a correction.
         if trained:
-            why = "tokens drawn from a part of the distribution would be scored in the whole of it"
+            why = "tokens sampled from a truncated distribution would be scored with the full one"
             fix += f" (val_kwargs.{name} truncates in validation)"
             yield problem(cfg, key, why, f"{all_tokens} (all tokens)", fix)
         elif value == 0:
             allowed = "more than 0, at most 1" if name == "top_p" else "-1 (all) or 1 and more"
-            yield problem(cfg, key, "leaves no token", allowed, fix)
+            yield problem(cfg, key, "excludes every token", allowed, fix)

@@ -1,4 +1,4 @@
-"""Checks of what is minimised: clip ranges, the settings of a policy loss, optimisers."""
+"""Checks of losses: clip ranges, settings of a policy loss, optimisers, corrections."""
 
 from verl.config.problems import Context, Problems, problem
 from verl.config.registered_names import compares_with_greedy_play
@@ -9,10 +9,10 @@ ACTOR = "actor_rollout_ref.actor"
 
 
 def check_losses(cfg: PPOConfig, _ctx: Context) -> Problems:
-    """Clip ranges and optimiser settings that make sense."""
+    """Check clip ranges, optimisers and contents of checkpoints."""
     actor = cfg.actor_rollout_ref.actor
     prefix = "actor_rollout_ref.actor"
-    # The ratio is clipped at 1 - clip_ratio_low: at 0 or below, nothing is ever clipped.
+    # The ratio is clipped at 1 - clip_ratio_low. It is positive, so a bound <= 0 never applies.
     if actor.clip_ratio_low >= 1:
         yield problem(
             cfg,
@@ -21,8 +21,8 @@ def check_losses(cfg: PPOConfig, _ctx: Context) -> Problems:
             "less than 1",
             "0.2 is usual",
         )
-    # The schema admits 1 itself, at which no token with a negative advantage and a ratio above 1
-    # would have a gradient.
+    # The schema allows 1. With it, tokens with a negative advantage and a ratio above 1 would have
+    # no gradient.
     if actor.clip_ratio_c <= 1:
         yield problem(
             cfg,
@@ -37,56 +37,60 @@ def check_losses(cfg: PPOConfig, _ctx: Context) -> Problems:
             yield problem(
                 cfg,
                 f"{where}.optim.betas",
-                "AdamW has two",
+                "AdamW has two betas",
                 "a list of two",
                 f"{where}.optim.betas=[0.9,0.999]",
             )
         if "model" not in (contents := lookup(cfg, key := f"{where}.checkpoint.contents")):
             fix = f"{key}=[model,optimizer,extra]"
-            yield problem(cfg, key, "nothing could be resumed", "a list with model in it", fix)
+            why = "a run could not be resumed"
+            yield problem(cfg, key, why, "a list with model in it", fix)
         elif where == "critic" and "hf_model" in contents:
-            why = "a value model has no Hugging Face form"
+            why = "a value model cannot be saved in Hugging Face format"
             allowed = "model, optimizer, extra"
             yield problem(cfg, key, why, allowed, f"{key}=[model,optimizer,extra]")
 
 
 def check_rollout_correction(cfg: PPOConfig, _ctx: Context) -> Problems:
-    """There is something to compare the engine's log-probs with."""
+    """Check that both log-probs exist that a rollout correction compares."""
     correction = cfg.algorithm.rollout_correction
     prefix = "algorithm.rollout_correction"
     for name in ("rollout_is", "rollout_rs"):
         if lookup(correction, name) is None:
             continue
         if correction.bypass_mode:
-            why = "bypass_mode=true scores no rows, so there is nothing to compare"
+            why = "bypass_mode=true computes no old log-probs to compare with"
             fix = f"{prefix}.{name}=null, or {prefix}.bypass_mode=false"
             yield problem(cfg, f"{prefix}.{name}", why, "null", fix)
         elif cfg.env.allow_retokenized:
-            why = "tokens made from text have no log-prob of an engine (env.allow_retokenized)"
+            why = "tokenised text has no rollout log-probs (env.allow_retokenized)"
             fix = f"{prefix}.{name}=null, or env.allow_retokenized=false"
             yield problem(cfg, f"{prefix}.{name}", why, "null", fix)
     if correction.bypass_mode and cfg.env.allow_retokenized:
-        why = "tokens made from text have no log-prob of an engine (env.allow_retokenized)"
+        why = "tokenised text has no rollout log-probs (env.allow_retokenized)"
         fix = f"{prefix}.bypass_mode=false"
         yield problem(cfg, f"{prefix}.bypass_mode", why, "false", fix)
 
 
 def check_overlap(cfg: PPOConfig, ctx: Context) -> Problems:
-    """What an older policy sampled is corrected; groups go on only while the policy is updated."""
+    """Check that off-policy rollouts are corrected, and that partial rollouts are possible."""
     yield from _carry_problems(cfg)
     if cfg.trainer.rollout_overlap == "off":
         return
     key = "trainer.rollout_overlap"
     correction = cfg.algorithm.rollout_correction
     if compares_with_greedy_play(cfg, ctx):
-        why = "the estimator compares with greedy plays, which are scored in the trainer's thread"
+        why = (
+            "the estimator compares with greedy trajectories, which are scored in the trainer's "
+            "thread"
+        )
         yield problem(cfg, key, why, "off", f"{key}=off")
     if cfg.env.allow_retokenized:
-        why = "an older policy plays, and tokens made from text have none of its log-probs"
+        why = "an older policy generates, and tokenised text has none of its log-probs"
         fix = f"{key}=off, or env.allow_retokenized=false"
         yield problem(cfg, key, why, "off with env.allow_retokenized", fix)
     elif not (correction.rollout_is or correction.rollout_rs or correction.bypass_mode):
-        why = "an older policy plays, and nothing corrects for it (trainer.rollout_overlap)"
+        why = "an older policy generates without a correction (trainer.rollout_overlap)"
         name = "algorithm.rollout_correction.rollout_is"
         yield problem(cfg, name, why, "token, sequence", f"{name}=token, or {key}=off")
 
@@ -97,18 +101,18 @@ def _carry_problems(cfg: PPOConfig) -> Problems:
         return
     if cfg.trainer.rollout_overlap == "off":
         fix = f"{key}=0, or trainer.rollout_overlap=one_step"
-        why = "nothing is played while the policy is updated (trainer.rollout_overlap)"
+        why = "no trajectories are generated while the policy is updated (trainer.rollout_overlap)"
         yield problem(cfg, key, why, "0", fix)
     if cfg.env.rollout.carry_over > cfg.data.train_batch_size:
         allowed = f"data.train_batch_size ({cfg.data.train_batch_size}) or less"
-        yield problem(cfg, key, "more groups would go on than a step has", allowed, f"{key}=1")
+        yield problem(cfg, key, "exceeds the number of groups of a step", allowed, f"{key}=1")
     if cfg.algorithm.filter_groups.enable:
-        why = "filter_groups.enable plays until enough groups differ, and waits for all of them"
+        why = "filter_groups.enable waits for all groups until enough of them are kept"
         yield problem(cfg, key, why, "0", f"{key}=0")
 
 
 def check_gdpo(cfg: PPOConfig, _ctx: Context) -> Problems:
-    """GDPO has rewards to sum, and nothing else changes the reward."""
+    """Check that GDPO has rewards to sum, and that no other setting changes the reward."""
     algorithm = cfg.algorithm
     if algorithm.adv_estimator != "gdpo":
         return
@@ -123,15 +127,15 @@ def check_gdpo(cfg: PPOConfig, _ctx: Context) -> Problems:
         allowed = f"a list of {len(keys)}, or []"
         fix = "one weight for each of gdpo_reward_keys"
         yield problem(cfg, "algorithm.gdpo_reward_weights", why, allowed, fix)
-    # It sums rewards of its own, and would silently leave these out.
+    # GDPO sums the rewards of gdpo_reward_keys and would silently ignore these.
     for key in ("algorithm.use_kl_in_reward", f"{ACTOR}.use_invalid_action_penalty"):
         if lookup(cfg, key):
-            why = "gdpo reads the rewards of gdpo_reward_keys and no other"
+            why = "gdpo reads only the rewards of gdpo_reward_keys"
             yield problem(cfg, key, why, "false", f"{key}=false")
 
 
 def _loss_problems(cfg: PPOConfig, prefix: str) -> Problems:
-    """What the chosen policy loss reads makes sense."""
+    """Check the settings that the chosen policy loss reads."""
     actor = cfg.actor_rollout_ref.actor
     loss = actor.policy_loss
     for name in ("tau_pos", "tau_neg"):
@@ -140,6 +144,6 @@ def _loss_problems(cfg: PPOConfig, prefix: str) -> Problems:
             yield problem(cfg, f"{prefix}.{name}", why, "more than 0", f"{prefix}.{name}=1.0")
     if loss.loss_mode == "clip_cov" and loss.clip_cov_lb > loss.clip_cov_ub:
         key = f"{prefix}.policy_loss.clip_cov_lb"
-        why = "no covariance lies between the bounds"
+        why = "the lower bound of the covariance is above the upper bound"
         allowed = f"clip_cov_ub ({loss.clip_cov_ub:g}) or less"
         yield problem(cfg, key, why, allowed, f"{key}=1.0 {prefix}.policy_loss.clip_cov_ub=5.0")

@@ -1,4 +1,4 @@
-"""Directories of models, as far as a look at their files tells."""
+"""Checks of model directories by their files, without loading a model."""
 
 import hashlib
 import re
@@ -12,14 +12,15 @@ from verl.config.settings import lookup
 from verl.config.settings.hints import nearest_name
 
 POLICY = "actor_rollout_ref.model.path"
-MAKE_ONE = "have this config make one there: cold_start.enable=true"
+MAKE_ONE = "train one there with a cold start: cold_start.enable=true"
 ALLOWED = "a directory in Hugging Face format, or a hub name"
-CHECKSUMS = "SHA256SUMS"  # in a policy of the package; `sha256sum --check` reads it as well
+CHECKSUMS = "SHA256SUMS"  # file in a policy of the package, in the format of `sha256sum --check`
 
 
 def is_local(path: str) -> bool:
-    """Whether ``path`` can only be a directory: a hub name is ``name`` or ``owner/name``, with
-    ``@revision`` or without.
+    """Return True if ``path`` can only be a directory.
+
+    A hub name is ``name`` or ``owner/name``, with or without ``@revision``.
     """
     return not re.fullmatch(r"[\w.-]+(/[\w.-]+)?(@[\w./-]+)?", path) or path.startswith((".", "/"))
 
@@ -27,8 +28,9 @@ def is_local(path: str) -> bool:
 def check_directory(
     cfg: PPOConfig | SFTConfig, key: str, ctx: Context, made: bool = False
 ) -> Problems:
-    """What stands at ``key`` is a hub name, or a directory with a model in it; where it is ``made``
-    first, it may be missing.
+    """Check that the value of ``key`` is a hub name, or a directory with a model.
+
+    If a cold start makes the model (``made``), the directory may be missing.
     """
     path = lookup(cfg, key)
     if path is None or not ctx.check_files:
@@ -44,13 +46,13 @@ def check_directory(
     elif directory.is_dir():
         for code, why in _missing(directory):
             fix = "name the directory that holds the model"
-            fix = "remove it, and the cold start makes a policy there" if made else fix
+            fix = "remove it, so that the cold start trains a policy there" if made else fix
             yield problem(cfg, key, why, ALLOWED, fix, code)
     elif made and not is_local(path):
-        # The directory would be taken for the hub's model by every later job that starts here.
-        why = "a cold start would make a small policy under the name of a hub model"
-        allowed = "a directory, written from . or from /"
-        fix = f"cold_start.enable=false, and the hub's model is trained; or {key}=./{path}"
+        # Every later job in this working directory would load that policy instead of the hub's.
+        why = "a cold start would write a small policy under the name of a hub model"
+        allowed = "a directory that starts with . or /"
+        fix = f"cold_start.enable=false to train the hub's model, or {key}=./{path}"
         yield problem(cfg, key, why, allowed, fix)
     elif is_local(path) and not made:
         fix = fix_for_missing(cfg, key)
@@ -58,40 +60,39 @@ def check_directory(
 
 
 def fix_for_missing(cfg: PPOConfig | SFTConfig, key: str) -> str:
-    """The fix where the model that ``key`` names is neither on this machine nor given by the
-    hub.
-    """
+    """Return the fix for a model that is neither on this machine nor provided by the hub."""
     path = str(lookup(cfg, key))
     if is_local(path):
-        fixes = [_neighbour(Path(path)) or "mend the path"]
-        # Only a config that has a recipe for its policy makes the one that was meant.
+        fixes = [_neighbour(Path(path)) or "correct the path"]
+        # Only a config with a cold start of its policy can make the policy that was meant.
         if key == POLICY and isinstance(cfg, PPOConfig) and cfg.cold_start.config_name:
             fixes.append(MAKE_ONE)
         return "; or ".join(fixes)
-    # By call: importing it takes a moment that a sound config need not wait for.
+    # Imported here, because the import is slow and a valid config does not need it.
     from huggingface_hub.constants import is_offline_mode
 
-    directory = f"a directory is written ./{path}"
+    directory = f"for a directory, write ./{path}"
     if is_offline_mode():
         name, _, revision = path.partition("@")
         command = f"hf download {name}" + (f" --revision {revision}" if revision else "")
-        return f"HF_HUB_OFFLINE=0, or `{command}` where the hub can be reached; {directory}"
-    return f"mend the name, or HF_TOKEN of an account that may read it; {directory}"
+        return f"HF_HUB_OFFLINE=0, or `{command}` on a machine with access to the hub; {directory}"
+    return f"correct the name, or set HF_TOKEN of an account with access; {directory}"
 
 
 def _missing(directory: Path) -> Iterator[tuple[str, str]]:
-    """Yield code and reason of the first thing that the directory lacks."""
+    """Yield code and reason of the first file that the directory lacks, if any."""
     if not any(directory.iterdir()):
         yield "empty_directory", "the directory is empty"
     elif not (directory / "config.json").is_file():
-        yield "missing_config", "there is no config.json in it, so it holds no model"
+        yield "missing_config", "there is no config.json in it, so it is not a model"
     elif not any(any(directory.glob(name)) for name in ("*.safetensors", "pytorch_model*.bin")):
         yield "missing_weights", "there are no weights in it (*.safetensors)"
 
 
 def _altered_file(directory: Path) -> str:
-    """Return the first file whose content is not the one that the checksums of ``directory`` name;
-    empty if there is none. Only policies of the package must have checksums.
+    """Return the first file whose SHA-256 differs from the checksums of ``directory``, or "".
+
+    Only policies of the package must have checksums.
     """
     checksums = directory / CHECKSUMS
     if not checksums.is_file():
@@ -107,9 +108,9 @@ def _altered_file(directory: Path) -> str:
 
 
 def _neighbour(directory: Path) -> str:
-    """The directory beside it with nearly the same name; empty where there is none."""
+    """Return a suggestion of a directory with a similar name in the same place, or ""."""
     if not directory.parent.is_dir():
         return ""
-    beside = [entry.name for entry in directory.parent.iterdir() if entry.is_dir()]
-    guess = nearest_name(directory.name, beside)
+    siblings = [entry.name for entry in directory.parent.iterdir() if entry.is_dir()]
+    guess = nearest_name(directory.name, siblings)
     return f"did you mean {str(directory.parent / guess)!r}?" if guess else ""

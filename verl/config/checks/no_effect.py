@@ -1,4 +1,4 @@
-"""Keys that change nothing and name what is played, learnt or paid: refused, never passed over."""
+"""Checks of keys without effect that name data, models or rewards: these are refused."""
 
 from verl.config.derive import data_keys, grades_files, is_placeholder, plays_files
 from verl.config.problems import Context, Problems, problem
@@ -15,43 +15,41 @@ COLUMNS = (
 
 
 def names_data(cfg: PPOConfig) -> bool:
-    """Whether the job is about prompts in files."""
+    """Return True if the job trains on prompts in files."""
     return bool(cfg.data.train_files) and not is_placeholder(cfg.data.train_files)
 
 
 def check_no_effect(cfg: PPOConfig | SFTConfig, _ctx: Context) -> Problems:
-    """No key is set that changes nothing and names data, a model or a reward."""
+    """Refuse keys without effect that are set and name data, a model or a reward."""
     for key in keys_of(type(cfg)).values():
         if key.is_section or key.unused is None or not key.unused.instead:
             continue
         try:
             value = lookup(cfg, key.path)
         except MissingKey:
-            continue  # refused for another reason
+            continue  # already refused for another reason
         if value != key.default:
             mark = key.unused
             yield problem(cfg, key.path, mark.why, f"{key.default!r}", mark.instead, "no_effect")
 
 
 def check_data_files(cfg: PPOConfig, _ctx: Context) -> Problems:
-    """Prompts of files are not passed over for the tasks of an environment, and files and columns
-    are named in one way.
-    """
+    """Refuse files that an environment would ignore, and keys that contradict its section."""
     yield from _contradictions(cfg) if plays_files(cfg) else _unused_data_files(cfg)
 
 
 def _contradictions(cfg: PPOConfig) -> Problems:
-    """The section of the environment says what the keys that are handed on to it say."""
+    """Check that keys which set keys of the environment's section have the same value there."""
     keys = keys_of(PPOConfig)
     settings = cfg.env.settings
     for key, name in data_keys(cfg).items():
         value = lookup(cfg, key)
-        own = lookup(settings, name)
-        if value != keys[key].default and value != own and not _is_ignored(key, value):
+        section_value = lookup(settings, name)
+        if value != keys[key].default and value != section_value and not _is_ignored(key, value):
             where = f"env.{cfg.env.name}.{name}"
-            why = f"{where}={own!r} says something else"
-            fix = f"leave {where} out"
-            yield problem(cfg, key, why, "one of them, or both alike", fix, "contradiction")
+            why = f"it contradicts {where}={section_value!r}"
+            fix = f"do not set {where}"
+            yield problem(cfg, key, why, "one of them, or equal values", fix, "contradiction")
 
 
 def _is_ignored(key: str, value: object) -> bool:
@@ -59,44 +57,44 @@ def _is_ignored(key: str, value: object) -> bool:
 
 
 def _unused_data_files(cfg: PPOConfig) -> Problems:
-    """An environment is played, and the job names no files or columns."""
+    """Refuse files and columns in a job whose tasks come from an environment."""
     env = cfg.env
     keys = keys_of(PPOConfig)
     for key in COLUMNS:
         if lookup(cfg, key) != keys[key].default:
             why = f"tasks and their texts come from the environment {env.env_name}, not from files"
-            fix = "leave it out; rows of files are played where data.train_files names some"
+            fix = "do not set it; rows of files are the tasks if data.train_files names some"
             yield problem(cfg, key, why, f"{keys[key].default!r}", fix, "no_effect")
     for key, split in SPLITS.items():
         files = lookup(cfg, key)
         if not files or is_placeholder(files):
             continue
         settings = env.settings
-        own = None if settings is None else settings.file_key(split)
-        if own is not None:
+        file_key = None if settings is None else settings.file_key(split)
+        if file_key is not None:
             why = f"the environment {env.env_name} reads its tasks from another key"
-            fix = f"env.{env.name}.{own}={files[0]} {key}=[]"
+            fix = f"env.{env.name}.{file_key}={files[0]} {key}=[]"
         else:
-            why = f"the tasks of the environment {env.env_name} would be played in their place"
+            why = f"the tasks of the environment {env.env_name} would be used instead"
             fix = (
-                f"leave {key} out, and the environment is played; or leave env.env_name out, and "
-                "the rows of the files are (--config-name ppo_trainer, where a config names it)"
+                f"do not set {key}, to use the environment; or do not set env.env_name, to use the "
+                "rows of the files (--config-name ppo_trainer if the config sets it)"
             )
-        yield problem(cfg, key, why, "none, where an environment is played", fix, "no_effect")
+        yield problem(cfg, key, why, "no files with an environment", fix, "no_effect")
 
 
 def check_pairs(cfg: PPOConfig, _ctx: Context) -> Problems:
-    """Keys that count only together with another one have it."""
+    """Refuse keys that have an effect only with another key which is not set."""
     reward = cfg.custom_reward_function
     if reward.path is None and reward.name != "compute_score":
         key = "custom_reward_function.name"
-        why = "no file is named that defines it, and rewards would be the environment's"
+        why = "no file with this function is named, and rewards would be the environment's"
         yield problem(cfg, key, why, "a function of a file", "custom_reward_function.path=FILE")
     if cfg.reward_model.weights and reward.path is None and not grades_files(cfg):
         key = "reward_model.weights"
-        why = "no function is named that returns several rewards"
+        why = "there is no function that returns several rewards"
         yield problem(cfg, key, why, "{}", "custom_reward_function.path=FILE")
     if cfg.trainer.resume_from_path and cfg.trainer.resume_mode == "auto":
-        why = "resume_mode=auto continues from the run's own newest checkpoint, not from this one"
+        why = "resume_mode=auto continues from the newest checkpoint of the run, not from this one"
         key = "trainer.resume_from_path"
         yield problem(cfg, key, why, "null", "trainer.resume_mode=resume_path")

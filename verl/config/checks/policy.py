@@ -1,4 +1,4 @@
-"""The policy, its cold start, the estimator and the losses."""
+"""Checks of the policy, its cold start, the reward model and the estimator."""
 
 from verl.config.checks.models import check_directory
 from verl.config.checks.sft import check_sft
@@ -12,7 +12,7 @@ from verl.names import ESTIMATORS, AdvantageEstimator
 
 
 def check_model(cfg: PPOConfig, ctx: Context) -> Problems:
-    """There is a policy, or a way to make one."""
+    """Check that there is a policy, or a cold start that makes one."""
     key = "actor_rollout_ref.model.path"
     path = cfg.actor_rollout_ref.model.path
     if path is None:
@@ -21,22 +21,23 @@ def check_model(cfg: PPOConfig, ctx: Context) -> Problems:
     yield from check_directory(cfg, key, ctx, cfg.cold_start.enable)
     if cfg.critic.enable and cfg.critic.model.path != path:
         yield from check_directory(cfg, "critic.model.path", ctx)
-    # Composed here already: its mistakes would otherwise show only after the tasks were made.
+    # Check the cold start here, because otherwise its mistakes show only after tasks were made.
     if cfg.cold_start.enable and path is not None:
         yield from _cold_start_problems(cfg, ctx)
 
 
 def check_reward_model(cfg: PPOConfig, ctx: Context) -> Problems:
-    """A reward model that is named is run, and one that is run is named; nothing reads rewards
-    without its scores.
+    """Check that a reward model is enabled if it is named, and named if it is enabled.
+
+    Refuses estimators whose rewards would lack its scores.
     """
     section = cfg.reward_model
     key = "reward_model.model.path"
     if not section.enable:
         for name, value in (("model.path", None), ("weight", 1.0), ("rule_weight", 1.0)):
             if lookup(section, name) != value:
-                why = "no reward model is run"
-                fix = f"reward_model.enable=true, or leave reward_model.{name} out"
+                why = "no reward model is enabled"
+                fix = f"reward_model.enable=true, or do not set reward_model.{name}"
                 yield problem(cfg, f"reward_model.{name}", why, f"{value}", fix)
         return
     if section.model.path is None:
@@ -48,15 +49,15 @@ def check_reward_model(cfg: PPOConfig, ctx: Context) -> Problems:
 
 
 def _unscored_by_model(cfg: PPOConfig, ctx: Context) -> Problems:
-    """Estimators that read rewards in which a reward model has no part."""
+    """Refuse estimators whose rewards lack the scores of the reward model."""
     key, fix = "algorithm.adv_estimator", "algorithm.adv_estimator=rloo"
     if compares_with_greedy_play(cfg, ctx):
-        why = "greedy plays are not scored by the reward model, and would be no baseline"
+        why = "the reward model does not score greedy trajectories, which are the baseline"
         yield problem(cfg, key, why, "another estimator", fix, "unscored_by_model")
     if cfg.algorithm.adv_estimator == "gdpo":
-        why = "gdpo reads the rewards of gdpo_reward_keys and no other: not the reward model's"
+        why = "gdpo reads only the rewards of gdpo_reward_keys, not the reward model's"
         fix = f"{fix}, or reward_model.enable=false"
-        allowed = "another estimator beside a reward model"
+        allowed = "another estimator with a reward model"
         yield problem(cfg, key, why, allowed, fix, "unscored_by_model")
 
 
@@ -64,36 +65,35 @@ def _cold_start_problems(cfg: PPOConfig, ctx: Context) -> Problems:
     try:
         sft = cold_start_config(cfg)
     except ConfigError as error:
-        yield from (f"cold start: {found}" for found in error.problems)
+        yield from (f"cold start: {message}" for message in error.problems)
     else:
-        yield from (f"cold start: {found}" for found in check_sft(sft, ctx))
+        yield from (f"cold start: {message}" for message in check_sft(sft, ctx))
 
 
 def check_estimator(cfg: PPOConfig, _ctx: Context) -> Problems:
-    """The estimator has the group and the critic it needs."""
+    """Check that the estimator has the group size and the critic that it needs."""
     name = cfg.algorithm.adv_estimator
     n = cfg.env.rollout.n
     if name == "gae" and not cfg.critic.enable:
         yield problem(
-            cfg, "critic.enable", "gae needs values", "true or null", "leave critic.enable unset"
+            cfg, "critic.enable", "gae needs values", "true or null", "do not set critic.enable"
         )
-    # A group of one is its own mean: every advantage would be 0, and training would go on.
+    # In a group of one every advantage would be 0, without an error.
     if ESTIMATORS.get(name) and n < 2:
         fix = "env.rollout.n=8, or an estimator without groups: gae, reinforce_plus_plus"
         if name not in {*AdvantageEstimator}:
             fix = "env.rollout.n=8, or register_adv_est(..., compares_group=False)"
-        yield problem(
-            cfg, "env.rollout.n", f"{name} compares the plays of one task", "2 or more", fix
-        )
-    judge = post_rollout_reward_key(cfg)
-    if cfg.algorithm.filter_groups.enable and judge:
-        why = f"groups are filtered by what environments pay, before {judge} scores plays"
+        why = f"{name} compares the trajectories of one task"
+        yield problem(cfg, "env.rollout.n", why, "2 or more", fix)
+    reward_key = post_rollout_reward_key(cfg)
+    if cfg.algorithm.filter_groups.enable and reward_key:
+        why = f"groups are filtered by rewards of environments, before {reward_key} scores them"
         filtered = "algorithm.filter_groups.enable"
         yield problem(cfg, filtered, why, "false", f"{filtered}=false")
-    # One play does not differ from itself: every group would be dropped.
+    # The returns in a group of one never differ, so every group would be dropped.
     if cfg.algorithm.filter_groups.enable and n < 2:
         why = "filter_groups.enable keeps groups whose returns differ"
         yield problem(cfg, "env.rollout.n", why, "2 or more", "env.rollout.n=8")
     if cfg.trainer.critic_warmup > 0 and not cfg.critic.enable:
-        why = f"{name} trains no critic, so nothing would be updated"
+        why = f"{name} trains no critic, so no model would be updated"
         yield problem(cfg, "trainer.critic_warmup", why, "0", "trainer.critic_warmup=0")

@@ -1,4 +1,4 @@
-"""Validation that repeats its plays: samples of a task have to differ, and sampling keys count."""
+"""Checks of sampling in validation with several trajectories per task."""
 
 from collections.abc import Iterator
 
@@ -7,22 +7,23 @@ from verl.config.schema import PPOConfig
 from verl.config.schema.rollout import RolloutConfig, ValSamplingConfig
 
 PREFIX = "actor_rollout_ref.rollout.val_kwargs"
-WITHOUT_EFFECT = ("temperature", "top_p", "top_k")  # while nothing is sampled
+WITHOUT_EFFECT = ("temperature", "top_p", "top_k")  # in greedy validation
 SAMPLED = f"{PREFIX}.do_sample=true {PREFIX}.temperature=1.0"
 
 
 def check_repeated_validation(cfg: PPOConfig, _ctx: Context) -> Problems:
-    """Refuse several plays of a validation task that would all be the same: pass@k, best@k and
-    maj@k would be one number.
+    """Refuse several greedy trajectories of a validation task, because all would be equal.
+
+    The metrics pass@k, best@k and maj@k would be one number.
     """
     sampling = cfg.actor_rollout_ref.rollout.val_kwargs
     if sampling.n > 1 and (key := greedy_key(sampling)):
-        why = f"validation is greedy ({key}), so the plays of a task are all the same"
-        yield problem(cfg, f"{PREFIX}.n", why, "1 where nothing is sampled", SAMPLED)
+        why = f"validation is greedy ({key}), so all trajectories of a task are equal"
+        yield problem(cfg, f"{PREFIX}.n", why, "1 in greedy validation", SAMPLED)
 
 
 def greedy_validation_notes(cfg: PPOConfig) -> Iterator[str]:
-    """Name sampling keys of validation that are set and change nothing."""
+    """Yield a note for each sampling key of validation that is set and has no effect."""
     sampling = cfg.actor_rollout_ref.rollout.val_kwargs
     key = greedy_key(sampling)
     if key is None:
@@ -31,12 +32,12 @@ def greedy_validation_notes(cfg: PPOConfig) -> Iterator[str]:
     for name in WITHOUT_EFFECT:
         value = getattr(sampling, name)
         if value != fields[name].default and not key.startswith(name):
-            why = f"changes nothing, validation is greedy ({key})"
+            why = f"has no effect, because validation is greedy ({key})"
             yield f"{PREFIX}.{name}={value} {why}: {SAMPLED}"
 
 
 def greedy_key(sampling: ValSamplingConfig | RolloutConfig) -> str | None:
-    """Return the setting that makes ``sampling`` greedy; None where it samples."""
+    """Return the setting that makes ``sampling`` greedy; None if it samples."""
     if not sampling.do_sample:
         return "do_sample=false"
     if sampling.temperature == 0:

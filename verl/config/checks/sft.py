@@ -1,4 +1,4 @@
-"""What only supervised runs can get wrong."""
+"""Checks of supervised runs: size of a new policy, length of rows and files."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from verl.config.settings import lookup
 
 
 def check_sft(cfg: SFTConfig, ctx: Context) -> Problems:
-    """The policy can be built and its episodes fit."""
+    """Check that the policy can be built and that rows fit into its context."""
     model = cfg.model
     data = cfg.data
     new = cfg.model.new
@@ -23,7 +23,7 @@ def check_sft(cfg: SFTConfig, ctx: Context) -> Problems:
             "a divisor of model.new.hidden_size",
             "choose one",
         )
-    # Grouped-query attention: every key/value head serves equally many query heads.
+    # Grouped-query attention: every key/value head has the same number of query heads.
     if model.path is None and new.num_attention_heads % new.num_key_value_heads:
         why, allowed = (
             "num_attention_heads is not a multiple of it",
@@ -49,5 +49,9 @@ def check_sft(cfg: SFTConfig, ctx: Context) -> Problems:
         ]
         if missing:
             yield problem(
-                cfg, key, f"no such file: {', '.join(missing)}", "existing files", "mend the paths"
+                cfg,
+                key,
+                f"no such file: {', '.join(missing)}",
+                "existing files",
+                "correct the paths",
             )

@@ -1,6 +1,6 @@
-"""The typed configuration: a pydantic model per section, every key with type, default and doc.
+"""The typed configuration: a pydantic model per section, with types, defaults and help texts.
 
-``PPOConfig`` is what ``main_ppo`` and ``main_eval`` read, ``SFTConfig`` what ``main_sft`` reads.
+``main_ppo`` and ``main_eval`` read a ``PPOConfig``, ``main_sft`` reads an ``SFTConfig``.
 """
 
 from verl.config.schema.actor import (
@@ -46,25 +46,25 @@ __all__ = [
 
 
 class PPOConfig(Section):
-    """Everything ``main_ppo`` reads."""
+    """Configuration of training and evaluation: ``main_ppo`` and ``main_eval``."""
 
     data: DataConfig = DataConfig()
-    """how much is trained on per iteration, how long rows may be"""
+    """data files, batch size and length of rows"""
     actor_rollout_ref: ActorRolloutRefConfig = ActorRolloutRefConfig()
-    """the policy: trained, compared, played"""
+    """the policy: actor, reference and rollout engine"""
     critic: CriticConfig = CriticConfig()
     """the value model (gae)"""
     reward_model: RewardModelConfig = RewardModelConfig()
-    """rewards that a model or a manager gives"""
+    """reward model, reward manager and weights of rewards"""
     custom_reward_function: CustomRewardFunction = CustomRewardFunction()
-    """a reward function of the user's own"""
+    """a user-provided reward function"""
     algorithm: AlgorithmConfig = AlgorithmConfig()
-    """how rewards become advantages"""
+    """advantage estimation and KL in the reward"""
     env: EnvConfig = EnvConfig()
-    """the environment, its groups, its processes"""
+    """the environment, its groups and its processes"""
     trainer: TrainerConfig = TrainerConfig()
     """schedule, devices and the run directory"""
     ray_init: RayInitConfig = RayInitConfig()
-    """the Ray cluster: one of its own, or one to join"""
+    """the Ray cluster: a local one, or one to join"""
     cold_start: ColdStartConfig = ColdStartConfig()
-    """a policy made by supervised learning when none exists"""
+    """supervised training of a policy if there is none"""

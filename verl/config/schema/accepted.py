@@ -1,10 +1,10 @@
-"""Keys that job scripts of this family of frameworks set and that change nothing here: all of them.
+"""Keys that job scripts of verl and verl-agent set and that have no effect in this framework.
 
-Of kernels, loaders and how work is split, a script that sets one runs, with one warning that names
-what was set and why it has no effect. A key that names data, a model or a reward is refused: its
-mark says what to set ``instead``. Each mark says whose scripts carry the key. The sections inherit
-from these classes, so that their own modules hold only what counts; when a key comes to mean
-something, it moves there.
+Keys for kernels, loaders and the division of work are accepted. One warning names the keys that
+were set and the reasons. Keys that name data, a model or a reward are refused; their mark
+(``Unused``) names the key to set ``instead``. Each mark names the project whose scripts set the
+key. The sections inherit from these classes, so that the other modules declare only keys with
+effect.
 """
 
 from typing import Annotated, Literal
@@ -14,7 +14,6 @@ from verl.names import Strategy
 
 VERL = "verl's examples"
 VERL_AGENT = "verl-agent's examples"
-WHOLE_PANEL = Unused("the whole panel plays at once; its size is env.val_tasks", VERL)
 TEXT_ONLY = Unused(
     "prompts of files are text; images come from environments",
     VERL,
@@ -26,42 +25,43 @@ BY_ROWS = Unused("it scores reward_model.micro_batch_size_per_gpu conversations 
 OWN_TEMPLATE = Unused(
     "conversations come as messages, which the reward model's own tokenizer renders", VERL
 )
-IN_A_POOL = Unused("environments run in processes of a pool (env.num_workers)", VERL_AGENT)
+IN_A_POOL = Unused("environments run in a pool of processes (env.num_workers)", VERL_AGENT)
 
 
 class AcceptedData(Section):
-    """Below ``data``: how rows are read and kept."""
+    """Keys of ``data`` without effect: validation batches, messages and images."""
 
     val_batch_size: Annotated[
-        PositiveInt | None, Unused("the whole panel plays at once; its size is env.val_tasks", VERL)
+        PositiveInt | None,
+        Unused("the whole validation set is one batch; its size is env.val_tasks", VERL),
     ] = None
-    """tasks validated at once; null: the whole panel"""
+    """tasks validated at once; null: the whole validation set"""
     return_raw_chat: Annotated[bool, Unused("messages are always kept", VERL_AGENT)] = False
-    """keep the message list beside the tokens"""
+    """keep the message list in addition to the tokens"""
     image_key: Annotated[str, TEXT_ONLY] = "images"
     """column of the files that holds images"""
 
 
 class AcceptedModel(Section):
-    """Below ``actor_rollout_ref.model``: kernels."""
+    """Keys of ``actor_rollout_ref.model`` without effect: kernels."""
 
     use_remove_padding: Annotated[bool, PACKED] = False
-    """compute on real tokens only"""
+    """compute without padding tokens"""
     use_liger: Annotated[bool, Unused("no Liger kernels are used", VERL)] = False
     """Liger kernels"""
 
 
 class AcceptedRollout(Section):
-    """Below ``actor_rollout_ref.rollout``."""
+    """Keys of ``actor_rollout_ref.rollout`` without effect: engine mode."""
 
     mode: Annotated[Literal["async", "sync"], Unused("engines are always asynchronous", VERL)] = (
         "async"
     )
-    """how the engine is called"""
+    """calls of the engine: asynchronous or synchronous"""
 
 
 class AcceptedCriticModel(Section):
-    """Below ``critic.model``."""
+    """Keys of ``critic.model`` without effect: tokenizer and kernels."""
 
     tokenizer_path: Annotated[
         str | None,
@@ -73,24 +73,24 @@ class AcceptedCriticModel(Section):
     ] = None
     """tokenizer of the value model"""
     use_remove_padding: Annotated[bool, PACKED] = False
-    """compute on real tokens only"""
+    """compute without padding tokens"""
 
 
 class AcceptedRewardModel(Section):
-    """Below ``reward_model``: how its work is split."""
+    """Keys of ``reward_model`` without effect: sharding, micro-batches and asynchronous calls."""
 
     strategy: Annotated[Strategy, WHOLE_ON_EACH] = "fsdp2"
-    """how the model is sharded"""
+    """sharding of the model"""
     use_dynamic_bsz: Annotated[bool | None, BY_ROWS] = None
-    """micro-batches by tokens"""
+    """form micro-batches by tokens"""
     forward_max_token_len_per_gpu: Annotated[int | None, BY_ROWS] = None
-    """tokens per forward"""
+    """tokens per forward pass"""
     launch_reward_fn_async: Annotated[bool, Unused("rewards are immediate", VERL)] = False
-    """score while other work goes on"""
+    """score trajectories concurrently with other work"""
 
 
 class RewardShards(Section):
-    """``reward_model.model.fsdp_config``."""
+    """Keys of ``reward_model.model.fsdp_config``, all without effect."""
 
     param_offload: Annotated[bool, WHOLE_ON_EACH] = False
     """keep parameters in host memory between passes"""
@@ -101,24 +101,24 @@ class RewardShards(Section):
 
 
 class AcceptedRewardNetwork(Section):
-    """Below ``reward_model.model``."""
+    """Keys of ``reward_model.model`` without effect: tokenizer, kernels and sharding."""
 
     input_tokenizer: Annotated[str | None, OWN_TEMPLATE] = None
     """the policy's tokenizer"""
     use_remove_padding: Annotated[bool, Unused("rows are padded on the right", VERL)] = False
-    """compute on real tokens only"""
+    """compute without padding tokens"""
     fsdp_config: RewardShards = RewardShards()
-    """how the model is sharded"""
+    """sharding of the model"""
 
 
 class AcceptedTrainer(Section):
-    """Below ``trainer``."""
+    """Keys of ``trainer`` without effect: checkpoints of the critic."""
 
     max_critic_ckpt_to_keep: Annotated[
         PositiveInt | None,
         Unused("actor and critic share a checkpoint: max_actor_ckpt_to_keep", VERL),
     ] = None
-    """newest critic checkpoints kept; null: all"""
+    """number of newest critic checkpoints that are kept; null: all"""
 
 
 class EnvResources(Section):
@@ -131,7 +131,7 @@ class EnvResources(Section):
 
 
 class AcceptedEnv(Section):
-    """Below ``env``."""
+    """Keys of ``env`` without effect: Ray resources of environment workers."""
 
     resources_per_worker: EnvResources = EnvResources()
     """Ray resources per environment worker"""

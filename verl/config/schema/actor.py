@@ -1,6 +1,4 @@
-"""``actor_rollout_ref``: the policy as it is trained (actor), compared with (ref) and played
-(rollout).
-"""
+"""Section ``actor_rollout_ref``: the policy in training (actor), reference and rollout engine."""
 
 from typing import Annotated
 
@@ -13,37 +11,37 @@ from verl.names import KLEstimator, LossAggMode, Strategy, TrainDtype
 
 
 class PolicyLossConfig(Section):
-    """Which policy loss is minimised."""
+    """Name and parameters of the policy loss."""
 
     loss_mode: str = "vanilla"
     """name in the policy-loss registry"""
     clip_cov_ratio: Share = 0.0002
-    """clip_cov: share of a mini-batch's tokens that is left out of the loss"""
+    """clip_cov: share of a mini-batch's tokens that is excluded from the loss"""
     clip_cov_lb: NonNegative = 1.0
-    """clip_cov: least covariance of log-prob and advantage of a token that may be left out"""
+    """clip_cov: least covariance of log-prob and advantage of a token that may be excluded"""
     clip_cov_ub: NonNegative = 5.0
-    """clip_cov: largest covariance of a token that may be left out"""
+    """clip_cov: largest covariance of a token that may be excluded"""
     kl_cov_ratio: Share = 0.0002
-    """kl_cov: share of a mini-batch's tokens that is held near their old log-probs"""
+    """kl_cov: share of a mini-batch's tokens with a penalty on the change of their log-prob"""
     ppo_kl_coef: NonNegative = 1.0
-    """kl_cov: weight of the distance from the old log-prob of those tokens"""
+    """kl_cov: weight of that penalty, which is the distance from the old log-prob"""
 
 
 class ActorConfig(Section):
     """Losses, batches and optimiser of the policy.
 
-    Batch sizes in tasks, micro-batches in rows per device.
+    Batch sizes are in tasks, micro-batch sizes in rows per device.
     """
 
     strategy: Strategy = "fsdp2"
-    """how the model is sharded; fsdp means fsdp2 as well"""
+    """sharding of the model; fsdp also means fsdp2"""
     dtype: TrainDtype = "bfloat16"
     """compute dtype; master weights stay float32"""
     ppo_mini_batch_size: PositiveInt = 256
     """tasks per optimizer step, times the group size; capped at the batch"""
     ppo_mini_batches: Derived[PositiveInt] = NULL
     """optimizer steps per epoch; overrides ppo_mini_batch_size"""
-    # null is meant for use_dynamic_bsz; check_lengths refuses it without.
+    # null is allowed with use_dynamic_bsz only; check_lengths refuses it otherwise.
     ppo_micro_batch_size_per_gpu: PositiveInt | None = 8
     """rows per forward/backward and device"""
     use_dynamic_bsz: bool = False
@@ -51,7 +49,7 @@ class ActorConfig(Section):
     ppo_max_token_len_per_gpu: PositiveInt = 16384
     """tokens per micro-batch and device with use_dynamic_bsz"""
     ppo_epochs: PositiveInt = 1
-    """passes over the rows of an iteration"""
+    """epochs of updates on the rows of a training step"""
     grad_clip: NonNegative = 1.0
     """largest gradient norm"""
     clip_ratio: NonNegative = 0.2
@@ -63,18 +61,18 @@ class ActorConfig(Section):
     clip_ratio_c: Annotated[float, Ge(1)] = 3.0
     """dual clip: bound of the ratio for negative advantages; dppo: for all"""
     tau_pos: NonNegative = 1.0
-    """sapo: how fast tokens of positive advantage fade away from the old policy"""
+    """sapo: decay rate of the loss of tokens with positive advantage, as the policy changes"""
     tau_neg: NonNegative = 1.05
-    """sapo: how fast tokens of negative advantage fade"""
+    """sapo: decay rate of the loss of tokens with negative advantage"""
     loss_agg_mode: LossAggMode = "token-mean"
-    """how token losses become one number"""
+    """aggregation of token losses to one number"""
     loss_scale_factor: Derived[Annotated[float, Ge(1)]] = NULL
-    """what seq-mean-token-sum-norm divides token sums by; null: data.max_response_length"""
+    """divisor of token sums in seq-mean-token-sum-norm; null: data.max_response_length"""
     entropy_coeff: float = 0.0
     """weight of the entropy bonus"""
     skip_without_advantage: bool = False
-    """leave out mini-batches in which no token has an advantage, also where an entropy bonus or a
-    KL term is left of the loss: AdamW makes a step of full size of however small a gradient"""
+    """skip mini-batches in which no token has an advantage, even if the loss has an entropy bonus
+    or a KL term: AdamW scales even a tiny gradient to a full-size update"""
     use_kl_loss: bool = False
     """add a KL term to the reference policy to the loss"""
     kl_loss_coef: NonNegative = 0.001
@@ -84,18 +82,18 @@ class ActorConfig(Section):
     use_invalid_action_penalty: bool = False
     """subtract a reward for each invalid action"""
     invalid_action_penalty_coef: NonNegative = 0.1
-    """reward that an invalid action costs"""
+    """reward that is subtracted for an invalid action"""
     policy_loss: PolicyLossConfig = PolicyLossConfig()
-    """which policy loss is minimised"""
+    """name and parameters of the policy loss"""
     shuffle: bool = False
-    """cut other mini-batches in every one of ppo_epochs"""
+    """form different mini-batches in each of ppo_epochs"""
     ulysses_sequence_parallel_size: PositiveInt = 1
     """neighbouring ranks that compute a row together, each a slice of its tokens and a share of the
-    attention heads; policy and reference"""
+    attention heads; for policy and reference"""
     use_torch_compile: bool = False
     """compile the layers of the policy and of the reference (torch.compile), one by one"""
     checkpoint: CheckpointConfig = CheckpointConfig()
-    """what a checkpoint holds"""
+    """contents of a checkpoint"""
     optim: OptimConfig = OptimConfig()
     """AdamW and its schedule"""
     fsdp_config: FSDPConfig = FSDPConfig()
@@ -103,14 +101,14 @@ class ActorConfig(Section):
 
 
 class RefConfig(Section):
-    """The frozen reference policy; it exists only where a KL term is used."""
+    """The frozen reference policy; it exists only if a KL term is used."""
 
     strategy: Strategy = "fsdp2"
-    """how the model is sharded"""
+    """sharding of the model"""
     dtype: Derived[TrainDtype] = NULL
     """compute dtype of the reference policy; null: actor.dtype"""
     log_prob_micro_batch_size_per_gpu: PositiveInt | None = None
-    """rows per forward and device; null: actor.ppo_micro_batch_size_per_gpu"""
+    """rows per forward pass and device; null: actor.ppo_micro_batch_size_per_gpu"""
     log_prob_use_dynamic_bsz: Derived[bool] = NULL
     """form micro-batches by tokens; null: actor.use_dynamic_bsz"""
     log_prob_max_token_len_per_gpu: Derived[PositiveInt] = NULL
@@ -120,13 +118,13 @@ class RefConfig(Section):
 
 
 class ActorRolloutRefConfig(Section):
-    """Everything about the policy."""
+    """The policy: model, actor, reference and rollout engine."""
 
     model: ModelConfig = ModelConfig()
-    """which policy is trained and how it is loaded"""
+    """path and loading of the policy"""
     actor: ActorConfig = ActorConfig()
     """losses, batches and optimiser"""
     ref: RefConfig = RefConfig()
     """the frozen reference policy"""
     rollout: RolloutConfig = RolloutConfig()
-    """the engine that samples"""
+    """the rollout engine"""

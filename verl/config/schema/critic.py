@@ -1,6 +1,4 @@
-"""``critic``, ``reward_model`` and ``custom_reward_function``: where values and extra rewards come
-from.
-"""
+"""Sections ``critic``, ``reward_model`` and ``custom_reward_function`` of the configuration."""
 
 from typing import Annotated, Any
 
@@ -20,12 +18,12 @@ from verl.names import LossAggMode, Strategy, TrainDtype
 
 
 class CriticConfig(Section):
-    """The value model; it exists only where the estimator needs values (gae)."""
+    """The value model; it exists only if the estimator needs values (gae)."""
 
     enable: Derived[bool] = NULL
-    """train a value model; null: where algorithm.adv_estimator is gae"""
+    """train a value model; null: true if algorithm.adv_estimator is gae"""
     strategy: Strategy = "fsdp2"
-    """how the model is sharded"""
+    """sharding of the model"""
     dtype: Derived[TrainDtype] = NULL
     """compute dtype of the value model; null: actor.dtype"""
     ppo_mini_batch_size: Derived[PositiveInt] = NULL
@@ -35,39 +33,37 @@ class CriticConfig(Section):
     ppo_micro_batch_size_per_gpu: PositiveInt | None = None
     """rows per forward/backward; null: actor.ppo_micro_batch_size_per_gpu"""
     forward_micro_batch_size_per_gpu: PositiveInt | None = None
-    """rows per forward; null: critic.ppo_micro_batch_size_per_gpu"""
+    """rows per forward pass; null: critic.ppo_micro_batch_size_per_gpu"""
     use_dynamic_bsz: Derived[bool] = NULL
     """form micro-batches by tokens; null: actor.use_dynamic_bsz"""
     ppo_max_token_len_per_gpu: Derived[PositiveInt] = NULL
     """tokens per forward/backward; null: actor.ppo_max_token_len_per_gpu"""
     forward_max_token_len_per_gpu: Derived[PositiveInt] = NULL
-    """tokens per forward; null: critic.ppo_max_token_len_per_gpu"""
+    """tokens per forward pass; null: critic.ppo_max_token_len_per_gpu"""
     ppo_epochs: Derived[PositiveInt] = NULL
-    """passes of the critic over the rows; null: actor.ppo_epochs"""
+    """epochs of critic updates on the rows of a training step; null: actor.ppo_epochs"""
     shuffle: bool = False
-    """cut other mini-batches in every one of ppo_epochs"""
+    """form different mini-batches in each of ppo_epochs"""
     ulysses_sequence_parallel_size: PositiveInt = 1
     """neighbouring ranks that compute a row together"""
     grad_clip: NonNegative = 1.0
     """largest gradient norm"""
     cliprange_value: NonNegative = 0.5
-    """how far a value may move from the old one before it is clipped"""
+    """largest difference from the old value; larger ones are clipped"""
     loss_agg_mode: LossAggMode = "token-mean"
-    """how token losses become one number"""
+    """aggregation of token losses to one number"""
     loss_scale_factor: Derived[Annotated[float, Ge(1)]] = NULL
-    """what seq-mean-token-sum-norm divides token sums by; null: data.max_response_length"""
+    """divisor of token sums in seq-mean-token-sum-norm; null: data.max_response_length"""
     optim: OptimConfig = OptimConfig(lr=1e-05)
     """AdamW and its schedule"""
     model: CriticModelConfig = CriticModelConfig()
     """the value model"""
     checkpoint: CheckpointConfig = CheckpointConfig()
-    """what a checkpoint holds"""
+    """contents of a checkpoint"""
 
 
 class RewardNetworkConfig(AcceptedRewardNetwork):
-    """The network of a reward model: one that transformers loads for sequence classification, with
-    one label.
-    """
+    """Reward model network: a transformers model for sequence classification with one label."""
 
     path: str | None = None
     """directory (or hub name) of the reward model"""
@@ -76,37 +72,38 @@ class RewardNetworkConfig(AcceptedRewardNetwork):
 
 
 class RewardModelConfig(AcceptedRewardModel):
-    """Rewards that a model or a manager gives."""
+    """Reward model, reward manager and weights of rewards."""
 
     enable: bool = False
-    """run a reward model: it scores the conversation of every play"""
+    """run a reward model, which scores the conversation of every trajectory"""
     model: RewardNetworkConfig = RewardNetworkConfig()
     """the network of the reward model"""
     dtype: Derived[TrainDtype] = NULL
     """dtype of the reward model; null: actor.dtype"""
     micro_batch_size_per_gpu: PositiveInt = 8
-    """conversations per forward and device"""
+    """conversations per forward pass and device"""
     max_length: PositiveInt | None = None
-    """longest conversation, in tokens: of a longer one its end is read; null: any"""
+    """longest conversation, in tokens; only the end of a longer one is read; null: any length"""
     weight: float = 1.0
     """weight of the reward model's score"""
     rule_weight: Derived[float] = NULL
-    """weight of what the environment or a function gives; null: 0 beside a reward model, else 1"""
+    """weight of the reward from the environment or a function; null: 0 with a reward model, else
+    1"""
     reward_manager: Annotated[str, RunsCode(by_place=True)] = "episode"
-    """how an episode's rewards are placed on tokens: a registered name (naive and prime are
-    episode), or the place of a class, module:Class or FILE.py:Class"""
+    """class that assigns an episode's rewards to tokens: a registered name (naive and prime are
+    episode), or an import path, module:Class or FILE.py:Class"""
     reward_kwargs: dict[str, Any] = {}
     """arguments of the reward manager"""
     weights: dict[str, float] = {}
     """weights of the rewards that custom_reward_function returns by name, as {accuracy: 1, format:
-    0.2}, which sum to the score; {}: it is the one called score"""
+    0.2}; the score is their weighted sum; {}: the score is the reward called score"""
 
 
 class CustomRewardFunction(Section):
-    """A reward function of the user's own.
+    """A user-provided reward function.
 
-    Of a row of data.train_files it is handed data_source, solution_str, ground_truth and
-    extra_info, of an environment's play data_source, steps and extra_info.
+    For a row of data.train_files it gets data_source, solution_str, ground_truth and extra_info,
+    for a trajectory of an environment data_source, steps and extra_info.
     """
 
     path: Annotated[str | None, RunsCode()] = None
@@ -116,6 +113,6 @@ class CustomRewardFunction(Section):
     reward_kwargs: dict[str, Any] = {}
     """further arguments of the reward function"""
     timeout_s: Annotated[float, Gt(0)] = 30.0
-    """seconds that scoring one play may take; a play that takes longer counts as the mean of its
-    group. Of rows of files it is env.dataset.grade_s (10 where neither is set), and what takes
-    longer breaks its play"""
+    """deadline for scoring one trajectory, in seconds; after it the trajectory gets the mean of its
+    group. For rows of files it sets env.dataset.grade_s (10 if neither is set), and a trajectory
+    that is scored too late fails"""

@@ -1,4 +1,4 @@
-"""``data``: which files are trained on, how much of them per iteration, how long rows may be."""
+"""Section ``data``: files of prompts, batch size and length of rows."""
 
 from typing import Annotated, Any, Literal
 
@@ -7,7 +7,7 @@ from verl.config.settings import PositiveInt, RunsCode, Section
 
 
 class CustomClass(Section):
-    """``data.custom_cls``: a dataset class of the user's own."""
+    """Section ``data.custom_cls``: a user-provided dataset class."""
 
     path: Annotated[str | None, RunsCode()] = None
     """Python file that defines the dataset class"""
@@ -18,33 +18,33 @@ class CustomClass(Section):
 class DataConfig(AcceptedData):
     """Batch sizes are counted in tasks (prompts), lengths in tokens.
 
-    Files make a job about data: every row is a task of one step, and no environment is named.
+    With files, every row is a task of one turn, and the job names no environment.
     """
 
     train_files: list[str] = []
-    """Parquet or JSON-lines files of prompts to train on, where no environment is played; the
-    placeholders that job scripts for environments name are passed over"""
+    """Parquet or JSON-lines files of prompts to train on, for jobs without an environment; the
+    placeholder files in job scripts for environments are ignored"""
     val_files: list[str] = []
     """Parquet or JSON-lines files of prompts to validate on"""
     prompt_key: str = "prompt"
     """column of the files that holds the prompt: messages, or the text of one user message"""
     reward_fn_key: str = "data_source"
-    """column of the files that says where a row is from; results are reported by it"""
+    """column of the files with the source of a row; results are reported by source"""
     custom_cls: CustomClass = CustomClass()
-    """a dataset class of the user's own: called with the files, it has a length and rows by
-    number"""
+    """a user-provided dataset class: called with the files, it returns an object with __len__ and
+    __getitem__"""
     filter_overlong_prompts: bool = False
-    """leave out rows of files whose prompt is longer than max_prompt_length"""
+    """drop rows of files whose prompt is longer than max_prompt_length"""
     truncation: Literal["error", "left", "right", "middle"] = "error"
-    """what else happens to a row of a file whose prompt is longer than max_prompt_length: the run
-    is refused, or its last message is cut at the left, at the right or in the middle"""
+    """without filter_overlong_prompts, treatment of a prompt longer than max_prompt_length: error,
+    or cut its last message at the left, at the right or in the middle"""
     train_batch_size: PositiveInt = 16
-    """tasks per iteration; each is played env.rollout.n times"""
+    """tasks per training step; env.rollout.n trajectories are generated for each"""
     max_prompt_length: PositiveInt = 2048
     """P: longest prompt of a row, in tokens"""
     max_response_length: PositiveInt = 512
-    """R: longest response of a row: one turn (window) or the play (append)"""
+    """R: longest response of a row, in tokens: one turn (window) or the trajectory (append)"""
     apply_chat_template_kwargs: dict[str, Any] = {}
     """arguments of the chat template, as {enable_thinking: false}"""
     shuffle: bool = True
-    """every epoch is a seeded permutation of the tasks; false: they come in their order"""
+    """use a seeded permutation of the tasks in every epoch; false: the order of the files"""

@@ -1,4 +1,4 @@
-"""``env``: the environment, its groups, its processes."""
+"""Section ``env``: the environment, its groups and its processes."""
 
 from typing import Annotated, Any, Literal
 
@@ -19,73 +19,73 @@ from verl.names import History
 
 
 class EnvRollout(Section):
-    """How often a task is played."""
+    """Number of trajectories per task, and partial rollouts."""
 
     n: Derived[PositiveInt] = NULL
-    """group size: plays of the same task from the same start state; null: 8 where the estimator
-    compares plays, else 1"""
+    """group size: trajectories of the same task from the same start state; null: 8 if the estimator
+    compares trajectories of a group, else 1"""
     carry_over: NonNegativeInt = 0
-    """groups of a step that need not be done: they go on with the next weights and come later, so
-    that nobody waits for the slowest; with trainer.rollout_overlap=one_step"""
+    """largest number of groups that may be unfinished at the end of a rollout (partial rollout):
+    they continue in a later step with the next weights; needs trainer.rollout_overlap=one_step"""
     carry_over_steps: PositiveInt = 4
-    """steps after which a group that goes on is waited for"""
+    """training steps after which the rollout waits for an unfinished group"""
 
 
 class EnvConfig(AcceptedEnv, OpenSection):
-    """The environment that agents act in. Times in seconds.
+    """The environment that agents act in. Times are in seconds.
 
-    Each environment has a section of its name here (``env.frozen_lake``), which its package
-    declares.
+    Each registered environment has a section of its name here (``env.frozen_lake``), which its
+    package declares.
     """
 
     env_name: Annotated[str, RunsCode(by_place=True)] = ""
-    """name in the environment registry, with a variant after a slash (NAME/VARIANT), or
-    the place of a package: module:ATTRIBUTE; empty: rows of data.train_files where the job names
-    files, else the launcher's default"""
-    # Apart from trainer.seed: runs with other weights and samples can choose the same tasks.
+    """name in the environment registry, with a variant after a slash (NAME/VARIANT), or the import
+    path of a package, module:ATTRIBUTE; empty: rows of data.train_files if the job names files,
+    else the launcher's default"""
+    # Separate from trainer.seed, so that runs with other weights can use the same tasks.
     seed: Seed = 0
     """seed of the choice of tasks"""
     max_steps: PositiveInt = 50
-    """steps per episode"""
+    """turns per episode, at most"""
     history: History = "window"
-    """append: the whole conversation is one row; window: each step is a row with a re-rendered
+    """append: the whole conversation is one row; window: each turn is a row with a re-rendered
     prompt"""
     history_length: NonNegativeInt = 2
-    """past steps that a window prompt shows"""
+    """past turns in a window prompt"""
     max_turn_tokens: Derived[PositiveInt] = NULL
-    """tokens sampled per turn; null: data.max_response_length"""
+    """tokens sampled per turn, at most; null: data.max_response_length"""
     rollout: EnvRollout = EnvRollout()
-    """how often a task is played"""
+    """group size and partial rollouts"""
     num_workers: PositiveInt = 2
-    """processes that host environments, of each collector"""
+    """processes with environments, per collector"""
     envs_per_worker: PositiveInt = 16
     """environments per process"""
     reset_timeout_s: NonNegative = 60.0
-    """deadline of a reset"""
+    """deadline of a reset, in seconds"""
     step_timeout_s: NonNegative = 30.0
-    """deadline of a step"""
+    """deadline of a step of the environment, in seconds"""
     on_abort: Literal["drop_group", "keep_rest"] = "drop_group"
-    """what a broken trajectory does to the group it belongs to"""
+    """treatment of the group of a failed trajectory: drop the group, or keep its other members"""
     num_collectors: PositiveInt = 1
-    """Ray actors that play trajectories"""
+    """Ray actors that generate trajectories"""
     train_tasks: PositiveInt | None = None
     """training tasks used; null: all of them"""
     val_tasks: PositiveInt | None = 128
-    """tasks of the frozen validation panel, at most; null: all of them, which is the default for
+    """tasks of the frozen validation set, at most; null: all of them, which is the default for
     rows of files"""
     allow_retokenized: bool = False
     """train on text that had to be tokenised again"""
     kwargs: dict[str, Any] = {}
-    """keys of the environment that env_name names, whatever its section is called"""
+    """keys of the environment that env_name names, also of one without a section"""
 
     @property
     def name(self) -> str:
-        """The name of the environment's section: ``env_name`` without its variant."""
+        """Return the name of the environment's section: ``env_name`` without its variant."""
         return self.env_name.split("/", 1)[0]
 
     @property
     def settings(self) -> EnvSection | None:
-        """The section of the environment that is played; None where its package is not known."""
-        # A place (module:ATTRIBUTE) is no name, and has no section.
-        found = getattr(self, self.name, None) if self.name.isidentifier() else None
-        return found if isinstance(found, EnvSection) else None
+        """Return the section of the environment in use; None if its package is not known."""
+        # An import path (module:ATTRIBUTE) is not an attribute name, and has no section.
+        section = getattr(self, self.name, None) if self.name.isidentifier() else None
+        return section if isinstance(section, EnvSection) else None

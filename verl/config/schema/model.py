@@ -1,5 +1,6 @@
-"""``actor_rollout_ref.model``, and the optimiser, sharding and checkpoint sections that actor and
-critic share.
+"""Section ``actor_rollout_ref.model``, and sections that actor and critic share.
+
+The shared ones are optimiser, sharding and checkpoint.
 """
 
 from typing import Annotated, Any, Literal
@@ -19,15 +20,15 @@ from verl.names import PackedAttention
 
 
 class ModelConfig(AcceptedModel):
-    """Which policy is trained and how it is loaded."""
+    """Path and loading of the policy, and LoRA."""
 
     path: str | None = None
     """directory (or hub name, or name@revision) of the policy in Hugging Face format; required"""
     enable_gradient_checkpointing: bool = False
     """recompute activations in backward: less memory, more time"""
     attn_implementation: PackedAttention = "sdpa"
-    """kernels of packed attention: sdpa (calls for rows and for blocks of branches) or flex
-    (FlexAttention, one compiled call; GPUs alone)"""
+    """kernels of packed attention: sdpa (one call per row and per block of branches) or flex
+    (FlexAttention, one compiled call; GPU only)"""
     lora_rank: NonNegativeInt = 0
     """rank of LoRA adapters; 0 trains all weights"""
     lora_alpha: Annotated[float, Gt(0)] = 16.0
@@ -39,11 +40,11 @@ class ModelConfig(AcceptedModel):
     override_config: dict[str, Any] = {}
     """values that replace those of the model's own config"""
     external_lib: Annotated[str | None, RunsCode()] = None
-    """module imported before anything is looked up in a registry"""
+    """module that is imported before the registries are read"""
 
 
 class FSDPConfig(Section):
-    """How FSDP2 places parameters and optimiser state."""
+    """Placement of parameters and optimiser state by FSDP2."""
 
     param_offload: Annotated[bool, GpuOnly()] = False
     """keep parameters in host memory between passes"""
@@ -54,19 +55,19 @@ class FSDPConfig(Section):
     reshard_after_forward: bool = True
     """free gathered parameters between forward and backward"""
     reduce_every_micro_batch: bool = True
-    """reduce gradients after every micro-batch, so that a device holds its share of them only;
-    false: once per optimizer step, which sends less and holds a whole gradient on every device"""
+    """reduce gradients after every micro-batch, so that a device stores only its shard of them;
+    false: once per optimizer step, with less communication and a whole gradient on every device"""
     fsdp_size: int = -1
     """ranks that share one copy of the parameters; -1: all of them"""
 
 
 class OptimConfig(Section):
-    """AdamW and its learning-rate schedule."""
+    """Parameters of AdamW and of its learning-rate schedule."""
 
-    # Far above any use: beyond it, sums of the step are no float32 numbers.
+    # Far above useful values: larger ones overflow float32 in the update.
     lr: Annotated[float, Ge(0), Le(1e6)] = 1e-06
     """peak learning rate"""
-    # Not a tuple, which YAML lacks; that there are two is checked in validate.
+    # A list, because YAML has no tuples; check_losses checks that there are two.
     betas: list[float] = [0.9, 0.999]
     """decay rates of the two moments"""
     eps: NonNegative = 1e-08
@@ -80,14 +81,14 @@ class OptimConfig(Section):
     warmup_style: Literal["constant", "cosine"] = "constant"
     """schedule after warm-up"""
     min_lr_ratio: Share = 0.0
-    """last learning rate of the cosine as a share of lr"""
-    # Warm-up ratio and cosine need the whole length, which only the environment's tasks tell.
+    """final learning rate of the cosine as a share of lr"""
+    # Warm-up ratio and cosine need the number of steps, which depends on the environment's tasks.
     total_training_steps: int = -1
-    """optimizer steps of the schedule; -1: filled in from the plan"""
+    """optimizer steps of the schedule; -1: taken from the plan"""
 
 
 class CheckpointConfig(Section):
-    """What a checkpoint holds."""
+    """Contents of a checkpoint of one model."""
 
     contents: list[Literal["model", "optimizer", "extra", "hf_model"]] = [
         "model",
@@ -101,7 +102,7 @@ class CriticModelConfig(AcceptedCriticModel):
     """The value model: the policy's architecture with a scalar head."""
 
     path: str | None = None
-    """where the value model's weights start from; null: actor_rollout_ref.model.path"""
+    """model whose weights initialise the value model; null: actor_rollout_ref.model.path"""
     enable_gradient_checkpointing: bool = False
     """recompute activations in backward"""
     attn_implementation: PackedAttention = "sdpa"

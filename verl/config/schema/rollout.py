@@ -1,4 +1,4 @@
-"""``actor_rollout_ref.rollout``: the engine that samples."""
+"""Section ``actor_rollout_ref.rollout``: rollout workers, engines and sampling."""
 
 from typing import Annotated, Any
 
@@ -24,33 +24,36 @@ from verl.names import (
 
 
 class ValSamplingConfig(Section):
-    """Sampling in validation."""
+    """Sampling parameters and number of trajectories in validation."""
 
     temperature: NonNegative = 0.0
     """sampling temperature in validation; 0 is greedy"""
     top_k: Annotated[int, Ge(-1)] = -1
-    """most likely tokens that are sampled from in validation; -1: all"""
+    """number of most likely tokens to sample from in validation; -1: all"""
     top_p: Share = 1.0
-    """share of the probability that is sampled from in validation; 1: all"""
+    """probability mass of the tokens to sample from in validation; 1: all"""
     n: PositiveInt = 1
-    """plays per validation task"""
+    """trajectories per validation task"""
     # Greedy, so that two validations of one policy can be compared.
     do_sample: bool = False
-    """sample in validation; false means greedy, whatever the temperature"""
+    """sample in validation; false means greedy at any temperature"""
 
 
 class RolloutConfig(AcceptedRollout):
-    """Each rollout worker is a Ray actor with one engine; training samples at temperature, from
-    all tokens."""
+    """Rollout workers and their engines.
+
+    Each rollout worker is a Ray actor with one engine. Training samples from all tokens.
+    """
 
     name: Annotated[str, RunsCode(by_place=True)] = "vllm"
-    """engine: vllm, hf which needs no vLLM, a registered one, or module:Class of your own"""
+    """engine: vllm, hf (needs no vLLM), a registered name, or the import path of a class,
+    module:Class"""
     temperature: NonNegative = 1.0
     """sampling temperature in training"""
     top_k: Annotated[int, Ge(-1)] = -1
-    """most likely tokens that are sampled from; training takes -1, which is all"""
+    """number of most likely tokens to sample from; training requires -1, which is all"""
     top_p: Share = 1.0
-    """share of the probability that is sampled from; training takes 1, which is all"""
+    """probability mass of the tokens to sample from; training requires 1, which is all"""
     n: PositiveInt = 1
     """samples per prompt of data files; environments use env.rollout.n"""
     do_sample: bool = True
@@ -62,39 +65,40 @@ class RolloutConfig(AcceptedRollout):
     num_workers: PositiveInt | None = None
     """rollout workers (engines); null: one per GPU, without GPUs one per node"""
     num_threads: PositiveInt | None = None
-    """CPU threads per engine; null: shared out from the machine's cores"""
+    """CPU threads per engine; null: the node's cores divided by its engines"""
     kv_cache_gb: NonNegative | None = None
-    """KV cache on each device of an engine, GiB; null: 1 on CPU, on a GPU the rest of its share"""
+    """KV cache on each device of an engine, GiB; null: 1 on CPU, the rest of
+    gpu_memory_utilization on a GPU"""
     gpu_memory_utilization: Annotated[Share, GpuOnly()] = 0.5
-    """share of a GPU the engine may use"""
+    """share of a GPU's memory that the engine may use"""
     tensor_model_parallel_size: Annotated[PositiveInt, GpuOnly()] = 1
     """GPUs of an engine; they are on one node"""
     nnodes: Annotated[NonNegativeInt, GpuOnly()] = 0
-    """nodes with GPUs for the engines alone; 0: engines share those of the training ranks"""
+    """nodes with GPUs only for engines; 0: engines share the GPUs of the training ranks"""
     n_gpus_per_node: Annotated[PositiveInt | None, GpuOnly()] = None
     """GPUs for the engines on each of rollout.nnodes; null: trainer.n_gpus_per_node"""
     weight_transfer: WeightTransfer = "auto"
-    """way of the weights to engines: store, ipc (on shared GPUs), nccl (to GPUs of their own);
-    auto: ipc or nccl for vllm, else store"""
+    """transport of weights to engines: store (Ray's object store), ipc (on shared GPUs), nccl (to
+    separate GPUs); auto: ipc or nccl for vllm, else store"""
     max_model_len: Derived[PositiveInt] = NULL
-    """context of the engine; null: max_prompt_length + max_response_length"""
+    """context length of the engine, in tokens; null: max_prompt_length + max_response_length"""
     max_num_seqs: PositiveInt = 256
     """sequences decoded at once"""
     max_num_batched_tokens: PositiveInt = 8192
     """tokens per engine step"""
     enforce_eager: bool | None = None
-    """vLLM compiles nothing and takes no CUDA graphs; null: true on CPU, false on GPUs"""
+    """run vLLM without compilation and CUDA graphs; null: true on CPU, false on GPUs"""
     free_cache_engine: Annotated[bool, GpuOnly()] = True
-    """put the engine to sleep while the policy is updated, where they share GPUs"""
+    """put the engine to sleep while the policy is updated, if they share GPUs"""
     enable_chunked_prefill: bool = True
     """split long prompts over engine steps"""
     log_prob_micro_batch_size_per_gpu: PositiveInt | None = None
-    """rows per forward of the old-log-prob pass; null: actor.ppo_micro_batch_size_per_gpu"""
+    """rows per forward pass for old log-probs; null: actor.ppo_micro_batch_size_per_gpu"""
     log_prob_use_dynamic_bsz: Derived[bool] = NULL
     """form micro-batches of the old-log-prob pass by tokens; null: actor.use_dynamic_bsz"""
     log_prob_max_token_len_per_gpu: Derived[PositiveInt] = NULL
     """tokens per micro-batch of the old-log-prob pass; null: actor.ppo_max_token_len_per_gpu"""
     engine_kwargs: Annotated[dict[str, Any], RunsCode()] = {}
-    """arguments of the engine's constructor, as they are"""
+    """further arguments of the engine's constructor"""
     val_kwargs: ValSamplingConfig = ValSamplingConfig()
     """sampling in validation"""

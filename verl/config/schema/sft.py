@@ -1,4 +1,4 @@
-"""The configuration of ``main_sft``: which episodes are imitated, by which policy, for how long."""
+"""The configuration of ``main_sft``: model, expert episodes, optimiser and schedule."""
 
 from typing import Annotated, Any
 
@@ -20,10 +20,10 @@ from verl.names import Device, History, ResumeMode, TrainDtype
 
 
 class NewPolicyConfig(Section):
-    """The size of a policy built from nothing (Qwen3 architecture)."""
+    """Size of a new policy with random weights (Qwen3 architecture)."""
 
     hidden_size: Annotated[int, Ge(8)] = 128
-    """width"""
+    """width of the hidden states"""
     num_hidden_layers: PositiveInt = 2
     """layers"""
     num_attention_heads: PositiveInt = 4
@@ -35,22 +35,22 @@ class NewPolicyConfig(Section):
     intermediate_size: Annotated[int, Ge(8)] = 384
     """width of the feed-forward layer"""
     max_position_embeddings: PositiveInt = 4096
-    """longest context"""
+    """longest context, in tokens"""
     tie_word_embeddings: bool = True
     """output layer shares the input embedding"""
 
 
 class SFTModelConfig(Section):
-    """Where the policy comes from and goes to."""
+    """Initial policy, tokenizer and directory of the trained policy."""
 
     path: str | None = None
     """policy to start from; null: a new one of the size in model.new"""
     save_path: str = "data/models/policy"
     """directory the trained policy and tokenizer are written to (HF format)"""
     overwrite: bool = False
-    """delete what save_path holds, also what no such run wrote"""
+    """delete the contents of save_path, including files that no such run wrote"""
     new: NewPolicyConfig = NewPolicyConfig()
-    """size of a policy built from nothing"""
+    """size of a new policy with random weights"""
     tokenizer_path: str | None = None
     """tokenizer; null: that of model.path, or a new one"""
     vocab_size: Annotated[int, Ge(300)] = 800
@@ -68,7 +68,7 @@ class SFTModelConfig(Section):
 
 
 class SFTDataConfig(Section):
-    """Expert episodes, or message files of the user's own."""
+    """Expert episodes, or user-provided files of messages."""
 
     train_files: list[str] = []
     """jsonl or parquet files with a column of messages; empty: expert episodes"""
@@ -79,18 +79,18 @@ class SFTDataConfig(Section):
     apply_chat_template_kwargs: dict[str, Any] = {}
     """arguments of the chat template, as {enable_thinking: false}"""
     data_dir: str = "data/sft"
-    """where expert episodes are stored by content hash"""
+    """directory in which expert episodes are stored by content hash"""
     episodes: PositiveInt = 3400
     """expert episodes to train on"""
     val_episodes: NonNegativeInt = 64
-    """expert episodes for the held-out loss; with data.history=window, steps"""
+    """expert episodes for the held-out loss; with data.history=window, turns"""
     history: History = "append"
-    """append: an expert episode is one row; window: each of its steps is a row, whose prompt shows
-    env.history_length past steps"""
+    """append: an expert episode is one row; window: each of its turns is a row, whose prompt shows
+    env.history_length past turns"""
     noise: Share = 0.35
     """share of useless but valid actions in expert episodes"""
     num_workers: PositiveInt = 2
-    """processes that play the expert"""
+    """processes that generate expert episodes"""
     max_length: PositiveInt = 2048
     """longest row, in tokens; longer episodes are cut after a whole turn"""
     tokens_per_batch: PositiveInt = 2048
@@ -98,9 +98,9 @@ class SFTDataConfig(Section):
     max_token_len_per_gpu: PositiveInt = 16384
     """tokens per forward/backward and device"""
     env_loss_weight: NonNegative = 0.5
-    """loss weight of environment tokens; agent tokens weigh 1"""
+    """loss weight of environment tokens; agent tokens have weight 1"""
     shuffle: bool = True
-    """a seeded permutation per epoch"""
+    """use a seeded permutation of the rows in every epoch"""
 
 
 class SFTTrainerConfig(Section):
@@ -113,18 +113,19 @@ class SFTTrainerConfig(Section):
     seed: Seed = 0
     """seed of weights and data order"""
     total_epochs: PositiveInt = 1
-    """passes over the episodes"""
+    """number of times that every episode is trained on"""
     total_training_steps: PositiveInt | None = None
-    """optimizer steps; null: total_epochs decides"""
+    """optimizer steps; null: as total_epochs gives"""
     grad_clip: NonNegative = 1.0
     """largest gradient norm"""
     test_freq: Annotated[int, Ge(-1)] = -1
-    """held-out loss every so many optimizer steps and after the last one"""
+    """optimizer steps between two computations of the held-out loss, which also follows the last
+    step; -1: never"""
     save_freq: Annotated[int, Ge(-1)] = -1
-    """checkpoint every so many optimizer steps, besides the policy in model.save_path; -1 or 0:
-    never"""
+    """optimizer steps between two checkpoints, in addition to the policy in model.save_path; -1 or
+    0: no checkpoints"""
     resume_mode: ResumeMode = "auto"
-    """continue from the newest checkpoint, or not"""
+    """continue from the newest checkpoint (auto), from none (disable), or from resume_from_path"""
     resume_from_path: str | None = None
     """checkpoint to continue from with resume_mode=resume_path"""
     n_gpus_per_node: PositiveInt = 1
@@ -132,15 +133,15 @@ class SFTTrainerConfig(Section):
     nnodes: Annotated[int, Ge(1), Le(1)] = 1
     """nodes; a supervised run trains on the devices of one machine"""
     device: Device = "auto"
-    """what the workers compute on"""
+    """device of the workers; auto: GPUs if there are some, else CPU"""
     num_threads: PositiveInt | None = None
     """CPU threads per rank; null: all cores"""
     waiting_log_s: Seconds = 60.0
-    """seconds without movement after which the log says what is waited for, then after twice as
-    many"""
+    """seconds without progress after which the log names the pending calls; the next entry follows
+    after twice that time"""
     stall_timeout_s: Seconds | None = 7200.0
-    """seconds without movement after which the stacks of all processes are written and the run
-    ends; null: never. A cold start is watched by the run that it is for"""
+    """seconds without progress after which the stacks of all processes are written and the run
+    ends; null: never. For a cold start, the keys of the run that needs the policy apply"""
     default_local_dir: str = "runs/${trainer.project_name}/${trainer.experiment_name}"
     """the run directory"""
     logger: list[str] = ["console"]
@@ -148,12 +149,12 @@ class SFTTrainerConfig(Section):
 
 
 class SFTConfig(Section):
-    """Everything ``main_sft`` reads."""
+    """Configuration of supervised training of a policy: ``main_sft``."""
 
     model: SFTModelConfig = SFTModelConfig()
-    """where the policy comes from and goes to"""
+    """initial policy and directory of the trained one"""
     data: SFTDataConfig = SFTDataConfig()
-    """what is imitated"""
+    """expert episodes or files to imitate"""
     optim: OptimConfig = OptimConfig(lr=0.001, warmup_style="cosine", lr_warmup_steps_ratio=0.05)
     """AdamW and its schedule"""
     env: EnvConfig = EnvConfig()

@@ -8,7 +8,7 @@ from verl.config.settings import PositiveInt, RunsCode, Section
 
 
 class GenerationDataConfig(Section):
-    """The prompts, and where the answers go."""
+    """File of prompts, and file of answers."""
 
     path: str = ""
     """jsonl or parquet file of prompts; required"""
@@ -17,9 +17,9 @@ class GenerationDataConfig(Section):
     n_samples: PositiveInt = 1
     """answers per prompt"""
     output_path: str | None = None
-    """file that is written, jsonl or parquet; null: beside data.path, as NAME.generated"""
+    """file to write, jsonl or parquet; null: NAME.generated in the directory of data.path"""
     overwrite: bool = False
-    """replace output_path where it exists"""
+    """replace output_path if it exists"""
     response_key: str = "responses"
     """column that is added: the list of answers"""
     max_prompt_length: PositiveInt = 1024
@@ -31,7 +31,7 @@ class GenerationDataConfig(Section):
 
 
 class GenerationModelConfig(Section):
-    """The policy."""
+    """The policy that generates the answers."""
 
     path: str = ""
     """directory (or hub name) of the policy in Hugging Face format; required"""
@@ -40,42 +40,43 @@ class GenerationModelConfig(Section):
 
 
 class GenerationTrainerConfig(Section):
-    """What becomes of a generation that stands still."""
+    """Timeouts after which a stalled generation is reported and ended."""
 
     waiting_log_s: Seconds = 60.0
-    """seconds without movement after which the log says so, then after twice as many"""
+    """seconds without progress after which the log reports it; the next entry follows after twice
+    that time"""
     stall_timeout_s: Seconds | None = 7200.0
-    """seconds without movement after which the stacks of all processes are written and the command
+    """seconds without progress after which the stacks of all processes are written and the command
     ends; null: never"""
 
 
 class GenerationConfig(Section):
-    """Everything ``main_generation`` reads."""
+    """Configuration of ``main_generation``, which generates answers to prompts."""
 
     data: GenerationDataConfig = GenerationDataConfig()
-    """the prompts, and where the answers go"""
+    """file of prompts, and file of answers"""
     model: GenerationModelConfig = GenerationModelConfig()
     """the policy"""
     rollout: RolloutConfig = RolloutConfig()
-    """the engine that samples, as actor_rollout_ref.rollout of main_ppo"""
+    """the rollout engine, as actor_rollout_ref.rollout of main_ppo"""
     trainer: GenerationTrainerConfig = GenerationTrainerConfig()
-    """what becomes of a generation that stands still"""
+    """timeouts of a stalled generation"""
 
 
 class ExportConfig(Section):
-    """Everything ``main_export`` reads."""
+    """Configuration of ``main_export``, which writes a checkpoint in Hugging Face format."""
 
     checkpoint: str = ""
     """checkpoint of a run: runs/.../checkpoints/global_step_N; required"""
     target: str = ""
-    """directory that is written; required"""
+    """directory to write; required"""
     trust_run_code: bool = False
     """execute the code that the configuration of the run names: trust_remote_code, external_lib"""
     overwrite: bool = False
-    """delete what target holds, also what no such command wrote"""
+    """delete the contents of target, including files that no such command wrote"""
     lora: Literal["merged", "adapters"] = "merged"
-    """with LoRA: one model with the adapters in its weights, or the adapters alone (peft)"""
+    """with LoRA: a model with the adapters merged into its weights, or only the adapters (peft)"""
     dtype: Literal["float32", "bfloat16", "float16"] | None = None
-    """dtype of the weights that are written; null: as in the checkpoint"""
+    """dtype of the written weights; null: as in the checkpoint"""
     model_path: str | None = None
-    """model that the run started from; null: as the configuration of the run says"""
+    """model that the run started from; null: as in the configuration of the run"""

@@ -1,7 +1,8 @@
-"""Sections of a configuration as typed values, for every room that has settings.
+"""Sections of a configuration as typed values, for every package that has settings.
 
-``section`` what a section is and how its keys are bounded · ``keys`` keys as data: type, default,
-doc, bounds · ``reading`` from plain values to sections, every mistake named.
+``section`` defines the base class of sections and the bounded types of their keys. ``keys`` gives
+the keys as data: type, default, help text and bounds. ``reading`` turns plain values into sections
+and reports every mistake.
 """
 
 from verl.config.settings.env_section import EnvSection

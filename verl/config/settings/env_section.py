@@ -9,10 +9,10 @@ from verl.config.settings.section import Section
 class EnvSection(Section):
     """Settings of one environment, and the facts that the whole configuration reads from them."""
 
-    # Keys of the whole configuration, by dotted path, that set keys of this section: the
-    # environment plays the rows of files that jobs about data name.
+    # Dotted path of a key of the whole configuration -> key of this section that it sets, for
+    # environments whose tasks are the rows of ``data.train_files`` and ``data.val_files``.
     data_keys: ClassVar[Mapping[str, str]] = {}
-    # Tasks whose prompt is too long can be left out or cut: the package has ``task_text``.
+    # True if tasks with too long prompts can be dropped or cut: the package has ``task_text``.
     fits_prompts: ClassVar[bool] = False
 
     def known_tasks(self, split: str) -> int | None:

@@ -1,4 +1,4 @@
-"""Errors of a configuration: a message for each mistake, with its key and its code."""
+"""Errors of a configuration: one message for each mistake, with its key and its code."""
 
 from collections.abc import Iterable
 
@@ -15,14 +15,14 @@ class Problem(str):
     code: str
 
     def __new__(cls, text: str, code: str = "") -> "Problem":
-        """Mask the secrets of ``text``, which repeats what was written."""
+        """Mask the secrets of ``text``, because messages quote the values of keys."""
         problem = super().__new__(cls, masked_text(text))
         problem.code = code or getattr(text, "code", "")
         return problem
 
     @property
     def key(self) -> str:
-        """Dotted key that the message is about."""
+        """Return the dotted key that the message is about."""
         return self.partition("=")[0]
 
 
@@ -48,4 +48,4 @@ class Refusal(ValueError):
 
 
 class MissingKey(AttributeError):
-    """A key has no value: what was written is wrong, or nobody declares it."""
+    """Error on reading a key without value: its value was refused, or no section declares it."""

@@ -1,25 +1,27 @@
-"""The nearest right name for a wrong one, as every error message says it."""
+"""Suggestions in error messages: the valid name that is most similar to a wrong one."""
 
 import difflib
 from collections.abc import Iterable
 
 
 def nearest_name(name: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
-    """The one of ``known`` that ``name`` resembles most; None below ``cutoff`` (0: anything, 1:
-    equal). Of two that are as near, the one with the same letters, then the one that begins alike.
+    """Return the name in ``known`` that is most similar to ``name``.
+
+    None if no similarity reaches ``cutoff`` (0: anything matches, 1: only an equal name). Between
+    equally similar names, one with the same letters comes first, then one with the same initial.
     """
     names = list(known)
-    found = difflib.get_close_matches(name, names, n=len(names) or 1, cutoff=cutoff)
-    likeness = difflib.SequenceMatcher(b=name)
+    matches = difflib.get_close_matches(name, names, n=len(names) or 1, cutoff=cutoff)
+    matcher = difflib.SequenceMatcher(b=name)
 
-    def nearness(candidate: str) -> tuple[float, bool, bool]:
-        likeness.set_seq1(candidate)
-        return likeness.ratio(), sorted(candidate) == sorted(name), candidate[:1] == name[:1]
+    def rank_candidate(candidate: str) -> tuple[float, bool, bool]:
+        matcher.set_seq1(candidate)
+        return matcher.ratio(), sorted(candidate) == sorted(name), candidate[:1] == name[:1]
 
-    return max(found, key=nearness, default=None)
+    return max(matches, key=rank_candidate, default=None)
 
 
 def did_you_mean(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
-    """``"; did you mean 'right'?"``, or the empty string where nothing is near."""
-    found = nearest_name(name, known, cutoff)
-    return f"; did you mean {found!r}?" if found else ""
+    """Return ``"; did you mean 'right'?"``, or the empty string if no name is similar."""
+    match = nearest_name(name, known, cutoff)
+    return f"; did you mean {match!r}?" if match else ""

@@ -1,7 +1,4 @@
-"""Keys of sections as data: path, type, default, doc and bounds.
-
-Help texts and messages read it.
-"""
+"""Keys of sections as data for help texts and messages: path, type, default, text and bounds."""
 
 import ast
 import functools
@@ -21,30 +18,29 @@ from verl.config.settings.section import GpuOnly, RunsCode, Section, Unused
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What may be written for a key: its type in words, and what bounds the value or its items."""
+    """Allowed values of a key: the name of its type, and bounds of the value or of its items."""
 
     words: str
     choices: tuple[Any, ...] = ()
     low: float | None = None
     high: float | None = None
-    items: type | None = None  # list or tuple, where the value is one
+    items: type | None = None  # list or tuple if the value is one
     optional: bool = False
-    free: bool = False  # any key may be written below this one
+    free: bool = False  # a dictionary: any key is allowed below this one
 
     @property
     def is_list(self) -> bool:
-        """Whether the value is a list."""
         return self.items is not None
 
     @property
     def is_text(self) -> bool:
-        """Whether the value, or each item of it, is text."""
+        """True if the value, or each item of it, is text."""
         return all(isinstance(choice, str) for choice in self.choices) and (
             bool(self.choices) or self.words.removesuffix(" | None") in ("str", "list[str]")
         )
 
     def allowed(self) -> str:
-        """What may be written, in words."""
+        """Return the allowed values as text: ``one of a, b``, ``int >= 1``."""
         if self.choices:
             names = ", ".join(map(str, self.choices))
             return f"any of {names}" if self.is_list else f"one of {names}"
@@ -54,7 +50,10 @@ class Shape:
 
 
 def shape_of(annotation: object, markers: tuple[Any, ...] = ()) -> Shape:
-    """The shape that ``annotation`` describes; ``markers`` are those that stand around it."""
+    """Return the allowed values that the type ``annotation`` describes.
+
+    ``markers`` are the arguments of the ``Annotated`` types that enclose it, such as ``Ge(1)``.
+    """
     origin = get_origin(annotation)
     arguments = get_args(annotation)
     if origin is Annotated:
@@ -86,7 +85,7 @@ def _union_shape(arguments: tuple[Any, ...], markers: tuple[Any, ...]) -> Shape:
     shapes = [shape_of(part, markers) for part in arguments if part is not types.NoneType]
     optional = len(shapes) < len(arguments)
     words = " | ".join([*(shape.words for shape in shapes), *(["None"] if optional else [])])
-    if len(shapes) > 1:  # several types: none of them bounds the others
+    if len(shapes) > 1:  # several types: the bounds of one do not apply to the others
         return Shape(words, optional=optional)
     one = shapes[0]
     return Shape(words, one.choices, one.low, one.high, one.items, optional, one.free)
@@ -117,7 +116,7 @@ def _words(annotation: object) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """One key or section. ``path`` is dotted; a section has ``section`` set and no shape."""
+    """One key or section. ``path`` is dotted; only a section has ``section`` set."""
 
     path: str
     owner: type[Section]
@@ -126,51 +125,50 @@ class Key:
 
     @property
     def name(self) -> str:
-        """The last part of the path."""
         return self.path.rpartition(".")[2]
 
     @property
     def is_section(self) -> bool:
-        """Whether it holds keys instead of a value."""
+        """True if it holds keys instead of a value."""
         return self.section is not None
 
     @property
     def is_free(self) -> bool:
-        """Whether any key may be written below this one."""
+        """True if any key is allowed below this one, because its value is a dictionary."""
         return not self.is_section and self.shape.free
 
     @property
     def shape(self) -> Shape:
-        """What may be written."""
+        """Return the type and the bounds of the value."""
         return _field_shape(self.owner, self.name)
 
     @property
     def default(self) -> Any:
-        """The value where nothing is written."""
+        """Return the value that applies if the key is not set."""
         return self.field.get_default(call_default_factory=True)
 
     @property
     def doc(self) -> str:
-        """The help text: the docstring below the key."""
+        """Return the help text, which is the docstring below the key."""
         return self.field.description or doc_of(self.owner, self.name)
 
     @property
     def unused(self) -> Unused | None:
-        """Why the key changes nothing and who sets it; None where it counts."""
+        """Return the mark of a key without effect; None for a key with effect."""
         return next((mark for mark in self.field.metadata if isinstance(mark, Unused)), None)
 
     @property
     def gpu_only(self) -> bool:
-        """Whether the key changes nothing on CPU."""
+        """True if the key has no effect on CPU."""
         return any(isinstance(mark, GpuOnly) for mark in self.field.metadata)
 
     @property
     def runs_code(self) -> RunsCode | None:
-        """The mark of a key whose value names code; None for any other."""
+        """Return the mark of a key whose value names code; None for any other key."""
         return next((mark for mark in self.field.metadata if isinstance(mark, RunsCode)), None)
 
     def allowed(self) -> str:
-        """What may be written here, in words."""
+        """Return the allowed values as text."""
         return self.shape.allowed()
 
 
@@ -181,7 +179,7 @@ def _field_shape(owner: type[Section], name: str) -> Shape:
 
 
 def section_class(field: FieldInfo) -> type[Section] | None:
-    """The section that ``field`` holds; None where it holds a value."""
+    """Return the section class of ``field``; None if it holds a value."""
     kind = field.annotation
     if isinstance(kind, type) and not isinstance(kind, types.GenericAlias):
         return kind if issubclass(kind, Section) else None
@@ -190,7 +188,7 @@ def section_class(field: FieldInfo) -> type[Section] | None:
 
 @functools.cache
 def own_keys(cls: type[Section], prefix: str = "") -> Mapping[str, Key]:
-    """The keys and sections directly in ``cls`` by name, with ``prefix`` before their paths."""
+    """Return the keys and sections directly in ``cls`` by name; ``prefix`` starts their paths."""
     keys = {}
     for name, field in cls.model_fields.items():
         keys[name] = Key(f"{prefix}{name}", cls, field, section_class(field))
@@ -199,7 +197,7 @@ def own_keys(cls: type[Section], prefix: str = "") -> Mapping[str, Key]:
 
 @functools.cache
 def keys_of(cls: type[Section], prefix: str = "") -> Mapping[str, Key]:
-    """All keys and sections of ``cls`` by dotted path, in the order of declaration."""
+    """Return all keys and sections of ``cls`` by dotted path, in the order of declaration."""
     keys: dict[str, Key] = {}
     for key in own_keys(cls, prefix).values():
         keys[key.path] = key
@@ -209,23 +207,23 @@ def keys_of(cls: type[Section], prefix: str = "") -> Mapping[str, Key]:
 
 
 def plugged_key(path: str, cls: type[Section]) -> Key:
-    """The section ``cls`` at ``path``, where no class declares it as an attribute."""
+    """Return the key of section ``cls`` at ``path``, which no class declares as an attribute."""
     summary = " ".join((inspect.getdoc(cls) or "").partition("\n\n")[0].split())
     field = FieldInfo(annotation=cls, default_factory=cls, description=summary)
     return Key(path, cls, field, section=cls)
 
 
 def doc_of(cls: type, name: str) -> str:
-    """The docstring below attribute ``name`` of ``cls`` or of a class it inherits from."""
-    # From the class itself upwards: a key that is declared again may have a text of its own.
-    docs = (_attribute_docs(base) for base in cls.__mro__ if issubclass(base, Section))
-    return next((found[name] for found in docs if name in found), "")
+    """Return the docstring below attribute ``name`` of ``cls`` or of one of its base classes."""
+    # The class comes before its bases: a subclass that declares the key again may document it.
+    class_docs = (_attribute_docs(base) for base in cls.__mro__ if issubclass(base, Section))
+    return next((docs[name] for docs in class_docs if name in docs), "")
 
 
 @functools.cache
 def _attribute_docs(cls: type) -> Mapping[str, str]:
-    # Pydantic can read them too, but when a class is made: a tenth of a second at every start,
-    # for texts that only --help shows.
+    # Pydantic can read these docstrings too, but when it makes the class. That costs 0.1 s at every
+    # start, for texts that only --help shows.
     body = _class_bodies(cls.__module__).get(cls.__name__, [])
     docs = {}
     for statement, below in itertools.pairwise(body):
@@ -240,15 +238,15 @@ def _attribute_docs(cls: type) -> Mapping[str, str]:
 def _class_bodies(module: str) -> Mapping[str, list[ast.stmt]]:
     try:
         tree = ast.parse(inspect.getsource(sys.modules[module]))
-    except (OSError, TypeError):  # made in a session: there is no file to read
+    except (OSError, TypeError):  # class of an interactive session: there is no source file
         return {}
     return {node.name: node.body for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
 
 
 def lookup(cfg: object, path: str) -> Any:
-    """The value at dotted ``path`` of a config object or nested dictionary.
+    """Return the value at dotted ``path`` of a config object or nested dictionary.
 
-    Raises AttributeError or KeyError.
+    Raises ``AttributeError`` or ``KeyError`` if there is none.
     """
     for name in path.split("."):
         cfg = cfg[name] if isinstance(cfg, Mapping) else getattr(cfg, name)

@@ -1,7 +1,7 @@
-"""From plain values to a section: unknown keys, wrong types and values out of bounds, all named.
+"""Conversion of plain values to a section, with a message for each wrong key.
 
-What is sound is kept: ``read`` also returns the section without the keys that were refused, so
-that checks which do not need them can go on.
+Wrong keys are unknown ones, those of a wrong type and those out of bounds. ``read_section`` also
+returns the section without them, so that checks of the other keys still run.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -33,17 +33,20 @@ FALSE = ("false", "no", "off", "n", "f", "0")
 
 @dataclass
 class Reading(Generic[S]):
-    """What came of some values: a section that lacks the refused keys, and a message for each.
+    """Result of ``read_section``: a section without the refused keys, and a message for each.
 
-    ``section`` is None where nothing can be made of the values.
+    ``section`` is None if the values cannot be read even without the refused keys.
     """
 
     section: S | None = None
-    problems: dict[str, str] = field(default_factory=dict)  # by the path of the key
+    problems: dict[str, str] = field(default_factory=dict)  # path of a key -> message
 
 
 def read_or_raise(cls: type[S], values: Mapping[str, Any] | None, path: str = "") -> S:
-    """An instance of ``cls``. Raises ``ConfigError`` that names every wrong key below ``path``."""
+    """Return an instance of ``cls``.
+
+    Raises ``ConfigError`` that names every wrong key below ``path``.
+    """
     reading = read(cls, values or {}, path)
     if reading.problems or reading.section is None:
         raise ConfigError(reading.problems.values())
@@ -58,14 +61,15 @@ def read(
 ) -> Reading[S]:
     """Read ``values`` as the section at dotted ``path`` (empty: the root).
 
-    ``known`` gives the keys that a wrong one may have meant; without it, those of ``cls``.
+    ``known`` returns the keys among which an unknown key's correction is searched. The default is
+    the keys of ``cls``.
     """
     prefix = f"{path}." if path else ""
     known = known or (lambda: keys_of(cls, prefix))
     reading: Reading[S] = Reading()
     left = with_tuples(values, cls)
     refused: list[Key] = []
-    # Once more without what was refused: checks of the other keys can then go on.
+    # Validate again without the refused keys, so that checks of the other keys can run.
     while True:
         try:
             reading.section = cls.model_validate(left)
@@ -78,7 +82,7 @@ def read(
         shorter: dict[str, Any] = left
         for mistake in mistakes:
             shorter = _without(shorter, mistake.path.removeprefix(prefix).split("."))
-        if shorter == left:  # a refusal of the defaults themselves: nothing can be kept
+        if shorter == left:  # the defaults themselves are refused: there is nothing to remove
             return reading
         left = shorter
     for key in refused:
@@ -98,7 +102,10 @@ class _Mistake:
     def of(
         cls, details: ErrorDetails, section: type[Section], prefix: str, values: Mapping[str, Any]
     ) -> "_Mistake":
-        """The key that pydantic complains about: its location, cut where the value begins."""
+        """Return the mistake that ``details`` of pydantic describe.
+
+        Pydantic's location can lead into the value; the path of the key ends before it.
+        """
         refusal = details.get("ctx", {}).get("error")
         location = [*details["loc"], *([refusal.key] if isinstance(refusal, Refusal) else [])]
         parts: list[str] = []
@@ -109,7 +116,7 @@ class _Mistake:
             name = str(location.pop(0))
             key = own_keys(current, prefix + "".join(f"{part}." for part in parts)).get(name)
             parts.append(name)
-            # Below a plain value stands nothing: the path goes on, the value does not.
+            # A path can continue below a plain value, where there is no further value.
             value = value.get(name) if isinstance(value, Mapping) else None
             current = key.section if key is not None else None
         if value is None and key is not None and not key.is_section:
@@ -121,18 +128,18 @@ class _Mistake:
         key = self.key
         if key is None:
             return unknown(self.path, self.value, known())
-        said = f"{self.path}={_shown(self.value)}"
+        setting = f"{self.path}={_shown(self.value)}"
         if key.is_section:
             fix = f"set its keys: {self.path}.KEY=..."
-            return Problem(f"{said}: a section, not a value; {fix}", "wrong_type")
+            return Problem(f"{setting}: a section, not a value; {fix}", "wrong_type")
         error = self.details.get("ctx", {}).get("error")
         if isinstance(error, Refusal):
-            return Problem(f"{said}: {error.reason}")
+            return Problem(f"{setting}: {error.reason}")
         if isinstance(error, ValueError):
-            return Problem(f"{said}: {error}")
+            return Problem(f"{setting}: {error}")
         is_out = self.details["type"].startswith(OUT_OF_BOUNDS)
         why = "not allowed" if is_out else "wrong type"
-        text = f"{said}: {why}; allowed: {key.allowed()}; fix: {self._fix(key)}"
+        text = f"{setting}: {why}; allowed: {key.allowed()}; fix: {self._fix(key)}"
         return Problem(text, "out_of_range" if is_out else "wrong_type")
 
     def _fix(self, key: Key) -> str:
@@ -161,18 +168,21 @@ def _without(values: Mapping[str, Any], parts: list[str]) -> dict[str, Any]:
 
 
 def _forget(section: Section, path: str) -> None:
-    """Take the key at ``path`` out of ``section``: whoever reads it gets ``MissingKey``."""
+    """Delete the key at ``path`` from ``section``, so that reading it raises ``MissingKey``."""
     *parents, name = path.split(".")
     for parent in parents:
         section = getattr(section, parent)
     vars(section).pop(name, None)
 
 
-# ---- what is written, and what is meant -----------------------------------------------------
+# ---- conversion of values from files and command lines --------------------------------------
 
 
 def with_tuples(values: Mapping[str, Any], cls: type[Section]) -> dict[str, Any]:
-    """``values`` with lists as tuples where ``cls`` has tuples: files and sockets know lists."""
+    """Return ``values`` with lists as tuples where ``cls`` has tuples.
+
+    YAML and JSON have no tuples.
+    """
     made = dict(values)
     for name, value, key in _written(values, cls):
         if key.section is not None:
@@ -183,10 +193,11 @@ def with_tuples(values: Mapping[str, Any], cls: type[Section]) -> dict[str, Any]
 
 
 def from_text(values: Mapping[str, Any], cls: type[Section]) -> dict[str, Any]:
-    """``values`` with what files and command lines write for other types translated.
+    """Return ``values`` converted to the types of ``cls``, for values of files and command lines.
 
-    One word for a list of one, ``false`` for no path, ``1:`` for the key ``"1"``, ``yes`` for true,
-    a number where text is wanted, and the text of an environment variable where a number is.
+    For a list, ``console`` becomes ``["console"]``. For an optional text, ``false`` becomes None.
+    For a boolean, ``yes`` becomes True. For a text, 4 becomes ``"4"``. For a number, ``"4"``
+    becomes 4. Keys of dictionaries become text.
     """
     made = dict(values)
     for name, value, key in _written(values, cls):
@@ -217,7 +228,7 @@ def _translated(value: object, shape: Shape) -> Any:
         return _as_text(value)
     if isinstance(value, str):
         return _number(value, shape.words.removesuffix(" | None"))
-    # type() and not isinstance(): a bool is an int, too.
+    # type() and not isinstance(), because bool is a subclass of int.
     if type(value) is int and value in (0, 1) and shape.words.startswith("bool"):
         return bool(value)
     return value

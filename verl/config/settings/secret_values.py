@@ -1,4 +1,4 @@
-"""Secrets in settings and command lines, masked before these are written or shown."""
+"""Masking of secrets in settings and command lines before these are written or shown."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,14 +12,15 @@ _KEYS = {"api", "access", "private", "secret", "auth", "account", "service", "en
 _SPECIAL_TOKENS = {"pad", "eos", "bos", "unk", "sep", "cls", "mask", "image", "end", "start"}
 _IN_URL = re.compile(r"(://[^/\s:@]*):[^/\s@]+@")
 _PAIR = re.compile(r"""(['"]?([A-Za-z_]\w*)['"]?\s*[:=]\s*)(['"]?)([^\s,{}\[\]'"]+)\3""")
-_MIN_HIDDEN = 8  # characters: shorter values are words that any text may hold
+_MIN_HIDDEN = 8  # characters: a shorter value may also occur in texts as an ordinary word
 _hidden: set[str] = set()
 _ENVIRONMENTS = ("runtime_env", "env_vars", "mcp_servers")
 
 
 def is_secret_name(name: str) -> bool:
-    """Tell whether a key of this name holds a secret: API_KEY, hf_token, dbPassword; but not
-    prompt_key, tokenizer, max_tokens or pad_token.
+    """Return True if a key of this name holds a secret.
+
+    Examples: API_KEY, hf_token, dbPassword; not prompt_key, tokenizer, max_tokens or pad_token.
     """
     parts = [part.lower() for part in _PART.findall(name)]
     if not parts or _SECRET_PARTS & set(parts):
@@ -27,13 +28,15 @@ def is_secret_name(name: str) -> bool:
     before = parts[-2] if len(parts) > 1 else ""
     if parts[-1] == "token":
         return before not in _SPECIAL_TOKENS
-    # Environment variables are in capitals, columns of data are not.
+    # Names of environment variables are upper-case, names of data columns are not.
     return "key" in parts and (before in _KEYS or name.isupper())
 
 
 def masked(value: Any, secret: bool = False) -> Any:
-    """``value`` with its secrets masked: texts below keys of such names, all variables of an
-    environment, and passwords in URLs. Interpolations are kept as they are written.
+    """Return ``value`` with its secrets masked.
+
+    Masked are texts under secret names, all environment variables of Ray workers and servers, and
+    passwords in URLs. Interpolations (``${...}``) are not changed.
     """
     if isinstance(value, Mapping):
         return {
@@ -50,12 +53,12 @@ def masked(value: Any, secret: bool = False) -> Any:
 
 
 def _is_environment(name: object, siblings: Mapping[Any, Any]) -> bool:
-    """Tell whether ``name`` holds environment variables: of Ray's workers, or of a server."""
+    """Return True if ``name`` holds environment variables of Ray workers or of a server."""
     return name == "env_vars" or (name == "env" and "command" in siblings)
 
 
 def masked_words(words: Sequence[str]) -> list[str]:
-    """The words of a command line with their secrets masked."""
+    """Return the arguments of a command line with their secrets masked."""
     return [_masked_word(str(word)) for word in words]
 
 
@@ -67,8 +70,9 @@ def _masked_word(word: str) -> str:
 
 
 def hide_secrets(values: Mapping[str, Any]) -> None:
-    """Have ``masked_text`` mask the values of the secrets in ``values`` wherever they stand: errors
-    quote them without their names.
+    """Make ``mask_text`` mask the secrets in ``values`` wherever they occur in a text.
+
+    Error messages can quote the value of a secret without its name.
     """
     _hidden.update(_secrets(values))
 
@@ -80,21 +84,23 @@ def _secrets(value: Any, secret: bool = False) -> Iterator[str]:
     elif isinstance(value, (list, tuple)):
         for item in value:
             yield from _secrets(item, secret)
-    # A path to a secret and a reference to it are none.
+    # The path of a file with a secret, or a reference to a variable, is not itself secret.
     elif isinstance(value, str) and secret and not value.startswith(("/", "${", "~")):
         yield from [value] if len(value) >= _MIN_HIDDEN else []
 
 
 def masked_text(text: str) -> str:
-    """``text`` with the values of pairs such as ``API_KEY=...``, passwords in URLs and the values
-    that ``hide_secrets`` was given masked.
+    """Return ``text`` with its secrets masked.
+
+    Masked are values of pairs such as ``API_KEY=...``, passwords in URLs and the values that were
+    passed to ``register_secrets``.
     """
 
-    def pair(found: re.Match[str]) -> str:
-        kept = not is_secret_name(found[2]) or found[4].startswith("$")
-        return found[0] if kept else f"{found[1]}{MASK}"
+    def mask_pair(match: re.Match[str]) -> str:
+        kept = not is_secret_name(match[2]) or match[4].startswith("$")
+        return match[0] if kept else f"{match[1]}{MASK}"
 
-    text = _PAIR.sub(pair, _IN_URL.sub(rf"\1:{MASK}@", text))
+    text = _PAIR.sub(mask_pair, _IN_URL.sub(rf"\1:{MASK}@", text))
     for value in sorted(_hidden, key=len, reverse=True):
         text = text.replace(value, MASK)
     return text

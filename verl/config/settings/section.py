@@ -1,9 +1,9 @@
-"""What a section is: a pydantic model whose attribute docstrings are the help text.
+"""Base class of config sections: pydantic models whose attribute docstrings are the help text.
 
-A section of one's own::
+Example::
 
     class LakeSettings(Section):
-        \"\"\"How the lake looks.\"\"\"
+        \"\"\"Size and surface of the lake.\"\"\"
 
         size: Annotated[int, Ge(3), Le(16)] = 4
         \"\"\"cells per side\"\"\"
@@ -23,7 +23,7 @@ from verl.config.settings.errors import MissingKey
 
 PositiveInt = Annotated[int, Ge(1)]
 NonNegativeInt = Annotated[int, Ge(0)]
-# Below 2**31: torch, numpy and vLLM take them, also with the number of a rank or engine added.
+# Below 2**31, so that torch, numpy and vLLM also accept it with a rank or engine number added.
 Seed = Annotated[int, Ge(0), Le(2**31 - 1)]
 NonNegative = Annotated[float, Ge(0)]
 Share = Annotated[float, Ge(0), Le(1)]
@@ -31,12 +31,13 @@ NULL: Any = None  # the default of a derived key
 
 if TYPE_CHECKING:
     T = TypeVar("T")
-    Derived = Annotated[T, "filled in before anybody reads it"]
+    Derived = Annotated[T, "computed before the config is used"]
 else:
 
     class Derived:
-        """``Derived[int]``: null until it is filled in from other keys; whoever is handed a config
-        reads a value.
+        """Type of a key that is null until ``derive_values`` computes it from other keys.
+
+        Example: ``Derived[int]``. A loaded config always holds a value.
         """
 
         def __class_getitem__(cls, kind: object) -> object:
@@ -44,11 +45,10 @@ else:
 
 
 class Section(BaseModel):
-    """A group of keys. Values are checked when it is made, not when they are assigned.
+    """A group of keys. Values are checked when the section is made, not when they are assigned.
 
-    Types are taken at their word: ``true`` is no number and ``"4"`` no integer; a number is
-    finite. Text that files and command lines write for other types is translated by
-    ``verl.config.settings.reading``.
+    Types are strict: ``true`` is not a number, ``"4"`` is not an integer, and numbers are finite.
+    ``verl.config.settings.reading`` converts the text of files and command lines first.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
@@ -56,7 +56,7 @@ class Section(BaseModel):
     _is_frozen: bool = PrivateAttr(default=False)
 
     def as_frozen(self) -> Self:
-        """Return a deep copy to whose keys nothing can be assigned; ``self`` where it is one."""
+        """Return a deep copy that refuses assignments; ``self`` if it already refuses them."""
         return self if (self.__pydantic_private__ or {}).get("_is_frozen") else self.with_values({})
 
     def with_values(self, values: Mapping[str, object]) -> Self:
@@ -73,7 +73,7 @@ class Section(BaseModel):
         return made
 
     def __eq__(self, other: object) -> bool:
-        """Compare the values; a frozen copy equals what it was made of."""
+        """Compare the values; a frozen copy equals its source."""
         if not isinstance(other, Section) or type(self) is not type(other):
             return NotImplemented
         extra = self.__pydantic_extra__ == other.__pydantic_extra__
@@ -85,7 +85,7 @@ class Section(BaseModel):
                 value._freeze(frozen)
         self._is_frozen = frozen
 
-    if not TYPE_CHECKING:  # for a type checker, a name that is not declared is a mistake
+    if not TYPE_CHECKING:  # hidden from type checkers, so that they report undeclared names
 
         def __setattr__(self, name: str, value: Any) -> None:
             if name != "_is_frozen" and (self.__pydantic_private__ or {}).get("_is_frozen"):
@@ -103,10 +103,11 @@ class Section(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Unused:
-    """Marks a key that changes nothing here: ``why``, and whose scripts set it, ``carried_by``.
+    """Mark of a key without effect in this framework.
 
-    One that is passed over with a note has no ``instead``; where it would change what is played,
-    learnt or paid, it is refused, and ``instead`` says what to set.
+    ``why`` gives the reason and ``set_by`` the project whose scripts set the key. A key with
+    ``instead`` is refused, because elsewhere it changes tasks, training or rewards; ``instead``
+    names the key to set. Without ``instead`` the key is ignored with a note.
     """
 
     why: str
@@ -116,38 +117,40 @@ class Unused:
 
 @dataclass(frozen=True, slots=True)
 class GpuOnly:
-    """Marks a key that changes nothing on CPU."""
+    """Mark of a key without effect on CPU."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunsCode:
-    """Marks a key whose value is code to execute: a file, a module, a command or the permission.
+    """Mark of a key whose value runs code: a file, a module, a command or the permission to do so.
 
-    ``by_place``: of other names too, so that only a place (MODULE:NAME, FILE.py:NAME) is code.
+    With ``only_import_paths`` the value can also be a plain name. Then only an import path
+    (MODULE:NAME or FILE.py:NAME) is code.
     """
 
     by_place: bool = False
 
     def in_value(self, value: object) -> bool:
-        """Tell whether ``value`` names code."""
+        """Return True if ``value`` of this key names code."""
         return ":" in str(value) if self.by_place else bool(value)
 
 
 class OpenSection(Section):
-    """A section with further sections, which packages above ``verl`` declare.
+    """Section to which packages above ``verl`` add sections.
 
-    They are attributes like the declared ones. ``verl.config.load`` reads and checks them.
+    The added sections are attributes like the declared ones. ``verl.config.load`` reads and checks
+    them.
     """
 
     model_config = ConfigDict(extra="allow")
 
     def __getattr__(self, name: str) -> Any:
-        """Return the section ``name``, whose type is known where it is declared."""
-        found = self.__pydantic_extra__ or {}
-        if name not in found:
+        """Return the added section ``name``; raise ``MissingKey`` if there is none."""
+        sections = self.__pydantic_extra__ or {}
+        if name not in sections:
             raise MissingKey(f"{type(self).__name__} has no {name!r}")
-        return found[name]
+        return sections[name]
 
-    if TYPE_CHECKING:  # pydantic's own, for names that no class declares
+    if TYPE_CHECKING:  # pydantic allows assignment to undeclared names; declare that here
 
         def __setattr__(self, name: str, value: Any) -> None: ...

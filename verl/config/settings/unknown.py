@@ -1,4 +1,4 @@
-"""Keys that do not exist: what they may have meant, and how that is said."""
+"""Messages about unknown keys, with the key that was probably meant."""
 
 import difflib
 import fnmatch
@@ -8,15 +8,13 @@ from verl.config.settings.errors import Problem
 from verl.config.settings.hints import nearest_name
 from verl.config.settings.keys import Key
 
-# Names here of keys of other projects, by pattern (``fnmatch``) of a path or of ``path=value``. The
-# first match counts. ``verl.trainer.launch.extensions`` fills it.
+# Pattern (``fnmatch``) of a path or of ``path=value`` in another project -> the equivalent setting
+# here. The first match counts. ``verl.trainer.launch.extensions`` fills it.
 MEANINGS: dict[str, str] = {}
 
 
 def owner(path: str, keys: Mapping[str, Key]) -> Key | None:
-    """The declared key that ``path`` names or lies below (in a free dictionary); None when there is
-    none.
-    """
+    """Return the declared key at ``path`` or the dictionary key that contains it, else None."""
     if path in keys:
         return keys[path]
     parts = path.split(".")
@@ -28,18 +26,20 @@ def owner(path: str, keys: Mapping[str, Key]) -> Key | None:
 
 
 def children(path: str, keys: Mapping[str, Key]) -> list[str]:
-    """Names directly below section ``path`` (empty: the root)."""
+    """Return the names directly below section ``path`` (empty: the root)."""
     prefix = f"{path}." if path else ""
     names = [key.removeprefix(prefix) for key in keys if key.startswith(prefix)]
     return [name for name in names if "." not in name]
 
 
 def nearest(path: str, keys: Mapping[str, Key]) -> str | None:
-    """The declared key that was most likely meant: a similar sibling, the same name elsewhere, a
+    """Return the declared key that was most likely meant, or None.
+
+    Candidates in this order: a similar name in the same section, a similar name in any section, a
     similar path.
     """
     section, _, name = path.rpartition(".")
-    # Within the section first: a slip of the finger is likelier than a wrong section.
+    # The same section first: a typing error is more likely than a wrong section.
     sibling = nearest_name(name, children(section, keys), cutoff=0.75)
     if sibling:
         return f"{section}.{sibling}" if section else sibling
@@ -48,7 +48,7 @@ def nearest(path: str, keys: Mapping[str, Key]) -> str | None:
     if similar:
         candidates = [key for key in keys if key.rpartition(".")[2] == similar]
         return max(candidates, key=lambda key: _likeness(key, path) if section else 0)
-    if children(section, keys):  # every path of a section resembles every other one
+    if children(section, keys):  # all paths of one section are similar, so that is no hint
         return None
     return nearest_name(path, keys, cutoff=0.8)
 
@@ -58,9 +58,9 @@ def _likeness(key: str, path: str) -> float:
 
 
 def meaning(path: str) -> str | None:
-    """What does here what ``path`` (or ``path=value``) does elsewhere; None where nobody said."""
-    found = (said for pattern, said in MEANINGS.items() if fnmatch.fnmatchcase(path, pattern))
-    return next(found, None)
+    """Return the setting equivalent to ``path`` (or ``path=value``) of another project, or None."""
+    matches = (text for pattern, text in MEANINGS.items() if fnmatch.fnmatchcase(path, pattern))
+    return next(matches, None)
 
 
 def unknown(path: str, value: object, keys: Mapping[str, Key]) -> Problem:

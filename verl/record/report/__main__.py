@@ -55,7 +55,7 @@ def main() -> None:
 
 
 def serve_run(run_dir: str, host: str, port: int) -> None:
-    """Serve the report until Ctrl-C."""
+    """Print the address of the report and serve it until Ctrl-C."""
     if not 0 <= port <= 65535:
         raise UsageError(f"--port={port}; allowed: 0 to 65535; fix: --port 0 takes a free one")
     with _open_server(run_dir, host, port) as server:

@@ -69,11 +69,7 @@ def _time_cards(run: RunData) -> list[Card]:
     if seconds is None:
         return []
     total = sum(run.points("timing_s/step")[1])
-    return [
-        Card(
-            "time per iteration", f"{seconds:.1f} s", f"{format_duration(total)} in all iterations"
-        )
-    ]
+    return [Card("time per step", f"{seconds:.1f} s", f"{format_duration(total)} in all steps")]
 
 
 def _mismatch_cards(run: RunData) -> list[Card]:

@@ -84,12 +84,12 @@ class Chart:
 
     @property
     def name(self) -> str:
-        """Name that ``after`` of another chart refers to: the title."""
+        """Return the title, to which ``placed_after`` of another chart refers."""
         return self.title
 
     @property
-    def legend(self) -> list[Series]:
-        """Series that the legend names."""
+    def legend_series(self) -> list[Series]:
+        """Return the series that the legend names; none if there is only one."""
         # Labelled points need no legend.
         shown = [series for series in self.series if not series.faint and not series.labels]
         return shown if len(shown) > 1 else []
@@ -162,8 +162,9 @@ def _hover_values(series: Series, form: str) -> dict[str, Any]:
 
 
 def _stack_series(series: list[Series]) -> list[Series]:
-    """Layers of a stacked chart: ``ys`` become running sums over the series, ``low`` what lies
-    below.
+    """Return the layers of a stacked chart.
+
+    ``ys`` are running sums over the series, ``low`` is the sum of the series below.
     """
     xs = sorted({x for s in series for x in s.xs})
     columns = [dict(zip(s.xs, s.ys, strict=True)) for s in series]

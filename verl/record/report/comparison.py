@@ -34,13 +34,13 @@ SUCCESS = ReportSection(
     (
         Plot(
             "Held-out success",
-            "episodes won",
+            "share of successes",
             (Curve("val/success_rate", "held-out", markers=True),),
             form="percent",
         ),
         Plot(
             "Success on training tasks, smoothed",
-            "episodes won",
+            "share of successes",
             (Curve("episode/success_rate", "training", smooth=True),),
             form="percent",
         ),
@@ -124,7 +124,7 @@ def comparison_sections(groups: Arms) -> list[DrawnSection]:
 
 
 def _draw_section(groups: Arms, plan: ReportSection) -> DrawnSection:
-    # Of charts with several metrics the arms could not be told apart.
+    # Only charts of one metric, because with several the arms could not be distinguished.
     plots = [plot for plot in plan.plots if isinstance(plot, Plot) and len(plot.curves) == 1]
     charts = [draw_arms(groups, plot) for plot in plots]
     return DrawnSection(
@@ -133,10 +133,10 @@ def _draw_section(groups: Arms, plan: ReportSection) -> DrawnSection:
 
 
 def draw_arms(groups: Arms, plot: Plot) -> Chart:
-    """The first curve of ``plot``, once for each arm that has it."""
+    """Draw the first curve of ``plot``, once for each arm that has it."""
     curve = plot.curves[0]
     series = []
-    # Colours go round: more arms than colours are told apart under the cursor.
+    # Colours repeat if there are more arms than colours; the cursor shows the name of an arm.
     for (name, runs), color in zip(groups.items(), cycle(ARM_COLORS), strict=False):
         line = arm_series(name, runs, curve, color) if isinstance(curve, Curve) else None
         if line is not None and line.xs:
@@ -153,13 +153,13 @@ def draw_arms(groups: Arms, plot: Plot) -> Chart:
 
 
 def arm_series(name: str, runs: Sequence[RunData], curve: Curve, color: str) -> Series:
-    """Mean and interval over ``runs`` of a metric, at the steps that all have of it."""
+    """Return mean and interval of a metric over ``runs``, at the steps that all of them logged."""
     values = []
     for run in runs:
         xs, ys = run.points(curve.metric)
         values.append(dict(zip(xs, smooth_values(ys) if curve.smooth else ys, strict=True)))
-    shared = sorted(set.intersection(*(set(found) for found in values)))
-    at_steps = [[found[step] for found in values] for step in shared]
+    shared = sorted(set.intersection(*(set(of_run) for of_run in values)))
+    at_steps = [[of_run[step] for of_run in values] for step in shared]
     label = f"{name}, {len(runs)} seeds" if len(runs) > 1 else name
     line = Series(label, shared, [fmean(each) for each in at_steps], color, markers=curve.markers)
     if len(runs) > 1:
@@ -175,7 +175,7 @@ COLUMNS = (
     ("held-out after", "val/success_rate", -1, "percent"),
     ("tokens / episode before", "val/tokens_per_episode", 0, "number"),
     ("tokens / episode after", "val/tokens_per_episode", -1, "number"),
-    ("s / iteration", "timing_s/step", -1, "number"),
+    ("s / step", "timing_s/step", -1, "number"),
 )
 
 

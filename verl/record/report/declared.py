@@ -32,7 +32,7 @@ class DrawnSection:
 
     @property
     def name(self) -> str:
-        """Name that ``after`` of another section refers to: the title."""
+        """Return the title, to which ``placed_after`` of another section refers."""
         return self.title
 
 
@@ -129,8 +129,8 @@ def _curve_series(run: RunData, curve: Curve | CurveFamily) -> list[Series]:
     xs, ys = run.points(curve.metric)
     if curve.smooth:
         ys = smooth_values(ys)
-    plays = trajectory_kind_of(curve.metric)
-    return [Series(curve.name, xs, ys, curve.color, markers=curve.markers, trajectory_kind=plays)]
+    kind = trajectory_kind_of(curve.metric)
+    return [Series(curve.name, xs, ys, curve.color, markers=curve.markers, trajectory_kind=kind)]
 
 
 def trajectory_kind_of(metric: str) -> str:

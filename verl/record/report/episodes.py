@@ -1,5 +1,6 @@
-"""Trajectories for the page and the terminal: merged rows, and turns with badges, flags, tables and
-the credit of their tokens.
+"""Trajectories for the page and the terminal.
+
+Rows of a trajectory are merged. Turns have badges, flags, tables and the credit of their tokens.
 """
 
 import math
@@ -15,8 +16,8 @@ from verl.utils import jsonl
 
 ReturnsByAlternative = Mapping[int, Sequence[float]]  # number of an alternative -> returns
 MEAN_RETURN = NumberColumn(
-    "earned",
-    "went on to earn",
+    "mean_return",
+    "executed return",
     "{:.2f}",
     "mean return of the trajectories that continued from this turn with it",
     best=True,
@@ -33,7 +34,7 @@ class EpisodeView:
 
     @property
     def tokens(self) -> int:
-        """Number of sampled tokens of all turns."""
+        """Return the number of sampled tokens of all turns."""
         return sum(step.get("num_tokens") or 0 for step in self.steps)
 
     @property
@@ -43,7 +44,7 @@ class EpisodeView:
 
     @property
     def scale(self) -> float:
-        """Absolute advantage with the full colour: the 95th percentile over the tokens."""
+        """Return the absolute advantage with the full colour: the tokens' 95th percentile."""
         # Not the maximum: one outlier would leave all other tokens without colour.
         sizes = sorted(
             abs(value or 0.0) for step in self.steps for _, value in step.get("token_credit", [])
@@ -72,32 +73,34 @@ def step_views() -> list[StepView]:
 
 
 def extra_step_fields(
-    step: Mapping[str, Any], views: Sequence[StepView], earned: Mapping[str, ReturnsByAlternative]
+    step: Mapping[str, Any],
+    views: Sequence[StepView],
+    outcomes: Mapping[str, ReturnsByAlternative],
 ) -> dict[str, Any]:
     """Return the non-empty fields that ``views`` declare for a turn, as texts.
 
-    The fields are ``badges``, ``flags`` and ``tables`` of alternatives. ``earned`` maps the key of
-    alternatives to the returns of the trajectories that continued with each of them.
+    The fields are ``badges``, ``flags`` and ``tables`` of alternatives. ``outcomes`` maps the key
+    of alternatives to the returns of the trajectories that continued with each of them.
     """
     badges = [step[view.badge] for view in views if view.badge and step.get(view.badge)]
     flags = [step[flag] for view in views for flag in view.flags if step.get(flag)]
     declared = [view.alternatives for view in views if view.alternatives is not None]
     present = [view for view in declared if step.get(view.key)]
-    tables = [_alternatives_table(step, view, earned.get(view.key, {})) for view in present]
+    tables = [_alternatives_table(step, view, outcomes.get(view.key, {})) for view in present]
     fields = {"badges": badges, "flags": flags, "tables": tables}
     return {key: value for key, value in fields.items() if value}
 
 
 def _alternatives_table(
-    step: Mapping[str, Any], view: AlternativesView, earned: ReturnsByAlternative
+    step: Mapping[str, Any], view: AlternativesView, returns_of: ReturnsByAlternative
 ) -> dict[str, Any]:
     entries = sorted(step[view.key], key=lambda entry: entry[view.badge])
     titles = [(column.title, column.hint) for column in view.columns]
     columns = [_column_cells(entries, column) for column in view.columns]
-    if earned:
-        plays = max(map(len, earned.values()))
-        titles.append((f"{MEAN_RETURN.title}, {plays} plays", MEAN_RETURN.hint))
-        of_entries = [earned.get(entry[view.badge]) for entry in entries]
+    if returns_of:
+        count = max(map(len, returns_of.values()))
+        titles.append((f"{MEAN_RETURN.title}, n = {count}", MEAN_RETURN.hint))
+        of_entries = [returns_of.get(entry[view.badge]) for entry in entries]
         means = [{MEAN_RETURN.key: fmean(returns)} if returns else {} for returns in of_entries]
         columns.append(_column_cells(means, MEAN_RETURN))
     lines = [
@@ -165,6 +168,6 @@ def pick_success_and_failure(rows: Sequence[dict[str, Any]]) -> list[dict[str, A
 def first_of_each_outcome(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the first row with success and the first without that have turns."""
     usable = [row for row in rows if row["steps"] and not row.get("aborted")]
-    won = [row for row in usable if row.get("won")]
-    lost = [row for row in usable if not row.get("won")]
-    return [*won[:1], *lost[:1]]
+    successes = [row for row in usable if row.get("won")]
+    failures = [row for row in usable if not row.get("won")]
+    return [*successes[:1], *failures[:1]]

@@ -144,7 +144,7 @@ THROUGHPUT = Plot(
 def report_sections(run: RunData) -> list[DrawnSection]:
     """Return all sections with at least one chart or table."""
     added = contributions()
-    own = [
+    built_in = [
         success_section(run),
         effort_section(run),
         draw_section(run, OPTIMISATION),
@@ -152,7 +152,7 @@ def report_sections(run: RunData) -> list[DrawnSection]:
         draw_section(run, HEALTH),
     ]
     declared = [draw_section(run, plan) for other in added for plan in other.sections]
-    arranged = arrange(own, declared)
+    arranged = arrange(built_in, declared)
     for section in arranged:
         plots = [plot for other in added for title, plot in other.plots if title == section.title]
         charts = arrange(section.charts, [draw_plot(run, plot) for plot in plots])
@@ -191,7 +191,7 @@ def _success_chart(run: RunData) -> Chart:
     highest = max([*raw.ys, *held_out.high, 0.0])
     return Chart(
         "Success rate",
-        "episodes won",
+        "share of successes",
         # In drawing order: the most important series is on top.
         [raw, smooth, held_out],
         form="percent",
@@ -222,7 +222,7 @@ def _tokens_chart(run: RunData) -> Chart:
         path.labels = [f"step {step}" if step in ends else "" for step, _ in pairs]
     return Chart(
         "Success against tokens",
-        "episodes won",
+        "share of successes",
         [path],
         kind="points",
         x_label="sampled tokens per episode",
@@ -241,7 +241,7 @@ def _source_chart(run: RunData, sources: Sequence[str]) -> Chart:
             Series(source, *run.points(metric), color, markers=True, trajectory_kind="val")
         )
     title = "Held-out success by task type"
-    return Chart(title, "episodes won", lines, form="percent", width=WIDE, height=260)
+    return Chart(title, "share of successes", lines, form="percent", width=WIDE, height=260)
 
 
 def effort_section(run: RunData) -> DrawnSection:

@@ -50,12 +50,12 @@ class RolloutFile:
 
     @property
     def name(self) -> str:
-        """Name of the file in the page."""
+        """Return the name of the file in the page, for example ``train-20``."""
         return f"{self.kind}-{self.step}"
 
     @property
     def cost(self) -> int:
-        """Bytes of the file that are read."""
+        """Return the number of bytes of the file that are read."""
         return min(self.path.stat().st_size, LARGEST)
 
 
@@ -129,20 +129,20 @@ def _pack_cached(file: RolloutFile, views: tuple[StepView, ...], size: int, _tim
     known = StepExtras(
         views, _read_tokens(file.tokens) if file.tokens else {}, _read_outcomes(file, views)
     )
-    plays = [_trajectory_entry(row, known) for row in rows]
+    trajectories = [_trajectory_entry(row, known) for row in rows]
     summary = _summarise_rows(rows, file) | {"whole": size <= LARGEST}
     returned_to = {name for outcomes in known.outcomes.values() for name, _ in outcomes}
     if returned_to:
-        summary["audited"] = [int(play["name"] in returned_to) for play in plays]
-    return Chunk(summary, compress_json({"plays": plays}))
+        summary["audited"] = [int(entry["name"] in returned_to) for entry in trajectories]
+    return Chunk(summary, compress_json({"plays": trajectories}))
 
 
 @dataclass(frozen=True)
 class StepExtras:
     """Data about turns in addition to their records.
 
-    ``views`` are the declared fields, ``tokens`` the token values, and ``outcomes`` the returns of
-    trajectories that continued with an alternative, by the key of the alternatives.
+    ``views`` are the declared fields and ``tokens`` the token values. ``outcomes`` maps the key of
+    alternatives to the returns of trajectories that continued with one of them.
     """
 
     views: Sequence[StepView]
@@ -202,8 +202,8 @@ def _step_entry(
     step: Mapping[str, Any], place: tuple[str, int], known: StepExtras
 ) -> dict[str, Any]:
     entry = {key: step[key] for key in KEPT if step.get(key) is not None}
-    earned = {key: outcomes.get(place, {}) for key, outcomes in known.outcomes.items()}
-    entry |= extra_step_fields(step, known.views, earned)
+    of_step = {key: outcomes.get(place, {}) for key, outcomes in known.outcomes.items()}
+    entry |= extra_step_fields(step, known.views, of_step)
     entry |= _token_overlays(step, known.tokens.get(place, {}))
     if not step.get("is_action_valid", True):
         entry["invalid"] = True

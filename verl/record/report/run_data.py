@@ -29,7 +29,7 @@ class RunData:
 
     @property
     def metric_names(self) -> list[str]:
-        """Sorted names of all logged metrics."""
+        """Return the sorted names of all logged metrics."""
         return sorted({key for line in self.metrics for key in line} - {"step", "time"})
 
     def points(self, name: str) -> Points:

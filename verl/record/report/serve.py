@@ -78,7 +78,7 @@ class LiveServer(ThreadingHTTPServer):
 
     @property
     def address(self) -> str:
-        """URL of the page, with the key."""
+        """Return the URL of the page, with the key."""
         host, port = self.server_address[:2]
         return f"http://{host!s}:{port}/{self.key}/"
 
@@ -88,7 +88,7 @@ class LiveServer(ThreadingHTTPServer):
         super().process_request(request, client_address)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """Answer, then release the thread."""
+        """Answer the request and release the thread for the next one."""
         try:
             super().process_request_thread(request, client_address)
         finally:
@@ -96,7 +96,7 @@ class LiveServer(ThreadingHTTPServer):
 
 
 class RequestHandler(BaseHTTPRequestHandler):
-    """Handler of one HTTP request."""
+    """Handler of one HTTP request to a ``LiveServer``."""
 
     timeout = WAIT_S
     server: LiveServer  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -123,8 +123,8 @@ class RequestHandler(BaseHTTPRequestHandler):
         if path == "stamp":
             return "text/plain", live.state_stamp().encode()
         folder, _, name = path.partition("/")
-        plays = live.packed_trajectories(name) if folder == "plays" else None
-        return None if plays is None else ("application/gzip", plays)
+        packed = live.packed_trajectories(name) if folder == "plays" else None
+        return None if packed is None else ("application/gzip", packed)
 
     def requested_host(self) -> str:
         """Return the host name of the request's Host header; empty without one."""

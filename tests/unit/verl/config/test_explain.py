@@ -46,7 +46,7 @@ def test_an_epoch_of_a_placeholder_is_one_iteration_and_the_plan_says_what_other
     assert plan.iterations == 150 * 125
     assert "trainer.total_training_steps=150" in plan.text()
     plan = make_plan(config("trainer.total_epochs=150", PLACEHOLDER), FACTS)
-    assert plan.iterations == 150 and "an epoch is one iteration" in plan.text()
+    assert plan.iterations == 150 and "an epoch is one training step" in plan.text()
     said = list(notes(config("trainer.total_training_steps=9")))
     assert not [note for note in said if "epoch" in note]
 
@@ -70,7 +70,7 @@ def test_a_key_is_explained_in_tasks_trajectories_rows_and_tokens():
     assert "8 rows = 20,480 tokens" in explain(cfg, f"{ACTOR}.ppo_micro_batch_size_per_gpu")
     assert "refused: " in explain(cfg, "data.image_key")
     assert "no effect: " in explain(cfg, "actor_rollout_ref.model.use_liger")
-    assert "not in this configuration" in explain(cfg, "env.frozen_lake.size")
+    assert "no value, because this configuration lacks" in explain(cfg, "env.frozen_lake.size")
 
 
 @pytest.mark.parametrize("path", [path for paths in LINES_OF_KEYS for path in paths])
@@ -88,6 +88,6 @@ def test_what_is_no_key_is_not_explained():
 
 def test_explain_is_a_word_of_the_command_line():
     words = ["--explain", "env.rollout.n", "algorithm.adv_estimator=gae"]
-    assert "unset: 1" in (cli.parse(words).text or "")
+    assert "default: 1" in (cli.parse(words).text or "")
     with pytest.raises(ConfigError, check=mentions("env.rollot.n")):
         cli.parse([*words, "env.rollot.n=3"])

@@ -122,10 +122,10 @@ def test_what_fits_is_let_through():
     ("words", "device", "host", "what"),
     [
         ([], 24.0, None, "24.0"),
-        ([f"{ROLLOUT}.kv_cache_gb=60"], 80.0, None, "while its engine plays"),
+        ([f"{ROLLOUT}.kv_cache_gb=60"], 80.0, None, "while its engine generates"),
         ([f"{ROLLOUT}.kv_cache_gb=30", "trainer.rollout_overlap=one_step"], 60.0, None, "update"),
         (["trainer.n_gpus_per_node=1", f"{ROLLOUT}.num_workers=1"], 80.0, None, "for an update"),
-        ([f"{ROLLOUT}.gpu_memory_utilization=0.9"], 80.0, None, "while its engine plays"),
+        ([f"{ROLLOUT}.gpu_memory_utilization=0.9"], 80.0, None, "while its engine generates"),
         ([f"{ROLLOUT}.free_cache_engine=false"], 40.0, None, "for an update"),
         (["trainer.rollout_overlap=one_step"], 40.0, None, "for an update"),
         ([f"{ROLLOUT}.gpu_memory_utilization=0.1"], 80.0, None, "the weights of its engine"),
@@ -262,7 +262,7 @@ def test_engines_with_gpus_of_their_own_are_counted_there_and_take_nothing_of_th
     assert engine_count(cfg, "cpu") == 1 and weight_transfer(cfg, "cpu") == "store"
     assert weight_transfer(cfg, "cuda") == "nccl"
     said = make_plan(cfg, Facts(device="cuda", parameters=P)).text()
-    assert "(8 GPUs of their own)" in said and "by NCCL" in said
+    assert "(8 GPUs only for engines)" in said and "by NCCL" in said
     assert "trainer.rollout_overlap=one_step" in said, "else one half waits for the other"
     # On theirs they are alone; an update is alone on the others, whatever overlaps.
     assert play_bytes(cfg, LARGE, 80 * GIB) == 0.5 * 80 * GIB
@@ -273,7 +273,7 @@ def test_engines_with_gpus_of_their_own_are_counted_there_and_take_nothing_of_th
     shared = memory_problems(config(large, overlapped[-1]), LARGE, 60.0, None)
     assert any("for an update" in text for text in shared)
     (too_large,) = memory_problems(config(*own, f"{ROLLOUT}.kv_cache_gb=50"), LARGE, 60.0, None)
-    assert "while its engine plays" in too_large and "offload" not in too_large
+    assert "while its engine generates" in too_large and "offload" not in too_large
 
 
 @pytest.mark.parametrize(

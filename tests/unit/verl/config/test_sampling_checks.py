@@ -52,5 +52,5 @@ def test_plays_that_differ_and_single_ones_are_not(words):
     ],
 )
 def test_keys_that_change_nothing_are_named(words, named):
-    said = [note for note in notes(config(*words)) if "changes nothing" in note]
+    said = [note for note in notes(config(*words)) if "has no effect" in note]
     assert [note.split()[0] for note in said] == [f"{VAL}.{name}" for name in named]

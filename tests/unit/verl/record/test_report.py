@@ -180,7 +180,7 @@ def test_the_plays_of_an_audit_are_in_the_page_of_its_run(tmp_path):
     assert list(files) == ["val-0", "train-1", "val-1", "audit-1"]
     assert sum(files["audit-1"]["audited"]) == 1 and "audited" not in files["train-1"]
     (table,) = plays_of(page, "audit-1")[0]["steps"][0]["tables"]
-    assert table["heads"][-1] == "went on to earn, 2 plays"
+    assert table["heads"][-1] == "executed return, n = 2"
     assert [line["cells"][-1][0] for line in table["lines"]] == ["0.25", "0.00", "0.00", "1.00"]
 
 
@@ -391,7 +391,7 @@ def test_points_lie_on_an_axis_of_their_own():
         and 'x="506.33"' in svg
         and svg.count('text-anchor="end"') == len(re.findall(r"%</text>", svg))
     )
-    assert chart.legend == []
+    assert chart.legend_series == []
 
 
 def test_points_have_whiskers_both_ways():

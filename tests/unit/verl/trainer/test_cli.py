@@ -140,7 +140,7 @@ def test_one_list_names_every_mistake(capsys, ran):
 def test_checks_across_keys_pass_over_what_was_refused(capsys):
     assert main_ppo.main(["data.train_batch_size=many", "env.rollout.n=1"]) == 2
     said = capsys.readouterr().err
-    assert said.count("  - ") == 2 and "compares the plays of one task" in said
+    assert said.count("  - ") == 2 and "compares the trajectories of one task" in said
 
 
 def test_the_section_of_an_environment_is_typed_and_has_help(capsys):

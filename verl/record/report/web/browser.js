@@ -100,7 +100,7 @@ class Browser {
     const [width, height, foot] = [560, 120, 18];
     const most = Math.max(1, ...bins.map((bin) => bin.count));
     const wide = width / Math.max(bins.length, 4);
-    const svg = drawn("svg", { viewBox: `0 0 ${width} ${height}`, "aria-label": "how many plays earned what" });
+    const svg = drawn("svg", { viewBox: `0 0 ${width} ${height}`, "aria-label": "distribution of returns" });
     bins.forEach((bin, place) => svg.append(this.bar(bin, place * wide, wide, height - foot, most)));
     byId("returns-title").textContent = "Returns, " + plural(rows.length, "play") + " (the filled part won)";
     return svg;

@@ -3,7 +3,7 @@
 const OVERLAYS = {
   advantage: { label: "advantage", signed: true, low: "made less likely", high: "made more likely" },
   entropy: { label: "entropy, nats", high: "the policy was unsure" },
-  gap: { label: "log-prob, engine less trainer", signed: true, low: "lower in the engine", high: "higher in the engine" },
+  gap: { label: "log-prob, engine minus trainer", signed: true, low: "lower in the engine", high: "higher in the engine" },
   mask: { label: "weight in the loss", masks: true, low: "not learned from" },
 };
 

@@ -155,7 +155,7 @@ function stateDrawing(rows, plays, open) {
   const svg = drawn("svg", { viewBox: `0 0 ${graph.width} ${graph.height}`, width: graph.width, height: graph.height, class: "states", "aria-label": "states of the group" });
   svg.append(...graph.edges.map((edge) => drawEdge(edge, nodes, scale, tell)));
   svg.append(...graph.nodes.map((node) => drawState(node, graph.edges, tell)));
-  const what = graph.measured ? "mean advantage of its steps" : "what its plays earned, less the group's mean";
+  const what = graph.measured ? "mean advantage of its steps" : "mean return minus the mean of the group";
   const lead = make("p", { className: "quiet" });
   lead.append(`An arrow is an action, as wide as it is frequent; green where its credit is above 0, red below: ${what}.`);
   if (graph.cut) lead.append(` The first ${graph.turns} turns: later ones see too many states.`);

@@ -57,7 +57,7 @@ def test_the_time_of_a_function_is_that_of_a_grader_where_it_is_set():
         cfg = config(files, f"{seconds}={value}")
         assert cfg.env.dataset.grade_s == value and find_problems(cfg, check_files=False) == []
     (found,) = problems(files, f"{seconds}=60", "env.dataset.grade_s=5")
-    assert found.startswith(f"{seconds}=60.0: env.dataset.grade_s=5.0 says something else")
+    assert found.startswith(f"{seconds}=60.0: it contradicts env.dataset.grade_s=5.0")
 
 
 def test_where_no_files_are_named_the_default_is_played():
@@ -83,7 +83,7 @@ def test_a_dumped_config_is_read_as_it_was(tmp_path):
         (
             ["data.train_files=a.jsonl", "env.dataset.train_files=[b.jsonl]"],
             "data.train_files=['a.jsonl']",
-            "leave env.dataset.train_files out",
+            "do not set env.dataset.train_files",
         ),
         (
             [
@@ -92,22 +92,22 @@ def test_a_dumped_config_is_read_as_it_was(tmp_path):
                 "env.dataset.reward.path=b.py",
             ],
             "custom_reward_function.path='a.py'",
-            "leave env.dataset.reward.path out",
+            "do not set env.dataset.reward.path",
         ),
         (
             ["data.train_files=a.jsonl", f"{GROUP}=5", "env.rollout.n=4"],
             f"{GROUP}=5",
-            "leave env.rollout.n out",
+            "do not set env.rollout.n",
         ),
         (
             ["env.env_name=number_line", "data.reward_fn_key=source"],
             "data.reward_fn_key='source'",
-            "leave it out; rows of files are played where data.train_files names some",
+            "do not set it; rows of files are the tasks if data.train_files names some",
         ),
         (
             ["env.env_name=number_line", "data.train_files=a.jsonl"],
             "data.train_files=['a.jsonl']",
-            "leave data.train_files out, and the environment is played; or leave env.env_name out",
+            "do not set data.train_files, to use the environment; or do not set env.env_name",
         ),
     ],
 )
@@ -220,6 +220,6 @@ def test_weights_join_several_rewards_and_gdpo_reads_the_same(job):
 def test_weights_without_a_function_are_refused():
     for words in ([], ["data.train_files=a.jsonl"], ["env.env_name=number_line"]):
         (found,) = problems(*words, "+reward_model.weights={accuracy: 1}")
-        assert found.startswith("reward_model.weights={'accuracy': 1.0}: no function is named")
+        assert found.startswith("reward_model.weights={'accuracy': 1.0}: there is no function")
     own = ["data.train_files=a.jsonl", "env.dataset.reward.path=g.py"]
     assert problems(*own, "+reward_model.weights={accuracy: 1}") == []

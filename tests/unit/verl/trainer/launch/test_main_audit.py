@@ -72,7 +72,7 @@ def test_the_plan_says_what_the_audit_generates(tmp_path, capsys):
     words = ["algorithm.rlvcr.audit_points=7", "algorithm.rlvcr.audit_plays=2", "--check"]
     assert main_audit.main([str(tmp_path), *words]) == 0
     plan = capsys.readouterr().out
-    assert "audit on number_line" in plan and "nothing is trained" in plan
+    assert "audit on number_line" in plan and "none: no training" in plan
     assert "5 validation tasks x 3 trajectories" in plan and "= 56 at most" in plan
     assert "in all" not in plan and "checkpoints every" not in plan
 

@@ -57,7 +57,7 @@ def test_a_policy_of_ones_own_is_judged_on_what_the_words_name(
     status, (cfg,) = run(monkeypatch, *words)
     out = capsys.readouterr().out
     assert status == 0 and cfg.env.env_name == "dataset" and cfg.trainer.project_name == "rlvcr"
-    assert "6 tasks x 2 plays = 12 trajectories" in out and "iteration" not in out
+    assert "6 tasks x 2 = 12 trajectories" in out and "per training step" not in out
 
 
 def test_the_default_config_is_that_of_training(monkeypatch, policy):
