@@ -167,7 +167,7 @@ class _Credit(NamedTuple):
 
 
 def _credit(table: ScoredSteps, costs: torch.Tensor, rlvcr: RLVCRSettings) -> _Credit:
-    """Return thinking advantages from scores and from ``costs`` [S, 4], thought tokens to charge."""
+    """Return thinking advantages from scores and ``costs`` [S, 4], the thought tokens to charge."""
     advantage, cost_share = thinking_advantage(
         table.scores,
         table.valid,

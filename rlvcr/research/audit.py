@@ -35,7 +35,7 @@ class AuditPoint:
     ``level`` was chosen in the original trajectory, and ``won`` is its success. ``returns`` [4][M]:
     returns of the rollouts that continue with each level. ``scores`` [4]: scores of the levels, by
     score name. ``step_scores``: scores of the original turn. Points of one ``task`` are correlated;
-    a point without a task is independent.
+    a point without a task is independent. Field names are keys of ``audit.json``.
     """
 
     traj_uid: str
