@@ -105,7 +105,7 @@ def combine_advantages(
         gate = trajectory.sign()
     elif combine == "success":
         if success is None:
-            raise ValueError("combine=success needs the column of successes (won [B]) in the batch")
+            raise ValueError("combine=success needs success [B], one bool per row; got None")
         gate = gate * success.to(thinking).unsqueeze(-1)
     added = gate * thinking
     if price is not None and price_in != "gate":

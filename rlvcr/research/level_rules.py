@@ -1,9 +1,9 @@
 """Level rules: the policy chooses the thinking level, or a rule forces it.
 
-free       chosen by the policy
-level_1    level 1 in every turn, and so on up to level_4
-random     drawn with the shares of the policy: removes only the dependence on the state
-oracle     required level that the environment names
+free       the policy chooses.
+level_1    level 1 in every turn; level_2 to level_4 alike.
+random     drawn with the shares of the policy: removes only the dependence on the state.
+oracle     the required level that the environment names.
 """
 
 import logging

@@ -69,7 +69,10 @@ def test_tables_and_frontier_are_shown(job):
     started, run = job
     said = started.log.read_text()
     assert "Success and tokens of level rules" in said and "Levels chosen in each situation" in said
-    assert "Difference to free, paired by task" in said and "Difference to oracle, paired by task" in said
+    assert (
+        "Difference to free, paired by task" in said
+        and "Difference to oracle, paired by task" in said
+    )
     page = (run / "report.html").read_text()
     assert "<h2>The choice of level</h2>" in page
     assert "tokens per turn, including forced levels" in page
