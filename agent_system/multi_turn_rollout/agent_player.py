@@ -1,12 +1,12 @@
-"""A trajectory that an agent of the user's own plays, through the endpoint.
+"""Trajectory of a user-provided agent, which requests its turns from the endpoint.
 
     environment worker: agent ──messages──▶ endpoint ──▶ dialogue ──prompt ids──▶ engine
                               ◀──text──────          ◀── ledger ◀──tokens────────
-                              ──reward─────▶ the trajectory is over
+                              ──reward─────▶ end of the trajectory
 
-Every request is a turn, every dialogue a row. An agent that fails before its reward breaks the
-trajectory, unless the last thing it was told is that there is no room or no turn left: then the
-play was cut, as one of an environment is.
+Every request is a turn, every dialogue a row. An agent that fails before it posts a reward aborts
+the trajectory. There is one exception: if its last request was refused for a turn or token limit,
+the episode counts as truncated.
 """
 
 import asyncio
@@ -32,9 +32,7 @@ from verl.utils.sampling import SamplingResult, StopReason
 
 
 class AgentPlayer(TrajectoryPlayer):
-    """Has the agent of ``job`` play with a key of ``endpoint``; its requests come in as a
-    ``Guest``'s.
-    """
+    """Trajectory generator for the agent of a rollout spec, which gets an API key of ``endpoint``."""
 
     def __init__(self, context: RolloutContext, job: Job, endpoint: EndpointServer) -> None:
         super().__init__(context, job)
@@ -79,9 +77,7 @@ class AgentPlayer(TrajectoryPlayer):
         self._conclude()
 
     async def _while_engine_lives(self, playing: Awaitable[object]) -> None:
-        """Wait for the agent; raise ``RolloutWorkerFailed`` at once, whatever the agent makes of
-        it.
-        """
+        """Wait for the agent; raise ``RolloutWorkerFailed`` as soon as the engine fails."""
         agent = asyncio.ensure_future(playing)
         death = asyncio.ensure_future(self._engine_died.wait())
         try:
@@ -97,7 +93,7 @@ class AgentPlayer(TrajectoryPlayer):
     # ---- what the endpoint asks ----
 
     async def chat(self, request: ChatRequest) -> Reply:
-        """See ``Guest``."""
+        """Sample the turn that answers ``request``. Raises ``Refused``."""
         self._refuse_what_is_late()
         step = self._steps
         dialogue = self._open(request, step)
@@ -125,7 +121,7 @@ class AgentPlayer(TrajectoryPlayer):
         return Reply(shown, result.stop_reason, start, len(result.token_ids))
 
     def finish(self, reward: float, won: bool) -> None:
-        """See ``Guest``."""
+        """Record the reward that the agent posted. Later requests are refused."""
         self._rewarded = True
         self._ended = True
         self.trajectory.reward = reward
@@ -134,12 +130,14 @@ class AgentPlayer(TrajectoryPlayer):
     # ---- turns ----
 
     def _refuse_what_is_late(self) -> None:
-        """Rows are final once the play is over, whatever was still asked for or sampled."""
+        """Raise ``Refused`` after the end of the episode, when the rows are final."""
         if self._ended:
             raise Refused("the play is over; fix: post the reward last", status=401)
 
     def _open(self, request: ChatRequest, step: int) -> Dialogue:
-        """The dialogue that ``request`` is a turn of. Raises ``Refused``."""
+        """Return the dialogue that ``request`` continues. Raises ``Refused`` for a limit or a bad
+        template.
+        """
         most = self.context.settings.max_steps
         if step >= most:
             self.trajectory.truncated = "steps"
@@ -184,7 +182,7 @@ class AgentPlayer(TrajectoryPlayer):
             self.trajectory.engine_wait_s += time.perf_counter() - began
 
     def _conclude(self) -> None:
-        """Put turns in the order in which they were asked for; the last one earns the reward."""
+        """Sort turns by request order; the last turn gets the reward."""
         trajectory = self.trajectory
         # Waiting for the agent was mostly the agent's waiting for tokens.
         trajectory.env_wait_s = max(0.0, trajectory.env_wait_s - trajectory.engine_wait_s)
@@ -202,7 +200,7 @@ class AgentPlayer(TrajectoryPlayer):
 
 
 def _until(text: str, stops: tuple[str, ...]) -> str:
-    """``text`` as far as the first of ``stops``, as OpenAI's API ends it."""
+    """Return ``text`` up to the first of ``stops``, like the OpenAI API."""
     for stop in stops:
         text = text.partition(stop)[0]
     return text

@@ -1,7 +1,7 @@
-"""The collector workers of a run as one object that plays jobs.
+"""Group of collector workers that generates the trajectories of rollout specs.
 
-A collector that is lost, alone or with its node, is replaced on what is left of the cluster, and
-what it played begins again with the same seeds.
+A collector that dies, alone or with its node, is replaced on another node of the cluster. Its
+unfinished trajectories start again with the same seeds.
 """
 
 import asyncio
@@ -43,11 +43,11 @@ Ask: TypeAlias = Callable[[int], Any]
 
 
 class CollectorGroup:
-    """``env_config.num_collectors`` collector workers; whole groups (uids) are dealt out to them in
+    """Group of ``env_config.num_collectors`` collector workers. Whole groups (uids) are assigned in
     turn.
 
-    ``options`` are further arguments of every ``CollectorWorker``. Where the rollout workers are
-    Ray actors the collectors are too; otherwise there is one, in this process.
+    ``options`` are further arguments of every ``CollectorWorker``. The collectors are Ray actors if
+    the rollout workers are. Otherwise there is one collector, in this process.
     """
 
     def __init__(
@@ -91,14 +91,15 @@ class CollectorGroup:
         return worker
 
     def _client(self, number: int) -> str:
-        """What collector ``number`` is called by engines, whose requests go by that name: those of
-        one that was lost are not those of the next.
+        """Return the name of collector ``number`` at the engines.
+
+        A replacement has another name, so that it does not get results of its predecessor.
         """
         times = self._replaced[number]
         return f"{collector_name(number)}.{times}" if times else collector_name(number)
 
     def _replace(self, number: int) -> None:
-        """Put a new collector in the place of one that is lost, and have engines forget it."""
+        """Replace a lost collector, and abort its requests at the engines."""
         # It may be out of reach and alive.
         ray.kill(self._remote[number])
         for engine in self._engines:
@@ -108,8 +109,10 @@ class CollectorGroup:
         self._remote[number] = self._started(number)
 
     def collect_ready(self, jobs: Sequence[Job], settings: PlaySettings, keep: int) -> Collected:
-        """Begin ``jobs`` and return the groups that are done, of these and of earlier calls, once
-        ``keep`` are left, which go on. Raises what the workers raise.
+        """Start ``jobs`` and return finished groups, also of earlier calls, as soon as ``keep`` are
+        left.
+
+        The remaining groups continue. Raises the errors of the workers.
         """
         if self._runner is not None and self._local is not None:
             return _checked(self._runner.run(self._local.collect_ready(jobs, settings, keep)))
@@ -133,7 +136,7 @@ class CollectorGroup:
         return _joined(parts, [trajectory for part in parts for trajectory in part.trajectories])
 
     def collect(self, jobs: Sequence[Job], settings: PlaySettings) -> Collected:
-        """Play ``jobs``; trajectories come back in their order. Raises what the workers raise."""
+        """Generate the trajectories of ``jobs``, in their order. Raises the errors of the workers."""
         if self._runner is not None and self._local is not None:
             return _checked(self._runner.run(self._local.collect(jobs, settings)))
         shards = shard_by_group(jobs, len(self._remote))
@@ -158,10 +161,10 @@ class CollectorGroup:
     def _watched(
         self, ask: Ask, numbers: Sequence[int], timeout_s: float, progress: Progress
     ) -> list[Collected]:
-        """What the collectors ``numbers`` return, while ``progress`` hears of the plays that are
-        over.
+        """Return the results of the collectors ``numbers``, and report finished episodes to
+        ``progress``.
 
-        Raises what a collector raised, ``WorkerDiedError`` where one was lost once too often, and
+        Raises the error of a collector, ``WorkerDiedError`` where one was lost too often, and
         ``WorkerTimeoutError`` after ``timeout_s``.
         """
         deadline = time.monotonic() + timeout_s
@@ -191,8 +194,9 @@ class CollectorGroup:
         return [parts[number] for number in numbers]
 
     def _part(self, ref: Any, number: int, last: bool) -> Collected | None:
-        """What collector ``number`` returned; None where it is gone, and now replaced. ``last``:
-        it is not replaced once more.
+        """Return the result of collector ``number``; None where it died and was replaced.
+
+        With ``last`` it is not replaced, and ``WorkerDiedError`` is raised.
         """
         name = collector_name(number)
         try:
@@ -205,8 +209,9 @@ class CollectorGroup:
         return None
 
     def _plays_over(self) -> int:
-        """How many plays the workers have ended, or had when they were last there and not too busy
-        to say.
+        """Return the number of finished episodes of all workers.
+
+        Where a worker does not answer in time, this is the last known number.
         """
         asked = [worker.plays_over.remote() for worker in self._remote]
         names = [collector_name(number) for number in range(len(asked))]
@@ -220,7 +225,7 @@ class CollectorGroup:
         return self._over
 
     def close(self) -> None:
-        """Stop environments and workers."""
+        """Stop the environments and the collector workers."""
         if self._runner is not None and self._local is not None:
             self._runner.run(self._local.close())
             self._runner.close()
@@ -239,9 +244,7 @@ class CollectorGroup:
             ray.kill(worker)
 
     def _deadline(self, jobs: int, settings: PlaySettings) -> float:
-        """Seconds after which something hangs that has deadlines of its own: every wait of every
-        round added up.
-        """
+        """Return the timeout in seconds of a call: the sum of the timeouts of all waits."""
         env = self._env
         rounds = math.ceil(jobs / (env.num_workers * env.envs_per_worker))
         step_s = env.step_timeout_s + REQUEST_TIMEOUT_S
@@ -251,13 +254,15 @@ class CollectorGroup:
 
 
 def collector_name(number: int) -> str:
-    """What a collector worker is called, in messages too."""
+    """Return the name of a collector worker in messages and at the engines."""
     return f"collector-{number}"
 
 
 def node_of(number: int, nodes: Sequence[Mapping[str, Any]], avoided: str | None = None) -> str:
-    """The node for collector ``number``, of those that ``ray.nodes()`` describes: all that are
-    alive in turn, those with most CPUs first; ``avoided`` only where there is no other.
+    """Return the ID of the node for collector ``number``, from the entries of ``ray.nodes()``.
+
+    Nodes that are alive are used in turn, those with most CPUs first. ``avoided`` is used only
+    where it is the only node.
     """
     alive = [node for node in nodes if node["Alive"]]
     alive = [node for node in alive if node["NodeID"] != avoided] or alive
@@ -278,8 +283,9 @@ def _joined(parts: Sequence[Collected], trajectories: list[Trajectory]) -> Colle
 
 
 def _checked(collected: Collected) -> Collected:
-    """``collected`` again; raises ``GroupMismatch`` where members of a group began differently, and
-    warns of what broke.
+    """Return ``collected`` unchanged, with a warning about failed trajectories.
+
+    Raises ``GroupMismatch`` where members of a group started from different states.
     """
     trajectories = collected.trajectories
     assert_same_start([t.job.uid for t in trajectories], [t.start_state for t in trajectories])
@@ -296,7 +302,10 @@ def _checked(collected: Collected) -> Collected:
 
 
 def shard_by_group(jobs: Sequence[Job], shards: int) -> list[list[Job]]:
-    """``jobs`` in ``shards`` lists of nearly equally many whole groups, dealt out in turn."""
+    """Return ``jobs`` in ``shards`` lists; whole groups are assigned in turn.
+
+    uids a a b b c c in 2 shards: [a a c c] and [b b]
+    """
     number: dict[str, int] = {}
     dealt: list[list[Job]] = [[] for _ in range(shards)]
     for job in jobs:

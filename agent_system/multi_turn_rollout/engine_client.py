@@ -1,11 +1,11 @@
-"""The engine client: many coroutines ask for tokens, few messages cross to the rollout workers.
+"""Engine client: batches the sampling requests of many coroutines into few messages.
 
     trajectories ──sample()──▶ queue of worker 0 ──one submit per few ms──▶ rollout worker 0
                  ◀──future──── poller of worker 0 ◀──one poll at a time─── rollout worker 0
 
-Requests that arrive within ``GATHER_S`` share one ``submit``. There is at most one ``poll`` under
-way per worker, and only while something is awaited. A trajectory keeps its worker (``route``), so
-that its prefix stays in its cache.
+Requests within ``GATHER_S`` seconds share one ``submit``. There is at most one ``poll`` in flight
+per worker, and only while results are pending. A trajectory always uses the same worker
+(``route``), so that its prefix stays in that worker's cache.
 """
 
 import asyncio
@@ -23,18 +23,18 @@ REQUEST_TIMEOUT_S = 600.0
 
 
 class RolloutWorkerFailed(RuntimeError):
-    """A rollout worker failed as a whole: the run cannot go on."""
+    """Failure of a whole rollout worker. The run cannot continue."""
 
 
 class EngineAborted(Exception):
-    """One request came to nothing (given up by the engine, or past its deadline); its trajectory is
+    """Failure of one request: aborted by the engine, or past its deadline. Its trajectory is
     aborted.
     """
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How tokens are drawn; see ``SamplingRequest``."""
+    """Sampling parameters; see ``SamplingRequest``."""
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -42,7 +42,7 @@ class Sampling:
 
 
 class TokenSource(Protocol):
-    """What a collector worker samples from; an ``EngineClient``, which says what it means."""
+    """Source of sampled tokens for a collector worker; see ``EngineClient``."""
 
     async def sample(
         self,
@@ -54,11 +54,11 @@ class TokenSource(Protocol):
         route: int,
         seed: int | None,
     ) -> SamplingResult:
-        """One continuation of ``prompt_ids``."""
+        """Sample one continuation of ``prompt_ids``."""
         ...
 
     async def close(self) -> None:
-        """Give up what is still awaited."""
+        """Abort all pending requests."""
         ...
 
 
@@ -77,14 +77,14 @@ def call(worker: RolloutWorkerHandle, method: str, *args: object) -> Awaitable[A
 
 @dataclass(frozen=True, slots=True)
 class _Awaited:
-    """A request that was asked, until its result is there."""
+    """Request that was sent and has no result yet."""
 
     future: asyncio.Future[SamplingResult]
     deadline: float  # on the monotonic clock
 
 
 class _Connection:
-    """Everything between this client and one worker: requests to be sent, results to come."""
+    """Connection to one worker: requests to send and results to receive."""
 
     def __init__(self, worker: RolloutWorkerHandle, client: str, timeout_s: float) -> None:
         self._worker = worker
@@ -178,10 +178,10 @@ class _Connection:
 
 
 class EngineClient:
-    """Samples from ``workers`` (Ray handles of rollout workers, or objects with the same
-    asynchronous methods).
+    """Client that samples from ``workers``, Ray handles of rollout workers.
 
-    ``client`` names this caller at the workers. Use within one asyncio loop.
+    Objects with the same asynchronous methods work too. ``client`` is the name of this caller at
+    the workers. Use it within one asyncio loop.
     """
 
     def __init__(
@@ -206,10 +206,11 @@ class EngineClient:
         route: int = 0,
         seed: int | None = None,
     ) -> SamplingResult:
-        """One continuation of ``prompt_ids``; requests of the same ``route`` go to the same worker.
+        """Sample one continuation of ``prompt_ids``. Requests of one ``route`` go to the same
+        worker.
 
-        Raises ``EngineAborted`` when this request came to nothing, ``RolloutWorkerFailed`` when the
-        worker failed.
+        Raises ``EngineAborted`` when this request failed, ``RolloutWorkerFailed`` when the worker
+        failed.
         """
         request = SamplingRequest(
             request_id=f"{self._client}-{next(self._numbers)}",
@@ -226,5 +227,5 @@ class EngineClient:
         return await self._connections[route % len(self._connections)].ask(request)
 
     async def close(self) -> None:
-        """Stop polling; give up what is still awaited."""
+        """Stop polling and abort all pending requests."""
         await asyncio.gather(*(connection.close() for connection in self._connections))

@@ -1,14 +1,13 @@
-"""Trajectories into rows: one row per ledger, the format of ``verl.protocol`` as the trainer reads
-it.
+"""Packing of trajectories into rows of ``verl.protocol``: one row per ledger.
 
     ledger    [prompt ........][agent][bridge env bridge][agent]
     row       prompts [P] left-padded | responses [R] right-padded
     mask                        1111   000000000000000000  1111
     step_ids                    0000   ------------------  1111
 
-With ``append`` history a trajectory is one row, with ``window`` history one row per step. P and R
+With ``append`` history a trajectory is one row, with ``window`` history one row per turn. P and R
 are the longest prompt and response of the batch. Where observations are images,
-``multi_modal_data`` holds ``{"image": [...]}`` for every row: those of its steps in order.
+``multi_modal_data`` holds ``{"image": [...]}`` for every row: those of its turns in order.
 """
 
 import logging
@@ -43,23 +42,25 @@ class Row:
 
     @property
     def split(self) -> int:
-        """Where the response begins: at the first turn; 0 where there is none."""
+        """Index of the first response token: the start of the first turn; 0 without turns."""
         return self.turns[0].start if self.turns else 0
 
     @property
     def end(self) -> int:
-        """Where the row ends: what follows the last turn was never answered."""
+        """End of the row: the end of the last turn. Later tokens are dropped, because no turn
+        follows.
+        """
         return self.turns[-1].end if self.turns else 0
 
 
 def select_trajectories(
     trajectories: Sequence[Trajectory], on_abort: str
 ) -> tuple[list[Trajectory], dict[str, float]]:
-    """The trajectories to train on, and how many were left out and why.
+    """Return the trajectories to train on, and counts of dropped ones by reason.
 
-    ``drop_group`` leaves out every group (uid) with a broken trajectory, ``keep_rest`` the broken
-    trajectories alone. A trajectory in which nothing was sampled has no row and is left out too.
-    Raises ``ValueError`` for another policy.
+    ``drop_group`` drops every group (uid) with a failed trajectory, ``keep_rest`` only the failed
+    trajectories. A trajectory without a sampled turn has no row and is dropped too. Raises
+    ``ValueError`` for another policy.
     """
     if on_abort not in ON_ABORT:
         raise ValueError(f"env.on_abort={on_abort!r}: allowed are {', '.join(ON_ABORT)}")
@@ -80,7 +81,7 @@ def select_trajectories(
 
 
 def groups_with_spread(trajectories: Sequence[Trajectory], limit: int) -> list[list[Trajectory]]:
-    """The first ``limit`` groups whose members do not all have the same return."""
+    """Return the first ``limit`` groups whose members do not all have the same return."""
     groups: dict[str, list[Trajectory]] = defaultdict(list)
     for trajectory in trajectories:
         groups[trajectory.job.uid].append(trajectory)
@@ -94,8 +95,9 @@ def groups_with_spread(trajectories: Sequence[Trajectory], limit: int) -> list[l
 
 
 def rows_of(trajectories: Sequence[Trajectory]) -> list[Row]:
-    """The rows of ``trajectories`` in order; a trajectory without any turn gives one row that
-    samples nothing.
+    """Return the rows of ``trajectories`` in order.
+
+    A trajectory without any turn gives one row without sampled tokens.
     """
     rows: list[Row] = []
     for trajectory in trajectories:
@@ -112,15 +114,15 @@ def rows_of(trajectories: Sequence[Trajectory]) -> list[Row]:
 
 
 def played_in(rows: Sequence[Row]) -> list[Trajectory]:
-    """The trajectories of ``rows``, each once, in order."""
+    """Return the trajectories of ``rows``, each once, in order."""
     return list({id(row.trajectory): row.trajectory for row in rows}.values())
 
 
 def pack(rows: Sequence[Row], pad_token_id: int, allow_retokenized: bool = False) -> DataProto:
-    """``rows`` as a ``DataProto`` of B rows.
+    """Return ``rows`` as a ``DataProto`` of B rows.
 
     Raises:
-        ValueError: There is no row, or a row holds tokens that were made from text instead of being
+        ValueError: There is no row, or a row holds tokens that were tokenized from text instead of
             sampled and ``allow_retokenized`` is false.
     """
     if not rows:
@@ -134,7 +136,7 @@ def pack(rows: Sequence[Row], pad_token_id: int, allow_retokenized: bool = False
 
 
 def _tensors(rows: Sequence[Row], pad_token_id: int) -> dict[str, torch.Tensor]:
-    """The tensors of B rows, P tokens of prompt and R of response wide; see the module."""
+    """Return the tensors of B rows with P prompt and R response tokens; see the module docstring."""
     # A row of nothing still has one column: no width of a batch is 0.
     prompt_width = max(1, *(row.split for row in rows))
     response_width = max(1, *(row.end - row.split for row in rows))
@@ -210,8 +212,9 @@ def _columns(rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def conversations(rows: Sequence[Row]) -> list[list[Message]]:
-    """Of every row [B] the messages of its trajectory's last conversation, in the last row of each
-    trajectory; none in the others. They are what was said, without marks of ``ChatBridge.as_text``.
+    """Return [B] messages of the last conversation of each trajectory, at its last row.
+
+    The list is empty at other rows. Marks of ``ChatBridge.as_text`` are removed.
     """
     last = {id(row.trajectory): number for number, row in enumerate(rows)}
     return [
@@ -232,7 +235,10 @@ def _conversation(row: Row) -> list[Message]:
 
 
 def step_record(turn: Turn) -> ThinkingStep:
-    """One step for rewards, rollout files and reports; scoring adds contexts and credit."""
+    """Return the record of one turn for rewards, rollout files and reports.
+
+    Scoring adds contexts and credit.
+    """
     parsed = turn.parsed
     return ThinkingStep(
         step=turn.step,
@@ -256,10 +262,10 @@ def step_record(turn: Turn) -> ThinkingStep:
 
 
 def row_steps(rows: Sequence[Row]) -> list[list[RowStep]]:
-    """The steps of every row as ``rlvcr.scoring`` reads them.
+    """Return the turns of every row in the form of ``rlvcr.scoring``.
 
     Raises:
-        ValueError: A turn was not read as level, thought and action.
+        ValueError: A turn was not parsed into level, thought and action.
     """
     return [[_row_step(row.ledger, turn) for turn in row.turns] for row in rows]
 

@@ -1,6 +1,4 @@
-"""How trajectories are played: everything a collector worker needs to know, read from the
-configuration once.
-"""
+"""Settings of rollouts for collector workers, read from the configuration once."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -19,14 +17,13 @@ from verl.config.schema.env import EnvConfig
 
 @dataclass(frozen=True, slots=True)
 class PlaySettings:
-    """Limits in steps and tokens, sampling, and what is asked of the policy.
+    """Limits in turns and tokens, sampling parameters, and thinking levels of rollouts.
 
-    ``max_response_length`` bounds a row's response: the whole play after the first prompt
-    (``append``) or one turn (``window``). ``levels`` asks for thinking levels, ``level_prompts``
-    replaces descriptions of some of them; ``alternatives`` is None where no other thoughts are
-    sampled. ``level_rule`` says which levels are forced, if any.
-    ``seed`` is the base of what is sampled, by trajectory and turn. Every job is played ``plays``
-    times.
+    ``max_response_length`` limits a row's response: the whole episode after the first prompt
+    (``append``) or one turn (``window``). ``levels`` requests thinking levels. ``level_prompts``
+    replaces descriptions of some levels. ``alternatives`` is None where no alternative thoughts are
+    sampled. ``level_rule`` forces levels. ``seed`` is the base of sampling seeds, by trajectory and
+    turn. Every row of the batch gives ``plays`` trajectories.
     """
 
     history: str
@@ -68,7 +65,7 @@ class PlaySettings:
 
     @property
     def limits(self) -> Limits:
-        """How many tokens a conversation, which is a row, may have."""
+        """Token limits of a conversation, which is a row."""
         return Limits(
             prompt=self.max_prompt_length,
             response=self.max_response_length,
@@ -81,7 +78,7 @@ class PlaySettings:
     ) -> "PlaySettings":
         """Read ``config`` (the whole typed configuration) for training or validation.
 
-        ``thinking`` also samples alternative thoughts, as ``algorithm.rlvcr`` says.
+        ``thinking`` enables alternative thoughts according to ``algorithm.rlvcr``.
         """
         rollout = config.actor_rollout_ref.rollout
         rlvcr = method_settings(config.algorithm)
@@ -113,7 +110,7 @@ class PlaySettings:
         )
 
     def prompts(self, package: EnvPackage, env_config: EnvConfig) -> Prompts:
-        """How ``package`` speaks to the policy."""
+        """Return the prompts of ``package``, with the texts of ``level_prompts``."""
         settings = env_settings(env_config)
         if self.level_prompts:
             settings = settings.model_copy(update={"level_prompts": dict(self.level_prompts)})
@@ -121,17 +118,13 @@ class PlaySettings:
 
 
 def asks_for_levels(config: PPOConfig) -> bool:
-    """Whether the policy is asked for thinking levels: ``env.levels``, and where that is null, when
-    RLVCR is on.
-    """
+    """Return ``env.levels``; if it is null, true where RLVCR is enabled."""
     levels: bool | None = config.env.levels
     return bool(method_settings(config.algorithm).enable) if levels is None else levels
 
 
 def check_prompts(config: PPOConfig, package: EnvPackage) -> None:
-    """Raise ``ValueError`` where levels, or texts for them, are asked for and the environment's
-    prompts have none.
-    """
+    """Raise ``ValueError`` where the environment's prompts do not support levels or texts for them."""
     if not asks_for_levels(config):
         return
     prompts = package.prompts(env_settings(config.env))
@@ -152,8 +145,9 @@ def check_prompts(config: PPOConfig, package: EnvPackage) -> None:
 
 
 def refuse_images(config: PPOConfig) -> None:
-    """Raise ``ValueError`` when the environment of ``config`` shows images, which a text policy
-    cannot see.
+    """Raise ``ValueError`` when the environment of ``config`` shows images.
+
+    A text policy cannot read them.
     """
     found = get_package(config.env.env_name).images(env_settings(config.env))
     if found is None:
