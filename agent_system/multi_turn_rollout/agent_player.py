@@ -32,7 +32,7 @@ from verl.utils.sampling import SamplingResult, StopReason
 
 
 class AgentPlayer(TrajectoryPlayer):
-    """Trajectory generator for the agent of a rollout spec, which gets an API key of ``endpoint``."""
+    """Trajectory generator for a user-provided agent, which gets an API key of ``endpoint``."""
 
     def __init__(self, context: RolloutContext, job: Job, endpoint: EndpointServer) -> None:
         super().__init__(context, job)

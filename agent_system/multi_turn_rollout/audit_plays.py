@@ -1,4 +1,4 @@
-"""Rollouts of a credit audit: at decision points every level is forced and the episode continued."""
+"""Rollouts of a credit audit: at decision points every level is forced and the episode continues."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace

@@ -136,7 +136,7 @@ class CollectorGroup:
         return _joined(parts, [trajectory for part in parts for trajectory in part.trajectories])
 
     def collect(self, jobs: Sequence[Job], settings: PlaySettings) -> Collected:
-        """Generate the trajectories of ``jobs``, in their order. Raises the errors of the workers."""
+        """Return the trajectories of ``jobs``, in their order. Raises the errors of the workers."""
         if self._runner is not None and self._local is not None:
             return _checked(self._runner.run(self._local.collect(jobs, settings)))
         shards = shard_by_group(jobs, len(self._remote))

@@ -49,11 +49,10 @@ def first_prompt_lengths(
 def check_first_tokens(
     config: PPOConfig, tokenizer: PolicyTokenizer, observations: Sequence[Observation]
 ) -> None:
-    """Compare prompt tokens with those of ``apply_chat_template``; raise ``TemplateUnsupported`` if
-    not equal.
+    """Check that prompt tokens are those of ``apply_chat_template``.
 
     Checks the prompts with all ``observations``, and the tokens around the turn after the first
-    one.
+    one. Raises ``TemplateUnsupported`` where they differ.
     """
     for number, (bridge, heard, _) in enumerate(_opened(config, tokenizer, observations)):
         check_first_prompt(bridge, heard)

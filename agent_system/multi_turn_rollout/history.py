@@ -33,7 +33,7 @@ class History(Protocol):
     heard: list[Message]
 
     def open_turn(self, observation: Observation, step: int) -> TokenConversation | None:
-        """Return the conversation that turn ``step`` continues; None where that turn would not fit."""
+        """Return the conversation that turn ``step`` continues; None if that turn would not fit."""
         ...
 
     def close_turn(self, turn: Turn) -> None:
@@ -88,7 +88,7 @@ class AppendHistory(_Conversations):
         self._conversation: TokenConversation | None = None
 
     def open_turn(self, observation: Observation, step: int) -> TokenConversation | None:
-        """Return the conversation with the observation appended; None where the turn would not fit."""
+        """Return the conversation with the observation appended; None if the turn would not fit."""
         observation = self._as_text(observation)
         if self._conversation is None:
             first = self._prompts.first(observation, self._settings.levels)

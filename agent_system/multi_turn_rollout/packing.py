@@ -136,7 +136,7 @@ def pack(rows: Sequence[Row], pad_token_id: int, allow_retokenized: bool = False
 
 
 def _tensors(rows: Sequence[Row], pad_token_id: int) -> dict[str, torch.Tensor]:
-    """Return the tensors of B rows with P prompt and R response tokens; see the module docstring."""
+    """Return the tensors of B rows with P prompt and R response tokens, as in the module docstring."""
     # A row of nothing still has one column: no width of a batch is 0.
     prompt_width = max(1, *(row.split for row in rows))
     response_width = max(1, *(row.end - row.split for row in rows))

@@ -124,7 +124,7 @@ def asks_for_levels(config: PPOConfig) -> bool:
 
 
 def check_prompts(config: PPOConfig, package: EnvPackage) -> None:
-    """Raise ``ValueError`` where the environment's prompts do not support levels or texts for them."""
+    """Raise ``ValueError`` where the environment's prompts support no levels or no texts for them."""
     if not asks_for_levels(config):
         return
     prompts = package.prompts(env_settings(config.env))

@@ -1,12 +1,12 @@
-"""TrajectoryCollector: from a batch of tasks to rows.
+"""TrajectoryCollector: generates the trajectories of a batch of tasks and packs them into rows.
 
     vanilla   generate ──▶ drop failed trajectories ──▶ pack   (other tasks where nothing is left)
-    rlvcr     the same with alternative thoughts; rows carry questions about every thought
+    rlvcr     the same with alternative thoughts; rows contain score requests for every thought
     dynamic   generate for new tasks until enough groups have returns that differ, then as above
     greedy    one trajectory per task at temperature 0: returns to compare with, never trained on
 
-Trajectories are generated in collector workers (``collector_group``); the trainer's process only
-packs them. Training workers answer the questions: the trainer asks them in ``score``.
+Collector workers generate the trajectories (``collector_group``); the trainer's process only packs
+them. Training workers answer the score requests when the trainer calls them in ``score``.
 """
 
 import logging
@@ -58,11 +58,11 @@ REDRAWS = 3  # batches of other tasks in place of one that broke as a whole
 
 
 class RolloutEngines(Protocol):
-    """Workers that generate trajectories."""
+    """Workers that generate trajectories, as the trainer passes them to the collector."""
 
     @property
     def rollout_workers(self) -> Sequence[RolloutWorkerHandle]:
-        """Handles of the rollout workers."""
+        """Return the handles of the rollout workers."""
         ...
 
 
@@ -76,15 +76,15 @@ class ScoringWorkers(RolloutEngines, Protocol):
 
 
 class TrajectoryCollector:
-    """Plays tasks with the policy and returns what was played as rows.
+    """Collector that generates trajectories with the policy and returns them as rows.
 
     ``config`` is the whole typed configuration. ``processor`` is for policies that see images; a
-    text policy has none. The engine is asked with tokens alone: who passes a processor brings
-    workers that read ``multi_modal_data``.
+    text policy has none. Engines get tokens only: a caller with a processor must provide workers
+    that read ``multi_modal_data``.
 
     Raises:
-        TemplateUnsupported: The tokenizer's chat template does not suit ``env.history``.
-        ValueError: Thinking levels are asked for and cannot be read with this tokenizer, or the
+        TemplateUnsupported: The tokenizer's chat template does not support ``env.history``.
+        ValueError: Thinking levels are requested and cannot be read with this tokenizer, or the
             environment shows images and there is no processor.
     """
 
@@ -152,7 +152,7 @@ class TrajectoryCollector:
         envs: EnvironmentManagerBase,
         is_train: bool = True,
     ) -> DataProto:
-        """Generate and pack."""
+        """Generate trajectories without alternative thoughts and pack them."""
         if is_train:
             return self._rows_to_train(gen_batch, actor_rollout_wg, envs, thinking=False)[0]
         return self.panel_loop(gen_batch, actor_rollout_wg)
@@ -160,8 +160,10 @@ class TrajectoryCollector:
     def panel_loop(
         self, panel: DataProto, actor_rollout_wg: RolloutEngines, level_rule: LevelRule = FREE
     ) -> DataProto:
-        """Play ``panel`` as a validation with the levels that ``level_rule`` forces and pack;
-        failed trajectories have no grade.
+        """Generate the validation tasks ``panel`` with the levels that ``level_rule`` forces, and
+        pack.
+
+        Failed trajectories have no grade.
         """
         ruled = replace(self._settings(is_train=False, thinking=False), level_rule=level_rule)
         played = self._play(panel, actor_rollout_wg, ruled)
@@ -173,8 +175,9 @@ class TrajectoryCollector:
         actor_rollout_wg: RolloutEngines,
         envs: EnvironmentManagerBase,  # noqa: ARG002  the loops are called alike
     ) -> DataProto:
-        """Play every row of ``gen_batch`` once at temperature 0 and pack; broken trajectories are
-        among the rows, ``aborted``.
+        """Generate one trajectory per row of ``gen_batch`` at temperature 0 and pack.
+
+        Rows of failed trajectories are included, with ``aborted`` true.
         """
         greedy = replace(self._settings(is_train=False, thinking=False), temperature=0.0, plays=1)
         played = self._play(gen_batch, actor_rollout_wg, greedy)
@@ -183,11 +186,11 @@ class TrajectoryCollector:
     def rlvcr_multi_turn_loop(
         self, gen_batch: DataProto, actor_rollout_wg: RolloutEngines, envs: EnvironmentManagerBase
     ) -> DataProto:
-        """Generate with alternative thoughts and pack rows with questions about every thought.
+        """Generate with alternative thoughts and pack rows with score requests for every thought.
 
         Where ``actor_rollout_wg`` has ``compute_log_prob``, it answers them at once: rows have old
-        log-probs, ``thinking_level_entropies`` and ``thinking_token_costs``. Otherwise they keep
-        their questions for the trainer's ``score``.
+        log-probs, ``thinking_level_entropies`` and ``thinking_token_costs``. Otherwise the requests
+        stay in the rows for the trainer's ``score``.
         """
         data, _ = self._rows_to_train(gen_batch, actor_rollout_wg, envs, thinking=True)
         return self._score_here(data, actor_rollout_wg)
@@ -195,8 +198,9 @@ class TrajectoryCollector:
     def audit_loop(
         self, gen_batch: DataProto, actor_rollout_wg: ScoringWorkers, envs: EnvironmentManagerBase
     ) -> tuple[DataProto, list[AuditPoint]]:
-        """Generate and score as ``rlvcr_multi_turn_loop`` does, then continue from
-        ``audit_points`` turns with every level, ``audit_plays`` times.
+        """Generate and score as ``rlvcr_multi_turn_loop`` does, then run the audit.
+
+        The audit continues from ``audit_points`` turns with every level, ``audit_plays`` times.
         """
         data, rows = self._rows_to_train(gen_batch, actor_rollout_wg, envs, thinking=True)
         data = self._score_here(data, actor_rollout_wg)
@@ -215,10 +219,10 @@ class TrajectoryCollector:
     def dynamic_multi_turn_loop(
         self, gen_batch: DataProto, actor_rollout_wg: RolloutEngines, envs: EnvironmentManagerBase
     ) -> DataProto:
-        """Play new tasks until as many groups as ``gen_batch`` has show returns that differ.
+        """Generate new tasks until as many groups as in ``gen_batch`` have returns that differ.
 
-        At most ``algorithm.filter_groups.max_num_gen_batches`` batches are played; what was found
-        by then is used, and where nothing was found, the last batch that did not break.
+        At most ``algorithm.filter_groups.max_num_gen_batches`` batches are generated. The groups
+        obtained by then are used. Without any, the last batch with usable trajectories is used.
         """
         thinking = bool(method_settings(self.config.algorithm).enable)
         settings = self._settings(is_train=True, thinking=thinking)
@@ -251,22 +255,25 @@ class TrajectoryCollector:
         return self._score_here(data, actor_rollout_wg) if thinking else data
 
     def read_answers(self, data: DataProto) -> DataProto:
-        """Replace the questions of ``data`` and their answers (``branch_scores``, ``span_scores``)
-        by the columns of the method.
+        """Replace the score requests of ``data`` and their results by the columns of the method.
+
+        The results are ``branch_scores`` and ``span_scores``.
         """
         return add_thinking_columns(data, self.config)
 
     def state(self) -> dict[str, Any]:
-        """For a checkpoint: which groups are played on, and how long ago levels were seen."""
+        """Return the state for a checkpoint: groups in flight, and steps since each level was
+        sampled.
+        """
         return {"under_way": self.carried.names(), "levels_unseen": self.collapse.state()}
 
     def resume(self, state: Mapping[str, Any]) -> None:
-        """Go on from ``state``; its groups are played again, beside the next batch."""
+        """Restore ``state``. Its groups are generated again, together with the next batch."""
         self.carried.resume(state.get("under_way", []))
         self.collapse.resume(state.get("levels_unseen", []))
 
     def open(self, rollout_workers: Sequence[RolloutWorkerHandle]) -> CollectorGroup:
-        """The workers that play with tokens of ``rollout_workers``, started at the first call."""
+        """Return the collector workers for ``rollout_workers``, started at the first call."""
         if self._group is None:
             self._group = CollectorGroup(
                 self.config.env,
@@ -278,7 +285,7 @@ class TrajectoryCollector:
         return self._group
 
     def close(self) -> None:
-        """End the collector workers and their environments."""
+        """Stop the collector workers and their environments."""
         group, self._group = self._group, None
         if group is not None:
             group.close()
@@ -306,8 +313,9 @@ class TrajectoryCollector:
         envs: EnvironmentManagerBase,
         settings: PlaySettings,
     ) -> Collected:
-        """As many groups as ``gen_batch`` has; with ``env.rollout.carry_over`` those that are done
-        first, of these and of earlier ones.
+        """Generate as many groups as ``gen_batch`` has.
+
+        With ``env.rollout.carry_over`` these are the first finished ones, also of earlier calls.
         """
         if not self.carried.number:
             return self._play(gen_batch, actor_rollout_wg, settings)
@@ -326,9 +334,9 @@ class TrajectoryCollector:
         envs: EnvironmentManagerBase,
         thinking: bool,
     ) -> tuple[DataProto, list[Row]]:
-        """Generate and pack; where failures leave nothing to train on, generate for other tasks.
+        """Generate and pack. Where failures leave no trajectory to train on, generate other tasks.
 
-        A dead environment worker takes all its trajectories along, and with ``drop_group`` their
+        A dead environment worker aborts all its trajectories, and ``drop_group`` then drops their
         groups.
         """
         settings = self._settings(is_train=True, thinking=thinking)
@@ -355,8 +363,8 @@ class TrajectoryCollector:
     def gather_rollout_data(
         self, played: Collected, is_train: bool = True, chosen: Sequence[Trajectory] | None = None
     ) -> tuple[DataProto, list[Row]]:
-        """Pack ``chosen`` trajectories, by default all that can be used; metrics are of everything
-        ``played``.
+        """Pack the ``chosen`` trajectories, by default all usable ones. Metrics are of all
+        ``played`` ones.
         """
         began = time.perf_counter()
         usable = played.trajectories
@@ -390,9 +398,7 @@ class TrajectoryCollector:
     def _add_level_columns(
         self, data: DataProto, rows: Sequence[Row], engines: RolloutEngines, thinking: bool
     ) -> None:
-        """Add what later stages need about levels: the level entropy bonus and, with ``thinking``,
-        questions about every thought.
-        """
+        """Add the level entropy bonus and, with ``thinking``, score requests for every thought."""
         rlvcr = method_settings(self.config.algorithm)
         if self.codec is None:
             if thinking:
@@ -407,7 +413,10 @@ class TrajectoryCollector:
                 pack_questions(data, steps)
 
     def _score_here(self, data: DataProto, workers: RolloutEngines) -> DataProto:
-        """Have the questions of ``data`` answered where ``workers`` can; the trainer's cannot."""
+        """Add thinking advantages to ``data`` where ``workers`` can compute log-probs.
+
+        The trainer's engines cannot: ``data`` is then returned unchanged.
+        """
         if not isinstance(workers, ScoringWorkers):
             return data
         began = time.perf_counter()
@@ -420,7 +429,7 @@ class TrajectoryCollector:
     def _execute(
         self, data: DataProto, rows: Sequence[Row], actor_rollout_wg: RolloutEngines
     ) -> None:
-        """Note in the turns of ``rows`` what other levels would have led to."""
+        """Run executed alternatives and store their credit in the turns of ``rows``."""
         began = time.perf_counter()
         settings = self._settings(is_train=True, thinking=False)
         found = execute_alternatives(

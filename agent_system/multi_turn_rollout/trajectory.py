@@ -1,7 +1,7 @@
-"""A played trajectory as data: what the collector workers hand back and what is packed into rows.
+"""Trajectories as data: returned by the collector workers and packed into rows.
 
-A trajectory holds one ledger for each of its rows: a single one with ``append`` history, one per
-step with ``window`` history. Every turn says which ledger holds its tokens and where.
+A trajectory has one ledger for each of its rows: a single one with ``append`` history, one per turn
+with ``window`` history. Every turn has the index of its ledger and its token range.
 """
 
 import re
@@ -25,13 +25,13 @@ MOST_NUMBERS = 32
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One trajectory that is to be rolled out: row ``index`` of the batch, ``member`` of group
+    """Specification of one trajectory to generate: row ``index`` of the batch, ``member`` of group
     ``uid``.
 
-    Its first turns repeat ``replay``, token by token; ``level`` is the thinking level that the turn
-    after these is made to have: its digit after the tokens ``opening``, or, where these are None,
-    the tokens from ``<level>`` to ``<think>``. ``seen`` is what the policy saw in these turns and
-    in that one.
+    The first turns repeat ``replay`` token by token. ``level`` is the thinking level forced in the
+    next turn: its digit after the tokens ``opening``. If these are None, the tokens from
+    ``<level>`` to ``<think>`` are forced. ``seen``: expected observations of these turns and of the
+    forced one.
     """
 
     index: int
@@ -47,20 +47,19 @@ class Job:
 
     @property
     def data_source(self) -> str:
-        """Where the task comes from."""
+        """Source of the task, as in the ``data_source`` column."""
         return self.task["data_source"]
 
 
 @dataclass(slots=True)
 class Turn:
-    """One environment step: the observation, the turn that answered it, and what came of it.
+    """One turn: the observation, the reply of the policy, and the result of its action.
 
-    Its tokens are ``ids[start:end]`` of ledger ``ledger``; the first ``forced`` of them, a level,
-    were not sampled. ``parsed`` is the step read as thinking level, thought and action
-    (``rlvcr.levels``), ``alternatives`` what was thought at the other levels; both None where not
-    asked for. ``executed`` is how much more the play was worth than one with another level here,
-    None where none was executed. ``image`` is the observation's, None where it is text.
-    ``situation`` and ``needed_level`` are the observation's, for measuring.
+    Its tokens are ``ids[start:end]`` of ledger ``ledger``. The first ``forced`` of them, a level,
+    were not sampled. ``parsed``: level, thought and action (``rlvcr.levels``); ``alternatives``:
+    thoughts at other levels; both None where not requested. ``executed``: credit from the executed
+    alternative, None without one. ``image``: the observation's, None for text. ``situation`` and
+    ``needed_level`` are the observation's, for metrics.
     """
 
     step: int
@@ -85,25 +84,25 @@ class Turn:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens the policy sampled."""
+        """Number of tokens that the policy sampled."""
         return self.end - self.start - self.forced
 
     @property
     def chosen_level(self) -> int | None:
-        """The level the policy chose; None where it could not be read or was forced."""
+        """Level that the policy chose; None where it could not be read or was forced."""
         return self.parsed.level if self.parsed is not None and not self.forced else None
 
 
 @dataclass(slots=True)
 class Trajectory:
-    """One rollout of ``job``. ``reward`` is the return, ``reward_parts`` the rewards by name that
-    it is made of, where the environment gives several; ``info_numbers`` the last
-    value of each number in its ``info``; ``answer`` is what the environment took from
-    the text, in the form in which answers are compared; times are seconds.
+    """Trajectory of one rollout spec. ``reward`` is the return; times are in seconds.
 
-    ``truncated`` says why the episode was ended before the environment was done: ``steps``,
-    ``length`` (a turn was cut) or ``budget`` (no room for another turn). ``aborted`` says what
-    broke.
+    ``reward_parts``: named rewards that add up to the return, where the environment has several.
+    ``info_numbers``: last value of each number in the environment's ``info``. ``answer``: the
+    answer that the environment extracted, normalised for comparison.
+
+    ``truncated``: reason for an end before the environment was done: ``steps``, ``length`` (a turn
+    was cut) or ``budget`` (no tokens left for another turn). ``aborted``: reason of a failure.
     """
 
     job: Job
@@ -128,18 +127,18 @@ class Trajectory:
     engine_wait_s: float = 0.0
 
     def abort(self, reason: str, detail: str) -> None:
-        """Mark the trajectory as broken; what was played until then stays."""
+        """Mark the trajectory as failed; its finished turns stay."""
         self.aborted = reason
         self.abort_detail = detail
 
     @property
     def sampled_tokens(self) -> int:
-        """Tokens the policy sampled for its turns."""
+        """Number of tokens that the policy sampled in all turns."""
         return sum(turn.num_tokens for turn in self.turns)
 
 
 def jobs_of(gen_batch: DataProto, plays: int = 1) -> list[Job]:
-    """``plays`` jobs per row of ``gen_batch``; members of a group stay next to each other."""
+    """Return ``plays`` rollout specs per row of ``gen_batch``; members of a group stay adjacent."""
     columns = gen_batch.non_tensor_batch
     rows = zip(columns["task"], columns["uid"], columns["member"], columns["env_seed"], strict=True)
     jobs: list[Job] = []
@@ -161,11 +160,12 @@ def jobs_of(gen_batch: DataProto, plays: int = 1) -> list[Job]:
 
 
 def numbers_in(info: Mapping[str, Any]) -> dict[str, float]:
-    """Return the finite numbers and truth values of an environment's ``info`` whose keys can be a
-    part of a metric's name, ``MOST_NUMBERS`` of them at most.
+    """Return the finite numbers and booleans of an environment's ``info``, at most
+    ``MOST_NUMBERS``.
 
-    >>> numbers_in({"won": True, "score": 3, "key_found": False, "note": "x"})
-    {'score': 3.0, 'key_found': 0.0}
+    Keys must be valid parts of a metric name.
+
+    >>> numbers_in({"score": 3, "key_found": False, "note": "x"}) {'score': 3.0, 'key_found': 0.0}
     """
     found = {
         str(name): float(value)

@@ -1,12 +1,11 @@
-"""One trajectory as a coroutine: budget check, sample, project, step the environment, note it down,
-again.
+"""Generation of one trajectory as a coroutine, turn by turn.
 
     open_turn ──prompt──▶ agent ──tokens──▶ ledger ──text──▶ project ──action──▶ environment
         ▲                               └──▶ alternatives (RLVCR), while it steps    │
         └────────────────────────────── observation ◀────────────────────────────────┘
 
-A turn cut by length never reaches the environment, unless its package says that it is graded as it
-stands. Whatever breaks is noted in the trajectory: a broken trajectory is data.
+A turn cut by its length limit is not sent to the environment, unless the package grades cut turns.
+Failures are recorded in the trajectory and not raised.
 """
 
 import asyncio
@@ -39,10 +38,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class RolloutContext:
-    """What all trajectories of a batch share.
+    """Objects that all trajectories of one call share.
 
-    ``codec`` reads thinking levels and ``alternatives`` samples other thoughts; None where not
-    asked for.
+    ``codec`` reads thinking levels, ``alternatives`` samples alternative thoughts; None where not
+    requested.
     """
 
     settings: PlaySettings
@@ -55,14 +54,12 @@ class RolloutContext:
 
 
 class ReplayDiffers(Exception):
-    """The same task, seed and actions led to another state: the environment is not
-    deterministic.
-    """
+    """Same task, seed and actions gave another observation: the environment is not deterministic."""
 
 
 async def gather_or_cancel(coroutines: Iterable[Awaitable[T]]) -> list[T]:
-    """Results of all ``coroutines`` in order; when one raises, the others are cancelled before it
-    is raised on.
+    """Return the results of all ``coroutines`` in order. If one raises, cancel the others and
+    re-raise.
     """
     tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
     try:
@@ -75,7 +72,7 @@ async def gather_or_cancel(coroutines: Iterable[Awaitable[T]]) -> list[T]:
 
 
 class TrajectoryPlayer:
-    """Plays ``job`` in ``context``; ``play`` returns the trajectory, broken or not."""
+    """Generator of the trajectory of one rollout spec."""
 
     def __init__(self, context: RolloutContext, job: Job) -> None:
         self.context = context
@@ -84,8 +81,9 @@ class TrajectoryPlayer:
         self._thoughts: list[asyncio.Task[None]] = []
 
     async def play(self, pool: EnvironmentPool) -> Trajectory:
-        """Play on an environment of ``pool``; environment failures and given-up requests mark it
-        ``aborted``.
+        """Generate the trajectory in an environment of ``pool``.
+
+        Environment failures and aborted requests mark it ``aborted``.
         """
         try:
             await self._play(pool)
@@ -182,9 +180,7 @@ class TrajectoryPlayer:
         return turn
 
     def _compare(self, observation: Observation, step: int) -> None:
-        """Raises ``ReplayDiffers`` where the environment does not show what it showed in the
-        trajectory that this one repeats.
-        """
+        """Raise ``ReplayDiffers`` where the observation differs from the expected one of a replay."""
         seen = self.trajectory.job.seen
         if step < len(seen) and observation.text != seen[step]:
             raise ReplayDiffers(
@@ -192,7 +188,7 @@ class TrajectoryPlayer:
             )
 
     def _repeat(self, step: int) -> Action:
-        """Turn ``step`` as it was sampled in the trajectory that this one repeats."""
+        """Return turn ``step`` as it was sampled in the repeated trajectory."""
         ids = list(self.trajectory.job.replay[step])
         return Action(
             text=self.context.bridge.decode(ids),
@@ -204,12 +200,12 @@ class TrajectoryPlayer:
         )
 
     def _forced_level(self, step: int, needed: int | None) -> list[int]:
-        """The tokens of the level that the job asks for at this turn, or that ``level_rule`` forces
-        on a step which needs the level ``needed``, to begin the turn with; none where the policy
+        """Return the tokens of the forced level at the beginning of this turn. Empty: the policy
         chooses.
 
-        What is drawn depends on seed, trajectory and step alone. The policy did not sample these
-        tokens: nothing is learnt on them.
+        The level comes from the rollout spec or from ``level_rule``, which may use the required
+        level ``needed``. Draws depend only on seed, trajectory and turn. Forced tokens are not
+        trained on.
         """
         codec = self.context.codec
         if codec is None:
@@ -250,8 +246,9 @@ class TrajectoryPlayer:
 async def generate_alternative_thinking_levels(
     context: RolloutContext, trajectory: Trajectory, turn: Turn
 ) -> None:
-    """Think at other levels before the action of ``turn`` and keep what came of it in the turn;
-    nothing where the turn was not read or no thoughts are asked for.
+    """Sample alternative thoughts for ``turn`` and store them in the turn.
+
+    Does nothing where the turn was not parsed or no alternatives are requested.
     """
     sampler = context.alternatives
     if sampler is None or turn.parsed is None:
