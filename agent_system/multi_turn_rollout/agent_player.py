@@ -65,7 +65,7 @@ class AgentPlayer(TrajectoryPlayer):
                 await self._waiting_for_env(self._while_engine_lives(playing))
             except EnvFailure as failure:
                 cut = self.trajectory.truncated is not None and failure.kind == "error"
-                # What becomes of an agent after its play is over changes nothing.
+                # A failure of the agent after the end of its episode has no effect.
                 if not self._rewarded and not cut and self._failure is None:
                     raise
             finally:
@@ -73,7 +73,7 @@ class AgentPlayer(TrajectoryPlayer):
         if self._failure is not None:
             raise self._failure
         if not self._rewarded and trajectory.truncated is None:
-            raise EnvFailure("error", "the agent ended, and neither returned nor posted a reward")
+            raise EnvFailure("error", "the agent ended without returning or posting a reward")
         self._conclude()
 
     async def _while_engine_lives(self, playing: Awaitable[object]) -> None:
@@ -90,7 +90,7 @@ class AgentPlayer(TrajectoryPlayer):
                 task.cancel()
             await asyncio.gather(agent, death, return_exceptions=True)
 
-    # ---- what the endpoint asks ----
+    # ---- methods that the endpoint calls ----
 
     async def chat(self, request: ChatRequest) -> Reply:
         """Sample the turn that answers ``request``. Raises ``Refused``."""
@@ -132,7 +132,7 @@ class AgentPlayer(TrajectoryPlayer):
     def _refuse_what_is_late(self) -> None:
         """Raise ``Refused`` after the end of the episode, when the rows are final."""
         if self._ended:
-            raise Refused("the play is over; fix: post the reward last", status=401)
+            raise Refused("the episode has ended; fix: post the reward last", status=401)
 
     def _open(self, request: ChatRequest, step: int) -> Dialogue:
         """Return the dialogue that ``request`` continues. Raises ``Refused`` for a limit or a bad
@@ -143,7 +143,7 @@ class AgentPlayer(TrajectoryPlayer):
             self.trajectory.truncated = "steps"
             raise Refused(
                 f"messages: this is turn {step + 1}; allowed: env.max_steps={most}; "
-                "fix: end the play, or raise that bound",
+                "fix: end the episode, or raise that limit",
                 code="max_steps_exceeded",
             )
         try:
@@ -155,11 +155,12 @@ class AgentPlayer(TrajectoryPlayer):
             self.trajectory.truncated = "budget"
             raise Refused(
                 "messages: no turn fits after them; allowed: data.max_prompt_length tokens in a "
-                "first prompt, data.max_response_length after it; fix: end the play, or shorten",
+                "first prompt, data.max_response_length after it; fix: end the episode, or send "
+                "shorter messages",
                 param="messages",
                 code="context_length_exceeded",
             )
-        # What was refused before is past: the agent found a way to go on.
+        # An earlier refusal did not end the episode: the agent continued.
         self.trajectory.truncated = None
         return dialogue
 
@@ -184,7 +185,7 @@ class AgentPlayer(TrajectoryPlayer):
     def _conclude(self) -> None:
         """Sort turns by request order; the last turn gets the reward."""
         trajectory = self.trajectory
-        # Waiting for the agent was mostly the agent's waiting for tokens.
+        # The agent's waiting time for tokens is counted as engine wait only.
         trajectory.env_wait_s = max(0.0, trajectory.env_wait_s - trajectory.engine_wait_s)
         turns = sorted(trajectory.turns, key=lambda turn: turn.step)
         trajectory.turns = turns

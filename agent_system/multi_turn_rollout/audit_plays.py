@@ -1,4 +1,6 @@
-"""Rollouts of a credit audit: at decision points every level is forced and the episode continues."""
+"""Rollouts of a credit audit: at decision points every level is forced and the episode continues to
+its end.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -91,6 +93,6 @@ def _scores(record: ThinkingStep) -> dict[str, tuple[float, ...]]:
         name: tuple(float(getattr(context.scores, name)) for context in record.contexts)
         for name in MEASURES
     }
-    # Certainty is less entropy.
+    # Higher is better: negative entropy.
     scores["entropy"] = tuple(-value for value in scores["entropy"])
     return scores | {"deeper": tuple(float(level) for level in LEVELS)}

@@ -19,7 +19,7 @@ from verl.protocol import DataProto
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
-FIRST_DRAW = 4  # of the tasks that are under way beside the first batch; lower ones replace broken
+FIRST_DRAW = 4  # draw number of extra groups; lower draws replace failed batches
 
 
 class GroupsUnderWay(Generic[T]):
@@ -41,7 +41,7 @@ class GroupsUnderWay(Generic[T]):
         """Start ``coroutine``. Raises ``ValueError`` for a name that is already running."""
         if name in self._tasks:
             coroutine.close()
-            raise ValueError(f"group {name!r} is played already")
+            raise ValueError(f"group {name!r} is already in flight; names must be unique")
         self._tasks[name] = asyncio.ensure_future(coroutine)
         self._age[name] = 0
 
@@ -75,13 +75,13 @@ class GroupsUnderWay(Generic[T]):
         self._age = {}
         for task in tasks:
             task.cancel()
-        # Awaited, so that they give back what they have been lent.
+        # Awaited, so that they release their environments.
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def _enough(self, wanted: int) -> bool:
         done = sum(task.done() for task in self._tasks.values())
         late = [name for name, age in self._age.items() if age >= self._patience]
-        # Who is late comes first in the order of starts, and so is among those handed out.
+        # Late groups come first in the order of starts, and so are among those returned.
         return done >= wanted and all(self._tasks[name].done() for name in late[:wanted])
 
     def _raise_first(self) -> None:
@@ -113,7 +113,7 @@ class CarriedGroups:
         if len(names) > self.number:
             left = ", ".join(names[self.number :])
             logger.warning(
-                "env.rollout.carry_over=%d: groups of the checkpoint that are not played again: %s",
+                "env.rollout.carry_over=%d: groups of the checkpoint that are dropped: %s",
                 self.number,
                 left,
             )

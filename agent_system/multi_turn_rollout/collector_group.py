@@ -32,13 +32,13 @@ from verl.utils.progress import Progress
 from verl.utils.waits import waiting_for
 
 logger = logging.getLogger(__name__)
-# Seconds. The start is that of environments and, on a fresh machine, of Ray's worker processes.
+# Seconds. The start includes environments and, on a fresh machine, Ray's worker processes.
 START_TIMEOUT_S = 300.0
 CLOSE_TIMEOUT_S = 10.0
-LOOK_S = 1.0  # between two looks at how far the plays are
-REPLACED = 2  # times that a call replaces one collector: what kills it more often is no accident
+LOOK_S = 1.0  # between two checks of the progress
+REPLACED = 2  # replacements of one collector per call; more deaths indicate a systematic fault
 
-# Asks collector ``number`` for its plays and returns the reference to them.
+# Requests trajectories from collector ``number`` and returns the object reference.
 Ask: TypeAlias = Callable[[int], Any]
 
 
@@ -61,14 +61,14 @@ class CollectorGroup:
         self._engines = list(rollout_workers)
         self._arguments = (env_config, tokenizer, self._engines)
         self._options = options
-        self._remote: list[Any] = []  # actor handles: their methods are made at run time
-        self._places: dict[int, str] = {}  # the node that each was put on
-        # Of every collector, by traj_uid: what was begun and has not been handed out.
+        self._remote: list[Any] = []  # actor handles; their methods are created at run time
+        self._places: dict[int, str] = {}  # node ID of each collector
+        # For every collector, by traj_uid: specs that were started and not returned.
         self._under_way: list[dict[str, Job]] = [{} for _ in range(env_config.num_collectors)]
-        self._replaced = Counter[int]()  # how often each was
-        self._knows_nothing: set[int] = set()  # new ones, not told yet what those before had begun
-        self._over = 0  # plays that they have ended, as far as is known
-        # Both or neither: the worker in this process and the loop that it lives in.
+        self._replaced = Counter[int]()  # replacements of each collector
+        self._knows_nothing: set[int] = set()  # replacements without the unfinished specs
+        self._over = 0  # finished episodes at the last check
+        # Both are set or both None: the worker in this process and its asyncio loop.
         self._local: CollectorWorker | None = None
         self._runner: asyncio.Runner | None = None
         if not isinstance(rollout_workers[0], ActorHandle):
@@ -78,15 +78,15 @@ class CollectorGroup:
         self._remote = [self._started(number) for number in range(env_config.num_collectors)]
 
     def _started(self, number: int) -> Any:
-        # A collector waits nearly all the time: it takes no CPU from Ray's count, but one byte, for
-        # Ray puts what asks for nothing anywhere. Its environments are its children.
-        # One that was lost goes elsewhere: Ray may not have noticed yet that its node is gone too.
+        # A collector waits nearly all the time, so it reserves no CPU. It reserves one byte:
+        # Ray places actors without resources on any node. Its environments are its children.
+        # A replacement uses another node: Ray may not have noticed yet that the node is dead.
         self._places[number] = node_of(number, ray.nodes(), self._places.get(number))
         place = NodeAffinitySchedulingStrategy(self._places[number], soft=True)
         options = {"num_cpus": 0, "memory": 1, "scheduling_strategy": place}
         actor = ray.remote(CollectorWorker).options(**options)
         worker: Any = actor.remote(*self._arguments, self._client(number), **self._options)
-        # At once: seconds that others need to load. What it raises the first plays raise again.
+        # Started early, while other processes load. An error is raised again by the first call.
         worker.start.remote()
         return worker
 
@@ -100,7 +100,7 @@ class CollectorGroup:
 
     def _replace(self, number: int) -> None:
         """Replace a lost collector, and abort its requests at the engines."""
-        # It may be out of reach and alive.
+        # The old actor may be alive but unreachable.
         ray.kill(self._remote[number])
         for engine in self._engines:
             engine.abort.remote(self._client(number))
@@ -146,7 +146,7 @@ class CollectorGroup:
             return self._remote[number].collect.remote(shards[number], settings)
 
         parts = self._play(ask, busy, len(jobs), settings)
-        # Shards come back as they were dealt; rows are wanted in the order of the jobs.
+        # Results are in the order of shards; return them in the order of the specs.
         by_index = {
             trajectory.job.index: trajectory for part in parts for trajectory in part.trajectories
         }
@@ -155,7 +155,7 @@ class CollectorGroup:
     def _play(
         self, ask: Ask, numbers: Sequence[int], jobs: int, settings: PlaySettings
     ) -> list[Collected]:
-        with Progress("playing", jobs, "plays") as progress:
+        with Progress("generating", jobs, "trajectories") as progress:
             return self._watched(ask, numbers, self._deadline(jobs, settings), progress)
 
     def _watched(
@@ -174,16 +174,7 @@ class CollectorGroup:
         pending = {ask(number): number for number in numbers}
         with waiting_for(map(collector_name, numbers)) as late:
             while pending:
-                done, _ = ray.wait(list(pending), num_returns=len(pending), timeout=LOOK_S)
-                # At once, where a collector failed: the others may play for long.
-                for ref in done:
-                    number = pending.pop(ref)
-                    part = self._part(ref, number, last=lost[number] == REPLACED)
-                    if part is None:
-                        lost[number] += 1
-                        pending[ask(number)] = number
-                    else:
-                        parts[number] = part
+                self._receive_done(pending, parts, lost, ask)
                 late[:] = map(collector_name, pending.values())
                 if pending and time.monotonic() > deadline:
                     gather(list(pending), 0.0, late)
@@ -192,6 +183,24 @@ class CollectorGroup:
         for number in numbers:
             parts[number].lost = lost[number]
         return [parts[number] for number in numbers]
+
+    def _receive_done(
+        self, pending: dict[Any, int], parts: dict[int, Collected], lost: Counter[int], ask: Ask
+    ) -> None:
+        """Move results that arrive within ``LOOK_S`` from ``pending`` to ``parts``.
+
+        A collector that died is replaced, counted in ``lost``, and requested again.
+        """
+        done, _ = ray.wait(list(pending), num_returns=len(pending), timeout=LOOK_S)
+        # Failures are raised at once: the other collectors may take long.
+        for ref in done:
+            number = pending.pop(ref)
+            part = self._part(ref, number, last=lost[number] == REPLACED)
+            if part is None:
+                lost[number] += 1
+                pending[ask(number)] = number
+            else:
+                parts[number] = part
 
     def _part(self, ref: Any, number: int, last: bool) -> Collected | None:
         """Return the result of collector ``number``; None where it died and was replaced.
@@ -204,7 +213,7 @@ class CollectorGroup:
         except WorkerDiedError as error:
             if last:
                 raise
-            logger.warning("%s is lost, and what it played begins again: %s", name, error)
+            logger.warning("%s died; its unfinished trajectories start again: %s", name, error)
         self._replace(number)
         return None
 
@@ -221,7 +230,7 @@ class CollectorGroup:
         try:
             self._over = sum(gather(answers, LOOK_S, names))
         except WorkerDiedError:
-            logger.debug("a collector is gone; told where its plays are waited for", exc_info=True)
+            logger.debug("a collector died; its replacement follows", exc_info=True)
         return self._over
 
     def close(self) -> None:
@@ -248,7 +257,7 @@ class CollectorGroup:
         env = self._env
         rounds = math.ceil(jobs / (env.num_workers * env.envs_per_worker))
         step_s = env.step_timeout_s + REQUEST_TIMEOUT_S
-        # All slots of a round play at once, so that one episode's waits count for each round.
+        # All environments of a round run concurrently: a round takes as long as one episode.
         episode_s = env.reset_timeout_s + settings.max_steps * step_s
         return START_TIMEOUT_S + rounds * episode_s + REQUEST_TIMEOUT_S
 
@@ -271,7 +280,7 @@ def node_of(number: int, nodes: Sequence[Mapping[str, Any]], avoided: str | None
 
 
 def _joined(parts: Sequence[Collected], trajectories: list[Trajectory]) -> Collected:
-    # The parts were played at the same time: the slowest one says how long it took.
+    # The parts were generated concurrently, so the slowest one gives the time.
     collected = Collected(
         trajectories=trajectories,
         play_s=max(part.play_s for part in parts),
@@ -293,7 +302,7 @@ def _checked(collected: Collected) -> Collected:
     if broken:
         first = broken[0]
         logger.warning(
-            "%d trajectories broke; first: %s %s",
+            "%d trajectories failed; the first one: %s %s",
             len(broken),
             first.aborted,
             first.abort_detail[:300],
@@ -309,8 +318,8 @@ def shard_by_group(jobs: Sequence[Job], shards: int) -> list[list[Job]]:
     number: dict[str, int] = {}
     dealt: list[list[Job]] = [[] for _ in range(shards)]
     for job in jobs:
-        # Members of a group stay together: with ``mixed_groups`` all of their returns decide
-        # whether thoughts are sampled.
+        # Members of a group stay together: with ``mixed_groups``, alternative thoughts depend on
+        # all returns of the group.
         group = number.setdefault(job.uid, len(number))
         dealt[group % shards].append(job)
     return dealt

@@ -106,14 +106,14 @@ class CollectorWorker:
         template_kwargs: dict[str, Any] | None = None,
     ) -> None:
         answer_with_stacks(name)
-        # First of all: it registers environments under the name that is looked up next.
+        # Imported first: it registers the environment that is looked up next.
         if external_lib:
             importlib.import_module(external_lib)
         self._package = get_package(env_config.env_name)
         self._env_config = env_config
         self._bridge = ChatBridge(tokenizer, template_kwargs)
         self._tokenizer = tokenizer
-        # Made when levels are first asked for: not every tokenizer can read them.
+        # Created on first use: some tokenizers cannot encode levels.
         self._codec: LevelCodec | None = None
         self._engine: TokenSource = EngineClient(rollout_workers, name)
         self._pool = EnvironmentPool(
@@ -184,7 +184,7 @@ class CollectorWorker:
         self, trajectories: list[Trajectory], began: float, restarts_before: int
     ) -> Collected:
         ended = max((trajectory.ended_at for trajectory in trajectories), default=began)
-        # What was played before this call began took none of its time.
+        # Episodes that ended before this call took none of its time.
         ended = max(ended, began)
         return Collected(
             trajectories=trajectories,
@@ -207,7 +207,7 @@ class CollectorWorker:
         alternatives = context.settings.alternatives
         if alternatives is not None and alternatives.expand == "mixed_groups":
             kept = select_trajectories(group, self._env_config.on_abort)[0]
-            # Where all returns are equal, no group advantage would weigh the thoughts.
+            # With equal returns all group advantages are 0, so thoughts are not needed.
             if len({trajectory.reward for trajectory in kept}) > 1:
                 await gather_or_cancel(
                     generate_alternative_thinking_levels(context, trajectory, turn)

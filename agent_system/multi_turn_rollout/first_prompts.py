@@ -23,7 +23,7 @@ def first_observations(envs: EnvironmentManagerBase, tasks: int) -> list[Observa
     Raises ``EnvFailure`` and ``WorkerStartError`` from the environment.
     """
     batch = envs.gen_batch(1, min(tasks, len(envs.tasks)))
-    # The members of a group start alike: one of each is enough.
+    # The members of a group have the same start state: one of them is enough.
     batch = batch[:: envs.group_size]
     try:
         seen, infos = envs.reset(batch)

@@ -72,7 +72,7 @@ class _Conversations:
         if not opening and system is not None:
             opening = [{"role": "system", "content": system}]
         conversation = TokenConversation(self._bridge, self._settings.limits, opening)
-        # Before the ledger is listed: a conversation that does not fit is no row.
+        # Checked before the ledger is added: a conversation that does not fit is no row.
         if not conversation.hear(user, step):
             return None
         self.ledgers.append(conversation.ledger)

@@ -8,7 +8,7 @@ import numpy as np
 from agent_system.multi_turn_rollout.trajectory import Trajectory, Turn
 from rlvcr.level_metrics import level_information, level_metrics
 
-NO_TIME_S = 1e-9  # divides where nothing was played
+NO_TIME_S = 1e-9  # minimum divisor for times
 
 
 def rollout_metrics(trajectories: Sequence[Trajectory], play_s: float) -> dict[str, float]:
@@ -34,7 +34,7 @@ def rollout_metrics(trajectories: Sequence[Trajectory], play_s: float) -> dict[s
     metrics |= policy_versions(trajectories)
     return metrics | {
         f"rollout/truncated_{reason}": cuts[reason] / count
-        # Every reason, also at 0: a chart with gaps could not tell "none" from "not measured".
+        # Every reason, also at 0: a gap in a chart would mean "not measured".
         for reason in ("steps", "length", "budget")
     }
 
@@ -80,7 +80,7 @@ def episode_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     sources: dict[str, list[bool]] = {}
     for trajectory in played:
         sources.setdefault(trajectory.job.data_source, []).append(trajectory.won)
-    # Of a single source the rate is ``episode/success_rate`` already.
+    # For a single source the rate equals ``episode/success_rate``.
     if len(sources) > 1:
         for source, won in sources.items():
             metrics[f"episode/{source}/success_rate"] = float(np.mean(won))
@@ -99,7 +99,7 @@ def _thinking_metrics(steps: Sequence[tuple[Trajectory, Turn]]) -> dict[str, flo
     for trajectory, turn in steps:
         if turn.parsed is None:
             continue
-        # None where the level was forced: shares of levels are of the policy's own choices.
+        # None where the level was forced: level shares count only choices of the policy.
         levels.append(turn.chosen_level)
         won.append(trajectory.won)
         failures.append(turn.parsed.failure)
@@ -137,7 +137,7 @@ def play_split(
             if turn.alternatives is not None:
                 thoughts += turn.alternatives.sampled_tokens
     turns = sum(t.sampled_tokens for t in trajectories)
-    # Tokens of turns and thoughts are taken to cost the same: they run in the same batches.
+    # Tokens of turns and thoughts are assumed to take the same time: they share batches.
     thinking_s = engine_s * thoughts / max(thoughts + turns, 1)
     return {
         "gen_engine": engine_s - thinking_s,

@@ -72,7 +72,7 @@ def select_trajectories(
             left_out["aborted"] += 1
         elif on_abort == "drop_group" and trajectory.job.uid in broken_groups:
             left_out["group_of_aborted"] += 1
-        # After the check of its group: an empty member is not broken, and its group stays.
+        # After the check of its group: an empty trajectory has not failed, and its group stays.
         elif not trajectory.turns:
             left_out["without_turn"] += 1
         else:
@@ -101,13 +101,13 @@ def rows_of(trajectories: Sequence[Trajectory]) -> list[Row]:
     """
     rows: list[Row] = []
     for trajectory in trajectories:
-        # A ledger without a turn is left out: a window prompt whose turn was never sampled.
+        # A ledger without a turn is skipped: a window prompt whose turn was never sampled.
         by_ledger: dict[int, list[Turn]] = {}
         for turn in trajectory.turns:
             by_ledger.setdefault(turn.ledger, []).append(turn)
         for ledger, turns in by_ledger.items():
             rows.append(Row(trajectory, trajectory.ledgers[ledger], turns))
-        # Validation counts it, for which it has to be in the batch.
+        # Validation counts trajectories without turns, so they need a row.
         if not by_ledger:
             rows.append(Row(trajectory, TokenLedger(), []))
     return rows
@@ -126,18 +126,18 @@ def pack(rows: Sequence[Row], pad_token_id: int, allow_retokenized: bool = False
             sampled and ``allow_retokenized`` is false.
     """
     if not rows:
-        raise ValueError("no rows to pack: every trajectory was left out")
+        raise ValueError("no rows to pack: every trajectory was dropped")
     if not allow_retokenized and any(row.ledger.retokenized for row in rows):
         raise ValueError(
-            "an agent returned text without the tokens it was sampled as; training on re-tokenised "
-            "text needs env.allow_retokenized=true"
+            "an agent returned text without the sampled tokens, and env.allow_retokenized is "
+            "false; set env.allow_retokenized=true to train on tokens encoded from text"
         )
     return DataProto.from_dict(tensors=_tensors(rows, pad_token_id), non_tensors=_columns(rows))
 
 
 def _tensors(rows: Sequence[Row], pad_token_id: int) -> dict[str, torch.Tensor]:
-    """Return the tensors of B rows with P prompt and R response tokens, as in the module docstring."""
-    # A row of nothing still has one column: no width of a batch is 0.
+    """Return the tensors of B rows, P prompt and R response tokens wide."""
+    # At least one column, also for empty rows: widths of a batch are not 0.
     prompt_width = max(1, *(row.split for row in rows))
     response_width = max(1, *(row.end - row.split for row in rows))
     whole = (len(rows), prompt_width + response_width)
@@ -147,18 +147,18 @@ def _tensors(rows: Sequence[Row], pad_token_id: int) -> dict[str, torch.Tensor]:
     positions = np.zeros(whole, dtype=np.int64)
     ramp = np.arange(whole[1])
     mask = np.zeros(response, dtype=np.int64)
-    # -1 and not 0, which is the first step.
+    # -1, because 0 is the first turn.
     step_ids = np.full(response, -1, dtype=np.int64)
     log_probs = np.zeros(response, dtype=np.float32)
     for b, row in enumerate(rows):
         played = row.ledger.arrays()
         split = row.split
         end = row.end
-        # Prompts are padded on the left, so that all responses begin in the same column.
+        # Prompts are padded on the left, so that all responses start in the same column.
         first = prompt_width - split
         input_ids[b, first : first + end] = played.ids[:end]
         attention[b, first : first + end] = 1
-        # Padding has the position of its neighbour.
+        # Right padding repeats the position of the last token.
         positions[b, first : first + end] = ramp[:end]
         positions[b, first + end :] = max(end - 1, 0)
         mask[b, : end - split] = played.mask()[split:end]
@@ -205,7 +205,7 @@ def _columns(rows: Sequence[Row]) -> dict[str, Any]:
         "episode_lengths": np.array([len(row.trajectory.turns) for row in rows], dtype=np.int64),
         "won": np.array([row.trajectory.won for row in rows], dtype=bool),
         "aborted": np.array([row.trajectory.aborted is not None for row in rows], dtype=bool),
-        # Text, so that the column has one type; "" where the episode came to its own end.
+        # Text, so that the column has one type; "" where the environment was done.
         "truncated": [row.trajectory.truncated or "" for row in rows],
         "steps": [[step_record(turn) for turn in row.turns] for row in rows],
     }
@@ -255,7 +255,7 @@ def step_record(turn: Turn) -> ThinkingStep:
         level_forced=turn.forced > 0,
         parse_failure=None if parsed is None or parsed.failure is None else parsed.failure.value,
         thought_tokens=0 if parsed is None else parsed.thought_tokens,
-        # The state itself stands in the observation already.
+        # The state is in the observation already.
         situation="" if turn.situation == turn.anchor else turn.situation,
         needed_level=turn.needed_level,
     )
@@ -272,7 +272,9 @@ def row_steps(rows: Sequence[Row]) -> list[list[RowStep]]:
 
 def _row_step(ledger: TokenLedger, turn: Turn) -> RowStep:
     if turn.parsed is None:
-        raise ValueError(f"turn {turn.step} was played without reading its thinking level")
+        raise ValueError(
+            f"turn {turn.step} has no parsed thinking level; generate it with env.levels=true"
+        )
     return RowStep(
         step=turn.step,
         start=turn.start,

@@ -44,23 +44,24 @@ class PlaySettings:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        # With one step, or with a row for each, a turn may fill the row.
+        # With one turn, or with a row for each turn, a turn may fill the row.
         turns_share_a_row = self.history == "append" and self.max_steps > 1
         if turns_share_a_row and self.max_turn_tokens >= self.max_response_length:
             raise ValueError(
                 f"env.history=append with env.max_turn_tokens={self.max_turn_tokens} and "
-                f"data.max_response_length={self.max_response_length} leaves room for one turn "
-                "only; set env.max_turn_tokens to the longest turn"
+                f"data.max_response_length={self.max_response_length} allows one turn only; set "
+                "env.max_turn_tokens to the length of the longest turn"
             )
         if self.max_turn_tokens > self.max_response_length:
             raise ValueError(
                 f"env.max_turn_tokens={self.max_turn_tokens} is more than "
-                f"data.max_response_length={self.max_response_length}: no turn would fit a row"
+                f"data.max_response_length={self.max_response_length}; allowed: at most that; "
+                "fix: raise data.max_response_length or lower env.max_turn_tokens"
             )
         if self.alternatives is not None and not self.levels:
             raise ValueError(
-                "algorithm.rlvcr.enable=true needs a policy that is asked for levels; "
-                "env.levels is false"
+                "algorithm.rlvcr.enable=true needs a policy that chooses thinking levels, and "
+                "env.levels is false; leave env.levels unset"
             )
 
     @property
@@ -85,7 +86,7 @@ class PlaySettings:
         sampling = rollout if is_train else rollout.val_kwargs
         turn_tokens = config.env.max_turn_tokens or config.data.max_response_length
         alternatives = None
-        # Executed alternatives compare returns: nothing is scored, and nothing thought for it.
+        # Executed alternatives compare returns and need no scored thoughts.
         if thinking and rlvcr.credit != "executed":
             alternatives = AlternativeSettings.from_config(rlvcr, rollout.seed, turn_tokens)
         return cls(
@@ -97,14 +98,14 @@ class PlaySettings:
             max_prompt_length=config.data.max_prompt_length,
             max_response_length=config.data.max_response_length,
             levels=asks_for_levels(config),
-            # Temperature 0 is how the engines are asked for the likeliest token.
+            # Temperature 0 means greedy sampling in the engines.
             temperature=sampling.temperature if sampling.do_sample else 0.0,
             top_p=sampling.top_p,
             top_k=sampling.top_k,
             stop=package.stops(env_settings(config.env)),
             alternatives=alternatives,
             level_prompts=level_prompts(rlvcr.prompts, {}),
-            # Validation measures the levels that the policy chooses itself.
+            # Validation measures the levels that the policy chooses.
             level_rule=LevelRule.uniform(rlvcr.epsilon_levels) if thinking else FREE,
             seed=rollout.seed,
         )
@@ -124,22 +125,23 @@ def asks_for_levels(config: PPOConfig) -> bool:
 
 
 def check_prompts(config: PPOConfig, package: EnvPackage) -> None:
-    """Raise ``ValueError`` where the environment's prompts support no levels or no texts for them."""
+    """Raise ``ValueError`` where the environment's prompts lack levels or texts for them."""
     if not asks_for_levels(config):
         return
     prompts = package.prompts(env_settings(config.env))
     where = f"env.env_name={config.env.env_name!r}"
     if not prompts.asks_for_levels:
         raise ValueError(
-            f"{where}: no prompt of it asks for thinking levels, and env.levels is true; allowed: "
-            "an environment whose prompts have asks_for_levels=True; fix: another environment, or "
-            "algorithm.adv_estimator=grpo with algorithm.rlvcr.enable and env.levels left unset"
+            f"{where}: its prompts do not request thinking levels, and env.levels is true; "
+            "allowed: an environment whose prompts have asks_for_levels=True; fix: another "
+            "environment, or algorithm.adv_estimator=grpo with algorithm.rlvcr.enable and "
+            "env.levels unset"
         )
     texts = method_settings(config.algorithm).prompts
     if texts and not shows_level_prompts(prompts):
         raise ValueError(
             f"algorithm.rlvcr.prompts={texts!r}: the prompts of {where} describe no levels, so "
-            "nobody would read the texts; allowed: {}; fix: remove them, or use prompts that "
+            "the texts have no effect; allowed: {}; fix: remove them, or use prompts that "
             "describe the levels (env.alfworld.prompt=full)"
         )
 
@@ -156,6 +158,6 @@ def refuse_images(config: PPOConfig) -> None:
     where = f"env.{config.env.env_name.split('/', 1)[0]}.{key}"
     policy = config.actor_rollout_ref.model.path
     raise ValueError(
-        f"{where}={value!r}: its observations are images, and the policy {policy} is played as one "
-        f"that reads text only; allowed: {text_value}; fix: {where}={text_value}"
+        f"{where}={value!r}: its observations are images, and the policy {policy} is used as a "
+        f"text model; allowed: {text_value}; fix: {where}={text_value}"
     )

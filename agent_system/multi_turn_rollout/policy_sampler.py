@@ -58,7 +58,7 @@ class PolicySampler:
             sampling=self._sampling,
             stop=(*self._settings.stop, *stop),
             route=job.index,
-            # Of the trajectory, not of its group: members of a group differ by nothing else.
+            # Seed of the trajectory, not of its group: members of a group differ only by it.
             seed=derive_seed(self._settings.seed, "turn", job.traj_uid, number),
         )
 
@@ -77,6 +77,6 @@ class PolicySampler:
                 route=route,
                 seed=seed,
             )
-        # A turn without one of its thoughts can still be learnt from; without a token it cannot.
+        # A turn can be trained on without an alternative thought, so the failure is not raised.
         except EngineAborted:
             return None

@@ -20,8 +20,8 @@ from verl.config.schema import PPOConfig
 
 logger = logging.getLogger(__name__)
 LIMIT = "data.max_prompt_length"
-JOINER = "\u200d"  # makes one character of its neighbours: a family of people
-CUTS = 8  # of one text: what is left may become more tokens than were counted
+JOINER = "\u200d"  # zero-width joiner: combines its neighbours into one character
+CUTS = 8  # attempts per text: the rest of a text may be encoded to more tokens than counted
 
 
 class PromptsTooLong(ValueError):
@@ -46,7 +46,7 @@ def fit_prompts(
         return
     if config.data.filter_overlong_prompts:
         kept = [task for task, n in zip(envs.tasks, lengths, strict=True) if n <= limit]
-        what = "left out"
+        what = "drop"
     elif config.data.truncation == "error":
         raise PromptsTooLong(_refusal(config, envs.split, lengths))
     else:
@@ -54,16 +54,16 @@ def fit_prompts(
             task if n <= limit else shortened(config, tokenizer, text, task, n)
             for task, n in zip(envs.tasks, lengths, strict=True)
         ]
-        what = f"cut ({config.data.truncation})"
+        what = f"shorten ({config.data.truncation})"
     if not kept:
         raise PromptsTooLong(_refusal(config, envs.split, lengths))
     logger.warning(
-        "%d of %d rows to %s on %s: prompts of more than %d tokens",
+        "prompts of more than %d tokens in %d of %d %s rows; action: %s",
+        limit,
         longer,
         len(lengths),
-        "train" if envs.split == "train" else "validate",
+        "training" if envs.split == "train" else "validation",
         what,
-        limit,
     )
     envs.take(kept)
 
@@ -85,8 +85,8 @@ def shortened(
         if length <= limit:
             return task
     raise PromptsTooLong(
-        f"{LIMIT}={limit}: of {task['task_id']} all but the last text has more tokens; allowed: "
-        f"room for it; fix: {LIMIT}={length}"
+        f"{LIMIT}={limit}: the prompt of {task['task_id']} has more tokens even without its last "
+        f"text; allowed: at least the tokens of the rest; fix: {LIMIT}={length}"
     )
 
 
@@ -111,7 +111,7 @@ def cut_text(tokenizer: PolicyTokenizer, text: str, surplus: int, side: str) -> 
     if not kept or not dropped:
         return "" if dropped else text
     first, last = dropped[0], dropped[-1]
-    # Of a character in several tokens, each of them has the whole span.
+    # Each token of a character in several tokens has the whole span of the character.
     begin = min(spans[first - 1][1], spans[first][0]) if first else 0
     end = spans[last][1] if last < len(spans) - 1 else len(text)
     while _continues_character(text, begin):
@@ -133,7 +133,7 @@ def _token_spans(tokenizer: PolicyTokenizer, text: str) -> list[tuple[int, int]]
     if getattr(tokenizer, "is_fast", False):
         encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
         return list(encoded["offset_mapping"])
-    # A tokenizer that does not tell: as if all tokens were equally long.
+    # Slow tokenizers have no offsets: assume tokens of equal length.
     count = len(tokenizer(text, add_special_tokens=False)["input_ids"])
     edges = [place * len(text) // max(1, count) for place in range(count + 1)]
     return list(pairwise(edges))

@@ -54,7 +54,7 @@ from verl.protocol import DataProto, object_array
 from verl.records import BRANCHES, MESSAGES, SPANS
 
 logger = logging.getLogger(__name__)
-REDRAWS = 3  # batches of other tasks in place of one that broke as a whole
+REDRAWS = 3  # batches of other tasks after a batch in which everything failed
 
 
 class RolloutEngines(Protocol):
@@ -98,17 +98,17 @@ class TrajectoryCollector:
         if processor is None:
             refuse_images(config)
         probe = probe_template(tokenizer, config.data.apply_chat_template_kwargs)
-        # A mistake of the configuration must not wait for the first turn.
+        # Configuration errors are raised here, before the first turn.
         probe.require(config.env.history)
         if config.env.history == "append" and not probe.keeps_thoughts:
             logger.warning(
-                "this chat template drops <think> from earlier turns; "
-                "with env.history=append they stay"
+                "the chat template removes <think> from earlier turns, but env.history=append "
+                "keeps it"
             )
         if not probe.takes_system:
             logger.warning(
-                "this chat template shows no system message; its text is put in front of the "
-                "first user message"
+                "the chat template has no system message; its text is put before the first user "
+                "message"
             )
         self.codec = LevelCodec(tokenizer) if asks_for_levels(config) else None
         self.collapse = CollapseWatch(method_settings(self.config.algorithm).collapse_patience)
@@ -234,14 +234,14 @@ class TrajectoryCollector:
         usable: list[Trajectory] = []
         batches = 0
         while batches < limit and len(kept) < wanted:
-            # ``batches`` is the draw: the first batch is given, each further one has other tasks.
+            # ``batches`` is the draw number: the first batch is given, later ones have other tasks.
             batch = envs.gen_batch(step, wanted, batches) if batches else gen_batch
             played = self._play(batch, actor_rollout_wg, settings)
             batches += 1
             every.add(played)
             whole = select_trajectories(played.trajectories, self.config.env.on_abort)[0]
             kept += groups_with_spread(whole, wanted - len(kept))
-            # Kept for the case that no group has a spread: a step without rows would end the run.
+            # Used if no group has different returns: a step without rows would end the run.
             usable = whole or usable
         if len(kept) < wanted:
             logger.warning(
@@ -290,7 +290,7 @@ class TrajectoryCollector:
         if group is not None:
             group.close()
 
-    # ---- playing ----
+    # ---- generation ----
 
     def _settings(self, is_train: bool, thinking: bool) -> PlaySettings:
         check_prompts(self.config, self.package)
@@ -343,16 +343,16 @@ class TrajectoryCollector:
         every = self._play_batch(gen_batch, actor_rollout_wg, envs, settings)
         for draw in range(1, REDRAWS + 1):
             usable, left_out = select_trajectories(every.trajectories, self.config.env.on_abort)
-            # Other tasks help against breaks alone, not where every first prompt is too long.
+            # Other tasks help only after failures, not where every first prompt is too long.
             if usable or not left_out["rollout/left_out_aborted"]:
                 break
             logger.warning(
-                "nothing of this batch is left to train on: playing other tasks (%d of %d)",
+                "no trajectory of this batch can be trained on: generating other tasks (%d of %d)",
                 draw,
                 REDRAWS,
             )
             groups = len(set(gen_batch.non_tensor_batch["uid"]))
-            # Replaced, so that the result names the tasks that were played last.
+            # Replaced, so that the result contains the tasks that were generated last.
             gen_batch = envs.gen_batch(gen_batch.meta_info["global_step"], groups, draw)
             every.add(self._play(gen_batch, actor_rollout_wg, settings))
         data, rows = self.gather_rollout_data(every)
@@ -373,7 +373,7 @@ class TrajectoryCollector:
             usable, left_out = select_trajectories(played.trajectories, self.config.env.on_abort)
         chosen = usable if chosen is None else chosen
         if not chosen:
-            raise RuntimeError(f"nothing is left to train on: {left_out}")
+            raise RuntimeError(f"no trajectory can be trained on; dropped: {left_out}")
         rows = rows_of(chosen)
         # Validation rows are measured and never trained on.
         may_be_text = self.config.env.allow_retokenized or not is_train
@@ -402,7 +402,9 @@ class TrajectoryCollector:
         rlvcr = method_settings(self.config.algorithm)
         if self.codec is None:
             if thinking:
-                raise ValueError("thoughts are scored by level, and the policy is asked for none")
+                raise ValueError(
+                    "alternative thoughts need thinking levels; env.levels must be true or unset"
+                )
             return
         if thinking and rlvcr.credit != "scored":
             self._execute(data, rows, engines)

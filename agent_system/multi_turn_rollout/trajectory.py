@@ -18,7 +18,7 @@ from rlvcr.levels import ParsedStep
 from verl.protocol import DataProto
 from verl.utils.sampling import StopReason
 
-# Of an environment's ``info``: these have columns and metrics of their own.
+# Keys of an environment's ``info`` that have separate columns and metrics.
 READ_ELSEWHERE = {"won", "is_action_valid", "needed_level"}
 MOST_NUMBERS = 32
 
@@ -97,7 +97,7 @@ class Turn:
 class Trajectory:
     """Trajectory of one rollout spec. ``reward`` is the return; times are in seconds.
 
-    ``reward_parts``: named rewards that add up to the return, where the environment has several.
+    ``reward_parts``: components of the return by name, where the environment has several.
     ``info_numbers``: last value of each number in the environment's ``info``. ``answer``: the
     answer that the environment extracted, normalised for comparison.
 
@@ -108,8 +108,8 @@ class Trajectory:
     job: Job
     ledgers: list[TokenLedger] = field(default_factory=list)
     turns: list[Turn] = field(default_factory=list)
-    # What the policy was told in the last conversation: messages before its first turn, then one
-    # before each later turn.
+    # Messages to the policy in the last conversation: those before its first turn, then one before
+    # each later turn.
     heard: list[Message] = field(default_factory=list)
     reward: float = 0.0
     won: bool = False
@@ -121,7 +121,7 @@ class Trajectory:
     abort_detail: str = ""
     start_state: tuple[str, str] | None = None
     active_s: float = 0.0
-    # On the clock of its collector worker: not to be compared with another one's.
+    # Clock of its collector worker, not comparable with that of other workers.
     ended_at: float = 0.0
     env_wait_s: float = 0.0
     engine_wait_s: float = 0.0
@@ -144,7 +144,7 @@ def jobs_of(gen_batch: DataProto, plays: int = 1) -> list[Job]:
     jobs: list[Job] = []
     for task, uid, member, seed in rows:
         for play in range(plays):
-            # Unique in its group: seeds of what is sampled hang on ``traj_uid``.
+            # Unique in its group: sampling seeds depend on ``traj_uid``.
             number = int(member) * plays + play
             jobs.append(
                 Job(
@@ -173,7 +173,7 @@ def numbers_in(info: Mapping[str, Any]) -> dict[str, float]:
         if name not in READ_ELSEWHERE
         and re.fullmatch(r"[\w.-]{1,64}", str(name))
         and is_number(value)
-        # Not finite: NaN compares false, and an integer may be beyond float64.
+        # False for NaN, and for integers beyond float64.
         and -LARGEST <= value <= LARGEST
     }
     return dict(list(found.items())[:MOST_NUMBERS])

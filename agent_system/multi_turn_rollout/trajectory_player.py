@@ -54,7 +54,9 @@ class RolloutContext:
 
 
 class ReplayDiffers(Exception):
-    """Same task, seed and actions gave another observation: the environment is not deterministic."""
+    """Different observation for the same task, seed and actions: the environment is not
+    deterministic.
+    """
 
 
 async def gather_or_cancel(coroutines: Iterable[Awaitable[T]]) -> list[T]:
@@ -67,7 +69,7 @@ async def gather_or_cancel(coroutines: Iterable[Awaitable[T]]) -> list[T]:
     finally:
         for task in tasks:
             task.cancel()
-        # The cancelled ones are awaited too: they give environments back before anybody goes on.
+        # Cancelled tasks are awaited too: they must release their environments before the return.
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
@@ -87,7 +89,7 @@ class TrajectoryPlayer:
         """
         try:
             await self._play(pool)
-            # Out of the session: the environment plays for others while thoughts are still sampled.
+            # After the session: other trajectories can use the environment meanwhile.
             await asyncio.gather(*self._thoughts)
         finally:
             for thought in self._thoughts:
@@ -125,11 +127,11 @@ class TrajectoryPlayer:
             if conversation is None:
                 trajectory.truncated = "budget"
                 return
-            # The turn joins the trajectory before it is played: a break in the step cannot lose it.
+            # The turn is added to the trajectory before the env step, so a failure there keeps it.
             turn = await self._sample(conversation, observation, step)
             if turn.stop_reason is not StopReason.STOP:
                 trajectory.truncated = "length"
-                # What was cut is no action; the turn itself has been noted and is trained on.
+                # A cut turn has no valid action, but it is in the trajectory and trained on.
                 if context.package.for_task(job.task).plays_cut_turns:
                     await self._step(env, turn)
                 return
@@ -173,18 +175,19 @@ class TrajectoryPlayer:
         self.trajectory.turns.append(turn)
         if context.codec is not None:
             turn.parsed = context.codec.parse_step(ledger.ids[start:])
-        # Not awaited here: thoughts are sampled while the environment steps.
+        # Not awaited here, so that thoughts are sampled while the environment steps.
         if context.alternatives is not None and context.alternatives.settings.expand == "all":
             thinking = generate_alternative_thinking_levels(context, self.trajectory, turn)
             self._thoughts.append(asyncio.create_task(thinking))
         return turn
 
     def _compare(self, observation: Observation, step: int) -> None:
-        """Raise ``ReplayDiffers`` where the observation differs from the expected one of a replay."""
+        """Raise ``ReplayDiffers`` where the observation is not the expected one of a replay."""
         seen = self.trajectory.job.seen
         if step < len(seen) and observation.text != seen[step]:
             raise ReplayDiffers(
-                f"turn {step}: {observation.text[:200]!r} instead of {seen[step][:200]!r}"
+                f"turn {step} of the replay: the observation is {observation.text[:200]!r}; "
+                f"expected: {seen[step][:200]!r}; make the environment deterministic for its seed"
             )
 
     def _repeat(self, step: int) -> Action:
@@ -193,7 +196,7 @@ class TrajectoryPlayer:
         return Action(
             text=self.context.bridge.decode(ids),
             token_ids=ids,
-            # Nobody sampled them now, and nothing is learnt on them.
+            # These tokens are repeated, not sampled, and not trained on.
             logprobs=[math.nan] * len(ids),
             stop_reason=StopReason.STOP,
             policy_version=-1,
@@ -228,7 +231,7 @@ class TrajectoryPlayer:
         turn.done = bool(done)
         turn.is_action_valid = bool(formed and info.get("is_action_valid", True))
         self.trajectory.reward += turn.reward
-        # Overwritten at each step: what counts is how the episode ended.
+        # Overwritten in each turn: only the end of the episode counts.
         self.trajectory.won = bool(info.get("won", False))
         self.trajectory.reward_parts = info.get("reward_parts", {})
         self.trajectory.info_numbers |= numbers_in(info)
