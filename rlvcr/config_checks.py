@@ -159,7 +159,7 @@ def _return_modifying_keys(cfg: PPOConfig) -> list[str]:
             cfg.actor_rollout_ref.actor.use_invalid_action_penalty
         ),
         "algorithm.use_kl_in_reward": cfg.algorithm.use_kl_in_reward,
-        # A manager of the user may do anything.
+        # A user-provided manager may change the return in any way.
         "reward_model.reward_manager": reward.reward_manager not in PAYS_THE_RETURN,
     }
     prices = {

@@ -8,7 +8,7 @@ get the trajectory advantage only::
 
     scores [S, 4], costs [S, 4] --thinking advantage--> A_think [S], price share [S]
                                 --reweight factors----> g [S]
-    --place_step_values, row by row--> thinking_level_entropies, thinking_token_costs and, if
+    --place_turn_values, row by row--> thinking_level_entropies, thinking_token_costs and, if
                                        used, thinking_reweight, each [B, R], 0 elsewhere
     token_level_rewards [B, R] --group normalisation--> A_traj
     A_traj, the above --combine_advantages--> advantages [B, R]
@@ -84,9 +84,10 @@ def combine_advantages(
     * ``reweight``: ``A_traj g`` where ``reweight [B, R]`` holds a factor g; 0 means "no factor".
       w and ``thinking`` are not used.
 
-    ``price [B, R]`` is the part of ``thinking`` due to token cost. A gate would reverse its sign
-    where A_traj is negative, and reward long thoughts. It is therefore added outside of the gate,
-    unless ``price_in`` is ``gate``. With ``price_in=won``, unsuccessful trajectories have price 0.
+    ``price_share [B, R]`` is the part of ``thinking`` due to token cost. A gate would reverse its
+    sign where A_traj is negative, and reward long thoughts. It is therefore added outside of the
+    gate, unless ``price_in`` is ``gate``. With ``price_in=won``, unsuccessful trajectories have
+    price 0.
 
     Raises ``ValueError`` for an unknown ``combine`` or a missing tensor.
     """

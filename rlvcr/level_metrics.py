@@ -74,7 +74,7 @@ def levels_by_situation(steps: Sequence[ThinkingStep], prefix: str) -> dict[str,
 
     ``share_1..4``: shares among the turns whose level the policy chose; ``steps``: their number;
     ``needed_level``: mean required level, where the environment names it. Empty for more than
-    ``MOST_SITUATIONS`` situations.
+    ``MAX_SITUATIONS`` situations.
     """
     chosen: dict[str, list[ThinkingStep]] = {}
     for step in steps:

@@ -143,8 +143,8 @@ class ParsedStep:
     from "cabinet 10". ``end_span``: the first token of ``</think>``. Missing parts are None.
 
     ``parser`` names the pattern that matched. A turn with a ``failure`` has no thinking advantage;
-    one without has a ``form``. ``choice`` is the level digit that gets credit from returns, also
-    after a failure.
+    one without has a ``turn_format``. ``choice`` is the level digit that gets credit from returns,
+    also after a failure.
 
         tokens   <level> 3 </level><think> look </think> <action> go </action>
         indices  0       1 2               3    4        5        6  7
@@ -188,7 +188,7 @@ class ParsedStep:
         """Return the token ranges of the thinking advantage: level digit and thought. Empty after a
         failure.
 
-        ``offset`` is the index of the turn's first token in the row, as ``place_step_values`` needs
+        ``offset`` is the index of the turn's first token in the row, as ``place_turn_values`` needs
         it. ``with_end`` extends the thought to the token that ended it.
         """
         if self.failure is not None:
@@ -371,7 +371,7 @@ class LevelCodec:
         return replace(step, choice=_level_choice(joined))
 
     def tokens_of(self, form: StepForm) -> FormTokens:
-        """Return the tokens of ``form``.
+        """Return the tokens of ``turn_format``.
 
         Raises ``ValueError`` where the four levels would differ in more than the digit.
         """
@@ -380,7 +380,8 @@ class LevelCodec:
     def forced_thought(
         self, level: int, sampled_ids: Sequence[int], form: StepForm = PLAIN_FORM
     ) -> ForcedThought | None:
-        """Build the context of ``level`` in ``form`` from the tokens sampled after its prefix.
+        """Build the context of ``level`` in ``turn_format`` from the tokens sampled after its
+        prefix.
 
         The thought ends at ``</think>`` or at the first ``<action>``, whichever comes first.
         Sampled tokens that hold part of it are kept. Bytes of ``</think>`` in the last kept token

@@ -21,8 +21,8 @@ from verl.records import Branch, SegmentScore, Span
 class RowStep:
     """Turn of a row. Its ``token_ids`` begin at unpadded index ``start`` of the row.
 
-    The first ``forced`` of them, a forced level, were not sampled. ``executed``: credit from the
-    executed alternative, None where none was executed.
+    The first ``num_forced`` of them, a forced level, were not sampled. ``executed_credit``: credit
+    from the executed alternative, None where none was executed.
     """
 
     step: int
@@ -64,9 +64,9 @@ class RowStep:
 class ScoredSteps:
     """Table of all S turns of a batch in the order of rows.
 
-    ``row[s]``: row of turn s. ``entries[s]``: its scores by level. ``scores``, ``valid`` (context
-    exists) and ``costs`` (thought tokens) are [S, 4]. ``chosen`` [S]: column of the chosen level,
-    -1 for an unparsed turn.
+    ``row_indices[s]``: row of turn s. ``entries[s]``: its scores by level. ``scores``, ``is_valid``
+    (context exists) and ``costs`` (thought tokens) are [S, 4]. ``chosen`` [S]: column of the chosen
+    level, -1 for an unparsed turn.
     """
 
     row: list[int]

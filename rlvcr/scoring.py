@@ -9,7 +9,7 @@ Targets are the sampled tokens of the action and the first token of ``</action>`
 under every thought. The policy that sampled them scores them, in the pass that also computes the
 old log-probs:
 
-    pack_questions ──branches, spans──▶ training workers ──branch_scores, span_scores──▶
+    add_score_requests ──branches, spans──▶ training workers ──branch_scores, span_scores──▶
         add_thinking_columns
 """
 
@@ -71,10 +71,11 @@ def add_thinking_columns(data: DataProto, config: PPOConfig) -> DataProto:
     """Replace the score requests of ``data`` and their results by thinking advantages; return
     ``data``.
 
-    ``data`` has the columns of ``pack_questions`` and, from the training workers, ``branch_scores``
-    and ``span_scores``. Adds ``thinking_level_entropies``, ``thinking_token_costs`` and, where they
-    are used, ``thinking_level_bonus``, ``thinking_reweight`` and ``thinking_executed``, all [B, R].
-    Scores go into the turn records, ``rlvcr/*`` into ``meta_info["metrics"]``.
+    ``data`` has the columns of ``add_score_requests`` and, from the training workers,
+    ``branch_scores`` and ``span_scores``. Adds ``thinking_level_entropies``,
+    ``thinking_token_costs`` and, where they are used, ``thinking_level_bonus``,
+    ``thinking_reweight`` and ``thinking_executed``, all [B, R]. Scores go into the turn records,
+    ``rlvcr/*`` into ``meta_info["metrics"]``.
     """
     rlvcr = method_settings(config.algorithm)
     names = (BRANCHES, SPANS, STEPS, "branch_scores", "span_scores")
@@ -156,7 +157,7 @@ def _warn_of_dropped(metrics: Mapping[str, float]) -> None:
 class _Credit(NamedTuple):
     """Thinking advantages of all turns, each [S].
 
-    ``cost_share`` is part of ``advantage``. ``executed`` is added to ``advantage``. It comes from
+    ``price_share`` is part of ``advantage``. ``executed`` is added to ``advantage``. It comes from
     returns, and is None where no other level was executed.
     """
 

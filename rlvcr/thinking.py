@@ -48,8 +48,9 @@ def thinking_price(tokens: Tensor, cost_coef: float, cost_max: float) -> Tensor:
 class Utilities(NamedTuple):
     """Utilities of the contexts of every turn.
 
-    ``utility`` and ``price`` are float64 and 0 where not ``valid``. ``column`` is the chosen one, 0
-    without one. ``counts`` marks turns with a valid chosen context and at least one other.
+    ``utility`` and ``token_cost`` are float64 and 0 where not ``valid``. ``column`` is the chosen
+    one, 0 without one. ``is_comparable`` marks turns with a valid chosen context and at least one
+    other.
     """
 
     utility: PerLevel
@@ -149,12 +150,11 @@ def thinking_reweight(
 ) -> PerStep:
     """Return the factors ``g [S]`` of the trajectory advantage, from the scores of the turn (CoPO).
 
-    ``g_k = exp(2 c_k) / mean_j exp(2 c_j)`` over the valid contexts.
-    ``c_k = (U_k - min U) / max(max U - min U, spread_floor)``.
-    ``U`` are utilities, net of cost. ``spread_floor``, positive and in units of the score, limits
-    the effect of rounding noise between nearly equal contexts.
-    Other arguments as in ``thinking_advantage``. Turns without thinking advantage, and ties, have g
-    = 1.
+    ``g_k = exp(2 c_k) / mean_j exp(2 c_j)`` over the valid contexts. ``c_k = (U_k - min U) /
+    max(max U - min U, spread_floor)``. ``U`` are utilities, net of cost. ``spread_floor``, positive
+    and in units of the score, limits the effect of rounding noise between nearly equal contexts.
+    Other arguments as in ``compute_thinking_advantage``. Turns without thinking advantage, and
+    ties, have g = 1.
 
         U = [0, 1], two valid contexts, chosen 1: g = e^2 / ((1 + e^2) / 2) = 1.76
     """

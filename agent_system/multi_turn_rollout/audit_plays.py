@@ -49,7 +49,7 @@ def play_points(
     play: Callable[[Sequence[Job]], Collected],
     plays: int,
 ) -> list[AuditPoint]:
-    """Continue every point ``plays`` times with every level, and return the returns.
+    """Continue every point ``rollouts_per_level`` times with every level, and return the returns.
 
     A point is dropped where a rollout failed, for example because its state was not reproduced.
     """

@@ -57,7 +57,8 @@ def execute_alternatives(
 ) -> dict[str, float]:
     """Run branches with another level at a share of the turns, and store the credit in the turns.
 
-    ``Turn.executed`` is 3/4 of the original's priced return minus the branch's. Returns metrics.
+    ``Turn.executed_credit`` is 3/4 of the original's priced return minus the branch's.
+    Returns metrics.
     Failed branches give no credit.
     """
     asked: list[tuple[Trajectory, Turn]] = []

@@ -23,8 +23,8 @@ FIRST_DRAW = 4  # draw number of extra groups; lower draws replace failed batche
 
 
 class GroupsUnderWay(Generic[T]):
-    """Running coroutines by name in order of start, with the number of ``take`` calls each has
-    outlasted.
+    """Running coroutines by name in order of start, with the number of ``take_finished`` calls each
+    has outlasted.
 
     A coroutine that has outlasted ``patience`` calls is waited for.
     """
@@ -91,7 +91,7 @@ class GroupsUnderWay(Generic[T]):
 
 
 class CarriedGroups:
-    """Names of the ``number`` groups that continue from step to step, kept in the trainer's
+    """Names of the ``num_groups`` groups that continue from step to step, kept in the trainer's
     process.
 
     The trainer saves them in checkpoints. A name is the uid and the number of groups of its batch:
@@ -108,7 +108,7 @@ class CarriedGroups:
         return [*self._under_way.values(), *self._again]
 
     def resume(self, names: Sequence[str]) -> None:
-        """Restart the groups ``names`` with the next batch, at most ``number`` of them."""
+        """Restart the groups ``names`` with the next batch, at most ``num_groups`` of them."""
         self._again = list(names)[: self.number]
         if len(names) > self.number:
             left = ", ".join(names[self.number :])
@@ -119,7 +119,7 @@ class CarriedGroups:
             )
 
     def begin(self, batch: DataProto, envs: EnvironmentManagerBase) -> DataProto:
-        """Return ``batch`` with additional groups, so that ``number`` groups are in flight.
+        """Return ``batch`` with additional groups, so that ``num_groups`` groups are in flight.
 
         Groups of a resumed run are started first, then new ones.
         """

@@ -109,8 +109,8 @@ class CollectorGroup:
         self._remote[number] = self._started(number)
 
     def collect_ready(self, jobs: Sequence[Job], settings: PlaySettings, keep: int) -> Collected:
-        """Start ``jobs`` and return finished groups, also of earlier calls, as soon as ``keep`` are
-        left.
+        """Start ``specs`` and return finished groups, also of earlier calls, as soon as ``keep``
+        are left.
 
         The remaining groups continue. Raises the errors of the workers.
         """
@@ -136,7 +136,7 @@ class CollectorGroup:
         return _joined(parts, [trajectory for part in parts for trajectory in part.trajectories])
 
     def collect(self, jobs: Sequence[Job], settings: PlaySettings) -> Collected:
-        """Return the trajectories of ``jobs``, in their order. Raises the errors of the workers."""
+        """Return the trajectories of ``specs`` in order. Raises the errors of the workers."""
         if self._runner is not None and self._local is not None:
             return _checked(self._runner.run(self._local.collect(jobs, settings)))
         shards = shard_by_group(jobs, len(self._remote))
@@ -187,7 +187,7 @@ class CollectorGroup:
     def _receive_done(
         self, pending: dict[Any, int], parts: dict[int, Collected], lost: Counter[int], ask: Ask
     ) -> None:
-        """Move results that arrive within ``LOOK_S`` from ``pending`` to ``parts``.
+        """Move results that arrive within ``POLL_INTERVAL_S`` from ``pending`` to ``parts``.
 
         A collector that died is replaced, counted in ``lost``, and requested again.
         """
@@ -205,7 +205,7 @@ class CollectorGroup:
     def _part(self, ref: Any, number: int, last: bool) -> Collected | None:
         """Return the result of collector ``number``; None where it died and was replaced.
 
-        With ``last`` it is not replaced, and ``WorkerDiedError`` is raised.
+        With ``is_last_attempt`` it is not replaced, and ``WorkerDiedError`` is raised.
         """
         name = collector_name(number)
         try:
@@ -311,7 +311,7 @@ def _checked(collected: Collected) -> Collected:
 
 
 def shard_by_group(jobs: Sequence[Job], shards: int) -> list[list[Job]]:
-    """Return ``jobs`` in ``shards`` lists; whole groups are assigned in turn.
+    """Return ``specs`` in ``shards`` lists; whole groups are assigned in turn.
 
     uids a a b b c c in 2 shards: [a a c c] and [b b]
     """

@@ -53,9 +53,9 @@ class PolicyTokenizer(ChatTokenizer, Tokenizer, Protocol):
 class Collected:
     """Trajectories in the order of their specs, and times in seconds.
 
-    ``play_s``: from the start to the end of the last episode. ``thoughts_s``: from then to the last
-    alternative thought. ``restarts``: environment workers that died or hung and were replaced.
-    ``lost``: collectors that were replaced.
+    ``rollout_s``: from the start to the end of the last episode. ``thoughts_s``: from then to the
+    last alternative thought. ``env_restarts``: environment workers that died or hung and were
+    replaced. ``lost_collectors``: collectors that were replaced.
     """
 
     trajectories: list[Trajectory]
@@ -81,7 +81,7 @@ class Collected:
 
 
 def by_group(jobs: Sequence[Job]) -> dict[str, list[Job]]:
-    """Return ``jobs`` grouped by uid, in order."""
+    """Return ``specs`` grouped by uid, in order."""
     groups: dict[str, list[Job]] = defaultdict(list)
     for job in jobs:
         groups[job.uid].append(job)
@@ -145,7 +145,7 @@ class CollectorWorker:
         return self._over
 
     async def collect(self, jobs: Sequence[Job], settings: PlaySettings) -> Collected:
-        """Generate all trajectories and return them in the order of ``jobs``.
+        """Generate all trajectories and return them in the order of ``specs``.
 
         Raises ``RolloutWorkerFailed`` when a rollout worker failed, and ``WorkerStartError`` when
         no environment can be started. Failures of single episodes are recorded in their
@@ -164,8 +164,8 @@ class CollectorWorker:
     async def collect_ready(
         self, jobs: Sequence[Job], settings: PlaySettings, keep: int
     ) -> Collected:
-        """Start ``jobs`` and return finished groups, also of earlier calls, as soon as ``keep`` are
-        left.
+        """Start ``specs`` and return finished groups, also of earlier calls, as soon as ``keep``
+        are left.
 
         The remaining groups continue. Oldest groups come first. Raises the same errors as
         ``collect``.

@@ -25,8 +25,8 @@ from agent_system.tokens.template import Message
 class History(Protocol):
     """Conversations of one trajectory, turn by turn.
 
-    ``heard`` are the messages to the policy in the last conversation: those before its first turn,
-    then one before each later turn.
+    ``shown_messages`` are the messages to the policy in the last conversation: those before its
+    first turn, then one before each later turn.
     """
 
     ledgers: list[TokenLedger]

@@ -14,9 +14,9 @@ NO_TIME_S = 1e-9  # minimum divisor for times
 def rollout_metrics(trajectories: Sequence[Trajectory], play_s: float) -> dict[str, float]:
     """Return ``rollout/*`` of all trajectories, including aborted ones.
 
-    ``active_ratio``: mean share of the rollout time ``play_s`` (seconds) in which a trajectory was
-    in flight. ``env_wait_s`` and ``engine_wait_s``: mean seconds that a trajectory waited for its
-    environment and for tokens.
+    ``active_ratio``: mean share of the rollout time ``rollout_s`` (seconds) in which a trajectory
+    was in flight. ``env_wait_s`` and ``engine_wait_s``: mean seconds that a trajectory waited for
+    its environment and for tokens.
     """
     count = max(len(trajectories), 1)
     reasons = Counter(t.aborted for t in trajectories if t.aborted is not None)
@@ -121,12 +121,12 @@ def play_split(
 ) -> dict[str, float]:
     """Split the rollout time into seconds for policy turns, environments and alternative thoughts.
 
-    ``play_s`` is split by the time that trajectories waited for the engine and for environments.
+    ``rollout_s`` is split by the time that trajectories waited for the engine and for environments.
     The engine's part is split by the tokens sampled for turns and thoughts. All of them work
     concurrently, so these are shares of the rollout time, not busy times. ``thoughts_s``, the wait
     for thoughts after the last episode, is added to the thoughts.
 
-        play_s 10, waits 30 (engine) and 10 (environments): 7.5 s engine, 2.5 s environments
+        rollout_s 10, waits 30 (engine) and 10 (environments): 7.5 s engine, 2.5 s environments
     """
     engine = sum(t.engine_wait_s for t in trajectories)
     env = sum(t.env_wait_s for t in trajectories)

@@ -30,7 +30,7 @@ class PolicySampler:
         self._sampling = Sampling(settings.temperature, settings.top_p, settings.top_k)
 
     def agent(self, job: Job) -> EngineAgent:
-        """Return the agent for the trajectory ``job``; its calls sample the turns in order."""
+        """Return the agent for the trajectory ``spec``; its calls sample the turns in order."""
         turns = itertools.count()
 
         def sample(prompt_ids: list[int], forced: int) -> Awaitable[SamplingResult]:
@@ -47,7 +47,7 @@ class PolicySampler:
         max_tokens: int,
         stop: tuple[str, ...] = (),
     ) -> SamplingResult:
-        """Sample turn ``number`` of the trajectory ``job``.
+        """Sample turn ``number`` of the trajectory ``spec``.
 
         ``stop`` are strings that end the turn, in addition to those of the settings. Raises the
         errors of ``EngineClient.sample``.

@@ -364,7 +364,7 @@ class TrajectoryCollector:
         self, played: Collected, is_train: bool = True, chosen: Sequence[Trajectory] | None = None
     ) -> tuple[DataProto, list[Row]]:
         """Pack the ``chosen`` trajectories, by default all usable ones. Metrics are of all
-        ``played`` ones.
+        ``collected`` ones.
         """
         began = time.perf_counter()
         usable = played.trajectories

@@ -28,10 +28,10 @@ class Job:
     """Specification of one trajectory to generate: row ``index`` of the batch, ``member`` of group
     ``uid``.
 
-    The first turns repeat ``replay`` token by token. ``level`` is the thinking level forced in the
-    next turn: its digit after the tokens ``opening``. If these are None, the tokens from
-    ``<level>`` to ``<think>`` are forced. ``seen``: expected observations of these turns and of the
-    forced one.
+    The first turns repeat ``replay`` token by token. ``forced_level`` is for the next turn: its
+    digit after the tokens ``tokens_before_level``. If these are None, the tokens from ``<level>``
+    to ``<think>`` are forced. ``expected_observations`` are those of these turns and of the forced
+    one.
     """
 
     index: int
@@ -55,11 +55,11 @@ class Job:
 class Turn:
     """One turn: the observation, the reply of the policy, and the result of its action.
 
-    Its tokens are ``ids[start:end]`` of ledger ``ledger``. The first ``forced`` of them, a level,
-    were not sampled. ``parsed``: level, thought and action (``rlvcr.levels``); ``alternatives``:
-    thoughts at other levels; both None where not requested. ``executed``: credit from the executed
-    alternative, None without one. ``image``: the observation's, None for text. ``situation`` and
-    ``needed_level`` are the observation's, for metrics.
+    Its tokens are ``ids[start:end]`` of ledger ``ledger``. The first ``num_forced`` of them, a
+    level, were not sampled. ``parsed``: level, thought and action (``rlvcr.levels``);
+    ``alternatives``: thoughts at other levels; both None where not requested. ``executed_credit``:
+    credit from the executed alternative, None without one. ``image``: the observation's, None for
+    text. ``situation`` and ``needed_level`` are the observation's, for metrics.
     """
 
     step: int
@@ -138,7 +138,9 @@ class Trajectory:
 
 
 def jobs_of(gen_batch: DataProto, plays: int = 1) -> list[Job]:
-    """Return ``plays`` rollout specs per row of ``gen_batch``; members of a group stay adjacent."""
+    """Return ``trajectories_per_row`` rollout specs per row of ``gen_batch``; members of a group
+    stay adjacent.
+    """
     columns = gen_batch.non_tensor_batch
     rows = zip(columns["task"], columns["uid"], columns["member"], columns["env_seed"], strict=True)
     jobs: list[Job] = []
@@ -161,7 +163,7 @@ def jobs_of(gen_batch: DataProto, plays: int = 1) -> list[Job]:
 
 def numbers_in(info: Mapping[str, Any]) -> dict[str, float]:
     """Return the finite numbers and booleans of an environment's ``info``, at most
-    ``MOST_NUMBERS``.
+    ``MAX_INFO_NUMBERS``.
 
     Keys must be valid parts of a metric name.
 

@@ -182,7 +182,7 @@ class TrajectoryPlayer:
         return turn
 
     def _compare(self, observation: Observation, step: int) -> None:
-        """Raise ``ReplayDiffers`` where the observation is not the expected one of a replay."""
+        """Raise ``ReplayMismatch`` where the observation is not the expected one of a replay."""
         seen = self.trajectory.job.seen
         if step < len(seen) and observation.text != seen[step]:
             raise ReplayDiffers(
@@ -207,8 +207,8 @@ class TrajectoryPlayer:
         chooses.
 
         The level comes from the rollout spec or from ``level_rule``, which may use the required
-        level ``needed``. Draws depend only on seed, trajectory and turn. Forced tokens are not
-        trained on.
+        level ``required_level``. Draws depend only on seed, trajectory and turn. Forced tokens are
+        not trained on.
         """
         codec = self.context.codec
         if codec is None:

@@ -167,7 +167,7 @@ def _centred(values: Sequence[float] | np.ndarray) -> np.ndarray:
 def _interval(
     measure: Measure, places: np.ndarray, tasks: np.ndarray, seed: int, resamples: int
 ) -> Interval:
-    """Return ``measure`` of the points at ``places``, with a percentile bootstrap interval.
+    """Return ``measure`` of the points at ``point_indices``, with a percentile bootstrap interval.
 
     Tasks are resampled, because neither levels of a point nor points of a task are independent.
     """

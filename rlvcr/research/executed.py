@@ -84,7 +84,7 @@ def join_credit(
 
     ``differences`` are NaN where no other level was executed. The rule ``executed`` uses only them,
     divided by ``scale``. ``corrected`` also gives scored credit to all other turns, times a
-    shrinkage slope. The slope is fitted to the executed turns where ``counts`` [S] is true and
+    shrinkage slope. The slope is fitted to the executed turns where ``is_counted`` [S] is true and
     scored credit is not 0.
     """
     tried = ~differences.isnan()

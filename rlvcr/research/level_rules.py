@@ -23,8 +23,8 @@ logger = logging.getLogger(__name__)
 class LevelRule:
     """Rule that forces levels 1 to 4 with ``shares``. The policy chooses in the remaining turns.
 
-    ``needed`` forces the required level instead; the policy chooses where the environment names
-    none. Raises ``ValueError`` for invalid shares.
+    ``forces_required_level`` forces the required level instead; the policy chooses where the
+    environment names none. Raises ``ValueError`` for invalid shares.
     """
 
     shares: tuple[float, ...] = (0.0,) * len(LEVELS)
@@ -64,7 +64,7 @@ class LevelRule:
     def level(self, draw: float, needed: int | None) -> int | None:
         """Return the level to force for the random number ``draw`` in [0, 1).
 
-        ``needed`` is the required level of the turn. None where the policy chooses.
+        ``required_level`` is that of the turn. None where the policy chooses.
 
             shares (0.1, 0.1, 0.1, 0.1): draw 0.15 gives level 2, draw 0.5 gives None
         """
@@ -85,7 +85,7 @@ _FIXED: dict[str, LevelRule] = {"free": FREE} | {
 
 
 def level_rule(name: str, steps: Iterable[ThinkingStep]) -> LevelRule | None:
-    """Return the rule ``name``, with shares from the free rollout of ``steps``.
+    """Return the rule ``name``, with shares from the free rollout of ``turns``.
 
     None where these do not determine it. Raises ``ValueError`` for an unknown name.
     """
@@ -112,9 +112,9 @@ _UNKNOWN = {
 def rules_after(
     names: Sequence[LevelRuleName], steps: Sequence[ThinkingStep]
 ) -> dict[LevelRuleName, LevelRule]:
-    """Return the rules among ``names`` to compare with the free rollout of ``steps``.
+    """Return the rules among ``names`` to compare with the free rollout of ``turns``.
 
-    The rule ``free`` is not included. A rule that ``steps`` do not determine is dropped with a
+    The rule ``free`` is not included. A rule that ``turns`` do not determine is dropped with a
     warning.
     """
     found: dict[LevelRuleName, LevelRule] = {}
