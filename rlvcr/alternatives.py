@@ -1,6 +1,6 @@
 """Sampling of alternative thoughts: thoughts at the other levels, after the same chat prompt.
 
-    chat prompt ──sampled──▶ <level>3</level><think>own</think><action>...      the turn in the row
+    chat prompt ──sampled──▶ <level>3</level><think>z</think><action>...      the turn in the row
         │
         ├──forced──▶ <level>1</level><think></think><action>                        no generation
         ├──forced──▶ <level>2</level><think> ──sampled──▶ thought </think>|<action>

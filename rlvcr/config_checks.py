@@ -13,7 +13,7 @@ PREFIX = "algorithm.rlvcr"
 PLAIN = {*names.AdvantageEstimator} - {*ESTIMATORS}  # none of these reads thinking advantages
 # Managers whose rewards sum to the return of the environment, unless their arguments change it.
 PAYS_THE_RETURN = ("episode", "naive", "prime", "step")
-DIVERSITY = 0.5  # weight of the level entropy in the source of the method
+DIVERSITY = 0.5  # weight of the level entropy in the published method
 
 
 def derive(cfg: PPOConfig | SFTConfig) -> None:

@@ -19,9 +19,9 @@ from verl.names import NormMode
 
 
 class RLVCRSettings(Section):
-    """Credit for thinking levels: the action of a turn is scored after four alternative thoughts.
+    """Credit for thinking levels: the action of a turn is scored after the thoughts of all levels.
 
-    The defaults are the additive formula of the source.
+    The defaults are the additive formula of the published method.
     """
 
     enable: Derived[bool] = NULL
