@@ -150,11 +150,11 @@ def thinking_reweight(
 ) -> PerStep:
     """Return the factors ``g [S]`` of the trajectory advantage, from the scores of the turn (CoPO).
 
-    ``g_k = exp(2 c_k) / mean_j exp(2 c_j)`` over the valid contexts. ``c_k`` is the scaled
-    utility ``(U_k - min U) / max(max U - min U, spread_floor)``; ``U`` is net of cost. ``spread_floor``, positive
-    and in units of the score, limits the effect of rounding noise between nearly equal contexts.
-    Other arguments as in ``compute_thinking_advantage``. Turns without thinking advantage, and
-    ties, have g = 1.
+    ``g_k = exp(2 c_k) / mean_j exp(2 c_j)`` over the valid contexts. ``c_k`` is the scaled utility
+    ``(U_k - min U) / max(max U - min U, spread_floor)``, and ``U`` is net of cost.
+    ``spread_floor``, positive and in units of the score, limits the effect of rounding noise
+    between nearly equal contexts. Other arguments as in ``compute_thinking_advantage``. Turns
+    without thinking advantage, and ties, have g = 1.
 
         U = [0, 1], two valid contexts, chosen 1: g = e^2 / ((1 + e^2) / 2) = 1.76
     """

@@ -57,9 +57,8 @@ def execute_alternatives(
 ) -> dict[str, float]:
     """Run branches with another level at a share of the turns, and store the credit in the turns.
 
-    ``Turn.executed_credit`` is 3/4 of the original's priced return minus the branch's.
-    Returns metrics.
-    Failed branches give no credit.
+    ``Turn.executed_credit`` is 3/4 of the original's priced return minus the branch's. Failed
+    branches give no credit. Returns metrics.
     """
     asked: list[tuple[Trajectory, Turn]] = []
     jobs: list[Job] = []

@@ -162,12 +162,12 @@ def jobs_of(gen_batch: DataProto, plays: int = 1) -> list[Job]:
 
 
 def numbers_in(info: Mapping[str, Any]) -> dict[str, float]:
-    """Return the finite numbers and booleans of an environment's ``info``, at most
-    ``MAX_INFO_NUMBERS``.
+    """Return the finite numbers and booleans of an environment's ``info``.
 
-    Keys must be valid parts of a metric name.
+    Keys must be valid parts of a metric name. At most ``MAX_INFO_NUMBERS`` are returned.
 
-    >>> numbers_in({"score": 3, "key_found": False, "note": "x"}) {'score': 3.0, 'key_found': 0.0}
+    >>> numbers_in({"won": True, "score": 3, "key_found": False, "note": "x"})
+    {'score': 3.0, 'key_found': 0.0}
     """
     found = {
         str(name): float(value)

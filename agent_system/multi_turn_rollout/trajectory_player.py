@@ -206,9 +206,9 @@ class TrajectoryPlayer:
         """Return the tokens of the forced level at the beginning of this turn. Empty: the policy
         chooses.
 
-        The level comes from the rollout spec or from ``level_rule``, which may use the required
-        level ``required_level``. Draws depend only on seed, trajectory and turn. Forced tokens are
-        not trained on.
+        The level comes from the rollout spec or from ``level_rule``, which may use
+        ``required_level``. Draws depend only on seed, trajectory and turn. Forced tokens are not
+        trained on.
         """
         codec = self.context.codec
         if codec is None:
