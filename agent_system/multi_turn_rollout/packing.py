@@ -59,7 +59,7 @@ def select_trajectories(
     """Return the trajectories to train on, and counts of dropped ones by reason.
 
     ``drop_group`` drops every group (uid) with a failed trajectory, ``keep_rest`` only the failed
-    trajectories. A trajectory without a sampled turn has no row and is dropped too. Raises
+    trajectories. A trajectory without a sampled turn is dropped too. Raises
     ``ValueError`` for another policy.
     """
     if on_abort not in ON_ABORT:

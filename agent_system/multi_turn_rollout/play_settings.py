@@ -20,7 +20,7 @@ class PlaySettings:
     """Limits in turns and tokens, sampling parameters, and thinking levels of rollouts.
 
     ``max_response_length`` limits a row's response: the whole episode after the first prompt
-    (``append``) or one turn (``window``). ``requests_levels`` requests thinking levels.
+    (``append``) or one turn (``window``). ``requests_levels``: prompts ask for thinking levels.
     ``level_prompts`` replaces descriptions of some levels. ``alternatives`` is None where no
     alternative thoughts are sampled. ``level_rule`` forces levels. ``seed`` is the base of sampling
     seeds, by trajectory and turn. Every row of the batch gives ``trajectories_per_row``

@@ -166,7 +166,7 @@ def numbers_in(info: Mapping[str, Any]) -> dict[str, float]:
 
     Keys must be valid parts of a metric name. At most ``MAX_INFO_NUMBERS`` are returned.
 
-    >>> numbers_in({"won": True, "score": 3, "key_found": False, "note": "x"})
+    >>> numbers_in({"is_action_valid": True, "score": 3, "key_found": False, "note": "x"})
     {'score': 3.0, 'key_found': 0.0}
     """
     found = {
