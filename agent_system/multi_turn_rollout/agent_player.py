@@ -93,7 +93,7 @@ class AgentPlayer(TrajectoryPlayer):
     # ---- methods that the endpoint calls ----
 
     async def chat(self, request: ChatRequest) -> Reply:
-        """Sample the turn that answers ``request``. Raises ``Refused``."""
+        """Sample the turn that answers ``request``. Raises ``RequestRefused``."""
         self._refuse_what_is_late()
         step = self._steps
         dialogue = self._open(request, step)
@@ -130,13 +130,13 @@ class AgentPlayer(TrajectoryPlayer):
     # ---- turns ----
 
     def _refuse_what_is_late(self) -> None:
-        """Raise ``Refused`` after the end of the episode, when the rows are final."""
+        """Raise ``RequestRefused`` after the end of the episode, when the rows are final."""
         if self._ended:
             raise Refused("the episode has ended; fix: post the reward last", status=401)
 
     def _open(self, request: ChatRequest, step: int) -> Dialogue:
-        """Return the dialogue that ``request`` continues. Raises ``Refused`` for a limit or a bad
-        template.
+        """Return the dialogue that ``request`` continues. Raises ``RequestRefused`` for a limit or
+        a bad template.
         """
         most = self.context.settings.max_steps
         if step >= most:

@@ -3,9 +3,9 @@
 ``append``: one conversation for the whole trajectory. Earlier turns are not encoded again.
 ``window``: every turn has a separate conversation, with a prompt that shows the last turns.
 
-Environment texts enter prompts as plain text (``ChatBridge.as_text``): tags and control tokens in
-them have no effect. ``agent_system.tokens.conversation`` makes the tokens and checks whether the
-next turn fits.
+Environment texts enter prompts as plain text (``ChatBridge.escape_added_tokens``): tags and control
+tokens in them have no effect. ``agent_system.tokens.conversation`` makes the tokens and checks
+whether the next turn fits.
 """
 
 from dataclasses import replace

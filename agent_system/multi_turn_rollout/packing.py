@@ -214,7 +214,7 @@ def _columns(rows: Sequence[Row]) -> dict[str, Any]:
 def conversations(rows: Sequence[Row]) -> list[list[Message]]:
     """Return [B] messages of the last conversation of each trajectory, at its last row.
 
-    The list is empty at other rows. Marks of ``ChatBridge.as_text`` are removed.
+    The list is empty at other rows. Marks of ``ChatBridge.escape_added_tokens`` are removed.
     """
     last = {id(row.trajectory): number for number, row in enumerate(rows)}
     return [

@@ -55,8 +55,8 @@ class Job:
 class Turn:
     """One turn: the observation, the reply of the policy, and the result of its action.
 
-    Its tokens are ``ids[start:end]`` of ledger ``ledger``. The first ``num_forced`` of them, a
-    level, were not sampled. ``parsed``: level, thought and action (``rlvcr.levels``);
+    Its tokens are ``token_ids[start:end]`` of ledger ``ledger``. The first ``num_forced`` of them,
+    a level, were not sampled. ``parsed``: level, thought and action (``rlvcr.levels``);
     ``alternatives``: thoughts at other levels; both None where not requested. ``executed_credit``:
     credit from the executed alternative, None without one. ``image``: the observation's, None for
     text. ``situation`` and ``needed_level`` are the observation's, for metrics.
