@@ -1,1 +1,1 @@
-"""RLVCR: at every step an agent chooses how much to think, and is credited for the choice."""
+"""RLVCR: an agent chooses a thinking level in every turn and gets credit for that choice."""

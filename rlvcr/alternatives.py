@@ -1,14 +1,13 @@
-"""Alternatives: what the policy would have thought at the levels it did not choose, before the same
-action.
+"""Sampling of alternative thoughts: thoughts at the other levels, after the same chat prompt.
 
-    chat prompt ──sampled──▶ <level>3</level><think>own</think><action>...      the step, in the row
+    chat prompt ──sampled──▶ <level>3</level><think>z</think><action>...      the turn in the row
         │
         ├──forced──▶ <level>1</level><think></think><action>                        no generation
         ├──forced──▶ <level>2</level><think> ──sampled──▶ thought </think>|<action>
         └──forced──▶ <level>4</level><think> ──sampled──▶ thought </think>|<action>
 
-What is forced is written as the step itself was, white space between its blocks included. A thought
-that never ends, or that breaks the format, is dropped and counted; none is made up.
+Forced tokens have the format of the sampled turn, with the same white space between blocks. A
+thought without an end, or with an invalid format, is dropped and counted.
 """
 
 import asyncio
@@ -30,22 +29,22 @@ from verl.utils.sampling import SamplingResult, StopReason
 from verl.utils.seeds import derive_seed
 
 STOP = (THINK_END, ACTION_START)
-SEED_RANGE = float(2**63)  # seeds lie in [0, SEED_RANGE)
+SEED_RANGE = float(2**63)  # seeds are in [0, SEED_RANGE)
 
 Encode = Callable[[str], Sequence[int]]
-# (prompt_ids, max_tokens, stop, route, seed) -> what was sampled; None where the engine gave the
-# request up
+# (prompt_ids, max_tokens, stop, route, seed) -> sampled tokens; None where the engine aborted the
+# request
 Sample = Callable[[list[int], int, tuple[str, ...], int, int], Awaitable[SamplingResult | None]]
 
 
 @dataclass(frozen=True, slots=True)
 class AlternativeSettings:
-    """Which steps get alternatives, and how many.
+    """Selection of the turns that get alternative thoughts, and number of thoughts per turn.
 
-    ``which``: ``all`` three other levels or ``one`` drawn uniformly. ``expand``: steps of ``all``
-    groups or of ``mixed_groups`` (whose returns differ). ``step_fraction``: share of the steps.
-    ``max_tokens``: longest thought. ``action_blind`` False tells the thought which action follows.
-    ``seed`` is the base of the draws.
+    ``which``: ``all`` three other levels, or ``one`` of them, drawn uniformly. ``expand``: turns of
+    ``all`` groups, or of ``mixed_groups``, whose returns differ. ``step_fraction``: share of the
+    turns. ``max_tokens``: limit of a thought in tokens. ``action_blind=False`` shows the action to
+    the thought. ``seed``: base of all draws.
     """
 
     which: str = "all"
@@ -59,7 +58,7 @@ class AlternativeSettings:
     def from_config(
         cls, rlvcr: RLVCRSettings, seed: int, max_turn_tokens: int
     ) -> "AlternativeSettings":
-        """Read ``algorithm.rlvcr``; a thought is never longer than a turn may be."""
+        """Read ``algorithm.rlvcr``. A thought is at most ``max_turn_tokens`` long."""
         return cls(
             which=rlvcr.alternatives,
             expand=rlvcr.expand,
@@ -72,9 +71,7 @@ class AlternativeSettings:
 
 @dataclass(slots=True)
 class StepAlternatives:
-    """What became of one step's alternatives: the thoughts in order of level, and why others were
-    dropped.
-    """
+    """Alternative thoughts of one turn in order of level, and counts of dropped ones by reason."""
 
     thoughts: list[ForcedThought] = field(default_factory=list)
     dropped: Counter[str] = field(default_factory=Counter)
@@ -82,7 +79,7 @@ class StepAlternatives:
 
 
 class AlternativeSampler:
-    """Samples alternatives through ``sample``, with the settings that sampled the step itself."""
+    """Sampler of alternative thoughts. ``sample`` uses the sampling settings of the turn itself."""
 
     def __init__(
         self, settings: AlternativeSettings, codec: LevelCodec, sample: Sample, encode: Encode
@@ -93,13 +90,14 @@ class AlternativeSampler:
         self._encode = encode
 
     def levels_for(self, parsed: ParsedStep, traj_uid: str, step: int) -> list[int]:
-        """The levels to think at; none for a step that cannot be scored or was not drawn.
+        """Return the levels to sample thoughts at. Empty for a turn that cannot be scored or was
+        not drawn.
 
-        Depends on the seed, the trajectory and the step alone.
+        The result depends only on the seed, the trajectory and the turn number ``step``.
         """
         if parsed.failure is not None or parsed.level is None:
             return []
-        # A draw by name and not from one generator: episodes end in another order every time.
+        # A draw from a derived seed, not from one generator: the order of episodes is not fixed.
         draw = derive_seed(self.settings.seed, "alternatives", traj_uid, step)
         if draw / SEED_RANGE >= self.settings.step_fraction:
             return []
@@ -118,15 +116,14 @@ class AlternativeSampler:
         step: int,
         route: int = 0,
     ) -> StepAlternatives:
-        """Think at ``levels`` after ``prompt_ids``, the tokens that step ``step`` itself followed.
+        """Sample thoughts at ``levels`` after ``prompt_ids``, the prompt of turn ``step``.
 
-        What is drawn depends on the seed, the trajectory, the step and the level, not on what else
-        is sampled.
+        Seeds depend only on the base seed, the trajectory, the turn and the level.
         """
         found = StepAlternatives()
         hint = [] if self.settings.action_blind else self._hint(parsed)
         prefixes = self._codec.tokens_of(parsed.form).prefix_ids
-        asked = [level for level in levels if level != 1]  # level 1 has nothing to say
+        asked = [level for level in levels if level != 1]  # level 1 has an empty thought
         waiting = []
         for level in asked:
             prompt = prompt_ids + hint + prefixes[level]
@@ -143,11 +140,11 @@ class AlternativeSampler:
     def _read(
         self, level: int, result: SamplingResult | None, form: StepForm, found: StepAlternatives
     ) -> None:
-        """Add what was sampled at ``level`` to ``found``: a thought, or why there is none."""
+        """Add the result at ``level`` to the alternatives: its thought, or the drop reason."""
         if result is None:
             found.dropped["engine"] += 1
             return
-        # Dropped thoughts cost as much as others.
+        # Dropped thoughts count too: they were sampled.
         found.sampled_tokens += len(result.token_ids)
         thought = self._codec.forced_thought(level, result.token_ids, form)
         if thought is not None:

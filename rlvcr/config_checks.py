@@ -10,21 +10,23 @@ from verl.config.settings import lookup
 
 ESTIMATORS = ("rlvcr", "copo")
 PREFIX = "algorithm.rlvcr"
-PLAIN = {*names.AdvantageEstimator} - {*ESTIMATORS}  # none of these reads thinking credit
-# Managers whose rewards sum to the return of the environment, but for their arguments.
+PLAIN = {*names.AdvantageEstimator} - {*ESTIMATORS}  # none of these reads thinking advantages
+# Managers whose rewards sum to the return of the environment, unless their arguments change it.
 PAYS_THE_RETURN = ("episode", "naive", "prime", "step")
-DIVERSITY = 0.5  # the published weight of the levels' entropy
+DIVERSITY = 0.5  # weight of the level entropy in the published method
 
 
 def derive(cfg: PPOConfig | SFTConfig) -> None:
-    """Fill in ``algorithm.rlvcr.enable`` from the estimator and ``env.levels`` from the method, or
-    from the levels of the demonstrations.
+    """Fill in the keys that are null: those of ``algorithm.rlvcr``, and ``env.levels``.
+
+    ``algorithm.rlvcr.enable`` follows the estimator. ``env.levels`` follows the method, or in a
+    supervised run the levels of the demonstrations.
     """
     if isinstance(cfg, SFTConfig):
         uses_levels = bool(lookup(cfg, "data.levels"))
     else:
         settings = method_settings(cfg.algorithm)
-        # Only null follows the estimator: a false that contradicts it stays, and is refused.
+        # Only null follows the estimator. A contradicting false is kept, and the checks refuse it.
         if settings.enable is None:
             settings.enable = cfg.algorithm.adv_estimator in ESTIMATORS
         if settings.thinking_diversity_w is None:
@@ -50,10 +52,10 @@ def _check_switches(cfg: PPOConfig) -> Problems:
     settings = method_settings(cfg.algorithm)
     name = cfg.algorithm.adv_estimator
     if name in ESTIMATORS and not settings.enable:
-        why = f"{name} needs scored alternatives"
+        why = f"{name} needs scored alternative thoughts"
         yield problem(cfg, f"{PREFIX}.enable", why, "true or null", "leave it unset")
     if settings.enable and not cfg.env.levels:
-        why = "thinking credit needs a policy that is asked for levels"
+        why = "thinking advantages need a policy that chooses thinking levels"
         yield problem(cfg, "env.levels", why, "true or null", "leave env.levels unset")
     if settings.level_bonus_w and name == "copo":
         why = "copo multiplies advantages and adds nothing"
@@ -61,7 +63,8 @@ def _check_switches(cfg: PPOConfig) -> Problems:
         yield problem(cfg, f"{PREFIX}.level_bonus_w", why, "0", fix)
     if set(settings.prompts) - set("1234"):
         fix = "remove the other keys"
-        yield problem(cfg, f"{PREFIX}.prompts", "not a level", "keys 1, 2, 3, 4", fix)
+        why = "it has a key that is not a level"
+        yield problem(cfg, f"{PREFIX}.prompts", why, "keys 1, 2, 3, 4", fix)
 
 
 def _check_ignored_keys(cfg: PPOConfig) -> Problems:
@@ -69,23 +72,23 @@ def _check_ignored_keys(cfg: PPOConfig) -> Problems:
     settings = method_settings(cfg.algorithm)
     if settings.combine == "additive" and settings.price_in == "gate":
         key = f"{PREFIX}.price_in"
-        why = f"{PREFIX}.combine=additive has no gate that a price could stand behind"
+        why = f"{PREFIX}.combine=additive has no gate to put the token cost behind"
         yield problem(cfg, key, why, "won, all", f"{key}=won, or {PREFIX}.combine=gated")
-    fix = "algorithm.adv_estimator=rlvcr, or leave it out"
+    fix = "algorithm.adv_estimator=rlvcr, or remove the key"
     if settings.epsilon_levels and not settings.enable:
-        why = "levels are drawn in plays whose thoughts are scored, and none are"
+        why = "levels are drawn only in trajectories with scored thoughts, and none are scored"
         yield problem(cfg, f"{PREFIX}.epsilon_levels", why, "0", fix)
-    # An estimator of the user may read the columns of scored thoughts.
+    # A user-provided estimator may read the columns of scored thoughts.
     if settings.enable and cfg.algorithm.adv_estimator not in PLAIN:
         return
     if settings.level_bonus_w:
-        why = "no estimator without thinking credit reads it"
+        why = "only estimators with thinking advantages read it"
         yield problem(cfg, f"{PREFIX}.level_bonus_w", why, "0", fix)
     if settings.permute:
-        why = "there is no thinking credit to permute"
+        why = "this estimator has no thinking advantages to permute"
         yield problem(cfg, f"{PREFIX}.permute", why, "false", fix)
     if settings.credit != "scored":
-        why = "there is no thinking credit that could come from elsewhere"
+        why = "this estimator has no thinking advantages, so their source has no effect"
         yield problem(cfg, f"{PREFIX}.credit", why, "scored", fix)
 
 
@@ -94,23 +97,23 @@ def _check_alternatives(cfg: PPOConfig) -> Problems:
     key = f"{PREFIX}.alternatives"
     one = settings.alternatives == "one"
     if one and (settings.combine == "reweight" or cfg.algorithm.adv_estimator == "copo"):
-        why = "reweighting scales the scores of all four thoughts, and one leaves two unknown"
+        why = "reweighting needs the scores of all four thoughts, and two would be unknown"
         fix = f"{key}=all, or combine: additive, gated, success"
         yield problem(cfg, key, why, "all", fix)
     if settings.enable and one and settings.mode == "mean_std_norm":
         why = (
-            f"with {PREFIX}.mode=mean_std_norm the spread of two scores is half their distance, so "
-            "every advantage would be 1.5 or -1.5, however close"
+            f"with {PREFIX}.mode=mean_std_norm the std of two scores is half their difference, so "
+            "every advantage would be 1.5 or -1.5, even for a small difference"
         )
         yield problem(cfg, key, why, "all", f"{key}=all, or {PREFIX}.mode=mean_norm")
     later = post_rollout_reward_key(cfg)
     if settings.enable and settings.expand == "mixed_groups" and later:
         key = f"{PREFIX}.expand"
-        why = f"groups are compared by what environments pay, before {later} scores plays"
+        why = f"groups are compared by environment returns, before {later} changes the returns"
         yield problem(cfg, key, why, "all", f"{key}=all")
     if settings.enable and settings.step_fraction == 0:
         fix = f"{PREFIX}.step_fraction=1.0, or algorithm.adv_estimator=grpo"
-        why = "no step would be scored"
+        why = "no turn would be scored"
         yield problem(cfg, f"{PREFIX}.step_fraction", why, "more than 0, at most 1", fix)
 
 
@@ -120,28 +123,31 @@ def _check_executed_credit(cfg: PPOConfig) -> Problems:
         return
     key = f"{PREFIX}.credit"
     if cfg.algorithm.adv_estimator == "copo" or settings.combine == "reweight":
-        why = "factors of the advantage are made of scores, and executed alternatives add to it"
+        why = "reweight factors are computed from scores, and executed alternatives have none"
         fix = f"{key}=scored, or algorithm.adv_estimator=rlvcr with additive, gated or success"
         yield problem(cfg, key, why, "scored", fix)
     if settings.executed_share == 0:
         share = f"{PREFIX}.executed_share"
-        why = f"{key}={settings.credit} needs steps at which another level is executed"
+        why = f"{key}={settings.credit} needs turns at which another level is executed"
         yield problem(cfg, share, why, "more than 0, at most 1", f"{share}=0.25")
     if settings.credit == "corrected" and settings.combine == "gated":
-        why = "behind a gate a thought is blamed in lost plays, which returns are not asked about"
+        why = (
+            "combine=gated reverses the sign of credit where the trajectory advantage is negative, "
+            "and the slope from returns is fitted without the gate"
+        )
         fix = f"{PREFIX}.combine=success, or {key}=scored or executed"
         yield problem(cfg, key, why, "scored, executed", fix)
     if settings.epsilon_levels:
-        why = "executed alternatives play on as the policy chooses, where drawn levels do not"
+        why = "replays continue with levels of the policy, and original trajectories would not"
         yield problem(cfg, f"{PREFIX}.epsilon_levels", why, "0", f"{PREFIX}.epsilon_levels=0")
     if cfg.algorithm.filter_groups.enable:
-        # The return of the trajectory would decide whether its difference to a branch counts.
+        # The return of the trajectory would determine whether its difference to a branch counts.
         filtered = "algorithm.filter_groups.enable"
-        why = "groups are kept by their returns, and executed alternatives need those of all groups"
+        why = "groups are dropped by their returns, and executed alternatives need all groups"
         yield problem(cfg, key, why, "scored", f"{key}=scored, or {filtered}=false")
     for changed in _return_modifying_keys(cfg):
-        why = f"executed alternatives compare what environments pay, and {changed} changes it later"
-        yield problem(cfg, key, why, "scored", f"{key}=scored, or leave out {changed}")
+        why = f"executed alternatives compare environment returns, and {changed} changes them later"
+        yield problem(cfg, key, why, "scored", f"{key}=scored, or remove {changed}")
 
 
 def _return_modifying_keys(cfg: PPOConfig) -> list[str]:
@@ -153,7 +159,7 @@ def _return_modifying_keys(cfg: PPOConfig) -> list[str]:
             cfg.actor_rollout_ref.actor.use_invalid_action_penalty
         ),
         "algorithm.use_kl_in_reward": cfg.algorithm.use_kl_in_reward,
-        # A manager of the user may do anything.
+        # A user-provided manager may change the return in any way.
         "reward_model.reward_manager": reward.reward_manager not in PAYS_THE_RETURN,
     }
     prices = {
@@ -167,11 +173,11 @@ def _check_std_floors(cfg: PPOConfig) -> Problems:
     settings = method_settings(cfg.algorithm)
     if settings.mode == "mean_std_norm" and settings.std_floor == 0:
         key = f"{PREFIX}.std_floor"
-        why = "a near-tie of scores would become a full-size advantage"
+        why = "nearly equal scores would get a full-size advantage"
         yield problem(cfg, key, why, "more than 0", f"{key}=0.1")
     if settings.spread_floor == 0:
         key = f"{PREFIX}.spread_floor"
-        why = "rounding noise between equal thoughts would get the full range of factors"
+        why = "rounding noise between equal scores would get the full range of factors"
         yield problem(cfg, key, why, "more than 0", f"{key}=0.02")
 
 
@@ -198,7 +204,7 @@ def sampled_tokens(cfg: PPOConfig, steps: int) -> dict[str, int]:
     settings = method_settings(cfg.algorithm)
     if not settings.enable:
         return {}
-    # Three of four levels: at the other one the policy itself has thought.
+    # Three of four levels: the policy itself sampled the thought of the other one.
     thoughts = 3 if settings.alternatives == "all" else 1
     steps_scored = steps * settings.step_fraction
     tokens = int(steps_scored * thoughts * settings.max_alternative_tokens)

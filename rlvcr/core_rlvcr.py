@@ -1,22 +1,22 @@
-"""The maths of RLVCR: how good a chosen thinking level was among the four, and how that joins the
-trajectory's credit.
+"""Maths of RLVCR: thinking advantage of the chosen level, and its sum with the trajectory
+advantage.
 
-A step's action a is held fixed and scored under the contexts of all four levels; ``U_k`` is the
-score of context k minus the price of its thought. The thinking advantage compares the chosen
-level's U with the group's and goes to the level digit and the thought tokens of that step; action
-tokens carry the trajectory advantage alone::
+The action of a turn is fixed and scored in the contexts of all four levels. ``U_k`` is the score of
+context k minus the token cost of its thought. The thinking advantage is the U of the chosen level
+minus the mean. It is placed on the level digit and the thought tokens of the turn. Action tokens
+get the trajectory advantage only::
 
-    scores [S, 4], costs [S, 4] --thinking_advantage--> A_think [S], cost share [S]
-                                --thinking_reweight---> g [S]
-    --place_step_values, row by row--> thinking_level_entropies, thinking_token_costs and, where
-                                       asked for, thinking_reweight, each [B, R], 0 elsewhere
+    scores [S, 4], costs [S, 4] --thinking advantage--> A_think [S], price share [S]
+                                --reweight factors----> g [S]
+    --place_turn_values, row by row--> thinking_level_entropies, thinking_token_costs and, if
+                                       used, thinking_reweight, each [B, R], 0 elsewhere
     token_level_rewards [B, R] --group normalisation--> A_traj
     A_traj, the above --combine_advantages--> advantages [B, R]
 
-What was sampled under the chosen context fits it: with log-prob scores E[A_think] is a sum of KL
-divergences and never negative, so ``additive`` rewards whatever level was taken, and more the
-larger w is. ``returns`` holds A_traj, so ``advantages - returns`` is what thinking added, and
-``credit_metrics`` reports how often it turned a sign.
+The action was sampled in the chosen context. With log-prob scores E[A_think] is therefore a sum of
+KL divergences and never negative: ``additive`` rewards any chosen level, in proportion to w.
+``returns`` is A_traj, so ``advantages - returns`` is the change by thinking advantages. The metrics
+report how often that change turns a sign.
 """
 
 from collections.abc import Sequence
@@ -80,14 +80,14 @@ def combine_advantages(
 
     * ``additive``: ``A_traj + w A_think``;
     * ``gated``: ``A_traj + w sign(A_traj) A_think``;
-    * ``success``: ``A_traj + w A_think`` in rows where ``success [B]`` holds, else A_traj;
-    * ``reweight``: ``A_traj g`` where ``reweight [B, R]`` holds a factor g; its zeros mean "no
-      factor here". w and ``thinking`` are not used.
+    * ``success``: ``A_traj + w A_think`` in rows where ``success [B]`` is true, else A_traj;
+    * ``reweight``: ``A_traj g`` where ``reweight [B, R]`` holds a factor g; 0 means "no factor".
+      w and ``thinking`` are not used.
 
-    ``price [B, R]`` is the part of ``thinking`` that is due to the price of thoughts. Behind a gate
-    that part would be turned round in lost plays and pay for long thoughts: it stays outside of it,
-    unless ``price_in`` is ``gate``. (``won`` leaves it out of lost plays altogether; that is done
-    where prices are charged, by ``rlvcr.scoring``.)
+    ``price_share [B, R]`` is the part of ``thinking`` due to token cost. A gate would reverse its
+    sign where A_traj is negative, and reward long thoughts. It is therefore added outside of the
+    gate, unless ``price_in`` is ``gate``. With ``price_in=won``, unsuccessful trajectories have
+    price 0.
 
     Raises ``ValueError`` for an unknown ``combine`` or a missing tensor.
     """
@@ -95,18 +95,18 @@ def combine_advantages(
     if combine == "reweight":
         if reweight is None:
             raise ValueError(
-                "combine=reweight needs the tensor thinking_reweight [B, R] in the batch"
+                "combine=reweight needs the column thinking_reweight [B, R] in the batch"
             )
-        # A factor is a ratio of exponentials and never 0, so 0 can only mean that none was placed.
+        # A factor is a ratio of exponentials and never 0, so 0 means that none was placed.
         return trajectory * torch.where(reweight > 0, reweight, 1.0)
     choose(price_in, PRICE_RULES, "price_in (algorithm.rlvcr.price_in)")
     gate = torch.ones_like(thinking)
     if combine == "gated":
-        # In a lost trajectory the thought that fitted best made a bad action likelier.
+        # Where A_traj is negative, the thought with the best score made a bad action more likely.
         gate = trajectory.sign()
     elif combine == "success":
         if success is None:
-            raise ValueError("combine=success needs to know which trajectories succeeded (won [B])")
+            raise ValueError("combine=success needs success [B], one bool per row; got None")
         gate = gate * success.to(thinking).unsqueeze(-1)
     added = gate * thinking
     if price is not None and price_in != "gate":
@@ -123,16 +123,17 @@ def credit_metrics(
     thinking_reweight: PerToken | None = None,
     **_: object,
 ) -> dict[str, float]:
-    """How large thinking credit is beside trajectory credit, over the tokens that got any.
+    """Return the size of the thinking advantage relative to the trajectory advantage.
 
-    ``thinking_share`` is what thinking added over the sum of both absolute parts (1: A_traj is
-    swallowed); ``sign_flip_share`` is the share of tokens with a non-zero A_traj whose sign
-    thinking turned. Other inputs of the estimators are accepted and not read.
+    Means are over the tokens with thinking advantage. ``thinking_share`` is its absolute change
+    over the sum of both absolute parts, at most 1. ``sign_flip_share`` is the share of tokens with
+    non-zero A_traj whose sign the thinking advantage turned. Other inputs of the estimators are
+    ignored.
     """
     sampled = response_mask.bool()
     added = advantages - returns
     credited = sampled & (added != 0)
-    # Credit that happens to be 0, or that a gate closed, was still asked for.
+    # Tokens with a placed advantage also count where a gate or a 0 removes the change.
     for placed in (thinking_level_entropies, thinking_reweight):
         if placed is not None:
             credited = credited | (sampled & (placed != 0))
@@ -190,7 +191,7 @@ def compute_rlvcr_outcome_advantage(
     thinking_level_entropies: PerToken,
     thinking_token_costs: PerToken,
     step_advantage_w: float = 1.0,
-    # Part of the published signature and of no formula here.
+    # Part of the published signature, without effect here.
     thinking_diversity_w: float = 0.5,  # noqa: ARG001  the actor's loss reads it
     mode: str = "mean_norm",
     combine: str = "additive",
@@ -201,20 +202,23 @@ def compute_rlvcr_outcome_advantage(
     price_in: str = "all",
     epsilon: float = 1e-6,
 ) -> tuple[PerToken, PerToken]:
-    """Trajectory advantage combined with thinking advantage; ``(advantages, returns)``, both
-    ``[B, R]`` float32.
+    """Return ``(advantages, returns)``, both ``[B, R]`` float32: A_traj with A_think, and A_traj.
 
-    ``thinking_level_entropies [B, R]`` holds A_think, already normalised within its four contexts
-    and net of cost, on level digits and thoughts and 0 elsewhere; ``thinking_token_costs [B, R]``
-    is the part of it due to cost; ``price_in`` says whether it stands behind the gate of
-    ``combine``. ``thinking_reweight [B, R]`` holds the factors of
-    ``combine="reweight"``, 0 elsewhere. ``thinking_level_bonus [B, R]`` is added as it is, whatever
-    the outcome, and ``thinking_executed [B, R]``, what other levels led to, with weight
-    ``step_advantage_w``. ``success [B]`` says which rows belong to a won trajectory (default:
-    return above 0). ``mode`` normalises returns in their group as GRPO does (``mean_norm`` without
-    division). ``thinking_diversity_w`` weighs the entropy of the level digit in the actor loss and
-    does not change advantages. ``returns`` is A_traj alone. Raises ``ValueError`` for unknown
-    options.
+    ``thinking_level_entropies [B, R]`` is A_think, normalised and net of cost, on level digits and
+    thoughts, 0 elsewhere. ``thinking_token_costs [B, R]`` is its price share. ``price_in="gate"``
+    puts the price share behind the gate of ``combine``.
+
+    ``thinking_reweight [B, R]`` holds the factors of ``combine="reweight"``, 0 elsewhere.
+    ``thinking_level_bonus [B, R]`` is added without a gate. ``thinking_executed [B, R]``, the
+    credit of executed alternatives, is added with weight ``step_advantage_w``, also without a gate.
+
+    ``success [B]`` marks the rows of successful trajectories (default: return above 0). ``mode``
+    normalises returns in their group as GRPO does; ``mean_norm`` does not divide.
+    ``thinking_diversity_w`` weighs the entropy of the level digit in the actor loss and changes no
+    advantage. Raises ``ValueError`` for unknown options.
+
+        A_traj = 0.5 on the row, A_think = 0.2 on its level digit and thought, w = 1
+        additive: advantages 0.7 on level digit and thought, 0.5 on the action
     """
     scores = token_level_rewards.double().sum(-1)
     trajectory = _trajectory_advantage(scores, response_mask, index, traj_index, mode, epsilon)
@@ -233,10 +237,9 @@ def compute_rlvcr_outcome_advantage(
         price_in=price_in,
     )
     if thinking_executed is not None:
-        # Differences of returns know the outcome: no gate has to ask for it.
+        # Differences of returns already contain the outcome and need no gate.
         advantages = advantages + step_advantage_w * thinking_executed.float() * sampled
-    # After combining, whose gates would close it: trying rare levels is worth as much in lost
-    # trajectories.
+    # Added after the gates of ``combine``: rare levels get the bonus in all trajectories.
     if thinking_level_bonus is not None:
         advantages = advantages + thinking_level_bonus * response_mask.float()
     return advantages, trajectory
@@ -257,14 +260,14 @@ def compute_copo_outcome_advantage(
     mode: str = "mean_norm",
     epsilon: float = 1e-6,
 ) -> tuple[PerToken, PerToken]:
-    """CoPO: positive trajectory advantages are multiplied by the within-step confidence factor,
-    others stay.
+    """Multiply positive trajectory advantages by the factor of the chosen level (CoPO); others
+    stay.
 
     Arguments and results as in ``compute_rlvcr_outcome_advantage``.
     """
     scores = token_level_rewards.double().sum(-1)
     trajectory = _trajectory_advantage(scores, response_mask, index, traj_index, mode, epsilon)
-    # Below 0 a factor would punish the confident choice of a failure harder than the unsure one.
+    # For negative advantages a factor would punish levels with high scores more.
     has_factor = (trajectory > 0) & (thinking_reweight > 0)
     factor = torch.where(has_factor, thinking_reweight.float(), 1.0)
     return trajectory * factor, trajectory
@@ -278,7 +281,7 @@ def _trajectory_advantage(
     mode: str,
     epsilon: float,
 ) -> PerToken:
-    """A_traj [B, R] of the returns ``scores`` [B], normalised in their group as GRPO does."""
+    """Return A_traj [B, R] of the returns ``scores`` [B], normalised by group as in GRPO."""
     by_std = choose(mode, MODES, "mode (algorithm.rlvcr.mode)") == "mean_std_norm"
     per_row = group_normalised_scores(scores, index, traj_index, by_std, epsilon)
     return spread(per_row, response_mask)

@@ -1,6 +1,4 @@
-"""What the levels did in an update: shares, success per level, parse failures, and a watch for
-collapse.
-"""
+"""Metrics of the thinking levels in one step, and a detector of levels that are not sampled."""
 
 import logging
 from collections import Counter
@@ -12,20 +10,21 @@ from rlvcr.levels import LEVELS
 from rlvcr.records import ThinkingStep
 
 logger = logging.getLogger(__name__)
-PERMUTATIONS = 20  # of the levels, for what chance makes of their information
-MOST_SITUATIONS = 16  # of which a table can be read
+PERMUTATIONS = 20  # of the levels, to estimate their information by chance
+MOST_SITUATIONS = 16  # more rows would make the table unreadable
 
 
 def level_metrics(
     levels: Sequence[int | None], success: Sequence[bool], failures: Sequence[str | None] = ()
 ) -> dict[str, float]:
-    """Metrics over the S steps of an update.
+    """Return metrics over the S turns of one step.
 
-    ``levels``: 1..4, or None for a step whose level could not be read; ``success``: whether the
-    step's trajectory was won; ``failures``: parse failure reasons, None for none.
-    ``rlvcr/level_share_k`` is a share of the ``rlvcr/level_steps`` steps with a level,
-    ``rlvcr/level_success_k`` is absent for an unseen level, ``rlvcr/parse_fail_<reason>`` is a
-    share of all.
+    ``levels``: 1..4, or None for a turn whose level could not be read. ``success``: success of the
+    turn's trajectory. ``failures``: parse failures, None for no failure.
+
+    ``rlvcr/level_share_k`` is a share of the ``rlvcr/level_steps`` turns with a level.
+    ``rlvcr/level_success_k`` is absent for a level that did not occur.
+    ``rlvcr/parse_fail_<reason>`` is a share of all turns.
     """
     counts: Counter[int] = Counter()
     wins: Counter[int] = Counter()
@@ -34,11 +33,11 @@ def level_metrics(
             counts[level] += 1
             wins[level] += bool(won)
     total = counts.total()
-    # Every level has a share, also one that nobody took: a curve that ends would hide a collapse.
+    # A level that was not sampled has share 0: a missing point would hide a collapse.
     metrics = {f"rlvcr/level_share_{k}": counts[k] / total if total else 0.0 for k in LEVELS}
     metrics["rlvcr/level_steps"] = float(total)
     for level in LEVELS:
-        # A 0 would draw a level that nobody took as one that always loses.
+        # A success of 0 would be wrong for a level that was not sampled.
         if counts[level]:
             metrics[f"rlvcr/level_success_{level}"] = wins[level] / counts[level]
     reasons = Counter(reason for reason in failures if reason is not None)
@@ -50,12 +49,12 @@ def level_metrics(
 def level_information(
     levels: Sequence[int | None], situations: Sequence[str], seed: int = 0
 ) -> dict[str, float]:
-    """How much the level says about the situation that it was chosen in, in nats.
+    """Return the mutual information of level and situation, in nats. Empty without any level.
 
-    ``rlvcr/level_information`` is the mutual information of the observed counts (at most
-    ``log 4``), ``rlvcr/level_information_null`` its mean over levels dealt anew among the steps,
-    which is what chance makes of so many steps and situations: only what lies above it is use of
-    the levels. Steps without a level do not count; without any, there is nothing to say.
+    ``rlvcr/level_information`` is computed from the observed counts and is at most ``log 4``.
+    ``rlvcr/level_information_null`` is its mean over permuted levels, the value expected by chance.
+    Only the excess over it shows that levels depend on situations. Turns without a level are
+    ignored.
     """
     known = [(level, name) for level, name in zip(levels, situations, strict=True) if level]
     if not known:
@@ -71,11 +70,11 @@ def level_information(
 
 
 def levels_by_situation(steps: Sequence[ThinkingStep], prefix: str) -> dict[str, float]:
-    """What was chosen in every situation that the environment names, under
-    ``<prefix>/<situation>``.
+    """Return metrics ``<prefix>/<situation>/*`` of the chosen levels in each named situation.
 
-    ``share_1..4`` of the steps with a level that the policy chose, ``steps``, their number, and the
-    mean ``needed_level`` where the environment names it. Nothing for more than ``MOST_SITUATIONS``.
+    ``share_1..4``: shares among the turns whose level the policy chose; ``steps``: their number;
+    ``needed_level``: mean required level, where the environment names it. Empty for more than
+    ``MAX_SITUATIONS`` situations.
     """
     chosen: dict[str, list[ThinkingStep]] = {}
     for step in steps:
@@ -96,14 +95,19 @@ def levels_by_situation(steps: Sequence[ThinkingStep], prefix: str) -> dict[str,
 
 
 def _information(rows: np.ndarray, columns: np.ndarray) -> float:
-    """What the levels ``columns`` [S] say about the situations ``rows`` [S], both as numbers."""
+    """Return the mutual information of levels ``columns`` [S] and situations ``rows`` [S], both
+    indices.
+    """
     table = np.zeros((rows.max() + 1, len(LEVELS)))
     np.add.at(table, (rows, columns), 1.0)
     return mutual_information(table)
 
 
 def mutual_information(counts: np.ndarray | Sequence[Sequence[float]]) -> float:
-    """What the columns of a table of counts say about its lines, in nats; 0 for an empty one."""
+    """Return the mutual information of rows and columns of a table of counts, in nats.
+
+    It is 0 for an empty table.
+    """
     table = np.asarray(counts, dtype=np.float64)
     joint = table / (table.sum() or 1.0)
     independent = joint.sum(1, keepdims=True) * joint.sum(0, keepdims=True)
@@ -112,10 +116,10 @@ def mutual_information(counts: np.ndarray | Sequence[Sequence[float]]) -> float:
 
 
 class CollapseWatch:
-    """Warns when a level was not seen for ``patience`` updates in a row: collapse is the method's
-    known failure.
+    """Detector of levels that the policy no longer samples, a known failure of the method.
 
-    ``unseen`` counts updates since each level was last seen.
+    ``unseen`` counts the steps since each level was last sampled. A warning is logged after
+    ``patience`` steps.
     """
 
     def __init__(self, patience: int) -> None:
@@ -125,28 +129,28 @@ class CollapseWatch:
         self.unseen = dict.fromkeys(LEVELS, 0)
 
     def update(self, levels: Sequence[int | None]) -> list[int]:
-        """Record the levels of one update; return those unseen for ``patience`` updates or more.
+        """Record the levels of one step; return those not sampled for ``patience`` steps or more.
 
-        Each is logged as a warning when it reaches ``patience`` and again every ``patience``
-        updates.
+        A level is logged as a warning when it reaches ``patience``, and again every ``patience``
+        steps.
         """
         seen = set(levels)
         for level in LEVELS:
             self.unseen[level] = 0 if level in seen else self.unseen[level] + 1
             if self.unseen[level] and self.unseen[level] % self.patience == 0:
                 logger.warning(
-                    "thinking level %d was not sampled for %d updates; raise "
+                    "thinking level %d was not sampled for %d steps; raise "
                     "algorithm.rlvcr.thinking_diversity_w, set algorithm.rlvcr.epsilon_levels or "
-                    "use combine=gated",
+                    "use algorithm.rlvcr.combine=gated",
                     level,
                     self.unseen[level],
                 )
         return [level for level in LEVELS if self.unseen[level] >= self.patience]
 
     def state(self) -> list[int]:
-        """``unseen`` in the order of levels."""
+        """Return the values of ``unseen`` in order of level."""
         return [self.unseen[level] for level in LEVELS]
 
     def resume(self, state: Sequence[int]) -> None:
-        """Count on from ``state``; from 0 where it is empty."""
+        """Restore ``unseen`` from ``state``; all zero for an empty one."""
         self.unseen = dict(zip(LEVELS, state or [0] * len(LEVELS), strict=True))

@@ -1,15 +1,14 @@
-"""The four thinking levels: tags, prompts, and the codec between them and token ids.
+"""Four thinking levels: tags, prompts, and the codec between turns and token ids.
 
-A step is ``<level>l</level><think>z</think><action>a</action>``. Level 1 acts at once, with an
-empty think block: ``<level>1</level><think></think><action>``.
+A turn is ``<level>l</level><think>z</think><action>a</action>``. Level 1 has an empty think block:
+``<level>1</level><think></think><action>``.
 
-The four contexts of a step differ in nothing but digit and thought. So alternatives are written in
-the form of the sample, white space between its blocks included, and a step that lacks a block or
-``</think>`` is not scored: the other thoughts would stand in tags that it does not have.
+The four contexts of a turn differ only in digit and thought. Alternatives therefore copy the format
+of the turn, with the white space between its blocks. A turn without a block or without ``</think>``
+is not scored, because the alternative thoughts would have other tags.
 
-Parsing works on sampled token ids: their bytes are joined, tags are found in the bytes, and byte
-ranges are mapped back to token ranges. Nothing is ever tokenised again and a level is never
-guessed.
+Parsing works on sampled token ids. Their bytes are joined, tags are located in the bytes, and byte
+ranges are mapped back to token ranges. Text is never tokenized again, and no level is assumed.
 """
 
 import re
@@ -49,9 +48,9 @@ Overrides = Mapping[int, str] | Mapping[str, str]
 def level_prompts(
     overrides: Overrides | None = None, texts: Mapping[int, str] = DEFAULT_PROMPTS
 ) -> dict[int, str]:
-    """The four ``texts`` with ``overrides`` (keys 1..4 as numbers or strings).
+    """Return ``texts`` of the four levels with ``overrides`` (keys 1..4 as numbers or strings).
 
-    ``ValueError`` for another key.
+    Raises ``ValueError`` for another key.
     """
     prompts = dict(texts)
     for key, text in (overrides or {}).items():
@@ -62,21 +61,21 @@ def level_prompts(
 
 
 def level_instructions(overrides: Overrides | None = None) -> str:
-    """The paragraph that asks a policy for the four levels and for the format of a step."""
+    """Return the prompt paragraph that explains the four levels and the format of a turn."""
     lines = [f"Level {level}: {text}" for level, text in level_prompts(overrides).items()]
     return _FORMAT.format(levels="\n".join(lines))
 
 
 @dataclass(frozen=True, slots=True)
 class StepForm:
-    """What stands around digit and thought of a step: tags, and white space between them."""
+    """Text around digit and thought of a turn: tags, and the white space between them."""
 
     before: str = "<level>"
     between: str = "</level><think>"
     after: str = THINK_END + ACTION_START
 
     def prefix(self, level: int) -> str:
-        """What is forced to make the policy think at ``level``."""
+        """Return the forced prefix that makes the policy think at ``level``."""
         if level not in LEVELS:
             raise ValueError(f"level must be one of 1, 2, 3, 4, got {level!r}")
         return f"{self.before}{level}{self.between}"
@@ -86,13 +85,14 @@ PLAIN_FORM = StepForm()
 
 
 def level_prefix(level: int) -> str:
-    """``<level>k</level><think>``, how a step at level k begins that has no white space."""
+    """Return ``<level>k</level><think>``, the prefix at level k without white space."""
     return PLAIN_FORM.prefix(level)
 
 
 class ParseFailure(StrEnum):
-    """Why a sampled step gets no thinking advantage; the values end the metrics
-    ``rlvcr/parse_fail_*``.
+    """Reasons for which a sampled turn gets no thinking advantage.
+
+    The values are the suffixes of the metrics ``rlvcr/parse_fail_*``.
     """
 
     # No <action> at all.
@@ -109,9 +109,9 @@ class ParseFailure(StrEnum):
     MISSING_THINK = "missing_think"
     # <think> without </think>.
     UNCLOSED_THINK = "unclosed_think"
-    # The token of the digit also holds part of what is around it, or would at another level.
+    # The digit's token also holds other text, or would do so at another level.
     MERGED_LEVEL = "merged_level"
-    # The action's first token begins inside <action>: it cannot follow a forced tag.
+    # The action's first token begins inside <action> and cannot follow a forced tag.
     MERGED_ACTION = "merged_action"
 
 
@@ -120,11 +120,11 @@ Span = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class LevelChoice:
-    """The sampled level digit of a turn, found without regard to what follows it.
+    """Sampled level digit of a turn, located without regard to the text after it.
 
     ``position`` is the index of the digit's token, which holds nothing else. ``thought_span`` holds
-    what follows ``<think>``, up to the next tag or to the end of the turn, and ``end_span`` the
-    token after it. Whether a token belongs to a span depends on the tokens before it alone.
+    the text after ``<think>``, up to the next tag or the end of the turn. ``end_span`` is the token
+    after it. Membership of a token in a span depends only on the tokens before it.
     """
 
     level: int
@@ -135,16 +135,21 @@ class LevelChoice:
 
 @dataclass(frozen=True, slots=True)
 class ParsedStep:
-    """Where the parts of a sampled step lie; spans are half-open ranges of indices into its token
-    ids.
+    """Parts of a sampled turn. Spans are half-open ranges of indices into its token ids.
 
-    ``level_span`` is the digit's token, ``thought_span`` every token that holds part of the thought
-    (empty for an empty one), ``action_span`` every token that holds part of the action, and
-    ``score_span`` that plus the first token of ``</action>``, which tells "cabinet 1" from "cabinet
-    10". ``end_span`` is the first token of ``</think>``, with which the policy ended its thought.
-    Parts that were not found are None. ``parser`` names the parser that matched. With a ``failure``
-    the step has no thinking advantage; without one, ``form`` is how it was written. ``choice`` is
-    the level digit that returns can be credited to, also after a failure.
+    ``level_span``: the digit's token. ``thought_span``: every token that holds part of the thought,
+    empty for an empty one. ``action_span``: every token that holds part of the action.
+    ``score_span``: the action and the first token of ``</action>``, which distinguishes "cabinet 1"
+    from "cabinet 10". ``end_span``: the first token of ``</think>``. Missing parts are None.
+
+    ``parser`` names the pattern that matched. A turn with a ``failure`` has no thinking advantage;
+    one without has a ``turn_format``. ``choice`` is the level digit that gets credit from returns,
+    also after a failure.
+
+        tokens   <level> 3 </level><think> look </think> <action> go </action>
+        indices  0       1 2               3    4        5        6  7
+        level_span (1, 2), thought_span (3, 4), end_span (4, 5), action_span (6, 7)
+        score_span (6, 8)
     """
 
     level: int | None
@@ -162,7 +167,7 @@ class ParsedStep:
 
     @property
     def sampled_level(self) -> int | None:
-        """The level whose digit was sampled as a token of its own; None where there is none."""
+        """Level whose digit was sampled as a separate token; None without one."""
         if self.choice is not None:
             return self.choice.level
         return None if self.failure is ParseFailure.MERGED_LEVEL else self.level
@@ -174,17 +179,17 @@ class ParsedStep:
 
     @property
     def scored(self) -> tuple[int, Span]:
-        """Level and ``score_span`` of a step without ``failure``. Raises ``ValueError`` for one."""
+        """Level and ``score_span`` of a turn. Raises ``ValueError`` after a ``failure``."""
         if self.failure is not None or self.level is None or self.score_span is None:
-            raise ValueError(f"a step with {self.failure} cannot be scored")
+            raise ValueError(f"a turn with the parse failure {self.failure} cannot be scored")
         return self.level, self.score_span
 
     def credit_spans(self, offset: int = 0, with_end: bool = False) -> list[Span]:
-        """Token ranges that carry the thinking advantage: level digit and thought; none after a
+        """Return the token ranges of the thinking advantage: level digit and thought. Empty after a
         failure.
 
-        ``offset`` is the index of the step's first token in the row, so that the ranges fit
-        ``place_step_values``. ``with_end`` lets the thought reach to the token that ended it.
+        ``offset`` is the index of the turn's first token in the row, as ``place_turn_values`` needs
+        it. ``with_end`` extends the thought to the token that ended it.
         """
         if self.failure is not None:
             return []
@@ -192,11 +197,12 @@ class ParsedStep:
         return _nonempty((self.level_span, _with_end(self.thought_span, end)), offset)
 
     def choice_spans(self, offset: int = 0, with_end: bool = False) -> list[Span]:
-        """Token ranges that carry credit from returns: as ``credit_spans``, and after a failure
-        the sampled level digit and what was sampled of the thought.
+        """Return the token ranges of credit from returns, as ``credit_spans``, but also after a
+        failure.
 
-        Returns know what a turn that was cut or cannot be read led to. Credit that left such turns
-        out would be that of the others, which end better.
+        After a failure these are the sampled level digit and the sampled part of the thought. A
+        return is known for cut and unreadable turns too. Skipping them would bias the credit,
+        because the other turns have better endings.
         """
         if self.failure is None or self.sampled_level is None:
             return self.credit_spans(offset, with_end)
@@ -208,7 +214,9 @@ class ParsedStep:
 
 
 def _with_end(thought: Span | None, end: Span | None) -> Span | None:
-    """``thought`` with the token that ended it, which may begin before an empty thought."""
+    """Return ``thought`` extended to the token that ended it, which may begin before an empty
+    thought.
+    """
     if thought is None or end is None:
         return thought
     return min(thought[0], end[0]), end[1]
@@ -220,11 +228,11 @@ def _nonempty(spans: Sequence[Span | None], offset: int) -> list[Span]:
 
 @dataclass(frozen=True, slots=True)
 class ForcedThought:
-    """A context of another level as tokens to follow the chat prompt, ready for the original
-    action's tokens.
+    """Context of another level: tokens to place between the chat prompt and the original action
+    tokens.
 
-    ``token_ids`` = forced prefix, sampled thought, forced rest up to and including ``<action>``;
-    the thought is ``token_ids[thought_span[0]:thought_span[1]]``.
+    ``token_ids`` = forced prefix, sampled thought, forced rest up to and including ``<action>``.
+    The thought is ``token_ids[thought_span[0]:thought_span[1]]``.
     """
 
     level: int
@@ -238,11 +246,11 @@ class ForcedThought:
         return self.thought_span[1] - self.thought_span[0]
 
 
-# Text without any tag. The look-ahead is repeated at every byte, so that a thought can never
-# swallow a tag, however the rest of the pattern backtracks.
+# Text without any tag. The look-ahead is repeated at every byte, so backtracking cannot put a tag
+# into a thought.
 _TEXT = rb"(?:(?!</?level>|</?think>|</?action>).)*?"
 _LEVEL = rb"\A\s*<level>\s*(?P<level>[1-4])\s*</level>\s*"
-# The first level digit of a turn, and the thought behind it up to any tag.
+# The first level digit of a turn, and the thought after it up to any tag.
 _CHOICE = re.compile(
     rb"<level>\s*(?P<level>[1-4])(?:\s*</level>\s*<think>(?P<thought>"
     + _TEXT.removesuffix(b"?")
@@ -250,11 +258,11 @@ _CHOICE = re.compile(
     re.DOTALL,
 )
 _ACTION = rb"<action>(?P<action>.*?)</action>"
-# Up to the end of what was sampled: the step was cut by its length.
+# Up to the end of the sampled text: the turn was cut by its length limit.
 _OPEN_ACTION = rb"<action>(?P<action>(?:(?!</action>).)*)\Z"
 
-# Tried in turn. A pattern's groups say which parts it found; its failure says what was wrong with
-# the step.
+# Tried in order. The groups of a pattern are the parts of the turn. The failure is None for a valid
+# turn.
 _PARSERS: tuple[tuple[str, re.Pattern[bytes], ParseFailure | None], ...] = tuple(
     (name, re.compile(pattern, re.DOTALL), failure)
     for name, pattern, failure in (
@@ -297,27 +305,30 @@ _PARSERS: tuple[tuple[str, re.Pattern[bytes], ParseFailure | None], ...] = tuple
 
 
 class _Bytes:
-    """Token bytes joined, with the map from byte ranges back to token ranges."""
+    """Joined bytes of tokens, with the map from byte ranges back to token ranges."""
 
     def __init__(self, pieces: Sequence[bytes]) -> None:
         self.text = b"".join(pieces)
         self.starts = list(accumulate((len(piece) for piece in pieces), initial=0))
 
     def tokens(self, start: int, end: int) -> Span:
-        """Tokens that hold part of bytes ``[start, end)``; for an empty range an empty span at the
-        next token.
+        """Return the range of tokens that hold part of bytes ``[start, end)``.
+
+        An empty byte range gives an empty token range at the next token.
         """
         if start == end:
             first = bisect_left(self.starts, start)
             return first, first
-        # bisect_right passes over tokens without bytes, which start where the next one does.
+        # bisect_right skips tokens without bytes, which start at the same byte as the next one.
         return bisect_right(self.starts, start) - 1, bisect_left(self.starts, end)
 
 
 @dataclass(frozen=True, slots=True)
 class FormTokens:
-    """A form in tokens: ``prefix_ids[k]`` up to the thought of level k, ``close_ids`` from the
-    thought to the action, ``empty_ids`` level 1 without a thought, ``digit_ids`` the four digits.
+    """Token ids of a format.
+
+    ``prefix_ids[k]``: up to the thought of level k. ``close_ids``: from the thought to the action.
+    ``empty_ids``: a turn at level 1 up to the action. ``digit_ids``: the four digits.
     """
 
     prefix_ids: Mapping[int, list[int]]
@@ -327,12 +338,12 @@ class FormTokens:
 
 
 class LevelCodec:
-    """Renders and reads steps for one tokenizer.
+    """Encoder and parser of turns for one tokenizer.
 
-    ``prefix_ids``, ``close_ids``, ``empty_ids`` and ``digit_ids`` are the tokens of the plain form,
-    as in ``FormTokens``; the digits all follow the same tokens of ``<level>``. Works where tags are
-    single tokens and where they are several. Raises ``ValueError`` for a tokenizer that merges a
-    level digit with its tag or renders the four prefixes differently.
+    ``prefix_ids``, ``close_ids``, ``empty_ids`` and ``digit_ids`` are the tokens of the plain
+    format. All four digits follow the same tokens of ``<level>``. Tags may be single tokens or
+    several. Raises ``ValueError`` for a tokenizer that merges a level digit with its tag or encodes
+    the four prefixes differently.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -345,8 +356,9 @@ class LevelCodec:
         self.digit_ids = self._plain.digit_ids
 
     def parse_step(self, token_ids: Sequence[int]) -> ParsedStep:
-        """Find level, thought and action in the sampled ``token_ids`` of one step; never raises for
-        their content.
+        """Locate level, thought and action in the sampled ``token_ids`` of one turn.
+
+        Never raises for the content of the tokens: the result then has a ``failure``.
         """
         joined = _Bytes(self.token_bytes(token_ids))
         missing = ParseFailure.MISSING_ACTION
@@ -359,7 +371,7 @@ class LevelCodec:
         return replace(step, choice=_level_choice(joined))
 
     def tokens_of(self, form: StepForm) -> FormTokens:
-        """The tokens of ``form``.
+        """Return the tokens of ``turn_format``.
 
         Raises ``ValueError`` where the four levels would differ in more than the digit.
         """
@@ -368,14 +380,16 @@ class LevelCodec:
     def forced_thought(
         self, level: int, sampled_ids: Sequence[int], form: StepForm = PLAIN_FORM
     ) -> ForcedThought | None:
-        """Turn what was sampled after the prefix of ``level`` in ``form`` into a context that ends
-        with ``<action>``.
+        """Build the context of ``level`` in ``turn_format`` from the tokens sampled after its
+        prefix.
 
-        The thought ends at ``</think>`` or the first ``<action>``, whichever comes first. Sampled
-        tokens that hold part of it are kept; what the last of them says of ``</think>`` is not
-        forced again. None where neither tag was reached (cut by length), where the sampled text
-        opens another tag, and where a kept token holds part of ``<action>``: ``</think>`` would
-        have no place. An empty thought is a thought.
+        The thought ends at ``</think>`` or at the first ``<action>``, whichever comes first.
+        Sampled tokens that hold part of it are kept. Bytes of ``</think>`` in the last kept token
+        are not forced again.
+
+        Returns None where neither tag was reached (cut by length), and where the sampled text opens
+        another tag. It also returns None where a kept token holds part of ``<action>``, because
+        ``</think>`` cannot be inserted there. An empty thought is valid.
         """
         joined = _Bytes(self.token_bytes(sampled_ids))
         places = [joined.text.find(tag.encode()) for tag in (THINK_END, ACTION_START)]
@@ -391,8 +405,8 @@ class LevelCodec:
             return None
         tokens = self.tokens_of(form)
         prefix = tokens.prefix_ids[level]
-        # Encoded anew only where a sampled token began the tag: all other contexts end with the
-        # same tokens.
+        # Encoded again only where a sampled token holds the beginning of the tag. All other
+        # contexts end with the same tokens.
         forced = self._encode(form.after[len(spill) :]) if spill else tokens.close_ids
         span = (len(prefix), len(prefix) + kept)
         thought = joined.text[:end].decode(errors="replace")
@@ -400,7 +414,7 @@ class LevelCodec:
         return ForcedThought(level, [*prefix, *sampled, *forced], span, thought)
 
     def empty_thought(self, form: StepForm = PLAIN_FORM) -> ForcedThought:
-        """The context of level 1, which needs no generation."""
+        """Return the context of level 1, which needs no generation."""
         tokens = self.tokens_of(form)
         at = len(tokens.prefix_ids[1])
         return ForcedThought(1, list(tokens.empty_ids), (at, at), "")
@@ -418,14 +432,14 @@ class LevelCodec:
         score = None
         if action is not None:
             start, stop = match.span("action")
-            # One byte of "</action>" finds its first token, however the tokenizer cuts the tag.
+            # One byte of "</action>" locates its first token for any tokenization of the tag.
             closed = joined.text[stop:].startswith(ACTION_END.encode())
             score = joined.tokens(start, stop + 1) if closed else action
             if failure is None and joined.starts[score[0]] != start:
                 failure = ParseFailure.MERGED_ACTION
         end = None
         if failure is None:
-            # One byte of "</think>" finds its first token here as well.
+            # One byte of "</think>" locates its first token.
             after = match.end("thought")
             end = joined.tokens(after, after + 1)
         form = _form(match) if failure is None else PLAIN_FORM
@@ -447,7 +461,7 @@ class LevelCodec:
         )
 
     def _encode(self, text: str) -> list[int]:
-        # Every such text continues a prompt or a thought.
+        # All these texts continue a prompt or a thought.
         return self._encoder.encode_inside(text)
 
     def _render(self, form: StepForm) -> FormTokens:
@@ -458,11 +472,11 @@ class LevelCodec:
             (tuple(ids[: places[level]]), tuple(ids[places[level] + 1 :]))
             for level, ids in prefixes.items()
         }
-        # Only the digit may differ, or the levels would be compared by how their tags are cut.
+        # Only the digit may differ. Otherwise the scores would depend on the tokenization of tags.
         if len(around) != 1 or len(set(digits)) != len(LEVELS):
             raise ValueError(
-                "tokenizer renders the prefixes of the four levels with different tokens around "
-                "the digit"
+                "the tokenizer encodes the prefixes of the four levels with different tokens "
+                "around the digit; use a tokenizer that encodes digits as separate tokens"
             )
         close = self._encode(form.after)
         return FormTokens(prefixes, close, self._encode(form.prefix(1) + form.after), digits)
@@ -474,7 +488,7 @@ class LevelCodec:
             return False
 
     def _digit_place(self, form: StepForm, level: int, ids: Sequence[int]) -> int:
-        """Index in the prefix ``ids`` of the token that holds the digit and nothing else.
+        """Return the index in the prefix ``ids`` of the token that holds only the digit.
 
         Raises ``ValueError`` where there is none.
         """
@@ -485,22 +499,22 @@ class LevelCodec:
         if pieces[position] != str(level).encode():
             tokens = [piece.decode(errors="replace") for piece in pieces]
             raise ValueError(
-                f"tokenizer merges level digit {level} with its tag: {form.prefix(level)!r} "
-                f"becomes {tokens}; add the digits or the tags as tokens of their own"
+                f"the tokenizer merges level digit {level} with its tag: {form.prefix(level)!r} "
+                f"becomes {tokens}; add the digits or the tags as separate tokens"
             )
         return position
 
 
 def _form(match: re.Match[bytes]) -> StepForm:
-    """How a step was written in which level, thought and action were found."""
+    """Return the format of a turn whose level, thought and action were located."""
     digit, thought, action = (match.span(part) for part in ("level", "thought", "action"))
     edges = (0, digit[0]), (digit[1], thought[0]), (thought[1], action[0])
-    # What the pattern allows there is ASCII.
+    # The pattern allows only ASCII characters there.
     return StepForm(*(match.string[start:end].decode("ascii") for start, end in edges))
 
 
 def _level_choice(joined: _Bytes) -> LevelChoice | None:
-    """The first level digit of a turn; None where its token holds more than the digit."""
+    """Return the first level digit of a turn; None where its token holds more than the digit."""
     match = _CHOICE.search(joined.text)
     if match is None:
         return None

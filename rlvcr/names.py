@@ -1,4 +1,4 @@
-"""Names that ``algorithm.rlvcr`` chooses among, for its settings and for the maths."""
+"""Allowed values of the options of ``algorithm.rlvcr``, for the settings and for the maths."""
 
 from typing import Literal, get_args
 

@@ -1,13 +1,13 @@
-"""What thinking adds to the record of a step: its level, the four contexts, and the credit.
+"""Record of a turn with thinking levels: its level, the four contexts, and the credit.
 
-packing ──ThinkingStep without contexts──▶ scoring ──credited()──▶ rewards, rollout log, report
+packing ──record without contexts──▶ scoring ──record with credit──▶ rewards, rollout log, report
 """
 
 from dataclasses import dataclass, replace
 
 from verl.records import SegmentScore, StepRecord
 
-# score of an action -> its name in a rollout file
+# attribute of ``SegmentScore`` -> key in a rollout file
 MEASURES = {
     "logprob": "score_logprob",
     "entropy": "score_entropy",
@@ -18,10 +18,10 @@ MEASURES = {
 
 @dataclass(frozen=True, slots=True)
 class ThoughtContext:
-    """A thought at one level before the step's own action, and what the action scored after it.
+    """Thought at one level before the turn's action, with the scores of the action in that context.
 
-    ``tokens`` is the length of the thought, ``cost`` its price, ``original`` says that the policy
-    took this one.
+    ``tokens``: length of the thought. ``cost``: its token cost. ``original``: the policy sampled
+    this thought in the turn itself.
     """
 
     level: int
@@ -32,7 +32,7 @@ class ThoughtContext:
     scores: SegmentScore
 
     def to_json(self) -> dict[str, object]:
-        """The context as a line of a rollout file holds it."""
+        """Return the context in the form of a rollout file."""
         line: dict[str, object] = {
             "level": self.level,
             "thought": self.thought,
@@ -47,13 +47,13 @@ class ThoughtContext:
 
 @dataclass(frozen=True, slots=True)
 class ThinkingStep(StepRecord):
-    """A step of a policy that chooses how much to think.
+    """Record of a turn of a policy that chooses its thinking level.
 
-    ``level`` is None where it could not be read, and ``parse_failure`` says why there is no
-    thinking credit. ``level_forced``: the level was not the policy's choice. ``contexts`` are in
-    order of level. ``think_advantage`` contains ``think_cost``, the share that is due to the price.
-    ``situation`` is the kind of state, empty where the environment names no kinds, ``needed_level``
-    the lowest level that suffices there, None where the environment cannot tell.
+    ``level`` is None where it could not be read; ``parse_failure`` then gives the reason.
+    ``level_forced``: the policy did not choose the level. ``contexts`` are in order of level.
+    ``think_advantage`` contains ``think_cost``, its price share. ``situation``: kind of state,
+    empty where the environment names none. ``needed_level``: required level, None where it is
+    unknown.
     """
 
     level: int | None = None
@@ -69,15 +69,15 @@ class ThinkingStep(StepRecord):
     def credited(
         self, contexts: tuple[ThoughtContext, ...], advantage: float, cost: float
     ) -> "ThinkingStep":
-        """This step with what scoring found out about it."""
+        """Return this record with the results of scoring."""
         return replace(self, contexts=contexts, think_advantage=advantage, think_cost=cost)
 
     def to_json(self) -> dict[str, object]:
-        """The record as a line of a rollout file holds it."""
-        # Not super(): a class with slots is made twice, and super() would look at the first one.
+        """Return the record in the form of a rollout file."""
+        # Not super(): dataclass(slots=True) creates a second class, and super() uses the first.
         line = StepRecord.to_json(self)
         line["contexts"] = [context.to_json() for context in self.contexts]
-        # Only environments that say what a state is like have these two.
+        # Only environments that describe their states have these two.
         for name in ("situation", "needed_level"):
             if not line[name]:
                 del line[name]

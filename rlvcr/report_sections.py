@@ -1,4 +1,7 @@
-"""What thinking levels add to console, report and validation; importing this contributes it."""
+"""Console figures, report sections and validation metrics of thinking levels.
+
+Importing this module registers them.
+"""
 
 import json
 from pathlib import Path
@@ -27,18 +30,19 @@ from verl.report_sections import (
 if TYPE_CHECKING:
     from verl.protocol import DataProto
 
-AUDIT_FILE = "audit.json"  # what an audit leaves in the directory of its plays
+AUDIT_FILE = "audit.json"  # written by an audit into its run directory
 LEVEL_NAMES = {1: "1 act at once", 2: "2 read the situation", 3: "3 reflect", 4: "4 plan"}
 
 
 def level_shares(batch: "DataProto", prefix: str) -> dict[str, float]:
-    """``<prefix>/level_share_1..4``: the share of each level among the steps that have one, and
-    what levels say about situations (``level_information``): those that the environment names,
-    else its states (``anchor_obs``).
+    """Return ``<prefix>/level_share_1..4`` and the information of levels about situations.
+
+    Shares are among the turns with a level. Situations are those that the environment names, else
+    its states (``anchor_obs``).
     """
     columns = batch.non_tensor_batch
     steps = [step for row in columns["steps"] for step in row]
-    # Steps of environments that ask for no levels have none, or are no thinking steps at all.
+    # Turns of environments without thinking levels have no level, or no such attribute.
     levels = [getattr(step, "level", None) for step in steps]
     known = [level for level in levels if level is not None]
     if not known:
@@ -48,7 +52,7 @@ def level_shares(batch: "DataProto", prefix: str) -> dict[str, float]:
     situations = [
         getattr(step, "situation", "") or state for step, state in zip(steps, states, strict=True)
     ]
-    # By call: the command line imports this module, and numpy is not light.
+    # Imported here: the command line imports this module, and importing numpy is slow.
     from rlvcr.level_metrics import level_information
 
     told = level_information(levels, situations)
@@ -56,8 +60,9 @@ def level_shares(batch: "DataProto", prefix: str) -> dict[str, float]:
 
 
 def audited(directory: Path) -> Outcomes:
-    """What an audit whose plays are in ``directory`` found: returns of the plays that went on from
-    a step at every level; nothing where there was none.
+    """Return the returns of the audit rollouts in ``directory``, by turn and level.
+
+    The dict is empty where no audit was made.
     """
     path = directory / AUDIT_FILE
     if not path.exists():
@@ -69,7 +74,7 @@ def audited(directory: Path) -> Outcomes:
 
 
 def _by_level(metric: str, smooth: bool = False) -> tuple[Curve, ...]:
-    """One curve per level of a metric whose name ends with the level."""
+    """Return one curve per level of a metric whose name ends with the level."""
     return tuple(
         Curve(f"{metric}_{level}", LEVEL_NAMES[level], f"ramp-{level}", smooth) for level in LEVELS
     )
@@ -77,7 +82,7 @@ def _by_level(metric: str, smooth: bool = False) -> tuple[Curve, ...]:
 
 THINKING = ReportSection(
     "Thinking",
-    "How much the policy thinks, and what its thoughts are worth to it.",
+    "Thinking levels of the policy, and scores of its thoughts.",
     (
         Plot(
             "Share of thinking levels",
@@ -89,27 +94,27 @@ THINKING = ReportSection(
         ),
         Plot(
             "Success of episodes by level (smoothed)",
-            "episodes won",
+            "successful episodes",
             _by_level("rlvcr/level_success", smooth=True),
             form="percent",
         ),
         Plot(
-            "What the level says about the situation",
+            "Mutual information of level and situation",
             "nats",
             (
-                Curve("rlvcr/level_information", "of the levels chosen"),
-                Curve("rlvcr/level_information_null", "of the same levels dealt anew", "second"),
+                Curve("rlvcr/level_information", "of the chosen levels"),
+                Curve("rlvcr/level_information_null", "of permuted levels", "second"),
             ),
             y_range=(0.0, None),
         ),
         Plot(
             "Thought length",
-            "tokens per step",
+            "tokens per turn",
             (Curve("rlvcr/thought_tokens_mean", "tokens"),),
             y_range=(0.0, None),
         ),
         Plot(
-            "Certainty about the action",
+            "Score of the sampled action",
             "nats per token",
             (
                 Curve("rlvcr/score_logprob", "log-prob of the action"),
@@ -120,49 +125,48 @@ THINKING = ReportSection(
     after="Success",
 )
 BY_RULE = MetricTable(
-    "What the choice of level is worth",
+    "Success and tokens of level rules",
     "val/levels",
     "levels",
     (
-        MetricColumn("success_rate", "episodes won", "{:.1%}"),
-        MetricColumn("tokens_per_step", "tokens / step", "{:.2f}"),
-        MetricColumn("sampled_tokens_per_step", "sampled / step"),
+        MetricColumn("success_rate", "successful episodes", "{:.1%}"),
+        MetricColumn("tokens_per_step", "tokens / turn", "{:.2f}"),
+        MetricColumn("sampled_tokens_per_step", "sampled / turn"),
         MetricColumn("sampled_tokens_per_episode", "sampled / episode"),
     ),
 )
 DIFFERENCES = (
-    MetricColumn("success_difference", "episodes won, points", "{:+.1f}", scale=100.0),
-    MetricColumn("tokens_per_step_difference", "tokens / step", "{:+.2f}"),
-    MetricColumn("tokens_per_step_change", "tokens / step, %", "{:+.1f}", scale=100.0),
+    MetricColumn("success_difference", "success rate, points", "{:+.1f}", scale=100.0),
+    MetricColumn("tokens_per_step_difference", "tokens / turn", "{:+.2f}"),
+    MetricColumn("tokens_per_step_change", "tokens / turn, %", "{:+.1f}", scale=100.0),
 )
-LESS_FREE = MetricTable("Less free, task by task", BY_RULE.prefix, "levels", DIFFERENCES)
+LESS_FREE = MetricTable("Difference to free, paired by task", BY_RULE.prefix, "levels", DIFFERENCES)
 LESS_ORACLE = MetricTable(
-    "Less oracle, task by task", "val/levels_less_oracle", "levels", DIFFERENCES
+    "Difference to oracle, paired by task", "val/levels_less_oracle", "levels", DIFFERENCES
 )
 BY_SITUATION = MetricTable(
     "Levels chosen in each situation",
     "val/levels_in",
     "situation",
     (
-        MetricColumn("steps", "steps", "{:.0f}"),
-        MetricColumn("needed_level", "needed"),
+        MetricColumn("steps", "turns", "{:.0f}"),
+        MetricColumn("needed_level", "required level"),
         *(MetricColumn(f"share_{level}", LEVEL_NAMES[level], "{:.1%}") for level in LEVELS),
     ),
 )
 WORTH = ReportSection(
     "The choice of level",
-    "The same tasks with the same seeds: the policy chooses (free), every step has one level, "
-    "levels are drawn with the shares of free (random), or the environment says what is needed "
-    "(oracle). Intervals are 95% over resampled tasks; differences have the same tasks on both "
-    "sides.",
+    "The same tasks with the same seeds: the policy chooses (free), every turn has one level, "
+    "levels are drawn with the shares of free (random), or the environment names the required "
+    "level (oracle). Intervals are 95% over resampled tasks; differences are paired by task.",
     (
         Scatter(
             "Success against tokens",
             BY_RULE,
             x="tokens_per_step",
             y="success_rate",
-            x_label="tokens per step, a forced level's included",
-            y_label="episodes won",
+            x_label="tokens per turn, including forced levels",
+            y_label="successful episodes",
             colors=(
                 ("random", "second"),
                 ("oracle", "time-5"),
@@ -176,33 +180,34 @@ WORTH = ReportSection(
     tables=(BY_RULE, LESS_FREE, LESS_ORACLE, BY_SITUATION),
 )
 AUDITED_LEVELS = MetricTable(
-    "What levels are worth",
+    "Effects of levels",
     "audit/levels",
     "level",
-    (MetricColumn("effect", "return, less the mean of all levels", "{:+.3f}"),),
+    (MetricColumn("effect", "return minus the mean of all levels", "{:+.3f}"),),
 )
 AUDITED_SCORES = MetricTable(
-    "What scores say of it",
+    "Agreement of scores with effects",
     "audit/scores",
     "score",
     (
         MetricColumn("all_levels", "rank correlation", "{:+.2f}"),
-        MetricColumn("in_won", "in won plays", "{:+.2f}"),
-        MetricColumn("in_lost", "in lost plays", "{:+.2f}"),
-        MetricColumn("chosen_level", "the chosen level", "{:+.2f}"),
+        MetricColumn("in_won", "with success", "{:+.2f}"),
+        MetricColumn("in_lost", "without success", "{:+.2f}"),
+        MetricColumn("chosen_level", "of chosen levels", "{:+.2f}"),
     ),
 )
 AUDIT = ReportSection(
     "Credit audit",
-    "From steps of played tasks every level was forced and played on with: what these plays earned "
-    "is the effect of the level there, and a score is as good as it agrees with it.",
+    "At turns of finished episodes every level was forced and the episode continued to its end. "
+    "The effect of a level is its mean return minus the mean of all levels. Correlations compare "
+    "scores with effects.",
     (),
     after="The choice of level",
     tables=(AUDITED_LEVELS, AUDITED_SCORES),
 )
 UNPARSED = Plot(
-    "Steps that could not be parsed",
-    "share of steps",
+    "Turns that could not be parsed",
+    "share of turns",
     (CurveFamily("rlvcr/parse_fail_"),),
     form="percent",
     width=352,
@@ -242,7 +247,7 @@ CONTRIBUTIONS.append(
         ),
         key_figures=(
             KeyFigure(
-                "thought tokens / step",
+                "thought tokens / turn",
                 "rlvcr/thought_tokens_mean",
                 "{:.1f}",
                 after="tokens per episode",
@@ -263,8 +268,8 @@ CONTRIBUTIONS.append(
             badge="level",
             flags=("parse_failure",),
             alternatives=THOUGHTS,
-            lead="The tables compare the sampled thought with thoughts of the other levels by what "
-            "they make of the same action.",
+            lead="The tables compare the sampled thought with alternative thoughts of the other "
+            "levels, by their scores of the same action.",
         ),
         batch_metrics=level_shares,
     )

@@ -1,6 +1,6 @@
-"""From the steps of rows to questions, and from the answers to one line per step.
+"""Score requests for the turns of rows, and the table of their results with one line per turn.
 
-S counts the steps of all rows; level k is column k - 1.
+S is the number of turns of all rows; level k is column k - 1.
 """
 
 from collections import Counter
@@ -19,11 +19,10 @@ from verl.records import Branch, SegmentScore, Span
 
 @dataclass(frozen=True, slots=True)
 class RowStep:
-    """One step of a row: its ``token_ids`` begin at unpadded index ``start`` of the row.
+    """Turn of a row. Its ``token_ids`` begin at unpadded index ``start`` of the row.
 
-    The first ``forced`` of them, a level that was not the policy's choice, were not sampled.
-    ``executed`` is how much more the play was worth than one in which another level was forced
-    here, None where none was.
+    The first ``num_forced`` of them, a forced level, were not sampled. ``executed_credit``: credit
+    from the executed alternative, None where none was executed.
     """
 
     step: int
@@ -35,14 +34,15 @@ class RowStep:
     executed: float | None = None
 
     def credit_spans(self, offset: int, with_end: bool = False) -> list[tuple[int, int]]:
-        """Ranges of tokens, counted from ``offset`` on, that carry thinking credit, on request with
-        the token that ended the thought; what was forced never does.
+        """Return the token ranges of the thinking advantage, with indices from ``offset`` on.
+
+        ``with_end`` includes the token that ended the thought. Forced tokens are never included.
         """
         return self._sampled(self.parsed.credit_spans(offset, with_end), offset)
 
     def choice_spans(self, offset: int, with_end: bool = False) -> list[tuple[int, int]]:
-        """Ranges of tokens that carry credit from returns, as ``credit_spans``: also of a step
-        that was cut or cannot be read.
+        """Return the token ranges of credit from returns, also for a turn that was cut or cannot be
+        read.
         """
         return self._sampled(self.parsed.choice_spans(offset, with_end), offset)
 
@@ -50,7 +50,7 @@ class RowStep:
         return [(start, end) for start, end in spans if start >= offset + self.forced]
 
     def thoughts(self) -> dict[int, tuple[str, int]]:
-        """Text and tokens of the thought at each level the step has a context for."""
+        """Return text and token count of the thought at each level that has a context."""
         found: dict[int, tuple[str, int]] = {}
         if self.parsed.level is not None:
             found[self.parsed.level] = (self.parsed.thought, self.parsed.thought_tokens)
@@ -62,11 +62,11 @@ class RowStep:
 
 @dataclass(slots=True)
 class ScoredSteps:
-    """All S steps of a batch in the order of rows: scores and costs [S, 4], which exist, and the
-    chosen column [S].
+    """Table of all S turns of a batch in the order of rows.
 
-    ``row[s]`` is the row of step s, ``entries[s]`` its scores by level; an unparsed step has chosen
-    -1.
+    ``row_indices[s]``: row of turn s. ``entries[s]``: its scores by level. ``scores``, ``is_valid``
+    (context exists) and ``costs`` (thought tokens) are [S, 4]. ``chosen`` [S]: column of the chosen
+    level, -1 for an unparsed turn.
     """
 
     row: list[int]
@@ -79,10 +79,9 @@ class ScoredSteps:
 
 
 def build_queries(rows: Sequence[Sequence[RowStep]]) -> tuple[np.ndarray, np.ndarray]:
-    """``branches`` and ``spans`` [B]: what ``compute_log_prob`` is asked to score besides the rows
-    themselves.
+    """Return ``branches`` and ``spans`` [B]: sequences for ``compute_log_prob`` to score.
 
-    A step that could not be parsed has neither; a step without alternatives has a span only.
+    An unparsed turn has neither; a turn without alternative thoughts has only a span.
     """
     branches: list[list[Branch]] = []
     spans: list[list[Span]] = []
@@ -94,13 +93,13 @@ def build_queries(rows: Sequence[Sequence[RowStep]]) -> tuple[np.ndarray, np.nda
 
 
 def _span(step: RowStep) -> Span:
-    """The step's own action, in the row."""
+    """Return the span of the turn's action in the row."""
     level, (first, last) = step.parsed.scored
     return Span(step.start + first, step.start + last, step=step.step, label=level)
 
 
 def _branches(step: RowStep) -> list[Branch]:
-    """The same tokens of the action after each of the other thoughts."""
+    """Return the branches of the same action tokens after each alternative thought."""
     if step.alternatives is None:
         return []
     _, (first, last) = step.parsed.scored
@@ -123,13 +122,13 @@ def tabulate(
     span_scores: Sequence[Sequence[SegmentScore]],
     score: str,
 ) -> ScoredSteps:
-    """Bring the answers of ``compute_log_prob`` into one line per step and one column per level."""
+    """Build the table of turns and levels from the scores of branches and spans."""
     entries: list[dict[int, SegmentScore]] = []
     for row, own, others in zip(rows, span_scores, branch_scores, strict=True):
         by_step: dict[int, dict[int, SegmentScore]] = {}
         for answer in (*own, *others):
             by_step.setdefault(answer.step, {})[answer.label] = answer
-        # Nothing was asked about a step that could not be read: it has no valid context.
+        # No score was requested for an unparsed turn: it has no valid context.
         entries.extend(by_step.get(step.step, {}) for step in row)
     steps = [step for row in rows for step in row]
     shape = (len(steps), len(LEVELS))
@@ -137,7 +136,7 @@ def tabulate(
         row=[number for number, row in enumerate(rows) for _ in row],
         steps=steps,
         entries=entries,
-        # Float64: advantages are differences of scores that may be nearly equal.
+        # Float64, because advantages are differences of nearly equal scores.
         scores=torch.zeros(shape, dtype=torch.float64),
         valid=torch.zeros(shape, dtype=torch.bool),
         costs=torch.zeros(shape, dtype=torch.float64),
@@ -157,18 +156,18 @@ def tabulate(
 
 
 def scoring_metrics(table: ScoredSteps, advantage: torch.Tensor) -> dict[str, float]:
-    """``rlvcr/*`` of one batch: scores of the originals, valid contexts per expanded step, what was
-    dropped.
+    """Return ``rlvcr/*`` of one batch: scores of sampled thoughts, valid contexts, dropped
+    thoughts.
 
-    ``advantage`` [S]; a step is expanded where alternatives were asked for, whether any came or
-    not.
+    ``advantage`` [S]. An expanded turn is one with requested alternatives, even if all were
+    dropped.
     """
     expanded = [s for s, step in enumerate(table.steps) if step.alternatives is not None]
     asked_for = [step.alternatives for step in table.steps if step.alternatives is not None]
     dropped: Counter[str] = Counter()
     for alternatives in asked_for:
         dropped.update(alternatives.dropped)
-    # Shares of all that were sampled, dropped ones too; level 1 is not, and cannot be dropped.
+    # Shares of all sampled thoughts, dropped ones included. Level 1 is not sampled.
     came = [thought for alternatives in asked_for for thought in alternatives.thoughts]
     asked = sum(thought.level != LEVELS[0] for thought in came) + dropped.total()
     metrics = {
@@ -190,7 +189,9 @@ def scoring_metrics(table: ScoredSteps, advantage: torch.Tensor) -> dict[str, fl
 
 
 def _originals(table: ScoredSteps) -> list[SegmentScore]:
-    """What the action scored after the thought it was sampled with, of every step that was read."""
+    """Return the scores of the action after the thought that was sampled with it, of every parsed
+    turn.
+    """
     found = []
     for step, entries in zip(table.steps, table.entries, strict=True):
         if entries:

@@ -1,4 +1,4 @@
-"""Questions about the four thoughts of each step, and the columns that follow from the answers.
+"""Score requests for the four thoughts of each turn, and the columns computed from the scores.
 
     row:    [ prompt | <level>3</level><think>z</think><action> go to desk 1 </action> | ... ]
     span:                                                       └─ S, H at level 3 ─┘
@@ -9,7 +9,7 @@ Targets are the sampled tokens of the action and the first token of ``</action>`
 under every thought. The policy that sampled them scores them, in the pass that also computes the
 old log-probs:
 
-    pack_questions ──branches, spans──▶ training workers ──branch_scores, span_scores──▶
+    add_score_requests ──branches, spans──▶ training workers ──branch_scores, span_scores──▶
         add_thinking_columns
 """
 
@@ -51,28 +51,30 @@ __all__ = [
 ]
 
 logger = logging.getLogger(__name__)
-STEPS = "thinking_steps"  # column [B]: the ``RowStep`` objects of the row, until answers are read
-DROPPED_LENGTH = "rlvcr/dropped_length"  # a share of the alternatives that were asked for
+STEPS = "thinking_steps"  # column [B]: turns of the row, until scores are received
+DROPPED_LENGTH = "rlvcr/dropped_length"  # share of the requested alternatives
 TOO_MANY_DROPPED = 0.05
-EXECUTED = "thinking_executed"  # [B, R]: credit from returns of executed alternatives
-ROUNDING = 1e-9  # of a spread of squares in float64
+EXECUTED = "thinking_executed"  # column [B, R]: credit from returns of executed alternatives
+ROUNDING = 1e-9  # relative rounding error of a variance in float64
 
 
 def pack_questions(data: DataProto, rows: Sequence[Sequence[RowStep]]) -> None:
-    """Add ``branches`` and ``spans`` about ``rows``, the steps of each row of ``data``, and the
-    steps themselves, which ``add_thinking_columns`` needs to read the answers.
+    """Add ``branches`` and ``spans`` of ``rows``, the turns of each row of ``data``.
+
+    Also adds the turns themselves, which ``add_thinking_columns`` needs.
     """
     branches, spans = build_queries(rows)
     data.non_tensor_batch |= {BRANCHES: branches, SPANS: spans, STEPS: object_array(rows)}
 
 
 def add_thinking_columns(data: DataProto, config: PPOConfig) -> DataProto:
-    """Replace the questions of ``data`` and their answers by thinking advantages; returns ``data``.
+    """Replace the score requests of ``data`` and their results by thinking advantages; return
+    ``data``.
 
-    ``data`` has the columns of ``pack_questions`` and, from the training workers,
+    ``data`` has the columns of ``add_score_requests`` and, from the training workers,
     ``branch_scores`` and ``span_scores``. Adds ``thinking_level_entropies``,
     ``thinking_token_costs`` and, where they are used, ``thinking_level_bonus``,
-    ``thinking_reweight`` and ``thinking_executed``, all [B, R]. Scores go into the step records,
+    ``thinking_reweight`` and ``thinking_executed``, all [B, R]. Scores go into the turn records,
     ``rlvcr/*`` into ``meta_info["metrics"]``.
     """
     rlvcr = method_settings(config.algorithm)
@@ -80,7 +82,7 @@ def add_thinking_columns(data: DataProto, config: PPOConfig) -> DataProto:
     branches, _, rows, branch_scores, span_scores = map(data.non_tensor_batch.pop, names)
     table = tabulate(list(rows), list(branch_scores), list(span_scores), rlvcr.score)
     won = torch.as_tensor(data.non_tensor_batch["won"][table.row].astype(bool))
-    # A price of 0 is one that is not charged.
+    # With price_in=won only thoughts of successful trajectories have a token cost.
     costs = table.costs * won.unsqueeze(-1) if rlvcr.price_in == "won" else table.costs
     credit = _credit(table, costs, rlvcr)
     first = str(data.non_tensor_batch["traj_uid"][0])
@@ -97,7 +99,7 @@ def add_thinking_columns(data: DataProto, config: PPOConfig) -> DataProto:
     if rlvcr.level_bonus_w:
         bonus = _level_bonus(table, data.non_tensor_batch["uid"])
         columns["thinking_level_bonus"] = rlvcr.level_bonus_w * bonus
-    # COPO needs the factors whatever ``combine`` says.
+    # COPO needs the factors for every value of ``combine``.
     if rlvcr.combine == "reweight" or config.algorithm.adv_estimator == "copo":
         columns["thinking_reweight"] = credit.factor
     offsets = _response_offsets(data, table.row, table.steps)
@@ -106,7 +108,7 @@ def add_thinking_columns(data: DataProto, config: PPOConfig) -> DataProto:
     for key, values in columns.items():
         data.batch[key] = _scatter_to_tokens(data, table.row, spans, values)
     if credit.executed is not None:
-        # Credit from returns also belongs to steps that cannot be read.
+        # Turns that cannot be read also get credit from returns.
         spans = [step.choice_spans(offset, rlvcr.credit_end) for step, offset in steps]
         data.batch[EXECUTED] = _scatter_to_tokens(data, table.row, spans, credit.executed)
     _record(data, table, thinking_price(costs, rlvcr.cost_coef, rlvcr.cost_max), credit)
@@ -121,13 +123,15 @@ def add_thinking_columns(data: DataProto, config: PPOConfig) -> DataProto:
 def add_level_entropy_bonus(
     data: DataProto, rows: Sequence[Sequence[RowStep]], rlvcr: RLVCRSettings, codec: LevelCodec
 ) -> None:
-    """Request the level entropy bonus from the actor: ``choice_mask`` [B, R], which is 1 on each
-    sampled level digit, and ``choice_bonus`` in ``meta_info``.
+    """Request the level entropy bonus from the actor.
+
+    Adds ``choice_mask`` [B, R], which is 1 on each sampled level digit, and ``choice_bonus`` in
+    ``meta_info``.
     """
     numbers = [number for number, row in enumerate(rows) for _ in row]
     steps = [step for row in rows for step in row]
     offsets = _response_offsets(data, numbers, steps)
-    # A sampled level digit is the first span of a step that has any.
+    # The first credit span of a turn is its sampled level digit.
     digits = [
         [] if step.forced else step.credit_spans(offset)[:1]
         for step, offset in zip(steps, offsets, strict=True)
@@ -142,19 +146,19 @@ def _warn_of_dropped(metrics: Mapping[str, float]) -> None:
     dropped = metrics.get(DROPPED_LENGTH, 0.0)
     if dropped > TOO_MANY_DROPPED:
         logger.warning(
-            "%s=%.2f: so many alternative thoughts were cut and left out, and the longest ones "
-            "first, so that deep levels are compared where they were chosen only; raise "
-            "algorithm.rlvcr.max_alternative_tokens (null: as long as a turn may be)",
+            "%s=%.2f: share of alternative thoughts that were cut and dropped; the longest ones "
+            "are dropped first, which biases the comparison of high levels; raise "
+            "algorithm.rlvcr.max_alternative_tokens (null: the limit of a turn)",
             DROPPED_LENGTH,
             dropped,
         )
 
 
 class _Credit(NamedTuple):
-    """Thinking advantages of all steps, each [S]; ``cost_share`` is part of ``advantage``.
+    """Thinking advantages of all turns, each [S].
 
-    ``executed`` is added to ``advantage``. It comes from returns, and is None where no other level
-    was executed.
+    ``price_share`` is part of ``advantage``. ``executed`` is added to ``advantage``. It comes from
+    returns, and is None where no other level was executed.
     """
 
     advantage: torch.Tensor
@@ -164,9 +168,7 @@ class _Credit(NamedTuple):
 
 
 def _credit(table: ScoredSteps, costs: torch.Tensor, rlvcr: RLVCRSettings) -> _Credit:
-    """Return thinking advantages from scores and the thought tokens ``costs`` [S, 4] that have a
-    price.
-    """
+    """Return thinking advantages from scores and ``costs`` [S, 4], the thought tokens to charge."""
     advantage, cost_share = thinking_advantage(
         table.scores,
         table.valid,
@@ -191,13 +193,14 @@ def _credit(table: ScoredSteps, costs: torch.Tensor, rlvcr: RLVCRSettings) -> _C
 
 
 def _permuted(credit: _Credit, table: ScoredSteps, won: torch.Tensor, seed: int) -> _Credit:
-    """Return ``credit`` shuffled among the scored steps: a control that keeps the size of credit
-    and removes its information about a step.
+    """Return ``credit`` shuffled among the scored turns.
+
+    This control keeps the size of credit and removes its information about a turn.
     """
     generator = torch.Generator().manual_seed(seed)
     compared = (table.chosen >= 0) & (table.valid.sum(-1) >= 2)
     order = torch.arange(len(table.chosen))
-    # Success and no success are shuffled apart: prices and gates may depend on it.
+    # Shuffled separately by success: token costs and gates may depend on it.
     for outcome in (True, False):
         members = (compared & (won == outcome)).nonzero().squeeze(-1)
         order[members] = members[torch.randperm(len(members), generator=generator)]
@@ -216,7 +219,7 @@ def _with_executed(
 ) -> _Credit:
     """Return ``credit`` joined with that of executed alternatives; adds to ``metrics``."""
     executed = [math.nan if step.executed is None else step.executed for step in table.steps]
-    # Where no other member succeeds, a branch that succeeds is chance: it must not be learned.
+    # Where no other trajectory succeeds, a successful branch is chance: it gets no credit.
     informative = _other_members_differ(data)[table.row]
     differences = torch.tensor(executed).masked_fill(~informative, math.nan)
     if rlvcr.permute:
@@ -236,8 +239,9 @@ def _with_executed(
 
 
 def _other_members_differ(data: DataProto) -> torch.Tensor:
-    """Return [B] whether one of the group's other trajectories is a success, or their returns
-    differ. Leave-one-out: the trajectory's own return is excluded, so the credit stays unbiased.
+    """Return [B]: true if other trajectories of the group succeed, or if their returns differ.
+
+    Leave-one-out: the trajectory's own return is excluded, so the credit stays unbiased.
     """
     columns = data.non_tensor_batch
 
@@ -259,8 +263,9 @@ def _other_members_differ(data: DataProto) -> torch.Tensor:
 
 
 def _scale(data: DataProto, rlvcr: RLVCRSettings) -> float:
-    """Return the divisor for differences of returns: 1, or the std of the batch's returns where
-    advantages are divided by the std of their group.
+    """Return the divisor for differences of returns: 1 with ``mean_norm``.
+
+    With ``mean_std_norm`` it is the std of the batch's returns, at least ``std_floor``.
     """
     if rlvcr.mode == "mean_norm":
         return 1.0
@@ -270,11 +275,12 @@ def _scale(data: DataProto, rlvcr: RLVCRSettings) -> float:
 
 
 def _level_bonus(table: ScoredSteps, uid: np.ndarray) -> torch.Tensor:
-    """Return the count bonus [S] of each step among the sampled levels of its group; 0 where the
-    level was forced.
+    """Return the count bonus [S] of each turn among the sampled levels of its group.
+
+    It is 0 where the level was forced.
     """
     forced = torch.tensor([step.forced > 0 for step in table.steps], dtype=torch.bool)
-    # -1 stands for no level: a forced level is not counted either.
+    # -1 is no level: forced levels are not counted.
     chosen = torch.where(forced, -1, table.chosen)
     return level_count_bonus(chosen, [uid[row] for row in table.row])
 
@@ -282,7 +288,7 @@ def _level_bonus(table: ScoredSteps, uid: np.ndarray) -> torch.Tensor:
 def _response_offsets(
     data: DataProto, row_of: Sequence[int], steps: Sequence[RowStep]
 ) -> list[int]:
-    """Return the column of ``responses`` in which each step begins; step s is in row ``row_of[s]``.
+    """Return the column of ``responses`` at which each turn begins; turn s is in row ``row_of[s]``.
 
     A response begins where the row's unpadded prompt ends.
     """
@@ -308,9 +314,7 @@ def _scatter_to_tokens(
 
 
 def _record(data: DataProto, table: ScoredSteps, prices: torch.Tensor, credit: _Credit) -> None:
-    """Replace the step records of ``data`` by records with contexts (``prices`` [S, 4]) and
-    credit.
-    """
+    """Add contexts (``prices`` [S, 4]: token costs) and credit to the turn records of ``data``."""
     number_of: dict[tuple[int, int], int] = {}
     for s, (row, step) in enumerate(zip(table.row, table.steps, strict=True)):
         number_of[row, step.step] = s
@@ -331,7 +335,7 @@ def _record(data: DataProto, table: ScoredSteps, prices: torch.Tensor, credit: _
 def _contexts(
     step: RowStep, entries: Mapping[int, SegmentScore], prices: torch.Tensor
 ) -> tuple[ThoughtContext, ...]:
-    """Return the contexts of a step in order of level; ``prices`` [4]."""
+    """Return the contexts of a turn in order of level; ``prices`` [4]."""
     thoughts = step.thoughts()
     contexts = []
     for level, scores in sorted(entries.items()):

@@ -1,4 +1,6 @@
-"""``algorithm.rlvcr``, and the keys about levels elsewhere. Light: the command line imports it."""
+"""Settings ``algorithm.rlvcr``, and other keys about thinking levels. Imports no torch: the command
+line imports this module.
+"""
 
 from typing import Literal
 
@@ -17,113 +19,125 @@ from verl.names import NormMode
 
 
 class RLVCRSettings(Section):
-    """Credit for how much was thought: the step's action scored under four thoughts.
+    """Credit for thinking levels: the action of a turn is scored after the thoughts of all levels.
 
-    Defaults: the additive formula.
+    The defaults are the additive formula of the published method.
     """
 
     enable: Derived[bool] = NULL
     """sample and score alternative thoughts; null: follows algorithm.adv_estimator"""
     score: Score = "entropy"
     """score of a context: entropy is -score_entropy of the records, logprob is score_logprob, prob
-    is score_geometric_prob (of the action's tokens)"""
+    is score_geometric_prob (of the action's tokens)
+    """
     mode: NormMode = "mean_norm"
-    """whether groups of thoughts are also divided by their spread"""
+    """normalisation within a turn: mean_norm subtracts the mean utility, mean_std_norm also divides
+    by the std
+    """
     combine: Combination = "additive"
-    """how the thinking advantage joins the advantage of the trajectory"""
+    """formula that joins the thinking advantage with the trajectory advantage"""
     step_advantage_w: NonNegative = 1.0
     """w: weight of the thinking advantage"""
     thinking_diversity_w: Derived[NonNegative] = NULL
-    """weight of the entropy over the four level digits in the loss, whatever the estimator, where
-    env.levels is true; null: 0.5 with thinking credit, 0 without"""
+    """weight of the entropy over the four level digits in the loss, for every estimator, where
+    env.levels is true; null: 0.5 with thinking advantage, 0 without
+    """
     cost_coef: NonNegative = 0.0
-    """price of a thought of cost_max tokens, in units of the score"""
+    """token cost of a thought of cost_max tokens, in units of the score"""
     cost_max: PositiveInt = 64
-    """thought tokens beyond which the price stays the same"""
+    """number of thought tokens above which the token cost stays constant"""
     price_in: PriceRule = "all"
-    """plays in which thoughts cost something: all, or won ones only; gate: all, but the price goes
-    through the gate of combine, which turns it round in lost plays"""
+    """trajectories whose thoughts have a token cost: all, or only successful ones; gate: all, but
+    behind the gate of combine, which reverses the sign where A_traj is negative
+    """
     std_floor: NonNegative = 0.1
-    """smallest spread of scores that mean_std_norm divides by"""
+    """smallest std of scores that mean_std_norm divides by"""
     spread_floor: NonNegative = 0.02
-    """smallest distance between best and worst thought that combine=reweight and copo scale to 1,
-    in units of the score"""
+    """smallest difference between best and worst thought that combine=reweight and copo scale to 1,
+    in units of the score
+    """
     permute: bool = False
-    """control: deal the thinking credit anew, at random, among the scored steps of the batch"""
+    """control: shuffle thinking advantages among the scored turns of the batch"""
     credit: CreditRule = "scored"
-    """where thinking credit comes from: scored (confidence in the step's action), executed (at a
-    share of the steps another level is forced and played on with, and the returns are compared),
-    corrected (executed, and confidence elsewhere, as far as it agrees with what was executed)"""
+    """source of the thinking advantage: scored (scores of the turn's action), executed (at a share
+    of the turns another level is forced in the replayed state, the episode continues to its end,
+    and the returns are compared), corrected (executed, and scores at all other turns, scaled by
+    their agreement with the executed turns)
+    """
     executed_share: Share = 0.25
-    """share of the steps at which another level is executed, where credit asks for it"""
+    """share of the turns at which another level is executed, with credit=executed or corrected"""
     credit_end: bool = False
-    """thinking credit also goes to the token that ends the thought; without it, where credit is
-    positive, another token of thought earns it and stopping does not"""
+    """place the thinking advantage also on the token that ends the thought; otherwise a positive
+    advantage rewards each further thought token and never the end of the thought
+    """
     alternatives: Literal["all", "one"] = "all"
-    """thoughts sampled per step: the three others or one of them"""
+    """thoughts sampled per turn: the three other levels or one of them"""
     action_blind: bool = True
-    """alternatives do not see the action; false is for comparison"""
+    """alternative thoughts do not see the action; false is for comparison"""
     expand: Literal["all", "mixed_groups"] = "all"
-    """groups whose steps get alternatives"""
+    """groups whose turns get alternative thoughts"""
     step_fraction: Share = 1.0
-    """share of steps that get alternatives"""
+    """share of turns that get alternative thoughts"""
     max_alternative_tokens: Derived[PositiveInt] = NULL
     """longest alternative thought; null: env.max_turn_tokens"""
     collapse_patience: PositiveInt = 10
-    """warn when a level was not seen for this many updates"""
+    """number of steps without a level after which a warning is logged"""
     level_bonus_w: NonNegative = 0.0
     """weight of the count bonus for rare levels in a group"""
     epsilon_levels: Share = 0.0
     """probability of a level drawn uniformly instead of by the policy"""
     eval_levels: list[LevelRuleName] = list(LEVEL_RULES)
-    """what main_eval compares the policy's own levels (free, which is always played) with, on the
-    same panel with the same seeds: one level at every step, levels drawn with the shares of free
-    (random), and the level that the environment calls needed (oracle)"""
+    """level rules that main_eval compares with the policy's choice (free, always included), on the
+    same validation tasks and seeds: one level in every turn, levels drawn with the shares of free
+    (random), and the required level that the environment names (oracle)
+    """
     audit_tasks: PositiveInt = 64
-    """validation tasks from whose plays main_audit takes its steps, a group of plays each, at most:
-    steps of one task are like each other, and intervals are over tasks"""
+    """maximum number of validation tasks for main_audit, with one group of trajectories each; turns
+    of one task are correlated, so intervals resample tasks
+    """
     audit_points: PositiveInt = 100
-    """steps at which main_audit plays on with every level, at most"""
+    """maximum number of turns at which main_audit forces every level and continues the episode"""
     audit_plays: PositiveInt = 8
-    """plays of main_audit from a step, for each level"""
+    """number of rollouts of main_audit per turn and level"""
     prompts: dict[str, str] = {}
     """texts that replace the built-in description of levels 1 to 4"""
 
 
 class MethodAlgorithmConfig(AlgorithmConfig):
-    """``algorithm`` with the section of the method."""
+    """Section ``algorithm`` with the keys of the method."""
 
     rlvcr: RLVCRSettings = RLVCRSettings()
-    """credit for how much was thought"""
+    """credit for thinking levels"""
 
 
 class MethodEnvConfig(EnvConfig):
-    """``env`` with the key of the method."""
+    """Section ``env`` with the key of the method."""
 
     levels: Derived[bool] = NULL
-    """ask the policy for thinking levels; null: where the method needs them"""
+    """request thinking levels from the policy; null: where the method needs them"""
 
 
 class MethodDataConfig(SFTDataConfig):
-    """``data`` of a supervised run with the levels of the thoughts of the expert."""
+    """Section ``data`` of a supervised run, with the thinking levels of the demonstrations."""
 
     levels: list[Literal[1, 2, 3, 4]] = [1, 2, 3, 4]
     """thinking levels, drawn uniformly; empty: files of plain actions"""
     needed_level_share: Share = 0.0
-    """share of the steps demonstrated on the level that the expert calls needed, before levels are
-    drawn uniformly"""
+    """share of the turns demonstrated at the required level that the expert names; levels of the
+    other turns are drawn uniformly
+    """
 
 
-# Pyright wants equal types for attributes that can be assigned; these hold a subclass.
+# Pyright requires equal types for assignable attributes; these hold a subclass.
 class MethodPPOConfig(PPOConfig):
-    """Keys that ``main_ppo`` reads, with those of the method."""
+    """Keys of ``main_ppo``, with those of the method."""
 
     algorithm: MethodAlgorithmConfig = MethodAlgorithmConfig()  # pyright: ignore[reportIncompatibleVariableOverride]
     env: MethodEnvConfig = MethodEnvConfig()  # pyright: ignore[reportIncompatibleVariableOverride]
 
 
 class MethodSFTConfig(SFTConfig):
-    """Keys that ``main_sft`` reads, with those of the method."""
+    """Keys of ``main_sft``, with those of the method."""
 
     data: MethodDataConfig = MethodDataConfig()  # pyright: ignore[reportIncompatibleVariableOverride]
     env: MethodEnvConfig = MethodEnvConfig()  # pyright: ignore[reportIncompatibleVariableOverride]

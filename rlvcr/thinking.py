@@ -1,8 +1,7 @@
-"""How good the chosen level of a step was among the four: advantage, factor, bonus, and their place
-on tokens.
+"""Advantage, reweight factor and count bonus of the chosen level, and their placement on tokens.
 
-S counts steps; level k is column k - 1, and "chosen" is that column, -1 where the step could not be
-parsed.
+S is the number of turns; level k is column k - 1. "chosen" is the column of the chosen level, -1
+where the turn could not be parsed.
 """
 
 from collections.abc import Sequence
@@ -23,7 +22,7 @@ NUM_LEVELS = len(LEVELS)
 
 
 def score_of(entry: SegmentScore, score: str) -> float:
-    """The score of one context from its measurements over the action's tokens.
+    """Return the score of one context from its measurements over the action's tokens.
 
     ``entropy`` is -H, ``logprob`` the mean log-prob S, ``prob`` the geometric mean exp(S) of the
     tokens' probabilities.
@@ -35,20 +34,23 @@ def score_of(entry: SegmentScore, score: str) -> float:
 
 
 def thinking_price(tokens: Tensor, cost_coef: float, cost_max: float) -> Tensor:
-    """``cost_coef min(T, cost_max) / cost_max`` of thoughts of ``tokens`` tokens ``[...]``,
+    """Return the cost ``cost_coef min(T, cost_max) / cost_max`` of thoughts of ``tokens`` T,
     float64.
+
+        cost_coef 0.4, cost_max 64: 32 tokens cost 0.2, 64 or more tokens cost 0.4
     """
     if cost_max <= 0:
         raise ValueError(f"cost_max must be positive, got {cost_max}")
-    # The price has a ceiling, so that one endless thought does not decide the mean of its group.
+    # The cost is limited, so that one very long thought does not determine the mean of its turn.
     return cost_coef * tokens.double().clamp(max=cost_max) / cost_max
 
 
 class Utilities(NamedTuple):
-    """What the contexts of every step are worth.
+    """Utilities of the contexts of every turn.
 
-    ``utility`` and ``price`` are float64 and 0 where not ``valid``; ``column`` is the chosen one,
-    0 where there is none; ``counts`` says which steps can be compared at all.
+    ``utility`` and ``token_cost`` are float64 and 0 where not ``valid``. ``column`` is the chosen
+    one, 0 without one. ``is_comparable`` marks turns with a valid chosen context and at least one
+    other.
     """
 
     utility: PerLevel
@@ -92,17 +94,20 @@ def thinking_advantage(
     std_floor: float = 0.1,
     alternatives: str = "all",
 ) -> tuple[PerStep, PerStep]:
-    """``A_think [S]`` of the chosen level within its group of four, and the share of it that is due
-    to cost ``[S]``.
+    """Return ``A_think [S]`` of the chosen level among the four, and its price share ``[S]``.
 
-    ``scores [S, 4]``, ``valid [S, 4]`` (which contexts exist), ``chosen [S]`` (0..3, -1 unparsed),
+    ``scores [S, 4]``, ``valid [S, 4]`` (context exists), ``chosen [S]`` (0..3, -1 unparsed),
     ``costs [S, 4]`` thought tokens. ``U_k = score_k - cost_coef min(T_k, cost_max) / cost_max``.
-    ``mean_norm`` gives ``U_l - mean U`` over the valid contexts; ``mean_std_norm`` divides by the
-    larger of their (population) standard deviation and ``std_floor``. With ``alternatives="one"`` a
-    single other level j was drawn and ``3/4 (U_l - U_j)``, which has the same expectation, replaces
-    the difference. The second result is already contained in the first: subtracting it leaves the
-    advantage by score alone. Steps with an unparsed level, an invalid chosen context or fewer than
-    two valid ones get 0; so does a tie.
+    ``mean_norm`` gives ``U_l - mean U`` over the valid contexts. ``mean_std_norm`` also divides by
+    their (population) standard deviation, at least ``std_floor``. With ``alternatives="one"`` a
+    single other level j was drawn. ``3/4 (U_l - U_j)``, which has the same expectation, replaces
+    the difference.
+
+    The price share is contained in the advantage: subtracting it leaves the advantage by score
+    alone. Turns with an unparsed level, an invalid chosen context or fewer than two valid ones get
+    0, and so do ties.
+
+        scores [-1.0, -0.5, -0.3, -0.2], no cost, chosen 2: A_think = -0.3 - (-0.5) = 0.2
     """
     choose(mode, MODES, "mode (algorithm.rlvcr.mode)")
     choose(alternatives, ("all", "one"), "alternatives (algorithm.rlvcr.alternatives)")
@@ -116,8 +121,8 @@ def thinking_advantage(
     mean_price = found.price.sum(-1, keepdim=True) / members
     cost_share = (mean_price - found.price.gather(-1, found.column)).squeeze(-1)
     if alternatives == "one":
-        # U_l minus the mean of l and j is half of U_l - U_j; m / (m - 1) = 2 makes it whole. Over
-        # the draw of j, 3/4 (U_l - U_j) has the mean U_l minus the mean of all four.
+        # U_l minus the mean of l and j is half of U_l - U_j; the factor m / (m - 1) = 2 corrects
+        # that. Over the draw of j, the mean of 3/4 (U_l - U_j) is U_l minus the mean of all four.
         factor = 0.75 * members.squeeze(-1) / (members.squeeze(-1) - 1).clamp(min=1)
         advantage = advantage * factor
         cost_share = cost_share * factor
@@ -143,23 +148,25 @@ def thinking_reweight(
     cost_max: float = 64,
     spread_floor: float = 0.02,
 ) -> PerStep:
-    """``g [S]``: factor of the trajectory advantage by within-step confidence (CoPO).
+    """Return the factors ``g [S]`` of the trajectory advantage, from the scores of the turn (CoPO).
 
-    ``g_k = exp(2 c_k) / mean_j exp(2 c_j)`` with ``c_k = (U_k - min U) / max(max U - min U,
-    spread_floor)`` over the valid contexts: utilities, price included, and not scores alone. The
-    floor (in units of the score, positive) keeps contexts that differ by rounding noise from being
-    told apart as far as the best and the worst. Other arguments as in ``thinking_advantage``. Steps
-    that get no thinking advantage there, and ties, have g = 1.
+    ``g_k = exp(2 c_k) / mean_j exp(2 c_j)`` over the valid contexts. ``c_k`` is the scaled utility
+    ``(U_k - min U) / max(max U - min U, spread_floor)``, and ``U`` is net of cost.
+    ``spread_floor``, positive and in units of the score, limits the effect of rounding noise
+    between nearly equal contexts. Other arguments as in ``compute_thinking_advantage``. Turns
+    without thinking advantage, and ties, have g = 1.
+
+        U = [0, 1], two valid contexts, chosen 1: g = e^2 / ((1 + e^2) / 2) = 1.76
     """
     if not spread_floor > 0:
         raise ValueError(f"spread_floor must be positive, got {spread_floor}")
     found = _utilities(scores, valid, chosen, costs, cost_coef, cost_max)
     low = torch.where(found.valid, found.utility, torch.inf).amin(-1, keepdim=True)
     high = torch.where(found.valid, found.utility, -torch.inf).amax(-1, keepdim=True)
-    # Where no context is valid the distance is -inf, and the floor holds as well.
+    # Without a valid context the distance is -inf, and clamp returns the floor.
     distance = (high - low).clamp(min=spread_floor)
     scaled = torch.where(found.valid, (found.utility - low) / distance, 0.0)
-    # These lie in [0, 1], so weights differ by e^2 = 7.4 at most.
+    # Scaled utilities are in [0, 1], so weights differ at most by the factor e^2 = 7.4.
     weight = torch.where(found.valid, (2 * scaled).exp(), 0.0)
     mean = weight.sum(-1, keepdim=True) / found.valid.sum(-1, keepdim=True).clamp(min=1)
     relative = weight / torch.where(mean > 0, mean, 1.0)
@@ -170,11 +177,11 @@ def thinking_reweight(
 def place_step_values(
     length: int, spans: Sequence[Sequence[tuple[int, int]]], values: Sequence[float] | Tensor
 ) -> Tensor:
-    """``[length]`` float32 with ``values[s]`` on the half-open index ranges ``spans[s]``, 0
-    elsewhere.
+    """Return ``[length]`` float32 with ``values[s]`` on the index ranges ``spans[s]``, 0 elsewhere.
 
-    ``spans[s]`` are the level digit and the thought of step s in response coordinates. Raises
-    ``ValueError`` for a range outside the response or one that another step already fills.
+    ``spans[s]`` are the half-open ranges of level digit and thought of turn s in response
+    coordinates. Raises ``ValueError`` for a range outside the response or an overlap with another
+    range.
     """
     placed = torch.zeros(length)
     taken = torch.zeros(length, dtype=torch.bool)
@@ -182,7 +189,7 @@ def place_step_values(
         for start, end in ranges:
             if not 0 <= start <= end <= length:
                 raise ValueError(
-                    f"span [{start}, {end}) lies outside a response of {length} tokens"
+                    f"span [{start}, {end}) is not inside a response of {length} tokens"
                 )
             if taken[start:end].any():
                 raise ValueError(f"span [{start}, {end}) overlaps another one")
@@ -192,11 +199,14 @@ def place_step_values(
 
 
 def level_count_bonus(levels: Column, group_index: Ids) -> PerStep:
-    """``[S]`` count bonus: ``-log f_l``, f_l the frequency of the step's level in its group, minus
-    the group's mean.
+    """Return the count bonus ``[S]``: ``-log f_l`` minus its group mean.
 
-    ``levels [S]`` 0..3 (-1: unparsed, not counted, bonus 0), ``group_index [S]`` e.g. the uid of
-    each step. The mean is taken off so that a group's bonuses sum to 0 and only rare levels gain.
+    f_l is the frequency of the turn's level in its group. ``levels [S]`` is 0..3 (-1: unparsed, not
+    counted, bonus 0). ``group_index [S]`` is for example the uid of each turn. Bonuses of a group
+    sum to 0, so only rare levels gain.
+
+        levels 0, 0, 0, 1 in one group: -log f = 0.29, 0.29, 0.29, 1.39, with mean 0.56
+        bonus -0.27, -0.27, -0.27, 0.82
     """
     every_group = factorize(group_index).to(levels.device)
     known = levels >= 0
@@ -209,7 +219,7 @@ def level_count_bonus(levels: Column, group_index: Ids) -> PerStep:
     size = torch.zeros(int(groups.max()) + 1, dtype=torch.float64, device=levels.device)
     members = size.index_add(0, groups, ones)[groups]
     counts = torch.bincount(cells)[cells].double()
-    # Up to a constant, -log f is the slope of the levels' entropy: the bonus leads uphill.
+    # Up to a constant, -log f is the gradient of the entropy of levels, so the bonus increases it.
     surprise = -(counts / members).log()
     bonus[known] = surprise - group_mean_std(surprise, groups).mean
     return bonus.float()

@@ -1,19 +1,17 @@
-"""The bytes every token id stands for, so that text can be found in sampled tokens without
-re-tokenising anything.
-"""
+"""Bytes of every token id, to locate text in sampled tokens without tokenizing it again."""
 
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
-# Holds what parsing depends on: tags beside text, digits, words with and without a space before.
+# Contains the cases of parsing: tags next to text, digits, words with and without a space before.
 _PROBE = "<level>3</level><think>I see 2 desks.</think><action>go to desk 1</action>"
 
 
 class Tokenizer(Protocol):
-    """What the codec needs of a tokenizer of transformers.
+    """Methods of a transformers tokenizer that the codec uses.
 
-    What is Any is a text or a list of them there: a text for one list of ids or one id, None for an
-    id without an entry.
+    Return types are Any where transformers returns a text or a list of texts. For one list of ids,
+    or one id, it is a text; None for an id without an entry.
     """
 
     def get_added_vocab(self) -> dict[str, int]: ...
@@ -26,10 +24,11 @@ class Tokenizer(Protocol):
 
 
 def _byte_level_alphabet() -> dict[str, int]:
-    """Byte of each character of byte-level BPE vocabularies: printable bytes are themselves, the
-    others follow 255.
+    """Return the byte of each character of byte-level BPE vocabularies.
+
+    Printable bytes are represented by themselves, the others by the characters from 256 on.
     """
-    # GPT-2's table, which the byte-level vocabularies of transformers share.
+    # Table of GPT-2, which all byte-level vocabularies of transformers use.
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     alphabet = {chr(byte): byte for byte in printable}
     others = [byte for byte in range(256) if byte not in printable]
@@ -46,19 +45,18 @@ def _byte_level(token: str) -> bytes:
 
 
 def _sentence_piece(token: str) -> bytes:
-    # <0x0A>: a byte that no other token holds.
+    # A byte without a token for its character, such as <0x0A>.
     if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
         return bytes([int(token[3:5], 16)])
-    return token.replace("\u2581", " ").encode()  # the mark that stands for a space
+    return token.replace("\u2581", " ").encode()  # SentencePiece's mark for a space
 
 
 class TokenBytes:
-    """``token_bytes(ids)`` gives the bytes of each id, remembered; made for one tokenizer of
-    transformers.
+    """Callable that returns the bytes of each id, cached, for one transformers tokenizer.
 
-    Byte-level BPE and SentencePiece-like vocabularies are understood, others through decoding
-    single tokens. Raises ``ValueError`` if none of these reproduces a probe text, because offsets
-    would then be wrong.
+    Supports byte-level BPE and SentencePiece-like vocabularies, and others by decoding single
+    tokens. Raises ``ValueError`` if none of these reproduces a probe text, because offsets would be
+    wrong.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -74,7 +72,7 @@ class TokenBytes:
         known = self._cache.get(token_id)
         if known is not None:
             return known
-        # Added tokens stand in no vocabulary's alphabet: their text is what they are.
+        # Added tokens are not encoded in the alphabet of the vocabulary: their text is literal.
         added = self._added.get(token_id)
         found = self._piece(token_id) if added is None else added
         self._cache[token_id] = found
@@ -82,7 +80,7 @@ class TokenBytes:
 
     def _choose(self) -> Callable[[int], bytes]:
         def vocabulary(convert: Callable[[str], bytes]) -> Callable[[int], bytes]:
-            # An id without an entry (padding of the embedding matrix) stands for nothing.
+            # An id without an entry (padding of the embedding matrix) has no bytes.
             return lambda i: convert(self._tokenizer.convert_ids_to_tokens(i) or "")
 
         def decoding(i: int) -> bytes:
@@ -94,9 +92,10 @@ class TokenBytes:
                 text = b"".join(self._added.get(i) or piece(i) for i in probe_ids)
             except KeyError:  # a character outside the byte-level alphabet
                 continue
-            # SentencePiece puts a space before a text.
+            # SentencePiece adds a space before a text.
             if text in (_PROBE.encode(), b" " + _PROBE.encode()):
                 return piece
         raise ValueError(
-            f"{type(self._tokenizer).__name__}: cannot tell which text each token stands for"
+            f"{type(self._tokenizer).__name__}: the bytes of its tokens cannot be determined; "
+            "allowed: byte-level BPE, SentencePiece, or tokens that decode one by one"
         )

@@ -1,12 +1,12 @@
-"""A trajectory that an agent of the user's own plays, through the endpoint.
+"""Trajectory of a user-provided agent, which requests its turns from the endpoint.
 
     environment worker: agent ──messages──▶ endpoint ──▶ dialogue ──prompt ids──▶ engine
                               ◀──text──────          ◀── ledger ◀──tokens────────
-                              ──reward─────▶ the trajectory is over
+                              ──reward─────▶ end of the trajectory
 
-Every request is a turn, every dialogue a row. An agent that fails before its reward breaks the
-trajectory, unless the last thing it was told is that there is no room or no turn left: then the
-play was cut, as one of an environment is.
+Every request is a turn, every dialogue a row. An agent that fails before it posts a reward aborts
+the trajectory. There is one exception: if its last request was refused for a turn or token limit,
+the episode counts as truncated.
 """
 
 import asyncio
@@ -32,9 +32,7 @@ from verl.utils.sampling import SamplingResult, StopReason
 
 
 class AgentPlayer(TrajectoryPlayer):
-    """Has the agent of ``job`` play with a key of ``endpoint``; its requests come in as a
-    ``Guest``'s.
-    """
+    """Trajectory generator for a user-provided agent, which gets an API key of ``endpoint``."""
 
     def __init__(self, context: RolloutContext, job: Job, endpoint: EndpointServer) -> None:
         super().__init__(context, job)
@@ -67,7 +65,7 @@ class AgentPlayer(TrajectoryPlayer):
                 await self._waiting_for_env(self._while_engine_lives(playing))
             except EnvFailure as failure:
                 cut = self.trajectory.truncated is not None and failure.kind == "error"
-                # What becomes of an agent after its play is over changes nothing.
+                # A failure of the agent after the end of its episode has no effect.
                 if not self._rewarded and not cut and self._failure is None:
                     raise
             finally:
@@ -75,13 +73,11 @@ class AgentPlayer(TrajectoryPlayer):
         if self._failure is not None:
             raise self._failure
         if not self._rewarded and trajectory.truncated is None:
-            raise EnvFailure("error", "the agent ended, and neither returned nor posted a reward")
+            raise EnvFailure("error", "the agent ended without returning or posting a reward")
         self._conclude()
 
     async def _while_engine_lives(self, playing: Awaitable[object]) -> None:
-        """Wait for the agent; raise ``RolloutWorkerFailed`` at once, whatever the agent makes of
-        it.
-        """
+        """Wait for the agent; raise ``RolloutWorkerFailed`` as soon as the engine fails."""
         agent = asyncio.ensure_future(playing)
         death = asyncio.ensure_future(self._engine_died.wait())
         try:
@@ -94,10 +90,10 @@ class AgentPlayer(TrajectoryPlayer):
                 task.cancel()
             await asyncio.gather(agent, death, return_exceptions=True)
 
-    # ---- what the endpoint asks ----
+    # ---- methods that the endpoint calls ----
 
     async def chat(self, request: ChatRequest) -> Reply:
-        """See ``Guest``."""
+        """Sample the turn that answers ``request``. Raises ``RequestRefused``."""
         self._refuse_what_is_late()
         step = self._steps
         dialogue = self._open(request, step)
@@ -125,7 +121,7 @@ class AgentPlayer(TrajectoryPlayer):
         return Reply(shown, result.stop_reason, start, len(result.token_ids))
 
     def finish(self, reward: float, won: bool) -> None:
-        """See ``Guest``."""
+        """Record the reward that the agent posted. Later requests are refused."""
         self._rewarded = True
         self._ended = True
         self.trajectory.reward = reward
@@ -134,18 +130,20 @@ class AgentPlayer(TrajectoryPlayer):
     # ---- turns ----
 
     def _refuse_what_is_late(self) -> None:
-        """Rows are final once the play is over, whatever was still asked for or sampled."""
+        """Raise ``RequestRefused`` after the end of the episode, when the rows are final."""
         if self._ended:
-            raise Refused("the play is over; fix: post the reward last", status=401)
+            raise Refused("the episode has ended; fix: post the reward last", status=401)
 
     def _open(self, request: ChatRequest, step: int) -> Dialogue:
-        """The dialogue that ``request`` is a turn of. Raises ``Refused``."""
+        """Return the dialogue that ``request`` continues. Raises ``RequestRefused`` for a limit or
+        a bad template.
+        """
         most = self.context.settings.max_steps
         if step >= most:
             self.trajectory.truncated = "steps"
             raise Refused(
                 f"messages: this is turn {step + 1}; allowed: env.max_steps={most}; "
-                "fix: end the play, or raise that bound",
+                "fix: end the episode, or raise that limit",
                 code="max_steps_exceeded",
             )
         try:
@@ -157,11 +155,12 @@ class AgentPlayer(TrajectoryPlayer):
             self.trajectory.truncated = "budget"
             raise Refused(
                 "messages: no turn fits after them; allowed: data.max_prompt_length tokens in a "
-                "first prompt, data.max_response_length after it; fix: end the play, or shorten",
+                "first prompt, data.max_response_length after it; fix: end the episode, or send "
+                "shorter messages",
                 param="messages",
                 code="context_length_exceeded",
             )
-        # What was refused before is past: the agent found a way to go on.
+        # An earlier refusal did not end the episode: the agent continued.
         self.trajectory.truncated = None
         return dialogue
 
@@ -184,9 +183,9 @@ class AgentPlayer(TrajectoryPlayer):
             self.trajectory.engine_wait_s += time.perf_counter() - began
 
     def _conclude(self) -> None:
-        """Put turns in the order in which they were asked for; the last one earns the reward."""
+        """Sort turns by request order; the last turn gets the reward."""
         trajectory = self.trajectory
-        # Waiting for the agent was mostly the agent's waiting for tokens.
+        # The agent's waiting time for tokens is counted as engine wait only.
         trajectory.env_wait_s = max(0.0, trajectory.env_wait_s - trajectory.engine_wait_s)
         turns = sorted(trajectory.turns, key=lambda turn: turn.step)
         trajectory.turns = turns
@@ -202,7 +201,7 @@ class AgentPlayer(TrajectoryPlayer):
 
 
 def _until(text: str, stops: tuple[str, ...]) -> str:
-    """``text`` as far as the first of ``stops``, as OpenAI's API ends it."""
+    """Return ``text`` up to the first of ``stops``, like the OpenAI API."""
     for stop in stops:
         text = text.partition(stop)[0]
     return text

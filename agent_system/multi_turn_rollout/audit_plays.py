@@ -1,5 +1,5 @@
-"""Plays for a credit audit: at decision points of finished plays every level is forced and played
-on with.
+"""Rollouts of a credit audit: at decision points every level is forced and the episode continues to
+its end.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,7 +18,7 @@ Records = dict[tuple[str, int], ThinkingStep]  # by trajectory and step
 
 
 def records_of(data: DataProto) -> Records:
-    """What scoring found out about every step."""
+    """Return the turn records of ``data`` by trajectory and turn."""
     columns = data.non_tensor_batch
     return {
         (uid, step.step): step
@@ -33,7 +33,7 @@ def decision_points(
     count: int,
     seed: int,
 ) -> list[tuple[Trajectory, Turn, ThinkingStep]]:
-    """At most ``count`` steps that were scored at all four levels, drawn uniformly."""
+    """Return at most ``count`` turns with scores at all four levels, drawn uniformly."""
     found = []
     for trajectory in trajectories:
         for turn in trajectory.turns:
@@ -49,9 +49,9 @@ def play_points(
     play: Callable[[Sequence[Job]], Collected],
     plays: int,
 ) -> list[AuditPoint]:
-    """Every one of ``points`` played on ``plays`` times at every level.
+    """Continue every point ``rollouts_per_level`` times with every level, and return the returns.
 
-    A point at which a play broke, because its state was not found again for one, is left out.
+    A point is dropped where a rollout failed, for example because its state was not reproduced.
     """
     jobs = [
         branch_job(trajectory, turn, level, f"#{number}")
@@ -85,13 +85,14 @@ def play_points(
 
 
 def _scores(record: ThinkingStep) -> dict[str, tuple[float, ...]]:
-    """What is known of every level beforehand, the higher the better: certainty about the action,
-    and the level itself.
+    """Return the scores of every level that the audit compares with returns; higher is better.
+
+    They are the measures of the action and ``deeper``, the level itself.
     """
     scores = {
         name: tuple(float(getattr(context.scores, name)) for context in record.contexts)
         for name in MEASURES
     }
-    # Certainty is less entropy.
+    # Higher is better: negative entropy.
     scores["entropy"] = tuple(-value for value in scores["entropy"])
     return scores | {"deeper": tuple(float(level) for level in LEVELS)}

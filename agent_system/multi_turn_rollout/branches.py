@@ -1,12 +1,11 @@
-"""Branches: a step of a play is returned to, another thinking level is forced there, and the play
-goes on.
+"""Branches: replays of a trajectory up to a turn, in which another thinking level is forced.
 
-    play     s0 ──3── s1 ──2── s2 ──4── ...
-    branch   s0 ──3── s1 ──1── s2' ── ...       turn 0 is repeated token by token, not sampled
+    original   s0 ──3── s1 ──2── s2 ──4── ...
+    branch     s0 ──3── s1 ──1── s2' ── ...     turn 0 is repeated token by token, not sampled
 
-The same task, seed and actions lead to the same state, or the branch breaks and is left out: its
-player compares what it sees with what was seen, up to the step where the level is forced. Branches
-are never trained on; their returns are what is wanted.
+The same task, seed and actions should lead to the same state. The replay compares observations up
+to the forced turn; where they differ the branch is aborted and dropped. Branches are never trained
+on; only their returns are used.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,10 +20,10 @@ from rlvcr.settings import RLVCRSettings
 
 
 def branch_job(trajectory: Trajectory, turn: Turn, level: int, name: str = "") -> Job:
-    """The job that repeats ``trajectory`` up to ``turn`` and thinks at ``level`` there.
+    """Return the spec that repeats ``trajectory`` up to ``turn`` and forces ``level`` there.
 
-    ``name`` tells branches of a step apart. What is sampled hangs on it and on the step, not on the
-    level: branches that differ in their level draw alike.
+    ``name`` distinguishes branches of one turn. Sampling seeds depend on it and on the turn, not on
+    the level: branches with different levels use the same seeds.
     """
     until = trajectory.turns[: turn.step]
     return replace(
@@ -37,10 +36,10 @@ def branch_job(trajectory: Trajectory, turn: Turn, level: int, name: str = "") -
 
 
 def _executed_job(trajectory: Trajectory, turn: Turn, level: int) -> Job:
-    """The branch in which ``turn`` differs by its level digit alone.
+    """Return the spec of a branch in which ``turn`` differs only by its level digit.
 
-    What follows the digit is the policy's own in both: a branch may be cut, leave out its thought
-    or be unreadable as often as a turn whose level was sampled.
+    The policy samples everything after the digit, as in the original turn. A branch is therefore
+    cut, without thought or unreadable as often as a sampled turn.
     """
     job = branch_job(trajectory, turn, level)
     choice = None if turn.parsed is None else turn.parsed.choice
@@ -56,10 +55,10 @@ def execute_alternatives(
     rlvcr: RLVCRSettings,
     seed: int,
 ) -> dict[str, float]:
-    """Play on with another level at a share of the steps, and note in their turns how much more
-    their own play was worth: ``Turn.executed``, in units of the return.
+    """Run branches with another level at a share of the turns, and store the credit in the turns.
 
-    Returns metrics. A branch that broke says nothing.
+    ``Turn.executed_credit`` is 3/4 of the original's priced return minus the branch's. Failed
+    branches give no credit. Returns metrics.
     """
     asked: list[tuple[Trajectory, Turn]] = []
     jobs: list[Job] = []
@@ -88,8 +87,9 @@ def execute_alternatives(
 
 
 def value_at(trajectory: Trajectory, step: int, rlvcr: RLVCRSettings) -> float | None:
-    """What ``trajectory`` was worth, less the price of its thought at ``step``; None where it broke
-    or was never there.
+    """Return the return of ``trajectory`` minus the token cost of its thought at turn ``step``.
+
+    None where the trajectory failed or has no such turn.
     """
     if trajectory.aborted is not None or len(trajectory.turns) <= step:
         return None
@@ -99,6 +99,6 @@ def value_at(trajectory: Trajectory, step: int, rlvcr: RLVCRSettings) -> float |
 
 
 def sampled_since_branch(trajectory: Trajectory) -> int:
-    """Tokens that were sampled after what the branch repeats."""
+    """Return the number of tokens that were sampled after the repeated turns."""
     repeated = len(trajectory.job.replay)
     return sum(turn.num_tokens for turn in trajectory.turns[repeated:])

@@ -1,10 +1,9 @@
-"""Groups that are played over several calls: whoever is slow goes on while others are learned from.
+"""Partial rollouts: groups that are not finished continue while finished ones are trained on.
 
-    call 1   start a b c d e       a b c are done  ──▶ handed out     d e go on
-    call 2   start f g h           d f g are done  ──▶ handed out     e h go on
+    call 1   start a b c d e       a b c are done  ──▶ returned     d e continue
+    call 2   start f g h           d f g are done  ──▶ returned     e h continue
 
-Nothing is dropped, so that slow tasks keep their share of what is learned from; they only come
-later.
+No group is dropped. Slow tasks keep their share of the training data and are only returned later.
 """
 
 import asyncio
@@ -20,14 +19,14 @@ from verl.protocol import DataProto
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
-FIRST_DRAW = 4  # of the tasks that are under way beside the first batch; lower ones replace broken
+FIRST_DRAW = 4  # draw number of extra groups; lower draws replace failed batches
 
 
 class GroupsUnderWay(Generic[T]):
-    """Coroutines by name, in the order in which they were started, with the number of calls of
-    ``take`` that each has outlasted.
+    """Running coroutines by name in order of start, with the number of ``take_finished`` calls each
+    has outlasted.
 
-    What is started after ``patience`` calls is waited for.
+    A coroutine that has outlasted ``patience`` calls is waited for.
     """
 
     def __init__(self, patience: int) -> None:
@@ -39,16 +38,17 @@ class GroupsUnderWay(Generic[T]):
         return len(self._tasks)
 
     def start(self, name: str, coroutine: Coroutine[Any, Any, T]) -> None:
-        """Run ``coroutine``; raises ``ValueError`` for a name that is under way."""
+        """Start ``coroutine``. Raises ``ValueError`` for a name that is already running."""
         if name in self._tasks:
             coroutine.close()
-            raise ValueError(f"group {name!r} is played already")
+            raise ValueError(f"group {name!r} is already in flight; names must be unique")
         self._tasks[name] = asyncio.ensure_future(coroutine)
         self._age[name] = 0
 
     async def take(self, keep: int) -> list[T]:
-        """Wait until all but ``keep`` are done and return exactly these, the oldest first; at most
-        ``keep`` go on. Raises what the first one to fail raised, and ends the others.
+        """Wait until all but ``keep`` are done, and return exactly these results, the oldest first.
+
+        Raises the first error of a coroutine and cancels the others.
         """
         wanted = max(len(self._tasks) - keep, 0)
         try:
@@ -69,19 +69,19 @@ class GroupsUnderWay(Generic[T]):
         return results
 
     async def cancel(self) -> None:
-        """End everything that is under way."""
+        """Cancel all running coroutines and wait for their end."""
         tasks = list(self._tasks.values())
         self._tasks = {}
         self._age = {}
         for task in tasks:
             task.cancel()
-        # Awaited, so that they give back what they have been lent.
+        # Awaited, so that they release their environments.
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def _enough(self, wanted: int) -> bool:
         done = sum(task.done() for task in self._tasks.values())
         late = [name for name, age in self._age.items() if age >= self._patience]
-        # Who is late comes first in the order of starts, and so is among those handed out.
+        # Late groups come first in the order of starts, and so are among those returned.
         return done >= wanted and all(self._tasks[name].done() for name in late[:wanted])
 
     def _raise_first(self) -> None:
@@ -91,10 +91,11 @@ class GroupsUnderWay(Generic[T]):
 
 
 class CarriedGroups:
-    """The groups that go on from step to step, ``number`` of them; kept where the trainer is, which
-    saves them.
+    """Names of the ``num_groups`` groups that continue from step to step, kept in the trainer's
+    process.
 
-    A name is the uid, and how many groups the batch had that it came with: ``train-3-0-5@16``.
+    The trainer saves them in checkpoints. A name is the uid and the number of groups of its batch:
+    ``train-3-0-5@16``.
     """
 
     def __init__(self, number: int) -> None:
@@ -103,25 +104,24 @@ class CarriedGroups:
         self._again: list[str] = []
 
     def names(self) -> list[str]:
-        """The groups that are under way."""
+        """Return the names of the groups in flight."""
         return [*self._under_way.values(), *self._again]
 
     def resume(self, names: Sequence[str]) -> None:
-        """Have the groups called ``names`` played from their beginning with the next batch;
-        ``number`` of them, where it has become smaller.
-        """
+        """Restart the groups ``names`` with the next batch, at most ``num_groups`` of them."""
         self._again = list(names)[: self.number]
         if len(names) > self.number:
             left = ", ".join(names[self.number :])
             logger.warning(
-                "env.rollout.carry_over=%d: groups of the checkpoint that are not played again: %s",
+                "env.rollout.carry_over=%d: groups of the checkpoint that are dropped: %s",
                 self.number,
                 left,
             )
 
     def begin(self, batch: DataProto, envs: EnvironmentManagerBase) -> DataProto:
-        """``batch`` and, where fewer than ``number`` groups are under way, as many more: those that
-        a resumed run had begun, then new ones.
+        """Return ``batch`` with additional groups, so that ``num_groups`` groups are in flight.
+
+        Groups of a resumed run are started first, then new ones.
         """
         groups = len(set(batch.non_tensor_batch["uid"]))
         parts = [batch]
@@ -141,7 +141,7 @@ class CarriedGroups:
         return whole
 
     def settle(self, trajectories: Sequence[Trajectory]) -> None:
-        """Note which groups were handed out."""
+        """Remove the groups of ``trajectories``, which were returned."""
         for trajectory in trajectories:
             self._under_way.pop(trajectory.job.uid, None)
 

@@ -1,7 +1,7 @@
-"""The collector workers of a run as one object that plays jobs.
+"""Group of collector workers that generates the trajectories of rollout specs.
 
-A collector that is lost, alone or with its node, is replaced on what is left of the cluster, and
-what it played begins again with the same seeds.
+A collector that dies, alone or with its node, is replaced on another node of the cluster. Its
+unfinished trajectories start again with the same seeds.
 """
 
 import asyncio
@@ -32,22 +32,22 @@ from verl.utils.progress import Progress
 from verl.utils.waits import waiting_for
 
 logger = logging.getLogger(__name__)
-# Seconds. The start is that of environments and, on a fresh machine, of Ray's worker processes.
+# Seconds. The start includes environments and, on a fresh machine, Ray's worker processes.
 START_TIMEOUT_S = 300.0
 CLOSE_TIMEOUT_S = 10.0
-LOOK_S = 1.0  # between two looks at how far the plays are
-REPLACED = 2  # times that a call replaces one collector: what kills it more often is no accident
+LOOK_S = 1.0  # between two checks of the progress
+REPLACED = 2  # replacements of one collector per call; more deaths indicate a systematic fault
 
-# Asks collector ``number`` for its plays and returns the reference to them.
+# Requests trajectories from collector ``number`` and returns the object reference.
 Ask: TypeAlias = Callable[[int], Any]
 
 
 class CollectorGroup:
-    """``env_config.num_collectors`` collector workers; whole groups (uids) are dealt out to them in
+    """Group of ``env_config.num_collectors`` collector workers. Whole groups (uids) are assigned in
     turn.
 
-    ``options`` are further arguments of every ``CollectorWorker``. Where the rollout workers are
-    Ray actors the collectors are too; otherwise there is one, in this process.
+    ``options`` are further arguments of every ``CollectorWorker``. The collectors are Ray actors if
+    the rollout workers are. Otherwise there is one collector, in this process.
     """
 
     def __init__(
@@ -61,14 +61,14 @@ class CollectorGroup:
         self._engines = list(rollout_workers)
         self._arguments = (env_config, tokenizer, self._engines)
         self._options = options
-        self._remote: list[Any] = []  # actor handles: their methods are made at run time
-        self._places: dict[int, str] = {}  # the node that each was put on
-        # Of every collector, by traj_uid: what was begun and has not been handed out.
+        self._remote: list[Any] = []  # actor handles; their methods are created at run time
+        self._places: dict[int, str] = {}  # node ID of each collector
+        # For every collector, by traj_uid: specs that were started and not returned.
         self._under_way: list[dict[str, Job]] = [{} for _ in range(env_config.num_collectors)]
-        self._replaced = Counter[int]()  # how often each was
-        self._knows_nothing: set[int] = set()  # new ones, not told yet what those before had begun
-        self._over = 0  # plays that they have ended, as far as is known
-        # Both or neither: the worker in this process and the loop that it lives in.
+        self._replaced = Counter[int]()  # replacements of each collector
+        self._knows_nothing: set[int] = set()  # replacements without the unfinished specs
+        self._over = 0  # finished episodes at the last check
+        # Both are set or both None: the worker in this process and its asyncio loop.
         self._local: CollectorWorker | None = None
         self._runner: asyncio.Runner | None = None
         if not isinstance(rollout_workers[0], ActorHandle):
@@ -78,28 +78,29 @@ class CollectorGroup:
         self._remote = [self._started(number) for number in range(env_config.num_collectors)]
 
     def _started(self, number: int) -> Any:
-        # A collector waits nearly all the time: it takes no CPU from Ray's count, but one byte, for
-        # Ray puts what asks for nothing anywhere. Its environments are its children.
-        # One that was lost goes elsewhere: Ray may not have noticed yet that its node is gone too.
+        # A collector waits nearly all the time, so it reserves no CPU. It reserves one byte:
+        # Ray places actors without resources on any node. Its environments are its children.
+        # A replacement uses another node: Ray may not have noticed yet that the node is dead.
         self._places[number] = node_of(number, ray.nodes(), self._places.get(number))
         place = NodeAffinitySchedulingStrategy(self._places[number], soft=True)
         options = {"num_cpus": 0, "memory": 1, "scheduling_strategy": place}
         actor = ray.remote(CollectorWorker).options(**options)
         worker: Any = actor.remote(*self._arguments, self._client(number), **self._options)
-        # At once: seconds that others need to load. What it raises the first plays raise again.
+        # Started early, while other processes load. An error is raised again by the first call.
         worker.start.remote()
         return worker
 
     def _client(self, number: int) -> str:
-        """What collector ``number`` is called by engines, whose requests go by that name: those of
-        one that was lost are not those of the next.
+        """Return the name of collector ``number`` at the engines.
+
+        A replacement has another name, so that it does not get results of its predecessor.
         """
         times = self._replaced[number]
         return f"{collector_name(number)}.{times}" if times else collector_name(number)
 
     def _replace(self, number: int) -> None:
-        """Put a new collector in the place of one that is lost, and have engines forget it."""
-        # It may be out of reach and alive.
+        """Replace a lost collector, and abort its requests at the engines."""
+        # The old actor may be alive but unreachable.
         ray.kill(self._remote[number])
         for engine in self._engines:
             engine.abort.remote(self._client(number))
@@ -108,8 +109,10 @@ class CollectorGroup:
         self._remote[number] = self._started(number)
 
     def collect_ready(self, jobs: Sequence[Job], settings: PlaySettings, keep: int) -> Collected:
-        """Begin ``jobs`` and return the groups that are done, of these and of earlier calls, once
-        ``keep`` are left, which go on. Raises what the workers raise.
+        """Start ``specs`` and return finished groups, also of earlier calls, as soon as ``keep``
+        are left.
+
+        The remaining groups continue. Raises the errors of the workers.
         """
         if self._runner is not None and self._local is not None:
             return _checked(self._runner.run(self._local.collect_ready(jobs, settings, keep)))
@@ -133,7 +136,7 @@ class CollectorGroup:
         return _joined(parts, [trajectory for part in parts for trajectory in part.trajectories])
 
     def collect(self, jobs: Sequence[Job], settings: PlaySettings) -> Collected:
-        """Play ``jobs``; trajectories come back in their order. Raises what the workers raise."""
+        """Return the trajectories of ``specs`` in order. Raises the errors of the workers."""
         if self._runner is not None and self._local is not None:
             return _checked(self._runner.run(self._local.collect(jobs, settings)))
         shards = shard_by_group(jobs, len(self._remote))
@@ -143,7 +146,7 @@ class CollectorGroup:
             return self._remote[number].collect.remote(shards[number], settings)
 
         parts = self._play(ask, busy, len(jobs), settings)
-        # Shards come back as they were dealt; rows are wanted in the order of the jobs.
+        # Results are in the order of shards; return them in the order of the specs.
         by_index = {
             trajectory.job.index: trajectory for part in parts for trajectory in part.trajectories
         }
@@ -152,16 +155,16 @@ class CollectorGroup:
     def _play(
         self, ask: Ask, numbers: Sequence[int], jobs: int, settings: PlaySettings
     ) -> list[Collected]:
-        with Progress("playing", jobs, "plays") as progress:
+        with Progress("generating", jobs, "trajectories") as progress:
             return self._watched(ask, numbers, self._deadline(jobs, settings), progress)
 
     def _watched(
         self, ask: Ask, numbers: Sequence[int], timeout_s: float, progress: Progress
     ) -> list[Collected]:
-        """What the collectors ``numbers`` return, while ``progress`` hears of the plays that are
-        over.
+        """Return the results of the collectors ``numbers``, and report finished episodes to
+        ``progress``.
 
-        Raises what a collector raised, ``WorkerDiedError`` where one was lost once too often, and
+        Raises the error of a collector, ``WorkerDiedError`` where one was lost too often, and
         ``WorkerTimeoutError`` after ``timeout_s``.
         """
         deadline = time.monotonic() + timeout_s
@@ -171,16 +174,7 @@ class CollectorGroup:
         pending = {ask(number): number for number in numbers}
         with waiting_for(map(collector_name, numbers)) as late:
             while pending:
-                done, _ = ray.wait(list(pending), num_returns=len(pending), timeout=LOOK_S)
-                # At once, where a collector failed: the others may play for long.
-                for ref in done:
-                    number = pending.pop(ref)
-                    part = self._part(ref, number, last=lost[number] == REPLACED)
-                    if part is None:
-                        lost[number] += 1
-                        pending[ask(number)] = number
-                    else:
-                        parts[number] = part
+                self._receive_done(pending, parts, lost, ask)
                 late[:] = map(collector_name, pending.values())
                 if pending and time.monotonic() > deadline:
                     gather(list(pending), 0.0, late)
@@ -190,9 +184,28 @@ class CollectorGroup:
             parts[number].lost = lost[number]
         return [parts[number] for number in numbers]
 
+    def _receive_done(
+        self, pending: dict[Any, int], parts: dict[int, Collected], lost: Counter[int], ask: Ask
+    ) -> None:
+        """Move results that arrive within ``POLL_INTERVAL_S`` from ``pending`` to ``parts``.
+
+        A collector that died is replaced, counted in ``lost``, and requested again.
+        """
+        done, _ = ray.wait(list(pending), num_returns=len(pending), timeout=LOOK_S)
+        # Failures are raised at once: the other collectors may take long.
+        for ref in done:
+            number = pending.pop(ref)
+            part = self._part(ref, number, last=lost[number] == REPLACED)
+            if part is None:
+                lost[number] += 1
+                pending[ask(number)] = number
+            else:
+                parts[number] = part
+
     def _part(self, ref: Any, number: int, last: bool) -> Collected | None:
-        """What collector ``number`` returned; None where it is gone, and now replaced. ``last``:
-        it is not replaced once more.
+        """Return the result of collector ``number``; None where it died and was replaced.
+
+        With ``is_last_attempt`` it is not replaced, and ``WorkerDiedError`` is raised.
         """
         name = collector_name(number)
         try:
@@ -200,13 +213,14 @@ class CollectorGroup:
         except WorkerDiedError as error:
             if last:
                 raise
-            logger.warning("%s is lost, and what it played begins again: %s", name, error)
+            logger.warning("%s died; its unfinished trajectories start again: %s", name, error)
         self._replace(number)
         return None
 
     def _plays_over(self) -> int:
-        """How many plays the workers have ended, or had when they were last there and not too busy
-        to say.
+        """Return the number of finished episodes of all workers.
+
+        Where a worker does not answer in time, this is the last known number.
         """
         asked = [worker.plays_over.remote() for worker in self._remote]
         names = [collector_name(number) for number in range(len(asked))]
@@ -216,11 +230,11 @@ class CollectorGroup:
         try:
             self._over = sum(gather(answers, LOOK_S, names))
         except WorkerDiedError:
-            logger.debug("a collector is gone; told where its plays are waited for", exc_info=True)
+            logger.debug("a collector died; its replacement follows", exc_info=True)
         return self._over
 
     def close(self) -> None:
-        """Stop environments and workers."""
+        """Stop the environments and the collector workers."""
         if self._runner is not None and self._local is not None:
             self._runner.run(self._local.close())
             self._runner.close()
@@ -239,25 +253,25 @@ class CollectorGroup:
             ray.kill(worker)
 
     def _deadline(self, jobs: int, settings: PlaySettings) -> float:
-        """Seconds after which something hangs that has deadlines of its own: every wait of every
-        round added up.
-        """
+        """Return the timeout in seconds of a call: the sum of the timeouts of all waits."""
         env = self._env
         rounds = math.ceil(jobs / (env.num_workers * env.envs_per_worker))
         step_s = env.step_timeout_s + REQUEST_TIMEOUT_S
-        # All slots of a round play at once, so that one episode's waits count for each round.
+        # All environments of a round run concurrently: a round takes as long as one episode.
         episode_s = env.reset_timeout_s + settings.max_steps * step_s
         return START_TIMEOUT_S + rounds * episode_s + REQUEST_TIMEOUT_S
 
 
 def collector_name(number: int) -> str:
-    """What a collector worker is called, in messages too."""
+    """Return the name of a collector worker in messages and at the engines."""
     return f"collector-{number}"
 
 
 def node_of(number: int, nodes: Sequence[Mapping[str, Any]], avoided: str | None = None) -> str:
-    """The node for collector ``number``, of those that ``ray.nodes()`` describes: all that are
-    alive in turn, those with most CPUs first; ``avoided`` only where there is no other.
+    """Return the ID of the node for collector ``number``, from the entries of ``ray.nodes()``.
+
+    Nodes that are alive are used in turn, those with most CPUs first. ``avoided`` is used only
+    where it is the only node.
     """
     alive = [node for node in nodes if node["Alive"]]
     alive = [node for node in alive if node["NodeID"] != avoided] or alive
@@ -266,7 +280,7 @@ def node_of(number: int, nodes: Sequence[Mapping[str, Any]], avoided: str | None
 
 
 def _joined(parts: Sequence[Collected], trajectories: list[Trajectory]) -> Collected:
-    # The parts were played at the same time: the slowest one says how long it took.
+    # The parts were generated concurrently, so the slowest one gives the time.
     collected = Collected(
         trajectories=trajectories,
         play_s=max(part.play_s for part in parts),
@@ -278,8 +292,9 @@ def _joined(parts: Sequence[Collected], trajectories: list[Trajectory]) -> Colle
 
 
 def _checked(collected: Collected) -> Collected:
-    """``collected`` again; raises ``GroupMismatch`` where members of a group began differently, and
-    warns of what broke.
+    """Return ``collected`` unchanged, with a warning about failed trajectories.
+
+    Raises ``GroupMismatch`` where members of a group started from different states.
     """
     trajectories = collected.trajectories
     assert_same_start([t.job.uid for t in trajectories], [t.start_state for t in trajectories])
@@ -287,7 +302,7 @@ def _checked(collected: Collected) -> Collected:
     if broken:
         first = broken[0]
         logger.warning(
-            "%d trajectories broke; first: %s %s",
+            "%d trajectories failed; the first one: %s %s",
             len(broken),
             first.aborted,
             first.abort_detail[:300],
@@ -296,12 +311,15 @@ def _checked(collected: Collected) -> Collected:
 
 
 def shard_by_group(jobs: Sequence[Job], shards: int) -> list[list[Job]]:
-    """``jobs`` in ``shards`` lists of nearly equally many whole groups, dealt out in turn."""
+    """Return ``specs`` in ``shards`` lists; whole groups are assigned in turn.
+
+    uids a a b b c c in 2 shards: [a a c c] and [b b]
+    """
     number: dict[str, int] = {}
     dealt: list[list[Job]] = [[] for _ in range(shards)]
     for job in jobs:
-        # Members of a group stay together: with ``mixed_groups`` all of their returns decide
-        # whether thoughts are sampled.
+        # Members of a group stay together: with ``mixed_groups``, alternative thoughts depend on
+        # all returns of the group.
         group = number.setdefault(job.uid, len(number))
         dealt[group % shards].append(job)
     return dealt

@@ -1,12 +1,11 @@
-"""The collector worker: one asyncio loop that plays many trajectories at once.
+"""Collector worker: one asyncio loop that generates many trajectories concurrently.
 
-Every trajectory is a coroutine (``trajectory_player``). Nobody waits for the slowest environment of
-a batch; a trajectory that is over costs nothing. The environment pool and the engine connection
-stay open from call to call.
+Every trajectory is a coroutine (``trajectory_generator``), so no trajectory waits for the slowest
+environment of a batch. The environment pool and the engine connection stay open between calls.
 
-    collect(jobs) ─▶ groups ─▶ trajectories ─┬─ tokens ──▶ EngineClient ──▶ rollout workers
-                                             └─ actions ─▶ EnvironmentPool ─▶ environment processes
-    agents of users in those processes ─▶ EndpointServer ─▶ their trajectories
+    collect(specs) ─▶ groups ─▶ trajectories ─┬─ tokens ──▶ EngineClient ──▶ rollout workers
+                                              └─ actions ─▶ EnvironmentPool ─▶ environment processes
+    user-provided agents in those processes ─▶ EndpointServer ─▶ their trajectories
 """
 
 import asyncio
@@ -47,16 +46,16 @@ from verl.utils.stacks import answer_with_stacks
 
 
 class PolicyTokenizer(ChatTokenizer, Tokenizer, Protocol):
-    """A policy's tokenizer: chats are rendered and levels are read with it."""
+    """Tokenizer of a policy, for chat templates and for reading thinking levels."""
 
 
 @dataclass(slots=True)
 class Collected:
-    """Trajectories in the order of their jobs, and how long it took, in seconds.
+    """Trajectories in the order of their specs, and times in seconds.
 
-    ``play_s``: from the start until the last episode was over; ``thoughts_s``: from then until the
-    last thought at another level was there. ``restarts`` counts environment workers that died or
-    hung and were replaced, ``lost`` collectors that were.
+    ``rollout_s``: from the start to the end of the last episode. ``thoughts_s``: from then to the
+    last alternative thought. ``env_restarts``: environment workers that died or hung and were
+    replaced. ``lost_collectors``: collectors that were replaced.
     """
 
     trajectories: list[Trajectory]
@@ -66,7 +65,7 @@ class Collected:
     lost: int = 0
 
     def add(self, other: "Collected") -> None:
-        """Append what was played afterwards."""
+        """Append the trajectories of a later call, and add its times and counts."""
         self.trajectories += other.trajectories
         self.play_s += other.play_s
         self.thoughts_s += other.thoughts_s
@@ -74,7 +73,7 @@ class Collected:
         self.lost += other.lost
 
     def replaced(self) -> dict[str, float]:
-        """Metrics of what was replaced meanwhile."""
+        """Return metrics of replaced environment workers and collectors."""
         return {
             "rollout/env_restarts": float(self.restarts),
             "rollout/collectors_lost": float(self.lost),
@@ -82,7 +81,7 @@ class Collected:
 
 
 def by_group(jobs: Sequence[Job]) -> dict[str, list[Job]]:
-    """``jobs`` by uid, in order."""
+    """Return ``specs`` grouped by uid, in order."""
     groups: dict[str, list[Job]] = defaultdict(list)
     for job in jobs:
         groups[job.uid].append(job)
@@ -90,11 +89,11 @@ def by_group(jobs: Sequence[Job]) -> dict[str, list[Job]]:
 
 
 class CollectorWorker:
-    """Plays jobs on environments of ``env_config.env_name`` with tokens from ``rollout_workers``.
+    """Worker that generates trajectories in environments of ``env_config.env_name``.
 
-    A Ray actor, or an object in this process. ``name`` tells the collectors of a run apart;
-    ``external_lib`` is imported before the environment is looked up; ``template_kwargs`` go to the
-    chat template.
+    It is a Ray actor, or an object in this process. Tokens come from ``rollout_workers``. ``name``
+    identifies the collector. ``external_lib`` is imported before the environment is looked up.
+    ``template_kwargs`` are arguments of the chat template.
     """
 
     def __init__(
@@ -107,14 +106,14 @@ class CollectorWorker:
         template_kwargs: dict[str, Any] | None = None,
     ) -> None:
         answer_with_stacks(name)
-        # First of all: it registers environments under the name that is looked up next.
+        # Imported first: it registers the environment that is looked up next.
         if external_lib:
             importlib.import_module(external_lib)
         self._package = get_package(env_config.env_name)
         self._env_config = env_config
         self._bridge = ChatBridge(tokenizer, template_kwargs)
         self._tokenizer = tokenizer
-        # Made when levels are first asked for: not every tokenizer can read them.
+        # Created on first use: some tokenizers cannot encode levels.
         self._codec: LevelCodec | None = None
         self._engine: TokenSource = EngineClient(rollout_workers, name)
         self._pool = EnvironmentPool(
@@ -133,22 +132,24 @@ class CollectorWorker:
         self._over = 0
 
     async def start(self) -> None:
-        """Start the environments, once, however often it is asked; raises ``WorkerStartError``
-        where none can be had.
+        """Start the environments once; further calls wait for the same start.
+
+        Raises ``WorkerStartError`` where no environment can be started.
         """
         if self._starting is None:
             self._starting = asyncio.create_task(self._pool.start())
         await asyncio.shield(self._starting)
 
     async def plays_over(self) -> int:
-        """How many plays have come to their end since the worker was made."""
+        """Return the number of episodes that ended since the worker was created."""
         return self._over
 
     async def collect(self, jobs: Sequence[Job], settings: PlaySettings) -> Collected:
-        """Play every job and return the trajectories in the order of ``jobs``.
+        """Generate all trajectories and return them in the order of ``specs``.
 
-        Raises ``RolloutWorkerFailed`` when a rollout worker failed and ``WorkerStartError`` when no
-        environment can be started; everything smaller is in the trajectories.
+        Raises ``RolloutWorkerFailed`` when a rollout worker failed, and ``WorkerStartError`` when
+        no environment can be started. Failures of single episodes are recorded in their
+        trajectories.
         """
         await self.start()
         context = self._context(settings)
@@ -163,8 +164,11 @@ class CollectorWorker:
     async def collect_ready(
         self, jobs: Sequence[Job], settings: PlaySettings, keep: int
     ) -> Collected:
-        """Begin ``jobs`` and return the groups that are done, of these and of earlier calls, once
-        ``keep`` are left, which go on. Oldest groups first; raises as ``collect`` does.
+        """Start ``specs`` and return finished groups, also of earlier calls, as soon as ``keep``
+        are left.
+
+        The remaining groups continue. Oldest groups come first. Raises the same errors as
+        ``collect``.
         """
         await self.start()
         context = self._context(settings)
@@ -180,7 +184,7 @@ class CollectorWorker:
         self, trajectories: list[Trajectory], began: float, restarts_before: int
     ) -> Collected:
         ended = max((trajectory.ended_at for trajectory in trajectories), default=began)
-        # What was played before this call began took none of its time.
+        # Episodes that ended before this call took none of its time.
         ended = max(ended, began)
         return Collected(
             trajectories=trajectories,
@@ -203,7 +207,7 @@ class CollectorWorker:
         alternatives = context.settings.alternatives
         if alternatives is not None and alternatives.expand == "mixed_groups":
             kept = select_trajectories(group, self._env_config.on_abort)[0]
-            # Where all returns are equal, no group advantage would weigh the thoughts.
+            # With equal returns all group advantages are 0, so thoughts are not needed.
             if len({trajectory.reward for trajectory in kept}) > 1:
                 await gather_or_cancel(
                     generate_alternative_thinking_levels(context, trajectory, turn)
@@ -223,7 +227,7 @@ class CollectorWorker:
         return TrajectoryPlayer(context, job)
 
     def _context(self, settings: PlaySettings) -> RolloutContext:
-        """What the trajectories of one call share."""
+        """Return the objects that all trajectories of one call share."""
         codec = self._level_codec() if settings.levels else None
         sampler = PolicySampler(self._engine, settings, self._bridge.decode)
         alternatives = None

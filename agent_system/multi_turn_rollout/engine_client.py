@@ -1,11 +1,11 @@
-"""The engine client: many coroutines ask for tokens, few messages cross to the rollout workers.
+"""Engine client: batches the sampling requests of many coroutines into few messages.
 
     trajectories ──sample()──▶ queue of worker 0 ──one submit per few ms──▶ rollout worker 0
                  ◀──future──── poller of worker 0 ◀──one poll at a time─── rollout worker 0
 
-Requests that arrive within ``GATHER_S`` share one ``submit``. There is at most one ``poll`` under
-way per worker, and only while something is awaited. A trajectory keeps its worker (``route``), so
-that its prefix stays in its cache.
+Requests within ``BATCH_WINDOW_S`` seconds share one ``submit``. There is at most one ``poll`` in
+flight per worker, and only while results are pending. A trajectory always uses the same worker
+(``route``), so that its prefix stays in that worker's cache.
 """
 
 import asyncio
@@ -17,24 +17,24 @@ from typing import Any, Protocol
 
 from verl.utils.sampling import SamplingRequest, SamplingResult, StopReason
 
-# Seconds. Short beside the time of a token, long enough to gather turns that end together.
+# Seconds. Shorter than the time of a token, long enough to batch turns that end together.
 GATHER_S = 0.002
 REQUEST_TIMEOUT_S = 600.0
 
 
 class RolloutWorkerFailed(RuntimeError):
-    """A rollout worker failed as a whole: the run cannot go on."""
+    """Failure of a whole rollout worker. The run cannot continue."""
 
 
 class EngineAborted(Exception):
-    """One request came to nothing (given up by the engine, or past its deadline); its trajectory is
+    """Failure of one request: aborted by the engine, or past its deadline. Its trajectory is
     aborted.
     """
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How tokens are drawn; see ``SamplingRequest``."""
+    """Sampling parameters of a request, as in ``SamplingRequest``."""
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -42,7 +42,7 @@ class Sampling:
 
 
 class TokenSource(Protocol):
-    """What a collector worker samples from; an ``EngineClient``, which says what it means."""
+    """Source of sampled tokens for a collector worker; see ``EngineClient``."""
 
     async def sample(
         self,
@@ -54,16 +54,16 @@ class TokenSource(Protocol):
         route: int,
         seed: int | None,
     ) -> SamplingResult:
-        """One continuation of ``prompt_ids``."""
+        """Sample one continuation of ``prompt_ids``, as ``EngineClient.sample`` does."""
         ...
 
     async def close(self) -> None:
-        """Give up what is still awaited."""
+        """Abort all pending requests and release the connections."""
         ...
 
 
-# A rollout worker is a Ray actor handle, whose methods are made at run time, or an object with
-# the asynchronous methods submit(requests), poll(client) and abort(client): no protocol says both.
+# Ray actor handle, whose methods are created at run time, or an object with the asynchronous
+# methods submit(requests), poll(client) and abort(client). One protocol cannot describe both.
 RolloutWorkerHandle = Any
 
 
@@ -77,14 +77,14 @@ def call(worker: RolloutWorkerHandle, method: str, *args: object) -> Awaitable[A
 
 @dataclass(frozen=True, slots=True)
 class _Awaited:
-    """A request that was asked, until its result is there."""
+    """Request that was sent and has no result yet."""
 
     future: asyncio.Future[SamplingResult]
     deadline: float  # on the monotonic clock
 
 
 class _Connection:
-    """Everything between this client and one worker: requests to be sent, results to come."""
+    """Connection to one worker: requests to send and results to receive."""
 
     def __init__(self, worker: RolloutWorkerHandle, client: str, timeout_s: float) -> None:
         self._worker = worker
@@ -100,7 +100,7 @@ class _Connection:
         future: asyncio.Future[SamplingResult] = loop.create_future()
         deadline = time.monotonic() + self._timeout_s
         self._awaited[request.request_id] = _Awaited(future, deadline)
-        # The first request of a batch starts its clock; those behind it wait the rest of it.
+        # The first request of a batch starts the timer of the batch.
         if not self._queue:
             loop.call_later(GATHER_S, self._flush)
         self._queue.append(request)
@@ -114,7 +114,7 @@ class _Connection:
             self._start(self._poll())
 
     def _start(self, coroutine: Coroutine[Any, Any, None]) -> None:
-        # The loop itself holds tasks weakly: one that nobody keeps may be collected unfinished.
+        # Keep a reference: asyncio has only weak ones, and the task could be garbage collected.
         task = asyncio.get_running_loop().create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -122,7 +122,7 @@ class _Connection:
     async def _submit(self, requests: list[SamplingRequest]) -> None:
         try:
             await asyncio.wait_for(call(self._worker, "submit", requests), self._timeout_s)
-        except Exception as error:  # the engine boundary: whatever it raises ends what waits for it
+        except Exception as error:  # engine boundary: any error fails all pending requests
             self._fail(error)
 
     async def _poll(self) -> None:
@@ -132,19 +132,19 @@ class _Connection:
                 for result in await asyncio.wait_for(polled, self._timeout_s):
                     self._deliver(result)
                 self._expire()
-        except Exception as error:  # the engine boundary
+        except Exception as error:  # engine boundary
             self._fail(error)
         finally:
             self._polling = False
 
     def _deliver(self, result: SamplingResult) -> None:
         awaited = self._awaited.pop(result.request_id, None)
-        if awaited is None or awaited.future.done():  # given up meanwhile
+        if awaited is None or awaited.future.done():  # expired or cancelled
             return
         if result.stop_reason is StopReason.ABORT:
             reason = result.info.get("error", "no reason given")
             awaited.future.set_exception(
-                EngineAborted(f"the engine gave request {result.request_id} up: {reason}")
+                EngineAborted(f"the engine aborted request {result.request_id}: {reason}")
             )
         else:
             awaited.future.set_result(result)
@@ -153,7 +153,7 @@ class _Connection:
         now = time.monotonic()
         late = [name for name, awaited in self._awaited.items() if awaited.deadline < now]
         for request_id in late:
-            # The worker is not told: a result that still arrives is dropped in ``_deliver``.
+            # The worker is not notified: a late result is dropped when it arrives.
             future = self._awaited.pop(request_id).future
             if not future.done():
                 future.set_exception(
@@ -173,15 +173,15 @@ class _Connection:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._awaited:
             self._awaited.clear()
-            # Else the worker would go on sampling for somebody who is gone.
+            # Otherwise the worker would continue sampling for a closed client.
             await asyncio.wait_for(call(self._worker, "abort", self._client), self._timeout_s)
 
 
 class EngineClient:
-    """Samples from ``workers`` (Ray handles of rollout workers, or objects with the same
-    asynchronous methods).
+    """Client that samples from ``workers``, Ray handles of rollout workers.
 
-    ``client`` names this caller at the workers. Use within one asyncio loop.
+    Objects with the same asynchronous methods work too. ``client`` is the name of this caller at
+    the workers. Use it within one asyncio loop.
     """
 
     def __init__(
@@ -191,7 +191,7 @@ class EngineClient:
         timeout_s: float = REQUEST_TIMEOUT_S,
     ) -> None:
         if not workers:
-            raise ValueError("there is no rollout worker to sample from")
+            raise ValueError("workers is empty; at least one rollout worker is required")
         self._connections = [_Connection(worker, client, timeout_s) for worker in workers]
         self._client = client
         self._numbers = itertools.count()
@@ -206,10 +206,11 @@ class EngineClient:
         route: int = 0,
         seed: int | None = None,
     ) -> SamplingResult:
-        """One continuation of ``prompt_ids``; requests of the same ``route`` go to the same worker.
+        """Sample one continuation of ``prompt_ids``. Requests of one ``route`` go to the same
+        worker.
 
-        Raises ``EngineAborted`` when this request came to nothing, ``RolloutWorkerFailed`` when the
-        worker failed.
+        Raises ``EngineAborted`` when this request failed, ``RolloutWorkerFailed`` when the worker
+        failed.
         """
         request = SamplingRequest(
             request_id=f"{self._client}-{next(self._numbers)}",
@@ -222,9 +223,9 @@ class EngineClient:
             seed=seed,
             client=self._client,
         )
-        # By route and not by load: the worker that has the prefix in its cache is the fastest.
+        # By route, not by load: the worker with the prefix in its cache is the fastest.
         return await self._connections[route % len(self._connections)].ask(request)
 
     async def close(self) -> None:
-        """Stop polling; give up what is still awaited."""
+        """Stop polling and abort all pending requests."""
         await asyncio.gather(*(connection.close() for connection in self._connections))

@@ -1,6 +1,4 @@
-"""The first prompts of some tasks: how long they are, and whether their tokens are the template's,
-before anything is played.
-"""
+"""First prompts of tasks, checked before the rollout: their lengths, and their tokens."""
 
 import sys
 from collections.abc import Iterator, Sequence
@@ -20,12 +18,12 @@ from verl.config.schema import PPOConfig
 
 
 def first_observations(envs: EnvironmentManagerBase, tasks: int) -> list[Observation]:
-    """What the agent sees first in each of the first ``tasks`` tasks of training.
+    """Return the first observation of each of the first ``tasks`` training tasks.
 
     Raises ``EnvFailure`` and ``WorkerStartError`` from the environment.
     """
     batch = envs.gen_batch(1, min(tasks, len(envs.tasks)))
-    # The members of a group start alike: one of each is enough.
+    # The members of a group have the same start state: one of them is enough.
     batch = batch[:: envs.group_size]
     try:
         seen, infos = envs.reset(batch)
@@ -38,7 +36,7 @@ def first_observations(envs: EnvironmentManagerBase, tasks: int) -> list[Observa
 def first_prompt_lengths(
     config: PPOConfig, tokenizer: PolicyTokenizer, observations: Sequence[Observation]
 ) -> list[int]:
-    """Tokens of the prompt that the policy is shown with each of ``observations`` first.
+    """Return the token count of the first prompt for each of ``observations``.
 
     ``config`` is the whole typed configuration. Raises ``TemplateUnsupported``.
     """
@@ -51,9 +49,10 @@ def first_prompt_lengths(
 def check_first_tokens(
     config: PPOConfig, tokenizer: PolicyTokenizer, observations: Sequence[Observation]
 ) -> None:
-    """Raise ``TemplateUnsupported`` where the policy would be shown other tokens than those of
-    ``apply_chat_template``: in the prompts with ``observations``, or around the turn after the
-    first of them.
+    """Check that prompt tokens are those of ``apply_chat_template``.
+
+    Checks the prompts with all ``observations``, and the tokens around the turn after the first
+    one. Raises ``TemplateUnsupported`` where they differ.
     """
     for number, (bridge, heard, _) in enumerate(_opened(config, tokenizer, observations)):
         check_first_prompt(bridge, heard)
@@ -64,7 +63,7 @@ def check_first_tokens(
 def _opened(
     config: PPOConfig, tokenizer: PolicyTokenizer, observations: Sequence[Observation]
 ) -> Iterator[tuple[ChatBridge, list[Message], TokenConversation]]:
-    """The conversations that begin with ``observations``, and their messages."""
+    """Yield the conversations that begin with ``observations``, with their bridge and messages."""
     package = get_package(config.env.env_name)
     settings = PlaySettings.from_config(config, package, is_train=True)
     unlimited = replace(settings, max_prompt_length=sys.maxsize)

@@ -1,13 +1,11 @@
-"""History policies: which texts become the conversation that the policy continues.
+"""History policies: conversion of observations and turns to the conversation for the policy.
 
-``append``: one conversation for the whole trajectory; nothing is rendered or encoded again.
-``window``: every turn gets a conversation of its own, with a prompt that shows the last turns.
+``append``: one conversation for the whole trajectory. Earlier turns are not encoded again.
+``window``: every turn has a separate conversation, with a prompt that shows the last turns.
 
-What an environment says enters prompts as text (``ChatBridge.as_text``): it can spell tags and
-control tokens, and be neither.
-
-What the tokens are, and whether the next turn fits, is decided in
-``agent_system.tokens.conversation``.
+Environment texts enter prompts as plain text (``ChatBridge.escape_added_tokens``): tags and control
+tokens in them have no effect. ``agent_system.tokens.conversation`` makes the tokens and checks
+whether the next turn fits.
 """
 
 from dataclasses import replace
@@ -25,30 +23,32 @@ from agent_system.tokens.template import Message
 
 
 class History(Protocol):
-    """The conversations of one trajectory, turn by turn. ``heard`` is what the last of them was
-    told: the messages before the first turn, then one before each later turn.
+    """Conversations of one trajectory, turn by turn.
+
+    ``shown_messages`` are the messages to the policy in the last conversation: those before its
+    first turn, then one before each later turn.
     """
 
     ledgers: list[TokenLedger]
     heard: list[Message]
 
     def open_turn(self, observation: Observation, step: int) -> TokenConversation | None:
-        """The conversation that turn ``step`` continues; None where that turn would not fit."""
+        """Return the conversation that turn ``step`` continues; None if that turn would not fit."""
         ...
 
     def close_turn(self, turn: Turn) -> None:
-        """Take note of a turn that was played."""
+        """Add a finished turn to the history."""
         ...
 
 
 def make_history(settings: PlaySettings, bridge: ChatBridge, prompts: Prompts) -> History:
-    """The history policy that ``settings.history`` names."""
+    """Return the history policy named by ``settings.history``."""
     policies = {"append": AppendHistory, "window": WindowHistory}
     return policies[settings.history](settings, bridge, prompts)
 
 
 class _Conversations:
-    """What both policies share: how a conversation begins."""
+    """Common base of both policies: start of a conversation."""
 
     def __init__(self, settings: PlaySettings, bridge: ChatBridge, prompts: Prompts) -> None:
         self.ledgers: list[TokenLedger] = []
@@ -58,7 +58,7 @@ class _Conversations:
         self._prompts = prompts
 
     def _as_text(self, observation: Observation) -> Observation:
-        """``observation`` with all that prompts show of it as text."""
+        """Return ``observation`` with all parts that prompts show as plain text."""
         as_text = self._bridge.as_text
         info = observation.info
         if info.get("admissible_actions"):
@@ -72,7 +72,7 @@ class _Conversations:
         if not opening and system is not None:
             opening = [{"role": "system", "content": system}]
         conversation = TokenConversation(self._bridge, self._settings.limits, opening)
-        # Before the ledger is listed: a conversation that does not fit is no row.
+        # Checked before the ledger is added: a conversation that does not fit is no row.
         if not conversation.hear(user, step):
             return None
         self.ledgers.append(conversation.ledger)
@@ -81,14 +81,14 @@ class _Conversations:
 
 
 class AppendHistory(_Conversations):
-    """The whole trajectory is one growing conversation."""
+    """History in one growing conversation for the whole trajectory."""
 
     def __init__(self, settings: PlaySettings, bridge: ChatBridge, prompts: Prompts) -> None:
         super().__init__(settings, bridge, prompts)
         self._conversation: TokenConversation | None = None
 
     def open_turn(self, observation: Observation, step: int) -> TokenConversation | None:
-        """See ``History``."""
+        """Return the conversation with the observation appended; None if the turn would not fit."""
         observation = self._as_text(observation)
         if self._conversation is None:
             first = self._prompts.first(observation, self._settings.levels)
@@ -101,11 +101,11 @@ class AppendHistory(_Conversations):
         return self._conversation
 
     def close_turn(self, turn: Turn) -> None:
-        """See ``History``; the conversation already holds the turn."""
+        """Do nothing: the conversation already holds the turn."""
 
 
 class WindowHistory(_Conversations):
-    """Every turn starts from a prompt rendered anew with the last turns of memory."""
+    """History that renders a prompt with the last turns of the memory for every turn."""
 
     def __init__(self, settings: PlaySettings, bridge: ChatBridge, prompts: Prompts) -> None:
         super().__init__(settings, bridge, prompts)
@@ -113,7 +113,7 @@ class WindowHistory(_Conversations):
         self._first: Observation | None = None
 
     def open_turn(self, observation: Observation, step: int) -> TokenConversation | None:
-        """See ``History``."""
+        """Return a new conversation for turn ``step``; None where that turn would not fit."""
         observation = self._as_text(observation)
         if self._first is None:
             self._first = observation
@@ -122,6 +122,6 @@ class WindowHistory(_Conversations):
         return self._begin(self._first, user, step)
 
     def close_turn(self, turn: Turn) -> None:
-        """See ``History``."""
+        """Add observation and action of the turn to the memory."""
         as_text = self._bridge.as_text
         self._memory.add(as_text(turn.observation), as_text(turn.action))

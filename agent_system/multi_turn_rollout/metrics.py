@@ -1,4 +1,4 @@
-"""What the rollouts of one batch looked like, as numbers; every trajectory counts once."""
+"""Metrics of the rollouts of one batch. Every trajectory counts once."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -8,15 +8,15 @@ import numpy as np
 from agent_system.multi_turn_rollout.trajectory import Trajectory, Turn
 from rlvcr.level_metrics import level_information, level_metrics
 
-NO_TIME_S = 1e-9  # divides where nothing was played
+NO_TIME_S = 1e-9  # minimum divisor for times
 
 
 def rollout_metrics(trajectories: Sequence[Trajectory], play_s: float) -> dict[str, float]:
-    """``rollout/*`` of all trajectories, the aborted ones included.
+    """Return ``rollout/*`` of all trajectories, including aborted ones.
 
-    ``active_ratio``: share of the playing time ``play_s`` (seconds) that a trajectory was under
-    way, on average; ``env_wait_s`` and ``engine_wait_s``: seconds a trajectory waited for its
-    environment and for tokens, on average.
+    ``active_ratio``: mean share of the rollout time ``rollout_s`` (seconds) in which a trajectory
+    was in flight. ``env_wait_s`` and ``engine_wait_s``: mean seconds that a trajectory waited for
+    its environment and for tokens.
     """
     count = max(len(trajectories), 1)
     reasons = Counter(t.aborted for t in trajectories if t.aborted is not None)
@@ -34,14 +34,16 @@ def rollout_metrics(trajectories: Sequence[Trajectory], play_s: float) -> dict[s
     metrics |= policy_versions(trajectories)
     return metrics | {
         f"rollout/truncated_{reason}": cuts[reason] / count
-        # Every reason, also at 0: a chart with gaps could not tell "none" from "not measured".
+        # Every reason, also at 0: a gap in a chart would mean "not measured".
         for reason in ("steps", "length", "budget")
     }
 
 
 def policy_versions(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    """``rollout/policy_version``: of the weights that sampled, mean over sampled tokens, and the
-    oldest; nothing where an agent does not tell. Replayed turns do not count.
+    """Return ``rollout/policy_version``, the mean weight version over sampled tokens, and the
+    oldest one.
+
+    Replayed turns do not count. Empty where no version is known, for example for some agents.
     """
     tokens: Counter[int] = Counter()
     for trajectory in trajectories:
@@ -54,7 +56,9 @@ def policy_versions(trajectories: Sequence[Trajectory]) -> dict[str, float]:
 
 
 def episode_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    """``episode/*`` of trajectories that did not break, and ``rlvcr/*`` where levels were read."""
+    """Return ``episode/*`` of trajectories that did not fail, and ``rlvcr/*`` where levels were
+    read.
+    """
     played = [t for t in trajectories if t.aborted is None]
     if not played:
         return {}
@@ -76,7 +80,7 @@ def episode_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     sources: dict[str, list[bool]] = {}
     for trajectory in played:
         sources.setdefault(trajectory.job.data_source, []).append(trajectory.won)
-    # Of a single source the rate is ``episode/success_rate`` already.
+    # For a single source the rate equals ``episode/success_rate``.
     if len(sources) > 1:
         for source, won in sources.items():
             metrics[f"episode/{source}/success_rate"] = float(np.mean(won))
@@ -85,7 +89,7 @@ def episode_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
 
 
 def _thinking_metrics(steps: Sequence[tuple[Trajectory, Turn]]) -> dict[str, float]:
-    """Levels as the policy chose them; forced ones are counted apart."""
+    """Return metrics of the levels that the policy chose; forced levels are counted separately."""
     levels: list[int | None] = []
     won: list[bool] = []
     failures: list[str | None] = []
@@ -95,7 +99,7 @@ def _thinking_metrics(steps: Sequence[tuple[Trajectory, Turn]]) -> dict[str, flo
     for trajectory, turn in steps:
         if turn.parsed is None:
             continue
-        # None where the level was forced: shares of levels are of the policy's own choices.
+        # None where the level was forced: level shares count only choices of the policy.
         levels.append(turn.chosen_level)
         won.append(trajectory.won)
         failures.append(turn.parsed.failure)
@@ -115,13 +119,14 @@ def _thinking_metrics(steps: Sequence[tuple[Trajectory, Turn]]) -> dict[str, flo
 def play_split(
     trajectories: Sequence[Trajectory], play_s: float, thoughts_s: float
 ) -> dict[str, float]:
-    """Seconds of playing that went to the policy's turns, to environments and to alternative
-    thoughts.
+    """Split the rollout time into seconds for policy turns, environments and alternative thoughts.
 
-    ``play_s`` is split over engine and environments by how long trajectories waited for each, and
-    the engine's part over turns and thoughts by the tokens sampled for them: all work at the same
-    time, so this says where the playing time goes, not how long each was busy. ``thoughts_s``, the
-    wait for thoughts after the last episode, is theirs.
+    ``rollout_s`` is split by the time that trajectories waited for the engine and for environments.
+    The engine's part is split by the tokens sampled for turns and thoughts. All of them work
+    concurrently, so these are shares of the rollout time, not busy times. ``thoughts_s``, the wait
+    for thoughts after the last episode, is added to the thoughts.
+
+        rollout_s 10, waits 30 (engine) and 10 (environments): 7.5 s engine, 2.5 s environments
     """
     engine = sum(t.engine_wait_s for t in trajectories)
     env = sum(t.env_wait_s for t in trajectories)
@@ -132,7 +137,7 @@ def play_split(
             if turn.alternatives is not None:
                 thoughts += turn.alternatives.sampled_tokens
     turns = sum(t.sampled_tokens for t in trajectories)
-    # Tokens of turns and thoughts are taken to cost the same: they run in the same batches.
+    # Tokens of turns and thoughts are assumed to take the same time: they share batches.
     thinking_s = engine_s * thoughts / max(thoughts + turns, 1)
     return {
         "gen_engine": engine_s - thinking_s,

@@ -1,14 +1,13 @@
-"""Trajectories into rows: one row per ledger, the format of ``verl.protocol`` as the trainer reads
-it.
+"""Packing of trajectories into rows of ``verl.protocol``: one row per ledger.
 
     ledger    [prompt ........][agent][bridge env bridge][agent]
     row       prompts [P] left-padded | responses [R] right-padded
     mask                        1111   000000000000000000  1111
     step_ids                    0000   ------------------  1111
 
-With ``append`` history a trajectory is one row, with ``window`` history one row per step. P and R
+With ``append`` history a trajectory is one row, with ``window`` history one row per turn. P and R
 are the longest prompt and response of the batch. Where observations are images,
-``multi_modal_data`` holds ``{"image": [...]}`` for every row: those of its steps in order.
+``multi_modal_data`` holds ``{"image": [...]}`` for every row: those of its turns in order.
 """
 
 import logging
@@ -43,23 +42,25 @@ class Row:
 
     @property
     def split(self) -> int:
-        """Where the response begins: at the first turn; 0 where there is none."""
+        """Index of the first response token: the start of the first turn; 0 without turns."""
         return self.turns[0].start if self.turns else 0
 
     @property
     def end(self) -> int:
-        """Where the row ends: what follows the last turn was never answered."""
+        """End of the row: the end of the last turn. Later tokens are dropped, because no turn
+        follows.
+        """
         return self.turns[-1].end if self.turns else 0
 
 
 def select_trajectories(
     trajectories: Sequence[Trajectory], on_abort: str
 ) -> tuple[list[Trajectory], dict[str, float]]:
-    """The trajectories to train on, and how many were left out and why.
+    """Return the trajectories to train on, and counts of dropped ones by reason.
 
-    ``drop_group`` leaves out every group (uid) with a broken trajectory, ``keep_rest`` the broken
-    trajectories alone. A trajectory in which nothing was sampled has no row and is left out too.
-    Raises ``ValueError`` for another policy.
+    ``drop_group`` drops every group (uid) with a failed trajectory, ``keep_rest`` only the failed
+    trajectories. A trajectory without a sampled turn is dropped too. Raises
+    ``ValueError`` for another policy.
     """
     if on_abort not in ON_ABORT:
         raise ValueError(f"env.on_abort={on_abort!r}: allowed are {', '.join(ON_ABORT)}")
@@ -71,7 +72,7 @@ def select_trajectories(
             left_out["aborted"] += 1
         elif on_abort == "drop_group" and trajectory.job.uid in broken_groups:
             left_out["group_of_aborted"] += 1
-        # After the check of its group: an empty member is not broken, and its group stays.
+        # After the check of its group: an empty trajectory has not failed, and its group stays.
         elif not trajectory.turns:
             left_out["without_turn"] += 1
         else:
@@ -80,7 +81,7 @@ def select_trajectories(
 
 
 def groups_with_spread(trajectories: Sequence[Trajectory], limit: int) -> list[list[Trajectory]]:
-    """The first ``limit`` groups whose members do not all have the same return."""
+    """Return the first ``limit`` groups whose members do not all have the same return."""
     groups: dict[str, list[Trajectory]] = defaultdict(list)
     for trajectory in trajectories:
         groups[trajectory.job.uid].append(trajectory)
@@ -94,48 +95,49 @@ def groups_with_spread(trajectories: Sequence[Trajectory], limit: int) -> list[l
 
 
 def rows_of(trajectories: Sequence[Trajectory]) -> list[Row]:
-    """The rows of ``trajectories`` in order; a trajectory without any turn gives one row that
-    samples nothing.
+    """Return the rows of ``trajectories`` in order.
+
+    A trajectory without any turn gives one row without sampled tokens.
     """
     rows: list[Row] = []
     for trajectory in trajectories:
-        # A ledger without a turn is left out: a window prompt whose turn was never sampled.
+        # A ledger without a turn is skipped: a window prompt whose turn was never sampled.
         by_ledger: dict[int, list[Turn]] = {}
         for turn in trajectory.turns:
             by_ledger.setdefault(turn.ledger, []).append(turn)
         for ledger, turns in by_ledger.items():
             rows.append(Row(trajectory, trajectory.ledgers[ledger], turns))
-        # Validation counts it, for which it has to be in the batch.
+        # Validation counts trajectories without turns, so they need a row.
         if not by_ledger:
             rows.append(Row(trajectory, TokenLedger(), []))
     return rows
 
 
 def played_in(rows: Sequence[Row]) -> list[Trajectory]:
-    """The trajectories of ``rows``, each once, in order."""
+    """Return the trajectories of ``rows``, each once, in order."""
     return list({id(row.trajectory): row.trajectory for row in rows}.values())
 
 
 def pack(rows: Sequence[Row], pad_token_id: int, allow_retokenized: bool = False) -> DataProto:
-    """``rows`` as a ``DataProto`` of B rows.
+    """Return ``rows`` as a ``DataProto`` of B rows.
 
     Raises:
-        ValueError: There is no row, or a row holds tokens that were made from text instead of being
+        ValueError: There is no row, or a row holds tokens that were tokenized from text instead of
             sampled and ``allow_retokenized`` is false.
     """
     if not rows:
-        raise ValueError("no rows to pack: every trajectory was left out")
+        raise ValueError("no rows to pack: every trajectory was dropped")
     if not allow_retokenized and any(row.ledger.retokenized for row in rows):
         raise ValueError(
-            "an agent returned text without the tokens it was sampled as; training on re-tokenised "
-            "text needs env.allow_retokenized=true"
+            "an agent returned text without the sampled tokens, and env.allow_retokenized is "
+            "false; set env.allow_retokenized=true to train on tokens encoded from text"
         )
     return DataProto.from_dict(tensors=_tensors(rows, pad_token_id), non_tensors=_columns(rows))
 
 
 def _tensors(rows: Sequence[Row], pad_token_id: int) -> dict[str, torch.Tensor]:
-    """The tensors of B rows, P tokens of prompt and R of response wide; see the module."""
-    # A row of nothing still has one column: no width of a batch is 0.
+    """Return the tensors of B rows, P prompt and R response tokens wide."""
+    # At least one column, also for empty rows: widths of a batch are not 0.
     prompt_width = max(1, *(row.split for row in rows))
     response_width = max(1, *(row.end - row.split for row in rows))
     whole = (len(rows), prompt_width + response_width)
@@ -145,18 +147,18 @@ def _tensors(rows: Sequence[Row], pad_token_id: int) -> dict[str, torch.Tensor]:
     positions = np.zeros(whole, dtype=np.int64)
     ramp = np.arange(whole[1])
     mask = np.zeros(response, dtype=np.int64)
-    # -1 and not 0, which is the first step.
+    # -1, because 0 is the first turn.
     step_ids = np.full(response, -1, dtype=np.int64)
     log_probs = np.zeros(response, dtype=np.float32)
     for b, row in enumerate(rows):
         played = row.ledger.arrays()
         split = row.split
         end = row.end
-        # Prompts are padded on the left, so that all responses begin in the same column.
+        # Prompts are padded on the left, so that all responses start in the same column.
         first = prompt_width - split
         input_ids[b, first : first + end] = played.ids[:end]
         attention[b, first : first + end] = 1
-        # Padding has the position of its neighbour.
+        # Right padding repeats the position of the last token.
         positions[b, first : first + end] = ramp[:end]
         positions[b, first + end :] = max(end - 1, 0)
         mask[b, : end - split] = played.mask()[split:end]
@@ -203,15 +205,16 @@ def _columns(rows: Sequence[Row]) -> dict[str, Any]:
         "episode_lengths": np.array([len(row.trajectory.turns) for row in rows], dtype=np.int64),
         "won": np.array([row.trajectory.won for row in rows], dtype=bool),
         "aborted": np.array([row.trajectory.aborted is not None for row in rows], dtype=bool),
-        # Text, so that the column has one type; "" where the episode came to its own end.
+        # Text, so that the column has one type; "" where the environment was done.
         "truncated": [row.trajectory.truncated or "" for row in rows],
         "steps": [[step_record(turn) for turn in row.turns] for row in rows],
     }
 
 
 def conversations(rows: Sequence[Row]) -> list[list[Message]]:
-    """Of every row [B] the messages of its trajectory's last conversation, in the last row of each
-    trajectory; none in the others. They are what was said, without marks of ``ChatBridge.as_text``.
+    """Return [B] messages of the last conversation of each trajectory, at its last row.
+
+    The list is empty at other rows. Marks of ``ChatBridge.escape_added_tokens`` are removed.
     """
     last = {id(row.trajectory): number for number, row in enumerate(rows)}
     return [
@@ -232,7 +235,10 @@ def _conversation(row: Row) -> list[Message]:
 
 
 def step_record(turn: Turn) -> ThinkingStep:
-    """One step for rewards, rollout files and reports; scoring adds contexts and credit."""
+    """Return the record of one turn for rewards, rollout files and reports.
+
+    Scoring adds contexts and credit.
+    """
     parsed = turn.parsed
     return ThinkingStep(
         step=turn.step,
@@ -249,24 +255,26 @@ def step_record(turn: Turn) -> ThinkingStep:
         level_forced=turn.forced > 0,
         parse_failure=None if parsed is None or parsed.failure is None else parsed.failure.value,
         thought_tokens=0 if parsed is None else parsed.thought_tokens,
-        # The state itself stands in the observation already.
+        # The state is in the observation already.
         situation="" if turn.situation == turn.anchor else turn.situation,
         needed_level=turn.needed_level,
     )
 
 
 def row_steps(rows: Sequence[Row]) -> list[list[RowStep]]:
-    """The steps of every row as ``rlvcr.scoring`` reads them.
+    """Return the turns of every row in the form of ``rlvcr.scoring``.
 
     Raises:
-        ValueError: A turn was not read as level, thought and action.
+        ValueError: A turn was not parsed into level, thought and action.
     """
     return [[_row_step(row.ledger, turn) for turn in row.turns] for row in rows]
 
 
 def _row_step(ledger: TokenLedger, turn: Turn) -> RowStep:
     if turn.parsed is None:
-        raise ValueError(f"turn {turn.step} was played without reading its thinking level")
+        raise ValueError(
+            f"turn {turn.step} has no parsed thinking level; generate it with env.levels=true"
+        )
     return RowStep(
         step=turn.step,
         start=turn.start,

@@ -1,6 +1,4 @@
-"""How trajectories are played: everything a collector worker needs to know, read from the
-configuration once.
-"""
+"""Settings of rollouts for collector workers, read from the configuration once."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -19,14 +17,14 @@ from verl.config.schema.env import EnvConfig
 
 @dataclass(frozen=True, slots=True)
 class PlaySettings:
-    """Limits in steps and tokens, sampling, and what is asked of the policy.
+    """Limits in turns and tokens, sampling parameters, and thinking levels of rollouts.
 
-    ``max_response_length`` bounds a row's response: the whole play after the first prompt
-    (``append``) or one turn (``window``). ``levels`` asks for thinking levels, ``level_prompts``
-    replaces descriptions of some of them; ``alternatives`` is None where no other thoughts are
-    sampled. ``level_rule`` says which levels are forced, if any.
-    ``seed`` is the base of what is sampled, by trajectory and turn. Every job is played ``plays``
-    times.
+    ``max_response_length`` limits a row's response: the whole episode after the first prompt
+    (``append``) or one turn (``window``). ``requests_levels``: prompts ask for thinking levels.
+    ``level_prompts`` replaces descriptions of some levels. ``alternatives`` is None where no
+    alternative thoughts are sampled. ``level_rule`` forces levels. ``seed`` is the base of sampling
+    seeds, by trajectory and turn. Every row of the batch gives ``trajectories_per_row``
+    trajectories.
     """
 
     history: str
@@ -47,28 +45,29 @@ class PlaySettings:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        # With one step, or with a row for each, a turn may fill the row.
+        # With one turn, or with a row for each turn, a turn may fill the row.
         turns_share_a_row = self.history == "append" and self.max_steps > 1
         if turns_share_a_row and self.max_turn_tokens >= self.max_response_length:
             raise ValueError(
                 f"env.history=append with env.max_turn_tokens={self.max_turn_tokens} and "
-                f"data.max_response_length={self.max_response_length} leaves room for one turn "
-                "only; set env.max_turn_tokens to the longest turn"
+                f"data.max_response_length={self.max_response_length} allows one turn only; set "
+                "env.max_turn_tokens to the length of the longest turn"
             )
         if self.max_turn_tokens > self.max_response_length:
             raise ValueError(
                 f"env.max_turn_tokens={self.max_turn_tokens} is more than "
-                f"data.max_response_length={self.max_response_length}: no turn would fit a row"
+                f"data.max_response_length={self.max_response_length}; allowed: at most that; "
+                "fix: raise data.max_response_length or lower env.max_turn_tokens"
             )
         if self.alternatives is not None and not self.levels:
             raise ValueError(
-                "algorithm.rlvcr.enable=true needs a policy that is asked for levels; "
-                "env.levels is false"
+                "algorithm.rlvcr.enable=true needs a policy that chooses thinking levels, and "
+                "env.levels is false; leave env.levels unset"
             )
 
     @property
     def limits(self) -> Limits:
-        """How many tokens a conversation, which is a row, may have."""
+        """Token limits of a conversation, which is a row."""
         return Limits(
             prompt=self.max_prompt_length,
             response=self.max_response_length,
@@ -81,14 +80,14 @@ class PlaySettings:
     ) -> "PlaySettings":
         """Read ``config`` (the whole typed configuration) for training or validation.
 
-        ``thinking`` also samples alternative thoughts, as ``algorithm.rlvcr`` says.
+        ``thinking`` enables alternative thoughts according to ``algorithm.rlvcr``.
         """
         rollout = config.actor_rollout_ref.rollout
         rlvcr = method_settings(config.algorithm)
         sampling = rollout if is_train else rollout.val_kwargs
         turn_tokens = config.env.max_turn_tokens or config.data.max_response_length
         alternatives = None
-        # Executed alternatives compare returns: nothing is scored, and nothing thought for it.
+        # Executed alternatives compare returns and need no scored thoughts.
         if thinking and rlvcr.credit != "executed":
             alternatives = AlternativeSettings.from_config(rlvcr, rollout.seed, turn_tokens)
         return cls(
@@ -100,20 +99,20 @@ class PlaySettings:
             max_prompt_length=config.data.max_prompt_length,
             max_response_length=config.data.max_response_length,
             levels=asks_for_levels(config),
-            # Temperature 0 is how the engines are asked for the likeliest token.
+            # Temperature 0 means greedy sampling in the engines.
             temperature=sampling.temperature if sampling.do_sample else 0.0,
             top_p=sampling.top_p,
             top_k=sampling.top_k,
             stop=package.stops(env_settings(config.env)),
             alternatives=alternatives,
             level_prompts=level_prompts(rlvcr.prompts, {}),
-            # Validation measures the levels that the policy chooses itself.
+            # Validation measures the levels that the policy chooses.
             level_rule=LevelRule.uniform(rlvcr.epsilon_levels) if thinking else FREE,
             seed=rollout.seed,
         )
 
     def prompts(self, package: EnvPackage, env_config: EnvConfig) -> Prompts:
-        """How ``package`` speaks to the policy."""
+        """Return the prompts of ``package``, with the texts of ``level_prompts``."""
         settings = env_settings(env_config)
         if self.level_prompts:
             settings = settings.model_copy(update={"level_prompts": dict(self.level_prompts)})
@@ -121,39 +120,37 @@ class PlaySettings:
 
 
 def asks_for_levels(config: PPOConfig) -> bool:
-    """Whether the policy is asked for thinking levels: ``env.levels``, and where that is null, when
-    RLVCR is on.
-    """
+    """Return ``env.levels``; if it is null, true where RLVCR is enabled."""
     levels: bool | None = config.env.levels
     return bool(method_settings(config.algorithm).enable) if levels is None else levels
 
 
 def check_prompts(config: PPOConfig, package: EnvPackage) -> None:
-    """Raise ``ValueError`` where levels, or texts for them, are asked for and the environment's
-    prompts have none.
-    """
+    """Raise ``ValueError`` where the environment's prompts lack levels or texts for them."""
     if not asks_for_levels(config):
         return
     prompts = package.prompts(env_settings(config.env))
     where = f"env.env_name={config.env.env_name!r}"
     if not prompts.asks_for_levels:
         raise ValueError(
-            f"{where}: no prompt of it asks for thinking levels, and env.levels is true; allowed: "
-            "an environment whose prompts have asks_for_levels=True; fix: another environment, or "
-            "algorithm.adv_estimator=grpo with algorithm.rlvcr.enable and env.levels left unset"
+            f"{where}: its prompts do not request thinking levels, and env.levels is true; "
+            "allowed: an environment whose prompts have asks_for_levels=True; fix: another "
+            "environment, or algorithm.adv_estimator=grpo with algorithm.rlvcr.enable and "
+            "env.levels unset"
         )
     texts = method_settings(config.algorithm).prompts
     if texts and not shows_level_prompts(prompts):
         raise ValueError(
             f"algorithm.rlvcr.prompts={texts!r}: the prompts of {where} describe no levels, so "
-            "nobody would read the texts; allowed: {}; fix: remove them, or use prompts that "
+            "the texts have no effect; allowed: {}; fix: remove them, or use prompts that "
             "describe the levels (env.alfworld.prompt=full)"
         )
 
 
 def refuse_images(config: PPOConfig) -> None:
-    """Raise ``ValueError`` when the environment of ``config`` shows images, which a text policy
-    cannot see.
+    """Raise ``ValueError`` when the environment of ``config`` shows images.
+
+    A text policy cannot read them.
     """
     found = get_package(config.env.env_name).images(env_settings(config.env))
     if found is None:
@@ -162,6 +159,6 @@ def refuse_images(config: PPOConfig) -> None:
     where = f"env.{config.env.env_name.split('/', 1)[0]}.{key}"
     policy = config.actor_rollout_ref.model.path
     raise ValueError(
-        f"{where}={value!r}: its observations are images, and the policy {policy} is played as one "
-        f"that reads text only; allowed: {text_value}; fix: {where}={text_value}"
+        f"{where}={value!r}: its observations are images, and the policy {policy} is used as a "
+        f"text model; allowed: {text_value}; fix: {where}={text_value}"
     )

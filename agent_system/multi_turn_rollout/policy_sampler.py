@@ -1,4 +1,4 @@
-"""How a collector worker asks the policy for tokens: turns and thoughts, each with its own seed."""
+"""Sampling of turns and thoughts from the policy, each with its own seed."""
 
 import itertools
 from collections.abc import Awaitable, Callable, Sequence
@@ -12,9 +12,10 @@ from verl.utils.seeds import derive_seed
 
 
 class PolicySampler:
-    """Samples from ``engine`` as ``settings`` say; ``decode`` turns a turn's tokens into text.
+    """Sampler of turns and thoughts from ``engine`` with the parameters of ``settings``.
 
-    A turn is at most ``settings.max_turn_tokens`` long, with what it is forced to begin with.
+    ``decode`` converts a turn's tokens to text. A turn has at most ``settings.max_turn_tokens``
+    tokens, including forced ones.
     """
 
     def __init__(
@@ -29,7 +30,7 @@ class PolicySampler:
         self._sampling = Sampling(settings.temperature, settings.top_p, settings.top_k)
 
     def agent(self, job: Job) -> EngineAgent:
-        """The agent that plays ``job``; its calls are the turns of the trajectory, in order."""
+        """Return the agent for the trajectory ``spec``; its calls sample the turns in order."""
         turns = itertools.count()
 
         def sample(prompt_ids: list[int], forced: int) -> Awaitable[SamplingResult]:
@@ -46,8 +47,10 @@ class PolicySampler:
         max_tokens: int,
         stop: tuple[str, ...] = (),
     ) -> SamplingResult:
-        """Turn ``number`` that the trajectory ``job`` samples; ``stop`` ends it beside the strings
-        of the settings. Raises what ``EngineClient.sample`` raises.
+        """Sample turn ``number`` of the trajectory ``spec``.
+
+        ``stop`` are strings that end the turn, in addition to those of the settings. Raises the
+        errors of ``EngineClient.sample``.
         """
         return await self._engine.sample(
             prompt_ids,
@@ -55,15 +58,15 @@ class PolicySampler:
             sampling=self._sampling,
             stop=(*self._settings.stop, *stop),
             route=job.index,
-            # Of the trajectory, not of its group: members of a group differ by nothing else.
+            # Seed of the trajectory, not of its group: members of a group differ only by it.
             seed=derive_seed(self._settings.seed, "turn", job.traj_uid, number),
         )
 
     async def thought(
         self, prompt_ids: list[int], max_tokens: int, stop: tuple[str, ...], route: int, seed: int
     ) -> SamplingResult | None:
-        """A thought at another level (``rlvcr.alternatives.Sample``); None where the engine gave
-        the request up.
+        """Sample an alternative thought (see ``rlvcr.alternatives``); None where the engine aborted
+        it.
         """
         try:
             return await self._engine.sample(
@@ -74,6 +77,6 @@ class PolicySampler:
                 route=route,
                 seed=seed,
             )
-        # A turn without one of its thoughts can still be learnt from; without a token it cannot.
+        # A turn can be trained on without an alternative thought, so the failure is not raised.
         except EngineAborted:
             return None

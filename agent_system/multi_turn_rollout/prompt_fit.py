@@ -1,9 +1,9 @@
-"""Tasks whose prompt is longer than ``data.max_prompt_length``: left out, shortened, or refused.
+"""Tasks with prompts longer than ``data.max_prompt_length``: dropped, shortened, or refused.
 
 tasks ──▶ chat template ──▶ tokens ──▶ fits: kept
-                                 └───▶ longer: filter_overlong_prompts   left out
+                                 └───▶ longer: filter_overlong_prompts   dropped
                                                truncation=error          refused
-                                               truncation=left, ...      text cut, and again
+                                               truncation=left, ...      text cut and checked again
 """
 
 import logging
@@ -20,21 +20,21 @@ from verl.config.schema import PPOConfig
 
 logger = logging.getLogger(__name__)
 LIMIT = "data.max_prompt_length"
-JOINER = "\u200d"  # makes one character of its neighbours: a family of people
-CUTS = 8  # of one text: what is left may become more tokens than were counted
+JOINER = "\u200d"  # zero-width joiner: combines its neighbours into one character
+CUTS = 8  # attempts per text: the rest of a text may be encoded to more tokens than counted
 
 
 class PromptsTooLong(ValueError):
-    """Prompts do not fit; the message has key, value, allowed and fix."""
+    """Error of prompts that do not fit. The message has key, value, allowed values and fix."""
 
 
 def fit_prompts(
     config: PPOConfig, tokenizer: PolicyTokenizer, envs: EnvironmentManagerBase
 ) -> None:
-    """Have ``envs`` play tasks whose prompt fits, where the tasks themselves say what they show
-    first; other environments stay as they are.
+    """Drop, shorten or refuse the tasks of ``envs`` whose first prompt is too long.
 
-    Raises ``PromptsTooLong`` where rows are to be refused, and where none is left.
+    Applies only to environments whose tasks contain the text of the first observation. Raises
+    ``PromptsTooLong`` where long prompts are refused, and where no task is left.
     """
     text = envs.package.task_text
     if text is None:
@@ -46,7 +46,7 @@ def fit_prompts(
         return
     if config.data.filter_overlong_prompts:
         kept = [task for task, n in zip(envs.tasks, lengths, strict=True) if n <= limit]
-        what = "left out"
+        what = "drop"
     elif config.data.truncation == "error":
         raise PromptsTooLong(_refusal(config, envs.split, lengths))
     else:
@@ -54,16 +54,16 @@ def fit_prompts(
             task if n <= limit else shortened(config, tokenizer, text, task, n)
             for task, n in zip(envs.tasks, lengths, strict=True)
         ]
-        what = f"cut ({config.data.truncation})"
+        what = f"shorten ({config.data.truncation})"
     if not kept:
         raise PromptsTooLong(_refusal(config, envs.split, lengths))
     logger.warning(
-        "%d of %d rows to %s on %s: prompts of more than %d tokens",
+        "prompts of more than %d tokens in %d of %d %s rows; action: %s",
+        limit,
         longer,
         len(lengths),
-        "train" if envs.split == "train" else "validate",
+        "training" if envs.split == "train" else "validation",
         what,
-        limit,
     )
     envs.take(kept)
 
@@ -71,8 +71,9 @@ def fit_prompts(
 def shortened(
     config: PPOConfig, tokenizer: PolicyTokenizer, text: TaskText, task: Task, length: int
 ) -> Task:
-    """``task``, whose prompt has ``length`` tokens, with as many tokens cut from its last text as
-    are too many. Raises ``PromptsTooLong`` where the rest of the prompt is too long already.
+    """Return ``task``, whose prompt has ``length`` tokens, with its last text cut to fit.
+
+    Raises ``PromptsTooLong`` where the rest of the prompt is too long already.
     """
     limit = config.data.max_prompt_length
     for _ in range(CUTS):
@@ -84,14 +85,15 @@ def shortened(
         if length <= limit:
             return task
     raise PromptsTooLong(
-        f"{LIMIT}={limit}: of {task['task_id']} all but the last text has more tokens; allowed: "
-        f"room for it; fix: {LIMIT}={length}"
+        f"{LIMIT}={limit}: the prompt of {task['task_id']} has more tokens even without its last "
+        f"text; allowed: at least the tokens of the rest; fix: {LIMIT}={length}"
     )
 
 
 def cut(ids: Sequence[int], surplus: int, side: str) -> list[int]:
-    """``ids`` without ``surplus`` of them: the first (``left``), the last (``right``), or those in
-    the ``middle``.
+    """Return ``ids`` without ``surplus`` of them, removed at the ``left``, ``right`` or ``middle``.
+
+    cut([1, 2, 3, 4], 2, "middle") == [1, 4]
     """
     keep = max(0, len(ids) - surplus)
     head = {"left": 0, "right": keep, "middle": keep // 2}[side]
@@ -99,9 +101,9 @@ def cut(ids: Sequence[int], surplus: int, side: str) -> list[int]:
 
 
 def cut_text(tokenizer: PolicyTokenizer, text: str, surplus: int, side: str) -> str:
-    """``text`` without the characters of ``surplus`` of its tokens, those that ``cut`` leaves out.
+    """Return ``text`` without the characters of ``surplus`` tokens, removed at ``side``.
 
-    A character that a token shares with another one is left out as a whole, and so are its accents.
+    A character in a removed token is removed as a whole, with its accents.
     """
     spans = _token_spans(tokenizer, text)
     kept = cut(range(len(spans)), surplus, side)
@@ -109,7 +111,7 @@ def cut_text(tokenizer: PolicyTokenizer, text: str, surplus: int, side: str) -> 
     if not kept or not dropped:
         return "" if dropped else text
     first, last = dropped[0], dropped[-1]
-    # Of a character in several tokens, each of them has the whole span.
+    # Each token of a character in several tokens has the whole span of the character.
     begin = min(spans[first - 1][1], spans[first][0]) if first else 0
     end = spans[last][1] if last < len(spans) - 1 else len(text)
     while _continues_character(text, begin):
@@ -120,18 +122,18 @@ def cut_text(tokenizer: PolicyTokenizer, text: str, surplus: int, side: str) -> 
 
 
 def _continues_character(text: str, at: int) -> bool:
-    """Whether what begins at ``at`` belongs to the character before it."""
+    """Return true if the character at index ``at`` is part of the one before it."""
     if not 0 < at < len(text):
         return False
     return JOINER in text[at - 1 : at + 1] or unicodedata.category(text[at]).startswith("M")
 
 
 def _token_spans(tokenizer: PolicyTokenizer, text: str) -> list[tuple[int, int]]:
-    """Where the characters of each token of ``text`` begin and end."""
+    """Return the character range ``(start, end)`` of each token of ``text``."""
     if getattr(tokenizer, "is_fast", False):
         encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
         return list(encoded["offset_mapping"])
-    # A tokenizer that does not tell: as if all tokens were equally long.
+    # Slow tokenizers have no offsets: assume tokens of equal length.
     count = len(tokenizer(text, add_special_tokens=False)["input_ids"])
     edges = [place * len(text) // max(1, count) for place in range(count + 1)]
     return list(pairwise(edges))

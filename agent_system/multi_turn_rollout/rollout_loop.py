@@ -1,12 +1,12 @@
-"""TrajectoryCollector: from a batch of tasks to rows.
+"""TrajectoryCollector: generates the trajectories of a batch of tasks and packs them into rows.
 
     vanilla   generate ──▶ drop failed trajectories ──▶ pack   (other tasks where nothing is left)
-    rlvcr     the same with alternative thoughts; rows carry questions about every thought
+    rlvcr     the same with alternative thoughts; rows contain score requests for every thought
     dynamic   generate for new tasks until enough groups have returns that differ, then as above
     greedy    one trajectory per task at temperature 0: returns to compare with, never trained on
 
-Trajectories are generated in collector workers (``collector_group``); the trainer's process only
-packs them. Training workers answer the questions: the trainer asks them in ``score``.
+Collector workers generate the trajectories (``collector_group``); the trainer's process only packs
+them. Training workers answer the score requests when the trainer calls them in ``score``.
 """
 
 import logging
@@ -54,15 +54,15 @@ from verl.protocol import DataProto, object_array
 from verl.records import BRANCHES, MESSAGES, SPANS
 
 logger = logging.getLogger(__name__)
-REDRAWS = 3  # batches of other tasks in place of one that broke as a whole
+REDRAWS = 3  # batches of other tasks after a batch in which everything failed
 
 
 class RolloutEngines(Protocol):
-    """Workers that generate trajectories."""
+    """Workers that generate trajectories, as the trainer passes them to the collector."""
 
     @property
     def rollout_workers(self) -> Sequence[RolloutWorkerHandle]:
-        """Handles of the rollout workers."""
+        """Return the handles of the rollout workers."""
         ...
 
 
@@ -76,15 +76,15 @@ class ScoringWorkers(RolloutEngines, Protocol):
 
 
 class TrajectoryCollector:
-    """Plays tasks with the policy and returns what was played as rows.
+    """Collector that generates trajectories with the policy and returns them as rows.
 
     ``config`` is the whole typed configuration. ``processor`` is for policies that see images; a
-    text policy has none. The engine is asked with tokens alone: who passes a processor brings
-    workers that read ``multi_modal_data``.
+    text policy has none. Engines get tokens only: a caller with a processor must provide workers
+    that read ``multi_modal_data``.
 
     Raises:
-        TemplateUnsupported: The tokenizer's chat template does not suit ``env.history``.
-        ValueError: Thinking levels are asked for and cannot be read with this tokenizer, or the
+        TemplateUnsupported: The tokenizer's chat template does not support ``env.history``.
+        ValueError: Thinking levels are requested and cannot be read with this tokenizer, or the
             environment shows images and there is no processor.
     """
 
@@ -98,17 +98,17 @@ class TrajectoryCollector:
         if processor is None:
             refuse_images(config)
         probe = probe_template(tokenizer, config.data.apply_chat_template_kwargs)
-        # A mistake of the configuration must not wait for the first turn.
+        # Configuration errors are raised here, before the first turn.
         probe.require(config.env.history)
         if config.env.history == "append" and not probe.keeps_thoughts:
             logger.warning(
-                "this chat template drops <think> from earlier turns; "
-                "with env.history=append they stay"
+                "the chat template removes <think> from earlier turns, but env.history=append "
+                "keeps it"
             )
         if not probe.takes_system:
             logger.warning(
-                "this chat template shows no system message; its text is put in front of the "
-                "first user message"
+                "the chat template has no system message; its text is put before the first user "
+                "message"
             )
         self.codec = LevelCodec(tokenizer) if asks_for_levels(config) else None
         self.collapse = CollapseWatch(method_settings(self.config.algorithm).collapse_patience)
@@ -152,7 +152,7 @@ class TrajectoryCollector:
         envs: EnvironmentManagerBase,
         is_train: bool = True,
     ) -> DataProto:
-        """Generate and pack."""
+        """Generate trajectories without alternative thoughts and pack them."""
         if is_train:
             return self._rows_to_train(gen_batch, actor_rollout_wg, envs, thinking=False)[0]
         return self.panel_loop(gen_batch, actor_rollout_wg)
@@ -160,8 +160,10 @@ class TrajectoryCollector:
     def panel_loop(
         self, panel: DataProto, actor_rollout_wg: RolloutEngines, level_rule: LevelRule = FREE
     ) -> DataProto:
-        """Play ``panel`` as a validation with the levels that ``level_rule`` forces and pack;
-        failed trajectories have no grade.
+        """Generate the validation tasks ``panel`` with the levels that ``level_rule`` forces, and
+        pack.
+
+        Failed trajectories have no grade.
         """
         ruled = replace(self._settings(is_train=False, thinking=False), level_rule=level_rule)
         played = self._play(panel, actor_rollout_wg, ruled)
@@ -173,8 +175,9 @@ class TrajectoryCollector:
         actor_rollout_wg: RolloutEngines,
         envs: EnvironmentManagerBase,  # noqa: ARG002  the loops are called alike
     ) -> DataProto:
-        """Play every row of ``gen_batch`` once at temperature 0 and pack; broken trajectories are
-        among the rows, ``aborted``.
+        """Generate one trajectory per row of ``gen_batch`` at temperature 0 and pack.
+
+        Rows of failed trajectories are included, with ``aborted`` true.
         """
         greedy = replace(self._settings(is_train=False, thinking=False), temperature=0.0, plays=1)
         played = self._play(gen_batch, actor_rollout_wg, greedy)
@@ -183,11 +186,11 @@ class TrajectoryCollector:
     def rlvcr_multi_turn_loop(
         self, gen_batch: DataProto, actor_rollout_wg: RolloutEngines, envs: EnvironmentManagerBase
     ) -> DataProto:
-        """Generate with alternative thoughts and pack rows with questions about every thought.
+        """Generate with alternative thoughts and pack rows with score requests for every thought.
 
         Where ``actor_rollout_wg`` has ``compute_log_prob``, it answers them at once: rows have old
-        log-probs, ``thinking_level_entropies`` and ``thinking_token_costs``. Otherwise they keep
-        their questions for the trainer's ``score``.
+        log-probs, ``thinking_level_entropies`` and ``thinking_token_costs``. Otherwise the requests
+        stay in the rows for the trainer's ``score``.
         """
         data, _ = self._rows_to_train(gen_batch, actor_rollout_wg, envs, thinking=True)
         return self._score_here(data, actor_rollout_wg)
@@ -195,8 +198,9 @@ class TrajectoryCollector:
     def audit_loop(
         self, gen_batch: DataProto, actor_rollout_wg: ScoringWorkers, envs: EnvironmentManagerBase
     ) -> tuple[DataProto, list[AuditPoint]]:
-        """Generate and score as ``rlvcr_multi_turn_loop`` does, then continue from
-        ``audit_points`` turns with every level, ``audit_plays`` times.
+        """Generate and score as ``rlvcr_multi_turn_loop`` does, then run the audit.
+
+        The audit continues from ``audit_points`` turns with every level, ``audit_plays`` times.
         """
         data, rows = self._rows_to_train(gen_batch, actor_rollout_wg, envs, thinking=True)
         data = self._score_here(data, actor_rollout_wg)
@@ -215,10 +219,10 @@ class TrajectoryCollector:
     def dynamic_multi_turn_loop(
         self, gen_batch: DataProto, actor_rollout_wg: RolloutEngines, envs: EnvironmentManagerBase
     ) -> DataProto:
-        """Play new tasks until as many groups as ``gen_batch`` has show returns that differ.
+        """Generate new tasks until as many groups as in ``gen_batch`` have returns that differ.
 
-        At most ``algorithm.filter_groups.max_num_gen_batches`` batches are played; what was found
-        by then is used, and where nothing was found, the last batch that did not break.
+        At most ``algorithm.filter_groups.max_num_gen_batches`` batches are generated. The groups
+        obtained by then are used. Without any, the last batch with usable trajectories is used.
         """
         thinking = bool(method_settings(self.config.algorithm).enable)
         settings = self._settings(is_train=True, thinking=thinking)
@@ -230,14 +234,14 @@ class TrajectoryCollector:
         usable: list[Trajectory] = []
         batches = 0
         while batches < limit and len(kept) < wanted:
-            # ``batches`` is the draw: the first batch is given, each further one has other tasks.
+            # ``batches`` is the draw number: the first batch is given, later ones have other tasks.
             batch = envs.gen_batch(step, wanted, batches) if batches else gen_batch
             played = self._play(batch, actor_rollout_wg, settings)
             batches += 1
             every.add(played)
             whole = select_trajectories(played.trajectories, self.config.env.on_abort)[0]
             kept += groups_with_spread(whole, wanted - len(kept))
-            # Kept for the case that no group has a spread: a step without rows would end the run.
+            # Used if no group has different returns: a step without rows would end the run.
             usable = whole or usable
         if len(kept) < wanted:
             logger.warning(
@@ -251,22 +255,25 @@ class TrajectoryCollector:
         return self._score_here(data, actor_rollout_wg) if thinking else data
 
     def read_answers(self, data: DataProto) -> DataProto:
-        """Replace the questions of ``data`` and their answers (``branch_scores``, ``span_scores``)
-        by the columns of the method.
+        """Replace the score requests of ``data`` and their results by the columns of the method.
+
+        The results are ``branch_scores`` and ``span_scores``.
         """
         return add_thinking_columns(data, self.config)
 
     def state(self) -> dict[str, Any]:
-        """For a checkpoint: which groups are played on, and how long ago levels were seen."""
+        """Return the state for a checkpoint: groups in flight, and steps since each level was
+        sampled.
+        """
         return {"under_way": self.carried.names(), "levels_unseen": self.collapse.state()}
 
     def resume(self, state: Mapping[str, Any]) -> None:
-        """Go on from ``state``; its groups are played again, beside the next batch."""
+        """Restore ``state``. Its groups are generated again, together with the next batch."""
         self.carried.resume(state.get("under_way", []))
         self.collapse.resume(state.get("levels_unseen", []))
 
     def open(self, rollout_workers: Sequence[RolloutWorkerHandle]) -> CollectorGroup:
-        """The workers that play with tokens of ``rollout_workers``, started at the first call."""
+        """Return the collector workers for ``rollout_workers``, started at the first call."""
         if self._group is None:
             self._group = CollectorGroup(
                 self.config.env,
@@ -278,12 +285,12 @@ class TrajectoryCollector:
         return self._group
 
     def close(self) -> None:
-        """End the collector workers and their environments."""
+        """Stop the collector workers and their environments."""
         group, self._group = self._group, None
         if group is not None:
             group.close()
 
-    # ---- playing ----
+    # ---- generation ----
 
     def _settings(self, is_train: bool, thinking: bool) -> PlaySettings:
         check_prompts(self.config, self.package)
@@ -306,8 +313,9 @@ class TrajectoryCollector:
         envs: EnvironmentManagerBase,
         settings: PlaySettings,
     ) -> Collected:
-        """As many groups as ``gen_batch`` has; with ``env.rollout.carry_over`` those that are done
-        first, of these and of earlier ones.
+        """Generate as many groups as ``gen_batch`` has.
+
+        With ``env.rollout.carry_over`` these are the first finished ones, also of earlier calls.
         """
         if not self.carried.number:
             return self._play(gen_batch, actor_rollout_wg, settings)
@@ -326,25 +334,25 @@ class TrajectoryCollector:
         envs: EnvironmentManagerBase,
         thinking: bool,
     ) -> tuple[DataProto, list[Row]]:
-        """Generate and pack; where failures leave nothing to train on, generate for other tasks.
+        """Generate and pack. Where failures leave no trajectory to train on, generate other tasks.
 
-        A dead environment worker takes all its trajectories along, and with ``drop_group`` their
+        A dead environment worker aborts all its trajectories, and ``drop_group`` then drops their
         groups.
         """
         settings = self._settings(is_train=True, thinking=thinking)
         every = self._play_batch(gen_batch, actor_rollout_wg, envs, settings)
         for draw in range(1, REDRAWS + 1):
             usable, left_out = select_trajectories(every.trajectories, self.config.env.on_abort)
-            # Other tasks help against breaks alone, not where every first prompt is too long.
+            # Other tasks help only after failures, not where every first prompt is too long.
             if usable or not left_out["rollout/left_out_aborted"]:
                 break
             logger.warning(
-                "nothing of this batch is left to train on: playing other tasks (%d of %d)",
+                "no trajectory of this batch can be trained on: generating other tasks (%d of %d)",
                 draw,
                 REDRAWS,
             )
             groups = len(set(gen_batch.non_tensor_batch["uid"]))
-            # Replaced, so that the result names the tasks that were played last.
+            # Replaced, so that the result contains the tasks that were generated last.
             gen_batch = envs.gen_batch(gen_batch.meta_info["global_step"], groups, draw)
             every.add(self._play(gen_batch, actor_rollout_wg, settings))
         data, rows = self.gather_rollout_data(every)
@@ -355,8 +363,8 @@ class TrajectoryCollector:
     def gather_rollout_data(
         self, played: Collected, is_train: bool = True, chosen: Sequence[Trajectory] | None = None
     ) -> tuple[DataProto, list[Row]]:
-        """Pack ``chosen`` trajectories, by default all that can be used; metrics are of everything
-        ``played``.
+        """Pack the ``chosen`` trajectories, by default all usable ones. Metrics are of all
+        ``collected`` ones.
         """
         began = time.perf_counter()
         usable = played.trajectories
@@ -365,7 +373,7 @@ class TrajectoryCollector:
             usable, left_out = select_trajectories(played.trajectories, self.config.env.on_abort)
         chosen = usable if chosen is None else chosen
         if not chosen:
-            raise RuntimeError(f"nothing is left to train on: {left_out}")
+            raise RuntimeError(f"no trajectory can be trained on; dropped: {left_out}")
         rows = rows_of(chosen)
         # Validation rows are measured and never trained on.
         may_be_text = self.config.env.allow_retokenized or not is_train
@@ -390,13 +398,13 @@ class TrajectoryCollector:
     def _add_level_columns(
         self, data: DataProto, rows: Sequence[Row], engines: RolloutEngines, thinking: bool
     ) -> None:
-        """Add what later stages need about levels: the level entropy bonus and, with ``thinking``,
-        questions about every thought.
-        """
+        """Add the level entropy bonus and, with ``thinking``, score requests for every thought."""
         rlvcr = method_settings(self.config.algorithm)
         if self.codec is None:
             if thinking:
-                raise ValueError("thoughts are scored by level, and the policy is asked for none")
+                raise ValueError(
+                    "alternative thoughts need thinking levels; env.levels must be true or unset"
+                )
             return
         if thinking and rlvcr.credit != "scored":
             self._execute(data, rows, engines)
@@ -407,7 +415,10 @@ class TrajectoryCollector:
                 pack_questions(data, steps)
 
     def _score_here(self, data: DataProto, workers: RolloutEngines) -> DataProto:
-        """Have the questions of ``data`` answered where ``workers`` can; the trainer's cannot."""
+        """Add thinking advantages to ``data`` where ``workers`` can compute log-probs.
+
+        The trainer's engines cannot: ``data`` is then returned unchanged.
+        """
         if not isinstance(workers, ScoringWorkers):
             return data
         began = time.perf_counter()
@@ -420,7 +431,7 @@ class TrajectoryCollector:
     def _execute(
         self, data: DataProto, rows: Sequence[Row], actor_rollout_wg: RolloutEngines
     ) -> None:
-        """Note in the turns of ``rows`` what other levels would have led to."""
+        """Run executed alternatives and store their credit in the turns of ``rows``."""
         began = time.perf_counter()
         settings = self._settings(is_train=True, thinking=False)
         found = execute_alternatives(

@@ -1,7 +1,7 @@
-"""A played trajectory as data: what the collector workers hand back and what is packed into rows.
+"""Trajectories as data: returned by the collector workers and packed into rows.
 
-A trajectory holds one ledger for each of its rows: a single one with ``append`` history, one per
-step with ``window`` history. Every turn says which ledger holds its tokens and where.
+A trajectory has one ledger for each of its rows: a single one with ``append`` history, one per turn
+with ``window`` history. Every turn has the index of its ledger and its token range.
 """
 
 import re
@@ -18,20 +18,20 @@ from rlvcr.levels import ParsedStep
 from verl.protocol import DataProto
 from verl.utils.sampling import StopReason
 
-# Of an environment's ``info``: these have columns and metrics of their own.
+# Keys of an environment's ``info`` that have separate columns and metrics.
 READ_ELSEWHERE = {"won", "is_action_valid", "needed_level"}
 MOST_NUMBERS = 32
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One trajectory that is to be rolled out: row ``index`` of the batch, ``member`` of group
+    """Specification of one trajectory to generate: row ``index`` of the batch, ``member`` of group
     ``uid``.
 
-    Its first turns repeat ``replay``, token by token; ``level`` is the thinking level that the turn
-    after these is made to have: its digit after the tokens ``opening``, or, where these are None,
-    the tokens from ``<level>`` to ``<think>``. ``seen`` is what the policy saw in these turns and
-    in that one.
+    The first turns repeat ``replay`` token by token. ``forced_level`` is for the next turn: its
+    digit after the tokens ``tokens_before_level``. If these are None, the tokens from ``<level>``
+    to ``<think>`` are forced. ``expected_observations`` are those of these turns and of the forced
+    one.
     """
 
     index: int
@@ -47,20 +47,19 @@ class Job:
 
     @property
     def data_source(self) -> str:
-        """Where the task comes from."""
+        """Source of the task, as in the ``data_source`` column."""
         return self.task["data_source"]
 
 
 @dataclass(slots=True)
 class Turn:
-    """One environment step: the observation, the turn that answered it, and what came of it.
+    """One turn: the observation, the reply of the policy, and the result of its action.
 
-    Its tokens are ``ids[start:end]`` of ledger ``ledger``; the first ``forced`` of them, a level,
-    were not sampled. ``parsed`` is the step read as thinking level, thought and action
-    (``rlvcr.levels``), ``alternatives`` what was thought at the other levels; both None where not
-    asked for. ``executed`` is how much more the play was worth than one with another level here,
-    None where none was executed. ``image`` is the observation's, None where it is text.
-    ``situation`` and ``needed_level`` are the observation's, for measuring.
+    Its tokens are ``token_ids[start:end]`` of ledger ``ledger``. The first ``num_forced`` of them,
+    a level, were not sampled. ``parsed``: level, thought and action (``rlvcr.levels``);
+    ``alternatives``: thoughts at other levels; both None where not requested. ``executed_credit``:
+    credit from the executed alternative, None without one. ``image``: the observation's, None for
+    text. ``situation`` and ``needed_level`` are the observation's, for metrics.
     """
 
     step: int
@@ -85,32 +84,32 @@ class Turn:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens the policy sampled."""
+        """Number of tokens that the policy sampled."""
         return self.end - self.start - self.forced
 
     @property
     def chosen_level(self) -> int | None:
-        """The level the policy chose; None where it could not be read or was forced."""
+        """Level that the policy chose; None where it could not be read or was forced."""
         return self.parsed.level if self.parsed is not None and not self.forced else None
 
 
 @dataclass(slots=True)
 class Trajectory:
-    """One rollout of ``job``. ``reward`` is the return, ``reward_parts`` the rewards by name that
-    it is made of, where the environment gives several; ``info_numbers`` the last
-    value of each number in its ``info``; ``answer`` is what the environment took from
-    the text, in the form in which answers are compared; times are seconds.
+    """Trajectory of one rollout spec. ``reward`` is the return; times are in seconds.
 
-    ``truncated`` says why the episode was ended before the environment was done: ``steps``,
-    ``length`` (a turn was cut) or ``budget`` (no room for another turn). ``aborted`` says what
-    broke.
+    ``reward_parts``: components of the return by name, where the environment has several.
+    ``info_numbers``: last value of each number in the environment's ``info``. ``answer``: the
+    answer that the environment extracted, normalised for comparison.
+
+    ``truncated``: reason for an end before the environment was done: ``steps``, ``length`` (a turn
+    was cut) or ``budget`` (no tokens left for another turn). ``aborted``: reason of a failure.
     """
 
     job: Job
     ledgers: list[TokenLedger] = field(default_factory=list)
     turns: list[Turn] = field(default_factory=list)
-    # What the policy was told in the last conversation: messages before its first turn, then one
-    # before each later turn.
+    # Messages to the policy in the last conversation: those before its first turn, then one before
+    # each later turn.
     heard: list[Message] = field(default_factory=list)
     reward: float = 0.0
     won: bool = False
@@ -122,30 +121,32 @@ class Trajectory:
     abort_detail: str = ""
     start_state: tuple[str, str] | None = None
     active_s: float = 0.0
-    # On the clock of its collector worker: not to be compared with another one's.
+    # Clock of its collector worker, not comparable with that of other workers.
     ended_at: float = 0.0
     env_wait_s: float = 0.0
     engine_wait_s: float = 0.0
 
     def abort(self, reason: str, detail: str) -> None:
-        """Mark the trajectory as broken; what was played until then stays."""
+        """Mark the trajectory as failed; its finished turns stay."""
         self.aborted = reason
         self.abort_detail = detail
 
     @property
     def sampled_tokens(self) -> int:
-        """Tokens the policy sampled for its turns."""
+        """Number of tokens that the policy sampled in all turns."""
         return sum(turn.num_tokens for turn in self.turns)
 
 
 def jobs_of(gen_batch: DataProto, plays: int = 1) -> list[Job]:
-    """``plays`` jobs per row of ``gen_batch``; members of a group stay next to each other."""
+    """Return ``trajectories_per_row`` rollout specs per row of ``gen_batch``; members of a group
+    stay adjacent.
+    """
     columns = gen_batch.non_tensor_batch
     rows = zip(columns["task"], columns["uid"], columns["member"], columns["env_seed"], strict=True)
     jobs: list[Job] = []
     for task, uid, member, seed in rows:
         for play in range(plays):
-            # Unique in its group: seeds of what is sampled hang on ``traj_uid``.
+            # Unique in its group: sampling seeds depend on ``traj_uid``.
             number = int(member) * plays + play
             jobs.append(
                 Job(
@@ -161,10 +162,11 @@ def jobs_of(gen_batch: DataProto, plays: int = 1) -> list[Job]:
 
 
 def numbers_in(info: Mapping[str, Any]) -> dict[str, float]:
-    """Return the finite numbers and truth values of an environment's ``info`` whose keys can be a
-    part of a metric's name, ``MOST_NUMBERS`` of them at most.
+    """Return the finite numbers and booleans of an environment's ``info``.
 
-    >>> numbers_in({"won": True, "score": 3, "key_found": False, "note": "x"})
+    Keys must be valid parts of a metric name. At most ``MAX_INFO_NUMBERS`` are returned.
+
+    >>> numbers_in({"is_action_valid": True, "score": 3, "key_found": False, "note": "x"})
     {'score': 3.0, 'key_found': 0.0}
     """
     found = {
@@ -173,7 +175,7 @@ def numbers_in(info: Mapping[str, Any]) -> dict[str, float]:
         if name not in READ_ELSEWHERE
         and re.fullmatch(r"[\w.-]{1,64}", str(name))
         and is_number(value)
-        # Not finite: NaN compares false, and an integer may be beyond float64.
+        # False for NaN, and for integers beyond float64.
         and -LARGEST <= value <= LARGEST
     }
     return dict(list(found.items())[:MOST_NUMBERS])

@@ -1,12 +1,11 @@
-"""One trajectory as a coroutine: budget check, sample, project, step the environment, note it down,
-again.
+"""Generation of one trajectory as a coroutine, turn by turn.
 
     open_turn ──prompt──▶ agent ──tokens──▶ ledger ──text──▶ project ──action──▶ environment
         ▲                               └──▶ alternatives (RLVCR), while it steps    │
         └────────────────────────────── observation ◀────────────────────────────────┘
 
-A turn cut by length never reaches the environment, unless its package says that it is graded as it
-stands. Whatever breaks is noted in the trajectory: a broken trajectory is data.
+A turn cut by its length limit is not sent to the environment, unless the package grades cut turns.
+Failures are recorded in the trajectory and not raised.
 """
 
 import asyncio
@@ -39,10 +38,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class RolloutContext:
-    """What all trajectories of a batch share.
+    """Objects that all trajectories of one call share.
 
-    ``codec`` reads thinking levels and ``alternatives`` samples other thoughts; None where not
-    asked for.
+    ``codec`` reads thinking levels, ``alternatives`` samples alternative thoughts; None where not
+    requested.
     """
 
     settings: PlaySettings
@@ -55,14 +54,14 @@ class RolloutContext:
 
 
 class ReplayDiffers(Exception):
-    """The same task, seed and actions led to another state: the environment is not
+    """Different observation for the same task, seed and actions: the environment is not
     deterministic.
     """
 
 
 async def gather_or_cancel(coroutines: Iterable[Awaitable[T]]) -> list[T]:
-    """Results of all ``coroutines`` in order; when one raises, the others are cancelled before it
-    is raised on.
+    """Return the results of all ``coroutines`` in order. If one raises, cancel the others and
+    re-raise.
     """
     tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
     try:
@@ -70,12 +69,12 @@ async def gather_or_cancel(coroutines: Iterable[Awaitable[T]]) -> list[T]:
     finally:
         for task in tasks:
             task.cancel()
-        # The cancelled ones are awaited too: they give environments back before anybody goes on.
+        # Cancelled tasks are awaited too: they must release their environments before the return.
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
 class TrajectoryPlayer:
-    """Plays ``job`` in ``context``; ``play`` returns the trajectory, broken or not."""
+    """Generator of the trajectory of one rollout spec."""
 
     def __init__(self, context: RolloutContext, job: Job) -> None:
         self.context = context
@@ -84,12 +83,13 @@ class TrajectoryPlayer:
         self._thoughts: list[asyncio.Task[None]] = []
 
     async def play(self, pool: EnvironmentPool) -> Trajectory:
-        """Play on an environment of ``pool``; environment failures and given-up requests mark it
-        ``aborted``.
+        """Generate the trajectory in an environment of ``pool``.
+
+        Environment failures and aborted requests mark it ``aborted``.
         """
         try:
             await self._play(pool)
-            # Out of the session: the environment plays for others while thoughts are still sampled.
+            # After the session: other trajectories can use the environment meanwhile.
             await asyncio.gather(*self._thoughts)
         finally:
             for thought in self._thoughts:
@@ -127,11 +127,11 @@ class TrajectoryPlayer:
             if conversation is None:
                 trajectory.truncated = "budget"
                 return
-            # The turn joins the trajectory before it is played: a break in the step cannot lose it.
+            # The turn is added to the trajectory before the env step, so a failure there keeps it.
             turn = await self._sample(conversation, observation, step)
             if turn.stop_reason is not StopReason.STOP:
                 trajectory.truncated = "length"
-                # What was cut is no action; the turn itself has been noted and is trained on.
+                # A cut turn has no valid action, but it is in the trajectory and trained on.
                 if context.package.for_task(job.task).plays_cut_turns:
                     await self._step(env, turn)
                 return
@@ -175,41 +175,40 @@ class TrajectoryPlayer:
         self.trajectory.turns.append(turn)
         if context.codec is not None:
             turn.parsed = context.codec.parse_step(ledger.ids[start:])
-        # Not awaited here: thoughts are sampled while the environment steps.
+        # Not awaited here, so that thoughts are sampled while the environment steps.
         if context.alternatives is not None and context.alternatives.settings.expand == "all":
             thinking = generate_alternative_thinking_levels(context, self.trajectory, turn)
             self._thoughts.append(asyncio.create_task(thinking))
         return turn
 
     def _compare(self, observation: Observation, step: int) -> None:
-        """Raises ``ReplayDiffers`` where the environment does not show what it showed in the
-        trajectory that this one repeats.
-        """
+        """Raise ``ReplayMismatch`` where the observation is not the expected one of a replay."""
         seen = self.trajectory.job.seen
         if step < len(seen) and observation.text != seen[step]:
             raise ReplayDiffers(
-                f"turn {step}: {observation.text[:200]!r} instead of {seen[step][:200]!r}"
+                f"turn {step} of the replay: the observation is {observation.text[:200]!r}; "
+                f"expected: {seen[step][:200]!r}; make the environment deterministic for its seed"
             )
 
     def _repeat(self, step: int) -> Action:
-        """Turn ``step`` as it was sampled in the trajectory that this one repeats."""
+        """Return turn ``step`` as it was sampled in the repeated trajectory."""
         ids = list(self.trajectory.job.replay[step])
         return Action(
             text=self.context.bridge.decode(ids),
             token_ids=ids,
-            # Nobody sampled them now, and nothing is learnt on them.
+            # These tokens are repeated, not sampled, and not trained on.
             logprobs=[math.nan] * len(ids),
             stop_reason=StopReason.STOP,
             policy_version=-1,
         )
 
     def _forced_level(self, step: int, needed: int | None) -> list[int]:
-        """The tokens of the level that the job asks for at this turn, or that ``level_rule`` forces
-        on a step which needs the level ``needed``, to begin the turn with; none where the policy
+        """Return the tokens of the forced level at the beginning of this turn. Empty: the policy
         chooses.
 
-        What is drawn depends on seed, trajectory and step alone. The policy did not sample these
-        tokens: nothing is learnt on them.
+        The level comes from the rollout spec or from ``level_rule``, which may use
+        ``required_level``. Draws depend only on seed, trajectory and turn. Forced tokens are not
+        trained on.
         """
         codec = self.context.codec
         if codec is None:
@@ -232,7 +231,7 @@ class TrajectoryPlayer:
         turn.done = bool(done)
         turn.is_action_valid = bool(formed and info.get("is_action_valid", True))
         self.trajectory.reward += turn.reward
-        # Overwritten at each step: what counts is how the episode ended.
+        # Overwritten in each turn: only the end of the episode counts.
         self.trajectory.won = bool(info.get("won", False))
         self.trajectory.reward_parts = info.get("reward_parts", {})
         self.trajectory.info_numbers |= numbers_in(info)
@@ -250,8 +249,9 @@ class TrajectoryPlayer:
 async def generate_alternative_thinking_levels(
     context: RolloutContext, trajectory: Trajectory, turn: Turn
 ) -> None:
-    """Think at other levels before the action of ``turn`` and keep what came of it in the turn;
-    nothing where the turn was not read or no thoughts are asked for.
+    """Sample alternative thoughts for ``turn`` and store them in the turn.
+
+    Does nothing where the turn was not parsed or no alternatives are requested.
     """
     sampler = context.alternatives
     if sampler is None or turn.parsed is None:

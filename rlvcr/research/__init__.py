@@ -1,1 +1,1 @@
-"""Research tools of the method: the audit, executed credit and fixed level rules."""
+"""Research tools of the method: the audit, executed alternatives and fixed level rules."""

@@ -1,14 +1,15 @@
-"""The credit audit: does a score of thinking levels say what the levels are worth?
+"""Credit audit: agreement of the scores of thinking levels with their effects on returns.
 
-At a decision point every level is forced and played on with, M times. What the plays earn is the
-true effect of the level there; what a score says beforehand is compared with it, over all points.
+At a decision point every level is forced and the episode continued to its end, M times. The mean
+return minus the mean over all levels is the effect of a level. Effects are compared with scores
+over all points.
 
-    point    level   plays earn      effect            score        centred
+    point    level   returns         effect            score        centred
     p        1       0 0 1 0         0.25 - mean       -1.3         -1.3 - mean
              2       1 1 1 0         0.75 - mean       -0.2         -0.2 - mean      and so on
 
-Effects are themselves measured with noise. ``reliability`` says how much of them is signal, and its
-root is what a perfect score would reach.
+Measured effects are noisy. ``reliability`` is the share of their variance that is signal. Its
+square root is the correlation that a perfect score would reach.
 """
 
 import math
@@ -22,17 +23,19 @@ import numpy as np
 from verl.algos.groups import factorize
 from verl.utils.statistics import percentile_interval, rank_correlation
 
-RESAMPLES = 1000  # of tasks, for an interval
+RESAMPLES = 1000  # bootstrap samples of tasks for an interval
 Interval = tuple[float, float, float]  # value, and the bounds of its 95% interval
-Measure = Callable[[np.ndarray], float]  # of the points with these numbers
+Measure = Callable[[np.ndarray], float]  # argument: indices of points
 
 
 @dataclass(frozen=True, slots=True)
 class AuditPoint:
-    """One decision point: where it lies, the ``level`` that was chosen and whether its play was
-    ``won``, ``returns`` [4][M] of plays that went on from it at every level, what ``scores`` [4]
-    said of the levels, what ``step_scores`` said of the step that was played, and the ``task``,
-    whose points are like each other; without one a point stands alone.
+    """Decision point of an audit.
+
+    ``level`` was chosen in the original trajectory, and ``won`` is its success. ``returns`` [4][M]:
+    returns of the rollouts that continue with each level. ``scores`` [4]: scores of the levels, by
+    score name. ``step_scores``: scores of the original turn. Points of one ``task`` are correlated;
+    a point without a task is independent. Field names are keys of ``audit.json``.
     """
 
     traj_uid: str
@@ -46,15 +49,17 @@ class AuditPoint:
 
     @property
     def effects(self) -> np.ndarray:
-        """[4] mean return of every level, less that of all four."""
+        """Mean return of every level [4], minus that of all four."""
         return _centred([fmean(earned) for earned in self.returns])
 
 
 @dataclass(frozen=True, slots=True)
 class ScoreAudit:
-    """How a score agrees with effects, in ranks: over all levels of all points, over those of
-    points in won and in lost plays, and over the chosen levels alone. None where the score says
-    nothing of the kind.
+    """Rank correlations of a score with effects.
+
+    They are over all levels of all points, over those of points in successful (``in_won``) and
+    other (``in_lost``) trajectories, and over chosen levels only. None where the score has no such
+    values.
     """
 
     name: str
@@ -66,10 +71,10 @@ class ScoreAudit:
 
 @dataclass(frozen=True, slots=True)
 class Audit:
-    """The audit of ``points`` points with ``plays`` plays per level.
+    """Audit of ``points`` points with ``plays`` rollouts per level.
 
-    ``levels`` are the mean effects of levels 1 to 4, ``reliability`` is the correlation that two
-    audits of these points would have.
+    ``levels``: mean effects of levels 1 to 4. ``reliability``: expected correlation of two audits
+    of these points.
     """
 
     points: int
@@ -80,14 +85,15 @@ class Audit:
 
 
 def audit(points: Sequence[AuditPoint], seed: int = 0, resamples: int = RESAMPLES) -> Audit:
-    """Compare every score of ``points`` with what the levels earned; adds ``random``, a score that
-    knows nothing.
+    """Compare every score of ``points`` with the effects, and also ``random``, a score of noise.
 
-    Intervals are of ``resamples`` bootstrap samples of tasks, each with all of its points. Raises
-    ``ValueError`` without points.
+    Intervals are from ``resamples`` bootstrap samples of tasks, each task with all of its points.
+    Raises ``ValueError`` without points.
     """
     if not points:
-        raise ValueError("no decision point was played: nothing can be audited")
+        raise ValueError(
+            "the audit needs at least one decision point without failed rollouts, and there is none"
+        )
     effects = np.array([point.effects for point in points])
     alone = enumerate(point.task for point in points)
     tasks = factorize([number if task is None else task for number, task in alone]).numpy()
@@ -96,7 +102,7 @@ def audit(points: Sequence[AuditPoint], seed: int = 0, resamples: int = RESAMPLE
         for name in points[0].scores
     }
     tables["random"] = np.random.default_rng(seed).normal(size=effects.shape)
-    # Row by row, the column of the level that was chosen.
+    # Index of the chosen level of each point.
     chosen = np.arange(len(points)), np.array([point.level - 1 for point in points])
     own = effects[chosen]
 
@@ -133,19 +139,22 @@ def audit(points: Sequence[AuditPoint], seed: int = 0, resamples: int = RESAMPLE
 
 
 def reliability(points: Sequence[AuditPoint]) -> float:
-    """Correlation of effects with those of a second audit of the same points, from two halves of
-    the plays (Spearman and Brown); NaN with one play per level.
+    """Return the expected correlation of effects with those of a second audit of the same points.
+
+    It is computed from two halves of the rollouts (Spearman-Brown); NaN with one rollout per level.
+
+        correlation of the halves 0.5: reliability 2 * 0.5 / (1 + 0.5) = 0.67
     """
     first = np.array([_half(point, 0) for point in points])
     second = np.array([_half(point, 1) for point in points])
-    # Where nothing differs there is no correlation, and numpy says so with NaN and a warning.
+    # Numpy returns NaN with a warning where all values are equal.
     with np.errstate(invalid="ignore", divide="ignore"):
         half = np.corrcoef(first.ravel(), second.ravel())[0, 1]
         return float(2 * half / (1 + half))
 
 
 def _half(point: AuditPoint, which: int) -> np.ndarray:
-    """Effects [4] by every other play."""
+    """Return effects [4] from every other rollout, beginning at rollout ``which``."""
     halves = [earned[which::2] for earned in point.returns]
     return _centred([fmean(half) if half else math.nan for half in halves])
 
@@ -158,8 +167,9 @@ def _centred(values: Sequence[float] | np.ndarray) -> np.ndarray:
 def _interval(
     measure: Measure, places: np.ndarray, tasks: np.ndarray, seed: int, resamples: int
 ) -> Interval:
-    """``measure`` of the points at ``places``, with the percentile bootstrap interval over their
-    tasks: neither the levels of a point nor the points of a task are independent of each other.
+    """Return ``measure`` of the points at ``point_indices``, with a percentile bootstrap interval.
+
+    Tasks are resampled, because neither levels of a point nor points of a task are independent.
     """
     if not len(places):
         return math.nan, math.nan, math.nan
@@ -167,7 +177,7 @@ def _interval(
     members = [places[tasks[places] == task] for task in there]
     drawn = np.random.default_rng(seed).integers(len(members), size=(resamples, len(members)))
     found = np.array([measure(np.concatenate([members[n] for n in row])) for row in drawn])
-    # A resample in which nothing differs has no correlation.
+    # The correlation of a resample with equal values is NaN.
     known = found[~np.isnan(found)]
     return measure(places), *percentile_interval(known)
 

@@ -1,12 +1,12 @@
-"""Executed alternatives: what another level would have led to, found out by playing on with it.
+"""Executed alternatives: returns of replays in which another level is forced in one turn.
 
-    play     s0 ──3── s1 ──2── s2 ──4── ...   return R
-    branch             └───1── s2' ── ...     return R'     credit of level 2 at s1: 3/4 (R - R')
+    original   s0 ──3── s1 ──2── s2 ──4── ...   return R
+    branch               └───1── s2' ── ...     return R'     credit of level 2 at s1: 3/4 (R - R')
 
-Confidence says how well a thought prepared an action, and never whether the action was any good.
-Returns do: the difference is an unbiased estimate of what the level was worth, and a noisy one, of
-one play each. So it is measured at a share of the steps, and used there alone, or also to find out
-what a difference of confidence is worth at all the others.
+A score measures how likely a thought makes the sampled action, not whether the action was good. The
+difference of returns is an unbiased estimate of the effect of the level. It is noisy, because each
+return is of one rollout. It is measured at a share of the turns. It is used there only
+(``executed``), or also to scale the scores of all other turns (``corrected``).
 """
 
 from typing import NamedTuple
@@ -21,21 +21,21 @@ from rlvcr.thinking import thinking_price
 from verl.utils.seeds import derive_seed
 from verl.utils.statistics import rank_correlation
 
-# One of three other levels was drawn: 3/4 of the difference has the mean of "own less all four".
+# One of three other levels was drawn: the expectation of 3/4 of the difference is the return of the
+# chosen level minus the mean over all four.
 SHARE_OF_OTHERS = 0.75
-BELIEF = 1.0  # in confidence, before any other level was executed
+BELIEF = 1.0  # prior of the slope of executed on scored credit
 TINY = 1e-12
 
 
 def level_to_try(
     parsed: ParsedStep | None, share: float, seed: int, traj_uid: str, step: int
 ) -> int | None:
-    """Another level than the one that was chosen, drawn uniformly at a ``share`` of the steps; None
-    at the others, and where no level digit was sampled.
+    """Return another level than the chosen one, drawn uniformly at a ``share`` of the turns.
 
-    Depends on seed, trajectory, step and chosen level alone: a step that was cut after its level,
-    or cannot be read, is tried like any other. A branch counts whatever its turn came to, and so
-    does the step itself; otherwise a level would be credited with its better turns only.
+    None at the other turns, and where no level digit was sampled. The draw depends only on seed,
+    trajectory, turn and chosen level. Turns that were cut or cannot be read are drawn as well:
+    otherwise a level would get credit for its better turns only.
     """
     chosen = None if parsed is None else parsed.sampled_level
     if chosen is None:
@@ -47,10 +47,10 @@ def level_to_try(
 
 
 def priced_tokens(parsed: ParsedStep | None, turn_tokens: int) -> int:
-    """Tokens of the thought of a turn of ``turn_tokens`` tokens, for its price.
+    """Return the number of tokens of a turn that have a token cost: those of its thought.
 
-    Where no thought can be told apart, because the turn was cut or written in another form, all
-    tokens between level digit and action count: being unreadable saves nothing.
+    Where no thought can be located, all tokens between level digit and action count. A turn that
+    was cut or cannot be read (``turn_tokens`` tokens) is therefore not cheaper.
     """
     if parsed is None:
         return 0
@@ -62,7 +62,7 @@ def priced_tokens(parsed: ParsedStep | None, turn_tokens: int) -> int:
 
 
 def worth(reward: float, won: bool, thought_tokens: int, rlvcr: RLVCRSettings) -> float:
-    """The return of a play, less the price of the thought that is judged."""
+    """Return the return of a trajectory minus the token cost of the evaluated thought."""
     if rlvcr.price_in == "won" and not won:
         return reward
     price = thinking_price(torch.tensor(thought_tokens), rlvcr.cost_coef, rlvcr.cost_max)
@@ -70,9 +70,7 @@ def worth(reward: float, won: bool, thought_tokens: int, rlvcr: RLVCRSettings) -
 
 
 class JoinedCredit(NamedTuple):
-    """``weight`` [S] multiplies the credit that confidence gives; ``executed`` [S] is credited
-    besides.
-    """
+    """Weights [S] that multiply scored credit, and executed credit [S] that is added to it."""
 
     weight: PerStep
     executed: PerStep
@@ -82,12 +80,12 @@ class JoinedCredit(NamedTuple):
 def join_credit(
     scored: PerStep, differences: PerStep, counts: StepMask, rule: str, scale: float
 ) -> JoinedCredit:
-    """Credit from confidence ``scored`` [S] and from ``differences`` [S] of what plays were worth,
-    NaN where no other level was executed.
+    """Join credit from scores, ``scored`` [S], with ``differences`` [S] of returns.
 
-    ``executed`` uses the differences alone, divided by ``scale``. ``corrected`` also gives all
-    other steps their confidence, times ``belief`` in it: what the executed steps say where
-    ``counts`` [S], that is where confidence is credited at all.
+    ``differences`` are NaN where no other level was executed. The rule ``executed`` uses only them,
+    divided by ``scale``. ``corrected`` also gives scored credit to all other turns, times a
+    shrinkage slope. The slope is fitted to the executed turns where ``is_counted`` [S] is true and
+    scored credit is not 0.
     """
     tried = ~differences.isnan()
     executed = torch.where(tried, differences / scale, 0.0)
@@ -109,19 +107,21 @@ def join_credit(
 
 
 def belief(confidence: PerStep, executed: PerStep) -> float:
-    """How much of ``confidence`` [E] is credited, from what the same steps were found to be worth,
-    ``executed`` [E]: 1 as long as they say nothing, 0 where they show that it says nothing.
+    """Return the factor for scored credit, fitted to the executed credit of the same turns [E].
 
-    The slope of the least squares line, joined with a slope of ``BELIEF`` that is known as well as
-    to 1, each weighed by its precision; never negative. The line has an intercept: both are
-    positive in the mean, and through the origin would have a slope without any connection.
+    It is the least-squares slope, averaged with a prior slope of 1. Weights are the precisions of
+    both; the prior slope has precision 1. The result is at least 0: near 1 without evidence, near 0
+    where executed credit does not agree. The line has an intercept: both means are positive, so a
+    line through the origin would have a positive slope without any correlation.
+
+        E = 2 turns: 1.0.  Slope 0.2 with precision 3: (1 + 3 * 0.2) / (1 + 3) = 0.4
     """
     own = confidence.double() - confidence.double().mean()
     found = executed.double() - executed.double().mean()
     spread = float((own * own).sum())
     slope = float((own * found).sum()) / max(spread, TINY)
     left = float(((found - slope * own) ** 2).sum())
-    # Two steps always lie on a line, and steps of one worth say nothing about what made it.
+    # A line fits two turns exactly, and equal executed credit has no information about the slope.
     if len(own) < 3 or float((found * found).sum()) < TINY:
         return BELIEF
     precision = spread * (len(own) - 2) / max(left, TINY)

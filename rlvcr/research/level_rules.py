@@ -1,9 +1,9 @@
-"""Who says how deep a step is thought: the policy, or a rule that forces a level on it.
+"""Level rules: the policy chooses the thinking level, or a rule forces it.
 
-free       the policy itself
-level_1    level 1 at every step, and so on up to level_4
-random     drawn with the shares that the policy chose: nothing is lost but the choice by state
-oracle     the level that the environment calls needed
+free       the policy chooses.
+level_1    level 1 in every turn; level_2 to level_4 alike.
+random     drawn with the shares of the policy: removes only the dependence on the state.
+oracle     the required level that the environment names.
 """
 
 import logging
@@ -21,10 +21,10 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class LevelRule:
-    """Forces level 1 to 4 at these ``shares`` of the steps; what they lack to 1 is the policy's.
+    """Rule that forces levels 1 to 4 with ``shares``. The policy chooses in the remaining turns.
 
-    ``needed`` forces the level that the environment calls needed instead; where it names none, the
-    policy chooses. Raises ``ValueError`` for shares that are none.
+    ``forces_required_level`` forces the required level instead; the policy chooses where the
+    environment names none. Raises ``ValueError`` for invalid shares.
     """
 
     shares: tuple[float, ...] = (0.0,) * len(LEVELS)
@@ -32,36 +32,41 @@ class LevelRule:
 
     def __post_init__(self) -> None:
         total = math.fsum(self.shares)
-        # A share may be off by rounding: 1 is what counts add up to, not their quotients.
+        # Rounding: shares computed from counts may add up to slightly more than 1.
         if len(self.shares) != len(LEVELS) or min(self.shares) < 0 or total > 1 + 1e-9:
             raise ValueError(
-                f"shares of the levels are {self.shares}: allowed are four numbers from 0 on that "
-                "add up to at most 1"
+                f"the shares of the levels are {self.shares}; allowed: four numbers of at least 0 "
+                "that add up to at most 1"
             )
 
     @classmethod
     def always(cls, level: int) -> "LevelRule":
-        """Force ``level`` at every step."""
+        """Return the rule that forces ``level`` in every turn."""
         return cls.like([level])
 
     @classmethod
     def uniform(cls, share: float) -> "LevelRule":
-        """Force a level at this ``share`` of the steps, each as often as the others."""
+        """Return the rule that forces a level, drawn uniformly, at this ``share`` of the turns."""
         return cls((share / len(LEVELS),) * len(LEVELS))
 
     @classmethod
     def like(cls, levels: Sequence[int]) -> "LevelRule":
-        """Force levels with the shares that they have among ``levels``, of which there is one."""
+        """Return the rule that forces levels with their shares among ``levels``, which is not
+        empty.
+        """
         return cls(tuple(levels.count(level) / len(levels) for level in LEVELS))
 
     @property
     def forces(self) -> bool:
-        """Whether a level may be forced at all."""
+        """True if the rule may force a level."""
         return self.needed or any(self.shares)
 
     def level(self, draw: float, needed: int | None) -> int | None:
-        """The level of a step whose lot is ``draw`` in [0, 1) and that needs the level ``needed``;
-        None where the policy is to choose.
+        """Return the level to force for the random number ``draw`` in [0, 1).
+
+        ``required_level`` is that of the turn. None where the policy chooses.
+
+            shares (0.1, 0.1, 0.1, 0.1): draw 0.15 gives level 2, draw 0.5 gives None
         """
         if self.needed:
             return needed
@@ -80,9 +85,9 @@ _FIXED: dict[str, LevelRule] = {"free": FREE} | {
 
 
 def level_rule(name: str, steps: Iterable[ThinkingStep]) -> LevelRule | None:
-    """The rule ``name`` after a free play of ``steps``; None where these do not tell what to force.
+    """Return the rule ``name``, with shares from the free rollout of ``turns``.
 
-    Raises ``ValueError`` for an unknown name.
+    None where these do not determine it. Raises ``ValueError`` for an unknown name.
     """
     if name in _FIXED:
         return _FIXED[name]
@@ -99,23 +104,26 @@ def level_rule(name: str, steps: Iterable[ThinkingStep]) -> LevelRule | None:
 
 
 _UNKNOWN = {
-    "random": "no step of the free play has a level that can be read",
-    "oracle": "the environment does not name the level that a step needs",
+    "random": "no turn of the free rollout has a level that can be read",
+    "oracle": "the environment does not name the required level of a turn",
 }
 
 
 def rules_after(
     names: Sequence[LevelRuleName], steps: Sequence[ThinkingStep]
 ) -> dict[LevelRuleName, LevelRule]:
-    """The rules ``names`` to compare with a free play of ``steps``, which is not among them.
+    """Return the rules among ``names`` to compare with the free rollout of ``turns``.
 
-    What ``steps`` do not tell enough for is left out, and the log says why.
+    The rule ``free`` is not included. A rule that ``turns`` do not determine is dropped with a
+    warning.
     """
     found: dict[LevelRuleName, LevelRule] = {}
     for name in names:
         rule = level_rule(name, steps)
         if rule is None:
-            logger.warning("%s is left out: %s", name, _UNKNOWN[name])
+            logger.warning(
+                "algorithm.rlvcr.eval_levels: %s is not evaluated, because %s", name, _UNKNOWN[name]
+            )
         elif rule.forces:
             found[name] = rule
     return found

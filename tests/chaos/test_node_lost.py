@@ -54,7 +54,7 @@ WORDS = [
     "trainer.save_freq=1",
     "trainer.val_before_train=false",
 ]
-LOST = "is lost, and what it played begins again"
+LOST = "died; its unfinished trajectories start again"
 
 
 @pytest.fixture

@@ -62,7 +62,7 @@ def test_what_scores_say_is_on_record_and_in_the_report(job):
     assert metrics["audit/points"] == POINTS
     assert -1 <= metrics["audit/scores/deeper/all_levels"] <= 1
     said = job[0].log.read_text()
-    assert "What levels are worth" in said and "What scores say of it" in said
+    assert "Effects of levels" in said and "Agreement of scores with effects" in said
     page = (job[1] / "audit" / "report.html").read_text()
     assert "<h2>Credit audit</h2>" in page
     # The plays whose steps were returned to.

@@ -68,11 +68,14 @@ def test_situations_are_on_record(job):
 def test_tables_and_frontier_are_shown(job):
     started, run = job
     said = started.log.read_text()
-    assert "What the choice of level is worth" in said and "Levels chosen in each situation" in said
-    assert "Less free, task by task" in said and "Less oracle, task by task" in said
+    assert "Success and tokens of level rules" in said and "Levels chosen in each situation" in said
+    assert (
+        "Difference to free, paired by task" in said
+        and "Difference to oracle, paired by task" in said
+    )
     page = (run / "report.html").read_text()
     assert "<h2>The choice of level</h2>" in page
-    assert "tokens per step, a forced level&#39;s included" in page
+    assert "tokens per turn, including forced levels" in page
     assert all(f">{rule.replace('_', ' ')}</text>" in page for rule in RULES)
     # Each of the points has an interval both ways.
     frontier = page.partition("<h2>The choice of level</h2>")[2].partition("</section>")[0]

@@ -259,7 +259,7 @@ def test_combinations_refuse_what_they_cannot_do():
         combine_advantages(TRAJECTORY, THINKING, 1.0, "gate")
     with pytest.raises(ValueError, check=mentions("thinking_reweight")):
         combine_advantages(TRAJECTORY, THINKING, 1.0, "reweight")
-    with pytest.raises(ValueError, check=mentions("won")):
+    with pytest.raises(ValueError, check=mentions("combine=success")):
         combine_advantages(TRAJECTORY, THINKING, 1.0, "success")
 
 

@@ -95,7 +95,7 @@ def test_several_rewards_come_with_the_row_and_are_weighed(play):
 
 
 def test_a_weight_of_a_reward_that_is_not_given_leaves_nothing_to_train_on(play):
-    with pytest.raises(RuntimeError, match="nothing is left to train on"):
+    with pytest.raises(RuntimeError, match="no trajectory can be trained on"):
         play(["yes"] * 20, "parts", weights={"acuracy": 1.0})
 
 

@@ -329,7 +329,7 @@ def test_episodes_are_won_with_a_server_and_broken_by_its_failure():
         assert len(asked) == 2 and not lost.non_tensor_batch["aborted"].any()
     with (
         server((500, "broken")) as (url, _),
-        pytest.raises(RuntimeError, match="nothing is left to train on"),
+        pytest.raises(RuntimeError, match="no trajectory can be trained on"),
     ):
         play_episodes(
             "search", lambda task: lambda prompt: "search[x]", groups=1, search_url=url, **section

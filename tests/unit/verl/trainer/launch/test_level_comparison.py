@@ -138,8 +138,8 @@ def test_a_measurement_plays_every_rule_that_the_environment_allows(line, caplog
     assert per_step == sorted(per_step) and per_step[0] < per_step[3]
     show(metrics)
     said = capsys.readouterr().out
-    assert re.search(WON, said) and re.search(LESS, said.partition("Less free")[2])
-    assert "Less oracle" not in said
+    assert re.search(WON, said) and re.search(LESS, said.partition("Difference to free")[2])
+    assert "Difference to oracle" not in said
 
 
 def test_situations_are_told_where_they_are_named(relay):

@@ -128,7 +128,7 @@ def test_an_environment_that_asks_for_no_levels_is_refused(refuse, monkeypatch, 
     monkeypatch.setattr(number_line.NumberLinePrompts, "asks_for_levels", False)
     problem = refuse(*RLVCR)
     assert problem.startswith(
-        "env.env_name='number_line': no prompt of it asks for thinking levels"
+        "env.env_name='number_line': its prompts do not request thinking levels"
     )
     monkeypatch.undo()
     words = [f"actor_rollout_ref.model.path={policy}", "env.env_name=number_line"]
@@ -290,7 +290,7 @@ def test_an_evaluation_is_checked_the_same_way(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(main_eval, "run_evaluation", lambda cfg: pytest.fail("the run was started"))
     monkeypatch.setattr(number_line.NumberLinePrompts, "asks_for_levels", False)
     assert main_eval.main([f"actor_rollout_ref.model.path={tmp_path}", *RLVCR]) == 2
-    assert "asks for thinking levels" in capsys.readouterr().err
+    assert "request thinking levels" in capsys.readouterr().err
 
 
 def test_torn_files_of_a_model_are_refused(policy, capsys):
