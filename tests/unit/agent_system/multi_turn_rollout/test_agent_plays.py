@@ -181,7 +181,7 @@ def misbehaved(tokenizer):
         ("hang", "env_timeout", "step took over 12 s"),
         ("die", "env_dead", "died"),
         ("leave", "env_error", "the agent called exit with status 3"),
-        ("earn nothing", "env_error", "neither returned nor posted a reward"),
+        ("earn nothing", "env_error", "without returning or posting a reward"),
         ("not a number", "env_error", "reward: it returned nan, not a finite number"),
     ],
 )
