@@ -72,7 +72,7 @@ def load_tokenizer(gguf: Path) -> "PreTrainedTokenizerBase":
 
 
 def plain_config(config: "PretrainedConfig", tokenizer: SpecialTokens) -> "PretrainedConfig":
-    """Return a bfloat16 copy of ``config`` without quantisation, with the tokenizer's special ids."""
+    """Return a bfloat16 copy of ``config`` without quantisation, with ids of ``tokenizer``."""
     import torch
 
     plain = copy.deepcopy(config)

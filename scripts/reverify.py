@@ -73,22 +73,26 @@ def seed_of(row: dict[str, Any], run_seed: int) -> int:
 
 async def played_again(pool: EnvironmentPool, task: Task, seed: int, play: StoredPlay) -> str:
     """Replay a trajectory and describe its first difference; return "" if there is none."""
-    earned, won = 0.0, False
     try:
         async with pool.session() as env:
-            seen = (await env.reset(task, seed)).text
-            for step in play.steps:
-                if seen != step["observation"]:
-                    return f"observation of turn {step['step']} differs"
-                if step["stop_reason"] != PLAYED:
-                    break
-                observation, reward, _, info = await env.step(step["action"])
-                seen, won = observation.text, bool(info.get("won", False))
-                earned += reward
-                if abs(reward - step["reward"]) > CLOSE:
-                    return f"reward of turn {step['step']} was {step['reward']:g}, now {reward:g}"
+            return await _compare_turns(env, task, seed, play)
     except EnvFailure as failure:
         return str(failure)
+
+
+async def _compare_turns(env: PooledEnv, task: Task, seed: int, play: StoredPlay) -> str:
+    earned, won = 0.0, False
+    seen = (await env.reset(task, seed)).text
+    for step in play.steps:
+        if seen != step["observation"]:
+            return f"observation of turn {step['step']} differs"
+        if step["stop_reason"] != PLAYED:
+            break
+        observation, reward, _, info = await env.step(step["action"])
+        seen, won = observation.text, bool(info.get("won", False))
+        earned += reward
+        if abs(reward - step["reward"]) > CLOSE:
+            return f"reward of turn {step['step']} was {step['reward']:g}, now {reward:g}"
     if won != bool(play.row["won"]):
         return f"success was {bool(play.row['won'])}, now {won}"
     if abs(earned - play.row["return"]) > CLOSE:

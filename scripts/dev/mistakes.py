@@ -66,7 +66,7 @@ MISTAKES = (
         "a file that is no YAML",
         ("--config-path", SCRATCH, "--config-name", "broken"),
         "config 'broken'",
-        "mend that line",
+        "correct that line",
     ),
     Mistake(
         "a mistyped directory of a config that makes its own policy",
