@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from agent_system.environments.env import Task
 from agent_system.environments.env_registry import canonical, env_settings, get_package
-from agent_system.environments.pool.environment_pool import EnvironmentPool
+from agent_system.environments.pool.environment_pool import EnvironmentPool, PoolSession
 from agent_system.environments.pool.failure import EnvFailure
 from agent_system.environments.tasks import SEED_BITS
 from verl.config.run_code import refuse_stored_code
@@ -80,7 +80,7 @@ async def played_again(pool: EnvironmentPool, task: Task, seed: int, play: Store
         return str(failure)
 
 
-async def _compare_turns(env: PooledEnv, task: Task, seed: int, play: StoredPlay) -> str:
+async def _compare_turns(env: PoolSession, task: Task, seed: int, play: StoredPlay) -> str:
     earned, won = 0.0, False
     seen = (await env.reset(task, seed)).text
     for step in play.steps:
@@ -126,16 +126,16 @@ async def reverify(run: Path, files: Sequence[Path], limit: int | None) -> tuple
     wrong = []
     progress = Progress("replay", None, "trajectories")
     try:
-        for file in files:
-            for play in list(stored_plays(file))[:limit]:
-                row, where = play.row, f"{file.name} {play.row['traj_uid']}"
-                progress.add()
-                if row["task_id"] not in tasks:
-                    wrong.append(f"{where}: there is no task {row['task_id']!r} any more")
-                    continue
-                seed = seed_of(row, section["seed"])
-                parts = await played_again(pool, tasks[row["task_id"]], seed, play)
-                wrong += [f"{where}, {row['task_id']}: {parts}"] if parts else []
+        selected = ((file, play) for file in files for play in list(stored_plays(file))[:limit])
+        for file, play in selected:
+            row, where = play.row, f"{file.name} {play.row['traj_uid']}"
+            progress.add()
+            if row["task_id"] not in tasks:
+                wrong.append(f"{where}: the task {row['task_id']!r} no longer exists")
+                continue
+            seed = seed_of(row, section["seed"])
+            parts = await played_again(pool, tasks[row["task_id"]], seed, play)
+            wrong += [f"{where}, {row['task_id']}: {parts}"] if parts else []
     finally:
         progress.close()
         await pool.close()

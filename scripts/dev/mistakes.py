@@ -36,7 +36,7 @@ MISTAKES = (
         "prompts of files, in a run that would use an environment",
         (POLICY, "env.env_name=alfworld", "data.train_files=gsm8k/train.parquet"),
         "data.train_files=['gsm8k/train.parquet']",
-        "or leave env.env_name out",
+        "or do not set env.env_name",
     ),
     Mistake(
         "user-provided questions, in a key that the environment does not read",
