@@ -8,8 +8,8 @@ length and tokens of complete episodes.
 
 The states come from held-out episodes of the environment's expert, with a share of useless actions
 (``--noise``). They are therefore the same for every policy. An action is right if the expert
-accepts it. The policy acts in complete episodes under three kinds of rules: one fixed level, the
-required level of each state, and levels that the policy chooses ("free"). The engine ``hf`` samples
+accepts it. Complete episodes follow three kinds of rules: one fixed level, the required level of
+each state, and levels that the policy chooses ("free"). The engine ``hf`` samples
 tokens at temperature 1. The environment needs an expert, and observations that name their
 situation. ``env.history=window`` is required: a state is then measured without its history.
 """

@@ -217,7 +217,7 @@ class Failed(RuntimeError):
 
 
 def on_core(command: Sequence[str], log: Path, core: int, threads: int = 1) -> None:
-    """Run ``command`` until it ends, pinned to ``threads`` cores of its own.
+    """Run ``command`` until it ends, pinned to ``threads`` separate cores.
 
     Pinning keeps parallel runs from slowing each other down. Output goes to the file ``log``.
     Raises ``RunFailed``, which names ``log``, for a nonzero exit status.

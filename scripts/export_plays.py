@@ -2,7 +2,7 @@
 
 python scripts/export_plays.py runs/rlvcr/quickstart plays.parquet
 
-pandas.read_parquet("plays.parquet").query("not won").groupby("task_id").action.agg(list)
+``pandas.read_parquet("plays.parquet").query("not won").groupby("task_id").action.agg(list)``
 """
 
 import argparse
@@ -50,7 +50,7 @@ STEP = {
     "advantage": NUMBER,
 }
 CREDIT = {"tokens": pyarrow.list_(TEXT), "token_advantages": pyarrow.list_(NUMBER)}
-# split: "train" or "val"; iteration: training step; more: other fields of the turn, as JSON.
+# `split`: "train" or "val"; `iteration`: training step; `more`: other fields of a turn, as JSON.
 SCHEMA = pyarrow.schema({"split": TEXT, "iteration": WHOLE, **PLAY, **STEP, **CREDIT, "more": TEXT})
 
 

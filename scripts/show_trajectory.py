@@ -98,7 +98,7 @@ def headline(turn: dict) -> Text:
 def show(episode: EpisodeView, console: Console, prompt: bool, contexts: bool) -> None:
     """Print one trajectory, optionally with its prompt and the thoughts of all levels."""
     row = episode.row
-    outcome = "[bold green]won[/]" if row.get("won") else "[bold red]not won[/]"
+    outcome = "[bold green]success[/]" if row.get("won") else "[bold red]no success[/]"
     task, name = escape(str(row.get("task_id"))), escape(str(row.get("traj_uid")))
     title = f"{outcome} {task} [dim]{name}[/] return {row.get('return')}"
     console.print(Rule(title, align="left"))

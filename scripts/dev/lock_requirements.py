@@ -54,7 +54,7 @@ LEAVE_OUT_ON_CPU = {
 CPU_HEADER = """\
 # Pinned and complete: pip install --no-deps -r requirements/cpu.txt
 # (Python 3.11 to 3.13, Linux x86-64)
-# Made from cpu.in by scripts/dev/lock_requirements.py, which also says what is left out and why.
+# Made from cpu.in by scripts/dev/lock_requirements.py, which lists the excluded packages and why.
 # torch's CPU build comes from PyTorch's own CPU index where pip is not set up for it.
 """
 GPU_HEADER = """\

@@ -64,8 +64,8 @@ MISTAKES = (
     ),
     Mistake(
         "a file that is no YAML",
-        ("--config-path", SCRATCH, "--config-name", "broken"),
-        "config 'broken'",
+        ("--config-path", SCRATCH, "--config-name", "invalid"),
+        "config 'invalid'",
         "correct that line",
     ),
     Mistake(
@@ -205,7 +205,7 @@ def prepare(scratch: Path) -> None:
     (untemplated / "chat_template.jinja").unlink()
     _make_judge(scratch / "judge", policy)
     (scratch / "empty").mkdir()
-    (scratch / "broken.yaml").write_text("trainer: {seed: 1\nenv: [\n")
+    (scratch / "invalid.yaml").write_text("trainer: {seed: 1\nenv: [\n")
     (scratch / "reward.py").write_text("def compute_score(answer):\n    return 1.0\n")
     assert (policy / "config.json").is_file()
 

@@ -80,7 +80,7 @@ class Device:
 
 @dataclass(frozen=True)
 class Assumed:
-    """Assumptions that no configuration contains."""
+    """Assumptions about episodes and hardware that no configuration contains."""
 
     steps: float = 0.5  # mean turns of an episode / env.max_steps
     turn: int = 60  # sampled tokens of a turn
