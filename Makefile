@@ -8,7 +8,7 @@ ARGS ?=
 
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
-unexport PYTHONDONTWRITEBYTECODE  # dozens of processes would compile the same libraries again, each for itself
+unexport PYTHONDONTWRITEBYTECODE  # without bytecode files, each process would compile the same libraries again
 
 .PHONY: setup train test lint format mutants
 
@@ -36,6 +36,6 @@ format: setup
 	$(BIN)/ruff check --fix-only .
 	$(BIN)/ruff format .
 
-# Do the tests notice a wrong line? Continues where it was stopped; ARGS="rlvcr/thinking.py" does one module.
+# Mutation tests. They continue after an interruption; ARGS="rlvcr/thinking.py" tests one module.
 mutants: setup
 	OMP_NUM_THREADS=1 $(BIN)/python -m scripts.dev.mutants $(ARGS)

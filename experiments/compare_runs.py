@@ -1,5 +1,6 @@
-"""Compare runs: held-out success before and after, tokens, levels and time, with the spread over
-seeds.
+"""Compare runs: held-out success before and after, tokens, levels and time.
+
+Groups of several seeds also get the standard deviation over seeds.
 
 python experiments/compare_runs.py rlvcr=runs/q/rlvcr_s0,runs/q/rlvcr_s1 grpo=runs/q/grpo_s0
 python experiments/compare_runs.py rlvcr=... grpo=... --svg success.svg  # also draws train success
@@ -33,25 +34,26 @@ COLUMNS = (
 SUCCESS, TOKENS = "val/success_rate", "val/tokens_per_episode"
 IN_TRAINING = "episode/success_rate"
 Points = tuple[Sequence[float], list[float]]
-"""steps of a curve, and its values"""
+"""x values (training steps) of a curve, and its y values"""
 
 
 def interval(run: RunData, index: int) -> str:
-    """Held-out success with its 95% bootstrap interval, in percent; ``index`` 0 is before training,
-    -1 after.
+    """Return held-out success with its 95% bootstrap interval, in percent: "61.2 (55-67)".
+
+    ``index`` 0 is the validation before training, -1 the last one.
     """
     low, high = (100 * run.points(f"{SUCCESS}_{end}")[1][index] for end in ("low", "high"))
     return f"{100 * run.points(SUCCESS)[1][index]:.1f} ({low:.0f}-{high:.0f})"
 
 
 def gain(run: RunData) -> float:
-    """Points of held-out success from before training to after it."""
+    """Return the change of held-out success during training, in percentage points."""
     rates = run.points(SUCCESS)[1]
     return 100 * (rates[-1] - rates[0])
 
 
 def run_cells(run: RunData) -> list[str]:
-    """The cells of one run."""
+    """Return the table cells of one run, in the order of ``COLUMNS[1:]``."""
     tokens = run.points(TOKENS)[1]
     levels = [100 * (run.last_mean(f"val/level_share_{level}") or 0.0) for level in (1, 2, 3, 4)]
     times = run.points("timing_s/step")[1]
@@ -66,14 +68,15 @@ def run_cells(run: RunData) -> list[str]:
 
 
 def group_cells(runs: list[RunData]) -> list[str]:
-    """The cells of a group of seeds: means, and the standard deviation over seeds of what success
-    did.
+    """Return the table cells of a group of seeds: means over the seeds.
+
+    Success after training and its change also have their standard deviation.
     """
     after = [100 * run.points(SUCCESS)[1][-1] for run in runs]
     gains = [gain(run) for run in runs]
     before = statistics.mean(100 * run.points(SUCCESS)[1][0] for run in runs)
     tokens = [statistics.mean(run.points(TOKENS)[1][end] for run in runs) for end in (0, -1)]
-    # The sample's deviation, n - 1: a few seeds stand for all of them. One seed has none.
+    # Sample standard deviation (n - 1). A single seed has none.
     spread = [
         f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else "" for values in (after, gains)
     ]
@@ -88,7 +91,7 @@ def group_cells(runs: list[RunData]) -> list[str]:
 
 
 def table(groups: dict[str, list[RunData]]) -> str:
-    """A markdown table: one line per run and one per group of several seeds."""
+    """Return a Markdown table: one line per run and one per group of several seeds."""
     lines = [COLUMNS, ("---",) * len(COLUMNS)]
     for label, runs in groups.items():
         lines += [
@@ -100,35 +103,35 @@ def table(groups: dict[str, list[RunData]]) -> str:
 
 
 def curves(groups: dict[str, list[RunData]]) -> str:
-    """Train success of runs, as ``picture`` draws it."""
+    """Return an SVG of the success on training tasks of all runs; see ``draw_success_curves``."""
     return picture(
         {label: [run.points(IN_TRAINING) for run in runs] for label, runs in groups.items()}
     )
 
 
 def picture(groups: Mapping[str, Sequence[Points]]) -> str:
-    """Train success of every seed (faint) and of the mean over seeds, smoothed, as a free-standing
-    SVG. A label has one entry per seed.
+    """Return a standalone SVG of the smoothed success on training tasks.
+
+    ``groups`` maps a label to one curve per seed. Curves of seeds are faint, their mean is not.
     """
     series = []
     for color, (label, columns) in zip(ARM_COLORS, groups.items(), strict=False):
         series += [Series(label, xs, smooth_values(ys), color, faint=True) for xs, ys in columns]
-        # Seeds may have been stopped at different steps: the mean goes as far as all of them do.
+        # Seeds may have stopped at different steps: the mean ends with the shortest curve.
         length = min(len(xs) for xs, _ in columns)
         means = [statistics.mean(ys[i] for _, ys in columns) for i in range(length)]
         series.append(Series(label, columns[0][0][:length], smooth_values(means), color))
     chart = Chart(
         "Success on training tasks",
-        "episodes won, smoothed",
+        "success rate, smoothed",
         series,
         form="percent",
         width=760,
         height=330,
     )
-    # A free-standing picture has no script that could show them.
+    # A standalone SVG has no script to show the hover texts.
     figure = re.sub(r' data-hover="[^"]*"', "", draw_svg(chart))
-    # The picture carries the report's own colours and rules with it: outside the page there is no
-    # style sheet.
+    # Include the colours and rules of the report: a standalone SVG has no other style sheet.
     style = (HERE / "style.css").read_text(encoding="utf-8")
     palette = style.split("[data-theme=", 2)[1].partition("]")[2]  # of the light theme
     rules = " ".join(line for line in style.splitlines() if _draws(line))
@@ -150,7 +153,7 @@ def _draws(rule: str) -> bool:
 
 
 def main() -> None:
-    """Read the runs, print the table, draw the curves."""
+    """Read the runs, print the table and draw the curves."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

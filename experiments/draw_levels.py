@@ -1,5 +1,7 @@
-r"""Draw how deep a policy thinks against how deep it has to: a square per situation and level, as
-dark as the level is frequent there; the level that the situation needs has a frame.
+r"""Draw the thinking levels that policies choose, by situation, as an SVG.
+
+A square per situation and level is the darker the more often the level is chosen there. The
+required level of the situation has a frame.
 
     python experiments/draw_levels.py before=runs/relay/cold-eval after=runs/relay/rlvcr-eval \
         --svg levels.svg
@@ -24,7 +26,7 @@ PREFIX = "val/levels_in/"
 SIDE = 44  # of a square
 LEFT = 64
 TOP = 66
-GAP = 48  # between two panels
+GAP = 48  # between two grids
 INK = "#1a2230"
 SHADE = "#2563c9"
 FRAME = "#d9772b"
@@ -32,7 +34,7 @@ FRAME = "#d9772b"
 
 @dataclass(frozen=True)
 class Panel:
-    """One measurement: for every situation the share of each level, and the level it needs."""
+    """Shares of each level in every situation, and the required level where it is known."""
 
     title: str
     situations: tuple[str, ...]
@@ -41,14 +43,14 @@ class Panel:
 
 
 def read_panel(title: str, directory: str) -> Panel:
-    """The last measurement in ``directory``. Raises ``SystemExit`` where there is none."""
+    """Read the last measurement in ``directory``. Raises ``SystemExit`` if there is none."""
     lines = [
         line for line in read_metrics(directory) if any(key.startswith(PREFIX) for key in line)
     ]
     if not lines:
         raise SystemExit(
-            f"{directory}: no {PREFIX}* in its metrics; they come from python -m "
-            "verl.trainer.main_eval, in an environment whose observations name their situation"
+            f"{directory}: its metrics contain no {PREFIX}*; fix: name a run directory of python "
+            "-m verl.trainer.main_eval, in an environment whose observations name their situation"
         )
     metrics = lines[-1]
     found = [key.removeprefix(PREFIX).rpartition("/")[0] for key in metrics if PREFIX in key]
@@ -70,7 +72,7 @@ def _shares(metrics: Mapping[str, float], name: str) -> tuple[float, ...]:
 
 
 def draw(panels: Sequence[Panel]) -> str:
-    """The panels side by side as a free-standing SVG."""
+    """Return a standalone SVG with one grid of squares per measurement, in one row."""
     height = TOP + SIDE * max(len(panel.situations) for panel in panels) + 16
     pitch = len(LEVELS) * SIDE + GAP
     width = LEFT + pitch * len(panels)
@@ -88,7 +90,7 @@ def draw(panels: Sequence[Panel]) -> str:
 
 
 def _drawn(panel: Panel, left: int) -> list[str]:
-    """One panel whose first column begins at ``left``."""
+    """Return the SVG elements of one grid whose first column begins at x = ``left``."""
     parts = [f'<text x="{left}" y="20" font-weight="600" fill="{INK}">{panel.title}</text>']
     for column, level in enumerate(LEVELS):
         x = left + SIDE * column + SIDE / 2
@@ -106,7 +108,7 @@ def _drawn(panel: Panel, left: int) -> list[str]:
                 f'<rect x="{x + 2}" y="{y + 2}" width="{SIDE - 4}" height="{SIDE - 4}" '
                 f'fill="{SHADE}" fill-opacity="{share:.3f}" {frame}/>'
             )
-            # White on what is dark.
+            # White text on dark squares.
             ink = "#fff" if share > 0.5 else INK
             parts.append(
                 f'<text x="{x + SIDE / 2}" y="{y + SIDE / 2 + 5}" text-anchor="middle" '
@@ -121,7 +123,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("runs", nargs="+", metavar="TITLE=DIR", help="main_eval's run directories")
-    parser.add_argument("--svg", type=Path, required=True, help="where the picture goes")
+    parser.add_argument("--svg", type=Path, required=True, help="file to write")
     args = parser.parse_args(argv)
     panels = []
     for words in args.runs:

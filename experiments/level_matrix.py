@@ -1,15 +1,17 @@
-"""Measure how deep a policy has to think, by state: how often its action is right in every kind of
-situation on the level it is made to think on, and what whole episodes reach on that level.
+"""Measure the accuracy of a policy at each thinking level, by situation.
+
+For every situation and forced level: the share of right actions. For every level rule: success,
+length and tokens of complete episodes.
 
     python experiments/level_matrix.py data/models/relay --config-name relay --out matrix.json
     python experiments/level_matrix.py data/models/quickstart_depth --config-name quickstart_depth
 
-The states are those that the environment's expert walks through in held-out episodes, with a share
-of useless actions (``--noise``), so that they do not hang on the policy. An action is right where
-the expert calls it right. Whole episodes are the policy's own: on one level throughout, on the
-needed level of every state, and on levels of its own choice ("free"). Tokens are sampled by the
-engine ``hf`` at temperature 1. It takes an environment with an expert whose observations name their
-situation, and ``env.history=window``: a state then stands alone.
+The states come from held-out episodes of the environment's expert, with a share of useless actions
+(``--noise``). They are therefore the same for every policy. An action is right if the expert
+accepts it. Complete episodes follow three kinds of rules: one fixed level, the required level of
+each state, and levels that the policy chooses ("free"). The engine ``hf`` samples
+tokens at temperature 1. The environment needs an expert, and observations that name their
+situation. ``env.history=window`` is required: a state is then measured without its history.
 """
 
 import argparse
@@ -43,14 +45,14 @@ from verl.utils.sampling import SamplingRequest, SamplingResult
 from verl.utils.seeds import derive_seed
 from verl.workers.rollout.hf import HFEngine
 
-FREE = "free"  # levels of the policy's own choice
-NEEDED = "needed"  # the level that each state needs
-AT_A_TIME = 128  # episodes that are played side by side
+FREE = "free"  # the policy chooses its levels
+NEEDED = "needed"  # the required level of each state
+AT_A_TIME = 128  # episodes that run in parallel
 
 
 @dataclass(frozen=True, slots=True)
 class MatrixWorld:
-    """The environment that is played, and how much of the past a prompt shows."""
+    """Environment, expert and limits of a measurement."""
 
     package: EnvPackage
     settings: EnvSettings
@@ -60,12 +62,12 @@ class MatrixWorld:
 
     @classmethod
     def of(cls, cfg: PPOConfig) -> "MatrixWorld":
-        """What ``cfg`` plays. Raises ``ValueError`` where states do not stand alone."""
+        """Build it from ``cfg``. Raises ``ValueError`` if ``env.history`` is not ``window``."""
         env = cfg.env
         if env.history != "window":
             raise ValueError(
-                f"env.history={env.history!r}: a state is measured by itself; allowed: window; "
-                "fix: env.history=window"
+                f"env.history={env.history!r}: states are measured without their history; "
+                "allowed: window; fix: env.history=window"
             )
         package = get_package(env.env_name)
         expert = expert_of(env.env_name)
@@ -74,7 +76,7 @@ class MatrixWorld:
 
 @dataclass(frozen=True, slots=True)
 class DecisionState:
-    """What a policy reads in a state, and what an expert decides there."""
+    """Prompt of a state, its situation and required level, and the decision of the expert."""
 
     prompt: str
     situation: str
@@ -84,7 +86,7 @@ class DecisionState:
 
 @dataclass(frozen=True, slots=True)
 class SampledStep:
-    """A sampled step: level thought on (None: not readable), action, tokens of the whole step."""
+    """A sampled turn: its level (None if it cannot be parsed), action and number of tokens."""
 
     level: int | None
     action: str
@@ -93,7 +95,7 @@ class SampledStep:
 
 @dataclass(frozen=True, slots=True)
 class Played:
-    """What came of an episode."""
+    """Success, turns and sampled tokens of one episode."""
 
     won: bool
     steps: int
@@ -101,17 +103,15 @@ class Played:
 
 
 class Player(Protocol):
-    """Who can be measured."""
+    """Protocol of a policy that ``measure_levels`` can measure."""
 
     def answer(self, prompts: Sequence[str], levels: Sequence[int | None]) -> list[SampledStep]:
-        """A step for each of ``prompts``, on its level or, with None, on a level of the player's
-        choice.
-        """
+        """Sample a turn for each of ``prompts`` at its level. None: the policy chooses a level."""
         ...
 
 
 class Policy:
-    """The policy in ``directory``, playing what ``cfg`` plays."""
+    """The policy in ``directory``, sampled by the engine ``hf`` with the settings of ``cfg``."""
 
     def __init__(self, cfg: PPOConfig, world: MatrixWorld, directory: str) -> None:
         tokenizer = AutoTokenizer.from_pretrained(directory)
@@ -126,7 +126,7 @@ class Policy:
         self.asked = 0
 
     def answer(self, prompts: Sequence[str], levels: Sequence[int | None]) -> list[SampledStep]:
-        """See ``Player``."""
+        """Sample a turn for each of ``prompts``. It starts with the tags of a forced level."""
         forced = [[] if level is None else self.codec.prefix_ids[level] for level in levels]
         for number, (prompt, begun) in enumerate(zip(prompts, forced, strict=True)):
             said = [*self.opening, {"role": "user", "content": prompt}]
@@ -152,7 +152,7 @@ class Policy:
 
 
 class StepwiseEpisode:
-    """An episode of ``task`` in ``world``, step by step."""
+    """An episode of ``task`` that takes one action at a time."""
 
     def __init__(self, world: MatrixWorld, task: Task, seed: int) -> None:
         self.world = world
@@ -166,11 +166,11 @@ class StepwiseEpisode:
 
     @property
     def prompt(self) -> str:
-        """What the policy reads now."""
+        """The prompt of the current state."""
         return self.prompts.window(self.first, self.memory.turns(), self.now, True)
 
     def step(self, action: str) -> None:
-        """Play ``action``; the episode is done at its end, or at the limit of steps."""
+        """Execute ``action``. The episode also ends at the limit of turns."""
         self.memory.add(self.now.text, action)
         self.now, _, done, info = self.env.step(action)
         self.steps += 1
@@ -181,13 +181,13 @@ class StepwiseEpisode:
 
 
 def walk(world: MatrixWorld, tasks: Sequence[Task], noise: float) -> list[DecisionState]:
-    """The states of the expert's episodes, in which ``noise`` is the share of useless actions."""
+    """Return the states of the expert's episodes. ``noise`` is the share of useless actions."""
     states = []
     for number, task in enumerate(tasks):
         seed = derive_seed("level matrix walk", number)
         episode = StepwiseEpisode(world, task, seed & 0x7FFFFFFF)
         first = episode.first
-        # One acts with noise; the other has read the same, and says what would have been right.
+        # The first expert acts with noise. The second reads the same and gives the right action.
         begin = EpisodeStart(world.settings, task, first, random.Random(seed), Noise(noise))
         acting = world.expert.start(begin)
         knowing = world.expert.start(EpisodeStart(world.settings, task, first, random.Random(seed)))
@@ -204,7 +204,10 @@ def walk(world: MatrixWorld, tasks: Sequence[Task], noise: float) -> list[Decisi
 
 
 def play(world: MatrixWorld, player: Player, tasks: Sequence[Task], how: int | str) -> list[Played]:
-    """Whole episodes of ``player``: on level ``how``, or as ``FREE`` or ``NEEDED`` says."""
+    """Run complete episodes of ``player`` at level ``how``, or by the rule ``FREE`` or ``NEEDED``.
+
+    Up to ``AT_A_TIME`` episodes run in parallel.
+    """
     played = []
     for start in range(0, len(tasks), AT_A_TIME):
         episodes = [
@@ -222,7 +225,7 @@ def play(world: MatrixWorld, player: Player, tasks: Sequence[Task], how: int | s
 
 
 def level_of(how: int | str, needed: int | None) -> int | None:
-    """The level to force; None where the policy is to choose."""
+    """Return the level to force, or None if the policy chooses."""
     if isinstance(how, int):
         return how
     return needed if how == NEEDED else None
@@ -235,8 +238,9 @@ def measure(
     noise: float,
     episodes: int | None = None,
 ) -> dict:
-    """Everything this script says about a policy; see the module. ``episodes``: of how many tasks
-    whole episodes are played; None: of all.
+    """Return all numbers of the script as a JSON-serializable dict; see the module's docstring.
+
+    Complete episodes are run for the first ``episodes`` of ``tasks`` (None: for all).
     """
     states = walk(world, tasks, noise)
     lines, tokens = matrix(states, player)
@@ -256,8 +260,9 @@ def measure(
 
 
 def matrix(states: list[DecisionState], player: Player) -> tuple[list[dict], list[float]]:
-    """What ``player`` does in ``states``, a line for each situation, those that need most last; and
-    the mean tokens of a step on each level.
+    """Return the accuracies of ``player`` by situation, and the mean tokens of a turn by level.
+
+    The situations are ordered by their required level.
     """
     prompts = [state.prompt for state in states]
     answers = {level: player.answer(prompts, [level] * len(prompts)) for level in LEVELS}
@@ -297,20 +302,23 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def half_width(share: float, count: int) -> float:
-    """Half of the 95% interval of a share of ``count`` independent draws (normal)."""
+    """Return half the width of the 95% interval of a share of ``count`` independent draws.
+
+    Normal approximation: a share of 0.5 of 100 draws gives 1.96 * 0.05 = 0.098.
+    """
     return 1.96 * (share * (1 - share) / count) ** 0.5
 
 
 def show(found: dict) -> None:
-    """The numbers of ``measure`` for the eye."""
-    print(f"right actions in {found['states']} states, +- half of the 95% interval, by level")
+    """Print the result of ``measure_levels`` as tables."""
+    print(f"share of right actions by level in {found['states']} states, +- half the 95% interval")
     for line in found["situations"]:
         shares = [*line["accuracy"], line["free"]]
         cells = [f"{share:4.2f}+-{half_width(share, line['states']):4.2f}" for share in shares]
         needed = line["needed"] or "-"
         print(f"  {line['situation']:10} needs {needed} {line['states']:5}  {'  '.join(cells)}")
-    print(f"chosen freely: {found['level_information']:.3f} nats of the situation in the level")
-    print("tokens of a step: " + " ".join(f"{count:.1f}" for count in found["tokens_by_level"]))
+    print(f"free choice: {found['level_information']:.3f} nats mutual information with situation")
+    print("tokens per turn: " + " ".join(f"{count:.1f}" for count in found["tokens_by_level"]))
     for how, reached in found["episodes"].items():
         width = half_width(reached["success"], found["whole_episodes"])
         print(
@@ -323,17 +331,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Command line entry point; returns the exit status."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("policy", help="directory of the policy (Hugging Face form)")
-    parser.add_argument("--config-name", default="relay", help="whose environment is played")
+    parser.add_argument("--config-name", default="relay", help="config of the environment")
     parser.add_argument("--tasks", type=positive_int, default=256, help="held-out episodes")
     parser.add_argument(
-        "--episodes", type=positive_int, help="of so many of them whole; default: all"
+        "--episodes", type=positive_int, help="complete episodes per level rule; default: all"
     )
-    parser.add_argument("--noise", type=float, default=0.1, help="useless actions on the walk")
-    parser.add_argument("--out", type=Path, help="JSON file that the numbers are written to")
+    parser.add_argument(
+        "--noise", type=float, default=0.1, help="share of useless actions of the expert"
+    )
+    parser.add_argument("--out", type=Path, help="JSON file to write")
     parser.add_argument("overrides", nargs="*", help="key=value of the config")
     args = parser.parse_args(argv)
     if not (Path(args.policy) / "config.json").is_file():
-        raise UsageError(f"{args.policy}: no config.json there; allowed: the directory of a policy")
+        raise UsageError(
+            f"{args.policy}: it contains no config.json; allowed: the directory of a policy"
+        )
     cfg = load_config(args.config_name, args.overrides)
     world = MatrixWorld.of(cfg)
     tasks = world.package.tasks(world.settings, "val")[: args.tasks]

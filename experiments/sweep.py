@@ -1,7 +1,6 @@
-"""Run a list of arms and seeds, one after the other or a run per core, and keep a small result of
-each.
+"""Train all arms and seeds of a plan, and keep a small result file of each run.
 
-    python experiments/sweep.py experiments/relay8.yaml                 # what is missing of it
+    python experiments/sweep.py experiments/relay8.yaml                 # the runs without a result
     python experiments/sweep.py experiments/relay8.yaml --arms grpo,priced --workers 2 --commit
     python experiments/sweep.py experiments/relay8.yaml --report        # the tables, in Markdown
     python experiments/sweep.py experiments/relay8.yaml --report --baseline permuted
@@ -10,14 +9,14 @@ each.
 A plan is a YAML file::
 
     config: relay                         # of main_ppo
-    words: [trainer.total_training_steps=100]          # of every run
-    baseline: grpo                        # whom the others are compared with
+    words: [trainer.total_training_steps=100]          # overrides of every run
+    baseline: grpo                        # arm that the others are compared with
     arms:
       grpo: {words: [algorithm.adv_estimator=grpo], seeds: [0, 1, 2]}
 
-A run's result is ``<plan>/<arm>_s<seed>.json`` beside the plan. What is there is not run again, so
-that a sweep goes on where it was interrupted; a result made from other words is refused.
-``--commit`` puts every result into git as it comes.
+The result of a run is ``<plan>/<arm>_s<seed>.json``, next to the plan. Runs with a result are
+skipped, so an interrupted sweep continues. A result of other overrides is refused. ``--commit``
+commits every result as soon as it is written.
 """
 
 import argparse
@@ -52,27 +51,27 @@ from verl.utils.commands import (
 )
 from verl.utils.files import atomic_write, write_page
 
-# What a result keeps of a run's metrics: whole curves of the first, the ends of the second.
+# Metrics in a result: complete curves of CURVES, first and last values of names with ENDS.
 CURVES = (IN_TRAINING, "rollout/tokens_per_episode", "rlvcr/level_information")
 ENDS = "val/"
 
 
 class Arm(Section):
-    """Runs that differ in their seed alone."""
+    """Runs that differ only in their seed."""
 
     words: tuple[str, ...] = ()
-    """settings of this arm"""
+    """overrides of this arm"""
     seeds: tuple[int, ...] = (0,)
     """seeds of weights, tasks and samples"""
 
 
 class SweepPlan(Section):
-    """A comparison: what all runs have in common, and the arms."""
+    """Settings that all runs of a comparison share."""
 
     config: str = "relay"
     """config of main_ppo"""
     words: tuple[str, ...] = ()
-    """settings of every run"""
+    """overrides of every run"""
     baseline: str = ""
     """arm that the others are compared with, seed by seed"""
     threads: PositiveInt = 1
@@ -81,7 +80,7 @@ class SweepPlan(Section):
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One training run of a plan, and where its result goes."""
+    """One training run of a plan, and the paths of its files."""
 
     plan: Path
     config: str
@@ -92,21 +91,21 @@ class Run:
 
     @property
     def name(self) -> str:
-        """The run in words that may be a file name."""
+        """Name of the run, usable as a file name: "grpo_s0"."""
         return f"{self.arm}_s{self.seed}"
 
     @property
     def result(self) -> Path:
-        """The file that says it is finished."""
+        """Path of the result file. It exists once the run is finished."""
         return self.plan.with_suffix("") / f"{self.name}.json"
 
     @property
     def directory(self) -> Path:
-        """Its run directory."""
+        """Run directory, where training writes its files."""
         return ROOT / "runs" / "sweeps" / self.plan.stem / self.name
 
     def command(self) -> list[str]:
-        """What starts it."""
+        """Return the command line that starts the run."""
         return [
             sys.executable,
             *("-m", "verl.trainer.main_ppo", "--config-name", self.config),
@@ -121,9 +120,9 @@ class Run:
 
 
 def read_plan(path: Path) -> tuple[SweepPlan, list[Run]]:
-    """The plan in ``path`` and its runs. All arms have their first seed before any has its second,
-    so that a sweep which is interrupted can be compared.
+    """Read the plan in ``path`` and list its runs.
 
+    The runs are ordered by seed first, so an interrupted sweep has comparable arms.
     Raises ``ConfigError`` that names every wrong key.
     """
     values = read_yaml_mapping(path)
@@ -146,14 +145,17 @@ def read_arm(name: str, values: Any) -> Arm:
     """Return the arm ``name``. Raises ``ConfigError`` or ``UsageError`` that names a wrong key."""
     if values is not None and not isinstance(values, Mapping):
         raise UsageError(f"arms.{name}={values!r}; allowed: keys of an arm; fix: {{seeds: [0]}}")
-    # It is a part of file names.
+    # The name becomes part of file names.
     if not re.fullmatch(r"[\w.+-]+", name):
         raise UsageError(f"arms: {name!r}; allowed: letters, digits, _ . + -; fix: rename the arm")
     return read_or_raise(Arm, values, f"arms.{name}")
 
 
 def finished(run: Run) -> bool:
-    """Whether its result is there. Raises ``UsageError`` where it is that of another run."""
+    """Return True if the result of ``run`` exists.
+
+    Raises ``UsageError`` if it was made with another config or other overrides.
+    """
     if not run.result.exists():
         return False
     result = read_result(run.result)
@@ -161,32 +163,36 @@ def finished(run: Run) -> bool:
     if made != asked:
         other = sorted(set(made) ^ set(asked))
         raise UsageError(
-            f"{run.result}: made with other settings ({', '.join(other)}); delete it, or give the "
-            "arm another name"
+            f"{run.result}: it was made with other settings ({', '.join(other)}); fix: delete it, "
+            "or give the arm another name"
         )
     return True
 
 
 def read_result(path: Path) -> dict[str, Any]:
-    """Return the result in ``path``. Raises ``UsageError`` where it is torn or another file."""
+    """Return the result in ``path``. Raises ``UsageError`` if it is no complete result file."""
     try:
         result = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise UsageError(f"{path}: no JSON ({error}); fix: delete it, and run it again") from error
+        raise UsageError(
+            f"{path}: it is not valid JSON ({error}); fix: delete it and start the sweep again"
+        ) from error
     if not isinstance(result, dict) or not {"config", "words", "metrics"} <= result.keys():
-        raise UsageError(f"{path}: no result of a run; fix: delete it, and run it again")
+        raise UsageError(
+            f"{path}: it is not the result of a run; fix: delete it and start the sweep again"
+        )
     return result
 
 
 def result_of(run: Run, seconds: float) -> dict[str, Any]:
-    """What is kept of a finished run: small enough for git."""
+    """Return the result of a finished run as a dict that is small enough to commit."""
     found = load_run(run.directory)
     facts = found.facts
     metrics: dict[str, Any] = {name: _rounded(found.points(name)[1]) for name in CURVES}
     for name in found.metric_names:
         if name.startswith(ENDS):
             values = found.points(name)[1]
-            # One value where the run was measured at its end alone.
+            # A run that validates only at its end has one value.
             metrics[name] = _rounded(values if len(values) < 2 else [values[0], values[-1]])
     return {
         "arm": run.arm,
@@ -202,7 +208,7 @@ def result_of(run: Run, seconds: float) -> dict[str, Any]:
 
 
 def _rounded(values: Sequence[float]) -> list[float]:
-    # Five digits are more than any comparison needs, and keep a file at a few thousand bytes.
+    # Five digits suffice for comparisons and keep a file at a few kilobytes.
     return [float(f"{value:.5g}") for value in values if math.isfinite(value)]
 
 
@@ -211,9 +217,10 @@ class Failed(RuntimeError):
 
 
 def on_core(command: Sequence[str], log: Path, core: int, threads: int = 1) -> None:
-    """Run ``command`` to its end on a core of its own: two that share both slow each other down.
+    """Run ``command`` until it ends, pinned to ``threads`` separate cores.
 
-    Raises ``Failed`` that names ``log``, where what it says goes.
+    Pinning keeps parallel runs from slowing each other down. Output goes to the file ``log``.
+    Raises ``RunFailed``, which names ``log``, for a nonzero exit status.
     """
     with log.open("w") as file:
         process = subprocess.Popen(
@@ -230,7 +237,7 @@ def on_core(command: Sequence[str], log: Path, core: int, threads: int = 1) -> N
 
 
 def train(run: Run, core: int) -> dict[str, Any]:
-    """Train from the beginning; its result. Raises ``Failed``."""
+    """Train ``run`` from the beginning and return its result. Raises ``RunFailed``."""
     run.directory.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
     on_core(run.command(), run.directory / "console.log", core, run.threads)
@@ -238,7 +245,7 @@ def train(run: Run, core: int) -> dict[str, Any]:
 
 
 def play(run: Run, core: int, commit: bool) -> str:
-    """Train and keep the result; what came of it, in words. Raises ``Failed``."""
+    """Train, write the result and return a one-line summary. Raises ``RunFailed``."""
     result = train(run, core)
     run.result.parent.mkdir(parents=True, exist_ok=True)
     with atomic_write(run.result) as file:
@@ -254,7 +261,7 @@ def _cores(first: int, count: int) -> set[int]:
     return {available[(first * count + n) % len(available)] for n in range(count)}
 
 
-# Two runs may end in the same moment, and git lets one of them in.
+# Two runs may end at the same time. git allows one process at a time to change the index.
 _GIT = threading.Lock()
 
 
@@ -269,8 +276,9 @@ def _commit(run: Run) -> None:
 def sweep(
     runs: Sequence[Run], workers: int, do: Callable[[Run, int], str]
 ) -> Iterator[tuple[bool, str]]:
-    """``do`` each of ``runs`` on one of ``workers`` cores, whose number it is given; whether it
-    succeeded and what came of it, as it ends.
+    """Call ``do(run, core)`` for each run in ``workers`` threads, each with its core number.
+
+    Yield success and a one-line summary of each run as soon as it ends.
     """
     waiting: Queue[Run] = Queue()
     for run in runs:
@@ -283,7 +291,7 @@ def sweep(
                 run = waiting.get_nowait()
             except Empty:
                 return
-            # A run that fails must not take the rest of the sweep along.
+            # A failed run must not end the sweep.
             try:
                 done.put((True, f"{run.name}: {do(run, core)}"))
             except Exception as error:
@@ -301,17 +309,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("plan", type=Path, help="YAML file of a plan")
-    parser.add_argument("--arms", default="", help="names, separated by commas; all by default")
-    parser.add_argument("--seeds", type=positive_int, help="that many seeds of each arm at most")
+    parser.add_argument("--arms", default="", help="names, separated by commas; default: all")
+    parser.add_argument("--seeds", type=positive_int, help="number of seeds of each arm, at most")
     parser.add_argument(
-        "--workers", type=positive_int, default=1, help="runs at once, each on its core"
+        "--workers", type=positive_int, default=1, help="parallel runs, each on its own core"
     )
-    parser.add_argument("--commit", action="store_true", help="put every result into git")
-    parser.add_argument("--report", action="store_true", help="print the tables, run nothing")
+    parser.add_argument("--commit", action="store_true", help="commit every result")
+    parser.add_argument("--report", action="store_true", help="print the tables and run nothing")
     parser.add_argument(
-        "--baseline", help="arm that the tables compare with; the plan's by default"
+        "--baseline", help="arm that the tables compare with; default: the plan's baseline"
     )
-    parser.add_argument("--svg", type=Path, help="draw success in training there, run nothing")
+    parser.add_argument(
+        "--svg", type=Path, help="write the curves of training success here and run nothing"
+    )
     args = parser.parse_args(argv)
     path = args.plan.resolve()
     plan, runs = read_plan(path)
@@ -327,12 +337,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             sys.stdout.write(report(results, known([baseline], runs, "--baseline")[0]))
         return 0
     missing = [run for run in chosen if run not in done]
-    sys.stdout.write(f"{path.stem}: {len(done)} runs are there, {len(missing)} to go\n")
+    sys.stdout.write(f"{path.stem}: {len(done)} runs are finished, {len(missing)} remain\n")
     return show(sweep(missing, args.workers, partial(play, commit=args.commit)))
 
 
 def _in_training(results: Sequence[Mapping[str, Any]]) -> dict[str, list[Points]]:
-    """The curves of every arm, a seed each; a result keeps one value per step."""
+    """Return the training curves by arm, one per seed. Results have one value per step."""
     arms: dict[str, list[Points]] = {}
     for result in results:
         values = result["metrics"][IN_TRAINING]
@@ -341,7 +351,7 @@ def _in_training(results: Sequence[Mapping[str, Any]]) -> dict[str, list[Points]
 
 
 def show(played: Iterable[tuple[bool, str]]) -> int:
-    """Print what came of every run as it ends; the exit status, 1 where one failed."""
+    """Print a line for every run as it ends. Return the exit status: 1 if a run failed."""
     failed = 0
     for succeeded, line in played:
         failed += not succeeded
@@ -351,11 +361,13 @@ def show(played: Iterable[tuple[bool, str]]) -> int:
 
 
 def known(arms: Sequence[str], runs: Sequence[Run], option: str) -> Sequence[str]:
-    """``arms``. Raises ``SystemExit`` that names those which no run has."""
+    """Return ``arms`` unchanged. Raises ``SystemExit`` that names those without a run."""
     there = list(dict.fromkeys(run.arm for run in runs))
     unknown = sorted(set(arms) - set(there))
     if unknown:
-        raise SystemExit(f"{option}: no arm {', '.join(unknown)}; there are {', '.join(there)}")
+        raise SystemExit(
+            f"{option}: there is no arm {', '.join(unknown)}; allowed: {', '.join(there)}"
+        )
     return arms
 
 

@@ -1,14 +1,13 @@
-"""What became of the levels in runs of a sweep: how often an action is right on each of them, by
-the level that its state needs.
+"""Measure the accuracy at each thinking level for the final policies of a sweep.
 
     python experiments/sweep_levels.py experiments/relay8.yaml --seed 7 --workers 2
     python experiments/sweep_levels.py experiments/relay8.yaml --arms grpo,success --seed 7
     python experiments/sweep_levels.py experiments/relay8.yaml --report
 
-The last checkpoint of each run goes through ``level_matrix.py``, in the episodes of
-``--config-name``; what that says is kept as ``<plan>/levels/<run>.json``, and is not measured
-again. A run whose directory is gone is trained again first, and has to come to the success that
-its result tells: on another kind of CPU it does not, and nothing is kept.
+``level_matrix.py`` measures the last checkpoint of each run in the episodes of ``--config-name``.
+Its output is kept as ``<plan>/levels/<run>.json``, and such runs are not measured again. A run
+without checkpoints is first trained again. It must reach the success rate of its result. On
+another CPU model it may not, and then nothing is written.
 """
 
 import argparse
@@ -34,14 +33,14 @@ DECIDING = "grpo,priced,success,permuted"
 
 
 def file_of(run: Run) -> Path:
-    """What is kept of ``run``'s levels."""
+    """Return the path of the level measurement of ``run``."""
     return run.result.parent / "levels" / run.result.name
 
 
 def measure(run: Run, core: int, config: str) -> str:
-    """Measure the last policy of ``run``, trained again where it is gone; what was found, in words.
+    """Measure the last policy of ``run`` and return a one-line summary.
 
-    Raises ``Failed`` where training ends elsewhere than it did.
+    A run without checkpoints is trained again. Raises ``RunFailed`` if its success rate differs.
     """
     checkpoints = CheckpointManager(run.directory / "checkpoints")
     if checkpoints.latest_valid() is None:
@@ -65,7 +64,8 @@ def measure(run: Run, core: int, config: str) -> str:
     kept.parent.mkdir(parents=True, exist_ok=True)
     with atomic_write(kept) as file:
         file.write(found.read_text())
-    return f"level says {json.loads(found.read_text())['level_information']:.2f} nats of the need"
+    nats = json.loads(found.read_text())["level_information"]
+    return f"mutual information of level and situation: {nats:.2f} nats"
 
 
 def _train_again(run: Run, core: int) -> None:
@@ -74,15 +74,15 @@ def _train_again(run: Run, core: int) -> None:
     before, after = (result["metrics"][SUCCESS][-1] for result in (was, now))
     if before != after:
         raise Failed(
-            f"trained again it ends at success {after} on {now['cpu']} where it had {before} on "
-            f"{was['cpu']}, so this is another policy"
+            f"success after repeated training is {after} on {now['cpu']}, but its result has "
+            f"{before} on {was['cpu']}; the policies differ, so nothing was measured"
         )
 
 
 def report(found: Mapping[str, Mapping[str, Any]]) -> str:
-    """Markdown: a line for each run."""
-    needs = [f"right, need {level}" for level in LEVELS]
-    heads = ["run", *needs, "tokens of a step", "won, free", "as needed", "nats"]
+    """Return a Markdown table with a line for each run."""
+    needs = [f"right, required {level}" for level in LEVELS]
+    heads = ["run", *needs, "tokens of a turn", "success, free", "success, required", "nats"]
     lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     for name, levels in found.items():
         episodes = levels["episodes"]
@@ -99,7 +99,7 @@ def report(found: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def _accuracies(situations: Sequence[Mapping[str, Any]], needed: int) -> str:
-    """Percent of right actions on each level, mean of the situations that need ``needed``."""
+    """Return the mean accuracy at each level, in percent, of situations that require ``needed``."""
     rows = [line["accuracy"] for line in situations if line["needed"] == needed]
     return " ".join(f"{100 * statistics.fmean(column):.0f}" for column in zip(*rows, strict=True))
 
@@ -111,12 +111,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("plan", type=Path, help="YAML file of a plan whose runs are finished")
     parser.add_argument("--arms", default=DECIDING, help=f"separated by commas; default {DECIDING}")
-    parser.add_argument("--seed", type=int, default=7, help="the seed of them; default 7")
-    parser.add_argument("--config-name", default="relay", help="whose episodes are played")
+    parser.add_argument("--seed", type=int, default=7, help="seed of these runs; default 7")
+    parser.add_argument("--config-name", default="relay", help="config of the episodes")
     parser.add_argument(
-        "--workers", type=positive_int, default=1, help="runs at once, each on its core"
+        "--workers", type=positive_int, default=1, help="parallel runs, each on its own core"
     )
-    parser.add_argument("--report", action="store_true", help="print the table, run nothing")
+    parser.add_argument("--report", action="store_true", help="print the table and run nothing")
     args = parser.parse_args(argv)
     path = args.plan.resolve()
     _, runs = sweep.read_plan(path)
@@ -128,7 +128,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     chosen = [run for run in runs if run.arm in arms and run.seed == args.seed]
     if unfinished := [run.name for run in chosen if not sweep.finished(run)]:
         raise SystemExit(
-            f"{path.stem}: no result of {', '.join(unfinished)}; experiments/sweep.py first"
+            f"{path.stem}: there is no result of {', '.join(unfinished)}; fix: run "
+            "experiments/sweep.py first"
         )
     missing = [run for run in chosen if not file_of(run).exists()]
     sys.stdout.write(f"{path.stem}: {len(missing)} of {len(chosen)} runs to measure\n")

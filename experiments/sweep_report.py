@@ -1,6 +1,4 @@
-"""Tables of a sweep: the means of every arm over its seeds, and its differences from the baseline,
-seed by seed.
-"""
+"""Tables of a sweep: means of every arm over seeds, and paired differences from the baseline."""
 
 import statistics
 from collections.abc import Mapping, Sequence
@@ -11,7 +9,7 @@ from verl.utils.statistics import bootstrap_interval
 Result = Mapping[str, Any]
 AREA = "success in training, mean"
 TOKENS = "tokens per step"
-# Column, metric, digits; a metric that a run does not have leaves the cell empty.
+# Column, metric, digits. The cell is empty if a run does not have the metric.
 COLUMNS = (
     ("success", "val/success_rate", 3),
     ("tokens/step", TOKENS, 2),
@@ -20,7 +18,7 @@ COLUMNS = (
 
 
 def report(results: Sequence[Result], baseline: str) -> str:
-    """Markdown: one table of arms, and one of paired differences from ``baseline``."""
+    """Return two Markdown tables: the arms, and their paired differences from ``baseline``."""
     arms: dict[str, dict[int, Result]] = {}
     for result in results:
         arms.setdefault(result["arm"], {})[result["seed"]] = result
@@ -33,9 +31,9 @@ def report(results: Sequence[Result], baseline: str) -> str:
 
 
 def value_of(result: Result, name: str) -> float | None:
-    """The last value of a metric, or of what is made of several.
+    """Return the last value of a metric, the mean of ``AREA``, or the ratio ``TOKENS``.
 
-    Tokens are counted per step: an episode that is lost early has few of them.
+    Tokens are counted per turn, because an episode that fails early has few tokens.
     """
     metrics = result["metrics"]
     if name == AREA:
@@ -60,14 +58,14 @@ def _means(arms: Mapping[str, Mapping[int, Result]]) -> list[str]:
 
 
 def _before(results: Sequence[Result]) -> str:
-    """Success before training; nothing where it was not measured."""
+    """Return the mean success before training, or "" if it was not measured."""
     curves = [result["metrics"]["val/success_rate"] for result in results]
     found = [curve[0] for curve in curves if len(curve) > 1]
     return f"{statistics.fmean(found):.3f}" if found else ""
 
 
 def _spread(results: Sequence[Result], metric: str, digits: int) -> str:
-    """Mean and standard deviation over seeds."""
+    """Return mean and standard deviation over seeds as text."""
     found = [value for result in results if (value := value_of(result, metric)) is not None]
     if not found:
         return ""
@@ -78,8 +76,8 @@ def _spread(results: Sequence[Result], metric: str, digits: int) -> str:
 def _differences(arms: Mapping[str, Mapping[int, Result]], baseline: str) -> list[str]:
     heads = [name for name, _, _ in COLUMNS]
     lines = [
-        f"Less {baseline}, of the seeds that both have; 95% bootstrap intervals of the mean over "
-        "these (of three seeds: the least and the largest difference).",
+        f"Differences from {baseline}, over the seeds that both have; 95% bootstrap intervals of "
+        "the mean over these seeds (with three seeds: smallest and largest difference).",
         "",
         f"| arm | seeds | {' | '.join(heads)} | tokens, % |",
         "|---" * (len(heads) + 3) + "|",
@@ -98,7 +96,7 @@ def _differences(arms: Mapping[str, Mapping[int, Result]], baseline: str) -> lis
 
 
 def _paired(pairs: Sequence[tuple[Result, Result]], metric: str, relative: bool) -> list[float]:
-    """Differences of each pair; ``relative``: in percent of the second."""
+    """Return first minus second of each pair. ``relative``: in percent of the second."""
     found = []
     for one, other in pairs:
         own, base = value_of(one, metric), value_of(other, metric)

@@ -1,13 +1,14 @@
-"""How often thoughts of a run on relay are wrong, and what credit they get: does confidence confirm
-itself?
+"""Count wrong thoughts of a run on relay, and average the credit that they get.
+
+A score based on the policy's own probabilities could reward wrong thoughts. This table shows it.
 
     python experiments/wrong_thoughts.py runs/relay/trap --steps 1-3
     python experiments/wrong_thoughts.py runs/relay/trap --steps 1,5,10,100
 
-A line per level and kind of thought: right (every hop follows the arrows from where one stands) or
-wrong, with a right or a wrong action; its share of the level's steps, and the means of
-``think_advantage`` (as the method defines it, in standard deviations) and of the entropy of the
-action's tokens (nats), where the run has them. Steps without a level are left out.
+The table has a line per level, right or wrong thought, and right or wrong action. A thought is
+right if every hop follows the arrows from the current place. The columns are the share of the
+level's turns, the mean ``think_advantage`` (in standard deviations), and the mean entropy of the
+action's tokens (nats). The last two are empty without data. Turns without a level are not counted.
 """
 
 import argparse
@@ -31,7 +32,7 @@ HOP = re.compile(r"\d+=(\w)")
 
 @dataclass(frozen=True, slots=True, order=True)
 class Kind:
-    """What is counted together."""
+    """Key of a table line: level, right thought, right action."""
 
     level: int
     thought_right: bool
@@ -40,7 +41,7 @@ class Kind:
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """A step, with its credit where the run scored thoughts."""
+    """Kind of one turn, with its credit if the run scored its thought."""
 
     kind: Kind
     think_advantage: float | None
@@ -48,7 +49,7 @@ class Judged:
 
 
 def judged(step: dict[str, Any]) -> Judged:
-    """Whether a stored step's thought and action are right."""
+    """Compare thought and action of a stored turn with the right ones in its observation."""
     door = door_in(step["observation"])
     hops = HOP.findall(step["response"].partition("</think>")[0])
     thought_right = hops == door.follow(door.place, len(hops))
@@ -61,7 +62,7 @@ def judged(step: dict[str, Any]) -> Judged:
 
 
 def table(steps: Iterable[Judged]) -> str:
-    """Markdown: a row per kind."""
+    """Return a Markdown table with a row per kind."""
     kinds: dict[Kind, list[Judged]] = defaultdict(list)
     for step in steps:
         kinds[step.kind].append(step)
@@ -88,7 +89,7 @@ def _mean(values: Iterable[float | None]) -> str:
 
 
 def numbers(text: str) -> list[int]:
-    """``1-3,10`` as 1, 2, 3, 10. Raises ``ValueError`` for anything else."""
+    """Parse "1-3,10" to [1, 2, 3, 10]. Raises ``ValueError`` for another form."""
     found: list[int] = []
     for part in text.split(","):
         first, dash, last = part.partition("-")
@@ -107,7 +108,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     files = [args.run_dir / "rollouts" / f"{step}.jsonl" for step in args.steps]
     missing = [str(file) for file in files if not file.is_file()]
     if missing:
-        raise SystemExit(f"--steps: no plays of these steps: {', '.join(missing)}")
+        raise SystemExit(f"--steps: there are no trajectories of these steps: {', '.join(missing)}")
     rows = (row for file in files for row in jsonl.read(file))
     steps = (step for row in rows for step in row["steps"])
     sys.stdout.write(table(judged(step) for step in steps if step["level"] is not None))

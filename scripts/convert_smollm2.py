@@ -28,7 +28,7 @@ EXTRA = "it comes with the extra dev: pip install -e '.[dev]'"
 
 
 class SpecialTokens(Protocol):
-    """What of a tokenizer goes into a model's config."""
+    """Token ids of a tokenizer that a model's config contains too."""
 
     @property
     def bos_token_id(self) -> object: ...
@@ -45,14 +45,14 @@ class MissingPackage(RuntimeError):
 
 
 def find_gguf() -> Path:
-    """The GGUF file inside the installed package; the package itself is not imported.
+    """Return the GGUF file inside the installed package, without importing the package.
 
     Raises ``MissingPackage``.
     """
     for name in (PACKAGE, "gguf"):
         if importlib.util.find_spec(name) is None:
             raise MissingPackage(f"the package {name.replace('_', '-')} is not installed; {EXTRA}")
-    # Found without importing it: its own import loads llama.cpp, which nothing here needs.
+    # Importing the package would load llama.cpp, which is not needed.
     spec = importlib.util.find_spec(PACKAGE)
     folders = spec.submodule_search_locations if spec else None
     for folder in folders or ():
@@ -65,21 +65,19 @@ def find_gguf() -> Path:
 
 
 def load_tokenizer(gguf: Path) -> "PreTrainedTokenizerBase":
-    """The tokenizer of the GGUF file, chat template included."""
+    """Load the tokenizer of the GGUF file, including its chat template."""
     from transformers import AutoTokenizer
 
     return AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
 
 
 def plain_config(config: "PretrainedConfig", tokenizer: SpecialTokens) -> "PretrainedConfig":
-    """A copy of ``config`` without quantisation, in bfloat16, whose special tokens are those of
-    ``tokenizer``.
-    """
+    """Return a bfloat16 copy of ``config`` without quantisation, with ids of ``tokenizer``."""
     import torch
 
     plain = copy.deepcopy(config)
     if hasattr(plain, "quantization_config"):
-        # save_pretrained refuses a model that still says it is quantised.
+        # save_pretrained refuses a model with a quantization_config.
         delattr(plain, "quantization_config")
     plain.dtype = torch.bfloat16
     plain.bos_token_id = tokenizer.bos_token_id
@@ -89,20 +87,20 @@ def plain_config(config: "PretrainedConfig", tokenizer: SpecialTokens) -> "Pretr
 
 
 def load_model(gguf: Path, tokenizer: "PreTrainedTokenizerBase") -> "PreTrainedModel":
-    """The de-quantised model in bfloat16, as if it had never been quantised."""
+    """Load the de-quantised model in bfloat16, without any trace of quantisation in its config."""
     import torch
     from transformers import AutoModelForCausalLM
 
-    # Read in float32: de-quantised values rounded once, when they are written as bfloat16.
+    # Read in float32, so that values are rounded only once, to bfloat16.
     source = AutoModelForCausalLM.from_pretrained(
         gguf.parent, gguf_file=gguf.name, dtype=torch.float32
     )
-    # transformers sets the attributes of the special tokens at run time: no type knows them.
+    # transformers sets the attributes of special tokens at run time, so no type declares them.
     special: Any = tokenizer
     model = AutoModelForCausalLM.from_config(
         plain_config(source.config, special), dtype=torch.bfloat16
     )
-    # Into a model of the plain config: the one that was read would be saved as a quantised one.
+    # Copy the weights to a model of the new config: ``source`` would be saved as quantised.
     model.load_state_dict(source.state_dict())
     model.generation_config.eos_token_id = tokenizer.eos_token_id
     model.generation_config.pad_token_id = tokenizer.pad_token_id
@@ -110,10 +108,10 @@ def load_model(gguf: Path, tokenizer: "PreTrainedTokenizerBase") -> "PreTrainedM
 
 
 def convert(out: Path, gguf: Path | None = None, overwrite: bool = False) -> Path:
-    """Write the directory ``out``, whole or not at all; an older one that was written here is
-    replaced, another one with ``overwrite``.
+    """Write the model directory ``out`` atomically and return it.
 
-    Raises ``MissingPackage``, and ``ConfigError`` for a directory that is not replaced.
+    An output of an earlier conversion is replaced. Other directories need ``overwrite``. Raises
+    ``MissingPackage``, and ``ConfigError`` for a directory that must not be replaced.
     """
     require_replaceable(out, "--out", overwrite)
     gguf = gguf or find_gguf()
@@ -125,7 +123,7 @@ def convert(out: Path, gguf: Path | None = None, overwrite: bool = False) -> Pat
 
 
 def main() -> int:
-    """Command line."""
+    """Convert the model as the command line says; return the exit status."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

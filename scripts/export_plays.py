@@ -1,8 +1,8 @@
-"""Write the plays of a run as one Parquet file, a row per step, for notebooks.
+"""Write the trajectories of a run as one Parquet file for notebooks, a row per turn.
 
 python scripts/export_plays.py runs/rlvcr/quickstart plays.parquet
 
-pandas.read_parquet("plays.parquet").query("not won").groupby("task_id").action.agg(list)
+``pandas.read_parquet("plays.parquet").query("not won").groupby("task_id").action.agg(list)``
 """
 
 import argparse
@@ -50,12 +50,12 @@ STEP = {
     "advantage": NUMBER,
 }
 CREDIT = {"tokens": pyarrow.list_(TEXT), "token_advantages": pyarrow.list_(NUMBER)}
-# Of a play: training step or validation; of a step: what else the file has, as JSON.
+# `split`: "train" or "val"; `iteration`: training step; `more`: other fields of a turn, as JSON.
 SCHEMA = pyarrow.schema({"split": TEXT, "iteration": WHOLE, **PLAY, **STEP, **CREDIT, "more": TEXT})
 
 
 def rows_of(file: Path) -> Iterator[dict[str, Any]]:
-    """A row for every step of a rollout file (``12.jsonl``, ``val_12.jsonl``)."""
+    """Yield a row for every turn of a rollout file (``12.jsonl``, ``val_12.jsonl``)."""
     split, _, number = file.stem.rpartition("_")
     where = {"split": split or "train", "iteration": int(number)}
     for line in jsonl.read(file):
@@ -74,17 +74,20 @@ def rows_of(file: Path) -> Iterator[dict[str, Any]]:
 
 
 def export(run: Path, out: Path) -> int:
-    """Write ``out`` and return how many steps it has, a rollout file at a time. Raises
-    ``FileNotFoundError`` for a run without plays.
+    """Write ``out``, one rollout file at a time, and return its number of rows.
+
+    Raises ``FileNotFoundError`` for a run without rollout files.
     """
     files = [path for path in (run / "rollouts").glob("*.jsonl") if path.stem[-1].isdigit()]
     if not files:
-        raise FileNotFoundError(f"{run}/rollouts: no plays; fix: name a run directory")
+        raise FileNotFoundError(
+            f"{run}/rollouts: it contains no trajectories; fix: name a run directory"
+        )
     files.sort(key=lambda path: (int(path.stem.rpartition("_")[2]), path.stem))
     count = 0
     with (
         pyarrow.parquet.ParquetWriter(out, SCHEMA, compression="zstd") as writer,
-        Progress("plays", len(files), "files") as progress,
+        Progress("trajectories", len(files), "files") as progress,
     ):
         for file in files:
             rows = list(rows_of(file))
@@ -96,7 +99,9 @@ def export(run: Path, out: Path) -> int:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Command line; returns the exit status."""
-    parser = argparse.ArgumentParser(description="The plays of a run as Parquet, a row per step.")
+    parser = argparse.ArgumentParser(
+        description="Write the trajectories of a run as Parquet, a row per turn."
+    )
     parser.add_argument("run", type=Path, help="run directory")
     parser.add_argument("out", type=Path, help="file to write")
     parser.add_argument("--overwrite", action="store_true", help="replace an existing file")

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Check layout, style, direction of imports and types. `quick` leaves the types out.
+# Check layout, style, direction of imports and types. `quick` skips the types.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 # pyright and its node come from the installed wheels; this keeps it from asking for a newer release.

@@ -1,10 +1,10 @@
-"""Play the stored plays of a run again, action by action, and say which rewards differ.
+"""Replay the stored trajectories of a run, action by action, and report rewards that differ.
 
     python scripts/reverify.py runs/rlvcr/quickstart                  # every rollout file
     python scripts/reverify.py runs/rlvcr/quickstart --file val_30 --limit 20
 
-Task, seed and settings are those of the run. Plays that broke are left out, and so are turns that
-were cut: the environment never heard them. Status 1 where something differs.
+Task, seed and settings are those of the run. Failed trajectories are skipped. Replay stops at a
+truncated turn, because the environment never received its action. Exit status 1: rewards differ.
 """
 
 import argparse
@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from agent_system.environments.env import Task
 from agent_system.environments.env_registry import canonical, env_settings, get_package
-from agent_system.environments.pool.environment_pool import EnvironmentPool
+from agent_system.environments.pool.environment_pool import EnvironmentPool, PoolSession
 from agent_system.environments.pool.failure import EnvFailure
 from agent_system.environments.tasks import SEED_BITS
 from verl.config.run_code import refuse_stored_code
@@ -32,71 +32,79 @@ from verl.utils.logging import setup_logging
 from verl.utils.progress import Progress
 from verl.utils.seeds import derive_seed
 
-CLOSE = 1e-6  # rewards are stored as they were, but computed in floating point
-PLAYED = "stop"  # the reason of a turn that was not cut
+CLOSE = 1e-6  # tolerance of rewards, for floating-point error
+PLAYED = "stop"  # stop reason of a turn that was not truncated
 
 
 @dataclass(slots=True)
 class StoredPlay:
-    """A play of a rollout file: the rows of one trajectory, with their steps in order."""
+    """A trajectory of a rollout file: its first row, and the turns of all its rows in order."""
 
     row: dict[str, Any]
     steps: list[dict[str, Any]] = field(default_factory=list)
 
 
 def stored_plays(path: Path) -> Iterator[StoredPlay]:
-    """The plays of a rollout file that did not break."""
+    """Yield the trajectories of a rollout file that did not fail."""
     plays: dict[str, StoredPlay] = {}
     for row in jsonl.read(path):
         if not row.get("aborted"):
             play = plays.setdefault(row["traj_uid"], StoredPlay(row))
             play.steps += row["steps"]
     for play in plays.values():
-        # A row may hold a step alone, and rows come in any order.
+        # A row may contain a single turn, and rows are in any order.
         play.steps.sort(key=lambda step: step["step"])
         yield play
 
 
 def seed_of(row: dict[str, Any], run_seed: int) -> int:
-    """The seed of the environment of a row's group, from the group's name. Raises ``ValueError``
-    for a name that tells none.
+    """Derive the environment seed of a row from its group's name, such as ``train-3-0-5``.
+
+    Raises ``ValueError`` for a name of another form.
     """
     uid = str(row["uid"])
     if uid.startswith("panel-"):
         return derive_seed("panel", row["task_id"], "env") & SEED_BITS
     split, *numbers = uid.split("-")
     if len(numbers) != 3 or not all(number.isdigit() for number in numbers):
-        raise ValueError(f"group {uid!r}: its name does not tell the seed of its environment")
+        raise ValueError(f"group {uid!r}: the environment seed cannot be derived from this name")
     return derive_seed(run_seed, split, *map(int, numbers)) & SEED_BITS
 
 
 async def played_again(pool: EnvironmentPool, task: Task, seed: int, play: StoredPlay) -> str:
-    """Where ``play`` goes another way now; empty where it does not."""
-    earned, won = 0.0, False
+    """Replay a trajectory and describe its first difference; return "" if there is none."""
     try:
         async with pool.session() as env:
-            seen = (await env.reset(task, seed)).text
-            for step in play.steps:
-                if seen != step["observation"]:
-                    return f"step {step['step']} shows something else"
-                if step["stop_reason"] != PLAYED:
-                    break
-                observation, reward, _, info = await env.step(step["action"])
-                seen, won = observation.text, bool(info.get("won", False))
-                earned += reward
-                if abs(reward - step["reward"]) > CLOSE:
-                    return f"step {step['step']} earned {step['reward']:g}, now {reward:g}"
+            return await _compare_turns(env, task, seed, play)
     except EnvFailure as failure:
         return str(failure)
+
+
+async def _compare_turns(env: PoolSession, task: Task, seed: int, play: StoredPlay) -> str:
+    earned, won = 0.0, False
+    seen = (await env.reset(task, seed)).text
+    for step in play.steps:
+        if seen != step["observation"]:
+            return f"observation of turn {step['step']} differs"
+        if step["stop_reason"] != PLAYED:
+            break
+        observation, reward, _, info = await env.step(step["action"])
+        seen, won = observation.text, bool(info.get("won", False))
+        earned += reward
+        if abs(reward - step["reward"]) > CLOSE:
+            return f"reward of turn {step['step']} was {step['reward']:g}, now {reward:g}"
     if won != bool(play.row["won"]):
-        return f"it was {'won' if play.row['won'] else 'lost'}, and is not now"
+        return f"success was {bool(play.row['won'])}, now {won}"
     if abs(earned - play.row["return"]) > CLOSE:
-        return f"the return was {play.row['return']:g}, and is {earned:g} now"
+        return f"return was {play.row['return']:g}, now {earned:g}"
     return ""
 
 
 async def reverify(run: Path, files: Sequence[Path], limit: int | None) -> tuple[int, list[str]]:
-    """How many plays of ``files`` were played again, and a sentence for each that differs."""
+    """Replay trajectories of ``files``; return their number, and a line for each that differs.
+
+    ``limit``: the largest number of trajectories per file.
+    """
     section = yaml.safe_load((run / "config.yaml").read_text())["env"]
     name = canonical(section["env_name"])
     kwargs = {**(section.get(name.partition("/")[0]) or {}), **(section.get("kwargs") or {})}
@@ -108,26 +116,26 @@ async def reverify(run: Path, files: Sequence[Path], limit: int | None) -> tuple
     package = get_package(name)
     if package.brings_agent:
         raise SystemExit(
-            f"{run}: env.env_name={name}: its plays are those of an agent with a policy at hand, "
-            "and cannot be played again from what it said"
+            f"{run}: env.env_name={name}: trajectories of agents call the policy themselves and "
+            "cannot be replayed from their stored actions"
         )
     listed = [task for split in ("train", "val") for task in package.tasks(settings, split)]
     tasks = {task["task_id"]: task for task in listed}
     pool = EnvironmentPool(name, settings, placement="process")
     await pool.start()
     wrong = []
-    progress = Progress("playing again", None, "plays")
+    progress = Progress("replay", None, "trajectories")
     try:
-        for file in files:
-            for play in list(stored_plays(file))[:limit]:
-                row, where = play.row, f"{file.name} {play.row['traj_uid']}"
-                progress.add()
-                if row["task_id"] not in tasks:
-                    wrong.append(f"{where}: there is no task {row['task_id']!r} any more")
-                    continue
-                seed = seed_of(row, section["seed"])
-                parts = await played_again(pool, tasks[row["task_id"]], seed, play)
-                wrong += [f"{where}, {row['task_id']}: {parts}"] if parts else []
+        selected = ((file, play) for file in files for play in list(stored_plays(file))[:limit])
+        for file, play in selected:
+            row, where = play.row, f"{file.name} {play.row['traj_uid']}"
+            progress.add()
+            if row["task_id"] not in tasks:
+                wrong.append(f"{where}: the task {row['task_id']!r} no longer exists")
+                continue
+            seed = seed_of(row, section["seed"])
+            parts = await played_again(pool, tasks[row["task_id"]], seed, play)
+            wrong += [f"{where}, {row['task_id']}: {parts}"] if parts else []
     finally:
         progress.close()
         await pool.close()
@@ -136,10 +144,10 @@ async def reverify(run: Path, files: Sequence[Path], limit: int | None) -> tuple
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Command line; returns the exit status."""
-    parser = argparse.ArgumentParser(description="Play stored plays again; say what differs.")
+    parser = argparse.ArgumentParser(description="Replay stored trajectories; report differences.")
     parser.add_argument("run", type=Path, help="run directory")
     parser.add_argument("--file", action="append", help="of rollouts/, such as 12 or val_30")
-    parser.add_argument("--limit", type=int, help="plays of each file, at most")
+    parser.add_argument("--limit", type=int, help="trajectories of each file, at most")
     parser.add_argument(
         "--trust-run-code", action="store_true", help="execute code that the run's config names"
     )
@@ -160,7 +168,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"{words.run}: no config.yaml, or no rollouts/{'|'.join(names)}.jsonl\n")
         return 2
     count, wrong = asyncio.run(reverify(words.run, files, words.limit))
-    print("\n".join([*wrong, f"{count} plays, {len(wrong)} differ"]))
+    print("\n".join([*wrong, f"{count} trajectories, {len(wrong)} differ"]))
     return 1 if wrong else 0
 
 

@@ -1,6 +1,6 @@
 """Print one trajectory of a run readably: levels and credit in colour.
 
-python scripts/show_trajectory.py runs/rlvcr/quickstart        # a won one of the last training step
+python scripts/show_trajectory.py runs/rlvcr/quickstart        # a success of the last training step
 python scripts/show_trajectory.py runs/rlvcr/quickstart/rollouts/12.jsonl -n 3 --contexts
 python scripts/show_trajectory.py runs/rlvcr/quickstart --step 12 --lost
 """
@@ -32,10 +32,11 @@ LEVEL_STYLES: dict[object, str] = {
 
 
 def credit_style(strength: float) -> str:
-    """Background of a token: green where it was made more likely, red where less; ``strength`` in
-    [-1, 1].
+    """Return the background of a token: green if its credit is positive, red if negative.
+
+    ``strength`` is the credit scaled to [-1, 1].
     """
-    # A faint colour for any credit at all, so that it can be told from none.
+    # Start at a visible shade, so that small credit differs from none.
     shade = int(40 + 110 * abs(strength))
     if strength > 0:
         return f"on rgb(20,{shade},60)"
@@ -45,7 +46,7 @@ def credit_style(strength: float) -> str:
 
 
 def response_text(turn: dict) -> Text:
-    """What the policy said, token by token in the colour of its credit."""
+    """Return the response, with each token in the colour of its credit."""
     if not turn["tokens"]:
         return Text(turn.get("response", ""))
     # Text, not a string: rich would read square brackets of a response as markup.
@@ -56,7 +57,7 @@ def response_text(turn: dict) -> Text:
 
 
 def context_table(turn: dict) -> Table:
-    """The thoughts of all levels with what they make of the sampled action."""
+    """Return a table of the thoughts of all levels, with their scores of the sampled action."""
     table = Table(box=None, pad_edge=False, header_style="dim")
     for name in ("level", "thought", "tokens", "cost", "log-prob", "entropy"):
         table.add_column(name, justify="left" if name == "thought" else "right")
@@ -75,7 +76,7 @@ def context_table(turn: dict) -> Table:
 
 
 def headline(turn: dict) -> Text:
-    """Number, level and action of a step, and what it earned."""
+    """Return one line with number, level, action, reward and credit of a turn."""
     level = turn.get("level")
     head = Text(f"{turn['step'] + 1:>3} ", style="bold")
     style = LEVEL_STYLES.get(level, "white on grey35")
@@ -95,9 +96,9 @@ def headline(turn: dict) -> Text:
 
 
 def show(episode: EpisodeView, console: Console, prompt: bool, contexts: bool) -> None:
-    """Print one trajectory."""
+    """Print one trajectory, optionally with its prompt and the thoughts of all levels."""
     row = episode.row
-    outcome = "[bold green]won[/]" if row.get("won") else "[bold red]not won[/]"
+    outcome = "[bold green]success[/]" if row.get("won") else "[bold red]no success[/]"
     task, name = escape(str(row.get("task_id"))), escape(str(row.get("traj_uid")))
     title = f"{outcome} {task} [dim]{name}[/] return {row.get('return')}"
     console.print(Rule(title, align="left"))
@@ -117,26 +118,27 @@ def show(episode: EpisodeView, console: Console, prompt: bool, contexts: bool) -
 
 
 def find_file(path: Path, step: int | None, validation: bool) -> Path:
-    """The rollout file that is meant: ``path`` itself, or that of ``step`` (the last one) in the
-    run directory.
+    """Return ``path`` if it is a file, else the rollout file of ``step`` in the run directory.
+
+    None is the last step with a rollout file. Raises ``SystemExit`` if there is no such file.
     """
     if path.is_file():
         return path
     run = load_run(path)
     steps = run.directory.rollout_steps(validation)
     if not steps or (step is not None and step not in steps):
-        raise SystemExit(f"{path} has no rollouts of step {step}; there are: {steps}")
+        raise SystemExit(f"{path} has no rollouts of step {step}; allowed: one of {steps}")
     return run.directory.rollout_path(steps[-1] if step is None else step, validation)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Command line entry point."""
+    """Print the trajectories that the command line selects."""
     parser = argparse.ArgumentParser(description="Print trajectories of a run.")
     parser.add_argument("path", type=Path, help="run directory or rollouts/<step>.jsonl")
-    parser.add_argument("--step", type=int, help="training step; the last one when left out")
+    parser.add_argument("--step", type=int, help="training step; default: the last one")
     parser.add_argument("--val", action="store_true", help="of the validation of that step")
     parser.add_argument("-n", "--index", type=int, help="the n-th trajectory of the file, from 0")
-    parser.add_argument("--lost", action="store_true", help="one that was not won")
+    parser.add_argument("--lost", action="store_true", help="a trajectory without success")
     parser.add_argument("--uid", help="all trajectories of this group")
     parser.add_argument("--prompt", action="store_true", help="print the prompt too")
     parser.add_argument(
@@ -148,13 +150,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     if args.index is not None:
         rows = rows[args.index : args.index + 1]
     elif args.uid is None:
-        # Without one of the wished outcome, any is shown rather than none.
+        # If no trajectory has this outcome, show the first one.
         rows = [row for row in rows if bool(row.get("won")) is not args.lost][:1] or rows[:1]
     if not rows:
         raise SystemExit(f"{path} has no such trajectory")
     console = Console()
     if not console.is_terminal:
-        # Wide: in a pipe, rich would cut titles at 80 columns.
+        # In a pipe, rich would cut titles at 80 columns.
         console = Console(width=PIPE_WIDTH)
     for row in rows:
         show(EpisodeView(path.stem, row, row["steps"]), console, args.prompt, args.contexts)

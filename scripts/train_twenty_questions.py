@@ -1,13 +1,12 @@
-"""Teach a small policy to play twenty questions with TRL's GRPO, and say how often it wins before
-and after.
+"""Train a small policy on twenty questions with TRL's GRPO; print its success before and after.
 
     python scripts/train_twenty_questions.py                          # about 15 min on two cores
-    python scripts/train_twenty_questions.py --model DIR --steps 200  # a policy of your own
+    python scripts/train_twenty_questions.py --model DIR --steps 200  # an existing policy
 
-Without ``--model`` a policy of half a million parameters is made first: it imitates a scripted
-player that is careless and hasty, about the training words. Reinforcement learning plays about the
-same words; success is measured on them and on the held-out words, at temperature 1. The policies
-are written below ``--out`` in Hugging Face form.
+Without ``--model`` a policy of half a million parameters is trained first. It imitates an imperfect
+script on the training words. Reinforcement learning uses the same words. Success is measured on
+training and held-out words, at temperature 1. The policies are written to ``--out`` in Hugging Face
+format.
 """
 
 import argparse
@@ -34,13 +33,13 @@ from verl.utils.end_tokens import find_end_ids
 if TYPE_CHECKING:
     from torch.nn import Module
 
-WORDS = 48  # of the table: few enough to be learnt in minutes
+WORDS = 48  # words of the table: few enough to train in minutes
 TURN_TOKENS = 24
 GROUP = 8
 
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line; see ``--help``."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -51,7 +50,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
         "--out",
         type=Path,
         default=Path("data/models/twenty_questions"),
-        help="where the policies go",
+        help="directory of the policies",
     )
     parser.add_argument(
         "--words", type=int, default=WORDS, help="how many words of the table can be the secret one"
@@ -60,12 +59,12 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--episodes", type=int, default=6000, help="games that the new policy imitates"
     )
-    parser.add_argument("--epochs", type=int, default=3, help="passes over them")
+    parser.add_argument("--epochs", type=int, default=3, help="epochs of imitation")
     parser.add_argument(
         "--steps", type=int, default=320, help="optimizer steps of reinforcement learning"
     )
     parser.add_argument(
-        "--groups", type=int, default=16, help=f"words per generation, played {GROUP} times each"
+        "--groups", type=int, default=16, help=f"words per generation, with {GROUP} games each"
     )
     parser.add_argument("--updates", type=int, default=4, help="optimizer steps per generation")
     parser.add_argument(
@@ -77,19 +76,16 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
 
 
 def some_words(count: int) -> list[str]:
-    """``count`` words of the table, evenly over its order, so that all kinds of things are among
-    them.
+    """Select ``count`` words at even distances in the table.
+
+    The table is grouped by kind: its first words would all be animals.
     """
-    # Evenly over the table, whose kinds of things stand together: the first words would all be
-    # animals.
     words = list(knowledge().things)
     return sorted(words[int(index * len(words) / count)] for index in range(min(count, len(words))))
 
 
 def imitate(args: argparse.Namespace, words: list[str], directory: Path) -> Path:
-    """Make the policy ``directory / "imitation"`` from games about the training words; return its
-    directory.
-    """
+    """Train ``directory / "imitation"`` on games about the training words and return its path."""
     known = words_of("train", words)
     episodes = write_demonstrations(
         directory / "demonstrations.jsonl", args.episodes, known, args.turns, seed=args.seed
@@ -106,7 +102,7 @@ def imitate(args: argparse.Namespace, words: list[str], directory: Path) -> Path
         f"trainer.seed={args.seed}",
         "trainer.resume_mode=disable",
     ]
-    # A process of its own: Ray and its workers are gone before reinforcement learning begins.
+    # Run in a child process, so that Ray and its workers end before reinforcement learning.
     subprocess.run([sys.executable, "-m", "verl.trainer.main_sft", *settings], cwd=ROOT, check=True)
     return target
 
@@ -114,16 +110,14 @@ def imitate(args: argparse.Namespace, words: list[str], directory: Path) -> Path
 def success(
     model: "Module", env: TwentyQuestionsEnv, words: list[str], plays: int, seed: int
 ) -> tuple[float, float]:
-    """(share of won games, turns per game) over about ``plays`` games about ``words``, at
-    temperature 1.
-    """
+    """Return success rate and turns per game over about ``plays`` games, at temperature 1."""
     from agent_system.integrations.trl.policies import LivePolicy, TurnSampling
 
     tokenizer = env.tokenizer
     sampling = TurnSampling(TURN_TOKENS, stop=env.stop)
     ends = find_end_ids(tokenizer)
     policy = LivePolicy(lambda: nullcontext(model.eval()), tokenizer, ends, seed)
-    # Whole rounds over the words, so that each counts the same.
+    # Use each word equally often.
     rows = [{"solution": word} for word in words] * max(1, round(plays / len(words)))
     results = env.run_trial(rows, agent=DirectOutputAgent(policy, sampling, tokenizer))
     turns = sum(len(rewards) for trial in results["turn_rewards"] for rewards in trial)
@@ -133,7 +127,7 @@ def success(
 def measure(
     model: "Module", env: TwentyQuestionsEnv, args: argparse.Namespace, when: str
 ) -> dict[str, float]:
-    """Success on training and held-out words, printed."""
+    """Measure and print success and turns on training and held-out words."""
     found = {}
     for split, dataset in (
         ("train", env.get_train_dataset()),
@@ -152,7 +146,7 @@ def measure(
 
 
 def train(args: argparse.Namespace, path: str, env: TwentyQuestionsEnv) -> Any:
-    """The policy at ``path`` after ``args.steps`` optimizer steps of GRPO; its trainer."""
+    """Train the policy at ``path`` for ``args.steps`` optimizer steps; return the trainer."""
     from trl.trainer.grpo_config import GRPOConfig
 
     from agent_system.integrations.trl import GRPOEnvTrainer
@@ -166,7 +160,7 @@ def train(args: argparse.Namespace, path: str, env: TwentyQuestionsEnv) -> Any:
         per_device_train_batch_size=rows // args.updates,
         steps_per_generation=args.updates,
         num_generations=GROUP,
-        # Half of it for the replies between the turns.
+        # Twice the sampled tokens, to fit the replies between turns.
         max_completion_length=env.max_steps_per_episode * 2 * TURN_TOKENS,
         learning_rate=args.lr,
         lr_scheduler_type="constant",
@@ -184,7 +178,7 @@ def train(args: argparse.Namespace, path: str, env: TwentyQuestionsEnv) -> Any:
 
 
 def main(argv: list[str] | None = None) -> dict[str, dict[str, float]]:
-    """Make or load the policy, measure, train, measure, save."""
+    """Create or load the policy, then measure, train, measure again and save it."""
     args = parse(argv)
     began = time.perf_counter()
     words = some_words(args.words)

@@ -1,16 +1,15 @@
-"""Submit a run to a Ray cluster that is already up, follow its log, and stop it when this is
-stopped.
+"""Submit a run to a running Ray cluster, print its log, and stop it when this script is stopped.
 
     RAY_ADDRESS=http://head:8265 python scripts/cluster/ray_job.py NAME \\
         trainer.default_local_dir=/shared/run [key=value ...]
 
 NAME is one that --config-name takes; the run directory is an absolute path on storage that all
-nodes share. A run that fails is submitted again, three times, and goes on from its newest
+nodes share. A failed run is submitted again up to three times and resumes from its newest
 checkpoint (trainer.resume_mode=auto). The cluster's token is read from RAY_AUTH_TOKEN or
 ~/.ray/auth_token; RAY_AUTH_MODE=disabled for a cluster without one.
 
-The job gets the variables of ``PASSED`` that are set here. ``--env NAME`` passes a further one; the
-dashboard shows its value. The folder ``data`` is uploaded where an override names a path in it.
+The job gets the environment variables of ``PASSED_VARIABLES``. ``--env NAME`` passes another one,
+whose value the dashboard shows. The folder ``data`` is uploaded if an override names a path in it.
 """
 
 import argparse
@@ -45,16 +44,16 @@ PASSED = (
     "WANDB_PROJECT",
 )
 PAUSE_S = 5.0
-PATIENCE_S = 600.0  # with a cluster that does not answer
-WRONG_SETTINGS = 2  # exit status that another attempt would only repeat
+PATIENCE_S = 600.0  # for a cluster that does not answer
+WRONG_SETTINGS = 2  # exit status of invalid settings, which another attempt would repeat
 
 
 class Lost(RuntimeError):
-    """The cluster does not answer, and nobody knows what became of the job."""
+    """The cluster does not answer, so the state of the job is unknown."""
 
 
 def main(argv: Sequence[str]) -> int:
-    """The exit status of the last attempt."""
+    """Submit the job until it succeeds; return the exit status of the last attempt."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -89,7 +88,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def runtime_env_of(words: Sequence[str], names: Sequence[str]) -> dict[str, Any]:
-    """Return what the job gets from here: the code, and variables of ``PASSED`` and ``names``."""
+    """Return Ray's runtime environment: code, and variables of the fixed list and ``names``."""
     values = [word.partition("=")[2].lstrip("[\"'") for word in words]
     names_data = any(value.startswith(("data/", "./data/")) for value in values)
     variables = {name: os.environ[name] for name in (*PASSED, *names) if name in os.environ}
@@ -128,8 +127,9 @@ def connect(address: str) -> "JobSubmissionClient":
 
 
 def play(client: "JobSubmissionClient", command: str, runtime_env: dict[str, Any]) -> "JobDetails":
-    """Submit ``command`` and print its log until it has ended. A job that is not to be followed
-    to its end is stopped. Raises ``Lost``.
+    """Submit ``command``, print its log until it ends and return its details.
+
+    An interrupt stops the job. Raises ``ClusterUnreachable``.
     """
     job = client.submit_job(entrypoint=command, runtime_env=runtime_env)
     try:
@@ -140,12 +140,15 @@ def play(client: "JobSubmissionClient", command: str, runtime_env: dict[str, Any
 
 
 def follow(client: "JobSubmissionClient", job: str) -> "JobDetails":
-    """What became of ``job``. A cluster that does not answer is asked again for ``PATIENCE_S``."""
+    """Print the log of ``job`` until it ends and return its details.
+
+    Raises ``ClusterUnreachable`` after ``NO_ANSWER_TIMEOUT_S`` without an answer.
+    """
     shown = 0
     heard = time.monotonic()
     while True:
         try:
-            # In this order: nothing is written after the end.
+            # Read the state first: the log is complete once the state is terminal.
             details = client.get_job_info(job)
             log = client.get_job_logs(job)
         except (OSError, RuntimeError) as error:

@@ -65,7 +65,7 @@ fi
 export RAY_AUTH_MODE=token RAY_AUTH_TOKEN
 RAY_AUTH_TOKEN=$(head -c 32 /dev/urandom | od -An -tx1 | tr -d ' \n')
 
-# Ends what this job started and nothing else: by process id, driver first.
+# End only the processes of this job, by process id, driver first.
 cleanup() {
     trap - EXIT INT TERM USR1
     for pid in $driver "${pids[@]}"; do
@@ -83,7 +83,7 @@ requeue() { # why
     exit 0
 }
 
-# Another attempt, on nodes that Slurm picks anew, unless there were enough of them.
+# Start another attempt on newly allocated nodes, up to the limit of attempts.
 retry() { # exit status of what failed
     local failed=0
     if [ -f "$failures" ]; then
@@ -127,6 +127,6 @@ status=0
 wait "$driver" || status=$?
 case "$status" in
     0) rm -f "$failures" ;;
-    2) exit 2 ;; # settings that no other node mends
+    2) exit 2 ;; # invalid settings: another attempt would fail too
     *) retry "$status" ;;
 esac

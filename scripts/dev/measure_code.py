@@ -1,12 +1,11 @@
-"""Measure the code itself: size, air, types and cycles of imports, as one table.
+"""Measure the code: file and function sizes, line density, types and import cycles, as a table.
 
     python scripts/dev/measure_code.py
 
-Counted are the packages and ``scripts``, not the tests. A line of code is neither blank nor a
-comment nor part of a docstring; its characters are counted without indentation. A package is in a
-cycle when imports lead from it back to itself over other packages of the same depth. The
-composition root (``verl.trainer.launch`` and the entry points above it) is where the packages are
-joined, so it is shown as a package of its own.
+The tests are not counted. A line of code is no blank line, no comment and no part of a docstring.
+Its characters are counted without indentation. A package is in a cycle if imports lead from it back
+to itself over other packages of the same depth. The composition root (``verl.trainer.launch`` and
+the entry points above it) imports all packages, so it counts as a separate package.
 """
 
 import ast
@@ -27,7 +26,7 @@ FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 @dataclass
 class Tally:
-    """Counts over all files."""
+    """Counts and sizes, summed over all measured files."""
 
     file_lines: list[int] = field(default_factory=list)
     function_lines: list[int] = field(default_factory=list)
@@ -41,13 +40,13 @@ class Tally:
 
 
 def source_files() -> list[Path]:
-    """Python files of the packages and of ``scripts``."""
+    """Return the Python files of the packages, ``scripts`` and ``experiments``."""
     folders = (*PACKAGES, "scripts", "experiments")
     return sorted(path for folder in folders for path in (ROOT / folder).rglob("*.py"))
 
 
 def docstring_lines(tree: ast.Module) -> set[int]:
-    """Numbers of the lines that docstrings take."""
+    """Return the numbers of the lines that belong to docstrings."""
     found: set[int] = set()
     for node in ast.walk(tree):
         if not isinstance(node, (ast.Module, ast.ClassDef, *FUNCTIONS)) or not node.body:
@@ -82,7 +81,7 @@ def measure(path: Path, tally: Tally) -> None:
     tally.file_lines.append(len(lines))
     for number, line in enumerate(lines, 1):
         stripped = line.strip()
-        # By how a line begins: lines of a text that begin so count as well, which is rare.
+        # Lines of a string that begin with # count as comments too, which is rare.
         if stripped.startswith("#"):
             tally.comments += 1
         elif stripped and number not in documentation:
@@ -93,27 +92,29 @@ def measure(path: Path, tally: Tally) -> None:
             tally.function_lines.append((node.end_lineno or node.lineno) - node.lineno + 1)
             tally.nesting = max(tally.nesting, depth_of(node))
         elif isinstance(node, ast.Assign):
-            # A target and a value that are both tuples: several statements in one. Unpacking what a
-            # call returns has no tuple on the right, and is not counted.
+            # Target and value are tuples: several statements in one line. Unpacking the result of a
+            # call is not counted.
             both = isinstance(node.targets[0], ast.Tuple) and isinstance(node.value, ast.Tuple)
             tally.tuple_assignments += both
         elif isinstance(node, ast.arg) and node.annotation is not None:
             tally.parameters += 1
-            # Exactly ``Any``: ``dict[str, Any]`` and ``Any | None`` say something, and are not
-            # counted.
+            # Count ``Any`` alone, not ``dict[str, Any]`` or ``Any | None``.
             is_any = isinstance(node.annotation, ast.Name) and node.annotation.id == "Any"
             tally.parameters_any += is_any
 
 
 def room(module: str, depth: int) -> str:
-    """The package of ``module`` at ``depth``; the composition root stands for itself."""
+    """Return the package of ``module`` at ``depth``, or the composition root.
+
+    ``verl.utils.files`` at depth 2 gives ``verl.utils``.
+    """
     if module.startswith(COMPOSITION_ROOT):
         return "(composition root)"
     return ".".join(module.split(".")[:depth])
 
 
 def packages_in_a_cycle(graph: grimp.ImportGraph, depth: int) -> tuple[list[str], int]:
-    """Packages of ``depth`` that import each other in a circle, and how many packages there are."""
+    """Return the packages of ``depth`` in import cycles, and the number of all packages."""
     imports: dict[str, set[str]] = {}
     for module in graph.modules:
         own = room(module, depth)
@@ -128,7 +129,7 @@ def packages_in_a_cycle(graph: grimp.ImportGraph, depth: int) -> tuple[list[str]
 
 
 def reachable(imports: dict[str, set[str]], start: str) -> set[str]:
-    """Everything that imports lead to from ``start``, over any number of steps."""
+    """Return all packages that ``start`` imports, directly or indirectly."""
     seen: set[str] = set()
     waiting = list(imports[start])
     while waiting:
@@ -141,7 +142,7 @@ def reachable(imports: dict[str, set[str]], start: str) -> set[str]:
 
 
 def rows(tally: Tally) -> Iterator[tuple[str, str]]:
-    """The table, a label and a value per line."""
+    """Yield the lines of the table as (label, value)."""
     functions = sorted(tally.function_lines)
     lines = sum(tally.file_lines)
     yield "files / lines", f"{len(tally.file_lines)} / {lines:,}"
@@ -161,7 +162,7 @@ def rows(tally: Tally) -> Iterator[tuple[str, str]]:
 
 
 def main() -> int:
-    """Print the table."""
+    """Measure all files and print the table."""
     tally = Tally()
     for path in source_files():
         measure(path, tally)

@@ -26,7 +26,7 @@ GRADED = "graded trajectories (`val/graded`)"
 PLAYED = "graded trajectories (`episode/graded`)"
 GRADED_WITH_IT = "graded trajectories that have it"
 TOKENS = "sampled tokens"
-CREDITED = "tokens with thinking credit"
+CREDITED = "tokens with a thinking advantage"
 OPTIMIZER = "`actor/optimizer_steps`"
 STEP = "step"
 EVERY = "all trajectories (`rollout/trajectories`)"
@@ -51,13 +51,13 @@ SPECS: tuple[MetricSpec, ...] = (
         ("rlvcr/parse_fail_*", "turns that failed so / turns", PLAYED),
         ("rlvcr/executed_dropped", "alternatives without a value / alternatives", "executed"),
         ("rlvcr/dropped_*", "alternatives dropped for the reason / alternatives", "sampled ones"),
-        ("rlvcr/credited_token_share", "tokens with thinking credit / tokens", TOKENS),
+        ("rlvcr/credited_token_share", "tokens with a thinking advantage / tokens", TOKENS),
         (
             "rlvcr/sign_flip_share",
-            "tokens whose sign thinking turned / tokens",
-            "tokens with thinking credit and a trajectory advantage other than 0",
+            "tokens whose sign it changed / tokens",
+            "tokens with a thinking advantage and a trajectory advantage other than 0",
         ),
-        ("rlvcr/thinking_share", "size of thinking credit / sizes of both parts", CREDITED),
+        ("rlvcr/thinking_share", "size of thinking advantages / sizes of both parts", CREDITED),
         ("actor/pg_clipfrac", "tokens clipped by the ratio / tokens", TOKENS),
         ("actor/pg_clipfrac_lower", "tokens clipped by `clip_ratio_c` / tokens", TOKENS),
         ("critic/vf_clipfrac", "tokens whose value was clipped / tokens", TOKENS),
@@ -84,16 +84,16 @@ SPECS: tuple[MetricSpec, ...] = (
         ("reward/*", "mean, max, min of a named reward", "its `graded`"),
         ("episode/reward*", "mean, max, min return", PLAYED),
         ("critic/score/*", "mean, max, min of the rows' scores", "rows"),
-        ("critic/rewards/*", "scores less the KL penalty", "rows"),
+        ("critic/rewards/*", "scores minus the KL penalty", "rows"),
         ("critic/advantages/*", "mean, max, min", "sampled tokens"),
         ("critic/returns/*", "mean, max, min", "sampled tokens"),
         ("critic/values/*", "mean, max, min", "sampled tokens"),
-        ("audit/levels/*", "mean return less that of all levels", "audited points"),
+        ("audit/levels/*", "mean return minus that of all levels", "audited points"),
     ),
     *_specs(
         "count",
-        ("val/tasks*", "tasks; of them those with K graded samples", "the panel"),
-        ("val/trajectories", "trajectories", "the panel"),
+        ("val/tasks*", "tasks; of them those with K graded samples", "the validation set"),
+        ("val/trajectories", "trajectories", "the validation set"),
         ("*/graded", "items that have a grade", "-"),
         ("val/aborted", "trajectories that failed", "`val/trajectories`"),
         ("*/failed", "trajectories or scores that failed", "-"),
@@ -109,9 +109,9 @@ SPECS: tuple[MetricSpec, ...] = (
         ("audit/points*", "audited points; those that failed", "-"),
         ("audit/plays", "trajectories per level and point", "-"),
         ("training/global_step", "training steps so far", "-"),
-        ("training/epoch", "passes over the training tasks so far", "-"),
+        ("training/epoch", "epochs of the training tasks so far", "-"),
         ("actor/optimizer_steps", "optimizer steps of the update, skipped ones included", "-"),
-        ("actor/skipped_steps", "steps left out for a gradient that is not finite", OPTIMIZER),
+        ("actor/skipped_steps", "steps skipped for a gradient that is not finite", OPTIMIZER),
         ("actor/zero_steps", "steps whose rows have no advantage and no other loss", OPTIMIZER),
         ("rlvcr/expanded_steps", "turns with alternative thoughts", "-"),
         ("rlvcr/executed_steps", "turns with an executed alternative", "-"),
@@ -180,7 +180,7 @@ SPECS: tuple[MetricSpec, ...] = (
         ("rollout_corr/k3_kl", "mean of r - 1 - log r, r = p of trainer / p of engine", TOKENS),
         ("rollout_corr/ppl_ratio", "perplexity of trainer / of engine, mean", "sequences"),
         ("rollout_corr/rollout_is_*", "weight of the correction: mean, min, max", TOKENS),
-        ("val/*_difference*", "value less that of the other rule", "tasks graded on both sides"),
+        ("val/*_difference*", "value minus that of the other rule", "tasks graded on both sides"),
         ("val/levels_in/*/needed_level", "mean required level", "its `steps`"),
         ("rlvcr/score_logprob", "log-prob of the action under its thought", "scored turns"),
         ("rlvcr/score_entropy", "entropy of the action under its thought", "scored turns"),

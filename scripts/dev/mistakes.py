@@ -33,13 +33,13 @@ class Mistake:
 
 MISTAKES = (
     Mistake(
-        "prompts of files, where an environment would be played instead",
+        "prompts of files, in a run that would use an environment",
         (POLICY, "env.env_name=alfworld", "data.train_files=gsm8k/train.parquet"),
         "data.train_files=['gsm8k/train.parquet']",
-        "or leave env.env_name out",
+        "or do not set env.env_name",
     ),
     Mistake(
-        "questions of one's own where the environment reads another key",
+        "user-provided questions, in a key that the environment does not read",
         (POLICY, "env.env_name=search", "data.train_files=nq/train.jsonl"),
         "data.train_files=['nq/train.jsonl']",
         "env.search.train_questions=nq/train.jsonl",
@@ -64,9 +64,9 @@ MISTAKES = (
     ),
     Mistake(
         "a file that is no YAML",
-        ("--config-path", SCRATCH, "--config-name", "broken"),
-        "config 'broken'",
-        "mend that line",
+        ("--config-path", SCRATCH, "--config-name", "invalid"),
+        "config 'invalid'",
+        "correct that line",
     ),
     Mistake(
         "a mistyped directory of a config that makes its own policy",
@@ -131,7 +131,7 @@ MISTAKES = (
         "global_step_",
     ),
     Mistake(
-        "a tracker that nobody knows",
+        "an unknown tracker",
         (*LINE, "trainer.logger=[console,wnadb]"),
         "trainer.logger=['console', 'wnadb']",
         "wandb",
@@ -155,7 +155,7 @@ MISTAKES = (
         "env.sokoban.mode=text",
     ),
     Mistake(
-        "an image mode that nobody knows",
+        "an unknown image mode",
         (POLICY, "env.env_name=Sokoban", "env.sokoban.mode=vision"),
         "env.sokoban.mode='vision'",
         "env.sokoban.mode='text'",
@@ -185,7 +185,7 @@ MISTAKES = (
         "algorithm.rlvcr",
     ),
     Mistake(
-        "a key and an estimator with a slip of the finger",
+        "a mistyped key and a mistyped estimator",
         (*LINE, "trainer.total_epoch=3", "algorithm.adv_estimator=gpro"),
         "trainer.total_epoch=3",
         "trainer.total_epochs",
@@ -194,8 +194,8 @@ MISTAKES = (
 
 
 def prepare(scratch: Path) -> None:
-    """Write the files that the mistakes name: a tiny policy, one without template, and the rest."""
-    # By call: these load torch, which the table itself does not need.
+    """Write the files that the mistakes name: a tiny policy, one without template, and others."""
+    # Import here: these load torch, which the table itself does not need.
     from rlvcr.levels import TAGS
     from verl.models.new_policy import build_policy
 
@@ -205,13 +205,13 @@ def prepare(scratch: Path) -> None:
     (untemplated / "chat_template.jinja").unlink()
     _make_judge(scratch / "judge", policy)
     (scratch / "empty").mkdir()
-    (scratch / "broken.yaml").write_text("trainer: {seed: 1\nenv: [\n")
+    (scratch / "invalid.yaml").write_text("trainer: {seed: 1\nenv: [\n")
     (scratch / "reward.py").write_text("def compute_score(answer):\n    return 1.0\n")
     assert (policy / "config.json").is_file()
 
 
 def _make_judge(directory: Path, policy: Path) -> None:
-    """A classifier of two labels with the tokenizer of ``policy``."""
+    """Write a classifier of two labels with the tokenizer of ``policy``."""
     from transformers import AutoTokenizer, Qwen2Config, Qwen2ForSequenceClassification
 
     config = Qwen2Config(
@@ -227,7 +227,7 @@ def _make_judge(directory: Path, policy: Path) -> None:
 
 
 def said(mistake: Mistake, scratch: Path) -> tuple[int | None, str]:
-    """Exit status and message of the command; None where it would have started."""
+    """Return exit status and message of the command; None as status if it would have started."""
     started: list[object] = []
     words = [word.replace(SCRATCH, str(scratch)) for word in mistake.words]
     out = io.StringIO()
@@ -253,11 +253,11 @@ def _instead_of_training(started: list[object]) -> Iterator[None]:
 
 
 def table(scratch: Path) -> Iterator[str]:
-    """The lines of the Markdown page."""
+    """Yield the lines of the Markdown page."""
     yield "# What 25 mistaken commands print"
     yield ""
     yield "Printed by `python scripts/dev/mistakes.py`; every command ends with exit status 2"
-    yield "before anything is started. `SCRATCH` is a directory with a tiny policy and broken"
+    yield "before anything is started. `SCRATCH` is a directory with a tiny policy and invalid"
     yield "files."
     for number, mistake in enumerate(MISTAKES, start=1):
         status, text = said(mistake, scratch)

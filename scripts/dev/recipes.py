@@ -1,9 +1,9 @@
-"""What the recipes for GPUs need and how long an iteration of each should take, by arithmetic.
+"""Estimate the GPU memory and the time of a training step for each recipe, by arithmetic.
 
     python scripts/dev/recipes.py            the tables of docs/cluster.md, in Markdown
 
-Nothing here was measured: a table of published models and devices, formulas, and a list of
-assumptions that is printed with them. Use it to see which part of an iteration is the long one.
+Nothing here is measured. The estimates use published shapes of models and devices, formulas, and
+the assumptions in ``Assumed``. Use them to see which part of a step takes longest.
 """
 
 import sys
@@ -28,7 +28,7 @@ from verl.trainer.launch.extensions import load_config
 
 GIGA = 1e9
 BF16_BYTES = 2
-OTHER_LEVELS = 3  # whose thoughts are sampled and scored beside the chosen one's
+OTHER_LEVELS = 3  # levels with alternative thoughts, which are sampled and scored
 FLOAT32_BYTES = 4
 
 
@@ -46,12 +46,12 @@ class Model:
 
     @property
     def kv_width(self) -> int:
-        """Numbers of a token's keys in one layer."""
+        """Elements of a token's keys in one layer."""
         return self.kv_heads * self.hidden // self.heads
 
     @property
     def parameters(self) -> int:
-        """Weights and biases (of queries, keys and values)."""
+        """Number of weights and biases (biases of queries, keys and values)."""
         attention = 2 * self.hidden**2 + 2 * self.hidden * self.kv_width
         biases = self.hidden + 2 * self.kv_width
         layer = attention + biases + 3 * self.hidden * self.intermediate + 2 * self.hidden
@@ -59,12 +59,12 @@ class Model:
 
     @property
     def embeddings(self) -> int:
-        """Weights of one table of all tokens."""
+        """Number of weights of one embedding table."""
         return self.vocab * self.hidden
 
     @property
     def cache_bytes(self) -> int:
-        """Keys and values of one token."""
+        """Bytes of the keys and values of one token in all layers."""
         return 2 * self.layers * self.kv_width * BF16_BYTES
 
 
@@ -80,17 +80,17 @@ class Device:
 
 @dataclass(frozen=True)
 class Assumed:
-    """What no configuration says."""
+    """Assumptions about episodes and hardware that no configuration contains."""
 
-    steps: float = 0.5  # of env.max_steps, in the mean play
-    turn: int = 60  # sampled tokens of a step
-    thought: int = 40  # of these
-    observation: int = 60  # tokens that the environment adds per step
-    prompt: int = 500  # tokens before the first step
-    compute: float = 0.4  # share of the device's operations that training and scoring reach
-    bandwidth: float = 0.6  # share of its bandwidth that decoding reaches
-    engine_step_s: float = 0.005  # of an engine beside reading, per token of a batch
-    env_step_s: float = 0.05  # an environment, in a batch of others
+    steps: float = 0.5  # mean turns of an episode / env.max_steps
+    turn: int = 60  # sampled tokens of a turn
+    thought: int = 40  # tokens of these that belong to the thought
+    observation: int = 60  # tokens that the environment adds per turn
+    prompt: int = 500  # tokens before the first turn
+    compute: float = 0.4  # share of the device's peak FLOPs in training and scoring
+    bandwidth: float = 0.6  # share of the device's peak bandwidth in decoding
+    engine_step_s: float = 0.005  # overhead of an engine step, apart from reading memory
+    env_step_s: float = 0.05  # time of a turn of an environment
     store: float = 4.0  # GB/s of weights through host memory
     link: float = 25.0  # GB/s at which a rank gathers weights from the others
 
@@ -111,7 +111,7 @@ RECIPES = {
     "alfworld_qwen2.5_7b_2nodes": H100,
     "alfworld_qwen2.5_7b_2nodes_apart": H100,
 }
-# Those of a line cost the same.
+# Estimators of one tuple have the same cost.
 ESTIMATORS = (("grpo", "gigpo"), ("copo", "rlvcr"))
 PLAYED = ("rollout", "alternatives")
 TRAINED = ("score", "reference", "update")
@@ -119,7 +119,7 @@ PARTS = (*PLAYED, *TRAINED, "weight sync")
 
 
 def facts_of(cfg: PPOConfig, device: Device) -> Facts:
-    """What the plan would find on a machine with ``device`` and the model of ``cfg``."""
+    """Return the facts of a machine with ``device`` and the model of ``cfg`` for the plan."""
     model = MODELS[str(cfg.actor_rollout_ref.model.path)]
     return Facts(
         cores=64,
@@ -136,7 +136,7 @@ def facts_of(cfg: PPOConfig, device: Device) -> Facts:
 
 
 def seconds(cfg: PPOConfig, device: Device, assumed: Assumed) -> dict[str, float]:
-    """Seconds of each of ``PARTS`` in one iteration."""
+    """Estimate the seconds of each of ``PARTS`` in one training step."""
     model = MODELS[str(cfg.actor_rollout_ref.model.path)]
     rollout = cfg.actor_rollout_ref.rollout
     ranks = cfg.trainer.n_gpus_per_node * cfg.trainer.nnodes
@@ -148,14 +148,14 @@ def seconds(cfg: PPOConfig, device: Device, assumed: Assumed) -> dict[str, float
     branches = contexts * plays * steps * assumed.turn
 
     def decode(sequences: float, tokens: float) -> float:
-        """An engine that samples ``tokens`` for each of ``sequences``, as many at once as fit."""
+        """Seconds of an engine that samples ``tokens`` for each of ``sequences``, in batches."""
         at_once = min(sequences, rollout.max_num_seqs)
         read = model.parameters * BF16_BYTES + at_once * row / 2 * model.cache_bytes
         step = read / (device.gigabytes_per_s * GIGA * assumed.bandwidth) + assumed.engine_step_s
         return sequences / at_once * tokens * step
 
     def compute(passes: int, tokens: float) -> float:
-        """``passes`` times the operations of one forward pass over ``tokens``, on all ranks."""
+        """Seconds of ``passes`` forward passes on ``tokens``, distributed among all ranks."""
         each = device.teraflops * 1e12 * assumed.compute * ranks
         return passes * 2 * model.parameters * tokens / each
 
@@ -176,8 +176,10 @@ def seconds(cfg: PPOConfig, device: Device, assumed: Assumed) -> dict[str, float
 
 
 def iteration(cfg: PPOConfig, parts: dict[str, float]) -> float:
-    """Seconds of an iteration. Engines with GPUs of their own play while the others train, where
-    plays overlap; branches are scored after both, because credit for thinking belongs to the plays.
+    """Estimate the seconds of a training step.
+
+    With ``trainer.rollout_overlap=one_step`` and separate GPUs for engines, rollout and training
+    run at the same time. Alternatives are scored after both.
     """
     played = sum(parts[part] for part in PLAYED)
     trained = sum(parts[part] for part in TRAINED)
@@ -188,11 +190,11 @@ def iteration(cfg: PPOConfig, parts: dict[str, float]) -> float:
 
 
 def hand_over(cfg: PPOConfig, device: Device, assumed: Assumed) -> float:
-    """Seconds until the engines have new weights, which are gathered in float32."""
+    """Estimate the seconds of a weight sync. Weights are gathered in float32."""
     parameters = MODELS[str(cfg.actor_rollout_ref.model.path)].parameters
     gathered = parameters * FLOAT32_BYTES
     if weight_transfer(cfg, "cuda") == "store":
-        # Then, in the engines' precision, into the store and out of it.
+        # Write to the store and read from it in the engines' precision.
         return (gathered + parameters * 2 * BF16_BYTES) / (assumed.store * GIGA)
     others = cfg.trainer.n_gpus_per_node * cfg.trainer.nnodes > 1
     sent = others * gathered + have_own_gpus(cfg, "cuda") * parameters * BF16_BYTES
@@ -203,7 +205,7 @@ def hand_over(cfg: PPOConfig, device: Device, assumed: Assumed) -> float:
 
 
 def tables() -> Iterator[str]:
-    """The lines of both tables."""
+    """Yield the lines of the tables of memory and time, in Markdown."""
     yield "| config | devices | needed on a GPU, an update | fits |"
     yield "|---|---|---|---|"
     for name, device in RECIPES.items():

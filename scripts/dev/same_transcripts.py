@@ -1,10 +1,10 @@
-"""Does every environment repeat itself? The same task, seed and actions, in two processes.
+"""Check that environments are deterministic: same task, seed and actions in two processes.
 
     python scripts/dev/same_transcripts.py [NAME ...] [--steps 12] [--seed 0]
 
-Plays each name (without names: all that are registered, variants included) in two processes whose
-hash seeds differ, one name at a time, and prints those whose transcripts differ or that do not
-play, with the reason. Exits with 1 where there is one.
+Runs an episode of each name in two processes with different hash seeds. Without names: all
+registered environments and their variants. Prints the names whose transcripts differ or whose
+episode failed, with the reason. Exits with 1 if there is one.
 """
 
 import argparse
@@ -22,31 +22,30 @@ from agent_system.environments.env_registry import REGISTRY, playable_names
 from agent_system.environments.replay import episode
 from verl.utils.limits import time_limit
 
-# Code, files and servers of one's own are needed for the first three; webshop is another name of
-# shop.
+# The first three need user-provided code, files or servers; webshop is an alias of shop.
 LEFT_OUT = ("agent", "dataset", "openenv", "webshop")
 LIMIT_S = 120  # for a name
 
 
 def all_names() -> list[str]:
-    """Every name that can be played, package by package."""
+    """Return every name that runs without further settings, ordered by package."""
     packages = [name for name in sorted(REGISTRY) if name not in LEFT_OUT]
     return [name for package in packages for name in playable_names(package)]
 
 
 def play_here(names: Sequence[str], seed: int, steps: int) -> Iterator[dict[str, str]]:
-    """Play each name in this process: its digest, or why there is none."""
+    """Run an episode of each name in this process. Yield its digest or its error."""
     for name in names:
         try:
             with time_limit(LIMIT_S, name):
                 played = episode(name, seed, steps)
             yield {"name": name, "digest": played.digest, "steps": str(played.steps)}
-        except Exception as error:  # the environment boundary: what breaks is what is looked for
+        except Exception as error:  # environment boundary: any failure is reported
             yield {"name": name, "error": f"{type(error).__name__}: {error}"[:300]}
 
 
 def play_there(names: Sequence[str], seed: int, steps: int, hash_seed: int) -> dict[str, str]:
-    """Play the names in a process of their own: digest or error by name."""
+    """Run the names in a child process. Return the digest or error by name."""
     command = [sys.executable, __file__, "--child", f"--seed={seed}", f"--steps={steps}"]
     found: dict[str, str] = {}
     with subprocess.Popen(
@@ -56,7 +55,7 @@ def play_there(names: Sequence[str], seed: int, steps: int, hash_seed: int) -> d
         text=True,
     ) as child:
         for line in child.stdout or ():
-            # Some libraries print.
+            # Skip the output of libraries.
             if not line.startswith("{"):
                 continue
             played = json.loads(line)
@@ -66,7 +65,7 @@ def play_there(names: Sequence[str], seed: int, steps: int, hash_seed: int) -> d
 
 
 def main() -> int:
-    """Compare, and say what differs."""
+    """Run every name in two processes and print the names that differ."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

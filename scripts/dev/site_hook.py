@@ -27,9 +27,9 @@ LINK = re.compile(r"\]\((?!https?:|#)([^)\s#]+)(#[^)\s]*)?\)")
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the pages of ``OUTSIDE``."""
+    """Add the pages of ``OUTSIDE`` to the site."""
     for name in OUTSIDE:
-        # Included explicitly: by default mkdocs leaves out paths that begin with a dot.
+        # Include the pages explicitly: by default mkdocs skips paths that begin with a dot.
         included = InclusionLevel.INCLUDED
         page = File.generated(config, name, abs_src_path=str(ROOT / name), inclusion=included)
         page.dest_uri = f"repository/{Path(name).with_suffix('').as_posix().lower()}/index.html"

@@ -78,13 +78,13 @@ def play_fake(monkeypatch, code="pass"):
 def test_what_is_finished_is_not_run_again(plan, monkeypatch, capsys):
     play_fake(monkeypatch)
     assert sweep.main([str(plan), "--arms", "grpo", "--workers", "2"]) == 0
-    assert "0 runs are there, 2 to go" in capsys.readouterr().out
+    assert "0 runs are finished, 2 remain" in capsys.readouterr().out
     kept = json.loads((plan.parent / "small" / "grpo_s1.json").read_text())
     assert (kept["arm"], kept["seed"]) == ("grpo", 1)
     assert len(kept["metrics"]["val/success_rate"]) == 2
     assert len(kept["metrics"]["episode/success_rate"]) > 2
     assert sweep.main([str(plan)]) == 0
-    assert "2 runs are there, 1 to go" in capsys.readouterr().out
+    assert "2 runs are finished, 1 remain" in capsys.readouterr().out
 
 
 def test_a_run_that_fails_keeps_no_result_and_stops_no_other(plan, monkeypatch, capsys):

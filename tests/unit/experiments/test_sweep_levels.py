@@ -112,7 +112,7 @@ def test_runs_without_a_result_are_named(plan):
 
 def test_the_table_by_hand(plan, capsys):
     lines = report({"grpo_s7": LEVELS}).splitlines()
-    assert lines[0].startswith("| run | right, need 1 | right, need 2 |")
+    assert lines[0].startswith("| run | right, required 1 | right, required 2 |")
     assert lines[2] == (
         "| grpo_s7 | 75 100 95 100 | 0 100 100 100 | 10 10 100 100 | 10 10 10 99 "
         "| 8.0 10.0 12.0 15.0 | 50% | 90% | 1.30 |"

@@ -141,7 +141,8 @@ def test_the_command_line_chooses_files_and_trajectories(run_dir, capsys, tmp_pa
         main([str(word) for word in words])
         return capsys.readouterr().out
 
-    assert shown(run_dir).startswith("won ") and shown(run_dir, "--lost").startswith("not won ")
+    assert shown(run_dir).startswith("success ")
+    assert shown(run_dir, "--lost").startswith("no success ")
     assert shown(run_dir, "--step", 1) != shown(run_dir)
     group = shown(run_dir, "--uid", "train-6-0-0")
     assert group.count("train-6-0-0-") == 8

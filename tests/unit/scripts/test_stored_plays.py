@@ -56,7 +56,7 @@ def test_plays_of_a_run_are_the_same_again_slipping_included(tmp_path, history, 
     lines = stored(tmp_path, "frozen_lake", history, **SLIPPERY)
     assert reverify.main([str(tmp_path)]) == 0
     count = len({line["traj_uid"] for line in lines})
-    assert capsys.readouterr().out == f"{count} plays, 0 differ\n"
+    assert capsys.readouterr().out == f"{count} trajectories, 0 differ\n"
 
 
 def test_validation_plays_have_the_seeds_of_the_panel():
@@ -77,8 +77,8 @@ def test_what_was_changed_is_named_and_broken_plays_are_left_out(run, tmp_path, 
     write(path, lines, "2")
     assert reverify.main([str(path), "--file", "2"]) == 1
     said = capsys.readouterr().out
-    assert "step 0 earned 0.5, now 0" in said and "shows something else" in said
-    assert "2 plays, 2 differ" in said
+    assert "reward of turn 0 was 0.5, now 0" in said and "observation of turn" in said
+    assert "2 trajectories, 2 differ" in said
     unknown = [{**lines[0], "task_id": "frozen_lake/none"}]
     write(path, unknown, "3")
     assert reverify.main([str(path), "--file", "3.jsonl"]) == 1
@@ -91,8 +91,8 @@ def test_a_return_or_an_outcome_that_was_changed_is_found(run, capsys):
     write(path, [{**won, "won": not won["won"]}, {**won, "traj_uid": "b", "return": 7.0}], "4")
     assert reverify.main([str(path), "--file", "4"]) == 1
     said = capsys.readouterr().out
-    assert "and is not now" in said or "it was lost" in said
-    assert "the return was 7, and is" in said
+    assert "success was" in said
+    assert "return was 7, now" in said
 
 
 @pytest.mark.parametrize("script", [reverify, export_plays])
