@@ -196,7 +196,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--lr", type=float, default=1e-4)
     args = parser.parse_args(argv)
     draw = torch.Generator().manual_seed(0)
-    # Lengths are uniform between a prompt with two turns and about twice the mean.
+    # Lengths are uniform from 96 tokens upwards, with a mean of ``args.mean`` tokens.
     drawn = PROMPT + 2 * TURN + torch.rand(args.rows, generator=draw) * 2 * (args.mean - 96)
     print(HEADER)
     for name, lengths in (
