@@ -126,7 +126,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="Efficiency of an update, by simulation.")
     parser.add_argument("--seed", type=int, default=0)
     seed = parser.parse_args(argv).seed
-    print("| ranks | plays | history | optimizer steps | before | now | at best |")
+    print("| ranks | trajectories | history | optimizer steps | before | now | at best |")
     print("|---|---|---|---|---|---|---|")
     for case in CASES:
         history = "window" if case.window else "append"

@@ -47,7 +47,7 @@ class Mutant:
 
 
 def mutants_of(path: Path, root: Path) -> list[Mutant]:
-    """Return every mutant of the module at ``path`` whose compiled code differs, without repeats."""
+    """Return every mutant of the module at ``path`` whose compiled code differs, each once."""
     source = path.read_text()
     module = path.relative_to(root).as_posix()
     original = compile(source, str(path), "exec")
@@ -250,7 +250,7 @@ def _statement(node: cst.CSTNode, parents) -> cst.CSTNode:
 
 
 def _last_line(node: cst.CSTNode, statement: cst.CSTNode, positions, parents) -> int:
-    """Return the last line of a simple statement, or of the part of a compound one with ``node``."""
+    """Return the last line of a simple statement, or of a compound one's part with ``node``."""
     if not isinstance(statement, cst.BaseCompoundStatement) or node is statement:
         return positions[statement].end.line
     while parents[node] is not statement:

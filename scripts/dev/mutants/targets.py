@@ -77,8 +77,8 @@ TARGETS = (
     ),
     Target(
         "seams",
-        # rlvcr/report_sections.py is not mutated: it holds labels and colours. A test that repeats a
-        # label tests nothing.
+        # rlvcr/report_sections.py is not mutated: it holds labels and colours. A test that repeats
+        # a label tests nothing.
         ("rlvcr/records.py", "rlvcr/settings.py"),
         (
             "tests/unit/rlvcr/test_records.py",
@@ -116,8 +116,8 @@ TARGETS = (
             "agent_system/multi_turn_rollout/packing.py",
             "agent_system/multi_turn_rollout/collector_worker.py",
         ),
-        # test_branches, test_audit_plays and tests/golden are not used: they generate whole batches,
-        # and the other tests find the same mutants sooner.
+        # test_branches, test_audit_plays and tests/golden are not used: they generate whole
+        # batches, and the other tests find the same mutants sooner.
         (
             "tests/unit/agent_system/multi_turn_rollout/test_carry.py",
             "tests/unit/agent_system/multi_turn_rollout/test_collector.py",

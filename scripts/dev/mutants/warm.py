@@ -261,7 +261,7 @@ def _read_changed(mutant: Mutant) -> None:
 
 
 def prepare() -> None:
-    """Import the libraries of the children, and make the examples of property tests deterministic."""
+    """Import the libraries of the children, and make examples of property tests deterministic."""
     for name in LIBRARIES:
         importlib.import_module(name)
     import hypothesis
