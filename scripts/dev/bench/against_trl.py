@@ -315,7 +315,7 @@ def in_its_own_process(single: bool, policy: Path, line: Sequence[str], steps: i
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Command line."""
+    """Run the bench for the command line, and print a Markdown table."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -2,8 +2,8 @@
 
     python -m scripts.dev.bench.balance
 
-Nothing is trained. Row lengths are drawn as in ALFWorld: the members of a group share the
-difficulty of their task, and a trajectory without success has the maximum number of turns.
+Nothing is trained. Row lengths are drawn as in ALFWorld. The members of a group share the
+difficulty of their task. A trajectory without success has the maximum number of turns.
 Efficiency is the mean load of a rank divided by the load of the busiest rank, in tokens, over all
 optimizer steps of a step. Loads of 80 and 100 tokens on two ranks give 90 / 100 = 0.9.
 

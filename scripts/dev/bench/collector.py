@@ -90,7 +90,7 @@ class LockStepSource:
                 future.set_result(result)
 
     async def close(self) -> None:
-        """Close the wrapped engine client."""
+        """Close the engine client that this client wraps."""
         await self._client.close()
 
 
@@ -134,8 +134,8 @@ def tokens(trajectories: Sequence[Trajectory]) -> list[list[list[int]]]:
 async def measure(work: Workload, slots: int, rounds: int) -> dict[str, Any]:
     """Run both collectors for ``rounds`` rounds after a warm-up round.
 
-    Return the seconds of each round, the trajectories of the last round, and the number of
-    trajectories of all rounds that are the same in both.
+    Return the seconds of each round and the trajectories of the last round. Also return the number
+    of trajectories, over all rounds, that are the same in both.
     """
     collectors = {
         "asynchronous": work.collector(name="async"),
@@ -164,7 +164,7 @@ async def measure(work: Workload, slots: int, rounds: int) -> dict[str, Any]:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Command line."""
+    """Run the bench for the command line, and print its results."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -212,7 +212,7 @@ class Words:
     """Tokenizer that decodes every token to one word."""
 
     def decode(self, token_ids: list[int], /) -> str:
-        """Return one word per token."""
+        """Return a text with one word per token."""
         return " word" * len(token_ids)
 
 

@@ -12,7 +12,7 @@ collector, and compares them with the packed rows:
 * sampled: every turn of a row equals the engine's result for exactly the tokens before it;
 * loss: the mask is 1 on those tokens and on no other;
 * separators: the text of the chat template between two turns is complete and occurs once;
-* log-probs: the trainer's forward pass over the rows gives the rollout log-probs.
+* log-probs: the trainer's forward pass gives the rollout log-probs.
 
 It also prints how many turns change when their text is encoded again, and how many tokens per
 episode the trainer gets.
@@ -59,7 +59,7 @@ class Witness:
         return result
 
     async def close(self) -> None:
-        """Close the wrapped engine client."""
+        """Close the engine client that this client wraps."""
         await self._client.close()
 
 
@@ -190,7 +190,7 @@ def check_logprobs(data: DataProto, path: str, dtype: str) -> tuple[float, float
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Command line."""
+    """Run the bench for the command line, and print its results."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

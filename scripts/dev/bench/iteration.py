@@ -152,7 +152,7 @@ def table(measured: dict[str, list[dict]]) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Command line."""
+    """Run the bench for the command line, and print a Markdown table."""
     parser = argparse.ArgumentParser(description="Compare an RLVCR step with a GRPO step.")
     parser.add_argument("--config-name", default="quickstart")
     parser.add_argument(

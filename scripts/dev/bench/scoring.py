@@ -268,7 +268,7 @@ def table_row(
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Command line."""
+    """Run the bench for the command line, and print a Markdown table."""
     parser = argparse.ArgumentParser(description="Prefix-shared scoring against naive scoring.")
     parser.add_argument(
         "--model", help="policy directory; default: random weights in the quickstart's size"

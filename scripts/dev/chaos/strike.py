@@ -47,8 +47,8 @@ STRUCK = FOLDER / "struck"
 LAST = FOLDER / "last"
 PATIENCE_S = 60.0  # maximum wait for the harness to send the signal
 SILENT_S = 30.0  # limit without heartbeats for a driver with a fault
-# Number of the call at which a stage begins. Mid-play skips the first calls. An engine gets weights
-# once before training.
+# Number of the call at which a stage begins. The rollout stage skips the first calls. An engine
+# gets weights once before training.
 FROM_CALL = {(ENGINE, PLAY): 3, (ENVIRONMENT, PLAY): 3, (COLLECTOR, PLAY): 2, (ENGINE, UPDATE): 2}
 # Speed-up of the watchdog's clock. A hung environment worker is replaced within seconds, and Ray
 # declares a node dead within a minute. Neither may count as a stall, so these values are lower.

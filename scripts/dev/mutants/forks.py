@@ -55,25 +55,30 @@ def run_jobs(jobs: Iterable[ForkJob[Answer]], workers: int) -> Iterator[Done[Ans
         waiting = enumerate(jobs)
         running = _start_next(waiting, workers, Path(folder))
         try:
-            while running:
-                for child, done in _ended(running):
-                    running.remove(child)
-                    running += _start_next(waiting, 1, Path(folder))
-                    yield done
-                time.sleep(0.005)
+            yield from _run_until_empty(running, waiting, Path(folder))
         finally:
-            _kill_all(running)
+            for child in running:
+                _kill(child.pid)
+
+
+def _run_until_empty(
+    running: list[_Running[Answer]],
+    waiting: Iterator[tuple[int, ForkJob[Answer]]],
+    folder: Path,
+) -> Iterator[Done[Answer]]:
+    """Yield results, and start a waiting job for each child that ends. Updates ``running``."""
+    while running:
+        for child, done in _ended(running):
+            running.remove(child)
+            running += _start_next(waiting, 1, folder)
+            yield done
+        time.sleep(0.005)
 
 
 def _start_next(
     waiting: Iterator[tuple[int, ForkJob[Answer]]], count: int, folder: Path
 ) -> list[_Running[Answer]]:
     return [_start(job, folder / str(number)) for number, job in islice(waiting, count)]
-
-
-def _kill_all(running: list[_Running[Answer]]) -> None:
-    for child in running:
-        _kill(child.pid)
 
 
 def _ended(running: list[_Running[Answer]]) -> list[tuple[_Running[Answer], Done[Answer]]]:
