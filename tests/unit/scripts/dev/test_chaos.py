@@ -199,6 +199,7 @@ def test_kills_are_kept_and_told(tmp_path):
     assert kills.Record.read(tmp_path / "kills.json") == record
     assert json.loads((tmp_path / "kills.json").read_text())["kills"][0]["whole"] is True
     told = kills.summary(record)
-    assert told.startswith("2 kills (1 of the whole tree, 1 of the driver; 1 before the run was ready)")
+    begins = "2 kills (1 of the whole tree, 1 of the driver; 1 before the run was ready)"
+    assert told.startswith(begins)
     assert "kill 1: left: ray::IDLE" in told and "round 1: step 2 differs in loss" in told
     assert "median 1.5 s, longest 1.5 s" in told and told.endswith("2 problems\n")
