@@ -1,1 +1,1 @@
-"""Measurements as ratios within one run; each prints a markdown table."""
+"""Benchmarks that measure ratios within one run. Each prints a Markdown table."""

@@ -1,21 +1,22 @@
-"""A GRPO iteration against one of TRL's GRPOTrainer: the same policy, tasks, tokens and cores, on
-CPU.
+"""Compare a GRPO step of ``main_ppo`` with one of TRL's ``GRPOTrainer`` on CPU.
+
+Both use the same policy, tasks, tokens and cores.
 
     python scripts/dev/bench/against_trl.py                    # games of several turns
     python scripts/dev/bench/against_trl.py --single       # one answer of 240 tokens per question
     python scripts/dev/bench/against_trl.py --rounds 2 actor_rollout_ref.rollout.name=hf
 
-*Turns*: 16 ALFWorld games, 8 plays of each, with the quickstart's policy. TRL is given a rollout
-function that plays as its users write them: all plays that are not over sample their next turn with
-``GRPOTrainer``'s own generation (transformers, left-padded), then all environments step. *Single*:
-16 sums, 8 answers of each, with a policy of random weights that never ends a turn, so that every
-completion has 240 tokens; here TRL has nothing but its own code, and one long batch is its best
-case.
+*Turns*: 16 ALFWorld games, 8 trajectories of each, with the quickstart's policy. TRL gets a rollout
+function as its users write them. All unfinished episodes sample their next turn with the
+generation of ``GRPOTrainer`` (transformers, left-padded). Then all environments step.
 
-Both take four optimizer steps an iteration, old log-probs included, and measure wall-clock seconds
-from the end of one iteration to the end of the next; the first one warms up and does not count.
-Medians over the others. The two take turns, ``--rounds`` times. The learning rate is 0: nothing
-drifts apart.
+*Single*: 16 sums, 8 answers of each. The policy has random weights and never ends a turn, so every
+completion has 240 tokens. TRL runs without a rollout function. One long batch is its best case.
+
+Both do four optimizer steps per step, including the computation of old log-probs. The measure is
+wall-clock seconds from the end of one step to the end of the next. The first step is a warm-up and
+is not counted. The table shows medians over the other steps. The two programs alternate for
+``--rounds`` rounds. The learning rate is 0, so both policies stay equal.
 """
 
 import argparse
@@ -35,7 +36,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 
 ROOT = Path(__file__).resolve().parents[3]
-# At the front stands this file's own directory, of which nothing is imported.
+# sys.path[0] is the directory of this file. Nothing is imported from it.
 sys.path[0] = str(ROOT)
 
 from agent_system.environments.env import Observation
@@ -56,7 +57,7 @@ QUICKSTART = ROOT / "configs/policies/quickstart"
 
 
 def words(single: bool, policy: Path) -> list[str]:
-    """What both sides read: policy, tasks, and the lengths of prompts and turns."""
+    """Return arguments for both programs: policy, tasks, and lengths of prompts and turns."""
     sizes = [
         f"data.train_batch_size={GROUPS}",
         f"env.rollout.n={MEMBERS}",
@@ -78,20 +79,22 @@ def words(single: bool, policy: Path) -> list[str]:
 
 
 def endless_policy(directory: Path) -> Path:
-    """A policy of the arithmetic quickstart's size and tokenizer, random but for one direction:
-    every token but those that end a turn points there, so that none of those is sampled.
+    """Save a random policy that never samples a token that ends a turn.
+
+    It has the size and tokenizer of the arithmetic quickstart. Component 0 of the embedding is 1
+    for all tokens, and -1 for the tokens that end a turn.
     """
     source = ROOT / "experiments/policies/arithmetic"
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(source))
     tokenizer = AutoTokenizer.from_pretrained(source)
     ends = set(end_ids(source, tokenizer, ()))
-    # A tag is a token of its own, which text is never encoded as: sampled, it ends a turn.
+    # Tags are single tokens that text is never encoded to. A sampled tag ends a turn.
     stops = get_package("reasoning_gym").stop
     spelled = [tokenizer.decode([token]) for token in range(model.config.vocab_size)]
     ends |= {token for token, text in enumerate(spelled) if any(stop in text for stop in stops)}
     with torch.no_grad():
-        embedding = model.get_input_embeddings().weight  # which is the output head as well
+        embedding = model.get_input_embeddings().weight  # tied to the output head
         embedding[:, 0] = 1.0
         embedding[sorted(ends), 0] = -1.0
     model.save_pretrained(directory)
@@ -100,15 +103,18 @@ def endless_policy(directory: Path) -> Path:
 
 
 def end_ids(policy: Path, tokenizer: Any, stop: tuple[str, ...]) -> frozenset[int]:
-    """The tokens that end a turn."""
+    """Return the token ids that end a turn. Exits if a stop string has several tokens."""
     plan = StopRules(tokenizer, end_token_ids(policy, tokenizer)).plan(stop)
     if plan.strings:
-        raise SystemExit(f"{plan.strings} are several tokens each: TRL would run on behind them")
+        raise SystemExit(
+            f"stop strings {plan.strings} have several tokens each: TRL would sample past them; "
+            "use stop strings of one token"
+        )
     return plan.token_ids
 
 
 class LockStepPlays:
-    """TRL's rollout function, and the reward of what it played."""
+    """Rollout function and reward function for TRL."""
 
     def __init__(self, cfg: Any, tokenizer: Any) -> None:
         self.envs = make_envs(cfg)[0]
@@ -123,7 +129,7 @@ class LockStepPlays:
         self.iterations = 0
 
     def __call__(self, _prompts: list, trainer: Any) -> dict[str, Any]:
-        """Play a batch; ids of prompts and completions, masks, and who won."""
+        """Generate a batch. Return ids of prompts and completions, masks, and successes."""
         self.iterations += 1
         plays = self._begin()
         won = [0.0] * len(plays)
@@ -149,7 +155,7 @@ class LockStepPlays:
         }
 
     def _begin(self) -> list[TokenConversation]:
-        """A conversation per play, with its first prompt."""
+        """Return one conversation per trajectory, with its first prompt."""
         seen, infos = self.envs.reset(self.envs.gen_batch(self.iterations, GROUPS))
         system = self.prompts.system(self.levels)
         before = [{"role": "system", "content": system}] if system else []
@@ -168,7 +174,7 @@ class LockStepPlays:
         turn: int,
         won: list[float],
     ) -> list[int]:
-        """Step all environments; the plays that go on, and have heard the answer."""
+        """Step all environments. Return the indices of the episodes that continue."""
         seen, _, dones, infos = self.envs.step(texts)
         going: list[int] = []
         for number in playing:
@@ -187,13 +193,13 @@ class LockStepPlays:
 
     @staticmethod
     def reward(completions: list, won: list[float], **_: Any) -> list[float | None]:
-        """The return of each play."""
+        """Return the return of each trajectory."""
         del completions
         return list(won)
 
 
 class Counted:
-    """TRL's trainer, with the ends of its iterations and what was sampled in each."""
+    """Counter of the tokens that TRL's trainer samples in each step."""
 
     def __init__(self, trainer: Any, clock: "Clock") -> None:
         self.clock = clock
@@ -208,32 +214,32 @@ class Counted:
         return output
 
     def result(self) -> dict[str, Any]:
-        """Seconds and mean tokens of all iterations but the first."""
+        """Return the seconds of each step and the mean tokens, without the first step."""
         ends = self.clock.ends
         seconds = [after - before for before, after in itertools.pairwise(ends)]
         return {"seconds": seconds, "tokens": mean(self.tokens[1:])}
 
 
 class Clock(TrainerCallback):
-    """When iterations ended."""
+    """Trainer callback that records when each step ended."""
 
     def __init__(self) -> None:
         self.ends: list[float] = []
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Note the time after the last optimizer step of an iteration."""
+        """Record the time after the last optimizer step of a step."""
         del args, control
         if state.global_step % UPDATES == 0:
             self.ends.append(time.perf_counter())
 
 
 def answer_length(completions: list, **_: Any) -> list[float | None]:
-    """A reward that costs nothing."""
+    """Return the parity of the text length as the reward, which takes no time to compute."""
     return [float(len(str(completion)) % 2) for completion in completions]
 
 
 def trl_side(single: bool, policy: Path, line: Sequence[str], steps: int) -> dict[str, Any]:
-    """Seconds and tokens of TRL's iterations but the first."""
+    """Train with TRL for ``steps`` steps. Return seconds and tokens without the first step."""
     from datasets import Dataset
     from trl.trainer.grpo_config import GRPOConfig
     from trl.trainer.grpo_trainer import GRPOTrainer
@@ -270,7 +276,7 @@ def trl_side(single: bool, policy: Path, line: Sequence[str], steps: int) -> dic
             callbacks=[clock],
             rollout_func=plays,
         )
-        # The endless policy says no stop string either, and TRL need not look for one.
+        # The endless policy samples no stop string, so TRL does not search for one.
         strings = () if single else tuple(get_package(cfg.env.env_name).stop)
         stops = sorted(end_ids(policy, tokenizer, strings))
         trainer.eos_token_ids = stops
@@ -283,7 +289,7 @@ def trl_side(single: bool, policy: Path, line: Sequence[str], steps: int) -> dic
 
 
 def questions(cfg: Any, single: bool) -> list[list[dict[str, str]]]:
-    """A prompt per group and iteration; of games only the number counts."""
+    """Return a prompt per group and step. For games, the rollout function ignores its text."""
     if not single:
         return [[{"role": "user", "content": str(number)}] for number in range(64 * GROUPS)]
     envs = make_envs(cfg)[0]
@@ -294,7 +300,7 @@ def questions(cfg: Any, single: bool) -> list[list[dict[str, str]]]:
 
 
 def in_its_own_process(single: bool, policy: Path, line: Sequence[str], steps: int) -> dict:
-    """TRL's side, in a process that holds nothing else."""
+    """Run TRL in a new process and return its result, so that memory and threads are its own."""
     call = [sys.executable, __file__, "--trl-side", str(policy), "--steps", str(steps)]
     environ = {**os.environ, "TRL_EXPERIMENTAL_SILENCE": "1", "OMP_WAIT_POLICY": "PASSIVE"}
     done = subprocess.run(
@@ -309,18 +315,18 @@ def in_its_own_process(single: bool, policy: Path, line: Sequence[str], steps: i
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Command line."""
+    """Run the bench for the command line, and print a Markdown table."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--single", action="store_true", help="one answer per question")
-    parser.add_argument("--steps", type=int, default=4, help="iterations of each run")
+    parser.add_argument("--steps", type=int, default=4, help="steps of each run")
     parser.add_argument("--rounds", type=int, default=1, help="runs of each, in turn")
     parser.add_argument("--trl-side", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="for main_ppo")
     args = parser.parse_intermixed_args(argv)
     if args.steps < 2:
-        parser.error("--steps must be 2 or more: the first does not count")
+        parser.error("--steps must be 2 or more: the first step is not counted")
     if args.trl_side is not None:
         line = [*words(args.single, args.trl_side), *args.overrides]
         print(json.dumps(trl_side(args.single, args.trl_side, line, args.steps)))
@@ -339,7 +345,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def table(ours: Sequence[dict], theirs: Sequence[dict]) -> str:
-    """The markdown table: seconds of an iteration, and what was sampled in it."""
+    """Return the Markdown table: seconds per step and sampled tokens per step."""
     own = median(step["timing_s/step"] for step in ours)
     other = median(seconds for found in theirs for seconds in found["seconds"])
     sampled = mean(step["perf/engine_tokens"] for step in ours)
@@ -348,7 +354,7 @@ def table(ours: Sequence[dict], theirs: Sequence[dict]) -> str:
         [
             "| | main_ppo | TRL | ratio |",
             "|---|---|---|---|",
-            f"| seconds per iteration | {own:.2f} | {other:.2f} | **{other / own:.2f}** |",
+            f"| seconds per step | {own:.2f} | {other:.2f} | **{other / own:.2f}** |",
             f"| sampled tokens | {sampled:,.0f} | {by_trl:,.0f} | {by_trl / sampled:.2f} |",
         ]
     )

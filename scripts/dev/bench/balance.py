@@ -1,14 +1,15 @@
-"""How evenly the ranks of an update are loaded, by simulation with the code that deals the rows:
-``python -m scripts.dev.bench.balance``.
+"""Simulate how evenly the ranks are loaded in an update, with the code that shards the rows.
 
-Nothing is trained. Plays are invented as ALFWorld makes them: members of a group share how hard
-their task is, a lost play is as long as it may be. Efficiency is the mean load of a rank over that
-of the busiest one, over all optimizer steps of an iteration: tokens that are computed, over what
-could have been while others waited.
+    python -m scripts.dev.bench.balance
 
-    before   rows are dealt once for the whole batch, mini-batches are cut over all ranks
-    now      every mini-batch is dealt by itself
-    at best  what no way of dealing whole rows can exceed: the longest row is somebody's
+Nothing is trained. Row lengths are drawn as in ALFWorld. The members of a group share the
+difficulty of their task. A trajectory without success has the maximum number of turns.
+Efficiency is the mean load of a rank divided by the load of the busiest rank, in tokens, over all
+optimizer steps of a step. Loads of 80 and 100 tokens on two ranks give 90 / 100 = 0.9.
+
+    before   rows are sharded once for the whole batch, mini-batches are cut over all ranks
+    now      every mini-batch is sharded separately
+    at best  upper bound with whole rows: the longest row is on one rank
 """
 
 import argparse
@@ -24,19 +25,19 @@ from verl.workers.mini_batches import mini_batches
 
 GROUP = 8
 PROMPT = (600, 1200)  # tokens before the first turn
-TURN = (60, 160)  # tokens of a turn with what the environment says to it
+TURN = (60, 160)  # tokens of a turn and of the observation after it
 MOST_STEPS = 50
-HISTORY = 3  # turns that a row of window history shows before its own
+HISTORY = 3  # earlier turns that a row of window history shows
 
 
 @dataclass(frozen=True)
 class Case:
-    """An iteration: how many plays, on how many ranks, in how many optimizer steps."""
+    """Sizes of a step: ranks, trajectories and optimizer steps."""
 
     ranks: int
     plays: int
     steps: int
-    window: bool = False  # a row for each step of a play, not for each play
+    window: bool = False  # one row per turn, instead of one row per trajectory
 
 
 CASES = (
@@ -50,14 +51,14 @@ CASES = (
 
 @dataclass(frozen=True)
 class RowSizes:
-    """Invented rows: tokens of each, and where it belongs."""
+    """Simulated rows: tokens of each row, and its ``uid`` and ``traj_uid``."""
 
     sizes: list[int]
     table: DataProto
 
 
 def invent(case: Case, seed: int = 0) -> RowSizes:
-    """The rows of one iteration."""
+    """Draw the rows of one step."""
     draw = np.random.default_rng(seed)
     sizes: list[int] = []
     groups: list[str] = []
@@ -83,8 +84,10 @@ def invent(case: Case, seed: int = 0) -> RowSizes:
 def efficiency(
     parts: Sequence[Sequence[int]], shares: Sequence[Sequence[int]], sizes: Sequence[int]
 ) -> float:
-    """Mean load over the busiest rank's, where rank ``r`` computes the rows ``shares[r]`` and all
-    ranks wait for each other after each of ``parts``.
+    """Return the mean load of the ranks divided by the load of the busiest rank.
+
+    Rank ``r`` computes the rows ``shares[r]``. All ranks wait for each other after each mini-batch
+    of ``parts``.
     """
     step_of = {row: step for step, part in enumerate(parts) for row in part}
     loads = np.zeros((len(parts), len(shares)))
@@ -95,18 +98,18 @@ def efficiency(
 
 
 def at_best(parts: Sequence[Sequence[int]], sizes: Sequence[int], ranks: int) -> float:
-    """The efficiency that whole rows allow."""
+    """Return the upper bound of the efficiency when rows are not split."""
     loads = [[sizes[row] for row in part] for part in parts]
     needed = [max(sum(load) / ranks, max(load)) for load in loads]
     return sum(sum(load) for load in loads) / ranks / sum(needed)
 
 
 def measure(case: Case, seed: int = 0) -> tuple[float, float, float]:
-    """Efficiency before, now, and at best."""
+    """Return the efficiencies "before", "now" and "at best"."""
     rows = invent(case, seed)
     parts = mini_batches(rows.table, seed, num_steps=case.steps)
     count = len(rows.sizes)
-    # Rows without tokens even out their number, as copies of rows do in a run.
+    # Empty rows make the number of rows divisible by the ranks, as copies of rows do in a run.
     padded = [*rows.sizes, *[0] * (-count % case.ranks)]
     whole = get_seqlen_balanced_partitions(padded, case.ranks, equal_size=True)
     before = [[row for row in share if row < count] for share in whole]
@@ -119,11 +122,11 @@ def measure(case: Case, seed: int = 0) -> tuple[float, float, float]:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Print the table."""
+    """Print the efficiencies of all cases as a Markdown table."""
     parser = argparse.ArgumentParser(description="Efficiency of an update, by simulation.")
     parser.add_argument("--seed", type=int, default=0)
     seed = parser.parse_args(argv).seed
-    print("| ranks | plays | history | optimizer steps | before | now | at best |")
+    print("| ranks | trajectories | history | optimizer steps | before | now | at best |")
     print("|---|---|---|---|---|---|---|")
     for case in CASES:
         history = "window" if case.window else "append"

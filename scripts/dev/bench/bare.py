@@ -1,16 +1,19 @@
-"""The training worker against a loop that anybody would write with PyTorch and transformers.
+"""Compare the training worker with a plain loop in PyTorch and transformers.
 
     python scripts/dev/bench/bare.py                       # the quickstart's policy, two threads
     python scripts/dev/bench/bare.py --model DIR --device cuda --rows 64 --mean 2000
 
-The same rows go through the same model twice: scored without gradient, and in one GRPO update (one
-optimizer step, micro-batches of equally many tokens). *Bare* pads micro-batches of rows of similar
-length, takes the log-softmax of the model's logits, and steps AdamW; it checks nothing, measures
-nothing, and knows one device. Rows of one length leave it nothing to pad, which is its best case;
-rows of a game's lengths are what training has. Both begin with the same weights and end with the
-same, to rounding: the last column is the largest difference of log-probs, and how far apart the
-weights end as a share of how far they moved. In turn, ``--repeats`` times; the fastest of each
-counts. Tokens are real ones.
+Two passes are measured on the same rows and model: log-probs without gradient, and one GRPO update.
+The update is one optimizer step with micro-batches of equally many tokens.
+
+*Bare* pads micro-batches of rows of similar length, takes the log-softmax of the logits, and steps
+AdamW. It has no checks and no metrics, and runs on one device. Rows of one length need no padding,
+which is its best case. Rows with the lengths of a game are the case of training.
+
+Both start with the same weights and end with the same weights up to rounding. The last column shows
+the largest difference of log-probs. For the update it shows the distance between the two final
+weights divided by the distance that they moved. The passes alternate ``--repeats`` times, and the
+fastest one is shown. Token counts exclude padding.
 """
 
 import argparse
@@ -34,13 +37,13 @@ from verl.workers.rows import micro_batches
 
 POLICY = "configs/policies/quickstart"
 PROMPT = 64  # tokens before the first turn
-TURN = 16  # sampled tokens of a turn, and as many of what the environment answers
+TURN = 16  # sampled tokens of a turn, and tokens of an observation
 GROUP = 8
 Weights: TypeAlias = Mapping[str, Any]  # arrays or tensors
 
 
 def make_rows(lengths: Sequence[int], vocab: int) -> DataProto:
-    """Rows of random tokens in which turns and observations alternate."""
+    """Return rows of random tokens in which turns and observations alternate."""
     draw = torch.Generator().manual_seed(len(lengths))
     width = max(lengths) - PROMPT
     ids = torch.randint(10, vocab, (len(lengths), PROMPT + width), generator=draw)
@@ -55,16 +58,16 @@ def make_rows(lengths: Sequence[int], vocab: int) -> DataProto:
         "response_mask": sampled,
         "advantages": torch.randn(len(lengths), 1, generator=draw) * sampled,
     }
-    names = [f"play {row}" for row in range(len(lengths))]
+    names = [f"trajectory {row}" for row in range(len(lengths))]
     columns = {"uid": [f"group {row // GROUP}" for row in range(len(lengths))], "traj_uid": names}
     return DataProto.from_dict(tensors, columns, {"temperature": 1.0, "global_step": 1})
 
 
 class Bare:
-    """The loop: a model, AdamW, and padded micro-batches."""
+    """Plain training loop: a model, AdamW, and padded micro-batches."""
 
     def __init__(self, path: str, device: str, max_tokens: int, lr: float) -> None:
-        # untyped: what transformers says of .to() is not what a checker reads
+        # Any: the annotation of .to() in transformers is wrong for type checkers.
         model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
         self.model = model.to(device)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=lr, weight_decay=0.0)
@@ -72,7 +75,7 @@ class Bare:
         self.max_tokens = max_tokens
 
     def parts(self, data: DataProto) -> Iterator[tuple[torch.Tensor, dict[str, torch.Tensor]]]:
-        """Rows and tensors of each micro-batch, cut to its longest row."""
+        """Yield the row indices and tensors of each micro-batch, cut to its longest row."""
         lengths = data.batch["attention_mask"].sum(-1).tolist()
         for part in micro_batches(lengths, max_tokens=self.max_tokens):
             index = torch.as_tensor(part)
@@ -86,14 +89,14 @@ class Bare:
             yield index, tensors
 
     def log_probs(self, tensors: dict[str, torch.Tensor]) -> torch.Tensor:
-        """Of the responses [B, R], those that nobody sampled included."""
+        """Return log-probs [B, R] of all response tokens, observations included."""
         out = self.model(tensors["input_ids"], attention_mask=tensors["attention_mask"])
         found = log_softmax(out.logits[:, PROMPT - 1 : -1].float(), dim=-1)
         return found.gather(-1, tensors["responses"][..., None])[..., 0]
 
     @torch.no_grad()
     def score(self, data: DataProto) -> torch.Tensor:
-        """Old log-probs [B, R] of the sampled tokens, zero elsewhere."""
+        """Return old log-probs [B, R] of the sampled tokens, zero elsewhere."""
         self.model.eval()
         scored = torch.zeros(data.batch["responses"].shape)
         for index, tensors in self.parts(data):
@@ -102,7 +105,7 @@ class Bare:
         return scored
 
     def update(self, data: DataProto) -> None:
-        """One clipped policy-gradient step on all rows: a mean over sampled tokens."""
+        """Do one clipped policy-gradient step on all rows, as a mean over sampled tokens."""
         self.model.train()
         tokens = data.batch["response_mask"].sum()
         for _, tensors in self.parts(data):
@@ -116,13 +119,13 @@ class Bare:
 
 
 def make_worker(args: argparse.Namespace) -> ActorWorker:
-    """One training rank as ``main_ppo`` makes it."""
+    """Return one training rank as ``main_ppo`` makes it."""
     words = [
         f"actor_rollout_ref.model.path={args.model}",
         "algorithm.adv_estimator=grpo",
         "actor_rollout_ref.actor.ppo_mini_batches=1",
         "actor_rollout_ref.actor.loss_agg_mode=token-mean",
-        "actor_rollout_ref.actor.clip_ratio_c=1e6",  # the loop clips from one side only
+        "actor_rollout_ref.actor.clip_ratio_c=1e6",  # the plain loop has no dual clip
         f"actor_rollout_ref.actor.optim.lr={args.lr}",
         "actor_rollout_ref.actor.optim.warmup_style=constant",
         f"actor_rollout_ref.actor.ppo_max_token_len_per_gpu={args.max_tokens}",
@@ -134,7 +137,7 @@ def make_worker(args: argparse.Namespace) -> ActorWorker:
 
 
 def compare(args: argparse.Namespace, lengths: Sequence[int], name: str) -> list[str]:
-    """Two lines of the table, of rows with these ``lengths``."""
+    """Measure both passes on rows of ``lengths`` tokens. Return two lines of the table."""
     worker = make_worker(args)
     bare = Bare(args.model, args.device, args.max_tokens, args.lr)
     data = make_rows(lengths, worker.lm.config.vocab_size)
@@ -157,7 +160,7 @@ def compare(args: argparse.Namespace, lengths: Sequence[int], name: str) -> list
 
 
 def parted(before: Weights, ours: Weights, theirs: Weights) -> float:
-    """How far apart two copies of ``before`` have moved, as a share of how far one moved."""
+    """Return ``|ours - theirs| / |theirs - before|`` over all weights (L2 norms)."""
     apart = moved = 0.0
     for name, start in before.items():
         mine, other = (torch.as_tensor(held[name]).cpu() for held in (ours, theirs))
@@ -179,7 +182,7 @@ HEADER = """\
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Command line."""
+    """Run the bench for the command line, and print a Markdown table."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -193,7 +196,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--lr", type=float, default=1e-4)
     args = parser.parse_args(argv)
     draw = torch.Generator().manual_seed(0)
-    # won plays are short, lost ones have all of their turns
+    # Lengths are uniform from 96 tokens upwards, with a mean of ``args.mean`` tokens.
     drawn = PROMPT + 2 * TURN + torch.rand(args.rows, generator=draw) * 2 * (args.mean - 96)
     print(HEADER)
     for name, lengths in (

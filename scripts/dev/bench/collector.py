@@ -1,16 +1,18 @@
-"""Trajectories per second: the asynchronous collector against a loop in lock-step.
+"""Compare trajectories per second of the asynchronous collector and of a loop in lock-step.
 
     python scripts/dev/bench/collector.py               # ALFWorld, the policy of the quickstart
     python scripts/dev/bench/collector.py --waiting     # steps that take 10 ms to 1 s
     python scripts/dev/bench/collector.py --tasks 32 --slots 64 env.max_steps=20
 
-Both play the same trajectories with the same engine, which has a process of its own as in a
-training run: the same tasks, and every turn sampled with a seed of its own (the last line says how
-many trajectories agree in every token). Both have ``--slots`` environments. In lock-step a batch of
-trajectories fills them, nobody samples before all have seen the answers of their environments, no
-environment steps before the slowest turn is sampled, and the next batch starts when the last
-trajectory is over. The two take turns, ``--rounds`` times each, after a round that warms up; the
-ratio is of the medians.
+Both generate the same trajectories with the same engine, which runs in another process as in a
+training run. The tasks are the same, and every turn has its own sampling seed. The last line of the
+output says how many trajectories agree in every token. Both have ``--slots`` environments.
+
+In lock-step, a batch of trajectories fills the environments. Sampling starts when all environments
+have answered. Environments step when the slowest turn is sampled. The next batch starts when the
+last trajectory has ended.
+
+The two alternate for ``--rounds`` rounds, after a warm-up round. The ratio is that of the medians.
 """
 
 import argparse
@@ -45,8 +47,10 @@ WAITING = [
 
 
 class LockStepSource:
-    """Passes requests on when everyone who still plays has asked, and results back when all of them
-    are there.
+    """Engine client that sends the requests of all active trajectories together.
+
+    It sends them when every active trajectory has a request, and returns results when all are
+    complete.
     """
 
     def __init__(self, client: TokenSource) -> None:
@@ -56,19 +60,19 @@ class LockStepSource:
         self._round: asyncio.Task | None = None
 
     async def sample(self, prompt_ids: list[int], **request: Any) -> SamplingResult:
-        """Wait for the others, then for all results."""
+        """Sample together with the requests of all other active trajectories."""
         future = asyncio.get_running_loop().create_future()
         self._asked.append((future, prompt_ids, request))
         self._go_on()
         return await future
 
     def leave(self) -> None:
-        """One trajectory fewer plays."""
+        """Stop waiting for one trajectory, because it has ended."""
         self.playing -= 1
         self._go_on()
 
     def _go_on(self) -> None:
-        # Asked by everyone who still plays: nobody is waited for who has left.
+        # Every active trajectory has a request. Ended trajectories are not counted.
         if self._asked and len(self._asked) == self.playing:
             asked, self._asked = self._asked, []
             self._round = asyncio.ensure_future(self._sample_all(asked))
@@ -77,7 +81,7 @@ class LockStepSource:
         self, asked: list[tuple[asyncio.Future, list[int], dict[str, Any]]]
     ) -> None:
         sampling = (self._client.sample(ids, **request) for _, ids, request in asked)
-        # One failure is the failure of one request, as without the gate.
+        # The failure of one request fails that request only, as without this client.
         results = await asyncio.gather(*sampling, return_exceptions=True)
         for (future, _, _), result in zip(asked, results, strict=True):
             if isinstance(result, BaseException):
@@ -86,13 +90,14 @@ class LockStepSource:
                 future.set_result(result)
 
     async def close(self) -> None:
-        """Close the client."""
+        """Close the engine client that this client wraps."""
         await self._client.close()
 
 
 class LockStepCollector(CollectorWorker):
-    """Plays batches of as many trajectories as there are environments, one batch after the other,
-    in lock-step.
+    """Collector that generates one batch after the other, in lock-step.
+
+    A batch has as many trajectories as there are environments.
     """
 
     def __init__(self, *args: Any, slots: int, **kwargs: Any) -> None:
@@ -102,7 +107,7 @@ class LockStepCollector(CollectorWorker):
         self._engine = self._gate
 
     async def collect(self, jobs: Sequence[Job], settings: PlaySettings) -> Collected:
-        """As the asynchronous collector does."""
+        """Generate the trajectories of ``jobs`` in batches of ``slots``."""
         collected = Collected([], 0.0, 0.0)
         for start in range(0, len(jobs), self._slots):
             batch = jobs[start : start + self._slots]
@@ -117,18 +122,20 @@ class LockStepCollector(CollectorWorker):
         try:
             return await TrajectoryPlayer(context, job).play(self._pool)
         finally:
-            # Also after a failure: the others would wait for this trajectory for ever.
+            # Also after a failure: otherwise the other trajectories wait for this one forever.
             self._gate.leave()
 
 
 def tokens(trajectories: Sequence[Trajectory]) -> list[list[list[int]]]:
-    """The tokens of every ledger of every trajectory."""
+    """Return the token ids of every ledger of every trajectory."""
     return [[list(ledger.ids) for ledger in trajectory.ledgers] for trajectory in trajectories]
 
 
 async def measure(work: Workload, slots: int, rounds: int) -> dict[str, Any]:
-    """Seconds of every round of both collectors; what they played last; how many agree in every
-    round.
+    """Run both collectors for ``rounds`` rounds after a warm-up round.
+
+    Return the seconds of each round and the trajectories of the last round. Also return the number
+    of trajectories, over all rounds, that are the same in both.
     """
     collectors = {
         "asynchronous": work.collector(name="async"),
@@ -138,7 +145,7 @@ async def measure(work: Workload, slots: int, rounds: int) -> dict[str, Any]:
     same = 0
     played: dict[str, list[Trajectory]] = {}
     for number in range(rounds + 1):
-        # Other seeds in every round, the same ones for both collectors.
+        # The seeds differ between rounds, and are the same for both collectors.
         jobs = work.apart(f"round {number}")
         for name in collectors if number % 2 else reversed(collectors):
             began = time.perf_counter()
@@ -157,7 +164,7 @@ async def measure(work: Workload, slots: int, rounds: int) -> dict[str, Any]:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Command line."""
+    """Run the bench for the command line, and print its results."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -165,12 +172,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--waiting",
         action="store_true",
-        help="play the environment of scripts/dev/bench/waiting.py",
+        help="use the environment of scripts/dev/bench/waiting.py",
     )
     parser.add_argument(
         "--tasks", type=int, default=16, help="groups of env.rollout.n trajectories"
     )
-    parser.add_argument("--slots", type=int, default=32, help="environments that both have")
+    parser.add_argument("--slots", type=int, default=32, help="environments of each collector")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("overrides", nargs="*", metavar="key=value")
     args = parser.parse_intermixed_args(argv)

@@ -1,21 +1,22 @@
-"""What an iteration costs the driver, in milliseconds of CPU per row:
-``python -m scripts.dev.bench.driver``.
+"""Measure the CPU time of the driver per step, in milliseconds per row.
 
-Nothing is played, trained or written. Plays are invented, one row each, and go the way of a run,
-through the verbs of the trainer. The ranks are of paper: what they are sent and what they answer is
-pickled as Ray does it, and copied into a store.
+    python -m scripts.dev.bench.driver
 
-    receive   collectors' plays, out of the store
-    pack      metrics of the plays, and rows
-    send      rows of forward passes, twice: by the policy and by the reference
-    answers   log-probs, out of the store and joined
-    score     the rest of ``score``: rows in the order of the ranks, drift, correction
-    reward, credit
-    update    rows of the update, dealt mini-batch by mini-batch and sent
-    journal   plays and tokens as JSON lines: by a thread behind the step
+Nothing is generated, trained or written. Simulated trajectories of one row each pass through the
+methods that the trainer calls in a step. The ranks are simulated: their inputs and outputs are
+pickled as Ray does, and copied into a store.
 
-Seconds are those of the process's CPU, on one thread, so that other work on the machine counts
-little.
+    receive   read the trajectories of the collectors from the store
+    pack      compute the metrics of the trajectories, and pack the rows
+    send      send rows for the two forward passes, of the policy and of the reference
+    answers   read log-probs from the store and join them
+    score     the rest of ``score``: order of the rows by rank, train-inference mismatch, correction
+    reward    ``compute_rewards``
+    credit    ``compute_advantages``
+    update    shard the rows of the update by mini-batch, and send them
+    journal   write trajectories and tokens as JSON lines: a background thread in a run
+
+Seconds are CPU seconds of this process on one thread, so other work on the machine matters little.
 """
 
 import argparse
@@ -51,7 +52,7 @@ from verl.utils.sampling import StopReason
 ROWS = (4096, 16384, 65536)
 RANKS = 8
 GROUP = 8
-PART = 64  # plays that one collector returns; every part is the same, under other names
+PART = 64  # trajectories per collector result; all results are equal except for their ids
 VOCABULARY = 150_000
 SPLIT = Registration(Dispatch.DP_COMPUTE_PROTO)
 PARTS = (
@@ -69,8 +70,10 @@ BEHIND = "journal"
 
 @dataclass(frozen=True)
 class PlayShape:
-    """An invented play: tokens before its first turn, and its turns, of tokens that are sampled and
-    tokens that are shown.
+    """Sizes of a simulated trajectory.
+
+    ``prompt`` counts the tokens before the first turn. Each turn has ``sampled`` tokens, then
+    ``shown`` tokens of the observation.
     """
 
     turns: int = 10
@@ -80,12 +83,12 @@ class PlayShape:
 
     @property
     def tokens(self) -> int:
-        """All of a row: what is shown last is never answered, and not in it."""
+        """Tokens of a row, without the last observation: 128 + 10 * (24 + 16) - 16 = 512."""
         return self.prompt + self.turns * (self.sampled + self.shown) - self.shown
 
 
 class CpuClock:
-    """CPU seconds of this process by part; what a part contains is not counted in it."""
+    """CPU seconds of this process by part. Nested parts are not counted in the outer part."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = defaultdict(float)
@@ -94,7 +97,7 @@ class CpuClock:
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
-        """A block that counts as ``name``."""
+        """Count the CPU time of the block as ``name``."""
         self._credit()
         self._open.append(name)
         try:
@@ -111,14 +114,14 @@ class CpuClock:
 
 
 class Store:
-    """Ray's object store: what is put there is pickled and copied, and counted in ``sent``."""
+    """Simulation of Ray's object store: pickles and copies values, counts bytes in ``sent``."""
 
     def __init__(self) -> None:
         self.sent = Counter[str]()
         self._room = np.empty(0, dtype=np.uint8)
 
     def put(self, value: object, name: str) -> None:
-        """Pickle ``value``, and copy its buffers."""
+        """Pickle ``value``, copy its buffers, and add its bytes to ``sent[name]``."""
         buffers: list[pickle.PickleBuffer] = []
         message = pickle.dumps(value, protocol=5, buffer_callback=buffers.append)
         self.sent[name] += len(message)
@@ -131,24 +134,24 @@ class Store:
 
 
 class Shipped:
-    """A value as it lies in the store, to be read again and again."""
+    """Pickled value, as in the object store. It can be read many times."""
 
     def __init__(self, value: object) -> None:
         self._buffers: list[pickle.PickleBuffer] = []
         self._message = pickle.dumps(value, protocol=5, buffer_callback=self._buffers.append)
 
     def read(self) -> Any:
-        """The value; its buffers cannot be written to, as in the store."""
+        """Return the value. Its buffers are read-only, as in the store."""
         return pickle.loads(self._message, buffers=[b.raw().toreadonly() for b in self._buffers])
 
     @property
     def size(self) -> int:
-        """Bytes."""
+        """Size of the pickled value in bytes."""
         return len(self._message) + sum(len(buffer.raw()) for buffer in self._buffers)
 
 
 class PaperRanks:
-    """A group of training workers that compute nothing."""
+    """Simulated worker group: it shards and sends data, and returns zeros."""
 
     def __init__(self, ranks: int, clock: CpuClock, store: Store) -> None:
         self.world_size = ranks
@@ -156,15 +159,15 @@ class PaperRanks:
         self._store = store
 
     def compute_log_prob(self, data: DataProto) -> DataProto:
-        """Zeros for log-probs and entropies."""
+        """Return zeros for log-probs and entropies."""
         return self._score(data, "old_log_probs", "entropys")
 
     def compute_ref_log_prob(self, data: DataProto) -> DataProto:
-        """Zeros for log-probs."""
+        """Return zeros for the reference log-probs."""
         return self._score(data, "ref_log_prob")
 
     def update_actor(self, data: DataProto) -> DataProto:
-        """Metrics of an update."""
+        """Return constant metrics of an update."""
         calls, collect = plan_calls(SPLIT, self.world_size, (data,), {})
         for call in calls:
             self._store.put(call, "update")
@@ -187,7 +190,7 @@ class PaperRanks:
 
 
 class PaperWorkers(TrainingWorkers):
-    """The workers of a run, by what dealing and sending to them cost."""
+    """Simulated training workers that measure sharding and sending."""
 
     def __init__(self, ranks: int, clock: CpuClock, store: Store) -> None:
         group: Any = PaperRanks(ranks, clock, store)
@@ -195,27 +198,27 @@ class PaperWorkers(TrainingWorkers):
         self._clock = clock
 
     def compute_log_prob(self, data: DataProto) -> DataProto:
-        """As the ranks score."""
+        """Call the simulated ranks, counted as "send"."""
         with self._clock.part("send"):
             return super().compute_log_prob(data)
 
     def compute_ref_log_prob(self, data: DataProto) -> DataProto:
-        """As the ranks score."""
+        """Call the simulated ranks, counted as "send"."""
         with self._clock.part("send"):
             return super().compute_ref_log_prob(data)
 
 
 class Words:
-    """A tokenizer that knows a text for every token."""
+    """Tokenizer that decodes every token to one word."""
 
     def decode(self, token_ids: list[int], /) -> str:
-        """As many words."""
+        """Return a text with one word per token."""
         return " word" * len(token_ids)
 
 
 @dataclass(frozen=True)
 class DriverCost:
-    """What an iteration cost the driver: CPU seconds and bytes by part."""
+    """CPU seconds and sent bytes of the driver in one step, by part."""
 
     rows: int
     ranks: int
@@ -223,17 +226,17 @@ class DriverCost:
     sent: dict[str, int]
 
     def per_row(self, part: str) -> float:
-        """Milliseconds."""
+        """Return the CPU milliseconds per row of ``part``."""
         return 1e3 * self.seconds[part] / self.rows
 
     @property
     def ahead(self) -> float:
-        """Milliseconds per row for which the run waits."""
+        """CPU milliseconds per row of all parts that block the step."""
         return sum(self.per_row(part) for part in PARTS)
 
 
 def invent(number: int, shape: PlayShape, draw: np.random.Generator) -> Trajectory:
-    """A play of ``shape``."""
+    """Return a simulated trajectory of ``shape`` with random tokens."""
     task = {"task_id": f"task-{number}", "data_source": "invented"}
     play = Trajectory(Job(0, task, "", "", 0, number), reward=float(draw.random() < 0.5))
     ledger = TokenLedger()
@@ -259,7 +262,7 @@ def invent(number: int, shape: PlayShape, draw: np.random.Generator) -> Trajecto
 
 
 def received(rows: int, shape: PlayShape, clock: CpuClock, store: Store) -> Collected:
-    """``rows`` plays, as collectors return them in parts."""
+    """Read ``rows`` trajectories in chunks, as collectors return them."""
     draw = np.random.default_rng(0)
     part = Shipped(Collected([invent(n, shape, draw) for n in range(PART)], 1.0, 0.0))
     every = Collected([], 0.0, 0.0)
@@ -277,7 +280,7 @@ def received(rows: int, shape: PlayShape, clock: CpuClock, store: Store) -> Coll
 
 
 def packed(played: Collected) -> DataProto:
-    """The rows of ``played``, and what the collector measures."""
+    """Compute the metrics of the rollout, and return its packed rows."""
     plays, _ = select_trajectories(played.trajectories, "drop_group")
     rollout_metrics(played.trajectories, played.play_s)
     episode_metrics(played.trajectories)
@@ -286,7 +289,7 @@ def packed(played: Collected) -> DataProto:
 
 
 def trainer_of(workers: TrainingWorkers) -> RayPPOTrainer[Any]:
-    """A trainer at its first step, without anybody else."""
+    """Return a trainer at its first step, without collector, validation and recorders."""
     settings = ["algorithm.adv_estimator=grpo", "actor_rollout_ref.model.path=none"]
     cfg = load_config("ppo_trainer", settings)
     nobody: Any = None
@@ -297,7 +300,7 @@ def trainer_of(workers: TrainingWorkers) -> RayPPOTrainer[Any]:
 
 
 def measure(rows: int, ranks: int = RANKS, shape: PlayShape | None = None) -> DriverCost:
-    """The cost of an iteration with ``rows`` plays of ``shape``."""
+    """Run one step with ``rows`` trajectories of ``shape``. Return the cost for the driver."""
     clock = CpuClock()
     store = Store()
     trainer = trainer_of(PaperWorkers(ranks, clock, store))
@@ -321,7 +324,7 @@ def measure(rows: int, ranks: int = RANKS, shape: PlayShape | None = None) -> Dr
 
 
 def table(costs: Sequence[DriverCost]) -> Iterator[str]:
-    """The lines of the table."""
+    """Yield the lines of the Markdown table."""
     yield f"| ms of CPU per row | {' | '.join(f'{cost.rows:,} rows' for cost in costs)} |"
     yield f"|---|{'---|' * len(costs)}"
     for part in PARTS:
@@ -332,7 +335,7 @@ def table(costs: Sequence[DriverCost]) -> Iterator[str]:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Print the table; write the costs as JSON where asked to."""
+    """Print the table. With ``--json``, also write the costs to a file."""
     parser = argparse.ArgumentParser(description="CPU of the driver per row.")
     parser.add_argument("--rows", type=int, nargs="+", default=ROWS)
     parser.add_argument("--ranks", type=int, default=RANKS)

@@ -1,11 +1,11 @@
-"""How fast the environments are: resets and steps per second of one core, start-up and memory.
+"""Measure the speed of environments: resets and env steps per core, start-up time and memory.
 
     python scripts/dev/bench/env_steps.py                             # all of them
     python scripts/dev/bench/env_steps.py number_line textworld_express --cpu-seconds 10
 
-Every environment plays random possible actions alone in a process of its own. "Per core" counts the
-CPU seconds that this process and its children (a JVM) used, so that what else runs on the machine
-matters little; "here" counts seconds on the clock.
+Every environment runs random admissible actions in a separate process. "Per core" uses the CPU
+seconds of this process and its children (for example a JVM), so other work on the machine matters
+little. "Here" uses wall-clock seconds.
 """
 
 import argparse
@@ -51,7 +51,7 @@ CASES: dict[str, dict[str, Any]] = {
     "textworld_express/coin": {"game": "coin"},
     "textworld_express/cookingworld": {"game": "cookingworld"},
 }
-# played where an environment does not list what is possible
+# Used where an environment does not list its admissible actions.
 ANYWHERE = (
     "look around",
     "inventory",
@@ -60,26 +60,25 @@ ANYWHERE = (
     "look at stove",
     "teleport to hallway",
 )
-EPISODE = 20  # steps at most
+EPISODE = 20  # maximum env steps of an episode
 
 
 def cpu_seconds() -> float:
-    """CPU time of this process and all below it."""
+    """Return the CPU seconds of this process and its descendants."""
     me = psutil.Process()
-    # Children count: a JVM or an interpreter in a process of its own does the work of some
-    # packages.
+    # Some packages do their work in a child process, such as a JVM.
     times = [process.cpu_times() for process in (me, *me.children(recursive=True))]
     return sum(t.user + t.system for t in times)
 
 
 def megabytes() -> float:
-    """Resident memory of this process and all below it."""
+    """Return the resident memory of this process and its descendants, in MiB."""
     me = psutil.Process()
     return sum(process.memory_info().rss for process in (me, *me.children(recursive=True))) / 2**20
 
 
 def episode(env: Env, observation: Observation, rng: random.Random) -> int:
-    """Play random actions to the end or for ``EPISODE`` steps; return how many."""
+    """Run random actions until done, at most ``EPISODE`` env steps. Return the number of steps."""
     for step in range(EPISODE):
         observation, _, done, _ = env.step(
             rng.choice(observation.info.get("admissible_actions") or ANYWHERE)
@@ -90,8 +89,10 @@ def episode(env: Env, observation: Observation, rng: random.Random) -> int:
 
 
 def repeat(work: Callable[[], Any], budget: float) -> tuple[int, float, float]:
-    """Do ``work`` again and again; return how often, CPU seconds and seconds of the last stretch,
-    of ``budget``.
+    """Call ``work`` in ever longer series, until one takes at least half of ``budget``.
+
+    Return the calls, CPU seconds and wall-clock seconds of the last series. ``budget`` is in CPU
+    seconds.
     """
     times = 1
     while True:
@@ -101,21 +102,21 @@ def repeat(work: Callable[[], Any], budget: float) -> tuple[int, float, float]:
             work()
         spent = cpu_seconds() - cpu
         wall = time.perf_counter() - clock
-        # A stretch that is too short says little: a longer one, up to ten times, is tried instead.
+        # The series was too short for a precise number. The next one is up to ten times longer.
         if spent >= 0.5 * budget:
             return times, spent, wall
         times = int(times * min(10.0, 1 + 0.7 * budget / max(spent, 0.01)))
 
 
 def measure(label: str, section: dict[str, Any], budget: float) -> dict[str, Any]:
-    """Numbers of one environment; ``budget`` in CPU seconds for each of the two phases."""
+    """Measure one environment. ``budget`` is the CPU seconds for each of the two phases."""
     package = get_package(label)
     tasks = package.tasks(section, "train")[:8]
     began = time.perf_counter()
     env = package.make(section)
     start = time.perf_counter() - began
     rng = random.Random(0)
-    for task in tasks:  # what is loaded or compiled once is not counted
+    for task in tasks:  # warm-up: loading and compiling are not counted
         episode(env, env.reset(task, 0), rng)
     played = itertools.cycle(tasks)
     resets, spent, _ = repeat(lambda: env.reset(next(played), 0), budget)
@@ -124,13 +125,13 @@ def measure(label: str, section: dict[str, Any], budget: float) -> dict[str, Any
     episodes, spent, wall = repeat(
         lambda: steps.append(episode(env, env.reset(next(played), 0), rng)), budget
     )
-    # Only the last stretch counts, as for its seconds.
+    # Count the episodes of the last series only, to which the seconds belong.
     count = sum(steps[-episodes:])
     numbers = {
         "placement": env.placement,
         "start_s": start,
         "reset_ms": 1000 * reset,
-        # Resets inside the episodes are taken out, at what one of them was measured to cost.
+        # Subtract the measured cost of the reset of each episode.
         "steps_per_core": count / max(spent - episodes * reset, 1e-3),
         "with_resets": count / spent,
         "here": count / wall,
@@ -141,12 +142,12 @@ def measure(label: str, section: dict[str, Any], budget: float) -> dict[str, Any
 
 
 def main() -> None:
-    """Measure what the command line names and print a table."""
+    """Measure the environments named on the command line and print a table."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "names", nargs="*", help=f"of: {', '.join(CASES)}; a name stands for all that begin with it"
+        "names", nargs="*", help=f"names or prefixes of names; known: {', '.join(CASES)}"
     )
     parser.add_argument(
         "--cpu-seconds", type=float, default=5.0, help="CPU seconds per environment and phase"
@@ -160,15 +161,14 @@ def main() -> None:
         label for label in CASES if not options.names or label.startswith(tuple(options.names))
     ]
     if not labels:
-        parser.error(f"no environment is called {options.names}; there are: {', '.join(CASES)}")
+        parser.error(f"no environment name starts with {options.names}; known: {', '.join(CASES)}")
     print(f"{'environment':32}{'placement':>10}{'start s':>9}{'reset ms':>10}", end="")
     print(f"{'steps/s per core':>18}{'with resets':>13}{'here':>8}{'MB':>7}")
     with tempfile.TemporaryDirectory() as folder:
         for label in labels:
             stored = {"data_dir": folder} if label.startswith(("alfworld", "textworld/")) else {}
             job = json.dumps([label, CASES[label] | stored, options.cpu_seconds])
-            # A process for each environment, so that memory and imports of one do not count for the
-            # next.
+            # One process per environment, so that memory and imports are counted separately.
             done = subprocess.run(
                 [sys.executable, __file__, "--child", job], capture_output=True, text=True
             )

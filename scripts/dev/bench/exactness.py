@@ -1,22 +1,21 @@
-"""Is what is trained what was sampled? Plays real trajectories and checks every token and every
-log-prob.
+"""Check that the trainer gets exactly the tokens and log-probs that the engine sampled.
 
     python scripts/dev/bench/exactness.py                       # the policy of the quickstart
     python scripts/dev/bench/exactness.py --config-name smollm2_alfworld --dtype bfloat16
     python scripts/dev/bench/exactness.py --history window
 
-``--stop . ,`` ends the turns of a policy that ends few of them itself.
+``--stop . ,`` adds stop strings, for a policy that ends few turns itself.
 
-What the engine returned is written down apart from the collector, and compared with the packed
-rows:
+The bench generates real trajectories. It records the engine's results independently of the
+collector, and compares them with the packed rows:
 
-* sampled: every turn of a row is what the engine returned for exactly the tokens before it;
+* sampled: every turn of a row equals the engine's result for exactly the tokens before it;
 * loss: the mask is 1 on those tokens and on no other;
-* separators: between two turns stands what the tokenizer's chat template puts there, whole, once;
-* log-probs: the trainer's own pass over the rows gives what the engine said when it sampled.
+* separators: the text of the chat template between two turns is complete and occurs once;
+* log-probs: the trainer's forward pass gives the rollout log-probs.
 
-Printed besides: turns that would have become other tokens if their text had been encoded again, and
-how many tokens an episode feeds to the trainer.
+It also prints how many turns change when their text is encoded again, and how many tokens per
+episode the trainer gets.
 """
 
 import argparse
@@ -46,28 +45,26 @@ MAX_TOKENS = 8192  # of a micro-batch
 
 
 class Witness:
-    """An engine client that writes down what it was asked and what came back, by trajectory, in
-    order.
-    """
+    """Engine client that records requests and results in order, by trajectory."""
 
     def __init__(self, client: TokenSource) -> None:
         self._client = client
         self.seen: dict[int, list[tuple[list[int], SamplingResult]]] = defaultdict(list)
 
     async def sample(self, prompt_ids: list[int], *, route: int, **request: Any) -> SamplingResult:
-        """Sample; ``route`` is the number of the trajectory."""
+        """Sample and record. ``route`` is the number of the trajectory."""
         prompt = list(prompt_ids)
         result = await self._client.sample(prompt, route=route, **request)
         self.seen[route].append((prompt, result))
         return result
 
     async def close(self) -> None:
-        """Close the client."""
+        """Close the engine client that this client wraps."""
         await self._client.close()
 
 
 async def play(stage: Workload) -> tuple[list[Row], Witness]:
-    """Every job once, and what the engine saw of it."""
+    """Generate every trajectory once. Return the rows, and the recorded requests."""
     collector = stage.collector()
     witness = collector._engine = Witness(collector._engine)
     collected = await collector.collect(stage.jobs, stage.settings)
@@ -77,10 +74,12 @@ async def play(stage: Workload) -> tuple[list[Row], Witness]:
 
 
 def separators(stage: Workload) -> tuple[list[int], list[int]]:
-    """Tokens from the end of a turn to the next observation, and from there to the next turn, by
-    the template.
+    """Return the template's token ids before and after an observation.
+
+    The first list stands between the end of a turn and the observation. The second list stands
+    between the observation and the next turn.
     """
-    # Two texts that occur nowhere in a template, so that what stands between them can be cut out.
+    # These two texts occur in no template, so the rendered text can be split at them.
     said = "What I say."
     seen = "What I see."
     chat = [("user", "Begin."), ("assistant", said), ("user", seen)]
@@ -94,13 +93,13 @@ def separators(stage: Workload) -> tuple[list[int], list[int]]:
 
 
 def encode(stage: Workload, text: str) -> list[int]:
-    """The tokens of ``text`` and no others."""
+    """Return the token ids of ``text``, without special tokens."""
     return stage.tokenizer(text, add_special_tokens=False)["input_ids"]
 
 
 @dataclass
 class _Unpadded:
-    """One row of the batch without its padding, every column as long as its tokens."""
+    """Row of the batch without padding. All columns have one entry per token."""
 
     ids: list[int]
     mask: list[int]
@@ -112,8 +111,7 @@ def _unpadded(data: DataProto, row: int) -> _Unpadded:
     prompt = data.batch["prompts"].shape[1]
 
     def of_response(name: str) -> list[Any]:
-        # Response columns begin behind the padded prompt: zeros in front make them as long as the
-        # row.
+        # Response columns start after the padded prompt. Pad them in front to the row's length.
         padded = torch.nn.functional.pad(data.batch[name][row], (prompt, 0))
         return padded[real].tolist()
 
@@ -136,7 +134,7 @@ COUNTS = (
 def check_tokens(
     rows: Sequence[Row], data: DataProto, witness: Witness, stage: Workload
 ) -> dict[str, int]:
-    """Counts of what is right and of every way to be wrong."""
+    """Return the counts ``COUNTS``: turns and tokens checked, and errors by kind."""
     between = separators(stage)
     found: dict[str, int] = dict.fromkeys(COUNTS, 0)
     for number, row in enumerate(rows):
@@ -166,7 +164,7 @@ def _check_turn(
     start = len(prompt)
     end = start + len(result.token_ids)
     same = kept.ids[:start] == prompt and kept.ids[start:end] == list(result.token_ids)
-    # Rounded to float32 as the row holds them.
+    # Round to float32, the dtype of the row.
     logprobs = torch.tensor(result.logprobs).tolist()
     found["turns"] += 1
     found["tokens"] += end - start
@@ -175,16 +173,16 @@ def _check_turn(
 
 
 def _whole(ids: list[int], last: int, start: int, between: tuple[list[int], list[int]]) -> bool:
-    """Whether the template's tokens stand around the observation ``ids[last:start]``."""
+    """Return True if ``ids[last:start]`` starts and ends with the template's separators."""
     before, after = between
     gap = ids[last:start]
-    # An end of turn that the policy sampled itself is not repeated.
+    # If the policy sampled the end of turn itself, the template's copy is omitted.
     wanted = before[1:] if ids[last - 1] == before[0] else before
     return gap[: len(wanted)] == wanted and gap[-len(after) :] == after
 
 
 def check_logprobs(data: DataProto, path: str, dtype: str) -> tuple[float, float]:
-    """Mean and largest absolute difference of the trainer's log-probs, in nats."""
+    """Return the mean and largest absolute difference of log-probs, trainer - engine, in nats."""
     engine = TrainEngine(PolicyModel(load_causal_lm(path)), device="cpu", dtype=dtype)
     scored = score_rows(engine, data, max_tokens=MAX_TOKENS).log_probs
     gaps = (scored - data.batch["rollout_log_probs"]).abs()[data.batch["response_mask"].bool()]
@@ -192,7 +190,7 @@ def check_logprobs(data: DataProto, path: str, dtype: str) -> tuple[float, float
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Command line."""
+    """Run the bench for the command line, and print its results."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

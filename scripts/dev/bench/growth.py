@@ -1,10 +1,10 @@
-"""Measure memory, threads and open files of every process of a run over many small iterations.
+"""Measure memory, threads and open files of every process of a run over many small steps.
 
     python -m scripts.dev.bench.growth --iterations 1000
 
-A run that grows by a little in every iteration fails after a day on a cluster. The table gives, for
+A run that grows by a little in every step fails after a day on a cluster. The table gives, for
 each kind of process, the median of the second tenth of the run and of its last tenth. The first
-tenth is left out, since caches and allocators fill up in it.
+tenth is not used, because caches and allocators fill in it.
 """
 
 import argparse
@@ -28,7 +28,7 @@ Sample = dict[str, dict[str, float]]  # kind of process -> measure -> sum over i
 
 
 def start_run(iterations: int, run_dir: Path, overrides: Sequence[str]) -> subprocess.Popen[bytes]:
-    """Start a run of ``iterations`` iterations on the number line in ``run_dir``."""
+    """Start a run of ``iterations`` training steps on the number line in ``run_dir``."""
     settings = {
         "trainer.total_training_steps": iterations,
         "trainer.default_local_dir": run_dir,
@@ -63,12 +63,12 @@ def sample_processes(driver: psutil.Process) -> Sample:
                 found[kind]["threads"] += process.num_threads()
                 found[kind]["files"] += process.num_fds()
         except psutil.Error:
-            continue  # it ended meanwhile
+            continue  # the process has ended
     return dict(found)
 
 
 def kind_of(process: psutil.Process) -> str:
-    """Return the name of a process without what differs between two of a kind."""
+    """Return the name of a process without its number, the same for all of a kind."""
     words = process.cmdline()
     title = words[0] if words and words[0].startswith("ray::") else process.name()
     return title.partition(".")[0].rstrip("0123456789_-:")
@@ -76,7 +76,7 @@ def kind_of(process: psutil.Process) -> str:
 
 def compare_tenths(samples: Sequence[Sample]) -> list[dict[str, Any]]:
     """Return, for each kind of process and measure, the medians of the second and last tenth."""
-    # Processes start and end one after the other.
+    # Use only samples with all kinds of processes: they do not start and end together.
     whole = max((len(sample) for sample in samples), default=0)
     samples = [sample for sample in samples if len(sample) == whole]
     tenth = max(1, len(samples) // 10)
@@ -91,14 +91,14 @@ def compare_tenths(samples: Sequence[Sample]) -> list[dict[str, Any]]:
 
 
 def median_of(samples: Sequence[Sample], kind: str, measure: str) -> float:
-    """Return the median of ``measure`` over ``samples``; 0 where a sample has no such process."""
+    """Return the median of ``measure`` over ``samples``. A missing process counts as 0."""
     empty: Mapping[str, float] = {}
     values = [sample.get(kind, empty).get(measure, 0.0) for sample in samples]
     return round(statistics.median(values), 1)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run, sample, and print the table; return the exit status of the run."""
+    """Start the run, sample it and print the table. Return the exit status of the run."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--iterations", type=int, default=1000)
     parser.add_argument("--out", type=Path, help="JSON file for the table")
@@ -126,7 +126,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def watch(run: subprocess.Popen[bytes], metrics: Path) -> list[Sample]:
-    """Sample the processes of ``run`` from its first iteration to its end."""
+    """Sample the processes of ``run`` from its first step to its end."""
     driver = psutil.Process(run.pid)
     samples: list[Sample] = []
     while run.poll() is None:

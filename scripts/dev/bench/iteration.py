@@ -1,15 +1,15 @@
-"""What an RLVCR iteration costs beside a GRPO iteration on the same trajectories and the same
-model.
+"""Compare the time of an RLVCR step and a GRPO step on the same trajectories and model.
 
     python scripts/dev/bench/iteration.py                       # configs/quickstart.yaml
     python scripts/dev/bench/iteration.py --config-name smoke --steps 3 \\
         algorithm.rlvcr.step_fraction=1.0
 
-Starts ``main_ppo`` with each estimator in turn, ``--rounds`` times. The learning rate is 0 and
-every turn is sampled with a seed of its own, so both play the same trajectories at every step (the
-last line says how many answers agree; rounding lets a few of them part). The first step of a run
-warms up and does not count; what is shown are medians of ``timing_s/*`` over the others, in
-seconds. RLVCR's scoring pass gives the old log-probs, too.
+``main_ppo`` runs with each estimator in turn, ``--rounds`` times. The learning rate is 0 and every
+turn has its own sampling seed, so both runs generate the same trajectories in every step. The last
+line says how many replies agree. A few differ because of rounding.
+
+The first step of a run is a warm-up and is not counted. The table shows medians of ``timing_s/*``
+over the other steps, in seconds. RLVCR's scoring pass also gives the old log-probs.
 """
 
 import argparse
@@ -31,7 +31,7 @@ ESTIMATORS = ("rlvcr", "grpo")
 PARTS = {
     "generation": ("gen_engine",),
     "environments": ("gen_env",),
-    "alternatives after the play": ("alternatives",),
+    "alternatives after the episode": ("alternatives",),
     "rows": ("pack",),
     "scoring and old log-probs": ("scoring", "old_log_prob"),
     "rewards and advantages": ("reward", "adv"),
@@ -47,14 +47,14 @@ COUNTS = {
 
 
 def words(estimator: str, place: Path, args: argparse.Namespace) -> list[str]:
-    """The command line after ``main_ppo``; the caller's overrides win."""
+    """Return the arguments of ``main_ppo``. The caller's overrides come last and take effect."""
     return [
         "--config-name",
         args.config_name,
         f"algorithm.adv_estimator={estimator}",
-        # Both write levels, though GRPO needs none: the turns must be the same.
+        # GRPO needs no levels, but the prompts and turns of both runs must be the same.
         "env.levels=true",
-        # Nothing is learnt, so that the second step of both still has the same policy.
+        # With learning rate 0 both runs have the same policy in all steps.
         "actor_rollout_ref.actor.optim.lr=0",
         *nothing_but(args.steps, place),
         *args.overrides,
@@ -62,7 +62,7 @@ def words(estimator: str, place: Path, args: argparse.Namespace) -> list[str]:
 
 
 def nothing_but(steps: int, place: Path) -> list[str]:
-    """Words for ``steps`` training steps in ``place`` and no validation, checkpoint or resume."""
+    """Return overrides for ``steps`` steps without validation, checkpoints and resume."""
     return [
         f"trainer.total_training_steps={steps}",
         "trainer.val_before_train=false",
@@ -74,8 +74,10 @@ def nothing_but(steps: int, place: Path) -> list[str]:
 
 
 def run(name: str, place: Path, line: Sequence[str]) -> list[dict]:
-    """Run ``main_ppo`` with the words of ``line``, which make ``place`` its run directory, and
-    return the metrics of every step but the first; ``name`` is for the message when it fails.
+    """Run ``main_ppo`` with the arguments ``line`` and return the metrics of steps 2 and later.
+
+    ``place`` must be the run directory that ``line`` sets. ``name`` is used in the error message.
+    Exits if the run fails.
     """
     place.mkdir(parents=True)
     log = place.with_suffix(".log")
@@ -87,7 +89,7 @@ def run(name: str, place: Path, line: Sequence[str]) -> list[dict]:
         ).returncode
     if status:
         raise SystemExit(
-            f"{name} ended with exit status {status}; the last of {log}:\n{log.read_text()[-3000:]}"
+            f"{name} ended with exit status {status}; end of {log}:\n{log.read_text()[-3000:]}"
         )
     steps = [
         line for line in jsonl.read(RunDirectory(place).metrics_path) if "timing_s/step" in line
@@ -96,13 +98,13 @@ def run(name: str, place: Path, line: Sequence[str]) -> list[dict]:
 
 
 def middle(steps: list[dict], *names: str) -> float:
-    """Median over steps of the sum of the named metrics; one that was not measured is 0."""
-    # Summed within each step: the median of a sum is not the sum of the medians.
+    """Return the median over steps of the sum of the named metrics. A missing metric is 0."""
+    # Sum within each step: the median of a sum is not the sum of the medians.
     return median(sum(step.get(name, 0.0) for name in names) for step in steps)
 
 
 def agreement(places: dict[str, Path], steps: int) -> tuple[int, int]:
-    """(answers that are the same in both runs, answers compared) over all steps."""
+    """Return the number of equal replies in both runs, and the number of compared replies."""
     same = compared = 0
     for step in range(1, steps + 1):
         said = {
@@ -117,7 +119,7 @@ def agreement(places: dict[str, Path], steps: int) -> tuple[int, int]:
 
 
 def answers(path: Path) -> dict[tuple[str, int], str]:
-    """(trajectory, step) -> what the policy said, from a rollout file."""
+    """Return the replies of a rollout file by (``traj_uid``, turn)."""
     return {
         (row["traj_uid"], step["step"]): step["response"]
         for row in jsonl.read(path)
@@ -126,9 +128,9 @@ def answers(path: Path) -> dict[tuple[str, int], str]:
 
 
 def table(measured: dict[str, list[dict]]) -> str:
-    """The markdown table of all parts, the whole, and what was played."""
+    """Return the Markdown table of all parts, the whole step, and the token counts."""
     rlvcr, grpo = (measured[estimator] for estimator in ESTIMATORS)
-    lines = ["| seconds per iteration | RLVCR | GRPO | ratio |", "|---|---|---|---|"]
+    lines = ["| seconds per step | RLVCR | GRPO | ratio |", "|---|---|---|---|"]
 
     def line(name: str, left: float, right: float, digits: int = 2) -> None:
         ratio = f"{left / right:.2f}" if right > 0 else ""
@@ -143,44 +145,43 @@ def table(measured: dict[str, list[dict]]) -> str:
         for steps in (rlvcr, grpo)
     ]
     line("the rest", *rest)
-    line("**whole iteration**", middle(rlvcr, "timing_s/step"), middle(grpo, "timing_s/step"))
+    line("**whole step**", middle(rlvcr, "timing_s/step"), middle(grpo, "timing_s/step"))
     for name, key in COUNTS.items():
         line(name, middle(rlvcr, key), middle(grpo, key), 0)
     return "\n".join(lines)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Command line."""
-    parser = argparse.ArgumentParser(description="An RLVCR iteration against a GRPO iteration.")
+    """Run the bench for the command line, and print a Markdown table."""
+    parser = argparse.ArgumentParser(description="Compare an RLVCR step with a GRPO step.")
     parser.add_argument("--config-name", default="quickstart")
     parser.add_argument(
-        "--steps", type=int, default=4, help="steps of each run; the first does not count"
+        "--steps", type=int, default=4, help="steps of each run; the first is not counted"
     )
     parser.add_argument(
         "--rounds", type=int, default=1, help="runs of each estimator, in alternating order"
     )
     parser.add_argument(
-        "--keep", type=Path, help="directory for runs and logs; left out: a temporary one"
+        "--keep", type=Path, help="directory for runs and logs; default: a temporary one"
     )
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="overrides for both runs")
     args = parser.parse_intermixed_args(argv)
     if args.steps < 2:
-        parser.error("--steps must be 2 or more: the first step does not count")
+        parser.error("--steps must be 2 or more: the first step is not counted")
     measured: dict[str, list[dict]] = {estimator: [] for estimator in ESTIMATORS}
     places: dict[str, Path] = {}
     with tempfile.TemporaryDirectory(prefix="bench-") as scratch:
         base = args.keep or Path(scratch)
         for number in range(args.rounds):
             places = {estimator: base / f"{estimator}-{number}" for estimator in ESTIMATORS}
-            # In turn, and the order changes from round to round: whoever comes second finds files
-            # in memory.
+            # The order alternates between rounds: the second run profits from cached files.
             for estimator in ESTIMATORS if number % 2 == 0 else reversed(ESTIMATORS):
                 place = places[estimator]
                 measured[estimator] += run(estimator, place, words(estimator, place, args))
         same, compared = agreement(places, args.steps)
     shown = " ".join([args.config_name, *args.overrides])
     print(f"{shown}; {len(measured['rlvcr'])} steps of each\n\n{table(measured)}\n")
-    print(f"{same:,} of {compared:,} answers are the same in both")
+    print(f"{same:,} of {compared:,} replies are the same in both")
 
 
 if __name__ == "__main__":

@@ -1,12 +1,13 @@
-"""An iteration whose plays overlap with the update against one in which they take turns.
+"""Compare steps with and without overlap of the rollout and the update.
 
     python scripts/dev/bench/overlap.py                                   # steps of 10 ms to 1 s
     python scripts/dev/bench/overlap.py --steps 8 env.rollout.carry_over=2
 
-Starts ``main_ppo`` with ``trainer.rollout_overlap`` off and on in turn, ``--rounds`` times, with
-the quickstart's policy in an environment that waits (``scripts/dev/bench/waiting.py``). The
-first step of a run warms up and does not count, and of overlapping runs neither does the second:
-it was played ahead while the first one warmed up. Medians over the other steps, in seconds.
+``main_ppo`` runs with ``trainer.rollout_overlap`` off and on in turn, ``--rounds`` times. It uses
+the quickstart's policy and an environment that waits (``scripts/dev/bench/waiting.py``).
+
+The first two steps of a run are not counted. The first is a warm-up. With overlap, the rollout of
+the second runs during the first. The table shows medians over the other steps, in seconds.
 """
 
 import argparse
@@ -19,10 +20,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
 from scripts.dev.bench.iteration import middle, nothing_but, run
 
-POLICY = "configs/policies/quickstart"  # the environment is won whatever it says
+POLICY = "configs/policies/quickstart"  # its replies do not matter to the environment
 MODES = ("off", "one_step")
 PARTS = {
-    "waiting for plays": ("timing_s/gen", "timing_s/wait_for_plays"),
+    "waiting for the rollout": ("timing_s/gen", "timing_s/wait_for_plays"),
     "scoring, rewards, advantages": (
         "timing_s/old_log_prob",
         "timing_s/scoring",
@@ -31,12 +32,12 @@ PARTS = {
     ),
     "update": ("timing_s/update_actor",),
     "weights to the engines": ("timing_s/update_weights",),
-    "**whole iteration**": ("timing_s/step",),
+    "**whole step**": ("timing_s/step",),
 }
 
 
 def words(mode: str, place: Path, args: argparse.Namespace) -> list[str]:
-    """The command line after ``main_ppo``; the caller's overrides win."""
+    """Return the arguments of ``main_ppo``. The caller's overrides come last and take effect."""
     own = [word for word in args.overrides if not word.startswith("env.rollout.carry_over")]
     return [
         "--config-name",
@@ -49,26 +50,26 @@ def words(mode: str, place: Path, args: argparse.Namespace) -> list[str]:
         "algorithm.adv_estimator=grpo",
         f"trainer.rollout_overlap={mode}",
         *nothing_but(args.steps, place),
-        # What goes on over steps needs the overlap.
+        # Partial rollouts (``carry_over``) need the overlap.
         *(args.overrides if mode != "off" else own),
     ]
 
 
 def table(measured: dict[str, list[dict]]) -> str:
-    """The markdown table: what an iteration waits for, in both modes, and how old its plays are."""
+    """Return the Markdown table: seconds of the parts of a step, and policy staleness."""
     off, on = (measured[mode] for mode in MODES)
-    lines = ["| seconds per iteration | in turn | overlapping | ratio |", "|---|---|---|---|"]
+    lines = ["| seconds per step | in turn | overlapping | ratio |", "|---|---|---|---|"]
     for name, keys in PARTS.items():
         left, right = middle(off, *keys), middle(on, *keys)
         ratio = f"{left / right:.2f}" if right > 0 else ""
         lines.append(f"| {name} | {left:.2f} | {right:.2f} | {ratio} |")
     stale = [middle(steps, "training/staleness") for steps in (off, on)]
-    lines.append(f"| updates since the plays | {stale[0]:.2f} | {stale[1]:.2f} | |")
+    lines.append(f"| updates since the rollout | {stale[0]:.2f} | {stale[1]:.2f} | |")
     return "\n".join(lines)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Command line."""
+    """Run the bench for the command line, and print a Markdown table."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -78,7 +79,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="overrides for both")
     args = parser.parse_intermixed_args(argv)
     if args.steps < 3:
-        parser.error("--steps must be 3 or more: the first two do not count")
+        parser.error("--steps must be 3 or more: the first two steps are not counted")
     measured: dict[str, list[dict]] = {mode: [] for mode in MODES}
     with tempfile.TemporaryDirectory(prefix="bench-") as scratch:
         for number in range(args.rounds):

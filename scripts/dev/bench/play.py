@@ -1,4 +1,4 @@
-"""What the benches that play share: a config, an engine, and the trajectories of a batch."""
+"""Config, engine and rollout specs of a batch, shared by the benches that run a rollout."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -18,10 +18,9 @@ from verl.workers.rollout import RolloutWorker
 
 
 class Workload:
-    """Everything to play ``tasks`` groups of ``env.rollout.n`` with: config, tokenizer, settings,
-    jobs and engine.
+    """Config, tokenizer, settings, rollout specs and engine for a rollout of ``tasks`` groups.
 
-    The engine is an object in this process, or, with ``actor``, a Ray actor as in a training run.
+    The engine is an object in this process. With ``actor`` it is a Ray actor as in a training run.
     """
 
     def __init__(
@@ -41,18 +40,19 @@ class Workload:
         make: Any = RolloutWorker
         if actor:
             init_ray(self.cfg.ray_init)
-            import ray  # which reads what init_ray sets
+            import ray  # after init_ray, whose settings it reads
 
-            # A concurrency of 64, for requests of all trajectories wait inside the actor; it asks
-            # for no CPU of Ray's, which would leave it waiting on a small machine.
+            # Requests of all trajectories wait inside the actor, so it needs a high concurrency.
+            # It reserves no CPU: on a small machine the reservation would never be granted.
             make = ray.remote(RolloutWorker).options(max_concurrency=64, num_cpus=0).remote
         self.engine = make(self.cfg.actor_rollout_ref, self.path, num_threads=1)
 
     def collector(
         self, kind: type[CollectorWorker] = CollectorWorker, **options: Any
     ) -> CollectorWorker:
-        """A collector that asks this engine, made as a training run makes it; ``options`` are
-        further arguments.
+        """Return a collector with this engine, as a training run makes it.
+
+        ``options`` are further arguments of ``kind``.
         """
         template_kwargs = self.cfg.data.apply_chat_template_kwargs
         return kind(
@@ -60,7 +60,5 @@ class Workload:
         )
 
     def apart(self, name: str) -> list[Job]:
-        """The jobs, to be played with seeds that belong to ``name``: other samples of the same
-        tasks.
-        """
+        """Return the rollout specs with new ``traj_uid`` values, which give new sampling seeds."""
         return [replace(job, traj_uid=f"{name}/{job.traj_uid}") for job in self.jobs]

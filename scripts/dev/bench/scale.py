@@ -1,17 +1,18 @@
-"""What an iteration asks of the driver, of links and of devices as ranks and plays grow, by
-simulation and arithmetic: ``python -m scripts.dev.bench.scale``.
+"""Estimate the load of driver, links and devices in a step, for many ranks and trajectories.
 
-    driver    CPU seconds that ``scripts.dev.bench.driver`` measures on small tables here and now,
-              per row, per token and per rank; dealing is done in full, by the code that a run calls
-    journal   the same, of the thread behind the step
-    store     bytes through the object store of the driver's node: plays, rows, answers
-    links     the driver's, with all of that for other nodes; every device's, with shards of weights
-              that are gathered and gradients that are reduced, micro-batch by micro-batch
-    devices   operations of the update over the efficiency of the dealt rows, and the other parts of
+    python -m scripts.dev.bench.scale
+
+    driver    CPU seconds per row, per token and per rank, which ``scripts.dev.bench.driver``
+              measures on small batches; sharding is measured at full size with the code of a run
+    journal   CPU seconds of the background thread that writes trajectories
+    store     bytes through the object store of the driver's node: trajectories, rows, answers
+    links     bytes of the driver's link to other nodes; bytes of every device's link for gathered
+              weights and reduced gradients in each micro-batch
+    devices   time of the update divided by the efficiency of the sharding, and the other parts of
               ``scripts/dev/recipes.py``, for 1.5B parameters on H100s in nodes of 8
 
-Plays are invented as in ``scripts.dev.bench.balance``. Nothing here was measured on a cluster: the
-table says where a single driver stops being enough, not how long an iteration takes.
+Row lengths are drawn as in ``scripts.dev.bench.balance``. Nothing was measured on a cluster. The
+table shows where a single driver becomes the bottleneck, not how long a step takes.
 """
 
 import argparse
@@ -36,8 +37,8 @@ RECIPE = "alfworld_qwen2.5_1.5b_8gpu"
 ON_A_NODE = 8
 DRIVER_LINK = 25.0  # GB/s: 200 Gb/s
 DEVICE_LINK = 50.0  # GB/s: 400 Gb/s each
-STEPS = 4  # optimizer steps of an iteration
-# Where the driver's cost is measured: a short and a long row, few and many ranks.
+STEPS = 4  # optimizer steps of a step
+# The driver's cost is measured for a short and a long row, and for few and many ranks.
 SHORT = driver.PlayShape(turns=10, prompt=400, sampled=60, shown=60)
 LONG = driver.PlayShape(turns=40, prompt=400, sampled=60, shown=60)
 MANY = 128
@@ -45,19 +46,19 @@ MANY = 128
 
 @dataclass(frozen=True)
 class DriverModel:
-    """Seconds and bytes of the driver: of a row, of a token of a row, and of a rank."""
+    """Cost model of the driver: seconds per row, per token and per rank, and bytes per token."""
 
     row_s: float
     token_s: float
     rank_s: float
-    journal_s: float  # of a token that was played
-    received: float  # bytes of a token, as collectors send it
-    moved: float  # bytes of a token of padded rows, to the ranks and back
+    journal_s: float  # per token of a trajectory
+    received: float  # bytes per token from the collectors
+    moved: float  # bytes per token of padded rows, to the ranks and back
 
 
 @dataclass(frozen=True)
 class Load:
-    """An iteration: seconds and gigabytes of what carries it."""
+    """Estimated seconds and gigabytes of driver, links and devices in one step."""
 
     ranks: int
     plays: int
@@ -73,7 +74,7 @@ class Load:
 
     @property
     def longest(self) -> str:
-        """What the iteration waits for most."""
+        """Name of the part with the most seconds."""
         parts = {
             "driver": self.driver_s + self.deal_s,
             "journal": self.journal_s,
@@ -85,13 +86,13 @@ class Load:
 
 
 def fit(rows: int) -> DriverModel:
-    """The driver's costs, from three iterations with ``rows`` rows."""
-    driver.measure(driver.PART)  # what is loaded and made once is no cost of a row
+    """Measure three steps with ``rows`` rows, and return the cost model of the driver."""
+    driver.measure(driver.PART)  # warm-up
     short = driver.measure(rows, shape=SHORT)
     long = driver.measure(rows, shape=LONG)
     many = driver.measure(rows, MANY, SHORT)
     tokens = LONG.tokens - SHORT.tokens
-    # Noise may not make rows cheaper than nothing.
+    # The minimum keeps the cost per row at 0 or more when the measurements are noisy.
     token_ms = min((long.ahead - short.ahead) / tokens, long.ahead / LONG.tokens)
     row_ms = long.ahead - token_ms * LONG.tokens
     rank_ms = (many.ahead - short.ahead) * rows / (MANY - driver.RANKS)
@@ -108,20 +109,21 @@ def fit(rows: int) -> DriverModel:
 
 
 def config(ranks: int, plays: int) -> PPOConfig:
-    """The recipe on ``ranks`` devices with ``plays`` an iteration."""
+    """Return the recipe's config for ``ranks`` devices and ``plays`` trajectories per step."""
     nodes = max(1, ranks // ON_A_NODE)
     group = balance.GROUP
     words = [f"trainer.nnodes={nodes}", f"data.train_batch_size={plays // group}"]
     words += [f"actor_rollout_ref.rollout.n={group}", f"env.rollout.n={group}"]
     cfg = load_config(RECIPE, words)
     if not isinstance(cfg, PPOConfig):
-        raise TypeError(f"{RECIPE} is no config of main_ppo")
+        raise TypeError(f"recipe {RECIPE!r} is not a config of main_ppo")
     return cfg
 
 
 def dealing(rows: balance.RowSizes, ranks: int, seed: int) -> tuple[float, float]:
-    """CPU seconds of dealing ``rows`` for two passes that score and an update, and the efficiency
-    of the update.
+    """Shard ``rows`` for two forward passes and an update.
+
+    Return the CPU seconds of all three, and the efficiency of the update.
     """
     began = time.process_time()
     for _ in range(2):
@@ -133,8 +135,10 @@ def dealing(rows: balance.RowSizes, ranks: int, seed: int) -> tuple[float, float
 
 
 def link_bytes(cfg: PPOConfig, ranks: int, tokens: float) -> float:
-    """Bytes over a device's link: in each pass over ``tokens`` a rank, all others' shards of the
-    weights for every micro-batch, and in an update again backward, with the gradient in float32.
+    """Return the bytes over a device's link in one step, for ``tokens`` tokens per rank.
+
+    Each of the two forward passes gathers the weights of the other ranks for every micro-batch. The
+    update gathers them twice, forward and backward, and reduces gradients in float32.
     """
     weights = MODELS[str(cfg.actor_rollout_ref.model.path)].parameters
     gathered = weights * BYTES[cfg.actor_rollout_ref.actor.dtype]
@@ -145,7 +149,7 @@ def link_bytes(cfg: PPOConfig, ranks: int, tokens: float) -> float:
 
 
 def load(ranks: int, plays: int, model: DriverModel, seed: int = 0) -> Load:
-    """What an iteration with ``plays`` on ``ranks`` devices carries."""
+    """Estimate the load of a step with ``plays`` trajectories on ``ranks`` devices."""
     cfg = config(ranks, plays)
     rows = balance.invent(balance.Case(ranks, plays, STEPS), seed)
     deal_s, efficiency = dealing(rows, ranks, seed)
@@ -172,9 +176,10 @@ def load(ranks: int, plays: int, model: DriverModel, seed: int = 0) -> Load:
 
 
 def table(loads: Sequence[Load]) -> Iterator[str]:
-    """The lines of the table."""
+    """Yield the lines of the Markdown table."""
     yield (
-        "| ranks | plays | driver, s | dealing, s | journal, s | store, GB | driver's link, s "
+        "| ranks | trajectories | driver, s | sharding, s | journal, s | store, GB "
+        "| driver's link, s "
         "| device's link, GB | the same, s | devices, s | efficiency | longest |"
     )
     yield f"|{'---|' * 12}"
@@ -197,11 +202,11 @@ def table(loads: Sequence[Load]) -> Iterator[str]:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Print the driver's costs and the table."""
-    parser = argparse.ArgumentParser(description="Loads of an iteration, by simulation.")
+    """Print the driver's cost model and the table of loads."""
+    parser = argparse.ArgumentParser(description="Simulated load of driver, links and devices.")
     parser.add_argument("--ranks", type=int, nargs="+", default=RANKS)
     parser.add_argument("--plays", type=int, nargs="+", default=PLAYS)
-    parser.add_argument("--rows", type=int, default=256, help="of what is measured")
+    parser.add_argument("--rows", type=int, default=256, help="rows of the measured steps")
     args = parser.parse_args(argv)
     torch.set_num_threads(1)
     model = fit(args.rows)

@@ -1,16 +1,21 @@
-"""Scoring every step's action under four thoughts: one prefix-shared pass against a forward per
-thought.
+"""Compare scoring with one prefix-shared pass and with one forward pass per thought.
+
+Every turn's action is scored after four thoughts.
 
     python scripts/dev/bench/scoring.py     # a policy of the quickstart's size, random weights
     python scripts/dev/bench/scoring.py --model DIR --contexts 300 1000 --rows 8 \
         --dtype bfloat16 --device cuda
 
-For each context length the same batch is put through three passes, in turn, ``--repeats`` times;
-the fastest of each counts. *old*: the old-log-prob pass alone. *shared*: the same pass with every
-step's alternatives as branches, which gives old log-probs and scores. *naive*: the old-log-prob
-pass, then one sequence ``context + thought + action`` for each of the four thoughts of every step,
-packed into micro-batches of the same size. Tokens are tokens forwarded, CPU seconds those of this
-process.
+For each context length, three passes run on the same batch in turn, ``--repeats`` times. The
+fastest repeat of each is shown.
+
+* *old*: the old-log-prob pass alone.
+* *shared*: the same pass with the alternative thoughts of every turn as branches. It gives old
+  log-probs and scores.
+* *naive*: the old-log-prob pass, then one sequence ``context + thought + action`` for each of the
+  four thoughts of every turn, packed into micro-batches of the same size.
+
+Tokens are forwarded tokens. CPU seconds are those of this process.
 """
 
 import argparse
@@ -41,31 +46,30 @@ CLOSING = 2  # tokens between a thought and its action
 
 @dataclass
 class ScoringCost:
-    """What a pass takes: tokens forwarded, wall-clock and CPU seconds."""
+    """Cost of a pass: forwarded tokens, wall-clock seconds and CPU seconds."""
 
     tokens: int
     wall: float = float("inf")
     cpu: float = float("inf")
 
     def time(self, run: Callable[[], object]) -> None:
-        """Call ``run`` and keep the time if it is the best so far."""
+        """Call ``run`` and keep its time if it is the fastest so far."""
         wall_before = time.perf_counter()
         cpu_before = time.process_time()
         run()
-        # Kernels run on after the call returns: without waiting for them only their launch is
-        # measured.
+        # Wait for the kernels, which run asynchronously: otherwise only their launch is measured.
         if torch.cuda.is_available():
             torch.cuda.synchronize()
         wall = time.perf_counter() - wall_before
         cpu = time.process_time() - cpu_before
-        # The fastest of several repeats: what else runs on the machine only ever adds time.
+        # Keep the fastest repeat: other work on the machine can only add time.
         if wall < self.wall:
             self.wall = wall
             self.cpu = cpu
 
 
 def make_engine(args: argparse.Namespace) -> TrainEngine:
-    """A frozen policy: the one of ``--model``, or random weights in the quickstart's size."""
+    """Return an engine with the policy ``--model``, or with random weights of quickstart size."""
     if args.model:
         lm = load_causal_lm(args.model)
     else:
@@ -91,7 +95,7 @@ def make_engine(args: argparse.Namespace) -> TrainEngine:
 
 @dataclass
 class _Play:
-    """One row of a batch: its tokens, which of them were sampled, and what is to be scored."""
+    """Row of a batch: token ids, mask of sampled tokens, and spans and branches to score."""
 
     ids: np.ndarray
     mask: list[int]
@@ -100,8 +104,9 @@ class _Play:
 
 
 def make_batch(context: int, args: argparse.Namespace) -> DataProto:
-    """Rows of about ``context`` tokens in append history, with spans and branches as
-    ``rlvcr.scoring`` makes them.
+    """Return rows of about ``context`` tokens in append history.
+
+    Their spans and branches have the form of ``rlvcr.scoring``.
     """
     draw = np.random.default_rng(context)
     plays = [_play(context, args, draw) for _ in range(args.rows)]
@@ -120,7 +125,7 @@ def _play(context: int, args: argparse.Namespace, draw: np.random.Generator) -> 
         thought = around(args.thought)
         action = around(args.action)
         first = start + TAGS + thought + CLOSING
-        end = first + action + 1  # the action is scored together with what ends it
+        end = first + action + 1  # the end token is scored with the action
         step = len(play.spans)
         play.spans.append(Span(first, end, step=step, label=1))
         for level in (2, 3, 4):
@@ -138,8 +143,10 @@ def pack_rows(
     spans: Sequence[Sequence[Span]],
     branches: Sequence[Sequence[Branch]] | None = None,
 ) -> DataProto:
-    """Unpadded (ids, mask of sampled tokens) as a batch; a row's first token is its prompt."""
-    # The width of responses is that of the row but for its first token, which is the prompt.
+    """Pad unpadded rows of (ids, mask of sampled tokens) to a batch.
+
+    The first token of a row is its prompt, and all others are its response.
+    """
     width = max(len(mask) for _, mask in rows) - 1
     ids = torch.zeros(len(rows), width + 1, dtype=torch.long)
     attention = torch.zeros(len(rows), width + 1, dtype=torch.long)
@@ -161,8 +168,9 @@ def pack_rows(
 
 
 def naive_batch(data: DataProto) -> DataProto:
-    """Every thought of every step as a row of its own, ``context + thought + action``, whose action
-    is scored.
+    """Return one row ``context + thought + action`` for every thought of every turn.
+
+    The action of each row is scored.
     """
     rows = []
     spans = []
@@ -182,8 +190,9 @@ def naive_batch(data: DataProto) -> DataProto:
 def measure(
     engine: TrainEngine, context: int, args: argparse.Namespace
 ) -> tuple[DataProto, dict[str, ScoringCost], float]:
-    """Costs of the three passes on one batch, and the largest difference between shared and naive
-    scores.
+    """Return a batch, the costs of the three passes on it, and the largest score difference.
+
+    The difference is between the shared and the naive scores.
     """
     data = make_batch(context, args)
     plain = data.select(list(data.batch.keys()), [])
@@ -213,9 +222,12 @@ def measure(
 
 
 def largest_difference(shared: RowScores, naive: RowScores) -> float:
-    """Between mean log-probs and entropies of the two ways, over all thoughts of all steps."""
+    """Return the largest absolute difference of log-probs and entropies over all thoughts.
+
+    Raises ``ValueError`` if the scores of spans or branches are missing.
+    """
     if naive.span_scores is None or shared.span_scores is None or shared.branch_scores is None:
-        raise ValueError("neither spans nor branches were scored")
+        raise ValueError("scores of spans or branches are missing; pass batches with both")
     # The order is that of ``naive_batch``: a row's spans, then its branches.
     expected = iter([record for row in naive.span_scores for record in row])
     worst = 0.0
@@ -237,7 +249,7 @@ HEADER = """\
 def table_row(
     context: int, data: DataProto, costs: dict[str, ScoringCost], difference: float
 ) -> str:
-    """One line of the table."""
+    """Return one line of the Markdown table."""
     old, shared, naive = costs["old"], costs["shared"], costs["naive"]
     steps = sum(len(row) for row in data.non_tensor_batch["spans"])
     per_token = (shared.wall / shared.tokens) / (old.wall / old.tokens)
@@ -256,10 +268,10 @@ def table_row(
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Command line."""
+    """Run the bench for the command line, and print a Markdown table."""
     parser = argparse.ArgumentParser(description="Prefix-shared scoring against naive scoring.")
     parser.add_argument(
-        "--model", help="policy directory; left out: random weights in the quickstart's size"
+        "--model", help="policy directory; default: random weights in the quickstart's size"
     )
     parser.add_argument(
         "--contexts", type=int, nargs="+", default=[300, 1000, 3000], help="tokens of a row"

@@ -1,16 +1,17 @@
-"""Handing a policy's weights to the engine, in seconds per GiB, beside a plain copy of as many
-bytes: ``python -m scripts.dev.bench.sync``.
+"""Measure the weight sync to the engine in seconds per GiB, and compare it with a plain copy.
 
-A run is started as ``main_ppo`` starts one, with a random policy of every size, and hands its
-weights over ``--repeats`` times; nothing is played or trained. Sizes are those of the weights in
-the dtype of the engine, the training rank holds float32.
+    python -m scripts.dev.bench.sync
 
-    whole   ``sync_weights``: gathered and cast on the rank, through Ray's object store (or between
-            devices: ``weight_transfer``), into the engine, and proved to be there, bit by bit
-    export  what the rank does of it
-    copy    as many bytes from one array to another, in this process: nothing can be faster
+A run starts as in ``main_ppo``, with a random policy of each size, and syncs its weights
+``--repeats`` times. Nothing is generated or trained. Sizes are those of the weights in the dtype of
+the engine. The training rank has float32 weights.
 
-Medians; the first time does not count.
+    whole   ``sync_weights``: gather and cast on the rank, transfer through Ray's object store (or
+            between devices: ``weight_transfer``), load into the engine, verify bit by bit
+    export  the part of the training rank
+    copy    copy of as many bytes between two arrays in this process: the lower bound
+
+The table shows medians without the first repeat.
 """
 
 import argparse
@@ -33,14 +34,14 @@ from verl.utils.logging import setup_logging
 
 GIB = 1 << 30
 HIDDEN = 1024
-LAYER = 3 * HIDDEN * HIDDEN + 3 * HIDDEN * 3 * HIDDEN  # weights of one, but for its norms
+LAYER = 3 * HIDDEN * HIDDEN + 3 * HIDDEN * 3 * HIDDEN  # weights of a layer without its norms
 BYTES = {"bfloat16": 2, "float32": 4}
 EXPORT_S = 600.0
 
 
 @dataclass
 class SyncCost:
-    """Seconds of one size: the whole, what the rank does of it, and a copy of ``size`` bytes."""
+    """Seconds for ``size`` bytes: whole sync, export by the rank, and plain copy."""
 
     size: int
     whole: float
@@ -49,7 +50,7 @@ class SyncCost:
 
 
 def words(policy: Path, place: Path, engine: str, dtype: str) -> list[str]:
-    """The run, after ``main_ppo``."""
+    """Return the config overrides of the run."""
     return [
         "algorithm.adv_estimator=grpo",
         f"actor_rollout_ref.model.path={policy}",
@@ -72,7 +73,7 @@ def words(policy: Path, place: Path, engine: str, dtype: str) -> list[str]:
 
 
 def median_s(repeats: int, call: Callable[[int], object]) -> float:
-    """Median seconds of ``call(0)`` ... ``call(repeats)``, but for the first."""
+    """Return the median seconds of ``call(1)`` to ``call(repeats)``. ``call(0)`` is a warm-up."""
     seconds = []
     for number in range(repeats + 1):
         began = time.perf_counter()
@@ -82,7 +83,7 @@ def median_s(repeats: int, call: Callable[[int], object]) -> float:
 
 
 def measure(gib: float, engine: str, dtype: str, repeats: int, scratch: Path) -> SyncCost:
-    """The cost of handing over about ``gib`` GiB of weights."""
+    """Measure the sync of about ``gib`` GiB of weights."""
     layers = max(1, round(gib * GIB / (LAYER * BYTES[dtype])))
     policy = make_tiny_policy(scratch / f"policy-{layers}", hidden=HIDDEN, layers=layers)
     place = scratch / f"run-{engine}-{layers}"
@@ -97,7 +98,10 @@ def measure(gib: float, engine: str, dtype: str, repeats: int, scratch: Path) ->
 
 
 def exported(workers: Workers) -> ray.ObjectRef:
-    """A reference to the weights of rank 0, once they are in the store. Raises ``TimeoutError``."""
+    """Export the weights of rank 0, and return a reference when they are in the object store.
+
+    Raises ``TimeoutError`` after ``EXPORT_S`` seconds.
+    """
     ref = workers.actor.call_refs("export_weights")[0]
     if not ray.wait([ref], timeout=EXPORT_S, fetch_local=False)[0]:
         raise TimeoutError(f"the rank has not exported its weights within {EXPORT_S:g} s")
@@ -105,7 +109,7 @@ def exported(workers: Workers) -> ray.ObjectRef:
 
 
 def table(costs: Sequence[SyncCost]) -> str:
-    """A line for every size, in Markdown."""
+    """Return the Markdown table with a line for every size."""
     lines = [
         "| GiB | whole, s per GiB | export, s per GiB | copy, s per GiB | whole / copy |",
         "|---|---|---|---|---|",
@@ -118,7 +122,7 @@ def table(costs: Sequence[SyncCost]) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Command line."""
+    """Run the bench for the command line, and print a Markdown table."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,4 +1,4 @@
-"""A synthetic environment whose steps take 10 milliseconds to a second, log-uniform."""
+"""Synthetic environment whose steps take 10 milliseconds to one second, log-uniform."""
 
 import asyncio
 import math
@@ -12,14 +12,15 @@ from agent_system.environments.package import EnvPackage
 from agent_system.environments.settings import EnvSettings
 
 SHORTEST_S, LONGEST_S = 0.01, 1.0
-STEPS = (4, 12)  # fewest and most of an episode
+STEPS = (4, 12)  # minimum and maximum env steps of an episode
 
 
 class WaitingEnv:
-    """Waits, and is won after the steps that its task asks for, whatever the policy does.
+    """Environment that waits in each step and succeeds after the number of steps of its task.
 
-    How long a step takes follows from the task and all actions so far: the members of a group wait
-    at different times, and who says the same again waits as long again.
+    The actions do not matter for success. The duration of a step is a function of the task and all
+    actions so far. So group members with different actions wait differently, and equal actions give
+    equal waits.
     """
 
     placement = "inline"
@@ -29,30 +30,30 @@ class WaitingEnv:
         self._said = [""]
 
     def reset(self, task: Task, seed: int) -> Observation:  # noqa: ARG002  of Env
-        """Begin ``task``; there is nothing that ``seed`` could change."""
+        """Begin ``task``. ``seed`` has no effect."""
         self._left = task["steps"]
         self._said = [task["task_id"]]
         return self._look()
 
     async def step(self, action: str) -> tuple[Observation, float, bool, dict[str, Any]]:
-        """Wait."""
+        """Wait, and count down the remaining steps."""
         self._said.append(action)
         drawn = random.Random("/".join(self._said)).random()
-        # Log-uniform: each factor of ten between the two ends is as likely as another.
+        # Log-uniform: 10 to 100 ms is as likely as 100 ms to 1 s.
         await asyncio.sleep(SHORTEST_S * math.exp(drawn * math.log(LONGEST_S / SHORTEST_S)))
         self._left -= 1
         won = self._left == 0
         return self._look(), float(won), won, {"won": won, "is_action_valid": True}
 
     def close(self) -> None:
-        """Nothing to free."""
+        """Do nothing: there are no resources to free."""
 
     def _look(self) -> Observation:
         return Observation(f"You are at {self._left}. The target is 0.")
 
 
 def tasks(settings: EnvSettings, split: str) -> list[Task]:  # noqa: ARG001  of EnvPackage.tasks
-    """200 tasks, the same in every process."""
+    """Return 200 tasks, the same in every process."""
     names = [f"waiting/{split}/{number}" for number in range(200)]
     return [
         {"task_id": name, "data_source": "waiting", "steps": random.Random(name).randint(*STEPS)}
@@ -60,7 +61,7 @@ def tasks(settings: EnvSettings, split: str) -> list[Task]:  # noqa: ARG001  of 
     ]
 
 
-# Any policy says one of these soon, so that turns are short and none is cut.
+# Any policy soon samples one of these stop strings, so turns are short and not truncated.
 PACKAGE = EnvPackage(
     name="waiting",
     settings=LineSettings,

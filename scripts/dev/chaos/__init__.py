@@ -1,12 +1,12 @@
-"""Faults on purpose: does a run end with a word about what failed, and go on where it was killed?
+"""Fault injection: check that a run names the failed part, and that it resumes after a kill.
 
-    python -m scripts.dev.chaos matrix              every part of a small job struck at every stage
-    python -m scripts.dev.chaos matrix --report     plays nothing, writes docs/reliability.md
+    python -m scripts.dev.chaos matrix              every part of a small job fails at every stage
+    python -m scripts.dev.chaos matrix --report     run nothing, write docs/reliability.md
     python -m scripts.dev.chaos kills --count 100   SIGKILL at random moments of a deterministic run
     python -m scripts.dev.chaos torn --count 1000   torn, flipped, deleted, swapped checkpoint files
 
-    harness    start job ─▶ wait for `reached` ─▶ signal the part ─▶ `struck` ─▶ wait, judge
-    job             `strike` stands in a method ──┘                     └─▶ goes on
+    harness    start job ─▶ wait for `reached` ─▶ signal the part ─▶ `struck` ─▶ wait, check
+    job             waits in a method of the stage ──┘                  └─▶ continues
 
-What is known already is not played again: results lie in docs/chaos.
+Results are kept in docs/chaos. Cells with a result are not run again.
 """

@@ -1,4 +1,4 @@
-"""Command line of ``python -m scripts.dev.chaos``; the package's docstring says what it does."""
+"""Command line of ``python -m scripts.dev.chaos``, described in the package's docstring."""
 
 import argparse
 import logging
@@ -13,15 +13,15 @@ from scripts.dev.chaos.matrix import WRONG, play
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Play what is asked for. 1 where anything was wrong."""
+    """Run the chosen command. Return 1 if it found any problem."""
     parser = argparse.ArgumentParser(
         description=scripts.dev.chaos.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     commands = parser.add_subparsers(dest="command", required=True)
-    matrix = commands.add_parser("matrix", help="strike every part at every stage")
-    matrix.add_argument("cells", nargs="*", help="PART/STAGE/DEED, or the beginning of it")
-    matrix.add_argument("--report", action="store_true", help="play nothing, write the page")
-    matrix.add_argument("--again", action="store_true", help="forget earlier results")
+    matrix = commands.add_parser("matrix", help="inject faults into every part at every stage")
+    matrix.add_argument("cells", nargs="*", help="PART/STAGE/FAULT, or the beginning of it")
+    matrix.add_argument("--report", action="store_true", help="run nothing, write the page")
+    matrix.add_argument("--again", action="store_true", help="ignore earlier results")
     killing = commands.add_parser("kills", help="SIGKILL at random moments")
     killing.add_argument("--count", type=int, default=100)
     killing.add_argument("--seed", type=int, default=0)
@@ -29,7 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     tearing.add_argument("--count", type=int, default=1000)
     tearing.add_argument("--seed", type=int, default=0)
     args = parser.parse_args(argv)
-    # What is passed over is what is looked for.
+    # The tests cause the warnings about ignored checkpoints on purpose.
     logging.getLogger("verl.utils.checkpoint").setLevel(logging.ERROR)
     if args.command == "torn":
         return torn.run(args.count, args.seed)
@@ -42,12 +42,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run_matrix(names: Sequence[str], again: bool) -> int:
-    """Play the cells that ``names`` are the beginnings of, all of them by default; 1 where one went
-    wrong.
+    """Run the cells whose key starts with one of ``names``, all cells by default.
+
+    Return 1 if the verdict of a cell is wrong. Raises ``ValueError`` if no cell matches.
     """
     chosen = [cell for cell in every_cell() if _is_named(cell, names) and not cell.senseless]
     if not chosen:
-        cell_of(names[0])  # says which there are
+        cell_of(names[0])  # raises an error that lists the cells
     results = outcomes.read()
     for cell in chosen:
         known = results.get(cell.key)

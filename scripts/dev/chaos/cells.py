@@ -1,4 +1,4 @@
-"""The cells of the matrix: which part is struck, when, and how; and which of them make no sense."""
+"""Cells of the fault matrix: part, stage and fault; and the cells that are skipped."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -38,7 +38,7 @@ SENSELESS = {
 
 @dataclass(frozen=True)
 class Cell:
-    """``part`` is struck at ``stage`` in the way that ``deed`` says."""
+    """Fault ``deed`` of ``part`` at ``stage``."""
 
     part: str
     stage: str
@@ -46,17 +46,17 @@ class Cell:
 
     @property
     def key(self) -> str:
-        """What a result is kept under, and what the job is told."""
+        """Name of the cell in results and in ``CHAOS_CELL``: PART/STAGE/FAULT."""
         return f"{self.part}/{self.stage}/{self.deed}"
 
     @property
     def senseless(self) -> str | None:
-        """Why there is nothing to try; None where there is."""
+        """Reason why the cell is skipped, or None if it is run."""
         return SENSELESS.get((self.part, self.stage)) if self.deed == MEMORY else None
 
 
 def every_cell() -> Iterator[Cell]:
-    """All of them, row by row."""
+    """Yield all cells, ordered by part, stage and fault."""
     for part in PARTS:
         for stage in STAGES:
             for deed in DEEDS:
@@ -64,8 +64,8 @@ def every_cell() -> Iterator[Cell]:
 
 
 def cell_of(key: str) -> Cell:
-    """The cell of ``key``. Raises ``ValueError`` for one that does not exist."""
+    """Return the cell of ``key``. Raises ``ValueError`` if it does not exist."""
     for cell in every_cell():
         if cell.key == key:
             return cell
-    raise ValueError(f"no cell {key!r}; a cell is PART/STAGE/DEED: {PARTS}, {STAGES}, {DEEDS}")
+    raise ValueError(f"no cell {key!r}; a cell is PART/STAGE/FAULT: {PARTS}, {STAGES}, {DEEDS}")

@@ -1,5 +1,6 @@
-"""The small job that is struck: a real one, of a training rank, an engine without vLLM, a collector
-and an environment worker.
+"""Small training job into which faults are injected.
+
+It has a training rank, a Hugging Face engine, a collector and an environment worker.
 """
 
 from pathlib import Path
@@ -8,11 +9,11 @@ from tests.helpers.jobs import ROOT
 from tests.helpers.tiny_model import make_tiny_policy
 
 FOLDER = ROOT / "build" / "chaos"
-KEPT = ROOT / "docs" / "chaos"  # results, small enough for git: a second machine goes on
+KEPT = ROOT / "docs" / "chaos"  # results in git, so that another machine can continue
 TOTAL = 2  # training steps
-PLAYS = 2  # of each: of one task, data.train_batch_size, two, env.rollout.n
-# Without movement, by the clock of ``strike``: no honest part takes as long, and once a part was
-# struck it is over in seconds.
+PLAYS = 2  # trajectories per step: data.train_batch_size=1 times env.rollout.n=2
+# Stall timeout by the clock of the fault module. No part without a fault takes so long. After the
+# fault this clock runs faster, so the timeout takes seconds.
 STALL_S = 600
 WORDS = (
     "actor_rollout_ref.actor.dtype=float32",
@@ -20,8 +21,7 @@ WORDS = (
     "actor_rollout_ref.rollout.name=hf",
     "actor_rollout_ref.rollout.dtype=float32",
     "actor_rollout_ref.rollout.num_threads=1",
-    # A policy made from nothing ends no turn greedily and few otherwise, and without an end an
-    # environment makes no step.
+    # A random policy ends no turn with greedy decoding, and an environment needs ended turns.
     "actor_rollout_ref.rollout.val_kwargs.do_sample=true",
     "actor_rollout_ref.rollout.val_kwargs.n=4",
     "actor_rollout_ref.rollout.val_kwargs.temperature=1.0",
@@ -53,6 +53,6 @@ STRUCK_WORDS = (
 
 
 def policy() -> Path:
-    """A tiny policy, made where there is none yet."""
+    """Return the directory of the tiny policy. Make it if it does not exist."""
     place = FOLDER / "policy"
     return place if (place / "config.json").exists() else make_tiny_policy(place)

@@ -1,10 +1,10 @@
-"""SIGKILL at random moments of a deterministic run, which the same command then goes on with.
+"""SIGKILL at random moments of a deterministic run, which the same command then resumes.
 
-    reference     one run that nobody disturbs
+    reference     one run without kills
     round 1, 2    the same run: start ─▶ killed ─▶ start ─▶ killed ... ─▶ done ─▶ compared
 
-A play has the engine to itself: how requests meet in a batch depends on time, and what they compute
-in the last bit on the batch.
+Only one trajectory at a time uses the engine. With several, the batches would depend on timing, and
+the last bits of the results depend on the batch.
 """
 
 import json
@@ -30,14 +30,14 @@ from verl.utils.files import atomic_write
 RESULTS = KEPT / "kills.json"
 STEPS = 6
 READY = re.compile(r"ready after ([\d.]+) s")
-RUN_S = 1800.0  # for a run, on a busy machine
-READY_S = 15.0  # from being ready to the next step
-GONE_S = 30.0
-EARLY_SHARE = 0.2  # of the kills fall into the start
-MOST_STEPS = 3  # that a run comes further before it is killed
+RUN_S = 1800.0  # deadline of a run, long enough for a busy machine
+READY_S = 15.0  # limit from readiness to the next step
+GONE_S = 30.0  # limit for all processes to end
+EARLY_SHARE = 0.2  # share of the kills during start-up
+MOST_STEPS = 3  # a run is killed after fewer new steps than this
 LOOK_S = 0.05
 DETERMINISTIC = (
-    # A policy made from nothing wins nothing: without this its weights would never move.
+    # A random policy never succeeds. Without the entropy loss its weights would not change.
     "actor_rollout_ref.actor.entropy_coeff=0.1",
     "actor_rollout_ref.actor.optim.lr=0.001",
     "env.env_name=number_line",
@@ -47,18 +47,18 @@ DETERMINISTIC = (
     "trainer.test_freq=-1",
     f"trainer.total_training_steps={STEPS}",
 )
-# What tells how long something took differs between any two runs.
+# Metrics that measure time differ between any two runs.
 TIMED = ("time", "timing_s/", "perf/", "rollout/env_wait_s", "rollout/engine_wait_s")
 WAITED = "rollout/active_ratio"
 
 
 @dataclass
 class Kill:
-    """One SIGKILL, of the ``whole`` tree or of the driver alone: ``after_s`` of the start, where
-    ``early``, else of the first moment when it was ready and ``further`` steps were on record.
+    """One SIGKILL of the ``whole`` process tree, or of the driver only.
 
-    ``next_s``: from being ready to the next step, where it came to that; ``step``: the last one on
-    record.
+    With ``early`` it happens ``after_s`` seconds after the start. Otherwise it happens ``after_s``
+    seconds after the run was ready and had recorded ``further`` new steps. ``step`` is the last
+    recorded step. ``next_s`` is the seconds from readiness to the next step, if there was one.
     """
 
     number: int
@@ -73,26 +73,26 @@ class Kill:
 
 @dataclass
 class Record:
-    """All kills so far, and what each finished round had that the reference has not."""
+    """All kills so far, and the differences from the reference of each finished round."""
 
     kills: list[Kill]
     rounds: list[list[str]]
 
     @classmethod
     def read(cls, path: Path) -> "Record":
-        """What ``path`` holds; empty where it does not exist."""
+        """Return the record in ``path``, or an empty one if the file does not exist."""
         if not path.exists():
             return cls([], [])
         found = json.loads(path.read_text())
         return cls([Kill(**kill) for kill in found["kills"]], found["rounds"])
 
     def write(self, path: Path) -> None:
-        """Keep everything in ``path``."""
+        """Write the record to ``path`` as JSON."""
         with atomic_write(path) as file:
             json.dump(asdict(self), file, indent=1)
 
     def wrong(self) -> list[str]:
-        """What was wrong."""
+        """Return all problems of kills and rounds."""
         found = [f"kill {kill.number}: {why}" for kill in self.kills for why in kill.wrong]
         return found + [
             f"round {number}: {why}" for number, whys in enumerate(self.rounds) for why in whys
@@ -100,8 +100,9 @@ class Record:
 
 
 def run(count: int, seed: int) -> int:
-    """Kill until there were ``count``, in as many rounds as that takes; 1 where anything was
-    wrong.
+    """Kill runs until there are ``count`` kills. Return 1 if there is any problem.
+
+    A round ends when its run completes. The next kill then starts a new round.
     """
     folder = FOLDER / "kills"
     reference = folder / "reference"
@@ -125,7 +126,7 @@ def run(count: int, seed: int) -> int:
 
 
 def words(place: Path) -> list[str]:
-    """The command line after ``main_ppo``."""
+    """Return the overrides of ``main_ppo`` for the run in ``place``."""
     return [
         *WORDS,
         *DETERMINISTIC,
@@ -135,7 +136,7 @@ def words(place: Path) -> list[str]:
 
 
 def drawn(number: int, reference: Path, draw: random.Random) -> Kill:
-    """A kill at a random moment, by the pace of the run of ``reference``."""
+    """Draw a kill at a random moment. The times of the run ``reference`` set the range."""
     early = draw.random() < EARLY_SHARE
     ready = READY.search(reference.with_suffix(".txt").read_text())
     step_s = statistics.median(record["timing_s/step"] for record in _records(reference))
@@ -146,7 +147,7 @@ def drawn(number: int, reference: Path, draw: random.Random) -> Kill:
 
 
 def strike(kill: Kill, place: Path) -> bool:
-    """Start the run of ``place`` and do ``kill``; whether it came to its end before that."""
+    """Start the run of ``place`` and kill it. Return True if it completed before the kill."""
     log = place.with_suffix(".txt")
     log.unlink(missing_ok=True)
     job = start(words(place), log)
@@ -166,8 +167,9 @@ def strike(kill: Kill, place: Path) -> bool:
 
 
 def _ended_before(kill: Kill, job: Job, place: Path) -> bool:
-    """Wait for the moment of ``kill``, and see how soon the run goes on; whether it ended in a good
-    way before.
+    """Wait for the moment of ``kill``. Return True if the run completed successfully before it.
+
+    Also record the last step and the seconds to the next step in ``kill``.
     """
     began = time.time()
     counted = began if kill.early else None
@@ -187,7 +189,7 @@ def _ended_before(kill: Kill, job: Job, place: Path) -> bool:
     kill.step = max((record["step"] for record in _records(place)), default=0)
     kill.next_s = round(steps[0] - ready, 2) if ready is not None and steps else None
     if kill.next_s is not None and kill.next_s > READY_S:
-        kill.wrong.append(f"{kill.next_s} s from being ready to the next step")
+        kill.wrong.append(f"{kill.next_s} s from readiness to the next step")
     return False
 
 
@@ -205,8 +207,9 @@ def _is_done(place: Path) -> bool:
 
 
 def differences(reference: Path, place: Path) -> Iterator[str]:
-    """What the finished run of ``place`` has that ``reference`` has not: numbers of its steps, and
-    what its last checkpoint holds, bit for bit.
+    """Yield the differences of the finished run of ``place`` from ``reference``.
+
+    Compares the metrics of all steps, and the content of the last checkpoint bit by bit.
     """
     expected, found = _records(reference), _records(place)
     if [record["step"] for record in found] != [record["step"] for record in expected]:
@@ -228,8 +231,9 @@ def _untimed(record: Mapping[str, Any]) -> set[tuple[str, Any]]:
 
 
 def contents(checkpoint: Path) -> dict[str, bytes]:
-    """What the files of ``checkpoint`` hold, tensor by tensor, once they are verified. The bytes of
-    a file of tensors differ from process to process: its header is written in any order.
+    """Verify ``checkpoint``, and return the bytes of its tensors and other files by name.
+
+    Safetensors files are compared by tensor, because the order of their header is not fixed.
     """
     found = {}
     for name in verify_checkpoint(checkpoint)["files"]:
@@ -243,20 +247,20 @@ def contents(checkpoint: Path) -> dict[str, bytes]:
 
 
 def summary(record: Record) -> str:
-    """What happened, in a few lines."""
+    """Return a summary of kills, rounds, problems and times."""
     kills = record.kills
     whole = sum(kill.whole for kill in kills)
     early = sum(kill.early for kill in kills)
     seconds = [kill.next_s for kill in kills if kill.next_s is not None]
     lines = [
         f"{len(kills)} kills ({whole} of the whole tree, {len(kills) - whole} of the driver; "
-        f"{early} before it was ready), {len(record.rounds)} runs brought to their end",
+        f"{early} before the run was ready), {len(record.rounds)} completed runs",
         *record.wrong(),
     ]
     if seconds:
         lines.append(
-            f"from being ready to the next step, {len(seconds)} times: median "
+            f"from readiness to the next step, {len(seconds)} times: median "
             f"{statistics.median(seconds):.1f} s, longest {max(seconds):.1f} s"
         )
-    lines.append(f"{len(record.wrong())} things wrong")
+    lines.append(f"{len(record.wrong())} problems")
     return "\n".join(lines) + "\n"

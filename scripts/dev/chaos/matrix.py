@@ -1,4 +1,4 @@
-"""One cell of the matrix: play a job, strike the part, and judge how the job ends."""
+"""Run one cell of the fault matrix: start a job, inject the fault, check how the job ends."""
 
 import re
 import shutil
@@ -32,36 +32,36 @@ from tests.helpers.jobs import AGENTS, Job, start
 from verl.utils import jsonl
 from verl.utils.checkpoint import CheckpointError, CheckpointManager, verify_checkpoint
 
-START_S = 900.0  # for a job to come to the stage; a busy machine starts Ray slowly
-DEADLINE_S = 300.0  # for it to end, once a part was struck
-GONE_S = 30.0
+START_S = 900.0  # limit for the job to reach the stage; a busy machine starts Ray slowly
+DEADLINE_S = 300.0  # limit for the job to end after the fault
+GONE_S = 30.0  # limit for all processes to end
 SIGNALS = {KILLED: signal.SIGKILL, HUNG: signal.SIGSTOP}
-# How the command line of a part's process begins, or a word of it.
+# Text in the command line of a part's process.
 PROCESSES = {
     ENGINE: "ray::RolloutWorker",
     COLLECTOR: "ray::CollectorWorker",
     RANK: "ray::WorkerHost",
     ENVIRONMENT: "agent_system.environments.pool.worker",
 }
-# What a sentence about a part has in it, beside one of the words below.
+# Pattern that names a part in an error line, which must also match ``FAILS``.
 NAMES = {
     ENGINE: r"[Rr]ollout ?[Ww]orker|rollout engine|export of the weights",
     ENVIRONMENT: r"environment worker|env_\w+",
     COLLECTOR: r"collector-\d",
     RANK: r"actor\[rank 0\]|ActorWorker",
     NODE: r"\bnode\b|raylet",
-    DRIVER: r"driver|^MemoryError",  # an error of others comes with their name
+    DRIVER: r"driver|^MemoryError",  # a MemoryError of another part starts with its name
 }
 FAILS = re.compile(r"Error|Failed|Stalled|failed|died|gone|killed|not ready|raised in")
 WRONG = "WRONG"
-SHOWN = 300  # characters of what a job said that did not come to its stage
-# Of these a save is made: without them there is none.
+SHOWN = 300  # characters of the log of a job that did not reach its stage
+# Parts that a save needs. After their fault there must be no complete checkpoint.
 WRITERS = (RANK, NODE, DRIVER)
 
 
 @dataclass
 class CellResult:
-    """What became of a cell: ``verdict`` is ``ends``, ``goes on``, or ``WRONG`` and why."""
+    """Result of a cell. ``verdict`` is ``ends``, ``goes on``, or ``WRONG`` with the problems."""
 
     key: str
     verdict: str
@@ -72,7 +72,7 @@ class CellResult:
 
 @dataclass
 class Ended:
-    """A struck job once all of it is gone."""
+    """Job after the fault: its log, exit status, and processes that still run."""
 
     cell: Cell
     run: Path
@@ -82,7 +82,7 @@ class Ended:
 
 
 def play(cell: Cell, policy: Path, folder: Path) -> CellResult:
-    """Play ``cell`` in ``folder``, which is emptied first."""
+    """Run ``cell`` in ``folder``, which is emptied first."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     environ = {"CHAOS_CELL": cell.key, "CHAOS_FOLDER": str(folder)}
@@ -107,7 +107,8 @@ def _judged(cell: Cell, job: Job, folder: Path, raylet: psutil.Process | None) -
     try:
         job.wait_for(reached.exists, START_S)
     except AssertionError:
-        return CellResult(cell.key, f"{WRONG}: the stage never came", sentence=job.said()[-SHOWN:])
+        problem = f"{WRONG}: the job did not reach the stage"
+        return CellResult(cell.key, problem, sentence=job.said()[-SHOWN:])
     if cell.deed != MEMORY:
         targets = family(raylet) if raylet is not None else [find(cell.part, job)]
         for target in targets:
@@ -120,31 +121,31 @@ def _judged(cell: Cell, job: Job, folder: Path, raylet: psutil.Process | None) -
     except subprocess.TimeoutExpired:
         status = None
     seconds = round(time.monotonic() - began, 1)
-    # Those of Ray wait for a minute where their driver did not end in order.
+    # Ray's own processes may wait for a minute if their driver was killed, so they are excluded.
     left = job.left_over(GONE_S, apart_from=AGENTS)
-    # The folder is called after the cell, and so names the part wherever a path is said.
+    # The folder's name contains the part. Remove it, so that a path does not count as naming it.
     said = job.log.read_text(errors="replace").replace(str(folder), "")
     ended = Ended(cell, folder / "run", said, status, left)
     return CellResult(cell.key, verdict(ended), seconds, status or 0, sentence(ended))
 
 
 def family(raylet: psutil.Process) -> list[psutil.Process]:
-    """Everything that runs on the node of ``raylet``."""
+    """Return all processes of the node of ``raylet``."""
     return [raylet, *raylet.children(recursive=True)]
 
 
 def find(part: str, job: Job) -> psutil.Process:
-    """The process of ``part``. Raises ``LookupError`` where there is none."""
+    """Return the process of ``part``. Raises ``LookupError`` if there is none."""
     if part == DRIVER:
         return psutil.Process(job.process.pid)
     for process in psutil.Process(job.process.pid).children(recursive=True):
         if PROCESSES[part] in " ".join(process.cmdline()):
             return process
-    raise LookupError(f"the job has no {part}")
+    raise LookupError(f"the job has no process of the part {part!r}")
 
 
 def verdict(ended: Ended) -> str:
-    """Whether the job ended as it should."""
+    """Return ``ends``, ``goes on``, or ``WRONG`` with the problems."""
     wrong = list(_wrong(ended))
     if wrong:
         return f"{WRONG}: {'; '.join(wrong)}"
@@ -158,20 +159,20 @@ def _wrong(ended: Ended) -> Iterator[str]:
         yield f"left: {', '.join(ended.left)}"
     whole, torn = _checkpoints(ended.run)
     if torn:
-        yield f"torn checkpoints bear a name: {torn}"
+        yield f"invalid checkpoints have a final name: {torn}"
     if ended.status == 0:
         steps = [record["step"] for record in jsonl.read(ended.run / "metrics.jsonl")]
         if steps != list(range(1, TOTAL + 1)) or TOTAL not in whole:
-            yield f"success was reported after steps {steps} and checkpoints {whole}"
+            yield f"exit status 0 after steps {steps} and checkpoints {whole}"
         for step in steps:
             plays = {line["traj_uid"] for line in _whole_plays(ended.run, step)}
             if len(plays) != PLAYS:
-                yield f"step {step} learnt from {len(plays)} plays, not {PLAYS}"
+                yield f"step {step} was trained on {len(plays)} trajectories, not {PLAYS}"
     elif whole and ended.cell.stage == SAVE and ended.cell.part in WRITERS:
-        yield f"the save that was struck counts: {whole}"
-    # Who is killed says nothing; its status does.
+        yield f"the save with the fault left complete checkpoints: {whole}"
+    # A killed driver cannot log an error. Its exit status shows the kill.
     if ended.status and not sentence(ended) and ended.status != -signal.SIGKILL:
-        yield "no sentence names the part"
+        yield "no error line names the part"
 
 
 def _whole_plays(run: Path, step: int) -> Iterator[dict[str, Any]]:
@@ -180,7 +181,7 @@ def _whole_plays(run: Path, step: int) -> Iterator[dict[str, Any]]:
 
 
 def _checkpoints(run: Path) -> tuple[list[int], list[int]]:
-    """Steps of checkpoints that verify, and of others that bear the name of one."""
+    """Return the steps of valid checkpoints, and of invalid ones with a final name."""
     whole, torn = [], []
     for step, path in CheckpointManager(run / "checkpoints").steps().items():
         try:
@@ -193,9 +194,7 @@ def _checkpoints(run: Path) -> tuple[list[int], list[int]]:
 
 
 def sentence(ended: Ended) -> str:
-    """The last line of what the job said that names the part and a failure; empty where there is
-    none.
-    """
+    """Return the last log line that names the part and a failure, or an empty string."""
     name = re.compile(NAMES[ended.cell.part])
     for line in reversed(ended.said.splitlines()):
         if name.search(line) and FAILS.search(line):

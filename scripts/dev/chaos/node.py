@@ -1,5 +1,6 @@
-"""A Ray cluster of two nodes on this machine: the first has the control server and no CPU, so that
-everything of a run stands on the second.
+"""Ray cluster of two nodes on this machine.
+
+The first node has the control server and no CPUs, so all actors of a run are on the second node.
 """
 
 import contextlib
@@ -18,7 +19,7 @@ CPUS = 4
 
 @dataclass(frozen=True)
 class Nodes:
-    """Where the cluster is joined, and the process that is its second node."""
+    """Address of the cluster, and the raylet process of its second node."""
 
     address: str
     raylet: psutil.Process
@@ -26,7 +27,7 @@ class Nodes:
 
 @contextlib.contextmanager
 def two_nodes(environ: Mapping[str, str]) -> Iterator[Nodes]:
-    """The cluster, whose workers find ``environ``; gone after the block."""
+    """Run the cluster during the block. ``environ`` is added to the environment of its workers."""
     said = {LOOPBACK_SWITCH: "0", "RAY_USAGE_STATS_ENABLED": "0", **environ}
     with patch.dict(os.environ, said), _cluster() as nodes:
         yield nodes
@@ -46,7 +47,7 @@ def _cluster() -> Iterator[Nodes]:
     finally:
         family = psutil.Process().children(recursive=True)
         cluster.shutdown()
-        # A node that was stopped hears no request to end.
+        # A node with SIGSTOP does not react to the shutdown, so kill its processes.
         for process in family:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()

@@ -1,4 +1,4 @@
-"""What became of every cell: kept in docs/chaos between runs, written to docs/reliability.md."""
+"""Results of all cells: kept in docs/chaos between runs, written to docs/reliability.md."""
 
 import json
 import re
@@ -19,20 +19,20 @@ END = "<!-- end of the matrix -->\n"
 
 
 def read(path: Path = RESULTS) -> dict[str, CellResult]:
-    """Results by cell; none where nothing was played."""
+    """Return the results by cell key, or an empty dict if the file does not exist."""
     if not path.exists():
         return {}
     return {row["key"]: CellResult(**row) for row in json.loads(path.read_text())}
 
 
 def keep(results: Mapping[str, CellResult], path: Path = RESULTS) -> None:
-    """Write all results down."""
+    """Write all results to ``path`` as JSON."""
     with atomic_write(path) as file:
         json.dump([asdict(result) for result in results.values()], file, indent=1)
 
 
 def table(results: Mapping[str, CellResult]) -> str:
-    """The matrix in Markdown, a row for a part at a stage."""
+    """Return the matrix as a Markdown table with a row for each part and stage."""
     lines = ["| part | when | killed | hung | out of memory |", "|---|---|---|---|---|"]
     for part in PARTS:
         for stage in STAGES:
@@ -46,18 +46,18 @@ def _shown(cell: Cell, results: Mapping[str, CellResult]) -> str:
         return f"({cell.senseless})"
     result = results.get(cell.key)
     if result is None:
-        return "not played"
+        return "not run"
     if result.verdict == "ends":
         return f"ends after {result.seconds:.0f} s, status {result.status}"
     return result.verdict
 
 
 def write_page(results: Mapping[str, CellResult], page: Path = PAGE) -> None:
-    """Replace the table of ``page``. Raises ``ValueError`` where it has no place for one."""
+    """Replace the table of ``page``. Raises ``ValueError`` if the page lacks its marker lines."""
     text = page.read_text(encoding="utf-8")
     place = re.compile(f"{re.escape(BEGIN)}.*?{re.escape(END)}", re.DOTALL)
     if not place.search(text):
-        raise ValueError(f"{page} has no lines {BEGIN!r} and {END!r}")
+        raise ValueError(f"{page} has no lines {BEGIN!r} and {END!r}; add them around the table")
     replaced = place.sub(lambda _: f"{BEGIN}{table(results)}{END}", text)
     with atomic_write(page) as file:
         file.write(replaced)

@@ -1,15 +1,14 @@
-"""A module of a user's own, imported by the processes of a job that is to be struck.
+"""Fault injection module, which all processes of the tested job import (``external_lib``).
 
-    CHAOS_CELL=engine/mid-play/killed
-    CHAOS_FOLDER     `reached`: the job stands at the stage; `struck`: done, it may go on;
-                     `last`: the last evaluation has begun
+    CHAOS_CELL       for example `engine/mid-play/killed`
+    CHAOS_FOLDER     folder of marker files. `reached`: the job waits at the stage; `struck`: the
+                     fault was injected, the job may continue; `last`: the last evaluation began
 
-Where a part is killed or hung, the process that works at that stage stands in its method until the
-harness has sent the signal. Where a part is out of memory, a method of it asks for more than there
-is, from then on every time.
+For the faults "killed" and "hung", the process that works at the stage waits in its method until
+the harness has sent the signal. For "out of memory", a method of the part requests more memory than
+exists, from that call on.
 
-How fast a machine starts Ray must not decide anything: the watchdog's clock is the usual one until
-a part was struck, and then runs faster.
+The watchdog's clock runs faster only after the fault. So a slow start of Ray does not end the job.
 """
 
 import functools
@@ -46,25 +45,25 @@ FOLDER = Path(os.environ["CHAOS_FOLDER"])
 REACHED = FOLDER / "reached"
 STRUCK = FOLDER / "struck"
 LAST = FOLDER / "last"
-PATIENCE_S = 60.0  # for the harness to strike
-SILENT_S = 30.0  # for which a driver may be silent that is to be struck
-# The call with which a stage begins: mid-play is not the first step, and an engine gets weights
-# once before anything is trained.
+PATIENCE_S = 60.0  # maximum wait for the harness to send the signal
+SILENT_S = 30.0  # limit without heartbeats for a driver with a fault
+# Number of the call at which a stage begins. The rollout stage skips the first calls. An engine
+# gets weights once before training.
 FROM_CALL = {(ENGINE, PLAY): 3, (ENVIRONMENT, PLAY): 3, (COLLECTOR, PLAY): 2, (ENGINE, UPDATE): 2}
-# A worker that hangs is replaced within seconds, and Ray gives a node up within a minute: neither
-# is a stall.
+# Speed-up of the watchdog's clock. A hung environment worker is replaced within seconds, and Ray
+# declares a node dead within a minute. Neither may count as a stall, so these values are lower.
 HASTE = {ENVIRONMENT: 15, NODE: 5}.get(CELL.part, 60)
 
 ENGINE_CLASS = "verl.workers.rollout.hf:HFEngine"
 RANK_CLASS = "verl.workers.actor:ActorWorker"
 TRAINER = "verl.trainer.ppo.ray_trainer:RayPPOTrainer"
 PLAYER = "agent_system.multi_turn_rollout.collector_worker:CollectorWorker"
-# Ray keeps methods of an actor's own class as they were before anybody changed them.
+# Ray stores the methods of an actor's class before they are patched, so patch a class it uses.
 PLAY_OF_ONE = "agent_system.multi_turn_rollout.trajectory_player:TrajectoryPlayer"
 POOL = "agent_system.environments.pool.environment_pool:EnvironmentPool"
 LINE = "agent_system.environments.env_package.number_line.package:NumberLineEnv"
 
-# Who works at a stage: the role of its process, class and method.
+# Process role, class and method that work at a stage.
 WORKS = {
     START: (RANK, "verl.workers.engine:TrainEngine", "__init__"),
     PLAY: (ENGINE, ENGINE_CLASS, "step"),
@@ -72,7 +71,7 @@ WORKS = {
     SAVE: (RANK, RANK_CLASS, "save_checkpoint"),
     EVALUATION: (ENGINE, ENGINE_CLASS, "step"),
 }
-# These start later than the others.
+# Start-up methods of the parts that start later than the training rank.
 LATE = {
     COLLECTOR: (COLLECTOR, POOL, "start"),
     ENVIRONMENT: (ENVIRONMENT, LINE, "__init__"),
@@ -93,7 +92,7 @@ RUNS_OUT = {
 
 
 def role() -> str:
-    """What this process is in the job."""
+    """Return the part that this process is in the job."""
     name = getattr(sys.modules["__main__"].__spec__, "name", "")
     if name == "verl.trainer.main_ppo":
         return DRIVER
@@ -101,18 +100,18 @@ def role() -> str:
         return ENVIRONMENT
     if "RANK" in os.environ:
         return RANK
-    # Ray has imported the module of the class that it made here.
+    # Ray has imported the module of the actor's class in this process.
     return COLLECTOR if PLAYER.partition(":")[0] in sys.modules else ENGINE
 
 
 def hastened() -> float:
-    """Seconds, for the watchdog."""
+    """Return the watchdog's clock in seconds. It runs ``HASTE`` times faster after the fault."""
     now = time.monotonic()
     return now + HASTE * (time.time() - STRUCK.stat().st_mtime) if STRUCK.exists() else now
 
 
 def stand() -> None:
-    """Say that the stage is reached, and stand until the part was struck."""
+    """Mark the stage as reached, and wait until the fault was injected."""
     if STRUCK.exists():
         return
     REACHED.touch()
@@ -122,7 +121,7 @@ def stand() -> None:
 
 
 def run_out() -> None:
-    """Ask for more memory than there is, as this kind of process does."""
+    """Allocate more memory than exists, with torch in engine and rank, else with Python."""
     STRUCK.touch()
     if CELL.part in (ENGINE, RANK):
         import torch  # loaded there already; an environment worker starts without it
@@ -132,7 +131,10 @@ def run_out() -> None:
 
 
 def before(place: str, method: str, deed: Callable[[], object]) -> None:
-    """Have ``deed`` done before ``method`` of the class at ``place``, from the stage on."""
+    """Patch ``method`` of the class at import path ``place`` to call ``deed`` first.
+
+    The calls start when the stage is reached.
+    """
     module, name = place.split(":")
     owner: Any = getattr(importlib.import_module(module), name)
     whole = getattr(owner, method)
@@ -148,7 +150,7 @@ def before(place: str, method: str, deed: Callable[[], object]) -> None:
     async def struck_later(*args: Any, **kwargs: Any) -> Any:
         return await struck(*args, **kwargs)
 
-    # Ray asks which methods are coroutines before it calls them.
+    # Ray checks which methods are coroutine functions, so keep the kind of the method.
     setattr(owner, method, struck_later if inspect.iscoroutinefunction(whole) else struck)
 
 
@@ -166,7 +168,7 @@ def _due(mine: str) -> Callable[[], bool]:
 
 
 def mark_the_last_evaluation() -> None:
-    """Have the driver make ``LAST`` where it begins."""
+    """Patch the driver to create the file ``LAST`` when the last evaluation begins."""
     from verl.trainer.ppo.ray_trainer import RayPPOTrainer
 
     validate = RayPPOTrainer.validate
@@ -180,7 +182,7 @@ def mark_the_last_evaluation() -> None:
 
 
 def install() -> None:
-    """Prepare this process for what is to happen to it."""
+    """Patch the methods and clocks of this process for the cell ``CELL``."""
     works = LATE.get(CELL.part, WORKS[START]) if CELL.stage == START else WORKS[CELL.stage]
     if CELL.deed == MEMORY:
         works = RUNS_OUT.get((CELL.part, CELL.stage), works)

@@ -1,5 +1,6 @@
-"""Checkpoint files that are torn, flipped, deleted or swapped: none is loaded, the newest whole
-checkpoint is.
+"""Check that damaged checkpoints are not loaded, and that the newest valid one is.
+
+Files are truncated ("torn"), deleted, swapped, or have one changed byte ("flipped").
 """
 
 import random
@@ -19,26 +20,26 @@ STEPS = (1, 2, 3)
 
 @dataclass(frozen=True)
 class Damage:
-    """What was done to which files, and their bytes before."""
+    """Kind of a damage, and the previous bytes of the damaged files."""
 
     deed: str
     before: dict[Path, bytes]
 
     def undo(self) -> None:
-        """Make the files whole again."""
+        """Write the previous bytes back to all files."""
         for path, data in self.before.items():
             path.write_bytes(data)
 
 
 def truncate(file: Path, draw: random.Random) -> Damage:
-    """Cut ``file`` off somewhere."""
+    """Truncate ``file`` at a random position."""
     whole = file.read_bytes()
     file.write_bytes(whole[: draw.randrange(len(whole))])
     return Damage("torn", {file: whole})
 
 
 def flip(file: Path, draw: random.Random) -> Damage:
-    """Change one byte of ``file``."""
+    """Change one random byte of ``file``."""
     whole = file.read_bytes()
     changed = bytearray(whole)
     changed[draw.randrange(len(whole))] ^= draw.randrange(1, 256)
@@ -47,14 +48,14 @@ def flip(file: Path, draw: random.Random) -> Damage:
 
 
 def delete(file: Path, _draw: random.Random) -> Damage:
-    """Remove ``file``."""
+    """Delete ``file``, and return its bytes in the damage."""
     whole = file.read_bytes()
     file.unlink()
     return Damage("deleted", {file: whole})
 
 
 def swap(file: Path, draw: random.Random) -> Damage:
-    """Exchange ``file`` and another of its checkpoint that holds something else."""
+    """Swap the content of ``file`` with that of a different file of its checkpoint."""
     root = next(parent for parent in file.parents if parent.name.startswith("global_step_"))
     whole = file.read_bytes()
     other = draw.choice([path for path in files_of(root) if path.read_bytes() != whole])
@@ -68,12 +69,12 @@ DEEDS: tuple[Callable[[Path, random.Random], Damage], ...] = (truncate, flip, de
 
 
 def files_of(checkpoint: Path) -> list[Path]:
-    """All files of ``checkpoint``, in an order that is the same everywhere."""
+    """Return all files of ``checkpoint``, sorted."""
     return sorted(path for path in checkpoint.rglob("*") if path.is_file())
 
 
 def save_some(root: Path) -> CheckpointManager:
-    """Checkpoints of a tiny policy that learns nothing, as a training rank writes them."""
+    """Save checkpoints of an untrained tiny policy, as a training rank writes them."""
     from verl.config.schema.model import OptimConfig
     from verl.models.loader import load_causal_lm  # loads torch, which no other command needs here
     from verl.models.policy import PolicyModel
@@ -93,8 +94,9 @@ def save_some(root: Path) -> CheckpointManager:
 
 
 def strike(manager: CheckpointManager, number: int, draw: random.Random) -> tuple[str, str | None]:
-    """Damage the newest checkpoint, every third time the one before it as well; what was done, and
-    what went wrong.
+    """Damage the newest checkpoint, and every third time also the one before it.
+
+    Return the kind of damage, and the problem or None. The files are restored afterwards.
     """
     newest_first = sorted(STEPS, reverse=True)
     struck = newest_first[: 2 if number % 3 == 2 else 1]
@@ -114,7 +116,7 @@ def strike(manager: CheckpointManager, number: int, draw: random.Random) -> tupl
 
 
 def run(count: int, seed: int) -> int:
-    """Damage ``count`` times; 1 where anything but the newest whole checkpoint was loaded."""
+    """Damage checkpoints ``count`` times. Return 1 if a wrong checkpoint was loaded once."""
     root = Path(tempfile.mkdtemp(prefix="torn-"))
     draw = random.Random(seed)
     try:

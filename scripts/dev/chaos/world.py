@@ -1,4 +1,4 @@
-"""The number line in processes of its own, so that there are environment workers to strike."""
+"""Number line environment in worker processes, so that faults can be injected into them."""
 
 from dataclasses import replace
 
@@ -7,7 +7,7 @@ from agent_system.environments.env_package.number_line.package import PACKAGE, N
 
 
 class ProcessLine(NumberLineEnv):
-    """``NumberLineEnv`` in a worker process."""
+    """``NumberLineEnv`` that runs in an environment worker process."""
 
     placement = "process"
 

@@ -1,11 +1,11 @@
-"""Mutation testing: change one thing in a module, and see whether a test notices.
+"""Mutation testing: change one expression of a module, and check that a test fails.
 
     python -m scripts.dev.mutants                       every module of ``targets.py``; resumes
     python -m scripts.dev.mutants rlvcr/thinking.py     one module
     python -m scripts.dev.mutants --report              only writes scripts/dev/mutants/results.md
 
-The changes are those of mutmut, applied by its visitor. Its runner is not used: it leaves out every
-decorated function (all registered estimators, all properties) and every constant of a module.
+The changes are those of mutmut, applied by its visitor. Its runner is not used, because it skips
+decorated functions (all registered estimators, all properties) and constants of a module.
 
     main process: imports the libraries, never the packages
       |- one process per target, forked: imports the packages, collects the tests

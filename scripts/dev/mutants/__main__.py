@@ -1,4 +1,4 @@
-"""Command line of ``python -m scripts.dev.mutants``; the package's docstring says what it does."""
+"""Command line of ``python -m scripts.dev.mutants``, described in the package's docstring."""
 
 import argparse
 import sys
@@ -28,14 +28,17 @@ REQUIRED = 0.95
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Play what is pending, write the page. 1 when too few were killed or a reason is missing."""
+    """Run the pending mutants and write the page.
+
+    Return 1 if too few mutants were killed, if a mutant was not run, or if a reason is missing.
+    """
     parser = argparse.ArgumentParser(
         description=outcomes.HEAD, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("modules", nargs="*", help="paths of modules; all of them by default")
-    parser.add_argument("--workers", type=int, default=2, help="mutants played at once")
-    parser.add_argument("--fresh", action="store_true", help="forget earlier results")
-    parser.add_argument("--report", action="store_true", help="play nothing, write the page")
+    parser.add_argument("--workers", type=int, default=2, help="mutants that run at once")
+    parser.add_argument("--fresh", action="store_true", help="ignore earlier results")
+    parser.add_argument("--report", action="store_true", help="run nothing, write the page")
     args = parser.parse_args(argv)
     chosen = [path.strip("/") for path in args.modules]
     _refuse_unknown(chosen)
@@ -52,7 +55,9 @@ def _refuse_unknown(chosen: Sequence[str]) -> None:
     known = {_module(path) for target in TARGETS for path in target.files()}
     unknown = sorted(set(chosen) - known)
     if unknown:
-        raise SystemExit(f"no targets: {', '.join(unknown)}; known: {', '.join(sorted(known))}")
+        raise SystemExit(
+            f"modules {', '.join(unknown)} are not in targets.py; known: {', '.join(sorted(known))}"
+        )
 
 
 def _module(path: Path) -> str:
@@ -62,7 +67,7 @@ def _module(path: Path) -> str:
 def _run_target(
     target: Target, chosen: Sequence[str], results: Results, args: argparse.Namespace
 ) -> list[ModuleRow]:
-    """Play the pending mutants of the chosen modules of ``target``; their rows."""
+    """Run the pending mutants of the chosen modules of ``target``. Return their table rows."""
     files = [path for path in target.files() if not chosen or _module(path) in chosen]
     if not files:
         return []
@@ -71,9 +76,9 @@ def _run_target(
     tests_hash = outcomes.tests_hash(target)
     pending = everything if args.fresh else results.pending(everything, tests_hash)
     if pending and not args.report:
-        _say(f"{target.name}: {len(pending)} of {len(everything)} mutants to play")
+        _say(f"{target.name}: {len(pending)} of {len(everything)} mutants to run")
         _play(target, pending, _Progress(results, pending, tests_hash), args.workers)
-        # The warm process wrote most of them.
+        # Read the results again: child processes wrote most of them.
         results = Results()
     return [outcomes.row_of(module, found, results) for module, found in mutants.items()]
 
@@ -95,14 +100,16 @@ def _warm_work(
     progress: "_Progress",
     workers: int,
 ) -> Trace:
-    """In a process of its own: collect, trace, play the mutants of functions."""
+    """Collect and trace the tests, and run the mutants of functions, in a child process."""
     traces: list[Trace] = []
 
     def play(warm: Warm) -> None:
         modules = sorted({mutant.module for mutant in pending})
         found = trace(warm, modules)
         if found.failed:
-            raise RuntimeError(f"tests fail without any mutant: {', '.join(found.failed)}")
+            raise RuntimeError(
+                f"tests fail without any mutant: {', '.join(found.failed)}; fix them first"
+            )
         _say(f"{target.name}: {len(found.seconds)} tests in {sum(found.seconds.values()):.0f} s")
         traces.append(found)
         for done in play_functions(warm, in_functions, found, workers):
@@ -110,12 +117,12 @@ def _warm_work(
 
     collect(target, play)
     if not traces:
-        raise RuntimeError(f"the tests of {target.name} could not be collected")
+        raise RuntimeError(f"pytest could not collect the tests of {target.name}; see its output")
     return traces[0]
 
 
 class _Progress:
-    """Keeps results as they come and says so now and then."""
+    """Writer of results that also logs the progress every 100 mutants."""
 
     def __init__(self, results: Results, pending: Sequence[Mutant], tests_hash: str) -> None:
         self.count = 0
@@ -125,7 +132,7 @@ class _Progress:
         self._started = time.monotonic()
 
     def keep(self, done: Done[Outcome]) -> None:
-        """Write one result down."""
+        """Write one result to the results file, and log mutants that were not killed."""
         self.count += 1
         if done.answer is not None:
             fate, test = done.answer
@@ -155,7 +162,7 @@ def _conclude(rows: Sequence[ModuleRow], *, whole: bool) -> int:
     bare = 0
     for row in rows:
         bare += sum(outcomes.reason_for(mutant, reasons) is None for mutant in row.survivors)
-    _say(f"{killed} of {mutants} killed, {unknown} not played, {bare} survivors without a reason")
+    _say(f"{killed} of {mutants} killed, {unknown} not run, {bare} survivors without a reason")
     return int(unknown > 0 or bare > 0 or killed < REQUIRED * mutants)
 
 

@@ -1,4 +1,7 @@
-"""Work done in forked children: an answer through a file, a deadline, nothing left behind."""
+"""Run functions in forked child processes, with a deadline and a result file for each.
+
+A child's process group is killed at its end, so no process remains.
+"""
 
 import ctypes
 import os
@@ -18,7 +21,7 @@ PR_SET_PDEATHSIG = 1
 
 @dataclass
 class ForkJob(Generic[Answer]):
-    """``work()`` to be done in a child within ``deadline`` seconds."""
+    """Function ``work`` to run in a child process within ``deadline`` seconds."""
 
     name: str
     work: Callable[[], Answer]
@@ -27,7 +30,7 @@ class ForkJob(Generic[Answer]):
 
 @dataclass
 class Done(Generic[Answer]):
-    """What became of a job: its answer, or None where the child died or its time was up."""
+    """Result of a job. ``answer`` is None if the child died or exceeded its deadline."""
 
     name: str
     answer: Answer | None
@@ -47,41 +50,57 @@ class _Running(Generic[Answer]):
 
 
 def run_jobs(jobs: Iterable[ForkJob[Answer]], workers: int) -> Iterator[Done[Answer]]:
-    """Every job in a child of its own, ``workers`` at a time; results as they come."""
+    """Run every job in a separate child, ``workers`` at a time. Yield results as they arrive."""
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
         waiting = enumerate(jobs)
-        running = [
-            _start(job, Path(folder) / str(number)) for number, job in islice(waiting, workers)
-        ]
+        running = _start_next(waiting, workers, Path(folder))
         try:
-            while running:
-                for child, done in _ended(running):
-                    running.remove(child)
-                    running += [_start(job, Path(folder) / str(n)) for n, job in islice(waiting, 1)]
-                    yield done
-                time.sleep(0.005)
+            yield from _run_until_empty(running, waiting, Path(folder))
         finally:
             for child in running:
                 _kill(child.pid)
 
 
+def _run_until_empty(
+    running: list[_Running[Answer]],
+    waiting: Iterator[tuple[int, ForkJob[Answer]]],
+    folder: Path,
+) -> Iterator[Done[Answer]]:
+    """Yield results, and start a waiting job for each child that ends. Updates ``running``."""
+    while running:
+        for child, done in _ended(running):
+            running.remove(child)
+            running += _start_next(waiting, 1, folder)
+            yield done
+        time.sleep(0.005)
+
+
+def _start_next(
+    waiting: Iterator[tuple[int, ForkJob[Answer]]], count: int, folder: Path
+) -> list[_Running[Answer]]:
+    return [_start(job, folder / str(number)) for number, job in islice(waiting, count)]
+
+
 def _ended(running: list[_Running[Answer]]) -> list[tuple[_Running[Answer], Done[Answer]]]:
-    """The children that are done or late, with what became of them."""
+    """Return the children that have ended or exceeded their deadline, with their results."""
     polled = [(child, _poll(child)) for child in running]
     return [(child, done) for child, done in polled if done is not None]
 
 
 def run_one(name: str, work: Callable[[], Answer], deadline: float) -> Answer:
-    """``work()`` done in a child. Raises ``RuntimeError`` when it died or its time was up."""
+    """Run ``work`` in a child process and return its result.
+
+    Raises ``RuntimeError`` if the child died or exceeded the deadline.
+    """
     done = next(run_jobs([ForkJob(name, work, deadline)], workers=1))
     if done.answer is None:
-        how = f"was not done after {deadline:.0f} s" if done.timed_out else "died, see above"
+        how = f"did not end within {deadline:.0f} s" if done.timed_out else "died; see its output"
         raise RuntimeError(f"{name} {how}")
     return done.answer
 
 
 def silence() -> None:
-    """Point stdout and stderr of this process to nowhere."""
+    """Redirect stdout and stderr of this process to /dev/null."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)
     os.dup2(nowhere, 2)
@@ -91,7 +110,7 @@ def _start(job: ForkJob[Answer], path: Path) -> _Running[Answer]:
     pid = os.fork()
     if pid:
         return _Running(job, pid, path)
-    # The child: a group of its own, so that what its tests start can be ended with it.
+    # The child gets a new process group, so that processes of its tests are killed with it.
     try:
         os.setsid()
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -113,7 +132,7 @@ def _poll(child: _Running[Answer]) -> Done[Answer] | None:
         _kill_group(child.pid)
     answer = None
     if child.path.exists():
-        answer = pickle.loads(child.path.read_bytes())  # written by our own child
+        answer = pickle.loads(child.path.read_bytes())  # written by a child of this process
         child.path.unlink()
     return Done(child.job.name, answer, late and answer is None, child.seconds())
 

@@ -1,6 +1,4 @@
-"""The mutants of one module: mutmut's operators over its syntax tree, without those that change a
-text only.
-"""
+"""Mutants of one module: mutmut's operators on its syntax tree, without changes of texts."""
 
 import hashlib
 import types
@@ -15,19 +13,21 @@ from mutmut.mutation.file_mutation import MutationVisitor
 from mutmut.mutation.mutators import mutation_operators, operator_string
 from mutmut.mutation.pragma_handling import IgnoredCode
 
-# What these calls are given is read by people (warnings) or by nobody (type variables).
+# Arguments of these calls are texts for people, or names without effect (type variables).
 TEXT_CALLS = {"TypeVar", "NewType", "ParamSpec", "getLogger", "warn", "cast"}
 LOGGERS = {"logger", "log", "logging"}
-# `strict` of zip guards against mistakes elsewhere; `device` and `non_blocking` change nothing
-# without an accelerator, nor does `x.to(y.device)`.
+# `strict` of zip only checks for mistakes elsewhere. `device`, `non_blocking` and `x.to(y.device)`
+# have no effect without an accelerator.
 GUARDS = {"strict", "device", "non_blocking"}
 COMPREHENSIONS = {"<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>"}
 
 
 @dataclass(frozen=True)
 class Mutant:
-    """One changed module. ``lines`` are those of the changed statement in the original;
-    ``at_import`` says whether it runs when the module is imported, and not in a function.
+    """Module with one change.
+
+    ``lines`` are the first and last line of the changed statement in the original. ``at_import`` is
+    True if the statement runs when the module is imported, outside of functions.
     """
 
     module: str
@@ -41,13 +41,13 @@ class Mutant:
 
     @property
     def key(self) -> str:
-        """What stays the same when lines above move: place, change, and the function around it."""
+        """Hash of module, function, change and function text. Line numbers do not change it."""
         text = "\0".join((self.module, self.function, self.before, self.after, self.context))
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def mutants_of(path: Path, root: Path) -> list[Mutant]:
-    """Every mutant of the module at ``path`` that compiles to something else, each one once."""
+    """Return every mutant of the module at ``path`` whose compiled code differs, each once."""
     source = path.read_text()
     module = path.relative_to(root).as_posix()
     original = compile(source, str(path), "exec")
@@ -63,7 +63,7 @@ def mutants_of(path: Path, root: Path) -> list[Mutant]:
         if not changed or fingerprint in seen:
             continue
         seen.add(fingerprint)
-        # The same change of equal lines of one function: told apart by a count.
+        # A count distinguishes the same change of equal lines in one function.
         count = repeated[mutant.key] = repeated.get(mutant.key, 0) + 1
         function = f"{mutant.function}#{count}" if count > 1 else mutant.function
         at_import = any(not is_function(old) for old, _ in changed)
@@ -74,8 +74,9 @@ def mutants_of(path: Path, root: Path) -> list[Mutant]:
 def differences(
     old: types.CodeType, new: types.CodeType
 ) -> list[tuple[types.CodeType, types.CodeType]]:
-    """The outermost functions whose code, or the code inside them, differs; the module itself where
-    what runs at import differs.
+    """Return (old, new) of the outermost functions whose code differs, including inner code.
+
+    If code that runs at import differs, return the pair of the module instead.
     """
     if _own(old) != _own(new):
         return [(old, new)]
@@ -93,20 +94,21 @@ def differences(
 
 
 def children(code: types.CodeType) -> list[types.CodeType]:
-    """The code objects directly inside ``code``."""
+    """Return the code objects directly inside ``code``."""
     return [item for item in code.co_consts if isinstance(item, types.CodeType)]
 
 
 def is_function(code: types.CodeType) -> bool:
-    """Whether ``code`` belongs to a function, not to a module, the body of a class, or a
-    comprehension: those of a module run once, at import.
+    """Return True if ``code`` belongs to a function.
+
+    It is False for a module, a class body and a comprehension, which can run at import.
     """
     optimized = 0x1
     return bool(code.co_flags & optimized) and code.co_name not in COMPREHENSIONS
 
 
 def _own(code: types.CodeType) -> tuple[object, ...]:
-    """What ``code`` is, apart from line numbers and from the code objects inside it."""
+    """Return the content of ``code`` without line numbers and inner code objects."""
     constants = [
         "code" if isinstance(item, types.CodeType) else (type(item), repr(item))
         for item in code.co_consts
@@ -121,13 +123,13 @@ def _shape(code: types.CodeType) -> tuple[object, ...]:
 
 
 class _Visitor(MutationVisitor):
-    """mutmut's visitor, which also enters decorated functions and leaves texts alone."""
+    """Visitor of mutmut that also enters decorated functions and skips texts."""
 
     METADATA_DEPENDENCIES = (*MutationVisitor.METADATA_DEPENDENCIES, ParentNodeProvider)
 
     def _skip_node_and_children(self, node: cst.CSTNode) -> bool:
         if isinstance(node, cst.FunctionDef):
-            return False  # not the decorators: those are nodes of their own, skipped below
+            return False  # decorators are separate nodes, which the base class skips
         if isinstance(node, cst.Raise | cst.Import | cst.ImportFrom | cst.Assert):
             return True
         if isinstance(node, cst.Call) and _is_text_call(node.func):
@@ -155,14 +157,14 @@ def _name(node: cst.CSTNode) -> str:
 
 
 def _is_text(node: cst.BaseString) -> bool:
-    """Whether people read the string: it has a space in it, or it is a formatted one."""
+    """Return True for strings that people read: docstrings, strings with a space or in parts."""
     if isinstance(node, cst.SimpleString):
         return node.value.startswith(('"""', "'''")) or " " in node.value.strip("\"'").strip()
     return isinstance(node, cst.ConcatenatedString)
 
 
 def _text_only(before: cst.CSTNode, after: cst.CSTNode) -> bool:
-    """Whether a call differs from its mutant in a text or a guard alone."""
+    """Return True if the mutant differs only in a text or in an argument of ``GUARDS``."""
     if isinstance(before, cst.Assign | cst.AnnAssign) and isinstance(before.value, cst.Call):
         return _is_text_call(before.value.func)
     if isinstance(before, cst.Assign | cst.AnnAssign) and isinstance(before.value, cst.BaseString):
@@ -177,7 +179,7 @@ def _text_only(before: cst.CSTNode, after: cst.CSTNode) -> bool:
 
 
 def _is_device(node: cst.BaseExpression) -> bool:
-    """Whether ``node`` is ``device`` or ``x.device``."""
+    """Return True if ``node`` is ``device`` or ``x.device``."""
     attribute = node.attr.value if isinstance(node, cst.Attribute) else _name(node)
     return attribute == "device"
 
@@ -192,7 +194,7 @@ def _is_text_argument(argument: cst.Arg) -> bool:
 
 
 def _one_string_change(node: cst.BaseString) -> Iterator[cst.BaseString]:
-    """mutmut's first change of a string; upper and lower case would say the same again."""
+    """Yield mutmut's first change of a string. Changes of case would test the same."""
     for changed in operator_string(node):
         yield changed
         return
@@ -205,8 +207,9 @@ _OPERATORS = [
 
 
 def _sign_of_literal(node: cst.CSTNode) -> bool:
-    """Whether -1 became +1: in ``dim=-1`` the same axis of a matrix. The number itself is changed
-    too.
+    """Return True for a changed sign of a literal, such as -1 to +1.
+
+    In ``dim=-1`` both are the same axis of a matrix. Another mutant changes the number.
     """
     return isinstance(node, cst.UnaryOperation) and isinstance(node.expression, cst.Integer)
 
@@ -247,7 +250,7 @@ def _statement(node: cst.CSTNode, parents) -> cst.CSTNode:
 
 
 def _last_line(node: cst.CSTNode, statement: cst.CSTNode, positions, parents) -> int:
-    """The last line of a simple statement, or of the part of a compound one that ``node`` is in."""
+    """Return the last line of a simple statement, or of a compound one's part with ``node``."""
     if not isinstance(statement, cst.BaseCompoundStatement) or node is statement:
         return positions[statement].end.line
     while parents[node] is not statement:
@@ -256,7 +259,7 @@ def _last_line(node: cst.CSTNode, statement: cst.CSTNode, positions, parents) ->
 
 
 def _enclosing(node: cst.CSTNode, parents) -> list[cst.FunctionDef | cst.ClassDef]:
-    """The functions and classes around ``node``, innermost first, itself included."""
+    """Return the functions and classes around ``node``, innermost first, itself included."""
     around = []
     while not isinstance(node, cst.Module):
         if isinstance(node, cst.FunctionDef | cst.ClassDef):
@@ -270,7 +273,10 @@ def _qualified_name(node: cst.CSTNode, parents) -> str:
 
 
 def _context(source: str, node: cst.CSTNode, positions, parents) -> str:
-    """The text of the outermost function around ``node``: a result holds while it is unchanged."""
+    """Return the text of the outermost function around ``node``.
+
+    It is part of the key, so a result stays valid until the function changes.
+    """
     functions = [f for f in _enclosing(node, parents) if isinstance(f, cst.FunctionDef)]
     if not functions:
         return ""
@@ -279,7 +285,7 @@ def _context(source: str, node: cst.CSTNode, positions, parents) -> str:
 
 
 def _change(before: str, after: str) -> tuple[str, str]:
-    """The lines that differ, on each side joined into one."""
+    """Return the lines that differ, joined into one line for each side."""
     old = before.splitlines()
     new = after.splitlines()
     blocks = SequenceMatcher(None, old, new, autojunk=False).get_opcodes()

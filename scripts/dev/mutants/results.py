@@ -1,4 +1,4 @@
-"""Results of all mutants: kept in .mutants/ between runs, written to ``results.md``."""
+"""Results of all mutants, kept in .mutants/ between runs and written to ``results.md``."""
 
 import hashlib
 import json
@@ -17,8 +17,10 @@ PAGE = Path(__file__).with_name("results.md")
 
 @dataclass(frozen=True)
 class MutantResult:
-    """One mutant's fate: ``killed``, ``timeout``, ``died`` (all three: noticed), ``survived``, or
-    ``broken`` where it could not be played.
+    """Result of one mutant.
+
+    ``fate`` is ``killed``, ``timeout`` or ``died`` (all three count as killed), ``survived``, or
+    ``broken`` if the mutant could not be run.
     """
 
     key: str
@@ -29,7 +31,7 @@ class MutantResult:
 
 
 class Results:
-    """All results, a line of JSON each; the last one of a mutant holds."""
+    """File of all results with one JSON line each. The last line of a mutant is valid."""
 
     def __init__(self, path: Path = FOLDER / "results.jsonl") -> None:
         path.parent.mkdir(exist_ok=True)
@@ -41,17 +43,17 @@ class Results:
             self._found[result.key] = result
 
     def add(self, result: MutantResult) -> None:
-        """Keep one result."""
+        """Append one result to the file."""
         with self._path.open("a") as file:
             file.write(json.dumps(asdict(result)) + "\n")
         self._found[result.key] = result
 
     def get(self, mutant: Mutant) -> MutantResult | None:
-        """What is known of ``mutant``."""
+        """Return the result of ``mutant``, or None if there is none."""
         return self._found.get(mutant.key)
 
     def pending(self, mutants: Iterable[Mutant], tests_hash: str) -> list[Mutant]:
-        """Mutants without a result, and survivors of tests that have changed since."""
+        """Return mutants without a result, and survivors whose tests have changed since."""
         waiting = []
         for mutant in mutants:
             result = self.get(mutant)
@@ -63,7 +65,7 @@ class Results:
 
 
 def tests_hash(target: Target) -> str:
-    """Changes with any test of ``target`` and with any helper."""
+    """Return a hash of ``target``, its test files and the test helpers."""
     digest = hashlib.sha256(repr(target).encode())
     for place in (*target.test_paths(), "tests/helpers"):
         path = ROOT / place
@@ -75,8 +77,9 @@ def tests_hash(target: Target) -> str:
 
 @dataclass(frozen=True)
 class Reason:
-    """Why some survivors of a function are left: ``changes`` as the page shows them, ``before ->
-    after``.
+    """Reason why some survivors of a function are accepted.
+
+    ``changes`` are written as on the page: ``before -> after``.
     """
 
     module: str
@@ -86,7 +89,7 @@ class Reason:
 
 
 def read_reasons(path: Path = REASONS) -> list[Reason]:
-    """The reasons that people wrote down. An empty list where there is no file."""
+    """Return the reasons in ``path``, or an empty list if the file does not exist."""
     if not path.exists():
         return []
     entries = tomllib.loads(path.read_text()).get("survivor", [])
@@ -94,7 +97,7 @@ def read_reasons(path: Path = REASONS) -> list[Reason]:
 
 
 def change_of(mutant: Mutant) -> str:
-    """The change with what both sides share cut off, a few words kept around it."""
+    """Return the change as ``before -> after``, with a few equal words around it."""
     before = mutant.before
     after = mutant.after
     start = 0
@@ -117,7 +120,7 @@ def _word_end(text: str, position: int) -> int:
 
 @dataclass(frozen=True)
 class ModuleRow:
-    """One module's numbers and the mutants that survived in it."""
+    """Counts of mutants of one module, and its survivors."""
 
     module: str
     mutants: int
@@ -141,7 +144,7 @@ def row_of(module: str, mutants: Sequence[Mutant], results: Results) -> ModuleRo
 
 
 def reason_for(mutant: Mutant, reasons: Iterable[Reason]) -> str | None:
-    """The reason written down for ``mutant``; None where nobody did."""
+    """Return the reason for ``mutant``, or None if there is none."""
     for reason in reasons:
         function = mutant.function.partition("#")[0] or "module"
         same_place = (reason.module, reason.function) == (mutant.module, function)
@@ -158,12 +161,12 @@ argument) and runs the fast unit tests that reach the changed line. A mutant is 
 them fails. This page is written by `make mutants`; the reasons are kept in
 `scripts/dev/mutants/reasons.toml`.
 
-The changes are mutmut's. Left out are texts that people read (docstrings, messages of errors and
+The changes are mutmut's. Not changed are texts that people read (docstrings, messages of errors and
 logs, strings with a space), annotations, decorators, the sign of a literal `-1` (its number is
-changed), the `strict` of `zip`, and `device` arguments, which change nothing without an
-accelerator. mutmut's own runner leaves out every decorated function, so `scripts/dev/mutants` runs
-the mutants itself, in forks of a process that has imported torch and collected the tests;
-`scripts/dev/mutants/__init__.py` has the drawing.
+changed), the `strict` of `zip`, and `device` arguments, which have no effect without an
+accelerator. mutmut's runner skips every decorated function. So `scripts/dev/mutants` runs the
+mutants itself, in forks of a process that has imported torch and collected the tests.
+`scripts/dev/mutants/__init__.py` shows the processes.
 """
 
 

@@ -1,4 +1,4 @@
-"""Which modules are mutated, and which fast tests belong to each."""
+"""Modules that are mutated, and the fast tests of each."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +25,7 @@ LIBRARIES = (
 
 @dataclass(frozen=True)
 class Target:
-    """Modules (patterns below the checkout) and the tests that answer for them."""
+    """Modules (glob patterns relative to the checkout) and the tests that must kill the mutants."""
 
     name: str
     modules: tuple[str, ...]
@@ -33,12 +33,12 @@ class Target:
     deselected: tuple[str, ...] = ()
 
     def files(self) -> list[Path]:
-        """The modules that exist, sorted."""
+        """Return the paths of the modules that exist, sorted."""
         found = {path for pattern in self.modules for path in ROOT.glob(pattern)}
         return sorted(path for path in found if path.name not in NAMES_ONLY)
 
     def test_paths(self) -> list[str]:
-        """The test files and folders that exist, relative to the checkout."""
+        """Return the test files and folders that exist, relative to the checkout."""
         return [test for test in self.tests if (ROOT / test).exists()]
 
 
@@ -72,13 +72,13 @@ TARGETS = (
             "tests/unit/rlvcr/test_thinking.py",
             "tests/unit/rlvcr/test_token_bytes.py",
         ),
-        # Builds a converter of a real tokenizer for a quarter of a minute.
+        # This test takes 15 seconds to build the converter of a real tokenizer.
         ("test_a_real_tokenizer_with_tags_of_several_tokens",),
     ),
     Target(
         "seams",
-        # Without rlvcr/report_sections.py: labels and colours that people read. The report's tests
-        # cover how they are drawn, and a test that repeats a label tests nothing.
+        # rlvcr/report_sections.py is not mutated: it holds labels and colours. A test that repeats
+        # a label tests nothing.
         ("rlvcr/records.py", "rlvcr/settings.py"),
         (
             "tests/unit/rlvcr/test_records.py",
@@ -91,8 +91,8 @@ TARGETS = (
     Target(
         "services",
         ("rlvcr/alternatives.py", "rlvcr/score_table.py", "rlvcr/scoring.py"),
-        # Not test_forced_levels and test_rlvcr_rules_scored: they play with a model for a minute,
-        # and what they look at is computed by hand in test_score_rows and test_score_table.
+        # test_forced_levels and test_rlvcr_rules_scored are not used: they generate with a model
+        # for a minute. test_score_rows and test_score_table check the same numbers.
         (
             "tests/unit/rlvcr/test_alternatives.py",
             "tests/unit/rlvcr/test_score_rows.py",
@@ -116,8 +116,8 @@ TARGETS = (
             "agent_system/multi_turn_rollout/packing.py",
             "agent_system/multi_turn_rollout/collector_worker.py",
         ),
-        # Without test_branches, test_audit_plays and tests/golden: these play whole batches, and
-        # what they notice here is noticed sooner by the others.
+        # test_branches, test_audit_plays and tests/golden are not used: they generate whole
+        # batches, and the other tests find the same mutants sooner.
         (
             "tests/unit/agent_system/multi_turn_rollout/test_carry.py",
             "tests/unit/agent_system/multi_turn_rollout/test_collector.py",

@@ -1,5 +1,7 @@
-"""A process that has collected a target's tests: it traces them once, then plays every mutant of a
-function in a child that swaps the function's code.
+"""Run the tests of a target against its mutants, in forks of a process that has collected them.
+
+The tests are traced once. For each mutant of a function, a child swaps the function's code and runs
+the tests that reach it.
 """
 
 import gc
@@ -20,21 +22,25 @@ from scripts.dev.mutants.generate import Mutant, children, differences
 from scripts.dev.mutants.targets import LIBRARIES, ROOT, Target
 
 TRACE_DEADLINE = 1800
-SLACK = 20  # seconds on top of ten times what the tests took: other work shares the cores
+SLACK = 20  # seconds added to ten times the duration of the tests, as other work shares the cores
 PYTEST = ["-q", "-s", "-x", "-p", "no:cacheprovider", "-p", "no:terminalreporter", "-p", "no:xdist"]
 
 
 @dataclass
 class Trace:
-    """Which lines of which module each test runs, and how long it takes."""
+    """Trace of all tests.
+
+    ``seconds`` is the duration of each test. ``lines`` has the executed lines by test and module.
+    """
 
     seconds: dict[str, float] = field(default_factory=dict)
     lines: dict[str, dict[str, set[int]]] = field(default_factory=dict)
     failed: list[str] = field(default_factory=list)
 
     def reaching(self, mutant: Mutant) -> list[str]:
-        """The tests that can notice ``mutant``, the fastest first: those that run its lines, or all
-        where it runs at import.
+        """Return the tests that run the lines of ``mutant``, the fastest first.
+
+        For a mutant that runs at import, return all tests.
         """
         first, last = mutant.lines
         wanted = set(range(first, last + 1))
@@ -45,7 +51,7 @@ class Trace:
         return sorted(found, key=lambda test: self.seconds[test])
 
     def deadline(self, tests: Iterable[str]) -> float:
-        """Seconds after which a mutant counts as one that never ends."""
+        """Return the seconds after which a mutant counts as endless."""
         return SLACK + 10 * sum(self.seconds[test] for test in tests)
 
 
@@ -54,9 +60,7 @@ FunctionKey = tuple[str, str, int]
 
 
 class Warm:
-    """The pytest plugin: collects as usual, then hands the items to ``play`` instead of running
-    them.
-    """
+    """Plugin of pytest that calls ``play`` with the collected tests instead of running them."""
 
     def __init__(self, play: "Callable[[Warm], None]") -> None:
         self.items: dict[str, pytest.Item] = {}
@@ -65,23 +69,23 @@ class Warm:
         self._play = play
 
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
-        """Called once, after the collection."""
+        """Index the tests and functions, and call ``play``. pytest calls this after collection."""
         if session.testsfailed:
             raise session.Interrupted("errors while the tests were collected")
         self.items = {item.nodeid: item for item in session.items}
         gc.collect()
         self.functions = _functions()  # before the freeze, which hides objects
-        gc.freeze()  # the children's collector leaves the shared pages alone
+        gc.freeze()  # garbage collection in the children does not copy the shared pages
         self._play(self)
         return True
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Remember what failed."""
+        """Record the ids of failed tests."""
         if report.failed:
             self.failures.append(report.nodeid)
 
     def run(self, nodeid: str, following: str | None = None) -> bool:
-        """Run one test in this process. Returns whether it passed."""
+        """Run one test in this process. Return True if it and all tests before it passed."""
         item = self.items[nodeid]
         next_item = self.items[following] if following else None
         item.config.hook.pytest_runtest_protocol(item=item, nextitem=next_item)
@@ -97,7 +101,7 @@ def collect(target: Target, play: "Callable[[Warm], None]") -> None:
 
 
 def trace(warm: Warm, modules: Sequence[str]) -> Trace:
-    """Run every test once, in a child, and note the lines of ``modules`` that it runs."""
+    """Run every test once in a child process, and record the lines of ``modules`` that it runs."""
     paths = {str(ROOT / module): module for module in modules}
     return run_one("the trace", lambda: _traced(warm, paths), TRACE_DEADLINE)
 
@@ -142,7 +146,7 @@ def _tracer(paths: dict[str, str], lines: dict[str, set[int]]):
 def play_functions(
     warm: Warm, mutants: Sequence[Mutant], found: Trace, workers: int
 ) -> Iterator[Done[Outcome]]:
-    """Play mutants of functions, each in a child of this process."""
+    """Run the mutants of functions, each in a child of this process."""
 
     def jobs() -> Iterator[ForkJob[Outcome]]:
         for mutant in mutants:
@@ -157,7 +161,7 @@ def _work(warm: Warm, mutant: Mutant, tests: list[str]) -> Callable[[], Outcome]
     def work() -> Outcome:
         silence()
         if not swap(mutant, warm.functions):
-            return ("broken", "no function of this process has the code that was to be changed")
+            return ("broken", "no function of this process has the code to replace")
         for test in tests:
             if not warm.run(test):
                 return ("killed", test)
@@ -167,7 +171,7 @@ def _work(warm: Warm, mutant: Mutant, tests: list[str]) -> Callable[[], Outcome]
 
 
 def _functions() -> dict[FunctionKey, list[types.FunctionType]]:
-    """All functions of the checkout in this process, by file, qualified name and line."""
+    """Return all functions of the checkout in this process, by file, qualified name and line."""
     found: dict[FunctionKey, list[types.FunctionType]] = defaultdict(list)
     for item in gc.get_objects():
         if isinstance(item, types.FunctionType) and item.__code__.co_filename.startswith(str(ROOT)):
@@ -180,7 +184,7 @@ def _key(code: types.CodeType) -> FunctionKey:
 
 
 def swap(mutant: Mutant, functions: dict[FunctionKey, list[types.FunctionType]]) -> int:
-    """Give the functions of this process the code they have in ``mutant``; how many there were."""
+    """Replace the code of the changed functions by that of ``mutant``. Return their number."""
     path = ROOT / mutant.module
     original = compile(path.read_text(), str(path), "exec")
     changed = compile(mutant.source, str(path), "exec")
@@ -196,7 +200,7 @@ def swap(mutant: Mutant, functions: dict[FunctionKey, list[types.FunctionType]])
 def _pairs(
     old: types.CodeType, new: types.CodeType
 ) -> Iterator[tuple[types.CodeType, types.CodeType]]:
-    """A function and, as long as both sides agree in number, the functions inside it."""
+    """Yield the pair, and the pairs of inner functions if both sides have equally many."""
     if old.co_freevars == new.co_freevars:
         yield old, new
     inside_old = children(old)
@@ -207,7 +211,7 @@ def _pairs(
 
 
 def play_imports(mutants: Sequence[Mutant], found: Trace, workers: int) -> Iterator[Done[Outcome]]:
-    """Play mutants of what runs at import, in children of a process without the packages."""
+    """Run the mutants of code that runs at import, in children without imported packages."""
 
     def jobs() -> Iterator[ForkJob[Outcome]]:
         for mutant in mutants:
@@ -236,8 +240,9 @@ class _Failures:
 
 
 def _read_changed(mutant: Mutant) -> None:
-    """From now on whoever imports the module in this process reads the mutant: the loader itself is
-    changed, because import hooks (shape checks) use it too.
+    """Patch the source loader so that imports of the module in this process load the mutant.
+
+    The loader is patched because import hooks (shape checks) use it too.
     """
     changed = str(ROOT / mutant.module)
     get_data = SourceFileLoader.get_data
@@ -248,7 +253,7 @@ def _read_changed(mutant: Mutant) -> None:
 
     def no_stats(self: SourceFileLoader, path: str) -> Mapping[str, float]:
         if path == changed:
-            raise OSError(f"no compiled file stands for the changed {path}")
+            raise OSError(f"the compiled file of {path} must not be used: its source is changed")
         return path_stats(self, path)
 
     SourceFileLoader.get_data = get_changed
@@ -256,7 +261,7 @@ def _read_changed(mutant: Mutant) -> None:
 
 
 def prepare() -> None:
-    """Import what every child needs, and let property tests draw the same examples every time."""
+    """Import the libraries of the children, and make examples of property tests deterministic."""
     for name in LIBRARIES:
         importlib.import_module(name)
     import hypothesis

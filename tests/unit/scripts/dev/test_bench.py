@@ -103,7 +103,7 @@ def test_iteration_compares_parts_and_the_whole():
     assert rows["scoring and old log-probs"] == ["2.00", "1.00", "2.00"]
     assert rows["environments"] == ["0.00", "0.00", ""]
     assert rows["the rest"] == ["1.00", "1.00", "1.00"]
-    assert rows["**whole iteration**"] == ["13.00", "10.00", "1.30"]
+    assert rows["**whole step**"] == ["13.00", "10.00", "1.30"]
 
 
 def test_iteration_runs_both_estimators_with_the_same_words(monkeypatch, tmp_path, capsys):
@@ -155,7 +155,7 @@ def test_iteration_runs_both_estimators_with_the_same_words(monkeypatch, tmp_pat
         and commands[0][-1] == "algorithm.rlvcr.score=prob"
     )
     out = capsys.readouterr().out
-    assert "2 of 4 answers are the same" in out and "**whole iteration**" in out
+    assert "2 of 4 replies are the same" in out and "**whole step**" in out
 
 
 def test_iteration_words_are_a_config_that_is_not_refused(tmp_path):
@@ -277,10 +277,10 @@ def test_overlap_compares_what_an_iteration_waits_for():
         [cell.strip() for cell in line.split("|")[1:5]]
         for line in overlap.table(measured).splitlines()
     ]
-    assert ["waiting for plays", "4.00", "2.00", "2.00"] in rows
+    assert ["waiting for the rollout", "4.00", "2.00", "2.00"] in rows
     assert ["update", "2.00", "2.00", "1.00"] in rows
-    assert ["**whole iteration**", "6.50", "5.00", "1.30"] in rows
-    assert ["updates since the plays", "0.00", "1.00", ""] in rows
+    assert ["**whole step**", "6.50", "5.00", "1.30"] in rows
+    assert ["updates since the rollout", "0.00", "1.00", ""] in rows
 
 
 def test_overlap_plays_both_modes_and_leaves_out_the_steps_that_warm_up(monkeypatch, capsys):
@@ -299,7 +299,7 @@ def test_overlap_plays_both_modes_and_leaves_out_the_steps_that_warm_up(monkeypa
     ]
     assert modes == [["trainer.rollout_overlap=off"], ["trainer.rollout_overlap=one_step"]]
     assert ["env.rollout.carry_over=2" in line for line in lines] == [False, True]
-    assert "| **whole iteration** | 2.00 | 1.00 | 2.00 |" in capsys.readouterr().out
+    assert "| **whole step** | 2.00 | 1.00 | 2.00 |" in capsys.readouterr().out
     from verl.config.load import load_config
 
     for mode in overlap.MODES:

@@ -74,10 +74,10 @@ def test_a_run_that_says_who_failed_ends_as_it_should(tmp_path):
 @pytest.mark.parametrize(
     ("changed", "wrong"),
     [
-        ({"said": "Traceback\nValueError: oh"}, "no sentence names the part"),
+        ({"said": "Traceback\nValueError: oh"}, "no error line names the part"),
         ({"left": ["ray::IDLE"]}, "left: ray::IDLE"),
         ({"status": None}, "it did not end within"),
-        ({"status": 0}, r"success was reported after steps \[\]"),
+        ({"status": 0}, r"exit status 0 after steps \[\]"),
     ],
 )
 def test_anything_else_is_wrong(tmp_path, changed, wrong):
@@ -87,24 +87,24 @@ def test_anything_else_is_wrong(tmp_path, changed, wrong):
 
 def test_a_struck_save_counts_for_nothing(tmp_path):
     run = run_of(tmp_path, [1], [1])
-    assert "the save that was struck counts: [1]" in verdict(ended(SAVING, run))
+    assert "the save with the fault left complete checkpoints: [1]" in verdict(ended(SAVING, run))
     assert verdict(ended(PLAYING, run)) == "ends"
 
 
 def test_a_torn_checkpoint_is_wrong(tmp_path):
     run = run_of(tmp_path, [1], [1])
     (run / "checkpoints" / "global_step_1" / "weights").write_bytes(b"abd")
-    assert "torn checkpoints bear a name: [1]" in verdict(ended(PLAYING, run))
+    assert "invalid checkpoints have a final name: [1]" in verdict(ended(PLAYING, run))
 
 
 def test_a_run_that_goes_on_reaches_its_end(tmp_path):
     whole = run_of(tmp_path / "a", range(1, TOTAL + 1), range(1, TOTAL + 1))
     assert verdict(ended(PLAYING, whole, status=0, said="")) == "goes on"
     twice = run_of(tmp_path / "b", [1, 1, *range(2, TOTAL + 1)], range(1, TOTAL + 1))
-    assert "success was reported" in verdict(ended(PLAYING, twice, status=0))
+    assert "exit status 0 after" in verdict(ended(PLAYING, twice, status=0))
     broken = run_of(tmp_path / "c", range(1, TOTAL + 1), range(1, TOTAL + 1), plays=PLAYS - 1)
     found = verdict(ended(PLAYING, broken, status=0, said=""))
-    assert f"step {TOTAL} learnt from {PLAYS - 1} plays, not {PLAYS}" in found
+    assert f"step {TOTAL} was trained on {PLAYS - 1} trajectories, not {PLAYS}" in found
 
 
 def test_who_is_killed_says_nothing(tmp_path):
@@ -123,10 +123,10 @@ def test_the_table_has_what_is_known(tmp_path):
     assert outcomes.read(tmp_path / "nothing.json") == {}
     rows = outcomes.table(results).splitlines()
     assert len(rows) == 2 + 6 * 5
-    assert rows[2] == f"| {ENGINE} | start | ends after 4 s, status 1 | not played | not played |"
+    assert rows[2] == f"| {ENGINE} | start | ends after 4 s, status 1 | not run | not run |"
     (row,) = [row for row in rows if row.startswith(f"| {COLLECTOR} | {SAVE}")]
-    assert row.endswith("| not played | goes on | (asks for no memory then) |")
-    assert f"| {NODE} | {START} | not played | not played | (" in "\n".join(rows)
+    assert row.endswith("| not run | goes on | (asks for no memory then) |")
+    assert f"| {NODE} | {START} | not run | not run | (" in "\n".join(rows)
 
 
 def test_the_table_is_put_into_its_place(tmp_path):
@@ -199,6 +199,7 @@ def test_kills_are_kept_and_told(tmp_path):
     assert kills.Record.read(tmp_path / "kills.json") == record
     assert json.loads((tmp_path / "kills.json").read_text())["kills"][0]["whole"] is True
     told = kills.summary(record)
-    assert told.startswith("2 kills (1 of the whole tree, 1 of the driver; 1 before it was ready)")
+    begins = "2 kills (1 of the whole tree, 1 of the driver; 1 before the run was ready)"
+    assert told.startswith(begins)
     assert "kill 1: left: ray::IDLE" in told and "round 1: step 2 differs in loss" in told
-    assert "median 1.5 s, longest 1.5 s" in told and told.endswith("2 things wrong\n")
+    assert "median 1.5 s, longest 1.5 s" in told and told.endswith("2 problems\n")
