@@ -37,30 +37,30 @@ Points = tuple[Sequence[float], list[float]]
 """x values (training steps) of a curve, and its y values"""
 
 
-def interval(run: RunData, index: int) -> str:
+def format_success_interval(run: RunData, index: int) -> str:
     """Return held-out success with its 95% bootstrap interval, in percent: "61.2 (55-67)".
 
     ``index`` 0 is the validation before training, -1 the last one.
     """
-    low, high = (100 * run.points(f"{SUCCESS}_{end}")[1][index] for end in ("low", "high"))
-    return f"{100 * run.points(SUCCESS)[1][index]:.1f} ({low:.0f}-{high:.0f})"
+    low, high = (100 * run.metric_points(f"{SUCCESS}_{end}")[1][index] for end in ("low", "high"))
+    return f"{100 * run.metric_points(SUCCESS)[1][index]:.1f} ({low:.0f}-{high:.0f})"
 
 
-def gain(run: RunData) -> float:
+def success_gain(run: RunData) -> float:
     """Return the change of held-out success during training, in percentage points."""
-    rates = run.points(SUCCESS)[1]
+    rates = run.metric_points(SUCCESS)[1]
     return 100 * (rates[-1] - rates[0])
 
 
 def run_cells(run: RunData) -> list[str]:
     """Return the table cells of one run, in the order of ``COLUMNS[1:]``."""
-    tokens = run.points(TOKENS)[1]
+    tokens = run.metric_points(TOKENS)[1]
     levels = [100 * (run.last_mean(f"val/level_share_{level}") or 0.0) for level in (1, 2, 3, 4)]
-    times = run.points("timing_s/step")[1]
+    times = run.metric_points("timing_s/step")[1]
     return [
-        interval(run, 0),
-        interval(run, -1),
-        f"{gain(run):+.1f}",
+        format_success_interval(run, 0),
+        format_success_interval(run, -1),
+        f"{success_gain(run):+.1f}",
         f"{tokens[0]:.0f} → {tokens[-1]:.0f}",
         " ".join(f"{share:.0f}" for share in levels),
         f"{statistics.median(times):.1f}",
@@ -72,25 +72,25 @@ def group_cells(runs: list[RunData]) -> list[str]:
 
     Success after training and its change also have their standard deviation.
     """
-    after = [100 * run.points(SUCCESS)[1][-1] for run in runs]
-    gains = [gain(run) for run in runs]
-    before = statistics.mean(100 * run.points(SUCCESS)[1][0] for run in runs)
-    tokens = [statistics.mean(run.points(TOKENS)[1][end] for run in runs) for end in (0, -1)]
+    after = [100 * run.metric_points(SUCCESS)[1][-1] for run in runs]
+    gains = [success_gain(run) for run in runs]
+    before = statistics.mean(100 * run.metric_points(SUCCESS)[1][0] for run in runs)
+    tokens = [statistics.mean(run.metric_points(TOKENS)[1][end] for run in runs) for end in (0, -1)]
     # Sample standard deviation (n - 1). A single seed has none.
-    spread = [
+    std_texts = [
         f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else "" for values in (after, gains)
     ]
     return [
         f"{before:.1f}",
-        f"**{statistics.mean(after):.1f}**{spread[0]}",
-        f"**{statistics.mean(gains):+.1f}**{spread[1]}",
+        f"**{statistics.mean(after):.1f}**{std_texts[0]}",
+        f"**{statistics.mean(gains):+.1f}**{std_texts[1]}",
         f"{tokens[0]:.0f} → {tokens[1]:.0f}",
         "",
         "",
     ]
 
 
-def table(groups: dict[str, list[RunData]]) -> str:
+def format_run_table(groups: dict[str, list[RunData]]) -> str:
     """Return a Markdown table: one line per run and one per group of several seeds."""
     lines = [COLUMNS, ("---",) * len(COLUMNS)]
     for label, runs in groups.items():
@@ -102,14 +102,14 @@ def table(groups: dict[str, list[RunData]]) -> str:
     return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
 
 
-def curves(groups: dict[str, list[RunData]]) -> str:
+def draw_training_success(groups: dict[str, list[RunData]]) -> str:
     """Return an SVG of the success on training tasks of all runs; see ``draw_success_curves``."""
-    return picture(
-        {label: [run.points(IN_TRAINING) for run in runs] for label, runs in groups.items()}
+    return draw_success_curves(
+        {label: [run.metric_points(IN_TRAINING) for run in runs] for label, runs in groups.items()}
     )
 
 
-def picture(groups: Mapping[str, Sequence[Points]]) -> str:
+def draw_success_curves(groups: Mapping[str, Sequence[Points]]) -> str:
     """Return a standalone SVG of the smoothed success on training tasks.
 
     ``groups`` maps a label to one curve per seed. Curves of seeds are faint, their mean is not.
@@ -134,7 +134,7 @@ def picture(groups: Mapping[str, Sequence[Points]]) -> str:
     # Include the colours and rules of the report: a standalone SVG has no other style sheet.
     style = (HERE / "style.css").read_text(encoding="utf-8")
     palette = style.split("[data-theme=", 2)[1].partition("]")[2]  # of the light theme
-    rules = " ".join(line for line in style.splitlines() if _draws(line))
+    rules = " ".join(line for line in style.splitlines() if _is_chart_rule(line))
     css = f"<style>:root{palette} svg {{ background: #fff }} {rules}</style>"
     legend = ""
     apart = (chart.width - 100) // max(1, len(chart.legend_series))
@@ -146,7 +146,7 @@ def picture(groups: Mapping[str, Sequence[Points]]) -> str:
     return f"{opening}>{css}{rest.removesuffix('</svg>')}{legend}</svg>"
 
 
-def _draws(rule: str) -> bool:
+def _is_chart_rule(rule: str) -> bool:
     return rule.startswith(
         ("svg text", ".grid", ".line", ".faint", ".dot", ".whisker", ".c-", ".area")
     )
@@ -168,9 +168,9 @@ def main() -> None:
         if not equals:
             parser.error(f"{words!r} is not of the form LABEL=RUN,RUN,...")
         groups[label] = [load_run(run) for run in runs.split(",")]
-    print(table(groups))
+    print(format_run_table(groups))
     if args.svg:
-        write_page(args.svg, curves(groups), "--svg")
+        write_page(args.svg, draw_training_success(groups), "--svg")
 
 
 if __name__ == "__main__":

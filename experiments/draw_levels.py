@@ -33,7 +33,7 @@ FRAME = "#d9772b"
 
 
 @dataclass(frozen=True)
-class Panel:
+class SituationShares:
     """Shares of each level in every situation, and the required level where it is known."""
 
     title: str
@@ -42,7 +42,7 @@ class Panel:
     needed: Mapping[str, int]
 
 
-def read_panel(title: str, directory: str) -> Panel:
+def read_situation_shares(title: str, directory: str) -> SituationShares:
     """Read the last measurement in ``directory``. Raises ``SystemExit`` if there is none."""
     lines = [
         line for line in read_metrics(directory) if any(key.startswith(PREFIX) for key in line)
@@ -53,12 +53,14 @@ def read_panel(title: str, directory: str) -> Panel:
             "-m verl.trainer.main_eval, in an environment whose observations name their situation"
         )
     metrics = lines[-1]
-    found = [key.removeprefix(PREFIX).rpartition("/")[0] for key in metrics if PREFIX in key]
-    situations = tuple(dict.fromkeys(found))
-    return Panel(
+    situation_names = [
+        key.removeprefix(PREFIX).rpartition("/")[0] for key in metrics if PREFIX in key
+    ]
+    situations = tuple(dict.fromkeys(situation_names))
+    return SituationShares(
         title,
         situations,
-        {name: _shares(metrics, name) for name in situations},
+        {name: _level_shares(metrics, name) for name in situations},
         {
             name: int(metrics[f"{PREFIX}{name}/needed_level"])
             for name in situations
@@ -67,42 +69,42 @@ def read_panel(title: str, directory: str) -> Panel:
     )
 
 
-def _shares(metrics: Mapping[str, float], name: str) -> tuple[float, ...]:
+def _level_shares(metrics: Mapping[str, float], name: str) -> tuple[float, ...]:
     return tuple(metrics[f"{PREFIX}{name}/share_{level}"] for level in LEVELS)
 
 
-def draw(panels: Sequence[Panel]) -> str:
+def draw_shares(measurements: Sequence[SituationShares]) -> str:
     """Return a standalone SVG with one grid of squares per measurement, in one row."""
-    height = TOP + SIDE * max(len(panel.situations) for panel in panels) + 16
+    height = TOP + SIDE * max(len(measurement.situations) for measurement in measurements) + 16
     pitch = len(LEVELS) * SIDE + GAP
-    width = LEFT + pitch * len(panels)
+    width = LEFT + pitch * len(measurements)
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
         f'viewBox="0 0 {width} {height}" font-family="system-ui, sans-serif" font-size="12">',
         f'<rect width="{width}" height="{height}" fill="#fff"/>',
     ]
-    for number, panel in enumerate(panels):
-        parts += _drawn(panel, LEFT + number * pitch)
-    for row, situation in enumerate(panels[0].situations):
+    for number, panel in enumerate(measurements):
+        parts += _draw_grid(panel, LEFT + number * pitch)
+    for row, situation in enumerate(measurements[0].situations):
         y = TOP + SIDE * row + SIDE / 2 + 5
         parts.append(f'<text x="{LEFT - 10}" y="{y}" text-anchor="end">{situation}</text>')
     return "\n".join([*parts, "</svg>", ""])
 
 
-def _drawn(panel: Panel, left: int) -> list[str]:
+def _draw_grid(measurement: SituationShares, left: int) -> list[str]:
     """Return the SVG elements of one grid whose first column begins at x = ``left``."""
-    parts = [f'<text x="{left}" y="20" font-weight="600" fill="{INK}">{panel.title}</text>']
+    parts = [f'<text x="{left}" y="20" font-weight="600" fill="{INK}">{measurement.title}</text>']
     for column, level in enumerate(LEVELS):
         x = left + SIDE * column + SIDE / 2
         parts.append(
             f'<text x="{x}" y="{TOP - 10}" text-anchor="middle" font-size="11">level {level}</text>'
         )
-    for row, situation in enumerate(panel.situations):
+    for row, situation in enumerate(measurement.situations):
         for column, level in enumerate(LEVELS):
-            share = panel.shares[situation][column]
+            share = measurement.shares[situation][column]
             x = left + SIDE * column
             y = TOP + SIDE * row
-            needed = panel.needed.get(situation) == level
+            needed = measurement.needed.get(situation) == level
             frame = f'stroke="{FRAME}" stroke-width="3"' if needed else 'stroke="#e3e7ed"'
             parts.append(
                 f'<rect x="{x + 2}" y="{y + 2}" width="{SIDE - 4}" height="{SIDE - 4}" '
@@ -125,11 +127,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("runs", nargs="+", metavar="TITLE=DIR", help="main_eval's run directories")
     parser.add_argument("--svg", type=Path, required=True, help="file to write")
     args = parser.parse_args(argv)
-    panels = []
+    measurements = []
     for words in args.runs:
         title, _, directory = words.partition("=")
-        panels.append(read_panel(title, directory))
-    write_page(args.svg, draw(panels), "--svg")
+        measurements.append(read_situation_shares(title, directory))
+    write_page(args.svg, draw_shares(measurements), "--svg")
     return 0
 
 

@@ -30,16 +30,16 @@ from transformers import AutoTokenizer
 from agent_system.environments.env import Observation, Task
 from agent_system.environments.env_registry import env_settings, get_package
 from agent_system.environments.expert_protocol import Decision, EpisodeStart, Expert, Noise
-from agent_system.environments.experts.demonstrations import expert_of
+from agent_system.environments.experts.demonstrations import get_expert
 from agent_system.environments.package import EnvPackage
 from agent_system.environments.settings import EnvSettings
 from agent_system.memory import WindowMemory
 from agent_system.tokens.bridge import ChatBridge
-from rlvcr.level_metrics import mutual_information
+from rlvcr.level_metrics import compute_mutual_information
 from rlvcr.levels import LEVELS, LevelCodec
 from verl.config.schema import PPOConfig
 from verl.trainer.launch.extensions import load_config
-from verl.utils.commands import UsageError, positive_int, run_reporting_mistakes
+from verl.utils.commands import UsageError, parse_positive_int, run_reporting_mistakes
 from verl.utils.files import atomic_write
 from verl.utils.sampling import SamplingRequest, SamplingResult
 from verl.utils.seeds import derive_seed
@@ -51,7 +51,7 @@ AT_A_TIME = 128  # episodes that run in parallel
 
 
 @dataclass(frozen=True, slots=True)
-class MatrixWorld:
+class MatrixEnvironment:
     """Environment, expert and limits of a measurement."""
 
     package: EnvPackage
@@ -61,7 +61,7 @@ class MatrixWorld:
     max_steps: int
 
     @classmethod
-    def of(cls, cfg: PPOConfig) -> "MatrixWorld":
+    def from_config(cls, cfg: PPOConfig) -> "MatrixEnvironment":
         """Build it from ``cfg``. Raises ``ValueError`` if ``env.history`` is not ``window``."""
         env = cfg.env
         if env.history != "window":
@@ -70,7 +70,7 @@ class MatrixWorld:
                 "allowed: window; fix: env.history=window"
             )
         package = get_package(env.env_name)
-        expert = expert_of(env.env_name)
+        expert = get_expert(env.env_name)
         return cls(package, env_settings(env), expert, env.history_length, env.max_steps)
 
 
@@ -94,18 +94,20 @@ class SampledStep:
 
 
 @dataclass(frozen=True, slots=True)
-class Played:
+class EpisodeOutcome:
     """Success, turns and sampled tokens of one episode."""
 
-    won: bool
+    is_success: bool
     steps: int
     tokens: int
 
 
-class Player(Protocol):
+class StepSampler(Protocol):
     """Protocol of a policy that ``measure_levels`` can measure."""
 
-    def answer(self, prompts: Sequence[str], levels: Sequence[int | None]) -> list[SampledStep]:
+    def sample_steps(
+        self, prompts: Sequence[str], levels: Sequence[int | None]
+    ) -> list[SampledStep]:
         """Sample a turn for each of ``prompts`` at its level. None: the policy chooses a level."""
         ...
 
@@ -113,7 +115,7 @@ class Player(Protocol):
 class Policy:
     """The policy in ``directory``, sampled by the engine ``hf`` with the settings of ``cfg``."""
 
-    def __init__(self, cfg: PPOConfig, world: MatrixWorld, directory: str) -> None:
+    def __init__(self, cfg: PPOConfig, world: MatrixEnvironment, directory: str) -> None:
         tokenizer = AutoTokenizer.from_pretrained(directory)
         rollout = cfg.actor_rollout_ref.rollout
         self.engine = HFEngine(rollout, directory, seed=rollout.seed, num_threads=1)
@@ -123,22 +125,24 @@ class Policy:
         self.max_tokens = cfg.env.max_turn_tokens or cfg.data.max_response_length
         system = world.package.prompts(world.settings).system(True)
         self.opening = [] if system is None else [{"role": "system", "content": system}]
-        self.asked = 0
+        self.num_requests = 0
 
-    def answer(self, prompts: Sequence[str], levels: Sequence[int | None]) -> list[SampledStep]:
+    def sample_steps(
+        self, prompts: Sequence[str], levels: Sequence[int | None]
+    ) -> list[SampledStep]:
         """Sample a turn for each of ``prompts``. It starts with the tags of a forced level."""
         forced = [[] if level is None else self.codec.prefix_ids[level] for level in levels]
         for number, (prompt, begun) in enumerate(zip(prompts, forced, strict=True)):
-            said = [*self.opening, {"role": "user", "content": prompt}]
+            messages = [*self.opening, {"role": "user", "content": prompt}]
             request = SamplingRequest(
                 str(number),
-                [*self.bridge.first_prompt(said), *begun],
+                [*self.bridge.first_prompt(messages), *begun],
                 max_tokens=self.max_tokens - len(begun),
                 stop=self.package.stop,
-                seed=derive_seed("level matrix", self.asked + number),
+                seed=derive_seed("level matrix", self.num_requests + number),
             )
             self.engine.add(request)
-        self.asked += len(prompts)
+        self.num_requests += len(prompts)
         results: dict[int, SamplingResult] = {}
         while self.engine.has_work():
             results |= {int(result.request_id): result for result in self.engine.step()}
@@ -148,13 +152,13 @@ class Policy:
 
     def _read(self, ids: list[int]) -> SampledStep:
         action, _ = self.package.project(self.bridge.decode(ids))
-        return SampledStep(self.codec.parse_step(ids).level, action, len(ids))
+        return SampledStep(self.codec.parse_turn(ids).level, action, len(ids))
 
 
 class StepwiseEpisode:
     """An episode of ``task`` that takes one action at a time."""
 
-    def __init__(self, world: MatrixWorld, task: Task, seed: int) -> None:
+    def __init__(self, world: MatrixEnvironment, task: Task, seed: int) -> None:
         self.world = world
         self.env = world.package.make(world.settings)
         self.prompts = world.package.prompts(world.settings)
@@ -162,25 +166,27 @@ class StepwiseEpisode:
         self.first: Observation = self.env.reset(task, seed)
         self.now = self.first
         self.steps = self.tokens = 0
-        self.won = self.done = False
+        self.is_success = self.done = False
 
     @property
-    def prompt(self) -> str:
+    def current_prompt(self) -> str:
         """The prompt of the current state."""
-        return self.prompts.window(self.first, self.memory.turns(), self.now, True)
+        return self.prompts.window(self.first, self.memory.stored_turns(), self.now, True)
 
     def step(self, action: str) -> None:
         """Execute ``action``. The episode also ends at the limit of turns."""
         self.memory.add(self.now.text, action)
         self.now, _, done, info = self.env.step(action)
         self.steps += 1
-        self.won = bool(info["won"])
+        self.is_success = bool(info["won"])
         self.done = done or self.steps == self.world.max_steps
         if self.done:
             self.env.close()
 
 
-def walk(world: MatrixWorld, tasks: Sequence[Task], noise: float) -> list[DecisionState]:
+def collect_expert_states(
+    world: MatrixEnvironment, tasks: Sequence[Task], noise: float
+) -> list[DecisionState]:
     """Return the states of the expert's episodes. ``noise`` is the share of useless actions."""
     states = []
     for number, task in enumerate(tasks):
@@ -194,7 +200,9 @@ def walk(world: MatrixWorld, tasks: Sequence[Task], noise: float) -> list[Decisi
         while not episode.done:
             right = knowing.act()
             seen = episode.now
-            states.append(DecisionState(episode.prompt, seen.situation, seen.needed_level, right))
+            states.append(
+                DecisionState(episode.current_prompt, seen.situation, seen.needed_level, right)
+            )
             action = acting.act().action
             episode.step(action)
             if not episode.done:
@@ -203,12 +211,14 @@ def walk(world: MatrixWorld, tasks: Sequence[Task], noise: float) -> list[Decisi
     return states
 
 
-def play(world: MatrixWorld, player: Player, tasks: Sequence[Task], how: int | str) -> list[Played]:
+def run_episodes(
+    world: MatrixEnvironment, policy: StepSampler, tasks: Sequence[Task], how: int | str
+) -> list[EpisodeOutcome]:
     """Run complete episodes of ``player`` at level ``how``, or by the rule ``FREE`` or ``NEEDED``.
 
     Up to ``AT_A_TIME`` episodes run in parallel.
     """
-    played = []
+    outcomes = []
     for start in range(0, len(tasks), AT_A_TIME):
         episodes = [
             StepwiseEpisode(world, task, derive_seed("level matrix", start, number) & 0x7FFFFFFF)
@@ -216,12 +226,15 @@ def play(world: MatrixWorld, player: Player, tasks: Sequence[Task], how: int | s
         ]
         while going := [episode for episode in episodes if not episode.done]:
             levels = [level_of(how, episode.now.needed_level) for episode in going]
-            answers = player.answer([episode.prompt for episode in going], levels)
+            answers = policy.sample_steps([episode.current_prompt for episode in going], levels)
             for episode, answer in zip(going, answers, strict=True):
                 episode.tokens += answer.tokens
                 episode.step(answer.action)
-        played += [Played(episode.won, episode.steps, episode.tokens) for episode in episodes]
-    return played
+        outcomes += [
+            EpisodeOutcome(episode.is_success, episode.steps, episode.tokens)
+            for episode in episodes
+        ]
+    return outcomes
 
 
 def level_of(how: int | str, needed: int | None) -> int | None:
@@ -231,9 +244,9 @@ def level_of(how: int | str, needed: int | None) -> int | None:
     return needed if how == NEEDED else None
 
 
-def measure(
-    world: MatrixWorld,
-    player: Player,
+def measure_levels(
+    world: MatrixEnvironment,
+    policy: StepSampler,
     tasks: Sequence[Task],
     noise: float,
     episodes: int | None = None,
@@ -242,10 +255,10 @@ def measure(
 
     Complete episodes are run for the first ``episodes`` of ``tasks`` (None: for all).
     """
-    states = walk(world, tasks, noise)
-    lines, tokens = matrix(states, player)
-    told = all(state.needed is not None for state in states)
-    ways = [*LEVELS, *([NEEDED] if told else []), FREE]
+    states = collect_expert_states(world, tasks, noise)
+    lines, tokens = measure_accuracies(states, policy)
+    has_required_levels = all(state.needed is not None for state in states)
+    ways = [*LEVELS, *([NEEDED] if has_required_levels else []), FREE]
     whole = tasks[:episodes]
     return {
         "tasks": len(tasks),
@@ -253,20 +266,24 @@ def measure(
         "states": len(states),
         "situations": lines,
         "tokens_by_level": tokens,
-        "level_information": mutual_information([line["chosen"] for line in lines]),
+        "level_information": compute_mutual_information([line["chosen"] for line in lines]),
         "whole_episodes": len(whole),
-        "episodes": {str(how): _reached(play(world, player, whole, how)) for how in ways},
+        "episodes": {
+            str(how): _mean_outcome(run_episodes(world, policy, whole, how)) for how in ways
+        },
     }
 
 
-def matrix(states: list[DecisionState], player: Player) -> tuple[list[dict], list[float]]:
+def measure_accuracies(
+    states: list[DecisionState], policy: StepSampler
+) -> tuple[list[dict], list[float]]:
     """Return the accuracies of ``player`` by situation, and the mean tokens of a turn by level.
 
     The situations are ordered by their required level.
     """
     prompts = [state.prompt for state in states]
-    answers = {level: player.answer(prompts, [level] * len(prompts)) for level in LEVELS}
-    free = player.answer(prompts, [None] * len(prompts))
+    answers = {level: policy.sample_steps(prompts, [level] * len(prompts)) for level in LEVELS}
+    free = policy.sample_steps(prompts, [None] * len(prompts))
     needs = {state.situation: state.needed for state in states}
     lines = []
     for situation in sorted(needs, key=lambda name: (needs[name] or 0, name)):
@@ -286,14 +303,14 @@ def matrix(states: list[DecisionState], player: Player) -> tuple[list[dict], lis
 
 
 def _share_right(states: list[DecisionState], answers: list[SampledStep], here: list[int]) -> float:
-    return _mean([states[number].decision.accepts(answers[number].action) for number in here])
+    return _mean([states[number].decision.is_right(answers[number].action) for number in here])
 
 
-def _reached(played: list[Played]) -> dict[str, float]:
+def _mean_outcome(outcomes: list[EpisodeOutcome]) -> dict[str, float]:
     return {
-        "success": _mean([episode.won for episode in played]),
-        "steps": _mean([episode.steps for episode in played]),
-        "tokens": _mean([episode.tokens for episode in played]),
+        "success": _mean([episode.is_success for episode in outcomes]),
+        "steps": _mean([episode.steps for episode in outcomes]),
+        "tokens": _mean([episode.tokens for episode in outcomes]),
     }
 
 
@@ -309,18 +326,24 @@ def half_width(share: float, count: int) -> float:
     return 1.96 * (share * (1 - share) / count) ** 0.5
 
 
-def show(found: dict) -> None:
+def print_measurement(measurement: dict) -> None:
     """Print the result of ``measure_levels`` as tables."""
-    print(f"share of right actions by level in {found['states']} states, +- half the 95% interval")
-    for line in found["situations"]:
+    print(
+        f"share of right actions by level in {measurement['states']} states, +- half the 95% interval"
+    )
+    for line in measurement["situations"]:
         shares = [*line["accuracy"], line["free"]]
         cells = [f"{share:4.2f}+-{half_width(share, line['states']):4.2f}" for share in shares]
         needed = line["needed"] or "-"
         print(f"  {line['situation']:10} needs {needed} {line['states']:5}  {'  '.join(cells)}")
-    print(f"free choice: {found['level_information']:.3f} nats mutual information with situation")
-    print("tokens per turn: " + " ".join(f"{count:.1f}" for count in found["tokens_by_level"]))
-    for how, reached in found["episodes"].items():
-        width = half_width(reached["success"], found["whole_episodes"])
+    print(
+        f"free choice: {measurement['level_information']:.3f} nats mutual information with situation"
+    )
+    print(
+        "tokens per turn: " + " ".join(f"{count:.1f}" for count in measurement["tokens_by_level"])
+    )
+    for how, reached in measurement["episodes"].items():
+        width = half_width(reached["success"], measurement["whole_episodes"])
         print(
             f"episodes, {how:6}: success {reached['success']:.3f}+-{width:.3f}, "
             f"{reached['steps']:.1f} steps, {reached['tokens']:.0f} tokens"
@@ -332,9 +355,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("policy", help="directory of the policy (Hugging Face form)")
     parser.add_argument("--config-name", default="relay", help="config of the environment")
-    parser.add_argument("--tasks", type=positive_int, default=256, help="held-out episodes")
+    parser.add_argument("--tasks", type=parse_positive_int, default=256, help="held-out episodes")
     parser.add_argument(
-        "--episodes", type=positive_int, help="complete episodes per level rule; default: all"
+        "--episodes", type=parse_positive_int, help="complete episodes per level rule; default: all"
     )
     parser.add_argument(
         "--noise", type=float, default=0.1, help="share of useless actions of the expert"
@@ -347,13 +370,15 @@ def main(argv: Sequence[str] | None = None) -> int:
             f"{args.policy}: it contains no config.json; allowed: the directory of a policy"
         )
     cfg = load_config(args.config_name, args.overrides)
-    world = MatrixWorld.of(cfg)
+    world = MatrixEnvironment.from_config(cfg)
     tasks = world.package.tasks(world.settings, "val")[: args.tasks]
-    found = measure(world, Policy(cfg, world, args.policy), tasks, args.noise, args.episodes)
-    show(found)
+    measurement = measure_levels(
+        world, Policy(cfg, world, args.policy), tasks, args.noise, args.episodes
+    )
+    print_measurement(measurement)
     if args.out is not None:
         with atomic_write(args.out) as file:
-            file.write(json.dumps(found, indent=1) + "\n")
+            file.write(json.dumps(measurement, indent=1) + "\n")
     return 0
 
 

@@ -38,14 +38,14 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from experiments.compare_runs import IN_TRAINING, Points, picture
-from experiments.sweep_report import report
+from experiments.compare_runs import IN_TRAINING, Points, draw_success_curves
+from experiments.sweep_report import format_sweep_report
 from verl.config.settings import PositiveInt, Section
-from verl.config.settings.reading import read_or_raise
+from verl.config.settings.reading import read_section_or_raise
 from verl.record.report.run_data import load_run
 from verl.utils.commands import (
     UsageError,
-    positive_int,
+    parse_positive_int,
     read_yaml_mapping,
     run_reporting_mistakes,
 )
@@ -95,16 +95,16 @@ class Run:
         return f"{self.arm}_s{self.seed}"
 
     @property
-    def result(self) -> Path:
+    def result_path(self) -> Path:
         """Path of the result file. It exists once the run is finished."""
         return self.plan.with_suffix("") / f"{self.name}.json"
 
     @property
-    def directory(self) -> Path:
+    def run_directory(self) -> Path:
         """Run directory, where training writes its files."""
         return ROOT / "runs" / "sweeps" / self.plan.stem / self.name
 
-    def command(self) -> list[str]:
+    def build_command(self) -> list[str]:
         """Return the command line that starts the run."""
         return [
             sys.executable,
@@ -114,7 +114,7 @@ class Run:
             f"trainer.num_threads={self.threads}",
             f"actor_rollout_ref.rollout.num_threads={self.threads}",
             f"trainer.experiment_name={self.name}",
-            f"trainer.default_local_dir={self.directory}",
+            f"trainer.default_local_dir={self.run_directory}",
             "trainer.resume_mode=disable",
         ]
 
@@ -131,7 +131,7 @@ def read_plan(path: Path) -> tuple[SweepPlan, list[Run]]:
         example = "{grpo: {words: [algorithm.adv_estimator=grpo], seeds: [0]}}"
         raise UsageError(f"{path}: arms={written!r}; allowed: arms by name; fix: arms: {example}")
     arms = {str(name): read_arm(str(name), arm) for name, arm in written.items()}
-    plan = read_or_raise(SweepPlan, values)
+    plan = read_section_or_raise(SweepPlan, values)
     runs = [
         Run(path, plan.config, name, seed, (*plan.words, *arm.words), plan.threads)
         for name, arm in arms.items()
@@ -148,22 +148,25 @@ def read_arm(name: str, values: Any) -> Arm:
     # The name becomes part of file names.
     if not re.fullmatch(r"[\w.+-]+", name):
         raise UsageError(f"arms: {name!r}; allowed: letters, digits, _ . + -; fix: rename the arm")
-    return read_or_raise(Arm, values, f"arms.{name}")
+    return read_section_or_raise(Arm, values, f"arms.{name}")
 
 
-def finished(run: Run) -> bool:
+def is_finished(run: Run) -> bool:
     """Return True if the result of ``run`` exists.
 
     Raises ``UsageError`` if it was made with another config or other overrides.
     """
-    if not run.result.exists():
+    if not run.result_path.exists():
         return False
-    result = read_result(run.result)
-    made, asked = [result["config"], *result["words"]], [run.config, *run.words]
-    if made != asked:
-        other = sorted(set(made) ^ set(asked))
+    result = read_result(run.result_path)
+    stored_settings, current_settings = (
+        [result["config"], *result["words"]],
+        [run.config, *run.words],
+    )
+    if stored_settings != current_settings:
+        other = sorted(set(stored_settings) ^ set(current_settings))
         raise UsageError(
-            f"{run.result}: it was made with other settings ({', '.join(other)}); fix: delete it, "
+            f"{run.result_path}: it was made with other settings ({', '.join(other)}); fix: delete it, "
             "or give the arm another name"
         )
     return True
@@ -186,14 +189,16 @@ def read_result(path: Path) -> dict[str, Any]:
 
 def result_of(run: Run, seconds: float) -> dict[str, Any]:
     """Return the result of a finished run as a dict that is small enough to commit."""
-    found = load_run(run.directory)
-    facts = found.facts
-    metrics: dict[str, Any] = {name: _rounded(found.points(name)[1]) for name in CURVES}
-    for name in found.metric_names:
+    run_data = load_run(run.run_directory)
+    facts = run_data.facts
+    metrics: dict[str, Any] = {
+        name: _round_values(run_data.metric_points(name)[1]) for name in CURVES
+    }
+    for name in run_data.metric_names:
         if name.startswith(ENDS):
-            values = found.points(name)[1]
+            values = run_data.metric_points(name)[1]
             # A run that validates only at its end has one value.
-            metrics[name] = _rounded(values if len(values) < 2 else [values[0], values[-1]])
+            metrics[name] = _round_values(values if len(values) < 2 else [values[0], values[-1]])
     return {
         "arm": run.arm,
         "seed": run.seed,
@@ -207,16 +212,16 @@ def result_of(run: Run, seconds: float) -> dict[str, Any]:
     }
 
 
-def _rounded(values: Sequence[float]) -> list[float]:
+def _round_values(values: Sequence[float]) -> list[float]:
     # Five digits suffice for comparisons and keep a file at a few kilobytes.
     return [float(f"{value:.5g}") for value in values if math.isfinite(value)]
 
 
-class Failed(RuntimeError):
+class RunFailed(RuntimeError):
     """A run ended without a result."""
 
 
-def on_core(command: Sequence[str], log: Path, core: int, threads: int = 1) -> None:
+def run_on_core(command: Sequence[str], log: Path, core: int, threads: int = 1) -> None:
     """Run ``command`` until it ends, pinned to ``threads`` separate cores.
 
     Pinning keeps parallel runs from slowing each other down. Output goes to the file ``log``.
@@ -229,34 +234,34 @@ def on_core(command: Sequence[str], log: Path, core: int, threads: int = 1) -> N
             stdout=file,
             stderr=subprocess.STDOUT,
             env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": str(threads)},
-            preexec_fn=lambda: os.sched_setaffinity(0, _cores(core, threads)),
+            preexec_fn=lambda: os.sched_setaffinity(0, _select_cores(core, threads)),
         )
         status = process.wait()
     if status:
-        raise Failed(f"failed with status {status}, see {log}")
+        raise RunFailed(f"failed with status {status}, see {log}")
 
 
-def train(run: Run, core: int) -> dict[str, Any]:
+def train_run(run: Run, core: int) -> dict[str, Any]:
     """Train ``run`` from the beginning and return its result. Raises ``RunFailed``."""
-    run.directory.mkdir(parents=True, exist_ok=True)
+    run.run_directory.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
-    on_core(run.command(), run.directory / "console.log", core, run.threads)
+    run_on_core(run.build_command(), run.run_directory / "console.log", core, run.threads)
     return result_of(run, time.monotonic() - began)
 
 
-def play(run: Run, core: int, commit: bool) -> str:
+def train_and_store(run: Run, core: int, commit: bool) -> str:
     """Train, write the result and return a one-line summary. Raises ``RunFailed``."""
-    result = train(run, core)
-    run.result.parent.mkdir(parents=True, exist_ok=True)
-    with atomic_write(run.result) as file:
+    result = train_run(run, core)
+    run.result_path.parent.mkdir(parents=True, exist_ok=True)
+    with atomic_write(run.result_path) as file:
         file.write(json.dumps(result, indent=1) + "\n")
     if commit:
-        _commit(run)
+        _commit_result(run)
     success = result["metrics"].get("val/success_rate", [math.nan])
     return f"success {' -> '.join(f'{value:.3f}' for value in success)} in {result['seconds']} s"
 
 
-def _cores(first: int, count: int) -> set[int]:
+def _select_cores(first: int, count: int) -> set[int]:
     available = sorted(os.sched_getaffinity(0))
     return {available[(first * count + n) % len(available)] for n in range(count)}
 
@@ -265,15 +270,15 @@ def _cores(first: int, count: int) -> set[int]:
 _GIT = threading.Lock()
 
 
-def _commit(run: Run) -> None:
-    path = str(run.result.relative_to(ROOT))
+def _commit_result(run: Run) -> None:
+    path = str(run.result_path.relative_to(ROOT))
     message = f"Result: {run.plan.stem} {run.name}"
     with _GIT:
         for command in (["git", "add", path], ["git", "commit", "-q", "-m", message, "--", path]):
             subprocess.run(command, cwd=ROOT, check=True)
 
 
-def sweep(
+def run_in_parallel(
     runs: Sequence[Run], workers: int, do: Callable[[Run, int], str]
 ) -> Iterator[tuple[bool, str]]:
     """Call ``do(run, core)`` for each run in ``workers`` threads, each with its core number.
@@ -285,7 +290,7 @@ def sweep(
         waiting.put(run)
     done: Queue[tuple[bool, str]] = Queue()
 
-    def work(core: int) -> None:
+    def run_waiting(core: int) -> None:
         while True:
             try:
                 run = waiting.get_nowait()
@@ -298,7 +303,7 @@ def sweep(
                 done.put((False, f"{run.name}: {type(error).__name__}: {error}"))
 
     for core in range(workers):
-        threading.Thread(target=work, args=(core,), daemon=True).start()
+        threading.Thread(target=run_waiting, args=(core,), daemon=True).start()
     for _ in runs:
         yield done.get()
 
@@ -310,9 +315,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("plan", type=Path, help="YAML file of a plan")
     parser.add_argument("--arms", default="", help="names, separated by commas; default: all")
-    parser.add_argument("--seeds", type=positive_int, help="number of seeds of each arm, at most")
     parser.add_argument(
-        "--workers", type=positive_int, default=1, help="parallel runs, each on its own core"
+        "--seeds", type=parse_positive_int, help="number of seeds of each arm, at most"
+    )
+    parser.add_argument(
+        "--workers", type=parse_positive_int, default=1, help="parallel runs, each on its own core"
     )
     parser.add_argument("--commit", action="store_true", help="commit every result")
     parser.add_argument("--report", action="store_true", help="print the tables and run nothing")
@@ -325,20 +332,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     path = args.plan.resolve()
     plan, runs = read_plan(path)
-    arms = known([name for name in args.arms.split(",") if name], runs, "--arms")
-    chosen = _chosen(runs, arms, args.seeds)
-    done = [run for run in chosen if finished(run)]
+    arms = require_known_arms([name for name in args.arms.split(",") if name], runs, "--arms")
+    chosen = _select_runs(runs, arms, args.seeds)
+    done = [run for run in chosen if is_finished(run)]
     if args.report or args.svg:
-        results: list[Mapping[str, Any]] = [read_result(run.result) for run in done]
+        results: list[Mapping[str, Any]] = [read_result(run.result_path) for run in done]
         if args.svg:
-            write_page(args.svg, picture(_in_training(results)), "--svg")
+            write_page(args.svg, draw_success_curves(_in_training(results)), "--svg")
         if args.report:
             baseline = args.baseline or plan.baseline
-            sys.stdout.write(report(results, known([baseline], runs, "--baseline")[0]))
+            sys.stdout.write(
+                format_sweep_report(results, require_known_arms([baseline], runs, "--baseline")[0])
+            )
         return 0
     missing = [run for run in chosen if run not in done]
     sys.stdout.write(f"{path.stem}: {len(done)} runs are finished, {len(missing)} remain\n")
-    return show(sweep(missing, args.workers, partial(play, commit=args.commit)))
+    return print_results(
+        run_in_parallel(missing, args.workers, partial(train_and_store, commit=args.commit))
+    )
 
 
 def _in_training(results: Sequence[Mapping[str, Any]]) -> dict[str, list[Points]]:
@@ -350,17 +361,17 @@ def _in_training(results: Sequence[Mapping[str, Any]]) -> dict[str, list[Points]
     return arms
 
 
-def show(played: Iterable[tuple[bool, str]]) -> int:
+def print_results(outcomes: Iterable[tuple[bool, str]]) -> int:
     """Print a line for every run as it ends. Return the exit status: 1 if a run failed."""
     failed = 0
-    for succeeded, line in played:
+    for succeeded, line in outcomes:
         failed += not succeeded
         sys.stdout.write(f"{time.strftime('%H:%M:%S')} {line}\n")
         sys.stdout.flush()
     return 1 if failed else 0
 
 
-def known(arms: Sequence[str], runs: Sequence[Run], option: str) -> Sequence[str]:
+def require_known_arms(arms: Sequence[str], runs: Sequence[Run], option: str) -> Sequence[str]:
     """Return ``arms`` unchanged. Raises ``SystemExit`` that names those without a run."""
     there = list(dict.fromkeys(run.arm for run in runs))
     unknown = sorted(set(arms) - set(there))
@@ -371,7 +382,7 @@ def known(arms: Sequence[str], runs: Sequence[Run], option: str) -> Sequence[str
     return arms
 
 
-def _chosen(runs: Sequence[Run], arms: Sequence[str], seeds: int | None) -> list[Run]:
+def _select_runs(runs: Sequence[Run], arms: Sequence[str], seeds: int | None) -> list[Run]:
     kept: dict[str, int] = {}
     chosen = []
     for run in runs:

@@ -22,73 +22,73 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from experiments import sweep
-from experiments.sweep import Failed, Run
+from experiments.sweep import Run, RunFailed
 from rlvcr.levels import LEVELS
 from verl.utils.checkpoint import CheckpointManager
-from verl.utils.commands import positive_int, run_reporting_mistakes
+from verl.utils.commands import parse_positive_int, run_reporting_mistakes
 from verl.utils.files import atomic_write
 
 SUCCESS = "val/success_rate"
 DECIDING = "grpo,priced,success,permuted"
 
 
-def file_of(run: Run) -> Path:
+def levels_path(run: Run) -> Path:
     """Return the path of the level measurement of ``run``."""
-    return run.result.parent / "levels" / run.result.name
+    return run.result_path.parent / "levels" / run.result_path.name
 
 
-def measure(run: Run, core: int, config: str) -> str:
+def measure_run(run: Run, core: int, config: str) -> str:
     """Measure the last policy of ``run`` and return a one-line summary.
 
     A run without checkpoints is trained again. Raises ``RunFailed`` if its success rate differs.
     """
-    checkpoints = CheckpointManager(run.directory / "checkpoints")
-    if checkpoints.latest_valid() is None:
+    checkpoints = CheckpointManager(run.run_directory / "checkpoints")
+    if checkpoints.find_latest_valid() is None:
         _train_again(run, core)
-    checkpoint = checkpoints.latest_valid()
-    policy = run.directory / "policy"
-    log = run.directory / "levels.log"
+    checkpoint = checkpoints.find_latest_valid()
+    policy = run.run_directory / "policy"
+    log = run.run_directory / "levels.log"
     export = ["-m", "verl.trainer.main_export", f"checkpoint={checkpoint}", f"target={policy}"]
-    sweep.on_core([sys.executable, *export], log, core)
-    found = run.directory / "levels.json"
+    sweep.run_on_core([sys.executable, *export], log, core)
+    measured_file = run.run_directory / "levels.json"
     matrix = [
         "experiments/level_matrix.py",
         str(policy),
         "--config-name",
         config,
         "--out",
-        str(found),
+        str(measured_file),
     ]
-    sweep.on_core([sys.executable, *matrix], log, core)
-    kept = file_of(run)
+    sweep.run_on_core([sys.executable, *matrix], log, core)
+    kept = levels_path(run)
     kept.parent.mkdir(parents=True, exist_ok=True)
     with atomic_write(kept) as file:
-        file.write(found.read_text())
-    nats = json.loads(found.read_text())["level_information"]
+        file.write(measured_file.read_text())
+    nats = json.loads(measured_file.read_text())["level_information"]
     return f"mutual information of level and situation: {nats:.2f} nats"
 
 
 def _train_again(run: Run, core: int) -> None:
-    was = json.loads(run.result.read_text())
-    now = sweep.train(run, core)
+    was = json.loads(run.result_path.read_text())
+    now = sweep.train_run(run, core)
     before, after = (result["metrics"][SUCCESS][-1] for result in (was, now))
     if before != after:
-        raise Failed(
+        raise RunFailed(
             f"success after repeated training is {after} on {now['cpu']}, but its result has "
             f"{before} on {was['cpu']}; the policies differ, so nothing was measured"
         )
 
 
-def report(found: Mapping[str, Mapping[str, Any]]) -> str:
+def format_levels_table(levels_by_run: Mapping[str, Mapping[str, Any]]) -> str:
     """Return a Markdown table with a line for each run."""
     needs = [f"right, required {level}" for level in LEVELS]
     heads = ["run", *needs, "tokens of a turn", "success, free", "success, required", "nats"]
     lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
-    for name, levels in found.items():
+    for name, levels in levels_by_run.items():
         episodes = levels["episodes"]
         cells = [
             name,
-            *(_accuracies(levels["situations"], level) for level in LEVELS),
+            *(_format_accuracies(levels["situations"], level) for level in LEVELS),
             " ".join(f"{count:.1f}" for count in levels["tokens_by_level"]),
             f"{100 * episodes['free']['success']:.0f}%",
             f"{100 * episodes['needed']['success']:.0f}%",
@@ -98,7 +98,7 @@ def report(found: Mapping[str, Mapping[str, Any]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _accuracies(situations: Sequence[Mapping[str, Any]], needed: int) -> str:
+def _format_accuracies(situations: Sequence[Mapping[str, Any]], needed: int) -> str:
     """Return the mean accuracy at each level, in percent, of situations that require ``needed``."""
     rows = [line["accuracy"] for line in situations if line["needed"] == needed]
     return " ".join(f"{100 * statistics.fmean(column):.0f}" for column in zip(*rows, strict=True))
@@ -114,7 +114,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=7, help="seed of these runs; default 7")
     parser.add_argument("--config-name", default="relay", help="config of the episodes")
     parser.add_argument(
-        "--workers", type=positive_int, default=1, help="parallel runs, each on its own core"
+        "--workers", type=parse_positive_int, default=1, help="parallel runs, each on its own core"
     )
     parser.add_argument("--report", action="store_true", help="print the table and run nothing")
     args = parser.parse_args(argv)
@@ -122,18 +122,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     _, runs = sweep.read_plan(path)
     if args.report:
         files = sorted((path.with_suffix("") / "levels").glob("*.json"))
-        sys.stdout.write(report({file.stem: json.loads(file.read_text()) for file in files}))
+        sys.stdout.write(
+            format_levels_table({file.stem: json.loads(file.read_text()) for file in files})
+        )
         return 0
-    arms = sweep.known(args.arms.split(","), runs, "--arms")
+    arms = sweep.require_known_arms(args.arms.split(","), runs, "--arms")
     chosen = [run for run in runs if run.arm in arms and run.seed == args.seed]
-    if unfinished := [run.name for run in chosen if not sweep.finished(run)]:
+    if unfinished := [run.name for run in chosen if not sweep.is_finished(run)]:
         raise SystemExit(
             f"{path.stem}: there is no result of {', '.join(unfinished)}; fix: run "
             "experiments/sweep.py first"
         )
-    missing = [run for run in chosen if not file_of(run).exists()]
+    missing = [run for run in chosen if not levels_path(run).exists()]
     sys.stdout.write(f"{path.stem}: {len(missing)} of {len(chosen)} runs to measure\n")
-    return sweep.show(sweep.sweep(missing, args.workers, partial(measure, config=args.config_name)))
+    return sweep.print_results(
+        sweep.run_in_parallel(missing, args.workers, partial(measure_run, config=args.config_name))
+    )
 
 
 if __name__ == "__main__":

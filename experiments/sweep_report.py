@@ -17,16 +17,16 @@ COLUMNS = (
 )
 
 
-def report(results: Sequence[Result], baseline: str) -> str:
+def format_sweep_report(results: Sequence[Result], baseline: str) -> str:
     """Return two Markdown tables: the arms, and their paired differences from ``baseline``."""
     arms: dict[str, dict[int, Result]] = {}
     for result in results:
         arms.setdefault(result["arm"], {})[result["seed"]] = result
     if not arms:
         return "no results yet\n"
-    lines = [*_means(arms), ""]
+    lines = [*_format_arm_means(arms), ""]
     if baseline in arms and len(arms) > 1:
-        lines += _differences(arms, baseline)
+        lines += _format_differences(arms, baseline)
     return "\n".join(lines) + "\n"
 
 
@@ -45,35 +45,35 @@ def value_of(result: Result, name: str) -> float | None:
     return values[-1] if values else None
 
 
-def _means(arms: Mapping[str, Mapping[int, Result]]) -> list[str]:
+def _format_arm_means(arms: Mapping[str, Mapping[int, Result]]) -> list[str]:
     heads = [name for name, _, _ in COLUMNS]
     lines = [f"| arm | seeds | before | {' | '.join(heads)} | {AREA} |"]
     lines.append("|---" * (len(heads) + 4) + "|")
     for arm, by_seed in arms.items():
         every = list(by_seed.values())
-        cells = [arm, str(len(every)), _before(every)]
-        cells += [_spread(every, metric, digits) for _, metric, digits in COLUMNS]
-        lines.append(f"| {' | '.join([*cells, _spread(every, AREA, 3)])} |")
+        cells = [arm, str(len(every)), _format_initial_success(every)]
+        cells += [_format_mean_and_std(every, metric, digits) for _, metric, digits in COLUMNS]
+        lines.append(f"| {' | '.join([*cells, _format_mean_and_std(every, AREA, 3)])} |")
     return lines
 
 
-def _before(results: Sequence[Result]) -> str:
+def _format_initial_success(results: Sequence[Result]) -> str:
     """Return the mean success before training, or "" if it was not measured."""
     curves = [result["metrics"]["val/success_rate"] for result in results]
-    found = [curve[0] for curve in curves if len(curve) > 1]
-    return f"{statistics.fmean(found):.3f}" if found else ""
+    initial_rates = [curve[0] for curve in curves if len(curve) > 1]
+    return f"{statistics.fmean(initial_rates):.3f}" if initial_rates else ""
 
 
-def _spread(results: Sequence[Result], metric: str, digits: int) -> str:
+def _format_mean_and_std(results: Sequence[Result], metric: str, digits: int) -> str:
     """Return mean and standard deviation over seeds as text."""
-    found = [value for result in results if (value := value_of(result, metric)) is not None]
-    if not found:
+    seed_values = [value for result in results if (value := value_of(result, metric)) is not None]
+    if not seed_values:
         return ""
-    mean = f"{statistics.fmean(found):.{digits}f}"
-    return mean if len(found) < 2 else f"{mean} ± {statistics.stdev(found):.{digits}f}"
+    mean = f"{statistics.fmean(seed_values):.{digits}f}"
+    return mean if len(seed_values) < 2 else f"{mean} ± {statistics.stdev(seed_values):.{digits}f}"
 
 
-def _differences(arms: Mapping[str, Mapping[int, Result]], baseline: str) -> list[str]:
+def _format_differences(arms: Mapping[str, Mapping[int, Result]], baseline: str) -> list[str]:
     heads = [name for name, _, _ in COLUMNS]
     lines = [
         f"Differences from {baseline}, over the seeds that both have; 95% bootstrap intervals of "
@@ -89,24 +89,28 @@ def _differences(arms: Mapping[str, Mapping[int, Result]], baseline: str) -> lis
         pairs = [(by_seed[seed], arms[baseline][seed]) for seed in shared]
         cells = [arm, str(len(shared))]
         for _, metric, digits in COLUMNS:
-            cells.append(_interval(_paired(pairs, metric, relative=False), digits))
-        cells.append(_interval(_paired(pairs, TOKENS, relative=True), 1))
+            cells.append(
+                _format_interval(_paired_differences(pairs, metric, relative=False), digits)
+            )
+        cells.append(_format_interval(_paired_differences(pairs, TOKENS, relative=True), 1))
         lines.append(f"| {' | '.join(cells)} |")
     return lines
 
 
-def _paired(pairs: Sequence[tuple[Result, Result]], metric: str, relative: bool) -> list[float]:
+def _paired_differences(
+    pairs: Sequence[tuple[Result, Result]], metric: str, relative: bool
+) -> list[float]:
     """Return first minus second of each pair. ``relative``: in percent of the second."""
-    found = []
+    differences = []
     for one, other in pairs:
-        own, base = value_of(one, metric), value_of(other, metric)
-        if own is None or base is None:
+        arm_value, base = value_of(one, metric), value_of(other, metric)
+        if arm_value is None or base is None:
             continue
-        found.append(100 * (own - base) / base if relative else own - base)
-    return found
+        differences.append(100 * (arm_value - base) / base if relative else arm_value - base)
+    return differences
 
 
-def _interval(values: Sequence[float], digits: int) -> str:
+def _format_interval(values: Sequence[float], digits: int) -> str:
     if not values:
         return ""
     mean = f"{statistics.fmean(values):+.{digits}f}"

@@ -23,7 +23,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from agent_system.environments.env_package.relay.prompts import door_in
+from agent_system.environments.env_package.relay.prompts import parse_door
 from verl.utils import jsonl
 from verl.utils.commands import run_reporting_mistakes
 
@@ -31,7 +31,7 @@ HOP = re.compile(r"\d+=(\w)")
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Kind:
+class StepKind:
     """Key of a table line: level, right thought, right action."""
 
     level: int
@@ -40,30 +40,30 @@ class Kind:
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class ClassifiedStep:
     """Kind of one turn, with its credit if the run scored its thought."""
 
-    kind: Kind
+    kind: StepKind
     think_advantage: float | None
     entropy: float | None
 
 
-def judged(step: dict[str, Any]) -> Judged:
+def classify_step(step: dict[str, Any]) -> ClassifiedStep:
     """Compare thought and action of a stored turn with the right ones in its observation."""
-    door = door_in(step["observation"])
+    door_state = parse_door(step["observation"])
     hops = HOP.findall(step["response"].partition("</think>")[0])
-    thought_right = hops == door.follow(door.place, len(hops))
-    own = [context for context in step.get("contexts") or () if context["original"]]
-    return Judged(
-        Kind(step["level"], thought_right, step["action"] == door.goal),
+    thought_right = hops == door_state.follow_arrows(door_state.place, len(hops))
+    original_contexts = [context for context in step.get("contexts") or () if context["original"]]
+    return ClassifiedStep(
+        StepKind(step["level"], thought_right, step["action"] == door_state.goal_place),
         step.get("think_advantage"),
-        own[0]["score_entropy"] if own else None,
+        original_contexts[0]["score_entropy"] if original_contexts else None,
     )
 
 
-def table(steps: Iterable[Judged]) -> str:
+def format_kind_table(steps: Iterable[ClassifiedStep]) -> str:
     """Return a Markdown table with a row per kind."""
-    kinds: dict[Kind, list[Judged]] = defaultdict(list)
+    kinds: dict[StepKind, list[ClassifiedStep]] = defaultdict(list)
     for step in steps:
         kinds[step.kind].append(step)
     levels: dict[int, int] = defaultdict(int)
@@ -84,17 +84,17 @@ def table(steps: Iterable[Judged]) -> str:
 
 
 def _mean(values: Iterable[float | None]) -> str:
-    found = [value for value in values if value is not None]
-    return f"{statistics.fmean(found):+.2f}" if found else ""
+    present_values = [value for value in values if value is not None]
+    return f"{statistics.fmean(present_values):+.2f}" if present_values else ""
 
 
-def numbers(text: str) -> list[int]:
+def parse_step_numbers(text: str) -> list[int]:
     """Parse "1-3,10" to [1, 2, 3, 10]. Raises ``ValueError`` for another form."""
-    found: list[int] = []
+    step_numbers: list[int] = []
     for part in text.split(","):
         first, dash, last = part.partition("-")
-        found += range(int(first), int(last if dash else first) + 1)
-    return found
+        step_numbers += range(int(first), int(last if dash else first) + 1)
+    return step_numbers
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -103,7 +103,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("run_dir", type=Path, help="run directory of a run on relay")
-    parser.add_argument("--steps", type=numbers, default=[1], help="training steps: 1-3 or 1,5,10")
+    parser.add_argument(
+        "--steps", type=parse_step_numbers, default=[1], help="training steps: 1-3 or 1,5,10"
+    )
     args = parser.parse_args(argv)
     files = [args.run_dir / "rollouts" / f"{step}.jsonl" for step in args.steps]
     missing = [str(file) for file in files if not file.is_file()]
@@ -111,7 +113,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         raise SystemExit(f"--steps: there are no trajectories of these steps: {', '.join(missing)}")
     rows = (row for file in files for row in jsonl.read(file))
     steps = (step for row in rows for step in row["steps"])
-    sys.stdout.write(table(judged(step) for step in steps if step["level"] is not None))
+    sys.stdout.write(
+        format_kind_table(classify_step(step) for step in steps if step["level"] is not None)
+    )
     return 0
 
 

@@ -21,20 +21,22 @@ from rlvcr.levels import (
     THINK_END,
     ForcedThought,
     LevelCodec,
-    ParsedStep,
-    StepForm,
+    ParsedTurn,
+    TurnFormat,
 )
 from rlvcr.settings import RLVCRSettings
 from verl.utils.sampling import SamplingResult, StopReason
 from verl.utils.seeds import derive_seed
 
-STOP = (THINK_END, ACTION_START)
+THOUGHT_STOPS = (THINK_END, ACTION_START)
 SEED_RANGE = float(2**63)  # seeds are in [0, SEED_RANGE)
 
-Encode = Callable[[str], Sequence[int]]
+EncodeText = Callable[[str], Sequence[int]]
 # (prompt_ids, max_tokens, stop, route, seed) -> sampled tokens; None where the engine aborted the
 # request
-Sample = Callable[[list[int], int, tuple[str, ...], int, int], Awaitable[SamplingResult | None]]
+SampleTokens = Callable[
+    [list[int], int, tuple[str, ...], int, int], Awaitable[SamplingResult | None]
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +72,7 @@ class AlternativeSettings:
 
 
 @dataclass(slots=True)
-class StepAlternatives:
+class TurnAlternatives:
     """Alternative thoughts of one turn in order of level, and counts of dropped ones by reason."""
 
     thoughts: list[ForcedThought] = field(default_factory=list)
@@ -82,14 +84,18 @@ class AlternativeSampler:
     """Sampler of alternative thoughts. ``sample`` uses the sampling settings of the turn itself."""
 
     def __init__(
-        self, settings: AlternativeSettings, codec: LevelCodec, sample: Sample, encode: Encode
+        self,
+        settings: AlternativeSettings,
+        codec: LevelCodec,
+        sample: SampleTokens,
+        encode: EncodeText,
     ) -> None:
         self.settings = settings
         self._codec = codec
         self._sample = sample
         self._encode = encode
 
-    def levels_for(self, parsed: ParsedStep, traj_uid: str, step: int) -> list[int]:
+    def choose_levels(self, parsed: ParsedTurn, traj_uid: str, step: int) -> list[int]:
         """Return the levels to sample thoughts at. Empty for a turn that cannot be scored or was
         not drawn.
 
@@ -101,58 +107,64 @@ class AlternativeSampler:
         draw = derive_seed(self.settings.seed, "alternatives", traj_uid, step)
         if draw / SEED_RANGE >= self.settings.step_fraction:
             return []
-        others = [level for level in LEVELS if level != parsed.level]
+        other_levels = [level for level in LEVELS if level != parsed.level]
         if self.settings.which == "one":
             pick = derive_seed(self.settings.seed, "alternative level", traj_uid, step)
-            return [others[pick % len(others)]]
-        return others
+            return [other_levels[pick % len(other_levels)]]
+        return other_levels
 
-    async def think(
+    async def sample_thoughts(
         self,
         prompt_ids: list[int],
-        parsed: ParsedStep,
+        parsed: ParsedTurn,
         levels: Sequence[int],
         traj_uid: str,
         step: int,
         route: int = 0,
-    ) -> StepAlternatives:
+    ) -> TurnAlternatives:
         """Sample thoughts at ``levels`` after ``prompt_ids``, the prompt of turn ``step``.
 
         Seeds depend only on the base seed, the trajectory, the turn and the level.
         """
-        found = StepAlternatives()
-        hint = [] if self.settings.action_blind else self._hint(parsed)
-        prefixes = self._codec.tokens_of(parsed.form).prefix_ids
-        asked = [level for level in levels if level != 1]  # level 1 has an empty thought
-        waiting = []
-        for level in asked:
+        alternatives = TurnAlternatives()
+        hint = [] if self.settings.action_blind else self._encode_action_hint(parsed)
+        prefixes = self._codec.encode_format(parsed.turn_format).prefix_ids
+        sampled_levels = [level for level in levels if level != 1]  # level 1 has an empty thought
+        requests = []
+        for level in sampled_levels:
             prompt = prompt_ids + hint + prefixes[level]
             seed = derive_seed(self.settings.seed, "thought", traj_uid, step, level)
-            waiting.append(self._sample(prompt, self.settings.max_tokens, STOP, route, seed))
-        results = dict(zip(asked, await asyncio.gather(*waiting), strict=True))
+            requests.append(
+                self._sample(prompt, self.settings.max_tokens, THOUGHT_STOPS, route, seed)
+            )
+        results = dict(zip(sampled_levels, await asyncio.gather(*requests), strict=True))
         for level in sorted(levels):
             if level == 1:
-                found.thoughts.append(self._codec.empty_thought(parsed.form))
+                alternatives.thoughts.append(self._codec.build_empty_thought(parsed.turn_format))
             else:
-                self._read(level, results[level], parsed.form, found)
-        return found
+                self._add_result(level, results[level], parsed.turn_format, alternatives)
+        return alternatives
 
-    def _read(
-        self, level: int, result: SamplingResult | None, form: StepForm, found: StepAlternatives
+    def _add_result(
+        self,
+        level: int,
+        result: SamplingResult | None,
+        turn_format: TurnFormat,
+        alternatives: TurnAlternatives,
     ) -> None:
         """Add the result at ``level`` to the alternatives: its thought, or the drop reason."""
         if result is None:
-            found.dropped["engine"] += 1
+            alternatives.dropped["engine"] += 1
             return
         # Dropped thoughts count too: they were sampled.
-        found.sampled_tokens += len(result.token_ids)
-        thought = self._codec.forced_thought(level, result.token_ids, form)
+        alternatives.sampled_tokens += len(result.token_ids)
+        thought = self._codec.build_forced_thought(level, result.token_ids, turn_format)
         if thought is not None:
-            found.thoughts.append(thought)
+            alternatives.thoughts.append(thought)
         elif result.stop_reason is StopReason.LENGTH:
-            found.dropped["length"] += 1
+            alternatives.dropped["length"] += 1
         else:
-            found.dropped["format"] += 1
+            alternatives.dropped["format"] += 1
 
-    def _hint(self, parsed: ParsedStep) -> list[int]:
+    def _encode_action_hint(self, parsed: ParsedTurn) -> list[int]:
         return list(self._encode(f"The action will be: {parsed.action}\n"))

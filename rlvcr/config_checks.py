@@ -4,33 +4,35 @@ from rlvcr.settings import MethodPPOConfig, MethodSFTConfig, method_settings
 from verl import names
 from verl.config.derive import post_rollout_reward_key
 from verl.config.plugins import MethodPlugin
-from verl.config.problems import Context, Problems, problem
+from verl.config.problems import CheckContext, Problems, build_problem
 from verl.config.schema import PPOConfig, SFTConfig
-from verl.config.settings import lookup
+from verl.config.settings import value_at_path
 
-ESTIMATORS = ("rlvcr", "copo")
+THINKING_ESTIMATORS = ("rlvcr", "copo")
 PREFIX = "algorithm.rlvcr"
-PLAIN = {*names.AdvantageEstimator} - {*ESTIMATORS}  # none of these reads thinking advantages
+PLAIN_ESTIMATORS = {*names.AdvantageEstimator} - {
+    *THINKING_ESTIMATORS
+}  # none of these reads thinking advantages
 # Managers whose rewards sum to the return of the environment, unless their arguments change it.
-PAYS_THE_RETURN = ("episode", "naive", "prime", "step")
-DIVERSITY = 0.5  # weight of the level entropy in the published method
+RETURN_PRESERVING_MANAGERS = ("episode", "naive", "prime", "step")
+DEFAULT_DIVERSITY_W = 0.5  # weight of the level entropy in the published method
 
 
-def derive(cfg: PPOConfig | SFTConfig) -> None:
+def derive_method_keys(cfg: PPOConfig | SFTConfig) -> None:
     """Fill in the keys that are null: those of ``algorithm.rlvcr``, and ``env.levels``.
 
     ``algorithm.rlvcr.enable`` follows the estimator. ``env.levels`` follows the method, or in a
     supervised run the levels of the demonstrations.
     """
     if isinstance(cfg, SFTConfig):
-        uses_levels = bool(lookup(cfg, "data.levels"))
+        uses_levels = bool(value_at_path(cfg, "data.levels"))
     else:
         settings = method_settings(cfg.algorithm)
         # Only null follows the estimator. A contradicting false is kept, and the checks refuse it.
         if settings.enable is None:
-            settings.enable = cfg.algorithm.adv_estimator in ESTIMATORS
+            settings.enable = cfg.algorithm.adv_estimator in THINKING_ESTIMATORS
         if settings.thinking_diversity_w is None:
-            settings.thinking_diversity_w = DIVERSITY if settings.enable else 0.0
+            settings.thinking_diversity_w = DEFAULT_DIVERSITY_W if settings.enable else 0.0
         if settings.max_alternative_tokens is None:
             settings.max_alternative_tokens = cfg.env.max_turn_tokens
         uses_levels = settings.enable
@@ -38,7 +40,7 @@ def derive(cfg: PPOConfig | SFTConfig) -> None:
         cfg.env.levels = uses_levels
 
 
-def check(cfg: PPOConfig | SFTConfig, _ctx: Context) -> Problems:
+def check_method_keys(cfg: PPOConfig | SFTConfig, _ctx: CheckContext) -> Problems:
     """Refuse settings of the method that contradict each other or other keys."""
     if isinstance(cfg, PPOConfig):
         yield from _check_switches(cfg)
@@ -51,20 +53,20 @@ def check(cfg: PPOConfig | SFTConfig, _ctx: Context) -> Problems:
 def _check_switches(cfg: PPOConfig) -> Problems:
     settings = method_settings(cfg.algorithm)
     name = cfg.algorithm.adv_estimator
-    if name in ESTIMATORS and not settings.enable:
+    if name in THINKING_ESTIMATORS and not settings.enable:
         why = f"{name} needs scored alternative thoughts"
-        yield problem(cfg, f"{PREFIX}.enable", why, "true or null", "leave it unset")
+        yield build_problem(cfg, f"{PREFIX}.enable", why, "true or null", "leave it unset")
     if settings.enable and not cfg.env.levels:
         why = "thinking advantages need a policy that chooses thinking levels"
-        yield problem(cfg, "env.levels", why, "true or null", "leave env.levels unset")
+        yield build_problem(cfg, "env.levels", why, "true or null", "leave env.levels unset")
     if settings.level_bonus_w and name == "copo":
         why = "copo multiplies advantages and adds nothing"
         fix = f"{PREFIX}.level_bonus_w=0, or algorithm.adv_estimator=rlvcr"
-        yield problem(cfg, f"{PREFIX}.level_bonus_w", why, "0", fix)
+        yield build_problem(cfg, f"{PREFIX}.level_bonus_w", why, "0", fix)
     if set(settings.prompts) - set("1234"):
         fix = "remove the other keys"
         why = "it has a key that is not a level"
-        yield problem(cfg, f"{PREFIX}.prompts", why, "keys 1, 2, 3, 4", fix)
+        yield build_problem(cfg, f"{PREFIX}.prompts", why, "keys 1, 2, 3, 4", fix)
 
 
 def _check_ignored_keys(cfg: PPOConfig) -> Problems:
@@ -73,48 +75,48 @@ def _check_ignored_keys(cfg: PPOConfig) -> Problems:
     if settings.combine == "additive" and settings.price_in == "gate":
         key = f"{PREFIX}.price_in"
         why = f"{PREFIX}.combine=additive has no gate to put the token cost behind"
-        yield problem(cfg, key, why, "won, all", f"{key}=won, or {PREFIX}.combine=gated")
+        yield build_problem(cfg, key, why, "won, all", f"{key}=won, or {PREFIX}.combine=gated")
     fix = "algorithm.adv_estimator=rlvcr, or remove the key"
     if settings.epsilon_levels and not settings.enable:
         why = "levels are drawn only in trajectories with scored thoughts, and none are scored"
-        yield problem(cfg, f"{PREFIX}.epsilon_levels", why, "0", fix)
+        yield build_problem(cfg, f"{PREFIX}.epsilon_levels", why, "0", fix)
     # A user-provided estimator may read the columns of scored thoughts.
-    if settings.enable and cfg.algorithm.adv_estimator not in PLAIN:
+    if settings.enable and cfg.algorithm.adv_estimator not in PLAIN_ESTIMATORS:
         return
     if settings.level_bonus_w:
         why = "only estimators with thinking advantages read it"
-        yield problem(cfg, f"{PREFIX}.level_bonus_w", why, "0", fix)
+        yield build_problem(cfg, f"{PREFIX}.level_bonus_w", why, "0", fix)
     if settings.permute:
         why = "this estimator has no thinking advantages to permute"
-        yield problem(cfg, f"{PREFIX}.permute", why, "false", fix)
+        yield build_problem(cfg, f"{PREFIX}.permute", why, "false", fix)
     if settings.credit != "scored":
         why = "this estimator has no thinking advantages, so their source has no effect"
-        yield problem(cfg, f"{PREFIX}.credit", why, "scored", fix)
+        yield build_problem(cfg, f"{PREFIX}.credit", why, "scored", fix)
 
 
 def _check_alternatives(cfg: PPOConfig) -> Problems:
     settings = method_settings(cfg.algorithm)
     key = f"{PREFIX}.alternatives"
-    one = settings.alternatives == "one"
-    if one and (settings.combine == "reweight" or cfg.algorithm.adv_estimator == "copo"):
+    samples_one = settings.alternatives == "one"
+    if samples_one and (settings.combine == "reweight" or cfg.algorithm.adv_estimator == "copo"):
         why = "reweighting needs the scores of all four thoughts, and two would be unknown"
         fix = f"{key}=all, or combine: additive, gated, success"
-        yield problem(cfg, key, why, "all", fix)
-    if settings.enable and one and settings.mode == "mean_std_norm":
+        yield build_problem(cfg, key, why, "all", fix)
+    if settings.enable and samples_one and settings.mode == "mean_std_norm":
         why = (
             f"with {PREFIX}.mode=mean_std_norm the std of two scores is half their difference, so "
             "every advantage would be 1.5 or -1.5, even for a small difference"
         )
-        yield problem(cfg, key, why, "all", f"{key}=all, or {PREFIX}.mode=mean_norm")
-    later = post_rollout_reward_key(cfg)
-    if settings.enable and settings.expand == "mixed_groups" and later:
+        yield build_problem(cfg, key, why, "all", f"{key}=all, or {PREFIX}.mode=mean_norm")
+    reward_key = post_rollout_reward_key(cfg)
+    if settings.enable and settings.expand == "mixed_groups" and reward_key:
         key = f"{PREFIX}.expand"
-        why = f"groups are compared by environment returns, before {later} changes the returns"
-        yield problem(cfg, key, why, "all", f"{key}=all")
+        why = f"groups are compared by environment returns, before {reward_key} changes the returns"
+        yield build_problem(cfg, key, why, "all", f"{key}=all")
     if settings.enable and settings.step_fraction == 0:
         fix = f"{PREFIX}.step_fraction=1.0, or algorithm.adv_estimator=grpo"
         why = "no turn would be scored"
-        yield problem(cfg, f"{PREFIX}.step_fraction", why, "more than 0, at most 1", fix)
+        yield build_problem(cfg, f"{PREFIX}.step_fraction", why, "more than 0, at most 1", fix)
 
 
 def _check_executed_credit(cfg: PPOConfig) -> Problems:
@@ -125,29 +127,29 @@ def _check_executed_credit(cfg: PPOConfig) -> Problems:
     if cfg.algorithm.adv_estimator == "copo" or settings.combine == "reweight":
         why = "reweight factors are computed from scores, and executed alternatives have none"
         fix = f"{key}=scored, or algorithm.adv_estimator=rlvcr with additive, gated or success"
-        yield problem(cfg, key, why, "scored", fix)
+        yield build_problem(cfg, key, why, "scored", fix)
     if settings.executed_share == 0:
         share = f"{PREFIX}.executed_share"
         why = f"{key}={settings.credit} needs turns at which another level is executed"
-        yield problem(cfg, share, why, "more than 0, at most 1", f"{share}=0.25")
+        yield build_problem(cfg, share, why, "more than 0, at most 1", f"{share}=0.25")
     if settings.credit == "corrected" and settings.combine == "gated":
         why = (
             "combine=gated reverses the sign of credit where the trajectory advantage is negative, "
             "and the slope from returns is fitted without the gate"
         )
         fix = f"{PREFIX}.combine=success, or {key}=scored or executed"
-        yield problem(cfg, key, why, "scored, executed", fix)
+        yield build_problem(cfg, key, why, "scored, executed", fix)
     if settings.epsilon_levels:
         why = "replays continue with levels of the policy, and original trajectories would not"
-        yield problem(cfg, f"{PREFIX}.epsilon_levels", why, "0", f"{PREFIX}.epsilon_levels=0")
+        yield build_problem(cfg, f"{PREFIX}.epsilon_levels", why, "0", f"{PREFIX}.epsilon_levels=0")
     if cfg.algorithm.filter_groups.enable:
         # The return of the trajectory would determine whether its difference to a branch counts.
         filtered = "algorithm.filter_groups.enable"
         why = "groups are dropped by their returns, and executed alternatives need all groups"
-        yield problem(cfg, key, why, "scored", f"{key}=scored, or {filtered}=false")
+        yield build_problem(cfg, key, why, "scored", f"{key}=scored, or {filtered}=false")
     for changed in _return_modifying_keys(cfg):
         why = f"executed alternatives compare environment returns, and {changed} changes them later"
-        yield problem(cfg, key, why, "scored", f"{key}=scored, or remove {changed}")
+        yield build_problem(cfg, key, why, "scored", f"{key}=scored, or remove {changed}")
 
 
 def _return_modifying_keys(cfg: PPOConfig) -> list[str]:
@@ -160,7 +162,7 @@ def _return_modifying_keys(cfg: PPOConfig) -> list[str]:
         ),
         "algorithm.use_kl_in_reward": cfg.algorithm.use_kl_in_reward,
         # A user-provided manager may change the return in any way.
-        "reward_model.reward_manager": reward.reward_manager not in PAYS_THE_RETURN,
+        "reward_model.reward_manager": reward.reward_manager not in RETURN_PRESERVING_MANAGERS,
     }
     prices = {
         f"reward_model.reward_kwargs.{key}": reward.reward_kwargs.get(key)
@@ -174,32 +176,36 @@ def _check_std_floors(cfg: PPOConfig) -> Problems:
     if settings.mode == "mean_std_norm" and settings.std_floor == 0:
         key = f"{PREFIX}.std_floor"
         why = "nearly equal scores would get a full-size advantage"
-        yield problem(cfg, key, why, "more than 0", f"{key}=0.1")
+        yield build_problem(cfg, key, why, "more than 0", f"{key}=0.1")
     if settings.spread_floor == 0:
         key = f"{PREFIX}.spread_floor"
         why = "rounding noise between equal scores would get the full range of factors"
-        yield problem(cfg, key, why, "more than 0", f"{key}=0.02")
+        yield build_problem(cfg, key, why, "more than 0", f"{key}=0.02")
 
 
-def columns(cfg: PPOConfig) -> dict[str, str]:
+def list_added_columns(cfg: PPOConfig) -> dict[str, str]:
     """Return the columns that scored thoughts add to the batch."""
     settings = method_settings(cfg.algorithm)
-    on = "" if settings.enable else f"{PREFIX}.enable=true"
-    executes = settings.credit != "scored"
-    reweights = settings.combine == "reweight" or cfg.algorithm.adv_estimator == "copo"
-    factor = (
-        "" if settings.enable and reweights else f"{PREFIX}.enable=true {PREFIX}.combine=reweight"
+    enabling_override = "" if settings.enable else f"{PREFIX}.enable=true"
+    is_executed = settings.credit != "scored"
+    uses_factors = settings.combine == "reweight" or cfg.algorithm.adv_estimator == "copo"
+    factor_override = (
+        ""
+        if settings.enable and uses_factors
+        else f"{PREFIX}.enable=true {PREFIX}.combine=reweight"
     )
     return {
-        "thinking_level_entropies": on,
-        "thinking_token_costs": on,
-        "choice_mask": on,
-        "thinking_reweight": factor,
-        "thinking_executed": "" if on == "" and executes else f"{PREFIX}.credit=executed",
+        "thinking_level_entropies": enabling_override,
+        "thinking_token_costs": enabling_override,
+        "choice_mask": enabling_override,
+        "thinking_reweight": factor_override,
+        "thinking_executed": ""
+        if enabling_override == "" and is_executed
+        else f"{PREFIX}.credit=executed",
     }
 
 
-def sampled_tokens(cfg: PPOConfig, steps: int) -> dict[str, int]:
+def bound_sampled_tokens(cfg: PPOConfig, steps: int) -> dict[str, int]:
     """Return upper bounds of the tokens of alternative thoughts in ``steps`` turns."""
     settings = method_settings(cfg.algorithm)
     if not settings.enable:
@@ -208,18 +214,18 @@ def sampled_tokens(cfg: PPOConfig, steps: int) -> dict[str, int]:
     thoughts = 3 if settings.alternatives == "all" else 1
     steps_scored = steps * settings.step_fraction
     tokens = int(steps_scored * thoughts * settings.max_alternative_tokens)
-    found = {} if settings.credit == "executed" else {"alternative thoughts": tokens}
+    token_bounds = {} if settings.credit == "executed" else {"alternative thoughts": tokens}
     if settings.credit != "scored":
         # The bound holds where every branch continues to the last turn.
         turns = steps * settings.executed_share * cfg.env.max_steps
-        found["executed alternatives"] = int(turns * cfg.env.max_turn_tokens)
-    return found
+        token_bounds["executed alternatives"] = int(turns * cfg.env.max_turn_tokens)
+    return token_bounds
 
 
 METHOD = MethodPlugin(
     schemas={PPOConfig: MethodPPOConfig, SFTConfig: MethodSFTConfig},
-    derive=derive,
-    check=check,
-    columns=columns,
-    sampled_tokens=sampled_tokens,
+    derive=derive_method_keys,
+    check=check_method_keys,
+    columns=list_added_columns,
+    sampled_tokens=bound_sampled_tokens,
 )

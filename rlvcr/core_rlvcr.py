@@ -25,18 +25,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlvcr.level_metrics import CollapseWatch, level_metrics
+from rlvcr.level_metrics import LevelCollapseDetector, compute_level_metrics
 from rlvcr.names import COMBINES, PRICE_RULES
 from rlvcr.shapes import Ids, PerToken, RowMask, TokenMask
 from rlvcr.thinking import (
     MODES,
     SCORES,
-    level_count_bonus,
-    place_step_values,
-    score_of,
-    thinking_advantage,
-    thinking_price,
-    thinking_reweight,
+    compute_level_count_bonus,
+    compute_reweight_factors,
+    compute_thinking_advantage,
+    compute_token_cost,
+    place_turn_values,
+    select_score,
 )
 from verl.algos import (
     choose,
@@ -50,18 +50,18 @@ __all__ = [
     "COMBINES",
     "MODES",
     "SCORES",
-    "CollapseWatch",
+    "LevelCollapseDetector",
     "combine_advantages",
     "compute_copo_outcome_advantage",
+    "compute_credit_metrics",
+    "compute_level_count_bonus",
+    "compute_level_metrics",
+    "compute_reweight_factors",
     "compute_rlvcr_outcome_advantage",
-    "credit_metrics",
-    "level_count_bonus",
-    "level_metrics",
-    "place_step_values",
-    "score_of",
-    "thinking_advantage",
-    "thinking_price",
-    "thinking_reweight",
+    "compute_thinking_advantage",
+    "compute_token_cost",
+    "place_turn_values",
+    "select_score",
 ]
 
 
@@ -72,7 +72,7 @@ def combine_advantages(
     combine: str = "additive",
     success: RowMask | None = None,
     reweight: PerToken | None = None,
-    price: PerToken | None = None,
+    price_share: PerToken | None = None,
     price_in: str = "all",
 ) -> PerToken:
     """Join ``trajectory [B, R]`` (A_traj on sampled tokens) with ``thinking [B, R]`` (A_think where
@@ -108,13 +108,13 @@ def combine_advantages(
         if success is None:
             raise ValueError("combine=success needs success [B], one bool per row; got None")
         gate = gate * success.to(thinking).unsqueeze(-1)
-    added = gate * thinking
-    if price is not None and price_in != "gate":
-        added = added + (1 - gate) * price
-    return trajectory + step_advantage_w * added
+    weighted = gate * thinking
+    if price_share is not None and price_in != "gate":
+        weighted = weighted + (1 - gate) * price_share
+    return trajectory + step_advantage_w * weighted
 
 
-def credit_metrics(
+def compute_credit_metrics(
     advantages: PerToken,
     returns: PerToken,
     response_mask: TokenMask,
@@ -131,18 +131,20 @@ def credit_metrics(
     ignored.
     """
     sampled = response_mask.bool()
-    added = advantages - returns
-    credited = sampled & (added != 0)
+    thinking_change = advantages - returns
+    credited = sampled & (thinking_change != 0)
     # Tokens with a placed advantage also count where a gate or a 0 removes the change.
     for placed in (thinking_level_entropies, thinking_reweight):
         if placed is not None:
             credited = credited | (sampled & (placed != 0))
-    trajectory = masked_mean(returns.abs(), credited).item()
-    change = masked_mean(added.abs(), credited).item()
+    trajectory_abs_mean = masked_mean(returns.abs(), credited).item()
+    change_abs_mean = masked_mean(thinking_change.abs(), credited).item()
     flipped = credited & (advantages * returns < 0)
     metrics = {
-        "rlvcr/trajectory_advantage_abs_mean": trajectory,
-        "rlvcr/thinking_share": change / (change + trajectory) if change > 0 else 0.0,
+        "rlvcr/trajectory_advantage_abs_mean": trajectory_abs_mean,
+        "rlvcr/thinking_share": change_abs_mean / (change_abs_mean + trajectory_abs_mean)
+        if change_abs_mean > 0
+        else 0.0,
         "rlvcr/sign_flip_share": masked_mean(flipped.float(), credited & (returns != 0)).item(),
         "rlvcr/credited_token_share": masked_mean(credited.float(), sampled).item(),
     }
@@ -181,7 +183,7 @@ _RLVCR_INPUTS = {
         "combine": "algorithm.rlvcr.combine",
         "price_in": "algorithm.rlvcr.price_in",
     },
-    metrics=credit_metrics,
+    metrics=compute_credit_metrics,
 )
 def compute_rlvcr_outcome_advantage(
     token_level_rewards: PerToken,
@@ -221,19 +223,21 @@ def compute_rlvcr_outcome_advantage(
         additive: advantages 0.7 on level digit and thought, 0.5 on the action
     """
     scores = token_level_rewards.double().sum(-1)
-    trajectory = _trajectory_advantage(scores, response_mask, index, traj_index, mode, epsilon)
-    won = scores > 0
+    trajectory = _compute_trajectory_advantage(
+        scores, response_mask, index, traj_index, mode, epsilon
+    )
+    is_success = scores > 0
     if success is not None:
-        won = torch.as_tensor(np.asarray(success).astype(bool), device=scores.device)
+        is_success = torch.as_tensor(np.asarray(success).astype(bool), device=scores.device)
     sampled = response_mask.float()
     advantages = combine_advantages(
         trajectory,
         thinking_level_entropies.float() * sampled,
         step_advantage_w,
         combine,
-        won,
+        is_success,
         thinking_reweight,
-        price=thinking_token_costs.float() * sampled,
+        price_share=thinking_token_costs.float() * sampled,
         price_in=price_in,
     )
     if thinking_executed is not None:
@@ -249,7 +253,7 @@ def compute_rlvcr_outcome_advantage(
     "copo",
     inputs=_RLVCR_INPUTS | {"thinking_reweight": "thinking_reweight"},
     params={"mode": "algorithm.rlvcr.mode"},
-    metrics=credit_metrics,
+    metrics=compute_credit_metrics,
 )
 def compute_copo_outcome_advantage(
     token_level_rewards: PerToken,
@@ -266,14 +270,16 @@ def compute_copo_outcome_advantage(
     Arguments and results as in ``compute_rlvcr_outcome_advantage``.
     """
     scores = token_level_rewards.double().sum(-1)
-    trajectory = _trajectory_advantage(scores, response_mask, index, traj_index, mode, epsilon)
+    trajectory = _compute_trajectory_advantage(
+        scores, response_mask, index, traj_index, mode, epsilon
+    )
     # For negative advantages a factor would punish levels with high scores more.
     has_factor = (trajectory > 0) & (thinking_reweight > 0)
     factor = torch.where(has_factor, thinking_reweight.float(), 1.0)
     return trajectory * factor, trajectory
 
 
-def _trajectory_advantage(
+def _compute_trajectory_advantage(
     scores: Tensor,
     response_mask: TokenMask,
     index: Ids,

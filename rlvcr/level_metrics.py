@@ -7,14 +7,14 @@ from collections.abc import Sequence
 import numpy as np
 
 from rlvcr.levels import LEVELS
-from rlvcr.records import ThinkingStep
+from rlvcr.records import ThinkingTurnRecord
 
 logger = logging.getLogger(__name__)
-PERMUTATIONS = 20  # of the levels, to estimate their information by chance
-MOST_SITUATIONS = 16  # more rows would make the table unreadable
+NUM_PERMUTATIONS = 20  # of the levels, to estimate their information by chance
+MAX_SITUATIONS = 16  # more rows would make the table unreadable
 
 
-def level_metrics(
+def compute_level_metrics(
     levels: Sequence[int | None], success: Sequence[bool], failures: Sequence[str | None] = ()
 ) -> dict[str, float]:
     """Return metrics over the S turns of one step.
@@ -27,11 +27,11 @@ def level_metrics(
     ``rlvcr/parse_fail_<reason>`` is a share of all turns.
     """
     counts: Counter[int] = Counter()
-    wins: Counter[int] = Counter()
-    for level, won in zip(levels, success, strict=True):
+    successes: Counter[int] = Counter()
+    for level, is_success in zip(levels, success, strict=True):
         if level is not None:
             counts[level] += 1
-            wins[level] += bool(won)
+            successes[level] += bool(is_success)
     total = counts.total()
     # A level that was not sampled has share 0: a missing point would hide a collapse.
     metrics = {f"rlvcr/level_share_{k}": counts[k] / total if total else 0.0 for k in LEVELS}
@@ -39,14 +39,14 @@ def level_metrics(
     for level in LEVELS:
         # A success of 0 would be wrong for a level that was not sampled.
         if counts[level]:
-            metrics[f"rlvcr/level_success_{level}"] = wins[level] / counts[level]
+            metrics[f"rlvcr/level_success_{level}"] = successes[level] / counts[level]
     reasons = Counter(reason for reason in failures if reason is not None)
     for reason, count in sorted(reasons.items()):
         metrics[f"rlvcr/parse_fail_{reason}"] = count / len(failures)
     return metrics
 
 
-def level_information(
+def compute_level_information(
     levels: Sequence[int | None], situations: Sequence[str], seed: int = 0
 ) -> dict[str, float]:
     """Return the mutual information of level and situation, in nats. Empty without any level.
@@ -62,48 +62,56 @@ def level_information(
     columns = np.array([LEVELS.index(level) for level, _ in known])
     _, rows = np.unique([name for _, name in known], return_inverse=True)
     rng = np.random.default_rng(seed)
-    dealt = [_information(rows, rng.permutation(columns)) for _ in range(PERMUTATIONS)]
+    null_values = [
+        _compute_information(rows, rng.permutation(columns)) for _ in range(NUM_PERMUTATIONS)
+    ]
     return {
-        "rlvcr/level_information": _information(rows, columns),
-        "rlvcr/level_information_null": float(np.mean(dealt)),
+        "rlvcr/level_information": _compute_information(rows, columns),
+        "rlvcr/level_information_null": float(np.mean(null_values)),
     }
 
 
-def levels_by_situation(steps: Sequence[ThinkingStep], prefix: str) -> dict[str, float]:
+def compute_levels_by_situation(
+    turns: Sequence[ThinkingTurnRecord], prefix: str
+) -> dict[str, float]:
     """Return metrics ``<prefix>/<situation>/*`` of the chosen levels in each named situation.
 
     ``share_1..4``: shares among the turns whose level the policy chose; ``steps``: their number;
     ``needed_level``: mean required level, where the environment names it. Empty for more than
     ``MAX_SITUATIONS`` situations.
     """
-    chosen: dict[str, list[ThinkingStep]] = {}
-    for step in steps:
+    turns_by_situation: dict[str, list[ThinkingTurnRecord]] = {}
+    for step in turns:
         if step.situation and step.level and not step.level_forced:
-            chosen.setdefault(step.situation, []).append(step)
-    if len(chosen) > MOST_SITUATIONS:
+            turns_by_situation.setdefault(step.situation, []).append(step)
+    if len(turns_by_situation) > MAX_SITUATIONS:
         return {}
     metrics: dict[str, float] = {}
-    for situation, found in sorted(chosen.items()):
-        place = f"{prefix}/{situation}"
-        counts = Counter(step.level for step in found)
-        metrics[f"{place}/steps"] = float(len(found))
-        metrics |= {f"{place}/share_{level}": counts[level] / len(found) for level in LEVELS}
-        needed = [step.needed_level for step in found if step.needed_level is not None]
-        if needed:
-            metrics[f"{place}/needed_level"] = float(np.mean(needed))
+    for situation, situation_turns in sorted(turns_by_situation.items()):
+        key_prefix = f"{prefix}/{situation}"
+        counts = Counter(step.level for step in situation_turns)
+        metrics[f"{key_prefix}/steps"] = float(len(situation_turns))
+        metrics |= {
+            f"{key_prefix}/share_{level}": counts[level] / len(situation_turns) for level in LEVELS
+        }
+        required_levels = [
+            step.needed_level for step in situation_turns if step.needed_level is not None
+        ]
+        if required_levels:
+            metrics[f"{key_prefix}/needed_level"] = float(np.mean(required_levels))
     return metrics
 
 
-def _information(rows: np.ndarray, columns: np.ndarray) -> float:
+def _compute_information(rows: np.ndarray, columns: np.ndarray) -> float:
     """Return the mutual information of levels ``columns`` [S] and situations ``rows`` [S], both
     indices.
     """
     table = np.zeros((rows.max() + 1, len(LEVELS)))
     np.add.at(table, (rows, columns), 1.0)
-    return mutual_information(table)
+    return compute_mutual_information(table)
 
 
-def mutual_information(counts: np.ndarray | Sequence[Sequence[float]]) -> float:
+def compute_mutual_information(counts: np.ndarray | Sequence[Sequence[float]]) -> float:
     """Return the mutual information of rows and columns of a table of counts, in nats.
 
     It is 0 for an empty table.
@@ -115,7 +123,7 @@ def mutual_information(counts: np.ndarray | Sequence[Sequence[float]]) -> float:
     return float((joint[seen] * np.log(joint[seen] / independent[seen])).sum())
 
 
-class CollapseWatch:
+class LevelCollapseDetector:
     """Detector of levels that the policy no longer samples, a known failure of the method.
 
     ``unseen`` counts the steps since each level was last sampled. A warning is logged after

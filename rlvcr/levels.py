@@ -45,7 +45,7 @@ _FORMAT = (
 Overrides = Mapping[int, str] | Mapping[str, str]
 
 
-def level_prompts(
+def merge_level_prompts(
     overrides: Overrides | None = None, texts: Mapping[int, str] = DEFAULT_PROMPTS
 ) -> dict[int, str]:
     """Return ``texts`` of the four levels with ``overrides`` (keys 1..4 as numbers or strings).
@@ -60,33 +60,33 @@ def level_prompts(
     return prompts
 
 
-def level_instructions(overrides: Overrides | None = None) -> str:
+def render_level_instructions(overrides: Overrides | None = None) -> str:
     """Return the prompt paragraph that explains the four levels and the format of a turn."""
-    lines = [f"Level {level}: {text}" for level, text in level_prompts(overrides).items()]
+    lines = [f"Level {level}: {text}" for level, text in merge_level_prompts(overrides).items()]
     return _FORMAT.format(levels="\n".join(lines))
 
 
 @dataclass(frozen=True, slots=True)
-class StepForm:
+class TurnFormat:
     """Text around digit and thought of a turn: tags, and the white space between them."""
 
     before: str = "<level>"
     between: str = "</level><think>"
     after: str = THINK_END + ACTION_START
 
-    def prefix(self, level: int) -> str:
+    def render_prefix(self, level: int) -> str:
         """Return the forced prefix that makes the policy think at ``level``."""
         if level not in LEVELS:
             raise ValueError(f"level must be one of 1, 2, 3, 4, got {level!r}")
         return f"{self.before}{level}{self.between}"
 
 
-PLAIN_FORM = StepForm()
+PLAIN_FORMAT = TurnFormat()
 
 
-def level_prefix(level: int) -> str:
+def render_level_prefix(level: int) -> str:
     """Return ``<level>k</level><think>``, the prefix at level k without white space."""
-    return PLAIN_FORM.prefix(level)
+    return PLAIN_FORMAT.render_prefix(level)
 
 
 class ParseFailure(StrEnum):
@@ -134,7 +134,7 @@ class LevelChoice:
 
 
 @dataclass(frozen=True, slots=True)
-class ParsedStep:
+class ParsedTurn:
     """Parts of a sampled turn. Spans are half-open ranges of indices into its token ids.
 
     ``level_span``: the digit's token. ``thought_span``: every token that holds part of the thought,
@@ -161,7 +161,7 @@ class ParsedStep:
     action: str
     parser: str
     failure: ParseFailure | None
-    form: StepForm = PLAIN_FORM
+    turn_format: TurnFormat = PLAIN_FORMAT
     end_span: Span | None = None
     choice: LevelChoice | None = field(default=None, compare=False)
 
@@ -178,7 +178,7 @@ class ParsedStep:
         return self.thought_span[1] - self.thought_span[0] if self.thought_span else 0
 
     @property
-    def scored(self) -> tuple[int, Span]:
+    def level_and_score_span(self) -> tuple[int, Span]:
         """Level and ``score_span`` of a turn. Raises ``ValueError`` after a ``failure``."""
         if self.failure is not None or self.level is None or self.score_span is None:
             raise ValueError(f"a turn with the parse failure {self.failure} cannot be scored")
@@ -194,7 +194,9 @@ class ParsedStep:
         if self.failure is not None:
             return []
         end = self.end_span if with_end else None
-        return _nonempty((self.level_span, _with_end(self.thought_span, end)), offset)
+        return _shift_nonempty_spans(
+            (self.level_span, _extend_to_end(self.thought_span, end)), offset
+        )
 
     def choice_spans(self, offset: int = 0, with_end: bool = False) -> list[Span]:
         """Return the token ranges of credit from returns, as ``credit_spans``, but also after a
@@ -207,13 +209,13 @@ class ParsedStep:
         if self.failure is None or self.sampled_level is None:
             return self.credit_spans(offset, with_end)
         if self.choice is None:
-            return _nonempty((self.level_span, self.thought_span), offset)
+            return _shift_nonempty_spans((self.level_span, self.thought_span), offset)
         digit = (self.choice.position, self.choice.position + 1)
         end = self.choice.end_span if with_end else None
-        return _nonempty((digit, _with_end(self.choice.thought_span, end)), offset)
+        return _shift_nonempty_spans((digit, _extend_to_end(self.choice.thought_span, end)), offset)
 
 
-def _with_end(thought: Span | None, end: Span | None) -> Span | None:
+def _extend_to_end(thought: Span | None, end: Span | None) -> Span | None:
     """Return ``thought`` extended to the token that ended it, which may begin before an empty
     thought.
     """
@@ -222,7 +224,7 @@ def _with_end(thought: Span | None, end: Span | None) -> Span | None:
     return min(thought[0], end[0]), end[1]
 
 
-def _nonempty(spans: Sequence[Span | None], offset: int) -> list[Span]:
+def _shift_nonempty_spans(spans: Sequence[Span | None], offset: int) -> list[Span]:
     return [(span[0] + offset, span[1] + offset) for span in spans if span and span[0] < span[1]]
 
 
@@ -304,14 +306,14 @@ _PARSERS: tuple[tuple[str, re.Pattern[bytes], ParseFailure | None], ...] = tuple
 )
 
 
-class _Bytes:
+class _JoinedBytes:
     """Joined bytes of tokens, with the map from byte ranges back to token ranges."""
 
     def __init__(self, pieces: Sequence[bytes]) -> None:
         self.text = b"".join(pieces)
         self.starts = list(accumulate((len(piece) for piece in pieces), initial=0))
 
-    def tokens(self, start: int, end: int) -> Span:
+    def find_token_span(self, start: int, end: int) -> Span:
         """Return the range of tokens that hold part of bytes ``[start, end)``.
 
         An empty byte range gives an empty token range at the next token.
@@ -324,7 +326,7 @@ class _Bytes:
 
 
 @dataclass(frozen=True, slots=True)
-class FormTokens:
+class FormatTokens:
     """Token ids of a format.
 
     ``prefix_ids[k]``: up to the thought of level k. ``close_ids``: from the thought to the action.
@@ -349,36 +351,38 @@ class LevelCodec:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._encoder = TextEncoder(tokenizer)
         self.token_bytes = TokenBytes(tokenizer)
-        self._plain = self._render(PLAIN_FORM)
-        self.prefix_ids = self._plain.prefix_ids
-        self.close_ids = self._plain.close_ids
-        self.empty_ids = self._plain.empty_ids
-        self.digit_ids = self._plain.digit_ids
+        self._plain_tokens = self._encode_format(PLAIN_FORMAT)
+        self.prefix_ids = self._plain_tokens.prefix_ids
+        self.close_ids = self._plain_tokens.close_ids
+        self.empty_ids = self._plain_tokens.empty_ids
+        self.digit_ids = self._plain_tokens.digit_ids
 
-    def parse_step(self, token_ids: Sequence[int]) -> ParsedStep:
+    def parse_turn(self, token_ids: Sequence[int]) -> ParsedTurn:
         """Locate level, thought and action in the sampled ``token_ids`` of one turn.
 
         Never raises for the content of the tokens: the result then has a ``failure``.
         """
-        joined = _Bytes(self.token_bytes(token_ids))
+        joined = _JoinedBytes(self.token_bytes(token_ids))
         missing = ParseFailure.MISSING_ACTION
-        step = ParsedStep(None, None, None, None, None, "", "", "none", missing)
+        turn = ParsedTurn(None, None, None, None, None, "", "", "none", missing)
         for name, pattern, failure in _PARSERS:
             match = pattern.search(joined.text)
             if match:
-                step = self._read(name, match, joined, failure)
+                turn = self._build_parsed_turn(name, match, joined, failure)
                 break
-        return replace(step, choice=_level_choice(joined))
+        return replace(turn, choice=_find_level_choice(joined))
 
-    def tokens_of(self, form: StepForm) -> FormTokens:
+    def encode_format(self, turn_format: TurnFormat) -> FormatTokens:
         """Return the tokens of ``turn_format``.
 
         Raises ``ValueError`` where the four levels would differ in more than the digit.
         """
-        return self._plain if form == PLAIN_FORM else self._render(form)
+        return (
+            self._plain_tokens if turn_format == PLAIN_FORMAT else self._encode_format(turn_format)
+        )
 
-    def forced_thought(
-        self, level: int, sampled_ids: Sequence[int], form: StepForm = PLAIN_FORM
+    def build_forced_thought(
+        self, level: int, sampled_ids: Sequence[int], turn_format: TurnFormat = PLAIN_FORMAT
     ) -> ForcedThought | None:
         """Build the context of ``level`` in ``turn_format`` from the tokens sampled after its
         prefix.
@@ -391,39 +395,47 @@ class LevelCodec:
         another tag. It also returns None where a kept token holds part of ``<action>``, because
         ``</think>`` cannot be inserted there. An empty thought is valid.
         """
-        joined = _Bytes(self.token_bytes(sampled_ids))
-        places = [joined.text.find(tag.encode()) for tag in (THINK_END, ACTION_START)]
-        ends = [place for place in places if place >= 0]
-        if not ends:
+        joined = _JoinedBytes(self.token_bytes(sampled_ids))
+        tag_positions = [joined.text.find(tag.encode()) for tag in (THINK_END, ACTION_START)]
+        thought_ends = [place for place in tag_positions if place >= 0]
+        if not thought_ends:
             return None
-        end = min(ends)
+        end = min(thought_ends)
         if re.search(rb"</?level>|<think>|</action>", joined.text[:end]):
             return None
-        kept = joined.tokens(0, end)[1]
-        spill = joined.text[end : joined.starts[kept]].decode(errors="replace")
-        if not form.after.startswith(spill):
+        num_kept = joined.find_token_span(0, end)[1]
+        trailing_text = joined.text[end : joined.starts[num_kept]].decode(errors="replace")
+        if not turn_format.after.startswith(trailing_text):
             return None
-        tokens = self.tokens_of(form)
+        tokens = self.encode_format(turn_format)
         prefix = tokens.prefix_ids[level]
         # Encoded again only where a sampled token holds the beginning of the tag. All other
         # contexts end with the same tokens.
-        forced = self._encode(form.after[len(spill) :]) if spill else tokens.close_ids
-        span = (len(prefix), len(prefix) + kept)
+        forced = (
+            self._encode(turn_format.after[len(trailing_text) :])
+            if trailing_text
+            else tokens.close_ids
+        )
+        span = (len(prefix), len(prefix) + num_kept)
         thought = joined.text[:end].decode(errors="replace")
-        sampled = [int(token) for token in sampled_ids[:kept]]
+        sampled = [int(token) for token in sampled_ids[:num_kept]]
         return ForcedThought(level, [*prefix, *sampled, *forced], span, thought)
 
-    def empty_thought(self, form: StepForm = PLAIN_FORM) -> ForcedThought:
+    def build_empty_thought(self, turn_format: TurnFormat = PLAIN_FORMAT) -> ForcedThought:
         """Return the context of level 1, which needs no generation."""
-        tokens = self.tokens_of(form)
-        at = len(tokens.prefix_ids[1])
-        return ForcedThought(1, list(tokens.empty_ids), (at, at), "")
+        tokens = self.encode_format(turn_format)
+        position = len(tokens.prefix_ids[1])
+        return ForcedThought(1, list(tokens.empty_ids), (position, position), "")
 
-    def _read(
-        self, parser: str, match: re.Match[bytes], joined: _Bytes, failure: ParseFailure | None
-    ) -> ParsedStep:
+    def _build_parsed_turn(
+        self,
+        parser: str,
+        match: re.Match[bytes],
+        joined: _JoinedBytes,
+        failure: ParseFailure | None,
+    ) -> ParsedTurn:
         parts = {
-            name: joined.tokens(*match.span(name))
+            name: joined.find_token_span(*match.span(name))
             for name in match.groupdict()
             if match[name] is not None
         }
@@ -433,30 +445,30 @@ class LevelCodec:
         if action is not None:
             start, stop = match.span("action")
             # One byte of "</action>" locates its first token for any tokenization of the tag.
-            closed = joined.text[stop:].startswith(ACTION_END.encode())
-            score = joined.tokens(start, stop + 1) if closed else action
+            is_closed = joined.text[stop:].startswith(ACTION_END.encode())
+            score = joined.find_token_span(start, stop + 1) if is_closed else action
             if failure is None and joined.starts[score[0]] != start:
                 failure = ParseFailure.MERGED_ACTION
         end = None
         if failure is None:
             # One byte of "</think>" locates its first token.
             after = match.end("thought")
-            end = joined.tokens(after, after + 1)
-        form = _form(match) if failure is None else PLAIN_FORM
-        merged = level is not None and _width(joined, level) != 1
-        if merged or (failure is None and not self._can_render(form)):
+            end = joined.find_token_span(after, after + 1)
+        turn_format = _extract_format(match) if failure is None else PLAIN_FORMAT
+        is_merged = level is not None and _count_bytes(joined, level) != 1
+        if is_merged or (failure is None and not self._has_plain_digits(turn_format)):
             failure = ParseFailure.MERGED_LEVEL
-        return ParsedStep(
+        return ParsedTurn(
             level=int(match["level"]) if level else None,
             level_span=level,
             thought_span=parts.get("thought"),
             action_span=action,
             score_span=score,
-            thought=_text(match, "thought"),
-            action=_text(match, "action"),
+            thought=_decode_group(match, "thought"),
+            action=_decode_group(match, "action"),
             parser=parser,
             failure=failure,
-            form=form,
+            turn_format=turn_format,
             end_span=end,
         )
 
@@ -464,12 +476,14 @@ class LevelCodec:
         # All these texts continue a prompt or a thought.
         return self._encoder.encode_inside(text)
 
-    def _render(self, form: StepForm) -> FormTokens:
-        prefixes = {level: self._encode(form.prefix(level)) for level in LEVELS}
-        places = {level: self._digit_place(form, level, ids) for level, ids in prefixes.items()}
-        digits = tuple(prefixes[level][places[level]] for level in LEVELS)
+    def _encode_format(self, turn_format: TurnFormat) -> FormatTokens:
+        prefixes = {level: self._encode(turn_format.render_prefix(level)) for level in LEVELS}
+        digit_indices = {
+            level: self._find_digit(turn_format, level, ids) for level, ids in prefixes.items()
+        }
+        digits = tuple(prefixes[level][digit_indices[level]] for level in LEVELS)
         around = {
-            (tuple(ids[: places[level]]), tuple(ids[places[level] + 1 :]))
+            (tuple(ids[: digit_indices[level]]), tuple(ids[digit_indices[level] + 1 :]))
             for level, ids in prefixes.items()
         }
         # Only the digit may differ. Otherwise the scores would depend on the tokenization of tags.
@@ -478,61 +492,63 @@ class LevelCodec:
                 "the tokenizer encodes the prefixes of the four levels with different tokens "
                 "around the digit; use a tokenizer that encodes digits as separate tokens"
             )
-        close = self._encode(form.after)
-        return FormTokens(prefixes, close, self._encode(form.prefix(1) + form.after), digits)
+        close = self._encode(turn_format.after)
+        return FormatTokens(
+            prefixes, close, self._encode(turn_format.render_prefix(1) + turn_format.after), digits
+        )
 
-    def _can_render(self, form: StepForm) -> bool:
+    def _has_plain_digits(self, turn_format: TurnFormat) -> bool:
         try:
-            return self.tokens_of(form).digit_ids == self.digit_ids
+            return self.encode_format(turn_format).digit_ids == self.digit_ids
         except ValueError:
             return False
 
-    def _digit_place(self, form: StepForm, level: int, ids: Sequence[int]) -> int:
+    def _find_digit(self, turn_format: TurnFormat, level: int, ids: Sequence[int]) -> int:
         """Return the index in the prefix ``ids`` of the token that holds only the digit.
 
         Raises ``ValueError`` where there is none.
         """
         pieces = self.token_bytes(ids)
-        joined = _Bytes(pieces)
-        at = joined.text.index(str(level).encode())
-        position = joined.tokens(at, at + 1)[0]
+        joined = _JoinedBytes(pieces)
+        byte_index = joined.text.index(str(level).encode())
+        position = joined.find_token_span(byte_index, byte_index + 1)[0]
         if pieces[position] != str(level).encode():
             tokens = [piece.decode(errors="replace") for piece in pieces]
             raise ValueError(
-                f"the tokenizer merges level digit {level} with its tag: {form.prefix(level)!r} "
+                f"the tokenizer merges level digit {level} with its tag: {turn_format.render_prefix(level)!r} "
                 f"becomes {tokens}; add the digits or the tags as separate tokens"
             )
         return position
 
 
-def _form(match: re.Match[bytes]) -> StepForm:
+def _extract_format(match: re.Match[bytes]) -> TurnFormat:
     """Return the format of a turn whose level, thought and action were located."""
     digit, thought, action = (match.span(part) for part in ("level", "thought", "action"))
     edges = (0, digit[0]), (digit[1], thought[0]), (thought[1], action[0])
     # The pattern allows only ASCII characters there.
-    return StepForm(*(match.string[start:end].decode("ascii") for start, end in edges))
+    return TurnFormat(*(match.string[start:end].decode("ascii") for start, end in edges))
 
 
-def _level_choice(joined: _Bytes) -> LevelChoice | None:
+def _find_level_choice(joined: _JoinedBytes) -> LevelChoice | None:
     """Return the first level digit of a turn; None where its token holds more than the digit."""
     match = _CHOICE.search(joined.text)
     if match is None:
         return None
-    digit = joined.tokens(*match.span("level"))
-    if _width(joined, digit) != 1:
+    digit = joined.find_token_span(*match.span("level"))
+    if _count_bytes(joined, digit) != 1:
         return None
     if match["thought"] is None:
         return LevelChoice(int(match["level"]), digit[0])
-    thought = joined.tokens(*match.span("thought"))
+    thought = joined.find_token_span(*match.span("thought"))
     after = match.end("thought")
-    end = joined.tokens(after, after + 1) if after < len(joined.text) else None
+    end = joined.find_token_span(after, after + 1) if after < len(joined.text) else None
     return LevelChoice(int(match["level"]), digit[0], thought, end)
 
 
-def _width(joined: _Bytes, span: Span | None) -> int:
+def _count_bytes(joined: _JoinedBytes, span: Span | None) -> int:
     return joined.starts[span[1]] - joined.starts[span[0]] if span else 0
 
 
-def _text(match: re.Match[bytes], group: str) -> str:
-    found = match.groupdict().get(group)
-    return found.decode(errors="replace") if found else ""
+def _decode_group(match: re.Match[bytes], group: str) -> str:
+    group_bytes = match.groupdict().get(group)
+    return group_bytes.decode(errors="replace") if group_bytes else ""

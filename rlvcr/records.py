@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from verl.records import SegmentScore, StepRecord
 
 # attribute of ``SegmentScore`` -> key in a rollout file
-MEASURES = {
+SCORE_KEYS = {
     "logprob": "score_logprob",
     "entropy": "score_entropy",
     "mean_prob": "score_mean_prob",
@@ -40,13 +40,13 @@ class ThoughtContext:
             "cost": self.cost,
             "original": self.original,
         }
-        for measure, name in MEASURES.items():
-            line[name] = float(getattr(self.scores, measure))
+        for attribute, name in SCORE_KEYS.items():
+            line[name] = float(getattr(self.scores, attribute))
         return line
 
 
 @dataclass(frozen=True, slots=True)
-class ThinkingStep(StepRecord):
+class ThinkingTurnRecord(StepRecord):
     """Record of a turn of a policy that chooses its thinking level.
 
     ``level`` is None where it could not be read; ``parse_failure`` then gives the reason.
@@ -66,9 +66,9 @@ class ThinkingStep(StepRecord):
     situation: str = ""
     needed_level: int | None = None
 
-    def credited(
+    def with_credit(
         self, contexts: tuple[ThoughtContext, ...], advantage: float, cost: float
-    ) -> "ThinkingStep":
+    ) -> "ThinkingTurnRecord":
         """Return this record with the results of scoring."""
         return replace(self, contexts=contexts, think_advantage=advantage, think_cost=cost)
 

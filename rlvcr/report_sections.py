@@ -34,32 +34,32 @@ AUDIT_FILE = "audit.json"  # written by an audit into its run directory
 LEVEL_NAMES = {1: "1 act at once", 2: "2 read the situation", 3: "3 reflect", 4: "4 plan"}
 
 
-def level_shares(batch: "DataProto", prefix: str) -> dict[str, float]:
+def compute_level_shares(batch: "DataProto", prefix: str) -> dict[str, float]:
     """Return ``<prefix>/level_share_1..4`` and the information of levels about situations.
 
     Shares are among the turns with a level. Situations are those that the environment names, else
     its states (``anchor_obs``).
     """
     columns = batch.non_tensor_batch
-    steps = [step for row in columns["steps"] for step in row]
+    turns = [step for row in columns["steps"] for step in row]
     # Turns of environments without thinking levels have no level, or no such attribute.
-    levels = [getattr(step, "level", None) for step in steps]
+    levels = [getattr(step, "level", None) for step in turns]
     known = [level for level in levels if level is not None]
     if not known:
         return {}
     shares = {f"{prefix}/level_share_{level}": known.count(level) / len(known) for level in LEVELS}
     states = [state for row in columns["anchor_obs"] for state in row]
     situations = [
-        getattr(step, "situation", "") or state for step, state in zip(steps, states, strict=True)
+        getattr(step, "situation", "") or state for step, state in zip(turns, states, strict=True)
     ]
     # Imported here: the command line imports this module, and importing numpy is slow.
-    from rlvcr.level_metrics import level_information
+    from rlvcr.level_metrics import compute_level_information
 
-    told = level_information(levels, situations)
-    return shares | {name.replace("rlvcr", prefix, 1): value for name, value in told.items()}
+    information = compute_level_information(levels, situations)
+    return shares | {name.replace("rlvcr", prefix, 1): value for name, value in information.items()}
 
 
-def audited(directory: Path) -> Outcomes:
+def load_audit_returns(directory: Path) -> Outcomes:
     """Return the returns of the audit rollouts in ``directory``, by turn and level.
 
     The dict is empty where no audit was made.
@@ -73,21 +73,21 @@ def audited(directory: Path) -> Outcomes:
     }
 
 
-def _by_level(metric: str, smooth: bool = False) -> tuple[Curve, ...]:
+def _curves_by_level(metric: str, smooth: bool = False) -> tuple[Curve, ...]:
     """Return one curve per level of a metric whose name ends with the level."""
     return tuple(
         Curve(f"{metric}_{level}", LEVEL_NAMES[level], f"ramp-{level}", smooth) for level in LEVELS
     )
 
 
-THINKING = ReportSection(
+THINKING_SECTION = ReportSection(
     "Thinking",
     "Thinking levels of the policy, and scores of its thoughts.",
     (
         Plot(
             "Share of thinking levels",
             "steps",
-            _by_level("rlvcr/level_share"),
+            _curves_by_level("rlvcr/level_share"),
             kind="stacked",
             form="percent",
             y_range=(0.0, 1.0),
@@ -95,7 +95,7 @@ THINKING = ReportSection(
         Plot(
             "Success of episodes by level (smoothed)",
             "successful episodes",
-            _by_level("rlvcr/level_success", smooth=True),
+            _curves_by_level("rlvcr/level_success", smooth=True),
             form="percent",
         ),
         Plot(
@@ -122,9 +122,9 @@ THINKING = ReportSection(
             ),
         ),
     ),
-    after="Success",
+    placed_after="Success",
 )
-BY_RULE = MetricTable(
+RULE_TABLE = MetricTable(
     "Success and tokens of level rules",
     "val/levels",
     "levels",
@@ -135,16 +135,18 @@ BY_RULE = MetricTable(
         MetricColumn("sampled_tokens_per_episode", "sampled / episode"),
     ),
 )
-DIFFERENCES = (
+DIFFERENCE_COLUMNS = (
     MetricColumn("success_difference", "success rate, points", "{:+.1f}", scale=100.0),
     MetricColumn("tokens_per_step_difference", "tokens / turn", "{:+.2f}"),
     MetricColumn("tokens_per_step_change", "tokens / turn, %", "{:+.1f}", scale=100.0),
 )
-LESS_FREE = MetricTable("Difference to free, paired by task", BY_RULE.prefix, "levels", DIFFERENCES)
-LESS_ORACLE = MetricTable(
-    "Difference to oracle, paired by task", "val/levels_less_oracle", "levels", DIFFERENCES
+FREE_DIFFERENCE_TABLE = MetricTable(
+    "Difference to free, paired by task", RULE_TABLE.prefix, "levels", DIFFERENCE_COLUMNS
 )
-BY_SITUATION = MetricTable(
+ORACLE_DIFFERENCE_TABLE = MetricTable(
+    "Difference to oracle, paired by task", "val/levels_less_oracle", "levels", DIFFERENCE_COLUMNS
+)
+SITUATION_TABLE = MetricTable(
     "Levels chosen in each situation",
     "val/levels_in",
     "situation",
@@ -154,7 +156,7 @@ BY_SITUATION = MetricTable(
         *(MetricColumn(f"share_{level}", LEVEL_NAMES[level], "{:.1%}") for level in LEVELS),
     ),
 )
-WORTH = ReportSection(
+LEVEL_CHOICE_SECTION = ReportSection(
     "The choice of level",
     "The same tasks with the same seeds: the policy chooses (free), every turn has one level, "
     "levels are drawn with the shares of free (random), or the environment names the required "
@@ -162,7 +164,7 @@ WORTH = ReportSection(
     (
         Scatter(
             "Success against tokens",
-            BY_RULE,
+            RULE_TABLE,
             x="tokens_per_step",
             y="success_rate",
             x_label="tokens per turn, including forced levels",
@@ -176,16 +178,16 @@ WORTH = ReportSection(
         ),
     ),
     columns=1,
-    after="Thinking",
-    tables=(BY_RULE, LESS_FREE, LESS_ORACLE, BY_SITUATION),
+    placed_after="Thinking",
+    tables=(RULE_TABLE, FREE_DIFFERENCE_TABLE, ORACLE_DIFFERENCE_TABLE, SITUATION_TABLE),
 )
-AUDITED_LEVELS = MetricTable(
+LEVEL_EFFECT_TABLE = MetricTable(
     "Effects of levels",
     "audit/levels",
     "level",
     (MetricColumn("effect", "return minus the mean of all levels", "{:+.3f}"),),
 )
-AUDITED_SCORES = MetricTable(
+SCORE_AGREEMENT_TABLE = MetricTable(
     "Agreement of scores with effects",
     "audit/scores",
     "score",
@@ -196,25 +198,25 @@ AUDITED_SCORES = MetricTable(
         MetricColumn("chosen_level", "of chosen levels", "{:+.2f}"),
     ),
 )
-AUDIT = ReportSection(
+AUDIT_SECTION = ReportSection(
     "Credit audit",
     "At turns of finished episodes every level was forced and the episode continued to its end. "
     "The effect of a level is its mean return minus the mean of all levels. Correlations compare "
     "scores with effects.",
     (),
-    after="The choice of level",
-    tables=(AUDITED_LEVELS, AUDITED_SCORES),
+    placed_after="The choice of level",
+    tables=(LEVEL_EFFECT_TABLE, SCORE_AGREEMENT_TABLE),
 )
-UNPARSED = Plot(
+UNPARSED_PLOT = Plot(
     "Turns that could not be parsed",
     "share of turns",
     (CurveFamily("rlvcr/parse_fail_"),),
     form="percent",
     width=352,
     height=200,
-    after="Engine against trainer",
+    placed_after="Engine against trainer",
 )
-THOUGHTS = AlternativesView(
+THOUGHTS_VIEW = AlternativesView(
     key="contexts",
     badge="level",
     text="thought",
@@ -231,7 +233,7 @@ THOUGHTS = AlternativesView(
         NumberColumn("score_entropy", "entropy", "{:.2f}", "mean entropy over the action's tokens"),
     ),
     note=("think_advantage", "thinking advantage of the sampled thought {:+.2f}"),
-    outcomes=audited,
+    outcomes=load_audit_returns,
 )
 
 CONTRIBUTIONS.append(
@@ -242,7 +244,7 @@ CONTRIBUTIONS.append(
                 "levels 1-4",
                 tuple(f"rlvcr/level_share_{level}" for level in LEVELS),
                 "{:.0%}",
-                after="tokens/episode",
+                placed_after="tokens/episode",
             ),
         ),
         key_figures=(
@@ -250,27 +252,27 @@ CONTRIBUTIONS.append(
                 "thought tokens / turn",
                 "rlvcr/thought_tokens_mean",
                 "{:.1f}",
-                after="tokens per episode",
+                placed_after="tokens per episode",
             ),
         ),
-        sections=(THINKING, WORTH, AUDIT),
-        plots=(("Health", UNPARSED),),
+        sections=(THINKING_SECTION, LEVEL_CHOICE_SECTION, AUDIT_SECTION),
+        plots=(("Health", UNPARSED_PLOT),),
         time_parts=(
             TimePart(
                 "timing_s/alternatives",
                 "alternative thoughts",
                 within="timing_s/gen",
-                after="timing_s/gen_env",
+                placed_after="timing_s/gen_env",
             ),
-            TimePart("timing_s/scoring", "scoring", after="timing_s/pack"),
+            TimePart("timing_s/scoring", "scoring", placed_after="timing_s/pack"),
         ),
         steps=StepView(
             badge="level",
             flags=("parse_failure",),
-            alternatives=THOUGHTS,
+            alternatives=THOUGHTS_VIEW,
             lead="The tables compare the sampled thought with alternative thoughts of the other "
             "levels, by their scores of the same action.",
         ),
-        batch_metrics=level_shares,
+        batch_metrics=compute_level_shares,
     )
 )

@@ -10,15 +10,15 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from rlvcr.alternatives import StepAlternatives
-from rlvcr.levels import LEVELS, ParsedStep
-from rlvcr.thinking import score_of
+from rlvcr.alternatives import TurnAlternatives
+from rlvcr.levels import LEVELS, ParsedTurn
+from rlvcr.thinking import select_score
 from verl.protocol import object_array
 from verl.records import Branch, SegmentScore, Span
 
 
 @dataclass(frozen=True, slots=True)
-class RowStep:
+class RowTurn:
     """Turn of a row. Its ``token_ids`` begin at unpadded index ``start`` of the row.
 
     The first ``num_forced`` of them, a forced level, were not sampled. ``executed_credit``: credit
@@ -28,40 +28,40 @@ class RowStep:
     step: int
     start: int
     token_ids: Sequence[int]
-    parsed: ParsedStep
-    alternatives: StepAlternatives | None = None
-    forced: int = 0
-    executed: float | None = None
+    parsed: ParsedTurn
+    alternatives: TurnAlternatives | None = None
+    num_forced: int = 0
+    executed_credit: float | None = None
 
     def credit_spans(self, offset: int, with_end: bool = False) -> list[tuple[int, int]]:
         """Return the token ranges of the thinking advantage, with indices from ``offset`` on.
 
         ``with_end`` includes the token that ended the thought. Forced tokens are never included.
         """
-        return self._sampled(self.parsed.credit_spans(offset, with_end), offset)
+        return self._drop_forced(self.parsed.credit_spans(offset, with_end), offset)
 
     def choice_spans(self, offset: int, with_end: bool = False) -> list[tuple[int, int]]:
         """Return the token ranges of credit from returns, also for a turn that was cut or cannot be
         read.
         """
-        return self._sampled(self.parsed.choice_spans(offset, with_end), offset)
+        return self._drop_forced(self.parsed.choice_spans(offset, with_end), offset)
 
-    def _sampled(self, spans: list[tuple[int, int]], offset: int) -> list[tuple[int, int]]:
-        return [(start, end) for start, end in spans if start >= offset + self.forced]
+    def _drop_forced(self, spans: list[tuple[int, int]], offset: int) -> list[tuple[int, int]]:
+        return [(start, end) for start, end in spans if start >= offset + self.num_forced]
 
-    def thoughts(self) -> dict[int, tuple[str, int]]:
+    def thoughts_by_level(self) -> dict[int, tuple[str, int]]:
         """Return text and token count of the thought at each level that has a context."""
-        found: dict[int, tuple[str, int]] = {}
+        thoughts: dict[int, tuple[str, int]] = {}
         if self.parsed.level is not None:
-            found[self.parsed.level] = (self.parsed.thought, self.parsed.thought_tokens)
+            thoughts[self.parsed.level] = (self.parsed.thought, self.parsed.thought_tokens)
         if self.alternatives is not None:
-            for other in self.alternatives.thoughts:
-                found[other.level] = (other.thought, other.thought_tokens)
-        return found
+            for thought in self.alternatives.thoughts:
+                thoughts[thought.level] = (thought.thought, thought.thought_tokens)
+        return thoughts
 
 
 @dataclass(slots=True)
-class ScoredSteps:
+class ScoredTurns:
     """Table of all S turns of a batch in the order of rows.
 
     ``row_indices[s]``: row of turn s. ``entries[s]``: its scores by level. ``scores``, ``is_valid``
@@ -69,132 +69,136 @@ class ScoredSteps:
     level, -1 for an unparsed turn.
     """
 
-    row: list[int]
-    steps: list[RowStep]
+    row_indices: list[int]
+    turns: list[RowTurn]
     entries: list[dict[int, SegmentScore]]
     scores: torch.Tensor
-    valid: torch.Tensor
+    is_valid: torch.Tensor
     costs: torch.Tensor
     chosen: torch.Tensor
 
 
-def build_queries(rows: Sequence[Sequence[RowStep]]) -> tuple[np.ndarray, np.ndarray]:
+def build_queries(rows: Sequence[Sequence[RowTurn]]) -> tuple[np.ndarray, np.ndarray]:
     """Return ``branches`` and ``spans`` [B]: sequences for ``compute_log_prob`` to score.
 
     An unparsed turn has neither; a turn without alternative thoughts has only a span.
     """
     branches: list[list[Branch]] = []
     spans: list[list[Span]] = []
-    for steps in rows:
-        scored = [step for step in steps if step.parsed.failure is None]
-        spans.append([_span(step) for step in scored])
-        branches.append([branch for step in scored for branch in _branches(step)])
+    for turns in rows:
+        parsed_turns = [step for step in turns if step.parsed.failure is None]
+        spans.append([_build_span(step) for step in parsed_turns])
+        branches.append([branch for step in parsed_turns for branch in _build_branches(step)])
     return object_array(branches), object_array(spans)
 
 
-def _span(step: RowStep) -> Span:
+def _build_span(turn: RowTurn) -> Span:
     """Return the span of the turn's action in the row."""
-    level, (first, last) = step.parsed.scored
-    return Span(step.start + first, step.start + last, step=step.step, label=level)
+    level, (first, last) = turn.parsed.level_and_score_span
+    return Span(turn.start + first, turn.start + last, step=turn.step, label=level)
 
 
-def _branches(step: RowStep) -> list[Branch]:
+def _build_branches(turn: RowTurn) -> list[Branch]:
     """Return the branches of the same action tokens after each alternative thought."""
-    if step.alternatives is None:
+    if turn.alternatives is None:
         return []
-    _, (first, last) = step.parsed.scored
-    action = [int(token) for token in step.token_ids[first:last]]
+    _, (first, last) = turn.parsed.level_and_score_span
+    action = [int(token) for token in turn.token_ids[first:last]]
     return [
         Branch(
-            step.start,
+            turn.start,
             [*thought.token_ids, *action],
             target_start=len(thought.token_ids),
-            step=step.step,
+            step=turn.step,
             label=thought.level,
         )
-        for thought in step.alternatives.thoughts
+        for thought in turn.alternatives.thoughts
     ]
 
 
-def tabulate(
-    rows: Sequence[Sequence[RowStep]],
+def build_score_table(
+    rows: Sequence[Sequence[RowTurn]],
     branch_scores: Sequence[Sequence[SegmentScore]],
     span_scores: Sequence[Sequence[SegmentScore]],
     score: str,
-) -> ScoredSteps:
+) -> ScoredTurns:
     """Build the table of turns and levels from the scores of branches and spans."""
     entries: list[dict[int, SegmentScore]] = []
-    for row, own, others in zip(rows, span_scores, branch_scores, strict=True):
+    for row, row_span_scores, row_branch_scores in zip(
+        rows, span_scores, branch_scores, strict=True
+    ):
         by_step: dict[int, dict[int, SegmentScore]] = {}
-        for answer in (*own, *others):
-            by_step.setdefault(answer.step, {})[answer.label] = answer
+        for segment_score in (*row_span_scores, *row_branch_scores):
+            by_step.setdefault(segment_score.step, {})[segment_score.label] = segment_score
         # No score was requested for an unparsed turn: it has no valid context.
         entries.extend(by_step.get(step.step, {}) for step in row)
-    steps = [step for row in rows for step in row]
-    shape = (len(steps), len(LEVELS))
-    table = ScoredSteps(
-        row=[number for number, row in enumerate(rows) for _ in row],
-        steps=steps,
+    turns = [step for row in rows for step in row]
+    shape = (len(turns), len(LEVELS))
+    table = ScoredTurns(
+        row_indices=[number for number, row in enumerate(rows) for _ in row],
+        turns=turns,
         entries=entries,
         # Float64, because advantages are differences of nearly equal scores.
         scores=torch.zeros(shape, dtype=torch.float64),
-        valid=torch.zeros(shape, dtype=torch.bool),
+        is_valid=torch.zeros(shape, dtype=torch.bool),
         costs=torch.zeros(shape, dtype=torch.float64),
-        chosen=torch.full((len(steps),), -1, dtype=torch.long),
+        chosen=torch.full((len(turns),), -1, dtype=torch.long),
     )
-    for s, (step, found) in enumerate(zip(steps, entries, strict=True)):
-        thoughts = step.thoughts()
-        for level, entry in found.items():
+    for s, (step, turn_scores) in enumerate(zip(turns, entries, strict=True)):
+        thoughts = step.thoughts_by_level()
+        for level, entry in turn_scores.items():
             _, tokens = thoughts[level]
-            table.scores[s, level - 1] = score_of(entry, score)
-            table.valid[s, level - 1] = True
+            table.scores[s, level - 1] = select_score(entry, score)
+            table.is_valid[s, level - 1] = True
             table.costs[s, level - 1] = tokens
         if step.parsed.failure is None:
-            level, _ = step.parsed.scored
+            level, _ = step.parsed.level_and_score_span
             table.chosen[s] = level - 1
     return table
 
 
-def scoring_metrics(table: ScoredSteps, advantage: torch.Tensor) -> dict[str, float]:
+def compute_scoring_metrics(table: ScoredTurns, advantage: torch.Tensor) -> dict[str, float]:
     """Return ``rlvcr/*`` of one batch: scores of sampled thoughts, valid contexts, dropped
     thoughts.
 
     ``advantage`` [S]. An expanded turn is one with requested alternatives, even if all were
     dropped.
     """
-    expanded = [s for s, step in enumerate(table.steps) if step.alternatives is not None]
-    asked_for = [step.alternatives for step in table.steps if step.alternatives is not None]
+    expanded = [s for s, step in enumerate(table.turns) if step.alternatives is not None]
+    requested = [step.alternatives for step in table.turns if step.alternatives is not None]
     dropped: Counter[str] = Counter()
-    for alternatives in asked_for:
+    for alternatives in requested:
         dropped.update(alternatives.dropped)
     # Shares of all sampled thoughts, dropped ones included. Level 1 is not sampled.
-    came = [thought for alternatives in asked_for for thought in alternatives.thoughts]
-    asked = sum(thought.level != LEVELS[0] for thought in came) + dropped.total()
+    thoughts = [thought for alternatives in requested for thought in alternatives.thoughts]
+    num_sampled = sum(thought.level != LEVELS[0] for thought in thoughts) + dropped.total()
     metrics = {
         "rlvcr/expanded_steps": float(len(expanded)),
         "rlvcr/alternative_tokens": float(
-            sum(alternatives.sampled_tokens for alternatives in asked_for)
+            sum(alternatives.sampled_tokens for alternatives in requested)
         ),
     }
     for reason, count in sorted(dropped.items()):
-        metrics[f"rlvcr/dropped_{reason}"] = count / asked
-    originals = _originals(table)
+        metrics[f"rlvcr/dropped_{reason}"] = count / num_sampled
+    originals = _sampled_thought_scores(table)
     if originals:
         metrics["rlvcr/score_logprob"] = float(np.mean([entry.logprob for entry in originals]))
         metrics["rlvcr/score_entropy"] = float(np.mean([entry.entropy for entry in originals]))
     if expanded:
-        metrics["rlvcr/valid_contexts_mean"] = table.valid[expanded].sum(-1).float().mean().item()
+        metrics["rlvcr/valid_contexts_mean"] = (
+            table.is_valid[expanded].sum(-1).float().mean().item()
+        )
         metrics["rlvcr/advantage_abs_mean"] = advantage[expanded].abs().mean().item()
     return metrics
 
 
-def _originals(table: ScoredSteps) -> list[SegmentScore]:
+def _sampled_thought_scores(table: ScoredTurns) -> list[SegmentScore]:
     """Return the scores of the action after the thought that was sampled with it, of every parsed
     turn.
     """
-    found = []
-    for step, entries in zip(table.steps, table.entries, strict=True):
+    scores = []
+    for step, entries in zip(table.turns, table.entries, strict=True):
         if entries:
-            level, _ = step.parsed.scored
-            found.append(entries[level])
-    return found
+            level, _ = step.parsed.level_and_score_span
+            scores.append(entries[level])
+    return scores

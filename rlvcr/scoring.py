@@ -22,49 +22,55 @@ import numpy as np
 import torch
 
 from rlvcr.core_rlvcr import (
-    level_count_bonus,
-    place_step_values,
-    thinking_advantage,
-    thinking_price,
-    thinking_reweight,
+    compute_level_count_bonus,
+    compute_reweight_factors,
+    compute_thinking_advantage,
+    compute_token_cost,
+    place_turn_values,
 )
 from rlvcr.levels import LevelCodec
-from rlvcr.records import ThinkingStep, ThoughtContext
+from rlvcr.records import ThinkingTurnRecord, ThoughtContext
 from rlvcr.research.executed import join_credit
-from rlvcr.score_table import RowStep, ScoredSteps, build_queries, scoring_metrics, tabulate
+from rlvcr.score_table import (
+    RowTurn,
+    ScoredTurns,
+    build_queries,
+    build_score_table,
+    compute_scoring_metrics,
+)
 from rlvcr.settings import RLVCRSettings, method_settings
-from verl.algos.groups import trajectories_of
+from verl.algos.groups import merge_rows_to_trajectories
 from verl.config.schema import PPOConfig
 from verl.protocol import DataProto, object_array
-from verl.records import BRANCHES, SPANS, ChoiceBonus, SegmentScore
+from verl.records import BRANCHES, SPANS, ChoiceEntropyBonus, SegmentScore
 from verl.utils.seeds import derive_seed
 
 __all__ = [
-    "RowStep",
-    "ScoredSteps",
+    "RowTurn",
+    "ScoredTurns",
     "add_level_entropy_bonus",
+    "add_score_requests",
     "add_thinking_columns",
     "build_queries",
-    "pack_questions",
-    "scoring_metrics",
-    "tabulate",
+    "build_score_table",
+    "compute_scoring_metrics",
 ]
 
 logger = logging.getLogger(__name__)
-STEPS = "thinking_steps"  # column [B]: turns of the row, until scores are received
-DROPPED_LENGTH = "rlvcr/dropped_length"  # share of the requested alternatives
-TOO_MANY_DROPPED = 0.05
-EXECUTED = "thinking_executed"  # column [B, R]: credit from returns of executed alternatives
-ROUNDING = 1e-9  # relative rounding error of a variance in float64
+TURNS_COLUMN = "thinking_steps"  # column [B]: turns of the row, until scores are received
+DROPPED_LENGTH_METRIC = "rlvcr/dropped_length"  # share of the requested alternatives
+MAX_DROPPED_SHARE = 0.05
+EXECUTED_COLUMN = "thinking_executed"  # column [B, R]: credit from returns of executed alternatives
+ROUNDING_ERROR = 1e-9  # relative rounding error of a variance in float64
 
 
-def pack_questions(data: DataProto, rows: Sequence[Sequence[RowStep]]) -> None:
+def add_score_requests(data: DataProto, rows: Sequence[Sequence[RowTurn]]) -> None:
     """Add ``branches`` and ``spans`` of ``rows``, the turns of each row of ``data``.
 
     Also adds the turns themselves, which ``add_thinking_columns`` needs.
     """
     branches, spans = build_queries(rows)
-    data.non_tensor_batch |= {BRANCHES: branches, SPANS: spans, STEPS: object_array(rows)}
+    data.non_tensor_batch |= {BRANCHES: branches, SPANS: spans, TURNS_COLUMN: object_array(rows)}
 
 
 def add_thinking_columns(data: DataProto, config: PPOConfig) -> DataProto:
@@ -78,79 +84,83 @@ def add_thinking_columns(data: DataProto, config: PPOConfig) -> DataProto:
     ``rlvcr/*`` into ``meta_info["metrics"]``.
     """
     rlvcr = method_settings(config.algorithm)
-    names = (BRANCHES, SPANS, STEPS, "branch_scores", "span_scores")
+    names = (BRANCHES, SPANS, TURNS_COLUMN, "branch_scores", "span_scores")
     branches, _, rows, branch_scores, span_scores = map(data.non_tensor_batch.pop, names)
-    table = tabulate(list(rows), list(branch_scores), list(span_scores), rlvcr.score)
-    won = torch.as_tensor(data.non_tensor_batch["won"][table.row].astype(bool))
+    table = build_score_table(list(rows), list(branch_scores), list(span_scores), rlvcr.score)
+    is_success = torch.as_tensor(data.non_tensor_batch["won"][table.row_indices].astype(bool))
     # With price_in=won only thoughts of successful trajectories have a token cost.
-    costs = table.costs * won.unsqueeze(-1) if rlvcr.price_in == "won" else table.costs
-    credit = _credit(table, costs, rlvcr)
-    first = str(data.non_tensor_batch["traj_uid"][0])
-    seed = derive_seed("permute", config.actor_rollout_ref.rollout.seed, first)
+    costs = table.costs * is_success.unsqueeze(-1) if rlvcr.price_in == "won" else table.costs
+    credit = _compute_credit(table, costs, rlvcr)
+    first_traj_uid = str(data.non_tensor_batch["traj_uid"][0])
+    seed = derive_seed("permute", config.actor_rollout_ref.rollout.seed, first_traj_uid)
     if rlvcr.permute:
-        credit = _permuted(credit, table, won, seed)
+        credit = _permute_credit(credit, table, is_success, seed)
     metrics = data.meta_info.setdefault("metrics", {})
     if rlvcr.credit != "scored":
-        credit = _with_executed(credit, table, data, won, rlvcr, seed, metrics)
+        credit = _join_executed_credit(credit, table, data, is_success, rlvcr, seed, metrics)
     columns = {
         "thinking_level_entropies": credit.advantage,
-        "thinking_token_costs": credit.cost_share,
+        "thinking_token_costs": credit.price_share,
     }
     if rlvcr.level_bonus_w:
-        bonus = _level_bonus(table, data.non_tensor_batch["uid"])
+        bonus = _compute_level_bonus(table, data.non_tensor_batch["uid"])
         columns["thinking_level_bonus"] = rlvcr.level_bonus_w * bonus
     # COPO needs the factors for every value of ``combine``.
     if rlvcr.combine == "reweight" or config.algorithm.adv_estimator == "copo":
         columns["thinking_reweight"] = credit.factor
-    offsets = _response_offsets(data, table.row, table.steps)
-    steps = list(zip(table.steps, offsets, strict=True))
-    spans = [step.credit_spans(offset, rlvcr.credit_end) for step, offset in steps]
+    offsets = _response_offsets(data, table.row_indices, table.turns)
+    turns = list(zip(table.turns, offsets, strict=True))
+    spans = [step.credit_spans(offset, rlvcr.credit_end) for step, offset in turns]
     for key, values in columns.items():
-        data.batch[key] = _scatter_to_tokens(data, table.row, spans, values)
+        data.batch[key] = _scatter_to_tokens(data, table.row_indices, spans, values)
     if credit.executed is not None:
         # Turns that cannot be read also get credit from returns.
-        spans = [step.choice_spans(offset, rlvcr.credit_end) for step, offset in steps]
-        data.batch[EXECUTED] = _scatter_to_tokens(data, table.row, spans, credit.executed)
-    _record(data, table, thinking_price(costs, rlvcr.cost_coef, rlvcr.cost_max), credit)
+        spans = [step.choice_spans(offset, rlvcr.credit_end) for step, offset in turns]
+        data.batch[EXECUTED_COLUMN] = _scatter_to_tokens(
+            data, table.row_indices, spans, credit.executed
+        )
+    _add_to_records(data, table, compute_token_cost(costs, rlvcr.cost_coef, rlvcr.cost_max), credit)
     branch_tokens = sum(len(branch.token_ids) for row in branches for branch in row)
     row_tokens = int(data.batch["attention_mask"].sum())
-    metrics.update(scoring_metrics(table, credit.advantage))
+    metrics.update(compute_scoring_metrics(table, credit.advantage))
     metrics["rlvcr/branch_tokens_ratio"] = branch_tokens / max(row_tokens, 1)
-    _warn_of_dropped(metrics)
+    _warn_about_dropped(metrics)
     return data
 
 
 def add_level_entropy_bonus(
-    data: DataProto, rows: Sequence[Sequence[RowStep]], rlvcr: RLVCRSettings, codec: LevelCodec
+    data: DataProto, rows: Sequence[Sequence[RowTurn]], rlvcr: RLVCRSettings, codec: LevelCodec
 ) -> None:
     """Request the level entropy bonus from the actor.
 
     Adds ``choice_mask`` [B, R], which is 1 on each sampled level digit, and ``choice_bonus`` in
     ``meta_info``.
     """
-    numbers = [number for number, row in enumerate(rows) for _ in row]
-    steps = [step for row in rows for step in row]
-    offsets = _response_offsets(data, numbers, steps)
+    row_indices = [number for number, row in enumerate(rows) for _ in row]
+    turns = [step for row in rows for step in row]
+    offsets = _response_offsets(data, row_indices, turns)
     # The first credit span of a turn is its sampled level digit.
-    digits = [
-        [] if step.forced else step.credit_spans(offset)[:1]
-        for step, offset in zip(steps, offsets, strict=True)
+    digit_spans = [
+        [] if step.num_forced else step.credit_spans(offset)[:1]
+        for step, offset in zip(turns, offsets, strict=True)
     ]
-    mask = _scatter_to_tokens(data, numbers, digits, torch.ones(len(steps)))
+    mask = _scatter_to_tokens(data, row_indices, digit_spans, torch.ones(len(turns)))
     data.batch["choice_mask"] = mask.long()
     weight = rlvcr.thinking_diversity_w
-    data.meta_info["choice_bonus"] = ChoiceBonus(tuple(codec.digit_ids), weight, name="level")
+    data.meta_info["choice_bonus"] = ChoiceEntropyBonus(
+        tuple(codec.digit_ids), weight, name="level"
+    )
 
 
-def _warn_of_dropped(metrics: Mapping[str, float]) -> None:
-    dropped = metrics.get(DROPPED_LENGTH, 0.0)
-    if dropped > TOO_MANY_DROPPED:
+def _warn_about_dropped(metrics: Mapping[str, float]) -> None:
+    dropped_share = metrics.get(DROPPED_LENGTH_METRIC, 0.0)
+    if dropped_share > MAX_DROPPED_SHARE:
         logger.warning(
             "%s=%.2f: share of alternative thoughts that were cut and dropped; the longest ones "
             "are dropped first, which biases the comparison of high levels; raise "
             "algorithm.rlvcr.max_alternative_tokens (null: the limit of a turn)",
-            DROPPED_LENGTH,
-            dropped,
+            DROPPED_LENGTH_METRIC,
+            dropped_share,
         )
 
 
@@ -162,16 +172,16 @@ class _Credit(NamedTuple):
     """
 
     advantage: torch.Tensor
-    cost_share: torch.Tensor
+    price_share: torch.Tensor
     factor: torch.Tensor
     executed: torch.Tensor | None = None
 
 
-def _credit(table: ScoredSteps, costs: torch.Tensor, rlvcr: RLVCRSettings) -> _Credit:
+def _compute_credit(table: ScoredTurns, costs: torch.Tensor, rlvcr: RLVCRSettings) -> _Credit:
     """Return thinking advantages from scores and ``costs`` [S, 4], the thought tokens to charge."""
-    advantage, cost_share = thinking_advantage(
+    advantage, price_share = compute_thinking_advantage(
         table.scores,
-        table.valid,
+        table.is_valid,
         table.chosen,
         costs,
         mode=rlvcr.mode,
@@ -180,59 +190,67 @@ def _credit(table: ScoredSteps, costs: torch.Tensor, rlvcr: RLVCRSettings) -> _C
         std_floor=rlvcr.std_floor,
         alternatives=rlvcr.alternatives,
     )
-    factor = thinking_reweight(
+    factor = compute_reweight_factors(
         table.scores,
-        table.valid,
+        table.is_valid,
         table.chosen,
         costs,
         cost_coef=rlvcr.cost_coef,
         cost_max=rlvcr.cost_max,
         spread_floor=rlvcr.spread_floor,
     )
-    return _Credit(advantage, cost_share, factor)
+    return _Credit(advantage, price_share, factor)
 
 
-def _permuted(credit: _Credit, table: ScoredSteps, won: torch.Tensor, seed: int) -> _Credit:
+def _permute_credit(
+    credit: _Credit, table: ScoredTurns, is_success: torch.Tensor, seed: int
+) -> _Credit:
     """Return ``credit`` shuffled among the scored turns.
 
     This control keeps the size of credit and removes its information about a turn.
     """
     generator = torch.Generator().manual_seed(seed)
-    compared = (table.chosen >= 0) & (table.valid.sum(-1) >= 2)
-    order = torch.arange(len(table.chosen))
+    is_compared = (table.chosen >= 0) & (table.is_valid.sum(-1) >= 2)
+    source_indices = torch.arange(len(table.chosen))
     # Shuffled separately by success: token costs and gates may depend on it.
     for outcome in (True, False):
-        members = (compared & (won == outcome)).nonzero().squeeze(-1)
-        order[members] = members[torch.randperm(len(members), generator=generator)]
-    moved = (values[order] for values in (credit.advantage, credit.cost_share, credit.factor))
-    return _Credit(*moved)
+        members = (is_compared & (is_success == outcome)).nonzero().squeeze(-1)
+        source_indices[members] = members[torch.randperm(len(members), generator=generator)]
+    permuted_fields = (
+        values[source_indices] for values in (credit.advantage, credit.price_share, credit.factor)
+    )
+    return _Credit(*permuted_fields)
 
 
-def _with_executed(
+def _join_executed_credit(
     credit: _Credit,
-    table: ScoredSteps,
+    table: ScoredTurns,
     data: DataProto,
-    won: torch.Tensor,
+    is_success: torch.Tensor,
     rlvcr: RLVCRSettings,
     seed: int,
     metrics: dict[str, float],
 ) -> _Credit:
     """Return ``credit`` joined with that of executed alternatives; adds to ``metrics``."""
-    executed = [math.nan if step.executed is None else step.executed for step in table.steps]
+    executed = [
+        math.nan if step.executed_credit is None else step.executed_credit for step in table.turns
+    ]
     # Where no other trajectory succeeds, a successful branch is chance: it gets no credit.
-    informative = _other_members_differ(data)[table.row]
-    differences = torch.tensor(executed).masked_fill(~informative, math.nan)
+    is_informative = _other_members_differ(data)[table.row_indices]
+    differences = torch.tensor(executed).masked_fill(~is_informative, math.nan)
     if rlvcr.permute:
-        tried = (~differences.isnan()).nonzero().squeeze(-1)
+        executed_indices = (~differences.isnan()).nonzero().squeeze(-1)
         generator = torch.Generator().manual_seed(seed)
-        differences[tried] = differences[tried[torch.randperm(len(tried), generator=generator)]]
-    counts = won if rlvcr.combine == "success" else torch.ones_like(won)
-    scale = _scale(data, rlvcr)
-    joined = join_credit(credit.advantage, differences, counts, rlvcr.credit, scale)
+        differences[executed_indices] = differences[
+            executed_indices[torch.randperm(len(executed_indices), generator=generator)]
+        ]
+    is_counted = is_success if rlvcr.combine == "success" else torch.ones_like(is_success)
+    scale = _difference_scale(data, rlvcr)
+    joined = join_credit(credit.advantage, differences, is_counted, rlvcr.credit, scale)
     metrics |= joined.metrics
     return _Credit(
         credit.advantage * joined.weight,
-        credit.cost_share * joined.weight,
+        credit.price_share * joined.weight,
         credit.factor,
         joined.executed,
     )
@@ -252,17 +270,17 @@ def _other_members_differ(data: DataProto) -> torch.Tensor:
         return (sums[group] - values) / (count[group] - 1).clamp(min=1)
 
     row_returns = torch.as_tensor(columns["episode_rewards"].astype(float))
-    trajectories = trajectories_of(row_returns, columns["uid"], columns["traj_uid"])
+    trajectories = merge_rows_to_trajectories(row_returns, columns["uid"], columns["traj_uid"])
     group = trajectories.group
     returns = trajectories.score
-    won = torch.as_tensor(columns["won"].astype(float))
-    won = torch.zeros_like(returns).scatter(0, trajectories.of_row, won)
+    successes = torch.as_tensor(columns["won"].astype(float))
+    successes = torch.zeros_like(returns).scatter(0, trajectories.of_row, successes)
     squares = mean_of_others(returns**2)
-    differ = squares - mean_of_others(returns) ** 2 > ROUNDING * squares
-    return ((mean_of_others(won) > 0) | differ)[trajectories.of_row]
+    differ = squares - mean_of_others(returns) ** 2 > ROUNDING_ERROR * squares
+    return ((mean_of_others(successes) > 0) | differ)[trajectories.of_row]
 
 
-def _scale(data: DataProto, rlvcr: RLVCRSettings) -> float:
+def _difference_scale(data: DataProto, rlvcr: RLVCRSettings) -> float:
     """Return the divisor for differences of returns: 1 with ``mean_norm``.
 
     With ``mean_std_norm`` it is the std of the batch's returns, at least ``std_floor``.
@@ -274,19 +292,19 @@ def _scale(data: DataProto, rlvcr: RLVCRSettings) -> float:
     return max(float(np.std(list(returns.values()))), rlvcr.std_floor)
 
 
-def _level_bonus(table: ScoredSteps, uid: np.ndarray) -> torch.Tensor:
+def _compute_level_bonus(table: ScoredTurns, uid: np.ndarray) -> torch.Tensor:
     """Return the count bonus [S] of each turn among the sampled levels of its group.
 
     It is 0 where the level was forced.
     """
-    forced = torch.tensor([step.forced > 0 for step in table.steps], dtype=torch.bool)
+    forced = torch.tensor([step.num_forced > 0 for step in table.turns], dtype=torch.bool)
     # -1 is no level: forced levels are not counted.
     chosen = torch.where(forced, -1, table.chosen)
-    return level_count_bonus(chosen, [uid[row] for row in table.row])
+    return compute_level_count_bonus(chosen, [uid[row] for row in table.row_indices])
 
 
 def _response_offsets(
-    data: DataProto, row_of: Sequence[int], steps: Sequence[RowStep]
+    data: DataProto, row_of: Sequence[int], steps: Sequence[RowTurn]
 ) -> list[int]:
     """Return the column of ``responses`` at which each turn begins; turn s is in row ``row_of[s]``.
 
@@ -305,38 +323,43 @@ def _scatter_to_tokens(
 ) -> torch.Tensor:
     """Return [B, R] with ``values[s]`` on the tokens ``spans[s]`` of row ``row_of[s]``."""
     width = data.batch["responses"].shape[1]
-    of_row: list[list[int]] = [[] for _ in range(len(data))]
+    turns_of_row: list[list[int]] = [[] for _ in range(len(data))]
     for s, row in enumerate(row_of):
-        of_row[row].append(s)
+        turns_of_row[row].append(s)
     return torch.stack(
-        [place_step_values(width, [spans[s] for s in own], values[own]) for own in of_row]
+        [
+            place_turn_values(width, [spans[s] for s in turn_indices], values[turn_indices])
+            for turn_indices in turns_of_row
+        ]
     )
 
 
-def _record(data: DataProto, table: ScoredSteps, prices: torch.Tensor, credit: _Credit) -> None:
+def _add_to_records(
+    data: DataProto, table: ScoredTurns, prices: torch.Tensor, credit: _Credit
+) -> None:
     """Add contexts (``prices`` [S, 4]: token costs) and credit to the turn records of ``data``."""
-    number_of: dict[tuple[int, int], int] = {}
-    for s, (row, step) in enumerate(zip(table.row, table.steps, strict=True)):
-        number_of[row, step.step] = s
-    credited: list[list[ThinkingStep]] = []
+    turn_index: dict[tuple[int, int], int] = {}
+    for s, (row, step) in enumerate(zip(table.row_indices, table.turns, strict=True)):
+        turn_index[row, step.step] = s
+    new_records: list[list[ThinkingTurnRecord]] = []
     for row, records in enumerate(data.non_tensor_batch["steps"]):
-        credited.append([])
+        new_records.append([])
         for record in records:
-            s = number_of[row, record.step]
-            contexts = _contexts(table.steps[s], table.entries[s], prices[s])
+            s = turn_index[row, record.step]
+            contexts = _build_contexts(table.turns[s], table.entries[s], prices[s])
             advantage = float(credit.advantage[s])
             if credit.executed is not None:
                 advantage += float(credit.executed[s])
-            cost_share = float(credit.cost_share[s])
-            credited[row].append(record.credited(contexts, advantage, cost_share))
-    data.non_tensor_batch["steps"] = object_array(credited)
+            price_share = float(credit.price_share[s])
+            new_records[row].append(record.credited(contexts, advantage, price_share))
+    data.non_tensor_batch["steps"] = object_array(new_records)
 
 
-def _contexts(
-    step: RowStep, entries: Mapping[int, SegmentScore], prices: torch.Tensor
+def _build_contexts(
+    turn: RowTurn, entries: Mapping[int, SegmentScore], prices: torch.Tensor
 ) -> tuple[ThoughtContext, ...]:
     """Return the contexts of a turn in order of level; ``prices`` [4]."""
-    thoughts = step.thoughts()
+    thoughts = turn.thoughts_by_level()
     contexts = []
     for level, scores in sorted(entries.items()):
         text, tokens = thoughts[level]
@@ -346,7 +369,7 @@ def _contexts(
                 thought=text,
                 tokens=tokens,
                 cost=float(prices[level - 1]),
-                original=level == step.parsed.level,
+                original=level == turn.parsed.level,
                 scores=scores,
             )
         )

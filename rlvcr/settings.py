@@ -14,7 +14,15 @@ from rlvcr.names import (
 )
 from verl.config.schema import AlgorithmConfig, EnvConfig, PPOConfig, SFTConfig
 from verl.config.schema.sft import SFTDataConfig
-from verl.config.settings import NULL, Derived, NonNegative, PositiveInt, Section, Share, lookup
+from verl.config.settings import (
+    NULL,
+    Derived,
+    NonNegative,
+    PositiveInt,
+    Section,
+    Share,
+    value_at_path,
+)
 from verl.names import NormMode
 
 
@@ -145,4 +153,4 @@ class MethodSFTConfig(SFTConfig):
 
 def method_settings(algorithm: AlgorithmConfig) -> RLVCRSettings:
     """Return the section ``algorithm.rlvcr``, which the schema of ``verl`` does not declare."""
-    return lookup(algorithm, "rlvcr")
+    return value_at_path(algorithm, "rlvcr")

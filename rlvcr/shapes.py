@@ -17,13 +17,13 @@ PerLevel: TypeAlias = Num[Tensor, "S _"]
 LevelMask: TypeAlias = Shaped[Tensor, "S _"]
 """Non-zero for contexts that exist; bool, int or float."""
 
-PerStep: TypeAlias = Num[Tensor, " S"]
+PerTurn: TypeAlias = Num[Tensor, " S"]
 """One number for every turn."""
 
-StepMask: TypeAlias = Bool[Tensor, " S"]
+TurnMask: TypeAlias = Bool[Tensor, " S"]
 """True for turns that count."""
 
-Column: TypeAlias = Int[Tensor, " S"]
+LevelColumn: TypeAlias = Int[Tensor, " S"]
 """Column of a level for every turn, -1 where the turn could not be parsed."""
 
 PerToken: TypeAlias = Float[Tensor, "B R"]

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from rlvcr.levels import LEVELS
 from rlvcr.names import SCORES
-from rlvcr.shapes import Column, Ids, LevelMask, PerLevel, PerStep, StepMask
-from verl.algos import choose, factorize, group_mean_std
+from rlvcr.shapes import Ids, LevelColumn, LevelMask, PerLevel, PerTurn, TurnMask
+from verl.algos import choose, compute_group_stats, number_keys
 from verl.names import NORM_MODES
 from verl.records import SegmentScore
 
@@ -21,7 +21,7 @@ MODES = NORM_MODES
 NUM_LEVELS = len(LEVELS)
 
 
-def score_of(entry: SegmentScore, score: str) -> float:
+def select_score(entry: SegmentScore, score: str) -> float:
     """Return the score of one context from its measurements over the action's tokens.
 
     ``entropy`` is -H, ``logprob`` the mean log-prob S, ``prob`` the geometric mean exp(S) of the
@@ -33,7 +33,7 @@ def score_of(entry: SegmentScore, score: str) -> float:
     return entry.logprob if score == "logprob" else entry.geometric_prob
 
 
-def thinking_price(tokens: Tensor, cost_coef: float, cost_max: float) -> Tensor:
+def compute_token_cost(tokens: Tensor, cost_coef: float, cost_max: float) -> Tensor:
     """Return the cost ``cost_coef min(T, cost_max) / cost_max`` of thoughts of ``tokens`` T,
     float64.
 
@@ -54,16 +54,16 @@ class Utilities(NamedTuple):
     """
 
     utility: PerLevel
-    price: PerLevel
+    token_cost: PerLevel
     valid: LevelMask
     column: Tensor  # [S, 1], as gather takes it
-    counts: StepMask
+    is_comparable: TurnMask
 
 
-def _utilities(
+def _compute_utilities(
     scores: PerLevel,
     valid: LevelMask,
-    chosen: Column,
+    chosen: LevelColumn,
     costs: PerLevel,
     cost_coef: float,
     cost_max: float,
@@ -73,27 +73,27 @@ def _utilities(
             "scores, valid and costs must be [S, 4], "
             f"got {scores.shape}, {valid.shape}, {costs.shape}"
         )
-    usable = valid.bool() & scores.isfinite()
-    price = torch.where(usable, thinking_price(costs, cost_coef, cost_max), 0.0)
-    utility = torch.where(usable, scores.double() - price, 0.0)
-    known = (chosen >= 0) & (chosen < NUM_LEVELS)
-    column = torch.where(known, chosen, 0).long().unsqueeze(-1)
+    is_usable = valid.bool() & scores.isfinite()
+    token_cost = torch.where(is_usable, compute_token_cost(costs, cost_coef, cost_max), 0.0)
+    utility = torch.where(is_usable, scores.double() - token_cost, 0.0)
+    is_known = (chosen >= 0) & (chosen < NUM_LEVELS)
+    column = torch.where(is_known, chosen, 0).long().unsqueeze(-1)
     # A comparison needs the chosen context and at least one other.
-    counts = known & usable.gather(-1, column).squeeze(-1) & (usable.sum(-1) >= 2)
-    return Utilities(utility, price, usable, column, counts)
+    is_comparable = is_known & is_usable.gather(-1, column).squeeze(-1) & (is_usable.sum(-1) >= 2)
+    return Utilities(utility, token_cost, is_usable, column, is_comparable)
 
 
-def thinking_advantage(
+def compute_thinking_advantage(
     scores: PerLevel,
     valid: LevelMask,
-    chosen: Column,
+    chosen: LevelColumn,
     costs: PerLevel,
     mode: str = "mean_norm",
     cost_coef: float = 0.0,
     cost_max: float = 64,
     std_floor: float = 0.1,
     alternatives: str = "all",
-) -> tuple[PerStep, PerStep]:
+) -> tuple[PerTurn, PerTurn]:
     """Return ``A_think [S]`` of the chosen level among the four, and its price share ``[S]``.
 
     ``scores [S, 4]``, ``valid [S, 4]`` (context exists), ``chosen [S]`` (0..3, -1 unparsed),
@@ -111,43 +111,43 @@ def thinking_advantage(
     """
     choose(mode, MODES, "mode (algorithm.rlvcr.mode)")
     choose(alternatives, ("all", "one"), "alternatives (algorithm.rlvcr.alternatives)")
-    found = _utilities(scores, valid, chosen, costs, cost_coef, cost_max)
-    members = found.valid.sum(-1, keepdim=True).clamp(min=1)
+    utilities = _compute_utilities(scores, valid, chosen, costs, cost_coef, cost_max)
+    num_valid = utilities.valid.sum(-1, keepdim=True).clamp(min=1)
     # Deviations from the chosen context: equal utilities then cancel exactly.
-    own = found.utility.gather(-1, found.column)
-    deviation = torch.where(found.valid, found.utility - own, 0.0)
-    mean = deviation.sum(-1, keepdim=True) / members
+    chosen_utility = utilities.utility.gather(-1, utilities.column)
+    deviation = torch.where(utilities.valid, utilities.utility - chosen_utility, 0.0)
+    mean = deviation.sum(-1, keepdim=True) / num_valid
     advantage = -mean.squeeze(-1)
-    mean_price = found.price.sum(-1, keepdim=True) / members
-    cost_share = (mean_price - found.price.gather(-1, found.column)).squeeze(-1)
+    mean_cost = utilities.token_cost.sum(-1, keepdim=True) / num_valid
+    price_share = (mean_cost - utilities.token_cost.gather(-1, utilities.column)).squeeze(-1)
     if alternatives == "one":
         # U_l minus the mean of l and j is half of U_l - U_j; the factor m / (m - 1) = 2 corrects
         # that. Over the draw of j, the mean of 3/4 (U_l - U_j) is U_l minus the mean of all four.
-        factor = 0.75 * members.squeeze(-1) / (members.squeeze(-1) - 1).clamp(min=1)
+        factor = 0.75 * num_valid.squeeze(-1) / (num_valid.squeeze(-1) - 1).clamp(min=1)
         advantage = advantage * factor
-        cost_share = cost_share * factor
+        price_share = price_share * factor
     if mode == "mean_std_norm":
-        squares = torch.where(found.valid, (deviation - mean) ** 2, 0.0)
-        variance = squares.sum(-1) / members.squeeze(-1)
+        squares = torch.where(utilities.valid, (deviation - mean) ** 2, 0.0)
+        variance = squares.sum(-1) / num_valid.squeeze(-1)
         divisor = variance.sqrt().clamp(min=std_floor)
         divisor = torch.where(divisor > 0, divisor, 1.0)
         advantage = advantage / divisor
-        cost_share = cost_share / divisor
+        price_share = price_share / divisor
     return (
-        torch.where(found.counts, advantage, 0.0).float(),
-        torch.where(found.counts, cost_share, 0.0).float(),
+        torch.where(utilities.is_comparable, advantage, 0.0).float(),
+        torch.where(utilities.is_comparable, price_share, 0.0).float(),
     )
 
 
-def thinking_reweight(
+def compute_reweight_factors(
     scores: PerLevel,
     valid: LevelMask,
-    chosen: Column,
+    chosen: LevelColumn,
     costs: PerLevel,
     cost_coef: float = 0.0,
     cost_max: float = 64,
     spread_floor: float = 0.02,
-) -> PerStep:
+) -> PerTurn:
     """Return the factors ``g [S]`` of the trajectory advantage, from the scores of the turn (CoPO).
 
     ``g_k = exp(2 c_k) / mean_j exp(2 c_j)`` over the valid contexts. ``c_k`` is the scaled utility
@@ -160,21 +160,21 @@ def thinking_reweight(
     """
     if not spread_floor > 0:
         raise ValueError(f"spread_floor must be positive, got {spread_floor}")
-    found = _utilities(scores, valid, chosen, costs, cost_coef, cost_max)
-    low = torch.where(found.valid, found.utility, torch.inf).amin(-1, keepdim=True)
-    high = torch.where(found.valid, found.utility, -torch.inf).amax(-1, keepdim=True)
+    utilities = _compute_utilities(scores, valid, chosen, costs, cost_coef, cost_max)
+    low = torch.where(utilities.valid, utilities.utility, torch.inf).amin(-1, keepdim=True)
+    high = torch.where(utilities.valid, utilities.utility, -torch.inf).amax(-1, keepdim=True)
     # Without a valid context the distance is -inf, and clamp returns the floor.
     distance = (high - low).clamp(min=spread_floor)
-    scaled = torch.where(found.valid, (found.utility - low) / distance, 0.0)
+    scaled = torch.where(utilities.valid, (utilities.utility - low) / distance, 0.0)
     # Scaled utilities are in [0, 1], so weights differ at most by the factor e^2 = 7.4.
-    weight = torch.where(found.valid, (2 * scaled).exp(), 0.0)
-    mean = weight.sum(-1, keepdim=True) / found.valid.sum(-1, keepdim=True).clamp(min=1)
+    weight = torch.where(utilities.valid, (2 * scaled).exp(), 0.0)
+    mean = weight.sum(-1, keepdim=True) / utilities.valid.sum(-1, keepdim=True).clamp(min=1)
     relative = weight / torch.where(mean > 0, mean, 1.0)
-    factor = relative.gather(-1, found.column).squeeze(-1)
-    return torch.where(found.counts, factor, 1.0).float()
+    factor = relative.gather(-1, utilities.column).squeeze(-1)
+    return torch.where(utilities.is_comparable, factor, 1.0).float()
 
 
-def place_step_values(
+def place_turn_values(
     length: int, spans: Sequence[Sequence[tuple[int, int]]], values: Sequence[float] | Tensor
 ) -> Tensor:
     """Return ``[length]`` float32 with ``values[s]`` on the index ranges ``spans[s]``, 0 elsewhere.
@@ -184,21 +184,21 @@ def place_step_values(
     range.
     """
     placed = torch.zeros(length)
-    taken = torch.zeros(length, dtype=torch.bool)
+    is_filled = torch.zeros(length, dtype=torch.bool)
     for ranges, value in zip(spans, values, strict=True):
         for start, end in ranges:
             if not 0 <= start <= end <= length:
                 raise ValueError(
                     f"span [{start}, {end}) is not inside a response of {length} tokens"
                 )
-            if taken[start:end].any():
+            if is_filled[start:end].any():
                 raise ValueError(f"span [{start}, {end}) overlaps another one")
             placed[start:end] = float(value)
-            taken[start:end] = True
+            is_filled[start:end] = True
     return placed
 
 
-def level_count_bonus(levels: Column, group_index: Ids) -> PerStep:
+def compute_level_count_bonus(levels: LevelColumn, group_index: Ids) -> PerTurn:
     """Return the count bonus ``[S]``: ``-log f_l`` minus its group mean.
 
     f_l is the frequency of the turn's level in its group. ``levels [S]`` is 0..3 (-1: unparsed, not
@@ -208,18 +208,18 @@ def level_count_bonus(levels: Column, group_index: Ids) -> PerStep:
         levels 0, 0, 0, 1 in one group: -log f = 0.29, 0.29, 0.29, 1.39, with mean 0.56
         bonus -0.27, -0.27, -0.27, 0.82
     """
-    every_group = factorize(group_index).to(levels.device)
-    known = levels >= 0
+    every_group = number_keys(group_index).to(levels.device)
+    is_known = levels >= 0
     bonus = torch.zeros(len(levels), dtype=torch.float64, device=levels.device)
-    if not known.any():
+    if not is_known.any():
         return bonus.float()
-    groups = every_group[known]
-    cells = groups * NUM_LEVELS + levels[known]  # one number per group and level
+    groups = every_group[is_known]
+    cells = groups * NUM_LEVELS + levels[is_known]  # one number per group and level
     ones = torch.ones_like(groups, dtype=torch.float64)
     size = torch.zeros(int(groups.max()) + 1, dtype=torch.float64, device=levels.device)
     members = size.index_add(0, groups, ones)[groups]
     counts = torch.bincount(cells)[cells].double()
     # Up to a constant, -log f is the gradient of the entropy of levels, so the bonus increases it.
     surprise = -(counts / members).log()
-    bonus[known] = surprise - group_mean_std(surprise, groups).mean
+    bonus[is_known] = surprise - compute_group_stats(surprise, groups).mean
     return bonus.float()

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 # Contains the cases of parsing: tags next to text, digits, words with and without a space before.
-_PROBE = "<level>3</level><think>I see 2 desks.</think><action>go to desk 1</action>"
+_PROBE_TEXT = "<level>3</level><think>I see 2 desks.</think><action>go to desk 1</action>"
 
 
 class Tokenizer(Protocol):
@@ -23,7 +23,7 @@ class Tokenizer(Protocol):
     def convert_ids_to_tokens(self, ids: int) -> Any: ...
 
 
-def _byte_level_alphabet() -> dict[str, int]:
+def _build_byte_alphabet() -> dict[str, int]:
     """Return the byte of each character of byte-level BPE vocabularies.
 
     Printable bytes are represented by themselves, the others by the characters from 256 on.
@@ -37,14 +37,14 @@ def _byte_level_alphabet() -> dict[str, int]:
     return alphabet
 
 
-_ALPHABET = _byte_level_alphabet()
+_BYTE_ALPHABET = _build_byte_alphabet()
 
 
-def _byte_level(token: str) -> bytes:
-    return bytes(_ALPHABET[character] for character in token)
+def _decode_byte_level(token: str) -> bytes:
+    return bytes(_BYTE_ALPHABET[character] for character in token)
 
 
-def _sentence_piece(token: str) -> bytes:
+def _decode_sentence_piece(token: str) -> bytes:
     # A byte without a token for its character, such as <0x0A>.
     if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
         return bytes([int(token[3:5], 16)])
@@ -61,40 +61,44 @@ class TokenBytes:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._added = {i: text.encode() for text, i in tokenizer.get_added_vocab().items()}
+        self._added_tokens = {i: text.encode() for text, i in tokenizer.get_added_vocab().items()}
         self._cache: dict[int, bytes] = {}
-        self._piece = self._choose()
+        self._convert_id = self._choose_converter()
 
     def __call__(self, token_ids: Iterable[int]) -> list[bytes]:
-        return [self._of(int(i)) for i in token_ids]
+        return [self._bytes_of_id(int(i)) for i in token_ids]
 
-    def _of(self, token_id: int) -> bytes:
-        known = self._cache.get(token_id)
-        if known is not None:
-            return known
+    def _bytes_of_id(self, token_id: int) -> bytes:
+        cached = self._cache.get(token_id)
+        if cached is not None:
+            return cached
         # Added tokens are not encoded in the alphabet of the vocabulary: their text is literal.
-        added = self._added.get(token_id)
-        found = self._piece(token_id) if added is None else added
-        self._cache[token_id] = found
-        return found
+        added = self._added_tokens.get(token_id)
+        piece = self._convert_id(token_id) if added is None else added
+        self._cache[token_id] = piece
+        return piece
 
-    def _choose(self) -> Callable[[int], bytes]:
-        def vocabulary(convert: Callable[[str], bytes]) -> Callable[[int], bytes]:
+    def _choose_converter(self) -> Callable[[int], bytes]:
+        def make_vocabulary_converter(convert: Callable[[str], bytes]) -> Callable[[int], bytes]:
             # An id without an entry (padding of the embedding matrix) has no bytes.
             return lambda i: convert(self._tokenizer.convert_ids_to_tokens(i) or "")
 
-        def decoding(i: int) -> bytes:
+        def decode_one_id(i: int) -> bytes:
             return self._tokenizer.decode([i], clean_up_tokenization_spaces=False).encode()
 
-        probe_ids = self._tokenizer.encode(_PROBE, add_special_tokens=False)
-        for piece in (vocabulary(_byte_level), vocabulary(_sentence_piece), decoding):
+        probe_ids = self._tokenizer.encode(_PROBE_TEXT, add_special_tokens=False)
+        for convert_id in (
+            make_vocabulary_converter(_decode_byte_level),
+            make_vocabulary_converter(_decode_sentence_piece),
+            decode_one_id,
+        ):
             try:
-                text = b"".join(self._added.get(i) or piece(i) for i in probe_ids)
+                text = b"".join(self._added_tokens.get(i) or convert_id(i) for i in probe_ids)
             except KeyError:  # a character outside the byte-level alphabet
                 continue
             # SentencePiece adds a space before a text.
-            if text in (_PROBE.encode(), b" " + _PROBE.encode()):
-                return piece
+            if text in (_PROBE_TEXT.encode(), b" " + _PROBE_TEXT.encode()):
+                return convert_id
         raise ValueError(
             f"{type(self._tokenizer).__name__}: the bytes of its tokens cannot be determined; "
             "allowed: byte-level BPE, SentencePiece, or tokens that decode one by one"

@@ -71,7 +71,7 @@ def load_tokenizer(gguf: Path) -> "PreTrainedTokenizerBase":
     return AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
 
 
-def plain_config(config: "PretrainedConfig", tokenizer: SpecialTokens) -> "PretrainedConfig":
+def dequantized_config(config: "PretrainedConfig", tokenizer: SpecialTokens) -> "PretrainedConfig":
     """Return a bfloat16 copy of ``config`` without quantisation, with ids of ``tokenizer``."""
     import torch
 
@@ -98,7 +98,7 @@ def load_model(gguf: Path, tokenizer: "PreTrainedTokenizerBase") -> "PreTrainedM
     # transformers sets the attributes of special tokens at run time, so no type declares them.
     special: Any = tokenizer
     model = AutoModelForCausalLM.from_config(
-        plain_config(source.config, special), dtype=torch.bfloat16
+        dequantized_config(source.config, special), dtype=torch.bfloat16
     )
     # Copy the weights to a model of the new config: ``source`` would be saved as quantised.
     model.load_state_dict(source.state_dict())
@@ -107,7 +107,7 @@ def load_model(gguf: Path, tokenizer: "PreTrainedTokenizerBase") -> "PreTrainedM
     return model
 
 
-def convert(out: Path, gguf: Path | None = None, overwrite: bool = False) -> Path:
+def convert_gguf(out: Path, gguf: Path | None = None, overwrite: bool = False) -> Path:
     """Write the model directory ``out`` atomically and return it.
 
     An output of an earlier conversion is replaced. Other directories need ``overwrite``. Raises
@@ -133,7 +133,7 @@ def main() -> int:
     parser.add_argument("--overwrite", action="store_true", help="delete what the directory holds")
     args = parser.parse_args()
     try:
-        out = convert(args.out, overwrite=args.overwrite)
+        out = convert_gguf(args.out, overwrite=args.overwrite)
     except MissingPackage as error:
         sys.stderr.write(f"{error}\n")
         return 1

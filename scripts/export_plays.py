@@ -25,7 +25,7 @@ from verl.utils.progress import Progress
 
 TEXT, NUMBER = pyarrow.string(), pyarrow.float64()
 WHOLE, FLAG = pyarrow.int64(), pyarrow.bool_()
-PLAY = {
+TRAJECTORY_COLUMNS = {
     "uid": TEXT,
     "traj_uid": TEXT,
     "task_id": TEXT,
@@ -36,7 +36,7 @@ PLAY = {
     "aborted": FLAG,
     "prompt": TEXT,
 }
-STEP = {
+STEP_COLUMNS = {
     "step": WHOLE,
     "observation": TEXT,
     "response": TEXT,
@@ -49,9 +49,18 @@ STEP = {
     "level": WHOLE,
     "advantage": NUMBER,
 }
-CREDIT = {"tokens": pyarrow.list_(TEXT), "token_advantages": pyarrow.list_(NUMBER)}
+CREDIT_COLUMNS = {"tokens": pyarrow.list_(TEXT), "token_advantages": pyarrow.list_(NUMBER)}
 # `split`: "train" or "val"; `iteration`: training step; `more`: other fields of a turn, as JSON.
-SCHEMA = pyarrow.schema({"split": TEXT, "iteration": WHOLE, **PLAY, **STEP, **CREDIT, "more": TEXT})
+SCHEMA = pyarrow.schema(
+    {
+        "split": TEXT,
+        "iteration": WHOLE,
+        **TRAJECTORY_COLUMNS,
+        **STEP_COLUMNS,
+        **CREDIT_COLUMNS,
+        "more": TEXT,
+    }
+)
 
 
 def rows_of(file: Path) -> Iterator[dict[str, Any]]:
@@ -59,21 +68,23 @@ def rows_of(file: Path) -> Iterator[dict[str, Any]]:
     split, _, number = file.stem.rpartition("_")
     where = {"split": split or "train", "iteration": int(number)}
     for line in jsonl.read(file):
-        play = {name: line.get(name) for name in PLAY}
+        trajectory_values = {name: line.get(name) for name in TRAJECTORY_COLUMNS}
         for step in line["steps"]:
             credit = step.get("token_credit") or []
-            more = {key: step[key] for key in step if key not in STEP and key != "token_credit"}
+            more = {
+                key: step[key] for key in step if key not in STEP_COLUMNS and key != "token_credit"
+            }
             yield {
                 **where,
-                **play,
-                **{name: step.get(name) for name in STEP},
+                **trajectory_values,
+                **{name: step.get(name) for name in STEP_COLUMNS},
                 "tokens": [text for text, _ in credit],
                 "token_advantages": [value for _, value in credit],
                 "more": json.dumps(more),
             }
 
 
-def export(run: Path, out: Path) -> int:
+def export_trajectories(run: Path, out: Path) -> int:
     """Write ``out``, one rollout file at a time, and return its number of rows.
 
     Raises ``FileNotFoundError`` for a run without rollout files.
@@ -93,7 +104,7 @@ def export(run: Path, out: Path) -> int:
             rows = list(rows_of(file))
             writer.write_table(pyarrow.Table.from_pylist(rows, SCHEMA))
             count += len(rows)
-            progress.add()
+            progress.add_done()
     return count
 
 
@@ -109,7 +120,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     setup_logging()
     try:
         require_new_file(words.out, "out", words.overwrite, "--overwrite")
-        count = export(words.run, words.out)
+        count = export_trajectories(words.run, words.out)
     except (FileNotFoundError, ConfigError) as error:
         sys.stderr.write(f"{error}\n")
         return 2

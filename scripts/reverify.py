@@ -20,10 +20,10 @@ import yaml
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from agent_system.environments.env import Task
-from agent_system.environments.env_registry import canonical, env_settings, get_package
+from agent_system.environments.env_registry import canonical_name, env_settings, get_package
 from agent_system.environments.pool.environment_pool import EnvironmentPool, PoolSession
 from agent_system.environments.pool.failure import EnvFailure
-from agent_system.environments.tasks import SEED_BITS
+from agent_system.environments.tasks import SEED_MASK
 from verl.config.run_code import refuse_stored_code
 from verl.config.schema.env import EnvConfig
 from verl.config.settings import ConfigError
@@ -32,29 +32,29 @@ from verl.utils.logging import setup_logging
 from verl.utils.progress import Progress
 from verl.utils.seeds import derive_seed
 
-CLOSE = 1e-6  # tolerance of rewards, for floating-point error
-PLAYED = "stop"  # stop reason of a turn that was not truncated
+REWARD_TOLERANCE = 1e-6  # tolerance of rewards, for floating-point error
+COMPLETE_TURN = "stop"  # stop reason of a turn that was not truncated
 
 
 @dataclass(slots=True)
-class StoredPlay:
+class StoredTrajectory:
     """A trajectory of a rollout file: its first row, and the turns of all its rows in order."""
 
     row: dict[str, Any]
     steps: list[dict[str, Any]] = field(default_factory=list)
 
 
-def stored_plays(path: Path) -> Iterator[StoredPlay]:
+def read_stored_trajectories(path: Path) -> Iterator[StoredTrajectory]:
     """Yield the trajectories of a rollout file that did not fail."""
-    plays: dict[str, StoredPlay] = {}
+    trajectories: dict[str, StoredTrajectory] = {}
     for row in jsonl.read(path):
         if not row.get("aborted"):
-            play = plays.setdefault(row["traj_uid"], StoredPlay(row))
-            play.steps += row["steps"]
-    for play in plays.values():
+            trajectory = trajectories.setdefault(row["traj_uid"], StoredTrajectory(row))
+            trajectory.steps += row["steps"]
+    for trajectory in trajectories.values():
         # A row may contain a single turn, and rows are in any order.
-        play.steps.sort(key=lambda step: step["step"])
-        yield play
+        trajectory.steps.sort(key=lambda step: step["step"])
+        yield trajectory
 
 
 def seed_of(row: dict[str, Any], run_seed: int) -> int:
@@ -64,49 +64,55 @@ def seed_of(row: dict[str, Any], run_seed: int) -> int:
     """
     uid = str(row["uid"])
     if uid.startswith("panel-"):
-        return derive_seed("panel", row["task_id"], "env") & SEED_BITS
+        return derive_seed("panel", row["task_id"], "env") & SEED_MASK
     split, *numbers = uid.split("-")
     if len(numbers) != 3 or not all(number.isdigit() for number in numbers):
         raise ValueError(f"group {uid!r}: the environment seed cannot be derived from this name")
-    return derive_seed(run_seed, split, *map(int, numbers)) & SEED_BITS
+    return derive_seed(run_seed, split, *map(int, numbers)) & SEED_MASK
 
 
-async def played_again(pool: EnvironmentPool, task: Task, seed: int, play: StoredPlay) -> str:
+async def replay_trajectory(
+    pool: EnvironmentPool, task: Task, seed: int, trajectory: StoredTrajectory
+) -> str:
     """Replay a trajectory and describe its first difference; return "" if there is none."""
     try:
-        async with pool.session() as env:
-            return await _compare_turns(env, task, seed, play)
+        async with pool.open_session() as env:
+            return await _compare_turns(env, task, seed, trajectory)
     except EnvFailure as failure:
         return str(failure)
 
 
-async def _compare_turns(env: PoolSession, task: Task, seed: int, play: StoredPlay) -> str:
-    earned, won = 0.0, False
+async def _compare_turns(
+    env: PoolSession, task: Task, seed: int, trajectory: StoredTrajectory
+) -> str:
+    reward_sum, is_success = 0.0, False
     seen = (await env.reset(task, seed)).text
-    for step in play.steps:
+    for step in trajectory.steps:
         if seen != step["observation"]:
             return f"observation of turn {step['step']} differs"
-        if step["stop_reason"] != PLAYED:
+        if step["stop_reason"] != COMPLETE_TURN:
             break
         observation, reward, _, info = await env.step(step["action"])
-        seen, won = observation.text, bool(info.get("won", False))
-        earned += reward
-        if abs(reward - step["reward"]) > CLOSE:
+        seen, is_success = observation.text, bool(info.get("won", False))
+        reward_sum += reward
+        if abs(reward - step["reward"]) > REWARD_TOLERANCE:
             return f"reward of turn {step['step']} was {step['reward']:g}, now {reward:g}"
-    if won != bool(play.row["won"]):
-        return f"success was {bool(play.row['won'])}, now {won}"
-    if abs(earned - play.row["return"]) > CLOSE:
-        return f"return was {play.row['return']:g}, now {earned:g}"
+    if is_success != bool(trajectory.row["won"]):
+        return f"success was {bool(trajectory.row['won'])}, now {is_success}"
+    if abs(reward_sum - trajectory.row["return"]) > REWARD_TOLERANCE:
+        return f"return was {trajectory.row['return']:g}, now {reward_sum:g}"
     return ""
 
 
-async def reverify(run: Path, files: Sequence[Path], limit: int | None) -> tuple[int, list[str]]:
+async def verify_rewards(
+    run: Path, files: Sequence[Path], limit: int | None
+) -> tuple[int, list[str]]:
     """Replay trajectories of ``files``; return their number, and a line for each that differs.
 
     ``limit``: the largest number of trajectories per file.
     """
     section = yaml.safe_load((run / "config.yaml").read_text())["env"]
-    name = canonical(section["env_name"])
+    name = canonical_name(section["env_name"])
     kwargs = {**(section.get(name.partition("/")[0]) or {}), **(section.get("kwargs") or {})}
     settings = env_settings(
         EnvConfig(
@@ -114,7 +120,7 @@ async def reverify(run: Path, files: Sequence[Path], limit: int | None) -> tuple
         )
     )
     package = get_package(name)
-    if package.brings_agent:
+    if package.runs_agent:
         raise SystemExit(
             f"{run}: env.env_name={name}: trajectories of agents call the policy themselves and "
             "cannot be replayed from their stored actions"
@@ -126,15 +132,19 @@ async def reverify(run: Path, files: Sequence[Path], limit: int | None) -> tuple
     wrong = []
     progress = Progress("replay", None, "trajectories")
     try:
-        selected = ((file, play) for file in files for play in list(stored_plays(file))[:limit])
+        selected = (
+            (file, trajectory)
+            for file in files
+            for trajectory in list(read_stored_trajectories(file))[:limit]
+        )
         for file, play in selected:
             row, where = play.row, f"{file.name} {play.row['traj_uid']}"
-            progress.add()
+            progress.add_done()
             if row["task_id"] not in tasks:
                 wrong.append(f"{where}: the task {row['task_id']!r} no longer exists")
                 continue
             seed = seed_of(row, section["seed"])
-            parts = await played_again(pool, tasks[row["task_id"]], seed, play)
+            parts = await replay_trajectory(pool, tasks[row["task_id"]], seed, play)
             wrong += [f"{where}, {row['task_id']}: {parts}"] if parts else []
     finally:
         progress.close()
@@ -154,7 +164,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = parser.parse_args(argv)
     setup_logging()
     names = words.file or ["*"]
-    found = (words.run / "rollouts").glob
+    find_rollout_files = (words.run / "rollouts").glob
     config = words.run / "config.yaml"
     if config.is_file() and not words.trust_run_code:
         stored = yaml.safe_load(config.read_text(encoding="utf-8"))
@@ -163,11 +173,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         except ConfigError as error:
             sys.stderr.write(f"{error}\n")
             return 2
-    files = sorted(path for name in names for path in found(f"{name.removesuffix('.jsonl')}.jsonl"))
+    files = sorted(
+        path
+        for name in names
+        for path in find_rollout_files(f"{name.removesuffix('.jsonl')}.jsonl")
+    )
     if not files or not (words.run / "config.yaml").is_file():
         sys.stderr.write(f"{words.run}: no config.yaml, or no rollouts/{'|'.join(names)}.jsonl\n")
         return 2
-    count, wrong = asyncio.run(reverify(words.run, files, words.limit))
+    count, wrong = asyncio.run(verify_rewards(words.run, files, words.limit))
     print("\n".join([*wrong, f"{count} trajectories, {len(wrong)} differ"]))
     return 1 if wrong else 0
 

@@ -75,7 +75,7 @@ def context_table(turn: dict) -> Table:
     return table
 
 
-def headline(turn: dict) -> Text:
+def format_turn_header(turn: dict) -> Text:
     """Return one line with number, level, action, reward and credit of a turn."""
     level = turn.get("level")
     head = Text(f"{turn['step'] + 1:>3} ", style="bold")
@@ -95,7 +95,7 @@ def headline(turn: dict) -> Text:
     return head
 
 
-def show(episode: EpisodeView, console: Console, prompt: bool, contexts: bool) -> None:
+def print_trajectory(episode: EpisodeView, console: Console, prompt: bool, contexts: bool) -> None:
     """Print one trajectory, optionally with its prompt and the thoughts of all levels."""
     row = episode.row
     outcome = "[bold green]success[/]" if row.get("won") else "[bold red]no success[/]"
@@ -106,11 +106,11 @@ def show(episode: EpisodeView, console: Console, prompt: bool, contexts: bool) -
         console.print(Text(row.get("prompt", ""), style="dim"))
     for turn in episode.turns_with_strengths():
         console.print(Text("    " + turn.get("observation", ""), style="italic dim"))
-        console.print(headline(turn))
+        console.print(format_turn_header(turn))
         console.print(Text("    ") + response_text(turn))
         if contexts and turn.get("contexts"):
             console.print(context_table(turn))
-    legend = Text(f"{len(episode.steps)} steps, {episode.tokens} sampled tokens", style="dim")
+    legend = Text(f"{len(episode.steps)} steps, {episode.num_tokens} sampled tokens", style="dim")
     if episode.has_credit:
         legend.append("; credit of a token: ").append("more likely", style=credit_style(1.0))
         legend.append(" ").append("less likely", style=credit_style(-1.0))
@@ -159,7 +159,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         # In a pipe, rich would cut titles at 80 columns.
         console = Console(width=PIPE_WIDTH)
     for row in rows:
-        show(EpisodeView(path.stem, row, row["steps"]), console, args.prompt, args.contexts)
+        print_trajectory(
+            EpisodeView(path.stem, row, row["steps"]), console, args.prompt, args.contexts
+        )
 
 
 if __name__ == "__main__":

@@ -26,8 +26,8 @@ from agent_system.environments.env_package.twenty_questions import TwentyQuestio
 from agent_system.environments.env_package.twenty_questions.demonstrations import (
     write_demonstrations,
 )
-from agent_system.environments.env_package.twenty_questions.game import words_of
-from agent_system.environments.env_package.twenty_questions.knowledge import knowledge
+from agent_system.environments.env_package.twenty_questions.game import split_words
+from agent_system.environments.env_package.twenty_questions.knowledge import load_knowledge
 from verl.utils.end_tokens import find_end_ids
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ TURN_TOKENS = 24
 GROUP = 8
 
 
-def parse(argv: list[str] | None = None) -> argparse.Namespace:
+def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     """Parse the command line; see ``--help``."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -75,18 +75,18 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def some_words(count: int) -> list[str]:
+def select_words(count: int) -> list[str]:
     """Select ``count`` words at even distances in the table.
 
     The table is grouped by kind: its first words would all be animals.
     """
-    words = list(knowledge().things)
+    words = list(load_knowledge().things)
     return sorted(words[int(index * len(words) / count)] for index in range(min(count, len(words))))
 
 
-def imitate(args: argparse.Namespace, words: list[str], directory: Path) -> Path:
+def train_by_imitation(args: argparse.Namespace, words: list[str], directory: Path) -> Path:
     """Train ``directory / "imitation"`` on games about the training words and return its path."""
-    known = words_of("train", words)
+    known = split_words("train", words)
     episodes = write_demonstrations(
         directory / "demonstrations.jsonl", args.episodes, known, args.turns, seed=args.seed
     )
@@ -107,8 +107,8 @@ def imitate(args: argparse.Namespace, words: list[str], directory: Path) -> Path
     return target
 
 
-def success(
-    model: "Module", env: TwentyQuestionsEnv, words: list[str], plays: int, seed: int
+def success_and_turns(
+    model: "Module", env: TwentyQuestionsEnv, words: list[str], num_games: int, seed: int
 ) -> tuple[float, float]:
     """Return success rate and turns per game over about ``plays`` games, at temperature 1."""
     from agent_system.integrations.trl.policies import LivePolicy, TurnSampling
@@ -118,34 +118,36 @@ def success(
     ends = find_end_ids(tokenizer)
     policy = LivePolicy(lambda: nullcontext(model.eval()), tokenizer, ends, seed)
     # Use each word equally often.
-    rows = [{"solution": word} for word in words] * max(1, round(plays / len(words)))
+    rows = [{"solution": word} for word in words] * max(1, round(num_games / len(words)))
     results = env.run_trial(rows, agent=DirectOutputAgent(policy, sampling, tokenizer))
     turns = sum(len(rewards) for trial in results["turn_rewards"] for rewards in trial)
     return sum(results["rewards"]) / len(rows), turns / len(rows)
 
 
-def measure(
+def measure_policy(
     model: "Module", env: TwentyQuestionsEnv, args: argparse.Namespace, when: str
 ) -> dict[str, float]:
     """Measure and print success and turns on training and held-out words."""
-    found = {}
+    measurements = {}
     for split, dataset in (
         ("train", env.get_train_dataset()),
         ("held_out", env.get_eval_dataset()),
     ):
-        rate, turns = success(model, env, list(dataset["solution"]), args.plays, args.seed)
-        found[f"{split}_success"] = rate
-        found[f"{split}_turns"] = turns
+        rate, turns = success_and_turns(
+            model, env, list(dataset["solution"]), args.plays, args.seed
+        )
+        measurements[f"{split}_success"] = rate
+        measurements[f"{split}_turns"] = turns
     print(
-        f"{when}: success {found['train_success']:.1%} on training words, "
-        f"{found['held_out_success']:.1%} on held-out words; "
-        f"{found['held_out_turns']:.1f} turns per game",
+        f"{when}: success {measurements['train_success']:.1%} on training words, "
+        f"{measurements['held_out_success']:.1%} on held-out words; "
+        f"{measurements['held_out_turns']:.1f} turns per game",
         flush=True,
     )
-    return found
+    return measurements
 
 
-def train(args: argparse.Namespace, path: str, env: TwentyQuestionsEnv) -> Any:
+def train_with_grpo(args: argparse.Namespace, path: str, env: TwentyQuestionsEnv) -> Any:
     """Train the policy at ``path`` for ``args.steps`` optimizer steps; return the trainer."""
     from trl.trainer.grpo_config import GRPOConfig
 
@@ -179,10 +181,10 @@ def train(args: argparse.Namespace, path: str, env: TwentyQuestionsEnv) -> Any:
 
 def main(argv: list[str] | None = None) -> dict[str, dict[str, float]]:
     """Create or load the policy, then measure, train, measure again and save it."""
-    args = parse(argv)
+    args = parse_arguments(argv)
     began = time.perf_counter()
-    words = some_words(args.words)
-    path = args.model or str(imitate(args, words, args.out))
+    words = select_words(args.words)
+    path = args.model or str(train_by_imitation(args, words, args.out))
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     env = TwentyQuestionsEnv(
@@ -191,11 +193,11 @@ def main(argv: list[str] | None = None) -> dict[str, dict[str, float]]:
         words=words,
         seed=args.seed,
     )
-    before = measure(
+    before = measure_policy(
         AutoModelForCausalLM.from_pretrained(path, dtype="float32"), env, args, "before"
     )
-    trainer = train(args, path, env)
-    after = measure(trainer.model, env, args, "after")
+    trainer = train_with_grpo(args, path, env)
+    after = measure_policy(trainer.model, env, args, "after")
     trainer.save_model(str(args.out / "trained"))
     result = {"before": before, "after": after, "seconds": time.perf_counter() - began}
     (args.out / "result.json").write_text(json.dumps(result, indent=1))

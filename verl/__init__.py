@@ -3,11 +3,11 @@
 ``verl.DataProto`` is imported on first use, so that the configuration packages do not import torch.
 """
 
-from verl.utils.lazy import lazy
+from verl.utils.lazy import make_lazy_exports
 from verl.utils.threads import wait_passively
 
 __version__ = "0.6.0"
-__getattr__, __all__ = lazy(__name__, {"DataProto": "protocol"})
+__getattr__, __all__ = make_lazy_exports(__name__, {"DataProto": "protocol"})
 
 # Every process of a run imports this package first: driver, cold start, training ranks, engines,
 # collectors.

@@ -70,7 +70,7 @@ def collate_fn(samples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return columns
 
 
-def require_plain(key: str, tensor: object) -> None:
+def require_dense_tensor(key: str, tensor: object) -> None:
     """Raise ``TypeError`` for a tensor column that is not one dense tensor [B, ...].
 
     Nested tables and jagged tensors do not support row selection and serialisation like others.
@@ -120,7 +120,7 @@ def require_keys(what: str, wanted: Iterable[str], present: Iterable[str]) -> No
 # ---- comparison and concatenation --------------------------------------------------------------
 
 
-def same(a: object, b: object) -> bool:
+def is_deeply_equal(a: object, b: object) -> bool:
     """Return True if two values are deeply equal; NaN equals NaN.
 
     Compares tensors, arrays, lists, tuples, dicts and plain values. Types must be equal too.
@@ -128,19 +128,21 @@ def same(a: object, b: object) -> bool:
     if a is b:
         return True
     if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
-        return _same_tensors(a, b)
+        return _are_equal_tensors(a, b)
     if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
-        return a.shape == b.shape and all(map(same, a.ravel().tolist(), b.ravel().tolist()))
+        return a.shape == b.shape and all(
+            map(is_deeply_equal, a.ravel().tolist(), b.ravel().tolist())
+        )
     if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)) and type(a) is type(b):
-        return len(a) == len(b) and all(map(same, a, b))
+        return len(a) == len(b) and all(map(is_deeply_equal, a, b))
     if isinstance(a, dict) and isinstance(b, dict):
-        return a.keys() == b.keys() and all(same(a[k], b[k]) for k in a)
+        return a.keys() == b.keys() and all(is_deeply_equal(a[k], b[k]) for k in a)
     if isinstance(a, float) and isinstance(b, float):
         return a == b or (a != a and b != b)
     return type(a) is type(b) and bool(a == b)
 
 
-def _same_tensors(a: torch.Tensor, b: torch.Tensor) -> bool:
+def _are_equal_tensors(a: torch.Tensor, b: torch.Tensor) -> bool:
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
     b = b.to(a.device)
@@ -151,7 +153,7 @@ def _same_tensors(a: torch.Tensor, b: torch.Tensor) -> bool:
 def union_dict(what: str, first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
     """Return the entries of both; raise ``ValueError`` if a common key holds different values."""
     for key in first.keys() & second.keys():
-        if not same(first[key], second[key]):
+        if not is_deeply_equal(first[key], second[key]):
             raise ValueError(f"union: both sides have {what}[{key!r}] and the values differ")
     return {**first, **second}
 
@@ -168,7 +170,7 @@ def union_tensor_dict(tensor_dict1: TensorDict, tensor_dict2: TensorDict) -> Ten
     return TensorDict(merged, batch_size=tensor_dict1.batch_size)
 
 
-def cat_tensors(key: str, parts: Sequence[torch.Tensor]) -> torch.Tensor:
+def concat_tensors(key: str, parts: Sequence[torch.Tensor]) -> torch.Tensor:
     """Concatenate the rows of ``parts`` [B_i, ...].
 
     Raises ``ValueError`` with the column's name if row shapes or dtypes differ. ``torch.cat`` would
@@ -182,7 +184,7 @@ def cat_tensors(key: str, parts: Sequence[torch.Tensor]) -> torch.Tensor:
     return torch.cat(list(parts))
 
 
-def join_meta_info(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def concat_meta_info(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the ``meta_info`` of concatenated tables.
 
     Each key has the value of the first part that has it. Under ``metrics`` every name gets the list
@@ -196,16 +198,16 @@ def join_meta_info(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     measured = [part[METRICS] for part in parts if isinstance(part.get(METRICS), Mapping)]
     distinct = list({id(metrics): metrics for metrics in measured}.values())
     if len(distinct) > 1:
-        joined[METRICS] = _join_metrics(distinct)
+        joined[METRICS] = _concat_metrics(distinct)
     return joined
 
 
-def _join_metrics(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _concat_metrics(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     joined: dict[str, Any] = {}
     for name in dict.fromkeys(name for part in parts for name in part):
         values = [part[name] for part in parts if name in part]
         if isinstance(values[0], Mapping):
-            joined[name] = _join_metrics(values)
+            joined[name] = _concat_metrics(values)
             continue
         joined[name] = [one for value in values for one in _as_list(value)]
     return joined
@@ -232,12 +234,12 @@ def tensor_to_buffer(tensor: torch.Tensor) -> tuple[np.ndarray, str]:
 
 def tensor_from_buffer(array: np.ndarray, name: str) -> torch.Tensor:
     """Return the tensor of dtype ``name`` from which ``tensor_to_buffer`` made ``array``."""
-    tensor = torch.from_numpy(writable(array))
+    tensor = torch.from_numpy(as_writable(array))
     dtype = getattr(torch, name)
     return tensor if tensor.dtype == dtype else tensor.view(dtype)
 
 
-def writable(array: np.ndarray) -> np.ndarray:
+def as_writable(array: np.ndarray) -> np.ndarray:
     """Return ``array``, or a copy of it if it is read-only."""
     # Buffers in Ray's object store are read-only. Writing to one through a tensor would crash the
     # process instead of raising an error.

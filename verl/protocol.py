@@ -34,17 +34,17 @@ from tensordict import TensorDict, TensorDictBase
 from verl.columns import (
     as_column,
     as_keys,
-    cat_tensors,
+    as_writable,
     collate_fn,
-    join_meta_info,
+    concat_meta_info,
+    concat_tensors,
     object_array,
+    require_dense_tensor,
     require_keys,
-    require_plain,
     tensor_from_buffer,
     tensor_to_buffer,
     union_dict,
     union_tensor_dict,
-    writable,
 )
 
 __all__ = [
@@ -57,13 +57,13 @@ __all__ = [
     "unpad_dataproto",
 ]
 
-COMPAT = "verl.compat.data_proto"
+COMPAT_MODULE = "verl.compat.data_proto"
 
 RowIndices: TypeAlias = Sequence[int] | Sequence[bool] | np.ndarray | torch.Tensor
 Keys: TypeAlias = str | Iterable[str] | None
 
 
-def _no_tensors(*batch_size: int) -> TensorDict:
+def _empty_tensordict(*batch_size: int) -> TensorDict:
     return TensorDict({}, batch_size=list(batch_size))
 
 
@@ -71,7 +71,7 @@ def _no_tensors(*batch_size: int) -> TensorDict:
 class DataProtoItem:
     """One row: tensors without the leading dimension, plain values, and ``meta_info``."""
 
-    batch: TensorDict = field(default_factory=_no_tensors)
+    batch: TensorDict = field(default_factory=_empty_tensordict)
     non_tensor_batch: dict[str, Any] = field(default_factory=dict)
     meta_info: dict[str, Any] = field(default_factory=dict)
 
@@ -102,7 +102,7 @@ class DataProto:
     def _empty_batch(self) -> TensorDict:
         """Return a ``TensorDict`` without tensors, with the number of rows of the other columns."""
         columns = list(self.non_tensor_batch.values())
-        return _no_tensors(len(columns[0]) if columns else 0)
+        return _empty_tensordict(len(columns[0]) if columns else 0)
 
     def __repr__(self) -> str:
         tensors = {
@@ -131,7 +131,7 @@ class DataProto:
         """
         sizes: dict[str, int] = {}
         for key, tensor in (tensors or {}).items():
-            require_plain(key, tensor)
+            require_dense_tensor(key, tensor)
             if tensor.dim() == 0:
                 raise ValueError(f"tensors[{key!r}] is a scalar; it needs one entry per row")
             sizes[key] = len(tensor)
@@ -165,7 +165,7 @@ class DataProto:
             raise ValueError("concat: no parts")
         for part in data:
             part.check_consistency()
-        meta_info = join_meta_info([part.meta_info for part in data])
+        meta_info = concat_meta_info([part.meta_info for part in data])
         parts = [part for part in data if part.keys()]
         if not parts:
             return DataProto(meta_info=meta_info)
@@ -177,7 +177,7 @@ class DataProto:
                     f"concat: part {i} and part 0 do not have the same keys; they differ in {odd}"
                 )
         tensors = {
-            k: cat_tensors(k, [part.batch[k] for part in parts]) for k in first.tensor_keys()
+            k: concat_tensors(k, [part.batch[k] for part in parts]) for k in first.tensor_keys()
         }
         others = {
             key: np.concatenate([part.non_tensor_batch[key] for part in parts])
@@ -211,7 +211,7 @@ class DataProto:
                 f"batch must have exactly one batch dimension, got {list(self.batch.batch_size)}"
             )
         for key, tensor in self.batch.items():
-            require_plain(key, tensor)
+            require_dense_tensor(key, tensor)
         size = len(self)
         wrong = {key: len(col) for key, col in self.non_tensor_batch.items() if len(col) != size}
         if wrong:
@@ -234,19 +234,19 @@ class DataProto:
         """
         self.check_consistency()
         if isinstance(item, (int, np.integer)):
-            return self._row(int(item))
+            return self._select_row(int(item))
         if isinstance(item, slice):
-            return self._slice(item)
+            return self._select_slice(item)
         return self.select_idxs(item)
 
-    def _row(self, index: int) -> DataProtoItem:
+    def _select_row(self, index: int) -> DataProtoItem:
         if not -len(self) <= index < len(self):
             raise IndexError(f"row {index} of a DataProto with {len(self)} rows")
-        batch = self.batch[index] if self.tensor_keys() else _no_tensors()
+        batch = self.batch[index] if self.tensor_keys() else _empty_tensordict()
         values = {key: column[index] for key, column in self.non_tensor_batch.items()}
         return DataProtoItem(batch, values, self.meta_info)
 
-    def _slice(self, rows: slice) -> "DataProto":
+    def _select_slice(self, rows: slice) -> "DataProto":
         batch = self.batch[rows] if self.tensor_keys() else None
         others = {key: column[rows] for key, column in self.non_tensor_batch.items()}
         return DataProto(batch, others, dict(self.meta_info))
@@ -440,7 +440,7 @@ class DataProto:
     def __setstate__(self, state: dict[str, Any]) -> None:
         tensors = {key: tensor_from_buffer(*buffer) for key, buffer in state["tensors"].items()}
         self.batch = TensorDict(tensors, batch_size=[state["size"]])
-        self.non_tensor_batch = {key: writable(col) for key, col in state["non_tensors"].items()}
+        self.non_tensor_batch = {key: as_writable(col) for key, col in state["non_tensors"].items()}
         self.meta_info = state["meta_info"]
 
     # ---- for code of verl jobs: see verl/compat ------------------------------------------------
@@ -454,16 +454,16 @@ class DataProto:
     ) -> Iterator["DataProto"]:
         """Yield mini-batches; see ``verl.compat.data_proto.make_iterator`` for the arguments."""
         args = (mini_batch_size, epochs, seed, dataloader_kwargs)
-        return importlib.import_module(COMPAT).make_iterator(self, *args)
+        return importlib.import_module(COMPAT_MODULE).make_iterator(self, *args)
 
     def save_to_disk(self, path: str | Path) -> None:
         """Write the table to directory ``path`` with ``verl.compat.data_proto.save_to_disk``."""
-        importlib.import_module(COMPAT).save_to_disk(self, path)
+        importlib.import_module(COMPAT_MODULE).save_to_disk(self, path)
 
     @classmethod
     def load_from_disk(cls, path: str | Path) -> "DataProto":
         """Return the table that ``save_to_disk`` wrote to directory ``path``."""
-        return importlib.import_module(COMPAT).load_from_disk(path)
+        return importlib.import_module(COMPAT_MODULE).load_from_disk(path)
 
 
 def pad_dataproto_to_divisor(data: DataProto, size_divisor: int) -> tuple[DataProto, int]:

@@ -35,7 +35,7 @@ class WrittenFiles:
 
 
 @dataclass(frozen=True, slots=True)
-class WeightSketch:
+class WeightFingerprints:
     """Fingerprints of a policy's weights at a weight sync, by the name of the tensor.
 
     ``master_weights`` are of the trainer's float32 weights, which show the smallest update.
@@ -43,8 +43,8 @@ class WeightSketch:
     empty on all ranks but the first. ``verl.utils.fingerprint`` computes them.
     """
 
-    held: Mapping[str, int]
-    sent: Mapping[str, int]
+    master_weights: Mapping[str, int]
+    sent_weights: Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +133,7 @@ class SegmentScore:
 
 
 @dataclass(frozen=True, slots=True)
-class ChoiceBonus:
+class ChoiceEntropyBonus:
     """Entropy bonus in the actor's loss for a choice among a few tokens.
 
     The bonus is ``weight`` times the entropy of the policy's distribution restricted to
@@ -147,7 +147,7 @@ class ChoiceBonus:
 
 
 @dataclass(frozen=True, slots=True)
-class ProfileOrder:
+class ProfileRequest:
     """Order to profile a call in training step ``step``: by which ranks, into which directory."""
 
     directory: str

@@ -58,7 +58,7 @@ class ConsoleFigure(NamedByFirstField):
     label: str
     metrics: tuple[str, ...]
     form: str = "{:.3g}"
-    after: str | None = None
+    placed_after: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class KeyFigure(NamedByFirstField):
     label: str
     metric: str
     form: str = "{:.3g}"
-    after: str | None = None
+    placed_after: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +110,7 @@ class Plot(NamedByFirstField):
     y_range: tuple[float | None, float | None] = (None, None)
     width: int = 540
     height: int = 230
-    after: str | None = None
+    placed_after: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,19 +125,19 @@ class MetricColumn:
     form: str = "{:.1f}"
     scale: float = 1.0
 
-    def cell(self, metrics: Mapping[str, float], line: str) -> str:
+    def format_cell(self, metrics: Mapping[str, float], line: str) -> str:
         """Return the text for the line ``<prefix>/<name>``; empty if it has no such metric."""
         value = metrics.get(f"{line}/{self.key}")
         if value is None:
             return ""
-        text = self._written(value)
+        text = self._format_value(value)
         low = metrics.get(f"{line}/{self.key}_low")
         high = metrics.get(f"{line}/{self.key}_high")
         if low is None or high is None:
             return text
-        return f"{text} ({self._written(low)} to {self._written(high)})"
+        return f"{text} ({self._format_value(low)} to {self._format_value(high)})"
 
-    def _written(self, value: float) -> str:
+    def _format_value(self, value: float) -> str:
         return self.form.format(self.scale * value)
 
 
@@ -153,7 +153,7 @@ class MetricTable:
     head: str
     columns: tuple[MetricColumn, ...]
 
-    def lines(self, metrics: Mapping[str, float]) -> list[str]:
+    def line_names(self, metrics: Mapping[str, float]) -> list[str]:
         """Return the names with a metric for some column, in the order of ``metrics``."""
         start = f"{self.prefix}/"
         columns = {column.key for column in self.columns}
@@ -162,12 +162,12 @@ class MetricTable:
         ]
         return list(dict.fromkeys(name for name, _, key in parts if key in columns))
 
-    def cells(self, metrics: Mapping[str, float], name: str) -> list[str]:
+    def line_cells(self, metrics: Mapping[str, float], name: str) -> list[str]:
         """Return the cells of the line of ``name``, with the name first."""
         line = f"{self.prefix}/{name}"
         return [
             name.replace("_", " "),
-            *(column.cell(metrics, line) for column in self.columns),
+            *(column.format_cell(metrics, line) for column in self.columns),
         ]
 
 
@@ -189,7 +189,7 @@ class Scatter(NamedByFirstField):
     form: str = "number"
     width: int = 1120
     height: int = 330
-    after: str | None = None
+    placed_after: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,7 +200,7 @@ class ReportSection(NamedByFirstField):
     lead: str
     plots: tuple[Plot | Scatter, ...]
     columns: int = 2
-    after: str | None = None
+    placed_after: str | None = None
     tables: tuple[MetricTable, ...] = ()
 
 
@@ -211,7 +211,7 @@ class TimePart(NamedByFirstField):
     metric: str
     label: str
     within: str | None = None
-    after: str | None = None
+    placed_after: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,7 +280,7 @@ class Contribution:
 CONTRIBUTIONS: list[Contribution] = []
 
 
-def contributions() -> list[Contribution]:
+def load_contributions() -> list[Contribution]:
     """Import the modules of ``CONTRIBUTORS`` and return ``CONTRIBUTIONS``."""
     import_contributors()
     return CONTRIBUTIONS
@@ -299,34 +299,36 @@ def import_contributors() -> None:
             logger.warning("the report sections of %s cannot be loaded", module, exc_info=True)
 
 
-class Placed(Protocol):
+class PlacedEntry(Protocol):
     """Protocol of entries with a name and the name of the entry that they follow."""
 
     @property
     def name(self) -> str: ...
 
     @property
-    def after(self) -> str | None: ...
+    def placed_after(self) -> str | None: ...
 
 
-P = TypeVar("P", bound=Placed)
+P = TypeVar("P", bound=PlacedEntry)
 
 
-def arrange(own: Sequence[P], added: Iterable[P]) -> list[P]:
+def insert_entries(entries: Sequence[P], added: Iterable[P]) -> list[P]:
     """Return ``own`` in order, with each of ``added`` after the entry that it names, or last."""
-    arranged = list(own)
+    arranged = list(entries)
     for item in added:
         # Collect the names again for each item: it may follow another added item.
         names = [other.name for other in arranged]
-        position = names.index(item.after) + 1 if item.after in names else len(arranged)
+        position = (
+            names.index(item.placed_after) + 1 if item.placed_after in names else len(arranged)
+        )
         arranged.insert(position, item)
     return arranged
 
 
-def batch_metrics(batch: "DataProto", prefix: str) -> dict[str, float]:
+def compute_contributed_metrics(batch: "DataProto", prefix: str) -> dict[str, float]:
     """Return the metrics of ``batch`` from all contributions, named ``<prefix>/...``."""
     metrics: dict[str, float] = {}
-    for contribution in contributions():
+    for contribution in load_contributions():
         if contribution.batch_metrics is not None:
             metrics |= contribution.batch_metrics(batch, prefix)
     return metrics

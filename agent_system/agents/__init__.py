@@ -1,7 +1,7 @@
 """Agents: map the messages of a conversation to the next action and its sampled tokens."""
 
-from agent_system.agents.ask import ask
 from agent_system.agents.base import Action, Agent, BatchAgent, Conversation, Message, TextAgent
+from agent_system.agents.batched_actions import get_actions
 from agent_system.agents.direct import DirectOutputAgent, LanguageModel
 from agent_system.agents.engine import EngineAgent
 
@@ -15,5 +15,5 @@ __all__ = [
     "LanguageModel",
     "Message",
     "TextAgent",
-    "ask",
+    "get_actions",
 ]

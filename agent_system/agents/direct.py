@@ -14,7 +14,7 @@ from agent_system.agents.base import Action, Conversation, Message
 from agent_system.tokens.tokenizer import is_chat_tokenizer
 from verl.utils.sampling import StopReason
 
-_REASONS = {"length": StopReason.LENGTH, "abort": StopReason.ABORT}
+_STOP_REASONS = {"length": StopReason.LENGTH, "abort": StopReason.ABORT}
 
 
 class SampledOutput(Protocol):
@@ -62,9 +62,9 @@ class DirectOutputAgent:
     ) -> None:
         self.llm = llm
         self.sampling_params = sampling_params
-        self._tokenizer = tokenizer if tokenizer is not None else _own_tokenizer(llm)
+        self._tokenizer = tokenizer if tokenizer is not None else _get_tokenizer(llm)
         # By default vLLM shows a progress bar for every turn. Other models may lack the option.
-        self._options = {"use_tqdm": False} if _accepts(llm.generate, "use_tqdm") else {}
+        self._options = {"use_tqdm": False} if _accepts_parameter(llm.generate, "use_tqdm") else {}
 
     @property
     def max_turn_tokens(self) -> int | None:
@@ -81,7 +81,7 @@ class DirectOutputAgent:
         Raises:
             ValueError: The model did not return one result per prompt.
         """
-        prompts = [self._prompt(conversation) for conversation in conversations]
+        prompts = [self._build_prompt(conversation) for conversation in conversations]
         results = list(
             self.llm.generate(prompts, sampling_params=self.sampling_params, **self._options)
         )
@@ -90,9 +90,9 @@ class DirectOutputAgent:
                 f"the model returned {len(results)} results for {len(prompts)} prompts; "
                 "allowed: one result per prompt, in order"
             )
-        return [self._action(result.outputs[0]) for result in results]
+        return [self._build_action(result.outputs[0]) for result in results]
 
-    def _prompt(self, conversation: Conversation) -> dict[str, list[int]] | str:
+    def _build_prompt(self, conversation: Conversation) -> dict[str, list[int]] | str:
         # Prefer the ids: rendering and encoding the messages again can give other tokens than the
         # policy has seen.
         if conversation.prompt_ids is not None:
@@ -104,25 +104,25 @@ class DirectOutputAgent:
             )
             ids = list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
             # A model that encodes the text itself may add a second BOS token.
-            doubled = list(self._tokenizer(text, add_special_tokens=True)["input_ids"]) != ids
-            return {"prompt_token_ids": ids} if doubled else text
+            adds_tokens = list(self._tokenizer(text, add_special_tokens=True)["input_ids"]) != ids
+            return {"prompt_token_ids": ids} if adds_tokens else text
         lines = [f"{message['role']}: {message['content']}\n" for message in messages]
         return "".join(lines) + "assistant: "
 
-    def _action(self, output: SampledOutput) -> Action:
+    def _build_action(self, output: SampledOutput) -> Action:
         ids = [int(token) for token in output.token_ids]
         # Without a finish reason the turn counts as complete.
-        reason = _REASONS.get(getattr(output, "finish_reason", ""), StopReason.STOP)
+        reason = _STOP_REASONS.get(getattr(output, "finish_reason", ""), StopReason.STOP)
         version = getattr(output, "policy_version", 0)
         return Action(
-            text=self._text(output, ids),
+            text=self._output_text(output, ids),
             token_ids=ids,
-            logprobs=_logprobs(output, ids),
+            logprobs=_extract_logprobs(output, ids),
             stop_reason=reason,
             policy_version=version if isinstance(version, int) else 0,
         )
 
-    def _text(self, output: SampledOutput, ids: list[int]) -> str:
+    def _output_text(self, output: SampledOutput, ids: list[int]) -> str:
         text = getattr(output, "text", None)
         if isinstance(text, str):
             return text
@@ -131,28 +131,28 @@ class DirectOutputAgent:
         return text if isinstance(text, str) else " ".join(map(str, ids))
 
 
-def _own_tokenizer(llm: object) -> object:
+def _get_tokenizer(llm: object) -> object:
     get = getattr(llm, "get_tokenizer", None)
     return get() if callable(get) else getattr(llm, "tokenizer", None)
 
 
-def _accepts(function: Callable[..., object], name: str) -> bool:
+def _accepts_parameter(function: Callable[..., object], name: str) -> bool:
     parameters = inspect.signature(function).parameters
     return name in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
 
 
-def _logprobs(output: SampledOutput, ids: list[int]) -> list[float]:
+def _extract_logprobs(output: SampledOutput, ids: list[int]) -> list[float]:
     """Return one log-prob per id, NaN where there is none.
 
     ``output.logprobs`` has one entry per token: vLLM's dictionary by token id, or a number.
     """
-    told = getattr(output, "logprobs", None)
-    if not isinstance(told, Sequence) or not told:
+    entries = getattr(output, "logprobs", None)
+    if not isinstance(entries, Sequence) or not entries:
         return [math.nan] * len(ids)
     values: list[float] = []
-    for entry, token in zip(told, ids, strict=True):
+    for entry, token in zip(entries, ids, strict=True):
         # vLLM may also list more likely tokens. The sampled token is always in the dictionary.
-        found = entry[token] if isinstance(entry, Mapping) else entry
-        number = getattr(found, "logprob", found)
+        sampled = entry[token] if isinstance(entry, Mapping) else entry
+        number = getattr(sampled, "logprob", sampled)
         values.append(math.nan if number is None else float(number))
     return values

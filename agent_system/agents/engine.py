@@ -21,7 +21,7 @@ class EngineAgent:
         self._sample = sample
         self._decode = decode
 
-    async def act(self, prompt_ids: list[int], forced: int = 0) -> Action:
+    async def sample_action(self, prompt_ids: list[int], forced: int = 0) -> Action:
         """Sample one turn after ``prompt_ids``, whose last ``forced`` tokens begin the turn.
 
         Errors of ``sample`` propagate.

@@ -8,9 +8,9 @@ The API key of a client identifies an episode (a session). The implementation of
 ``agent_system.multi_turn_rollout``.
 """
 
-from verl.utils.lazy import lazy
+from verl.utils.lazy import make_lazy_exports
 
-__getattr__, __all__ = lazy(
+__getattr__, __all__ = make_lazy_exports(
     __name__,
     {
         "Dialogues": "dialogues",

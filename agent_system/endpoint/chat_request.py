@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any, TypeGuard
 
-from agent_system.endpoint.forms import MODEL, Refused
+from agent_system.endpoint.forms import MODEL, RequestRefused
 from agent_system.tokens.template import Message
 
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 # Accepted keys with their values that have no effect. null has no effect under any key.
-NEUTRAL: dict[str, tuple[Any, ...]] = {
+NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
     "n": (1,),
     "stream": (False,),
     "logprobs": (False,),
@@ -28,15 +28,15 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "modalities": (["text"],),
 }
 # Keys that identify the client and have no effect on sampling.
-LABELS = ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key")
-LENGTHS = ("max_tokens", "max_completion_tokens")
-READ = ("model", "messages", "stop", *LENGTHS)
+LABEL_KEYS = ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key")
+LENGTH_KEYS = ("max_tokens", "max_completion_tokens")
+HANDLED_KEYS = ("model", "messages", "stop", *LENGTH_KEYS)
 MAX_STOPS = 4
 MAX_MESSAGES = 10_000  # of a request
-SHOWN = 120  # characters of a value in an error
+MAX_VALUE_CHARACTERS = 120  # characters of a value in an error
 # Bounded, because the repr of a whole body would take seconds.
 _SHORT = reprlib.Repr()
-_SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = SHOWN
+_SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = MAX_VALUE_CHARACTERS
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,82 +64,86 @@ class ChatRequest:
 
 def read_request(body: Mapping[str, Any], rules: SamplingRules) -> ChatRequest:
     """Parse and check the request in ``body``. Raises ``RequestRefused``."""
-    said = {key: value for key, value in body.items() if value is not None}
-    if said.get("model") != MODEL:
-        raise Refused(
-            f"model={_short(said.get('model'))}: this model does not exist; allowed: {MODEL!r}; "
+    values = {key: value for key, value in body.items() if value is not None}
+    if values.get("model") != MODEL:
+        raise RequestRefused(
+            f"model={_shorten_value(values.get('model'))}: this model does not exist; allowed: {MODEL!r}; "
             f"fix: model={MODEL!r}",
             status=404,
             param="model",
             code="model_not_found",
         )
-    _refuse_other_sampling(said, rules)
+    _refuse_other_sampling(values, rules)
     return ChatRequest(
-        messages=_messages(said.get("messages")),
-        stop=_stop(said.get("stop", [])),
-        max_tokens=_max_tokens(said, rules),
+        messages=_read_messages(values.get("messages")),
+        stop=_read_stop(values.get("stop", [])),
+        max_tokens=_read_max_tokens(values, rules),
     )
 
 
-def wrong(key: str, value: object, why: str, allowed: str, fix: str) -> Refused:
+def refusal_of_value(key: str, value: object, why: str, allowed: str, fix: str) -> RequestRefused:
     """Return the error that refuses ``value`` under ``key``."""
-    message = f"{key}={_short(value)}: {why}; allowed: {allowed}; fix: {fix}"
-    return Refused(message, param=key)
+    message = f"{key}={_shorten_value(value)}: {why}; allowed: {allowed}; fix: {fix}"
+    return RequestRefused(message, param=key)
 
 
-def _refuse_other_sampling(said: Mapping[str, Any], rules: SamplingRules) -> None:
+def _refuse_other_sampling(request_values: Mapping[str, Any], rules: SamplingRules) -> None:
     sampling = {
         "temperature": (rules.temperature,),
         "top_p": (rules.top_p,),
         "top_k": (rules.top_k,),
     }
-    understood = NEUTRAL | sampling
-    for key, value in said.items():
-        if key in READ or key in LABELS:
+    accepted_values = NEUTRAL_VALUES | sampling
+    for key, value in request_values.items():
+        if key in HANDLED_KEYS or key in LABEL_KEYS:
             continue
         # An unknown key could change the sampling, so no value of it is allowed.
-        allowed = understood.get(key, ())
+        allowed = accepted_values.get(key, ())
         if value not in allowed:
             values = ", ".join(map(repr, allowed)) or "none"
             why = "the settings of the run determine the sampling, and replies are whole texts"
-            raise wrong(key, value, why, values, f"remove {key}")
+            raise refusal_of_value(key, value, why, values, f"remove {key}")
 
 
-def _max_tokens(said: Mapping[str, Any], rules: SamplingRules) -> int:
+def _read_max_tokens(request_values: Mapping[str, Any], rules: SamplingRules) -> int:
     fewest = rules.max_tokens
-    for key in LENGTHS:
-        value = said.get(key, fewest)
+    for key in LENGTH_KEYS:
+        value = request_values.get(key, fewest)
         if type(value) is not int or not 1 <= value <= rules.max_tokens:
             why = "env.max_turn_tokens limits the tokens of a turn"
             allowed = f"1 to {rules.max_tokens}"
-            raise wrong(key, value, why, allowed, f"remove {key}, or raise that limit")
+            raise refusal_of_value(key, value, why, allowed, f"remove {key}, or raise that limit")
         fewest = min(fewest, value)
     return fewest
 
 
-def _stop(value: Any) -> tuple[str, ...]:
+def _read_stop(value: Any) -> tuple[str, ...]:
     stops = [value] if isinstance(value, str) else value
     good = isinstance(stops, list) and len(stops) <= MAX_STOPS
     if not good or not all(_is_text(stop) and stop for stop in stops):
         why = "it cannot end a turn"
         allowed = f"a text that is not empty, or a list of at most {MAX_STOPS} of them"
-        raise wrong("stop", value, why, allowed, "remove stop")
+        raise refusal_of_value("stop", value, why, allowed, "remove stop")
     return tuple(stops)
 
 
-def _messages(value: Any) -> list[Message]:
+def _read_messages(value: Any) -> list[Message]:
     if not isinstance(value, list) or not value:
         why = "there is nothing to continue"
-        raise wrong("messages", value, why, "a list of messages", "send at least one message")
+        raise refusal_of_value(
+            "messages", value, why, "a list of messages", "send at least one message"
+        )
     if len(value) > MAX_MESSAGES:
         allowed = f"at most {MAX_MESSAGES} messages"
-        raise wrong("messages", len(value), "too many messages", allowed, "shorten the history")
-    read = [_message(said, f"messages[{place}]") for place, said in enumerate(value)]
+        raise refusal_of_value(
+            "messages", len(value), "too many messages", allowed, "shorten the history"
+        )
+    read = [_read_message(message, f"messages[{place}]") for place, message in enumerate(value)]
     messages = _join_user_messages(read)
     if messages[-1]["role"] != "user":
         why = "the policy answers a user message"
         fix = "end with a user message"
-        raise wrong("messages[-1].role", messages[-1]["role"], why, "'user'", fix)
+        raise refusal_of_value("messages[-1].role", messages[-1]["role"], why, "'user'", fix)
     return messages
 
 
@@ -154,25 +158,31 @@ def _join_user_messages(messages: Sequence[Message]) -> list[Message]:
     return joined
 
 
-def _message(said: Any, where: str) -> Message:
-    role = said.get("role") if isinstance(said, dict) else said
-    if not isinstance(said, dict) or not isinstance(role, str) or role not in ROLES:
+def _read_message(message: Any, where: str) -> Message:
+    role = message.get("role") if isinstance(message, dict) else message
+    if not isinstance(message, dict) or not isinstance(role, str) or role not in ROLES:
         why = "the chat template does not support it"
-        raise wrong(f"{where}.role", role, why, ", ".join(ROLES), "send results as user messages")
-    for key, value in said.items():
+        raise refusal_of_value(
+            f"{where}.role", role, why, ", ".join(ROLES), "send results as user messages"
+        )
+    for key, value in message.items():
         # Clients send replies back with their empty fields.
         if value and key not in ("role", "content"):
             why = "only text is shown to the policy"
-            raise wrong(f"{where}.{key}", value, why, "no such key", "write it into the content")
-    text = _text(said.get("content"))
+            raise refusal_of_value(
+                f"{where}.{key}", value, why, "no such key", "write it into the content"
+            )
+    text = _read_content(message.get("content"))
     if text is None:
         why = "only text is shown to the policy"
         allowed = "a text, or a list of parts {type: text, text: ...}"
-        raise wrong(f"{where}.content", said.get("content"), why, allowed, "write it as text")
+        raise refusal_of_value(
+            f"{where}.content", message.get("content"), why, allowed, "write it as text"
+        )
     return {"role": ROLES[role], "content": text}
 
 
-def _text(content: Any) -> str | None:
+def _read_content(content: Any) -> str | None:
     """Return ``content`` as one text, or None if it is not text."""
     parts = content if isinstance(content, list) else [{"type": "text", "text": content}]
     texts: list[str] = []
@@ -197,6 +207,6 @@ def _is_text(value: object) -> TypeGuard[str]:
     return True
 
 
-def _short(value: object) -> str:
+def _shorten_value(value: object) -> str:
     text = _SHORT.repr(value)
-    return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
+    return text if len(text) <= MAX_VALUE_CHARACTERS else f"{text[:MAX_VALUE_CHARACTERS]}..."

@@ -34,7 +34,7 @@ class BoundedConnections:
         oldest.force_close()
         return self._server()
 
-    def trust(self, request: web.BaseRequest) -> None:
+    def trust_connection(self, request: web.BaseRequest) -> None:
         """Note that the connection of ``request`` has sent a valid key."""
         self._trusted.add(request.protocol)
 

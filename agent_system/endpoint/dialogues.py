@@ -10,7 +10,7 @@ A reply is identified by its text. The row contains the tokens that were sampled
 from collections.abc import Sequence
 
 from agent_system.tokens.bridge import ChatBridge
-from agent_system.tokens.conversation import Limits, Sampled, TokenConversation
+from agent_system.tokens.conversation import SampledReply, TokenConversation, TokenLimits
 from agent_system.tokens.ledger import Segment, TokenLedger
 from agent_system.tokens.template import Message
 
@@ -26,37 +26,39 @@ class Dialogue:
     one message before each later turn that was answered.
     """
 
-    __slots__ = ("_asked", "_new", "_replies", "conversation", "heard", "number")
+    __slots__ = ("_answered_messages", "_new", "_replies", "conversation", "heard", "number")
 
-    def __init__(self, conversation: TokenConversation, number: int, asked: list[Message]) -> None:
+    def __init__(
+        self, conversation: TokenConversation, number: int, messages: list[Message]
+    ) -> None:
         self.conversation = conversation
         self.number = number
-        self.heard: list[Message] = []
-        self._asked = asked
-        self._new: list[Message] = []  # shown to the policy and not answered yet
+        self.shown_messages: list[Message] = []
+        self._answered_messages = messages
+        self._pending_messages: list[Message] = []  # shown to the policy and not answered yet
         # Texts by which a client may quote the last turn. Empty until it is sampled.
         self._replies: tuple[str, ...] = ()
 
-    def goes_on(self, messages: Sequence[Message]) -> bool:
+    def is_continued_by(self, messages: Sequence[Message]) -> bool:
         """Return True if ``messages`` are all messages so far, the reply and one new message."""
-        before = len(self._asked)
-        if len(messages) != before + 2 or list(messages[:before]) != self._asked:
+        before = len(self._answered_messages)
+        if len(messages) != before + 2 or list(messages[:before]) != self._answered_messages:
             return False
         reply = messages[before]
         return reply["role"] == "assistant" and reply["content"] in self._replies
 
-    def ask(self, messages: list[Message], shown: list[Message]) -> None:
+    def await_reply(self, messages: list[Message], shown: list[Message]) -> None:
         """Set ``messages`` as those to answer. ``shown`` are those of them that are new."""
-        self._asked = messages
-        self._new = shown
+        self._answered_messages = messages
+        self._pending_messages = shown
         self._replies = ()
 
-    def answer(self, sampled: Sampled, step: int, replies: Sequence[str]) -> Segment:
+    def add_reply(self, sampled: SampledReply, step: int, replies: Sequence[str]) -> Segment:
         """Add the sampled turn ``step``, which a client may quote as any of ``replies``."""
         self._replies = tuple(replies)
-        self.heard += self._new
-        self._new = []
-        return self.conversation.say(sampled, step)
+        self.shown_messages += self._pending_messages
+        self._pending_messages = []
+        return self.conversation.add_turn(sampled, step)
 
 
 class Dialogues:
@@ -66,7 +68,7 @@ class Dialogues:
     System messages and replies come from the author of the agent and from the policy.
     """
 
-    def __init__(self, bridge: ChatBridge, limits: Limits, extends: bool) -> None:
+    def __init__(self, bridge: ChatBridge, limits: TokenLimits, extends: bool) -> None:
         self.ledgers: list[TokenLedger] = []
         self._bridge = bridge
         self._limits = limits
@@ -84,13 +86,13 @@ class Dialogues:
         if self._cannot_fit(messages):
             return None
         known = self._all if self._extends else []
-        dialogue = next((one for one in known if one.goes_on(messages)), None)
+        dialogue = next((one for one in known if one.is_continued_by(messages)), None)
         if dialogue is None:
-            return self._begin(messages, step)
-        shown = self._shown(messages[-1])
-        if not dialogue.conversation.hear(shown["content"], step):
+            return self._begin_dialogue(messages, step)
+        shown = self._escape_user_text(messages[-1])
+        if not dialogue.conversation.add_observation(shown["content"], step):
             return None
-        dialogue.ask(messages, [shown])
+        dialogue.await_reply(messages, [shown])
         return dialogue
 
     def _cannot_fit(self, messages: Sequence[Message]) -> bool:
@@ -98,19 +100,19 @@ class Dialogues:
         characters = sum(len(message["content"]) for message in messages)
         return characters > CHARACTERS_PER_TOKEN * tokens
 
-    def _begin(self, messages: list[Message], step: int) -> Dialogue | None:
-        shown = [self._shown(message) for message in messages]
+    def _begin_dialogue(self, messages: list[Message], step: int) -> Dialogue | None:
+        shown = [self._escape_user_text(message) for message in messages]
         conversation = TokenConversation(self._bridge, self._limits, shown[:-1])
         # Check before adding the ledger: a conversation that does not fit is not a row.
-        if not conversation.hear(shown[-1]["content"], step):
+        if not conversation.add_observation(shown[-1]["content"], step):
             return None
         dialogue = Dialogue(conversation, len(self._all), messages)
-        dialogue.ask(messages, shown)
+        dialogue.await_reply(messages, shown)
         self.ledgers.append(conversation.ledger)
         self._all.append(dialogue)
         return dialogue
 
-    def _shown(self, message: Message) -> Message:
+    def _escape_user_text(self, message: Message) -> Message:
         if message["role"] != "user":
             return message
-        return {**message, "content": self._bridge.as_text(message["content"])}
+        return {**message, "content": self._bridge.escape_added_tokens(message["content"])}

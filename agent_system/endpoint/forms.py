@@ -10,7 +10,7 @@ from verl.utils.sampling import StopReason
 MODEL = "policy"  # name of the model for clients, independent of its weights
 
 
-class Refused(Exception):
+class RequestRefused(Exception):
     """Refusal of a request.
 
     ``status`` is the HTTP status, ``param`` the invalid key, and ``code`` OpenAI's error code if
@@ -26,7 +26,7 @@ class Refused(Exception):
         self.param = param
         self.code = code
 
-    def body(self) -> dict[str, Any]:
+    def error_body(self) -> dict[str, Any]:
         """Return the JSON body of the error."""
         kind = "server_error" if self.status >= 500 else "invalid_request_error"
         error = {
@@ -47,7 +47,7 @@ class Reply:
     prompt_tokens: int
     sampled_tokens: int
 
-    def body(self) -> dict[str, Any]:
+    def completion_body(self) -> dict[str, Any]:
         """Return the JSON body of the chat completion."""
         choice = {
             "index": 0,
@@ -70,7 +70,7 @@ class Reply:
         }
 
 
-def models() -> dict[str, Any]:
+def model_list() -> dict[str, Any]:
     """Return the JSON body of the list of models, which has one entry."""
     model = {"id": MODEL, "object": "model", "created": 0, "owned_by": "rlvcr"}
     return {"object": "list", "data": [model]}

@@ -4,7 +4,7 @@ import http.client
 import json
 from urllib.parse import urlsplit
 
-from agent_system.reward_manager.scores import finite
+from agent_system.reward_manager.scores import read_finite_number
 
 TIMEOUT_S = 60.0
 
@@ -19,14 +19,14 @@ def post_reward(base_url: str, api_key: str, reward: float, won: bool | None = N
     If ``won`` is None, the episode is a success if the reward is above 0. Raises ``TypeError`` or
     ``ValueError`` for an invalid reward, ``RewardRefused``, and ``OSError`` if no server listens.
     """
-    reward = finite(reward, "reward")
-    place = urlsplit(base_url)
+    reward = read_finite_number(reward, "reward")
+    address = urlsplit(base_url)
     # ``urllib`` would send requests to a local address through a proxy, so do not use it.
-    connection = http.client.HTTPConnection(place.hostname or "", place.port, timeout=TIMEOUT_S)
-    said = {"reward": reward} if won is None else {"reward": reward, "won": won}
+    connection = http.client.HTTPConnection(address.hostname or "", address.port, timeout=TIMEOUT_S)
+    body = {"reward": reward} if won is None else {"reward": reward, "won": won}
     headers = {"Authorization": f"Bearer {api_key}", "Content-Type": "application/json"}
     try:
-        connection.request("POST", f"{place.path}/reward", json.dumps(said), headers)
+        connection.request("POST", f"{address.path}/reward", json.dumps(body), headers)
         answer = connection.getresponse()
         text = answer.read().decode()
     finally:

@@ -9,10 +9,15 @@ from typing import Any, Protocol
 
 from aiohttp import web
 
-from agent_system.endpoint.chat_request import ChatRequest, SamplingRules, read_request, wrong
+from agent_system.endpoint.chat_request import (
+    ChatRequest,
+    SamplingRules,
+    read_request,
+    refusal_of_value,
+)
 from agent_system.endpoint.connections import BoundedConnections
-from agent_system.endpoint.forms import MODEL, Refused, Reply, models
-from agent_system.reward_manager.scores import finite
+from agent_system.endpoint.forms import MODEL, Reply, RequestRefused, model_list
+from agent_system.reward_manager.scores import read_finite_number
 
 LOOPBACK = "127.0.0.1"
 KEY_BYTES = 32
@@ -39,7 +44,7 @@ class EndpointAddress:
     model: str
 
 
-class Guest(Protocol):
+class EndpointSession(Protocol):
     """One episode in flight at the endpoint, identified by its API key."""
 
     @property
@@ -63,22 +68,22 @@ class EndpointServer:
     """
 
     def __init__(self) -> None:
-        self._guests: dict[str, Guest] = {}
+        self._sessions: dict[str, EndpointSession] = {}
         self._runner: web.AppRunner | None = None
         self._listener: asyncio.Server | None = None
         self._connections: BoundedConnections | None = None
         self._starting = asyncio.Lock()
 
     @contextlib.asynccontextmanager
-    async def admitted(self, guest: Guest) -> AsyncIterator[EndpointAddress]:
+    async def register_session(self, session: EndpointSession) -> AsyncIterator[EndpointAddress]:
         """Serve ``guest`` under a new key until its reward is posted or the context exits."""
-        base_url = await self._start()
+        base_url = await self._ensure_listening()
         key = secrets.token_urlsafe(KEY_BYTES)
-        self._guests[key] = guest
+        self._sessions[key] = session
         try:
             yield EndpointAddress(base_url, key, MODEL)
         finally:
-            self._guests.pop(key, None)
+            self._sessions.pop(key, None)
 
     async def close(self) -> None:
         """Stop the server. A second call has no effect."""
@@ -89,16 +94,16 @@ class EndpointServer:
         if runner is not None:
             await runner.cleanup()
 
-    async def _start(self) -> str:
+    async def _ensure_listening(self) -> str:
         """Listen if nothing listens yet; return the base URL."""
         async with self._starting:
             if self._listener is None:
-                self._listener = await self._listen()
+                self._listener = await self._start_listening()
         return f"http://{LOOPBACK}:{self._listener.sockets[0].getsockname()[1]}/v1"
 
-    async def _listen(self) -> asyncio.Server:
+    async def _start_listening(self) -> asyncio.Server:
         runner = web.AppRunner(
-            self._app(),
+            self._build_app(),
             access_log=None,
             handler_cancellation=True,
             keepalive_timeout=KEEPALIVE_S,
@@ -112,44 +117,44 @@ class EndpointServer:
         # Port 0: the system chooses a free port.
         return await loop.create_server(self._connections, LOOPBACK, 0, backlog=BACKLOG)
 
-    def _app(self) -> web.Application:
-        app = web.Application(client_max_size=MAX_BODY, middlewares=[_in_openai_form])
-        app.router.add_post("/v1/chat/completions", self._chat)
-        app.router.add_post("/v1/reward", self._reward)
-        app.router.add_get("/v1/models", self._models)
+    def _build_app(self) -> web.Application:
+        app = web.Application(client_max_size=MAX_BODY, middlewares=[_convert_errors])
+        app.router.add_post("/v1/chat/completions", self._handle_chat)
+        app.router.add_post("/v1/reward", self._handle_reward)
+        app.router.add_get("/v1/models", self._handle_models)
         return app
 
-    async def _chat(self, request: web.Request) -> web.Response:
-        guest = self._guests[self._key(request)]
-        asked = read_request(await _body(request), guest.rules)
-        reply = await guest.chat(asked)
-        return web.json_response(reply.body())
+    async def _handle_chat(self, request: web.Request) -> web.Response:
+        session = self._sessions[self._read_key(request)]
+        chat_request = read_request(await _read_body(request), session.rules)
+        reply = await session.chat(chat_request)
+        return web.json_response(reply.completion_body())
 
-    async def _models(self, request: web.Request) -> web.Response:
-        self._key(request)
-        return web.json_response(models())
+    async def _handle_models(self, request: web.Request) -> web.Response:
+        self._read_key(request)
+        return web.json_response(model_list())
 
-    async def _reward(self, request: web.Request) -> web.Response:
-        self._key(request)
-        reward, won = read_reward(await _body(request))
+    async def _handle_reward(self, request: web.Request) -> web.Response:
+        self._read_key(request)
+        reward, won = read_reward(await _read_body(request))
         # Check the key again: another reward may have arrived while this body was read.
-        key = self._key(request)
-        self._guests.pop(key).finish(reward, won)
+        key = self._read_key(request)
+        self._sessions.pop(key).finish(reward, won)
         return web.json_response({"reward": reward, "won": won})
 
-    def _key(self, request: web.Request) -> str:
+    def _read_key(self, request: web.Request) -> str:
         """Return the key in the header of ``request``. Raises ``RequestRefused`` if unknown."""
-        said = request.headers.get("Authorization", "")
-        key = said.removeprefix(BEARER)
-        if not said.startswith(BEARER) or key not in self._guests:
-            raise Refused(
+        header = request.headers.get("Authorization", "")
+        key = header.removeprefix(BEARER)
+        if not header.startswith(BEARER) or key not in self._sessions:
+            raise RequestRefused(
                 "api_key: no episode in flight has this key; allowed: the key that the agent "
                 "received, until its reward is posted; fix: api_key=<that key>",
                 status=401,
                 code="invalid_api_key",
             )
         if self._connections is not None:
-            self._connections.trust(request)
+            self._connections.trust_connection(request)
         return key
 
 
@@ -160,19 +165,21 @@ def read_reward(body: Mapping[str, Any]) -> tuple[float, bool]:
     """
     for key, value in body.items():
         if key not in ("reward", "won"):
-            raise wrong(key, value, "unknown key", "`reward`, `won`", f"remove {key}")
-    said = body.get("reward")
+            raise refusal_of_value(key, value, "unknown key", "`reward`, `won`", f"remove {key}")
+    value_of_reward = body.get("reward")
     try:
-        reward = finite(said, "reward")
+        reward = read_finite_number(value_of_reward, "reward")
     except (TypeError, ValueError):
-        raise wrong("reward", said, "not a reward", "a finite number", "reward=0.0") from None
+        raise refusal_of_value(
+            "reward", value_of_reward, "not a reward", "a finite number", "reward=0.0"
+        ) from None
     won = body.get("won", reward > 0)
     if not isinstance(won, bool):
-        raise wrong("won", won, "not a boolean", "true, false", "remove `won`")
+        raise refusal_of_value("won", won, "not a boolean", "true, false", "remove `won`")
     return reward, won
 
 
-async def _body(request: web.Request) -> dict[str, Any]:
+async def _read_body(request: web.Request) -> dict[str, Any]:
     try:
         async with asyncio.timeout(BODY_TIMEOUT_S):
             body = await request.json()
@@ -181,32 +188,34 @@ async def _body(request: web.Request) -> dict[str, Any]:
             f"body: incomplete after {BODY_TIMEOUT_S:g} s; allowed: at most {MAX_BODY} bytes "
             "within that time; fix: send the whole request"
         )
-        raise Refused(message, status=408) from error
+        raise RequestRefused(message, status=408) from error
     # LookupError: an unknown charset. RecursionError: JSON that is nested too deeply.
     except (ValueError, LookupError, RecursionError) as error:
         message = f"body: not JSON ({error}); allowed: a JSON object; fix: send a JSON object"
-        raise Refused(message) from error
+        raise RequestRefused(message) from error
     if not isinstance(body, dict):
-        raise wrong("body", body, "not a JSON object", "a JSON object", "send a JSON object")
+        raise refusal_of_value(
+            "body", body, "not a JSON object", "a JSON object", "send a JSON object"
+        )
     return body
 
 
 @web.middleware
-async def _in_openai_form(request: web.Request, handler: Handler) -> web.StreamResponse:
+async def _convert_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Convert refusals and HTTP errors to error responses in OpenAI's format."""
     try:
         return await handler(request)
-    except Refused as refused:
-        return _answer(refused)
+    except RequestRefused as refused:
+        return _error_response(refused)
     except web.HTTPException as error:
         what = f"{request.method} {request.path}: {error.reason}"
         served = "POST /v1/chat/completions, GET /v1/models, POST /v1/reward"
         message = f"{what}; allowed: {served}, at most {MAX_BODY} bytes; fix: use one of these"
-        return _answer(Refused(message, status=error.status))
+        return _error_response(RequestRefused(message, status=error.status))
 
 
-def _answer(refused: Refused) -> web.Response:
-    answer = web.json_response(refused.body(), status=refused.status, headers=NO_RETRY)
+def _error_response(refused: RequestRefused) -> web.Response:
+    answer = web.json_response(refused.error_body(), status=refused.status, headers=NO_RETRY)
     if refused.status in CLOSING:
         answer.force_close()
     return answer

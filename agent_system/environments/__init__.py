@@ -3,9 +3,9 @@
 Names are imported on first use, so that a worker process imports only its own environment.
 """
 
-from verl.utils.lazy import lazy
+from verl.utils.lazy import make_lazy_exports
 
-__getattr__, __all__ = lazy(
+__getattr__, __all__ = make_lazy_exports(
     __name__,
     {
         "Decision": "expert_protocol",
@@ -19,10 +19,10 @@ __getattr__, __all__ = lazy(
         "Prompts": "prompts",
         "ChatPrompts": "chat_prompts",
         "CompactPrompts": "chat_prompts",
-        "project": "chat_prompts",
-        "Tried": "agent_system.environments.experts.interface",
-        "disturbed": "agent_system.environments.experts.interface",
-        "shortest_way": "agent_system.environments.experts.interface",
+        "project_action": "chat_prompts",
+        "LastAction": "agent_system.environments.experts.interface",
+        "add_noise": "agent_system.environments.experts.interface",
+        "find_shortest_path": "agent_system.environments.experts.interface",
         "EnvFailure": "agent_system.environments.pool.failure",
         "EnvironmentPool": "agent_system.environments.pool.environment_pool",
         "EnvironmentManagerBase": "manager",

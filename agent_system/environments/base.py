@@ -10,12 +10,12 @@ from agent_system.environments.expert_protocol import (
     Decision,
     EpisodeStart,
     Expert,
-    ExpertPlayer,
+    ExpertPolicy,
     Noise,
     Thought,
-    knows_all,
+    knows_all_solutions,
+    names_no_level,
     no_symbols,
-    says_no_level,
 )
 from agent_system.environments.package import (
     EnvPackage,
@@ -26,7 +26,7 @@ from agent_system.environments.package import (
 )
 from agent_system.environments.prompts import (
     Prompts,
-    prompts_for,
+    select_prompts,
     shows_level_prompts,
 )
 
@@ -36,7 +36,7 @@ __all__ = [
     "EnvPackage",
     "EpisodeStart",
     "Expert",
-    "ExpertPlayer",
+    "ExpertPolicy",
     "Mixture",
     "Noise",
     "Observation",
@@ -45,11 +45,11 @@ __all__ = [
     "Task",
     "TaskText",
     "Thought",
-    "knows_all",
+    "knows_all_solutions",
+    "names_no_level",
     "no_images",
     "no_symbols",
     "no_variants",
-    "prompts_for",
-    "says_no_level",
+    "select_prompts",
     "shows_level_prompts",
 ]

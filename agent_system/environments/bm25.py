@@ -9,7 +9,7 @@ from rank_bm25 import BM25Okapi
 _WORD = re.compile(r"[a-z0-9]+")
 
 
-def words(text: str) -> list[str]:
+def tokenize_words(text: str) -> list[str]:
     """Return the words of ``text`` in lower case."""
     return _WORD.findall(text.lower())
 
@@ -18,14 +18,14 @@ class KeywordIndex:
     """BM25 index over ``texts``. Ties are resolved by position, so results are deterministic."""
 
     def __init__(self, texts: Sequence[str]) -> None:
-        self._index = BM25Okapi([words(text) for text in texts])
+        self._index = BM25Okapi([tokenize_words(text) for text in texts])
 
-    def top(self, query: str, count: int) -> list[int]:
+    def find_top(self, query: str, count: int) -> list[int]:
         """Return the positions of the ``count`` best texts, best first.
 
         Texts that share no word with ``query`` are omitted.
         """
-        scores = self._index.get_scores(words(query))
+        scores = self._index.get_scores(tokenize_words(query))
         # Stable: equal scores stay in the order of the texts, on every machine.
         order = np.argsort(-scores, kind="stable")[:count]
         return [int(position) for position in order if scores[position] > 0]

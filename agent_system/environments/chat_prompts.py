@@ -4,16 +4,16 @@ import re
 from collections.abc import Callable, Sequence
 
 from agent_system.environments.env import Observation
-from rlvcr.levels import level_instructions
+from rlvcr.levels import render_level_instructions
 
-PLAIN = (
+PLAIN_ANSWER_FORMAT = (
     "First think about what to do, between <think> and </think>. "
     "Then write one action between <action> and </action>."
 )
 IMAGE = "<image>"  # placeholder in an observation's text for its image
-MAX_LENGTH = 400  # characters of an action
-_CLOSED = re.compile(r"<action>(.*?)</action>", re.DOTALL)
-_OPEN = re.compile(r"<action>(.*)", re.DOTALL)
+MAX_ACTION_CHARS = 400  # characters of an action
+_CLOSED_ACTION = re.compile(r"<action>(.*?)</action>", re.DOTALL)
+_OPEN_ACTION = re.compile(r"<action>(.*)", re.DOTALL)
 _TAG = re.compile(r"</?(?:action|think|level)>")
 
 
@@ -42,7 +42,7 @@ class ChatPrompts:
 
     def system(self, levels: bool) -> str | None:
         """Return rules and answer format. With ``levels``, answers begin with a thinking level."""
-        answer = level_instructions() if levels else PLAIN
+        answer = render_level_instructions() if levels else PLAIN_ANSWER_FORMAT
         example = f"An action looks like this: <action>{self.example}</action>"
         return f"{self.rules}\n\n{answer}\n{example}"
 
@@ -131,11 +131,11 @@ class CompactPrompts:
     def __init__(
         self,
         shorten: Callable[[str], str] = str,
-        begin: Callable[[str], str] | None = None,
+        shorten_first: Callable[[str], str] | None = None,
         keep_first: bool = False,
     ) -> None:
         self.shorten = shorten
-        self.begin = shorten if begin is None else begin
+        self.shorten_first = shorten if shorten_first is None else shorten_first
         self.keep_first = keep_first
 
     def system(self, levels: bool) -> str | None:
@@ -146,7 +146,7 @@ class CompactPrompts:
     def first(self, observation: Observation, levels: bool) -> str:
         """Return the shortened text of the first observation."""
         del levels  # both variants are equal
-        return self.begin(observation.text)
+        return self.shorten_first(observation.text)
 
     def turn(self, observation: Observation) -> str:
         """Return the shortened text of a later observation."""
@@ -165,16 +165,20 @@ class CompactPrompts:
         """
         del levels  # both variants are equal
         shown = [seen for seen, _ in history] + [observation.text]
-        lines = [self.begin(first.text)] if self.keep_first and first.text not in shown else []
-        lines += [f"{self._said(first, seen)}\n> {action}" for seen, action in history]
-        return "\n".join([*lines, self._said(first, observation.text)])
+        lines = (
+            [self.shorten_first(first.text)] if self.keep_first and first.text not in shown else []
+        )
+        lines += [
+            f"{self._shorten_observation(first, seen)}\n> {action}" for seen, action in history
+        ]
+        return "\n".join([*lines, self._shorten_observation(first, observation.text)])
 
-    def _said(self, first: Observation, text: str) -> str:
+    def _shorten_observation(self, first: Observation, text: str) -> str:
         # Compare texts: a turn of the history does not record that it was the first.
-        return self.begin(text) if text == first.text else self.shorten(text)
+        return self.shorten_first(text) if text == first.text else self.shorten(text)
 
 
-def project(text: str) -> tuple[str, bool]:
+def project_action(text: str) -> tuple[str, bool]:
     """Return the action in ``text`` with normalised white space, and whether it is well formed.
 
     The action is the text between the first ``<action>`` and ``</action>``. Without a closing tag
@@ -186,20 +190,20 @@ def project(text: str) -> tuple[str, bool]:
         "I go <action>west"            ->  ("west", False)
         "look"                         ->  ("look", False)
     """
-    closed = _CLOSED.findall(text)
+    closed = _CLOSED_ACTION.findall(text)
     if closed:
         action = " ".join(closed[0].split())
         # Check before cutting: an action that is too long is cut and also counts as not valid.
         well_formed = (
-            len(closed) == 1 and 0 < len(action) <= MAX_LENGTH and _TAG.search(action) is None
+            len(closed) == 1 and 0 < len(action) <= MAX_ACTION_CHARS and _TAG.search(action) is None
         )
-        return action[:MAX_LENGTH], well_formed
+        return action[:MAX_ACTION_CHARS], well_formed
     # Text after an unclosed tag is taken as the action, but does not count as valid.
-    opened = _OPEN.search(text)
+    opened = _OPEN_ACTION.search(text)
     if opened is not None:
         rest = opened.group(1)
     else:
         lines = text.strip().splitlines()
         # The environment needs some action; False in the result marks it as not valid.
         rest = lines[-1] if lines else ""
-    return " ".join(rest.split())[:MAX_LENGTH], False
+    return " ".join(rest.split())[:MAX_ACTION_CHARS], False

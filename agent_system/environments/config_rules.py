@@ -6,9 +6,9 @@ from typing import Any
 from agent_system.environments.env_package.mixture.settings import DEFAULT_PARTS
 from agent_system.environments.env_registry import (
     REGISTRY,
-    canonical,
-    settings_class,
-    stand_in_for,
+    canonical_name,
+    describe_substitutes,
+    find_settings_class,
 )
 from agent_system.environments.settings import EnvSettings
 from verl.config.derive import is_placeholder
@@ -18,22 +18,22 @@ from verl.config.schema import PPOConfig
 from verl.config.settings import Section
 
 Tree = dict[str, Any]
-DEFAULT = "alfworld"
+DEFAULT_ENVIRONMENT = "alfworld"
 MIXTURE = "mixture"
-DATA = "dataset"  # its tasks are rows of files
-FILES = ("data.train_files", "data.val_files")
-GROUP = "actor_rollout_ref.rollout.n"
+DATASET = "dataset"  # its tasks are rows of files
+FILE_KEYS = ("data.train_files", "data.val_files")
+GROUP_SIZE_KEY = "actor_rollout_ref.rollout.n"
 
 
-def section(name: str) -> type[EnvSettings] | None:
+def settings_class_or_none(name: str) -> type[EnvSettings] | None:
     """Return the settings class of an environment; None if it cannot be imported."""
     try:
-        return settings_class(name)
+        return find_settings_class(name)
     except (ImportError, LookupError, TypeError):
         return None  # later checks report the error if the run uses this environment
 
 
-def preprocess(tree: Tree, schema: type[Section]) -> None:
+def preprocess_tree(tree: Tree, schema: type[Section]) -> None:
     """Fill in the environment in ``tree``, before it is read.
 
     Choose ``env.env_name`` if it is not set: ``dataset`` for a job that names data files, else
@@ -45,28 +45,30 @@ def preprocess(tree: Tree, schema: type[Section]) -> None:
         return
     is_ppo = issubclass(schema, PPOConfig)
     if is_ppo and not env.get("env_name"):
-        env["env_name"] = DATA if _names_files(tree) else DEFAULT
+        env["env_name"] = DATASET if _has_data_files(tree) else DEFAULT_ENVIRONMENT
     if isinstance(env.get("env_name"), str):
-        env["env_name"] = canonical(env["env_name"])
+        env["env_name"] = canonical_name(env["env_name"])
     name = str(env.get("env_name", "")).split("/", 1)[0]
-    settings = section(name) if name in REGISTRY else None
+    settings = settings_class_or_none(name) if name in REGISTRY else None
     if settings is None:
         return
     if is_ppo:
-        if settings.one_step:
+        if settings.is_single_turn:
             env.setdefault("max_steps", 1)
         if settings.data_keys:
             # Validate on all rows of the files.
             env.setdefault("val_tasks", None)
-            _copy_written(tree, GROUP, "env.rollout.n")
+            _copy_value(tree, GROUP_SIZE_KEY, "env.rollout.n")
         for source, target in settings.data_keys.items():
-            _copy_written(tree, source, f"env.{name}.{target}")
+            _copy_value(tree, source, f"env.{name}.{target}")
     # An empty section makes the schema fill in the defaults.
     env.setdefault(name, {})
 
 
-def _names_files(tree: Tree) -> bool:
-    return any(_written(tree, key) and not _is_placeholder(_written(tree, key)) for key in FILES)
+def _has_data_files(tree: Tree) -> bool:
+    return any(
+        _value_at(tree, key) and not _is_placeholder(_value_at(tree, key)) for key in FILE_KEYS
+    )
 
 
 def _is_placeholder(value: Any) -> bool:
@@ -74,7 +76,7 @@ def _is_placeholder(value: Any) -> bool:
     return is_placeholder([str(file) for file in files])
 
 
-def _written(tree: Mapping[str, Any], path: str) -> Any:
+def _value_at(tree: Mapping[str, Any], path: str) -> Any:
     """Return the value at the dotted ``path``; None if it is not set."""
     value: Any = tree
     for name in path.split("."):
@@ -82,12 +84,12 @@ def _written(tree: Mapping[str, Any], path: str) -> Any:
     return value
 
 
-def _copy_written(tree: Tree, source: str, target: str) -> None:
+def _copy_value(tree: Tree, source: str, target: str) -> None:
     """Copy the value at ``source`` to ``target`` unless ``target`` is set."""
-    value = _written(tree, source)
-    if value is None or _written(tree, target) is not None:
+    value = _value_at(tree, source)
+    if value is None or _value_at(tree, target) is not None:
         return
-    if source in FILES and _is_placeholder(value):
+    if source in FILE_KEYS and _is_placeholder(value):
         return
     *above, name = target.split(".")
     section = tree
@@ -99,13 +101,16 @@ def _copy_written(tree: Tree, source: str, target: str) -> None:
     section[name] = value
 
 
-def check_written(tree: Mapping[str, Any], written: Collection[str]) -> Problems:
+def check_foreign_sections(tree: Mapping[str, Any], written: Collection[str]) -> Problems:
     """Yield a problem for each config section of an environment that the run does not use."""
-    env_name = str(_written(tree, "env.env_name") or "")
+    env_name = str(_value_at(tree, "env.env_name") or "")
     # Another check reports an unknown name.
-    if ":" not in env_name and canonical(env_name).split("/", 1)[0] not in REGISTRY:
+    if ":" not in env_name and canonical_name(env_name).split("/", 1)[0] not in REGISTRY:
         return
-    used = {canonical(name).split("/", 1)[0] for name in (env_name, *_parts(tree, env_name))}
+    used = {
+        canonical_name(name).split("/", 1)[0]
+        for name in (env_name, *_mixture_parts(tree, env_name))
+    }
     foreign: dict[str, str] = {}
     for path in written:
         above, _, rest = path.partition(".")
@@ -119,21 +124,21 @@ def check_written(tree: Mapping[str, Any], written: Collection[str]) -> Problems
         if ":" in env_name:
             fix = f"set env.kwargs.{key or 'KEY'}=..., which has the keys of {env_name}"
         allowed = "sections of the environment of the run"
-        yield f"{path}={_written(tree, path)!r}: {why}; allowed: {allowed}; fix: {fix}"
+        yield f"{path}={_value_at(tree, path)!r}: {why}; allowed: {allowed}; fix: {fix}"
 
 
-def _parts(tree: Mapping[str, Any], env_name: str) -> list[str]:
+def _mixture_parts(tree: Mapping[str, Any], env_name: str) -> list[str]:
     """Return the names of the environments in a mixture; empty for another environment."""
-    if canonical(env_name).split("/", 1)[0] != MIXTURE:
+    if canonical_name(env_name).split("/", 1)[0] != MIXTURE:
         return []
-    parts = _written(tree, f"env.{MIXTURE}.parts")
+    parts = _value_at(tree, f"env.{MIXTURE}.parts")
     return [str(part) for part in (DEFAULT_PARTS if parts is None else parts)]
 
 
 ENVIRONMENTS = EnvironmentPlugin(
     names=REGISTRY.keys,
-    section=section,
-    preprocess=preprocess,
-    check_written=check_written,
-    stand_in=lambda cfg: stand_in_for(cfg.env),
+    section=settings_class_or_none,
+    preprocess=preprocess_tree,
+    check_set_keys=check_foreign_sections,
+    stand_in=lambda cfg: describe_substitutes(cfg.env),
 )

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from agent_system.environments.package import EnvPackage
 from agent_system.environments.settings import EnvSettings
-from verl.config.settings import ConfigError, read_or_raise
+from verl.config.settings import ConfigError, read_section_or_raise
 from verl.config.settings.hints import did_you_mean
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ PACKAGES = "agent_system.environments.env_package"
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class RegistryEntry:
     """Entry of the registry.
 
     Attributes:
@@ -38,34 +38,38 @@ class Entry:
     settings: str = ""
 
 
-def _shipped(name: str, settings: str, extra: str | None = None) -> Entry:
+def _builtin_entry(name: str, settings: str, extra: str | None = None) -> RegistryEntry:
     """Return the entry of a built-in package, whose settings module has no heavy imports."""
-    home = f"{PACKAGES}.{name}"
-    return Entry(f"{home}.package:PACKAGE", extra, f"{home}.settings:{settings}")
+    package_module = f"{PACKAGES}.{name}"
+    return RegistryEntry(
+        f"{package_module}.package:PACKAGE", extra, f"{package_module}.settings:{settings}"
+    )
 
 
-REGISTRY: dict[str, Entry] = {
-    "agent": _shipped("agent", "AgentSettings"),
-    "alfworld": _shipped("alfworld", "AlfworldSettings", extra="envs"),
-    "dataset": _shipped("dataset", "DatasetSettings"),
-    "frozen_lake": _shipped("frozen_lake", "LakeSettings", extra="envs"),
-    "gymnasium": _shipped("gymnasium", "GymnasiumSettings", extra="envs"),
-    "mixture": _shipped("mixture", "MixtureSettings"),
-    "number_line": _shipped("number_line", "LineSettings"),
-    "openenv": _shipped("openenv", "OpenEnvSettings", extra="envs"),
-    "reasoning_gym": _shipped("reasoning_gym", "ReasoningGymSettings", extra="envs"),
-    "relay": _shipped("relay", "RelaySettings"),
-    "scienceworld": _shipped("scienceworld", "ScienceWorldSettings", extra="envs"),
-    "search": _shipped("search", "SearchSettings", extra="envs"),
-    "shop": _shipped("shop", "ShopSettings", extra="envs"),
-    "sokoban": _shipped("sokoban", "SokobanSettings"),
-    "textarena": _shipped("textarena", "TextArenaSettings", extra="envs"),
-    "textworld": _shipped("textworld", "TextWorldSettings", extra="envs"),
-    "textworld_express": _shipped("textworld_express", "TextWorldExpressSettings", extra="envs"),
-    "tools": _shipped("tools", "ToolsSettings", extra="envs"),
-    "twenty_questions": _shipped("twenty_questions", "GameSettings"),
+REGISTRY: dict[str, RegistryEntry] = {
+    "agent": _builtin_entry("agent", "AgentSettings"),
+    "alfworld": _builtin_entry("alfworld", "AlfworldSettings", extra="envs"),
+    "dataset": _builtin_entry("dataset", "DatasetSettings"),
+    "frozen_lake": _builtin_entry("frozen_lake", "LakeSettings", extra="envs"),
+    "gymnasium": _builtin_entry("gymnasium", "GymnasiumSettings", extra="envs"),
+    "mixture": _builtin_entry("mixture", "MixtureSettings"),
+    "number_line": _builtin_entry("number_line", "LineSettings"),
+    "openenv": _builtin_entry("openenv", "OpenEnvSettings", extra="envs"),
+    "reasoning_gym": _builtin_entry("reasoning_gym", "ReasoningGymSettings", extra="envs"),
+    "relay": _builtin_entry("relay", "RelaySettings"),
+    "scienceworld": _builtin_entry("scienceworld", "ScienceWorldSettings", extra="envs"),
+    "search": _builtin_entry("search", "SearchSettings", extra="envs"),
+    "shop": _builtin_entry("shop", "ShopSettings", extra="envs"),
+    "sokoban": _builtin_entry("sokoban", "SokobanSettings"),
+    "textarena": _builtin_entry("textarena", "TextArenaSettings", extra="envs"),
+    "textworld": _builtin_entry("textworld", "TextWorldSettings", extra="envs"),
+    "textworld_express": _builtin_entry(
+        "textworld_express", "TextWorldExpressSettings", extra="envs"
+    ),
+    "tools": _builtin_entry("tools", "ToolsSettings", extra="envs"),
+    "twenty_questions": _builtin_entry("twenty_questions", "GameSettings"),
     # Name of the shop in published job scripts.
-    "webshop": _shipped("shop", "ShopSettings", extra="envs"),
+    "webshop": _builtin_entry("shop", "ShopSettings", extra="envs"),
 }
 
 
@@ -80,7 +84,7 @@ class MissingExtra(ImportError):
     """Missing dependency of an environment. The message names the extra to install."""
 
 
-class BrokenPackage(ValueError):
+class InvalidPackage(ValueError):
     """Error in the module of an environment, or in its function that returns the package."""
 
 
@@ -92,16 +96,16 @@ def register_env(name: str, target: str | None = None, extra: str | None = None)
     The function must be at module level, because worker processes import it by name.
     """
     if target is not None:
-        REGISTRY[name] = Entry(target, extra)
+        REGISTRY[name] = RegistryEntry(target, extra)
 
-    def decorate(function: Callable[[], EnvPackage]) -> Callable[[], EnvPackage]:
-        REGISTRY[name] = Entry(f"{function.__module__}:{function.__qualname__}", extra)
+    def register_function(function: Callable[[], EnvPackage]) -> Callable[[], EnvPackage]:
+        REGISTRY[name] = RegistryEntry(f"{function.__module__}:{function.__qualname__}", extra)
         return function
 
-    return decorate
+    return register_function
 
 
-def canonical(env_name: str) -> str:
+def canonical_name(env_name: str) -> str:
     """Return ``env_name`` in the spelling of the registry: ``AlfWorld/X`` becomes ``alfworld/X``.
 
     Unknown names are returned unchanged.
@@ -116,11 +120,11 @@ def canonical(env_name: str) -> str:
     return f"{spelled}{slash}{variant}"
 
 
-def resolve(env_name: str) -> Entry:
+def find_entry(env_name: str) -> RegistryEntry:
     """Return the registry entry of ``env_name``. Raises ``UnknownEnvironment``."""
     if ":" in env_name:
-        return Entry(env_name)
-    name = canonical(env_name).split("/", 1)[0]
+        return RegistryEntry(env_name)
+    name = canonical_name(env_name).split("/", 1)[0]
     if name in REGISTRY:
         return REGISTRY[name]
     hint = did_you_mean(name.lower(), REGISTRY) or "."
@@ -139,9 +143,9 @@ def get_package(env_name: str) -> EnvPackage:
         InvalidPackage: The module, or the function in it, raised an error.
         TypeError: The attribute is no ``EnvPackage``.
     """
-    entry = resolve(env_name)
+    entry = find_entry(env_name)
     module_name, _, attribute = entry.target.partition(":")
-    module = _imported(env_name, module_name)
+    module = _import_module(env_name, module_name)
     attribute = attribute or "PACKAGE"
     if not hasattr(module, attribute):
         hint = did_you_mean(attribute, vars(module))
@@ -149,7 +153,7 @@ def get_package(env_name: str) -> EnvPackage:
     package = getattr(module, attribute)
     # A function registered with the decorator returns the package.
     if inspect.isfunction(package):
-        package = _made(env_name, package)
+        package = _call_package_function(env_name, package)
     if not isinstance(package, EnvPackage):
         raise TypeError(
             f"environment {env_name!r}: {entry.target} is a {type(package).__name__}, not an "
@@ -159,7 +163,7 @@ def get_package(env_name: str) -> EnvPackage:
     return package
 
 
-def _imported(env_name: str, module_name: str) -> ModuleType:
+def _import_module(env_name: str, module_name: str) -> ModuleType:
     is_file = module_name.endswith(".py")
     if is_file or not all(part.isidentifier() for part in module_name.split(".")):
         stem = module_name.removesuffix(".py").replace("/", ".").strip(".") or "my_lab.gridworld"
@@ -170,21 +174,21 @@ def _imported(env_name: str, module_name: str) -> ModuleType:
     try:
         return importlib.import_module(module_name)
     except ModuleNotFoundError as error:
-        raise missing_extra(env_name, error) from error
+        raise missing_extra_error(env_name, error) from error
     except (Exception, SystemExit) as error:  # boundary to user code
-        raise BrokenPackage(
+        raise InvalidPackage(
             f"environment {env_name!r}: importing the module {module_name} raised {error!r}; "
             "fix: correct the module"
         ) from error
 
 
-def _made(env_name: str, function: Callable[[], Any]) -> Any:
+def _call_package_function(env_name: str, function: Callable[[], Any]) -> Any:
     try:
         return function()
     except ModuleNotFoundError:
         raise
     except (Exception, SystemExit) as error:  # boundary to user code
-        raise BrokenPackage(
+        raise InvalidPackage(
             f"environment {env_name!r}: {function.__name__}() raised {error!r}; allowed: a "
             "function without arguments that returns an EnvPackage; fix: correct the function"
         ) from error
@@ -199,10 +203,10 @@ def variants_of(name: str) -> list[str]:
     try:
         return list(get_package(name).variants())
     except ModuleNotFoundError as error:
-        raise missing_extra(name, error) from error
+        raise missing_extra_error(name, error) from error
 
 
-def playable_names(name: str) -> list[str]:
+def selectable_names(name: str) -> list[str]:
     """Return all values of ``env.env_name`` for the package ``name``.
 
     These are ``NAME/VARIANT`` for each variant, or ``NAME`` without variants. Raises what
@@ -211,13 +215,13 @@ def playable_names(name: str) -> list[str]:
     return [f"{name}/{variant}" for variant in variants_of(name)] or [name]
 
 
-def settings_class(env_name: str) -> type[EnvSettings]:
+def find_settings_class(env_name: str) -> type[EnvSettings]:
     """Return the settings class of ``env_name``.
 
     The package is imported only if the registry entry has no import path of the settings. Raises
     what ``get_package`` raises.
     """
-    target = resolve(env_name).settings
+    target = find_entry(env_name).settings
     if not target:
         return get_package(env_name).settings
     module_name, _, attribute = target.partition(":")
@@ -234,7 +238,7 @@ def env_settings(env_config: "EnvConfig") -> EnvSettings:
         ConfigError: Unknown or invalid keys.
         Exception: All that ``get_package`` raises.
     """
-    name, _, variant = canonical(env_config.env_name).partition("/")
+    name, _, variant = canonical_name(env_config.env_name).partition("/")
     # An import path (``my_lab.grid:PACKAGE``) has no section: its keys are in ``kwargs``.
     section_value = getattr(env_config, name, None) if name.isidentifier() else None
     written = section_value
@@ -243,16 +247,16 @@ def env_settings(env_config: "EnvConfig") -> EnvSettings:
     # ``kwargs`` has precedence: it works for every name of an environment.
     section = {**(written or {}), **env_config.kwargs}
     label = f"env.{name}" if name.isidentifier() else "env.kwargs"
-    settings_type = settings_class(env_config.env_name)
+    settings_type = find_settings_class(env_config.env_name)
     if variant and ":" not in env_config.env_name:
         _choose_variant(section, env_config.env_name, settings_type)
-    settings = read_or_raise(settings_type, section, label)
+    settings = read_section_or_raise(settings_type, section, label)
     defaults = {"max_steps": env_config.max_steps, "seed": env_config.seed}
     missing = {key: value for key, value in defaults.items() if getattr(settings, key) is None}
-    return settings.model_copy(update=missing).completed(env_config)
+    return settings.model_copy(update=missing).with_derived_values(env_config)
 
 
-def stand_in_for(env_config: "EnvConfig") -> str:
+def describe_substitutes(env_config: "EnvConfig") -> str:
     """Describe the substitute that runs instead of the environment that ``env_config`` names.
 
     Example: generated games instead of ALFWorld's official ones. Empty without a substitute, and
@@ -260,12 +264,12 @@ def stand_in_for(env_config: "EnvConfig") -> str:
     """
     try:
         settings = env_settings(env_config)
-        parts = getattr(settings, "weights", None) or {}
-        descriptions = [settings.stand_in_for(canonical(env_config.env_name))]
+        parts = getattr(settings, "part_weights", None) or {}
+        descriptions = [settings.describe_substitute(canonical_name(env_config.env_name))]
         for part in parts:
             written = getattr(settings, "kwargs", {}).get(part)
-            part_settings = read_or_raise(settings_class(part), written)
-            descriptions.append(part_settings.stand_in_for(canonical(part)))
+            part_settings = read_section_or_raise(find_settings_class(part), written)
+            descriptions.append(part_settings.describe_substitute(canonical_name(part)))
     except (ImportError, LookupError, TypeError, ValueError, AttributeError):
         return ""  # the config checks report the error
     return "; ".join(filter(None, descriptions))
@@ -280,10 +284,10 @@ def _choose_variant(
     """
     key = settings_type.variant_key
     name, _, variant = env_name.partition("/")
-    if variant in settings_type.own_variants:
+    if variant in settings_type.variant_aliases:
         return
     if not key:
-        names = ", ".join([name, *(f"{name}/{alias}" for alias in settings_type.own_variants)])
+        names = ", ".join([name, *(f"{name}/{alias}" for alias in settings_type.variant_aliases)])
         raise ConfigError(
             f"env.env_name={env_name!r}: the environment has no variant {variant!r}; allowed: "
             f"{names}; fix: env.env_name={name}"
@@ -298,7 +302,7 @@ def _choose_variant(
     section[key] = variant
 
 
-def missing_extra(env_name: str, error: ModuleNotFoundError) -> ImportError:
+def missing_extra_error(env_name: str, error: ModuleNotFoundError) -> ImportError:
     """Return the error to raise when ``env_name`` needs the missing module of ``error``."""
     module = env_name.partition(":")[0]
     if ":" in env_name and error.name and f"{module}.".startswith(f"{error.name}."):
@@ -306,7 +310,7 @@ def missing_extra(env_name: str, error: ModuleNotFoundError) -> ImportError:
             f"environment {env_name!r}: no module {error.name!r} can be imported; "
             "fix: start in the directory that contains it, or add that to PYTHONPATH"
         )
-    extra = resolve(env_name).extra
+    extra = find_entry(env_name).extra
     fix = f"install the extra: pip install -e '.[{extra}]'" if extra else "install it"
     return MissingExtra(
         f"environment {env_name!r} needs the module {error.name!r}, which is not installed; {fix}"

@@ -22,8 +22,8 @@ class Noise:
             after an invalid action.
     """
 
-    slack: float = 0.0
-    slips: float = 0.0
+    useless_share: float = 0.0
+    invalid_share: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,18 +46,18 @@ class Decision:
     situation: str = ""  # facts that matter for the action
     tried: str = ""  # the previous action and its result
     plan: str = ""  # the next actions; the first one is ``action``
-    slack: bool = False  # valid, but does not advance the task
-    slip: bool = False  # rejected by the environment
+    is_useless: bool = False  # valid, but does not advance the task
+    is_invalid: bool = False  # rejected by the environment
     thoughts: Mapping[int, Thought] = field(default_factory=dict)
     needed_level: int | None = None  # the lowest level that suffices; None: unknown
-    right: tuple[str, ...] = ()  # all right actions in this state; empty: ``action`` only
+    right_actions: tuple[str, ...] = ()  # all right actions in this state; empty: ``action`` only
 
-    def accepts(self, action: str) -> bool:
+    def is_right(self, action: str) -> bool:
         """Return True if ``action`` is right."""
-        return action in (self.right or (self.action,))
+        return action in (self.right_actions or (self.action,))
 
 
-class ExpertPlayer(Protocol):
+class ExpertPolicy(Protocol):
     """State of an expert in one episode."""
 
     def act(self) -> Decision:
@@ -86,13 +86,13 @@ def no_symbols(settings: EnvSettings) -> Sequence[str]:
     return ()
 
 
-def says_no_level(settings: EnvSettings) -> bool:
+def names_no_level(settings: EnvSettings) -> bool:
     """Return False, the default of ``Expert.names_needed_level``, for any settings."""
     del settings
     return False
 
 
-def knows_all(settings: EnvSettings) -> bool:
+def knows_all_solutions(settings: EnvSettings) -> bool:
     """Return True, the default of ``Expert.knows_solution``, for any settings."""
     del settings
     return True
@@ -119,7 +119,7 @@ class Expert(Generic[S]):
         knows_solution: True if the expert solves the tasks of these settings.
     """
 
-    start: Callable[[EpisodeStart[S]], ExpertPlayer]
+    start: Callable[[EpisodeStart[S]], ExpertPolicy]
     levels: tuple[int, ...] = (1, 2, 3, 4)
     tasks: Callable[[S, int], list[Task]] | None = None
     episodes_per_task: int = 1
@@ -127,6 +127,6 @@ class Expert(Generic[S]):
     key: Callable[[S], list[Any]] | None = None
     words: Callable[[], Sequence[str]] = tuple
     symbols: Callable[[S], Sequence[str]] = no_symbols
-    keeps_lost: bool = False
-    tells_needed_level: Callable[[S], bool] = says_no_level
-    knows: Callable[[S], bool] = knows_all
+    keeps_unsuccessful: bool = False
+    names_needed_level: Callable[[S], bool] = names_no_level
+    knows_solution: Callable[[S], bool] = knows_all_solutions

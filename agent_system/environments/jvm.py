@@ -16,7 +16,7 @@ from typing import Any
 
 # Calls come one at a time, so the serial collector and the fast compiler need the least memory and
 # start-up time.
-OPTIONS = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:+ExitOnOutOfMemoryError")
+JVM_OPTIONS = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:+ExitOnOutOfMemoryError")
 HOST = "127.0.0.1"
 # Seconds that a JVM may take to exit after its standard input is closed.
 EXIT_S = 5.0
@@ -34,9 +34,9 @@ def find_java(env_name: str) -> str:
     home = os.environ.get("JAVA_HOME")
     java = shutil.which("java", path=os.path.join(home, "bin")) if home else shutil.which("java")
     if java is None:
-        where = f"$JAVA_HOME/bin ({home}/bin)" if home else "the path"
+        location = f"$JAVA_HOME/bin ({home}/bin)" if home else "the path"
         raise JavaMissing(
-            f"environment {env_name!r} needs Java 8 or newer, and there is no java on {where}; "
+            f"environment {env_name!r} needs Java 8 or newer, and there is no java on {location}; "
             "fix: install it, for example with `apt-get install default-jre-headless`, or set "
             "JAVA_HOME"
         )
@@ -54,10 +54,10 @@ class Jvm:
 
         self.users = 0
         # A file instead of a pipe: a full pipe without a reader would block the JVM.
-        self._words = tempfile.TemporaryFile()  # noqa: SIM115  lives as long as the JVM
-        flags = [f"-Xmx{heap_mb}m", *OPTIONS, *options]
+        self._output = tempfile.TemporaryFile()  # noqa: SIM115  lives as long as the JVM
+        flags = [f"-Xmx{heap_mb}m", *JVM_OPTIONS, *options]
         try:
-            launched: Any = launch_gateway(
+            gateway_result: Any = launch_gateway(
                 classpath=jar,
                 javaopts=flags,
                 java_path=find_java(env_name),
@@ -65,35 +65,35 @@ class Jvm:
                 die_on_exit=True,
                 enable_auth=True,  # other users of this machine can reach the port
                 cwd=os.path.dirname(jar),
-                redirect_stderr=self._words,
+                redirect_stderr=self._output,
                 return_proc=True,
             )
         except ValueError as error:  # the output was not a port number
             raise JavaMissing(
-                f"java did not start with {' '.join(flags)}:\n{self._said()}"
+                f"java did not start with {' '.join(flags)}:\n{self._read_output()}"
             ) from error
         # The type stub does not say that these arguments give three values.
-        port, token, process = launched
+        port, token, process = gateway_result
         self.process: subprocess.Popen[str] = process
         self._finalizer_prefix = f"{HOST}{port}"
         parameters = GatewayParameters(HOST, port, auth_token=token, auto_field=True)
         self.gateway = JavaGateway(gateway_parameters=parameters, java_process=self.process)
 
     @property
-    def alive(self) -> bool:
+    def is_running(self) -> bool:
         """True while the process has not exited."""
         return self.process.poll() is None
 
-    def new(self, class_name: str) -> Any:
+    def create_object(self, class_name: str) -> Any:
         """Return a new object of the Java class. ``release_object`` frees it."""
         java_class: Any = self.gateway.jvm
         for part in class_name.split("."):
             java_class = getattr(java_class, part)
         return java_class()
 
-    def free(self, java_object: object) -> None:
+    def release_object(self, java_object: object) -> None:
         """Allow the JVM to collect ``java_object``."""
-        if self.alive:
+        if self.is_running:
             self.gateway.detach(java_object)
 
     def kill(self) -> None:
@@ -103,7 +103,7 @@ class Jvm:
 
     def stop(self) -> None:
         """Make the process exit and wait for it. Kill it after ``EXIT_S``."""
-        self._forget_objects()
+        self._remove_finalizers()
         self.gateway.close()
         if self.process.stdin is not None:  # closing it makes the JVM exit
             with contextlib.suppress(OSError):
@@ -112,9 +112,9 @@ class Jvm:
             self.process.wait(EXIT_S)
         except subprocess.TimeoutExpired:
             self.kill()
-        self._words.close()
+        self._output.close()
 
-    def _forget_objects(self) -> None:
+    def _remove_finalizers(self) -> None:
         """Remove py4j's finalizers of this JVM's objects: they would call the stopped JVM."""
         from py4j.finalizer import ThreadSafeFinalizer
 
@@ -123,16 +123,16 @@ class Jvm:
             if key.startswith(self._finalizer_prefix):
                 ThreadSafeFinalizer.remove_finalizer(key)
 
-    def _said(self) -> str:
-        self._words.seek(0)
-        return self._words.read().decode(errors="replace")[-2000:].strip()
+    def _read_output(self) -> str:
+        self._output.seek(0)
+        return self._output.read().decode(errors="replace")[-2000:].strip()
 
 
 _RUNNING: dict[str, Jvm] = {}  # shared JVMs by jar
 _LOCK = threading.Lock()
 
 
-def attach(
+def acquire_jvm(
     env_name: str, jar: str, heap_mb: int, options: tuple[str, ...] = (), *, shared: bool = True
 ) -> Jvm:
     """Return the JVM of this process for ``jar``. Start one if none is running.
@@ -143,7 +143,7 @@ def attach(
     """
     with _LOCK:
         jvm = _RUNNING.get(jar) if shared else None
-        if jvm is None or not jvm.alive:
+        if jvm is None or not jvm.is_running:
             jvm = Jvm(env_name, jar, heap_mb, options)
             if shared:
                 _RUNNING[jar] = jvm
@@ -151,7 +151,7 @@ def attach(
         return jvm
 
 
-def release(jvm: Jvm) -> None:
+def release_jvm(jvm: Jvm) -> None:
     """Decrement the users of ``jvm``. Stop it when the last user releases it."""
     with _LOCK:
         jvm.users -= 1

@@ -12,15 +12,15 @@ import numpy as np
 
 import verl
 from agent_system.environments.env import Task
-from agent_system.environments.env_registry import env_settings, get_package, missing_extra
+from agent_system.environments.env_registry import env_settings, get_package, missing_extra_error
 from agent_system.environments.groups import GroupMismatch, assert_same_start
 from agent_system.environments.tasks import (
-    SEED_BITS,
-    Schedule,
-    by_part,
+    SEED_MASK,
+    TaskSchedule,
     check_disjoint,
-    panel_digest,
-    panel_of,
+    group_by_part,
+    hash_validation_set,
+    select_validation_set,
 )
 from agent_system.environments.vectorised import VectorisedPlay
 from verl.utils.seeds import derive_seed
@@ -39,7 +39,7 @@ __all__ = [
 ]
 
 
-Group = tuple[Task, int, str]  # task, environment seed, uid
+TaskGroup = tuple[Task, int, str]  # task, environment seed, uid
 
 
 class EnvironmentManagerBase(VectorisedPlay):
@@ -55,19 +55,19 @@ class EnvironmentManagerBase(VectorisedPlay):
         self.split = split
         self.settings = env_settings(config.env)
         self.package = get_package(config.env.env_name)
-        self._schedule: tuple[list[Task], Schedule] | None = None
+        self._schedule: tuple[list[Task], TaskSchedule] | None = None
         self.group_size = config.env.rollout.n
         try:
-            self.tasks = list(self.package.tasks(self.settings, split))
+            self.task_list = list(self.package.tasks(self.settings, split))
         except ModuleNotFoundError as error:
-            raise missing_extra(config.env.env_name, error) from error
-        weights = self.package.weights(self.settings)
+            raise missing_extra_error(config.env.env_name, error) from error
+        weights = self.package.part_weights(self.settings)
         self.panel: list[tuple[Task, int]] = []
         if split == "val":
-            self.panel = panel_of(self.tasks, config.env.val_tasks, weights)
+            self.panel = select_validation_set(self.task_list, config.env.val_tasks, weights)
         if split == "train":
-            self.tasks = self.tasks[: config.env.train_tasks]
-        if not self.tasks:
+            self.task_list = self.task_list[: config.env.train_tasks]
+        if not self.task_list:
             raise ValueError(
                 f"environment {config.env.env_name!r} has no {split} tasks; "
                 f"its settings: {self.settings!r}"
@@ -90,13 +90,13 @@ class EnvironmentManagerBase(VectorisedPlay):
             Columns ``task`` (dict), ``uid``, ``member`` (int), ``env_seed`` (int), ``data_source``
             and ``task_id``. ``meta_info["global_step"]`` is the step.
         """
-        groups: list[Group] = []
+        groups: list[TaskGroup] = []
         for group in range(batch_size):
             # The number depends on step and group only, not on earlier batches.
-            task = self.schedule.task((step - 1) * batch_size + group, draw)
-            seed = derive_seed(self.env_config.seed, self.split, step, draw, group) & SEED_BITS
+            task = self.task_schedule.task_at((step - 1) * batch_size + group, draw)
+            seed = derive_seed(self.env_config.seed, self.split, step, draw, group) & SEED_MASK
             groups.append((task, seed, f"{self.split}-{step}-{draw}-{group}"))
-        batch = self._rows(groups, self.group_size)
+        batch = self._build_batch(groups, self.group_size)
         batch.meta_info["global_step"] = step
         return batch
 
@@ -104,7 +104,7 @@ class EnvironmentManagerBase(VectorisedPlay):
         """Return the frozen validation set, one row per task, with the columns of ``gen_batch``."""
         # The seeds depend on the tasks only, so runs with other seeds have the same start states.
         groups = [(task, seed, f"panel-{task['task_id']}") for task, seed in self.panel]
-        return self._rows(groups, 1)
+        return self._build_batch(groups, 1)
 
     @property
     def panel_hash(self) -> str:
@@ -112,34 +112,39 @@ class EnvironmentManagerBase(VectorisedPlay):
 
         Equal hashes mean equal tasks and start states.
         """
-        return panel_digest(self.panel)
+        return hash_validation_set(self.panel)
 
     @property
-    def schedule(self) -> Schedule:
+    def task_schedule(self) -> TaskSchedule:
         """Order of the tasks. Rebuilt after ``tasks`` was replaced."""
-        if self._schedule is None or self._schedule[0] is not self.tasks:
-            weights = self.package.weights(self.settings)
+        if self._schedule is None or self._schedule[0] is not self.task_list:
+            weights = self.package.part_weights(self.settings)
             seed = (self.env_config.seed, self.split)
-            self._schedule = (self.tasks, Schedule(self.tasks, weights, self.shuffle, seed))
+            self._schedule = (
+                self.task_list,
+                TaskSchedule(self.task_list, weights, self.shuffle, seed),
+            )
         return self._schedule[1]
 
     def _check_parts(self, weights: Mapping[str, int]) -> None:
-        empty = [part for part, tasks in by_part(self.tasks, weights).items() if not tasks]
+        empty = [
+            part for part, tasks in group_by_part(self.task_list, weights).items() if not tasks
+        ]
         if empty:
             raise ValueError(
                 f"environment {self.env_config.env_name!r} has no {self.split} tasks of "
                 f"{', '.join(map(repr, empty))}; fix: raise env.train_tasks, or remove the part"
             )
 
-    def take(self, tasks: list[Task]) -> None:
+    def replace_tasks(self, tasks: list[Task]) -> None:
         """Replace the tasks of this split. The validation set is drawn from them again."""
-        self.tasks = tasks
+        self.task_list = tasks
         if self.split == "val":
-            self.panel = panel_of(
-                tasks, self.env_config.val_tasks, self.package.weights(self.settings)
+            self.panel = select_validation_set(
+                tasks, self.env_config.val_tasks, self.package.part_weights(self.settings)
             )
 
-    def _rows(self, groups: list[Group], members: int) -> "DataProto":
+    def _build_batch(self, groups: list[TaskGroup], members: int) -> "DataProto":
         rows = [
             (task, seed, uid, member) for task, seed, uid in groups for member in range(members)
         ]
@@ -161,5 +166,5 @@ def make_envs(config: "PPOConfig") -> tuple[EnvironmentManagerBase, EnvironmentM
     """
     train = EnvironmentManagerBase(config, "train")
     val = EnvironmentManagerBase(config, "val")
-    check_disjoint(train.tasks, val.tasks)
+    check_disjoint(train.task_list, val.task_list)
     return train, val

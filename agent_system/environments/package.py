@@ -8,7 +8,7 @@ from agent_system.environments.env import Env, Observation, Task
 from agent_system.environments.expert_protocol import Expert
 from agent_system.environments.prompts import Prompts
 from agent_system.environments.settings import EnvSettings
-from verl.config.settings import read_or_raise
+from verl.config.settings import read_section_or_raise
 
 S = TypeVar("S", bound=EnvSettings)
 
@@ -48,8 +48,8 @@ class TaskText:
     text of that observation.
     """
 
-    shows: Callable[[Task], Observation]
-    retold: Callable[[Task, str], Task]
+    first_observation: Callable[[Task], Observation]
+    with_text: Callable[[Task, str], Task]
 
 
 @dataclass(frozen=True)
@@ -92,8 +92,8 @@ class EnvPackage(Generic[S]):
     # Text after an action would invent the reply of the environment.
     stop: tuple[str, ...] = ("</action>",)
     images: Callable[[S], tuple[str, Any, Any] | None] = no_images
-    plays_cut_turns: bool = False
-    brings_agent: bool = False
+    executes_cut_turns: bool = False
+    runs_agent: bool = False
     task_text: TaskText | None = None
     expert: Expert[S] | None = None
     variants: Callable[[], Sequence[str]] = no_variants
@@ -103,18 +103,18 @@ class EnvPackage(Generic[S]):
     remarks: Callable[[], Mapping[str, str]] = dict
     without_oracle: tuple[str, ...] = ()
 
-    def for_task(self, task: Task) -> "EnvPackage[Any]":
+    def package_for_task(self, task: Task) -> "EnvPackage[Any]":
         """Return the package of ``task``: this one, or the part of the mixture."""
         return self if self.mixture is None else self.mixture.package_of(task)
 
-    def stops(self, settings: S) -> tuple[str, ...]:
+    def stop_strings(self, settings: S) -> tuple[str, ...]:
         """Return the strings that end the sampling of a turn."""
         return self.stop if self.mixture is None else self.mixture.stop(settings)
 
-    def weights(self, settings: S) -> Mapping[str, int]:
+    def part_weights(self, settings: S) -> Mapping[str, int]:
         """Return the weight of each part of a mixture; empty for a single environment."""
         return {} if self.mixture is None else self.mixture.weights(settings)
 
-    def read(self, section: Mapping[str, Any] | None = None) -> S:
+    def read_settings(self, section: Mapping[str, Any] | None = None) -> S:
         """Return the settings in ``section``. Raises ``ConfigError``, which names every error."""
-        return read_or_raise(self.settings, section, f"env.{self.name}")
+        return read_section_or_raise(self.settings, section, f"env.{self.name}")

@@ -47,10 +47,10 @@ def shows_level_prompts(prompts: Prompts) -> bool:
     return bool(getattr(prompts, "shows_level_prompts", False))
 
 
-def prompts_for(prompts: Prompts, first: Observation) -> Prompts:
+def select_prompts(prompts: Prompts, first: Observation) -> Prompts:
     """Return the prompts of the environment whose episode begins with ``first``.
 
     Prompts of a mixture have the method ``of(first)``, which selects them.
     """
-    choose = getattr(prompts, "of", None)
-    return prompts if choose is None else choose(first)
+    select = getattr(prompts, "of", None)
+    return prompts if select is None else select(first)

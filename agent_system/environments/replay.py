@@ -14,19 +14,19 @@ from typing import Any
 from agent_system.environments.env import Env, Observation, Task
 from agent_system.environments.env_registry import (
     env_settings,
+    find_settings_class,
     get_package,
-    settings_class,
 )
-from agent_system.environments.experts.episode import now
+from agent_system.environments.experts.episode import await_if_needed
 from agent_system.environments.package import EnvPackage
 from agent_system.environments.settings import EnvSettings
 from verl.config.schema.env import EnvConfig
 from verl.utils.seeds import derive_seed
 
 # Keys with the number of tasks. They are set to ``FEW_TASKS``, so that tasks are made quickly.
-_COUNTS = re.compile(r"(train|val)_(tasks|games|maps|levels)")
-_MOVES = re.compile(r"\[[^\[\]\n]{1,30}\]|\w+")
-FEW = 4
+_TASK_COUNT_KEY = re.compile(r"(train|val)_(tasks|games|maps|levels)")
+_MOVE_OR_WORD = re.compile(r"\[[^\[\]\n]{1,30}\]|\w+")
+FEW_TASKS = 4
 MAX_STEPS = 30
 
 
@@ -40,17 +40,19 @@ class RandomEpisode:
 
 def small_settings(name: str) -> EnvSettings:
     """Return settings of ``name`` with few tasks. Raises what ``env_settings`` raises."""
-    counts = [key for key in settings_class(name).model_fields if _COUNTS.fullmatch(key)]
-    few = dict.fromkeys(counts, FEW)
+    counts = [
+        key for key in find_settings_class(name).model_fields if _TASK_COUNT_KEY.fullmatch(key)
+    ]
+    few = dict.fromkeys(counts, FEW_TASKS)
     return env_settings(EnvConfig(env_name=name, kwargs=few, max_steps=MAX_STEPS))
 
 
-def first_task(package: EnvPackage, settings: EnvSettings) -> Task:
+def first_training_task(package: EnvPackage, settings: EnvSettings) -> Task:
     """Return the first task of the training split."""
     return package.tasks(settings, "train")[0]
 
 
-def episode(name: str, seed: int, steps: int) -> RandomEpisode:
+def run_random_episode(name: str, seed: int, steps: int) -> RandomEpisode:
     """Run the first training task of ``name`` with random actions, for at most ``steps`` env steps.
 
     ``seed`` determines the actions. The environment is new. Raises what the environment raises.
@@ -59,34 +61,34 @@ def episode(name: str, seed: int, steps: int) -> RandomEpisode:
     settings = small_settings(name)
     env = package.make(settings)
     try:
-        return _played(env, first_task(package, settings), seed, steps)
+        return _run_episode(env, first_training_task(package, settings), seed, steps)
     finally:
         env.close()
 
 
-def _played(env: Env, task: Task, seed: int, steps: int) -> RandomEpisode:
+def _run_episode(env: Env, task: Task, seed: int, steps: int) -> RandomEpisode:
     draw = random.Random(derive_seed("replay", seed))
-    observation = now(env.reset(task, seed))
-    seen: list[Any] = [_told(observation)]
+    observation = await_if_needed(env.reset(task, seed))
+    seen: list[Any] = [_list_fields(observation)]
     for _ in range(steps):
-        action = _any_action(observation, draw)
-        observation, reward, done, info = now(env.step(action))
-        seen.append([action, _told(observation), reward, bool(done), _told_info(info)])
+        action = _draw_action(observation, draw)
+        observation, reward, done, info = await_if_needed(env.step(action))
+        seen.append([action, _list_fields(observation), reward, bool(done), _info_texts(info)])
         if done:
             break
     text = json.dumps([task, seen], sort_keys=True, default=str)
     return RandomEpisode(len(seen) - 1, hashlib.blake2b(text.encode(), digest_size=8).hexdigest())
 
 
-def _any_action(observation: Observation, draw: random.Random) -> str:
+def _draw_action(observation: Observation, draw: random.Random) -> str:
     """Return a random admissible action, or else a random move or word of the observation."""
-    possible = observation.info.get("admissible_actions") or _MOVES.findall(observation.text)
+    possible = observation.info.get("admissible_actions") or _MOVE_OR_WORD.findall(observation.text)
     return draw.choice(possible) if possible else "1"
 
 
-def _told(observation: Observation) -> list[Any]:
-    return [observation.text, observation.state, _told_info(observation.info)]
+def _list_fields(observation: Observation) -> list[Any]:
+    return [observation.text, observation.state, _info_texts(observation.info)]
 
 
-def _told_info(info: Mapping[str, Any]) -> dict[str, str]:
+def _info_texts(info: Mapping[str, Any]) -> dict[str, str]:
     return {key: str(value) for key, value in info.items()}

@@ -32,9 +32,9 @@ class EnvSettings(EnvSection):
     # Key that the variant in ``env_name=NAME/VARIANT`` sets.
     variant_key: ClassVar[str] = ""
     # Variants that set no key: names of the same environment in other frameworks' jobs.
-    own_variants: ClassVar[tuple[str, ...]] = ()
+    variant_aliases: ClassVar[tuple[str, ...]] = ()
     # True if every episode has one turn.
-    one_step: ClassVar[bool] = False
+    is_single_turn: ClassVar[bool] = False
 
     max_steps: PositiveInt | None = None
     """steps after which the environment itself may end an episode; null: env.max_steps"""
@@ -51,33 +51,33 @@ class EnvSettings(EnvSection):
 
     @model_validator(mode="before")
     @classmethod
-    def _null_is_left_out(cls, values: Any) -> Any:
+    def _drop_nulls(cls, values: Any) -> Any:
         if isinstance(values, dict):
             return {key: value for key, value in values.items() if value is not None}
         return values
 
     @classmethod
-    def choices(cls) -> tuple[str, ...]:
+    def list_variants(cls) -> tuple[str, ...]:
         """Return the values that the type of ``variant_key`` lists.
 
         A package with fixed variants uses this as ``EnvPackage.variants``.
         """
         return get_args(cls.model_fields[cls.variant_key].annotation)
 
-    def completed(self, env: "EnvConfig") -> Self:
+    def with_derived_values(self, env: "EnvConfig") -> Self:
         """Return these settings with values derived from other keys of the section ``env``."""
         del env  # the base class derives nothing
         return self
 
-    def own_placement(self) -> Placement | None:
+    def chosen_placement(self) -> Placement | None:
         """Return the placement that these settings require; None: the default of the package."""
         return self.placement
 
-    def memory_limit(self) -> float | None:
+    def memory_limit_gb(self) -> float | None:
         """Return the limit of a worker's address space in gigabytes; None: no limit."""
         return None
 
-    def stand_in_for(self, env_name: str) -> str:
+    def describe_substitute(self, env_name: str) -> str:
         """Describe the substitute that runs instead of ``env_name``; empty without a substitute."""
         del env_name
         return ""
@@ -93,6 +93,6 @@ class GradedSettings(EnvSettings):
     memory_gb: Annotated[float, Ge(1)] = 8.0
     """address space of a worker process, in gigabytes; a trajectory that needs more has failed"""
 
-    def memory_limit(self) -> float | None:
+    def memory_limit_gb(self) -> float | None:
         """Return the limit of a worker's address space, ``memory_gb``."""
         return self.memory_gb

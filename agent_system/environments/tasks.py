@@ -8,8 +8,8 @@ from agent_system.environments.env import Task
 from verl.utils.seeds import derive_seed
 
 # 31 bits: the range that every environment's random generator accepts, also as a signed integer.
-SEED_BITS = 0x7FFFFFFF
-WHOLE = ""  # name of the only part of an environment that is no mixture
+SEED_MASK = 0x7FFFFFFF
+SINGLE_PART = ""  # name of the only part of an environment that is no mixture
 
 
 def epoch_order(count: int, *parts: int | str) -> list[int]:
@@ -18,7 +18,7 @@ def epoch_order(count: int, *parts: int | str) -> list[int]:
     return sorted(range(count), key=lambda index: derive_seed(*parts, index))
 
 
-def turns(weights: Mapping[str, int]) -> list[str]:
+def weighted_round(weights: Mapping[str, int]) -> list[str]:
     """Return one round of the parts, each as often as its weight, distributed evenly.
 
     Each position gets the part that is furthest behind its share, the first one if equal::
@@ -36,24 +36,24 @@ def turns(weights: Mapping[str, int]) -> list[str]:
     return order
 
 
-def interleaved(parts: Mapping[str, Sequence[Task]], weights: Mapping[str, int]) -> list[Task]:
+def interleave_parts(parts: Mapping[str, Sequence[Task]], weights: Mapping[str, int]) -> list[Task]:
     """Return the tasks of all parts in weighted rounds. A part without further tasks is skipped."""
     left = {part: list(reversed(parts[part])) for part in weights}
     ordered: list[Task] = []
     while any(left.values()):
-        ordered += [left[part].pop() for part in turns(weights) if left[part]]
+        ordered += [left[part].pop() for part in weighted_round(weights) if left[part]]
     return ordered
 
 
-def by_part(tasks: Sequence[Task], weights: Mapping[str, int]) -> dict[str, list[Task]]:
+def group_by_part(tasks: Sequence[Task], weights: Mapping[str, int]) -> dict[str, list[Task]]:
     """Return the tasks of each part in order. Without weights all have the key ``SINGLE_PART``."""
-    tasks_of: dict[str, list[Task]] = {part: [] for part in weights or (WHOLE,)}
+    tasks_of: dict[str, list[Task]] = {part: [] for part in weights or (SINGLE_PART,)}
     for task in tasks:
-        tasks_of[task["part"] if weights else WHOLE].append(task)
+        tasks_of[task["part"] if weights else SINGLE_PART].append(task)
     return tasks_of
 
 
-class Schedule:
+class TaskSchedule:
     """Order of the tasks: parts in weighted rounds, and within each part one epoch after another.
 
     Empty ``weights`` mean a single part. Epochs are shuffled by ``seed``, or keep the given order
@@ -68,36 +68,36 @@ class Schedule:
         shuffle: bool,
         seed: tuple[int | str, ...],
     ) -> None:
-        self._parts = by_part(tasks, weights)
-        self._round = turns(weights) or [WHOLE]
+        self._parts = group_by_part(tasks, weights)
+        self._round = weighted_round(weights) or [SINGLE_PART]
         self._shuffle = shuffle
         self._seed = seed
         # Per part: (draw, epoch) and order of the last used epoch.
         self._orders: dict[str, tuple[tuple[int, int], list[int]]] = {}
 
-    def task(self, number: int, draw: int = 0) -> Task:
+    def task_at(self, number: int, draw: int = 0) -> Task:
         """Return task ``number``, from 0. Each ``draw`` has its own shuffled order."""
         rounds, position = divmod(number, len(self._round))
         part = self._round[position]
         before = rounds * self._round.count(part) + self._round[:position].count(part)
         tasks = self._parts[part]
         epoch, index = divmod(before, len(tasks))
-        return tasks[self._order(part, draw, epoch)[index]]
+        return tasks[self._order_of_epoch(part, draw, epoch)[index]]
 
-    def _order(self, part: str, draw: int, epoch: int) -> list[int]:
+    def _order_of_epoch(self, part: str, draw: int, epoch: int) -> list[int]:
         count = len(self._parts[part])
         if not self._shuffle:
             return list(range(count))
-        known = self._orders.get(part)
+        cached = self._orders.get(part)
         # Cache the last epoch only: steps come in order, and other epochs can be computed again.
-        if known is None or known[0] != (draw, epoch):
-            part_seed = () if part == WHOLE else (part,)
+        if cached is None or cached[0] != (draw, epoch):
+            part_seed = () if part == SINGLE_PART else (part,)
             order = epoch_order(count, *self._seed, "order", *part_seed, draw, epoch)
-            self._orders[part] = known = ((draw, epoch), order)
-        return known[1]
+            self._orders[part] = cached = ((draw, epoch), order)
+        return cached[1]
 
 
-def panel_of(
+def select_validation_set(
     tasks: Sequence[Task], size: int | None, weights: Mapping[str, int] | None = None
 ) -> list[tuple[Task, int]]:
     """Return the validation set: at most ``size`` tasks with their environment seeds.
@@ -107,15 +107,15 @@ def panel_of(
     """
     ordered = sorted(tasks, key=lambda task: derive_seed("panel", task["task_id"]))
     if weights:
-        ordered = interleaved(by_part(ordered, weights), weights)
+        ordered = interleave_parts(group_by_part(ordered, weights), weights)
     return [
-        (task, derive_seed("panel", task["task_id"], "env") & SEED_BITS) for task in ordered[:size]
+        (task, derive_seed("panel", task["task_id"], "env") & SEED_MASK) for task in ordered[:size]
     ]
 
 
-def panel_digest(panel: Sequence[tuple[Task, int]]) -> str:
+def hash_validation_set(validation_set: Sequence[tuple[Task, int]]) -> str:
     """Return a hash (16 hexadecimal digits) of tasks and seeds, in order."""
-    text = json.dumps([[task, seed] for task, seed in panel], sort_keys=True, default=str)
+    text = json.dumps([[task, seed] for task, seed in validation_set], sort_keys=True, default=str)
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 StepResult = tuple[Observation, float, bool, dict[str, Any]]
 # Seconds that a call waits in addition to the sum of the deadlines in it.
-SLACK_S = 300.0
+EXTRA_WAIT_S = 300.0
 
 
 class VectorisedPlay:
@@ -57,7 +57,9 @@ class VectorisedPlay:
         observations = self._driver.reset(self._tasks, rows["env_seed"].tolist())
         starts = [(observation.text, observation.state) for observation in observations]
         assert_same_start(rows["uid"].tolist(), starts)
-        return _columns(observations), [observation.info for observation in observations]
+        return _observation_columns(observations), [
+            observation.info for observation in observations
+        ]
 
     def step(
         self, text_actions: Sequence[str]
@@ -74,7 +76,7 @@ class VectorisedPlay:
             raise RuntimeError("step was called before reset; fix: call reset first")
         if len(text_actions) != len(self._tasks):
             raise ValueError(f"{len(text_actions)} actions for {len(self._tasks)} environments")
-        packages = map(self.package.for_task, self._tasks)
+        packages = map(self.package.package_for_task, self._tasks)
         projected = [
             package.project(text) for package, text in zip(packages, text_actions, strict=True)
         ]
@@ -85,7 +87,7 @@ class VectorisedPlay:
             infos.append({**info, "is_action_valid": valid})
         rewards = np.array([result[1] for result in results], dtype=np.float32)
         dones = np.array([result[2] for result in results], dtype=bool)
-        return _columns([result[0] for result in results]), rewards, dones, infos
+        return _observation_columns([result[0] for result in results]), rewards, dones, infos
 
     def success_evaluator(
         self, infos: Sequence[dict[str, Any]], data_sources: Sequence[str] | np.ndarray
@@ -123,20 +125,22 @@ class LockStepDriver:
         )
         self._thread.start()
         self._pool: EnvironmentPool | None = None
-        self._open = AsyncExitStack()
+        self._open_sessions = AsyncExitStack()
         self._sessions: list[PoolSession] = []
-        self._last: list[StepResult] = []
+        self._last_results: list[StepResult] = []
 
     def reset(self, tasks: Sequence[Task], seeds: Sequence[int]) -> list[Observation]:
         """Start one episode per task and return the first observations."""
         observations = self._run(self._reset(tasks, seeds))
-        self._last = [(observation, 0.0, False, observation.info) for observation in observations]
+        self._last_results = [
+            (observation, 0.0, False, observation.info) for observation in observations
+        ]
         return observations
 
     def step(self, actions: Sequence[str]) -> list[StepResult]:
         """Apply one action per environment; return (observation, reward, done, info) of each."""
-        self._last = self._run(self._step(actions))
-        return self._last
+        self._last_results = self._run(self._step(actions))
+        return self._last_results
 
     def close(self) -> None:
         """Close the pool, the event loop and the thread."""
@@ -146,24 +150,26 @@ class LockStepDriver:
         self._loop.close()
 
     def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        one_call = self._env_config.reset_timeout_s + self._env_config.step_timeout_s + SLACK_S
+        one_call = self._env_config.reset_timeout_s + self._env_config.step_timeout_s + EXTRA_WAIT_S
         # Environments of one process run one after another.
-        limit = one_call * (1 + len(self._last))
+        limit = one_call * (1 + len(self._last_results))
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(timeout=limit)
 
     async def _reset(self, tasks: Sequence[Task], seeds: Sequence[int]) -> list[Observation]:
-        await self._open.aclose()
-        pool = await self._ensure(len(tasks))
-        self._sessions = [await self._open.enter_async_context(pool.session()) for _ in tasks]
+        await self._open_sessions.aclose()
+        pool = await self._ensure_capacity(len(tasks))
+        self._sessions = [
+            await self._open_sessions.enter_async_context(pool.open_session()) for _ in tasks
+        ]
         calls = (
             env.reset(task, seed)
             for env, task, seed in zip(self._sessions, tasks, seeds, strict=True)
         )
         return list(await asyncio.gather(*calls))
 
-    async def _ensure(self, rows: int) -> EnvironmentPool:
+    async def _ensure_capacity(self, rows: int) -> EnvironmentPool:
         """Return a pool of at least ``rows`` environments. Replace a pool that is too small."""
-        if self._pool is not None and self._pool.capacity >= rows:
+        if self._pool is not None and self._pool.max_sessions >= rows:
             return self._pool
         if self._pool is not None:
             await self._pool.close()
@@ -180,19 +186,23 @@ class LockStepDriver:
         return await self._pool.start()
 
     async def _step(self, actions: Sequence[str]) -> list[StepResult]:
-        async def one(env: PoolSession, action: str, last: StepResult) -> StepResult:
+        async def step_unless_done(env: PoolSession, action: str, last: StepResult) -> StepResult:
             observation, _, done, info = last
             return (observation, 0.0, True, info) if done else await env.step(action)
 
-        return list(await asyncio.gather(*map(one, self._sessions, actions, self._last)))
+        return list(
+            await asyncio.gather(
+                *map(step_unless_done, self._sessions, actions, self._last_results)
+            )
+        )
 
     async def _close(self) -> None:
-        await self._open.aclose()
+        await self._open_sessions.aclose()
         if self._pool is not None:
             await self._pool.close()
 
 
-def _columns(observations: Sequence[Observation]) -> dict[str, list[Any]]:
+def _observation_columns(observations: Sequence[Observation]) -> dict[str, list[Any]]:
     return {
         "text": [observation.text for observation in observations],
         "image": [observation.image for observation in observations],

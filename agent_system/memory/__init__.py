@@ -19,6 +19,6 @@ class WindowMemory:
         """Store one turn: ``action`` is the answer to ``observation``."""
         self._turns.append((observation, action))
 
-    def turns(self) -> list[tuple[str, str]]:
+    def stored_turns(self) -> list[tuple[str, str]]:
         """Return the stored turns, oldest first."""
         return list(self._turns)

@@ -13,45 +13,52 @@ from dataclasses import replace
 
 import numpy as np
 
-from agent_system.multi_turn_rollout.collector_worker import Collected
-from agent_system.multi_turn_rollout.trajectory import Job, Trajectory, Turn
-from rlvcr.research.executed import SHARE_OF_OTHERS, level_to_try, priced_tokens, worth
+from agent_system.multi_turn_rollout.collector_worker import CollectedTrajectories
+from agent_system.multi_turn_rollout.trajectory import RolloutSpec, Trajectory, Turn
+from rlvcr.research.executed import (
+    DIFFERENCE_FACTOR,
+    choose_executed_level,
+    count_priced_tokens,
+    priced_return,
+)
 from rlvcr.settings import RLVCRSettings
 
 
-def branch_job(trajectory: Trajectory, turn: Turn, level: int, name: str = "") -> Job:
+def make_branch_spec(trajectory: Trajectory, turn: Turn, level: int, name: str = "") -> RolloutSpec:
     """Return the spec that repeats ``trajectory`` up to ``turn`` and forces ``level`` there.
 
     ``name`` distinguishes branches of one turn. Sampling seeds depend on it and on the turn, not on
     the level: branches with different levels use the same seeds.
     """
-    until = trajectory.turns[: turn.step]
+    repeated_turns = trajectory.turns[: turn.step]
     return replace(
-        trajectory.job,
-        traj_uid=f"{trajectory.job.traj_uid}@{turn.step}{name}",
-        replay=tuple(tuple(trajectory.ledgers[t.ledger].ids[t.start : t.end]) for t in until),
-        seen=tuple(t.observation for t in (*until, turn)),
+        trajectory.spec,
+        traj_uid=f"{trajectory.spec.traj_uid}@{turn.step}{name}",
+        replay=tuple(
+            tuple(trajectory.ledgers[t.ledger].token_ids[t.start : t.end]) for t in repeated_turns
+        ),
+        seen=tuple(t.observation for t in (*repeated_turns, turn)),
         level=level,
     )
 
 
-def _executed_job(trajectory: Trajectory, turn: Turn, level: int) -> Job:
+def _make_executed_spec(trajectory: Trajectory, turn: Turn, level: int) -> RolloutSpec:
     """Return the spec of a branch in which ``turn`` differs only by its level digit.
 
     The policy samples everything after the digit, as in the original turn. A branch is therefore
     cut, without thought or unreadable as often as a sampled turn.
     """
-    job = branch_job(trajectory, turn, level)
+    spec = make_branch_spec(trajectory, turn, level)
     choice = None if turn.parsed is None else turn.parsed.choice
     if choice is None:
-        return job
-    ids = trajectory.ledgers[turn.ledger].ids
-    return replace(job, opening=tuple(ids[turn.start : turn.start + choice.position]))
+        return spec
+    ids = trajectory.ledgers[turn.ledger].token_ids
+    return replace(spec, opening=tuple(ids[turn.start : turn.start + choice.position]))
 
 
 def execute_alternatives(
     trajectories: Sequence[Trajectory],
-    play: Callable[[Sequence[Job]], Collected],
+    generate: Callable[[Sequence[RolloutSpec]], CollectedTrajectories],
     rlvcr: RLVCRSettings,
     seed: int,
 ) -> dict[str, float]:
@@ -60,33 +67,35 @@ def execute_alternatives(
     ``Turn.executed_credit`` is 3/4 of the original's priced return minus the branch's. Failed
     branches give no credit. Returns metrics.
     """
-    asked: list[tuple[Trajectory, Turn]] = []
-    jobs: list[Job] = []
+    branch_points: list[tuple[Trajectory, Turn]] = []
+    specs: list[RolloutSpec] = []
     for trajectory in trajectories:
         for turn in trajectory.turns:
-            uid = trajectory.job.traj_uid
-            level = level_to_try(turn.parsed, rlvcr.executed_share, seed, uid, turn.step)
+            uid = trajectory.spec.traj_uid
+            level = choose_executed_level(turn.parsed, rlvcr.executed_share, seed, uid, turn.step)
             if level is not None:
-                asked.append((trajectory, turn))
-                jobs.append(replace(_executed_job(trajectory, turn, level), index=len(jobs)))
-    if not jobs:
+                branch_points.append((trajectory, turn))
+                specs.append(
+                    replace(_make_executed_spec(trajectory, turn, level), index=len(specs))
+                )
+    if not specs:
         return {"rlvcr/executed_dropped": 0.0, "rlvcr/executed_tokens": 0.0}
-    branches = play(jobs).trajectories
+    branches = generate(specs).trajectories
     dropped = 0
-    for (trajectory, turn), branch in zip(asked, branches, strict=True):
-        other = value_at(branch, turn.step, rlvcr)
-        own = value_at(trajectory, turn.step, rlvcr)
-        if other is None or own is None:
+    for (trajectory, turn), branch in zip(branch_points, branches, strict=True):
+        branch_value = priced_return_at(branch, turn.step, rlvcr)
+        original_value = priced_return_at(trajectory, turn.step, rlvcr)
+        if branch_value is None or original_value is None:
             dropped += 1
             continue
-        turn.executed = SHARE_OF_OTHERS * (own - other)
+        turn.executed_credit = DIFFERENCE_FACTOR * (original_value - branch_value)
     return {
-        "rlvcr/executed_dropped": dropped / len(jobs),
-        "rlvcr/executed_tokens": float(np.sum([sampled_since_branch(b) for b in branches])),
+        "rlvcr/executed_dropped": dropped / len(specs),
+        "rlvcr/executed_tokens": float(np.sum([count_branch_tokens(b) for b in branches])),
     }
 
 
-def value_at(trajectory: Trajectory, step: int, rlvcr: RLVCRSettings) -> float | None:
+def priced_return_at(trajectory: Trajectory, step: int, rlvcr: RLVCRSettings) -> float | None:
     """Return the return of ``trajectory`` minus the token cost of its thought at turn ``step``.
 
     None where the trajectory failed or has no such turn.
@@ -94,11 +103,11 @@ def value_at(trajectory: Trajectory, step: int, rlvcr: RLVCRSettings) -> float |
     if trajectory.aborted is not None or len(trajectory.turns) <= step:
         return None
     turn = trajectory.turns[step]
-    tokens = priced_tokens(turn.parsed, turn.end - turn.start)
-    return worth(trajectory.reward, trajectory.won, tokens, rlvcr)
+    tokens = count_priced_tokens(turn.parsed, turn.end - turn.start)
+    return priced_return(trajectory.reward, trajectory.won, tokens, rlvcr)
 
 
-def sampled_since_branch(trajectory: Trajectory) -> int:
+def count_branch_tokens(trajectory: Trajectory) -> int:
     """Return the number of tokens that were sampled after the repeated turns."""
-    repeated = len(trajectory.job.replay)
+    repeated = len(trajectory.spec.replay)
     return sum(turn.num_tokens for turn in trajectory.turns[repeated:])

@@ -19,20 +19,20 @@ from typing import Any, Protocol
 from agent_system.endpoint.server import EndpointServer
 from agent_system.environments.env_registry import env_settings, get_package
 from agent_system.environments.pool.environment_pool import EnvironmentPool
-from agent_system.multi_turn_rollout.agent_player import AgentPlayer
-from agent_system.multi_turn_rollout.carry import GroupsUnderWay
+from agent_system.multi_turn_rollout.agent_trajectory_generator import AgentTrajectoryGenerator
 from agent_system.multi_turn_rollout.engine_client import (
     EngineClient,
     RolloutWorkerHandle,
     TokenSource,
 )
 from agent_system.multi_turn_rollout.packing import select_trajectories
-from agent_system.multi_turn_rollout.play_settings import PlaySettings
+from agent_system.multi_turn_rollout.partial_rollouts import GroupsInFlight
 from agent_system.multi_turn_rollout.policy_sampler import PolicySampler
-from agent_system.multi_turn_rollout.trajectory import Job, Trajectory
-from agent_system.multi_turn_rollout.trajectory_player import (
+from agent_system.multi_turn_rollout.rollout_settings import RolloutSettings
+from agent_system.multi_turn_rollout.trajectory import RolloutSpec, Trajectory
+from agent_system.multi_turn_rollout.trajectory_generator import (
     RolloutContext,
-    TrajectoryPlayer,
+    TrajectoryGenerator,
     gather_or_cancel,
     generate_alternative_thinking_levels,
 )
@@ -50,7 +50,7 @@ class PolicyTokenizer(ChatTokenizer, Tokenizer, Protocol):
 
 
 @dataclass(slots=True)
-class Collected:
+class CollectedTrajectories:
     """Trajectories in the order of their specs, and times in seconds.
 
     ``rollout_s``: from the start to the end of the last episode. ``thoughts_s``: from then to the
@@ -59,32 +59,32 @@ class Collected:
     """
 
     trajectories: list[Trajectory]
-    play_s: float
+    rollout_s: float
     thoughts_s: float
-    restarts: int = 0
-    lost: int = 0
+    env_restarts: int = 0
+    lost_collectors: int = 0
 
-    def add(self, other: "Collected") -> None:
+    def add(self, other: "CollectedTrajectories") -> None:
         """Append the trajectories of a later call, and add its times and counts."""
         self.trajectories += other.trajectories
-        self.play_s += other.play_s
+        self.rollout_s += other.rollout_s
         self.thoughts_s += other.thoughts_s
-        self.restarts += other.restarts
-        self.lost += other.lost
+        self.env_restarts += other.env_restarts
+        self.lost_collectors += other.lost_collectors
 
-    def replaced(self) -> dict[str, float]:
+    def replacement_metrics(self) -> dict[str, float]:
         """Return metrics of replaced environment workers and collectors."""
         return {
-            "rollout/env_restarts": float(self.restarts),
-            "rollout/collectors_lost": float(self.lost),
+            "rollout/env_restarts": float(self.env_restarts),
+            "rollout/collectors_lost": float(self.lost_collectors),
         }
 
 
-def by_group(jobs: Sequence[Job]) -> dict[str, list[Job]]:
+def group_by_uid(specs: Sequence[RolloutSpec]) -> dict[str, list[RolloutSpec]]:
     """Return ``specs`` grouped by uid, in order."""
-    groups: dict[str, list[Job]] = defaultdict(list)
-    for job in jobs:
-        groups[job.uid].append(job)
+    groups: dict[str, list[RolloutSpec]] = defaultdict(list)
+    for spec in specs:
+        groups[spec.uid].append(spec)
     return groups
 
 
@@ -125,26 +125,28 @@ class CollectorWorker:
             env_config.step_timeout_s,
         )
         self._endpoint = EndpointServer()
-        self._under_way: GroupsUnderWay[list[Trajectory]] = GroupsUnderWay(
+        self._in_flight: GroupsInFlight[list[Trajectory]] = GroupsInFlight(
             env_config.rollout.carry_over_steps
         )
-        self._starting: asyncio.Task[EnvironmentPool] | None = None
-        self._over = 0
+        self._start_task: asyncio.Task[EnvironmentPool] | None = None
+        self._num_finished = 0
 
     async def start(self) -> None:
         """Start the environments once; further calls wait for the same start.
 
         Raises ``WorkerStartError`` where no environment can be started.
         """
-        if self._starting is None:
-            self._starting = asyncio.create_task(self._pool.start())
-        await asyncio.shield(self._starting)
+        if self._start_task is None:
+            self._start_task = asyncio.create_task(self._pool.start())
+        await asyncio.shield(self._start_task)
 
-    async def plays_over(self) -> int:
+    async def count_finished(self) -> int:
         """Return the number of episodes that ended since the worker was created."""
-        return self._over
+        return self._num_finished
 
-    async def collect(self, jobs: Sequence[Job], settings: PlaySettings) -> Collected:
+    async def collect(
+        self, specs: Sequence[RolloutSpec], settings: RolloutSettings
+    ) -> CollectedTrajectories:
         """Generate all trajectories and return them in the order of ``specs``.
 
         Raises ``RolloutWorkerFailed`` when a rollout worker failed, and ``WorkerStartError`` when
@@ -152,18 +154,20 @@ class CollectorWorker:
         trajectories.
         """
         await self.start()
-        context = self._context(settings)
-        began = time.perf_counter()
+        context = self._make_context(settings)
+        start_s = time.perf_counter()
         restarts_before = self._pool.counts["restarts"]
-        played = await gather_or_cancel(
-            self._play_group(context, members) for members in by_group(jobs).values()
+        groups = await gather_or_cancel(
+            self._generate_group(context, members) for members in group_by_uid(specs).values()
         )
-        by_index = {trajectory.job.index: trajectory for group in played for trajectory in group}
-        return self._collected([by_index[job.index] for job in jobs], began, restarts_before)
+        by_index = {trajectory.spec.index: trajectory for group in groups for trajectory in group}
+        return self._build_result(
+            [by_index[spec.index] for spec in specs], start_s, restarts_before
+        )
 
     async def collect_ready(
-        self, jobs: Sequence[Job], settings: PlaySettings, keep: int
-    ) -> Collected:
+        self, specs: Sequence[RolloutSpec], settings: RolloutSettings, keep: int
+    ) -> CollectedTrajectories:
         """Start ``specs`` and return finished groups, also of earlier calls, as soon as ``keep``
         are left.
 
@@ -171,39 +175,41 @@ class CollectorWorker:
         ``collect``.
         """
         await self.start()
-        context = self._context(settings)
-        began = time.perf_counter()
+        context = self._make_context(settings)
+        start_s = time.perf_counter()
         restarts_before = self._pool.counts["restarts"]
-        for uid, members in by_group(jobs).items():
-            self._under_way.start(uid, self._play_group(context, members))
-        played = await self._under_way.take(keep)
-        trajectories = [trajectory for group in played for trajectory in group]
-        return self._collected(trajectories, began, restarts_before)
+        for uid, members in group_by_uid(specs).items():
+            self._in_flight.start(uid, self._generate_group(context, members))
+        groups = await self._in_flight.take_finished(keep)
+        trajectories = [trajectory for group in groups for trajectory in group]
+        return self._build_result(trajectories, start_s, restarts_before)
 
-    def _collected(
-        self, trajectories: list[Trajectory], began: float, restarts_before: int
-    ) -> Collected:
-        ended = max((trajectory.ended_at for trajectory in trajectories), default=began)
+    def _build_result(
+        self, trajectories: list[Trajectory], start_s: float, restarts_before: int
+    ) -> CollectedTrajectories:
+        end_s = max((trajectory.ended_at for trajectory in trajectories), default=start_s)
         # Episodes that ended before this call took none of its time.
-        ended = max(ended, began)
-        return Collected(
+        end_s = max(end_s, start_s)
+        return CollectedTrajectories(
             trajectories=trajectories,
-            play_s=ended - began,
-            thoughts_s=time.perf_counter() - ended,
-            restarts=self._pool.counts["restarts"] - restarts_before,
+            rollout_s=end_s - start_s,
+            thoughts_s=time.perf_counter() - end_s,
+            env_restarts=self._pool.counts["restarts"] - restarts_before,
         )
 
     async def close(self) -> None:
         """Stop the environments, the engine connection and the endpoint."""
-        await self._under_way.cancel()
+        await self._in_flight.cancel_all()
         await self._engine.close()
-        if self._starting is not None:
-            await asyncio.wait([self._starting])
+        if self._start_task is not None:
+            await asyncio.wait([self._start_task])
             await self._pool.close()
         await self._endpoint.close()
 
-    async def _play_group(self, context: RolloutContext, jobs: list[Job]) -> list[Trajectory]:
-        group = await gather_or_cancel(self._play(context, job) for job in jobs)
+    async def _generate_group(
+        self, context: RolloutContext, specs: list[RolloutSpec]
+    ) -> list[Trajectory]:
+        group = await gather_or_cancel(self._generate_one(context, spec) for spec in specs)
         alternatives = context.settings.alternatives
         if alternatives is not None and alternatives.expand == "mixed_groups":
             kept = select_trajectories(group, self._env_config.on_abort)[0]
@@ -216,36 +222,36 @@ class CollectorWorker:
                 )
         return group
 
-    async def _play(self, context: RolloutContext, job: Job) -> Trajectory:
-        trajectory = await self._player(context, job).play(self._pool)
-        self._over += 1
+    async def _generate_one(self, context: RolloutContext, spec: RolloutSpec) -> Trajectory:
+        trajectory = await self._make_generator(context, spec).generate_trajectory(self._pool)
+        self._num_finished += 1
         return trajectory
 
-    def _player(self, context: RolloutContext, job: Job) -> TrajectoryPlayer:
-        if self._package.for_task(job.task).brings_agent:
-            return AgentPlayer(context, job, self._endpoint)
-        return TrajectoryPlayer(context, job)
+    def _make_generator(self, context: RolloutContext, spec: RolloutSpec) -> TrajectoryGenerator:
+        if self._package.package_for_task(spec.task).runs_agent:
+            return AgentTrajectoryGenerator(context, spec, self._endpoint)
+        return TrajectoryGenerator(context, spec)
 
-    def _context(self, settings: PlaySettings) -> RolloutContext:
+    def _make_context(self, settings: RolloutSettings) -> RolloutContext:
         """Return the objects that all trajectories of one call share."""
-        codec = self._level_codec() if settings.levels else None
+        codec = self._get_level_codec() if settings.requests_levels else None
         sampler = PolicySampler(self._engine, settings, self._bridge.decode)
         alternatives = None
         if codec is not None and settings.alternatives is not None:
             alternatives = AlternativeSampler(
-                settings.alternatives, codec, sampler.thought, self._bridge.encode_text
+                settings.alternatives, codec, sampler.sample_thought, self._bridge.encode_text
             )
         return RolloutContext(
             settings=settings,
             package=self._package,
-            prompts=settings.prompts(self._package, self._env_config),
+            prompts=settings.build_prompts(self._package, self._env_config),
             bridge=self._bridge,
             sampler=sampler,
             codec=codec,
             alternatives=alternatives,
         )
 
-    def _level_codec(self) -> LevelCodec:
+    def _get_level_codec(self) -> LevelCodec:
         if self._codec is None:
             self._codec = LevelCodec(self._tokenizer)
         return self._codec

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 from verl.utils.sampling import SamplingRequest, SamplingResult, StopReason
 
 # Seconds. Shorter than the time of a token, long enough to batch turns that end together.
-GATHER_S = 0.002
+BATCH_WINDOW_S = 0.002
 REQUEST_TIMEOUT_S = 600.0
 
 
@@ -33,7 +33,7 @@ class EngineAborted(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Sampling:
+class TokenSampling:
     """Sampling parameters of a request, as in ``SamplingRequest``."""
 
     temperature: float = 1.0
@@ -49,7 +49,7 @@ class TokenSource(Protocol):
         prompt_ids: list[int],
         *,
         max_tokens: int,
-        sampling: Sampling,
+        sampling: TokenSampling,
         stop: tuple[str, ...],
         route: int,
         seed: int | None,
@@ -67,7 +67,7 @@ class TokenSource(Protocol):
 RolloutWorkerHandle = Any
 
 
-def call(worker: RolloutWorkerHandle, method: str, *args: object) -> Awaitable[Any]:
+def call_worker_method(worker: RolloutWorkerHandle, method: str, *args: object) -> Awaitable[Any]:
     """Call an asynchronous method of a Ray actor handle, or of a plain object in this process."""
     bound = getattr(worker, method)
     # Only the methods of an actor handle have ``remote``, and they cannot be called directly.
@@ -76,14 +76,14 @@ def call(worker: RolloutWorkerHandle, method: str, *args: object) -> Awaitable[A
 
 
 @dataclass(frozen=True, slots=True)
-class _Awaited:
+class _PendingRequest:
     """Request that was sent and has no result yet."""
 
     future: asyncio.Future[SamplingResult]
     deadline: float  # on the monotonic clock
 
 
-class _Connection:
+class _WorkerConnection:
     """Connection to one worker: requests to send and results to receive."""
 
     def __init__(self, worker: RolloutWorkerHandle, client: str, timeout_s: float) -> None:
@@ -91,29 +91,29 @@ class _Connection:
         self._client = client
         self._timeout_s = timeout_s
         self._queue: list[SamplingRequest] = []
-        self._awaited: dict[str, _Awaited] = {}
+        self._pending: dict[str, _PendingRequest] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._polling = False
+        self._is_polling = False
 
-    def ask(self, request: SamplingRequest) -> asyncio.Future[SamplingResult]:
+    def add_request(self, request: SamplingRequest) -> asyncio.Future[SamplingResult]:
         loop = asyncio.get_running_loop()
         future: asyncio.Future[SamplingResult] = loop.create_future()
         deadline = time.monotonic() + self._timeout_s
-        self._awaited[request.request_id] = _Awaited(future, deadline)
+        self._pending[request.request_id] = _PendingRequest(future, deadline)
         # The first request of a batch starts the timer of the batch.
         if not self._queue:
-            loop.call_later(GATHER_S, self._flush)
+            loop.call_later(BATCH_WINDOW_S, self._flush)
         self._queue.append(request)
         return future
 
     def _flush(self) -> None:
         requests, self._queue = self._queue, []
-        self._start(self._submit(requests))
-        if not self._polling:
-            self._polling = True
-            self._start(self._poll())
+        self._start_task(self._submit(requests))
+        if not self._is_polling:
+            self._is_polling = True
+            self._start_task(self._poll())
 
-    def _start(self, coroutine: Coroutine[Any, Any, None]) -> None:
+    def _start_task(self, coroutine: Coroutine[Any, Any, None]) -> None:
         # Keep a reference: asyncio has only weak ones, and the task could be garbage collected.
         task = asyncio.get_running_loop().create_task(coroutine)
         self._tasks.add(task)
@@ -121,47 +121,49 @@ class _Connection:
 
     async def _submit(self, requests: list[SamplingRequest]) -> None:
         try:
-            await asyncio.wait_for(call(self._worker, "submit", requests), self._timeout_s)
+            await asyncio.wait_for(
+                call_worker_method(self._worker, "submit", requests), self._timeout_s
+            )
         except Exception as error:  # engine boundary: any error fails all pending requests
-            self._fail(error)
+            self._fail_pending(error)
 
     async def _poll(self) -> None:
         try:
-            while self._awaited:
-                polled = call(self._worker, "poll", self._client)
+            while self._pending:
+                polled = call_worker_method(self._worker, "poll", self._client)
                 for result in await asyncio.wait_for(polled, self._timeout_s):
-                    self._deliver(result)
-                self._expire()
+                    self._deliver_result(result)
+                self._expire_requests()
         except Exception as error:  # engine boundary
-            self._fail(error)
+            self._fail_pending(error)
         finally:
-            self._polling = False
+            self._is_polling = False
 
-    def _deliver(self, result: SamplingResult) -> None:
-        awaited = self._awaited.pop(result.request_id, None)
-        if awaited is None or awaited.future.done():  # expired or cancelled
+    def _deliver_result(self, result: SamplingResult) -> None:
+        pending = self._pending.pop(result.request_id, None)
+        if pending is None or pending.future.done():  # expired or cancelled
             return
         if result.stop_reason is StopReason.ABORT:
             reason = result.info.get("error", "no reason given")
-            awaited.future.set_exception(
+            pending.future.set_exception(
                 EngineAborted(f"the engine aborted request {result.request_id}: {reason}")
             )
         else:
-            awaited.future.set_result(result)
+            pending.future.set_result(result)
 
-    def _expire(self) -> None:
+    def _expire_requests(self) -> None:
         now = time.monotonic()
-        late = [name for name, awaited in self._awaited.items() if awaited.deadline < now]
-        for request_id in late:
+        expired_ids = [name for name, awaited in self._pending.items() if awaited.deadline < now]
+        for request_id in expired_ids:
             # The worker is not notified: a late result is dropped when it arrives.
-            future = self._awaited.pop(request_id).future
+            future = self._pending.pop(request_id).future
             if not future.done():
                 future.set_exception(
                     EngineAborted(f"request {request_id} took more than {self._timeout_s:.0f} s")
                 )
 
-    def _fail(self, error: Exception) -> None:
-        failed, self._awaited = self._awaited, {}
+    def _fail_pending(self, error: Exception) -> None:
+        failed, self._pending = self._pending, {}
         reason = f"a rollout worker failed: {type(error).__name__}: {error}"
         for awaited in failed.values():
             if not awaited.future.done():
@@ -171,10 +173,12 @@ class _Connection:
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        if self._awaited:
-            self._awaited.clear()
+        if self._pending:
+            self._pending.clear()
             # Otherwise the worker would continue sampling for a closed client.
-            await asyncio.wait_for(call(self._worker, "abort", self._client), self._timeout_s)
+            await asyncio.wait_for(
+                call_worker_method(self._worker, "abort", self._client), self._timeout_s
+            )
 
 
 class EngineClient:
@@ -192,16 +196,16 @@ class EngineClient:
     ) -> None:
         if not workers:
             raise ValueError("workers is empty; at least one rollout worker is required")
-        self._connections = [_Connection(worker, client, timeout_s) for worker in workers]
+        self._connections = [_WorkerConnection(worker, client, timeout_s) for worker in workers]
         self._client = client
-        self._numbers = itertools.count()
+        self._request_numbers = itertools.count()
 
     async def sample(
         self,
         prompt_ids: list[int],
         *,
         max_tokens: int,
-        sampling: Sampling,
+        sampling: TokenSampling,
         stop: tuple[str, ...] = (),
         route: int = 0,
         seed: int | None = None,
@@ -213,7 +217,7 @@ class EngineClient:
         failed.
         """
         request = SamplingRequest(
-            request_id=f"{self._client}-{next(self._numbers)}",
+            request_id=f"{self._client}-{next(self._request_numbers)}",
             prompt_ids=list(prompt_ids),
             max_tokens=max_tokens,
             temperature=sampling.temperature,
@@ -224,7 +228,7 @@ class EngineClient:
             client=self._client,
         )
         # By route, not by load: the worker with the prefix in its cache is the fastest.
-        return await self._connections[route % len(self._connections)].ask(request)
+        return await self._connections[route % len(self._connections)].add_request(request)
 
     async def close(self) -> None:
         """Stop polling and abort all pending requests."""

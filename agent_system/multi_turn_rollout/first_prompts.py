@@ -9,7 +9,7 @@ from agent_system.environments.env_registry import get_package
 from agent_system.environments.manager import EnvironmentManagerBase
 from agent_system.multi_turn_rollout.collector_worker import PolicyTokenizer
 from agent_system.multi_turn_rollout.history import make_history
-from agent_system.multi_turn_rollout.play_settings import PlaySettings
+from agent_system.multi_turn_rollout.rollout_settings import RolloutSettings
 from agent_system.tokens.bridge import ChatBridge
 from agent_system.tokens.conversation import TokenConversation
 from agent_system.tokens.probe import check_first_prompt, check_next_turn
@@ -17,23 +17,29 @@ from agent_system.tokens.template import Message
 from verl.config.schema import PPOConfig
 
 
-def first_observations(envs: EnvironmentManagerBase, tasks: int) -> list[Observation]:
+def collect_first_observations(envs: EnvironmentManagerBase, tasks: int) -> list[Observation]:
     """Return the first observation of each of the first ``tasks`` training tasks.
 
     Raises ``EnvFailure`` and ``WorkerStartError`` from the environment.
     """
-    batch = envs.gen_batch(1, min(tasks, len(envs.tasks)))
+    batch = envs.gen_batch(1, min(tasks, len(envs.task_list)))
     # The members of a group have the same start state: one of them is enough.
     batch = batch[:: envs.group_size]
     try:
-        seen, infos = envs.reset(batch)
+        observations, infos = envs.reset(batch)
     finally:
         envs.close()
-    columns = (seen["text"], seen["image"], seen["anchor"], infos, seen["opening"])
+    columns = (
+        observations["text"],
+        observations["image"],
+        observations["anchor"],
+        infos,
+        observations["opening"],
+    )
     return [Observation(*fields) for fields in zip(*columns, strict=True)]
 
 
-def first_prompt_lengths(
+def measure_first_prompts(
     config: PPOConfig, tokenizer: PolicyTokenizer, observations: Sequence[Observation]
 ) -> list[int]:
     """Return the token count of the first prompt for each of ``observations``.
@@ -42,7 +48,7 @@ def first_prompt_lengths(
     """
     return [
         len(conversation.prompt_ids)
-        for _, _, conversation in _opened(config, tokenizer, observations)
+        for _, _, conversation in _open_conversations(config, tokenizer, observations)
     ]
 
 
@@ -54,23 +60,25 @@ def check_first_tokens(
     Checks the prompts with all ``observations``, and the tokens around the turn after the first
     one. Raises ``TemplateUnsupported`` where they differ.
     """
-    for number, (bridge, heard, _) in enumerate(_opened(config, tokenizer, observations)):
-        check_first_prompt(bridge, heard)
+    for number, (bridge, messages, _) in enumerate(
+        _open_conversations(config, tokenizer, observations)
+    ):
+        check_first_prompt(bridge, messages)
         if number == 0 and config.env.history == "append":
-            check_next_turn(bridge, heard)
+            check_next_turn(bridge, messages)
 
 
-def _opened(
+def _open_conversations(
     config: PPOConfig, tokenizer: PolicyTokenizer, observations: Sequence[Observation]
 ) -> Iterator[tuple[ChatBridge, list[Message], TokenConversation]]:
     """Yield the conversations that begin with ``observations``, with their bridge and messages."""
     package = get_package(config.env.env_name)
-    settings = PlaySettings.from_config(config, package, is_train=True)
+    settings = RolloutSettings.from_config(config, package, is_train=True)
     unlimited = replace(settings, max_prompt_length=sys.maxsize)
-    prompts = settings.prompts(package, config.env)
+    prompts = settings.build_prompts(package, config.env)
     bridge = ChatBridge(tokenizer, config.data.apply_chat_template_kwargs)
     for observation in observations:
         history = make_history(unlimited, bridge, prompts)
         conversation = history.open_turn(observation, 0)
         if conversation is not None:
-            yield bridge, history.heard, conversation
+            yield bridge, history.shown_messages, conversation

@@ -12,12 +12,12 @@ from dataclasses import replace
 from typing import Protocol
 
 from agent_system.environments.env import Observation
-from agent_system.environments.prompts import Prompts, prompts_for
+from agent_system.environments.prompts import Prompts, select_prompts
 from agent_system.memory import WindowMemory
-from agent_system.multi_turn_rollout.play_settings import PlaySettings
+from agent_system.multi_turn_rollout.rollout_settings import RolloutSettings
 from agent_system.multi_turn_rollout.trajectory import Turn
 from agent_system.tokens.bridge import ChatBridge
-from agent_system.tokens.conversation import TokenConversation, with_user
+from agent_system.tokens.conversation import TokenConversation, append_user_text
 from agent_system.tokens.ledger import TokenLedger
 from agent_system.tokens.template import Message
 
@@ -30,7 +30,7 @@ class History(Protocol):
     """
 
     ledgers: list[TokenLedger]
-    heard: list[Message]
+    shown_messages: list[Message]
 
     def open_turn(self, observation: Observation, step: int) -> TokenConversation | None:
         """Return the conversation that turn ``step`` continues; None if that turn would not fit."""
@@ -41,87 +41,93 @@ class History(Protocol):
         ...
 
 
-def make_history(settings: PlaySettings, bridge: ChatBridge, prompts: Prompts) -> History:
+def make_history(settings: RolloutSettings, bridge: ChatBridge, prompts: Prompts) -> History:
     """Return the history policy named by ``settings.history``."""
     policies = {"append": AppendHistory, "window": WindowHistory}
     return policies[settings.history](settings, bridge, prompts)
 
 
-class _Conversations:
+class _BaseHistory:
     """Common base of both policies: start of a conversation."""
 
-    def __init__(self, settings: PlaySettings, bridge: ChatBridge, prompts: Prompts) -> None:
+    def __init__(self, settings: RolloutSettings, bridge: ChatBridge, prompts: Prompts) -> None:
         self.ledgers: list[TokenLedger] = []
-        self.heard: list[Message] = []
+        self.shown_messages: list[Message] = []
         self._settings = settings
         self._bridge = bridge
         self._prompts = prompts
 
-    def _as_text(self, observation: Observation) -> Observation:
+    def _convert_to_text(self, observation: Observation) -> Observation:
         """Return ``observation`` with all parts that prompts show as plain text."""
-        as_text = self._bridge.as_text
+        as_text = self._bridge.escape_added_tokens
         info = observation.info
         if info.get("admissible_actions"):
             info = {**info, "admissible_actions": [*map(as_text, info["admissible_actions"])]}
-        opening = [{**said, "content": as_text(said["content"])} for said in observation.opening]
+        opening = [
+            {**message, "content": as_text(message["content"])} for message in observation.opening
+        ]
         return replace(observation, text=as_text(observation.text), info=info, opening=opening)
 
-    def _begin(self, first: Observation, user: str, step: int) -> TokenConversation | None:
+    def _begin_conversation(
+        self, first: Observation, user_text: str, step: int
+    ) -> TokenConversation | None:
         opening = list(first.opening)
-        system = prompts_for(self._prompts, first).system(self._settings.levels)
+        system = select_prompts(self._prompts, first).system(self._settings.requests_levels)
         if not opening and system is not None:
             opening = [{"role": "system", "content": system}]
-        conversation = TokenConversation(self._bridge, self._settings.limits, opening)
+        conversation = TokenConversation(self._bridge, self._settings.token_limits, opening)
         # Checked before the ledger is added: a conversation that does not fit is no row.
-        if not conversation.hear(user, step):
+        if not conversation.add_observation(user_text, step):
             return None
         self.ledgers.append(conversation.ledger)
-        self.heard[:] = with_user(opening, user)
+        self.shown_messages[:] = append_user_text(opening, user_text)
         return conversation
 
 
-class AppendHistory(_Conversations):
+class AppendHistory(_BaseHistory):
     """History in one growing conversation for the whole trajectory."""
 
-    def __init__(self, settings: PlaySettings, bridge: ChatBridge, prompts: Prompts) -> None:
+    def __init__(self, settings: RolloutSettings, bridge: ChatBridge, prompts: Prompts) -> None:
         super().__init__(settings, bridge, prompts)
         self._conversation: TokenConversation | None = None
 
     def open_turn(self, observation: Observation, step: int) -> TokenConversation | None:
         """Return the conversation with the observation appended; None if the turn would not fit."""
-        observation = self._as_text(observation)
+        observation = self._convert_to_text(observation)
         if self._conversation is None:
-            first = self._prompts.first(observation, self._settings.levels)
-            self._conversation = self._begin(observation, first, step)
+            first = self._prompts.first(observation, self._settings.requests_levels)
+            self._conversation = self._begin_conversation(observation, first, step)
             return self._conversation
-        said = self._prompts.turn(observation)
-        if not self._conversation.hear(said, step):
+        user_text = self._prompts.turn(observation)
+        if not self._conversation.add_observation(user_text, step):
             return None
-        self.heard.append({"role": "user", "content": said})
+        self.shown_messages.append({"role": "user", "content": user_text})
         return self._conversation
 
     def close_turn(self, turn: Turn) -> None:
         """Do nothing: the conversation already holds the turn."""
 
 
-class WindowHistory(_Conversations):
+class WindowHistory(_BaseHistory):
     """History that renders a prompt with the last turns of the memory for every turn."""
 
-    def __init__(self, settings: PlaySettings, bridge: ChatBridge, prompts: Prompts) -> None:
+    def __init__(self, settings: RolloutSettings, bridge: ChatBridge, prompts: Prompts) -> None:
         super().__init__(settings, bridge, prompts)
         self._memory = WindowMemory(settings.history_length)
         self._first: Observation | None = None
 
     def open_turn(self, observation: Observation, step: int) -> TokenConversation | None:
         """Return a new conversation for turn ``step``; None where that turn would not fit."""
-        observation = self._as_text(observation)
+        observation = self._convert_to_text(observation)
         if self._first is None:
             self._first = observation
-        levels = self._settings.levels
-        user = self._prompts.window(self._first, self._memory.turns(), observation, levels)
-        return self._begin(self._first, user, step)
+        levels = self._settings.requests_levels
+        user_text = self._prompts.window(
+            self._first, self._memory.stored_turns(), observation, levels
+        )
+        return self._begin_conversation(self._first, user_text, step)
 
     def close_turn(self, turn: Turn) -> None:
         """Add observation and action of the turn to the memory."""
-        as_text = self._bridge.as_text
+        as_text = self._bridge.escape_added_tokens
         self._memory.add(as_text(turn.observation), as_text(turn.action))

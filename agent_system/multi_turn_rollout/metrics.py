@@ -6,12 +6,14 @@ from collections.abc import Sequence
 import numpy as np
 
 from agent_system.multi_turn_rollout.trajectory import Trajectory, Turn
-from rlvcr.level_metrics import level_information, level_metrics
+from rlvcr.level_metrics import compute_level_information, compute_level_metrics
 
-NO_TIME_S = 1e-9  # minimum divisor for times
+MIN_TIME_S = 1e-9  # minimum divisor for times
 
 
-def rollout_metrics(trajectories: Sequence[Trajectory], play_s: float) -> dict[str, float]:
+def compute_rollout_metrics(
+    trajectories: Sequence[Trajectory], rollout_s: float
+) -> dict[str, float]:
     """Return ``rollout/*`` of all trajectories, including aborted ones.
 
     ``active_ratio``: mean share of the rollout time ``rollout_s`` (seconds) in which a trajectory
@@ -19,27 +21,29 @@ def rollout_metrics(trajectories: Sequence[Trajectory], play_s: float) -> dict[s
     its environment and for tokens.
     """
     count = max(len(trajectories), 1)
-    reasons = Counter(t.aborted for t in trajectories if t.aborted is not None)
-    cuts = Counter(t.truncated for t in trajectories if t.truncated is not None)
+    abort_reasons = Counter(t.aborted for t in trajectories if t.aborted is not None)
+    truncations = Counter(t.truncated for t in trajectories if t.truncated is not None)
     active_s = sum(t.active_s for t in trajectories)
     metrics = {
         "rollout/trajectories": float(len(trajectories)),
-        "rollout/active_ratio": active_s / (count * max(play_s, NO_TIME_S)),
+        "rollout/active_ratio": active_s / (count * max(rollout_s, MIN_TIME_S)),
         "rollout/env_wait_s": sum(t.env_wait_s for t in trajectories) / count,
         "rollout/engine_wait_s": sum(t.engine_wait_s for t in trajectories) / count,
-        "rollout/aborted": float(reasons.total()),
+        "rollout/aborted": float(abort_reasons.total()),
         "rollout/tokens_per_episode": sum(t.sampled_tokens for t in trajectories) / count,
     }
-    metrics |= {f"rollout/aborted_{reason}": float(n) for reason, n in sorted(reasons.items())}
-    metrics |= policy_versions(trajectories)
+    metrics |= {
+        f"rollout/aborted_{reason}": float(n) for reason, n in sorted(abort_reasons.items())
+    }
+    metrics |= compute_policy_versions(trajectories)
     return metrics | {
-        f"rollout/truncated_{reason}": cuts[reason] / count
+        f"rollout/truncated_{reason}": truncations[reason] / count
         # Every reason, also at 0: a gap in a chart would mean "not measured".
         for reason in ("steps", "length", "budget")
     }
 
 
-def policy_versions(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+def compute_policy_versions(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     """Return ``rollout/policy_version``, the mean weight version over sampled tokens, and the
     oldest one.
 
@@ -48,29 +52,29 @@ def policy_versions(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     tokens: Counter[int] = Counter()
     for trajectory in trajectories:
         for ledger in trajectory.ledgers:
-            tokens.update(ledger.arrays().tokens_by_version())
+            tokens.update(ledger.to_arrays().tokens_by_version())
     if not tokens.total():
         return {}
     mean = sum(version * count for version, count in tokens.items()) / tokens.total()
     return {"rollout/policy_version": mean, "rollout/policy_version_min": float(min(tokens))}
 
 
-def episode_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+def compute_episode_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     """Return ``episode/*`` of trajectories that did not fail, and ``rlvcr/*`` where levels were
     read.
     """
-    played = [t for t in trajectories if t.aborted is None]
-    if not played:
+    completed = [t for t in trajectories if t.aborted is None]
+    if not completed:
         return {}
-    turns = [(t, turn) for t in played for turn in t.turns]
-    rewards = [t.reward for t in played]
+    turns = [(t, turn) for t in completed for turn in t.turns]
+    rewards = [t.reward for t in completed]
     metrics = {
         "episode/reward": float(np.mean(rewards)),
         "episode/reward_max": max(rewards),
         "episode/reward_min": min(rewards),
-        "episode/length": float(np.mean([len(t.turns) for t in played])),
-        "episode/success_rate": float(np.mean([t.won for t in played])),
-        "episode/graded": float(len(played)),
+        "episode/length": float(np.mean([len(t.turns) for t in completed])),
+        "episode/success_rate": float(np.mean([t.won for t in completed])),
+        "episode/graded": float(len(completed)),
     }
     if turns:
         metrics["episode/valid_action_ratio"] = float(
@@ -78,46 +82,46 @@ def episode_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
         )
         metrics["episode/turn_tokens"] = float(np.mean([turn.num_tokens for _, turn in turns]))
     sources: dict[str, list[bool]] = {}
-    for trajectory in played:
-        sources.setdefault(trajectory.job.data_source, []).append(trajectory.won)
+    for trajectory in completed:
+        sources.setdefault(trajectory.spec.data_source, []).append(trajectory.won)
     # For a single source the rate equals ``episode/success_rate``.
     if len(sources) > 1:
-        for source, won in sources.items():
-            metrics[f"episode/{source}/success_rate"] = float(np.mean(won))
-            metrics[f"episode/{source}/graded"] = float(len(won))
-    return metrics | _thinking_metrics(turns)
+        for source, successes in sources.items():
+            metrics[f"episode/{source}/success_rate"] = float(np.mean(successes))
+            metrics[f"episode/{source}/graded"] = float(len(successes))
+    return metrics | _compute_thinking_metrics(turns)
 
 
-def _thinking_metrics(steps: Sequence[tuple[Trajectory, Turn]]) -> dict[str, float]:
+def _compute_thinking_metrics(turns: Sequence[tuple[Trajectory, Turn]]) -> dict[str, float]:
     """Return metrics of the levels that the policy chose; forced levels are counted separately."""
     levels: list[int | None] = []
-    won: list[bool] = []
+    successes: list[bool] = []
     failures: list[str | None] = []
     thought_tokens: list[int] = []
     forced: list[bool] = []
     situations: list[str] = []
-    for trajectory, turn in steps:
+    for trajectory, turn in turns:
         if turn.parsed is None:
             continue
         # None where the level was forced: level shares count only choices of the policy.
         levels.append(turn.chosen_level)
-        won.append(trajectory.won)
+        successes.append(trajectory.won)
         failures.append(turn.parsed.failure)
         thought_tokens.append(turn.parsed.thought_tokens)
-        forced.append(turn.forced > 0)
+        forced.append(turn.num_forced > 0)
         situations.append(turn.situation)
     if not levels:
         return {}
     return {
-        **level_metrics(levels, won, failures),
-        **level_information(levels, situations),
+        **compute_level_metrics(levels, successes, failures),
+        **compute_level_information(levels, situations),
         "rlvcr/thought_tokens_mean": float(np.mean(thought_tokens)),
         "rlvcr/level_forced_share": float(np.mean(forced)),
     }
 
 
-def play_split(
-    trajectories: Sequence[Trajectory], play_s: float, thoughts_s: float
+def split_rollout_time(
+    trajectories: Sequence[Trajectory], rollout_s: float, thoughts_s: float
 ) -> dict[str, float]:
     """Split the rollout time into seconds for policy turns, environments and alternative thoughts.
 
@@ -128,19 +132,19 @@ def play_split(
 
         rollout_s 10, waits 30 (engine) and 10 (environments): 7.5 s engine, 2.5 s environments
     """
-    engine = sum(t.engine_wait_s for t in trajectories)
-    env = sum(t.env_wait_s for t in trajectories)
-    engine_s = play_s * engine / max(engine + env, NO_TIME_S)
-    thoughts = 0
+    engine_wait_s = sum(t.engine_wait_s for t in trajectories)
+    env_wait_s = sum(t.env_wait_s for t in trajectories)
+    engine_s = rollout_s * engine_wait_s / max(engine_wait_s + env_wait_s, MIN_TIME_S)
+    thought_tokens = 0
     for trajectory in trajectories:
         for turn in trajectory.turns:
             if turn.alternatives is not None:
-                thoughts += turn.alternatives.sampled_tokens
-    turns = sum(t.sampled_tokens for t in trajectories)
+                thought_tokens += turn.alternatives.sampled_tokens
+    turn_tokens = sum(t.sampled_tokens for t in trajectories)
     # Tokens of turns and thoughts are assumed to take the same time: they share batches.
-    thinking_s = engine_s * thoughts / max(thoughts + turns, 1)
+    thinking_s = engine_s * thought_tokens / max(thought_tokens + turn_tokens, 1)
     return {
         "gen_engine": engine_s - thinking_s,
-        "gen_env": play_s - engine_s,
+        "gen_env": rollout_s - engine_s,
         "alternatives": thinking_s + thoughts_s,
     }

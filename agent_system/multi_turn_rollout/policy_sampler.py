@@ -4,9 +4,9 @@ import itertools
 from collections.abc import Awaitable, Callable, Sequence
 
 from agent_system.agents import EngineAgent
-from agent_system.multi_turn_rollout.engine_client import EngineAborted, Sampling, TokenSource
-from agent_system.multi_turn_rollout.play_settings import PlaySettings
-from agent_system.multi_turn_rollout.trajectory import Job
+from agent_system.multi_turn_rollout.engine_client import EngineAborted, TokenSampling, TokenSource
+from agent_system.multi_turn_rollout.rollout_settings import RolloutSettings
+from agent_system.multi_turn_rollout.trajectory import RolloutSpec
 from verl.utils.sampling import SamplingResult
 from verl.utils.seeds import derive_seed
 
@@ -21,28 +21,28 @@ class PolicySampler:
     def __init__(
         self,
         engine: TokenSource,
-        settings: PlaySettings,
+        settings: RolloutSettings,
         decode: Callable[[Sequence[int]], str],
     ) -> None:
         self._engine = engine
         self._settings = settings
         self._decode = decode
-        self._sampling = Sampling(settings.temperature, settings.top_p, settings.top_k)
+        self._sampling = TokenSampling(settings.temperature, settings.top_p, settings.top_k)
 
-    def agent(self, job: Job) -> EngineAgent:
+    def make_agent(self, spec: RolloutSpec) -> EngineAgent:
         """Return the agent for the trajectory ``spec``; its calls sample the turns in order."""
         turns = itertools.count()
 
-        def sample(prompt_ids: list[int], forced: int) -> Awaitable[SamplingResult]:
-            most = self._settings.max_turn_tokens - forced
-            return self.turn(prompt_ids, job, next(turns), most)
+        def sample(prompt_ids: list[int], num_forced: int) -> Awaitable[SamplingResult]:
+            max_tokens = self._settings.max_turn_tokens - num_forced
+            return self.sample_turn(prompt_ids, spec, next(turns), max_tokens)
 
         return EngineAgent(sample, self._decode)
 
-    async def turn(
+    async def sample_turn(
         self,
         prompt_ids: list[int],
-        job: Job,
+        spec: RolloutSpec,
         number: int,
         max_tokens: int,
         stop: tuple[str, ...] = (),
@@ -57,12 +57,12 @@ class PolicySampler:
             max_tokens=max_tokens,
             sampling=self._sampling,
             stop=(*self._settings.stop, *stop),
-            route=job.index,
+            route=spec.index,
             # Seed of the trajectory, not of its group: members of a group differ only by it.
-            seed=derive_seed(self._settings.seed, "turn", job.traj_uid, number),
+            seed=derive_seed(self._settings.seed, "turn", spec.traj_uid, number),
         )
 
-    async def thought(
+    async def sample_thought(
         self, prompt_ids: list[int], max_tokens: int, stop: tuple[str, ...], route: int, seed: int
     ) -> SamplingResult | None:
         """Sample an alternative thought (see ``rlvcr.alternatives``); None where the engine aborted

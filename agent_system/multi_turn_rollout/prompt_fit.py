@@ -15,13 +15,13 @@ from agent_system.environments.env import Task
 from agent_system.environments.manager import EnvironmentManagerBase
 from agent_system.environments.package import TaskText
 from agent_system.multi_turn_rollout.collector_worker import PolicyTokenizer
-from agent_system.multi_turn_rollout.first_prompts import first_prompt_lengths
+from agent_system.multi_turn_rollout.first_prompts import measure_first_prompts
 from verl.config.schema import PPOConfig
 
 logger = logging.getLogger(__name__)
-LIMIT = "data.max_prompt_length"
+LIMIT_KEY = "data.max_prompt_length"
 JOINER = "\u200d"  # zero-width joiner: combines its neighbours into one character
-CUTS = 8  # attempts per text: the rest of a text may be encoded to more tokens than counted
+MAX_CUTS = 8  # attempts per text: the rest of a text may be encoded to more tokens than counted
 
 
 class PromptsTooLong(ValueError):
@@ -40,35 +40,37 @@ def fit_prompts(
     if text is None:
         return
     limit = config.data.max_prompt_length
-    lengths = first_prompt_lengths(config, tokenizer, [text.shows(task) for task in envs.tasks])
-    longer = sum(length > limit for length in lengths)
-    if not longer:
+    lengths = measure_first_prompts(
+        config, tokenizer, [text.first_observation(task) for task in envs.task_list]
+    )
+    num_longer = sum(length > limit for length in lengths)
+    if not num_longer:
         return
     if config.data.filter_overlong_prompts:
-        kept = [task for task, n in zip(envs.tasks, lengths, strict=True) if n <= limit]
-        what = "drop"
+        kept_tasks = [task for task, n in zip(envs.task_list, lengths, strict=True) if n <= limit]
+        action = "drop"
     elif config.data.truncation == "error":
-        raise PromptsTooLong(_refusal(config, envs.split, lengths))
+        raise PromptsTooLong(_refusal_message(config, envs.split, lengths))
     else:
-        kept = [
-            task if n <= limit else shortened(config, tokenizer, text, task, n)
-            for task, n in zip(envs.tasks, lengths, strict=True)
+        kept_tasks = [
+            task if n <= limit else shorten_task(config, tokenizer, text, task, n)
+            for task, n in zip(envs.task_list, lengths, strict=True)
         ]
-        what = f"shorten ({config.data.truncation})"
-    if not kept:
-        raise PromptsTooLong(_refusal(config, envs.split, lengths))
+        action = f"shorten ({config.data.truncation})"
+    if not kept_tasks:
+        raise PromptsTooLong(_refusal_message(config, envs.split, lengths))
     logger.warning(
         "prompts of more than %d tokens in %d of %d %s rows; action: %s",
         limit,
-        longer,
+        num_longer,
         len(lengths),
         "training" if envs.split == "train" else "validation",
-        what,
+        action,
     )
-    envs.take(kept)
+    envs.replace_tasks(kept_tasks)
 
 
-def shortened(
+def shorten_task(
     config: PPOConfig, tokenizer: PolicyTokenizer, text: TaskText, task: Task, length: int
 ) -> Task:
     """Return ``task``, whose prompt has ``length`` tokens, with its last text cut to fit.
@@ -76,21 +78,23 @@ def shortened(
     Raises ``PromptsTooLong`` where the rest of the prompt is too long already.
     """
     limit = config.data.max_prompt_length
-    for _ in range(CUTS):
-        left = cut_text(tokenizer, text.shows(task).text, length - limit, config.data.truncation)
-        if not left:
+    for _ in range(MAX_CUTS):
+        shorter_text = cut_text(
+            tokenizer, text.first_observation(task).text, length - limit, config.data.truncation
+        )
+        if not shorter_text:
             break
-        task = text.retold(task, left)
-        (length,) = first_prompt_lengths(config, tokenizer, [text.shows(task)])
+        task = text.with_text(task, shorter_text)
+        (length,) = measure_first_prompts(config, tokenizer, [text.first_observation(task)])
         if length <= limit:
             return task
     raise PromptsTooLong(
-        f"{LIMIT}={limit}: the prompt of {task['task_id']} has more tokens even without its last "
-        f"text; allowed: at least the tokens of the rest; fix: {LIMIT}={length}"
+        f"{LIMIT_KEY}={limit}: the prompt of {task['task_id']} has more tokens even without its last "
+        f"text; allowed: at least the tokens of the rest; fix: {LIMIT_KEY}={length}"
     )
 
 
-def cut(ids: Sequence[int], surplus: int, side: str) -> list[int]:
+def cut_ids(ids: Sequence[int], surplus: int, side: str) -> list[int]:
     """Return ``ids`` without ``surplus`` of them, removed at the ``left``, ``right`` or ``middle``.
 
     cut([1, 2, 3, 4], 2, "middle") == [1, 4]
@@ -106,7 +110,7 @@ def cut_text(tokenizer: PolicyTokenizer, text: str, surplus: int, side: str) -> 
     A character in a removed token is removed as a whole, with its accents.
     """
     spans = _token_spans(tokenizer, text)
-    kept = cut(range(len(spans)), surplus, side)
+    kept = cut_ids(range(len(spans)), surplus, side)
     dropped = sorted(set(range(len(spans))).difference(kept))
     if not kept or not dropped:
         return "" if dropped else text
@@ -139,13 +143,13 @@ def _token_spans(tokenizer: PolicyTokenizer, text: str) -> list[tuple[int, int]]
     return list(pairwise(edges))
 
 
-def _refusal(config: PPOConfig, split: str, lengths: Sequence[int]) -> str:
+def _refusal_message(config: PPOConfig, split: str, lengths: Sequence[int]) -> str:
     limit = config.data.max_prompt_length
     longest = max(lengths)
-    longer = sum(length > limit for length in lengths)
-    filtered = "" if longer == len(lengths) else ", or data.filter_overlong_prompts=true"
+    num_longer = sum(length > limit for length in lengths)
+    filtered = "" if num_longer == len(lengths) else ", or data.filter_overlong_prompts=true"
     return (
-        f"{LIMIT}={limit}: the prompts of {longer} of {len(lengths)} rows of data.{split}_files "
+        f"{LIMIT_KEY}={limit}: the prompts of {num_longer} of {len(lengths)} rows of data.{split}_files "
         f"are longer; the longest has {longest} tokens; allowed: {longest} or more; "
-        f"fix: {LIMIT}={longest}{filtered}"
+        f"fix: {LIMIT_KEY}={longest}{filtered}"
     )

@@ -17,44 +17,52 @@ from typing import Any, Protocol, runtime_checkable
 
 from agent_system.environments.env_registry import get_package
 from agent_system.environments.manager import EnvironmentManagerBase
-from agent_system.multi_turn_rollout.audit_plays import decision_points, play_points, records_of
+from agent_system.multi_turn_rollout.audit_rollouts import (
+    continue_from_points,
+    index_records,
+    select_decision_points,
+)
 from agent_system.multi_turn_rollout.branches import execute_alternatives
-from agent_system.multi_turn_rollout.carry import CarriedGroups
 from agent_system.multi_turn_rollout.collector_group import CollectorGroup
-from agent_system.multi_turn_rollout.collector_worker import Collected, PolicyTokenizer
+from agent_system.multi_turn_rollout.collector_worker import CollectedTrajectories, PolicyTokenizer
 from agent_system.multi_turn_rollout.engine_client import RolloutWorkerHandle
-from agent_system.multi_turn_rollout.metrics import episode_metrics, play_split, rollout_metrics
+from agent_system.multi_turn_rollout.metrics import (
+    compute_episode_metrics,
+    compute_rollout_metrics,
+    split_rollout_time,
+)
 from agent_system.multi_turn_rollout.packing import (
-    Row,
-    conversations,
-    groups_with_spread,
-    pack,
-    played_in,
-    row_steps,
-    rows_of,
+    TrajectoryRow,
+    build_row_turns,
+    build_rows,
+    collect_conversations,
+    list_trajectories,
+    pack_rows,
+    select_differing_groups,
     select_trajectories,
 )
-from agent_system.multi_turn_rollout.play_settings import (
-    PlaySettings,
-    asks_for_levels,
+from agent_system.multi_turn_rollout.partial_rollouts import PartialRollouts
+from agent_system.multi_turn_rollout.rollout_settings import (
+    RolloutSettings,
     check_prompts,
     refuse_images,
+    should_request_levels,
 )
-from agent_system.multi_turn_rollout.trajectory import Job, Trajectory, jobs_of
+from agent_system.multi_turn_rollout.trajectory import RolloutSpec, Trajectory, make_rollout_specs
 from agent_system.tokens.probe import probe_template
 from agent_system.tokens.tokenizer import padding_token
-from rlvcr.level_metrics import CollapseWatch
+from rlvcr.level_metrics import LevelCollapseDetector
 from rlvcr.levels import LevelCodec
 from rlvcr.research.audit import AuditPoint
-from rlvcr.research.level_rules import FREE, LevelRule
-from rlvcr.scoring import add_level_entropy_bonus, add_thinking_columns, pack_questions
+from rlvcr.research.level_rules import FREE_RULE, LevelRule
+from rlvcr.scoring import add_level_entropy_bonus, add_score_requests, add_thinking_columns
 from rlvcr.settings import method_settings
 from verl.config.schema import PPOConfig
 from verl.protocol import DataProto, object_array
 from verl.records import BRANCHES, MESSAGES, SPANS
 
 logger = logging.getLogger(__name__)
-REDRAWS = 3  # batches of other tasks after a batch in which everything failed
+MAX_REDRAWS = 3  # batches of other tasks after a batch in which everything failed
 
 
 class RolloutEngines(Protocol):
@@ -99,7 +107,7 @@ class TrajectoryCollector:
             refuse_images(config)
         probe = probe_template(tokenizer, config.data.apply_chat_template_kwargs)
         # Configuration errors are raised here, before the first turn.
-        probe.require(config.env.history)
+        probe.require_history(config.env.history)
         if config.env.history == "append" and not probe.keeps_thoughts:
             logger.warning(
                 "the chat template removes <think> from earlier turns, but env.history=append "
@@ -110,10 +118,12 @@ class TrajectoryCollector:
                 "the chat template has no system message; its text is put before the first user "
                 "message"
             )
-        self.codec = LevelCodec(tokenizer) if asks_for_levels(config) else None
-        self.collapse = CollapseWatch(method_settings(self.config.algorithm).collapse_patience)
-        self.carried = CarriedGroups(config.env.rollout.carry_over)
-        self._group: CollectorGroup | None = None
+        self.codec = LevelCodec(tokenizer) if should_request_levels(config) else None
+        self.collapse_detector = LevelCollapseDetector(
+            method_settings(self.config.algorithm).collapse_patience
+        )
+        self.partial_rollouts = PartialRollouts(config.env.rollout.carry_over)
+        self._collectors: CollectorGroup | None = None
 
     def multi_turn_loop(
         self,
@@ -154,20 +164,24 @@ class TrajectoryCollector:
     ) -> DataProto:
         """Generate trajectories without alternative thoughts and pack them."""
         if is_train:
-            return self._rows_to_train(gen_batch, actor_rollout_wg, envs, thinking=False)[0]
+            return self._generate_training_rows(gen_batch, actor_rollout_wg, envs, thinking=False)[
+                0
+            ]
         return self.panel_loop(gen_batch, actor_rollout_wg)
 
     def panel_loop(
-        self, panel: DataProto, actor_rollout_wg: RolloutEngines, level_rule: LevelRule = FREE
+        self, panel: DataProto, actor_rollout_wg: RolloutEngines, level_rule: LevelRule = FREE_RULE
     ) -> DataProto:
         """Generate the validation tasks ``panel`` with the levels that ``level_rule`` forces, and
         pack.
 
         Failed trajectories have no grade.
         """
-        ruled = replace(self._settings(is_train=False, thinking=False), level_rule=level_rule)
-        played = self._play(panel, actor_rollout_wg, ruled)
-        return self.gather_rollout_data(played, is_train=False)[0]
+        settings = replace(
+            self._build_settings(is_train=False, thinking=False), level_rule=level_rule
+        )
+        collected = self._generate_batch(panel, actor_rollout_wg, settings)
+        return self.gather_rollout_data(collected, is_train=False)[0]
 
     def greedy_loop(
         self,
@@ -179,9 +193,11 @@ class TrajectoryCollector:
 
         Rows of failed trajectories are included, with ``aborted`` true.
         """
-        greedy = replace(self._settings(is_train=False, thinking=False), temperature=0.0, plays=1)
-        played = self._play(gen_batch, actor_rollout_wg, greedy)
-        return self.gather_rollout_data(played, is_train=False)[0]
+        settings = replace(
+            self._build_settings(is_train=False, thinking=False), temperature=0.0, plays=1
+        )
+        collected = self._generate_batch(gen_batch, actor_rollout_wg, settings)
+        return self.gather_rollout_data(collected, is_train=False)[0]
 
     def rlvcr_multi_turn_loop(
         self, gen_batch: DataProto, actor_rollout_wg: RolloutEngines, envs: EnvironmentManagerBase
@@ -192,8 +208,8 @@ class TrajectoryCollector:
         log-probs, ``thinking_level_entropies`` and ``thinking_token_costs``. Otherwise the requests
         stay in the rows for the trainer's ``score``.
         """
-        data, _ = self._rows_to_train(gen_batch, actor_rollout_wg, envs, thinking=True)
-        return self._score_here(data, actor_rollout_wg)
+        data, _ = self._generate_training_rows(gen_batch, actor_rollout_wg, envs, thinking=True)
+        return self._score_if_possible(data, actor_rollout_wg)
 
     def audit_loop(
         self, gen_batch: DataProto, actor_rollout_wg: ScoringWorkers, envs: EnvironmentManagerBase
@@ -202,19 +218,21 @@ class TrajectoryCollector:
 
         The audit continues from ``audit_points`` turns with every level, ``audit_plays`` times.
         """
-        data, rows = self._rows_to_train(gen_batch, actor_rollout_wg, envs, thinking=True)
-        data = self._score_here(data, actor_rollout_wg)
-        settings = self._settings(is_train=True, thinking=False)
+        data, rows = self._generate_training_rows(gen_batch, actor_rollout_wg, envs, thinking=True)
+        data = self._score_if_possible(data, actor_rollout_wg)
+        settings = self._build_settings(is_train=True, thinking=False)
         rlvcr = method_settings(self.config.algorithm)
-        records = records_of(data)
-        points = decision_points(played_in(rows), records, rlvcr.audit_points, settings.seed)
-        audited = play_points(
+        records = index_records(data)
+        points = select_decision_points(
+            list_trajectories(rows), records, rlvcr.audit_points, settings.seed
+        )
+        audit_points = continue_from_points(
             points,
-            lambda jobs: self._play_jobs(jobs, actor_rollout_wg, settings),
+            lambda specs: self._generate_specs(specs, actor_rollout_wg, settings),
             rlvcr.audit_plays,
         )
-        data.meta_info["metrics"]["audit/points_failed"] = float(len(points) - len(audited))
-        return data, audited
+        data.meta_info["metrics"]["audit/points_failed"] = float(len(points) - len(audit_points))
+        return data, audit_points
 
     def dynamic_multi_turn_loop(
         self, gen_batch: DataProto, actor_rollout_wg: RolloutEngines, envs: EnvironmentManagerBase
@@ -225,34 +243,37 @@ class TrajectoryCollector:
         obtained by then are used. Without any, the last batch with usable trajectories is used.
         """
         thinking = bool(method_settings(self.config.algorithm).enable)
-        settings = self._settings(is_train=True, thinking=thinking)
+        settings = self._build_settings(is_train=True, thinking=thinking)
         step = gen_batch.meta_info["global_step"]
-        wanted = len(set(gen_batch.non_tensor_batch["uid"]))
+        num_wanted = len(set(gen_batch.non_tensor_batch["uid"]))
         limit = self.config.algorithm.filter_groups.max_num_gen_batches
-        every = Collected([], 0.0, 0.0)
-        kept: list[list[Trajectory]] = []
+        all_collected = CollectedTrajectories([], 0.0, 0.0)
+        kept_groups: list[list[Trajectory]] = []
         usable: list[Trajectory] = []
         batches = 0
-        while batches < limit and len(kept) < wanted:
+        while batches < limit and len(kept_groups) < num_wanted:
             # ``batches`` is the draw number: the first batch is given, later ones have other tasks.
-            batch = envs.gen_batch(step, wanted, batches) if batches else gen_batch
-            played = self._play(batch, actor_rollout_wg, settings)
+            batch = envs.gen_batch(step, num_wanted, batches) if batches else gen_batch
+            collected = self._generate_batch(batch, actor_rollout_wg, settings)
             batches += 1
-            every.add(played)
-            whole = select_trajectories(played.trajectories, self.config.env.on_abort)[0]
-            kept += groups_with_spread(whole, wanted - len(kept))
+            all_collected.add(collected)
+            selected = select_trajectories(collected.trajectories, self.config.env.on_abort)[0]
+            kept_groups += select_differing_groups(selected, num_wanted - len(kept_groups))
             # Used if no group has different returns: a step without rows would end the run.
-            usable = whole or usable
-        if len(kept) < wanted:
+            usable = selected or usable
+        if len(kept_groups) < num_wanted:
             logger.warning(
-                "%d batches gave %d of %d groups with returns that differ", limit, len(kept), wanted
+                "%d batches gave %d of %d groups with returns that differ",
+                limit,
+                len(kept_groups),
+                num_wanted,
             )
-        spread = [trajectory for group in kept for trajectory in group]
-        data, rows = self.gather_rollout_data(every, chosen=spread or usable)
+        differing = [trajectory for group in kept_groups for trajectory in group]
+        data, rows = self.gather_rollout_data(all_collected, chosen=differing or usable)
         data.meta_info["metrics"]["rollout/gen_batches"] = float(batches)
-        data.meta_info["metrics"]["rollout/groups_with_spread"] = float(len(kept))
+        data.meta_info["metrics"]["rollout/groups_with_spread"] = float(len(kept_groups))
         self._add_level_columns(data, rows, actor_rollout_wg, thinking)
-        return self._score_here(data, actor_rollout_wg) if thinking else data
+        return self._score_if_possible(data, actor_rollout_wg) if thinking else data
 
     def read_answers(self, data: DataProto) -> DataProto:
         """Replace the score requests of ``data`` and their results by the columns of the method.
@@ -265,138 +286,161 @@ class TrajectoryCollector:
         """Return the state for a checkpoint: groups in flight, and steps since each level was
         sampled.
         """
-        return {"under_way": self.carried.names(), "levels_unseen": self.collapse.state()}
+        return {
+            "under_way": self.partial_rollouts.group_names(),
+            "levels_unseen": self.collapse_detector.state(),
+        }
 
     def resume(self, state: Mapping[str, Any]) -> None:
         """Restore ``state``. Its groups are generated again, together with the next batch."""
-        self.carried.resume(state.get("under_way", []))
-        self.collapse.resume(state.get("levels_unseen", []))
+        self.partial_rollouts.resume(state.get("under_way", []))
+        self.collapse_detector.resume(state.get("levels_unseen", []))
 
-    def open(self, rollout_workers: Sequence[RolloutWorkerHandle]) -> CollectorGroup:
+    def start_collectors(self, rollout_workers: Sequence[RolloutWorkerHandle]) -> CollectorGroup:
         """Return the collector workers for ``rollout_workers``, started at the first call."""
-        if self._group is None:
-            self._group = CollectorGroup(
+        if self._collectors is None:
+            self._collectors = CollectorGroup(
                 self.config.env,
                 self.tokenizer,
                 rollout_workers,
                 external_lib=self.config.actor_rollout_ref.model.external_lib,
                 template_kwargs=self.config.data.apply_chat_template_kwargs,
             )
-        return self._group
+        return self._collectors
 
     def close(self) -> None:
         """Stop the collector workers and their environments."""
-        group, self._group = self._group, None
+        group, self._collectors = self._collectors, None
         if group is not None:
             group.close()
 
     # ---- generation ----
 
-    def _settings(self, is_train: bool, thinking: bool) -> PlaySettings:
+    def _build_settings(self, is_train: bool, thinking: bool) -> RolloutSettings:
         check_prompts(self.config, self.package)
-        return PlaySettings.from_config(self.config, self.package, is_train, thinking)
+        return RolloutSettings.from_config(self.config, self.package, is_train, thinking)
 
-    def _play(
-        self, gen_batch: DataProto, actor_rollout_wg: RolloutEngines, settings: PlaySettings
-    ) -> Collected:
-        return self._play_jobs(jobs_of(gen_batch, settings.plays), actor_rollout_wg, settings)
+    def _generate_batch(
+        self, gen_batch: DataProto, actor_rollout_wg: RolloutEngines, settings: RolloutSettings
+    ) -> CollectedTrajectories:
+        return self._generate_specs(
+            make_rollout_specs(gen_batch, settings.trajectories_per_row), actor_rollout_wg, settings
+        )
 
-    def _play_jobs(
-        self, jobs: Sequence[Job], actor_rollout_wg: RolloutEngines, settings: PlaySettings
-    ) -> Collected:
-        return self.open(actor_rollout_wg.rollout_workers).collect(jobs, settings)
+    def _generate_specs(
+        self,
+        specs: Sequence[RolloutSpec],
+        actor_rollout_wg: RolloutEngines,
+        settings: RolloutSettings,
+    ) -> CollectedTrajectories:
+        return self.start_collectors(actor_rollout_wg.rollout_workers).collect(specs, settings)
 
-    def _play_batch(
+    def _generate_groups(
         self,
         gen_batch: DataProto,
         actor_rollout_wg: RolloutEngines,
         envs: EnvironmentManagerBase,
-        settings: PlaySettings,
-    ) -> Collected:
+        settings: RolloutSettings,
+    ) -> CollectedTrajectories:
         """Generate as many groups as ``gen_batch`` has.
 
         With ``env.rollout.carry_over`` these are the first finished ones, also of earlier calls.
         """
-        if not self.carried.number:
-            return self._play(gen_batch, actor_rollout_wg, settings)
-        jobs = jobs_of(self.carried.begin(gen_batch, envs), settings.plays)
-        collectors = self.open(actor_rollout_wg.rollout_workers)
-        played = collectors.collect_ready(jobs, settings, keep=self.carried.number)
-        self.carried.settle(played.trajectories)
-        return played
+        if not self.partial_rollouts.num_groups:
+            return self._generate_batch(gen_batch, actor_rollout_wg, settings)
+        specs = make_rollout_specs(
+            self.partial_rollouts.add_groups(gen_batch, envs), settings.trajectories_per_row
+        )
+        collectors = self.start_collectors(actor_rollout_wg.rollout_workers)
+        collected = collectors.collect_ready(specs, settings, keep=self.partial_rollouts.num_groups)
+        self.partial_rollouts.remove_returned(collected.trajectories)
+        return collected
 
     # ---- rows ----
 
-    def _rows_to_train(
+    def _generate_training_rows(
         self,
         gen_batch: DataProto,
         actor_rollout_wg: RolloutEngines,
         envs: EnvironmentManagerBase,
         thinking: bool,
-    ) -> tuple[DataProto, list[Row]]:
+    ) -> tuple[DataProto, list[TrajectoryRow]]:
         """Generate and pack. Where failures leave no trajectory to train on, generate other tasks.
 
         A dead environment worker aborts all its trajectories, and ``drop_group`` then drops their
         groups.
         """
-        settings = self._settings(is_train=True, thinking=thinking)
-        every = self._play_batch(gen_batch, actor_rollout_wg, envs, settings)
-        for draw in range(1, REDRAWS + 1):
-            usable, left_out = select_trajectories(every.trajectories, self.config.env.on_abort)
+        settings = self._build_settings(is_train=True, thinking=thinking)
+        all_collected = self._generate_groups(gen_batch, actor_rollout_wg, envs, settings)
+        for draw in range(1, MAX_REDRAWS + 1):
+            usable, dropped_counts = select_trajectories(
+                all_collected.trajectories, self.config.env.on_abort
+            )
             # Other tasks help only after failures, not where every first prompt is too long.
-            if usable or not left_out["rollout/left_out_aborted"]:
+            if usable or not dropped_counts["rollout/left_out_aborted"]:
                 break
             logger.warning(
                 "no trajectory of this batch can be trained on: generating other tasks (%d of %d)",
                 draw,
-                REDRAWS,
+                MAX_REDRAWS,
             )
             groups = len(set(gen_batch.non_tensor_batch["uid"]))
             # Replaced, so that the result contains the tasks that were generated last.
             gen_batch = envs.gen_batch(gen_batch.meta_info["global_step"], groups, draw)
-            every.add(self._play(gen_batch, actor_rollout_wg, settings))
-        data, rows = self.gather_rollout_data(every)
+            all_collected.add(self._generate_batch(gen_batch, actor_rollout_wg, settings))
+        data, rows = self.gather_rollout_data(all_collected)
         data.meta_info["tasks"] = gen_batch
         self._add_level_columns(data, rows, actor_rollout_wg, thinking)
         return data, rows
 
     def gather_rollout_data(
-        self, played: Collected, is_train: bool = True, chosen: Sequence[Trajectory] | None = None
-    ) -> tuple[DataProto, list[Row]]:
+        self,
+        collected: CollectedTrajectories,
+        is_train: bool = True,
+        chosen: Sequence[Trajectory] | None = None,
+    ) -> tuple[DataProto, list[TrajectoryRow]]:
         """Pack the ``chosen`` trajectories, by default all usable ones. Metrics are of all
         ``collected`` ones.
         """
-        began = time.perf_counter()
-        usable = played.trajectories
-        left_out: dict[str, float] = {}
+        start_s = time.perf_counter()
+        usable = collected.trajectories
+        dropped_counts: dict[str, float] = {}
         if is_train:
-            usable, left_out = select_trajectories(played.trajectories, self.config.env.on_abort)
+            usable, dropped_counts = select_trajectories(
+                collected.trajectories, self.config.env.on_abort
+            )
         chosen = usable if chosen is None else chosen
         if not chosen:
-            raise RuntimeError(f"no trajectory can be trained on; dropped: {left_out}")
-        rows = rows_of(chosen)
+            raise RuntimeError(f"no trajectory can be trained on; dropped: {dropped_counts}")
+        rows = build_rows(chosen)
         # Validation rows are measured and never trained on.
-        may_be_text = self.config.env.allow_retokenized or not is_train
-        data = pack(rows, padding_token(self.tokenizer), allow_retokenized=may_be_text)
+        allows_retokenized = self.config.env.allow_retokenized or not is_train
+        data = pack_rows(rows, padding_token(self.tokenizer), allow_retokenized=allows_retokenized)
         if self.config.reward_model.enable and is_train:
-            data.non_tensor_batch[MESSAGES] = object_array(conversations(rows))
+            data.non_tensor_batch[MESSAGES] = object_array(collect_conversations(rows))
         data.meta_info["metrics"] = {
-            **rollout_metrics(played.trajectories, played.play_s),
-            **episode_metrics(played.trajectories),
-            **left_out,
-            **played.replaced(),
+            **compute_rollout_metrics(collected.trajectories, collected.rollout_s),
+            **compute_episode_metrics(collected.trajectories),
+            **dropped_counts,
+            **collected.replacement_metrics(),
         }
         if is_train and self.codec is not None:
-            unseen = self.collapse.update([turn.chosen_level for row in rows for turn in row.turns])
-            data.meta_info["metrics"]["rlvcr/levels_unseen"] = float(len(unseen))
+            unseen_levels = self.collapse_detector.update(
+                [turn.chosen_level for row in rows for turn in row.turns]
+            )
+            data.meta_info["metrics"]["rlvcr/levels_unseen"] = float(len(unseen_levels))
         data.meta_info["timing"] = {
-            **play_split(played.trajectories, played.play_s, played.thoughts_s),
-            "pack": time.perf_counter() - began,
+            **split_rollout_time(collected.trajectories, collected.rollout_s, collected.thoughts_s),
+            "pack": time.perf_counter() - start_s,
         }
         return data, rows
 
     def _add_level_columns(
-        self, data: DataProto, rows: Sequence[Row], engines: RolloutEngines, thinking: bool
+        self,
+        data: DataProto,
+        rows: Sequence[TrajectoryRow],
+        engines: RolloutEngines,
+        thinking: bool,
     ) -> None:
         """Add the level entropy bonus and, with ``thinking``, score requests for every thought."""
         rlvcr = method_settings(self.config.algorithm)
@@ -407,38 +451,38 @@ class TrajectoryCollector:
                 )
             return
         if thinking and rlvcr.credit != "scored":
-            self._execute(data, rows, engines)
+            self._execute_alternatives(data, rows, engines)
         if thinking or rlvcr.thinking_diversity_w:
-            steps = row_steps(rows)
-            add_level_entropy_bonus(data, steps, rlvcr, self.codec)
+            row_turns = build_row_turns(rows)
+            add_level_entropy_bonus(data, row_turns, rlvcr, self.codec)
             if thinking:
-                pack_questions(data, steps)
+                add_score_requests(data, row_turns)
 
-    def _score_here(self, data: DataProto, workers: RolloutEngines) -> DataProto:
+    def _score_if_possible(self, data: DataProto, workers: RolloutEngines) -> DataProto:
         """Add thinking advantages to ``data`` where ``workers`` can compute log-probs.
 
         The trainer's engines cannot: ``data`` is then returned unchanged.
         """
         if not isinstance(workers, ScoringWorkers):
             return data
-        began = time.perf_counter()
-        asked = data.select(None, [BRANCHES, SPANS], [])
-        asked.meta_info["temperature"] = self.config.actor_rollout_ref.rollout.temperature
-        data = self.read_answers(data.union(workers.compute_log_prob(asked)))
-        data.meta_info["timing"]["scoring"] = time.perf_counter() - began
+        start_s = time.perf_counter()
+        requests = data.select(None, [BRANCHES, SPANS], [])
+        requests.meta_info["temperature"] = self.config.actor_rollout_ref.rollout.temperature
+        data = self.read_answers(data.union(workers.compute_log_prob(requests)))
+        data.meta_info["timing"]["scoring"] = time.perf_counter() - start_s
         return data
 
-    def _execute(
-        self, data: DataProto, rows: Sequence[Row], actor_rollout_wg: RolloutEngines
+    def _execute_alternatives(
+        self, data: DataProto, rows: Sequence[TrajectoryRow], actor_rollout_wg: RolloutEngines
     ) -> None:
         """Run executed alternatives and store their credit in the turns of ``rows``."""
-        began = time.perf_counter()
-        settings = self._settings(is_train=True, thinking=False)
-        found = execute_alternatives(
-            played_in(rows),
-            lambda jobs: self._play_jobs(jobs, actor_rollout_wg, settings),
+        start_s = time.perf_counter()
+        settings = self._build_settings(is_train=True, thinking=False)
+        executed_metrics = execute_alternatives(
+            list_trajectories(rows),
+            lambda specs: self._generate_specs(specs, actor_rollout_wg, settings),
             method_settings(self.config.algorithm),
             settings.seed,
         )
-        data.meta_info["metrics"] |= found
-        data.meta_info["timing"]["executed"] = time.perf_counter() - began
+        data.meta_info["metrics"] |= executed_metrics
+        data.meta_info["timing"]["executed"] = time.perf_counter() - start_s

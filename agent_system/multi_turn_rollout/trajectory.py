@@ -13,18 +13,18 @@ from agent_system.environments.env import Task
 from agent_system.reward_manager.scores import LARGEST, is_number
 from agent_system.tokens.ledger import TokenLedger
 from agent_system.tokens.template import Message
-from rlvcr.alternatives import StepAlternatives
-from rlvcr.levels import ParsedStep
+from rlvcr.alternatives import TurnAlternatives
+from rlvcr.levels import ParsedTurn
 from verl.protocol import DataProto
 from verl.utils.sampling import StopReason
 
 # Keys of an environment's ``info`` that have separate columns and metrics.
-READ_ELSEWHERE = {"won", "is_action_valid", "needed_level"}
-MOST_NUMBERS = 32
+RESERVED_INFO_KEYS = {"won", "is_action_valid", "needed_level"}
+MAX_INFO_NUMBERS = 32
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class RolloutSpec:
     """Specification of one trajectory to generate: row ``index`` of the batch, ``member`` of group
     ``uid``.
 
@@ -41,9 +41,9 @@ class Job:
     member: int
     env_seed: int
     replay: tuple[tuple[int, ...], ...] = ()
-    seen: tuple[str, ...] = ()
-    level: int | None = None
-    opening: tuple[int, ...] | None = None
+    expected_observations: tuple[str, ...] = ()
+    forced_level: int | None = None
+    tokens_before_level: tuple[int, ...] | None = None
 
     @property
     def data_source(self) -> str:
@@ -70,14 +70,14 @@ class Turn:
     end: int
     response: str
     stop_reason: StopReason
-    forced: int = 0
+    num_forced: int = 0
     action: str = ""
     is_action_valid: bool = False
     reward: float = 0.0
     done: bool = False
-    parsed: ParsedStep | None = None
-    alternatives: StepAlternatives | None = None
-    executed: float | None = None
+    parsed: ParsedTurn | None = None
+    alternatives: TurnAlternatives | None = None
+    executed_credit: float | None = None
     image: Any = None
     situation: str = ""
     needed_level: int | None = None
@@ -85,12 +85,12 @@ class Turn:
     @property
     def num_tokens(self) -> int:
         """Number of tokens that the policy sampled."""
-        return self.end - self.start - self.forced
+        return self.end - self.start - self.num_forced
 
     @property
     def chosen_level(self) -> int | None:
         """Level that the policy chose; None where it could not be read or was forced."""
-        return self.parsed.level if self.parsed is not None and not self.forced else None
+        return self.parsed.level if self.parsed is not None and not self.num_forced else None
 
 
 @dataclass(slots=True)
@@ -105,12 +105,12 @@ class Trajectory:
     was cut) or ``budget`` (no tokens left for another turn). ``aborted``: reason of a failure.
     """
 
-    job: Job
+    spec: RolloutSpec
     ledgers: list[TokenLedger] = field(default_factory=list)
     turns: list[Turn] = field(default_factory=list)
     # Messages to the policy in the last conversation: those before its first turn, then one before
     # each later turn.
-    heard: list[Message] = field(default_factory=list)
+    shown_messages: list[Message] = field(default_factory=list)
     reward: float = 0.0
     won: bool = False
     reward_parts: dict[str, float] = field(default_factory=dict)
@@ -137,20 +137,20 @@ class Trajectory:
         return sum(turn.num_tokens for turn in self.turns)
 
 
-def jobs_of(gen_batch: DataProto, plays: int = 1) -> list[Job]:
+def make_rollout_specs(gen_batch: DataProto, trajectories_per_row: int = 1) -> list[RolloutSpec]:
     """Return ``trajectories_per_row`` rollout specs per row of ``gen_batch``; members of a group
     stay adjacent.
     """
     columns = gen_batch.non_tensor_batch
     rows = zip(columns["task"], columns["uid"], columns["member"], columns["env_seed"], strict=True)
-    jobs: list[Job] = []
+    specs: list[RolloutSpec] = []
     for task, uid, member, seed in rows:
-        for play in range(plays):
+        for repetition in range(trajectories_per_row):
             # Unique in its group: sampling seeds depend on ``traj_uid``.
-            number = int(member) * plays + play
-            jobs.append(
-                Job(
-                    index=len(jobs),
+            number = int(member) * trajectories_per_row + repetition
+            specs.append(
+                RolloutSpec(
+                    index=len(specs),
                     task=task,
                     uid=str(uid),
                     traj_uid=f"{uid}/{number}",
@@ -158,10 +158,10 @@ def jobs_of(gen_batch: DataProto, plays: int = 1) -> list[Job]:
                     env_seed=int(seed),
                 )
             )
-    return jobs
+    return specs
 
 
-def numbers_in(info: Mapping[str, Any]) -> dict[str, float]:
+def extract_info_numbers(info: Mapping[str, Any]) -> dict[str, float]:
     """Return the finite numbers and booleans of an environment's ``info``.
 
     Keys must be valid parts of a metric name. At most ``MAX_INFO_NUMBERS`` are returned.
@@ -169,13 +169,13 @@ def numbers_in(info: Mapping[str, Any]) -> dict[str, float]:
     >>> numbers_in({"is_action_valid": True, "score": 3, "key_found": False, "note": "x"})
     {'score': 3.0, 'key_found': 0.0}
     """
-    found = {
+    numbers = {
         str(name): float(value)
         for name, value in info.items()
-        if name not in READ_ELSEWHERE
+        if name not in RESERVED_INFO_KEYS
         and re.fullmatch(r"[\w.-]{1,64}", str(name))
         and is_number(value)
         # False for NaN, and for integers beyond float64.
         and -LARGEST <= value <= LARGEST
     }
-    return dict(list(found.items())[:MOST_NUMBERS])
+    return dict(list(numbers.items())[:MAX_INFO_NUMBERS])

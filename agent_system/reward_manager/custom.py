@@ -14,7 +14,7 @@ from typing import Any
 from verl.config.settings.hints import did_you_mean
 
 
-def _fix(key: str) -> str:
+def _fix_hint(key: str) -> str:
     return f"allowed: a function of a Python file; fix: {key}.path=FILE {key}.name=NAME"
 
 
@@ -29,11 +29,11 @@ def load_function(path: str, name: str, key: str = "custom_reward_function") -> 
         AttributeError: The file has no such function. The message names the nearest one.
         TypeError: The value is not callable.
     """
-    module = _import(path, f"{key}.path={path!r}", _fix(key))
-    return _member(module, path, name, f"{key}.name={name!r}", _fix(key))
+    module = _import_file(path, f"{key}.path={path!r}", _fix_hint(key))
+    return _get_callable(module, path, name, f"{key}.name={name!r}", _fix_hint(key))
 
 
-def load_place(import_path: str, key: str) -> Any:
+def load_import_path(import_path: str, key: str) -> Any:
     """Return the function or class at ``import_path``: ``FILE.py:NAME`` or ``MODULE:NAME``.
 
     ``key`` is the config key with this value, for error messages. Raises ``ValueError`` for another
@@ -48,11 +48,11 @@ def load_place(import_path: str, key: str) -> Any:
         )
     fix = f"{allowed}; fix: name an existing function or class"
     is_file = source.endswith(".py")
-    module = _import(source, setting, fix) if is_file else importlib.import_module(source)
-    return _member(module, source, name, setting, fix)
+    module = _import_file(source, setting, fix) if is_file else importlib.import_module(source)
+    return _get_callable(module, source, name, setting, fix)
 
 
-def _member(
+def _get_callable(
     module: ModuleType, source: str, name: str, setting: str, fix: str
 ) -> Callable[..., Any]:
     if not hasattr(module, name):
@@ -85,7 +85,7 @@ def check_arguments(function: Callable[..., Any], path: str, names: Sequence[str
         ) from error
 
 
-def _import(path: str, setting: str, fix: str) -> ModuleType:
+def _import_file(path: str, setting: str, fix: str) -> ModuleType:
     """Import the file ``path`` again at each call.
 
     The module is added to ``sys.modules``, where dataclasses and pickle search for it.

@@ -9,7 +9,7 @@ import agent_system.reward_manager.managers  # noqa: F401  (registers the built-
 from agent_system.reward_manager.custom import check_arguments, load_function
 from agent_system.reward_manager.managers import ScoreFunction
 from agent_system.reward_manager.registry import RewardManager, reward_manager_class
-from agent_system.reward_manager.scores import finite, weighed
+from agent_system.reward_manager.scores import read_finite_number, weighted_sum
 from verl.config.schema import PPOConfig
 from verl.utils.limits import time_limit
 
@@ -25,7 +25,7 @@ def load_reward_manager(config: PPOConfig) -> RewardManager:
     manager = reward_manager_class(config.reward_model.reward_manager)
     actor = config.actor_rollout_ref.actor
     penalty = actor.invalid_action_penalty_coef if actor.use_invalid_action_penalty else 0.0
-    function = trajectory_function(config)
+    function = load_trajectory_function(config)
     kwargs = config.reward_model.reward_kwargs
     try:
         # Bind without calling: a ``TypeError`` inside the manager is not a wrong setting.
@@ -40,47 +40,47 @@ def load_reward_manager(config: PPOConfig) -> RewardManager:
     return manager(penalty, function, **kwargs)
 
 
-def trajectory_function(config: PPOConfig) -> ScoreFunction | None:
+def load_trajectory_function(config: PPOConfig) -> ScoreFunction | None:
     """Return the user-provided function that scores trajectories, with its rewards weighted.
 
     None if there is none, or if the environment uses the function to grade answers.
     """
     custom = config.custom_reward_function
-    settings = config.env.settings
+    settings = config.env.active_section
     if not custom.path or (settings and settings.data_keys):
         return None
     function = load_function(custom.path, custom.name)
     kwargs = custom.reward_kwargs
     check_arguments(function, custom.path, (*SCORE_ARGUMENTS, *kwargs))
-    function = bounded(function, custom.timeout_s)
+    function = with_time_limit(function, custom.timeout_s)
     weights = config.reward_model.weights
     if not kwargs and not weights:
         return function
 
     @functools.wraps(function)
-    def called(**arguments: Any) -> Any:
+    def score_with_weights(**arguments: Any) -> Any:
         score = function(**arguments, **kwargs)
-        return _joined(score, weights, custom.name) if weights else score
+        return _add_weighted_score(score, weights, custom.name) if weights else score
 
-    return called
+    return score_with_weights
 
 
-def bounded(function: ScoreFunction, seconds: float) -> ScoreFunction:
+def with_time_limit(function: ScoreFunction, seconds: float) -> ScoreFunction:
     """Return ``function`` with a time limit of ``seconds``. A longer call raises ``TimeLimit``."""
     name = getattr(function, "__name__", repr(function))
 
     @functools.wraps(function)
-    def within(**arguments: Any) -> float | Mapping[str, float]:
+    def score_within_limit(**arguments: Any) -> float | Mapping[str, float]:
         task_id = arguments["extra_info"].get("task_id")
         with time_limit(seconds, f"custom_reward_function {name}, task_id {task_id!r},"):
             return function(**arguments)
 
-    return within
+    return score_within_limit
 
 
-def _joined(score: Any, weights: Mapping[str, float], name: str) -> dict[str, float]:
+def _add_weighted_score(score: Any, weights: Mapping[str, float], name: str) -> dict[str, float]:
     """Return the rewards in ``score``, with their weighted sum under ``score``."""
-    who = f"custom_reward_function {name}"
+    source = f"custom_reward_function {name}"
     parts = score if isinstance(score, Mapping) else {"score": score}
-    numbers = {key: finite(value, f"{who}, {key!r}") for key, value in parts.items()}
-    return numbers | {"score": weighed(numbers, weights, who)}
+    numbers = {key: read_finite_number(value, f"{source}, {key!r}") for key, value in parts.items()}
+    return numbers | {"score": weighted_sum(numbers, weights, source)}

@@ -19,11 +19,11 @@ import numpy as np
 import torch
 
 from agent_system.reward_manager.registry import register
-from agent_system.reward_manager.scores import finite
+from agent_system.reward_manager.scores import read_finite_number
 from verl.protocol import DataProto, object_array
 from verl.records import REWARD_PARTS
 from verl.utils.limits import TimeLimit
-from verl.utils.torch_functional import last_selected
+from verl.utils.torch_functional import find_last_selected
 
 logger = logging.getLogger(__name__)
 ScoreFunction = Callable[..., float | Mapping[str, float]]
@@ -95,8 +95,8 @@ class EpisodeRewardManager:
         number is not finite.
         """
         scores = torch.zeros(data.batch["responses"].shape, dtype=torch.float32)
-        outcomes = torch.tensor(self.outcomes(data), dtype=torch.float32)
-        rows, last = last_selected(data.batch["response_mask"])
+        outcomes = torch.tensor(self.compute_outcomes(data), dtype=torch.float32)
+        rows, last = find_last_selected(data.batch["response_mask"])
         scores[rows, last] = outcomes[rows]
         return scores
 
@@ -115,7 +115,7 @@ class EpisodeRewardManager:
             ]
         )
 
-    def outcomes(self, data: DataProto) -> list[float]:
+    def compute_outcomes(self, data: DataProto) -> list[float]:
         """Return the outcome of each row's trajectory [B].
 
         A trajectory whose custom function exceeds its time limit has failed: ``aborted`` becomes
@@ -128,7 +128,7 @@ class EpisodeRewardManager:
         for traj, members in rows_of_trajectories(data).items():
             uid = data.non_tensor_batch["uid"][members[0]]
             try:
-                outcome_of[traj] = self._outcome(data, members)
+                outcome_of[traj] = self._compute_outcome(data, members)
                 scored[uid].append(outcome_of[traj])
             except TimeLimit as error:
                 logger.warning("%s; the outcome is set to the mean of its group", error)
@@ -142,23 +142,25 @@ class EpisodeRewardManager:
             _fill_parts(data, {traj for traj, _ in late})
         return [outcome_of[traj] for traj in data.non_tensor_batch["traj_uid"]]
 
-    def _outcome(self, data: DataProto, rows: list[int]) -> float:
+    def _compute_outcome(self, data: DataProto, rows: list[int]) -> float:
         columns = data.non_tensor_batch
         # Read all rows of the trajectory: each row must sum to the same outcome.
         valid = [flag for row in rows for flag in columns["is_action_valid"][row]]
-        base = float(columns["episode_rewards"][rows[0]])
+        outcome = float(columns["episode_rewards"][rows[0]])
         if self.compute_score is not None:
-            base = self._custom(self.compute_score, data, rows)
+            outcome = self._call_score_function(self.compute_score, data, rows)
         tokens = int(data.batch["response_mask"][rows].sum())
         if self.token_price:
             used = min(tokens, self.token_price_max) / self.token_price_max
-            base = base * (1 - self.token_price * used)
+            outcome = outcome * (1 - self.token_price * used)
         if self.overlong_len:
-            over = (tokens - self.overlong_max) / self.overlong_len + 1
-            base = base - self.overlong_penalty * min(max(over, 0.0), 1.0)
-        return base - self.invalid_action_penalty * (len(valid) - sum(valid))
+            overlong_share = (tokens - self.overlong_max) / self.overlong_len + 1
+            outcome = outcome - self.overlong_penalty * min(max(overlong_share, 0.0), 1.0)
+        return outcome - self.invalid_action_penalty * (len(valid) - sum(valid))
 
-    def _custom(self, score_of: ScoreFunction, data: DataProto, rows: list[int]) -> float:
+    def _call_score_function(
+        self, score_function: ScoreFunction, data: DataProto, rows: list[int]
+    ) -> float:
         columns, first = data.non_tensor_batch, rows[0]
         # With ``window`` history the turns of a trajectory are in several rows.
         steps = sorted(
@@ -170,18 +172,20 @@ class EpisodeRewardManager:
             "won": bool(columns["won"][first]),
             "uid": columns["uid"][first],
         }
-        score = score_of(
+        score = score_function(
             data_source=columns["data_source"][first],
             steps=[step.to_json() for step in steps],
             extra_info=extra,
         )
-        name = getattr(score_of, "__name__", repr(score_of))
-        who = f"custom_reward_function {name}, task_id {extra['task_id']!r}"
+        name = getattr(score_function, "__name__", repr(score_function))
+        source = f"custom_reward_function {name}, task_id {extra['task_id']!r}"
         if not isinstance(score, Mapping):
-            return finite(score, who)
-        parts = {key: finite(value, f"{who}, {key!r}") for key, value in score.items()}
+            return read_finite_number(score, source)
+        parts = {
+            key: read_finite_number(value, f"{source}, {key!r}") for key, value in score.items()
+        }
         if "score" not in parts:
-            raise ValueError(f"{who}: the returned dictionary has no 'score'; fix: add it")
+            raise ValueError(f"{source}: the returned dictionary has no 'score'; fix: add it")
         for row in rows:
             _reward_parts(data)[row] = parts
         return parts["score"]
@@ -256,8 +260,10 @@ def _fill_parts(data: DataProto, late: Collection[str]) -> None:
         if traj not in late:
             continue
         peers = scored[data.non_tensor_batch["uid"][row]]
-        given = {name: [peer[name] for peer in peers if name in peer] for name in names}
-        parts[row] = {name: float(np.mean(of)) if of else 0.0 for name, of in given.items()}
+        values_by_name = {name: [peer[name] for peer in peers if name in peer] for name in names}
+        parts[row] = {
+            name: float(np.mean(of)) if of else 0.0 for name, of in values_by_name.items()
+        }
 
 
 def rows_of_trajectories(data: DataProto) -> dict[str, list[int]]:

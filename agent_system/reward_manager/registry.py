@@ -16,11 +16,11 @@ from typing import Protocol, TypeVar
 import numpy as np
 import torch
 
-from agent_system.reward_manager.custom import load_place
+from agent_system.reward_manager.custom import load_import_path
 from verl.config.settings.hints import did_you_mean
 from verl.protocol import DataProto
 
-KEY = "reward_model.reward_manager"
+REWARD_MANAGER_KEY = "reward_model.reward_manager"
 
 
 class RewardManager(Protocol):
@@ -35,22 +35,22 @@ class RewardManager(Protocol):
         ...
 
 
-Maker = Callable[..., RewardManager]
-M = TypeVar("M", bound=Maker)
-REWARD_MANAGERS: dict[str, Maker] = {}
+RewardManagerFactory = Callable[..., RewardManager]
+M = TypeVar("M", bound=RewardManagerFactory)
+REWARD_MANAGERS: dict[str, RewardManagerFactory] = {}
 
 
 def register(*names: str) -> Callable[[M], M]:
     """Register a class under ``names``. A later registration replaces an earlier one."""
 
-    def decorate(cls: M) -> M:
+    def register_class(cls: M) -> M:
         REWARD_MANAGERS.update(dict.fromkeys(names, cls))
         return cls
 
-    return decorate
+    return register_class
 
 
-def reward_manager_class(name: str) -> Maker:
+def reward_manager_class(name: str) -> RewardManagerFactory:
     """Return the class registered as ``name``, or at the import path ``name``.
 
     Raises ``ValueError`` for an unknown name, and what ``load_import_path`` raises.
@@ -59,8 +59,8 @@ def reward_manager_class(name: str) -> Maker:
         return REWARD_MANAGERS[name]
     if ":" not in name:
         raise ValueError(
-            f"{KEY}={name!r}: unknown{did_you_mean(name, REWARD_MANAGERS)}; allowed: "
+            f"{REWARD_MANAGER_KEY}={name!r}: unknown{did_you_mean(name, REWARD_MANAGERS)}; allowed: "
             f"{', '.join(sorted(REWARD_MANAGERS))}, module:Class or FILE.py:Class; "
             "fix: name one of them"
         )
-    return load_place(name, KEY)
+    return load_import_path(name, REWARD_MANAGER_KEY)

@@ -9,22 +9,22 @@ LARGEST = 3.4028234663852886e38
 ROUNDING = 1e-6  # a sum of rewards that is this much below 1 counts as 1
 
 
-def finite(score: Any, who: str) -> float:
+def read_finite_number(score: Any, source: str) -> float:
     """Return ``score``, a Python number or a scalar of numpy or torch, as a float.
 
     ``source`` names the origin in error messages. Raises ``TypeError`` for another type, and
     ``ValueError`` for a number that float32 cannot represent.
     """
-    score = _plain(score)
+    score = _to_number(score)
     if not isinstance(score, numbers.Real):
-        raise TypeError(f"{who}: it returned a {type(score).__name__}, not a number")
+        raise TypeError(f"{source}: it returned a {type(score).__name__}, not a number")
     try:
         value = float(score)
     except OverflowError:  # an integer beyond float64
         value = float("inf")
     # ``not <=`` also refuses NaN, which ``>`` would accept.
     if not abs(value) <= LARGEST:
-        raise ValueError(f"{who}: it returned {score}, not a finite number")
+        raise ValueError(f"{source}: it returned {score}, not a finite number")
     return value
 
 
@@ -37,27 +37,27 @@ def is_full(score: float) -> bool:
     return score >= 1.0 - ROUNDING
 
 
-def read_flag(value: Any, who: str) -> bool:
+def read_flag(value: Any, source: str) -> bool:
     """Return ``value`` as a bool. Allowed are a bool, 0 and 1, also as scalars of numpy or torch.
 
     ``source`` names the origin in error messages. Raises ``ValueError`` for other values, because
     ``bool("False")`` and ``bool(0.3)`` are True.
     """
-    plain = _plain(value)
+    plain = _to_number(value)
     if isinstance(plain, numbers.Real) and plain in (0, 1):
         return bool(plain)
     raise ValueError(
-        f"{who}: the value is {str(value)[:80]!r} ({type(value).__name__}); allowed: true, false, "
+        f"{source}: the value is {str(value)[:80]!r} ({type(value).__name__}); allowed: true, false, "
         "0, 1; fix: return a bool, and a fraction under another name"
     )
 
 
 def is_number(value: Any) -> bool:
     """Return True if ``value`` is a number or a scalar of numpy or torch."""
-    return isinstance(_plain(value), numbers.Real)
+    return isinstance(_to_number(value), numbers.Real)
 
 
-def weighed(parts: Mapping[str, float], weights: Mapping[str, float], who: str) -> float:
+def weighted_sum(parts: Mapping[str, float], weights: Mapping[str, float], source: str) -> float:
     """Return the sum of the rewards ``parts`` times their ``weights``.
 
     A reward without a weight is ignored. Raises ``ValueError`` for a weight without a reward.
@@ -66,12 +66,12 @@ def weighed(parts: Mapping[str, float], weights: Mapping[str, float], who: str) 
     if absent:
         available = ", ".join(sorted(parts)) or "none"
         raise ValueError(
-            f"{who}: reward_model.weights names {absent[0]!r}, which it did not return; allowed: "
+            f"{source}: reward_model.weights names {absent[0]!r}, which it did not return; allowed: "
             f"{available}; fix: name one of them, or return it"
         )
     return sum(weight * parts[name] for name, weight in weights.items())
 
 
-def _plain(value: Any) -> Any:
+def _to_number(value: Any) -> Any:
     """Return the Python number of a scalar of numpy or torch; other values unchanged."""
     return value.item() if getattr(value, "ndim", None) == 0 else value

@@ -3,13 +3,13 @@
 This package tokenises everything that is trained on and renders the chat templates of it.
 """
 
-from verl.utils.lazy import lazy
+from verl.utils.lazy import make_lazy_exports
 
-__getattr__, __all__ = lazy(
+__getattr__, __all__ = make_lazy_exports(
     __name__,
     {
         "ChatBridge": "bridge",
-        "Limits": "conversation",
+        "TokenLimits": "conversation",
         "SegmentKind": "ledger",
         "TokenConversation": "conversation",
         "TemplateProbe": "probe",

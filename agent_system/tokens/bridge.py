@@ -20,13 +20,13 @@ from functools import cached_property, lru_cache
 from typing import Any
 
 from agent_system.tokens.ledger import SegmentKind, TokenLedger
-from agent_system.tokens.template import ChatTemplate, Message, TemplateUnsupported, anchor
+from agent_system.tokens.template import ChatTemplate, Message, TemplateUnsupported, make_anchor
 from agent_system.tokens.tokenizer import ChatTokenizer
 from verl.utils.chat_tokens import CUT, ENCODED_TEXTS, ChatTokens
-from verl.utils.end_tokens import end_of_turn_id, find_end_ids
+from verl.utils.end_tokens import find_end_ids, find_end_of_turn_id
 
 # Added tokens that are tags instead of words: <tool_call>, [INST], <|vision_start|>.
-MARK = re.compile(r"\s*[<\[].*[>\]]\s*", re.DOTALL)
+TAG_PATTERN = re.compile(r"\s*[<\[].*[>\]]\s*", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Bridge:
         return len(self.before) + len(self.observation) + len(self.after)
 
 
-def without_end(sampled_ids: Sequence[int], end_ids: frozenset[int]) -> list[int]:
+def strip_end_ids(sampled_ids: Sequence[int], end_ids: frozenset[int]) -> list[int]:
     """Return ``sampled_ids`` without the tokens of ``end_ids`` at its end."""
     end = len(sampled_ids)
     while end and sampled_ids[end - 1] in end_ids:
@@ -49,7 +49,7 @@ def without_end(sampled_ids: Sequence[int], end_ids: frozenset[int]) -> list[int
     return list(sampled_ids[:end])
 
 
-def without_cuts(text: str) -> str:
+def remove_cuts(text: str) -> str:
     """Return ``text`` as it was before ``ChatBridge.escape_added_tokens``."""
     return text.replace(CUT, "")
 
@@ -71,23 +71,23 @@ class ChatBridge:
     ) -> None:
         self.tokenizer = tokenizer
         self.template = ChatTemplate(tokenizer, template_kwargs)
-        self._turn_end = self.template.turn_end()
-        self.end_of_turn_id = end_of_turn_id(tokenizer, self._turn_end)
+        self._turn_end = self.template.render_turn_end()
+        self.end_of_turn_id = find_end_of_turn_id(tokenizer, self._turn_end)
         self.end_ids = find_end_ids(tokenizer)
-        self._tokens = ChatTokens(tokenizer, self._frame())
+        self._tokens = ChatTokens(tokenizer, self._template_frame())
         # Text up to the control token that closes an assistant turn. Empty if plain text closes it.
-        self.closing = self._tokens.closing(self._turn_end)
+        self.closing = self._tokens.find_leading_control_text(self._turn_end)
         self.encode = self._tokens.encode
-        self.speak = lru_cache(ENCODED_TEXTS)(self._speak)
+        self.encode_turn = lru_cache(ENCODED_TEXTS)(self._encode_turn)
 
     def first_prompt(self, messages: Sequence[Message]) -> list[int]:
         """Return the token ids of ``messages`` with the generation prompt.
 
         The generation prompt of some templates ends with ``<think>``.
         """
-        return list(self.encode(self.template.render(self._marked(messages))))
+        return list(self.encode(self.template.render(self._mark_messages(messages))))
 
-    def shown(self, messages: Sequence[Message]) -> list[Message]:
+    def prepare_messages(self, messages: Sequence[Message]) -> list[Message]:
         """Return ``messages`` in the form that the template accepts.
 
         If the template has no system role, the system text is put in front of the first user
@@ -96,12 +96,12 @@ class ChatBridge:
         Raises:
             TemplateUnsupported: The template does not show each message of these roles once.
         """
-        leads = len(messages) > 1 and messages[0]["role"] == "system"
-        if leads and not self.template.takes_system:
+        has_system = len(messages) > 1 and messages[0]["role"] == "system"
+        if has_system and not self.template.takes_system:
             system, first, *rest = messages
             text = f"{system['content']}\n\n{first['content']}"
             messages = [{**first, "content": text}, *rest]
-        self.template.pieces(tuple(message["role"] for message in messages))
+        self.template.split_pieces(tuple(message["role"] for message in messages))
         return list(messages)
 
     def is_plain(self, messages: Sequence[Message]) -> bool:
@@ -110,32 +110,38 @@ class ChatBridge:
         Only then do the tokens of ``first_prompt`` equal those of ``apply_chat_template``.
         """
         contents = [message["content"] for message in messages]
-        return not any(CUT in text or self._tokens.mark(text) != text for text in contents)
+        return not any(
+            CUT in text or self._tokens.mark_control_tokens(text) != text for text in contents
+        )
 
-    def between(self, sampled_ids: Sequence[int], observation: str) -> Bridge:
+    def make_bridge(self, sampled_ids: Sequence[int], observation: str) -> Bridge:
         """Return the bridge after a turn of ``sampled_ids``.
 
         An end-of-turn token that the policy sampled is not repeated. A missing one is part of
         ``before``.
         """
-        before, after = self.template.between()
-        marked = self._tokens.mark(observation)
-        turns = [("user", anchor(0)), ("assistant", anchor(1)), ("user", marked)]
-        text = self.template.render([{"role": role, "content": said} for role, said in turns])
-        tail = text.partition(anchor(1))[2]
-        ended = self.end_of_turn_id is not None and bool(sampled_ids)
-        if not (ended and sampled_ids[-1] == self.end_of_turn_id and tail.startswith(self.closing)):
-            return self._split(self._after_turn(tail), self._after_turn(before), after)
+        before, after = self.template.render_between_turns()
+        marked = self._tokens.mark_control_tokens(observation)
+        turns = [("user", make_anchor(0)), ("assistant", make_anchor(1)), ("user", marked)]
+        text = self.template.render([{"role": role, "content": content} for role, content in turns])
+        tail = text.partition(make_anchor(1))[2]
+        may_end = self.end_of_turn_id is not None and bool(sampled_ids)
+        if not (
+            may_end and sampled_ids[-1] == self.end_of_turn_id and tail.startswith(self.closing)
+        ):
+            return self._split_bridge(
+                self._encode_after_turn(tail), self._encode_after_turn(before), after
+            )
         # Encode the text together with the sampled end-of-turn token, then drop that token.
         head = self.closing.lstrip()
         tail, before = (head + text[len(self.closing) :] for text in (tail, before))
-        return self._split(self.encode(tail)[1:], self.encode(before)[1:], after)
+        return self._split_bridge(self.encode(tail)[1:], self.encode(before)[1:], after)
 
-    def _after_turn(self, text: str) -> tuple[int, ...]:
+    def _encode_after_turn(self, text: str) -> tuple[int, ...]:
         """Return the ids of ``text`` that follows the text of a turn."""
         return self.encode(text, inside=not self._starts_with_control(text))
 
-    def _split(self, ids: tuple[int, ...], before: tuple[int, ...], after: str) -> Bridge:
+    def _split_bridge(self, ids: tuple[int, ...], before: tuple[int, ...], after: str) -> Bridge:
         """Split ``ids`` into the template tokens ``before``, the observation, and ``after``."""
         end = self.encode(after, inside=not self._starts_with_control(after))
         start, stop = len(before), len(ids) - len(end)
@@ -147,13 +153,15 @@ class ChatBridge:
     def _starts_with_control(self, text: str) -> bool:
         return self._tokens.pattern.match(text) is not None
 
-    def extend(self, ledger: TokenLedger, bridge: Bridge, turn: int, episode: int = 0) -> None:
+    def append_bridge(
+        self, ledger: TokenLedger, bridge: Bridge, turn: int, episode: int = 0
+    ) -> None:
         """Append ``bridge`` to ``ledger`` as the tokens in front of ``turn``."""
         ledger.append(bridge.before, SegmentKind.BRIDGE, turn=turn, episode=episode)
         ledger.append(bridge.observation, SegmentKind.ENV, turn=turn, episode=episode)
         ledger.append(bridge.after, SegmentKind.BRIDGE, turn=turn, episode=episode)
 
-    def _speak(self, text: str) -> tuple[int, ...]:
+    def _encode_turn(self, text: str) -> tuple[int, ...]:
         """Return the ids of an assistant turn with ``text``, as they follow the generation prompt.
 
         They are the tokens that the template writes for it, up to the token that closes the turn.
@@ -162,21 +170,21 @@ class ChatBridge:
             TemplateUnsupported: The template does not begin such a turn with the generation prompt,
                 or the end of turn is not encoded as one token there.
         """
-        opened = self.template.render([{"role": "user", "content": anchor(0)}])
-        turns = [("user", anchor(0)), ("assistant", self._tokens.mark(text))]
+        prompt = self.template.render([{"role": "user", "content": make_anchor(0)}])
+        turns = [("user", make_anchor(0)), ("assistant", self._tokens.mark_control_tokens(text))]
         whole = self.template.render(
             [{"role": role, "content": content} for role, content in turns],
             add_generation_prompt=False,
         )
-        end = self.template.closing()
-        if not (whole.startswith(opened) and whole.endswith(end)):
+        end = self.template.render_closing()
+        if not (whole.startswith(prompt) and whole.endswith(end)):
             raise TemplateUnsupported(
                 "the chat template does not begin an assistant turn with its generation prompt, so "
                 f"the turn {text[:80]!r} is not the continuation of any prompt; "
                 "fix: use a chat template whose assistant turns begin with the generation prompt"
             )
-        said = whole[len(opened) : len(whole) - len(end)]
-        ids = self._tokens.continue_text(opened, said + self.closing)
+        written = whole[len(prompt) : len(whole) - len(end)]
+        ids = self._tokens.continue_text(prompt, written + self.closing)
         if self.closing and ids[-1] != self.end_of_turn_id:
             raise TemplateUnsupported(
                 f"the tokenizer does not encode its end of turn {self.closing.strip()!r} as one "
@@ -186,7 +194,7 @@ class ChatBridge:
 
     def encode_text(self, text: str) -> tuple[int, ...]:
         """Return the ids of text that continues other text, without any control token."""
-        return self.encode(self._tokens.mark(text), inside=True)
+        return self.encode(self._tokens.mark_control_tokens(text), inside=True)
 
     def encode_template(self, text: str) -> tuple[int, ...]:
         """Return the ids of text that continues other text, control tokens included."""
@@ -194,22 +202,24 @@ class ChatBridge:
 
     def decode(self, sampled_ids: Sequence[int]) -> str:
         """Return the text of a sampled turn without its end tokens. Other special tokens stay."""
-        said = without_end(sampled_ids, self.end_ids)
+        turn_ids = strip_end_ids(sampled_ids, self.end_ids)
         # The clean-up of transformers would drop sampled spaces: text and tokens would differ.
         return self.tokenizer.decode(
-            said, skip_special_tokens=False, clean_up_tokenization_spaces=False
+            turn_ids, skip_special_tokens=False, clean_up_tokenization_spaces=False
         )
 
-    def as_text(self, said: str) -> str:
+    def escape_added_tokens(self, text: str) -> str:
         """Return the text of an environment with marks that split every added token in it.
 
         The text stays the same. It is encoded as ordinary tokens.
         """
-        plain = without_cuts(said)
-        return self._added.sub(lambda found: f"{found[0][0]}{CUT}{found[0][1:]}", plain)
+        plain = remove_cuts(text)
+        return self._added_token_pattern.sub(
+            lambda match: f"{match[0][0]}{CUT}{match[0][1:]}", plain
+        )
 
     @cached_property
-    def _added(self) -> re.Pattern[str]:
+    def _added_token_pattern(self) -> re.Pattern[str]:
         """Pattern of every added token that is a control token or a tag, the longest first.
 
         Other added tokens are words: a small policy's tokenizer may add those of its environment.
@@ -217,20 +227,25 @@ class ChatBridge:
         contents = {
             token.content
             for number, token in self.tokenizer.added_tokens_decoder.items()
-            if number in self._tokens.control or MARK.fullmatch(token.content)
+            if number in self._tokens.control_ids or TAG_PATTERN.fullmatch(token.content)
         }
         # A token of one character cannot be split.
         texts = [text for text in contents if text.strip() and len(text) > 1]
         longest = sorted(texts, key=lambda text: (-len(text), text))
         return re.compile("|".join(map(re.escape, longest)) or "(?!)")
 
-    def _marked(self, messages: Sequence[Message]) -> list[Message]:
-        mark = self._tokens.mark
-        return [{**said, "content": mark(said["content"])} for said in self.shown(messages)]
+    def _mark_messages(self, messages: Sequence[Message]) -> list[Message]:
+        mark = self._tokens.mark_control_tokens
+        return [
+            {**message, "content": mark(message["content"])}
+            for message in self.prepare_messages(messages)
+        ]
 
-    def _frame(self) -> str:
+    def _template_frame(self) -> str:
         """Return all text that the template writes around the messages of a conversation."""
-        pieces = [piece for piece in self.template.pieces(("user",)) if isinstance(piece, str)]
+        pieces = [
+            piece for piece in self.template.split_pieces(("user",)) if isinstance(piece, str)
+        ]
         with contextlib.suppress(TemplateUnsupported):
-            pieces += self.template.between()
+            pieces += self.template.render_between_turns()
         return "".join([*pieces, self._turn_end])

@@ -19,7 +19,7 @@ from verl.utils.sampling import StopReason
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class TokenLimits:
     """Maximum numbers of tokens: in the first prompt, in the response after it, and in total.
 
     ``turn`` is the maximum length of a turn. A turn starts only if that many tokens still fit.
@@ -31,7 +31,7 @@ class Limits:
     total: float = math.inf
     turn: int = 0
 
-    def allow_turn(self, prompt: int, response: int) -> bool:
+    def allows_turn(self, prompt: int, response: int) -> bool:
         """Return True if a turn may begin after ``prompt`` tokens of prompt and ``response`` more.
 
         Example: ``TokenLimits(response=10, turn=4)`` allows a turn after 6 response tokens, not 7.
@@ -40,7 +40,7 @@ class Limits:
         return prompt <= self.prompt and longest <= self.response and prompt + longest <= self.total
 
 
-NO_LIMITS = Limits()
+NO_LIMITS = TokenLimits()
 
 
 class TurnBridge(Protocol):
@@ -50,11 +50,13 @@ class TurnBridge(Protocol):
         """Return the tokens of ``messages``, ready for the policy's first turn."""
         ...
 
-    def between(self, sampled_ids: Sequence[int], observation: str) -> Bridge:
+    def make_bridge(self, sampled_ids: Sequence[int], observation: str) -> Bridge:
         """Return the tokens between turn ``sampled_ids`` and the turn after ``observation``."""
         ...
 
-    def extend(self, ledger: TokenLedger, bridge: Bridge, turn: int, episode: int = 0) -> None:
+    def append_bridge(
+        self, ledger: TokenLedger, bridge: Bridge, turn: int, episode: int = 0
+    ) -> None:
         """Append ``bridge`` to ``ledger`` as the tokens in front of ``turn``."""
         ...
 
@@ -63,7 +65,7 @@ class TurnBridge(Protocol):
         ...
 
 
-class Sampled(Protocol):
+class SampledReply(Protocol):
     """One sampled turn: tokens, one log-prob per token, stop reason and version of the weights."""
 
     @property
@@ -90,7 +92,7 @@ class TokenConversation:
     def __init__(
         self,
         bridge: TurnBridge,
-        limits: Limits = NO_LIMITS,
+        limits: TokenLimits = NO_LIMITS,
         opening: Sequence[Message] = (),
     ) -> None:
         self.ledger = TokenLedger()
@@ -101,30 +103,30 @@ class TokenConversation:
     @property
     def prompt_ids(self) -> list[int]:
         """Copy of all tokens so far, which the policy continues."""
-        return list(self.ledger.ids)
+        return list(self.ledger.token_ids)
 
-    def hear(self, text: str, turn: int, episode: int = 0) -> bool:
+    def add_observation(self, text: str, turn: int, episode: int = 0) -> bool:
         """Add ``text`` as the observation in front of ``turn``.
 
         Return False without adding anything if ``turn`` would not fit after it.
         """
-        if not self.ledger.segments:
-            return self._hear_first(text, turn, episode)
-        bridge = self._bridge.between(self.ledger.segments[-1].ids, text)
+        if not self.ledger.all_segments:
+            return self._add_first_prompt(text, turn, episode)
+        bridge = self._bridge.make_bridge(self.ledger.all_segments[-1].ids, text)
         # The response starts at the end of the first prompt, so it includes a forced prefix.
-        prompt = self.ledger.segments[0].end
+        prompt = self.ledger.all_segments[0].end_position
         response = len(self.ledger) - prompt + len(bridge)
-        if not self._limits.allow_turn(prompt, response):
+        if not self._limits.allows_turn(prompt, response):
             return False
-        self._bridge.extend(self.ledger, bridge, turn, episode)
+        self._bridge.append_bridge(self.ledger, bridge, turn, episode)
         return True
 
-    def force(self, ids: Sequence[int], turn: int, episode: int = 0) -> None:
+    def add_forced_prefix(self, ids: Sequence[int], turn: int, episode: int = 0) -> None:
         """Start ``turn`` with ``ids``, which are not sampled but count towards its length."""
         if ids:
             self.ledger.append(ids, SegmentKind.BRIDGE, turn=turn, episode=episode)
 
-    def say(self, sampled: Sampled, turn: int, episode: int = 0) -> Segment:
+    def add_turn(self, sampled: SampledReply, turn: int, episode: int = 0) -> Segment:
         """Add the unchanged tokens of a sampled turn.
 
         Raises:
@@ -140,7 +142,7 @@ class TokenConversation:
             stop_reason=sampled.stop_reason,
         )
 
-    def say_text(self, text: str, turn: int, episode: int = 0) -> Segment:
+    def add_text_turn(self, text: str, turn: int, episode: int = 0) -> Segment:
         """Encode a turn that exists as text only, and add it marked as ``retokenized``."""
         return self.ledger.append(
             self._bridge.encode_template(text),
@@ -151,15 +153,15 @@ class TokenConversation:
             retokenized=True,
         )
 
-    def _hear_first(self, text: str, turn: int, episode: int) -> bool:
-        prompt = self._bridge.first_prompt(with_user(self._opening, text))
-        if not self._limits.allow_turn(len(prompt), 0):
+    def _add_first_prompt(self, text: str, turn: int, episode: int) -> bool:
+        prompt = self._bridge.first_prompt(append_user_text(self._opening, text))
+        if not self._limits.allows_turn(len(prompt), 0):
             return False
         self.ledger.append(prompt, SegmentKind.PROMPT, turn=turn, episode=episode)
         return True
 
 
-def with_user(messages: Sequence[Message], text: str) -> list[Message]:
+def append_user_text(messages: Sequence[Message], text: str) -> list[Message]:
     """Return ``messages`` followed by ``text`` as a user message.
 
     Neighbouring user messages are joined, because chat templates refuse them. ``text`` is not

@@ -32,21 +32,21 @@ class TokenLedger:
         self._arrays: SegmentArrays | None = None  # cache for all segments
 
     def __getstate__(self) -> SegmentArrays:
-        return self.arrays()
+        return self.to_arrays()
 
     def __setstate__(self, arrays: SegmentArrays) -> None:
         TokenLedger.__init__(self)
         self._arrays = arrays
 
-    def arrays(self) -> SegmentArrays:
+    def to_arrays(self) -> SegmentArrays:
         """Return the ledger as arrays. They are shared and must not be changed."""
         if self._arrays is None:
-            self._arrays = SegmentArrays.of(self._segments)
+            self._arrays = SegmentArrays.from_segments(self._segments)
         return self._arrays
 
-    def _unpack(self) -> None:
+    def _restore_lists(self) -> None:
         if self._arrays is not None and not self._segments:
-            self._segments = self._arrays.segments()
+            self._segments = self._arrays.to_segments()
             self._ids = self._arrays.ids.tolist()
 
     def append(
@@ -70,17 +70,17 @@ class TokenLedger:
             ValueError: An agent segment without one log-prob per token (unless ``retokenized``), a
                 log-prob on tokens of another kind, or a prompt segment after an agent segment.
         """
-        self._unpack()
-        told = () if logprobs is None else tuple(logprobs)
+        self._restore_lists()
+        token_logprobs = () if logprobs is None else tuple(logprobs)
         # The log-prob of a token without one reads as 0.0, which is a probability of 1.
-        if kind is SegmentKind.AGENT and not retokenized and len(told) != len(ids):
+        if kind is SegmentKind.AGENT and not retokenized and len(token_logprobs) != len(ids):
             raise ValueError(
-                f"an agent segment of {len(ids)} tokens has {len(told)} log-probs; "
+                f"an agent segment of {len(ids)} tokens has {len(token_logprobs)} log-probs; "
                 "allowed: one log-prob per token"
             )
-        if kind is not SegmentKind.AGENT and told:
+        if kind is not SegmentKind.AGENT and token_logprobs:
             raise ValueError(
-                f"a segment of kind {kind.value!r} has {len(told)} log-probs; allowed: none, "
+                f"a segment of kind {kind.value!r} has {len(token_logprobs)} log-probs; allowed: none, "
                 "because only agent segments are sampled"
             )
         if kind is SegmentKind.PROMPT and self.agent_segments:
@@ -92,7 +92,7 @@ class TokenLedger:
             ids=tuple(ids),
             kind=kind,
             start=len(self._ids),
-            logprobs=told,
+            logprobs=token_logprobs,
             turn=turn,
             episode=episode,
             policy_version=policy_version,
@@ -105,39 +105,39 @@ class TokenLedger:
         return segment
 
     def __len__(self) -> int:
-        return len(self.ids)
+        return len(self.token_ids)
 
     @property
-    def ids(self) -> list[int]:
+    def token_ids(self) -> list[int]:
         """All tokens in order: the live list, which must not be changed."""
-        self._unpack()
+        self._restore_lists()
         return self._ids
 
     @property
-    def segments(self) -> tuple[Segment, ...]:
-        self._unpack()
+    def all_segments(self) -> tuple[Segment, ...]:
+        self._restore_lists()
         return tuple(self._segments)
 
     @property
     def agent_segments(self) -> list[Segment]:
-        return [segment for segment in self.segments if segment.kind is SegmentKind.AGENT]
+        return [segment for segment in self.all_segments if segment.kind is SegmentKind.AGENT]
 
     @property
-    def retokenized(self) -> bool:
+    def has_retokenized_tokens(self) -> bool:
         """True if some agent segment was encoded from text instead of being sampled."""
-        return self.arrays().retokenized
+        return self.to_arrays().has_retokenized_tokens
 
     @property
     def prompt_length(self) -> int:
         """Number of tokens before the first agent segment, where the response of a row starts."""
-        for segment in self.segments:
+        for segment in self.all_segments:
             if segment.kind is SegmentKind.AGENT:
                 return segment.start
         return len(self)
 
     def completion_only_mask(self) -> list[int]:
         """Return one entry per token: 1 for tokens of agent segments, else 0."""
-        return self.arrays().mask().tolist()
+        return self.to_arrays().agent_mask().tolist()
 
     def full_attention_mask(self) -> list[int]:
         """Return 1 for every token: the policy has seen the whole ledger."""
@@ -145,8 +145,8 @@ class TokenLedger:
 
     def turn_ids(self) -> list[int]:
         """Return the turn of every token of an agent segment, -1 for other tokens."""
-        return self.arrays().turn_ids().tolist()
+        return self.to_arrays().turn_ids().tolist()
 
-    def logprobs(self) -> list[float]:
+    def token_logprobs(self) -> list[float]:
         """Return the log-prob of every sampled token, 0.0 for all other tokens."""
-        return self.arrays().token_logprobs().tolist()
+        return self.to_arrays().token_logprobs().tolist()

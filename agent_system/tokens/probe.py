@@ -18,7 +18,7 @@ from agent_system.tokens.template import (
     ChatTemplate,
     Message,
     TemplateUnsupported,
-    anchor,
+    make_anchor,
 )
 from agent_system.tokens.tokenizer import ChatTokenizer
 from verl.utils.limits import TimeLimit, time_limit
@@ -29,13 +29,13 @@ TURNS = 3
 THINK = "<think>"
 # Text that may precede the content of an assistant turn without being in the prompt.
 UNSEEN = re.compile(r"\s+|</?think>")
-MARK = re.compile(r"[<\[].*[>\]]", re.DOTALL)
+CHANNEL_TAG = re.compile(r"[<\[].*[>\]]", re.DOTALL)
 # Observations and answers of the turns whose tokens are compared.
 SAMPLES = ("You see a desk.", " A mug.\n1. a book\n")
 ANSWERS = ("look", "<action>go to desk 1</action>", "It is 4.")
 
 # Maps turn i to the message of the assistant, without its role.
-Words = Callable[[int], Message]
+AssistantMessages = Callable[[int], Message]
 
 
 class Verdict(StrEnum):
@@ -65,7 +65,7 @@ class TemplateProbe:
     keeps_thoughts: bool = True
     takes_system: bool = True
 
-    def require(self, history: str) -> None:
+    def require_history(self, history: str) -> None:
         """Check that the template supports ``history`` ("append" | "window").
 
         Raises:
@@ -90,16 +90,18 @@ def probe_template(
     """
     try:
         with time_limit(PROBE_S, "rendering the chat template"):
-            return _probe(tokenizer, template_kwargs)
+            return _probe_bridge(tokenizer, template_kwargs)
     except TimeLimit as error:
         return TemplateProbe(Verdict.UNSUPPORTED, str(error))
 
 
-def _probe(tokenizer: ChatTokenizer, template_kwargs: dict[str, Any] | None) -> TemplateProbe:
+def _probe_bridge(
+    tokenizer: ChatTokenizer, template_kwargs: dict[str, Any] | None
+) -> TemplateProbe:
     try:
         bridge = ChatBridge(tokenizer, template_kwargs)
         template = bridge.template
-        opened = template.generation_prompt()
+        opened = template.render_generation_prompt()
         _check_generation_prompt(template)
         check_first_prompt(bridge, [{"role": "user", "content": text} for text in SAMPLES[:1]])
     except TemplateUnsupported as error:
@@ -107,10 +109,10 @@ def _probe(tokenizer: ChatTokenizer, template_kwargs: dict[str, Any] | None) -> 
     opens_thought = opened.rstrip().endswith(THINK)
     openings: list[list[Message]] = [[]]
     if template.takes_system:
-        openings.append([{"role": "system", "content": anchor(99)}])
+        openings.append([{"role": "system", "content": make_anchor(99)}])
     try:
-        template.between()
-        plain = _first_reason(template, openings, lambda i: {"content": anchor(i)})
+        template.render_between_turns()
+        plain = _first_reason(template, openings, lambda i: {"content": make_anchor(i)})
         thoughts = [_first_reason(template, openings, words) for words in _thinking_turns(opened)]
         check_next_turn(bridge)
     except TemplateUnsupported as error:
@@ -133,11 +135,17 @@ def check_first_prompt(bridge: ChatBridge, messages: Sequence[Message]) -> None:
     """
     if not bridge.is_plain(messages):
         return
-    ours, theirs = bridge.first_prompt(messages), bridge.template.tokens(bridge.shown(messages))
+    ours, theirs = (
+        bridge.first_prompt(messages),
+        bridge.template.render_token_ids(bridge.prepare_messages(messages)),
+    )
     if ours == theirs:
         return
     pairs = enumerate(zip(ours, theirs, strict=False))
-    place = next((i for i, (own, other) in pairs if own != other), min(len(ours), len(theirs)))
+    place = next(
+        (i for i, (our_token, their_token) in pairs if our_token != their_token),
+        min(len(ours), len(theirs)),
+    )
     raise TemplateUnsupported(
         f"the tokens of a prompt differ from those of apply_chat_template from token {place}: "
         f"{ours[place : place + 8]} instead of {theirs[place : place + 8]}"
@@ -157,18 +165,18 @@ def check_next_turn(bridge: ChatBridge, opening: Sequence[Message] = ()) -> None
     for answer, text in product(ANSWERS, SAMPLES):
         turns = [("assistant", answer), ("user", text)]
         messages = [*first, *({"role": role, "content": content} for role, content in turns)]
-        shown = bridge.shown(messages)
-        said, found, tail = bridge.template.render(shown).rpartition(answer)
+        shown = bridge.prepare_messages(messages)
+        head_text, answer_text, tail = bridge.template.render(shown).rpartition(answer)
         closing = bridge.closing if tail.startswith(bridge.closing) else ""
-        link = bridge.between(sampled, text)
-        head = bridge.encode(said + found + closing)
+        link = bridge.make_bridge(sampled, text)
+        head = bridge.encode(head_text + answer_text + closing)
         ours = [*head, *link.before, *link.observation, *link.after]
         if closing and head[-1] != end:
             raise TemplateUnsupported(
                 f"the tokenizer does not encode its end of turn {closing.strip()!r} as one token "
                 f"after {answer!r}, so a policy cannot be trained to end a turn with it"
             )
-        if ours != bridge.template.tokens(shown):
+        if ours != bridge.template.render_token_ids(shown):
             raise TemplateUnsupported(
                 "the tokens between two turns depend on the text of the turn before them, so "
                 f"they cannot be appended to sampled tokens (after {answer!r})"
@@ -178,48 +186,52 @@ def check_next_turn(bridge: ChatBridge, opening: Sequence[Message] = ()) -> None
 def _check_generation_prompt(template: ChatTemplate) -> None:
     """Raise ``TemplateUnsupported`` if assistant turns do not begin with the generation prompt."""
     turns: list[Message] = [
-        {"role": "user", "content": anchor(0)},
-        {"role": "assistant", "content": anchor(1)},
+        {"role": "user", "content": make_anchor(0)},
+        {"role": "assistant", "content": make_anchor(1)},
     ]
     try:
         shown = template.render(turns, add_generation_prompt=False)
     except RENDER_ERRORS:
         return  # the template refuses assistant turns, which a single turn does not need
-    _, asked, tail = shown.rpartition(anchor(0))
-    between, answered, _ = tail.partition(anchor(1))
-    if not asked or not answered:
+    _, user_text, tail = shown.rpartition(make_anchor(0))
+    between, assistant_text, _ = tail.partition(make_anchor(1))
+    if not user_text or not assistant_text:
         return
-    opened, begun = (UNSEEN.sub("", text) for text in (template.generation_prompt(), between))
+    opened, begun = (
+        UNSEEN.sub("", text) for text in (template.render_generation_prompt(), between)
+    )
     if opened.startswith(begun):  # a prompt may also contain the start of the turn, as <think>
         return
     rest = begun[len(opened) :]
     closed = template.render(turns[:1], add_generation_prompt=False)
     # Some policies write the tags of their channel themselves after the generation prompt.
-    own = MARK.search(rest) is not None and closed != template.render(turns[:1])
-    if not begun.startswith(opened) or (rest and not own):
+    writes_tags = CHANNEL_TAG.search(rest) is not None and closed != template.render(turns[:1])
+    if not begun.startswith(opened) or (rest and not writes_tags):
         raise TemplateUnsupported(
-            f"its generation prompt is {template.generation_prompt()!r}, but it writes {between!r} "
+            f"its generation prompt is {template.render_generation_prompt()!r}, but it writes {between!r} "
             "between the content of a user turn and of an assistant turn: both must agree"
         )
 
 
 def _first_reason(
-    template: ChatTemplate, openings: Sequence[Sequence[Message]], words: Words
+    template: ChatTemplate, openings: Sequence[Sequence[Message]], words: AssistantMessages
 ) -> str:
     """Return the first reason of ``_why_not_prefix`` over ``openings``, or an empty text."""
     reasons = [_why_not_prefix(template, words, opening) for opening in openings]
     return next(filter(None, reasons), "")
 
 
-def _thinking_turns(opened: str) -> Iterator[Words]:
+def _thinking_turns(opened: str) -> Iterator[AssistantMessages]:
     """Yield the ways to pass a thinking turn to a template: inside the content, or as a field."""
     start = opened[opened.rindex(THINK) :] if opened.rstrip().endswith(THINK) else f"{THINK}\n"
-    yield lambda i: {"content": f"{start}thought{i}\n</think>\n\n{anchor(i)}"}
-    yield lambda i: {"content": f"{THINK}thought{i}</think>{anchor(i)}"}
-    yield lambda i: {"content": anchor(i), "reasoning_content": f"thought{i}"}
+    yield lambda i: {"content": f"{start}thought{i}\n</think>\n\n{make_anchor(i)}"}
+    yield lambda i: {"content": f"{THINK}thought{i}</think>{make_anchor(i)}"}
+    yield lambda i: {"content": make_anchor(i), "reasoning_content": f"thought{i}"}
 
 
-def _why_not_prefix(template: ChatTemplate, words: Words, opening: Sequence[Message]) -> str:
+def _why_not_prefix(
+    template: ChatTemplate, words: AssistantMessages, opening: Sequence[Message]
+) -> str:
     """Return the reason why a prompt is not a prefix of the next prompt, or an empty text.
 
     The prompts follow ``opening``. ``words`` gives the assistant's answer to each of them.
@@ -229,7 +241,7 @@ def _why_not_prefix(template: ChatTemplate, words: Words, opening: Sequence[Mess
     tails: set[str] = set()
     for turn in range(TURNS):
         # Anchors of the user start at 100, those of the assistant at 0.
-        messages.append({"role": "user", "content": anchor(100 + turn)})
+        messages.append({"role": "user", "content": make_anchor(100 + turn)})
         try:
             text = template.render(messages)
         except RENDER_ERRORS as error:
@@ -242,10 +254,10 @@ def _why_not_prefix(template: ChatTemplate, words: Words, opening: Sequence[Mess
                     "it rewrites earlier turns"
                 )
             shown = text[len(prompt) :]
-            if not _shows(shown, answer):
+            if not _shows_answer(shown, answer):
                 return "it drops or changes part of an earlier assistant turn"
-            tail = shown.rpartition(anchor(turn - 1))[2]
-            tails.add(tail.replace(anchor(100 + turn), ""))
+            tail = shown.rpartition(make_anchor(turn - 1))[2]
+            tails.add(tail.replace(make_anchor(100 + turn), ""))
         prompt = text
         messages.append({"role": "assistant", **words(turn)})
     # ``append`` history uses the same bridge text after every turn, so it must not vary.
@@ -254,7 +266,7 @@ def _why_not_prefix(template: ChatTemplate, words: Words, opening: Sequence[Mess
     return ""
 
 
-def _shows(shown: str, answer: Message) -> bool:
+def _shows_answer(shown: str, answer: Message) -> bool:
     content = answer["content"]
     thought = answer.get("reasoning_content", "")
     visible = content

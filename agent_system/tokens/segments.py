@@ -47,7 +47,7 @@ class Segment:
     retokenized: bool = False
 
     @property
-    def end(self) -> int:
+    def end_position(self) -> int:
         """Position in the ledger after the last token."""
         return self.start + len(self.ids)
 
@@ -67,7 +67,7 @@ class SegmentArrays:
     table: np.ndarray
 
     @classmethod
-    def of(cls, segments: Sequence[Segment]) -> "SegmentArrays":
+    def from_segments(cls, segments: Sequence[Segment]) -> "SegmentArrays":
         """Convert ``segments``, which must be in the order of the ledger."""
         lines = [
             (
@@ -88,20 +88,20 @@ class SegmentArrays:
             np.array(lines, dtype=np.int64).reshape(len(lines), 8),
         )
 
-    def segments(self) -> list[Segment]:
+    def to_segments(self) -> list[Segment]:
         """Convert the arrays back to segments."""
         ids = self.ids.tolist()
         logprobs = self.logprobs.tolist()
-        found: list[Segment] = []
+        segments: list[Segment] = []
         start = 0
-        told = 0
+        logprob_start = 0
         for kind, length, turn, episode, version, reason, retokenized, count in self.table.tolist():
-            found.append(
+            segments.append(
                 Segment(
                     ids=tuple(ids[start : start + length]),
                     kind=_KINDS[kind],
                     start=start,
-                    logprobs=tuple(logprobs[told : told + count]),
+                    logprobs=tuple(logprobs[logprob_start : logprob_start + count]),
                     turn=turn,
                     episode=episode,
                     policy_version=None if version == _NONE else version,
@@ -110,15 +110,15 @@ class SegmentArrays:
                 )
             )
             start += length
-            told += count
-        return found
+            logprob_start += count
+        return segments
 
     @property
-    def retokenized(self) -> bool:
+    def has_retokenized_tokens(self) -> bool:
         """True if some segment was encoded from text instead of being sampled."""
         return bool(self.table[:, 6].any())
 
-    def mask(self) -> np.ndarray:
+    def agent_mask(self) -> np.ndarray:
         """Return ``[N]``: 1 for tokens of agent segments, else 0."""
         return np.repeat((self.table[:, 0] == _AGENT).astype(np.int64), self.table[:, 1])
 
@@ -134,8 +134,8 @@ class SegmentArrays:
         counts = self.table[:, 7]
         # Start of each segment, once per log-prob: among all tokens, and among all log-probs.
         starts = np.repeat(np.cumsum(lengths) - lengths, counts)
-        own = np.arange(len(self.logprobs)) - np.repeat(np.cumsum(counts) - counts, counts)
-        values[starts + own] = self.logprobs
+        offsets = np.arange(len(self.logprobs)) - np.repeat(np.cumsum(counts) - counts, counts)
+        values[starts + offsets] = self.logprobs
         return values
 
     def tokens_by_version(self) -> Counter[int]:
@@ -143,8 +143,8 @@ class SegmentArrays:
 
         Segments with an unknown or negative version are not counted.
         """
-        found = Counter[int]()
+        counts = Counter[int]()
         for kind, length, _, _, version, *_ in self.table.tolist():
             if kind == _AGENT and version >= 0:
-                found[version] += length
-        return found
+                counts[version] += length
+        return counts

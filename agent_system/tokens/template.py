@@ -5,7 +5,7 @@ from verl.utils.chat_template import (
     ChatTemplate,
     Message,
     TemplateUnsupported,
-    anchor,
+    make_anchor,
 )
 
-__all__ = ["RENDER_ERRORS", "ChatTemplate", "Message", "TemplateUnsupported", "anchor"]
+__all__ = ["RENDER_ERRORS", "ChatTemplate", "Message", "TemplateUnsupported", "make_anchor"]

@@ -55,8 +55,8 @@ def is_chat_tokenizer(tokenizer: object) -> TypeGuard[ChatTokenizer]:
 def end_of_sequence(tokenizer: object) -> int | None:
     """Return the id of the end-of-sequence token, or None."""
     # Not in the protocols: transformers resolves it in __getattr__, which type checkers ignore.
-    found = getattr(tokenizer, "eos_token_id", None)
-    return found if isinstance(found, int) else None
+    token = getattr(tokenizer, "eos_token_id", None)
+    return token if isinstance(token, int) else None
 
 
 def padding_token(tokenizer: object) -> int:
@@ -64,8 +64,8 @@ def padding_token(tokenizer: object) -> int:
 
     Raises ``ValueError`` if the tokenizer has neither.
     """
-    found = getattr(tokenizer, "pad_token_id", None)
-    token = end_of_sequence(tokenizer) if found is None else found
+    padding = getattr(tokenizer, "pad_token_id", None)
+    token = end_of_sequence(tokenizer) if padding is None else padding
     if token is None:
         raise ValueError("the tokenizer has neither pad_token_id nor eos_token_id: set one of them")
     return token

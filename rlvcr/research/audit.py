@@ -20,10 +20,10 @@ from statistics import fmean
 
 import numpy as np
 
-from verl.algos.groups import factorize
-from verl.utils.statistics import percentile_interval, rank_correlation
+from verl.algos.groups import number_keys
+from verl.utils.statistics import compute_rank_correlation, percentile_interval
 
-RESAMPLES = 1000  # bootstrap samples of tasks for an interval
+NUM_RESAMPLES = 1000  # bootstrap samples of tasks for an interval
 Interval = tuple[float, float, float]  # value, and the bounds of its 95% interval
 Measure = Callable[[np.ndarray], float]  # argument: indices of points
 
@@ -48,9 +48,9 @@ class AuditPoint:
     task: str | None = None
 
     @property
-    def effects(self) -> np.ndarray:
+    def level_effects(self) -> np.ndarray:
         """Mean return of every level [4], minus that of all four."""
-        return _centred([fmean(earned) for earned in self.returns])
+        return _subtract_mean([fmean(level_returns) for level_returns in self.returns])
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class ScoreAudit:
 
 
 @dataclass(frozen=True, slots=True)
-class Audit:
+class AuditResult:
     """Audit of ``points`` points with ``plays`` rollouts per level.
 
     ``levels``: mean effects of levels 1 to 4. ``reliability``: expected correlation of two audits
@@ -84,7 +84,9 @@ class Audit:
     scores: tuple[ScoreAudit, ...]
 
 
-def audit(points: Sequence[AuditPoint], seed: int = 0, resamples: int = RESAMPLES) -> Audit:
+def audit_scores(
+    points: Sequence[AuditPoint], seed: int = 0, resamples: int = NUM_RESAMPLES
+) -> AuditResult:
     """Compare every score of ``points`` with the effects, and also ``random``, a score of noise.
 
     Intervals are from ``resamples`` bootstrap samples of tasks, each task with all of its points.
@@ -94,97 +96,107 @@ def audit(points: Sequence[AuditPoint], seed: int = 0, resamples: int = RESAMPLE
         raise ValueError(
             "the audit needs at least one decision point without failed rollouts, and there is none"
         )
-    effects = np.array([point.effects for point in points])
-    alone = enumerate(point.task for point in points)
-    tasks = factorize([number if task is None else task for number, task in alone]).numpy()
-    tables = {
-        name: np.array([_centred(point.scores[name]) for point in points])
+    effects = np.array([point.level_effects for point in points])
+    numbered_tasks = enumerate(point.task for point in points)
+    tasks = number_keys(
+        [number if task is None else task for number, task in numbered_tasks]
+    ).numpy()
+    score_tables = {
+        name: np.array([_subtract_mean(point.scores[name]) for point in points])
         for name in points[0].scores
     }
-    tables["random"] = np.random.default_rng(seed).normal(size=effects.shape)
+    score_tables["random"] = np.random.default_rng(seed).normal(size=effects.shape)
     # Index of the chosen level of each point.
     chosen = np.arange(len(points)), np.array([point.level - 1 for point in points])
-    own = effects[chosen]
+    chosen_effects = effects[chosen]
 
-    def interval(measure: Measure, counted: np.ndarray | None = None) -> Interval:
-        places = np.arange(len(points)) if counted is None else counted.nonzero()[0]
-        return _interval(measure, places, tasks, seed, resamples)
+    def compute_interval(measure: Measure, counted: np.ndarray | None = None) -> Interval:
+        point_indices = np.arange(len(points)) if counted is None else counted.nonzero()[0]
+        return _bootstrap_interval(measure, point_indices, tasks, seed, resamples)
 
-    def correlation(
+    def correlate_ranks(
         first: np.ndarray, second: np.ndarray, counted: np.ndarray | None = None
     ) -> Interval:
-        return interval(lambda drawn: _ranked(first[drawn], second[drawn]), counted)
+        return compute_interval(
+            lambda drawn: _correlate_ranks(first[drawn], second[drawn]), counted
+        )
 
-    won = np.array([point.won for point in points])
-    found = [
+    is_success = np.array([point.won for point in points])
+    score_audits = [
         ScoreAudit(
             name,
-            all_levels=correlation(table, effects),
-            in_won=correlation(table, effects, won),
-            in_lost=correlation(table, effects, ~won),
-            chosen_level=correlation(table[chosen], own),
+            all_levels=correlate_ranks(table, effects),
+            in_won=correlate_ranks(table, effects, is_success),
+            in_lost=correlate_ranks(table, effects, ~is_success),
+            chosen_level=correlate_ranks(table[chosen], chosen_effects),
         )
-        for name, table in tables.items()
+        for name, table in score_tables.items()
     ]
     for name in points[0].step_scores:
         values = np.array([point.step_scores[name] for point in points])
-        found.append(ScoreAudit(name, None, None, None, correlation(values, own)))
-    return Audit(
+        score_audits.append(
+            ScoreAudit(name, None, None, None, correlate_ranks(values, chosen_effects))
+        )
+    return AuditResult(
         points=len(points),
         plays=len(points[0].returns[0]),
-        levels=tuple(interval(partial(_mean_of, column)) for column in effects.T),
-        reliability=reliability(points),
-        scores=tuple(found),
+        levels=tuple(compute_interval(partial(_mean_at, column)) for column in effects.T),
+        reliability=compute_reliability(points),
+        scores=tuple(score_audits),
     )
 
 
-def reliability(points: Sequence[AuditPoint]) -> float:
+def compute_reliability(points: Sequence[AuditPoint]) -> float:
     """Return the expected correlation of effects with those of a second audit of the same points.
 
     It is computed from two halves of the rollouts (Spearman-Brown); NaN with one rollout per level.
 
         correlation of the halves 0.5: reliability 2 * 0.5 / (1 + 0.5) = 0.67
     """
-    first = np.array([_half(point, 0) for point in points])
-    second = np.array([_half(point, 1) for point in points])
+    first = np.array([_compute_half_effects(point, 0) for point in points])
+    second = np.array([_compute_half_effects(point, 1) for point in points])
     # Numpy returns NaN with a warning where all values are equal.
     with np.errstate(invalid="ignore", divide="ignore"):
-        half = np.corrcoef(first.ravel(), second.ravel())[0, 1]
-        return float(2 * half / (1 + half))
+        half_correlation = np.corrcoef(first.ravel(), second.ravel())[0, 1]
+        return float(2 * half_correlation / (1 + half_correlation))
 
 
-def _half(point: AuditPoint, which: int) -> np.ndarray:
+def _compute_half_effects(point: AuditPoint, which: int) -> np.ndarray:
     """Return effects [4] from every other rollout, beginning at rollout ``which``."""
-    halves = [earned[which::2] for earned in point.returns]
-    return _centred([fmean(half) if half else math.nan for half in halves])
+    halves = [level_returns[which::2] for level_returns in point.returns]
+    return _subtract_mean([fmean(half) if half else math.nan for half in halves])
 
 
-def _centred(values: Sequence[float] | np.ndarray) -> np.ndarray:
+def _subtract_mean(values: Sequence[float] | np.ndarray) -> np.ndarray:
     array = np.asarray(values)
     return array - array.mean()
 
 
-def _interval(
-    measure: Measure, places: np.ndarray, tasks: np.ndarray, seed: int, resamples: int
+def _bootstrap_interval(
+    measure: Measure, point_indices: np.ndarray, tasks: np.ndarray, seed: int, resamples: int
 ) -> Interval:
     """Return ``measure`` of the points at ``point_indices``, with a percentile bootstrap interval.
 
     Tasks are resampled, because neither levels of a point nor points of a task are independent.
     """
-    if not len(places):
+    if not len(point_indices):
         return math.nan, math.nan, math.nan
-    there = dict.fromkeys(tasks[places].tolist())
-    members = [places[tasks[places] == task] for task in there]
-    drawn = np.random.default_rng(seed).integers(len(members), size=(resamples, len(members)))
-    found = np.array([measure(np.concatenate([members[n] for n in row])) for row in drawn])
+    task_ids = dict.fromkeys(tasks[point_indices].tolist())
+    members = [point_indices[tasks[point_indices] == task] for task in task_ids]
+    resamples_of_tasks = np.random.default_rng(seed).integers(
+        len(members), size=(resamples, len(members))
+    )
+    values = np.array(
+        [measure(np.concatenate([members[n] for n in row])) for row in resamples_of_tasks]
+    )
     # The correlation of a resample with equal values is NaN.
-    known = found[~np.isnan(found)]
-    return measure(places), *percentile_interval(known)
+    finite_values = values[~np.isnan(values)]
+    return measure(point_indices), *percentile_interval(finite_values)
 
 
-def _mean_of(values: np.ndarray, places: np.ndarray) -> float:
-    return float(values[places].mean())
+def _mean_at(values: np.ndarray, point_indices: np.ndarray) -> float:
+    return float(values[point_indices].mean())
 
 
-def _ranked(first: np.ndarray, second: np.ndarray) -> float:
-    return rank_correlation(first.ravel().tolist(), second.ravel().tolist())
+def _correlate_ranks(first: np.ndarray, second: np.ndarray) -> float:
+    return compute_rank_correlation(first.ravel().tolist(), second.ravel().tolist())

@@ -14,22 +14,22 @@ from typing import NamedTuple
 import torch
 
 from rlvcr.alternatives import SEED_RANGE
-from rlvcr.levels import LEVELS, ParsedStep
+from rlvcr.levels import LEVELS, ParsedTurn
 from rlvcr.settings import RLVCRSettings
-from rlvcr.shapes import PerStep, StepMask
-from rlvcr.thinking import thinking_price
+from rlvcr.shapes import PerTurn, TurnMask
+from rlvcr.thinking import compute_token_cost
 from verl.utils.seeds import derive_seed
-from verl.utils.statistics import rank_correlation
+from verl.utils.statistics import compute_rank_correlation
 
 # One of three other levels was drawn: the expectation of 3/4 of the difference is the return of the
 # chosen level minus the mean over all four.
-SHARE_OF_OTHERS = 0.75
-BELIEF = 1.0  # prior of the slope of executed on scored credit
-TINY = 1e-12
+DIFFERENCE_FACTOR = 0.75
+PRIOR_SLOPE = 1.0  # prior of the slope of executed on scored credit
+MIN_SUM_OF_SQUARES = 1e-12
 
 
-def level_to_try(
-    parsed: ParsedStep | None, share: float, seed: int, traj_uid: str, step: int
+def choose_executed_level(
+    parsed: ParsedTurn | None, share: float, seed: int, traj_uid: str, step: int
 ) -> int | None:
     """Return another level than the chosen one, drawn uniformly at a ``share`` of the turns.
 
@@ -42,11 +42,11 @@ def level_to_try(
         return None
     if derive_seed(seed, "executed", traj_uid, step) / SEED_RANGE >= share:
         return None
-    others = [level for level in LEVELS if level != chosen]
-    return others[derive_seed(seed, "executed level", traj_uid, step) % len(others)]
+    other_levels = [level for level in LEVELS if level != chosen]
+    return other_levels[derive_seed(seed, "executed level", traj_uid, step) % len(other_levels)]
 
 
-def priced_tokens(parsed: ParsedStep | None, turn_tokens: int) -> int:
+def count_priced_tokens(parsed: ParsedTurn | None, turn_tokens: int) -> int:
     """Return the number of tokens of a turn that have a token cost: those of its thought.
 
     Where no thought can be located, all tokens between level digit and action count. A turn that
@@ -61,24 +61,26 @@ def priced_tokens(parsed: ParsedStep | None, turn_tokens: int) -> int:
     return max(0, last - first)
 
 
-def worth(reward: float, won: bool, thought_tokens: int, rlvcr: RLVCRSettings) -> float:
+def priced_return(
+    reward: float, is_success: bool, thought_tokens: int, rlvcr: RLVCRSettings
+) -> float:
     """Return the return of a trajectory minus the token cost of the evaluated thought."""
-    if rlvcr.price_in == "won" and not won:
+    if rlvcr.price_in == "won" and not is_success:
         return reward
-    price = thinking_price(torch.tensor(thought_tokens), rlvcr.cost_coef, rlvcr.cost_max)
+    price = compute_token_cost(torch.tensor(thought_tokens), rlvcr.cost_coef, rlvcr.cost_max)
     return reward - float(price)
 
 
 class JoinedCredit(NamedTuple):
     """Weights [S] that multiply scored credit, and executed credit [S] that is added to it."""
 
-    weight: PerStep
-    executed: PerStep
+    weight: PerTurn
+    executed: PerTurn
     metrics: dict[str, float]
 
 
 def join_credit(
-    scored: PerStep, differences: PerStep, counts: StepMask, rule: str, scale: float
+    scored: PerTurn, differences: PerTurn, is_counted: TurnMask, rule: str, scale: float
 ) -> JoinedCredit:
     """Join credit from scores, ``scored`` [S], with ``differences`` [S] of returns.
 
@@ -87,26 +89,26 @@ def join_credit(
     shrinkage slope. The slope is fitted to the executed turns where ``is_counted`` [S] is true and
     scored credit is not 0.
     """
-    tried = ~differences.isnan()
-    executed = torch.where(tried, differences / scale, 0.0)
-    compared = tried & counts & (scored != 0)
-    size = executed.abs().sum() / tried.sum().clamp(min=1)
+    is_executed = ~differences.isnan()
+    executed = torch.where(is_executed, differences / scale, 0.0)
+    compared = is_executed & is_counted & (scored != 0)
+    executed_abs_mean = executed.abs().sum() / is_executed.sum().clamp(min=1)
     metrics = {
-        "rlvcr/executed_steps": float(tried.sum()),
-        "rlvcr/executed_advantage_abs_mean": float(size),
+        "rlvcr/executed_steps": float(is_executed.sum()),
+        "rlvcr/executed_advantage_abs_mean": float(executed_abs_mean),
     }
     if compared.any():
-        metrics["rlvcr/executed_correlation"] = rank_correlation(
+        metrics["rlvcr/executed_correlation"] = compute_rank_correlation(
             scored[compared].tolist(), executed[compared].tolist()
         )
     if rule == "executed":
         return JoinedCredit(torch.zeros_like(scored), executed, metrics)
-    slope = belief(scored[compared], executed[compared])
+    slope = shrinkage_slope(scored[compared], executed[compared])
     metrics["rlvcr/executed_slope"] = slope
-    return JoinedCredit(torch.where(tried, 0.0, slope), executed, metrics)
+    return JoinedCredit(torch.where(is_executed, 0.0, slope), executed, metrics)
 
 
-def belief(confidence: PerStep, executed: PerStep) -> float:
+def shrinkage_slope(scored: PerTurn, executed: PerTurn) -> float:
     """Return the factor for scored credit, fitted to the executed credit of the same turns [E].
 
     It is the least-squares slope, averaged with a prior slope of 1. Weights are the precisions of
@@ -116,13 +118,20 @@ def belief(confidence: PerStep, executed: PerStep) -> float:
 
         E = 2 turns: 1.0.  Slope 0.2 with precision 3: (1 + 3 * 0.2) / (1 + 3) = 0.4
     """
-    own = confidence.double() - confidence.double().mean()
-    found = executed.double() - executed.double().mean()
-    spread = float((own * own).sum())
-    slope = float((own * found).sum()) / max(spread, TINY)
-    left = float(((found - slope * own) ** 2).sum())
+    scored_deviation = scored.double() - scored.double().mean()
+    executed_deviation = executed.double() - executed.double().mean()
+    scored_squares = float((scored_deviation * scored_deviation).sum())
+    slope = float((scored_deviation * executed_deviation).sum()) / max(
+        scored_squares, MIN_SUM_OF_SQUARES
+    )
+    residual_squares = float(((executed_deviation - slope * scored_deviation) ** 2).sum())
     # A line fits two turns exactly, and equal executed credit has no information about the slope.
-    if len(own) < 3 or float((found * found).sum()) < TINY:
-        return BELIEF
-    precision = spread * (len(own) - 2) / max(left, TINY)
-    return max(0.0, (BELIEF + precision * slope) / (1.0 + precision))
+    if (
+        len(scored_deviation) < 3
+        or float((executed_deviation * executed_deviation).sum()) < MIN_SUM_OF_SQUARES
+    ):
+        return PRIOR_SLOPE
+    precision = (
+        scored_squares * (len(scored_deviation) - 2) / max(residual_squares, MIN_SUM_OF_SQUARES)
+    )
+    return max(0.0, (PRIOR_SLOPE + precision * slope) / (1.0 + precision))

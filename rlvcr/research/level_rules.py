@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from rlvcr.levels import LEVELS
 from rlvcr.names import LEVEL_RULES, LevelRuleName
-from rlvcr.records import ThinkingStep
+from rlvcr.records import ThinkingTurnRecord
 from verl.config.settings.hints import did_you_mean
 
 logger = logging.getLogger(__name__)
@@ -28,7 +28,7 @@ class LevelRule:
     """
 
     shares: tuple[float, ...] = (0.0,) * len(LEVELS)
-    needed: bool = False
+    forces_required_level: bool = False
 
     def __post_init__(self) -> None:
         total = math.fsum(self.shares)
@@ -40,36 +40,36 @@ class LevelRule:
             )
 
     @classmethod
-    def always(cls, level: int) -> "LevelRule":
+    def force_level(cls, level: int) -> "LevelRule":
         """Return the rule that forces ``level`` in every turn."""
-        return cls.like([level])
+        return cls.force_like([level])
 
     @classmethod
-    def uniform(cls, share: float) -> "LevelRule":
+    def force_uniformly(cls, share: float) -> "LevelRule":
         """Return the rule that forces a level, drawn uniformly, at this ``share`` of the turns."""
         return cls((share / len(LEVELS),) * len(LEVELS))
 
     @classmethod
-    def like(cls, levels: Sequence[int]) -> "LevelRule":
+    def force_like(cls, levels: Sequence[int]) -> "LevelRule":
         """Return the rule that forces levels with their shares among ``levels``, which is not
         empty.
         """
         return cls(tuple(levels.count(level) / len(levels) for level in LEVELS))
 
     @property
-    def forces(self) -> bool:
+    def may_force(self) -> bool:
         """True if the rule may force a level."""
-        return self.needed or any(self.shares)
+        return self.forces_required_level or any(self.shares)
 
-    def level(self, draw: float, needed: int | None) -> int | None:
+    def draw_level(self, draw: float, required_level: int | None) -> int | None:
         """Return the level to force for the random number ``draw`` in [0, 1).
 
         ``required_level`` is that of the turn. None where the policy chooses.
 
             shares (0.1, 0.1, 0.1, 0.1): draw 0.15 gives level 2, draw 0.5 gives None
         """
-        if self.needed:
-            return needed
+        if self.forces_required_level:
+            return required_level
         edge = 0.0
         for level, share in zip(LEVELS, self.shares, strict=True):
             edge += share
@@ -78,52 +78,54 @@ class LevelRule:
         return None
 
 
-FREE = LevelRule()
-_FIXED: dict[str, LevelRule] = {"free": FREE} | {
-    f"level_{level}": LevelRule.always(level) for level in LEVELS
+FREE_RULE = LevelRule()
+_FIXED_RULES: dict[str, LevelRule] = {"free": FREE_RULE} | {
+    f"level_{level}": LevelRule.force_level(level) for level in LEVELS
 }
 
 
-def level_rule(name: str, steps: Iterable[ThinkingStep]) -> LevelRule | None:
+def build_level_rule(name: str, turns: Iterable[ThinkingTurnRecord]) -> LevelRule | None:
     """Return the rule ``name``, with shares from the free rollout of ``turns``.
 
     None where these do not determine it. Raises ``ValueError`` for an unknown name.
     """
-    if name in _FIXED:
-        return _FIXED[name]
+    if name in _FIXED_RULES:
+        return _FIXED_RULES[name]
     if name == "random":
-        chosen = [step.level for step in steps if step.level and not step.level_forced]
-        return LevelRule.like(chosen) if chosen else None
+        chosen = [step.level for step in turns if step.level and not step.level_forced]
+        return LevelRule.force_like(chosen) if chosen else None
     if name == "oracle":
-        known = any(step.needed_level is not None for step in steps)
-        return LevelRule(needed=True) if known else None
+        is_known = any(step.needed_level is not None for step in turns)
+        return LevelRule(forces_required_level=True) if is_known else None
     hint = did_you_mean(name, LEVEL_RULES)
     raise ValueError(
         f"algorithm.rlvcr.eval_levels has {name!r}; allowed: {', '.join(LEVEL_RULES)}{hint}"
     )
 
 
-_UNKNOWN = {
+_MISSING_REASONS = {
     "random": "no turn of the free rollout has a level that can be read",
     "oracle": "the environment does not name the required level of a turn",
 }
 
 
-def rules_after(
-    names: Sequence[LevelRuleName], steps: Sequence[ThinkingStep]
+def select_level_rules(
+    names: Sequence[LevelRuleName], turns: Sequence[ThinkingTurnRecord]
 ) -> dict[LevelRuleName, LevelRule]:
     """Return the rules among ``names`` to compare with the free rollout of ``turns``.
 
     The rule ``free`` is not included. A rule that ``turns`` do not determine is dropped with a
     warning.
     """
-    found: dict[LevelRuleName, LevelRule] = {}
+    rules: dict[LevelRuleName, LevelRule] = {}
     for name in names:
-        rule = level_rule(name, steps)
+        rule = build_level_rule(name, turns)
         if rule is None:
             logger.warning(
-                "algorithm.rlvcr.eval_levels: %s is not evaluated, because %s", name, _UNKNOWN[name]
+                "algorithm.rlvcr.eval_levels: %s is not evaluated, because %s",
+                name,
+                _MISSING_REASONS[name],
             )
-        elif rule.forces:
-            found[name] = rule
-    return found
+        elif rule.may_force:
+            rules[name] = rule
+    return rules

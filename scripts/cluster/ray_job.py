@@ -31,9 +31,9 @@ sys.path.insert(0, str(ROOT))
 
 from verl.utils.commands import UsageError, run_reporting_mistakes
 
-LEFT_OUT = [".venv", ".git", ".mutants", "build", "runs"]
+EXCLUDED_PATHS = [".venv", ".git", ".mutants", "build", "runs"]
 # Variables that say where files are and how trackers work; none of them is a secret.
-PASSED = (
+PASSED_VARIABLES = (
     "ALFWORLD_DATA",
     "HF_HOME",
     "HF_HUB_OFFLINE",
@@ -44,11 +44,11 @@ PASSED = (
     "WANDB_PROJECT",
 )
 PAUSE_S = 5.0
-PATIENCE_S = 600.0  # for a cluster that does not answer
+NO_ANSWER_TIMEOUT_S = 600.0  # for a cluster that does not answer
 WRONG_SETTINGS = 2  # exit status of invalid settings, which another attempt would repeat
 
 
-class Lost(RuntimeError):
+class ClusterUnreachable(RuntimeError):
     """The cluster does not answer, so the state of the job is unknown."""
 
 
@@ -77,7 +77,7 @@ def main(argv: Sequence[str]) -> int:
     command = shlex.join([*module, "trainer.resume_mode=auto", *args.words])
     runtime_env = runtime_env_of(args.words, args.env)
     for left in range(args.attempts, -1, -1):
-        details = play(client, command, runtime_env)
+        details = submit_and_follow(client, command, runtime_env)
         if details.status == "SUCCEEDED":
             return 0
         status = details.driver_exit_code or 1
@@ -91,8 +91,10 @@ def runtime_env_of(words: Sequence[str], names: Sequence[str]) -> dict[str, Any]
     """Return Ray's runtime environment: code, and variables of the fixed list and ``names``."""
     values = [word.partition("=")[2].lstrip("[\"'") for word in words]
     names_data = any(value.startswith(("data/", "./data/")) for value in values)
-    variables = {name: os.environ[name] for name in (*PASSED, *names) if name in os.environ}
-    excludes = LEFT_OUT if names_data else [*LEFT_OUT, "data"]
+    variables = {
+        name: os.environ[name] for name in (*PASSED_VARIABLES, *names) if name in os.environ
+    }
+    excludes = EXCLUDED_PATHS if names_data else [*EXCLUDED_PATHS, "data"]
     return {"working_dir": str(ROOT), "excludes": excludes, "env_vars": variables}
 
 
@@ -126,20 +128,22 @@ def connect(address: str) -> "JobSubmissionClient":
         raise UsageError(f"RAY_ADDRESS={address!r}: {reason}; {allowed}") from error
 
 
-def play(client: "JobSubmissionClient", command: str, runtime_env: dict[str, Any]) -> "JobDetails":
+def submit_and_follow(
+    client: "JobSubmissionClient", command: str, runtime_env: dict[str, Any]
+) -> "JobDetails":
     """Submit ``command``, print its log until it ends and return its details.
 
     An interrupt stops the job. Raises ``ClusterUnreachable``.
     """
     job = client.submit_job(entrypoint=command, runtime_env=runtime_env)
     try:
-        return follow(client, job)
+        return follow_job(client, job)
     except KeyboardInterrupt:
         client.stop_job(job)
         raise
 
 
-def follow(client: "JobSubmissionClient", job: str) -> "JobDetails":
+def follow_job(client: "JobSubmissionClient", job: str) -> "JobDetails":
     """Print the log of ``job`` until it ends and return its details.
 
     Raises ``ClusterUnreachable`` after ``NO_ANSWER_TIMEOUT_S`` without an answer.
@@ -152,8 +156,10 @@ def follow(client: "JobSubmissionClient", job: str) -> "JobDetails":
             details = client.get_job_info(job)
             log = client.get_job_logs(job)
         except (OSError, RuntimeError) as error:
-            if time.monotonic() - heard > PATIENCE_S:
-                raise Lost(f"job {job}: no answer for {PATIENCE_S:g} s: {error}") from error
+            if time.monotonic() - heard > NO_ANSWER_TIMEOUT_S:
+                raise ClusterUnreachable(
+                    f"job {job}: no answer for {NO_ANSWER_TIMEOUT_S:g} s: {error}"
+                ) from error
         else:
             heard = time.monotonic()
             print(log[shown:], end="", flush=True)
@@ -163,15 +169,15 @@ def follow(client: "JobSubmissionClient", job: str) -> "JobDetails":
         time.sleep(PAUSE_S)
 
 
-def _interrupt(_signal: int, _frame: object) -> None:
+def _raise_interrupt(_signal: int, _frame: object) -> None:
     raise KeyboardInterrupt
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, _interrupt)
+    signal.signal(signal.SIGTERM, _raise_interrupt)
     try:
         sys.exit(run_reporting_mistakes(main, sys.argv[1:]))
     except KeyboardInterrupt:
         sys.exit(143)
-    except Lost as lost:
+    except ClusterUnreachable as lost:
         sys.exit(str(lost))

@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from verl.config.schema import PPOConfig
 from verl.config.settings import ConfigError
 from verl.trainer.launch.extensions import load_config
-from verl.utils.commands import UsageError, positive_int, run_reporting_mistakes
+from verl.utils.commands import UsageError, parse_positive_int, run_reporting_mistakes
 
 
 def main(argv: Sequence[str]) -> int:
@@ -26,7 +26,7 @@ def main(argv: Sequence[str]) -> int:
     ``UsageError`` if GPUs are missing.
     """
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
-    parser.add_argument("nodes", type=positive_int)
+    parser.add_argument("nodes", type=parse_positive_int)
     parser.add_argument("gpus", type=int)
     parser.add_argument("config")
     parser.add_argument("words", nargs="*", metavar="key=value")

@@ -29,19 +29,19 @@ def main(argv: Sequence[str]) -> str | None:
             f"nodes={wanted} seconds={patience_s:g}; allowed: at least 1 node, 0 s or more"
         )
     deadline = time.monotonic() + patience_s
-    found = 0
+    alive_nodes = 0
     while True:
         try:
             ray.init(address="auto", log_to_driver=False)
-            found = sum(node["Alive"] for node in ray.nodes())
+            alive_nodes = sum(node["Alive"] for node in ray.nodes())
         except (ConnectionError, RuntimeError):
-            found = 0  # the head does not run yet
+            alive_nodes = 0  # the head does not run yet
         finally:
             ray.shutdown()
-        if found >= wanted:
+        if alive_nodes >= wanted:
             return None
         if time.monotonic() > deadline:
-            return f"{found} of {wanted} nodes joined the Ray cluster within {patience_s:g} s"
+            return f"{alive_nodes} of {wanted} nodes joined the Ray cluster within {patience_s:g} s"
         time.sleep(PAUSE_S)
 
 

@@ -47,17 +47,17 @@ def count_changed_lines(numstat: str) -> int:
 
 def main(arguments: list[str]) -> int:
     """Check the message in the file that ``arguments`` name; 1 where it breaks a rule."""
-    if (Path(_git("rev-parse", "--git-dir").strip()) / "MERGE_HEAD").exists():
+    if (Path(_run_git("rev-parse", "--git-dir").strip()) / "MERGE_HEAD").exists():
         return 0
     written = Path(arguments[0]).read_text(encoding="utf-8").partition(SCISSORS)[0]
-    message = _git("stripspace", "--strip-comments", text=written)
-    changed_lines = count_changed_lines(_git("diff", "--cached", "--numstat", "-M"))
+    message = _run_git("stripspace", "--strip-comments", text=written)
+    changed_lines = count_changed_lines(_run_git("diff", "--cached", "--numstat", "-M"))
     problems = list(message_problems(message, changed_lines))
     sys.stderr.writelines(f"commit message: {problem}\n" for problem in problems)
     return 1 if problems else 0
 
 
-def _git(*arguments: str, text: str | None = None) -> str:
+def _run_git(*arguments: str, text: str | None = None) -> str:
     command = ["git", *arguments]
     return subprocess.run(command, input=text, capture_output=True, text=True, check=True).stdout
 

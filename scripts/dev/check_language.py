@@ -77,14 +77,14 @@ class Totals:
 
 
 @cache
-def _patterns(*tables: str) -> tuple[re.Pattern[str], ...]:
+def _compile_patterns(*tables: str) -> tuple[re.Pattern[str], ...]:
     rules: list[str] = []
     for table in tables:
         rules += getattr(words, table)
     return tuple(re.compile(rf"\b(?:{rule})\b") for rule in rules)
 
 
-def _tables(file: str, kind: str) -> tuple[str, ...]:
+def _pattern_tables(file: str, kind: str) -> tuple[str, ...]:
     outside = () if file.startswith(GAMES) else ("BANNED_OUTSIDE_GAMES",)
     return ("BANNED", *outside, f"BANNED_IN_{kind}")
 
@@ -103,7 +103,7 @@ def banned_in_name(name: str, file: str, line: int) -> Iterator[Finding]:
         yield Finding("banned", file, line, name)
         return
     text = split_name(name)
-    for pattern in _patterns(*_tables(file, "NAMES")):
+    for pattern in _compile_patterns(*_pattern_tables(file, "NAMES")):
         if match := pattern.search(text):
             yield Finding("banned", file, line, f"{match[0]!r} in {name}")
 
@@ -112,14 +112,14 @@ def banned_in_text(text: str, file: str, line: int) -> Iterator[Finding]:
     """Yield a finding for each banned word of a prose text that starts in ``line``."""
     blank = QUOTATION.sub(lambda match: "\n" * match[0].count("\n") + " ", text)
     prose = CODE_WORD.sub(" ", blank).lower()
-    for pattern in _patterns(*_tables(file, "TEXT")):
+    for pattern in _compile_patterns(*_pattern_tables(file, "TEXT")):
         for match in pattern.finditer(prose):
             before = prose.count("\n", 0, match.start())
             context = " ".join(prose[max(0, match.start() - 30) : match.end() + 30].split())
             yield Finding("banned", file, line + before, f"{match[0]!r} in ...{context}...")
 
 
-def _docstrings(tree: ast.Module) -> Iterator[ast.Constant]:
+def _find_docstrings(tree: ast.Module) -> Iterator[ast.Constant]:
     for node in ast.walk(tree):
         if not isinstance(node, (ast.Module, ast.ClassDef, *FUNCTIONS)):
             continue
@@ -128,7 +128,7 @@ def _docstrings(tree: ast.Module) -> Iterator[ast.Constant]:
                 yield docstring
 
 
-def sentences(text: str) -> Iterator[str]:
+def split_sentences(text: str) -> Iterator[str]:
     """Yield the sentences of a docstring. Lists, tables and indented examples are ignored."""
     for paragraph in re.split(r"\n\s*\n", inspect.cleandoc(text)):
         if re.search(r"^([-*|]|>>>|[A-Z]\w+:$|\s)", paragraph, re.MULTILINE):
@@ -144,7 +144,7 @@ def check_docstring(node: ast.Constant, file: str) -> Iterator[Finding]:
         yield Finding("opening", file, node.lineno, first)
     if len(text.split()) <= 5:
         yield Finding("short_docstring", file, node.lineno, first)
-    for sentence in sentences(text):
+    for sentence in split_sentences(text):
         if len(sentence.split()) > 25:
             yield Finding("long_sentence", file, node.lineno, sentence)
 
@@ -178,9 +178,9 @@ def defined_names(tree: ast.Module) -> dict[str, int]:
     return lines
 
 
-def _messages(tree: ast.Module, file: str) -> Iterator[ast.Constant]:
+def _find_messages(tree: ast.Module, file: str) -> Iterator[ast.Constant]:
     """Yield the strings that are prose: they contain a space, and are no docstrings."""
-    docstrings = set(_docstrings(tree))
+    docstrings = set(_find_docstrings(tree))
     roots: list[ast.AST] = [tree]
     if file.startswith(GAMES):
         roots = [node for node in ast.walk(tree) if isinstance(node, ast.Raise)]
@@ -197,14 +197,14 @@ def check_module(path: Path, file: str, totals: Totals) -> Iterator[Finding]:
     if source.count("\n") > 600:
         yield Finding("long_file", file, 1, f"{source.count(chr(10))} lines")
     yield from banned_in_name(path.stem, file, 1)
-    docstrings = list(_docstrings(tree))
+    docstrings = list(_find_docstrings(tree))
     totals.docstrings += len(docstrings)
     for node in docstrings:
         yield from check_docstring(node, file)
         yield from banned_in_text(str(node.value), file, node.lineno)
     for name, line in defined_names(tree).items():
         yield from banned_in_name(name, file, line)
-    for node in _messages(tree, file):
+    for node in _find_messages(tree, file):
         yield from banned_in_text(str(node.value), file, node.lineno)
     for node in ast.walk(tree):
         if isinstance(node, FUNCTIONS):
@@ -219,7 +219,7 @@ def check_module(path: Path, file: str, totals: Totals) -> Iterator[Finding]:
 def same_classes(root: Path, packages: tuple[str, ...]) -> Iterator[Finding]:
     """Yield the classes whose name a class of another file has too."""
     places: dict[str, list[tuple[str, int]]] = defaultdict(list)
-    for path, file in _modules(root, packages):
+    for path, file in _list_modules(root, packages):
         for node in ast.parse(path.read_text(encoding="utf-8")).body:
             if isinstance(node, ast.ClassDef):
                 places[node.name].append((file, node.lineno))
@@ -228,18 +228,20 @@ def same_classes(root: Path, packages: tuple[str, ...]) -> Iterator[Finding]:
             yield Finding("same_class", file, line, name)
 
 
-def _modules(root: Path, packages: tuple[str, ...]) -> Iterator[tuple[Path, str]]:
+def _list_modules(root: Path, packages: tuple[str, ...]) -> Iterator[tuple[Path, str]]:
     for package in packages:
         for path in sorted((root / package).rglob("*.py")):
             if path.name != "language_words.py":
                 yield path, path.relative_to(root).as_posix()
 
 
-def measure(root: Path, packages: tuple[str, ...] = PACKAGES) -> tuple[list[Finding], Totals]:
+def measure_language(
+    root: Path, packages: tuple[str, ...] = PACKAGES
+) -> tuple[list[Finding], Totals]:
     """Return all findings under ``root``, and the denominators of the shares."""
     totals = Totals()
     findings = [*same_classes(root, packages)]
-    for path, file in _modules(root, packages):
+    for path, file in _list_modules(root, packages):
         findings += check_module(path, file, totals)
     for pattern in PAGES:
         for path in sorted(root.glob(pattern)):
@@ -248,7 +250,7 @@ def measure(root: Path, packages: tuple[str, ...] = PACKAGES) -> tuple[list[Find
     return findings, totals
 
 
-def values(findings: list[Finding], totals: Totals) -> dict[str, float]:
+def count_findings(findings: list[Finding], totals: Totals) -> dict[str, float]:
     """Return the number of each kind: a share where its limit is one, a count elsewhere."""
     counts = Counter(finding.kind for finding in findings)
     numbers: dict[str, float] = {kind: counts[kind] for kind in KINDS}
@@ -257,24 +259,24 @@ def values(findings: list[Finding], totals: Totals) -> dict[str, float]:
     return numbers
 
 
-def exceeded(numbers: Mapping[str, float]) -> list[str]:
+def exceeded_limits(numbers: Mapping[str, float]) -> list[str]:
     """Return the kinds whose number is above its limit."""
     return [kind for kind, limit in LIMITS.items() if numbers[kind] > limit]
 
 
-def _shown(value: float) -> str:
+def _format_value(value: float) -> str:
     return f"{value:.1%}" if isinstance(value, float) else str(value)
 
 
-def report(findings: list[Finding], totals: Totals) -> Iterator[str]:
+def format_findings(findings: list[Finding], totals: Totals) -> Iterator[str]:
     """Yield the lines of the table and of the worst files."""
-    numbers = values(findings, totals)
+    numbers = count_findings(findings, totals)
     counts = Counter(finding.kind for finding in findings)
-    above = exceeded(numbers)
+    above = exceeded_limits(numbers)
     for kind, meaning in KINDS.items():
-        limit = f"limit {_shown(LIMITS[kind])}" if kind in LIMITS else ""
+        limit = f"limit {_format_value(LIMITS[kind])}" if kind in LIMITS else ""
         mark = "EXCEEDED" if kind in above else ""
-        value = _shown(numbers[kind])
+        value = _format_value(numbers[kind])
         yield f"{kind:16} {counts[kind]:6} {value:>8}  {limit:12} {mark:9} {meaning}".rstrip()
     yield f"of {totals.docstrings} docstrings and {totals.functions} functions"
     worst = Counter(finding.file for finding in findings if finding.kind != "one_word")
@@ -289,13 +291,13 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--list", choices=KINDS, metavar="KIND", help=", ".join(KINDS))
     parser.add_argument("--root", type=Path, default=ROOT, help="checkout to measure")
     chosen = parser.parse_args(arguments)
-    findings, totals = measure(chosen.root)
+    findings, totals = measure_language(chosen.root)
     if chosen.list:
         lines = [f"{f.file}:{f.line}: {f.text}" for f in findings if f.kind == chosen.list]
     else:
-        lines = list(report(findings, totals))
+        lines = list(format_findings(findings, totals))
     sys.stdout.write("\n".join(lines) + "\n")
-    return 1 if exceeded(values(findings, totals)) else 0
+    return 1 if exceeded_limits(count_findings(findings, totals)) else 0
 
 
 if __name__ == "__main__":

@@ -35,14 +35,16 @@ def licence_of(package: str) -> str:
         metadata: Any = importlib.metadata.metadata(package)
     except importlib.metadata.PackageNotFoundError:
         return ""
-    said = metadata.get("License-Expression")
-    found = [line for line in metadata.get_all("Classifier") or [] if line.startswith(CLASSIFIER)]
-    names = [line.rpartition(" :: ")[2] for line in found]
+    expression = metadata.get("License-Expression")
+    classifiers = [
+        line for line in metadata.get_all("Classifier") or [] if line.startswith(CLASSIFIER)
+    ]
+    names = [line.rpartition(" :: ")[2] for line in classifiers]
     words = (metadata.get("License") or "").strip().partition("\n")[0][:LONGEST]
-    return said or ", ".join(names) or words or "not stated"
+    return expression or ", ".join(names) or words or "not stated"
 
 
-def page(pinned: str) -> str:
+def licences_page(pinned: str) -> str:
     """Return the page of the packages that the text of a requirements file pins."""
     rows = [
         f"| {name} | {version} | {licence_of(name) or 'not installed here'} |"
@@ -53,4 +55,4 @@ def page(pinned: str) -> str:
 
 if __name__ == "__main__":
     pins = (ROOT / "requirements" / "cpu.txt").read_text()
-    (ROOT / "docs" / "reference" / "licences.md").write_text(page(pins))
+    (ROOT / "docs" / "reference" / "licences.md").write_text(licences_page(pins))

@@ -31,7 +31,7 @@ from packaging.utils import canonicalize_name
 FOLDER = Path(__file__).resolve().parents[2] / "requirements"
 
 # Dependencies of packages that RLVCR does not use: patterns of canonical names, with the reason.
-LEAVE_OUT = {
+EXCLUDED = {
     "llama-cpp-python": "compiles for minutes; the GGUF file is read by transformers",
     "llm": "the command-line tool around that file",
     "spacy": "jericho loads it for interactive fiction only",
@@ -42,7 +42,7 @@ LEAVE_OUT = {
     "sentry-sdk": "a server front end of the engine",
     "email-validator": "a server front end of the engine",
 }
-LEAVE_OUT_ON_CPU = {
+EXCLUDED_ON_CPU = {
     "torchvision": "its CUDA build makes transformers fail with the CPU build of torch",
     "torchaudio": "as torchvision",
     "torchcodec": "as torchvision",
@@ -94,8 +94,10 @@ class Metadata:
         key = canonicalize_name(name)
         if key in self._reported:
             return self._reported[key]
-        found = importlib.metadata.distribution(name)
-        return Package(found.metadata["Name"], found.version, tuple(found.requires or ()))
+        distribution = importlib.metadata.distribution(name)
+        return Package(
+            distribution.metadata["Name"], distribution.version, tuple(distribution.requires or ())
+        )
 
 
 def direct_requirements(text: str) -> list[Requirement]:
@@ -104,7 +106,7 @@ def direct_requirements(text: str) -> list[Requirement]:
     return [Requirement(line) for line in lines if line]
 
 
-def dependencies(package: Package, extras: frozenset[str]) -> Iterator[Requirement]:
+def applicable_requirements(package: Package, extras: frozenset[str]) -> Iterator[Requirement]:
     """Yield the requirements of ``package`` on this machine, with ``extras``."""
     for text in package.requires:
         requirement = Requirement(text)
@@ -114,29 +116,29 @@ def dependencies(package: Package, extras: frozenset[str]) -> Iterator[Requireme
             yield requirement
 
 
-def closure(
-    direct: list[Requirement], metadata: Metadata, leave_out: Mapping[str, str]
+def resolve_closure(
+    direct: list[Requirement], metadata: Metadata, excluded: Mapping[str, str]
 ) -> list[Package]:
     """Return all packages that ``direct`` needs, sorted by name.
 
     Excluded packages, and packages that only they need, are not included.
     """
-    found: dict[str, Package] = {}
+    packages: dict[str, Package] = {}
     visited: set[tuple[str, frozenset[str]]] = set()
     waiting = list(direct)
     while waiting:
         requirement = waiting.pop()
         # Extras are part of the key: another extra adds requirements.
         key = (canonicalize_name(requirement.name), frozenset(requirement.extras))
-        if key in visited or any(fnmatch.fnmatch(key[0], pattern) for pattern in leave_out):
+        if key in visited or any(fnmatch.fnmatch(key[0], pattern) for pattern in excluded):
             continue
         visited.add(key)
-        found[key[0]] = metadata[requirement.name]
-        waiting += dependencies(found[key[0]], key[1])
-    return sorted(found.values(), key=lambda package: package.name.lower())
+        packages[key[0]] = metadata[requirement.name]
+        waiting += applicable_requirements(packages[key[0]], key[1])
+    return sorted(packages.values(), key=lambda package: package.name.lower())
 
 
-def mismatches(direct: list[Requirement], packages: list[Package]) -> list[str]:
+def unmet_requirements(direct: list[Requirement], packages: list[Package]) -> list[str]:
     """Return a line for each direct requirement that the pinned versions do not meet."""
     versions = {canonicalize_name(package.name): package.version for package in packages}
     wrong = []
@@ -163,16 +165,16 @@ def main() -> int:
     if args.report:
         name = args.list
         header = HEADERS[name]
-        leave_out = LEAVE_OUT
+        excluded = EXCLUDED
         metadata = Metadata(json.loads(args.report.read_text()))
     else:
         name = "cpu"
         header = CPU_HEADER
-        leave_out = LEAVE_OUT | LEAVE_OUT_ON_CPU
+        excluded = EXCLUDED | EXCLUDED_ON_CPU
         metadata = Metadata()
     direct = direct_requirements((FOLDER / f"{name}.in").read_text())
-    packages = closure(direct, metadata, leave_out)
-    wrong = mismatches(direct, packages)
+    packages = resolve_closure(direct, metadata, excluded)
+    wrong = unmet_requirements(direct, packages)
     if wrong:
         sys.stderr.write("\n".join(wrong) + "\n")
         return 1

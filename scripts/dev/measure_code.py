@@ -47,14 +47,14 @@ def source_files() -> list[Path]:
 
 def docstring_lines(tree: ast.Module) -> set[int]:
     """Return the numbers of the lines that belong to docstrings."""
-    found: set[int] = set()
+    line_numbers: set[int] = set()
     for node in ast.walk(tree):
         if not isinstance(node, (ast.Module, ast.ClassDef, *FUNCTIONS)) or not node.body:
             continue
         first = node.body[0]
         if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant):
-            found.update(range(first.lineno, (first.end_lineno or first.lineno) + 1))
-    return found
+            line_numbers.update(range(first.lineno, (first.end_lineno or first.lineno) + 1))
+    return line_numbers
 
 
 def depth_of(node: ast.AST, depth: int = 0) -> int:
@@ -72,7 +72,7 @@ def depth_of(node: ast.AST, depth: int = 0) -> int:
     return deepest
 
 
-def measure(path: Path, tally: Tally) -> None:
+def measure_file(path: Path, tally: Tally) -> None:
     """Add the file ``path`` to ``tally``."""
     text = path.read_text()
     tree = ast.parse(text)
@@ -103,7 +103,7 @@ def measure(path: Path, tally: Tally) -> None:
             tally.parameters_any += is_any
 
 
-def room(module: str, depth: int) -> str:
+def package_at_depth(module: str, depth: int) -> str:
     """Return the package of ``module`` at ``depth``, or the composition root.
 
     ``verl.utils.files`` at depth 2 gives ``verl.utils``.
@@ -117,18 +117,18 @@ def packages_in_a_cycle(graph: grimp.ImportGraph, depth: int) -> tuple[list[str]
     """Return the packages of ``depth`` in import cycles, and the number of all packages."""
     imports: dict[str, set[str]] = {}
     for module in graph.modules:
-        own = room(module, depth)
-        imports.setdefault(own, set())
+        importer = package_at_depth(module, depth)
+        imports.setdefault(importer, set())
         for imported in graph.find_modules_directly_imported_by(module):
-            other = room(imported, depth)
-            if other != own:
-                imports[own].add(other)
-    found = [name for name in imports if name in reachable(imports, name)]
+            other = package_at_depth(imported, depth)
+            if other != importer:
+                imports[importer].add(other)
+    cyclic = [name for name in imports if name in reachable_packages(imports, name)]
     packages = {name for name in imports if (ROOT / name.replace(".", "/")).is_dir()}
-    return sorted(packages & set(found)), len(packages)
+    return sorted(packages & set(cyclic)), len(packages)
 
 
-def reachable(imports: dict[str, set[str]], start: str) -> set[str]:
+def reachable_packages(imports: dict[str, set[str]], start: str) -> set[str]:
     """Return all packages that ``start`` imports, directly or indirectly."""
     seen: set[str] = set()
     waiting = list(imports[start])
@@ -141,7 +141,7 @@ def reachable(imports: dict[str, set[str]], start: str) -> set[str]:
     return seen
 
 
-def rows(tally: Tally) -> Iterator[tuple[str, str]]:
+def table_rows(tally: Tally) -> Iterator[tuple[str, str]]:
     """Yield the lines of the table as (label, value)."""
     functions = sorted(tally.function_lines)
     lines = sum(tally.file_lines)
@@ -165,16 +165,16 @@ def main() -> int:
     """Measure all files and print the table."""
     tally = Tally()
     for path in source_files():
-        measure(path, tally)
-    for label, value in rows(tally):
+        measure_file(path, tally)
+    for label, value in table_rows(tally):
         print(f"{label:<36}{value}")
     sys.path.insert(0, str(ROOT))
     # Imports that only type checkers see bind nothing at run time.
     graph = grimp.build_graph(*PACKAGES, exclude_type_checking_imports=True)
     for depth in (1, 2, 3):
-        found, count = packages_in_a_cycle(graph, depth)
-        names = f"  {', '.join(found)}" if found else ""
-        print(f"{f'packages in a cycle, depth {depth}':<36}{len(found)} of {count}{names}")
+        cyclic, count = packages_in_a_cycle(graph, depth)
+        names = f"  {', '.join(cyclic)}" if cyclic else ""
+        print(f"{f'packages in a cycle, depth {depth}':<36}{len(cyclic)} of {count}{names}")
     return 0
 
 

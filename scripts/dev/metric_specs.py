@@ -18,12 +18,12 @@ class MetricSpec:
     unit: str
 
 
-def _specs(unit: str, *rows: tuple[str, str, str]) -> tuple[MetricSpec, ...]:
+def _specs_of_unit(unit: str, *rows: tuple[str, str, str]) -> tuple[MetricSpec, ...]:
     return tuple(MetricSpec(name, formula, over, unit) for name, formula, over in rows)
 
 
 GRADED = "graded trajectories (`val/graded`)"
-PLAYED = "graded trajectories (`episode/graded`)"
+GRADED_IN_TRAINING = "graded trajectories (`episode/graded`)"
 GRADED_WITH_IT = "graded trajectories that have it"
 TOKENS = "sampled tokens"
 CREDITED = "tokens with a thinking advantage"
@@ -31,7 +31,7 @@ OPTIMIZER = "`actor/optimizer_steps`"
 STEP = "step"
 EVERY = "all trajectories (`rollout/trajectories`)"
 SPECS: tuple[MetricSpec, ...] = (
-    *_specs(
+    *_specs_of_unit(
         "share",
         ("val/success_rate*", "successes / trajectories; 95% bootstrap bounds over tasks", GRADED),
         ("val/*/success_rate*", "the same of a data source or of a rule of levels", "its `graded`"),
@@ -39,16 +39,16 @@ SPECS: tuple[MetricSpec, ...] = (
         ("val/*/maj@*", "the same of a data source", "its graded samples"),
         ("val/pass@*", "chance that one of K samples succeeds", "tasks with K graded samples"),
         ("val/maj@*", "success of the answer that most of K give", "tasks with K graded samples"),
-        ("episode/success_rate", "successes / trajectories", PLAYED),
+        ("episode/success_rate", "successes / trajectories", GRADED_IN_TRAINING),
         ("episode/*/success_rate", "the same of a data source", "`episode/<source>/graded`"),
-        ("episode/valid_action_ratio", "turns with a valid action / turns", PLAYED),
+        ("episode/valid_action_ratio", "turns with a valid action / turns", GRADED_IN_TRAINING),
         ("rollout/active_ratio", "mean time in flight / duration of the rollout", EVERY),
         ("rollout/truncated_*", "trajectories that ended for the reason / all", EVERY),
         ("*/level_share_*", "turns at the level / turns with a level", "`rlvcr/level_steps`"),
         ("val/levels_in/*/share_*", "turns at the level / turns", "its `steps`"),
         ("rlvcr/level_success_*", "turns of successful trajectories / turns", "the level's turns"),
-        ("rlvcr/level_forced_share", "turns with a forced level / turns", PLAYED),
-        ("rlvcr/parse_fail_*", "turns that failed so / turns", PLAYED),
+        ("rlvcr/level_forced_share", "turns with a forced level / turns", GRADED_IN_TRAINING),
+        ("rlvcr/parse_fail_*", "turns that failed so / turns", GRADED_IN_TRAINING),
         ("rlvcr/executed_dropped", "alternatives without a value / alternatives", "executed"),
         ("rlvcr/dropped_*", "alternatives dropped for the reason / alternatives", "sampled ones"),
         ("rlvcr/credited_token_share", "tokens with a thinking advantage / tokens", TOKENS),
@@ -74,7 +74,7 @@ SPECS: tuple[MetricSpec, ...] = (
         ("perf/mfu/*", "`perf/tflops` of the role / peak of the device", "update of the role"),
         ("val/*_change*", "difference / value of the other rule", "tasks graded on both sides"),
     ),
-    *_specs(
+    *_specs_of_unit(
         "reward",
         ("val/episode_reward", "mean return", GRADED),
         ("val/*/episode_reward", "the same of a data source", "`val/<source>/graded`"),
@@ -82,7 +82,7 @@ SPECS: tuple[MetricSpec, ...] = (
         ("val/best@*", "expected best return of K samples", "tasks with K graded samples"),
         ("val/reward/*", "mean, max, min of a named reward", "its `graded`"),
         ("reward/*", "mean, max, min of a named reward", "its `graded`"),
-        ("episode/reward*", "mean, max, min return", PLAYED),
+        ("episode/reward*", "mean, max, min return", GRADED_IN_TRAINING),
         ("critic/score/*", "mean, max, min of the rows' scores", "rows"),
         ("critic/rewards/*", "scores minus the KL penalty", "rows"),
         ("critic/advantages/*", "mean, max, min", "sampled tokens"),
@@ -90,7 +90,7 @@ SPECS: tuple[MetricSpec, ...] = (
         ("critic/values/*", "mean, max, min", "sampled tokens"),
         ("audit/levels/*", "mean return minus that of all levels", "audited points"),
     ),
-    *_specs(
+    *_specs_of_unit(
         "count",
         ("val/tasks*", "tasks; of them those with K graded samples", "the validation set"),
         ("val/trajectories", "trajectories", "the validation set"),
@@ -117,13 +117,13 @@ SPECS: tuple[MetricSpec, ...] = (
         ("rlvcr/executed_steps", "turns with an executed alternative", "-"),
         ("rlvcr/valid_contexts_mean", "scored thoughts / turns", "`rlvcr/expanded_steps`"),
     ),
-    *_specs(
+    *_specs_of_unit(
         "tokens",
         ("rollout/tokens_per_episode", "sampled tokens / trajectories", EVERY),
         ("val/tokens_per_episode", "sampled tokens / trajectories", GRADED),
         ("val/levels/*tokens_per_episode", "sampled tokens / trajectories", "its `graded`"),
         ("*tokens_per_step*", "tokens of turns / turns", "graded trajectories"),
-        ("episode/turn_tokens", "sampled tokens / turns", PLAYED),
+        ("episode/turn_tokens", "sampled tokens / turns", GRADED_IN_TRAINING),
         ("response_length/*", "mean, max, min of the rows", "rows"),
         ("prompt_length/*", "mean, max, min of the rows", "rows"),
         ("rlvcr/thought_tokens_mean", "tokens of thoughts / thoughts", "turns with a thought"),
@@ -135,13 +135,13 @@ SPECS: tuple[MetricSpec, ...] = (
         ("perf/engine_batch", "sampled tokens / engine steps", "engine steps"),
         ("perf/update_*_tokens", "tokens of the rows of the role's update", "-"),
     ),
-    *_specs(
+    *_specs_of_unit(
         "turns",
         ("*/episode_length", "turns / trajectories", "graded trajectories"),
-        ("episode/length", "turns / trajectories", PLAYED),
+        ("episode/length", "turns / trajectories", GRADED_IN_TRAINING),
         ("val/levels_in/*/steps", "turns with a level", "-"),
     ),
-    *_specs(
+    *_specs_of_unit(
         "seconds",
         ("timing_s/step", "step without validation and saving", STEP),
         ("timing_s/gen", "collecting: rollout, alternatives, packing, scoring", STEP),
@@ -166,7 +166,7 @@ SPECS: tuple[MetricSpec, ...] = (
         ("perf/update_*_seconds", "duration of the role's update", STEP),
         ("rollout/*_wait_s", "mean wait of a trajectory", EVERY),
     ),
-    *_specs(
+    *_specs_of_unit(
         "number",
         ("val/env/*/mean", "mean of the last value of a number in `info`", GRADED_WITH_IT),
         ("env/*/mean", "mean of the last value of a number in `info`", GRADED_WITH_IT),
@@ -236,7 +236,7 @@ def spec_of(name: str, specs: Iterable[MetricSpec] = SPECS) -> MetricSpec | None
     return next((spec for spec in ordered if fnmatchcase(name, spec.name)), None)
 
 
-def page() -> str:
+def metrics_page() -> str:
     """Return the page of all metrics as Markdown."""
     ordered = sorted(SPECS, key=lambda spec: spec.unit != "count")
     return HEAD + "".join(

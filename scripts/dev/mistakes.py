@@ -193,7 +193,7 @@ MISTAKES = (
 )
 
 
-def prepare(scratch: Path) -> None:
+def write_scratch_files(scratch: Path) -> None:
     """Write the files that the mistakes name: a tiny policy, one without template, and others."""
     # Import here: these load torch, which the table itself does not need.
     from rlvcr.levels import TAGS
@@ -203,14 +203,14 @@ def prepare(scratch: Path) -> None:
     policy = build_policy(scratch / "policy", texts, tags=TAGS, vocab_size=400, hidden=32)
     untemplated = build_policy(scratch / "untemplated", texts, tags=TAGS, vocab_size=400, hidden=32)
     (untemplated / "chat_template.jinja").unlink()
-    _make_judge(scratch / "judge", policy)
+    _build_reward_model(scratch / "judge", policy)
     (scratch / "empty").mkdir()
     (scratch / "invalid.yaml").write_text("trainer: {seed: 1\nenv: [\n")
     (scratch / "reward.py").write_text("def compute_score(answer):\n    return 1.0\n")
     assert (policy / "config.json").is_file()
 
 
-def _make_judge(directory: Path, policy: Path) -> None:
+def _build_reward_model(directory: Path, policy: Path) -> None:
     """Write a classifier of two labels with the tokenizer of ``policy``."""
     from transformers import AutoTokenizer, Qwen2Config, Qwen2ForSequenceClassification
 
@@ -226,7 +226,7 @@ def _make_judge(directory: Path, policy: Path) -> None:
     AutoTokenizer.from_pretrained(policy).save_pretrained(directory)
 
 
-def said(mistake: Mistake, scratch: Path) -> tuple[int | None, str]:
+def run_mistake(mistake: Mistake, scratch: Path) -> tuple[int | None, str]:
     """Return exit status and message of the command; None as status if it would have started."""
     started: list[object] = []
     words = [word.replace(SCRATCH, str(scratch)) for word in mistake.words]
@@ -252,7 +252,7 @@ def _instead_of_training(started: list[object]) -> Iterator[None]:
         main_ppo.train = train
 
 
-def table(scratch: Path) -> Iterator[str]:
+def mistakes_page(scratch: Path) -> Iterator[str]:
     """Yield the lines of the Markdown page."""
     yield "# What 25 mistaken commands print"
     yield ""
@@ -260,7 +260,7 @@ def table(scratch: Path) -> Iterator[str]:
     yield "before anything is started. `SCRATCH` is a directory with a tiny policy and invalid"
     yield "files."
     for number, mistake in enumerate(MISTAKES, start=1):
-        status, text = said(mistake, scratch)
+        status, text = run_mistake(mistake, scratch)
         ended = "it starts" if status is None else f"exit status {status}"
         yield ""
         yield f"## {number}. {mistake.what}: {ended}"
@@ -276,8 +276,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="mistakes-") as name:
-        prepare(Path(name))
-        for line in table(Path(name)):
+        write_scratch_files(Path(name))
+        for line in mistakes_page(Path(name)):
             sys.stdout.write(line + "\n")
     return 0
 

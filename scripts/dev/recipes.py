@@ -16,10 +16,10 @@ sys.path.insert(0, str(ROOT))
 
 from verl.config.derive import (
     engine_count,
-    engine_gpus,
-    have_own_gpus,
-    trajectories_per_iteration,
-    weight_transfer,
+    engine_gpus_by_node,
+    engines_have_separate_gpus,
+    resolve_weight_transfer,
+    trajectories_per_step,
 )
 from verl.config.memory import has_reference
 from verl.config.plan import Facts, make_plan
@@ -33,7 +33,7 @@ FLOAT32_BYTES = 4
 
 
 @dataclass(frozen=True)
-class Model:
+class PolicyShape:
     """The shape of a published policy, as its ``config.json`` has it."""
 
     layers: int
@@ -50,15 +50,15 @@ class Model:
         return self.kv_heads * self.hidden // self.heads
 
     @property
-    def parameters(self) -> int:
+    def num_parameters(self) -> int:
         """Number of weights and biases (biases of queries, keys and values)."""
         attention = 2 * self.hidden**2 + 2 * self.hidden * self.kv_width
         biases = self.hidden + 2 * self.kv_width
         layer = attention + biases + 3 * self.hidden * self.intermediate + 2 * self.hidden
-        return self.embeddings * (1 if self.tied else 2) + self.layers * layer + self.hidden
+        return self.embedding_weights * (1 if self.tied else 2) + self.layers * layer + self.hidden
 
     @property
-    def embeddings(self) -> int:
+    def embedding_weights(self) -> int:
         """Number of weights of one embedding table."""
         return self.vocab * self.hidden
 
@@ -96,9 +96,9 @@ class Assumed:
 
 
 MODELS = {
-    "Qwen/Qwen2.5-0.5B-Instruct": Model(24, 896, 4864, 14, 2, 151_936, True),
-    "Qwen/Qwen2.5-1.5B-Instruct": Model(28, 1536, 8960, 12, 2, 151_936, True),
-    "Qwen/Qwen2.5-7B-Instruct": Model(28, 3584, 18944, 28, 4, 152_064, False),
+    "Qwen/Qwen2.5-0.5B-Instruct": PolicyShape(24, 896, 4864, 14, 2, 151_936, True),
+    "Qwen/Qwen2.5-1.5B-Instruct": PolicyShape(28, 1536, 8960, 12, 2, 151_936, True),
+    "Qwen/Qwen2.5-7B-Instruct": PolicyShape(28, 3584, 18944, 28, 4, 152_064, False),
 }
 RTX_4090 = Device(23.6, 165, 1008, 64)
 H100 = Device(79.6, 989, 3350, 512)
@@ -113,9 +113,9 @@ RECIPES = {
 }
 # Estimators of one tuple have the same cost.
 ESTIMATORS = (("grpo", "gigpo"), ("copo", "rlvcr"))
-PLAYED = ("rollout", "alternatives")
-TRAINED = ("score", "reference", "update")
-PARTS = (*PLAYED, *TRAINED, "weight sync")
+ROLLOUT_PARTS = ("rollout", "alternatives")
+TRAINING_PARTS = ("score", "reference", "update")
+PARTS = (*ROLLOUT_PARTS, *TRAINING_PARTS, "weight sync")
 
 
 def facts_of(cfg: PPOConfig, device: Device) -> Facts:
@@ -126,7 +126,7 @@ def facts_of(cfg: PPOConfig, device: Device) -> Facts:
         memory_gb=device.host_gb,
         device="cuda",
         device_memory_gb=device.memory_gb,
-        parameters=model.parameters,
+        parameters=model.num_parameters,
         vocab_size=model.vocab,
         layers=model.layers,
         hidden=model.hidden,
@@ -135,101 +135,103 @@ def facts_of(cfg: PPOConfig, device: Device) -> Facts:
     )
 
 
-def seconds(cfg: PPOConfig, device: Device, assumed: Assumed) -> dict[str, float]:
+def estimate_part_seconds(cfg: PPOConfig, device: Device, assumed: Assumed) -> dict[str, float]:
     """Estimate the seconds of each of ``PARTS`` in one training step."""
     model = MODELS[str(cfg.actor_rollout_ref.model.path)]
     rollout = cfg.actor_rollout_ref.rollout
     ranks = cfg.trainer.n_gpus_per_node * cfg.trainer.nnodes
     engines = engine_count(cfg, "cuda")
-    plays = trajectories_per_iteration(cfg)
+    num_trajectories = trajectories_per_step(cfg)
     steps = assumed.steps * cfg.env.max_steps
     row = assumed.prompt + steps * (assumed.turn + assumed.observation)
     contexts = OTHER_LEVELS if cfg.algorithm.adv_estimator in ("rlvcr", "copo") else 0
-    branches = contexts * plays * steps * assumed.turn
+    branches = contexts * num_trajectories * steps * assumed.turn
 
     def decode(sequences: float, tokens: float) -> float:
         """Seconds of an engine that samples ``tokens`` for each of ``sequences``, in batches."""
         at_once = min(sequences, rollout.max_num_seqs)
-        read = model.parameters * BF16_BYTES + at_once * row / 2 * model.cache_bytes
+        read = model.num_parameters * BF16_BYTES + at_once * row / 2 * model.cache_bytes
         step = read / (device.gigabytes_per_s * GIGA * assumed.bandwidth) + assumed.engine_step_s
         return sequences / at_once * tokens * step
 
     def compute(passes: int, tokens: float) -> float:
         """Seconds of ``passes`` forward passes on ``tokens``, distributed among all ranks."""
         each = device.teraflops * 1e12 * assumed.compute * ranks
-        return passes * 2 * model.parameters * tokens / each
+        return passes * 2 * model.num_parameters * tokens / each
 
-    rounds = max(1.0, plays / (engines * rollout.max_num_seqs))
+    rounds = max(1.0, num_trajectories / (engines * rollout.max_num_seqs))
     # A forward pass, the same again for checkpointing, and twice it backward.
     passes = 3 + cfg.actor_rollout_ref.model.enable_gradient_checkpointing
     return {
-        "rollout": decode(plays / engines, steps * assumed.turn)
+        "rollout": decode(num_trajectories / engines, steps * assumed.turn)
         + rounds * steps * assumed.env_step_s,
-        "alternatives": decode(contexts * plays * steps / engines, assumed.thought)
+        "alternatives": decode(contexts * num_trajectories * steps / engines, assumed.thought)
         if contexts
         else 0.0,
-        "score": compute(1, plays * row + branches),
-        "reference": compute(1, plays * row) * has_reference(cfg),
-        "update": compute(passes, plays * row) * cfg.actor_rollout_ref.actor.ppo_epochs,
-        "weight sync": hand_over(cfg, device, assumed),
+        "score": compute(1, num_trajectories * row + branches),
+        "reference": compute(1, num_trajectories * row) * has_reference(cfg),
+        "update": compute(passes, num_trajectories * row) * cfg.actor_rollout_ref.actor.ppo_epochs,
+        "weight sync": estimate_sync_seconds(cfg, device, assumed),
     }
 
 
-def iteration(cfg: PPOConfig, parts: dict[str, float]) -> float:
+def estimate_step_seconds(cfg: PPOConfig, parts: dict[str, float]) -> float:
     """Estimate the seconds of a training step.
 
     With ``trainer.rollout_overlap=one_step`` and separate GPUs for engines, rollout and training
     run at the same time. Alternatives are scored after both.
     """
-    played = sum(parts[part] for part in PLAYED)
-    trained = sum(parts[part] for part in TRAINED)
-    if not (have_own_gpus(cfg, "cuda") and cfg.trainer.rollout_overlap == "one_step"):
-        return played + trained + parts["weight sync"]
+    rollout_s = sum(parts[part] for part in ROLLOUT_PARTS)
+    training_s = sum(parts[part] for part in TRAINING_PARTS)
+    if not (engines_have_separate_gpus(cfg, "cuda") and cfg.trainer.rollout_overlap == "one_step"):
+        return rollout_s + training_s + parts["weight sync"]
     between = parts["score"] if parts["alternatives"] else 0.0
-    return max(played, trained - between) + between + parts["weight sync"]
+    return max(rollout_s, training_s - between) + between + parts["weight sync"]
 
 
-def hand_over(cfg: PPOConfig, device: Device, assumed: Assumed) -> float:
+def estimate_sync_seconds(cfg: PPOConfig, device: Device, assumed: Assumed) -> float:
     """Estimate the seconds of a weight sync. Weights are gathered in float32."""
-    parameters = MODELS[str(cfg.actor_rollout_ref.model.path)].parameters
+    parameters = MODELS[str(cfg.actor_rollout_ref.model.path)].num_parameters
     gathered = parameters * FLOAT32_BYTES
-    if weight_transfer(cfg, "cuda") == "store":
+    if resolve_weight_transfer(cfg, "cuda") == "store":
         # Write to the store and read from it in the engines' precision.
         return (gathered + parameters * 2 * BF16_BYTES) / (assumed.store * GIGA)
     others = cfg.trainer.n_gpus_per_node * cfg.trainer.nnodes > 1
-    sent = others * gathered + have_own_gpus(cfg, "cuda") * parameters * BF16_BYTES
+    sent = others * gathered + engines_have_separate_gpus(cfg, "cuda") * parameters * BF16_BYTES
     # On the device: cast, packed into a piece, copied out of it, loaded; each reads and writes.
     moved = gathered + parameters * 7 * BF16_BYTES
     seconds_there = moved / (device.gigabytes_per_s * GIGA * assumed.bandwidth)
     return sent / (assumed.link * GIGA) + seconds_there
 
 
-def tables() -> Iterator[str]:
+def format_tables() -> Iterator[str]:
     """Yield the lines of the tables of memory and time, in Markdown."""
     yield "| config | devices | needed on a GPU, an update | fits |"
     yield "|---|---|---|---|"
     for name, device in RECIPES.items():
-        cfg = _loaded(name, "rlvcr")
+        cfg = _load_recipe(name, "rlvcr")
         plan = make_plan(cfg, facts_of(cfg, device))
         nodes = f"{cfg.trainer.nnodes} x {cfg.trainer.n_gpus_per_node} x {device.memory_gb:g} GiB"
-        if have_own_gpus(cfg, "cuda"):
-            nodes += f", and {len(engine_gpus(cfg))} x {engine_gpus(cfg)[0]} for engines"
-        fits = "; ".join(plan.problems()) or "yes"
+        if engines_have_separate_gpus(cfg, "cuda"):
+            nodes += (
+                f", and {len(engine_gpus_by_node(cfg))} x {engine_gpus_by_node(cfg)[0]} for engines"
+            )
+        fits = "; ".join(plan.resource_problems()) or "yes"
         yield f"| `{name}` | {nodes} | {plan.device_memory_gb:.1f} GiB | {fits} |"
     yield ""
     yield f"| config | estimators | {' | '.join(PARTS)} | a step, s | 150, h |"
     yield f"|{'---|' * (len(PARTS) + 4)}"
     for name, device in RECIPES.items():
         for estimators in ESTIMATORS:
-            cfg = _loaded(name, estimators[0])
-            parts = seconds(cfg, device, Assumed())
-            total = iteration(cfg, parts)
+            cfg = _load_recipe(name, estimators[0])
+            parts = estimate_part_seconds(cfg, device, Assumed())
+            total = estimate_step_seconds(cfg, parts)
             cells = [f"{parts[part]:.1f}" for part in PARTS]
             cells += [f"{total:.0f}", f"{150 * total / 3600:.1f}"]
             yield f"| `{name}` | {', '.join(estimators)} | {' | '.join(cells)} |"
 
 
-def _loaded(name: str, estimator: str) -> PPOConfig:
+def _load_recipe(name: str, estimator: str) -> PPOConfig:
     cfg = load_config(name, [f"algorithm.adv_estimator={estimator}"])
     if not isinstance(cfg, PPOConfig):
         raise TypeError(f"{name} is no config of main_ppo")
@@ -237,4 +239,4 @@ def _loaded(name: str, estimator: str) -> PPOConfig:
 
 
 if __name__ == "__main__":
-    print("\n".join(tables()))
+    print("\n".join(format_tables()))

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from agent_system.environments.cli.names import (
     known_variants,
+    name_remarks,
     names_with_oracle,
-    remarks,
     unlisted_names,
 )
 from agent_system.environments.env_registry import REGISTRY
@@ -35,32 +35,34 @@ SCHEMAS: dict[str, type[Section]] = {
 MANY = 12  # longer lists of names are printed below the table
 
 
-def _cell(text: str) -> str:
+def _format_cell(text: str) -> str:
     return " ".join(text.replace("|", "\\|").split())
 
 
 def _key_row(key: Key) -> str:
     marks = [
-        "no effect" if key.unused else "",
-        "GPUs only" if key.gpu_only else "",
-        "names code" if key.runs_code else "",
+        "no effect" if key.unused_mark else "",
+        "GPUs only" if key.is_gpu_only else "",
+        "names code" if key.code_mark else "",
     ]
     notes = "; ".join(mark for mark in marks if mark)
-    default = "null" if key.default is None else _cell(str(key.default)) or "(empty)"
-    meaning = _cell(key.doc + (f" ({notes})" if notes else ""))
-    return f"| `{key.path}` | {_cell(key.allowed())} | `{default}` | {meaning} |"
+    default = (
+        "null" if key.default_value is None else _format_cell(str(key.default_value)) or "(empty)"
+    )
+    meaning = _format_cell(key.help_text + (f" ({notes})" if notes else ""))
+    return f"| `{key.path}` | {_format_cell(key.describe_allowed())} | `{default}` | {meaning} |"
 
 
-def _sections(keys: Mapping[str, Key], rows: Mapping[str, str]) -> Iterator[str]:
+def _format_sections(keys: Mapping[str, Key], rows: Mapping[str, str]) -> Iterator[str]:
     """Yield the Markdown of each section that has keys among ``rows``."""
     by_section: dict[str, list[str]] = {}
     for path, row in rows.items():
         by_section.setdefault(path.rpartition(".")[0], []).append(row)
-    for section, own in by_section.items():
-        if section in keys and keys[section].doc:
-            yield f"{_cell(keys[section].doc).capitalize()}.\n"
+    for section, section_rows in by_section.items():
+        if section in keys and keys[section].help_text:
+            yield f"{_format_cell(keys[section].help_text).capitalize()}.\n"
         yield f"| `{section or 'top level'}` | allowed | default | meaning |\n|---|---|---|---|"
-        yield "\n".join(own) + "\n"
+        yield "\n".join(section_rows) + "\n"
 
 
 def keys_page() -> str:
@@ -77,14 +79,14 @@ def keys_page() -> str:
         }
         new = {path: row for path, row in rows.items() if row not in listed}
         listed |= set(rows.values())
-        lines += [f"## {commands}\n", *_sections(schema_keys(schema), new)]
+        lines += [f"## {commands}\n", *_format_sections(schema_keys(schema), new)]
     return "\n".join(lines)
 
 
 def environments_page() -> str:
     """Return the page of all environments that ``env.env_name`` can name."""
     with_oracle, names = names_with_oracle()
-    notes = {"Names with a remark": remarks(), "Names that are not listed": unlisted_names()}
+    notes = {"Names with a remark": name_remarks(), "Names that are not listed": unlisted_names()}
     lines = [
         f"# Every environment\n\n{NOTICE}\n",
         f"{len(names)} names; {len(with_oracle)} of them have an oracle, which solves tasks for "
@@ -95,25 +97,25 @@ def environments_page() -> str:
     long_lists = []
     for package in sorted(REGISTRY):
         variants = known_variants(package)
-        own = {package, *(f"{package}/{variant}" for variant in variants)}
+        package_names = {package, *(f"{package}/{variant}" for variant in variants)}
         shown = ", ".join(f"`{variant}`" for variant in variants) or "-"
         if len(variants) > MANY:
             shown = f"{len(variants)} (below)"
             long_lists.append((package, variants))
-        solved = len(own & set(with_oracle))
+        solved = len(package_names & set(with_oracle))
         extra = REGISTRY[package].extra or "-"
-        lines.append(f"| `{package}` | {extra} | {shown} | {solved} of {len(own)} |")
+        lines.append(f"| `{package}` | {extra} | {shown} | {solved} of {len(package_names)} |")
     for package, variants in long_lists:
         lines += [f"\n## Variants of {package}\n", ", ".join(f"`{v}`" for v in variants)]
     for title, texts in notes.items():
         lines += [f"\n## {title}\n", "| name | reason |\n|---|---|"]
-        lines += [f"| `{name}` | {_cell(text)} |" for name, text in texts.items()]
+        lines += [f"| `{name}` | {_format_cell(text)} |" for name, text in texts.items()]
     return "\n".join(lines) + "\n"
 
 
 PAGES = {
     "keys.md": keys_page,
-    "metrics.md": metric_specs.page,
+    "metrics.md": metric_specs.metrics_page,
     "environments.md": environments_page,
 }
 

@@ -18,36 +18,36 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from agent_system.environments.env_registry import REGISTRY, playable_names
-from agent_system.environments.replay import episode
+from agent_system.environments.env_registry import REGISTRY, selectable_names
+from agent_system.environments.replay import run_random_episode
 from verl.utils.limits import time_limit
 
 # The first three need user-provided code, files or servers; webshop is an alias of shop.
-LEFT_OUT = ("agent", "dataset", "openenv", "webshop")
+EXCLUDED_PACKAGES = ("agent", "dataset", "openenv", "webshop")
 LIMIT_S = 120  # for a name
 
 
 def all_names() -> list[str]:
     """Return every name that runs without further settings, ordered by package."""
-    packages = [name for name in sorted(REGISTRY) if name not in LEFT_OUT]
-    return [name for package in packages for name in playable_names(package)]
+    packages = [name for name in sorted(REGISTRY) if name not in EXCLUDED_PACKAGES]
+    return [name for package in packages for name in selectable_names(package)]
 
 
-def play_here(names: Sequence[str], seed: int, steps: int) -> Iterator[dict[str, str]]:
+def run_in_process(names: Sequence[str], seed: int, steps: int) -> Iterator[dict[str, str]]:
     """Run an episode of each name in this process. Yield its digest or its error."""
     for name in names:
         try:
             with time_limit(LIMIT_S, name):
-                played = episode(name, seed, steps)
-            yield {"name": name, "digest": played.digest, "steps": str(played.steps)}
+                transcript = run_random_episode(name, seed, steps)
+            yield {"name": name, "digest": transcript.digest, "steps": str(transcript.steps)}
         except Exception as error:  # environment boundary: any failure is reported
             yield {"name": name, "error": f"{type(error).__name__}: {error}"[:300]}
 
 
-def play_there(names: Sequence[str], seed: int, steps: int, hash_seed: int) -> dict[str, str]:
+def run_in_child(names: Sequence[str], seed: int, steps: int, hash_seed: int) -> dict[str, str]:
     """Run the names in a child process. Return the digest or error by name."""
     command = [sys.executable, __file__, "--child", f"--seed={seed}", f"--steps={steps}"]
-    found: dict[str, str] = {}
+    digests: dict[str, str] = {}
     with subprocess.Popen(
         [*command, *names],
         env={**os.environ, "PYTHONHASHSEED": str(hash_seed)},
@@ -58,10 +58,10 @@ def play_there(names: Sequence[str], seed: int, steps: int, hash_seed: int) -> d
             # Skip the output of libraries.
             if not line.startswith("{"):
                 continue
-            played = json.loads(line)
-            found[played["name"]] = played.get("digest") or f"! {played['error']}"
-            sys.stderr.write(f"{len(found)} of {len(names)}: {line}")
-    return found
+            answer = json.loads(line)
+            digests[answer["name"]] = answer.get("digest") or f"! {answer['error']}"
+            sys.stderr.write(f"{len(digests)} of {len(names)}: {line}")
+    return digests
 
 
 def main() -> int:
@@ -75,12 +75,12 @@ def main() -> int:
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.child:
-        for line in play_here(args.names, args.seed, args.steps):
+        for line in run_in_process(args.names, args.seed, args.steps):
             sys.stdout.write(f"\n{json.dumps(line)}\n")
             sys.stdout.flush()
         return 0
     names = args.names or all_names()
-    first, second = (play_there(names, args.seed, args.steps, hashes) for hashes in (1, 2))
+    first, second = (run_in_child(names, args.seed, args.steps, hashes) for hashes in (1, 2))
     wrong = 0
     for name in names:
         one, two = first.get(name, "! it ended its process"), second.get(name, "! it ended it")

@@ -79,7 +79,7 @@ def test_a_kill_during_a_save_leaves_a_valid_checkpoint(tmp_path, moment, count,
     assert done.returncode == -signal.SIGKILL, (done.stdout, done.stderr)
 
     manager = CheckpointManager(tmp_path, max_to_keep=1)
-    for path in manager.steps().values():
+    for path in manager.find_checkpoints().values():
         verify_checkpoint(path)
     assert manager.load_state() == {"n": survivor}
 
@@ -110,7 +110,7 @@ def test_a_flipped_bit_is_noticed_wherever_it_is(tmp_path, name):
         flipped = bytearray(whole)
         flipped[bit // 8] ^= 1 << bit % 8
         file.write_bytes(bytes(flipped))
-        assert manager.latest_valid() is None
+        assert manager.find_latest_valid() is None
 
 
 def test_a_checkpoint_of_the_first_format_is_valid(tmp_path):
@@ -121,7 +121,7 @@ def test_a_checkpoint_of_the_first_format_is_valid(tmp_path):
     (path / "manifest.json").write_text(json.dumps({"format": 1, "step": 1, "files": files}))
     assert manager.load_state() == {"n": 1}
     (path / "manifest.json").write_text(json.dumps({"format": 3, "step": 1, "files": files}))
-    assert manager.latest_valid() is None
+    assert manager.find_latest_valid() is None
 
 
 def test_damaged_files_are_never_loaded():
@@ -170,6 +170,6 @@ def test_a_kill_while_shards_are_written_leaves_no_checkpoint_that_counts(tmp_pa
     (partial,) = root.glob(".partial-*")
     assert list(partial.glob("shard-*.safetensors")), "it was killed while it wrote"
     manager = CheckpointManager(root)
-    assert list(manager.steps()) == [1] and manager.load_state() == {"n": 1}
+    assert list(manager.find_checkpoints()) == [1] and manager.load_state() == {"n": 1}
     manager.save(3, lambda d: (d / "part_0").write_bytes(b"x"), {"n": 3})
     assert sorted(path.name for path in root.iterdir()) == ["global_step_1", "global_step_3"]

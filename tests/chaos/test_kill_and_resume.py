@@ -48,10 +48,10 @@ def killed(main_job):
     words, run = smoke_words(main_job.root, "killed", *SCHEDULE), main_job.root / "killed"
     checkpoints = CheckpointManager(run / "checkpoints")
     job = start(words, main_job.root / "killed.txt")
-    job.wait_for(checkpoints.steps, TIMEOUT_S)
+    job.wait_for(checkpoints.find_checkpoints, TIMEOUT_S)
     job.kill_driver()
     left = job.left_over(GONE_S, apart_from=AGENTS)
-    yield Killed(job, words, run, max(checkpoints.steps()), left)
+    yield Killed(job, words, run, max(checkpoints.find_checkpoints()), left)
     job.end()
 
 
@@ -95,7 +95,7 @@ def test_the_same_command_continues_from_the_newest_checkpoint(killed, resumed):
     checkpoints, newest = killed.run / "checkpoints", killed.newest
     assert newest < TOTAL
     assert f"resumed from {checkpoints}/global_step_{newest} at step {newest}" in resumed.said()
-    steps = CheckpointManager(checkpoints).steps()
+    steps = CheckpointManager(checkpoints).find_checkpoints()
     assert list(steps) == list(range(1, TOTAL + 1))
     for path in steps.values():
         verify_checkpoint(path)

@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from scripts.dev.chaos.cells import ENVIRONMENT, HUNG, KILLED, PLAY, RANK, SAVE, Cell
-from scripts.dev.chaos.matrix import play
+from scripts.dev.chaos.cells import ENVIRONMENT, HUNG, KILLED, RANK, ROLLOUT, SAVE, Cell
+from scripts.dev.chaos.matrix import run_cell
 from tests.helpers.tiny_model import make_tiny_policy
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(450)]
@@ -19,7 +19,7 @@ def policy(tmp_path_factory):
 
 
 def test_a_rank_that_hangs_in_a_save_is_named_and_its_stacks_are_asked_for(policy, tmp_path):
-    result = play(Cell(RANK, SAVE, HUNG), policy, tmp_path / "cell")
+    result = run_cell(Cell(RANK, SAVE, HUNG), policy, tmp_path / "cell")
     assert (result.verdict, result.status) == ("ends", 1)
     waiting = r"actor\[rank 0\].save_checkpoint"
     stalled = rf"Stalled: save_checkpoint made no progress for \d+ s: {waiting}"
@@ -33,6 +33,6 @@ def test_a_rank_that_hangs_in_a_save_is_named_and_its_stacks_are_asked_for(polic
 
 
 def test_an_environment_worker_that_is_killed_is_replaced(policy, tmp_path):
-    result = play(Cell(ENVIRONMENT, PLAY, KILLED), policy, tmp_path / "cell")
+    result = run_cell(Cell(ENVIRONMENT, ROLLOUT, KILLED), policy, tmp_path / "cell")
     assert (result.verdict, result.status) == ("goes on", 0)
     assert "the environment worker" in result.sentence

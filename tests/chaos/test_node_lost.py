@@ -89,16 +89,16 @@ def test_environments_may_be_lost_and_ranks_end_the_run_which_goes_on_where_it_w
     ]
     log = tmp_path / "lost.txt"
     job = start([*words, f"trainer.total_training_steps={STEPS}"], log)
-    job.wait_for(checkpoints.steps, TIMEOUT_S)
+    job.wait_for(checkpoints.find_checkpoints, TIMEOUT_S)
     nodes.remove_node(bare, allow_graceful=False)
     job.wait_for(lambda: LOST in log.read_text(), TIMEOUT_S)
     # Saves go on beside the next iterations: the step that counts the loss may not be saved yet.
-    job.wait_for(lambda: lost_until(run, max(checkpoints.steps())), TIMEOUT_S)
+    job.wait_for(lambda: lost_until(run, max(checkpoints.find_checkpoints())), TIMEOUT_S)
     nodes.remove_node(far, allow_graceful=False)
     assert job.wait(TIMEOUT_S) == 1
     last = log.read_text().strip().splitlines()[-1]
     assert re.search(r"the node \S+ \(\w+\) of the cluster is gone$", last)
-    newest = checkpoints.latest_valid()
+    newest = checkpoints.find_latest_valid()
     assert newest is not None
     steps = 2 + int(newest.name.rsplit("_", 1)[1])
 
@@ -112,4 +112,4 @@ def test_environments_may_be_lost_and_ranks_end_the_run_which_goes_on_where_it_w
         # None of the lost plays is missing.
         plays = {line["traj_uid"] for line in jsonl.read(run / "rollouts" / f"{step}.jsonl")}
         assert len(plays) == PLAYS
-    verify_checkpoint(checkpoints.steps()[steps])
+    verify_checkpoint(checkpoints.find_checkpoints()[steps])

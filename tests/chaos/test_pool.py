@@ -100,7 +100,7 @@ def test_sessions_of_a_group_share_a_worker():
             "no group: the least busy worker"
         )
         assert workers[7] is a, "the only one with a free slot"
-        assert not a.groups and not b.groups and a.busy == b.busy == 0
+        assert not a.groups and not b.groups and a.num_sessions == b.num_sessions == 0
 
     play(test, slots=4)
 
@@ -230,7 +230,7 @@ def test_prints_of_an_environment_are_harmless():
 
 
 def test_prints_of_days_do_not_pile_up(monkeypatch):
-    monkeypatch.setattr(pool_processes, "PRINTS", 60)
+    monkeypatch.setattr(pool_processes, "MAX_OUTPUT_BYTES", 60)
 
     async def test(pool):
         (worker,) = pool._workers
@@ -238,7 +238,7 @@ def test_prints_of_days_do_not_pile_up(monkeypatch):
             async with pool.session() as env:
                 await env.reset({**TASK, "fault": "print"}, 0)
                 await env.step("print")
-        size = os.fstat(worker._stderr.fileno()).st_size
+        size = os.fstat(worker._output.fileno()).st_size
         assert size < 120 and "printed by the environment" in worker._said()
 
     play(test, workers=1, slots=1)

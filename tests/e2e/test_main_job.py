@@ -158,7 +158,7 @@ def test_the_report_is_self_contained(main_job):
 
 def test_checkpoints_verify_and_hold_tensors_and_json_only(main_job):
     manager = CheckpointManager(main_job.run / "checkpoints")
-    steps = manager.steps()
+    steps = manager.find_checkpoints()
     assert list(steps) == [STEPS - 1, STEPS], "the two newest are kept"
     for step, path in steps.items():
         manifest = verify_checkpoint(path)

@@ -211,7 +211,7 @@ def test_a_page_that_is_served_follows_its_run(browser, tmp_path):
     with LiveServer(run_dir, port=0) as server:
         thread = threading.Thread(target=server.serve_forever, daemon=True)
         thread.start()
-        browser.show(f"{server.address}#train-2/1")
+        browser.show(f"{server.page_url}#train-2/1")
         browser.wait("!shown.hidden")
         browser.evaluate("window.mark = 1; list.querySelectorAll('button')[2].focus()")
         rows = list(jsonl.read(run_dir / "rollouts" / "2.jsonl"))

@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from scripts.dev.mistakes import MISTAKES, SCRATCH, Mistake, prepare, said
+from scripts.dev.mistakes import MISTAKES, SCRATCH, Mistake, run_mistake, write_scratch_files
 from tests.unit.verl.config.test_config import WRONG_VALUES, refusal
 from tests.unit.verl.config.test_config_validate import IMPOSSIBLE, problems
 
@@ -49,13 +49,13 @@ def sections(scratch: Path) -> Iterator[str]:
     yield config_section()
     yield f"# Commands ({SCRATCH} holds a tiny policy and broken files)\n"
     for mistake in MISTAKES:
-        yield command_section(mistake, said(mistake, scratch)[1])
+        yield command_section(mistake, run_mistake(mistake, scratch)[1])
 
 
 def main() -> None:
     """Print the golden file."""
     with tempfile.TemporaryDirectory(prefix="messages-") as name:
-        prepare(Path(name))
+        write_scratch_files(Path(name))
         sys.stdout.write("\n".join(sections(Path(name))))
 
 

@@ -151,7 +151,7 @@ def test_a_rollout_file_has_the_keys_of_the_frozen_records_in_their_order():
     lines = list(rollout_lines(collect("append", tokenizer), tokenizer))
     for line, records in zip(lines, expected, strict=True):
         for step, record in zip(line["steps"], records, strict=True):
-            assert json.dumps(jsonl.plain(step)) == json.dumps(record)
+            assert json.dumps(jsonl.to_json_types(step)) == json.dumps(record)
 
 
 def render(value, depth: int = 2) -> str:

@@ -30,10 +30,10 @@ def test_rule_09_shared_equals_naive_on_cuda(context, dtype):
     limits = {"max_tokens": args.max_tokens}
     shared, naive = (
         score_rows(engine, data, **limits),
-        score_rows(engine, scoring.naive_batch(data), **limits),
+        score_rows(engine, scoring.make_naive_batch(data), **limits),
     )
     assert shared.log_probs.device.type == "cpu"
-    assert scoring.largest_difference(shared, naive) < TOLERANCE[dtype]
+    assert scoring.find_largest_difference(shared, naive) < TOLERANCE[dtype]
     plain = score_rows(engine, data.select(list(data.batch.keys()), []), **limits)
     torch.testing.assert_close(
         shared.log_probs, plain.log_probs, atol=10 * TOLERANCE[dtype], rtol=0

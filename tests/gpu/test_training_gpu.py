@@ -33,9 +33,9 @@ def scored_and_learnt(policy, attention, compiled, dtype):
     branches = torch.tensor([one.logprob for row in scores.branch_scores for one in row])
     rows = Rows(data, "cuda")
     for index in ([0, 1], [2, 3, 4]):
-        packed = rows.pack(index)
+        packed = rows.pack_rows(index)
         inputs = (packed.input_ids, packed.position_ids, packed.layout)
-        found = engine.module(*inputs, [rows.targets(packed, index)])[0]
+        found = engine.module(*inputs, [rows.sampled_targets(packed, index)])[0]
         engine.backward(found.log_probs.sum() / 50, last=index[0] == 2)
     gradient = {name: value.cpu() for name, value in gradients(engine.module).items()}
     return scores.log_probs, branches, gradient

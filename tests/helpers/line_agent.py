@@ -12,7 +12,11 @@ import openai
 
 from agent_system.endpoint import post_reward
 from agent_system.environments.env_package.number_line import package as number_line
-from agent_system.environments.env_package.number_line.package import MOVES, NumberLineEnv, project
+from agent_system.environments.env_package.number_line.package import (
+    MOVES,
+    NumberLineEnv,
+    project_move,
+)
 from agent_system.environments.env_package.number_line.settings import LineSettings
 
 LINE = LineSettings(size=6)
@@ -27,13 +31,13 @@ LINGERED: list[str] = []  # tasks in which ``linger`` came to its end, in this p
 
 def tasks(split):
     """The way of three numbers or more, as ``tests.helpers.play`` has them."""
-    found = number_line.tasks(LINE, split)
+    found = number_line.list_tasks(LINE, split)
     return [task for task in found if abs(task["start"] - task["target"]) >= 3]
 
 
 def short_tasks(split):
     """All ways on a short line."""
-    return number_line.tasks(SHORT, split)
+    return number_line.list_tasks(SHORT, split)
 
 
 def play(task, seed, base_url, api_key, model):
@@ -41,7 +45,7 @@ def play(task, seed, base_url, api_key, model):
     client = _client(base_url, api_key)
     env = NumberLineEnv(LINE)
     seen = env.reset(task, seed)
-    rules = number_line.prompts(LINE).system(levels=False) or ""
+    rules = number_line.make_prompts(LINE).system(levels=False) or ""
     messages: list = [
         {"role": "system", "content": rules},
         {"role": "user", "content": seen.text},
@@ -54,7 +58,7 @@ def play(task, seed, base_url, api_key, model):
         if choice.finish_reason == "length":
             break
         # A client is answered without the text that ended the turn.
-        action, _ = project(f"{choice.message.content}{END}")
+        action, _ = project_move(f"{choice.message.content}{END}")
         seen, reward, done, _ = env.step(action)
         messages += [choice.message, {"role": "user", "content": seen.text}]
     return reward

@@ -11,7 +11,7 @@ from agent_system.environments.env_package.number_line.package import (
     MOVES,
     NumberLineEnv,
     NumberLinePrompts,
-    tasks,
+    list_tasks,
 )
 from agent_system.environments.env_package.number_line.settings import LineSettings
 from tests.helpers.jobs import Job
@@ -35,7 +35,7 @@ def write_line_policy(directory: Path) -> Path:
     """
     episodes = directory / "episodes.jsonl"
     draw = random.Random(0)
-    train = tasks(SETTINGS, "train")
+    train = list_tasks(SETTINGS, "train")
     lines = [
         {"task_id": str(i), "messages": _episode(draw.choice(train), draw)} for i in range(EPISODES)
     ]

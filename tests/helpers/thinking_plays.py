@@ -18,8 +18,8 @@ from agent_system.environments.env_package.number_line.package import (
     NumberLinePrompts,
 )
 from agent_system.multi_turn_rollout.rollout_loop import TrajectoryCollector
-from rlvcr.records import MEASURES, ThinkingStep, ThoughtContext
-from rlvcr.scoring import add_level_entropy_bonus, add_thinking_columns, pack_questions
+from rlvcr.records import SCORE_KEYS, ThinkingTurnRecord, ThoughtContext
+from rlvcr.scoring import add_level_entropy_bonus, add_score_requests, add_thinking_columns
 from rlvcr.settings import method_settings
 from tests.helpers.play import PLACE, make_config, make_world
 from verl.names import History
@@ -104,7 +104,7 @@ def score_rows(data, steps, compute_log_prob, config, codec) -> DataProto:
     questions about ``steps``, answers.
     """
     add_level_entropy_bonus(data, steps, method_settings(config.algorithm), codec)
-    pack_questions(data, steps)
+    add_score_requests(data, steps)
     return answer_questions(data, compute_log_prob, config)
 
 
@@ -118,16 +118,16 @@ def real_tokens(data: DataProto, row: int) -> list[int]:
     return data.batch["input_ids"][row][data.batch["attention_mask"][row].bool()].tolist()
 
 
-def steps_of(data: DataProto) -> list[tuple[int, ThinkingStep]]:
+def steps_of(data: DataProto) -> list[tuple[int, ThinkingTurnRecord]]:
     """Row number and record of every step."""
     return [
         (row, step) for row, steps in enumerate(data.non_tensor_batch["steps"]) for step in steps
     ]
 
 
-def plays_of(data: DataProto) -> dict[str, list[tuple[int, ThinkingStep]]]:
+def plays_of(data: DataProto) -> dict[str, list[tuple[int, ThinkingTurnRecord]]]:
     """The steps of every trajectory in order, whatever rows they lie in."""
-    plays: dict[str, list[tuple[int, ThinkingStep]]] = {}
+    plays: dict[str, list[tuple[int, ThinkingTurnRecord]]] = {}
     for row, step in steps_of(data):
         plays.setdefault(data.non_tensor_batch["traj_uid"][row], []).append((row, step))
     return plays
@@ -143,7 +143,7 @@ class Reference:
         self.prompts = NumberLinePrompts(LineSettings())
         self._known: dict[tuple[str, str], dict[str, float]] = {}
 
-    def said_before(self, play: list[ThinkingStep], step: int) -> str:
+    def said_before(self, play: list[ThinkingTurnRecord], step: int) -> str:
         """The conversation up to where the policy answers at ``step``, as text."""
         messages = [{"role": "system", "content": self.prompts.system(True)}]
         seen = [Observation(record.observation) for record in play]
@@ -161,7 +161,7 @@ class Reference:
             messages, tokenize=False, add_generation_prompt=True
         )
 
-    def thinking(self, record: ThinkingStep, context: ThoughtContext) -> str:
+    def thinking(self, record: ThinkingTurnRecord, context: ThoughtContext) -> str:
         """What stands between the conversation and the action in one of a step's contexts."""
         if context.original:
             return record.response.partition("<action>")[0] + "<action>"
@@ -203,7 +203,7 @@ class Reference:
                 for context in record.contexts:
                     expected = self.measure(before + self.thinking(record, context), record.action)
                     distances = []
-                    for measure, name in MEASURES.items():
+                    for measure, name in SCORE_KEYS.items():
                         distances.append(abs(getattr(context.scores, measure) - expected[name]))
                     found.append(max(distances))
         return found

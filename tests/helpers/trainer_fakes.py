@@ -99,8 +99,8 @@ class Workers:
     def __init__(self, engines: Sequence[Any] = (), with_critic: bool = False) -> None:
         self.calls: list[Any] = []
         self.rollout_workers = engines
-        self.actor = Group(self.calls, "actor")
-        self.critic = Group(self.calls, "critic") if with_critic else None
+        self.actor_group = Group(self.calls, "actor")
+        self.critic_group = Group(self.calls, "critic") if with_critic else None
 
     def compute_log_prob(self, data: DataProto) -> DataProto:
         shape = data.batch["responses"].shape
@@ -111,8 +111,8 @@ class Workers:
         raise NotImplementedError(data)
 
     def compute_values(self, data: DataProto) -> DataProto:
-        assert self.critic is not None
-        return self.critic.compute_values(data)
+        assert self.critic_group is not None
+        return self.critic_group.compute_values(data)
 
     def engine_metrics(self) -> dict[str, float]:
         self.calls.append("metrics")
@@ -141,7 +141,7 @@ class Tasks:
     panel_hash = "panel of today"
 
     def __init__(self) -> None:
-        self.tasks = list(range(10))
+        self.task_list = list(range(10))
 
     def gen_batch(self, step: int, batch_size: int) -> DataProto:
         return DataProto(meta_info={"global_step": step, "tasks asked for": batch_size})
@@ -162,7 +162,7 @@ class Collector:
     ) -> DataProto:
         step = gen_batch.meta_info["global_step"]
         # Engines alone: the training workers are the trainer's.
-        assert not hasattr(actor_rollout_wg, "compute_log_prob") and len(envs.tasks) == 10
+        assert not hasattr(actor_rollout_wg, "compute_log_prob") and len(envs.task_list) == 10
         self.calls.append(("play" if is_train else "panel", step))
         return played_rows({"timing": {"env": 1.0}, "metrics": {"rollout/aborted": 0.0}})
 
@@ -200,7 +200,7 @@ class Journal:
     def flush(self) -> None:
         self.calls.append("flush")
 
-    def finish(self) -> None:
+    def finish_run(self) -> None:
         self.calls.append("finish")
 
 
@@ -226,10 +226,10 @@ class Checkpoints:
         assert Path(path).name.startswith("global_step_")
         return self.state
 
-    def latest_valid(self) -> Path | None:
+    def find_latest_valid(self) -> Path | None:
         return self.newest
 
-    def put_aside_after(self, step: int) -> None:
+    def set_aside_later_checkpoints(self, step: int) -> None:
         self.begun_at = step
 
     def wait(self) -> None:

@@ -22,14 +22,14 @@ from torch import distributed
 from tests.helpers.engine_cases import play, rollout_section
 from tests.helpers.policy_rows import policy_config
 from tests.helpers.trainer_fakes import Group
-from verl.models.export import hf_names
+from verl.models.export import to_hf_names
 from verl.names import WeightTransfer
 from verl.trainer.ppo import resources
 from verl.utils.sampling import SamplingRequest, SamplingResult
-from verl.workers import transfer
+from verl.workers import weight_transfer
 from verl.workers.actor import PREFIX, ActorWorker
 from verl.workers.engine_state import full_weights
-from verl.workers.rollout import RolloutWorker, calls
+from verl.workers.rollout import RolloutWorker
 from verl.workers.rollout.vllm import VLLMEngine, engine_arguments
 
 SHARES = 2
@@ -182,7 +182,7 @@ def start(directory: str, way: WeightTransfer) -> None:
     engine._mend_for_cpu = lambda _self: None  # it mends a worker in this process
     os.environ["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
     _run = Run(directory, way)
-    for module in (resources, calls):
+    for module in (resources, engine_calls):
         vars(module)["gather"] = _run.gather
 
 
@@ -204,14 +204,14 @@ def hand_over(version: int, seed: int, piece_bytes: int) -> dict[str, torch.Tens
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         sharded: Any
-        for sharded in run.actor.engine.module.parameters():
+        for sharded in run.actor.train_engine.module.parameters():
             whole = torch.randn(sharded.shape, generator=generator)
             sharded.to_local().add_(0.05 * whole)
-    transfer.PIECE_BYTES = piece_bytes
+    weight_transfer.PIECE_BYTES = piece_bytes
     run.actor._sender = None  # it keeps the size of its pieces
     pretend_cuda(None, run.shared)  # and a group its name
     run.workers.sync_weights(version)
-    return hf_names(full_weights(run.actor.engine), PREFIX, {}, run.actor.tied)
+    return to_hf_names(full_weights(run.actor.train_engine), PREFIX, {}, run.actor.tied)
 
 
 def refused(version: int, number: int) -> str:

@@ -4,16 +4,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlvcr.core_rlvcr import thinking_advantage, thinking_reweight
+from rlvcr.core_rlvcr import compute_reweight_factors, compute_thinking_advantage
 from verl.algos import (
     LOSS_AGG_MODES,
     agg_loss,
+    compute_group_stats,
+    compute_loss_denominator,
+    compute_row_shares,
     get_adv_estimator_fn,
+    get_loss_needs,
     get_policy_loss_fn,
-    group_mean_std,
-    loss_denominator,
-    loss_needs,
-    row_shares,
 )
 from verl.names import POLICY_LOSSES
 
@@ -41,7 +41,7 @@ def batches(draw, max_rows=10, max_width=6):
 def test_group_statistics_equal_those_of_each_group_alone(pairs):
     values = torch.tensor([v for v, _ in pairs], dtype=torch.float64)
     groups = torch.tensor([g for _, g in pairs])
-    stats = group_mean_std(values, groups)
+    stats = compute_group_stats(values, groups)
     for i, group in enumerate(groups):
         members = values[groups == group]
         torch.testing.assert_close(stats.mean[i], members.mean())
@@ -109,7 +109,7 @@ def test_any_split_into_micro_batches_adds_up_to_the_whole_loss(batch, mode, dat
     )
     whole = agg_loss(losses, mask, mode, weights)
     parts = [part_of == k for k in range(4)]
-    denominator = sum(loss_denominator(mask[p], mode, weights[p]) for p in parts)
+    denominator = sum(compute_loss_denominator(mask[p], mode, weights[p]) for p in parts)
     total = sum(agg_loss(losses[p], mask[p], mode, weights[p], denominator) for p in parts)
     torch.testing.assert_close(total, whole, atol=1e-4, rtol=1e-4)
 
@@ -117,7 +117,7 @@ def test_any_split_into_micro_batches_adds_up_to_the_whole_loss(batch, mode, dat
 @given(st.lists(st.tuples(st.sampled_from("tuv"), st.integers(1, 9)), min_size=1, max_size=8))
 def test_the_shares_of_a_trajectory_make_one_sequence(rows):
     traj, tokens = [t for t, _ in rows], torch.tensor([n for _, n in rows])
-    shares = row_shares(traj, "trajectory", tokens)
+    shares = compute_row_shares(traj, "trajectory", tokens)
     totals = [shares[[i for i, t in enumerate(traj) if t == name]].sum() for name in set(traj)]
     torch.testing.assert_close(torch.stack(totals), torch.ones(len(totals)))
 
@@ -134,12 +134,12 @@ def test_thinking_advantages_of_a_group_sum_to_zero_and_stay_bounded(scores, val
     members = [k for k in range(4) if valid[k]]
     rows = torch.tensor([scores] * 4)
     masks, costs = torch.tensor([valid] * 4), torch.zeros(4, 4)
-    advantage, _ = thinking_advantage(rows, masks, torch.arange(4), costs, mode=mode)
+    advantage, _ = compute_thinking_advantage(rows, masks, torch.arange(4), costs, mode=mode)
     assert advantage.isfinite().all()
     torch.testing.assert_close(advantage.sum(), torch.tensor(0.0), atol=1e-3, rtol=0)
     if mode == "mean_std_norm":
         assert advantage.abs().max() <= 3**0.5 + 1e-4
-    factor = thinking_reweight(rows, masks, torch.arange(4), costs)
+    factor = compute_reweight_factors(rows, masks, torch.arange(4), costs)
     if len(members) >= 2:
         torch.testing.assert_close(factor[members].mean(), torch.tensor(1.0))
     assert (factor > 0).all()
@@ -163,14 +163,14 @@ def test_every_policy_loss_adds_up_over_any_split(batch, name, mode, random, par
     new = (old + 0.3 * noise()).requires_grad_()
     advantages = noise() * mask
     shares = torch.rand(len(index), generator=generator) + 0.25
-    needs = loss_needs(name)
+    needs = get_loss_needs(name)
     sampled = mask.bool()
     order = torch.randperm(int(sampled.sum()), generator=generator)
 
     def results(rows, picker, **whole):
         picks = {}
         if picker is not None:
-            picks["selected"] = picker.selects(old[rows], advantages[rows], mask[rows])
+            picks["selected"] = picker.select_tokens(old[rows], advantages[rows], mask[rows])
         return get_policy_loss_fn(name)(
             old[rows],
             new[rows],
@@ -192,7 +192,7 @@ def test_every_policy_loss_adds_up_over_any_split(batch, name, mode, random, par
     whole = results(rows, picker_of(torch.arange(len(order))))
     expected = torch.autograd.grad(whole[0], new)[0]
     parts = [rows[[part_of[row] == k for row in range(len(index))]] for k in range(4)]
-    denominator = sum(loss_denominator(mask[p], mode, shares[p]) for p in parts)
+    denominator = sum(compute_loss_denominator(mask[p], mode, shares[p]) for p in parts)
     totals = {"denominator": denominator, "num_tokens": float(mask.sum())}
     found = [results(p, picker_of(order), **totals) for p in parts]
     gradient = torch.autograd.grad(torch.stack([part[0] for part in found]).sum(), new)[0]

@@ -44,7 +44,7 @@ def control(kind: str) -> set[int]:
 @given(text=HOSTILE)
 def test_an_observation_is_no_added_token_at_all(kind, text):
     there = bridge(kind)
-    shown = there.between([], there.as_text(text)).observation
+    shown = there.make_bridge([], there.escape_added_tokens(text)).observation
     assert not control(kind) & set(shown)
     # A tokenizer that tidies up may still read a tag in letters that look like one.
     if kind in ("bytes", "unmarked"):
@@ -67,7 +67,7 @@ def test_a_prompt_has_the_control_tokens_of_the_template_and_no_more(kind, text)
 @given(text=HOSTILE)
 def test_the_text_stays_as_it_was(kind, text):
     there = bridge(kind)
-    ids = there.between([], there.as_text(text)).observation
+    ids = there.make_bridge([], there.escape_added_tokens(text)).observation
     assert of_kind(kind).decode(ids) == text.replace(CUT, "")
 
 
@@ -77,5 +77,5 @@ def test_the_tags_of_a_prompt_stay_whole(kind):
     there, tokenizer = bridge(kind), of_kind(kind)
     tag = tokenizer.convert_tokens_to_ids("<action>")
     assert tag in there.first_prompt([{"role": "user", "content": "say <action> x </action>"}])
-    said = there.as_text("say <action> x </action>")
+    said = there.escape_added_tokens("say <action> x </action>")
     assert tag not in there.first_prompt([{"role": "user", "content": said}])

@@ -36,7 +36,7 @@ def play(turns) -> TokenLedger:
         ledger.append(
             sampled, SegmentKind.AGENT, logprobs=[-(1.0 + turn)] * len(sampled), turn=turn
         )
-        bridge().extend(ledger, bridge().between(sampled, text), turn=turn + 1)
+        bridge().append_bridge(ledger, bridge().make_bridge(sampled, text), turn=turn + 1)
     return ledger
 
 
@@ -45,12 +45,12 @@ def play(turns) -> TokenLedger:
 def test_trained_tokens_are_the_sampled_ones_in_order(turns):
     ledger = play(turns)
     mask = ledger.completion_only_mask()
-    trained = [token for token, flag in zip(ledger.ids, mask, strict=True) if flag]
+    trained = [token for token, flag in zip(ledger.token_ids, mask, strict=True) if flag]
     assert trained == [token for sampled, _ in turns for token in sampled]
-    logprobs = [value for value, flag in zip(ledger.logprobs(), mask, strict=True) if flag]
+    logprobs = [value for value, flag in zip(ledger.token_logprobs(), mask, strict=True) if flag]
     assert logprobs == [-(1.0 + turn) for turn, (sampled, _) in enumerate(turns) for _ in sampled]
     assert all(
-        value == 0.0 for value, flag in zip(ledger.logprobs(), mask, strict=True) if not flag
+        value == 0.0 for value, flag in zip(ledger.token_logprobs(), mask, strict=True) if not flag
     )
 
 
@@ -58,9 +58,9 @@ def test_trained_tokens_are_the_sampled_ones_in_order(turns):
 @given(TURNS)
 def test_segments_tile_the_ledger_and_masks_agree(turns):
     ledger = play(turns)
-    assert [token for segment in ledger.segments for token in segment.ids] == ledger.ids
-    assert [segment.start for segment in ledger.segments[1:]] == [
-        segment.end for segment in ledger.segments[:-1]
+    assert [token for segment in ledger.all_segments for token in segment.ids] == ledger.token_ids
+    assert [segment.start for segment in ledger.all_segments[1:]] == [
+        segment.end_position for segment in ledger.all_segments[:-1]
     ]
     assert ledger.full_attention_mask() == [1] * len(ledger)
     assert [turn >= 0 for turn in ledger.turn_ids()] == [
@@ -74,7 +74,7 @@ def test_segments_tile_the_ledger_and_masks_agree(turns):
 def test_environment_text_never_holds_a_control_token(text):
     vocabulary = tokenizer().get_vocab()
     control = {vocabulary[token] for token in SPECIAL}
-    observation = bridge().between([], text).observation
+    observation = bridge().make_bridge([], text).observation
     assert not control & set(observation)
     assert tokenizer().decode(list(observation), skip_special_tokens=False) == text
 
@@ -83,6 +83,6 @@ def test_environment_text_never_holds_a_control_token(text):
 @given(SAMPLED, TEXT)
 def test_one_end_of_turn_closes_every_agent_turn(sampled, text):
     end = bridge().end_of_turn_id
-    tokens = [*sampled, *bridge().between(sampled, text).before]
+    tokens = [*sampled, *bridge().make_bridge(sampled, text).before]
     at = len(sampled) - 1 if sampled[-1] == end else len(sampled)
     assert tokens[at] == end and tokens[at + 1] != end

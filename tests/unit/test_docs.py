@@ -21,7 +21,7 @@ from verl.config.compose import config_names
 from verl.config.plugins import schema_keys
 from verl.config.schema import PPOConfig, SFTConfig
 from verl.config.schema.tools import ExportConfig, GenerationConfig
-from verl.config.settings.unknown import owner
+from verl.config.settings.unknown_keys import find_containing_key
 from verl.config.validate import find_problems
 from verl.trainer import cli
 from verl.trainer.launch import extensions
@@ -99,7 +99,7 @@ def test_files_configs_and_keys_exist(page):
     keys = [schema_keys(schema) for schema in schemas]
     named = {key for key in KEY.findall(text) if not key.endswith((".py", ".md", ".json"))}
     sections = {key.rpartition(".")[0] for schema in keys for key in schema}
-    unknown = {key for key in named if not any(owner(key, schema) for schema in keys)}
+    unknown = {key for key in named if not any(find_containing_key(key, schema) for schema in keys)}
     assert sorted(unknown - sections) == []
 
 
@@ -190,7 +190,7 @@ def test_training_commands_are_valid(page):
     for entry, words in commands(page.read_text()):
         words = [word for word in words if word != "YOUR_OVERRIDES"]
         supervised = entry == "sft"
-        default = "quickstart_sft" if supervised else extensions.default_config_name
+        default = "quickstart_sft" if supervised else extensions.choose_config_name
         # Raises ConfigError for unknown keys and wrong values.
         parsed = cli.parse(words, default, SFTConfig if supervised else PPOConfig)
         for cfg in parsed.configs:

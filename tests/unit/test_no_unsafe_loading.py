@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.dev.licences import PINNED, licence_of, page
+from scripts.dev.licences import PINNED, licence_of, licences_page
 from verl.config.schema import PPOConfig, SFTConfig
 from verl.config.settings import keys_of
 
@@ -96,7 +96,7 @@ def test_the_search_finds_each_kind(source, door):
 def test_code_of_models_is_not_trusted_by_default():
     for schema in (PPOConfig, SFTConfig):
         keys = {path: key for path, key in keys_of(schema).items() if "trust_remote_code" in path}
-        assert keys and not any(key.default for key in keys.values())
+        assert keys and not any(key.default_value for key in keys.values())
 
 
 def test_the_page_of_licences_is_that_of_the_pinned_packages():
@@ -106,4 +106,4 @@ def test_the_page_of_licences_is_that_of_the_pinned_packages():
         line.split(" | ")[0].removeprefix("| ") for line in written.splitlines() if "==" not in line
     ]
     assert [name for name, _ in PINNED.findall(pins)] == rows[-len(PINNED.findall(pins)) :]
-    assert "| numpy | " in page("numpy==1.0") and licence_of("no-such-package") == ""
+    assert "| numpy | " in licences_page("numpy==1.0") and licence_of("no-such-package") == ""

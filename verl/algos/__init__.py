@@ -30,10 +30,10 @@ from verl.algos.algorithm_registry import (
     LossNeeds,
     TokenPicker,
     choose,
+    find_missing_inputs,
     get_adv_estimator_fn,
+    get_loss_needs,
     get_policy_loss_fn,
-    loss_needs,
-    missing_inputs,
     register_adv_est,
     register_policy_loss,
 )
@@ -41,18 +41,18 @@ from verl.algos.covariance_losses import (
     CovarianceRange,
     compute_policy_loss_clip_cov,
     compute_policy_loss_kl_cov,
-    highest_covariances,
+    find_covariance_range,
 )
 from verl.algos.gdpo import compute_gdpo_outcome_advantage
 from verl.algos.gigpo import compute_gigpo_outcome_advantage
 from verl.algos.graphgpo import compute_graphgpo_outcome_advantage
 from verl.algos.groups import (
     GroupStats,
-    factorize,
-    group_mean_std,
+    compute_group_stats,
+    compute_row_shares,
     group_normalised_scores,
-    row_shares,
-    trajectories_of,
+    merge_rows_to_trajectories,
+    number_keys,
 )
 from verl.algos.hgpo import compute_hgpo_outcome_advantage
 from verl.algos.kl import (
@@ -66,9 +66,9 @@ from verl.algos.losses import (
     LOSS_AGG_MODES,
     agg_loss,
     compute_entropy_loss,
+    compute_loss_denominator,
     compute_policy_loss_vanilla,
     compute_value_loss,
-    loss_denominator,
 )
 from verl.algos.passk import compute_grpo_passk_outcome_advantage
 from verl.algos.policy_losses import (
@@ -80,8 +80,12 @@ from verl.algos.policy_losses import (
     compute_policy_loss_gspo,
     compute_policy_loss_sapo,
 )
-from verl.algos.rollout_correction import Correction, correction_weights, mismatch_metrics
-from verl.algos.token_losses import SampledTokens, TokenLosses, token_loss
+from verl.algos.rollout_correction import (
+    CorrectionRule,
+    compute_correction_weights,
+    compute_mismatch_metrics,
+)
+from verl.algos.token_losses import SampledTokens, TokenLosses, register_token_loss
 
 __all__ = [
     "ADVANTAGES_ONLY",
@@ -92,7 +96,7 @@ __all__ = [
     "TAKES_WEIGHTS",
     "AdaptiveKLController",
     "AdvantageEstimator",
-    "Correction",
+    "CorrectionRule",
     "CovarianceRange",
     "FixedKLController",
     "GroupStats",
@@ -103,15 +107,19 @@ __all__ = [
     "TokenPicker",
     "agg_loss",
     "choose",
+    "compute_correction_weights",
     "compute_entropy_loss",
     "compute_gae_advantage_return",
     "compute_gdpo_outcome_advantage",
     "compute_gigpo_outcome_advantage",
     "compute_gpg_outcome_advantage",
     "compute_graphgpo_outcome_advantage",
+    "compute_group_stats",
     "compute_grpo_outcome_advantage",
     "compute_grpo_passk_outcome_advantage",
     "compute_hgpo_outcome_advantage",
+    "compute_loss_denominator",
+    "compute_mismatch_metrics",
     "compute_opo_outcome_advantage",
     "compute_policy_loss_cispo",
     "compute_policy_loss_clip_cov",
@@ -127,26 +135,22 @@ __all__ = [
     "compute_reinforce_plus_plus_outcome_advantage",
     "compute_remax_outcome_advantage",
     "compute_rloo_outcome_advantage",
+    "compute_row_shares",
     "compute_value_loss",
-    "correction_weights",
-    "factorize",
+    "find_covariance_range",
+    "find_missing_inputs",
     "get_adv_estimator_fn",
     "get_kl_controller",
+    "get_loss_needs",
     "get_policy_loss_fn",
-    "group_mean_std",
     "group_normalised_scores",
-    "highest_covariances",
     "kl_penalty",
-    "loss_denominator",
-    "loss_needs",
-    "mismatch_metrics",
-    "missing_inputs",
+    "merge_rows_to_trajectories",
+    "number_keys",
     "register_adv_est",
     "register_policy_loss",
-    "row_shares",
+    "register_token_loss",
     "spread",
-    "token_loss",
-    "trajectories_of",
 ]
 
 # Importing a module registers its estimators and losses.

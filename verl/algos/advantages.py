@@ -9,7 +9,11 @@ sampled tokens of a trajectory get the same advantage.
 import torch
 
 from verl.algos.algorithm_registry import register_adv_est
-from verl.algos.groups import group_mean_std, group_normalised_scores, trajectories_of
+from verl.algos.groups import (
+    compute_group_stats,
+    group_normalised_scores,
+    merge_rows_to_trajectories,
+)
 from verl.algos.shapes import Ids, PerRow, PerToken, TokenMask
 from verl.utils.torch_functional import masked_whiten
 
@@ -26,7 +30,9 @@ def spread(per_row: PerRow, response_mask: TokenMask) -> PerToken:
     return per_row.float().unsqueeze(-1) * response_mask.float()
 
 
-def _rewards_on_sampled_tokens(token_level_rewards: PerToken, response_mask: TokenMask) -> PerToken:
+def _move_rewards_to_sampled_tokens(
+    token_level_rewards: PerToken, response_mask: TokenMask
+) -> PerToken:
     """Return float64 rewards ``[B, R]`` with the rewards of unsampled positions moved.
 
     Each is added to the last sampled token before it, or to the first one if there is none before.
@@ -35,11 +41,11 @@ def _rewards_on_sampled_tokens(token_level_rewards: PerToken, response_mask: Tok
     columns = torch.arange(mask.shape[-1], device=mask.device).expand_as(mask)
     # The running maximum of sampled columns is the last sampled column so far. It is -1 before the
     # first sampled column.
-    target = torch.where(mask, columns, -1).cummax(-1).values
-    first = torch.where(mask.any(-1), mask.long().argmax(-1), 0)
-    target = torch.where(target < 0, first.unsqueeze(-1), target)
+    target_columns = torch.where(mask, columns, -1).cummax(-1).values
+    first_columns = torch.where(mask.any(-1), mask.long().argmax(-1), 0)
+    target_columns = torch.where(target_columns < 0, first_columns.unsqueeze(-1), target_columns)
     rewards = token_level_rewards.double()
-    return torch.zeros_like(rewards).scatter_add(-1, target, rewards)
+    return torch.zeros_like(rewards).scatter_add(-1, target_columns, rewards)
 
 
 @register_adv_est("gae", params={"gamma": "algorithm.gamma", "lam": "algorithm.lam"})
@@ -55,7 +61,7 @@ def compute_gae_advantage_return(
     ``values [B, R]`` is the critic's estimate before each token. The advantages are whitened. The
     returns are the unwhitened advantages plus ``values``.
     """
-    rewards = _rewards_on_sampled_tokens(token_level_rewards, response_mask)
+    rewards = _move_rewards_to_sampled_tokens(token_level_rewards, response_mask)
     sampled = response_mask.bool()
     values = torch.where(sampled, values.double(), 0.0)
     advantages = torch.zeros_like(values)
@@ -76,7 +82,7 @@ def compute_reinforce_plus_plus_outcome_advantage(
     token_level_rewards: PerToken, response_mask: TokenMask, gamma: float = 1.0
 ) -> tuple[PerToken, PerToken]:
     """Compute REINFORCE++ advantages (Hu, 2025): discounted returns whitened over all tokens."""
-    rewards = _rewards_on_sampled_tokens(token_level_rewards, response_mask)
+    rewards = _move_rewards_to_sampled_tokens(token_level_rewards, response_mask)
     sampled = response_mask.bool()
     returns = torch.zeros_like(rewards)
     running = torch.zeros_like(rewards[:, 0])
@@ -96,9 +102,9 @@ def compute_remax_outcome_advantage(
 
     A baseline is the return of a greedy rollout of the same task.
     """
-    rewards = _rewards_on_sampled_tokens(token_level_rewards, response_mask)
-    to_go = rewards.flip(-1).cumsum(-1).flip(-1)
-    returns = torch.where(response_mask.bool(), to_go, 0.0).float()
+    rewards = _move_rewards_to_sampled_tokens(token_level_rewards, response_mask)
+    rewards_to_go = rewards.flip(-1).cumsum(-1).flip(-1)
+    returns = torch.where(response_mask.bool(), rewards_to_go, 0.0).float()
     return returns - spread(reward_baselines.to(returns.device), response_mask), returns
 
 
@@ -124,8 +130,8 @@ def compute_grpo_outcome_advantage(
     advantages = group_normalised_scores(
         scores, index, traj_index, norm_adv_by_std_in_grpo, epsilon
     )
-    placed = spread(advantages, response_mask)
-    return placed, placed
+    token_advantages = spread(advantages, response_mask)
+    return token_advantages, token_advantages
 
 
 @register_adv_est("rloo", inputs=OUTCOME_INPUTS)
@@ -140,13 +146,15 @@ def compute_rloo_outcome_advantage(
     That equals ``n / (n - 1) (r - mean)`` in a group of n trajectories. In a group of one, the
     advantage is the return.
     """
-    trajectories = trajectories_of(token_level_rewards.double().sum(-1), index, traj_index)
-    stats = group_mean_std(trajectories.score, trajectories.group)
+    trajectories = merge_rows_to_trajectories(
+        token_level_rewards.double().sum(-1), index, traj_index
+    )
+    stats = compute_group_stats(trajectories.score, trajectories.group)
     # r_i - (n mean - r_i) / (n - 1)
     leave_one_out = (trajectories.score - stats.mean) * stats.count / (stats.count - 1).clamp(min=1)
     advantages = torch.where(stats.count > 1, leave_one_out, trajectories.score)
-    placed = spread(advantages[trajectories.of_row], response_mask)
-    return placed, placed
+    token_advantages = spread(advantages[trajectories.of_row], response_mask)
+    return token_advantages, token_advantages
 
 
 @register_adv_est("reinforce_plus_plus_baseline", inputs=OUTCOME_INPUTS)
@@ -179,17 +187,17 @@ def compute_opo_outcome_advantage(
     In a group of one trajectory, the advantage is the return.
     """
     scores = token_level_rewards.double().sum(-1)
-    trajectories = trajectories_of(scores, index, traj_index, response_mask.sum(-1))
+    trajectories = merge_rows_to_trajectories(scores, index, traj_index, response_mask.sum(-1))
     group = trajectories.group
-    stats = group_mean_std(trajectories.score, group)
+    stats = compute_group_stats(trajectories.score, group)
     centred = trajectories.score - stats.mean  # exactly 0 in a group of equal returns
     zeros = torch.zeros_like(centred)
     weighted = zeros.index_add(0, group, trajectories.tokens * centred)[group]
     tokens = zeros.index_add(0, group, trajectories.tokens)[group]
     from_baseline = centred - weighted / tokens.clamp(min=1)
     advantages = torch.where(stats.count > 1, from_baseline, trajectories.score)
-    placed = spread(advantages[trajectories.of_row], response_mask)
-    return placed, placed
+    token_advantages = spread(advantages[trajectories.of_row], response_mask)
+    return token_advantages, token_advantages
 
 
 @register_adv_est("gpg", inputs=OUTCOME_INPUTS)
@@ -204,10 +212,12 @@ def compute_gpg_outcome_advantage(
 
     alpha is the number of trajectories of the batch over the number whose return is not 0.
     """
-    trajectories = trajectories_of(token_level_rewards.double().sum(-1), index, traj_index)
+    trajectories = merge_rows_to_trajectories(
+        token_level_rewards.double().sum(-1), index, traj_index
+    )
     # GPG counts trajectories of return 0 as uninformative; alpha compensates for their number.
     alpha = len(trajectories.score) / trajectories.score.count_nonzero().clamp(min=1)
-    stats = group_mean_std(trajectories.score, trajectories.group)
+    stats = compute_group_stats(trajectories.score, trajectories.group)
     centred = trajectories.score - torch.where(stats.count > 1, stats.mean, 0.0)
-    placed = spread((alpha * centred / f_norm)[trajectories.of_row], response_mask)
-    return placed, placed
+    token_advantages = spread((alpha * centred / f_norm)[trajectories.of_row], response_mask)
+    return token_advantages, token_advantages

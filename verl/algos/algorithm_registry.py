@@ -26,14 +26,14 @@ AdvantageFunctionT = TypeVar("AdvantageFunctionT", bound=AdvantageFunction)
 PolicyLossFunctionT = TypeVar("PolicyLossFunctionT", bound=PolicyLossFunction)
 EntryT = TypeVar("EntryT", bound=Callable[..., object])
 
-GROUP = "uid"  # column with the group id of a row
+GROUP_COLUMN = "uid"  # column with the group id of a row
 # Batch key of each conventional argument name of an estimator.
 CONVENTIONAL_INPUTS = {
     "token_level_rewards": "token_level_rewards",
     "response_mask": "response_mask",
     "values": "values",
     "reward_baselines": "reward_baselines",
-    "index": GROUP,
+    "index": GROUP_COLUMN,
     "traj_index": "traj_uid",
     "step_ids": "step_ids",
     "step_rewards": "step_rewards",
@@ -72,7 +72,9 @@ class RegisteredEstimator:
 class TokenPicker(Protocol):
     """Selects tokens in a part of a mini-batch by a rule computed from the whole mini-batch."""
 
-    def selects(self, old_log_prob: Tensor, advantages: Tensor, response_mask: Tensor) -> Tensor:
+    def select_tokens(
+        self, old_log_prob: Tensor, advantages: Tensor, response_mask: Tensor
+    ) -> Tensor:
         """Return the selected tokens, bool ``[B, R]``. All arguments are ``[B, R]``."""
         ...
 
@@ -99,7 +101,7 @@ TAKES_WEIGHTS: set[str] = set()  # policy losses with an argument ``weights`` [B
 LOSS_NEEDS: dict[str, LossNeeds] = {}
 
 
-def name_of(name: object) -> str:
+def as_name(name: object) -> str:
     """Return the value of an enum member as text, or the text of any other object."""
     return str(name.value) if isinstance(name, Enum) else str(name)
 
@@ -125,17 +127,19 @@ def register_adv_est(
     """
     paths = dict(params or {})
 
-    def decorate(function: AdvantageFunctionT) -> AdvantageFunctionT:
-        reads = dict(inputs) if inputs is not None else _conventional_inputs(function)
-        _require_filled(name_of(name), function, {*reads, *paths})
-        reads_group = any(key.rstrip("?") == GROUP for key in reads.values())
+    def register_estimator(function: AdvantageFunctionT) -> AdvantageFunctionT:
+        estimator_inputs = (
+            dict(inputs) if inputs is not None else _find_conventional_inputs(function)
+        )
+        _require_filled(as_name(name), function, {*estimator_inputs, *paths})
+        reads_group = any(key.rstrip("?") == GROUP_COLUMN for key in estimator_inputs.values())
         compares = reads_group if compares_group is None else compares_group
-        entry = RegisteredEstimator(function, reads, paths, metrics, compares)
-        _store(ADV_ESTIMATORS, name_of(name), entry, "advantage estimator")
-        ESTIMATORS[name_of(name)] = compares
+        entry = RegisteredEstimator(function, estimator_inputs, paths, metrics, compares)
+        _add_entry(ADV_ESTIMATORS, as_name(name), entry, "advantage estimator")
+        ESTIMATORS[as_name(name)] = compares
         return function
 
-    return decorate
+    return register_estimator
 
 
 def get_adv_estimator_fn(name: str | Enum) -> RegisteredEstimator:
@@ -143,10 +147,10 @@ def get_adv_estimator_fn(name: str | Enum) -> RegisteredEstimator:
 
     Raises ``ValueError`` with the allowed names and the nearest one.
     """
-    return _look_up(ADV_ESTIMATORS, name_of(name), "advantage estimator", "algorithm.adv_estimator")
+    return _look_up(ADV_ESTIMATORS, as_name(name), "advantage estimator", "algorithm.adv_estimator")
 
 
-def missing_inputs(estimator: RegisteredEstimator, available: Collection[str]) -> list[str]:
+def find_missing_inputs(estimator: RegisteredEstimator, available: Collection[str]) -> list[str]:
     """Return the required batch keys of ``estimator`` that are not in ``available``, sorted."""
     required = [key for key in estimator.inputs.values() if not key.endswith("?")]
     return sorted(key for key in required if key not in available)
@@ -166,22 +170,22 @@ def register_policy_loss(
     token losses. For other losses the advantages are multiplied by the weights instead.
     """
 
-    def decorate(function: PolicyLossFunctionT) -> PolicyLossFunctionT:
-        _store(POLICY_LOSSES, name_of(name), function, "policy loss")
+    def register_loss(function: PolicyLossFunctionT) -> PolicyLossFunctionT:
+        _add_entry(POLICY_LOSSES, as_name(name), function, "policy loss")
         if advantages_only:
-            ADVANTAGES_ONLY.add(name_of(name))
+            ADVANTAGES_ONLY.add(as_name(name))
         if needs is not None:
-            LOSS_NEEDS[name_of(name)] = needs
+            LOSS_NEEDS[as_name(name)] = needs
         if takes_weights:
-            TAKES_WEIGHTS.add(name_of(name))
+            TAKES_WEIGHTS.add(as_name(name))
         return function
 
-    return decorate
+    return register_loss
 
 
-def loss_needs(name: str | Enum) -> LossNeeds:
+def get_loss_needs(name: str | Enum) -> LossNeeds:
     """Return the additional arguments of the policy loss ``name``; empty if it declares none."""
-    return LOSS_NEEDS.get(name_of(name), LossNeeds())
+    return LOSS_NEEDS.get(as_name(name), LossNeeds())
 
 
 def get_policy_loss_fn(name: str | Enum) -> PolicyLossFunction:
@@ -190,7 +194,7 @@ def get_policy_loss_fn(name: str | Enum) -> PolicyLossFunction:
     Raises ``ValueError`` with the allowed names and the nearest one.
     """
     key = "actor_rollout_ref.actor.policy_loss.loss_mode"
-    return _look_up(POLICY_LOSSES, name_of(name), "policy loss", key)
+    return _look_up(POLICY_LOSSES, as_name(name), "policy loss", key)
 
 
 def choose(value: str, allowed: Collection[str], what: str) -> str:
@@ -209,27 +213,29 @@ def _look_up(table: Mapping[str, EntryT], name: str, what: str, key: str) -> Ent
     return table[choose(name, table, f"{what} ({key})")]
 
 
-def _store(table: dict[str, EntryT], name: str, entry: EntryT, what: str) -> None:
+def _add_entry(table: dict[str, EntryT], name: str, entry: EntryT, what: str) -> None:
     known = table.get(name)
     # A module that is imported again defines the same function as a new object.
-    if known is not None and _identity(known) != _identity(entry):
-        raise ValueError(f"{what} {name!r} is already registered by {'.'.join(_identity(known))}")
+    if known is not None and _get_qualified_name(known) != _get_qualified_name(entry):
+        raise ValueError(
+            f"{what} {name!r} is already registered by {'.'.join(_get_qualified_name(known))}"
+        )
     table[name] = entry
 
 
-def _identity(entry: Callable[..., object]) -> tuple[str, str]:
+def _get_qualified_name(entry: Callable[..., object]) -> tuple[str, str]:
     """Return the module and the qualified name of the function of ``entry``."""
     function = entry.function if isinstance(entry, RegisteredEstimator) else entry
     return str(function.__module__), str(getattr(function, "__qualname__", function))
 
 
-def _conventional_inputs(function: AdvantageFunction) -> dict[str, str]:
-    reads: dict[str, str] = {}
+def _find_conventional_inputs(function: AdvantageFunction) -> dict[str, str]:
+    estimator_inputs: dict[str, str] = {}
     for name, parameter in inspect.signature(function).parameters.items():
         if name in CONVENTIONAL_INPUTS:
             optional = "" if parameter.default is parameter.empty else "?"
-            reads[name] = CONVENTIONAL_INPUTS[name] + optional
-    return reads
+            estimator_inputs[name] = CONVENTIONAL_INPUTS[name] + optional
+    return estimator_inputs
 
 
 def _require_filled(name: str, function: AdvantageFunction, filled: set[str]) -> None:

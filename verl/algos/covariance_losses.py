@@ -13,7 +13,12 @@ import torch
 
 from verl.algos.algorithm_registry import LossNeeds
 from verl.algos.shapes import PerElement, PerToken, TokenMask
-from verl.algos.token_losses import SampledTokens, TokenLosses, clipped_surrogate, token_loss
+from verl.algos.token_losses import (
+    SampledTokens,
+    TokenLosses,
+    compute_clipped_surrogate,
+    register_token_loss,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,24 +33,28 @@ class CovarianceRange:
     lowest: float
     highest: float
 
-    def covariances(self, old_log_prob: PerToken, advantages: PerToken) -> PerToken:
+    def compute_covariances(self, old_log_prob: PerToken, advantages: PerToken) -> PerToken:
         """Return the covariance of each token, float64 ``[B, R]``."""
         return (advantages.double() - self.mean_advantage) * (
             old_log_prob.double() - self.mean_log_prob
         )
 
-    def selects(
+    def select_tokens(
         self, old_log_prob: PerToken, advantages: PerToken, response_mask: TokenMask
     ) -> TokenMask:
         """Return the sampled tokens whose covariance is in the range, bool ``[B, R]``."""
-        found = self.covariances(old_log_prob, advantages)
-        return response_mask.bool() & (found >= self.lowest) & (found <= self.highest)
+        token_covariances = self.compute_covariances(old_log_prob, advantages)
+        return (
+            response_mask.bool()
+            & (token_covariances >= self.lowest)
+            & (token_covariances <= self.highest)
+        )
 
 
-NOTHING = CovarianceRange(0.0, 0.0, math.inf, -math.inf)
+EMPTY_RANGE = CovarianceRange(0.0, 0.0, math.inf, -math.inf)
 
 
-def highest_covariances(
+def find_covariance_range(
     old_log_prob: PerElement,
     advantages: PerElement,
     share: float,
@@ -60,27 +69,31 @@ def highest_covariances(
     range is 0.2 to ``highest``.
     """
     if not len(advantages) or share <= 0:
-        return NOTHING
+        return EMPTY_RANGE
     # Sort first: the rounding of the mean then does not depend on the order, which ranks change.
-    whole = CovarianceRange(
+    all_covariances = CovarianceRange(
         advantages.double().sort().values.mean().item(),
         old_log_prob.double().sort().values.mean().item(),
         lowest,
         highest,
     )
-    found = whole.covariances(old_log_prob[None], advantages[None])[0]
-    candidates = found[(found > 0) & (found >= lowest) & (found <= highest)]
+    token_covariances = all_covariances.compute_covariances(old_log_prob[None], advantages[None])[0]
+    candidates = token_covariances[
+        (token_covariances > 0) & (token_covariances >= lowest) & (token_covariances <= highest)
+    ]
     if not len(candidates):
-        return NOTHING
+        return EMPTY_RANGE
     count = min(len(candidates), max(1, int(share * len(advantages))))
-    least = candidates.topk(count).values[-1].item()
-    return CovarianceRange(whole.mean_advantage, whole.mean_log_prob, least, highest)
+    lowest_selected = candidates.topk(count).values[-1].item()
+    return CovarianceRange(
+        all_covariances.mean_advantage, all_covariances.mean_log_prob, lowest_selected, highest
+    )
 
 
-@token_loss(
+@register_token_loss(
     "clip_cov",
     needs=LossNeeds(
-        picker=highest_covariances,
+        picker=find_covariance_range,
         picker_params={
             "share": "policy_loss.clip_cov_ratio",
             "lowest": "policy_loss.clip_cov_lb",
@@ -95,18 +108,18 @@ def compute_policy_loss_clip_cov(tokens: SampledTokens) -> TokenLosses:
     ``clip_cov_lb`` to ``clip_cov_ub``. The paper draws them at random from that range. Here the
     choice is deterministic, so that all micro-batches and ranks agree.
     """
-    surrogate = clipped_surrogate(tokens.ratio, tokens)
+    surrogate = compute_clipped_surrogate(tokens.prob_ratio, tokens)
     losses = torch.where(tokens.selected, 0.0, surrogate.losses)
     return TokenLosses(losses, surrogate.clipped | tokens.selected)
 
 
 # A selected token with advantage 0 has a gradient through the KL term.
-@token_loss(
+@register_token_loss(
     "kl_cov",
     advantages_only=False,
     needs=LossNeeds(
         params={"ppo_kl_coef": "policy_loss.ppo_kl_coef"},
-        picker=highest_covariances,
+        picker=find_covariance_range,
         picker_params={"share": "policy_loss.kl_cov_ratio"},
     ),
 )
@@ -115,6 +128,6 @@ def compute_policy_loss_kl_cov(tokens: SampledTokens, ppo_kl_coef: float = 1.0) 
 
     Selected are the ``kl_cov_ratio`` of all tokens with the largest covariance above 0.
     """
-    plain = -tokens.ratio * tokens.advantages
-    held = plain + ppo_kl_coef * tokens.log_ratio.abs()
-    return TokenLosses(torch.where(tokens.selected, held, plain), tokens.selected)
+    plain = -tokens.prob_ratio * tokens.advantages
+    with_kl_term = plain + ppo_kl_coef * tokens.log_ratio.abs()
+    return TokenLosses(torch.where(tokens.selected, with_kl_term, plain), tokens.selected)

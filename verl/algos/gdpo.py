@@ -11,7 +11,11 @@ import torch
 
 from verl.algos.advantages import spread
 from verl.algos.algorithm_registry import register_adv_est
-from verl.algos.groups import group_mean_std, group_normalised_scores, trajectories_of
+from verl.algos.groups import (
+    compute_group_stats,
+    group_normalised_scores,
+    merge_rows_to_trajectories,
+)
 from verl.algos.shapes import Ids, PerRow, PerToken, TokenMask
 
 
@@ -47,23 +51,25 @@ def compute_gdpo_outcome_advantage(
     """
     total = torch.zeros(len(response_mask), dtype=torch.float64)
     for key, weight in zip(keys, weights or [1.0] * len(keys), strict=True):
-        scores = _column(reward_parts, key)
+        scores = _read_reward_column(reward_parts, key)
         by_std = norm_adv_by_std_in_grpo
         normalised = group_normalised_scores(scores, index, traj_index, by_std, epsilon)
         total += weight * normalised.double()
-    trajectories = trajectories_of(total, index, traj_index)
-    whole = group_mean_std(trajectories.score, torch.zeros_like(trajectories.group))
-    whitened = (trajectories.score - whole.mean) / (whole.std + epsilon)
-    placed = spread(whitened[trajectories.of_row].to(response_mask.device), response_mask)
-    return placed, placed
+    trajectories = merge_rows_to_trajectories(total, index, traj_index)
+    batch_stats = compute_group_stats(trajectories.score, torch.zeros_like(trajectories.group))
+    whitened = (trajectories.score - batch_stats.mean) / (batch_stats.std + epsilon)
+    token_advantages = spread(whitened[trajectories.of_row].to(response_mask.device), response_mask)
+    return token_advantages, token_advantages
 
 
-def _column(reward_parts: Sequence[Mapping[str, float]] | np.ndarray, key: str) -> PerRow:
+def _read_reward_column(
+    reward_parts: Sequence[Mapping[str, float]] | np.ndarray, key: str
+) -> PerRow:
     for row, parts in enumerate(reward_parts):
         if key not in parts:
-            there = ", ".join(sorted(parts)) or "none"
+            present_keys = ", ".join(sorted(parts)) or "none"
             raise ValueError(
                 f"algorithm.gdpo_reward_keys: row {row} has no reward {key!r}; "
-                f"allowed: {there}; fix: name one of these, or return the reward from the grader"
+                f"allowed: {present_keys}; fix: name one of these, or return the reward from the grader"
             )
     return torch.tensor([float(parts[key]) for parts in reward_parts], dtype=torch.float64)

@@ -14,12 +14,12 @@ import torch
 
 from verl.algos.advantages import OUTCOME_INPUTS, spread
 from verl.algos.algorithm_registry import choose, register_adv_est
-from verl.algos.groups import factorize, group_mean_std, group_normalised_scores
+from verl.algos.groups import compute_group_stats, group_normalised_scores, number_keys
 from verl.algos.shapes import Ids, PerRow, PerStep, PerToken, TokenIndex, TokenMask
 from verl.names import NORM_MODES
 
 # One list of environment step values per row [B], as an object array or a plain list.
-OfSteps: TypeAlias = Sequence[Sequence[Any]] | np.ndarray
+StepLists: TypeAlias = Sequence[Sequence[Any]] | np.ndarray
 StateKey: TypeAlias = tuple[Hashable, str]  # uid and anchor observation
 # The columns of estimators that compare steps.
 STEP_INPUTS = OUTCOME_INPUTS | {
@@ -45,7 +45,11 @@ class Steps(NamedTuple):
 
 
 def flatten_steps(
-    index: Ids, traj_index: Ids, step_rewards: OfSteps, step_index: OfSteps, anchor_obs: OfSteps
+    index: Ids,
+    traj_index: Ids,
+    step_rewards: StepLists,
+    step_index: StepLists,
+    anchor_obs: StepLists,
 ) -> Steps:
     """Flatten the per-row lists of environment steps (``[B]`` object arrays).
 
@@ -67,7 +71,7 @@ def flatten_steps(
     return steps
 
 
-def discounted_step_returns(steps: Steps, gamma: float) -> PerStep:
+def compute_discounted_step_returns(steps: Steps, gamma: float) -> PerStep:
     """Return ``sum_{j >= k} gamma^(j-k) r_j`` for each step k of a trajectory, float64 ``[S]``.
 
     The steps of one trajectory may be in several rows. Example: rewards (0, 0, 1) with
@@ -92,21 +96,28 @@ def merge_similar_states(states: Sequence[StateKey], threshold: float) -> list[S
     leaders: dict[Hashable, list[str]] = {}
     merged: dict[StateKey, StateKey] = {}
     for uid, anchor in dict.fromkeys(states):
-        known = leaders.setdefault(uid, [])
+        leaders_of_uid = leaders.setdefault(uid, [])
         # Compare with the first member only. Similarity is not transitive: a chain of small
         # differences could join unrelated states.
-        match = next((leader for leader in known if _ratio(leader, anchor) >= threshold), None)
+        match = next(
+            (
+                leader
+                for leader in leaders_of_uid
+                if _compute_similarity(leader, anchor) >= threshold
+            ),
+            None,
+        )
         if match is None:
-            known.append(anchor)
+            leaders_of_uid.append(anchor)
         merged[uid, anchor] = (uid, anchor if match is None else match)
     return [merged[state] for state in states]
 
 
-def _ratio(first: str, second: str) -> float:
+def _compute_similarity(first: str, second: str) -> float:
     return difflib.SequenceMatcher(None, first, second).ratio()
 
 
-def place_by_step(values: PerStep, steps: Steps, step_ids: TokenIndex) -> PerToken:
+def broadcast_to_step_tokens(values: PerStep, steps: Steps, step_ids: TokenIndex) -> PerToken:
     """Broadcast ``values [S]`` to the tokens of their steps, float32 ``[B, R]``.
 
     A token gets the value of the step of its row that ``step_ids`` names. It gets 0 if its id is -1
@@ -121,19 +132,19 @@ def place_by_step(values: PerStep, steps: Steps, step_ids: TokenIndex) -> PerTok
     return torch.where(step_ids >= 0, table.gather(-1, step_ids.long().clamp(min=0)), placed)
 
 
-def compare_steps(
+def compute_step_advantages(
     returns: PerStep, groups: Sequence[Hashable], by_std: bool, epsilon: float
 ) -> PerStep:
     """Return each return minus its group's mean, float64 ``[S]``; exactly 0 in a group of one.
 
     ``by_std`` also divides by the group's sample standard deviation plus ``epsilon``.
     """
-    stats = group_mean_std(returns, factorize(groups))
+    stats = compute_group_stats(returns, number_keys(groups))
     centred = returns - stats.mean
     return centred / (stats.std + epsilon) if by_std else centred
 
 
-def join_levels(
+def add_step_advantages(
     per_row: PerRow,
     per_step: PerStep,
     weight: float,
@@ -143,8 +154,8 @@ def join_levels(
 ) -> PerToken:
     """Return the row's advantage plus ``weight`` times the advantage of the step, ``[B, R]``."""
     advantages = spread(per_row, response_mask)
-    placed = place_by_step(per_step, steps, step_ids) * response_mask.float()
-    return advantages + weight * placed.to(advantages.device)
+    step_advantages = broadcast_to_step_tokens(per_step, steps, step_ids) * response_mask.float()
+    return advantages + weight * step_advantages.to(advantages.device)
 
 
 @register_adv_est(
@@ -164,9 +175,9 @@ def compute_gigpo_outcome_advantage(
     index: Ids,
     traj_index: Ids,
     step_ids: TokenIndex,
-    step_rewards: OfSteps,
-    step_index: OfSteps,
-    anchor_obs: OfSteps,
+    step_rewards: StepLists,
+    step_index: StepLists,
+    anchor_obs: StepLists,
     step_advantage_w: float = 1.0,
     mode: str = "mean_norm",
     gamma: float = 0.95,
@@ -188,7 +199,9 @@ def compute_gigpo_outcome_advantage(
     steps = flatten_steps(index, traj_index, step_rewards, step_index, anchor_obs)
     if enable_similarity:
         steps = steps._replace(state=merge_similar_states(steps.state, similarity_thresh))
-    returns = discounted_step_returns(steps, gamma)
-    per_step = compare_steps(returns, steps.state, by_std, epsilon)
-    combined = join_levels(per_row, per_step, step_advantage_w, steps, step_ids, response_mask)
+    returns = compute_discounted_step_returns(steps, gamma)
+    per_step = compute_step_advantages(returns, steps.state, by_std, epsilon)
+    combined = add_step_advantages(
+        per_row, per_step, step_advantage_w, steps, step_ids, response_mask
+    )
     return combined, combined

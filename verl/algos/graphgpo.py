@@ -17,62 +17,70 @@ import torch
 from verl.algos.algorithm_registry import choose, register_adv_est
 from verl.algos.gigpo import (
     STEP_INPUTS,
-    OfSteps,
+    StepLists,
     Steps,
-    compare_steps,
+    add_step_advantages,
+    compute_step_advantages,
     flatten_steps,
-    join_levels,
 )
 from verl.algos.groups import group_normalised_scores
 from verl.algos.shapes import Ids, PerStep, PerToken, TokenIndex, TokenMask
 from verl.names import NORM_MODES
 
 
-def next_states(steps: Steps, won: set[Hashable]) -> list[Hashable]:
+def find_next_states(steps: Steps, successful_trajectories: set[Hashable]) -> list[Hashable]:
     """Return the state after each step: the next anchor, the goal of the task, or None.
 
     The goal follows the last step of each trajectory in ``successful_trajectories``. None means
     that the state after the step is unknown.
     """
     keys = list(zip(steps.trajectory, steps.number, strict=True))
-    at = dict(zip(keys, steps.state, strict=True))
+    state_at = dict(zip(keys, steps.state, strict=True))
     last: dict[Hashable, int] = {}
     for trajectory, number in keys:
         last[trajectory] = max(number, last.get(trajectory, number))
     following: list[Hashable] = []
     for trajectory, number in keys:
-        ends = number == last[trajectory] and trajectory in won
+        is_successful_end = number == last[trajectory] and trajectory in successful_trajectories
         goal = (trajectory[0], None)
-        following.append(goal if ends else at.get((trajectory, number + 1)))
+        following.append(goal if is_successful_end else state_at.get((trajectory, number + 1)))
     return following
 
 
-def distances(states: Iterable[Hashable], following: Iterable[Hashable]) -> dict[Hashable, int]:
+def compute_goal_distances(
+    states: Iterable[Hashable], following: Iterable[Hashable]
+) -> dict[Hashable, int]:
     """Return the number of steps to the goal for every state with a path to it.
 
     A goal is ``(uid, None)``. Breadth-first search from the goals, against the edges.
     """
-    before: dict[Hashable, set[Hashable]] = {}
+    predecessors: dict[Hashable, set[Hashable]] = {}
     for state, after in zip(states, following, strict=True):
         if after is not None:
-            before.setdefault(after, set()).add(state)
-    goals: list[Hashable] = [node for node in before if isinstance(node, tuple) and node[1] is None]
-    found: dict[Hashable, int] = dict.fromkeys(goals, 0)
+            predecessors.setdefault(after, set()).add(state)
+    goals: list[Hashable] = [
+        node for node in predecessors if isinstance(node, tuple) and node[1] is None
+    ]
+    goal_distances: dict[Hashable, int] = dict.fromkeys(goals, 0)
     waiting: deque[Hashable] = deque(goals)
     while waiting:
         node = waiting.popleft()
-        for earlier in before.get(node, ()):
-            if earlier not in found:
-                found[earlier] = found[node] + 1
+        for earlier in predecessors.get(node, ()):
+            if earlier not in goal_distances:
+                goal_distances[earlier] = goal_distances[node] + 1
                 waiting.append(earlier)
-    return found
+    return goal_distances
 
 
-def graph_returns(steps: Steps, won: set[Hashable], gamma: float, goal_value: float) -> PerStep:
+def compute_graph_returns(
+    steps: Steps, successful_trajectories: set[Hashable], gamma: float, goal_value: float
+) -> PerStep:
     """Return the graph return of every step, float64 ``[S]``; see the module docstring."""
-    following = next_states(steps, won)
-    to_goal = distances(steps.state, following)
-    values = [goal_value * gamma ** to_goal[s] if s in to_goal else 0.0 for s in following]
+    following = find_next_states(steps, successful_trajectories)
+    goal_distances = compute_goal_distances(steps.state, following)
+    values = [
+        goal_value * gamma ** goal_distances[s] if s in goal_distances else 0.0 for s in following
+    ]
     return torch.tensor(values, dtype=torch.float64)
 
 
@@ -92,9 +100,9 @@ def compute_graphgpo_outcome_advantage(
     index: Ids,
     traj_index: Ids,
     step_ids: TokenIndex,
-    step_rewards: OfSteps,
-    step_index: OfSteps,
-    anchor_obs: OfSteps,
+    step_rewards: StepLists,
+    step_index: StepLists,
+    anchor_obs: StepLists,
     won: Ids,
     step_advantage_w: float = 1.0,
     mode: str = "mean_std_norm",
@@ -113,7 +121,9 @@ def compute_graphgpo_outcome_advantage(
     per_row = group_normalised_scores(scores, index, traj_index, by_std, epsilon)
     steps = flatten_steps(index, traj_index, step_rewards, step_index, anchor_obs)
     names = zip(index, traj_index, won, strict=True)
-    returns = graph_returns(steps, {(u, t) for u, t, w in names if w}, gamma, goal_value)
-    per_step = compare_steps(returns, steps.state, by_std, epsilon)
-    combined = join_levels(per_row, per_step, step_advantage_w, steps, step_ids, response_mask)
+    returns = compute_graph_returns(steps, {(u, t) for u, t, w in names if w}, gamma, goal_value)
+    per_step = compute_step_advantages(returns, steps.state, by_std, epsilon)
+    combined = add_step_advantages(
+        per_row, per_step, step_advantage_w, steps, step_ids, response_mask
+    )
     return combined, combined

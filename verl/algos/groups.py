@@ -23,7 +23,7 @@ from verl.algos.shapes import (
 from verl.names import ROW_WEIGHTS
 
 # Relative tolerance for the rewards of the rows of one trajectory, which are float32 sums.
-ROUNDING = 1e-4
+SCORE_TOLERANCE = 1e-4
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class Trajectories:
     of_row: RowIndex
 
 
-def factorize(keys: Ids) -> RowIndex:
+def number_keys(keys: Ids) -> RowIndex:
     """Number distinct ``keys`` 0, 1, 2, ... in order of first appearance, int64 ``[B]``.
 
     Example: ``("b", "a", "b")`` gives ``(0, 1, 0)``.
@@ -58,7 +58,7 @@ def factorize(keys: Ids) -> RowIndex:
     return torch.tensor(numbers, dtype=torch.long)
 
 
-def group_mean_std(values: PerElement, group_index: ElementIndex) -> GroupStats:
+def compute_group_stats(values: PerElement, group_index: ElementIndex) -> GroupStats:
     """Compute mean, sample standard deviation and size of each element's group.
 
     ``group_index [N]`` (int64, 0..G-1) is the group of each of ``values [N]``. A group of equal
@@ -79,7 +79,7 @@ def group_mean_std(values: PerElement, group_index: ElementIndex) -> GroupStats:
     return GroupStats(mean[group_index], std[group_index], count[group_index])
 
 
-def trajectories_of(
+def merge_rows_to_trajectories(
     scores: PerRow, index: Ids, traj_index: Ids | None = None, row_tokens: PerRow | None = None
 ) -> Trajectories:
     """Merge rows into trajectories.
@@ -100,8 +100,8 @@ def trajectories_of(
         )
     device = scores.device
     # Use pairs: a trajectory id is unique only within its group.
-    row_group = factorize(group_keys).to(device)
-    of_row = factorize(zip(group_keys, traj_keys, strict=True)).to(device)
+    row_group = number_keys(group_keys).to(device)
+    of_row = number_keys(zip(group_keys, traj_keys, strict=True)).to(device)
     size = int(of_row.max()) + 1 if of_row.numel() else 0
     group = torch.zeros(size, dtype=torch.long, device=device).scatter(0, of_row, row_group)
     zeros = torch.zeros(size, dtype=torch.float64, device=device)
@@ -110,18 +110,18 @@ def trajectories_of(
     # As in compute_group_stats: the mean over equal rows is exactly their value.
     lowest = zeros.scatter_reduce(0, of_row, scores.double(), "amin", include_self=False)
     excess = zeros.index_add(0, of_row, scores.double() - lowest[of_row])
-    _require_agreement(scores.double() - lowest[of_row], scores.double(), traj_keys)
+    _require_equal_scores(scores.double() - lowest[of_row], scores.double(), traj_keys)
     return Trajectories(lowest + excess / rows.clamp(min=1), group, tokens, of_row)
 
 
-def _require_agreement(above: PerRow, scores: PerRow, names: Sequence[Hashable]) -> None:
+def _require_equal_scores(above: PerRow, scores: PerRow, names: Sequence[Hashable]) -> None:
     """Raise ``ValueError`` if a row's score exceeds its trajectory's lowest by more than rounding.
 
     ``above [B]`` is the difference to the lowest score.
     """
-    odd = (above > ROUNDING * scores.abs().clamp(min=1)).nonzero()
-    if len(odd):
-        row = int(odd[0])
+    differing_rows = (above > SCORE_TOLERANCE * scores.abs().clamp(min=1)).nonzero()
+    if len(differing_rows):
+        row = int(differing_rows[0])
         other = scores[row] - above[row]
         raise ValueError(
             f"rows of trajectory {names[row]!r} have different rewards: {other:g} and "
@@ -143,8 +143,8 @@ def group_normalised_scores(
     trajectory, mean is 0 and std is 1, as in GRPO. A group of equal scores gets exactly 0.
     Example: scores (1, 0, 0, 1) of one group give (0.866, -0.866, -0.866, 0.866).
     """
-    trajectories = trajectories_of(scores, index, traj_index)
-    stats = group_mean_std(trajectories.score, trajectories.group)
+    trajectories = merge_rows_to_trajectories(scores, index, traj_index)
+    stats = compute_group_stats(trajectories.score, trajectories.group)
     several = stats.count > 1
     centred = trajectories.score - torch.where(several, stats.mean, 0.0)
     if by_std:
@@ -152,7 +152,7 @@ def group_normalised_scores(
     return centred[trajectories.of_row].float()
 
 
-def row_shares(traj_index: Ids, mode: str, row_tokens: PerRow) -> PerRow:
+def compute_row_shares(traj_index: Ids, mode: str, row_tokens: PerRow) -> PerRow:
     """Return the weight of each row in its sequence for ``agg_loss``, float32 ``[B]``.
 
     With mode ``row`` every row is a sequence of weight 1. With ``trajectory`` the rows of a
@@ -165,12 +165,12 @@ def row_shares(traj_index: Ids, mode: str, row_tokens: PerRow) -> PerRow:
     tokens = row_tokens.double().cpu()
     if mode == "row":
         return torch.ones_like(tokens).float()
-    whole = _total(tokens, factorize(traj_index))
+    trajectory_tokens = _sum_over_trajectory(tokens, number_keys(traj_index))
     # The rows of a trajectory without sampled tokens get weight 0.
-    return (tokens / whole.clamp(min=1)).float()
+    return (tokens / trajectory_tokens.clamp(min=1)).float()
 
 
-def _total(values: PerRow, of_row: RowIndex) -> PerRow:
+def _sum_over_trajectory(values: PerRow, of_row: RowIndex) -> PerRow:
     """Return the sum of ``values`` over the row's trajectory for every row."""
     size = int(of_row.max()) + 1 if of_row.numel() else 0
     return values.new_zeros(size).index_add(0, of_row, values)[of_row]

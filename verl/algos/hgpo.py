@@ -12,32 +12,32 @@ import torch
 from verl.algos.algorithm_registry import choose, register_adv_est
 from verl.algos.gigpo import (
     STEP_INPUTS,
-    OfSteps,
+    StepLists,
     Steps,
-    compare_steps,
-    discounted_step_returns,
+    add_step_advantages,
+    compute_discounted_step_returns,
+    compute_step_advantages,
     flatten_steps,
-    join_levels,
 )
 from verl.algos.groups import group_normalised_scores
 from verl.algos.shapes import Ids, PerStep, PerToken, TokenIndex, TokenMask
 from verl.names import NORM_MODES
 
 
-def contexts(steps: Steps, length: int) -> list[Hashable]:
+def build_contexts(steps: Steps, length: int) -> list[Hashable]:
     """Return each step's state and the ``length`` states before it in its trajectory.
 
     States before the first step are None.
     """
     keys = list(zip(steps.trajectory, steps.number, strict=True))
-    at = dict(zip(keys, steps.state, strict=True))
+    state_at = dict(zip(keys, steps.state, strict=True))
     return [
-        tuple(at.get((trajectory, number - back)) for back in range(length + 1))
+        tuple(state_at.get((trajectory, number - back)) for back in range(length + 1))
         for trajectory, number in keys
     ]
 
 
-def hierarchical_advantages(
+def compute_hierarchical_advantages(
     returns: PerStep, steps: Steps, context: int, alpha: float, by_std: bool, epsilon: float
 ) -> PerStep:
     """Return the weighted mean of the advantages over contexts, float64 ``[S]``.
@@ -48,7 +48,7 @@ def hierarchical_advantages(
     total = torch.zeros_like(returns)
     weights = [(k + 1.0) ** alpha for k in range(context + 1)]
     for k, weight in enumerate(weights):
-        compared = compare_steps(returns, contexts(steps, k), by_std, epsilon)
+        compared = compute_step_advantages(returns, build_contexts(steps, k), by_std, epsilon)
         total += weight / sum(weights) * compared
     return total
 
@@ -70,9 +70,9 @@ def compute_hgpo_outcome_advantage(
     index: Ids,
     traj_index: Ids,
     step_ids: TokenIndex,
-    step_rewards: OfSteps,
-    step_index: OfSteps,
-    anchor_obs: OfSteps,
+    step_rewards: StepLists,
+    step_index: StepLists,
+    anchor_obs: StepLists,
     step_advantage_w: float = 1.0,
     mode: str = "mean_norm",
     context: int = 2,
@@ -89,7 +89,9 @@ def compute_hgpo_outcome_advantage(
     scores = token_level_rewards.double().sum(-1)
     per_row = group_normalised_scores(scores, index, traj_index, by_std, epsilon)
     steps = flatten_steps(index, traj_index, step_rewards, step_index, anchor_obs)
-    returns = discounted_step_returns(steps, gamma)
-    per_step = hierarchical_advantages(returns, steps, context, alpha, by_std, epsilon)
-    combined = join_levels(per_row, per_step, step_advantage_w, steps, step_ids, response_mask)
+    returns = compute_discounted_step_returns(steps, gamma)
+    per_step = compute_hierarchical_advantages(returns, steps, context, alpha, by_std, epsilon)
+    combined = add_step_advantages(
+        per_row, per_step, step_advantage_w, steps, step_ids, response_mask
+    )
     return combined, combined

@@ -6,7 +6,7 @@ from verl.algos.algorithm_registry import choose
 from verl.algos.shapes import PerPosition
 from verl.names import KL_ESTIMATORS
 
-_FORMS: dict[str, str] = {
+_FORM_OF_NAME: dict[str, str] = {
     "kl": "k1",
     "k1": "k1",
     "abs": "abs",
@@ -34,14 +34,14 @@ def kl_penalty(logprob: PerPosition, ref_logprob: PerPosition, kl_penalty: str) 
     """
     choose(kl_penalty, KL_ESTIMATORS, "kl_penalty (algorithm.kl_penalty, actor.kl_loss_type)")
     difference = logprob - ref_logprob
-    value = _value(difference, _FORMS[kl_penalty.removesuffix("+")])
+    value = _estimate_kl(difference, _FORM_OF_NAME[kl_penalty.removesuffix("+")])
     if not kl_penalty.endswith("+"):
         return value
     gradient = 0.5 * difference.square()
     return value.detach() + (gradient - gradient.detach())
 
 
-def _value(difference: PerPosition, form: str) -> PerPosition:
+def _estimate_kl(difference: PerPosition, form: str) -> PerPosition:
     if form == "k1":
         return difference
     if form == "abs":

@@ -21,12 +21,12 @@ MAX_LOG_RATIO = 20.0  # exp(20) is finite in float32
 TokenLogits = Float[Tensor, "B R V"]
 
 
-def _shares(loss_mask: TokenMask, row_shares: PerRow | None) -> PerRow:
+def _shares_or_ones(loss_mask: TokenMask, row_shares: PerRow | None) -> PerRow:
     ones = torch.ones(loss_mask.shape[0], dtype=torch.float32, device=loss_mask.device)
     return ones if row_shares is None else row_shares.to(ones)
 
 
-def loss_denominator(
+def compute_loss_denominator(
     loss_mask: TokenMask, loss_agg_mode: str, row_shares: PerRow | None = None
 ) -> Scalar:
     """Return the denominator of ``agg_loss`` for these rows, to be summed over all parts.
@@ -41,7 +41,7 @@ def loss_denominator(
     if loss_agg_mode == "token-mean":
         return tokens.sum().float()
     # Padding rows have no sampled token and must not count as sequences.
-    return (_shares(loss_mask, row_shares) * (tokens > 0)).sum()
+    return (_shares_or_ones(loss_mask, row_shares) * (tokens > 0)).sum()
 
 
 def agg_loss(
@@ -67,13 +67,13 @@ def agg_loss(
     ``ValueError`` for an unknown mode.
     """
     if denominator is None:
-        denominator = loss_denominator(loss_mask, loss_agg_mode, row_shares)
+        denominator = compute_loss_denominator(loss_mask, loss_agg_mode, row_shares)
     choose(loss_agg_mode, LOSS_AGG_MODES, "loss_agg_mode")
     per_row = masked_sum(loss_mat, loss_mask, axis=-1)
     if loss_agg_mode == "seq-mean-token-mean":
         # The mean of a sequence is the mean of its rows' means, weighted by their shares of tokens.
-        own = per_row / loss_mask.bool().sum(-1).clamp(min=1)
-        per_row = own * _shares(loss_mask, row_shares)
+        row_means = per_row / loss_mask.bool().sum(-1).clamp(min=1)
+        per_row = row_means * _shares_or_ones(loss_mask, row_shares)
     elif loss_agg_mode == "seq-mean-token-sum-norm":
         width = loss_mask.shape[-1]
         per_row = per_row / (width if loss_scale_factor is None else loss_scale_factor)
@@ -83,7 +83,7 @@ def agg_loss(
     return total / torch.where(denominator > 0, denominator, 1.0)
 
 
-def mean_over_tokens(
+def compute_token_mean(
     values: PerToken, mask: TokenMask, num_tokens: Scalar | float | None
 ) -> Scalar:
     """Return the mean over sampled tokens, or their sum over ``num_tokens`` if that is given."""
@@ -92,12 +92,12 @@ def mean_over_tokens(
     return masked_sum(values, mask) / num_tokens
 
 
-def clip_range(
+def resolve_clip_range(
     cliprange: float | None, low: float | None, high: float | None
 ) -> tuple[float, float]:
     """Return the clip range below and above 1. ``cliprange`` (default 0.2) fills missing bounds."""
-    both = 0.2 if cliprange is None else cliprange
-    return (both if low is None else low), (both if high is None else high)
+    default_bound = 0.2 if cliprange is None else cliprange
+    return (default_bound if low is None else low), (default_bound if high is None else high)
 
 
 @register_policy_loss("vanilla", advantages_only=True)
@@ -129,24 +129,24 @@ def compute_policy_loss_vanilla(
     """
     if clip_ratio_c <= 1.0:
         raise ValueError(f"clip_ratio_c must be greater than 1.0, got {clip_ratio_c}")
-    low, high = clip_range(cliprange, cliprange_low, cliprange_high)
+    low, high = resolve_clip_range(cliprange, cliprange_low, cliprange_high)
     mask = response_mask.bool()
     advantages = torch.where(mask, advantages, 0.0)
     difference = torch.where(mask, log_prob.float() - old_log_prob.float(), 0.0)
     # The gradient is 0 beyond the bound: such a ratio is already clipped, or almost 0.
     ratio = difference.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
-    plain = -advantages * ratio
+    unclipped = -advantages * ratio
     clipped = -advantages * ratio.clamp(1 - low, 1 + high)
-    surrogate = torch.maximum(plain, clipped)
+    surrogate = torch.maximum(unclipped, clipped)
     # For a negative advantage the clipped loss grows with the ratio without bound.
     ceiling = -advantages * clip_ratio_c
     dual = (advantages < 0) & (surrogate > ceiling)
     losses = torch.where(dual, ceiling, surrogate)
     loss = agg_loss(losses, mask, loss_agg_mode, row_shares, denominator, loss_scale_factor)
     with torch.no_grad():
-        clipfrac = mean_over_tokens((clipped > plain).float(), mask, num_tokens)
-        ppo_kl = mean_over_tokens(-difference, mask, num_tokens)
-        clipfrac_lower = mean_over_tokens(dual.float(), mask, num_tokens)
+        clipfrac = compute_token_mean((clipped > unclipped).float(), mask, num_tokens)
+        ppo_kl = compute_token_mean(-difference, mask, num_tokens)
+        clipfrac_lower = compute_token_mean(dual.float(), mask, num_tokens)
     return loss, clipfrac, ppo_kl, clipfrac_lower
 
 
@@ -179,7 +179,7 @@ def compute_value_loss(
         losses, response_mask, loss_agg_mode, row_shares, denominator, loss_scale_factor
     )
     binds = (clipped_error > plain_error).float().detach()
-    return loss, mean_over_tokens(binds, response_mask, num_tokens)
+    return loss, compute_token_mean(binds, response_mask, num_tokens)
 
 
 def compute_entropy_loss(

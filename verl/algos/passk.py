@@ -4,7 +4,7 @@ import torch
 
 from verl.algos.advantages import OUTCOME_INPUTS, spread
 from verl.algos.algorithm_registry import register_adv_est
-from verl.algos.groups import group_mean_std, trajectories_of
+from verl.algos.groups import compute_group_stats, merge_rows_to_trajectories
 from verl.algos.shapes import Ids, PerToken, PerTrajectory, TokenMask, TrajectoryIndex
 
 
@@ -29,24 +29,24 @@ def compute_grpo_passk_outcome_advantage(
     division.
     """
     scores = token_level_rewards.double().sum(-1)
-    trajectories = trajectories_of(scores, index, traj_index)
-    ahead = _lead(trajectories.score, trajectories.group)
+    trajectories = merge_rows_to_trajectories(scores, index, traj_index)
+    leads = _compute_lead(trajectories.score, trajectories.group)
     if norm_adv_by_std_in_grpo:
-        stats = group_mean_std(trajectories.score, trajectories.group)
-        ahead = ahead / (stats.std + epsilon)
-    placed = spread(ahead[trajectories.of_row], response_mask)
-    return placed, placed
+        stats = compute_group_stats(trajectories.score, trajectories.group)
+        leads = leads / (stats.std + epsilon)
+    token_advantages = spread(leads[trajectories.of_row], response_mask)
+    return token_advantages, token_advantages
 
 
-def _lead(score: PerTrajectory, group: TrajectoryIndex) -> PerTrajectory:
+def _compute_lead(score: PerTrajectory, group: TrajectoryIndex) -> PerTrajectory:
     """Return the best score minus the second best for each group's best trajectory, else 0."""
     lead = torch.zeros_like(score)
     # Sort by group, then by score: the best trajectory of each group is its last.
     by_score = score.argsort(stable=True)
     order = by_score[group[by_score].argsort(stable=True)]
     members = group[order]
-    for place in range(1, len(order)):
-        last = place + 1 == len(order) or members[place + 1] != members[place]
-        if last and members[place - 1] == members[place]:
-            lead[order[place]] = score[order[place]] - score[order[place - 1]]
+    for position in range(1, len(order)):
+        last = position + 1 == len(order) or members[position + 1] != members[position]
+        if last and members[position - 1] == members[position]:
+            lead[order[position]] = score[order[position]] - score[order[position - 1]]
     return lead

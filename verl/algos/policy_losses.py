@@ -13,15 +13,20 @@ import torch
 from torch import Tensor
 
 from verl.algos.algorithm_registry import LossNeeds
-from verl.algos.token_losses import SampledTokens, TokenLosses, clipped_surrogate, token_loss
+from verl.algos.token_losses import (
+    SampledTokens,
+    TokenLosses,
+    compute_clipped_surrogate,
+    register_token_loss,
+)
 
 
-def _only_gradient(values: Tensor) -> Tensor:
+def _ones_with_gradient(values: Tensor) -> Tensor:
     """Return ones with the gradient of ``values``: x times it has the gradient of x * values."""
     return (values - values.detach()).exp()
 
 
-@token_loss("gspo")
+@register_token_loss("gspo")
 def compute_policy_loss_gspo(tokens: SampledTokens) -> TokenLosses:
     """GSPO (Zheng et al., 2025, arXiv 2507.18071), in the form with an advantage per token.
 
@@ -30,24 +35,24 @@ def compute_policy_loss_gspo(tokens: SampledTokens) -> TokenLosses:
     advantage per row and ``seq-mean-token-mean`` this equals the sequence form. Use small clip
     ranges: the paper's are 3e-4 and 4e-4.
     """
-    mean = tokens.row_mean(tokens.log_ratio).detach()
-    ratio = mean.clamp(-20.0, 20.0).exp() * _only_gradient(tokens.log_prob)
-    return clipped_surrogate(ratio, tokens)
+    mean = tokens.compute_row_mean(tokens.log_ratio).detach()
+    ratio = mean.clamp(-20.0, 20.0).exp() * _ones_with_gradient(tokens.log_prob)
+    return compute_clipped_surrogate(ratio, tokens)
 
 
-@token_loss("cispo")
+@register_token_loss("cispo")
 def compute_policy_loss_cispo(tokens: SampledTokens) -> TokenLosses:
     """CISPO (MiniMax-M1, 2025, arXiv 2506.13585): ``-sg(clip(r, 1 - low, 1 + high)) A log p``.
 
     The clipped ratio is a weight without a gradient (``sg``, stop-gradient), so tokens beyond the
     clip range still have a gradient.
     """
-    ratio = tokens.ratio.detach()
+    ratio = tokens.prob_ratio.detach()
     weight = ratio.clamp(1 - tokens.low, 1 + tokens.high)
     return TokenLosses(-weight * tokens.advantages * tokens.log_prob, weight != ratio)
 
 
-@token_loss("sapo", needs=LossNeeds({"tau_pos": "tau_pos", "tau_neg": "tau_neg"}))
+@register_token_loss("sapo", needs=LossNeeds({"tau_pos": "tau_pos", "tau_neg": "tau_neg"}))
 def compute_policy_loss_sapo(
     tokens: SampledTokens, tau_pos: float = 1.0, tau_neg: float = 1.05
 ) -> TokenLosses:
@@ -60,11 +65,11 @@ def compute_policy_loss_sapo(
     if tau_pos <= 0 or tau_neg <= 0:
         raise ValueError(f"tau_pos and tau_neg must be positive, got {tau_pos} and {tau_neg}")
     tau = torch.where(tokens.advantages > 0, tau_pos, tau_neg)
-    gate = torch.sigmoid(tau * (tokens.ratio - 1)) * 4 / tau
+    gate = torch.sigmoid(tau * (tokens.prob_ratio - 1)) * 4 / tau
     return TokenLosses(-gate * tokens.advantages, torch.zeros_like(tokens.mask))
 
 
-@token_loss("geo_mean", "gmpo")
+@register_token_loss("geo_mean", "gmpo")
 def compute_policy_loss_geo_mean(tokens: SampledTokens) -> TokenLosses:
     """GMPO (Zhao et al., 2025, arXiv 2507.20673): ``-g A``, ``g = exp(mean of c over the row)``.
 
@@ -76,17 +81,17 @@ def compute_policy_loss_geo_mean(tokens: SampledTokens) -> TokenLosses:
     above = (tokens.advantages > 0) & (difference > tokens.high)
     below = (tokens.advantages < 0) & (difference < -tokens.low)
     limited = torch.where(above, tokens.high, torch.where(below, -tokens.low, difference))
-    mean = tokens.row_mean(limited).exp()
+    mean = tokens.compute_row_mean(limited).exp()
     return TokenLosses(-mean * tokens.advantages, above | below)
 
 
-@token_loss("gpg")
+@register_token_loss("gpg")
 def compute_policy_loss_gpg(tokens: SampledTokens) -> TokenLosses:
     """GPG (Chu et al., 2025, arXiv 2504.02546): ``-A log p``, REINFORCE without a ratio."""
     return TokenLosses(-tokens.advantages * tokens.log_prob, torch.zeros_like(tokens.mask))
 
 
-@token_loss("dppo_tv", "dppo")
+@register_token_loss("dppo_tv", "dppo")
 def compute_policy_loss_dppo_tv(tokens: SampledTokens) -> TokenLosses:
     """DPPO with binary total variation (Qi et al., 2026, arXiv 2602.04879): ``-m min(r, c) A``.
 
@@ -96,10 +101,10 @@ def compute_policy_loss_dppo_tv(tokens: SampledTokens) -> TokenLosses:
     gradient is that of a ratio of c.
     """
     change = tokens.log_prob.detach().exp() - tokens.old_log_prob.exp()
-    return _within(tokens, change > tokens.high, change < -tokens.low)
+    return _mask_moved_tokens(tokens, change > tokens.high, change < -tokens.low)
 
 
-@token_loss("dppo_kl")
+@register_token_loss("dppo_kl")
 def compute_policy_loss_dppo_kl(tokens: SampledTokens) -> TokenLosses:
     """DPPO with binary KL (Qi et al., 2026, arXiv 2602.04879): ``dppo_tv`` with another rule for m.
 
@@ -109,17 +114,17 @@ def compute_policy_loss_dppo_kl(tokens: SampledTokens) -> TokenLosses:
     old = tokens.old_log_prob.double().exp()
     new = tokens.log_prob.detach().double().exp()
     # If p is 1, 1 - p is 0. The limit makes the divergence very large instead of infinite.
-    others = ((1 - old).clamp(min=1e-12) / (1 - new).clamp(min=1e-12)).log()
-    divergence = -old * tokens.log_ratio.detach().double() + (1 - old) * others
+    log_complement_ratio = ((1 - old).clamp(min=1e-12) / (1 - new).clamp(min=1e-12)).log()
+    divergence = -old * tokens.log_ratio.detach().double() + (1 - old) * log_complement_ratio
     rose = (new > old) & (divergence > tokens.high)
     fell = (new < old) & (divergence > tokens.low)
-    return _within(tokens, rose, fell)
+    return _mask_moved_tokens(tokens, rose, fell)
 
 
-def _within(tokens: SampledTokens, rose: Tensor, fell: Tensor) -> TokenLosses:
+def _mask_moved_tokens(tokens: SampledTokens, rose: Tensor, fell: Tensor) -> TokenLosses:
     """Return ``-min(r, c) A``; 0 for tokens that ``rose`` (A > 0) or ``fell`` (A < 0) too far."""
-    beyond = (tokens.advantages > 0) & rose | (tokens.advantages < 0) & fell
-    ratio = tokens.ratio.detach()
-    weight = ratio.clamp(max=tokens.ceiling) * _only_gradient(tokens.log_prob)
-    losses = torch.where(beyond, 0.0, -weight * tokens.advantages)
-    return TokenLosses(losses, beyond, ~beyond & (ratio > tokens.ceiling))
+    moved_too_far = (tokens.advantages > 0) & rose | (tokens.advantages < 0) & fell
+    ratio = tokens.prob_ratio.detach()
+    weight = ratio.clamp(max=tokens.ceiling) * _ones_with_gradient(tokens.log_prob)
+    losses = torch.where(moved_too_far, 0.0, -weight * tokens.advantages)
+    return TokenLosses(losses, moved_too_far, ~moved_too_far & (ratio > tokens.ceiling))

@@ -20,7 +20,7 @@ _MAX_LOG_RATIO = 20.0  # exp(20) is finite in float32
 
 
 @dataclass(frozen=True, slots=True)
-class Correction:
+class CorrectionRule:
     """Rule that turns the ratios ``p / q`` into token weights.
 
     ``weight_level`` is ``token`` (weight: the token's ratio), ``sequence`` (the product of the
@@ -31,19 +31,19 @@ class Correction:
     ``accept_from`` to ``accept_to``.
     """
 
-    weigh: str | None = "token"
+    weight_level: str | None = "token"
     largest_weight: float = 2.0
-    reject: str | None = None
+    reject_level: str | None = None
     accept_from: float = 0.5
     accept_to: float = 2.0
 
 
-def correction_weights(
+def compute_correction_weights(
     old_log_prob: PerToken,
     rollout_log_prob: PerToken,
     response_mask: TokenMask,
     sequence: RowIndex,
-    correction: Correction,
+    correction: CorrectionRule,
 ) -> tuple[PerToken, dict[str, float]]:
     """Return the weights ``[B, R]`` of the tokens and the metrics ``rollout_corr/...``.
 
@@ -52,25 +52,29 @@ def correction_weights(
     unknown level.
     """
     mask = response_mask.bool()
-    ratios = _Ratios(old_log_prob, rollout_log_prob, mask, sequence)
+    ratios = _ProbRatios(old_log_prob, rollout_log_prob, mask, sequence)
     weights = torch.ones_like(ratios.difference)
     metrics: dict[str, float] = {}
-    if correction.weigh is not None:
-        choose(correction.weigh, ROLLOUT_IS, "rollout_is (algorithm.rollout_correction.rollout_is)")
-        ratio = ratios.of(correction.weigh)
+    if correction.weight_level is not None:
+        choose(
+            correction.weight_level,
+            ROLLOUT_IS,
+            "rollout_is (algorithm.rollout_correction.rollout_is)",
+        )
+        ratio = ratios.compute_ratios(correction.weight_level)
         weights = ratio.clamp(max=correction.largest_weight)
-        metrics |= _weight_metrics(weights[mask], ratio[mask] > correction.largest_weight)
-    if correction.reject is not None:
-        what = "rollout_rs (algorithm.rollout_correction.rollout_rs)"
-        choose(correction.reject, ROLLOUT_RS, what)
-        ratio = ratios.of(correction.reject)
+        metrics |= _compute_weight_metrics(weights[mask], ratio[mask] > correction.largest_weight)
+    if correction.reject_level is not None:
+        key_name = "rollout_rs (algorithm.rollout_correction.rollout_rs)"
+        choose(correction.reject_level, ROLLOUT_RS, key_name)
+        ratio = ratios.compute_ratios(correction.reject_level)
         accepted = (ratio >= correction.accept_from) & (ratio <= correction.accept_to)
         weights = torch.where(accepted, weights, 0.0)
-        metrics["rollout_corr/rollout_rs_masked_fraction"] = _mean(~accepted[mask])
+        metrics["rollout_corr/rollout_rs_masked_fraction"] = _mean_or_zero(~accepted[mask])
     return torch.where(mask, weights, 0.0), metrics
 
 
-def mismatch_metrics(
+def compute_mismatch_metrics(
     old_log_prob: PerToken,
     rollout_log_prob: PerToken,
     response_mask: TokenMask,
@@ -86,18 +90,18 @@ def mismatch_metrics(
     mask = response_mask.bool()
     if not mask.any():
         return {}
-    ratios = _Ratios(old_log_prob, rollout_log_prob, mask, sequence)
+    ratios = _ProbRatios(old_log_prob, rollout_log_prob, mask, sequence)
     difference = ratios.difference[mask]
     sampled = ratios.tokens > 0
     perplexities = (-ratios.sums[sampled] / ratios.tokens[sampled]).exp()
     return {
-        "rollout_corr/kl": _mean(-difference),
-        "rollout_corr/k3_kl": _mean(difference.exp() - 1 - difference),
-        "rollout_corr/ppl_ratio": _mean(perplexities),
+        "rollout_corr/kl": _mean_or_zero(-difference),
+        "rollout_corr/k3_kl": _mean_or_zero(difference.exp() - 1 - difference),
+        "rollout_corr/ppl_ratio": _mean_or_zero(perplexities),
     }
 
 
-class _Ratios:
+class _ProbRatios:
     """Ratios ``p / q`` of tokens and sequences, float64."""
 
     def __init__(
@@ -110,11 +114,11 @@ class _Ratios:
         # Use where(): unsampled positions may have any value, also NaN.
         difference = torch.where(mask, old_log_prob.double() - rollout_log_prob.double(), 0.0)
         self.difference = difference.clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO)
-        self.sums = _per_sequence(masked_sum(self.difference, mask, axis=-1), sequence)
-        self.tokens = _per_sequence(mask.sum(-1).double(), sequence)
+        self.sums = _sum_per_sequence(masked_sum(self.difference, mask, axis=-1), sequence)
+        self.tokens = _sum_per_sequence(mask.sum(-1).double(), sequence)
         self._sequence = sequence
 
-    def of(self, kind: str) -> PerToken:
+    def compute_ratios(self, kind: str) -> PerToken:
         """Return the ratio at level ``kind`` for every token, ``[B, R]``."""
         if kind == "token":
             return self.difference.exp()
@@ -123,25 +127,25 @@ class _Ratios:
         return per_row.unsqueeze(-1).expand_as(self.difference)
 
 
-def _per_sequence(values: PerRow, sequence: RowIndex) -> PerTrajectory:
+def _sum_per_sequence(values: PerRow, sequence: RowIndex) -> PerTrajectory:
     size = int(sequence.max()) + 1 if len(sequence) else 0
     return values.new_zeros(size).index_add(0, sequence, values)
 
 
-def _weight_metrics(weights: torch.Tensor, truncated: torch.Tensor) -> dict[str, float]:
+def _compute_weight_metrics(weights: torch.Tensor, truncated: torch.Tensor) -> dict[str, float]:
     if not len(weights):
         return {}
     # Kish's effective sample size as a share of the tokens; 1 if all weights are equal.
     effective = weights.mean() ** 2 / weights.square().mean().clamp(min=1e-30)
     prefix = "rollout_corr/rollout_is"
     return {
-        f"{prefix}_mean": _mean(weights),
+        f"{prefix}_mean": _mean_or_zero(weights),
         f"{prefix}_min": weights.min().item(),
         f"{prefix}_max": weights.max().item(),
         f"{prefix}_eff_sample_size": effective.item(),
-        f"{prefix}_ratio_fraction_high": _mean(truncated),
+        f"{prefix}_ratio_fraction_high": _mean_or_zero(truncated),
     }
 
 
-def _mean(values: torch.Tensor) -> float:
+def _mean_or_zero(values: torch.Tensor) -> float:
     return values.double().mean().item() if len(values) else 0.0

@@ -13,7 +13,7 @@ from typing import TypeAlias
 import torch
 
 from verl.algos.algorithm_registry import LossNeeds, PolicyLossFunction, register_policy_loss
-from verl.algos.losses import MAX_LOG_RATIO, agg_loss, clip_range, mean_over_tokens
+from verl.algos.losses import MAX_LOG_RATIO, agg_loss, compute_token_mean, resolve_clip_range
 from verl.algos.shapes import PerRow, PerToken, Scalar, TokenMask
 from verl.utils.torch_functional import masked_sum
 
@@ -41,11 +41,11 @@ class SampledTokens:
         return self.log_prob - self.old_log_prob
 
     @property
-    def ratio(self) -> PerToken:
+    def prob_ratio(self) -> PerToken:
         """New over old probability, limited to e^-20..e^20; the gradient is 0 beyond."""
         return self.log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
 
-    def row_mean(self, values: PerToken) -> PerToken:
+    def compute_row_mean(self, values: PerToken) -> PerToken:
         """Return the mean of ``values`` over each row's sampled tokens, expanded to ``[B, R]``."""
         count = self.mask.sum(-1, keepdim=True).clamp(min=1)
         mean = masked_sum(values, self.mask, axis=-1).unsqueeze(-1) / count
@@ -67,14 +67,14 @@ class TokenLosses:
 PerTokenLoss: TypeAlias = Callable[..., TokenLosses]
 
 
-def clipped_surrogate(ratio: PerToken, tokens: SampledTokens) -> TokenLosses:
+def compute_clipped_surrogate(ratio: PerToken, tokens: SampledTokens) -> TokenLosses:
     """Return the token losses ``-min(r A, clip(r, 1 - low, 1 + high) A)``."""
-    plain = -tokens.advantages * ratio
+    unclipped = -tokens.advantages * ratio
     clipped = -tokens.advantages * ratio.clamp(1 - tokens.low, 1 + tokens.high)
-    return TokenLosses(torch.maximum(plain, clipped), clipped > plain)
+    return TokenLosses(torch.maximum(unclipped, clipped), clipped > unclipped)
 
 
-def token_loss(
+def register_token_loss(
     name: str, *aliases: str, advantages_only: bool = True, needs: LossNeeds | None = None
 ) -> Callable[[PerTokenLoss], PolicyLossFunction]:
     """Register ``f(tokens, **params) -> TokenLosses`` as the policy loss ``name``.
@@ -84,9 +84,9 @@ def token_loss(
     gradient, also if other tokens share its ratio. The function raises ``ValueError`` if a loss
     with a picker gets no ``selected``. Unsampled positions may have any value, also NaN.
     """
-    needed = needs or LossNeeds()
+    loss_needs = needs or LossNeeds()
 
-    def decorate(per_token: PerTokenLoss) -> PolicyLossFunction:
+    def register_loss(per_token: PerTokenLoss) -> PolicyLossFunction:
         def policy_loss(
             old_log_prob: PerToken,
             log_prob: PerToken,
@@ -106,7 +106,7 @@ def token_loss(
             **params: float,
         ) -> tuple[Scalar, Scalar, Scalar, Scalar]:
             mask = response_mask.bool()
-            if selected is None and needed.picker is not None:
+            if selected is None and loss_needs.picker is not None:
                 raise ValueError(
                     f"policy loss {name!r} needs selected=, the tokens that its picker selects "
                     "from the whole mini-batch"
@@ -115,39 +115,39 @@ def token_loss(
                 # The ratio of a row must not give rejected tokens a gradient.
                 log_prob = torch.where(weights == 0, log_prob.detach(), log_prob)
             tokens = SampledTokens(
-                _sampled(old_log_prob, mask),
-                _sampled(log_prob, mask),
-                _sampled(advantages, mask),
+                _zero_unsampled(old_log_prob, mask),
+                _zero_unsampled(log_prob, mask),
+                _zero_unsampled(advantages, mask),
                 mask,
                 torch.zeros_like(mask) if selected is None else selected.bool() & mask,
-                *clip_range(cliprange, cliprange_low, cliprange_high),
+                *resolve_clip_range(cliprange, cliprange_low, cliprange_high),
                 clip_ratio_c,
             )
-            found = per_token(tokens, **params)
-            losses = found.losses if weights is None else found.losses * weights
+            token_losses = per_token(tokens, **params)
+            losses = token_losses.losses if weights is None else token_losses.losses * weights
             loss = agg_loss(losses, mask, loss_agg_mode, row_shares, denominator, loss_scale_factor)
-            return loss, *_measured(found, tokens, num_tokens)
+            return loss, *_compute_metrics(token_losses, tokens, num_tokens)
 
         functools.update_wrapper(policy_loss, per_token)
-        for registered in (name, *aliases):
-            register_policy_loss(registered, advantages_only, needed, True)(policy_loss)
+        for registered_name in (name, *aliases):
+            register_policy_loss(registered_name, advantages_only, loss_needs, True)(policy_loss)
         return policy_loss
 
-    return decorate
+    return register_loss
 
 
-def _sampled(column: PerToken, mask: TokenMask) -> PerToken:
+def _zero_unsampled(column: PerToken, mask: TokenMask) -> PerToken:
     # where(), not a product: it also keeps NaN out of the gradient.
     return torch.where(mask, column.float(), 0.0)
 
 
 @torch.no_grad()
-def _measured(
-    found: TokenLosses, tokens: SampledTokens, num_tokens: Scalar | float | None
+def _compute_metrics(
+    token_losses: TokenLosses, tokens: SampledTokens, num_tokens: Scalar | float | None
 ) -> tuple[Scalar, Scalar, Scalar]:
     """Return the metrics ``clipfrac``, ``ppo_kl`` and ``clipfrac_lower`` of a policy loss."""
     mask = tokens.mask
-    clipfrac = mean_over_tokens(found.clipped.float(), mask, num_tokens)
-    ppo_kl = mean_over_tokens(-tokens.log_ratio, mask, num_tokens)
-    capped = torch.zeros_like(mask) if found.capped is None else found.capped
-    return clipfrac, ppo_kl, mean_over_tokens(capped.float(), mask, num_tokens)
+    clipfrac = compute_token_mean(token_losses.clipped.float(), mask, num_tokens)
+    ppo_kl = compute_token_mean(-tokens.log_ratio, mask, num_tokens)
+    capped = torch.zeros_like(mask) if token_losses.capped is None else token_losses.capped
+    return clipfrac, ppo_kl, compute_token_mean(capped.float(), mask, num_tokens)

@@ -102,7 +102,7 @@ def load_from_disk(path: str | Path) -> DataProto:
     return data
 
 
-def to_json_value(value: object, place: str) -> Any:
+def to_json_value(value: object, location: str) -> Any:
     """Return the JSON form of ``value``.
 
     A type that JSON lacks becomes ``{"__kind__": ..., "value": ...}``. Raises ``TypeError`` that
@@ -111,33 +111,33 @@ def to_json_value(value: object, place: str) -> Any:
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, np.generic):
-        return to_json_value(value.item(), place)
+        return to_json_value(value.item(), location)
     if isinstance(value, np.ndarray):
         return {
             _KIND: "ndarray",
-            "value": _json_items(value.ravel(), place),
+            "value": _json_items(value.ravel(), location),
             "dtype": value.dtype.str,
             "shape": list(value.shape),
         }
     if isinstance(value, list):
-        return _json_items(value, place)
+        return _json_items(value, location)
     if isinstance(value, tuple):
-        return {_KIND: "tuple", "value": _json_items(value, place)}
+        return {_KIND: "tuple", "value": _json_items(value, location)}
     if isinstance(value, dict):
-        return _json_dict(value, place)
-    raise TypeError(f"{place} is a {type(value).__name__}, which cannot be stored as JSON")
+        return _json_dict(value, location)
+    raise TypeError(f"{location} is a {type(value).__name__}, which cannot be stored as JSON")
 
 
-def _json_items(values: Iterable[object], place: str) -> list[Any]:
-    return [to_json_value(value, f"{place}[{i}]") for i, value in enumerate(values)]
+def _json_items(values: Iterable[object], location: str) -> list[Any]:
+    return [to_json_value(value, f"{location}[{i}]") for i, value in enumerate(values)]
 
 
-def _json_dict(value: dict[Any, object], place: str) -> dict[str, Any]:
+def _json_dict(value: dict[Any, object], location: str) -> dict[str, Any]:
     # A dict that contains the mark is stored as pairs, so that it is not read as a marked form.
     if all(isinstance(key, str) for key in value) and _KIND not in value:
-        return {key: to_json_value(item, f"{place}[{key!r}]") for key, item in value.items()}
+        return {key: to_json_value(item, f"{location}[{key!r}]") for key, item in value.items()}
     pairs = [
-        [to_json_value(key, place), to_json_value(item, f"{place}[{key!r}]")]
+        [to_json_value(key, location), to_json_value(item, f"{location}[{key!r}]")]
         for key, item in value.items()
     ]
     return {_KIND: "dict", "value": pairs}

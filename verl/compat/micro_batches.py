@@ -43,17 +43,17 @@ def token_bounded_partitions(
         )
     packed = _first_fit_decreasing(lengths, max_token_len)
     by_tokens = -(-sum(lengths) // max_token_len)  # rounded up
-    lowest = _rounded(max(min_partitions, by_tokens, 1), divided_by, n)
-    highest = max(lowest, _rounded(len(packed), divided_by, n))
+    lowest = _round_up_parts(max(min_partitions, by_tokens, 1), divided_by, n)
+    highest = max(lowest, _round_up_parts(len(packed), divided_by, n))
     # Balanced parts may exceed the bound at one count and keep it at the next: try larger counts.
     for k in range(lowest, highest + 1, divided_by):
         parts = get_seqlen_balanced_partitions(lengths, min(k, n))
         if max(sum(lengths[i] for i in part) for part in parts) <= max_token_len:
             return parts
-    return _split_to(packed, highest)
+    return _split_into(packed, highest)
 
 
-def _rounded(k: int, divided_by: int, n: int) -> int:
+def _round_up_parts(k: int, divided_by: int, n: int) -> int:
     # Not more parts than rows, because a model cannot process a part without rows.
     return min(-(-k // divided_by) * divided_by, n)
 
@@ -70,7 +70,7 @@ def _first_fit_decreasing(lengths: list[int], bound: int) -> list[list[int]]:
     return [sorted(members) for _, members in bins]
 
 
-def _split_to(parts: list[list[int]], k: int) -> list[list[int]]:
+def _split_into(parts: list[list[int]], k: int) -> list[list[int]]:
     parts = [list(part) for part in parts]
     while len(parts) < k:
         largest = max(parts, key=len)
@@ -101,7 +101,7 @@ def rearrange_micro_batches(
     divided_by = num_batches_divided_by or 1
     parts = token_bounded_partitions(lengths, max_token_len, min_num_micro_batch or 1, divided_by)
     if dp_group is not None:
-        parts = _agree(parts, lengths, max_token_len, dp_group)
+        parts = _match_largest_rank(parts, lengths, max_token_len, dp_group)
     return [_select(batch, part) for part in parts], parts
 
 
@@ -111,7 +111,7 @@ def _real_tokens(batch: DataProto | TensorDict | dict[str, Tensor]) -> list[int]
     return mask.sum(-1).tolist()
 
 
-def _agree(
+def _match_largest_rank(
     parts: list[list[int]], lengths: Sequence[int], max_token_len: int, dp_group: ProcessGroup
 ) -> list[list[int]]:
     """Return as many parts as the rank with the largest number of parts has."""
@@ -130,7 +130,7 @@ def _agree(
     # Balancing may exceed the bound at this count; halving parts that keep the bound cannot.
     balanced = get_seqlen_balanced_partitions(lengths, int(most))
     fits = max(sum(lengths[i] for i in part) for part in balanced) <= max_token_len
-    return balanced if fits else _split_to(parts, int(most))
+    return balanced if fits else _split_into(parts, int(most))
 
 
 def _select(batch: Any, rows: list[int]) -> Any:  # of the same type as batch

@@ -4,12 +4,12 @@ from verl.config.load import load_config
 from verl.config.schema import PPOConfig, SFTConfig
 from verl.config.settings import ConfigError
 
-DEFAULT = "quickstart_sft"
+DEFAULT_SFT_CONFIG = "quickstart_sft"
 
 
 def cold_start_name(cfg: PPOConfig) -> str:
     """Return the name of the ``main_sft`` config that trains the policy."""
-    return cfg.cold_start.config_name or DEFAULT
+    return cfg.cold_start.config_name or DEFAULT_SFT_CONFIG
 
 
 def cold_start_config(cfg: PPOConfig) -> SFTConfig:

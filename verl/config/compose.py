@@ -16,8 +16,8 @@ from omegaconf.errors import OmegaConfBaseException
 from verl.config.plugins import env_names, env_section, schema_keys
 from verl.config.settings import ConfigError, Section, keys_of
 from verl.config.settings.hints import nearest_name
-from verl.config.settings.unknown import owner, unknown
-from verl.config.yaml_files import joined_files
+from verl.config.settings.unknown_keys import find_containing_key, unknown_key_problem
+from verl.config.yaml_files import included_files
 
 BASE_DIR = Path(__file__).resolve().parent
 # In the directory that contains the verl package, both in a checkout and when installed.
@@ -54,13 +54,13 @@ def parse_overrides(overrides: Sequence[str]) -> list[Override]:
 
     Raises ``ConfigError`` for one that does not follow Hydra's override grammar.
     """
-    parsed, problems = _parse(overrides)
+    parsed, problems = _parse_each(overrides)
     if problems:
         raise ConfigError(problems)
     return parsed
 
 
-def _parse(overrides: Sequence[str]) -> tuple[list[Override], list[str]]:
+def _parse_each(overrides: Sequence[str]) -> tuple[list[Override], list[str]]:
     """Return the parsed overrides, and a message for each one that cannot be parsed."""
     parser = OverridesParser.create()
     parsed = []
@@ -93,7 +93,7 @@ def expand_sweep(overrides: Sequence[str]) -> list[list[str]]:
     return [list(job) for job in itertools.product(*axes)]
 
 
-def _prepare(
+def _prepare_overrides(
     overrides: Sequence[str], schema: type[Section], dirs: list[Path]
 ) -> tuple[list[str], list[str]]:
     """Return the overrides to pass to Hydra, and a message for each refused one.
@@ -101,13 +101,13 @@ def _prepare(
     Keys get the prefix ``++``, so that Hydra sets them even if no file has them. The schema decides
     which keys exist.
     """
-    parsed, problems = _parse(overrides)
+    parsed, problems = _parse_each(overrides)
     accepted = []
     for override in parsed:
         if _is_group(override, schema, dirs):
             accepted.append(override.input_line)
             continue
-        refusal = _refusal(override, schema)
+        refusal = _refusal_reason(override, schema)
         if refusal:
             problems.append(refusal)
         else:
@@ -124,24 +124,24 @@ def _is_group(override: Override, schema: type[Section], dirs: list[Path]) -> bo
     return any((directory / name).is_dir() for directory in dirs)
 
 
-def _refusal(override: Override, schema: type[Section]) -> str | None:
+def _refusal_reason(override: Override, schema: type[Section]) -> str | None:
     """Return the reason why ``override`` cannot be applied, or None."""
     path = override.key_or_group
     if override.is_sweep_override():
         return f"{override.input_line}: several values; fix: add -m to run one job for each"
     if override.is_delete():
         return f"{override.input_line}: keys cannot be removed; fix: set the key to null"
-    if not _exists(path, schema):
-        return unknown(path, override.value(), schema_keys(schema))
+    if not _is_known_path(path, schema):
+        return unknown_key_problem(path, override.value(), schema_keys(schema))
     return None
 
 
-def _exists(path: str, schema: type[Section]) -> bool:
+def _is_known_path(path: str, schema: type[Section]) -> bool:
     """Return True if a value is allowed at ``path``.
 
     Only the environment that the path names is imported.
     """
-    if owner(path, keys_of(schema)) is not None:
+    if find_containing_key(path, keys_of(schema)) is not None:
         return True
     above, _, rest = path.partition(".")
     name = rest.partition(".")[0]
@@ -150,7 +150,7 @@ def _exists(path: str, schema: type[Section]) -> bool:
     section = env_section(name)
     # The keys of a missing package are not known; check_env refuses the package itself.
     keys = {} if section is None else keys_of(section, f"env.{name}.")
-    return section is None or path == f"env.{name}" or owner(path, keys) is not None
+    return section is None or path == f"env.{name}" or find_containing_key(path, keys) is not None
 
 
 def compose_tree(
@@ -168,14 +168,14 @@ def compose_tree(
     dirs = config_dirs(config_path)
     name = name.removesuffix(".yaml")
     home = next((directory for directory in dirs if (directory / f"{name}.yaml").is_file()), None)
-    accepted, problems = _prepare(overrides, schema, dirs)
+    accepted, problems = _prepare_overrides(overrides, schema, dirs)
     if home is None:
         known = config_names(config_path)
         guess = nearest_name(name, known)
         hint = f"; did you mean {guess}?" if guess else ""
         missing = f"no config is called {name!r}{hint} There are: {', '.join(known)}"
         raise ConfigError([missing, *problems])
-    joined_files([name, *_group_files(accepted)], dirs)
+    included_files([name, *_group_files(accepted)], dirs)
     # Quoted, because a comma or a space in a path would end the list item in Hydra's grammar.
     search = ", ".join(f'"file://{directory}"' for directory in dirs if directory != home)
     try:
@@ -183,10 +183,12 @@ def compose_tree(
         with initialize_config_dir(str(home), version_base="1.3"):
             tree = compose(config_name=name, overrides=[*accepted, f"hydra.searchpath=[{search}]"])
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError([_unreadable(home / f"{name}.yaml", error), *problems]) from error
+        raise ConfigError([_unreadable_message(home / f"{name}.yaml", error), *problems]) from error
     # Hydra raises ValueError and TypeError for defaults that are not a list of names.
     except (HydraException, OmegaConfBaseException, ValueError, TypeError, OSError) as error:
-        raise ConfigError([_not_composed(home / f"{name}.yaml", error), *problems]) from error
+        raise ConfigError(
+            [_composition_message(home / f"{name}.yaml", error), *problems]
+        ) from error
     return tree, problems
 
 
@@ -196,7 +198,7 @@ def _group_files(overrides: Sequence[str]) -> list[str]:
     return [f"{group.partition('@')[0]}/{name}" for group, _, name in chosen]
 
 
-def _not_composed(file: Path, error: Exception) -> str:
+def _composition_message(file: Path, error: Exception) -> str:
     """Return the message about a ``file`` that Hydra cannot compose with its defaults."""
     # Some of Hydra's errors have an empty message; then take their cause.
     lines = f"{error}\n{error.__cause__ or type(error).__name__}".splitlines()
@@ -207,15 +209,15 @@ def _not_composed(file: Path, error: Exception) -> str:
     )
 
 
-def own_files(name: str, config_path: str | None) -> dict[Path, dict[Any, Any]]:
+def user_files(name: str, config_path: str | None) -> dict[Path, dict[Any, Any]]:
     """Return the user's files among those that config ``name`` is composed of, with contents."""
     dirs = config_dirs(config_path)
-    files = joined_files([name.removesuffix(".yaml")], dirs)
+    files = included_files([name.removesuffix(".yaml")], dirs)
     shipped = (EXPERIMENTS_DIR, BASE_DIR)
     return {file: content for file, content in files.items() if file.parent not in shipped}
 
 
-def _unreadable(file: Path, error: yaml.YAMLError | UnicodeDecodeError) -> str:
+def _unreadable_message(file: Path, error: yaml.YAMLError | UnicodeDecodeError) -> str:
     """Return the message about a ``file`` that is not YAML, or has such a file in its defaults."""
     mark = getattr(error, "problem_mark", None)
     where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""

@@ -7,7 +7,7 @@ from typing import TypeVar
 from verl.config.plugins import METHODS
 from verl.config.schema import PPOConfig, SFTConfig
 from verl.config.schema.env import EnvConfig
-from verl.config.settings import MissingKey, Section, lookup
+from verl.config.settings import MissingKey, Section, value_at_path
 from verl.names import ESTIMATORS, WeightTransfer
 
 Config = TypeVar("Config", bound=Section)
@@ -15,13 +15,13 @@ ACTOR = "actor_rollout_ref.actor"
 REF = "actor_rollout_ref.ref"
 ROLLOUT = "actor_rollout_ref.rollout"
 CORRECTION = "algorithm.rollout_correction"
-GROUP_SIZE = 8
+DEFAULT_GROUP_SIZE = 8
 # Job scripts of verl-agent for environments name these files. They state only the modality (text or
 # images) and the number of tasks in a batch; the tasks come from the environment.
 PLACEHOLDER = re.compile(r"(^|/)verl-agent/(text|visual)/(train|test)\.parquet$")
 
 
-def trajectories_per_iteration(cfg: PPOConfig) -> int:
+def trajectories_per_step(cfg: PPOConfig) -> int:
     """Return the number of trajectories per training step: tasks times group size."""
     return cfg.data.train_batch_size * cfg.env.rollout.n
 
@@ -34,10 +34,10 @@ def engine_count(cfg: PPOConfig, device: str) -> int:
         return rollout.num_workers
     if device != "cuda":
         return trainer.nnodes
-    return max(1, sum(engine_gpus(cfg)) // rollout.tensor_model_parallel_size)
+    return max(1, sum(engine_gpus_by_node(cfg)) // rollout.tensor_model_parallel_size)
 
 
-def engine_gpus(cfg: PPOConfig) -> list[int]:
+def engine_gpus_by_node(cfg: PPOConfig) -> list[int]:
     """Return the number of GPUs for engines on each node that has engines."""
     trainer = cfg.trainer
     rollout = cfg.actor_rollout_ref.rollout
@@ -46,18 +46,18 @@ def engine_gpus(cfg: PPOConfig) -> list[int]:
     return [rollout.n_gpus_per_node or trainer.n_gpus_per_node] * rollout.nnodes
 
 
-def have_own_gpus(cfg: PPOConfig, device: str) -> bool:
+def engines_have_separate_gpus(cfg: PPOConfig, device: str) -> bool:
     """Return True if the engines of a run on ``device`` have GPUs without training ranks."""
     return device == "cuda" and cfg.actor_rollout_ref.rollout.nnodes > 0
 
 
-def engines_on_a_node(cfg: PPOConfig, device: str) -> int:
+def max_engines_per_node(cfg: PPOConfig, device: str) -> int:
     """Return the largest number of rollout workers on one node."""
-    nodes = len(engine_gpus(cfg)) if device == "cuda" else cfg.trainer.nnodes
+    nodes = len(engine_gpus_by_node(cfg)) if device == "cuda" else cfg.trainer.nnodes
     return -(-engine_count(cfg, device) // nodes)
 
 
-def weight_transfer(cfg: PPOConfig, device: str) -> WeightTransfer:
+def resolve_weight_transfer(cfg: PPOConfig, device: str) -> WeightTransfer:
     """Return the weight transfer of a run on ``device``: ``store``, ``ipc`` or ``nccl``."""
     rollout = cfg.actor_rollout_ref.rollout
     if rollout.weight_transfer != "auto":
@@ -67,7 +67,7 @@ def weight_transfer(cfg: PPOConfig, device: str) -> WeightTransfer:
 
 def vllm_transfer_backend(cfg: PPOConfig) -> WeightTransfer:
     """Return vLLM's weight transfer: ``nccl`` if engines have separate GPUs, else ``ipc``."""
-    return "nccl" if have_own_gpus(cfg, "cuda") else "ipc"
+    return "nccl" if engines_have_separate_gpus(cfg, "cuda") else "ipc"
 
 
 def is_placeholder(files: Sequence[str]) -> bool:
@@ -75,25 +75,25 @@ def is_placeholder(files: Sequence[str]) -> bool:
     return bool(files) and all(PLACEHOLDER.search(file) for file in files)
 
 
-def data_keys(cfg: PPOConfig) -> Mapping[str, str]:
+def shared_data_keys(cfg: PPOConfig) -> Mapping[str, str]:
     """Return the keys of ``cfg`` that set keys of the environment's section.
 
     Maps the path of a key to the name in the section. Only environments whose tasks are rows of
     files have such keys.
     """
-    settings = cfg.env.settings
+    settings = cfg.env.active_section
     return {} if settings is None else settings.data_keys
 
 
-def plays_files(cfg: PPOConfig) -> bool:
+def uses_file_tasks(cfg: PPOConfig) -> bool:
     """Return True if the tasks are rows of files."""
-    return bool(data_keys(cfg))
+    return bool(shared_data_keys(cfg))
 
 
-def grades_files(cfg: PPOConfig) -> bool:
+def grades_file_tasks(cfg: PPOConfig) -> bool:
     """Return True if a user-provided function grades rows of files."""
-    key = data_keys(cfg).get("custom_reward_function.path")
-    return key is not None and bool(lookup(cfg.env.settings, key))
+    key = shared_data_keys(cfg).get("custom_reward_function.path")
+    return key is not None and bool(value_at_path(cfg.env.active_section, key))
 
 
 def post_rollout_reward_key(cfg: PPOConfig) -> str | None:
@@ -103,7 +103,7 @@ def post_rollout_reward_key(cfg: PPOConfig) -> str | None:
     """
     if cfg.reward_model.enable:
         return "reward_model.enable"
-    if cfg.custom_reward_function.path and not plays_files(cfg):
+    if cfg.custom_reward_function.path and not uses_file_tasks(cfg):
         return "custom_reward_function.path"
     return None
 
@@ -118,12 +118,12 @@ def unused_rule_reward_keys(cfg: PPOConfig) -> dict[str, str]:
         "reward_model.reward_kwargs",
         "custom_reward_function.path",
     )
-    return {key: why for key in keys if lookup(cfg, key)}
+    return {key: why for key in keys if value_at_path(cfg, key)}
 
 
 def fits_prompts(cfg: PPOConfig) -> bool:
     """Return True if tasks with too long prompts can be dropped or cut."""
-    settings = cfg.env.settings
+    settings = cfg.env.active_section
     return settings is not None and settings.fits_prompts
 
 
@@ -131,10 +131,10 @@ def default_group_size(cfg: PPOConfig) -> int:
     """Return the default group size: 8 if trajectories of a task are compared, else 1."""
     algorithm = cfg.algorithm
     compared = ESTIMATORS.get(algorithm.adv_estimator) or algorithm.filter_groups.enable
-    return GROUP_SIZE if compared else 1
+    return DEFAULT_GROUP_SIZE if compared else 1
 
 
-def iterations(cfg: PPOConfig, train_tasks: int) -> int:
+def count_training_steps(cfg: PPOConfig, train_tasks: int) -> int:
     """Return the number of training steps of a whole run.
 
     It is ``trainer.total_training_steps``, else epochs times batches per epoch. A placeholder file
@@ -150,7 +150,7 @@ def iterations(cfg: PPOConfig, train_tasks: int) -> int:
 
 def declared_tasks(env: EnvConfig, split: str) -> int | None:
     """Return the number of tasks of ``split`` if the environment's section states it, or None."""
-    settings = env.settings
+    settings = env.active_section
     return None if settings is None else settings.known_tasks(split)
 
 
@@ -220,14 +220,14 @@ PPO_RULES: tuple[tuple[str, str | Callable[[PPOConfig], object]], ...] = (
 )
 
 
-def derive(cfg: Config) -> Config:
+def derive_values(cfg: Config) -> Config:
     """Replace each derived value of ``cfg`` that is ``None``; return ``cfg`` itself.
 
     A value is deleted if it depends on a refused key.
     """
     if isinstance(cfg, PPOConfig):
         for path, rule in PPO_RULES:
-            _fill(cfg, path, rule)
+            _fill_value(cfg, path, rule)
         _apply_ignoring_missing(_choose_correction, cfg)
         _apply_ignoring_missing(_choose_rewards, cfg)
     if isinstance(cfg, PPOConfig | SFTConfig):
@@ -236,17 +236,17 @@ def derive(cfg: Config) -> Config:
     return cfg
 
 
-def _fill(cfg: Config, path: str, rule: str | Callable[[Config], object]) -> None:
+def _fill_value(cfg: Config, path: str, rule: str | Callable[[Config], object]) -> None:
     above, _, name = path.rpartition(".")
     # MissingKey: the section or this key was refused, which is reported already.
     try:
-        section = lookup(cfg, above)
+        section = value_at_path(cfg, above)
         if getattr(section, name) is not None:
             return
     except MissingKey:
         return
     try:
-        setattr(section, name, lookup(cfg, rule) if isinstance(rule, str) else rule(cfg))
+        setattr(section, name, value_at_path(cfg, rule) if isinstance(rule, str) else rule(cfg))
     except MissingKey:
         # Delete the key: checks stop at a missing key, but would report a null as a second mistake.
         section.__dict__.pop(name, None)

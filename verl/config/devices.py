@@ -4,8 +4,8 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from verl.config.derive import engine_gpus, have_own_gpus
-from verl.config.problems import problem
+from verl.config.derive import engine_gpus_by_node, engines_have_separate_gpus
+from verl.config.problems import build_problem
 from verl.config.schema import PPOConfig
 from verl.config.settings import ConfigError
 from verl.config.settings.hints import nearest_name
@@ -26,7 +26,7 @@ MEMORY_GB = {
     "H200": 140.4,
     "B200": 178.4,
 }
-FORM = re.compile(
+MACHINE_PATTERN = re.compile(
     r"(?:(?P<nodes>\d+)x)?(?P<gpus>\d+)x(?P<name>[a-z][\w-]*)(?::(?P<memory>[\d.]+)(?:gi?b)?)?",
     re.IGNORECASE,
 )
@@ -46,12 +46,12 @@ class Machine:
         return f"{self.nodes} x {self.gpus} x {self.name} with {self.memory_gb:g} GiB"
 
 
-def stated_machine(text: str) -> Machine:
+def parse_machine(text: str) -> Machine:
     """Parse ``text``, for example ``2x8xA100:40``.
 
     Raises ``ConfigError`` if it has another form, or if the memory of the device is not known.
     """
-    match = FORM.fullmatch(text.strip())
+    match = MACHINE_PATTERN.fullmatch(text.strip())
     nodes = int(match["nodes"] or 1) if match else 0
     gpus = int(match["gpus"]) if match else 0
     if match is None or not nodes or not gpus:
@@ -71,27 +71,27 @@ def stated_machine(text: str) -> Machine:
     return Machine(nodes, gpus, name, memory)
 
 
-def use_machine(cfg: PPOConfig, machine: Machine) -> list[str]:
+def apply_machine(cfg: PPOConfig, machine: Machine) -> list[str]:
     """Set ``cfg`` to GPUs for a check on ``machine``; return a message for each missing device."""
     if cfg.trainer.device == "cpu":
         why = f"it contradicts --on {machine}"
-        return [problem(cfg, "trainer.device", why, "auto, cuda", "trainer.device=auto")]
+        return [build_problem(cfg, "trainer.device", why, "auto, cuda", "trainer.device=auto")]
     cfg.trainer.device = "cuda"
-    return list(_missing(cfg, machine))
+    return list(_missing_devices(cfg, machine))
 
 
-def _missing(cfg: PPOConfig, machine: Machine) -> Iterator[str]:
+def _missing_devices(cfg: PPOConfig, machine: Machine) -> Iterator[str]:
     trainer = cfg.trainer
     for key, available in (("n_gpus_per_node", machine.gpus), ("nnodes", machine.nodes)):
         if getattr(trainer, key) > available:
             path = f"trainer.{key}"
             why = f"--on gives {machine}"
-            yield problem(cfg, path, why, f"{available} or fewer", f"{path}={available}")
+            yield build_problem(cfg, path, why, f"{available} or fewer", f"{path}={available}")
     needed = trainer.nnodes * trainer.n_gpus_per_node
-    if have_own_gpus(cfg, "cuda"):
-        needed += sum(engine_gpus(cfg))
+    if engines_have_separate_gpus(cfg, "cuda"):
+        needed += sum(engine_gpus_by_node(cfg))
         if needed > machine.nodes * machine.gpus:
             why = f"engines and training ranks need {needed} GPUs, and --on gives {machine}"
             key = "actor_rollout_ref.rollout.nnodes"
             fix = "more devices in --on, or fewer engines or training ranks"
-            yield problem(cfg, key, why, "nodes that the training ranks do not use", fix)
+            yield build_problem(cfg, key, why, "nodes that the training ranks do not use", fix)

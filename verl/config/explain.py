@@ -2,13 +2,13 @@
 
 from collections.abc import Iterator
 
-from verl.config.derive import trajectories_per_iteration
+from verl.config.derive import trajectories_per_step
 from verl.config.plan import make_plan
 from verl.config.plan_notes import rows_at_most
 from verl.config.plugins import schema_keys
 from verl.config.schema import PPOConfig, SFTConfig
-from verl.config.settings import ConfigError, Key, MissingKey, lookup
-from verl.config.settings.unknown import meaning, nearest
+from verl.config.settings import ConfigError, Key, MissingKey, value_at_path
+from verl.config.settings.unknown_keys import equivalent_setting, nearest_key
 
 ACTOR = "actor_rollout_ref.actor"
 # Lines of the plan, and of ``_update_lines``, that a key changes.
@@ -41,7 +41,7 @@ LINES_OF_KEYS = {
 }
 
 
-def explain(cfg: PPOConfig | SFTConfig, path: str) -> str:
+def explain_key(cfg: PPOConfig | SFTConfig, path: str) -> str:
     """Return value, help text and allowed values of the key at dotted ``path``.
 
     The text also has the lines of the plan that the key changes. Raises ``ConfigError`` for an
@@ -50,37 +50,37 @@ def explain(cfg: PPOConfig | SFTConfig, path: str) -> str:
     keys = schema_keys(type(cfg))
     key = keys.get(path)
     if key is None:
-        guess = meaning(path) or nearest(path, keys)
+        guess = equivalent_setting(path) or nearest_key(path, keys)
         fix = f"--explain {guess}" if guess else "--help lists the sections"
         raise ConfigError(f"--explain {path}: unknown key; allowed: any key; fix: {fix}")
     if key.is_section:
         raise ConfigError(f"--explain {path}: a section; allowed: a key; fix: --help {path}")
     try:
-        value = lookup(cfg, path)
+        value = value_at_path(cfg, path)
     except MissingKey:
-        return f"{path}: no value, because this configuration lacks its section\n  {key.doc}"
-    lines = [f"{path}={value!r}", f"  {key.doc}", f"  {_allowed(key)}"]
+        return f"{path}: no value, because this configuration lacks its section\n  {key.help_text}"
+    lines = [f"{path}={value!r}", f"  {key.help_text}", f"  {_describe_allowed(key)}"]
     labels = next((labels for keys, labels in LINES_OF_KEYS.items() if path in keys), ())
     if labels and isinstance(cfg, PPOConfig):
-        plan = [*make_plan(cfg).lines(), *_update_lines(cfg)]
+        plan = [*make_plan(cfg).labelled_lines(), *_update_lines(cfg)]
         lines += [f"  {label}: {text}" for label, text in plan if label in labels]
     return "\n".join(lines)
 
 
-def _allowed(key: Key) -> str:
-    mark = key.unused
+def _describe_allowed(key: Key) -> str:
+    mark = key.unused_mark
     if mark is not None:
         refusal = f"refused: {mark.why}; instead: {mark.instead}"
         return refusal if mark.instead else f"no effect: {mark.why}"
-    default = "null" if key.default is None else key.default
-    note = "; no effect on CPU" if key.gpu_only else ""
-    return f"allowed: {key.allowed()}; default: {default}{note}"
+    default = "null" if key.default_value is None else key.default_value
+    note = "; no effect on CPU" if key.is_gpu_only else ""
+    return f"allowed: {key.describe_allowed()}; default: {default}{note}"
 
 
 def _update_lines(cfg: PPOConfig) -> Iterator[tuple[str, str]]:
     """Yield label and text of the sizes of mini-batches and micro-batches."""
     actor = cfg.actor_rollout_ref.actor
-    trajectories = trajectories_per_iteration(cfg) // actor.ppo_mini_batches
+    trajectories = trajectories_per_step(cfg) // actor.ppo_mini_batches
     rows = -(-rows_at_most(cfg) // actor.ppo_mini_batches)
     tasks = trajectories / cfg.env.rollout.n
     yield "mini-batch", f"{tasks:g} tasks = {trajectories:,} trajectories, {rows:,} rows at most"

@@ -13,15 +13,15 @@ from typing import Any, Generic, TypeVar
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from verl.config.compose import compose_tree, own_files
-from verl.config.derive import derive, fits_prompts, unused_rule_reward_keys
+from verl.config.compose import compose_tree, user_files
+from verl.config.derive import derive_values, fits_prompts, unused_rule_reward_keys
 from verl.config.plugins import ENVIRONMENTS, env_names, env_section, full_schema, schema_keys
 from verl.config.schema import PPOConfig, SFTConfig
-from verl.config.settings import ConfigError, MissingKey, Section, keys_of, lookup
-from verl.config.settings.keys import own_keys
-from verl.config.settings.reading import from_text, read
-from verl.config.settings.secret_values import masked
-from verl.config.settings.unknown import unknown
+from verl.config.settings import ConfigError, MissingKey, Section, keys_of, value_at_path
+from verl.config.settings.keys import direct_keys
+from verl.config.settings.reading import from_text, read_section
+from verl.config.settings.secret_values import mask_secrets
+from verl.config.settings.unknown_keys import unknown_key_problem
 from verl.config.yaml_text import yaml_text
 
 logger = logging.getLogger(__name__)
@@ -68,21 +68,23 @@ def read_config(
     problems += misplaced
     for plugin in ENVIRONMENTS:
         plugin.preprocess(written, schema)
-    paths = _written_by_caller(name, overrides, config_path)
-    parsed = _parse(written, schema)
+    paths = _keys_set_by_user(name, overrides, config_path)
+    parsed = _parse_tree(written, schema)
     parsed.problems = [*problems, *parsed.problems]
     for plugin in ENVIRONMENTS:
-        parsed.unused_keys += plugin.check_written(written, paths)
+        parsed.unused_keys += plugin.check_set_keys(written, paths)
     return parsed
 
 
-def _written_by_caller(name: str, overrides: Sequence[str], config_path: str | None) -> list[str]:
+def _keys_set_by_user(name: str, overrides: Sequence[str], config_path: str | None) -> list[str]:
     """Return the dotted paths of the keys that the command line and the user's files set."""
     paths = [override.lstrip("+").partition("=")[0] for override in overrides]
-    for file, content in own_files(name, config_path).items():
+    for file, content in user_files(name, config_path).items():
         # The stored config of a run has all keys, not only those that the user set.
         if not (file.name == "config.yaml" and file.with_name("env.json").exists()):
-            paths += [path for path, _ in _leaves({str(key): content[key] for key in content})]
+            paths += [
+                path for path, _ in _iterate_leaves({str(key): content[key] for key in content})
+            ]
     return paths
 
 
@@ -123,22 +125,22 @@ def load_config(
 
 def default_config(schema: type[Schema] = PPOConfig) -> Schema:
     """Return the defaults of the schema with derived values, without reading a file."""
-    return _parse({}, full_schema(schema)).require_valid()
+    return _parse_tree({}, full_schema(schema)).require_valid()
 
 
-def _parse(written: Tree, schema: type[Schema]) -> ParsedConfig[Schema]:
+def _parse_tree(config_values: Tree, schema: type[Schema]) -> ParsedConfig[Schema]:
     """Read ``written``, which may contain interpolations, as ``schema``."""
-    tree = merged(to_dict(schema()), written)
+    tree = merge_trees(to_dict(schema()), config_values)
     # Before interpolations are resolved, because they may refer to defaults of environments.
     problems = _fill_env_defaults(tree, schema)
-    plain, unresolved = _resolved(tree)
+    plain, unresolved = _resolve_interpolations(tree)
     sections = _env_sections(plain, schema)
     declared = dict(plain)
     if sections:
         declared["env"] = {
             name: value for name, value in plain["env"].items() if name not in sections
         }
-    reading = read(schema, from_text(declared, schema))
+    reading = read_section(schema, from_text(declared, schema))
     # If the section cannot be read, use the defaults, so that environments are still checked.
     config = reading.section if reading.section is not None else schema()
     messages = dict(reading.problems)
@@ -148,27 +150,27 @@ def _parse(written: Tree, schema: type[Schema]) -> ParsedConfig[Schema]:
             fix = f"set its keys: {path}.KEY=..."
             messages[path] = f"{path}={values!r}: a section, not a value; {fix}"
             continue
-        below = read(cls, from_text(values, cls), path)
+        below = read_section(cls, from_text(values, cls), path)
         messages |= below.problems
         if below.section is not None and hasattr(config, "env"):
-            setattr(lookup(config, "env"), name, below.section)
+            setattr(value_at_path(config, "env"), name, below.section)
     for path in unresolved:
-        _forget(config, path)
-    problems += _own_mistakes(messages | unresolved, tree)
+        _delete_value(config, path)
+    problems += _independent_problems(messages | unresolved, tree)
     if not problems:
         # Before derive(): --cfg job shows null for derived values, --resolve their values.
         tree = _with_interpolations(to_dict(config), tree)
-    return ParsedConfig(derive(config), problems, tree=tree)
+    return ParsedConfig(derive_values(config), problems, tree=tree)
 
 
-def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> Tree:
+def merge_trees(base: Mapping[str, Any], changes: Mapping[str, Any]) -> Tree:
     """Return ``base`` with the values of ``changes``; dictionaries are merged key by key."""
     made = dict(base)
     for name, value in changes.items():
         old = made.get(name)
         # A list is replaced as a whole, as in Hydra.
         if isinstance(old, Mapping) and isinstance(value, Mapping):
-            value = merged(old, value)
+            value = merge_trees(old, value)
         made[name] = value
     return made
 
@@ -189,16 +191,16 @@ def _nest_dotted_keys(values: Tree, cls: type[Section], path: str = "") -> tuple
             continue
         below = _section_below(cls, where)
         if "." in name:
-            nested = _nested(name, value)
+            nested = _nest_value(name, value)
             why = "a key with dots in it"
             above, _, last = name.rpartition(".")
             fix = f"nest it: {above.replace('.', ': {')}: {{{last}: {value}{'}' * name.count('.')}"
             allowed = "nested sections (dots are for command lines)"
             problems.append(f"{where}: {value!r}: {why}; allowed: {allowed}; fix: {fix}")
-            made = merged(nested, made)
+            made = merge_trees(nested, made)
         elif below is not None and isinstance(value, Mapping):
             nested, more = _nest_dotted_keys(dict(value), below, f"{where}.")
-            made = merged(made, {name: nested})
+            made = merge_trees(made, {name: nested})
             problems += more
         else:
             made[name] = value
@@ -208,7 +210,7 @@ def _nest_dotted_keys(values: Tree, cls: type[Section], path: str = "") -> tuple
 def _section_below(cls: type[Section], path: str) -> type[Section] | None:
     """Return the class of the section at ``path``, in ``cls`` or of an environment; else None."""
     above, _, name = path.rpartition(".")
-    key = own_keys(cls).get(name)
+    key = direct_keys(cls).get(name)
     if key is not None:
         return key.section
     return env_section(name) if above == "env" else None
@@ -233,13 +235,13 @@ def _fill_env_defaults(tree: Tree, schema: type[Section]) -> list[str]:
     env = tree.get("env")
     if "env" not in schema.model_fields or not isinstance(env, dict):
         return []
-    known = {*own_keys(keys_of(schema)["env"].section or schema), *env_names()}
+    known = {*direct_keys(keys_of(schema)["env"].section or schema), *env_names()}
     problems = []
     for name in [name for name in env if name not in known]:
         problems += _unknown_leaves(f"env.{name}", env.pop(name), schema)
     for name, section in _env_sections(tree, schema).items():
         if isinstance(env[name], Mapping):
-            env[name] = merged(section().model_dump(mode="json"), env[name])
+            env[name] = merge_trees(section().model_dump(mode="json"), env[name])
     return problems
 
 
@@ -247,29 +249,29 @@ def _unknown_leaves(path: str, value: object, schema: type[Section]) -> list[str
     if isinstance(value, Mapping) and value:
         below = [_unknown_leaves(f"{path}.{name}", item, schema) for name, item in value.items()]
         return [message for messages in below for message in messages]
-    return [unknown(path, value, schema_keys(schema))]
+    return [unknown_key_problem(path, value, schema_keys(schema))]
 
 
 # ---- interpolations --------------------------------------------------------------------------
 
 
-def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def _iterate_leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     for name, value in tree.items():
         if isinstance(value, Mapping):
-            yield from _leaves(value, f"{prefix}{name}.")
+            yield from _iterate_leaves(value, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", value
 
 
-def _interpolated(tree: Tree) -> list[str]:
+def _interpolated_paths(tree: Tree) -> list[str]:
     """Return the paths of the values with an interpolation (``${...}``)."""
-    return [path for path, value in _leaves(tree) if "${" in str(value)]
+    return [path for path, value in _iterate_leaves(tree) if "${" in str(value)]
 
 
-def _resolved(tree: Tree) -> tuple[Tree, dict[str, str]]:
+def _resolve_interpolations(tree: Tree) -> tuple[Tree, dict[str, str]]:
     """Return ``tree`` with interpolations resolved, and a message by path for each failure."""
-    paths = _interpolated(tree)
-    problems = _circles(paths, tree)
+    paths = _interpolated_paths(tree)
+    problems = _find_circles(paths, tree)
     plain = tree
     if not paths:
         return plain, problems
@@ -284,13 +286,13 @@ def _resolved(tree: Tree) -> tuple[Tree, dict[str, str]]:
             if OmegaConf.is_config(value):
                 value = OmegaConf.to_container(value, resolve=True)
         except (OmegaConfBaseException, RecursionError) as error:
-            problems[path] = f"{path}={lookup(tree, path)!r}: {str(error).splitlines()[0]}"
+            problems[path] = f"{path}={value_at_path(tree, path)!r}: {str(error).splitlines()[0]}"
         else:
-            plain = merged(plain, _nested(path, value))
+            plain = merge_trees(plain, _nest_value(path, value))
     return plain, problems
 
 
-def _circles(paths: Sequence[str], tree: Tree) -> dict[str, str]:
+def _find_circles(paths: Sequence[str], tree: Tree) -> dict[str, str]:
     """Return the values among ``paths`` that refer to themselves, directly or through others.
 
     Maps the first path of each circle to a message, and the other paths to an empty text.
@@ -298,7 +300,7 @@ def _circles(paths: Sequence[str], tree: Tree) -> dict[str, str]:
     leads_to = {
         path: [
             other
-            for name in REFERENCE.findall(str(lookup(tree, path)))
+            for name in REFERENCE.findall(str(value_at_path(tree, path)))
             for other in paths
             if _is_below(other, name) or _is_below(name, other)
         ]
@@ -306,29 +308,35 @@ def _circles(paths: Sequence[str], tree: Tree) -> dict[str, str]:
     }
     messages: dict[str, str] = {}
     for path in paths:
-        circle = [name for name in _reach(path, leads_to) if path in _reach(name, leads_to)]
+        circle = [
+            name
+            for name in _reachable_paths(path, leads_to)
+            if path in _reachable_paths(name, leads_to)
+        ]
         if path in messages or path not in circle:
             continue
         messages |= dict.fromkeys(circle, "")
         why = f"it refers to itself ({' and '.join(sorted(circle))})"
         fix = f"write a value for {path}"
         allowed = "a reference that ends at a value"
-        messages[path] = f"{path}={lookup(tree, path)!r}: {why}; allowed: {allowed}; fix: {fix}"
+        messages[path] = (
+            f"{path}={value_at_path(tree, path)!r}: {why}; allowed: {allowed}; fix: {fix}"
+        )
     return messages
 
 
-def _reach(path: str, leads_to: Mapping[str, Sequence[str]]) -> list[str]:
+def _reachable_paths(path: str, leads_to: Mapping[str, Sequence[str]]) -> list[str]:
     reached = list(leads_to[path])
     for name in reached:
         reached += [other for other in leads_to[name] if other not in reached]
     return reached
 
 
-def _forget(config: Section, path: str) -> None:
+def _delete_value(config: Section, path: str) -> None:
     """Delete the value at ``path``, so that no check reports its unresolved text."""
     above, _, name = path.rpartition(".")
     try:
-        section = lookup(config, above) if above else config
+        section = value_at_path(config, above) if above else config
     except (MissingKey, KeyError):
         return
     if isinstance(section, Section):
@@ -336,7 +344,7 @@ def _forget(config: Section, path: str) -> None:
         (section.__pydantic_extra__ or {}).pop(name, None)
 
 
-def _nested(path: str, value: object) -> Tree:
+def _nest_value(path: str, value: object) -> Tree:
     *above, name = path.split(".")
     made: Tree = {name: value}
     for section in reversed(above):
@@ -344,15 +352,15 @@ def _nested(path: str, value: object) -> Tree:
     return made
 
 
-def _own_mistakes(problems: Mapping[str, str], tree: Tree) -> list[str]:
+def _independent_problems(problems: Mapping[str, str], tree: Tree) -> list[str]:
     """Return the messages without those about values that refer to another wrong value."""
-    paths = _interpolated(tree)
-    circles = _circles(paths, tree)
+    paths = _interpolated_paths(tree)
+    circles = _find_circles(paths, tree)
     repeated = {path for path, message in problems.items() if not message}
     for path in paths:
         if path in circles:
             continue
-        references = REFERENCE.findall(str(lookup(tree, path)))
+        references = REFERENCE.findall(str(value_at_path(tree, path)))
         if any(_is_below(name, wrong) for name in references for wrong in problems):
             repeated.add(path)
     return [message for path, message in problems.items() if path not in repeated]
@@ -363,40 +371,42 @@ def _is_below(path: str, other: str) -> bool:
 
 
 def _with_interpolations(values: Tree, tree: Tree) -> Tree:
-    for path in _interpolated(tree):
-        values = merged(values, _nested(path, lookup(tree, path)))
+    for path in _interpolated_paths(tree):
+        values = merge_trees(values, _nest_value(path, value_at_path(tree, path)))
     return values
 
 
 # ---- keys without effect, and output -----------------------------------------------------------
 
 
-def without_effect(cfg: Section, device: str) -> dict[str, str]:
+def keys_without_effect(cfg: Section, device: str) -> dict[str, str]:
     """Return the keys that were set and have no effect on ``device``, each with the reason."""
     reasons = {}
     for key in keys_of(type(cfg)).values():
-        if key.is_section or not (key.unused or key.gpu_only):
+        if key.is_section or not (key.unused_mark or key.is_gpu_only):
             continue
-        if key.unused and key.unused.instead:
+        if key.unused_mark and key.unused_mark.instead:
             continue  # refused by the checks
         # A key that is set to its default needs no warning.
-        if lookup(cfg, key.path) == key.default:
+        if value_at_path(cfg, key.path) == key.default_value:
             continue
-        if key.unused:
-            reasons[key.path] = key.unused.why
+        if key.unused_mark:
+            reasons[key.path] = key.unused_mark.why
         elif device == "cpu":
             reasons[key.path] = "there is no GPU here"
     if isinstance(cfg, PPOConfig) and not fits_prompts(cfg):
         keys = ("data.filter_overlong_prompts", "data.truncation")
         why = "prompts come from the environment, and one that is too long is refused"
         defaults = keys_of(PPOConfig)
-        reasons |= {key: why for key in keys if lookup(cfg, key) != defaults[key].default}
+        reasons |= {
+            key: why for key in keys if value_at_path(cfg, key) != defaults[key].default_value
+        }
     return reasons | unused_rule_reward_keys(cfg) if isinstance(cfg, PPOConfig) else reasons
 
 
 def warn_without_effect(cfg: PPOConfig | SFTConfig) -> None:
     """Log one warning that names every key which was set and has no effect."""
-    reasons = without_effect(cfg, guess_device(cfg.trainer.device))
+    reasons = keys_without_effect(cfg, guess_device(cfg.trainer.device))
     if reasons:
         named = "; ".join(f"{key} ({why})" for key, why in reasons.items())
         logger.warning("set, but without effect here: %s", named)
@@ -418,4 +428,4 @@ def to_dict(cfg: Section) -> Tree:
 
 def to_yaml(cfg: Section | Tree) -> str:
     """Return ``cfg`` as YAML with masked secrets, as it is stored in the run directory."""
-    return yaml_text(masked(to_dict(cfg) if isinstance(cfg, Section) else cfg))
+    return yaml_text(mask_secrets(to_dict(cfg) if isinstance(cfg, Section) else cfg))

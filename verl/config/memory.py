@@ -16,7 +16,7 @@ The estimates are lower bounds, so that a run which fits is never refused.
 import dataclasses
 from collections.abc import Iterator
 
-from verl.config.derive import engine_count, have_own_gpus, weight_transfer
+from verl.config.derive import engine_count, engines_have_separate_gpus, resolve_weight_transfer
 from verl.config.schema import PPOConfig
 from verl.config.schema.model import FSDPConfig
 from verl.names import CPU_CACHE_GB, MAX_LOGITS
@@ -55,8 +55,8 @@ def cpu_node_bytes(cfg: PPOConfig, size: PolicySize) -> float:
     copies = TRAINING_BYTES * (1 + bool(cfg.critic.enable)) + WEIGHT_BYTES * has_reference(cfg)
     cache = (CPU_CACHE_GB if rollout.kv_cache_gb is None else rollout.kv_cache_gb) * GIB
     engines = engine_count(cfg, "cpu") * (parameters * BYTES[rollout.dtype] + cache)
-    logits = logit_bytes(micro_tokens(cfg), size) * trainer.n_gpus_per_node
-    saved = parameters * _saved_bytes(cfg)
+    logits = logit_bytes(micro_batch_tokens(cfg), size) * trainer.n_gpus_per_node
+    saved = parameters * _checkpoint_bytes_per_parameter(cfg)
     # Weights and engines are distributed over the nodes; logits are of the ranks of one node.
     return (parameters * copies + engines + saved) / trainer.nnodes + logits
 
@@ -69,19 +69,21 @@ def update_bytes(cfg: PPOConfig, size: PolicySize) -> float | None:
     parameters = size.parameters
     if parameters is None:
         return None
-    held = _trained(cfg, cfg.actor_rollout_ref.actor.fsdp_config, parameters, TRAINING_BYTES)
-    if cfg.critic.enable and not _rests_on_host(cfg.critic.model.fsdp_config):
-        held += parameters * RESTING_BYTES / _sharers(cfg, cfg.critic.model.fsdp_config)
-    held += _reference(cfg, parameters)
+    held = _trained_bytes(cfg, cfg.actor_rollout_ref.actor.fsdp_config, parameters, TRAINING_BYTES)
+    if cfg.critic.enable and not _is_offloaded(cfg.critic.model.fsdp_config):
+        held += parameters * RESTING_BYTES / _ranks_per_copy(cfg, cfg.critic.model.fsdp_config)
+    held += _reference_bytes(cfg, parameters)
     if not cfg.actor_rollout_ref.actor.fsdp_config.reduce_every_micro_batch:
         held += parameters * WEIGHT_BYTES  # the whole gradient, until it is reduced
     gathered = (
         2 * parameters / (size.layers or parameters) * BYTES[cfg.actor_rollout_ref.actor.dtype]
     )
-    return held + gathered + activation_bytes(cfg, size) + logit_bytes(micro_tokens(cfg), size)
+    return (
+        held + gathered + activation_bytes(cfg, size) + logit_bytes(micro_batch_tokens(cfg), size)
+    )
 
 
-def play_bytes(cfg: PPOConfig, size: PolicySize, device_bytes: float) -> float | None:
+def rollout_bytes(cfg: PPOConfig, size: PolicySize, device_bytes: float) -> float | None:
     """Return the memory of a GPU of ``device_bytes`` while its engine generates, in bytes.
 
     None if the size of the policy is not known.
@@ -89,29 +91,33 @@ def play_bytes(cfg: PPOConfig, size: PolicySize, device_bytes: float) -> float |
     parameters = size.parameters
     if parameters is None:
         return None
-    if have_own_gpus(cfg, "cuda"):
-        return _awake(cfg, parameters, device_bytes)
+    if engines_have_separate_gpus(cfg, "cuda"):
+        return _awake_engine_bytes(cfg, parameters, device_bytes)
     fsdp = cfg.actor_rollout_ref.actor.fsdp_config
-    held = _trained(cfg, fsdp, parameters, RESTING_BYTES) if not _rests_on_host(fsdp) else 0.0
-    return held + _reference(cfg, parameters) + _awake(cfg, parameters, device_bytes)
+    held = _trained_bytes(cfg, fsdp, parameters, RESTING_BYTES) if not _is_offloaded(fsdp) else 0.0
+    return (
+        held
+        + _reference_bytes(cfg, parameters)
+        + _awake_engine_bytes(cfg, parameters, device_bytes)
+    )
 
 
 def engine_bytes(cfg: PPOConfig, size: PolicySize) -> float | None:
     """Return the bytes of an engine's weights on one of its GPUs; None if not known."""
-    return None if size.parameters is None else _share(cfg, size.parameters)
+    return None if size.parameters is None else _engine_weight_bytes(cfg, size.parameters)
 
 
-def _share(cfg: PPOConfig, parameters: int) -> float:
+def _engine_weight_bytes(cfg: PPOConfig, parameters: int) -> float:
     rollout = cfg.actor_rollout_ref.rollout
     return parameters * BYTES[rollout.dtype] / rollout.tensor_model_parallel_size
 
 
-def _awake(cfg: PPOConfig, parameters: int, device_bytes: float) -> float:
+def _awake_engine_bytes(cfg: PPOConfig, parameters: int, device_bytes: float) -> float:
     """Return the bytes of an engine that is awake, on one of its GPUs."""
     rollout = cfg.actor_rollout_ref.rollout
     if rollout.kv_cache_gb is None:
         return rollout.gpu_memory_utilization * device_bytes
-    return _share(cfg, parameters) + rollout.kv_cache_gb * GIB
+    return _engine_weight_bytes(cfg, parameters) + rollout.kv_cache_gb * GIB
 
 
 def gpu_node_bytes(cfg: PPOConfig, size: PolicySize) -> float | None:
@@ -128,14 +134,14 @@ def gpu_node_bytes(cfg: PPOConfig, size: PolicySize) -> float | None:
     rollout = cfg.actor_rollout_ref.rollout
     weights = size.parameters * BYTES[rollout.dtype]
     # The gathered copy, the cast one and the one in the store.
-    syncing = whole + 2 * weights if weight_transfer(cfg, "cuda") == "store" else 0
-    saving = size.parameters * _saved_bytes(cfg) / _nodes_of_a_copy(cfg)
+    syncing = whole + 2 * weights if resolve_weight_transfer(cfg, "cuda") == "store" else 0
+    saving = size.parameters * _checkpoint_bytes_per_parameter(cfg) / _nodes_per_copy(cfg)
     # An asynchronous save continues during the next training steps.
     busiest = syncing + saving if cfg.trainer.async_save else max(syncing, saving)
     return max(whole, busiest)
 
 
-def _saved_bytes(cfg: PPOConfig) -> int:
+def _checkpoint_bytes_per_parameter(cfg: PPOConfig) -> int:
     """Return the bytes in a checkpoint per parameter of the policy; a critic has equal size."""
     if cfg.trainer.save_freq == 0:
         return 0
@@ -149,13 +155,13 @@ def _saved_bytes(cfg: PPOConfig) -> int:
     return saved
 
 
-def _nodes_of_a_copy(cfg: PPOConfig) -> int:
+def _nodes_per_copy(cfg: PPOConfig) -> int:
     """Return the nodes over which one copy of the policy is sharded; these save it."""
-    ranks = _sharers(cfg, cfg.actor_rollout_ref.actor.fsdp_config)
+    ranks = _ranks_per_copy(cfg, cfg.actor_rollout_ref.actor.fsdp_config)
     return -(-ranks // cfg.trainer.n_gpus_per_node)
 
 
-def store_gb(cfg: PPOConfig, size: PolicySize) -> float:
+def estimate_store_gb(cfg: PPOConfig, size: PolicySize) -> float:
     """Return the size of Ray's object store on a node, in GB.
 
     It holds trajectories and, in a weight sync, one copy of the weights for all engines.
@@ -168,7 +174,7 @@ def has_reference(cfg: PPOConfig) -> bool:
     return cfg.actor_rollout_ref.actor.use_kl_loss or cfg.algorithm.use_kl_in_reward
 
 
-def micro_tokens(cfg: PPOConfig) -> int:
+def micro_batch_tokens(cfg: PPOConfig) -> int:
     """Return the tokens of the policy's largest micro-batch in an update, on one rank."""
     actor = cfg.actor_rollout_ref.actor
     if actor.use_dynamic_bsz:
@@ -189,7 +195,7 @@ def activation_bytes(cfg: PPOConfig, size: PolicySize) -> int:
     if size.layers is None or size.hidden is None:
         return 0
     widths = 1 if cfg.actor_rollout_ref.model.enable_gradient_checkpointing else SAVED_WIDTHS
-    numbers = micro_tokens(cfg) * size.layers * size.hidden * widths
+    numbers = micro_batch_tokens(cfg) * size.layers * size.hidden * widths
     return numbers * BYTES[cfg.actor_rollout_ref.actor.dtype]
 
 
@@ -207,7 +213,7 @@ def memory_problems(
     host = gpu_node_bytes(cfg, size)
     if host_gb is not None and host is not None and host > host_gb * GIB:
         fix = "fewer ranks or engines on a node, or a smaller policy"
-        yield f"plan: a node needs {_gib(host, host_gb * GIB)} of host memory; fix: {fix}"
+        yield f"plan: a node needs {_format_gib(host, host_gb * GIB)} of host memory; fix: {fix}"
 
 
 def _head_problems(cfg: PPOConfig, size: PolicySize) -> Iterator[str]:
@@ -221,60 +227,62 @@ def _head_problems(cfg: PPOConfig, size: PolicySize) -> Iterator[str]:
         yield f"{key}={each}: {why}; allowed: a size that divides both; fix: {key}=1"
 
 
-def _device_problems(cfg: PPOConfig, size: PolicySize, there: float) -> Iterator[str]:
+def _device_problems(cfg: PPOConfig, size: PolicySize, device_bytes: float) -> Iterator[str]:
     rollout = cfg.actor_rollout_ref.rollout
     key = "actor_rollout_ref.rollout.gpu_memory_utilization"
     size_key = key if rollout.kv_cache_gb is None else "actor_rollout_ref.rollout.kv_cache_gb"
     fsdp = "actor_rollout_ref.actor.fsdp_config"
-    held = 0.0 if size.parameters is None else _awake(cfg, size.parameters, there)
+    held = (
+        0.0 if size.parameters is None else _awake_engine_bytes(cfg, size.parameters, device_bytes)
+    )
     update = update_bytes(cfg, size)
     # An engine that does not sleep keeps its memory while the policy is updated.
     sleeps = rollout.free_cache_engine and cfg.trainer.rollout_overlap == "off"
-    awake = 0.0 if sleeps or have_own_gpus(cfg, "cuda") else held
-    if update is not None and update + awake > there:
+    awake = 0.0 if sleeps or engines_have_separate_gpus(cfg, "cuda") else held
+    if update is not None and update + awake > device_bytes:
         fix = (
             "fewer tokens per micro-batch, enable_gradient_checkpointing=true, more ranks, or "
             f"{fsdp}.offload_policy=true"
         )
-        yield f"plan: a GPU needs {_gib(update + awake, there)} for an update; fix: {fix}"
-    play = play_bytes(cfg, size, there)
-    if play is not None and play > there:
+        yield f"plan: a GPU needs {_format_gib(update + awake, device_bytes)} for an update; fix: {fix}"
+    generating = rollout_bytes(cfg, size, device_bytes)
+    if generating is not None and generating > device_bytes:
         fix = f"a smaller {size_key}"
-        if not have_own_gpus(cfg, "cuda"):
+        if not engines_have_separate_gpus(cfg, "cuda"):
             fix += f", or {fsdp}.param_offload=true {fsdp}.optimizer_offload=true"
-        yield f"plan: a GPU needs {_gib(play, there)} while its engine generates; fix: {fix}"
+        yield f"plan: a GPU needs {_format_gib(generating, device_bytes)} while its engine generates; fix: {fix}"
     engine = engine_bytes(cfg, size)
     share = rollout.gpu_memory_utilization
-    if rollout.kv_cache_gb is None and engine is not None and engine > share * there:
-        what = f"{_gib(engine, share * there, 'its share')} for the weights of its engine"
+    if rollout.kv_cache_gb is None and engine is not None and engine > share * device_bytes:
+        what = f"{_format_gib(engine, share * device_bytes, 'its share')} for the weights of its engine"
         fix = f"a larger {key}, or a larger actor_rollout_ref.rollout.tensor_model_parallel_size"
         yield f"{key}={share}: a GPU needs {what}; allowed: more than that; fix: {fix}"
 
 
-def _trained(cfg: PPOConfig, fsdp: FSDPConfig, parameters: int, per_weight: int) -> float:
+def _trained_bytes(cfg: PPOConfig, fsdp: FSDPConfig, parameters: int, per_weight: int) -> float:
     """Return the bytes of the trained policy on one device; LoRA adapters are not counted."""
     if fsdp.offload_policy:
         return 0.0
     per_weight = WEIGHT_BYTES if cfg.actor_rollout_ref.model.lora_rank else per_weight
-    return parameters * per_weight / _sharers(cfg, fsdp)
+    return parameters * per_weight / _ranks_per_copy(cfg, fsdp)
 
 
-def _reference(cfg: PPOConfig, parameters: int) -> float:
+def _reference_bytes(cfg: PPOConfig, parameters: int) -> float:
     fsdp = cfg.actor_rollout_ref.ref.fsdp_config
     if not has_reference(cfg) or fsdp.param_offload or fsdp.offload_policy:
         return 0.0
-    return parameters * WEIGHT_BYTES / _sharers(cfg, fsdp)
+    return parameters * WEIGHT_BYTES / _ranks_per_copy(cfg, fsdp)
 
 
-def _rests_on_host(fsdp: FSDPConfig) -> bool:
+def _is_offloaded(fsdp: FSDPConfig) -> bool:
     return fsdp.offload_policy or (fsdp.param_offload and fsdp.optimizer_offload)
 
 
-def _sharers(cfg: PPOConfig, fsdp: FSDPConfig) -> int:
+def _ranks_per_copy(cfg: PPOConfig, fsdp: FSDPConfig) -> int:
     """Return the number of ranks that share one copy of the parameters."""
     ranks = cfg.trainer.n_gpus_per_node * cfg.trainer.nnodes
     return ranks if fsdp.fsdp_size in (-1, 0) else min(fsdp.fsdp_size, ranks)
 
 
-def _gib(needed: float, there: float, of: str = "there are") -> str:
-    return f"about {needed / GIB:.1f} GiB ({of} {there / GIB:.1f})"
+def _format_gib(needed: float, available: float, label: str = "there are") -> str:
+    return f"about {needed / GIB:.1f} GiB ({label} {available / GIB:.1f})"

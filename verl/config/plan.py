@@ -10,17 +10,17 @@ from typing import Any
 
 from verl.config.cold_start import cold_start_config, cold_start_name
 from verl.config.derive import (
+    count_training_steps,
     declared_tasks,
     default_group_size,
     engine_count,
-    engine_gpus,
-    engines_on_a_node,
-    have_own_gpus,
+    engine_gpus_by_node,
+    engines_have_separate_gpus,
     is_placeholder,
-    iterations,
     known_tasks,
-    trajectories_per_iteration,
-    weight_transfer,
+    max_engines_per_node,
+    resolve_weight_transfer,
+    trajectories_per_step,
 )
 from verl.config.load import guess_device
 from verl.config.memory import (
@@ -33,9 +33,9 @@ from verl.config.memory import (
     memory_problems,
     update_bytes,
 )
-from verl.config.plan_notes import notes
+from verl.config.plan_notes import iterate_plan_notes
 from verl.config.plugins import ENVIRONMENTS, METHODS
-from verl.config.policy_size import new_policy_size, policy_size
+from verl.config.policy_size import count_new_parameters, read_policy_size
 from verl.config.schema import PPOConfig, SFTConfig
 from verl.config.settings.cpus import available_cpus
 
@@ -87,15 +87,15 @@ class Plan:
     checkpoints: str = ""
     train_tasks: int | None = None
     val_tasks: int | None = None
-    tasks_per_iteration: int = 0
+    tasks_per_step: int = 0
     group_size: int = 0
     trajectories: int = 0
-    steps_at_most: int = 0
+    turns_at_most: int = 0
     rows_at_most: int = 0
     mini_batches: int = 0
     epochs: int = 1
     optimizer_steps: int = 0
-    iterations: int | None = None
+    training_steps: int | None = None
     total_optimizer_steps: int | None = None
     row_tokens: int = 0
     sampled_tokens_at_most: int = 0
@@ -113,7 +113,7 @@ class Plan:
     envs: int = 0
     evaluates: bool = False  # no training: an evaluation on validation tasks, or an audit
     audit: str = ""  # description of the trajectories of an audit
-    panel_plays: int = 1  # trajectories of each validation task
+    trajectories_per_val_task: int = 1  # trajectories of each validation task
     sampling: str = ""  # sampling in validation
     policy: str | None = None  # path or checkpoint of the policy
     parameters: int | None = None
@@ -129,57 +129,65 @@ class Plan:
     # Differences from published jobs with the same keys, and overrides that remove them.
     notes: tuple[str, ...] = ()
 
-    def lines(self) -> Iterator[tuple[str, str]]:
+    def labelled_lines(self) -> Iterator[tuple[str, str]]:
         """Yield label and value of each printed line."""
-        ranks = f"{_count(self.ranks, 'training rank')} x {_count(self.threads_per_rank, 'thread')}"
+        ranks = f"{_format_count(self.ranks, 'training rank')} x {_format_count(self.threads_per_rank, 'thread')}"
         yield "device", f"{self.device}, {ranks}"
-        yield from self._play_lines() if self.engines else ()
+        yield from self._rollout_lines() if self.engines else ()
         if self.stand_in:
             yield "stand-in", f"{self.stand_in}: not comparable with published numbers"
-        passes = _count(self.epochs, "epoch")
+        passes = _format_count(self.epochs, "epoch")
         if self.evaluates:
             yield from self._evaluation_lines()
         elif self.engines:
-            batches = _count(self.mini_batches, "mini-batch", "es")
-            steps = _count(self.optimizer_steps, "optimizer step")
-            in_all = f"{_known(self.total_optimizer_steps)} optimizer steps"
+            batches = _format_count(self.mini_batches, "mini-batch", "es")
+            steps = _format_count(self.optimizer_steps, "optimizer step")
+            in_all = f"{_format_optional(self.total_optimizer_steps)} optimizer steps"
             yield "updates", f"{batches} x {passes} = {steps} per training step"
-            yield "in all", f"{_known(self.iterations)} training steps, {in_all}"
+            yield "in all", f"{_format_optional(self.training_steps)} training steps, {in_all}"
             yield from (("note", note) for note in self.notes)
         else:
-            yield "updates", f"{passes}, {_known(self.total_optimizer_steps)} optimizer steps"
-        yield "policy", self._policy()
-        yield "memory", _memory(self.memory_gb, self.machine_memory_gb, self.device_memory_gb)
+            yield (
+                "updates",
+                f"{passes}, {_format_optional(self.total_optimizer_steps)} optimizer steps",
+            )
+        yield "policy", self._describe_policy()
+        yield (
+            "memory",
+            _format_memory(self.memory_gb, self.machine_memory_gb, self.device_memory_gb),
+        )
         yield "run directory", self.run_dir
         yield "checkpoints", self.checkpoints
 
-    def _policy(self) -> str:
-        text = f"{_known(self.parameters)} parameters"
+    def _describe_policy(self) -> str:
+        text = f"{_format_optional(self.parameters)} parameters"
         if self.made_by:
             text += f", trained first by a cold start ({self.made_by})"
         if self.lora_rank:
-            trained = _known(self.trained_parameters)
+            trained = _format_optional(self.trained_parameters)
             text += f"; LoRA of rank {self.lora_rank}: {trained} parameters are trained"
         return f"{text}; {self.policy}" if self.evaluates else text
 
     def _evaluation_lines(self) -> Iterator[tuple[str, str]]:
-        tasks = f"{_known(self.val_tasks)} tasks x {self.panel_plays:,}"
-        trajectories = None if self.val_tasks is None else self.val_tasks * self.panel_plays
-        evaluation = f"{tasks} = {_known(trajectories)} trajectories, {self.sampling}"
+        tasks = f"{_format_optional(self.val_tasks)} tasks x {self.trajectories_per_val_task:,}"
+        trajectories = (
+            None if self.val_tasks is None else self.val_tasks * self.trajectories_per_val_task
+        )
+        evaluation = f"{tasks} = {_format_optional(trajectories)} trajectories, {self.sampling}"
         yield ("audit", self.audit) if self.audit else ("evaluation", evaluation)
         yield "updates", "none: no training"
 
-    def _play_lines(self) -> Iterator[tuple[str, str]]:
-        engines = f"{_count(self.engines, 'engine')} x {_count(self.threads_per_engine, 'thread')}"
+    def _rollout_lines(self) -> Iterator[tuple[str, str]]:
+        engines = f"{_format_count(self.engines, 'engine')} x {_format_count(self.threads_per_engine, 'thread')}"
         if self.gpus_per_engine > 1:
             engines += f" on {self.gpus_per_engine} GPUs each"
         if self.engine_gpus:
-            engines += f" ({_count(self.engine_gpus, 'GPU')} only for engines)"
-        processes = _count(self.env_processes, "environment process", "es")
-        envs = _count(self.envs, "environment")
+            engines += f" ({_format_count(self.engine_gpus, 'GPU')} only for engines)"
+        processes = _format_count(self.env_processes, "environment process", "es")
+        envs = _format_count(self.envs, "environment")
         yield (
             "rollout",
-            f"{engines}, {_count(self.collectors, 'collector')}, {processes} ({envs} at once)",
+            f"{engines}, {_format_count(self.collectors, 'collector')}, {processes} ({envs} at once)",
         )
         if self.device != "cpu":
             yield "weights", f"to the engines {TRANSFER_TEXTS[self.weight_transfer]}"
@@ -187,33 +195,33 @@ class Plan:
             return
         yield (
             "tasks",
-            f"{_known(self.train_tasks)} to train on, {_known(self.val_tasks)} to validate on",
+            f"{_format_optional(self.train_tasks)} to train on, {_format_optional(self.val_tasks)} to validate on",
         )
         default = f" (env.rollout.n; default: {self.default_group_size})"
         note = default if self.default_group_size else ""
-        tasks = f"{_count(self.tasks_per_iteration, 'task')} x {self.group_size}{note}"
-        trajectories = _count(self.trajectories, "trajectory", plural="trajectories")
-        yield "one step", f"{tasks} = {trajectories}, {self.steps_at_most:,} turns at most"
+        tasks = f"{_format_count(self.tasks_per_step, 'task')} x {self.group_size}{note}"
+        trajectories = _format_count(self.trajectories, "trajectory", plural="trajectories")
+        yield "one step", f"{tasks} = {trajectories}, {self.turns_at_most:,} turns at most"
         yield "rows", f"{self.rows_at_most:,} at most, {self.row_tokens:,} tokens each at most"
         others = [f" + {count:,} of {what}" for what, count in self.other_tokens_at_most.items()]
         yield "sampled tokens", f"{self.sampled_tokens_at_most:,} at most{''.join(others)}"
 
-    def text(self) -> str:
+    def format_text(self) -> str:
         """Return the plan as text: the title, and a line for each of ``labelled_lines``."""
-        rows = list(self.lines())
+        rows = list(self.labelled_lines())
         width = max(len(label) for label, _ in rows)
         return "\n".join([self.title, *(f"  {label:<{width}}  {value}" for label, value in rows)])
 
-    def table(self) -> Any:
+    def build_table(self) -> Any:
         """Return the plan as a ``rich.table.Table``."""
         from rich.table import Table
 
         table = Table(title=self.title, show_header=False, title_justify="left")
-        for label, value in self.lines():
+        for label, value in self.labelled_lines():
             table.add_row(label, value)
         return table
 
-    def problems(self) -> list[str]:
+    def resource_problems(self) -> list[str]:
         """Return a message for each estimate that exceeds the memory of the host or of a GPU."""
         needed = self.memory_gb
         available = self.machine_memory_gb
@@ -225,18 +233,20 @@ class Plan:
             "fewer tokens or rows per micro-batch, fewer engines, "
             "a smaller actor_rollout_ref.rollout.kv_cache_gb"
         )
-        return [f"plan: needs {_memory(needed, available)}; fix: {fix}"]
+        return [f"plan: needs {_format_memory(needed, available)}; fix: {fix}"]
 
 
-def _count(number: int, noun: str, suffix: str = "s", plural: str = "") -> str:
+def _format_count(number: int, noun: str, suffix: str = "s", plural: str = "") -> str:
     return f"{number:,} {noun if number == 1 else plural or noun + suffix}"
 
 
-def _known(number: int | None) -> str:
+def _format_optional(number: int | None) -> str:
     return "?" if number is None else f"{number:,}"
 
 
-def _memory(needed: float | None, available: float | None, on_gpu: float | None = None) -> str:
+def _format_memory(
+    needed: float | None, available: float | None, on_gpu: float | None = None
+) -> str:
     what = "for weights, optimizer, engines and logits" if on_gpu is None else "of host memory"
     text = "?" if needed is None else f"about {needed:.1f} GiB per node {what}"
     if on_gpu is not None:
@@ -253,30 +263,32 @@ def gather_facts(cfg: PPOConfig | SFTConfig) -> Facts:
     # If a file is damaged or a cold start cannot be composed, the size is not known. Other checks
     # report these errors.
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        size = _size_of(cfg)
+        size = _find_policy_size(cfg)
     device = guess_device(cfg.trainer.device)
     return Facts(
         cores=available_cpus(),
         memory_gb=pages / GIB if pages else None,
         device=device,
         device_memory_gb=_gpu_memory_gb() if device == "cuda" else None,
-        made_by=cold_start_name(cfg) if isinstance(cfg, PPOConfig) and _is_made(cfg) else "",
+        made_by=cold_start_name(cfg)
+        if isinstance(cfg, PPOConfig) and _needs_cold_start(cfg)
+        else "",
         **dataclasses.asdict(size),
     )
 
 
-def _size_of(cfg: PPOConfig | SFTConfig) -> PolicySize:
+def _find_policy_size(cfg: PPOConfig | SFTConfig) -> PolicySize:
     """Return the size of the existing policy, or of the one that a cold start will train."""
-    if isinstance(cfg, PPOConfig) and _is_made(cfg):
+    if isinstance(cfg, PPOConfig) and _needs_cold_start(cfg):
         cfg = cold_start_config(cfg)
     path = cfg.actor_rollout_ref.model.path if isinstance(cfg, PPOConfig) else cfg.model.path
     if path is None and isinstance(cfg, SFTConfig):
         vocab = cfg.model.vocab_size
-        return PolicySize(new_policy_size(cfg.model.new, vocab), vocab)
-    return policy_size(Path(path)) if path else PolicySize()
+        return PolicySize(count_new_parameters(cfg.model.new, vocab), vocab)
+    return read_policy_size(Path(path)) if path else PolicySize()
 
 
-def _is_made(cfg: PPOConfig) -> bool:
+def _needs_cold_start(cfg: PPOConfig) -> bool:
     path = cfg.actor_rollout_ref.model.path
     return cfg.cold_start.enable and path is not None and not Path(path).exists()
 
@@ -310,7 +322,7 @@ def _ppo_plan(cfg: PPOConfig, facts: Facts) -> Plan:
     rollout = cfg.actor_rollout_ref.rollout
     trainer = cfg.trainer
     append = env.history == "append"
-    trajectories = trajectories_per_iteration(cfg)
+    trajectories = trajectories_per_step(cfg)
     turns = trajectories * env.max_steps
     train_tasks = facts.train_tasks if facts.train_tasks is not None else known_tasks(cfg.env)
     steps = _training_steps(cfg, train_tasks)
@@ -322,38 +334,38 @@ def _ppo_plan(cfg: PPOConfig, facts: Facts) -> Plan:
         title=f"{run}: {what} on {env.env_name}",
         device=facts.device,
         run_dir=trainer.default_local_dir,
-        checkpoints="none: no training" if facts.audit else kept_checkpoints(cfg),
+        checkpoints="none: no training" if facts.audit else describe_checkpoints(cfg),
         train_tasks=train_tasks,
         val_tasks=facts.val_tasks if facts.val_tasks is not None else _val_tasks(cfg),
-        tasks_per_iteration=data.train_batch_size,
+        tasks_per_step=data.train_batch_size,
         group_size=env.rollout.n,
         trajectories=trajectories,
-        steps_at_most=turns,
+        turns_at_most=turns,
         rows_at_most=trajectories if append else turns,
         mini_batches=actor.ppo_mini_batches,
         epochs=actor.ppo_epochs,
         optimizer_steps=updates,
-        iterations=steps,
+        training_steps=steps,
         total_optimizer_steps=None if steps is None else steps * updates,
         row_tokens=data.max_prompt_length + data.max_response_length,
         **_sampled_tokens(cfg, trajectories, turns),
         **_worker_counts(cfg, facts),
         evaluates=trainer.val_only or bool(facts.audit),
         audit=facts.audit,
-        panel_plays=rollout.val_kwargs.n,
-        sampling=_sampling(cfg),
-        policy=_source(cfg),
+        trajectories_per_val_task=rollout.val_kwargs.n,
+        sampling=_describe_sampling(cfg),
+        policy=_policy_source(cfg),
         parameters=facts.parameters,
         trained_parameters=facts.trained_parameters,
         lora_rank=cfg.actor_rollout_ref.model.lora_rank,
         made_by=facts.made_by,
-        memory_gb=_ppo_memory(cfg, facts),
+        memory_gb=_node_memory_gb(cfg, facts),
         machine_memory_gb=facts.memory_gb,
-        device_memory_gb=_on_gpu(cfg, facts),
+        device_memory_gb=_update_memory_gb(cfg, facts),
         gpu_problems=tuple(_gpu_problems(cfg, facts)),
         default_group_size=default_group_size(cfg),
-        stand_in=stand_in_for(cfg),
-        notes=tuple(notes(cfg, train_tasks)),
+        stand_in=describe_stand_in(cfg),
+        notes=tuple(iterate_plan_notes(cfg, train_tasks)),
     )
 
 
@@ -361,7 +373,7 @@ def _training_steps(cfg: PPOConfig, train_tasks: int | None) -> int | None:
     """Return the number of training steps; None if it depends on an unknown number of tasks."""
     known = cfg.trainer.total_training_steps is not None or train_tasks is not None
     known = known or is_placeholder(cfg.data.train_files)
-    return iterations(cfg, train_tasks or 0) if known else None
+    return count_training_steps(cfg, train_tasks or 0) if known else None
 
 
 def _sampled_tokens(cfg: PPOConfig, trajectories: int, turns: int) -> dict[str, Any]:
@@ -387,15 +399,17 @@ def _worker_counts(cfg: PPOConfig, facts: Facts) -> dict[str, Any]:
     env = cfg.env
     rollout = cfg.actor_rollout_ref.rollout
     trainer = cfg.trainer
-    neighbours = engines_on_a_node(cfg, facts.device)
+    neighbours = max_engines_per_node(cfg, facts.device)
     processes = env.num_collectors * env.num_workers
     return {
         "ranks": trainer.n_gpus_per_node * trainer.nnodes,
         "threads_per_rank": trainer.num_threads or max(1, facts.cores // trainer.n_gpus_per_node),
         "engines": engine_count(cfg, facts.device),
         "gpus_per_engine": rollout.tensor_model_parallel_size if facts.device == "cuda" else 1,
-        "engine_gpus": sum(engine_gpus(cfg)) if have_own_gpus(cfg, facts.device) else 0,
-        "weight_transfer": weight_transfer(cfg, facts.device),
+        "engine_gpus": sum(engine_gpus_by_node(cfg))
+        if engines_have_separate_gpus(cfg, facts.device)
+        else 0,
+        "weight_transfer": resolve_weight_transfer(cfg, facts.device),
         "threads_per_engine": rollout.num_threads or max(1, facts.cores // neighbours),
         "collectors": env.num_collectors,
         "env_processes": processes,
@@ -403,7 +417,7 @@ def _worker_counts(cfg: PPOConfig, facts: Facts) -> dict[str, Any]:
     }
 
 
-def stand_in_for(cfg: PPOConfig | SFTConfig) -> str:
+def describe_stand_in(cfg: PPOConfig | SFTConfig) -> str:
     """Describe the replacement of the environment that ``cfg`` names; empty if there is none."""
     return "; ".join(filter(None, (plugin.stand_in(cfg) for plugin in ENVIRONMENTS)))
 
@@ -415,14 +429,14 @@ def _val_tasks(cfg: PPOConfig) -> int | None:
     return None if declared is None else min(count for count in counts if count is not None)
 
 
-def _sampling(cfg: PPOConfig) -> str:
+def _describe_sampling(cfg: PPOConfig) -> str:
     sampled = cfg.actor_rollout_ref.rollout.val_kwargs
     if not sampled.do_sample or sampled.temperature == 0:
         return "greedy"
     return f"sampled at temperature {sampled.temperature:g}"
 
 
-def _source(cfg: PPOConfig) -> str:
+def _policy_source(cfg: PPOConfig) -> str:
     trainer = cfg.trainer
     if trainer.resume_mode == "resume_path":
         return f"checkpoint {trainer.resume_from_path}"
@@ -432,7 +446,7 @@ def _source(cfg: PPOConfig) -> str:
     return f"{path}, or the newest checkpoint in {saved}" if resumes else path
 
 
-def kept_checkpoints(cfg: PPOConfig | SFTConfig) -> str:
+def describe_checkpoints(cfg: PPOConfig | SFTConfig) -> str:
     """Describe the checkpoints of a run and their directory."""
     trainer = cfg.trainer
     folder = f"{trainer.default_local_dir}/checkpoints"
@@ -453,7 +467,7 @@ def kept_checkpoints(cfg: PPOConfig | SFTConfig) -> str:
     return f"{every} (trainer.save_freq), {which}, in {folder}"
 
 
-def _ppo_memory(cfg: PPOConfig, facts: Facts) -> float | None:
+def _node_memory_gb(cfg: PPOConfig, facts: Facts) -> float | None:
     """Return the estimated GiB per node; None if the size of the policy is not known."""
     needed = cpu_node_bytes(cfg, facts.size)
     if facts.device != "cpu":
@@ -461,7 +475,7 @@ def _ppo_memory(cfg: PPOConfig, facts: Facts) -> float | None:
     return None if needed is None else needed / GIB
 
 
-def _on_gpu(cfg: PPOConfig, facts: Facts) -> float | None:
+def _update_memory_gb(cfg: PPOConfig, facts: Facts) -> float | None:
     """Return the GiB that an update needs on a GPU; None on CPU or for an unknown policy."""
     needed = None if facts.device == "cpu" else update_bytes(cfg, facts.size)
     return None if needed is None else needed / GIB
@@ -488,16 +502,16 @@ def _sft_plan(cfg: SFTConfig, facts: Facts) -> Plan:
         title=f"{run}: imitation of {data.episodes:,} episodes",
         device=facts.device,
         run_dir=trainer.default_local_dir,
-        checkpoints=kept_checkpoints(cfg),
+        checkpoints=describe_checkpoints(cfg),
         epochs=trainer.total_epochs,
         optimizer_steps=1,
-        iterations=trainer.total_training_steps,
+        training_steps=trainer.total_training_steps,
         total_optimizer_steps=trainer.total_training_steps,
         row_tokens=data.max_length,
         ranks=trainer.n_gpus_per_node * trainer.nnodes,
         threads_per_rank=trainer.num_threads or max(1, facts.cores // trainer.n_gpus_per_node),
         parameters=facts.parameters,
-        stand_in=stand_in_for(cfg) if not data.train_files else "",
+        stand_in=describe_stand_in(cfg) if not data.train_files else "",
         memory_gb=memory,
         machine_memory_gb=facts.memory_gb,
     )

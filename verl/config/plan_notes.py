@@ -4,12 +4,12 @@ from collections.abc import Iterator
 
 from verl.config.checks.sampling import greedy_validation_notes
 from verl.config.derive import (
-    have_own_gpus,
+    count_training_steps,
+    engines_have_separate_gpus,
     is_placeholder,
-    iterations,
     known_tasks,
-    plays_files,
-    trajectories_per_iteration,
+    trajectories_per_step,
+    uses_file_tasks,
 )
 from verl.config.load import guess_device
 from verl.config.schema import PPOConfig
@@ -20,11 +20,11 @@ STEPS = "trainer.total_training_steps"
 
 def rows_at_most(cfg: PPOConfig) -> int:
     """Return the rows of a training step: one per trajectory (append) or per turn (window)."""
-    trajectories = trajectories_per_iteration(cfg)
+    trajectories = trajectories_per_step(cfg)
     return trajectories if cfg.env.history == "append" else trajectories * cfg.env.max_steps
 
 
-def notes(cfg: PPOConfig, tasks: int | None = None) -> Iterator[str]:
+def iterate_plan_notes(cfg: PPOConfig, tasks: int | None = None) -> Iterator[str]:
     """Yield notes on numbers that differ from published jobs, with the override to make them equal.
 
     Other notes are about idle GPUs and settings without effect. ``tasks`` is the number of training
@@ -49,7 +49,7 @@ def _ranks_without_gpus(cfg: PPOConfig) -> Iterator[str]:
 
 def _idle_gpus(cfg: PPOConfig) -> Iterator[str]:
     trainer = cfg.trainer
-    separate = trainer.device != "cpu" and have_own_gpus(cfg, "cuda")
+    separate = trainer.device != "cpu" and engines_have_separate_gpus(cfg, "cuda")
     if separate and trainer.rollout_overlap == "off":
         yield (
             "GPUs of the engines are idle in updates, those of the training ranks in rollouts; "
@@ -57,7 +57,7 @@ def _idle_gpus(cfg: PPOConfig) -> Iterator[str]:
         )
 
 
-def _by_size(cfg: PPOConfig) -> bool:
+def _is_derived_from_size(cfg: PPOConfig) -> bool:
     """Return True if the number of mini-batches was derived from their size."""
     actor = cfg.actor_rollout_ref.actor
     return actor.ppo_mini_batches == max(1, cfg.data.train_batch_size // actor.ppo_mini_batch_size)
@@ -68,9 +68,9 @@ def _rows_per_step(cfg: PPOConfig) -> Iterator[str]:
     rows = rows_at_most(cfg)
     size = actor.ppo_mini_batch_size
     steps = -(-rows // size)
-    if not _by_size(cfg) or steps <= actor.ppo_mini_batches:
+    if not _is_derived_from_size(cfg) or steps <= actor.ppo_mini_batches:
         return
-    total = trajectories_per_iteration(cfg)
+    total = trajectories_per_step(cfg)
     number = max(count for count in range(1, total + 1) if total % count == 0 and count <= steps)
     yield (
         f"ppo_mini_batch_size={size} counts tasks; agent jobs that count rows would make up to "
@@ -81,13 +81,13 @@ def _rows_per_step(cfg: PPOConfig) -> Iterator[str]:
 def _length_of_an_epoch(cfg: PPOConfig, tasks: int | None = None) -> Iterator[str]:
     trainer = cfg.trainer
     # For rows of files, an epoch means the same as in published jobs.
-    if trainer.total_training_steps is not None or plays_files(cfg):
+    if trainer.total_training_steps is not None or uses_file_tasks(cfg):
         return
     if is_placeholder(cfg.data.train_files):
         yield "an epoch is one training step: data.train_files is a placeholder of one batch"
         return
     tasks = known_tasks(cfg.env) if tasks is None else tasks
-    each = iterations(cfg, tasks) // trainer.total_epochs if tasks else None
+    each = count_training_steps(cfg, tasks) // trainer.total_epochs if tasks else None
     if each == 1:
         return
     length = f"{each:,} training steps over {tasks:,} tasks" if each else "all tasks"

@@ -8,9 +8,9 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from verl.config.problems import Context, Problems
+from verl.config.problems import CheckContext, Problems
 from verl.config.schema import PPOConfig, SFTConfig
-from verl.config.settings import Key, Section, keys_of, plugged_key
+from verl.config.settings import Key, Section, keys_of, section_key
 
 Schema = TypeVar("Schema", bound=Section)
 
@@ -29,7 +29,7 @@ class EnvironmentPlugin:
     names: Callable[[], Collection[str]]
     section: Callable[[str], type[Section] | None]
     preprocess: Callable[[dict[str, Any], type[Section]], None]
-    check_written: Callable[[Mapping[str, Any], Collection[str]], Problems]
+    check_set_keys: Callable[[Mapping[str, Any], Collection[str]], Problems]
     stand_in: Callable[[PPOConfig | SFTConfig], str]
 
 
@@ -45,7 +45,7 @@ class MethodPlugin:
 
     schemas: Mapping[type[Section], type[Section]]
     derive: Callable[[PPOConfig | SFTConfig], None]
-    check: Callable[[PPOConfig | SFTConfig, Context], Problems]
+    check: Callable[[PPOConfig | SFTConfig, CheckContext], Problems]
     columns: Callable[[PPOConfig], Mapping[str, str]]
     sampled_tokens: Callable[[PPOConfig, int], Mapping[str, int]]
 
@@ -80,6 +80,6 @@ def schema_keys(schema: type[Section]) -> Mapping[str, Key]:
     for name in env_names() if "env" in full.model_fields else ():
         section = env_section(name)
         if section is not None:
-            keys[f"env.{name}"] = plugged_key(f"env.{name}", section)
+            keys[f"env.{name}"] = section_key(f"env.{name}", section)
             keys.update(keys_of(section, f"env.{name}."))
     return keys

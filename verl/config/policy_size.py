@@ -8,7 +8,7 @@ from verl.config.memory import PolicySize
 from verl.config.schema.sft import NewPolicyConfig
 
 # Keys of config.json, in the order of PolicySize.
-WIDTHS = (
+SIZE_KEYS = (
     "vocab_size",
     "num_hidden_layers",
     "hidden_size",
@@ -17,7 +17,7 @@ WIDTHS = (
 )
 
 
-def policy_size(path: Path) -> PolicySize:
+def read_policy_size(path: Path) -> PolicySize:
     """Return the size of the policy in directory ``path``.
 
     Reads the headers of its safetensors files and ``config.json``, but no weights.
@@ -34,10 +34,10 @@ def policy_size(path: Path) -> PolicySize:
             math.prod(entry["shape"]) for name, entry in header.items() if name != "__metadata__"
         )
     values = json.loads(config.read_text())
-    return PolicySize(parameters or None, *(values.get(key) for key in WIDTHS))
+    return PolicySize(parameters or None, *(values.get(key) for key in SIZE_KEYS))
 
 
-def new_policy_size(new: NewPolicyConfig, vocab: int) -> int:
+def count_new_parameters(new: NewPolicyConfig, vocab: int) -> int:
     """Return the number of parameters of a new policy with ``vocab`` tokens."""
     head = new.head_dim or new.hidden_size // new.num_attention_heads
     # Query and output projections per attention head, key and value per key/value head.

@@ -3,15 +3,15 @@
 import dataclasses
 from collections.abc import Collection, Iterator, Mapping
 
-from verl.config.settings import Problem, Section, lookup
+from verl.config.settings import Problem, Section, value_at_path
 from verl.config.settings.hints import nearest_name
-from verl.config.settings.unknown import meaning
+from verl.config.settings.unknown_keys import equivalent_setting
 
 Problems = Iterator[str]
 
 
 @dataclasses.dataclass(frozen=True)
-class Names:
+class RegisteredNames:
     """Names in the registries of this process, including those of user-provided modules.
 
     None: the registry was not read. ``estimators`` maps a name to the batch columns that it needs.
@@ -24,22 +24,26 @@ class Names:
 
 
 @dataclasses.dataclass(frozen=True)
-class Context:
+class CheckContext:
     """Information for checks in addition to the config."""
 
-    names: Names
+    names: RegisteredNames
     check_files: bool  # True if paths must exist on this machine
     device: str  # cpu | cuda
 
 
-def problem(cfg: Section, key: str, why: str, allowed: str, fix: str, code: str = "") -> Problem:
+def build_problem(
+    cfg: Section, key: str, why: str, allowed: str, fix: str, code: str = ""
+) -> Problem:
     """Return the message about the value of ``key``; ``code`` identifies the kind of mistake."""
-    return Problem(f"{key}={lookup(cfg, key)!r}: {why}; allowed: {allowed}; fix: {fix}", code)
+    return Problem(
+        f"{key}={value_at_path(cfg, key)!r}: {why}; allowed: {allowed}; fix: {fix}", code
+    )
 
 
-def unknown_name(cfg: Section, key: str, name: str, known: Collection[str]) -> Problem:
+def unknown_name_problem(cfg: Section, key: str, name: str, known: Collection[str]) -> Problem:
     """Return the message about a ``name`` that is not registered, with a similar name."""
     guess = nearest_name(name, known)
     near = f"did you mean {guess}?" if guess else "choose one of those"
-    fix = meaning(f"{key}={name}") or near
-    return problem(cfg, key, "unknown name", ", ".join(sorted(known)), fix, "unknown_name")
+    fix = equivalent_setting(f"{key}={name}") or near
+    return build_problem(cfg, key, "unknown name", ", ".join(sorted(known)), fix, "unknown_name")

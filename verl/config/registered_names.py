@@ -3,17 +3,17 @@
 import importlib
 from collections.abc import Collection, Iterable
 
-from verl.config.derive import grades_files
+from verl.config.derive import grades_file_tasks
 from verl.config.plugins import METHODS
-from verl.config.problems import Context, Problems, problem, unknown_name
+from verl.config.problems import CheckContext, Problems, build_problem, unknown_name_problem
 from verl.config.schema import PPOConfig
-from verl.config.settings import ConfigError, Section, lookup
+from verl.config.settings import ConfigError, Section, value_at_path
 from verl.names import ENGINES, ESTIMATORS, POLICY_LOSSES
 
 ENGINE = "actor_rollout_ref.rollout.name"
 EXTERNAL_LIB = "actor_rollout_ref.model.external_lib"
 
-BASELINES = "reward_baselines"
+BASELINE_COLUMN = "reward_baselines"
 REWARD_PARTS_FROM = "custom_reward_function.path=FILE, whose function returns a dictionary"
 
 # Columns that every batch has; the others depend on the config.
@@ -46,7 +46,7 @@ COLUMNS = (
 )
 
 
-def import_external(configs: Iterable[Section]) -> bool:
+def import_external_libs(configs: Iterable[Section]) -> bool:
     """Import the modules that ``configs`` name as ``external_lib``; return True if there are any.
 
     Raises ``ConfigError`` if there is no such module.
@@ -70,7 +70,7 @@ def import_external(configs: Iterable[Section]) -> bool:
     return bool(named)
 
 
-def check_names(cfg: PPOConfig, ctx: Context) -> Problems:
+def check_names(cfg: PPOConfig, ctx: CheckContext) -> Problems:
     """Check that estimator, policy loss and engine are registered."""
     names = ctx.names
     loss = "actor_rollout_ref.actor.policy_loss.loss_mode"
@@ -79,22 +79,22 @@ def check_names(cfg: PPOConfig, ctx: Context) -> Problems:
         (loss, names.policy_losses, POLICY_LOSSES),
         (ENGINE, names.engines, ENGINES),
     ):
-        known = _known(cfg, registered, shipped)
-        name = lookup(cfg, key)
+        known = _known_names(cfg, registered, shipped)
+        name = value_at_path(cfg, key)
         if key == ENGINE and known is not None:
             # An engine can also be named by its import path.
             known = [*known, name if ":" in name else "module:Class"]
         if known is not None and name not in known:
-            yield unknown_name(cfg, key, name, known)
+            yield unknown_name_problem(cfg, key, name, known)
 
 
-def _known(
+def _known_names(
     cfg: PPOConfig, registered: Collection[str] | None, shipped: Collection[str]
 ) -> Collection[str] | None:
     """Return the known names; None if a module that is not imported yet may register more."""
     if registered is not None:
         return registered
-    return None if lookup(cfg, EXTERNAL_LIB) else shipped
+    return None if value_at_path(cfg, EXTERNAL_LIB) else shipped
 
 
 def batch_columns(cfg: PPOConfig) -> dict[str, str]:
@@ -103,14 +103,14 @@ def batch_columns(cfg: PPOConfig) -> dict[str, str]:
     actor = "actor_rollout_ref.actor"
     use_kl = f"{actor}.use_kl_loss=true or algorithm.use_kl_in_reward=true"
     bypass = "algorithm.rollout_correction.bypass_mode"
-    reference = lookup(cfg, f"{actor}.use_kl_loss") or algorithm.use_kl_in_reward
-    graded = cfg.custom_reward_function.path or grades_files(cfg)
+    reference = value_at_path(cfg, f"{actor}.use_kl_loss") or algorithm.use_kl_in_reward
+    graded = cfg.custom_reward_function.path or grades_file_tasks(cfg)
     columns = {
         "reward_parts": "" if graded else REWARD_PARTS_FROM,
         "values": "" if cfg.critic.enable else "critic.enable=true",
         "ref_log_prob": "" if reference else use_kl,
-        "entropys": f"{bypass}=false" if lookup(cfg, bypass) else "",
-        BASELINES: (
+        "entropys": f"{bypass}=false" if value_at_path(cfg, bypass) else "",
+        BASELINE_COLUMN: (
             "algorithm.filter_groups.enable=false" if algorithm.filter_groups.enable else ""
         ),
     }
@@ -119,17 +119,17 @@ def batch_columns(cfg: PPOConfig) -> dict[str, str]:
     return columns
 
 
-def compares_with_greedy_play(cfg: PPOConfig, ctx: Context) -> bool:
+def estimator_uses_greedy_baseline(cfg: PPOConfig, ctx: CheckContext) -> bool:
     """Return True if the estimator uses the returns of greedy trajectories as baselines.
 
     If the registries were not read, only remax is known to use them.
     """
     name = cfg.algorithm.adv_estimator
     known = ctx.names.estimators
-    return name == "remax" if known is None else BASELINES in known.get(name, ())
+    return name == "remax" if known is None else BASELINE_COLUMN in known.get(name, ())
 
 
-def check_columns(cfg: PPOConfig, ctx: Context) -> Problems:
+def check_columns(cfg: PPOConfig, ctx: CheckContext) -> Problems:
     """Check that the batch will have the columns that the estimator declares as inputs."""
     columns = batch_columns(cfg)
     # If the registries were not read, the inputs of estimators are not known.
@@ -142,4 +142,4 @@ def check_columns(cfg: PPOConfig, ctx: Context) -> Problems:
             or f"use an existing column: {', '.join(sorted({*COLUMNS, *columns}))}"
         )
         why = f"needs '{column}', which the batch will lack"
-        yield problem(cfg, "algorithm.adv_estimator", why, allowed, fix)
+        yield build_problem(cfg, "algorithm.adv_estimator", why, allowed, fix)

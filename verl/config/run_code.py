@@ -3,13 +3,13 @@
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-from verl.config.compose import own_files
+from verl.config.compose import user_files
 from verl.config.plugins import schema_keys
 from verl.config.schema import PPOConfig
 from verl.config.settings import ConfigError, Key, Section
 
 TRUST = "trust_run_code"
-TRUST_WORDS = {f"{TRUST}=true", "--trust-run-code"}
+TRUST_OVERRIDES = {f"{TRUST}=true", "--trust-run-code"}
 # Files and folders that identify a run directory.
 _RUN_FILES = ("env.json", "metrics.jsonl", "rollouts", "checkpoints")
 
@@ -17,11 +17,11 @@ _RUN_FILES = ("env.json", "metrics.jsonl", "rollouts", "checkpoints")
 def code_keys(stored: Mapping[str, Any], schema: type[Section] = PPOConfig) -> list[str]:
     """Return the paths of the keys in ``stored``, the config of a run, that would execute code."""
     keys = schema_keys(schema)
-    names = {key.name for key in keys.values() if key.runs_code}
-    return sorted(_found(stored, "", keys, names))
+    names = {key.name for key in keys.values() if key.code_mark}
+    return sorted(_iterate_code_keys(stored, "", keys, names))
 
 
-def _found(
+def _iterate_code_keys(
     values: Mapping[str, Any], above: str, keys: Mapping[str, Key], names: Collection[str]
 ) -> Iterator[str]:
     for name, value in values.items():
@@ -31,17 +31,17 @@ def _found(
             # A run stores resolved values. An interpolation could insert code from a key with
             # another name, so one at or above a code key counts as code.
             is_code = any(
-                other.runs_code and f"{at}.".startswith(f"{path}.") for at, other in keys.items()
+                other.code_mark and f"{at}.".startswith(f"{path}.") for at, other in keys.items()
             )
         elif key is not None:
-            is_code = key.runs_code is not None and key.runs_code.in_value(value)
+            is_code = key.code_mark is not None and key.code_mark.names_code(value)
         else:
             # Undeclared keys: in a dictionary (env.kwargs) or in the section of a missing package.
             is_code = name in names and bool(value) and not isinstance(value, Mapping)
         if is_code:
             yield path
         elif isinstance(value, Mapping):
-            yield from _found(value, f"{path}.", keys, names)
+            yield from _iterate_code_keys(value, f"{path}.", keys, names)
 
 
 def refuse_stored_code(
@@ -75,7 +75,7 @@ def refuse_code_of_run(
     Keys in ``overrides`` are allowed. With ``is_run`` every directory counts as a run directory.
     """
     given = {override.lstrip("+").partition("=")[0] for override in overrides}
-    for file, content in own_files(name, config_path).items():
+    for file, content in user_files(name, config_path).items():
         if is_run or any(file.with_name(other).exists() for other in _RUN_FILES):
             refuse_stored_code(content, f"config {str(file)!r}", given, schema=schema)
 

@@ -20,7 +20,7 @@ from verl.config.checks.sampling import check_repeated_validation
 from verl.config.checks.sft import check_sft
 from verl.config.load import guess_device
 from verl.config.plugins import METHODS
-from verl.config.problems import Context, Names, Problems
+from verl.config.problems import CheckContext, Problems, RegisteredNames
 from verl.config.registered_names import check_columns, check_names
 from verl.config.schema import PPOConfig, SFTConfig
 from verl.config.settings import ConfigError, MissingKey
@@ -52,7 +52,7 @@ SFT_CHECKS = (check_no_effect, check_sft, check_env, check_run)
 
 def find_problems(
     cfg: PPOConfig | SFTConfig,
-    names: Names | None = None,
+    names: RegisteredNames | None = None,
     check_files: bool = True,
     partial: bool = False,
 ) -> list[str]:
@@ -62,9 +62,9 @@ def find_problems(
     checked. With ``check_files``, files and directories that the config names must exist on this
     machine. A ``partial`` config lacks refused keys; a check that needs one of them ends there.
     """
-    ctx = Context(names or Names(), check_files, guess_device(_device(cfg)))
+    ctx = CheckContext(names or RegisteredNames(), check_files, guess_device(_device_or_cpu(cfg)))
     messages: list[str] = []
-    for problems in _checks(cfg, ctx):
+    for problems in _run_checks(cfg, ctx):
         try:
             # One by one, to keep the messages that a check yields before it reads a missing key.
             for message in problems:
@@ -75,7 +75,7 @@ def find_problems(
     return messages
 
 
-def _checks(cfg: PPOConfig | SFTConfig, ctx: Context) -> Iterator[Problems]:
+def _run_checks(cfg: PPOConfig | SFTConfig, ctx: CheckContext) -> Iterator[Problems]:
     if isinstance(cfg, PPOConfig):
         yield from (check(cfg, ctx) for check in PPO_CHECKS)
     else:
@@ -83,7 +83,7 @@ def _checks(cfg: PPOConfig | SFTConfig, ctx: Context) -> Iterator[Problems]:
     yield from (plugin.check(cfg, ctx) for plugin in METHODS)
 
 
-def _device(cfg: PPOConfig | SFTConfig) -> str:
+def _device_or_cpu(cfg: PPOConfig | SFTConfig) -> str:
     try:
         return cfg.trainer.device
     except MissingKey:
@@ -92,7 +92,7 @@ def _device(cfg: PPOConfig | SFTConfig) -> str:
 
 
 def validate(
-    cfg: PPOConfig | SFTConfig, names: Names | None = None, check_files: bool = True
+    cfg: PPOConfig | SFTConfig, names: RegisteredNames | None = None, check_files: bool = True
 ) -> None:
     """Raise ``ConfigError`` with the messages of ``find_problems`` if there are any."""
     problems = find_problems(cfg, names, check_files)

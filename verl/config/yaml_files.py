@@ -44,7 +44,7 @@ class _Files:
     """Files that a config includes through its defaults, with contents, in the order of reading."""
 
     dirs: Sequence[Path]
-    found: dict[Path, dict[Any, Any]] = field(default_factory=dict)
+    contents: dict[Path, dict[Any, Any]] = field(default_factory=dict)
 
     def add(self, file: Path, group: str, above: tuple[Path, ...]) -> None:
         if file in above:
@@ -53,14 +53,14 @@ class _Files:
                 f"config {file.stem!r}: its defaults include the file itself ({circle}); allowed: "
                 f"defaults without a circle; fix: remove one of them from defaults ({above[-1]})"
             )
-        if file in self.found:
+        if file in self.contents:
             return
-        self.found[file] = content = _content(file)
-        for entry in _entries(content.get("defaults")):
-            for below, where in self._files_of(entry, group):
+        self.contents[file] = content = _read_content(file)
+        for entry in _default_entries(content.get("defaults")):
+            for below, where in self._find_file(entry, group):
                 self.add(below, where, (*above, file))
 
-    def _files_of(self, entry: str, group: str) -> Iterator[tuple[Path, str]]:
+    def _find_file(self, entry: str, group: str) -> Iterator[tuple[Path, str]]:
         """Yield the first file of that name, searched in ``group`` and then in the root."""
         names = [entry] if entry.startswith("/") or not group else [f"{group}/{entry}", entry]
         for name in names:
@@ -71,7 +71,7 @@ class _Files:
                     return
 
 
-def joined_files(names: Sequence[str], dirs: Sequence[Path]) -> dict[Path, dict[Any, Any]]:
+def included_files(names: Sequence[str], dirs: Sequence[Path]) -> dict[Path, dict[Any, Any]]:
     """Return the files that configs of ``names`` include, with their contents.
 
     A file comes from the first of ``dirs`` that has it. Raises ``ConfigError`` for a file above the
@@ -79,18 +79,18 @@ def joined_files(names: Sequence[str], dirs: Sequence[Path]) -> dict[Path, dict[
     """
     files = _Files(dirs)
     for name in names:
-        for file, group in list(files._files_of(f"/{name}", "")):
+        for file, group in list(files._find_file(f"/{name}", "")):
             files.add(file, group, ())
-    return files.found
+    return files.contents
 
 
-def _content(file: Path) -> dict[Any, Any]:
+def _read_content(file: Path) -> dict[Any, Any]:
     if file.stat().st_size > MAX_BYTES:
         problem = f"has {file.stat().st_size:,} bytes; allowed: at most {MAX_BYTES:,}; {MOVE_DATA}"
         raise ConfigError(f"config {file.stem!r}: {file} {problem}")
     try:
         text = file.read_text(encoding="utf-8")
-        problem = find_excess(text)
+        problem = find_exceeded_limit(text)
         content = None if problem else yaml.safe_load(text)
     except (OSError, ValueError, yaml.YAMLError):
         return {}  # composition refuses it
@@ -99,7 +99,7 @@ def _content(file: Path) -> dict[Any, Any]:
     return content if isinstance(content, dict) else {}
 
 
-def find_excess(text: str) -> str:
+def find_exceeded_limit(text: str) -> str:
     """Return the reason why the YAML ``text`` exceeds the limits; empty if it does not.
 
     Raises ``yaml.YAMLError`` for text that is not YAML.
@@ -142,7 +142,7 @@ def find_excess(text: str) -> str:
     return ""
 
 
-def _entries(defaults: object) -> Iterator[str]:
+def _default_entries(defaults: object) -> Iterator[str]:
     """Yield the names in a ``defaults`` list, those of groups as GROUP/NAME."""
     for entry in defaults if isinstance(defaults, list) else ():
         if isinstance(entry, str):

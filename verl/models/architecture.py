@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from verl.models.backbone import attention_window, decoder_layers, last_hidden, output_head
-from verl.models.branch_attention import PackedBranches, naive_sequences, pack
+from verl.models.branch_attention import PackedBranches, naive_sequences, pack_with_branches
 from verl.models.packed_attention import PACKED_ATTENTION, UnsupportedAttention
 from verl.models.token_scores import full_logits
 from verl.records import Branch
@@ -69,27 +69,27 @@ def check_architecture(lm: "PreTrainedModel") -> None:
     layers.
     """
     for reason in (*config_reasons(lm.config), *_layer_reasons(lm)):
-        raise refusal(lm.config, reason)
+        raise unsupported_model_error(lm.config, reason)
     if lm.device.type == "meta":
         return
     try:
-        found = measure(lm)
+        gap = measure_packing_gap(lm)
     except UnsupportedAttention as error:
-        raise refusal(lm.config, str(error)) from error
+        raise unsupported_model_error(lm.config, str(error)) from error
     tolerance = TOLERANCES.get(lm.dtype, ROUGH_TOLERANCE)
-    if found > tolerance:
-        raise refusal(
+    if gap > tolerance:
+        raise unsupported_model_error(
             lm.config,
-            f"its log-probs in packed rows differ from plain forwards by up to {found:.2g} nats "
+            f"its log-probs in packed rows differ from plain forwards by up to {gap:.2g} nats "
             f"(rounding explains at most {tolerance:g})",
         )
 
 
-def refusal(config: "PreTrainedConfig", reason: str) -> UnsupportedArchitecture:
+def unsupported_model_error(config: "PreTrainedConfig", reason: str) -> UnsupportedArchitecture:
     """Return the error that refuses a model of ``config`` for ``reason``."""
-    where = config.name_or_path or "built from a config"
+    model_name = config.name_or_path or "built from a config"
     return UnsupportedArchitecture(
-        f"model {where} ({config.model_type}): {reason}; allowed: {ALLOWED}; fix: {FIX}"
+        f"model {model_name} ({config.model_type}): {reason}; allowed: {ALLOWED}; fix: {FIX}"
     )
 
 
@@ -131,7 +131,7 @@ def _layer_reasons(lm: "PreTrainedModel") -> Iterator[str]:
 # ---------------------------------------------------------------------- measurement
 
 
-def measure(lm: "PreTrainedModel") -> float:
+def measure_packing_gap(lm: "PreTrainedModel") -> float:
     """Return the largest difference (nats) between log-probs of packed and of plain forwards.
 
     The comparison is repeated with up to ``DRAWS`` random token sequences until a difference is
@@ -153,7 +153,7 @@ def measure(lm: "PreTrainedModel") -> float:
 def _smallest_gap(lm: "PreTrainedModel", tolerance: float) -> float:
     smallest = float("inf")
     for draw in range(DRAWS):
-        smallest = min(smallest, _difference(lm, draw))  # min keeps infinity over NaN
+        smallest = min(smallest, _log_prob_gap(lm, draw))  # min keeps infinity over NaN
         if smallest <= tolerance:
             break
     return smallest
@@ -173,39 +173,39 @@ def _check_reached(lm: "PreTrainedModel") -> None:
     raise UnsupportedAttention(NOT_REACHED)
 
 
-def _difference(lm: "PreTrainedModel", seed: int) -> float:
+def _log_prob_gap(lm: "PreTrainedModel", seed: int) -> float:
     vocabulary: int = lm.config.get_text_config().vocab_size
     draw = torch.Generator().manual_seed(seed)
     rows = [torch.randint(vocabulary, (n,), generator=draw) for n in ROW_LENGTHS]
-    own = torch.randint(vocabulary, (BRANCH_LENGTH,), generator=draw).tolist()
-    branches = [[], [Branch(BRANCH_START, own)]]
-    packed = pack(rows, branches, lm.device)
+    branch_tokens = torch.randint(vocabulary, (BRANCH_LENGTH,), generator=draw).tolist()
+    branches = [[], [Branch(BRANCH_START, branch_tokens)]]
+    packed = pack_with_branches(rows, branches, lm.device)
     window = attention_window(lm.config)
     hidden = last_hidden(
         lm.base_model, packed.input_ids, packed.position_ids, packed.layout, window
     )
-    found = full_logits(output_head(lm), hidden).log_softmax(-1)
+    packed_log_probs = full_logits(output_head(lm), hidden).log_softmax(-1)
     sequences = [*rows, *(sequence for row in naive_sequences(rows, branches) for sequence in row)]
     gaps: list[torch.Tensor] = []
     lm.set_attn_implementation("eager")
     try:
-        for place, sequence in zip(_places(packed), sequences, strict=True):
+        for positions, sequence in zip(_sequence_positions(packed), sequences, strict=True):
             tokens = sequence.to(lm.device)
             plain = lm(input_ids=tokens[None], use_cache=False).logits[0].float().log_softmax(-1)
             # the log-prob of each next token, as in scoring
             chosen = tokens[1:, None]
-            ours = found[place[:-1]].gather(-1, chosen)
-            gaps.append((ours - plain[:-1].gather(-1, chosen)).abs())
+            packed_scores = packed_log_probs[positions[:-1]].gather(-1, chosen)
+            gaps.append((packed_scores - plain[:-1].gather(-1, chosen)).abs())
     finally:
         lm.set_attn_implementation(PACKED_ATTENTION)
     return float(torch.cat(gaps).max())  # NaN if either side has NaN
 
 
-def _places(packed: PackedBranches) -> Iterator[torch.Tensor]:
+def _sequence_positions(packed: PackedBranches) -> Iterator[torch.Tensor]:
     """Yield the packed positions of each plain sequence: two rows, then prefix and branch."""
     for first, length in zip(packed.offsets, ROW_LENGTHS, strict=True):
         yield torch.arange(first, first + length)
-    row = packed.offsets[1]
-    own = packed.branch_offsets[1][0]
-    prefix = torch.arange(row, row + BRANCH_START)
-    yield torch.cat([prefix, torch.arange(own, own + BRANCH_LENGTH)])
+    row_start = packed.offsets[1]
+    branch_start = packed.branch_offsets[1][0]
+    prefix = torch.arange(row_start, row_start + BRANCH_START)
+    yield torch.cat([prefix, torch.arange(branch_start, branch_start + BRANCH_LENGTH)])

@@ -41,7 +41,7 @@ class PackedBranches:
     branch_offsets: list[list[int]]
 
 
-def pack(
+def pack_with_branches(
     rows: Sequence[torch.Tensor],
     branches: Sequence[Sequence[Branch]] | None = None,
     device: torch.device | str = "cpu",
@@ -63,20 +63,20 @@ def pack(
     blocks: list[BranchBlock] = []
     longest = 0
     for row, offset, length in zip(branches or [], offsets, lengths, strict=bool(branches)):
-        _check(row, length)
-        where = [0] * len(row)
-        for block in _blocks(row):
+        _check_branches(row, length)
+        branch_starts = [0] * len(row)
+        for block in _group_into_blocks(row):
             first = cursor
             for index in block:
                 branch = row[index]
                 size = len(branch.token_ids)
-                where[index] = cursor
+                branch_starts[index] = cursor
                 ids.append(torch.as_tensor(branch.token_ids, dtype=torch.long))
                 positions.append(torch.arange(branch.start, branch.start + size))
                 cursor += size
                 longest = max(longest, branch.start + size)
             blocks.append(_branch_block([row[index] for index in block], first, offset))
-        branch_offsets.append(where)
+        branch_offsets.append(branch_starts)
     return PackedBranches(
         torch.cat(ids).to(device),
         torch.cat(positions).to(device),
@@ -86,7 +86,7 @@ def pack(
     )
 
 
-def _check(row: Sequence[Branch], length: int) -> None:
+def _check_branches(row: Sequence[Branch], length: int) -> None:
     for branch in row:
         if not 0 < branch.start <= length:
             raise ValueError(
@@ -96,7 +96,7 @@ def _check(row: Sequence[Branch], length: int) -> None:
             raise ValueError("a branch needs at least one token")
 
 
-def _blocks(row: Sequence[Branch]) -> list[list[int]]:
+def _group_into_blocks(row: Sequence[Branch]) -> list[list[int]]:
     """Sort branch indices by start and group them into blocks of about ``BLOCK_QUERIES`` tokens."""
     blocks: list[list[int]] = []
     # Start as if the current block were full, so that the first branch opens a block.
@@ -126,10 +126,10 @@ def naive_sequences(
 
     A separate forward of each sequence is the reference for packed branches.
     """
-    found: list[list[torch.Tensor]] = []
+    sequences: list[list[torch.Tensor]] = []
     for tokens, row in zip(rows, branches, strict=True):
-        found.append([])
+        sequences.append([])
         for branch in row:
-            own = torch.as_tensor(branch.token_ids, dtype=torch.long)
-            found[-1].append(torch.cat([tokens[: branch.start], own]))
-    return found
+            branch_tokens = torch.as_tensor(branch.token_ids, dtype=torch.long)
+            sequences[-1].append(torch.cat([tokens[: branch.start], branch_tokens]))
+    return sequences

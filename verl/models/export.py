@@ -27,7 +27,7 @@ TOKENIZER_FILES = (
 )
 
 
-def hf_names(
+def to_hf_names(
     state: dict[str, torch.Tensor], prefix: str, scales: dict[str, float], tied: set[str]
 ) -> dict[str, torch.Tensor]:
     """Convert the full state of a wrapper module to the weights of the plain model.
@@ -107,14 +107,14 @@ def save_adapters(
     config.inference_mode = True
     config.task_type = "CAUSAL_LM"
     config.save_pretrained(str(directory))
-    found: dict[str, torch.Tensor] = {}
+    adapters: dict[str, torch.Tensor] = {}
     for name, tensor in state.items():
         if ".lora_" in name:
             # Files of peft omit the name of the adapter and have the prefix of peft's wrapper.
             plain = name.removeprefix(prefix).replace(f".{ADAPTER}.", ".")
-            found[f"base_model.model.{plain}"] = tensor.detach().cpu().contiguous().clone()
+            adapters[f"base_model.model.{plain}"] = tensor.detach().cpu().contiguous().clone()
     path = directory / "adapter_model.safetensors"
-    save_file(found, path, metadata={"format": "pt"})
+    save_file(adapters, path, metadata={"format": "pt"})
     path.chmod(0o644)
     _copy_tokenizer(Path(source), directory)
 

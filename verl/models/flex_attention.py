@@ -22,8 +22,8 @@ import torch
 from verl.models.packed_attention import (
     PackedLayout,
     UnsupportedAttention,
+    check_attention_arguments,
     check_window,
-    refuse,
 )
 
 FLEX_ATTENTION = "verl_packed_flex"
@@ -33,12 +33,14 @@ def with_block_mask(layout: PackedLayout, device: torch.device) -> PackedLayout:
     """Return the layout with a FlexAttention block mask, which all layers of a forward share."""
     from torch.nn.attention.flex_attention import create_block_mask
 
-    is_visible, tokens = _rule(layout, device)
+    is_visible, tokens = _visibility_rule(layout, device)
     mask = create_block_mask(is_visible, None, None, tokens, tokens, device=str(device))
     return replace(layout, groups=(), blocks=(), flex=mask)
 
 
-def _rule(layout: PackedLayout, device: torch.device) -> tuple[Callable[..., torch.Tensor], int]:
+def _visibility_rule(
+    layout: PackedLayout, device: torch.device
+) -> tuple[Callable[..., torch.Tensor], int]:
     """Return the mask function of FlexAttention for ``layout`` and the number of packed tokens.
 
     The function takes packed positions and returns True where query ``q`` may attend to key ``k``.
@@ -59,14 +61,14 @@ def _rule(layout: PackedLayout, device: torch.device) -> tuple[Callable[..., tor
     prefix = torch.tensor(starts)[run].to(device)  # trunk tokens that a branch token sees
     order = torch.arange(len(run)) - (lengths.cumsum(0) - lengths)[run]
     # Position of a trunk token in its row; branch tokens get a value above every prefix.
-    place = torch.where(run < rows, order, len(run)).to(device)
+    trunk_position = torch.where(run < rows, order, len(run)).to(device)
     run = run.to(device)
 
     def is_visible(
         _batch: torch.Tensor, _head: torch.Tensor, q: torch.Tensor, k: torch.Tensor
     ) -> torch.Tensor:
         in_same_run = (run[q] == run[k]) & (k <= q)
-        return in_same_run | ((row[q] == row[k]) & (place[k] < prefix[q]))
+        return in_same_run | ((row[q] == row[k]) & (trunk_position[k] < prefix[q]))
 
     return is_visible, len(run)
 
@@ -91,7 +93,7 @@ def packed_flex_attention(
     if layout is None or layout.flex is None:
         raise UnsupportedAttention("packed attention is called without layout=PackedLayout(...)")
     check_window(sliding_window, layout)
-    refuse(attention_mask, others)
+    check_attention_arguments(attention_mask, others)
     if dropout:
         raise UnsupportedAttention(
             f"attention dropout={dropout}: FlexAttention has no dropout; allowed: 0"
@@ -99,23 +101,23 @@ def packed_flex_attention(
     if layout.group is not None:
         query, key, value = map(layout.group.to_heads, (query, key, value))
     shared = query.shape[1] != key.shape[1]
-    call = _flex(query.is_cuda)
+    call = _select_flex_attention(query.is_cuda)
     out = call(query, key, value, block_mask=layout.flex, scale=scaling, enable_gqa=shared)
     out = out.transpose(1, 2)
     return (out if layout.group is None else layout.group.to_tokens(out)), None
 
 
-def _flex(on_gpu: bool) -> Callable[..., Any]:
+def _select_flex_attention(on_gpu: bool) -> Callable[..., Any]:
     from torch.nn.attention.flex_attention import flex_attention
 
     # Inside a compiled layer, FlexAttention is compiled as part of the layer.
     if on_gpu and not torch.compiler.is_compiling():
-        return _compiled()
+        return _compile_flex_attention()
     return flex_attention
 
 
 @functools.cache
-def _compiled() -> Callable[..., Any]:
+def _compile_flex_attention() -> Callable[..., Any]:
     from torch.nn.attention.flex_attention import flex_attention
 
     # dynamic: the number of tokens differs between micro-batches

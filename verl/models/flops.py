@@ -67,18 +67,23 @@ def model_flops(module: PackedModel) -> ModelFlops:
     """Count the weights of ``module``, which may be sharded or not."""
     text = module.config.get_text_config()
     width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
-    layers = [_met(parameter, text) for parameter in module.blocks.parameters()]
+    layers = [
+        _count_weights_per_token(parameter, text)
+        for parameter in module.sharded_layers.parameters()
+    ]
     head = module.head_weight
     return ModelFlops(
         weights=sum(count for count, _ in layers),
         trained=sum(count for count, trained in layers if trained),
         head=head.numel(),
         trained_head=head.numel() * head.requires_grad,
-        queries=len(module.blocks) * text.num_attention_heads * width,
+        queries=len(module.sharded_layers) * text.num_attention_heads * width,
     )
 
 
-def _met(parameter: nn.Parameter, text: "PreTrainedConfig") -> tuple[float, bool]:
+def _count_weights_per_token(
+    parameter: nn.Parameter, text: "PreTrainedConfig"
+) -> tuple[float, bool]:
     """Return the number of weights that a token is multiplied with, and if they are trained."""
     count = float(parameter.numel()) if parameter.dim() > 1 else 0.0
     if parameter.dim() == 3:  # mixture of experts: a token is sent to a few of them

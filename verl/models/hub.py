@@ -19,10 +19,10 @@ def model_directory(path: str) -> str:
     ``HF_ENDPOINT``, ``HF_TOKEN`` and ``HF_HUB_OFFLINE`` have their usual meaning. Raises
     ``FileNotFoundError`` if ``path`` is not a directory and the hub does not provide it.
     """
-    return _directory(path, FILES)
+    return _resolve_directory(path, FILES)
 
 
-def pinned(path: str) -> str:
+def pin_revision(path: str) -> str:
     """Return ``path`` in a form that is valid on every node.
 
     This is an absolute directory, or a hub name with the commit of the cached copy
@@ -34,7 +34,7 @@ def pinned(path: str) -> str:
     return f"{path.partition('@')[0]}@{directory.name}"
 
 
-def local_model(path: str | None) -> str | None:
+def model_directory_or_none(path: str | None) -> str | None:
     """Return ``model_directory(path)``, or None for an unset path."""
     return None if path is None else model_directory(path)
 
@@ -45,10 +45,10 @@ def description_directory(path: str) -> str:
     The result holds the small files: config, tokenizer and chat template. Raises
     ``FileNotFoundError``.
     """
-    return _directory(path, DESCRIPTION)
+    return _resolve_directory(path, DESCRIPTION)
 
 
-def _directory(path: str, files: list[str]) -> str:
+def _resolve_directory(path: str, files: list[str]) -> str:
     if Path(path).is_dir():
         return path
     from huggingface_hub import snapshot_download

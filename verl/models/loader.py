@@ -17,7 +17,7 @@ from verl.models.architecture import (
     NOT_REACHED,
     check_architecture,
     config_reasons,
-    refusal,
+    unsupported_model_error,
 )
 from verl.models.flex_attention import FLEX_ATTENTION, register_flex_attention
 from verl.models.lora import add_lora
@@ -113,21 +113,21 @@ def load_causal_lm(
         importlib.import_module(external_lib)
     config = read_config(directory, trust_remote_code, override_config)
     for reason in config_reasons(config):  # before the weights are read
-        raise refusal(config, reason)
+        raise unsupported_model_error(config, reason)
     register_packed_attention()
     try:
-        model = _built(None if empty else directory, config, dtype, trust_remote_code, use)
+        model = _build_model(None if empty else directory, config, dtype, trust_remote_code, use)
     except KeyError as error:
         # Some architectures look up their attention in their private table instead.
         if error.args != (PACKED_ATTENTION,):
             raise
-        raise refusal(config, NOT_REACHED) from error
+        raise unsupported_model_error(config, NOT_REACHED) from error
     return prepare_for_training(
         model, gradient_checkpointing, lora_rank, lora_alpha, target_modules, attention
     )
 
 
-def _built(
+def _build_model(
     directory: Path | None,
     config: "PreTrainedConfig",
     dtype: torch.dtype,

@@ -68,7 +68,7 @@ def check_targets(model: "PreTrainedModel", target_modules: object) -> list[Any]
     """
     for problem in target_problems(model, target_modules):
         raise problem
-    return _targets(model, target_modules)
+    return _list_targets(model, target_modules)
 
 
 def target_problems(
@@ -80,7 +80,7 @@ def target_problems(
     not tied to another module. Adapters of other modules can be neither merged nor sent.
     """
     kind = model.config.model_type
-    targets = _targets(model, target_modules)
+    targets = _list_targets(model, target_modules)
     if not targets:
         yield UnsupportedTargets(f"the list of target modules of {kind} is empty")
     modules = dict(model.named_modules())
@@ -102,7 +102,7 @@ def target_problems(
             break  # one error per target is enough
 
 
-def _targets(model: "PreTrainedModel", target_modules: object) -> list[Any]:
+def _list_targets(model: "PreTrainedModel", target_modules: object) -> list[Any]:
     if target_modules == "all-linear":
         return linear_names(model)
     if isinstance(target_modules, Sequence) and not isinstance(target_modules, str):
@@ -118,21 +118,21 @@ def adapter_config(model: "PreTrainedModel") -> Any:
 def linear_names(model: "PreTrainedModel") -> list[str]:
     """Return the last name parts of all linear layers except the output head, sorted."""
     head = model.get_output_embeddings()
-    found: set[str] = set()
+    last_parts: set[str] = set()
     for name, module in model.named_modules():
         if isinstance(module, nn.Linear) and module is not head:
-            found.add(name.rsplit(".", 1)[-1])
-    return sorted(found)
+            last_parts.add(name.rsplit(".", 1)[-1])
+    return sorted(last_parts)
 
 
 def lora_scales(model: nn.Module) -> dict[str, float]:
     """Return the scale ``alpha / rank`` of every adapted module by name; empty without LoRA."""
-    found: dict[str, float] = {}
+    scales: dict[str, float] = {}
     for name, module in model.named_modules():
         scaling = getattr(module, "scaling", None)  # peft stores the scales on the layer
         if hasattr(module, "lora_A") and isinstance(scaling, Mapping):
-            found[name] = float(scaling[ADAPTER])
-    return found
+            scales[name] = float(scaling[ADAPTER])
+    return scales
 
 
 def adapted_module(name: str) -> str:
@@ -142,8 +142,8 @@ def adapted_module(name: str) -> str:
     ``q_proj.lora_A.default.weight`` and ``q_proj.base_layer.weight`` both give ``q_proj``.
     """
     for mark in (".base_layer.", ".lora_"):
-        module, found, _ = name.partition(mark)
-        if found:
+        module, separator, _ = name.partition(mark)
+        if separator:
             return module
     return name
 

@@ -104,11 +104,11 @@ def build_tokenizer(
     and marks.
     """
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    room = vocab_size - len(alphabet) - len(MARKS) - len(tags)
-    if room < 0:
+    free_entries = vocab_size - len(alphabet) - len(MARKS) - len(tags)
+    if free_entries < 0:
         raise ValueError(
             f"vocab_size={vocab_size} is too small; bytes, tags and marks need at least "
-            f"{vocab_size - room} entries"
+            f"{vocab_size - free_entries} entries"
         )
     split = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
     counts = count_words(split, [*words, *_without_tags(texts, tags)])
@@ -116,10 +116,10 @@ def build_tokenizer(
     frequent = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     longer = [word for word, _ in frequent if len(word) > 1]  # single bytes are entries already
     # Up to a quarter of the free entries is reserved for merges, the rest is for whole words.
-    whole = longer[: max(0, room - min(MAX_MERGES, room // 4))]
-    merges = train_merges(longer, counts, alphabet, room - len(whole))
+    whole_words = longer[: max(0, free_entries - min(MAX_MERGES, free_entries // 4))]
+    merges = train_merges(longer, counts, alphabet, free_entries - len(whole_words))
     merged = [left + right for left, right in merges]
-    vocabulary = dict.fromkeys([*alphabet, *whole, *merged])  # in order, each once
+    vocabulary = dict.fromkeys([*alphabet, *whole_words, *merged])  # in order, each once
     ids = {entry: index for index, entry in enumerate(vocabulary)}
     # ignore_merges: a word in the vocabulary is always one token, regardless of the merges
     tokenizer = Tokenizer(models.BPE(ids, merges, ignore_merges=True))
@@ -159,16 +159,16 @@ def count_words(split: pre_tokenizers.ByteLevel, pieces: Iterable[str]) -> Count
 
 
 def train_merges(
-    words: list[str], counts: Counter[str], alphabet: list[str], room: int
+    words: list[str], counts: Counter[str], alphabet: list[str], max_merges: int
 ) -> list[tuple[str, str]]:
     """Return the first ``max_merges`` BPE merges over the byte-level words, in training order."""
     trainer = trainers.BpeTrainer(
-        vocab_size=len(alphabet) + room, initial_alphabet=alphabet, show_progress=False
+        vocab_size=len(alphabet) + max_merges, initial_alphabet=alphabet, show_progress=False
     )
     scratch = Tokenizer(models.BPE())
     repeated = (word for word in words for _ in range(min(counts[word], MAX_REPEATS)))
     scratch.train_from_iterator(repeated, trainer)
-    return json_merges(scratch)[:room]
+    return json_merges(scratch)[:max_merges]
 
 
 def json_merges(tokenizer: Tokenizer) -> list[tuple[str, str]]:

@@ -105,12 +105,12 @@ class PackedLayout:
     group: "SequenceGroup | None" = None
 
     @property
-    def trunk(self) -> int:
+    def trunk_tokens(self) -> int:
         """Number of trunk tokens, the sum of the row lengths."""
         return sum(self.lengths)
 
     @property
-    def longest(self) -> int:
+    def longest_context(self) -> int:
         """Largest number of tokens that any token sees, including itself."""
         return max(self.longest_branch, *self.lengths)
 
@@ -128,13 +128,13 @@ def layout_of_rows(lengths: list[int], device: torch.device | str = "cpu") -> Pa
     groups: list[RowGroup] = []
     first = 0
     for i in range(1, len(lengths) + 1):
-        if i == len(lengths) or _padding(lengths[first : i + 1]) > MAX_ROW_PADDING:
+        if i == len(lengths) or _padding_share(lengths[first : i + 1]) > MAX_ROW_PADDING:
             groups.append(_row_group(lengths[first:i], offsets[first], device))
             first = i
     return PackedLayout(tuple(lengths), tuple(groups))
 
 
-def _padding(lengths: list[int]) -> float:
+def _padding_share(lengths: list[int]) -> float:
     return 1.0 - sum(lengths) / (len(lengths) * max(lengths))
 
 
@@ -197,7 +197,7 @@ def packed_attention(
     if layout is None:
         raise UnsupportedAttention("packed attention is called without layout=PackedLayout(...)")
     check_window(sliding_window, layout)
-    refuse(attention_mask, others)
+    check_attention_arguments(attention_mask, others)
     if layout.group is not None:
         query, key, value = map(layout.group.to_heads, (query, key, value))
     repeats = query.shape[1] // key.shape[1]
@@ -212,14 +212,14 @@ def packed_attention(
 
 def check_window(window: int | None, layout: PackedLayout) -> None:
     """Raise ``UnsupportedAttention`` if a row or branch of ``layout`` is longer than ``window``."""
-    if window is not None and layout.longest > window:
+    if window is not None and layout.longest_context > window:
         raise UnsupportedAttention(
-            f"a row or branch of {layout.longest} tokens (a branch includes its prefix) is longer "
+            f"a row or branch of {layout.longest_context} tokens (a branch includes its prefix) is longer "
             f"than the sliding window of {window} tokens; packed rows support no sliding windows"
         )
 
 
-def refuse(mask: torch.Tensor | None, others: Mapping[str, object]) -> None:
+def check_attention_arguments(mask: torch.Tensor | None, others: Mapping[str, object]) -> None:
     """Raise ``UnsupportedAttention`` for a mask and for arguments that would change the result."""
     if mask is not None:
         # transformers makes no mask for a custom attention, so the code of the model made it
@@ -273,14 +273,14 @@ def _attend_block(
     dropout: float,
 ) -> torch.Tensor:
     """Return the attention of one block of branch tokens [1, tokens, H, D]."""
-    own = slice(block.start, block.end)
-    seen = slice(block.trunk, block.trunk + block.prefix)
-    keys = torch.cat([key[:, :, seen], key[:, :, own]], dim=2)
-    values = torch.cat([value[:, :, seen], value[:, :, own]], dim=2)
+    block_positions = slice(block.start, block.end)
+    prefix_positions = slice(block.trunk, block.trunk + block.prefix)
+    keys = torch.cat([key[:, :, prefix_positions], key[:, :, block_positions]], dim=2)
+    values = torch.cat([value[:, :, prefix_positions], value[:, :, block_positions]], dim=2)
     assert block.mask is not None  # ``with_masks`` is called before the layers
     mask = block.mask.to(query.dtype)
     out = F.scaled_dot_product_attention(
-        query[:, :, own], keys, values, attn_mask=mask, scale=scaling, dropout_p=dropout
+        query[:, :, block_positions], keys, values, attn_mask=mask, scale=scaling, dropout_p=dropout
     )
     return out.transpose(1, 2)
 

@@ -27,7 +27,7 @@ class PackedModel(nn.Module):
     window: int | None
     group: SequenceGroup | None = None  # ranks that compute a row together
 
-    def last_hidden(
+    def compute_last_hidden(
         self,
         backbone: nn.Module,
         input_ids: torch.Tensor | None,
@@ -42,16 +42,16 @@ class PackedModel(nn.Module):
         if input_ids is not None and position_ids is not None and layout is not None:
             inputs = (input_ids, position_ids, layout)
         if self.group is not None:
-            return self.group.hidden(backbone, inputs, self.window)
+            return self.group.compute_hidden(backbone, inputs, self.window)
         assert inputs is not None  # inputs may only be missing in a group
         return last_hidden(backbone, *inputs, self.window)
 
-    def take_part(self) -> torch.Tensor:
+    def compute_zero_loss(self) -> torch.Tensor:
         """Run the pass of another rank of the group and return a zero loss with zero gradient."""
         raise NotImplementedError
 
     @property
-    def blocks(self) -> nn.ModuleList:
+    def sharded_layers(self) -> nn.ModuleList:
         """Decoder layers, which FSDP shards one by one."""
         raise NotImplementedError
 
@@ -73,7 +73,7 @@ class PolicyModel(PackedModel):
         self.window = attention_window(lm.config)
 
     @property
-    def blocks(self) -> nn.ModuleList:
+    def sharded_layers(self) -> nn.ModuleList:
         """Decoder layers, which FSDP shards one by one."""
         return decoder_layers(self.lm)
 
@@ -91,11 +91,11 @@ class PolicyModel(PackedModel):
         choice_token_ids: torch.Tensor | None = None,
     ) -> list[TokenScores]:
         """Score each element of ``targets`` in one packed sequence; ids and positions are [T]."""
-        hidden = self.last_hidden(self.lm.base_model, input_ids, position_ids, layout)
+        hidden = self.compute_last_hidden(self.lm.base_model, input_ids, position_ids, layout)
         head = output_head(self.lm)
         return [scores_from_hidden(head, hidden, group, choice_token_ids) for group in targets]
 
-    def take_part(self) -> torch.Tensor:
+    def compute_zero_loss(self) -> torch.Tensor:
         """Run the pass of another rank of the group and return a zero loss with zero gradient."""
         first = _first_position(self)
         # The head is included because its gradient is reduced over all ranks.
@@ -118,7 +118,7 @@ class ValueModel(PackedModel):
         nn.init.zeros_(self.value_head.bias)
 
     @property
-    def blocks(self) -> nn.ModuleList:
+    def sharded_layers(self) -> nn.ModuleList:
         """Decoder layers, which FSDP shards one by one."""
         return decoder_layers(self.backbone)
 
@@ -135,11 +135,11 @@ class ValueModel(PackedModel):
         index: torch.Tensor,
     ) -> torch.Tensor:
         """Return the values [N] float32 at packed positions ``index`` [N]."""
-        hidden = self.last_hidden(self.backbone, input_ids, position_ids, layout)
+        hidden = self.compute_last_hidden(self.backbone, input_ids, position_ids, layout)
         values = self.value_head(hidden.index_select(0, index)).float()
         return values[:, 0].clone()  # the output of an FSDP module must not be a view
 
-    def take_part(self) -> torch.Tensor:
+    def compute_zero_loss(self) -> torch.Tensor:
         """Run the pass of another rank of the group and return a zero loss with zero gradient."""
         return self(None, None, None, _first_position(self)).sum() * 0.0
 
@@ -161,7 +161,7 @@ class LoadOptions(TypedDict, total=False):
     empty: bool
 
 
-def value_model_from(path: str | Path | None, **options: Unpack[LoadOptions]) -> ValueModel:
+def load_value_model(path: str | Path | None, **options: Unpack[LoadOptions]) -> ValueModel:
     """Load a value model with the backbone of the causal LM at ``path``.
 
     ``options`` are those of ``load_causal_lm``.

@@ -46,12 +46,12 @@ class SequenceGroup:
         self.owner = 0
         self.tokens = 0
 
-    def take_turn(self, owner: int) -> bool:
+    def begin_turn(self, owner: int) -> bool:
         """Begin a pass for the rows of rank ``owner``. Return True if that is this rank."""
         self.owner = owner
         return owner == self.index
 
-    def hidden(
+    def compute_hidden(
         self,
         backbone: nn.Module,
         inputs: tuple[torch.Tensor, torch.Tensor, PackedLayout] | None,
@@ -61,20 +61,22 @@ class SequenceGroup:
 
         ``inputs`` are ids [T], positions [T] and layout on the owner, None on other ranks.
         """
-        ids, positions, layout = self._shared(inputs)
+        ids, positions, layout = self._broadcast_inputs(inputs)
         self.tokens = len(ids)
         layout = replace(layout, group=self)
-        own = last_hidden(backbone, self._slice(ids), self._slice(positions), layout, window)
-        whole: torch.Tensor = _Joined.apply(own, self.ranks)
-        return whole[: self.tokens]
+        local_hidden = last_hidden(
+            backbone, self._slice_tokens(ids), self._slice_tokens(positions), layout, window
+        )
+        full_hidden: torch.Tensor = _GatherSlices.apply(local_hidden, self.ranks)
+        return full_hidden[: self.tokens]
 
-    def _shared(
+    def _broadcast_inputs(
         self, inputs: tuple[torch.Tensor, torch.Tensor, PackedLayout] | None
     ) -> tuple[torch.Tensor, torch.Tensor, PackedLayout]:
         numbers = torch.zeros(0, dtype=torch.long)
         if inputs is not None:
             ids, positions, layout = inputs
-            header = torch.tensor(_flat(layout))
+            header = torch.tensor(_encode_layout(layout))
             numbers = torch.cat([torch.tensor([len(header)]), header, ids.cpu(), positions.cpu()])
         size = torch.tensor([len(numbers)], device=self.device)
         dist.broadcast(size, group=self.ranks, group_src=self.owner)
@@ -86,9 +88,9 @@ class SequenceGroup:
             return inputs
         first = 1 + int(numbers[0])
         ids, positions = numbers[first:].chunk(2)
-        return ids, positions, _layout(numbers[1:first].tolist(), self.device)
+        return ids, positions, _decode_layout(numbers[1:first].tolist(), self.device)
 
-    def _slice(self, values: torch.Tensor) -> torch.Tensor:
+    def _slice_tokens(self, values: torch.Tensor) -> torch.Tensor:
         """Return this rank's slice of ``values`` [T], padded at the end to equal length."""
         length = -(-len(values) // self.size)
         padded = F.pad(values, (0, length * self.size - len(values)))
@@ -102,7 +104,7 @@ class SequenceGroup:
         """
         repeats = max(1, self.size // states.shape[1])
         heads = states[0].repeat_interleave(repeats, 0).unflatten(0, (self.size, -1))
-        exchanged: torch.Tensor = _Exchanged.apply(heads, self.ranks)
+        exchanged: torch.Tensor = _ExchangeParts.apply(heads, self.ranks)
         return exchanged.transpose(0, 1).flatten(1, 2)[None, :, : self.tokens]
 
     def to_tokens(self, states: torch.Tensor) -> torch.Tensor:
@@ -113,11 +115,11 @@ class SequenceGroup:
         length = -(-self.tokens // self.size)
         padded = F.pad(states[0], (0, 0, 0, 0, 0, length * self.size - self.tokens))
         slices = padded.unflatten(0, (self.size, length))
-        exchanged: torch.Tensor = _Exchanged.apply(slices, self.ranks)
+        exchanged: torch.Tensor = _ExchangeParts.apply(slices, self.ranks)
         return exchanged.transpose(0, 1).flatten(1, 2)[None]
 
 
-def sequence_group(
+def create_sequence_group(
     config: "PreTrainedConfig", size: int, device: str, timeout: timedelta
 ) -> SequenceGroup | None:
     """Create the group of ``size`` ranks that this rank is in, None for ``size=1``.
@@ -162,7 +164,7 @@ def _rotated_by_length(text: "PreTrainedConfig") -> str:
     return next((kind for kind in kinds if "dynamic" in kind or kind == "longrope"), "")
 
 
-def _flat(layout: PackedLayout) -> list[int]:
+def _encode_layout(layout: PackedLayout) -> list[int]:
     """Encode a layout as integers.
 
     First the number of rows and their lengths. Then for each block: start, trunk, number of
@@ -174,7 +176,7 @@ def _flat(layout: PackedLayout) -> list[int]:
     return numbers
 
 
-def _layout(numbers: Sequence[int], device: str) -> PackedLayout:
+def _decode_layout(numbers: Sequence[int], device: str) -> PackedLayout:
     rows = numbers[0]
     layout = layout_of_rows(list(numbers[1 : 1 + rows]), device)
     blocks: list[BranchBlock] = []
@@ -190,7 +192,7 @@ def _layout(numbers: Sequence[int], device: str) -> PackedLayout:
     return replace(layout, blocks=tuple(blocks), longest_branch=longest)
 
 
-class _Exchanged(torch.autograd.Function):
+class _ExchangeParts(torch.autograd.Function):
     """All-to-all of ``parts`` [size, ...]: part i is sent to rank i and replaced by the part that
     rank i sent. Backward exchanges the gradients in the same way.
     """
@@ -215,17 +217,17 @@ def _all_to_all(parts: torch.Tensor, ranks: dist.ProcessGroup) -> torch.Tensor:
     return received
 
 
-class _Joined(torch.autograd.Function):
+class _GatherSlices(torch.autograd.Function):
     """All-gather of the slices [t, H] of all ranks to [size * t, H]. Backward sums the gradients of
     a slice over ranks.
     """
 
     @staticmethod
-    def forward(ctx: Any, own: torch.Tensor, ranks: dist.ProcessGroup) -> torch.Tensor:
+    def forward(ctx: Any, local_slice: torch.Tensor, ranks: dist.ProcessGroup) -> torch.Tensor:
         ctx.ranks = ranks
-        whole = own.new_empty(dist.get_world_size(ranks), *own.shape)
-        dist.all_gather(list(whole.unbind(0)), own.contiguous(), group=ranks)
-        return whole.flatten(0, 1)
+        all_slices = local_slice.new_empty(dist.get_world_size(ranks), *local_slice.shape)
+        dist.all_gather(list(all_slices.unbind(0)), local_slice.contiguous(), group=ranks)
+        return all_slices.flatten(0, 1)
 
     @staticmethod
     @once_differentiable  # hides the parameters' names from the type checker

@@ -11,9 +11,9 @@ from torch.utils.checkpoint import checkpoint
 
 from verl.names import MAX_LOGITS
 from verl.utils.torch_functional import (
+    compute_subset_entropy,
     logprobs_and_entropy_from_logits,
     logprobs_from_logits,
-    subset_entropy,
 )
 
 
@@ -43,7 +43,7 @@ class TokenScores(NamedTuple):
     choice_entropy: torch.Tensor | None = None
 
     @property
-    def asked_entropy(self) -> torch.Tensor:
+    def required_entropy(self) -> torch.Tensor:
         """``entropy`` [N]. Raises ``ValueError`` if no entropies were computed."""
         if self.entropy is None:
             raise ValueError("no entropies were computed; fix: use Targets(with_entropy=True)")
@@ -73,7 +73,7 @@ def scores_from_hidden(
         if choice_token_ids is None:
             return token_scores
         return token_scores._replace(
-            choice_entropy=subset_entropy(logits / temperature, choice_token_ids)
+            choice_entropy=compute_subset_entropy(logits / temperature, choice_token_ids)
         )
 
     chosen = hidden.index_select(0, targets.index)
@@ -88,13 +88,13 @@ def scores_from_hidden(
         else:
             parts.append(score(*piece))
     log_probs = torch.cat([part.log_probs for part in parts])
-    entropy = _joined([part.entropy for part in parts])
-    return TokenScores(log_probs, entropy, _joined([part.choice_entropy for part in parts]))
+    entropy = _concat_present([part.entropy for part in parts])
+    return TokenScores(log_probs, entropy, _concat_present([part.choice_entropy for part in parts]))
 
 
-def _joined(parts: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
-    found = [values for values in parts if values is not None]
-    return torch.cat(found) if found else None
+def _concat_present(parts: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
+    present = [values for values in parts if values is not None]
+    return torch.cat(present) if present else None
 
 
 def full_logits(head: nn.Module, hidden: torch.Tensor) -> torch.Tensor:

@@ -56,7 +56,7 @@ def check_weights(
     directory: str | Path,
     config: "PreTrainedConfig",
     *,
-    said: str = "",
+    setting: str = "",
     use: Use = "policy",
     trust_remote_code: bool = False,
     values: bool = True,
@@ -67,8 +67,8 @@ def check_weights(
     only the headers of the files are read.
     """
     directory = Path(directory)
-    said = said or f"model path={str(directory)!r}"
-    files = check_files(directory, said)
+    setting = setting or f"model path={str(directory)!r}"
+    files = check_files(directory, setting)
     auto = _auto_class(use)
     try:
         with quiet_transformers(reports=False):
@@ -82,14 +82,14 @@ def check_weights(
                 trust_remote_code=trust_remote_code,
             )
     except UNREADABLE as error:
-        raise _refusal(
-            said, f"transformers cannot read its weights: {_first_line(error)}"
+        raise _unusable_error(
+            setting, f"transformers cannot read its weights: {_first_line(error)}"
         ) from error
-    _check_names(model, info, said, use)
+    _check_names(model, info, setting, use)
     if use == "policy" and _lost_tie(model):
-        _check_tied_values(model, files, said)
+        _check_tied_values(model, files, setting)
     if values:
-        _check_values(files, said)
+        _check_values(files, setting)
 
 
 def is_comparable(config: "PreTrainedConfig") -> bool:
@@ -109,8 +109,8 @@ def load_weights(
 
     Raises ``UnusableWeights`` if a tensor is missing, unexpected, of a wrong shape or not finite.
     """
-    said = f"model path={str(directory)!r}"
-    check_files(Path(directory), said)
+    setting = f"model path={str(directory)!r}"
+    check_files(Path(directory), setting)
     # local_files_only: files of the hub were downloaded before the workers started.
     with quiet_transformers(reports=False):
         model, info = _auto_class(use).from_pretrained(
@@ -120,16 +120,18 @@ def load_weights(
             output_loading_info=True,
             **options,
         )
-    _check_names(model, info, said, use)
+    _check_names(model, info, setting, use)
     if use == "policy" and _lost_tie(model):
-        raise _untied(model, said)
-    odd = non_finite(model.named_parameters())
-    if odd:
-        raise _refusal(said, _listed("not finite (NaN or infinity)", odd))
+        raise _untied_error(model, setting)
+    non_finite_names = find_non_finite(model.named_parameters())
+    if non_finite_names:
+        raise _unusable_error(
+            setting, _describe_tensors("not finite (NaN or infinity)", non_finite_names)
+        )
     return model
 
 
-def non_finite(tensors: Iterable[tuple[str, torch.Tensor]]) -> list[str]:
+def find_non_finite(tensors: Iterable[tuple[str, torch.Tensor]]) -> list[str]:
     """Return the names of the tensors that hold NaN or infinity."""
     return [name for name, tensor in tensors if not _is_finite(tensor)]
 
@@ -147,7 +149,7 @@ def _is_finite(tensor: torch.Tensor) -> bool:
 # ---------------------------------------------------------------------- files
 
 
-def check_files(directory: Path, said: str) -> list[Path]:
+def check_files(directory: Path, setting: str) -> list[Path]:
     """Return the files that hold the weights in ``directory``.
 
     Raises ``UnusableWeights`` if a file is missing, truncated or not a weight file, and if
@@ -155,10 +157,10 @@ def check_files(directory: Path, said: str) -> list[Path]:
     """
     if (directory / "adapter_config.json").is_file():
         why = "it holds LoRA adapters (adapter_config.json), which are loaded on another model"
-        raise _refusal(said, why, "merge them into their model (main_export lora=merged)")
-    files = _weight_files(directory, said)
+        raise _unusable_error(setting, why, "merge them into their model (main_export lora=merged)")
+    files = _weight_files(directory, setting)
     for file in files:
-        _check_file(file, said)
+        _check_file(file, setting)
     others = [
         file.name
         for file in sorted(directory.glob("*.safetensors"))
@@ -166,21 +168,21 @@ def check_files(directory: Path, said: str) -> list[Path]:
     ]
     if others and files[0].name == "model.safetensors":
         why = (
-            f"it holds model.safetensors and {_names(others)}: transformers would read only the "
+            f"it holds model.safetensors and {_join_names(others)}: transformers would read only the "
             "first, vLLM all of them"
         )
-        raise _refusal(said, why, "remove the files that do not belong to the model")
+        raise _unusable_error(setting, why, "remove the files that do not belong to the model")
     return files
 
 
-def _weight_files(directory: Path, said: str) -> list[Path]:
+def _weight_files(directory: Path, setting: str) -> list[Path]:
     """Return the weight files that transformers would read: one file, or shards with an index."""
     safe, torch_file = directory / "model.safetensors", directory / "pytorch_model.bin"
     for whole, index in ((safe, INDEXES[0]), (torch_file, INDEXES[1])):
         if whole.is_file():
             return [whole]
         if (directory / index).is_file():
-            return _shards(directory / index, said)
+            return _indexed_shards(directory / index, setting)
     partial = sorted(
         {
             file.name
@@ -190,30 +192,28 @@ def _weight_files(directory: Path, said: str) -> list[Path]:
     )
     why = "it holds no weights (model.safetensors, or shards with an index)"
     if partial:
-        why += f", only {_names(partial)}"
-    raise _refusal(said, why, "complete the download")
+        why += f", only {_join_names(partial)}"
+    raise _unusable_error(setting, why, "complete the download")
 
 
-def _shards(index: Path, said: str) -> list[Path]:
+def _indexed_shards(index: Path, setting: str) -> list[Path]:
     try:
         named = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
         shards = sorted({str(name) for name in named})
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        why = f"{index.name} lists no shards{_pointer(index)}: {_first_line(error)}"
-        raise _refusal(said, why) from error
+        why = f"{index.name} lists no shards{_describe_lfs_pointer(index)}: {_first_line(error)}"
+        raise _unusable_error(setting, why) from error
     lacking = [name for name in shards if not (index.parent / name).is_file()]
     if lacking or not shards:
-        why = (
-            f"{len(lacking)} of {len(shards)} shards of {index.name} are missing: {_names(lacking)}"
-        )
-        raise _refusal(said, why)
+        why = f"{len(lacking)} of {len(shards)} shards of {index.name} are missing: {_join_names(lacking)}"
+        raise _unusable_error(setting, why)
     return [index.parent / name for name in shards]
 
 
-def _check_file(file: Path, said: str) -> None:
-    pointer = _pointer(file)
+def _check_file(file: Path, setting: str) -> None:
+    pointer = _describe_lfs_pointer(file)
     if pointer:
-        raise _refusal(said, f"{file.name} holds no weights{pointer}", "git lfs pull")
+        raise _unusable_error(setting, f"{file.name} holds no weights{pointer}", "git lfs pull")
     if file.suffix != ".safetensors":
         return
     try:
@@ -222,10 +222,10 @@ def _check_file(file: Path, said: str) -> None:
     except (OSError, SafetensorError) as error:
         size = file.stat().st_size
         why = f"{file.name} is truncated or damaged ({size:,} bytes): {_first_line(error)}"
-        raise _refusal(said, why) from error
+        raise _unusable_error(setting, why) from error
 
 
-def _pointer(file: Path) -> str:
+def _describe_lfs_pointer(file: Path) -> str:
     with file.open("rb") as stream:
         is_pointer = stream.read(len(POINTER)) == POINTER
     return ": it is a git-lfs pointer whose content was not downloaded" if is_pointer else ""
@@ -234,7 +234,7 @@ def _pointer(file: Path) -> str:
 # ---------------------------------------------------------------------- names and shapes
 
 
-def _check_names(model: Any, info: Mapping[str, Any], said: str, use: Use) -> None:
+def _check_names(model: Any, info: Mapping[str, Any], setting: str, use: Use) -> None:
     """Raise ``UnusableWeights`` for problems in the loading ``info`` of transformers."""
     base = f"{model.base_model_prefix}."
     of_backbone = (base, *(f"{name}." for name, _ in model.base_model.named_children()))
@@ -246,13 +246,16 @@ def _check_names(model: Any, info: Mapping[str, Any], said: str, use: Use) -> No
         mismatched = [entry for entry in mismatched if entry[0].startswith(base)]
     if use != "policy":
         unexpected = [name for name in unexpected if name.startswith(of_backbone)]
-    shapes = [f"{name} {list(found)} instead of {list(own)}" for name, found, own in mismatched]
+    shapes = [
+        f"{name} {list(file_shape)} instead of {list(model_shape)}"
+        for name, file_shape, model_shape in mismatched
+    ]
     wrong = {"missing": missing, "unexpected": unexpected, "of another shape": shapes}
-    reasons = [_listed(what, names) for what, names in wrong.items() if names]
+    reasons = [_describe_tensors(what, names) for what, names in wrong.items() if names]
     reasons += [_first_line(error) for error in info.get("error_msgs", ())]
     if reasons:
         kind = f"{type(model).__name__} (model_type {model.config.model_type})"
-        raise _refusal(said, f"not the weights of a {kind}: {', '.join(reasons)}")
+        raise _unusable_error(setting, f"not the weights of a {kind}: {', '.join(reasons)}")
 
 
 def _lost_tie(model: Any) -> bool:
@@ -263,7 +266,7 @@ def _lost_tie(model: Any) -> bool:
     return head is not None and head.weight is not embeddings.weight
 
 
-def _check_tied_values(model: Any, files: Sequence[Path], said: str) -> None:
+def _check_tied_values(model: Any, files: Sequence[Path], setting: str) -> None:
     """Raise ``UnusableWeights`` if the files hold an output head that differs from the embedding
     that it is tied to. transformers cannot compare them on ``meta``.
     """
@@ -271,25 +274,25 @@ def _check_tied_values(model: Any, files: Sequence[Path], said: str) -> None:
     names = {id(weight): name for name, weight in model.named_parameters(remove_duplicate=False)}
     ends = [names[id(part.weight)].rpartition(".")[0] for part in (head, embeddings)]
     wanted = tuple(f"{end.rpartition('.')[2]}.weight" for end in ends)
-    held = {
+    tied_tensors = {
         end: tensor
-        for name, tensor in _tensors(files)
+        for name, tensor in _iterate_tensors(files)
         for end in wanted
         if name == end or name.endswith(f".{end}")
     }
-    if len(held) == len(wanted):
-        first, second = (tensor[:] for tensor in held.values())
+    if len(tied_tensors) == len(wanted):
+        first, second = (tensor[:] for tensor in tied_tensors.values())
         if first.shape != second.shape or not torch.equal(first, second):
-            raise _untied(model, said)
+            raise _untied_error(model, setting)
 
 
-def _untied(model: Any, said: str) -> UnusableWeights:
+def _untied_error(model: Any, setting: str) -> UnusableWeights:
     why = (
         f"config.json ties the output head of the {type(model).__name__} to its embedding "
         "(tie_word_embeddings), but the files hold two different weights: transformers would use "
         "both, vLLM only the embedding"
     )
-    return _refusal(said, why, "set tie_word_embeddings to false in its config.json")
+    return _unusable_error(setting, why, "set tie_word_embeddings to false in its config.json")
 
 
 def _auto_class(use: Use) -> Any:
@@ -323,7 +326,7 @@ def quiet_transformers(reports: bool = True) -> Iterator[None]:
 # ---------------------------------------------------------------------- values
 
 
-def _check_values(files: Sequence[Path], said: str) -> None:
+def _check_values(files: Sequence[Path], setting: str) -> None:
     """Raise ``UnusableWeights`` for NaN and infinity.
 
     For models above ``SCANNED_BYTES`` an evenly spaced sample of the values is read.
@@ -332,16 +335,18 @@ def _check_values(files: Sequence[Path], said: str) -> None:
     share = min(1.0, SCANNED_BYTES / max(total, 1))
     if share < 1.0:
         line = "%s: %.0f%% of its weights are checked for NaN and infinity before the start"
-        logger.info(line, said, 100 * share)
-    odd = []
-    for name, tensor in _tensors(files):
-        if not all(map(_is_finite, _pieces(tensor, share))):
-            odd.append(name)
-    if odd:
-        raise _refusal(said, _listed("not finite (NaN or infinity)", sorted(odd)))
+        logger.info(line, setting, 100 * share)
+    non_finite_names = []
+    for name, tensor in _iterate_tensors(files):
+        if not all(map(_is_finite, _sample_values(tensor, share))):
+            non_finite_names.append(name)
+    if non_finite_names:
+        raise _unusable_error(
+            setting, _describe_tensors("not finite (NaN or infinity)", sorted(non_finite_names))
+        )
 
 
-def _tensors(files: Sequence[Path]) -> Iterator[tuple[str, Any]]:
+def _iterate_tensors(files: Sequence[Path]) -> Iterator[tuple[str, Any]]:
     """Yield the names and tensors of ``files``.
 
     Tensors of safetensors files are slice objects, which read the file when they are indexed.
@@ -362,7 +367,7 @@ def _safetensors_slices(file: Path) -> Iterator[tuple[str, Any]]:
             yield name, opened.get_slice(name)
 
 
-def _pieces(tensor: Any, share: float) -> Iterator[torch.Tensor]:
+def _sample_values(tensor: Any, share: float) -> Iterator[torch.Tensor]:
     """Yield evenly spaced parts of ``tensor`` that together are ``share`` of it."""
     shape = list(tensor.shape if isinstance(tensor, torch.Tensor) else tensor.get_shape())
     if not shape:
@@ -376,17 +381,17 @@ def _pieces(tensor: Any, share: float) -> Iterator[torch.Tensor]:
 # ---------------------------------------------------------------------- messages
 
 
-def _refusal(
-    said: str, why: str, fix: str = "restore or download the directory again"
+def _unusable_error(
+    setting: str, why: str, fix: str = "restore or download the directory again"
 ) -> UnusableWeights:
-    return UnusableWeights(f"{said}: {why}; allowed: {ALLOWED}; fix: {fix}")
+    return UnusableWeights(f"{setting}: {why}; allowed: {ALLOWED}; fix: {fix}")
 
 
-def _listed(what: str, names: Sequence[str]) -> str:
-    return f"{what}: {len(names)} tensor{'s' * (len(names) != 1)} ({_names(names)})"
+def _describe_tensors(what: str, names: Sequence[str]) -> str:
+    return f"{what}: {len(names)} tensor{'s' * (len(names) != 1)} ({_join_names(names)})"
 
 
-def _names(names: Sequence[str]) -> str:
+def _join_names(names: Sequence[str]) -> str:
     more = f", and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
     return ", ".join(names[:SHOWN]) + more
 

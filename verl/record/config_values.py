@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from verl.config.settings.secret_values import masked
+from verl.config.settings.secret_values import mask_secrets
 
 
 def config_to_dict(config: object) -> dict[str, Any]:
@@ -14,7 +14,7 @@ def config_to_dict(config: object) -> dict[str, Any]:
 
     Secrets are masked. Raises ``TypeError`` for anything else.
     """
-    return masked(_as_dict(config))
+    return mask_secrets(_as_dict(config))
 
 
 def _as_dict(config: object) -> dict[str, Any]:

@@ -9,8 +9,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from verl.report_sections import ConsoleFigure, MetricTable, arrange, contributions
-from verl.utils.logging import screen
+from verl.report_sections import ConsoleFigure, MetricTable, insert_entries, load_contributions
+from verl.utils.logging import get_console
 from verl.utils.progress import Progress
 
 logger = logging.getLogger(__name__)
@@ -46,9 +46,9 @@ FAILED = (
 
 def format_figures(metrics: Mapping[str, float | None]) -> dict[str, str]:
     """Return the figures of the console as text by label. Skip those that ``metrics`` lacks."""
-    added = [figure for contribution in contributions() for figure in contribution.console]
+    added = [figure for contribution in load_contributions() for figure in contribution.console]
     shown = format_failures(metrics)
-    for figure in arrange(FIGURES, added):
+    for figure in insert_entries(FIGURES, added):
         values = [metrics.get(name) for name in figure.metrics]
         numbers = [float(value) for value in values if value is not None]
         # Show a figure with all its numbers or not at all: a gap would be ambiguous.
@@ -72,8 +72,8 @@ def build_metric_table(declared: MetricTable, metrics: Mapping[str, float]) -> T
     table.add_column(declared.head)
     for column in declared.columns:
         table.add_column(column.title, justify="right", no_wrap=True)
-    for name in declared.lines(metrics):
-        table.add_row(*declared.cells(metrics, name))
+    for name in declared.line_names(metrics):
+        table.add_row(*declared.line_cells(metrics, name))
     return table
 
 
@@ -83,7 +83,7 @@ def show_tables(declared: Iterable[MetricTable], metrics: Mapping[str, float]) -
     if not console.is_terminal:
         console = Console(width=MIN_WIDTH)
     for table in declared:
-        if table.lines(metrics):
+        if table.line_names(metrics):
             console.print(build_metric_table(table, metrics))
 
 
@@ -98,18 +98,18 @@ class StepTable:
         self._widths: dict[str, int] = {}
         self._header: list[tuple[str, int]] = []
 
-    def lines(self, step: int, figures: Mapping[str, str]) -> tuple[list[str], str]:
+    def format_step(self, step: int, figures: Mapping[str, str]) -> tuple[list[str], str]:
         """Return the header lines and the row of ``step``.
 
         The header is empty unless the columns changed, as they do at a validation.
         """
-        columns = self._columns({"step": str(step), **figures})
-        header = [] if columns == self._header else _header(columns)
+        columns = self._fit_columns({"step": str(step), **figures})
+        header = [] if columns == self._header else _header_lines(columns)
         self._header = columns
         row = {"step": str(step), **figures}
         return header, GAP.join(row[label].rjust(width) for label, width in columns)
 
-    def _columns(self, row: Mapping[str, str]) -> list[tuple[str, int]]:
+    def _fit_columns(self, row: Mapping[str, str]) -> list[tuple[str, int]]:
         columns = []
         left = self.width + len(GAP)
         for label, value in row.items():
@@ -123,7 +123,7 @@ class StepTable:
         return columns
 
 
-def _header(columns: Iterable[tuple[str, int]]) -> list[str]:
+def _header_lines(columns: Iterable[tuple[str, int]]) -> list[str]:
     """Return the header lines: the labels of ``columns``, one word per line, aligned below."""
     stacks = [
         [word.rjust(width) for word in reversed(BREAK.split(label))] for label, width in columns
@@ -142,7 +142,7 @@ class TrainingConsole:
     def __init__(
         self, total_steps: int | None = None, first_step: int = 0, console: Console | None = None
     ) -> None:
-        self.console = console or screen()
+        self.console = console or get_console()
         self._table = StepTable(min(STEP_WIDTH, self.console.width))
         self._progress: Progress | None = None
         if self.console.is_terminal:
@@ -160,8 +160,8 @@ class TrainingConsole:
                 ", ".join(f"{label} {value}" for label, value in figures.items()),
             )
             return
-        self._progress.to(step)
-        header, row = self._table.lines(step, figures)
+        self._progress.set_done(step)
+        header, row = self._table.format_step(step, figures)
         for line in header:
             self.console.print(Text(line, style="dim"))
         self.console.print(Text(row))

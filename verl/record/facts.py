@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from verl.config.settings.secret_values import masked_words
+from verl.config.settings.secret_values import mask_arguments
 from verl.utils.threads import available_cpus
 
 PROJECT = "rlvcr"  # distribution whose requirements are recorded with their versions
@@ -28,17 +28,17 @@ def environment_facts(seeds: Mapping[str, int] | None = None) -> dict[str, Any]:
         "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "host": socket.gethostname(),
         "pid": os.getpid(),
-        "command": masked_words(sys.argv),
+        "command": mask_arguments(sys.argv),
         "platform": platform.platform(),
         "python": platform.python_version(),
-        "packages": _versions(),
-        "devices": _devices(),
-        "git": _git(Path(__file__).resolve().parents[2]),
+        "packages": _package_versions(),
+        "devices": _device_facts(),
+        "git": _git_facts(Path(__file__).resolve().parents[2]),
         "seeds": dict(seeds or {}),
     }
 
 
-def _versions() -> dict[str, str]:
+def _package_versions() -> dict[str, str]:
     """Return the versions of the installed requirements of the project."""
     try:
         required = importlib.metadata.requires(PROJECT) or []
@@ -53,7 +53,7 @@ def _versions() -> dict[str, str]:
     return versions
 
 
-def _devices() -> dict[str, Any]:
+def _device_facts() -> dict[str, Any]:
     torch = sys.modules.get("torch")  # not imported here: the import takes seconds
     gpus = []
     if torch is not None and torch.cuda.is_available():
@@ -74,7 +74,7 @@ def _memory_gb() -> float:
     return round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1)
 
 
-def _git(root: Path) -> dict[str, Any] | None:
+def _git_facts(root: Path) -> dict[str, Any] | None:
     """Return the revision of the source tree, or None outside a git checkout."""
     revision = _run_git(root, "rev-parse", "HEAD")
     if revision is None:

@@ -58,14 +58,14 @@ class Journal:
         )
 
     @property
-    def _trackers(self) -> Tracking:
+    def _open_tracking(self) -> Tracking:
         if self.tracking is None:
             raise RuntimeError("the journal is not open: call open() first")
         return self.tracking
 
     def log_step(self, step: int, metrics: Mapping[str, float]) -> None:
         """Write a line of metrics. With validation metrics, also write the report."""
-        self._writing.add(partial(self._write_step, self._trackers, step, dict(metrics)))
+        self._writing.add(partial(self._write_step, self._open_tracking, step, dict(metrics)))
 
     def log_rollouts(self, step: int, batch: DataProto, validation: bool = False) -> None:
         """Write every trajectory of a step with its credit, and in training its token values.
@@ -79,7 +79,7 @@ class Journal:
         """Wait until all earlier calls are written."""
         self._writing.wait()
 
-    def finish(self) -> None:
+    def finish_run(self) -> None:
         """Write the remaining data, close the trackers and write the final report."""
         if self.tracking is None:
             return
@@ -113,7 +113,7 @@ class Journal:
         if validation and trainer.log_val_generations:
             lines = rollout_lines(batch, self.tokenizer)
             texts = trajectory_texts(lines, trainer.log_val_generations)
-            self._trackers.log_texts("val/plays", TEXT_COLUMNS, texts, step)
+            self._open_tracking.log_texts("val/plays", TEXT_COLUMNS, texts, step)
 
 
 def trajectory_texts(lines: Iterable[Mapping[str, Any]], count: int) -> list[list[str]]:

@@ -72,12 +72,14 @@ def rollout_lines(batch: "DataProto", tokenizer: Decoder) -> Iterator[dict[str, 
             step = record.to_json()
             if advantages is not None:
                 turn = positions.get(record.step, NO_POSITIONS)
-                step |= _credit(tensors["responses"][row][turn], advantages[row][turn], texts)
+                step |= _turn_credit(tensors["responses"][row][turn], advantages[row][turn], texts)
             line["steps"].append(step)
         yield line
 
 
-def _credit(tokens: np.ndarray, advantages: np.ndarray, texts: "TokenTextCache") -> dict[str, Any]:
+def _turn_credit(
+    tokens: np.ndarray, advantages: np.ndarray, texts: "TokenTextCache"
+) -> dict[str, Any]:
     """Return the mean credit of a turn and the credit of each of its sampled ``tokens`` [N]."""
     # No Python loop: a large step has millions of tokens.
     credits = round_decimals(advantages, DIGITS).tolist()

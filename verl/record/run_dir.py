@@ -28,7 +28,7 @@ from verl.record.config_values import config_to_dict, flatten_config
 from verl.record.facts import environment_facts
 from verl.utils import jsonl
 from verl.utils.checkpoint import CheckpointManager
-from verl.utils.files import put_aside
+from verl.utils.files import rename_aside
 
 logger = logging.getLogger(__name__)
 VALIDATION = "val_"  # prefix of the files of validation trajectories
@@ -120,7 +120,7 @@ class RunDirectory:
         try:
             yield
         except KeyboardInterrupt:
-            saved = list(CheckpointManager(self.checkpoints).steps().values())
+            saved = list(CheckpointManager(self.checkpoints).find_checkpoints().values())
             effect = f"continues from {saved[-1]}" if saved else "starts again: no checkpoint yet"
             logger.warning("interrupted; the same command %s (trainer.resume_mode=auto)", effect)
             raise
@@ -188,7 +188,7 @@ class RunDirectory:
         self._lock = descriptor
 
     def _write_config(self, config: object) -> None:
-        new = jsonl.plain(config_to_dict(config))
+        new = jsonl.to_json_types(config_to_dict(config))
         # The next write replaces the only record of the settings of the last start.
         if self.config_path.exists():
             self._log_changes(self._read_previous(self.config_path, yaml.safe_load), new)
@@ -232,13 +232,13 @@ class RunDirectory:
             starts = self._read_previous(self.env_path, json.loads).get("starts", [])
         # The last start is stored in full. Earlier ones keep what distinguishes them.
         brief = {key: facts[key] for key in ("time", "host", "pid", "git")}
-        content = jsonl.plain({**facts, "starts": [*starts, brief]})
+        content = jsonl.to_json_types({**facts, "starts": [*starts, brief]})
         jsonl.write_text(self.env_path, json.dumps(content, indent=2))
 
 
 def _set_rollouts_aside(folder: Path) -> None:
     if any(folder.glob("*.jsonl")):
-        aside = put_aside(folder)
+        aside = rename_aside(folder)
         folder.mkdir()
         logger.info("the %s of an earlier run are now in %s", folder.name, aside.name)
 

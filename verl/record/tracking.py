@@ -16,7 +16,7 @@ from verl.names import TRACKERS
 from verl.record.config_values import flatten_config
 from verl.record.console import TrainingConsole
 from verl.utils import jsonl
-from verl.utils.files import put_aside
+from verl.utils.files import rename_aside
 
 logger = logging.getLogger(__name__)
 METRICS_FILE = "metrics.jsonl"
@@ -109,7 +109,7 @@ def prepare_metrics(path: Path, resume_step: int | None) -> None:
     if not path.exists():
         return
     if resume_step is None:
-        aside = put_aside(path)
+        aside = rename_aside(path)
         logger.info("the metrics of an earlier run in this directory are now in %s", aside.name)
         return
     kept = [record for record in jsonl.read(path) if record.get("step", 0) <= resume_step]
@@ -140,28 +140,28 @@ class Service:
         self.name = name
         # One of accelerate's tracker classes, which share no type with their methods.
         self._tracker: Any = None
-        self._guard(self._start, project, experiment, directory, config)
+        self._call_guarded(self._start, project, experiment, directory, config)
 
     def log(self, values: Mapping[str, float], step: int) -> None:
         """Send the metrics of one step."""
         if self._tracker is not None:
-            self._guard(self._tracker.log, values, step=step)
+            self._call_guarded(self._tracker.log, values, step=step)
 
     def log_texts(self, name: str, columns: list[str], rows: list[list[str]], step: int) -> None:
         """Send rows of text if the service can show a table or text."""
         if hasattr(self._tracker, "log_table"):
-            self._guard(self._tracker.log_table, name, columns=columns, data=rows, step=step)
+            self._call_guarded(self._tracker.log_table, name, columns=columns, data=rows, step=step)
         elif self._tracker is not None and self.name == "tensorboard":
             texts = {f"{name}/{number}": "\n\n".join(row) for number, row in enumerate(rows)}
-            self._guard(self._tracker.log, texts, step=step)
+            self._call_guarded(self._tracker.log, texts, step=step)
 
     def finish(self) -> None:
         """Close the tracker of the service, if it is on."""
         if self._tracker is not None:
-            self._guard(self._tracker.finish)
+            self._call_guarded(self._tracker.finish)
             self._tracker = None
 
-    def _guard(
+    def _call_guarded(
         self,
         function: Callable[Arguments, object],
         *args: Arguments.args,
@@ -182,14 +182,16 @@ class Service:
         from accelerate.tracking import LOGGER_TYPE_TO_CLASS
 
         PartialState(cpu=True)  # accelerate's trackers read from it that this is the main process
-        tracker = LOGGER_TYPE_TO_CLASS[self.name](**self._arguments(project, experiment, directory))
+        tracker = LOGGER_TYPE_TO_CLASS[self.name](
+            **self._tracker_arguments(project, experiment, directory)
+        )
         tracker.start()
         self._tracker = tracker
         values = list(flatten_config(config).items())
         limit = _CONFIG_KEYS.get(self.name)
         tracker.store_init_configuration(dict(values[:limit]))
 
-    def _arguments(self, project: str, experiment: str, directory: Path) -> dict[str, str]:
+    def _tracker_arguments(self, project: str, experiment: str, directory: Path) -> dict[str, str]:
         """Return project, experiment and directory under the argument names of this service."""
         # Accelerate passes these on to the service's own function, which has its own names.
         path = str(directory)

@@ -16,26 +16,26 @@ from functools import partial
 from typing import Any
 
 from verl.config.compose import config_names, expand_sweep
-from verl.config.devices import Machine, stated_machine, use_machine
-from verl.config.explain import explain
+from verl.config.devices import Machine, apply_machine, parse_machine
+from verl.config.explain import explain_key
 from verl.config.load import ParsedConfig, read_config, to_dict, to_yaml, warn_without_effect
 from verl.config.plan import Facts, Plan, gather_facts, make_plan
 from verl.config.plugins import env_names, schema_keys
-from verl.config.problems import Names
-from verl.config.registered_names import EXTERNAL_LIB, import_external
+from verl.config.problems import RegisteredNames
+from verl.config.registered_names import EXTERNAL_LIB, import_external_libs
 from verl.config.run_code import TRUST, refuse_code_of_run
 from verl.config.schema import PPOConfig, SFTConfig
-from verl.config.settings import ConfigError, Key, keys_of, lookup
-from verl.config.settings.secret_values import hide_secrets
-from verl.config.settings.unknown import children, nearest
+from verl.config.settings import ConfigError, Key, keys_of, value_at_path
+from verl.config.settings.secret_values import register_secrets
+from verl.config.settings.unknown_keys import child_names, nearest_key
 from verl.config.validate import find_problems
 from verl.utils.commands import run_reporting_mistakes
 from verl.utils.interrupt import Interruption
 
 # A config name, or a choice that reads the overrides.
 ConfigDefault = str | Callable[[Sequence[str]], str]
-SHOWN = "# composed, not checked: use --check to test whether this run could start"
-CHECKED = "checked, nothing was started: run without --check to start"
+COMPOSED_NOTE = "# composed, not checked: use --check to test whether this run could start"
+CHECKED_NOTE = "checked, nothing was started: run without --check to start"
 Config = PPOConfig | SFTConfig
 Schema = type[PPOConfig] | type[SFTConfig]
 
@@ -63,7 +63,7 @@ class Inspection:
 Inspect = Callable[..., Collection[str] | Inspection]
 
 
-def _parser(prog: str) -> argparse.ArgumentParser:
+def _build_parser(prog: str) -> argparse.ArgumentParser:
     # No abbreviations: a mistyped option must be refused, not guessed.
     parser = argparse.ArgumentParser(prog=f"python -m {prog}", add_help=False, allow_abbrev=False)
     parser.add_argument(
@@ -132,11 +132,11 @@ def parse(
         ConfigError: names, keys, types or single values are invalid. It also lists the problems
             across keys.
     """
-    parser = _parser(prog)
+    parser = _build_parser(prog)
     # parse_args would refuse overrides on both sides of an option.
     args = parser.parse_intermixed_args(argv)
     if args.help is not None:
-        return Command(text=_help(parser, args.help, args.config_path, schema))
+        return Command(text=_format_help(parser, args.help, args.config_path, schema))
     default = config_default if isinstance(config_default, str) else config_default(args.overrides)
     name = args.config_name or default
     if args.check and (args.cfg or args.explain):
@@ -144,35 +144,35 @@ def parse(
             "--check: --cfg and --explain check nothing; allowed: --check without them; "
             "fix: remove one of the options"
         )
-    machine = _machine(args, schema)
+    machine = _read_stated_machine(args, schema)
     overrides = [override for override in args.overrides if override != f"{TRUST}=true"]
     is_trusted = args.trust_run_code or len(overrides) < len(args.overrides)
     args.overrides = overrides
     if not is_trusted:
         refuse_code_of_run(name, args.config_path, overrides, schema)
     if args.cfg:
-        return Command(name, text=_show(name, args, schema))
+        return Command(name, text=_compose_text(name, args, schema))
     if args.explain:
         parsed = read_config(name, args.overrides, schema, args.config_path)
-        return Command(name, text=explain(parsed.require_valid(), args.explain))
+        return Command(name, text=explain_key(parsed.require_valid(), args.explain))
     if args.multirun:
-        parsed_configs = _jobs(name, args, schema)
+        parsed_configs = _read_multirun_configs(name, args, schema)
     else:
         parsed_configs = [read_config(name, args.overrides, schema, args.config_path)]
     problems = [
         problem
         for parsed in parsed_configs
-        for problem in (*_all_problems(parsed), *parsed.unused_keys)
+        for problem in (*_collect_problems(parsed), *parsed.unused_keys)
     ]
     if problems:
         raise ConfigError(dict.fromkeys(problems))
     configs = [parsed.config for parsed in parsed_configs]
     if args.multirun:
-        _check_places(configs)
+        _check_run_directories(configs)
     return Command(name, configs, only_check=args.check, machine=machine)
 
 
-def _machine(args: argparse.Namespace, schema: Schema) -> Machine | None:
+def _read_stated_machine(args: argparse.Namespace, schema: Schema) -> Machine | None:
     if args.on is None:
         return None
     if not args.check or schema is not PPOConfig:
@@ -180,33 +180,38 @@ def _machine(args: argparse.Namespace, schema: Schema) -> Machine | None:
             f"--on {args.on}: only a check can be for another machine; allowed: with --check of "
             "main_ppo, main_eval or main_audit; fix: add --check, or remove --on"
         )
-    return stated_machine(args.on)
+    return parse_machine(args.on)
 
 
-def _all_problems(parsed: ParsedConfig) -> list[str]:
+def _collect_problems(parsed: ParsedConfig) -> list[str]:
     """Return all problems of a config that cannot be read, across keys too; [] if it can be."""
     if not parsed.problems:
         return []
-    return [*parsed.problems, *find_problems(parsed.config, _light_names(parsed), partial=True)]
+    return [
+        *parsed.problems,
+        *find_problems(parsed.config, _list_light_names(parsed), partial=True),
+    ]
 
 
-def _light_names(parsed: ParsedConfig) -> Names:
+def _list_light_names(parsed: ParsedConfig) -> RegisteredNames:
     """Return the names that are known without importing the modules that register the others."""
     section = getattr(parsed.config, "actor_rollout_ref", None)
-    if section is not None and lookup(parsed.config, EXTERNAL_LIB):
+    if section is not None and value_at_path(parsed.config, EXTERNAL_LIB):
         # A user-provided module may register more names, and its import may be slow.
-        return Names()
-    return Names(environments=env_names() or None)
+        return RegisteredNames()
+    return RegisteredNames(environments=env_names() or None)
 
 
-def _show(name: str, args: argparse.Namespace, schema: Schema) -> str:
+def _compose_text(name: str, args: argparse.Namespace, schema: Schema) -> str:
     parsed = read_config(name, args.overrides, schema, args.config_path)
     config = parsed.require_valid()
     # The first line is a comment, so that the output is a valid config file.
-    return f"{SHOWN}\n{to_yaml(config if args.resolve else parsed.tree)}"
+    return f"{COMPOSED_NOTE}\n{to_yaml(config if args.resolve else parsed.tree)}"
 
 
-def _jobs(name: str, args: argparse.Namespace, schema: Schema) -> list[ParsedConfig]:
+def _read_multirun_configs(
+    name: str, args: argparse.Namespace, schema: Schema
+) -> list[ParsedConfig]:
     """Return the configs of a multirun, each with a different experiment name and run directory."""
     has_names = any(
         override.lstrip("+").startswith("trainer.experiment_name=") for override in args.overrides
@@ -222,7 +227,7 @@ def _jobs(name: str, args: argparse.Namespace, schema: Schema) -> list[ParsedCon
     return parsed_configs
 
 
-def _check_places(configs: Sequence[Config]) -> None:
+def _check_run_directories(configs: Sequence[Config]) -> None:
     directories = [cfg.trainer.default_local_dir for cfg in configs]
     # With resume_mode=auto the second job would resume from the first one's checkpoints.
     if len(set(directories)) < len(directories):
@@ -238,7 +243,7 @@ def run(
     schema: Schema = PPOConfig,
     prog: str = "verl.trainer.main_ppo",
     argv: Sequence[str] | None = None,
-    names: Callable[[], Names] | None = None,
+    names: Callable[[], RegisteredNames] | None = None,
     inspect: Inspect | None = None,
     dry_run: Inspect | None = None,
 ) -> int:
@@ -263,14 +268,14 @@ def run(
     parse_command = partial(parse, argv, config_default, schema, prog)
     # An OSError inside a run is not a mistake on the command line.
     return run_reporting_mistakes(
-        _run, main, parse_command, names, inspect, dry_run, catches_os_errors=False
+        _parse_and_run, main, parse_command, names, inspect, dry_run, catches_os_errors=False
     )
 
 
-def _run(
+def _parse_and_run(
     main: Callable[[Any], object],
     parse_command: Callable[[], Command],
-    names: Callable[[], Names] | None,
+    names: Callable[[], RegisteredNames] | None,
     inspect: Inspect | None,
     dry_run: Inspect | None,
 ) -> int:
@@ -279,38 +284,38 @@ def _run(
         sys.stdout.write(command.text.rstrip("\n") + "\n")
         return 0
     # Before names(): importing these modules fills the registries that names() reads.
-    if import_external(command.configs):
+    if import_external_libs(command.configs):
         # Parse again: names that these modules register determine the values of unset keys.
         command = parse_command()
     for cfg in command.configs:
-        hide_secrets(to_dict(cfg))  # from the log and from errors
+        register_secrets(to_dict(cfg))  # from the log and from errors
     registered = names() if names else None
     # Plan and check every job before the first one starts, so that none is refused in the middle
     # of a multirun.
     machine = command.machine
-    missing = [problem for cfg in command.configs for problem in _missing(cfg, machine)]
-    facts = [_facts(cfg, machine) for cfg in command.configs]
+    missing = [problem for cfg in command.configs for problem in _use_stated_machine(cfg, machine)]
+    facts = [_gather_plan_facts(cfg, machine) for cfg in command.configs]
     inspect_config = partial(inspect, elsewhere=True) if inspect and machine else inspect
     inspectors = [inspect_config, dry_run if command.only_check else None]
-    plans = _checked_plans(command.configs, facts, registered, inspectors, missing)
+    plans = _make_checked_plans(command.configs, facts, registered, inspectors, missing)
     if command.only_check:
         for cfg, plan in zip(command.configs, plans, strict=True):
             warn_without_effect(cfg)
             target = f" for {machine}" if machine else ""
-            show(plan, f"config {command.config_name}{target}; {CHECKED}")
+            print_plan(plan, f"config {command.config_name}{target}; {CHECKED_NOTE}")
         return 0
     with Interruption() as interruption:
         for cfg, plan in zip(command.configs, plans, strict=True):
             warn_without_effect(cfg)
-            show(plan, f"config {command.config_name}")
+            print_plan(plan, f"config {command.config_name}")
             main(cfg.as_frozen())
     return interruption.exit_status
 
 
-def _checked_plans(
+def _make_checked_plans(
     configs: Sequence[Config],
     facts: list[Facts],
-    names: Names | None,
+    names: RegisteredNames | None,
     inspectors: Sequence[Inspect | None],
     missing: Sequence[str],
 ) -> list[Plan]:
@@ -322,35 +327,35 @@ def _checked_plans(
         ConfigError: a check or an inspector found problems.
     """
     problems = [*missing, *(problem for cfg in configs for problem in find_problems(cfg, names))]
-    plans = _planned(configs, facts, problems)
+    plans = _make_plans(configs, facts, problems)
     for inspector in inspectors:
         if inspector is None:
             continue
-        inspections = [_inspection(inspector(cfg)) for cfg in configs]
+        inspections = [_as_inspection(inspector(cfg)) for cfg in configs]
         problems = [problem for inspection in inspections for problem in inspection.problems]
         for number, inspection in enumerate(inspections):
             facts[number] = dataclasses.replace(facts[number], **inspection.facts)
-        plans = _planned(configs, facts, problems)
+        plans = _make_plans(configs, facts, problems)
     return plans
 
 
-def _planned(
+def _make_plans(
     configs: Sequence[Config], facts: Sequence[Facts], problems: Sequence[str]
 ) -> list[Plan]:
     """Return the plans. Raise ``ConfigError`` with ``problems`` and those of the plans, if any."""
     plans = [make_plan(cfg, known) for cfg, known in zip(configs, facts, strict=True)]
-    every = [*problems, *(problem for plan in plans for problem in plan.problems())]
+    every = [*problems, *(problem for plan in plans for problem in plan.resource_problems())]
     if every:
         raise ConfigError(dict.fromkeys(every))
     return plans
 
 
-def _missing(cfg: Config, machine: Machine | None) -> list[str]:
+def _use_stated_machine(cfg: Config, machine: Machine | None) -> list[str]:
     """Set the devices of ``cfg`` to those of ``machine`` and return the problems of that."""
-    return use_machine(cfg, machine) if machine and isinstance(cfg, PPOConfig) else []
+    return apply_machine(cfg, machine) if machine and isinstance(cfg, PPOConfig) else []
 
 
-def _facts(cfg: Config, machine: Machine | None) -> Facts:
+def _gather_plan_facts(cfg: Config, machine: Machine | None) -> Facts:
     facts = gather_facts(cfg)
     if machine is None:
         return facts
@@ -359,31 +364,31 @@ def _facts(cfg: Config, machine: Machine | None) -> Facts:
     return dataclasses.replace(facts, device="cuda", **memory)
 
 
-def _inspection(result: Collection[str] | Inspection) -> Inspection:
+def _as_inspection(result: Collection[str] | Inspection) -> Inspection:
     return result if isinstance(result, Inspection) else Inspection(result)
 
 
-def show(plan: Plan, caption: str = "") -> None:
+def print_plan(plan: Plan, caption: str = "") -> None:
     """Print a plan: as a table on a terminal, otherwise as plain lines."""
     if sys.stdout.isatty():
         from rich.console import Console
 
-        table = plan.table()
+        table = plan.build_table()
         table.caption = caption
         Console().print(table)
     else:
-        sys.stdout.write(f"{plan.text()}\n  ({caption})\n")
+        sys.stdout.write(f"{plan.format_text()}\n  ({caption})\n")
         sys.stdout.flush()
 
 
-def _help(
+def _format_help(
     parser: argparse.ArgumentParser, section: str, config_path: str | None, schema: Schema
 ) -> str:
     if section:
-        return _help_section(section, schema)
+        return _format_section_help(section, schema)
     keys = keys_of(schema)
-    names = children("", keys)
-    sections = "\n".join(f"  {name:<24}{keys[name].doc}" for name in names)
+    names = child_names("", keys)
+    sections = "\n".join(f"  {name:<24}{keys[name].help_text}" for name in names)
     return (
         f"{parser.format_help()}\n"
         f"configs (--config-name):\n  {', '.join(config_names(config_path))}\n\n"
@@ -392,23 +397,23 @@ def _help(
     )
 
 
-def _help_section(section: str, schema: Schema) -> str:
+def _format_section_help(section: str, schema: Schema) -> str:
     keys = schema_keys(schema)
     prefix = f"{section}."
     shown = [key for path, key in keys.items() if path == section or path.startswith(prefix)]
     if not shown:
-        guess = nearest(section, keys)
+        guess = nearest_key(section, keys)
         hint = f"; did you mean {guess}?" if guess else ""
         raise ConfigError(f"--help {section}: no such section{hint}")
-    return "\n".join(_help_key(key) for key in shown if not key.is_section)
+    return "\n".join(_format_key_help(key) for key in shown if not key.is_section)
 
 
-def _help_key(key: Key) -> str:
-    default = "null" if key.default is None else key.default
+def _format_key_help(key: Key) -> str:
+    default = "null" if key.default_value is None else key.default_value
     default = list(default) if isinstance(default, tuple) else default
-    note = " [GPU only]" if key.gpu_only else ""
-    if key.unused and key.unused.instead:
-        note = f" [refused: {key.unused.why}; instead: {key.unused.instead}]"
-    elif key.unused:
-        note = f" [no effect: {key.unused.why}; accepted for {key.unused.carried_by}]"
-    return f"{key.path}  ({key.allowed()}; default {default})\n    {key.doc}{note}"
+    note = " [GPU only]" if key.is_gpu_only else ""
+    if key.unused_mark and key.unused_mark.instead:
+        note = f" [refused: {key.unused_mark.why}; instead: {key.unused_mark.instead}]"
+    elif key.unused_mark:
+        note = f" [no effect: {key.unused_mark.why}; accepted for {key.unused_mark.set_by}]"
+    return f"{key.path}  ({key.describe_allowed()}; default {default})\n    {key.help_text}{note}"

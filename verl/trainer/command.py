@@ -9,13 +9,13 @@ from omegaconf.errors import OmegaConfBaseException
 
 from verl.config.compose import parse_overrides
 from verl.config.settings import ConfigError, Section, keys_of
-from verl.config.settings.reading import from_text, read
+from verl.config.settings.reading import from_text, read_section
 from verl.utils.commands import run_reporting_mistakes
 
 SectionT = TypeVar("SectionT", bound=Section)
 
 
-def read_words(
+def read_overrides(
     overrides: Sequence[str], schema: type[SectionT], required: Sequence[str]
 ) -> SectionT:
     """Return the configuration of ``schema`` with ``overrides``.
@@ -23,13 +23,13 @@ def read_words(
     Raises:
         ConfigError: lists all unknown keys, invalid values and missing ``required`` keys.
     """
-    tree = _written(overrides)
-    reading = read(schema, from_text(tree, schema))
+    tree = _build_tree(overrides)
+    reading = read_section(schema, from_text(tree, schema))
     keys = keys_of(schema)
-    missing = [key for key in required if _at(tree, key) in (None, "")]
+    missing = [key for key in required if _get_value(tree, key) in (None, "")]
     problems = [text for key, text in reading.problems.items() if key not in missing]
     problems += [
-        f"{key}: required ({keys[key].doc.removesuffix('; required')}); fix: {key}=..."
+        f"{key}: required ({keys[key].help_text.removesuffix('; required')}); fix: {key}=..."
         for key in missing
     ]
     if problems or reading.section is None:
@@ -37,7 +37,7 @@ def read_words(
     return reading.section
 
 
-def _written(overrides: Sequence[str]) -> Any:
+def _build_tree(overrides: Sequence[str]) -> Any:
     """Return ``overrides`` as a tree of values. Raise ``ConfigError`` if they are invalid."""
     tree = OmegaConf.create()
     text = ""
@@ -56,7 +56,7 @@ def _written(overrides: Sequence[str]) -> Any:
         raise ConfigError(f"{text}: {why}; allowed: key=value; fix: correct the value") from error
 
 
-def _at(tree: Any, key: str) -> Any:
+def _get_value(tree: Any, key: str) -> Any:
     """Return the value at the dotted ``key``; None if there is none."""
     for name in key.split("."):
         tree = tree.get(name) if isinstance(tree, dict) else None
@@ -76,18 +76,21 @@ def run_command(
     """
     args = list(sys.argv[1:] if argv is None else argv)
     if not args or {"--help", "-h"} & set(args):
-        sys.stdout.write(_help(schema, prog))
+        sys.stdout.write(_format_help(schema, prog))
         return 0
 
-    def command() -> None:
-        main(read_words(args, schema, required).as_frozen())
+    def read_and_run() -> None:
+        main(read_overrides(args, schema, required).as_frozen())
 
-    return run_reporting_mistakes(command, catches_os_errors=False)
+    return run_reporting_mistakes(read_and_run, catches_os_errors=False)
 
 
-def _help(schema: type[Section], prog: str) -> str:
+def _format_help(schema: type[Section], prog: str) -> str:
     lines = [f"usage: python -m {prog} key=value ...", ""]
     for key in keys_of(schema).values():
-        if not key.is_section and not key.unused:
-            lines += [f"{key.path}  ({key.allowed()}; default {key.default!r})", f"    {key.doc}"]
+        if not key.is_section and not key.unused_mark:
+            lines += [
+                f"{key.path}  ({key.describe_allowed()}; default {key.default_value!r})",
+                f"    {key.help_text}",
+            ]
     return "\n".join(lines) + "\n"

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 
 from verl.config.schema import PPOConfig
 from verl.trainer import cli
-from verl.trainer.launch.audit import audit_words, inspect_audit, run_audit
-from verl.trainer.launch.extensions import inspect_calls, registered_names
+from verl.trainer.launch.audit import build_audit_args, inspect_audit, run_audit
+from verl.trainer.launch.extensions import collect_registered_names, inspect_calls
 from verl.utils.logging import setup_logging
 
 
@@ -21,7 +21,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit status."""
     args = list(sys.argv[1:] if argv is None else argv)
     try:
-        args = audit_words(args)
+        args = build_audit_args(args)
     except ValueError as error:
         sys.stderr.write(f"{error}\n")
         return 2
@@ -31,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         PPOConfig,
         "verl.trainer.main_audit",
         args,
-        registered_names,
+        collect_registered_names,
         inspect_audit,
         inspect_calls,
     )

@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from verl.config.schema import PPOConfig
 from verl.trainer import cli
 from verl.trainer.launch.extensions import (
-    default_config_name,
+    choose_config_name,
+    collect_registered_names,
     inspect_calls,
     inspect_start,
-    registered_names,
 )
 from verl.utils.logging import setup_logging
 
@@ -30,9 +30,9 @@ EVAL_OVERRIDES = (
 
 def run_evaluation(cfg: PPOConfig) -> None:
     """Measure the policy of ``cfg``. Heavy packages are imported only here."""
-    from verl.trainer.launch.level_comparison import evaluate
+    from verl.trainer.launch.level_comparison import evaluate_policy
 
-    evaluate(cfg)
+    evaluate_policy(cfg)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -40,11 +40,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = [*EVAL_OVERRIDES, *(sys.argv[1:] if argv is None else argv)]
     return cli.run(
         run_evaluation,
-        default_config_name,
+        choose_config_name,
         PPOConfig,
         "verl.trainer.main_eval",
         args,
-        registered_names,
+        collect_registered_names,
         inspect_start,
         inspect_calls,
     )

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from verl.config.schema import PPOConfig
 from verl.trainer import cli
 from verl.trainer.launch.extensions import (
-    default_config_name,
+    choose_config_name,
+    collect_registered_names,
     inspect_calls,
     inspect_start,
-    registered_names,
 )
 from verl.utils.logging import setup_logging
 
@@ -28,8 +28,8 @@ def train(cfg: PPOConfig) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit status."""
-    checks = (registered_names, inspect_start, inspect_calls)
-    return cli.run(train, default_config_name, PPOConfig, "verl.trainer.main_ppo", argv, *checks)
+    checks = (collect_registered_names, inspect_start, inspect_calls)
+    return cli.run(train, choose_config_name, PPOConfig, "verl.trainer.main_ppo", argv, *checks)
 
 
 if __name__ == "__main__":

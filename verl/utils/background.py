@@ -34,7 +34,7 @@ class BackgroundCall(Generic[AnswerT]):
         """Wait until the call has ended. Its error is not raised here."""
         self._thread.join()
 
-    def result(self, timeout_s: float | None = None) -> AnswerT:
+    def get_result(self, timeout_s: float | None = None) -> AnswerT:
         """Wait for the call and return its result.
 
         Raises the exception of the call, and ``TimeoutError`` if it has not ended after
@@ -55,9 +55,9 @@ class BackgroundCalls:
     raise ``TimeoutError`` after waiting for ``timeout_s``.
     """
 
-    def __init__(self, name: str, most: int, timeout_s: float) -> None:
+    def __init__(self, name: str, max_waiting: int, timeout_s: float) -> None:
         self._name = name
-        self._most = most
+        self._max_waiting = max_waiting
         self._timeout_s = timeout_s
         self._waiting: deque[Callable[[], object]] = deque()
         self._added = 0
@@ -69,7 +69,7 @@ class BackgroundCalls:
     def add(self, work: Callable[[], object]) -> None:
         """Queue ``work``, to be called after all earlier calls. Waits while the queue is full."""
         with self._changed:
-            self._wait_until(lambda: len(self._waiting) < self._most)
+            self._wait_until(lambda: len(self._waiting) < self._max_waiting)
             self._waiting.append(work)
             self._added += 1
             if not self._running:
@@ -84,18 +84,18 @@ class BackgroundCalls:
             self._wait_until(lambda: self._done >= last)
 
     def _wait_until(self, reached: Callable[[], bool]) -> None:
-        def over() -> bool:
+        def is_over() -> bool:
             return self._error is not None or reached()
 
         with waiting_for([self._name]):
-            in_time = self._changed.wait_for(over, self._timeout_s)
+            in_time = self._changed.wait_for(is_over, self._timeout_s)
         if self._error is not None:
             raise self._error
         if not in_time:
             raise TimeoutError(f"{self._name}: not finished after {self._timeout_s:g} s")
 
     def _run(self) -> None:
-        while (work := self._next()) is not None:
+        while (work := self._take_next()) is not None:
             error = None
             try:
                 work()
@@ -106,7 +106,7 @@ class BackgroundCalls:
                 self._error = error
                 self._changed.notify_all()
 
-    def _next(self) -> Callable[[], object] | None:
+    def _take_next(self) -> Callable[[], object] | None:
         with self._changed:
             self._running = bool(self._waiting) and self._error is None
             if not self._running:

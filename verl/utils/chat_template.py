@@ -33,7 +33,7 @@ class TemplateUnsupported(ValueError):
     """The chat template cannot be used at all, or not with the requested history policy."""
 
 
-def anchor(index: int) -> str:
+def make_anchor(index: int) -> str:
     """Return the placeholder for the content of message ``index``."""
     return f"xANCHOR{index}x"
 
@@ -64,12 +64,12 @@ class ChatTemplate:
                 "sets; allowed: arguments that the template itself reads; fix: remove them (put a "
                 "template into chat_template.jinja next to the tokenizer)"
             )
-        self.parts = self._wants_parts()
-        padded = f" {anchor(0)} "
-        self.trims = padded not in self.render([{"role": "user", "content": padded}])
-        with_system = [("system", anchor(0)), ("user", anchor(1))]
-        self.takes_system = self._shows_once(with_system, self.parts)
-        self.pieces = cache(self._pieces)
+        self.uses_parts = self._detect_parts()
+        padded = f" {make_anchor(0)} "
+        self.trims_content = padded not in self.render([{"role": "user", "content": padded}])
+        with_system = [("system", make_anchor(0)), ("user", make_anchor(1))]
+        self.takes_system = self._renders_once(with_system, self.uses_parts)
+        self.split_pieces = cache(self._split_pieces)
 
     def render(
         self,
@@ -79,38 +79,41 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
     ) -> str:
         """Return the text of ``messages``, by default followed by the generation prompt."""
-        return self._apply(messages, parts, add_generation_prompt, tokenize=False)
+        return self._apply_template(messages, parts, add_generation_prompt, tokenize=False)
 
-    def tokens(self, messages: Sequence[Message]) -> list[int]:
+    def render_token_ids(self, messages: Sequence[Message]) -> list[int]:
         """Return the token ids of ``messages`` and the generation prompt.
 
         They are those of ``apply_chat_template(tokenize=True)``.
         """
-        ids = self._apply(messages, None, True, tokenize=True, return_dict=False)
+        ids = self._apply_template(messages, None, True, tokenize=True, return_dict=False)
         return list(ids)
 
-    def _apply(
+    def _apply_template(
         self,
         messages: Sequence[Message],
         parts: bool | None,
         add_generation_prompt: bool,
         **options: bool,
     ) -> Any:
-        parts = self.parts if parts is None else parts
-        shown: list[dict[str, Any]] = [dict(message) for message in messages]
+        parts = self.uses_parts if parts is None else parts
+        template_messages: list[dict[str, Any]] = [dict(message) for message in messages]
         if parts:
-            for message in shown:
+            for message in template_messages:
                 message["content"] = [{"type": "text", "text": message["content"]}]
         return self._tokenizer.apply_chat_template(
-            shown, add_generation_prompt=add_generation_prompt, **options, **self._kwargs
+            template_messages,
+            add_generation_prompt=add_generation_prompt,
+            **options,
+            **self._kwargs,
         )
 
-    def _pieces(self, roles: tuple[str, ...]) -> list[str | int]:
+    def _split_pieces(self, roles: tuple[str, ...]) -> list[str | int]:
         """Return the text for messages of ``roles`` as a list of strings and integers.
 
         A string is text of the template. An integer i is the place of the content of message i.
         """
-        messages = [{"role": role, "content": anchor(i)} for i, role in enumerate(roles)]
+        messages = [{"role": role, "content": make_anchor(i)} for i, role in enumerate(roles)]
         try:
             texts = ANCHOR.split(self.render(messages))
         except RENDER_ERRORS as error:
@@ -118,26 +121,28 @@ class ChatTemplate:
                 f"the chat template refuses messages of roles {list(roles)}: {error}"
             ) from error
         # split() puts the matches of the pattern's group, the indices, at the odd places.
-        places = [int(index) for index in texts[1::2]]
+        message_indices = [int(index) for index in texts[1::2]]
         pieces: list[str | int] = list(texts)
-        pieces[1::2] = places
-        if sorted(places) != list(range(len(roles))):
+        pieces[1::2] = message_indices
+        if sorted(message_indices) != list(range(len(roles))):
             raise TemplateUnsupported(
                 f"the chat template does not render every message of roles {list(roles)} once"
             )
         return [piece for piece in pieces if piece != ""]
 
-    def generation_prompt(self) -> str:
+    def render_generation_prompt(self) -> str:
         """Return the text after the last user content, which opens the assistant's turn."""
-        return self.render([{"role": "user", "content": anchor(0)}]).rpartition(anchor(0))[2]
+        return self.render([{"role": "user", "content": make_anchor(0)}]).rpartition(
+            make_anchor(0)
+        )[2]
 
-    def between(self) -> tuple[str, str]:
+    def render_between_turns(self) -> tuple[str, str]:
         """Return the text between an assistant's content and the next user content, and after it.
 
         Raises:
             TemplateUnsupported: The template cannot render a user turn after an assistant turn.
         """
-        turns = [("user", anchor(0)), ("assistant", anchor(1)), ("user", anchor(2))]
+        turns = [("user", make_anchor(0)), ("assistant", make_anchor(1)), ("user", make_anchor(2))]
         try:
             text = self.render([{"role": role, "content": content} for role, content in turns])
         except RENDER_ERRORS as error:
@@ -145,34 +150,34 @@ class ChatTemplate:
                 f"the chat template cannot continue after an assistant turn ({error}); "
                 "fix: env.history=window"
             ) from error
-        _, kept, tail = text.rpartition(anchor(1))
-        before, found, after = tail.rpartition(anchor(2))
-        if not kept or not found:
+        _, has_assistant_turn, tail = text.rpartition(make_anchor(1))
+        before, has_user_turn, after = tail.rpartition(make_anchor(2))
+        if not has_assistant_turn or not has_user_turn:
             raise TemplateUnsupported(
                 "the chat template does not keep an earlier assistant turn before the next user "
                 "turn; fix: env.history=window"
             )
         return before, after
 
-    def turn_end(self) -> str:
+    def render_turn_end(self) -> str:
         """Return the text after an assistant's content, up to the next user content.
 
         If the template cannot continue, it is the text up to the end. It is empty if the template
         renders no assistant turn.
         """
         with contextlib.suppress(TemplateUnsupported):
-            return self.between()[0]
+            return self.render_between_turns()[0]
         with contextlib.suppress(TemplateUnsupported):
-            return self.closing()
+            return self.render_closing()
         return ""
 
-    def closing(self) -> str:
+    def render_closing(self) -> str:
         """Return the text after the content of a last assistant turn.
 
         Raises:
             TemplateUnsupported: The template does not render such a turn.
         """
-        turns = [("user", anchor(0)), ("assistant", anchor(1))]
+        turns = [("user", make_anchor(0)), ("assistant", make_anchor(1))]
         messages = [{"role": role, "content": content} for role, content in turns]
         try:
             text = self.render(messages, add_generation_prompt=False)
@@ -180,22 +185,22 @@ class ChatTemplate:
             raise TemplateUnsupported(
                 f"the chat template refuses assistant turns: {error}"
             ) from error
-        _, shown, end = text.rpartition(anchor(1))
-        if not shown:
+        _, has_assistant_turn, end = text.rpartition(make_anchor(1))
+        if not has_assistant_turn:
             raise TemplateUnsupported("the chat template does not render an assistant turn")
         return end
 
-    def _wants_parts(self) -> bool:
+    def _detect_parts(self) -> bool:
         # Try strings first: they are simpler for a template that accepts both.
         for parts in (False, True):
-            if self._shows_once([("user", anchor(0))], parts):
+            if self._renders_once([("user", make_anchor(0))], parts):
                 return parts
         raise TemplateUnsupported(
             "the chat template does not render a user message exactly once, so it cannot be used; "
             "fix: set another chat template"
         )
 
-    def _shows_once(self, turns: list[tuple[str, str]], parts: bool) -> bool:
+    def _renders_once(self, turns: list[tuple[str, str]], parts: bool) -> bool:
         messages = [{"role": role, "content": content} for role, content in turns]
         try:
             text = self.render(messages, parts)

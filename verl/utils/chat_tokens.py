@@ -83,13 +83,13 @@ class ChatTokens:
             if token.special or token.content in frame
         }
         self._order = list(self._added)
-        self.control = frozenset(number for number, _ in self._added.values())
+        self.control_ids = frozenset(number for number, _ in self._added.values())
         longest = sorted(self._added, key=lambda text: (-len(text), text))
         # If there is no control token, the pattern never matches.
         self.pattern = re.compile(f"({'|'.join(map(re.escape, longest)) or '(?!)'})")
         self.encode = lru_cache(ENCODED_TEXTS)(self._encode)
 
-    def mark(self, content: str) -> str:
+    def mark_control_tokens(self, content: str) -> str:
         """Replace each control token in the text of ``content`` by its number between marks."""
         if MARK not in content and not self.pattern.search(content):
             return content
@@ -97,13 +97,13 @@ class ChatTokens:
             lambda match: f"{MARK}{self._order.index(match[0])}{MARK}", content.replace(MARK, "")
         )
 
-    def closing(self, text: str) -> str:
+    def find_leading_control_text(self, text: str) -> str:
         """Return the start of ``text`` up to and including its first control token.
 
         Only white space may precede that token; else the result is empty.
         """
-        found = self.pattern.match(text, len(text) - len(text.lstrip()))
-        return text[: found.end()] if found else ""
+        match = self.pattern.match(text, len(text) - len(text.lstrip()))
+        return text[: match.end()] if match else ""
 
     def continue_text(self, before: str, text: str) -> tuple[int, ...]:
         """Return the token ids of ``text`` after ``before``, whose tokens are fixed.
@@ -120,16 +120,18 @@ class ChatTokens:
     def _encode(self, marked: str, inside: bool = False) -> tuple[int, ...]:
         """Return the token ids of a marked text. ``inside``: it continues another text."""
         if CUT not in marked:
-            plain = MARKED.sub(self._spelling, marked)
+            plain = MARKED.sub(self._get_control_text, marked)
             whole = self._encoder.encode_inside(plain) if inside else self._encoder.encode(plain)
-            found = [token for token in whole if token in self.control]
-            written = [self._added[text][0] for text in self.pattern.findall(marked)]
+            encoded_controls = [token for token in whole if token in self.control_ids]
+            expected_controls = [self._added[text][0] for text in self.pattern.findall(marked)]
             # A tokenizer may ignore a control token that is part of a longer word.
-            if found == written or (MARK not in marked and _is_subsequence(found, written)):
+            if encoded_controls == expected_controls or (
+                MARK not in marked and _is_subsequence(encoded_controls, expected_controls)
+            ):
                 return tuple(whole)
-        return tuple(self._encode_apart(marked, inside))
+        return tuple(self._encode_in_pieces(marked, inside))
 
-    def _encode_apart(self, marked: str, inside: bool) -> list[int]:
+    def _encode_in_pieces(self, marked: str, inside: bool) -> list[int]:
         """Return the ids of ``marked``, encoded in pieces so that no content is a control token."""
         # The pattern has a group, so split() puts the template's control tokens at the odd places.
         pieces = self.pattern.split(marked)
@@ -145,19 +147,19 @@ class ChatTokens:
             if place + 1 < len(pieces) and self._added[pieces[place + 1]][1].lstrip:
                 text = text.rstrip()
             follows = inside if place == 0 else self._continues_after_control
-            for part in MARKED.sub(self._cut_spelling, text).split(CUT):
-                ids.extend(self._letters(part, follows))
+            for part in MARKED.sub(self._cut_control_text, text).split(CUT):
+                ids.extend(self._encode_as_letters(part, follows))
                 follows = follows or bool(part)
         return ids
 
-    def _letters(self, text: str, follows: bool) -> list[int]:
+    def _encode_as_letters(self, text: str, follows: bool) -> list[int]:
         """Return the ids of ``text`` without any control token.
 
         ``follows`` means that the text continues another text, so no space is put before it.
         """
         encode = self._encoder.encode_inside if follows else self._encoder.encode
         ids = encode(text, split_special_tokens=True)
-        if self.control.isdisjoint(ids):
+        if self.control_ids.isdisjoint(ids):
             return ids
         # A tokenizer that normalises text can find a control token in a different spelling.
         words = WORD.findall(text)
@@ -166,8 +168,8 @@ class ChatTokens:
             return ids
         first, *rest = parts
         return [
-            *self._letters(first, follows),
-            *(token for part in rest for token in self._letters(part, follows=True)),
+            *self._encode_as_letters(first, follows),
+            *(token for part in rest for token in self._encode_as_letters(part, follows=True)),
         ]
 
     @cached_property
@@ -177,15 +179,15 @@ class ChatTokens:
             return False
         return self._encoder.encode(f"{self._order[0]}x y")[1:] != self._encoder.encode("x y")
 
-    def _spelling(self, found: re.Match[str]) -> str:
-        return self._order[int(found[1])]
+    def _get_control_text(self, match: re.Match[str]) -> str:
+        return self._order[int(match[1])]
 
-    def _cut_spelling(self, found: re.Match[str]) -> str:
-        text = self._spelling(found)
+    def _cut_control_text(self, match: re.Match[str]) -> str:
+        text = self._get_control_text(match)
         # ``split_special_tokens`` splits special tokens. Cut other tokens after one character.
         return text if self._added[text][1].special else f"{text[0]}{CUT}{text[1:]}"
 
 
-def _is_subsequence(some: Sequence[int], others: Iterable[int]) -> bool:
+def _is_subsequence(subsequence: Sequence[int], others: Iterable[int]) -> bool:
     rest = iter(others)
-    return all(token in rest for token in some)
+    return all(token in rest for token in subsequence)

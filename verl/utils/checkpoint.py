@@ -35,11 +35,11 @@ from typing import Any
 
 from verl.records import WrittenFiles
 from verl.utils.background import BackgroundCall
-from verl.utils.files import current_umask, finish_files, flush_to_disk, put_aside
+from verl.utils.files import finish_files, flush_to_disk, read_umask, rename_aside
 from verl.utils.manifest import (
     STATE,
     CheckpointError,
-    looks_whole,
+    has_all_files,
     verify_checkpoint,
     write_state_and_manifest,
 )
@@ -51,8 +51,8 @@ PARTIAL_AGE_S = 24 * 3600  # an unfinished directory of any process is abandoned
 # Time until a file of another node is visible here: network file systems cache the absence of a
 # file for up to a minute.
 SEEN_WITHIN_S = 90.0
-LOOK_AGAIN_S = 0.5
-CLOSE_S = 60.0  # time for a running save when the run ends early
+POLL_S = 0.5
+CLOSE_TIMEOUT_S = 60.0  # time for a running save when the run ends early
 
 logger = logging.getLogger(__name__)
 _STEP_DIR = re.compile(r"global_step_(\d+)")
@@ -79,8 +79,8 @@ class CheckpointManager:
         self.max_to_keep = max_to_keep
         self.seen_within_s = seen_within_s
         self.background = background
-        self._under_way: tuple[int, BackgroundCall[None]] | None = None
-        self._mode = 0o777 & ~current_umask()
+        self._running_save: tuple[int, BackgroundCall[None]] | None = None
+        self._mode = 0o777 & ~read_umask()
 
     def save(self, step: int, writer: Callable[[Path], object], state: dict[str, Any]) -> Path:
         """Write ``root/global_step_<step>``, remove old checkpoints and return the directory.
@@ -101,35 +101,35 @@ class CheckpointManager:
         self.wait()
         self.root.mkdir(parents=True, exist_ok=True)
         self._remove_stale_partials()
-        partial = self._new_partial()
+        partial = self._make_partial()
         try:
-            answer = writer(partial)
+            written_or_waiter = writer(partial)
         except BaseException:
             shutil.rmtree(partial, ignore_errors=True)
             raise
-        finish = functools.partial(self._finish, step, partial, encoded, answer)
+        finish = functools.partial(self._finish_save, step, partial, encoded, written_or_waiter)
         if self.background:
-            self._under_way = step, BackgroundCall(finish, f"save-{step}")
+            self._running_save = step, BackgroundCall(finish, f"save-{step}")
         else:
             finish()
-        return self._place(step)
+        return self._get_step_directory(step)
 
     def wait(self, timeout_s: float | None = None) -> None:
         """Wait until no save is running.
 
         Raises ``CheckpointError`` if the last save failed or is still running after ``timeout_s``.
         """
-        if self._under_way is None:
+        if self._running_save is None:
             return
-        step, call = self._under_way
+        step, call = self._running_save
         try:
-            call.result(timeout_s)
+            call.get_result(timeout_s)
         except Exception as error:
-            self._under_way = None
+            self._running_save = None
             raise CheckpointError(f"the save of step {step} failed: {error}") from error
-        self._under_way = None
+        self._running_save = None
 
-    def close(self, timeout_s: float = CLOSE_S) -> None:
+    def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
         """Wait up to ``timeout_s`` for a running save.
 
         Its error is only logged, because the caller may be handling another error.
@@ -139,17 +139,19 @@ class CheckpointManager:
         except CheckpointError as error:
             logger.warning("%s", error)
 
-    def _place(self, step: int) -> Path:
+    def _get_step_directory(self, step: int) -> Path:
         return self.root / f"global_step_{step}"
 
-    def _finish(self, step: int, partial: Path, encoded: str, answer: object) -> None:
+    def _finish_save(
+        self, step: int, partial: Path, encoded: str, written_or_waiter: object
+    ) -> None:
         """Turn ``partial`` into the checkpoint of ``step`` once all its files are written."""
-        final = self._place(step)
+        final = self._get_step_directory(step)
         try:
-            if callable(answer):
-                answer = answer()
-            written = answer if isinstance(answer, list) else []
-            self._see(partial, written)
+            if callable(written_or_waiter):
+                written_or_waiter = written_or_waiter()
+            written = written_or_waiter if isinstance(written_or_waiter, list) else []
+            self._wait_until_visible(partial, written)
             finish_files(partial)
             write_state_and_manifest(partial, step, encoded, written)
             replaced = self._set_aside(final) if final.exists() else None
@@ -163,22 +165,22 @@ class CheckpointManager:
         flush_to_disk(self.root)
         if replaced is not None:
             shutil.rmtree(replaced)
-        self._retire(step)
+        self._remove_old_checkpoints(step)
 
-    def steps(self) -> dict[int, Path]:
+    def find_checkpoints(self) -> dict[int, Path]:
         """Return all directories with a checkpoint's name by step, ascending, valid or not."""
         if not self.root.is_dir():
             return {}
-        found: dict[int, Path] = {}
+        checkpoints: dict[int, Path] = {}
         for entry in self.root.iterdir():
             match = _STEP_DIR.fullmatch(entry.name)
             if match and entry.is_dir():
-                found[int(match[1])] = entry
-        return dict(sorted(found.items()))
+                checkpoints[int(match[1])] = entry
+        return dict(sorted(checkpoints.items()))
 
-    def latest_valid(self) -> Path | None:
+    def find_latest_valid(self) -> Path | None:
         """Return the newest valid checkpoint, or None. Logs a warning for each invalid one."""
-        for path in reversed(self.steps().values()):
+        for path in reversed(self.find_checkpoints().values()):
             try:
                 verify_checkpoint(path)
             except CheckpointError as error:
@@ -187,22 +189,24 @@ class CheckpointManager:
                 return path
         return None
 
-    def put_aside_after(self, step: int) -> None:
+    def set_aside_later_checkpoints(self, step: int) -> None:
         """Move the complete checkpoints of later steps to ``root/given_up``.
 
         They are from an abandoned run. Without the move, ``find_latest_valid`` would return one of
         them and ``max_to_keep`` would count them.
         """
-        later = [path for n, path in self.steps().items() if n > step and looks_whole(path)]
+        later = [
+            path for n, path in self.find_checkpoints().items() if n > step and has_all_files(path)
+        ]
         if not later:
             return
         aside = self.root / "given_up"
         aside.mkdir(exist_ok=True)
         for path in later:
-            place = aside / path.name
-            if place.exists():
-                put_aside(place)
-            os.rename(path, place)
+            target = aside / path.name
+            if target.exists():
+                rename_aside(target)
+            os.rename(path, target)
         flush_to_disk(self.root)
         names = ", ".join(path.name for path in later)
         logger.warning("checkpoints of an abandoned run were moved to %s: %s", aside, names)
@@ -213,20 +217,20 @@ class CheckpointManager:
         Raises ``CheckpointError`` if ``path`` is not valid or there is no valid checkpoint.
         """
         if path is None:
-            path = self.latest_valid()
+            path = self.find_latest_valid()
             if path is None:
                 raise CheckpointError(f"no valid checkpoint under {self.root}")
         else:
             verify_checkpoint(path)
         return json.loads((Path(path) / STATE).read_text(encoding="utf-8"))
 
-    def _see(self, directory: Path, written: Sequence[WrittenFiles]) -> None:
+    def _wait_until_visible(self, directory: Path, written: Sequence[WrittenFiles]) -> None:
         """Wait until all ``written`` files are visible here with their sizes.
 
         Raises ``CheckpointError`` if one is not visible after ``seen_within_s``.
         """
         deadline = time.monotonic() + self.seen_within_s
-        while unseen := list(_unseen(written)):
+        while unseen := list(_find_invisible_files(written)):
             if time.monotonic() > deadline:
                 writer, path = unseen[0]
                 raise CheckpointError(
@@ -236,33 +240,33 @@ class CheckpointManager:
                     "of the run share; fix: trainer.default_local_dir=DIR, an absolute path of a "
                     "directory that all nodes share"
                 )
-            time.sleep(min(LOOK_AGAIN_S, self.seen_within_s))
+            time.sleep(min(POLL_S, self.seen_within_s))
             os.listdir(directory)  # makes a network file system refresh its cache
 
-    def _new_partial(self) -> Path:
+    def _make_partial(self) -> Path:
         owner = f"{socket.gethostname()}-{os.getpid()}"
         path = Path(tempfile.mkdtemp(prefix=f"{PARTIAL}{owner}-", dir=self.root))
         # mkdtemp creates a private directory. A checkpoint has the user's usual permissions.
         path.chmod(self._mode)
         return path
 
-    def _retire(self, saved_step: int) -> None:
+    def _remove_old_checkpoints(self, saved_step: int) -> None:
         """Remove all but the newest ``max_to_keep`` complete checkpoints.
 
         The newest valid checkpoint and the one just saved always stay.
         """
         if self.max_to_keep is None:
             return
-        steps = self.steps()
-        whole = [step for step, path in steps.items() if looks_whole(path)]
-        newest = self._newest_valid_step(steps, saved_step)  # may be later, of another run
-        keep = {*whole[-self.max_to_keep :], newest, saved_step}
+        steps = self.find_checkpoints()
+        complete_steps = [step for step, path in steps.items() if has_all_files(path)]
+        newest = self._find_newest_valid_step(steps, saved_step)  # may be later, of another run
+        keep = {*complete_steps[-self.max_to_keep :], newest, saved_step}
         for step, path in steps.items():
             # An incomplete checkpoint newer than all kept ones stays for inspection.
-            if step not in keep and (step in whole or step < min(keep)):
+            if step not in keep and (step in complete_steps or step < min(keep)):
                 shutil.rmtree(self._set_aside(path))
 
-    def _newest_valid_step(self, steps: dict[int, Path], saved_step: int) -> int:
+    def _find_newest_valid_step(self, steps: dict[int, Path], saved_step: int) -> int:
         for step in sorted((s for s in steps if s > saved_step), reverse=True):
             try:
                 verify_checkpoint(steps[step])
@@ -275,7 +279,7 @@ class CheckpointManager:
     def _set_aside(self, path: Path) -> Path:
         # Rename before removal: an interrupted removal must not leave an incomplete directory with
         # a checkpoint's name.
-        aside = self._new_partial()
+        aside = self._make_partial()
         os.rename(path, aside / path.name)
         flush_to_disk(self.root)
         return aside
@@ -287,7 +291,7 @@ class CheckpointManager:
                 shutil.rmtree(path, ignore_errors=True)
 
 
-def _unseen(written: Sequence[WrittenFiles]) -> Iterator[tuple[str, str]]:
+def _find_invisible_files(written: Sequence[WrittenFiles]) -> Iterator[tuple[str, str]]:
     """Yield writer and path of every file that is not visible here with its written size."""
     for part in written:
         for path, size in part.sizes.items():

@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from verl.config.settings import ConfigError
-from verl.config.yaml_files import MAX_BYTES, find_excess
+from verl.config.yaml_files import MAX_BYTES, find_exceeded_limit
 
 # Exit statuses.
 MISTAKE = 2
@@ -50,7 +50,7 @@ def run_reporting_mistakes(
     return MISTAKE
 
 
-def positive_int(text: str) -> int:
+def parse_positive_int(text: str) -> int:
     """Parse a whole number of at least 1; an ``argparse`` type."""
     value = int(text)
     if value < 1:
@@ -69,7 +69,7 @@ def read_yaml_mapping(path: Path) -> dict[str, Any]:
         raise UsageError(f"{path}: {len(content)} bytes; allowed: {MAX_BYTES}; fix: split it")
     try:
         text = content.decode("utf-8-sig")
-        excess = find_excess(text)
+        excess = find_exceeded_limit(text)
         values = None if excess else yaml.safe_load(text)
     except (UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
         first = str(error).splitlines()[0] if str(error) else type(error).__name__

@@ -17,26 +17,26 @@ def find_end_ids(tokenizer: Any, model_path: str | Path | None = None) -> frozen
     tokenizer was loaded from.
     """
     path = getattr(tokenizer, "name_or_path", "") if model_path is None else model_path
-    ids = set(config_end_ids(path)) if path else set()
-    ids.update(_ids_in(getattr(tokenizer, "eos_token_id", None)))
+    ids = set(read_config_end_ids(path)) if path else set()
+    ids.update(_collect_ids(getattr(tokenizer, "eos_token_id", None)))
     with contextlib.suppress(TemplateUnsupported):
-        end = end_of_turn_id(tokenizer, ChatTemplate(tokenizer).turn_end())
-        ids.update(_ids_in(end))
+        end = find_end_of_turn_id(tokenizer, ChatTemplate(tokenizer).render_turn_end())
+        ids.update(_collect_ids(end))
     return frozenset(ids)
 
 
-def end_of_turn_id(tokenizer: Any, turn_end: str) -> int | None:
+def find_end_of_turn_id(tokenizer: Any, turn_end: str) -> int | None:
     """Return the control token that ends an assistant turn; None if plain text ends it.
 
     ``turn_end`` is the template's text after the content of the turn.
     """
     tokens = ChatTokens(tokenizer, turn_end)
-    closing = tokens.closing(turn_end)
-    found = [token for token in tokens.encode(closing) if token in tokens.control]
-    return found[0] if found else None
+    closing = tokens.find_leading_control_text(turn_end)
+    control_ids = [token for token in tokens.encode(closing) if token in tokens.control_ids]
+    return control_ids[0] if control_ids else None
 
 
-def config_end_ids(model_path: str | Path) -> frozenset[int]:
+def read_config_end_ids(model_path: str | Path) -> frozenset[int]:
     """Return ``eos_token_id`` (one or several) of the generation config in ``model_path``.
 
     If there is no generation config, the model's config is read. Without both, the set is empty.
@@ -45,10 +45,10 @@ def config_end_ids(model_path: str | Path) -> frozenset[int]:
         file = Path(model_path) / name
         if file.is_file():
             config = json.loads(file.read_text(encoding="utf-8"))
-            return frozenset(_ids_in(config.get("eos_token_id")))
+            return frozenset(_collect_ids(config.get("eos_token_id")))
     return frozenset()
 
 
-def _ids_in(value: object) -> list[int]:
+def _collect_ids(value: object) -> list[int]:
     values = value if isinstance(value, list) else [value]
     return [number for number in values if isinstance(number, int)]

@@ -18,12 +18,12 @@ from verl.config.settings.errors import ConfigError
 
 MARKER = ".published.json"  # lists the files of a published directory with size and digest
 WRITTEN_HERE = "<!-- written by rlvcr, which may replace this file -->"  # last line of a page
-HASHED = 16 * 2**20  # bytes; the content of larger files is not compared, only their size
+MAX_HASHED_BYTES = 16 * 2**20  # bytes; the content of larger files is not compared, only their size
 AT_FDCWD, RENAME_EXCHANGE = -100, 2
 
 
 @contextlib.contextmanager
-def naming(path: Path) -> Iterator[None]:
+def add_path_to_errors(path: Path) -> Iterator[None]:
     """Add ``path`` to an ``OSError`` of the block that has no file name.
 
     For example, the error of a write to a full disk has a number but no file name.
@@ -36,7 +36,7 @@ def naming(path: Path) -> Iterator[None]:
         raise
 
 
-def put_aside(path: Path) -> Path:
+def rename_aside(path: Path) -> Path:
     """Rename ``path`` to ``<stem>.<n><suffix>`` with the lowest free n from 1; return that path."""
     number = 1
     while (aside := path.with_name(f"{path.stem}.{number}{path.suffix}")).exists():
@@ -56,7 +56,7 @@ def atomic_write(path: str | Path) -> Iterator[IO[str]]:
     # In the directory of the target: a rename is atomic only within a file system.
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
-        with naming(path), partial.open("w", encoding="utf-8") as file:
+        with add_path_to_errors(path), partial.open("w", encoding="utf-8") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
@@ -92,12 +92,12 @@ def require_replaceable(target: Path, key: str, overwrite: bool, keep: Iterable[
     with ``overwrite``. Directories of ``keep``, the home directory and the working directory are
     never replaced.
     """
-    with _alone_in(target.parent):
+    with _lock_directory(target.parent):
         _require_replaceable(target, key, overwrite, keep)
 
 
 @contextlib.contextmanager
-def _alone_in(directory: Path) -> Iterator[None]:
+def _lock_directory(directory: Path) -> Iterator[None]:
     """Lock ``directory`` against ``publish_directory`` in other processes during the block."""
     if not directory.is_dir():
         yield
@@ -112,22 +112,24 @@ def _alone_in(directory: Path) -> Iterator[None]:
 
 
 def _require_replaceable(target: Path, key: str, overwrite: bool, keep: Iterable[Path]) -> None:
-    said = f"{key}={str(target)!r}"
+    setting = f"{key}={str(target)!r}"
     allowed = "allowed: a new or empty directory, or one that this command wrote"
     if target.is_symlink():
-        raise ConfigError(f"{said}: is a symbolic link; {allowed}; fix: {key}={target.resolve()!s}")
+        raise ConfigError(
+            f"{setting}: is a symbolic link; {allowed}; fix: {key}={target.resolve()!s}"
+        )
     if target.exists() and not target.is_dir():
-        raise ConfigError(f"{said}: is a file; {allowed}; fix: {key}=DIR")
-    place = target.expanduser().resolve()
+        raise ConfigError(f"{setting}: is a file; {allowed}; fix: {key}=DIR")
+    resolved_target = target.expanduser().resolve()
     for kept in (Path.home(), Path.cwd(), *keep):
-        if kept.resolve().is_relative_to(place):
+        if kept.resolve().is_relative_to(resolved_target):
             raise ConfigError(
-                f"{said}: contains {kept}, which is never replaced; {allowed}; fix: {key}=DIR"
+                f"{setting}: contains {kept}, which is never replaced; {allowed}; fix: {key}=DIR"
             )
-    foreign = "" if overwrite or not target.is_dir() else _foreign_file(target)
+    foreign = "" if overwrite or not target.is_dir() else _find_foreign_file(target)
     if foreign:
         raise ConfigError(
-            f"{said}: contains {foreign}, which this command did not write; {allowed}; "
+            f"{setting}: contains {foreign}, which this command did not write; {allowed}; "
             f"fix: {key}=DIR, or overwrite=true to delete the content"
         )
 
@@ -152,7 +154,7 @@ def require_new_file(target: Path, key: str, overwrite: bool, fix: str = "overwr
         )
 
 
-def _foreign_file(directory: Path) -> str:
+def _find_foreign_file(directory: Path) -> str:
     """Return the name of a file that ``publish_directory`` did not write so; empty if none."""
     try:
         written = json.loads((directory / MARKER).read_text(encoding="utf-8"))["files"]
@@ -162,18 +164,18 @@ def _foreign_file(directory: Path) -> str:
         name = path.relative_to(directory).as_posix()
         if name == MARKER or (path.is_dir() and not path.is_symlink()):
             continue
-        if not isinstance(written, dict) or written.get(name) != _fingerprint(path):
+        if not isinstance(written, dict) or written.get(name) != _compute_fingerprint(path):
             return name
     return ""
 
 
-def _fingerprint(path: Path) -> str:
+def _compute_fingerprint(path: Path) -> str:
     """Return size and, up to ``MAX_HASHED_BYTES``, digest of a file; empty if it is unreadable."""
     if path.is_symlink() or not path.is_file():
         return ""
     try:
         size = path.stat().st_size
-        digest = hashlib.sha256(path.read_bytes()).hexdigest() if size <= HASHED else ""
+        digest = hashlib.sha256(path.read_bytes()).hexdigest() if size <= MAX_HASHED_BYTES else ""
     except OSError:
         return ""
     return f"{size} {digest}"
@@ -191,12 +193,14 @@ def publish_directory(target: str | Path, overwrite: bool = False) -> Iterator[P
     require_replaceable(target, "target", overwrite)
     target.parent.mkdir(parents=True, exist_ok=True)
     partial = Path(tempfile.mkdtemp(prefix=f".{target.name[:200]}.partial-", dir=target.parent))
-    partial.chmod(0o777 & ~current_umask())
+    partial.chmod(0o777 & ~read_umask())
     try:
         yield partial
         finish_files(partial)
         files = [path for path in sorted(partial.rglob("*")) if path.is_file()]
-        written = {path.relative_to(partial).as_posix(): _fingerprint(path) for path in files}
+        written = {
+            path.relative_to(partial).as_posix(): _compute_fingerprint(path) for path in files
+        }
         (partial / MARKER).write_text(json.dumps({"files": written}, indent=1), encoding="utf-8")
         flush_to_disk(partial / MARKER)
         _put_in_place(partial, target, overwrite)
@@ -207,19 +211,19 @@ def publish_directory(target: str | Path, overwrite: bool = False) -> Iterator[P
 
 def _put_in_place(partial: Path, target: Path, overwrite: bool) -> None:
     """Rename ``partial`` to ``target``, and an older ``target`` to ``partial``."""
-    with _alone_in(target.parent):
+    with _lock_directory(target.parent):
         # Check again: files may have been added in the meantime.
         _require_replaceable(target, "target", overwrite, ())
         if not target.exists() or not any(target.iterdir()):
             partial.rename(target)  # replaces an empty directory
-        elif not _exchange(partial, target):
+        elif not _exchange_directories(partial, target):
             old = partial.with_name(f"{partial.name}.old")
             target.rename(old)
             partial.rename(target)
             old.rename(partial)
 
 
-def _exchange(one: Path, other: Path) -> bool:
+def _exchange_directories(one: Path, other: Path) -> bool:
     """Exchange two directories atomically; return false if the system does not support it."""
     call = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
     if call is None:
@@ -232,7 +236,7 @@ def _exchange(one: Path, other: Path) -> bool:
     raise OSError(code, os.strerror(code), str(other))
 
 
-def current_umask() -> int:
+def read_umask() -> int:
     """Return the umask of this process."""
     with contextlib.suppress(OSError, StopIteration, ValueError):
         lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
@@ -248,7 +252,7 @@ def finish_files(directory: Path) -> None:
 
     Some libraries write private temporary files and rename them.
     """
-    umask = current_umask()
+    umask = read_umask()
     for path in directory.rglob("*"):
         if path.is_file() and not path.is_symlink():
             path.chmod(0o666 & ~umask)
@@ -259,7 +263,7 @@ def flush_to_disk(path: Path) -> None:
     """Flush a file's content, or a directory's entries, to the disk (``fsync``)."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
-        with naming(path):
+        with add_path_to_errors(path):
             os.fsync(descriptor)
     finally:
         os.close(descriptor)

@@ -3,17 +3,19 @@
 import numpy as np
 import torch
 
-from verl.utils.shipped import as_tensor
+from verl.utils.tensor_arrays import as_tensor
 
 # Values read per tensor. That is enough for some of them to change in bfloat16 in every optimizer
 # step, and the cost is small compared with sending the weights.
-READ = 1 << 18
+MAX_VALUES_READ = 1 << 18
 # Number of position factors. It is prime, so that no row length repeats them.
-PLACES = 1021
+POSITION_FACTORS = 1021
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
-def fingerprint(values: "np.ndarray | torch.Tensor", dtype: torch.dtype | None = None) -> int:
+def compute_fingerprint(
+    values: "np.ndarray | torch.Tensor", dtype: torch.dtype | None = None
+) -> int:
     """Return a number computed from the bits and positions of evenly spaced ``values``.
 
     The values are cast to ``dtype`` first. Integer arithmetic gives the same number on every device
@@ -21,10 +23,10 @@ def fingerprint(values: "np.ndarray | torch.Tensor", dtype: torch.dtype | None =
     """
     flat = values.reshape(-1)
     # An odd step, so that it reads different columns of the rows.
-    step = max(1, len(flat) // READ) | 1
-    part = flat[::step]
-    read = as_tensor(part).detach()
+    step = max(1, len(flat) // MAX_VALUES_READ) | 1
+    sample = flat[::step]
+    read = as_tensor(sample).detach()
     read = read.to(dtype or read.dtype).contiguous()
     bits = read.view(_BITS[read.element_size()]).to(torch.int64)
-    places = torch.arange(len(bits), device=bits.device) % PLACES + 1
-    return int((bits * places).sum())
+    position_factors = torch.arange(len(bits), device=bits.device) % POSITION_FACTORS + 1
+    return int((bits * position_factors).sum())

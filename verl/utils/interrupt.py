@@ -26,7 +26,7 @@ class Interruption:
 
     def __init__(self) -> None:
         self.signal: signal.Signals | None = None
-        self._before: dict[signal.Signals, Any] = {}
+        self._previous_handlers: dict[signal.Signals, Any] = {}
 
     @property
     def exit_status(self) -> int:
@@ -35,16 +35,18 @@ class Interruption:
 
     def __enter__(self) -> "Interruption":
         if threading.current_thread() is threading.main_thread():
-            self._before = {number: signal.signal(number, self._handle) for number in SIGNALS}
+            self._previous_handlers = {
+                number: signal.signal(number, self._handle_signal) for number in SIGNALS
+            }
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> bool:
-        for number, handler in self._before.items():
+        for number, handler in self._previous_handlers.items():
             signal.signal(number, handler)
         # Catch only an interrupt of a signal handled here; others are raised further.
         return kind is KeyboardInterrupt and self.signal is not None
 
-    def _handle(self, number: int, _frame: FrameType | None) -> None:
+    def _handle_signal(self, number: int, _frame: FrameType | None) -> None:
         # Exit at the second signal: the unwinding hangs or takes too long.
         if self.signal is not None:
             os._exit(128 + number)
@@ -53,7 +55,7 @@ class Interruption:
 
 
 @contextlib.contextmanager
-def sigterm_handler_kept() -> Iterator[None]:
+def keep_sigterm_handler() -> Iterator[None]:
     """Restore the SIGTERM handler after the block.
 
     If it was the default action before, the handler that the block installed stays.
@@ -61,10 +63,10 @@ def sigterm_handler_kept() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.getsignal(signal.SIGTERM)
+    previous_handler = signal.getsignal(signal.SIGTERM)
     try:
         yield
     finally:
         # None means a handler that was not installed from Python; it cannot be restored.
-        if before not in (None, signal.SIG_DFL):
-            signal.signal(signal.SIGTERM, before)
+        if previous_handler not in (None, signal.SIG_DFL):
+            signal.signal(signal.SIGTERM, previous_handler)

@@ -10,15 +10,15 @@ from typing import Any
 import numpy as np
 import orjson
 
-from verl.utils.files import atomic_write, naming
+from verl.utils.files import add_path_to_errors, atomic_write
 
 # Options under which orjson and ``to_json_types`` agree on arrays, dataclasses and dates.
-_FORM = (
+_ORJSON_OPTIONS = (
     orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_DATETIME
 )
 
 
-def plain(value: object) -> Any:
+def to_json_types(value: object) -> Any:
     """Convert ``value`` to JSON types.
 
     Arrays, tensors and sets become lists, numbers that are not finite become null, and other
@@ -32,37 +32,37 @@ def plain(value: object) -> Any:
     if isinstance(value, int):
         return value
     if isinstance(value, dict):
-        return {str(key): plain(item) for key, item in value.items()}
+        return {str(key): to_json_types(item) for key, item in value.items()}
     if isinstance(value, (list, tuple, set, frozenset)):
-        return [plain(item) for item in value]
+        return [to_json_types(item) for item in value]
     if isinstance(value, np.generic):
-        return plain(value.item())
+        return to_json_types(value.item())
     to_list = getattr(value, "tolist", None)  # arrays and tensors
     if to_list is not None:
-        return plain(to_list())
+        return to_json_types(to_list())
     return str(value)
 
 
 def dumps(record: Mapping[str, Any]) -> str:
     """Encode ``record`` as one line without newline. Arrays need no conversion before."""
     try:
-        return orjson.dumps(record, plain, _FORM).decode()
+        return orjson.dumps(record, to_json_types, _ORJSON_OPTIONS).decode()
     except TypeError:
         # Only Python's encoder accepts integers of more than 64 bits, lone surrogates, and keys
         # that are not strings.
-        return json.dumps(plain(record), separators=(",", ":"))
+        return json.dumps(to_json_types(record), separators=(",", ":"))
 
 
 def append(path: Path, record: Mapping[str, Any]) -> None:
     """Append ``record`` to ``path`` as one line and flush it to the disk."""
-    with naming(path), path.open("a", encoding="utf-8") as file:
+    with add_path_to_errors(path), path.open("a", encoding="utf-8") as file:
         file.write(dumps(record) + "\n")
         # flush() only passes the line to the operating system; fsync() writes it to the disk.
         file.flush()
         os.fsync(file.fileno())
 
 
-def read(path: Path, most: int | None = None) -> Iterator[dict[str, Any]]:
+def read(path: Path, max_characters: int | None = None) -> Iterator[dict[str, Any]]:
     """Yield the objects of ``path``; none if it does not exist.
 
     Incomplete lines and lines that are not JSON objects are skipped. Stops after the line that
@@ -77,7 +77,7 @@ def read(path: Path, most: int | None = None) -> Iterator[dict[str, Any]]:
             if record is not None:
                 yield record
             characters += len(line)
-            if most is not None and characters >= most:
+            if max_characters is not None and characters >= max_characters:
                 return
 
 

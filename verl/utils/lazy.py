@@ -5,18 +5,22 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 
-def lazy(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any], list[str]]:
+def make_lazy_exports(
+    package: str, module_of_name: Mapping[str, str]
+) -> tuple[Callable[[str], Any], list[str]]:
     """Return ``__getattr__`` and ``__all__`` of ``package``.
 
     ``module_of_name`` maps a name to the module that defines it: a module of ``package``, or with a
     dot the full name of any module.
     """
 
-    def resolve(name: str) -> Any:
-        if name not in homes:
+    def resolve_name(name: str) -> Any:
+        if name not in module_of_name:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        home = homes[name]
-        module = importlib.import_module(home if "." in home else f"{package}.{home}")
+        module_name = module_of_name[name]
+        module = importlib.import_module(
+            module_name if "." in module_name else f"{package}.{module_name}"
+        )
         return getattr(module, name)
 
-    return resolve, sorted(homes)
+    return resolve_name, sorted(module_of_name)

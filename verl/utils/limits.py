@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Iterator
 
-AGAIN_S = 1.0  # interval of further interrupts for code that catches the first one
+REPEAT_S = 1.0  # interval of further interrupts for code that catches the first one
 
 
 class TimeLimit(RuntimeError):
@@ -28,7 +28,7 @@ def time_limit(seconds: float, what: str) -> Iterator[None]:
     late = f"{what} took over {seconds:g} s"
     deadline = time.monotonic() + seconds
     try:
-        with _interrupted_again(seconds), _alarm(seconds, late):
+        with _interrupt_repeatedly(seconds), _interrupt_by_alarm(seconds, late):
             yield
     except Exception as error:
         if time.monotonic() >= deadline:
@@ -39,7 +39,7 @@ def time_limit(seconds: float, what: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _alarm(seconds: float, late: str) -> Iterator[None]:
+def _interrupt_by_alarm(seconds: float, late: str) -> Iterator[None]:
     """Interrupt the block after ``seconds``, also in a system call. Main thread only."""
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -49,7 +49,7 @@ def _alarm(seconds: float, late: str) -> Iterator[None]:
         raise TimeLimit(late)
 
     handler = signal.signal(signal.SIGALRM, raise_time_limit)
-    timer = signal.setitimer(signal.ITIMER_REAL, seconds, AGAIN_S)
+    timer = signal.setitimer(signal.ITIMER_REAL, seconds, REPEAT_S)
     try:
         yield
     finally:
@@ -59,7 +59,7 @@ def _alarm(seconds: float, late: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _interrupted_again(seconds: float) -> Iterator[None]:
+def _interrupt_repeatedly(seconds: float) -> Iterator[None]:
     """Raise ``TimeLimit`` in the block every ``REPEAT_S`` after ``seconds``.
 
     This does not depend on the alarm, which the block may have cancelled.
@@ -69,15 +69,15 @@ def _interrupted_again(seconds: float) -> Iterator[None]:
     ident = ctypes.c_ulong(threading.get_ident())
     throw = ctypes.pythonapi.PyThreadState_SetAsyncExc
 
-    def watch() -> None:
-        delay = seconds + AGAIN_S
+    def interrupt_until_done() -> None:
+        delay = seconds + REPEAT_S
         while not done.wait(delay):
             with lock:
                 if not done.is_set():
                     throw(ident, ctypes.py_object(TimeLimit))
-            delay = AGAIN_S
+            delay = REPEAT_S
 
-    threading.Thread(target=watch, name="time limit", daemon=True).start()
+    threading.Thread(target=interrupt_until_done, name="time limit", daemon=True).start()
     try:
         yield
     finally:
@@ -93,11 +93,11 @@ def limit_memory(gigabytes: float) -> None:
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     wanted = int(gigabytes * 2**30)
-    resource.setrlimit(resource.RLIMIT_AS, (min(wanted, _finite(soft)), hard))
+    resource.setrlimit(resource.RLIMIT_AS, (min(wanted, _to_finite_limit(soft)), hard))
 
 
 @contextlib.contextmanager
-def memory_unlimited() -> Iterator[None]:
+def lift_memory_limit() -> Iterator[None]:
     """Lift the limit of ``limit_memory`` in the block, for processes that are started there.
 
     Node.js, for example, reserves much more address space than it uses.
@@ -110,6 +110,6 @@ def memory_unlimited() -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
-def _finite(limit: int) -> int:
+def _to_finite_limit(limit: int) -> int:
     # RLIM_INFINITY is -1, which min() would choose.
     return sys.maxsize if limit == resource.RLIM_INFINITY else limit

@@ -11,14 +11,14 @@ from types import TracebackType
 from rich.console import Console
 from rich.logging import RichHandler
 
-from verl.config.settings.secret_values import hide_secrets, masked_text
+from verl.config.settings.secret_values import mask_text, register_secrets
 
-PLAIN = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+LINE_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 # Loggers that report every request or file at INFO.
-QUIET = ("urllib3", "filelock", "httpx", "fsspec", "matplotlib", "asyncio")
+QUIET_LOGGERS = ("urllib3", "filelock", "httpx", "fsspec", "matplotlib", "asyncio")
 
 # Handlers that setup_logging added to the root logger. Others (of pytest, a notebook) stay.
-_installed: list[logging.Handler] = []
+_installed_handlers: list[logging.Handler] = []
 
 
 class MaskingFormatter(logging.Formatter):
@@ -26,11 +26,11 @@ class MaskingFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the text of ``record``, of one or several lines, with masked secrets."""
-        return masked_text(super().format(record))
+        return mask_text(super().format(record))
 
 
 @functools.cache
-def screen() -> Console:
+def get_console() -> Console:
     """Return the console on stderr for log lines and progress bars.
 
     They must share one console, or they garble each other. Stdout is only for the output of a
@@ -45,36 +45,36 @@ def setup_logging(log_file: str | Path | None = None, level: str = "INFO") -> No
     Uncaught exceptions are written to stderr. Secrets are masked in all of these texts. A second
     call replaces the handlers of the first.
     """
-    hide_secrets(os.environ)
+    register_secrets(os.environ)
     sys.excepthook = _show_error
     root = logging.getLogger()
-    for handler in _installed:
+    for handler in _installed_handlers:
         root.removeHandler(handler)
         handler.close()
-    handlers: list[logging.Handler] = [_screen_handler()]
+    handlers: list[logging.Handler] = [_make_console_handler()]
     if log_file is not None:
         Path(log_file).parent.mkdir(parents=True, exist_ok=True)
         handlers.append(logging.FileHandler(log_file, encoding="utf-8"))
-        handlers[-1].setFormatter(MaskingFormatter(PLAIN))
-    _installed[:] = handlers
+        handlers[-1].setFormatter(MaskingFormatter(LINE_FORMAT))
+    _installed_handlers[:] = handlers
     for handler in handlers:
         root.addHandler(handler)
     root.setLevel(level)
-    for name in QUIET:
+    for name in QUIET_LOGGERS:
         logging.getLogger(name).setLevel(logging.WARNING)
 
 
-def _screen_handler() -> logging.Handler:
-    if screen().is_terminal:
-        handler = RichHandler(console=screen(), show_path=False, log_time_format="%H:%M:%S")
+def _make_console_handler() -> logging.Handler:
+    if get_console().is_terminal:
+        handler = RichHandler(console=get_console(), show_path=False, log_time_format="%H:%M:%S")
         handler.setFormatter(MaskingFormatter())
         return handler
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(MaskingFormatter(PLAIN, datefmt="%H:%M:%S"))
+    handler.setFormatter(MaskingFormatter(LINE_FORMAT, datefmt="%H:%M:%S"))
     return handler
 
 
 def _show_error(
     kind: type[BaseException], error: BaseException, trace: TracebackType | None
 ) -> None:
-    sys.stderr.write(masked_text("".join(traceback.format_exception(kind, error, trace))))
+    sys.stderr.write(mask_text("".join(traceback.format_exception(kind, error, trace))))

@@ -12,11 +12,11 @@ from typing import Any
 
 from verl.names import CHECKPOINT_MANIFEST as MANIFEST
 from verl.records import WrittenFiles
-from verl.utils.files import flush_to_disk, naming
+from verl.utils.files import add_path_to_errors, flush_to_disk
 
 STATE = "state.json"
 FORMAT = 2
-OWN_DIGEST = "sha256"  # key of the digest of the manifest's other entries
+MANIFEST_DIGEST = "sha256"  # key of the digest of the manifest's other entries
 
 
 class CheckpointError(RuntimeError):
@@ -32,7 +32,7 @@ def verify_checkpoint(path: str | Path) -> dict[str, Any]:
     path = Path(path)
     manifest = _read_manifest(path)
     for name, entry in manifest["files"].items():
-        if _digest(path / name) != entry["sha256"]:
+        if _compute_sha256(path / name) != entry["sha256"]:
             raise CheckpointError(
                 f"{path / name}: the content does not match {MANIFEST} (SHA-256 differs)"
             )
@@ -51,7 +51,7 @@ def write_state_and_manifest(
             raise CheckpointError(
                 f"the writer created {reserved}, a name that is reserved for the checkpoint"
             )
-    with naming(directory / STATE):
+    with add_path_to_errors(directory / STATE):
         (directory / STATE).write_text(encoded_state, encoding="utf-8")
     files = {}
     for path in sorted(directory.rglob("*")):
@@ -62,25 +62,25 @@ def write_state_and_manifest(
             )
         flush_to_disk(path)
         if path.is_file():
-            entry = {"sha256": _digest(path), "size": path.stat().st_size}
+            entry = {"sha256": _compute_sha256(path), "size": path.stat().st_size}
             files[path.relative_to(directory).as_posix()] = entry
-    writers = {part.writer: _inside(directory, part.sizes) for part in written}
+    writers = {part.writer: _list_relative_paths(directory, part.sizes) for part in written}
     manifest = {"format": FORMAT, "step": step, "files": files, "writers": writers}
     _check_writers(directory, files, writers)
-    with naming(directory / MANIFEST):
-        (directory / MANIFEST).write_text(_encoded(manifest), encoding="utf-8")
+    with add_path_to_errors(directory / MANIFEST):
+        (directory / MANIFEST).write_text(_encode_manifest(manifest), encoding="utf-8")
     flush_to_disk(directory / MANIFEST)
     flush_to_disk(directory)
 
 
-def _encoded(manifest: Mapping[str, Any]) -> str:
+def _encode_manifest(manifest: Mapping[str, Any]) -> str:
     """Encode ``manifest`` as JSON, with the digest of the other entries as its last entry."""
-    others = {name: entry for name, entry in manifest.items() if name != OWN_DIGEST}
+    others = {name: entry for name, entry in manifest.items() if name != MANIFEST_DIGEST}
     digest = hashlib.sha256(json.dumps(others).encode()).hexdigest()
-    return json.dumps({**others, OWN_DIGEST: digest}, indent=1)
+    return json.dumps({**others, MANIFEST_DIGEST: digest}, indent=1)
 
 
-def _inside(directory: Path, paths: Iterable[str]) -> list[str]:
+def _list_relative_paths(directory: Path, paths: Iterable[str]) -> list[str]:
     """Return ``paths`` relative to ``directory``, sorted, as the manifest lists them."""
     return sorted(Path(path).relative_to(directory).as_posix() for path in paths)
 
@@ -90,10 +90,10 @@ def _check_writers(
 ) -> None:
     """Raise ``CheckpointError`` unless ``files`` has the files of every process."""
     for writer, names in writers.items():
-        lost = [name for name in names if name not in files]
-        if lost:
+        missing_names = [name for name in names if name not in files]
+        if missing_names:
             raise CheckpointError(
-                f"{path / MANIFEST}: {lost[0]}, which {writer} wrote, is not in the list of files"
+                f"{path / MANIFEST}: {missing_names[0]}, which {writer} wrote, is not in the list of files"
             )
 
 
@@ -111,7 +111,9 @@ def _read_manifest(path: Path) -> dict[str, Any]:
         _check_entry(path, name, entry)
     _check_writers(path, files, manifest.get("writers", {}))
     # A manifest of format 1 has no digest of its entries.
-    if (manifest.get("format") != 1 or OWN_DIGEST in manifest) and text != _encoded(manifest):
+    if (manifest.get("format") != 1 or MANIFEST_DIGEST in manifest) and text != _encode_manifest(
+        manifest
+    ):
         raise CheckpointError(f"{path / MANIFEST}: altered since it was written")
     return manifest
 
@@ -133,7 +135,7 @@ def _check_entry(path: Path, name: str, entry: object) -> None:
         )
 
 
-def looks_whole(path: Path) -> bool:
+def has_all_files(path: Path) -> bool:
     """Return true if every file is present with its size; the content is not read."""
     try:
         _read_manifest(path)
@@ -142,7 +144,7 @@ def looks_whole(path: Path) -> bool:
     return True
 
 
-def _digest(path: Path) -> str:
+def _compute_sha256(path: Path) -> str:
     try:
         with open(path, "rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()

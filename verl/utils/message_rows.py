@@ -29,7 +29,7 @@ Message = dict[str, Any]
 ROLES = ("system", "user", "assistant")
 MAX_DEPTH = 64  # levels of lists and objects in a cell
 MAX_CHARACTERS = 1_000_000  # in the messages of a row
-SHOWN = 80  # characters of a value in an error message
+SHOWN_CHARACTERS = 80  # characters of a value in an error message
 SURROGATES = re.compile("[\ud800-\udfff]")
 # Start of a list of messages, also as Python prints it or in damaged JSON.
 _LIKE_MESSAGES = re.compile(r"""\s*\[\s*\{\s*['"](role|content)['"]\s*:""")
@@ -58,7 +58,7 @@ class BadRow(ConfigError):
     """A file or row that cannot be used; the message names the key, the file and the fix."""
 
 
-class _NotPlain(ValueError):
+class _NotJsonValue(ValueError):
     """A value that JSON cannot represent. The message says what the column holds."""
 
 
@@ -71,15 +71,17 @@ class DataRow:
     cells: Mapping[str, Any]
 
     @property
-    def place(self) -> str:
+    def row_location(self) -> str:
         """Source and number of the row, the start of error messages."""
         return f"{self.source}: row {self.number}"
 
-    def bad(self, column: str, why: str, allowed: str, fix: str) -> BadRow:
+    def make_error(self, column: str, why: str, allowed: str, fix: str) -> BadRow:
         """Return the error that refuses the row because of the value in ``column``."""
-        return BadRow(f"{self.place}: column {column!r} {why}; allowed: {allowed}; fix: {fix}")
+        return BadRow(
+            f"{self.row_location}: column {column!r} {why}; allowed: {allowed}; fix: {fix}"
+        )
 
-    def read(self, column: str) -> Any:
+    def read_cell(self, column: str) -> Any:
         """Return the cell as JSON types.
 
         Arrays and tuples become lists, NaN and missing values None, and decimals numbers. Dates and
@@ -93,18 +95,18 @@ class DataRow:
 
         Raises ``BadRow`` for anything else.
         """
-        value = self.read(column)
+        value = self.read_cell(column)
         if isinstance(value, str) and value.lstrip().startswith("{"):
             with contextlib.suppress(ValueError):
                 value = self._as_json(column, parse_json(value))
         if value is None or isinstance(value, dict):
             return value
-        why = f"holds {_short(value)}"
-        raise self.bad(
+        why = f"holds {_shorten(value)}"
+        raise self.make_error(
             column, why, "an object ({...}) or null", "write an object, or remove the value"
         )
 
-    def parsed(self, column: str, text: str) -> Any:
+    def parse_messages(self, column: str, text: str) -> Any:
         """Return the messages if ``text`` of ``column`` is their JSON, else the text itself.
 
         Raises ``BadRow`` for messages in another notation.
@@ -112,20 +114,26 @@ class DataRow:
         if not text.lstrip().startswith("["):
             return text
         try:
-            found = parse_json(text)
+            parsed_value = parse_json(text)
         except ValueError as error:
             if _LIKE_MESSAGES.match(text):
-                why = f"holds {_short(text)}, which is not JSON ({error})"
-                raise self.bad(column, why, "messages, or JSON of them", "write JSON") from error
+                why = f"holds {_shorten(text)}, which is not JSON ({error})"
+                raise self.make_error(
+                    column, why, "messages, or JSON of them", "write JSON"
+                ) from error
             return text
-        said = [one for one in found if isinstance(one, dict) and "role" in one]
-        return self._as_json(column, found) if said and len(said) == len(found) else text
+        messages = [item for item in parsed_value if isinstance(item, dict) and "role" in item]
+        return (
+            self._as_json(column, parsed_value)
+            if messages and len(messages) == len(parsed_value)
+            else text
+        )
 
     def _as_json(self, column: str, value: Any) -> Any:
         try:
-            return _plain(value, 0)
-        except _NotPlain as error:
-            raise self.bad(
+            return _to_plain(value, 0)
+        except _NotJsonValue as error:
+            raise self.make_error(
                 column,
                 str(error),
                 "values that JSON can represent",
@@ -136,9 +144,9 @@ class DataRow:
         """Raise ``BadRow`` if one of ``columns`` (column to reason) is not empty."""
         for column, why in columns.items():
             if column in self.cells and not _is_empty(self.cells[column]):
-                raise self.bad(
+                raise self.make_error(
                     column,
-                    f"holds {_short(self.cells[column])}, which would be ignored: {why}",
+                    f"holds {_shorten(self.cells[column])}, which would be ignored: {why}",
                     "rows without it",
                     "remove these rows, or the column if the text is complete without it",
                 )
@@ -172,7 +180,7 @@ def read_table(key: str, files: Sequence[str]) -> Iterator[DataRow]:
 # ---- messages --------------------------------------------------------------------------------
 
 
-def prompt_messages(row: DataRow, column: str, column_key: str) -> list[Message]:
+def read_prompt_messages(row: DataRow, column: str, column_key: str) -> list[Message]:
     """Return the messages of ``column``, the prompt of an episode.
 
     The cell is a list of messages, its JSON text, or the text of one user message. ``column_key``
@@ -180,94 +188,98 @@ def prompt_messages(row: DataRow, column: str, column_key: str) -> list[Message]
     user's and has text.
     """
     row.refuse_unread(UNREAD_COLUMNS)
-    messages = _messages(row, column, column_key)
+    messages = _read_messages(row, column, column_key)
     last = messages[-1]
     if last["role"] != "user":
         why = f"ends with a message of the role {last['role']}"
         allowed = "a last message of the user, which the policy answers"
-        raise row.bad(column, why, allowed, "remove the messages after it")
+        raise row.make_error(column, why, allowed, "remove the messages after it")
     if not last["content"].strip():
         why = "ends with a message without text"
-        raise row.bad(column, why, "a text to answer", "remove the row")
+        raise row.make_error(column, why, "a text to answer", "remove the row")
     return [{"role": one["role"], "content": one["content"]} for one in messages]
 
 
-def episode_messages(row: DataRow, column: str, column_key: str) -> list[Message]:
+def read_episode_messages(row: DataRow, column: str, column_key: str) -> list[Message]:
     """Return the messages of ``column``: a prompt, then assistant and user alternately.
 
     ``weight`` of a message is the loss weight of the row, 0.0 or 1.0. It is absent if the row has
     none. Raises ``BadRow`` for anything else.
     """
     row.refuse_unread(UNREAD_EPISODE_COLUMNS)
-    messages = _messages(row, column, column_key)
+    messages = _read_messages(row, column, column_key)
     roles = [message["role"] for message in messages]
     start = roles.index("assistant") if "assistant" in roles else 0
     if not start:
         allowed = "a prompt, followed by messages of the assistant"
-        raise row.bad(column, f"has the roles {roles}", allowed, "complete the row")
+        raise row.make_error(column, f"has the roles {roles}", allowed, "complete the row")
     if roles[start:] != ["assistant" if i % 2 == 0 else "user" for i in range(len(roles) - start)]:
         allowed = "assistant and user alternately after the prompt"
         fix = "join adjacent messages of one role"
-        raise row.bad(column, f"has the roles {roles}", allowed, fix)
+        raise row.make_error(column, f"has the roles {roles}", allowed, fix)
     if not any(message["content"].strip() for message in messages[:start]):
-        raise row.bad(column, "has a prompt without text", "a text", "remove the row")
+        raise row.make_error(column, "has a prompt without text", "a text", "remove the row")
     for message in messages[start:]:
-        learnt = message["role"] == "assistant" and message.get("weight") != 0
-        if learnt and not message["content"].strip():
+        is_trained_on = message["role"] == "assistant" and message.get("weight") != 0
+        if is_trained_on and not message["content"].strip():
             why = "has a message of the assistant without text"
             fix = "remove the row, or give the message weight 0"
-            raise row.bad(column, why, "a text to train on", fix)
+            raise row.make_error(column, why, "a text to train on", fix)
     if not any(m.get("weight") != 0 for m in messages[start:] if m["role"] == "assistant"):
         why = "has weight 0 for every message of the assistant"
-        raise row.bad(column, why, "at least one with weight 1", "remove the row")
+        raise row.make_error(column, why, "at least one with weight 1", "remove the row")
     if len({message.get("weight") for message in messages[:start]}) > 1:
         why = "has different weights in the messages of its prompt"
         allowed = "one weight for all messages before the assistant's first"
-        raise row.bad(column, why, allowed, "give all of them weight 0")
+        raise row.make_error(column, why, allowed, "give all of them weight 0")
     return messages
 
 
-def _messages(row: DataRow, column: str, column_key: str) -> list[Message]:
+def _read_messages(row: DataRow, column: str, column_key: str) -> list[Message]:
     """Return the messages of ``column``; they have a role, a content and perhaps a weight."""
-    held = row.read(column)
-    if isinstance(held, str):
-        held = row.parsed(column, held)
-    if isinstance(held, str):
-        held = [{"role": "user", "content": held}]
-    if not isinstance(held, list) or not held:
+    cell = row.read_cell(column)
+    if isinstance(cell, str):
+        cell = row.parse_messages(column, cell)
+    if isinstance(cell, str):
+        cell = [{"role": "user", "content": cell}]
+    if not isinstance(cell, list) or not cell:
         columns = ", ".join(map(str, row.cells))
         fix = f"set {column_key}=COLUMN to one of {columns}"
-        raise row.bad(column, f"holds {str(held)[:SHOWN]!r}", "messages or a text", fix)
-    messages = [_message(row, column, one) for one in held]
+        raise row.make_error(
+            column, f"holds {str(cell)[:SHOWN_CHARACTERS]!r}", "messages or a text", fix
+        )
+    messages = [_read_message(row, column, one) for one in cell]
     size = sum(len(message["content"]) for message in messages)
     if size > MAX_CHARACTERS:
         why = f"holds {size:,} characters"
         allowed = f"at most {MAX_CHARACTERS:,} in a row"
-        raise row.bad(column, why, allowed, "remove the row, or shorten it")
+        raise row.make_error(column, why, allowed, "remove the row, or shorten it")
     return messages
 
 
-def _message(row: DataRow, column: str, held: Any) -> Message:
-    role = held.get("role") if isinstance(held, Mapping) else None
-    content = _text(held.get("content")) if isinstance(held, Mapping) else None
-    for field, why in UNREAD_FIELDS.items() if isinstance(held, Mapping) else ():
-        if not _is_empty(held.get(field)):
+def _read_message(row: DataRow, column: str, value: Any) -> Message:
+    role = value.get("role") if isinstance(value, Mapping) else None
+    content = _read_text(value.get("content")) if isinstance(value, Mapping) else None
+    for field, why in UNREAD_FIELDS.items() if isinstance(value, Mapping) else ():
+        if not _is_empty(value.get(field)):
             why = f"has a message with {field!r}, which would be ignored: {why}"
-            raise row.bad(column, why, "a role and a content", "remove the row, or the field")
+            raise row.make_error(
+                column, why, "a role and a content", "remove the row, or the field"
+            )
     if role not in ROLES or content is None:
         roles = ", ".join(ROLES)
-        raise row.bad(
+        raise row.make_error(
             column,
-            f"has the message {str(held)[:SHOWN]!r}",
+            f"has the message {str(value)[:SHOWN_CHARACTERS]!r}",
             f"a role ({roles}) and a content that is text",
             "rename roles and fields, or remove the row",
         )
-    weight = _weight(row, column, held)
+    weight = _read_weight(row, column, value)
     message: Message = {"role": role, "content": content}
     return message if weight is None else {**message, "weight": weight}
 
 
-def _text(content: Any) -> str | None:
+def _read_text(content: Any) -> str | None:
     """Return a text content, or the joined text of typed parts; None for anything else."""
     if isinstance(content, str):
         return content
@@ -284,47 +296,53 @@ def _text(content: Any) -> str | None:
     return "".join(texts) if texts and len(texts) == len(parts) else None
 
 
-def _weight(row: DataRow, column: str, held: Mapping[str, Any]) -> float | None:
+def _read_weight(row: DataRow, column: str, message: Mapping[str, Any]) -> float | None:
     """Return the loss weight of a message, from any field of ``WEIGHTS``; None without one."""
-    given = {field: held[field] for field in WEIGHTS if held.get(field) is not None}
+    given = {field: message[field] for field in WEIGHTS if message.get(field) is not None}
     for field, value in given.items():
         if isinstance(value, (list, str, Mapping)) or value not in (0, 1):
-            why = f"has a message with {field}={_short(value)}"
-            raise row.bad(column, why, "0 and 1", "remove the field")
+            why = f"has a message with {field}={_shorten(value)}"
+            raise row.make_error(column, why, "0 and 1", "remove the field")
     if len(set(map(float, given.values()))) > 1:
-        raise row.bad(column, f"has a message with {given}", "equal weights", "keep one of them")
+        raise row.make_error(
+            column, f"has a message with {given}", "equal weights", "keep one of them"
+        )
     return float(next(iter(given.values()))) if given else None
 
 
 # ---- values ----------------------------------------------------------------------------------
 
 
-def _plain(value: Any, depth: int) -> Any:
+def _to_plain(value: Any, depth: int) -> Any:
     """Convert ``value`` to JSON types. Raises ``_NotJsonValue`` if that is not possible."""
     if depth > MAX_DEPTH:
-        raise _NotPlain(f"is nested deeper than {MAX_DEPTH} levels")
+        raise _NotJsonValue(f"is nested deeper than {MAX_DEPTH} levels")
     if value is None or isinstance(value, (bool, int)):
         return value
     if isinstance(value, str):
         if SURROGATES.search(value):
-            raise _NotPlain(f"holds a lone surrogate: {_short(value)}")
+            raise _NotJsonValue(f"holds a lone surrogate: {_shorten(value)}")
         return value
     if isinstance(value, float):
         return None if math.isnan(value) else value
     if isinstance(value, Mapping):
-        return {_plain(str(key), depth): _plain(item, depth + 1) for key, item in value.items()}
+        return {
+            _to_plain(str(key), depth): _to_plain(item, depth + 1) for key, item in value.items()
+        }
     if isinstance(value, (list, tuple)):
-        return [_plain(item, depth + 1) for item in value]
-    return _plain_scalar(value, depth)
+        return [_to_plain(item, depth + 1) for item in value]
+    return _scalar_to_plain(value, depth)
 
 
-def _plain_scalar(value: Any, depth: int) -> Any:
+def _scalar_to_plain(value: Any, depth: int) -> Any:
     """Convert bytes, dates, decimals, arrays and other values without a JSON type."""
     if isinstance(value, (bytes, bytearray, memoryview)):
         try:
-            return _plain(bytes(value).decode("utf-8"), depth)
+            return _to_plain(bytes(value).decode("utf-8"), depth)
         except UnicodeDecodeError as error:
-            raise _NotPlain(f"holds bytes that are not UTF-8 text: {_short(value)}") from error
+            raise _NotJsonValue(
+                f"holds bytes that are not UTF-8 text: {_shorten(value)}"
+            ) from error
     if str(value) in ("NaT", "<NA>", "NaN"):  # missing values of pandas, numpy and decimal
         return None
     if isinstance(value, Decimal):
@@ -338,8 +356,8 @@ def _plain_scalar(value: Any, depth: int) -> Any:
         return str(value)
     to_list = getattr(value, "tolist", None)  # arrays, tensors and their scalars
     if to_list is None:
-        raise _NotPlain(f"holds a {type(value).__name__}: {_short(value)}")
-    return _plain(to_list(), depth + 1)
+        raise _NotJsonValue(f"holds a {type(value).__name__}: {_shorten(value)}")
+    return _to_plain(to_list(), depth + 1)
 
 
 def _is_empty(value: Any) -> bool:
@@ -354,6 +372,6 @@ def _is_empty(value: Any) -> bool:
     return value is None or value is False or (isinstance(value, (str, bytes)) and not value)
 
 
-def _short(value: Any) -> str:
+def _shorten(value: Any) -> str:
     """Return the first ``SHOWN_CHARACTERS`` of ``repr(value)``."""
-    return repr(value)[:SHOWN]
+    return repr(value)[:SHOWN_CHARACTERS]

@@ -11,7 +11,7 @@ from pathlib import Path
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 OWNER = "VERL_WORKER_TREE"  # environment variable that a worker's descendants inherit
-ROUNDS = 20  # searches for descendants: one may fork while others are killed
+MAX_SEARCHES = 20  # searches for descendants: one may fork while others are killed
 
 
 def die_with_parent() -> None:
@@ -36,12 +36,12 @@ def kill_descendants(pid: int, owner: str) -> None:
     Descendants are the processes below ``pid`` in the process tree, and those whose environment has
     ``VERL_WORKER_TREE=owner``. The latter are found even after ``pid`` has ended.
     """
-    for _ in range(ROUNDS):
-        found = set(_below(pid)) | set(_owned(owner))
-        found -= {pid, os.getpid()}
-        if not found:
+    for _ in range(MAX_SEARCHES):
+        descendants = set(_find_below(pid)) | set(_find_owned(owner))
+        descendants -= {pid, os.getpid()}
+        if not descendants:
             return
-        for process in found:
+        for process in descendants:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(process, signal.SIGKILL)
 
@@ -57,19 +57,19 @@ def _list_processes() -> Iterator[tuple[int, int]]:
                 yield int(folder.name), int(parent)
 
 
-def _below(pid: int) -> Iterator[int]:
+def _find_below(pid: int) -> Iterator[int]:
     parents = dict(_list_processes())
     for process in parents:
-        above = process
-        while above in parents and above != pid:
-            above = parents[above]
-        if above == pid:
+        ancestor = process
+        while ancestor in parents and ancestor != pid:
+            ancestor = parents[ancestor]
+        if ancestor == pid:
             yield process
 
 
-def _owned(owner: str) -> Iterator[int]:
-    mark = f"{OWNER}={owner}\0".encode()
+def _find_owned(owner: str) -> Iterator[int]:
+    owner_entry = f"{OWNER}={owner}\0".encode()
     for process, _ in _list_processes():
         with contextlib.suppress(OSError):
-            if mark in Path(f"/proc/{process}/environ").read_bytes():
+            if owner_entry in Path(f"/proc/{process}/environ").read_bytes():
                 yield process

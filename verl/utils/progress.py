@@ -23,42 +23,42 @@ from rich.console import Console
 from rich.progress import BarColumn, TextColumn
 from rich.progress import Progress as Bars
 
-from verl.utils.logging import screen
+from verl.utils.logging import get_console
 from verl.utils.stacks import STACKS_DIR
 
 logger = logging.getLogger(__name__)
 PERIOD_S = 10.0  # shortest interval of log lines
 COLUMNS = ("{task.description}", "{task.fields[count]}", "{task.fields[pace]}")
-MOVED = ".moved"  # suffix of a file that is touched at every heartbeat
-_moved = Counter[str]()
-_told: list[Path] = []
+HEARTBEAT_SUFFIX = ".moved"  # suffix of a file that is touched at every heartbeat
+_heartbeats = Counter[str]()
+_heartbeat_files: list[Path] = []
 
 
-def move(name: str) -> None:
+def record_heartbeat(name: str) -> None:
     """Record a heartbeat of the operation ``name``: it has made progress."""
-    _moved[name] += 1
-    for path in _told:
+    _heartbeats[name] += 1
+    for path in _heartbeat_files:
         path.touch()
 
 
-def moves() -> int:
+def count_heartbeats() -> int:
     """Return the number of heartbeats of this process."""
-    return _moved.total()
+    return _heartbeats.total()
 
 
-def report_moves() -> None:
+def report_heartbeats() -> None:
     """Report further heartbeats of this process to the watchdog of the run.
 
     Does nothing if no watchdog watches the run.
     """
     folder = Path(os.environ.get(STACKS_DIR, ""))
     if STACKS_DIR in os.environ and folder.is_dir():
-        _told.append(folder / f"{os.getpid()}{MOVED}")
+        _heartbeat_files.append(folder / f"{os.getpid()}{HEARTBEAT_SUFFIX}")
 
 
-def last_reported(folder: Path) -> float:
+def find_last_heartbeat(folder: Path) -> float:
     """Return the time of the last heartbeat reported to ``folder``, Unix seconds; 0 if none."""
-    return max((path.stat().st_mtime for path in folder.glob(f"*{MOVED}")), default=0.0)
+    return max((path.stat().st_mtime for path in folder.glob(f"*{HEARTBEAT_SUFFIX}")), default=0.0)
 
 
 class Progress:
@@ -83,31 +83,31 @@ class Progress:
         self.done = first
         self._first = first
         self._clock = clock
-        self._began = self._said = clock()
+        self._began = self._last_logged = clock()
         self._bars: Bars | None = None
-        console = console or screen()
+        console = console or get_console()
         if console.is_terminal:
             title, count, pace = (TextColumn(text, markup=False) for text in COLUMNS)
             self._bars = Bars(title, BarColumn(), count, pace, console=console, transient=True)
             self._task = self._bars.add_task(name, total=total, completed=first, count="", pace="")
             self._bars.start()
-            self._draw("")
+            self._draw_bar("")
 
-    def to(self, done: int, note: str = "") -> None:
+    def set_done(self, done: int, note: str = "") -> None:
         """Set the number of finished units to ``done``. ``note`` is shown after the rate."""
         if done != self.done:
-            move(self.name)
+            record_heartbeat(self.name)
         self.done = done
         if self._bars is not None:
-            self._draw(note)
-        elif self._clock() - self._said >= PERIOD_S and done > self._first:
-            self._said = self._clock()
-            parts = (self._count(" of "), *self._pace(), note)
+            self._draw_bar(note)
+        elif self._clock() - self._last_logged >= PERIOD_S and done > self._first:
+            self._last_logged = self._clock()
+            parts = (self._format_count(" of "), *self._format_pace(), note)
             logger.info("%s: %s", self.name, ", ".join(part for part in parts if part))
 
-    def add(self, count: int = 1) -> None:
+    def add_done(self, count: int = 1) -> None:
         """Add ``count`` to the number of finished units."""
-        self.to(self.done + count)
+        self.set_done(self.done + count)
 
     def close(self) -> None:
         """Remove the bar; may be called twice."""
@@ -121,16 +121,18 @@ class Progress:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def _draw(self, note: str) -> None:
+    def _draw_bar(self, note: str) -> None:
         if self._bars is not None:
-            pace = "  ".join(part for part in (*self._pace(), note) if part)
-            self._bars.update(self._task, completed=self.done, count=self._count("/"), pace=pace)
+            pace = "  ".join(part for part in (*self._format_pace(), note) if part)
+            self._bars.update(
+                self._task, completed=self.done, count=self._format_count("/"), pace=pace
+            )
 
-    def _count(self, of: str) -> str:
+    def _format_count(self, of: str) -> str:
         whole = "" if self.total is None else f"{of}{self.total:,}"
         return f"{self.done:,}{whole} {self.unit}"
 
-    def _pace(self) -> tuple[str, ...]:
+    def _format_pace(self) -> tuple[str, ...]:
         """Return the rate and, if ``total`` is known, the time left; empty before any progress."""
         done = self.done - self._first
         seconds = self._clock() - self._began

@@ -17,7 +17,7 @@ def is_loopback(host: str) -> bool:
 
 def trusts_proxies(url: str) -> bool:
     """Return true if a client of ``url`` may use the environment's proxy (httpx ``trust_env``)."""
-    return not is_loopback(_host(url))
+    return not is_loopback(_get_host(url))
 
 
 def describe_proxy(url: str) -> str:
@@ -26,7 +26,7 @@ def describe_proxy(url: str) -> str:
     With ``HTTP_PROXY=http://p:3128``, ``describe_proxy("http://search:80")`` is ``" through the
     proxy http://p:3128 (HTTP_PROXY, NO_PROXY)"``.
     """
-    host = _host(url)
+    host = _get_host(url)
     if is_loopback(host) or proxy_bypass(host):
         return ""
     proxies = getproxies()
@@ -40,7 +40,7 @@ def describe_proxy(url: str) -> str:
     return f" through the proxy {address} ({name.upper()}_PROXY, NO_PROXY)"
 
 
-def _host(url: str) -> str:
+def _get_host(url: str) -> str:
     try:
         return urlsplit(url).hostname or ""
     except ValueError:

@@ -4,19 +4,19 @@ import heapq
 from collections.abc import Sequence
 from itertools import count
 
-from verl.utils.lazy import lazy
+from verl.utils.lazy import make_lazy_exports
 
 # Job code written for verl imports these from here. The workers use verl.workers.rows instead.
-__getattr__, _kept = lazy(
+__getattr__, _lazy_names = make_lazy_exports(
     "verl.compat",
     {"get_reverse_idx": "micro_batches", "rearrange_micro_batches": "micro_batches"},
 )
-__all__ = ["get_seqlen_balanced_partitions", "spread_rows"]
-__all__ += _kept
+__all__ = ["get_seqlen_balanced_partitions", "partition_rows"]
+__all__ += _lazy_names
 
 # Limit of rows * parts for the differencing method, which takes about 10 ms at the limit. The
 # largest-first method takes 1 ms for a thousand rows and is as good for many rows.
-FEW = 1 << 15
+MAX_DIFFERENCING_SIZE = 1 << 15
 Part = tuple[int, list[int]]  # summed length and row indices
 State = tuple[int, int, list[Part]]  # lightest minus heaviest part, tie breaker, parts
 
@@ -44,52 +44,54 @@ def get_seqlen_balanced_partitions(
     for start in range(0, n, width):
         parts: list[Part] = [(int(seqlen_list[i]), [i]) for i in order[start : start + width]]
         # A state starts with one row, or with k rows for parts of equal size.
-        _push(heap, parts + [(0, [])] * (k_partitions - width), tie_breaker)
+        _push_state(heap, parts + [(0, [])] * (k_partitions - width), tie_breaker)
     while len(heap) > 1:
         first = heapq.heappop(heap)[2]
         second = heapq.heappop(heap)[2]
         # Parts are sorted by total length: pair the heaviest with the lightest.
         merged = [(a[0] + b[0], a[1] + b[1]) for a, b in zip(first, reversed(second), strict=True)]
-        _push(heap, merged, tie_breaker)
-    return _fill_empty([sorted(indices) for _, indices in heap[0][2]], seqlen_list)
+        _push_state(heap, merged, tie_breaker)
+    return _fill_empty_parts([sorted(indices) for _, indices in heap[0][2]], seqlen_list)
 
 
-def spread_rows(lengths: Sequence[int], parts: int) -> list[list[int]]:
+def partition_rows(lengths: Sequence[int], parts: int) -> list[list[int]]:
     """Partition indices ``0..n-1`` into ``parts`` with a small maximum of the total length.
 
     Parts may have different numbers of indices, and are empty if there are fewer rows than parts.
     Each part is sorted.
     """
-    found = _largest_first(lengths, parts)
-    if parts <= len(lengths) and len(lengths) * parts <= FEW:
-        other = get_seqlen_balanced_partitions(lengths, parts)
-        found = min(found, other, key=lambda split: _heaviest(split, lengths))
-    return found
+    partition = _partition_largest_first(lengths, parts)
+    if parts <= len(lengths) and len(lengths) * parts <= MAX_DIFFERENCING_SIZE:
+        differencing_partition = get_seqlen_balanced_partitions(lengths, parts)
+        partition = min(
+            partition, differencing_partition, key=lambda split: _compute_heaviest(split, lengths)
+        )
+    return partition
 
 
-def _largest_first(lengths: Sequence[int], parts: int) -> list[list[int]]:
+def _partition_largest_first(lengths: Sequence[int], parts: int) -> list[list[int]]:
     """Assign each index, longest row first, to the lightest part so far (Graham, 1969)."""
-    found: list[list[int]] = [[] for _ in range(parts)]
+    index_lists: list[list[int]] = [[] for _ in range(parts)]
     heap = [(0, part) for part in range(parts)]
     for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
         load, part = heap[0]
-        found[part].append(index)
+        index_lists[part].append(index)
         heapq.heapreplace(heap, (load + lengths[index], part))
-    return [sorted(part) for part in found]
+    return [sorted(part) for part in index_lists]
 
 
-def _heaviest(split: Sequence[Sequence[int]], lengths: Sequence[int]) -> int:
+def _compute_heaviest(split: Sequence[Sequence[int]], lengths: Sequence[int]) -> int:
     return max(sum(lengths[i] for i in part) for part in split)
 
 
-def _push(heap: list[State], parts: list[Part], tie_breaker: "count[int]") -> None:
+def _push_state(heap: list[State], parts: list[Part], tie_breaker: "count[int]") -> None:
     parts = sorted(parts, key=lambda part: -part[0])
     # Lightest minus heaviest: negative, so that the largest difference is first in the heap.
-    spread = parts[-1][0] - parts[0][0]
-    heapq.heappush(heap, (spread, next(tie_breaker), parts))
+    negative_difference = parts[-1][0] - parts[0][0]
+    heapq.heappush(heap, (negative_difference, next(tie_breaker), parts))
 
 
-def _fill_empty(parts: list[list[int]], lengths: Sequence[int]) -> list[list[int]]:
+def _fill_empty_parts(parts: list[list[int]], lengths: Sequence[int]) -> list[list[int]]:
     """Move the shortest row of the part with most rows to each empty part.
 
     A part is empty only if rows have length 0.

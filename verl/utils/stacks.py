@@ -20,8 +20,8 @@ import psutil
 # Environment variable with the directory. Child processes inherit it, and init_ray passes it to the
 # workers of a cluster.
 STACKS_DIR = "VERL_STACKS_DIR"
-ASKS = signal.SIGUSR1
-ANSWER_S = 2.0  # a running process answers within milliseconds
+STACKS_SIGNAL = signal.SIGUSR1
+ANSWER_WAIT_S = 2.0  # a running process answers within milliseconds
 
 
 def answer_with_stacks(name: str) -> None:
@@ -34,27 +34,27 @@ def answer_with_stacks(name: str) -> None:
     if not folder or not Path(folder).is_dir():
         return
     # The handler needs the file, which stays open until the process ends.
-    file = _answer_of(Path(folder), os.getpid()).open("w", encoding="utf-8")
+    file = _get_answer_path(Path(folder), os.getpid()).open("w", encoding="utf-8")
     file.write(f"{name}\n")
     file.flush()
-    faulthandler.register(ASKS, file=file, all_threads=True)
+    faulthandler.register(STACKS_SIGNAL, file=file, all_threads=True)
 
 
-def _answer_of(folder: Path, pid: int) -> Path:
+def _get_answer_path(folder: Path, pid: int) -> Path:
     # Nodes share the directory, and process ids are unique only within a node.
     return folder / f"{socket.gethostname()}-{pid}.txt"
 
 
 @dataclass(frozen=True)
-class Elsewhere:
+class RemoteStacks:
     """Stacks from other nodes, and a phrase about each node that did not answer."""
 
-    told: str = ""
-    silent: tuple[str, ...] = ()
+    stacks: str = ""
+    silent_nodes: tuple[str, ...] = ()
 
 
 @dataclass
-class Asked:
+class StackRequest:
     """Process that was signalled to write its stacks to ``path``.
 
     ``size_before`` is the size of the file in bytes before the signal.
@@ -63,68 +63,68 @@ class Asked:
     process: psutil.Process
     name: str
     path: Path
-    before: int
+    size_before: int
 
-    def answer(self) -> str:
+    def read_answer(self) -> str:
         """Return the text written since the signal; empty if the process does not run."""
         with self.path.open(encoding="utf-8", errors="replace") as file:
-            file.seek(self.before)
+            file.seek(self.size_before)
             return file.read()
 
-    def told(self) -> str:
+    def format_section(self) -> str:
         """Return the section of the process in the file of stacks."""
-        return f"\n== {self.described()}\n{self.answer() or 'it did not answer'}\n"
+        return f"\n== {self.describe_process()}\n{self.read_answer() or 'it did not answer'}\n"
 
-    def described(self) -> str:
+    def describe_process(self) -> str:
         """Return name, process id and system status of the process."""
-        return f"{self.name} (process {self.process.pid}, {_status(self.process)})"
+        return f"{self.name} (process {self.process.pid}, {_describe_status(self.process)})"
 
 
-def collect_stacks(folder: Path, target: Path) -> list[Asked]:
+def collect_stacks(folder: Path, target: Path) -> list[StackRequest]:
     """Write the stacks of this process and its descendants to ``target``.
 
     The processes write into ``folder``. Processes without Python, such as Ray's servers, have no
     stacks. Returns the processes that were signalled and did not answer.
     """
-    family = psutil.Process().children(recursive=True)
-    asked = {process.pid: _ask(folder, process) for process in family}
-    time.sleep(ANSWER_S)
+    descendants = psutil.Process().children(recursive=True)
+    requests = {process.pid: _request_stacks(folder, process) for process in descendants}
+    time.sleep(ANSWER_WAIT_S)
     silent = []
     with target.open("w", encoding="utf-8") as file:
-        _write_own(file)
-        for process in family:
-            one = asked[process.pid]
-            if one is None:
-                file.write(f"\n== process {process.pid}, {_status(process)}: no stacks\n")
+        _write_driver_stacks(file)
+        for process in descendants:
+            request = requests[process.pid]
+            if request is None:
+                file.write(f"\n== process {process.pid}, {_describe_status(process)}: no stacks\n")
                 continue
-            file.write(one.told())
-            if not one.answer():
-                silent.append(one)
+            file.write(request.format_section())
+            if not request.read_answer():
+                silent.append(request)
     return silent
 
 
-def stacks_of_this_machine(folder: Path) -> str:
+def collect_local_stacks(folder: Path) -> str:
     """Return the stacks of all processes of this node that answer in ``folder``."""
-    asked = []
+    requests = []
     for path in folder.glob(f"{socket.gethostname()}-*.txt"):
         pid = int(path.stem.rpartition("-")[2])
         if psutil.pid_exists(pid):
-            asked.append(_ask(folder, psutil.Process(pid)))
-    time.sleep(ANSWER_S)
-    return "".join(one.told() for one in asked if one is not None)
+            requests.append(_request_stacks(folder, psutil.Process(pid)))
+    time.sleep(ANSWER_WAIT_S)
+    return "".join(one.told() for one in requests if one is not None)
 
 
-def _ask(folder: Path, process: psutil.Process) -> Asked | None:
-    path = _answer_of(folder, process.pid)
+def _request_stacks(folder: Path, process: psutil.Process) -> StackRequest | None:
+    path = _get_answer_path(folder, process.pid)
     # Only a process that has the file open has a handler: the signal would end any other.
     if not _has_open(process, path):
         return None
     with path.open(encoding="utf-8") as file:
         name = file.readline().strip()
-    asked = Asked(process, name, path, path.stat().st_size)
+    request = StackRequest(process, name, path, path.stat().st_size)
     with contextlib.suppress(psutil.NoSuchProcess):
-        process.send_signal(ASKS)
-    return asked
+        process.send_signal(STACKS_SIGNAL)
+    return request
 
 
 def _has_open(process: psutil.Process, path: Path) -> bool:
@@ -134,13 +134,13 @@ def _has_open(process: psutil.Process, path: Path) -> bool:
         return False
 
 
-def _write_own(file: TextIO) -> None:
+def _write_driver_stacks(file: TextIO) -> None:
     file.write(f"== driver (process {os.getpid()})\n")
     file.flush()  # faulthandler writes directly to the file descriptor
     faulthandler.dump_traceback(file, all_threads=True)
 
 
-def _status(process: psutil.Process) -> str:
+def _describe_status(process: psutil.Process) -> str:
     try:
         return f"{process.status()}, {process.name()}"
     except psutil.NoSuchProcess:

@@ -9,7 +9,7 @@ RESAMPLES = 10_000
 
 def bootstrap_interval(
     values: Sequence[float] | np.ndarray,
-    confidence: float = 0.95,
+    confidence_level: float = 0.95,
     resamples: int = RESAMPLES,
     seed: int = 0,
 ) -> tuple[float, float]:
@@ -18,12 +18,12 @@ def bootstrap_interval(
     ``values`` are independent outcomes, one per task, such as success (0 or 1) or returns. The same
     values and ``seed`` give the same interval. Without values the result is ``(nan, nan)``.
     """
-    (means,) = resampled_means([values], resamples, seed)
-    return percentile_interval(means, confidence)
+    (means,) = compute_resampled_means([values], resamples, seed)
+    return percentile_interval(means, confidence_level)
 
 
 def rate_interval(
-    values: Sequence[float] | np.ndarray, confidence: float = 0.95
+    values: Sequence[float] | np.ndarray, confidence_level: float = 0.95
 ) -> tuple[float, float]:
     """Compute the interval of a success rate: ``bootstrap_interval`` or Clopper-Pearson (1934).
 
@@ -32,12 +32,12 @@ def rate_interval(
     """
     rates = np.asarray(values, dtype=np.float64)
     if len(rates) and (np.all(rates == 0) or np.all(rates == 1)):
-        far = ((1 - confidence) / 2) ** (1 / len(rates))
-        return (far, 1.0) if rates[0] == 1 else (0.0, 1 - far)
-    return bootstrap_interval(rates, confidence)
+        far_bound = ((1 - confidence_level) / 2) ** (1 / len(rates))
+        return (far_bound, 1.0) if rates[0] == 1 else (0.0, 1 - far_bound)
+    return bootstrap_interval(rates, confidence_level)
 
 
-def resampled_means(
+def compute_resampled_means(
     columns: Sequence[Sequence[float] | np.ndarray], resamples: int = RESAMPLES, seed: int = 0
 ) -> np.ndarray:
     """Return the means [K, R] of ``columns`` [K, T] over R resamples of the T tasks.
@@ -54,20 +54,22 @@ def resampled_means(
     return np.stack([sample[drawn].mean(axis=1) for sample in samples])
 
 
-def percentile_interval(values: np.ndarray, confidence: float = 0.95) -> tuple[float, float]:
+def percentile_interval(values: np.ndarray, confidence_level: float = 0.95) -> tuple[float, float]:
     """Return the bounds of the central part ``confidence_level`` of ``values [R]``.
 
     ``values`` are a statistic of R resamples. Without values the result is ``(nan, nan)``.
     """
-    if not 0 < confidence < 1:
-        raise ValueError(f"confidence_level={confidence}; allowed: between 0 and 1, exclusive")
+    if not 0 < confidence_level < 1:
+        raise ValueError(
+            f"confidence_level={confidence_level}; allowed: between 0 and 1, exclusive"
+        )
     if len(values) == 0:
         return float("nan"), float("nan")
-    low, high = np.quantile(values, [(1 - confidence) / 2, (1 + confidence) / 2])
+    low, high = np.quantile(values, [(1 - confidence_level) / 2, (1 + confidence_level) / 2])
     return float(low), float(high)
 
 
-def rank_correlation(first: Sequence[float], second: Sequence[float]) -> float:
+def compute_rank_correlation(first: Sequence[float], second: Sequence[float]) -> float:
     """Compute Spearman's rank correlation of two lists; tied values get the mean of their ranks.
 
     NaN for fewer than two values, or if one of the lists is constant. Raises ``ValueError`` for
@@ -75,15 +77,15 @@ def rank_correlation(first: Sequence[float], second: Sequence[float]) -> float:
     """
     if len(first) != len(second):
         raise ValueError(f"the lists must have the same length, not {len(first)} and {len(second)}")
-    ranks = _ranks(first), _ranks(second)
+    ranks = _compute_ranks(first), _compute_ranks(second)
     if len(first) < 2 or any(np.ptp(one) == 0 for one in ranks):
         return float("nan")
     return float(np.corrcoef(*ranks)[0, 1])
 
 
-def _ranks(values: Sequence[float]) -> np.ndarray:
-    _, place, counts = np.unique(
+def _compute_ranks(values: Sequence[float]) -> np.ndarray:
+    _, value_index, counts = np.unique(
         np.asarray(values, dtype=np.float64), return_inverse=True, return_counts=True
     )
     # The last rank of a value minus half the number of its other ties is its mean rank.
-    return (counts.cumsum() - (counts - 1) / 2)[place]
+    return (counts.cumsum() - (counts - 1) / 2)[value_index]

@@ -10,9 +10,9 @@ SUFFIXES = (".parquet", ".jsonl", ".json")
 MAX_LINE = 16_000_000  # bytes; parsing a longer row would take minutes
 BOMS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 TO_UTF8 = "fix: iconv -f ENCODING -t UTF-8 FILE > NEW"
-LINES = "allowed: one object per line"
+ALLOWED_LINES = "allowed: one object per line"
 # Command that converts a file with one JSON value to lines, by the first character of the file.
-TO_LINES = {"[": "jq -c '.[]' FILE > NEW.jsonl", "{": "jq -c . FILE > NEW.jsonl"}
+CONVERT_COMMANDS = {"[": "jq -c '.[]' FILE > NEW.jsonl", "{": "jq -c . FILE > NEW.jsonl"}
 
 
 def read_rows(path: str | Path) -> Iterator[dict[str, Any]]:
@@ -30,10 +30,10 @@ def read_rows(path: str | Path) -> Iterator[dict[str, Any]]:
         )
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such file; fix: correct the path")
-    return _parquet_rows(path) if path.suffix == ".parquet" else _json_rows(path)
+    return _read_parquet_rows(path) if path.suffix == ".parquet" else _read_json_rows(path)
 
 
-def _parquet_rows(path: Path) -> Iterator[dict[str, Any]]:
+def _read_parquet_rows(path: Path) -> Iterator[dict[str, Any]]:
     try:
         import pyarrow
         import pyarrow.parquet  # an optional format: imported where it is read
@@ -56,18 +56,18 @@ def _parquet_rows(path: Path) -> Iterator[dict[str, Any]]:
         raise ValueError(f"{path}: not a Parquet file: {why}; fix: write the file again") from error
 
 
-def _json_rows(path: Path) -> Iterator[dict[str, Any]]:
+def _read_json_rows(path: Path) -> Iterator[dict[str, Any]]:
     with path.open("rb") as file:
         number = 0
         # Split at line feeds only: splitlines() also splits at characters that JSON texts contain.
         while line := file.readline(MAX_LINE + 1):
             number += 1
-            row = _json_row(line, f"{path}, line {number}", first=number == 1)
+            row = _parse_json_row(line, f"{path}, line {number}", first=number == 1)
             if row is not None:
                 yield row
 
 
-def _json_row(line: bytes, where: str, first: bool) -> dict[str, Any] | None:
+def _parse_json_row(line: bytes, where: str, first: bool) -> dict[str, Any] | None:
     """Return the object in ``line``, or None for a blank line. ``where`` names it in errors."""
     if len(line) > MAX_LINE:
         raise ValueError(
@@ -88,11 +88,13 @@ def _json_row(line: bytes, where: str, first: bool) -> dict[str, Any] | None:
         row = parse_json(text)
     except ValueError as error:
         # A single bracket is the start of a value of several lines.
-        fix = TO_LINES.get(text, "correct the line")
-        raise ValueError(f"{where}: not JSON: {error}; {LINES}; fix: {fix}") from error
+        fix = CONVERT_COMMANDS.get(text, "correct the line")
+        raise ValueError(f"{where}: not JSON: {error}; {ALLOWED_LINES}; fix: {fix}") from error
     if not isinstance(row, dict):
-        fix = TO_LINES.get(text[0], "correct the line")
-        raise ValueError(f"{where}: a {type(row).__name__}, not an object; {LINES}; fix: {fix}")
+        fix = CONVERT_COMMANDS.get(text[0], "correct the line")
+        raise ValueError(
+            f"{where}: a {type(row).__name__}, not an object; {ALLOWED_LINES}; fix: {fix}"
+        )
     return row
 
 
@@ -103,15 +105,15 @@ def parse_json(text: str) -> Any:
     nesting.
     """
     try:
-        return json.loads(text, object_pairs_hook=_without_doubles)
+        return json.loads(text, object_pairs_hook=_refuse_duplicate_keys)
     except RecursionError:
         raise ValueError("the value is nested too deeply") from None
 
 
-def _without_doubles(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+def _refuse_duplicate_keys(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    values = dict(pairs)
+    if len(values) < len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for name in names if names.count(name) > 1)
         raise ValueError(f"an object has the key {twice!r} twice")
-    return found
+    return values

@@ -15,6 +15,6 @@ def wait_passively() -> None:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
-def threads_per_process(processes: int) -> int:
+def count_threads_per_process(processes: int) -> int:
     """Return the threads of each of ``processes`` that share the CPUs evenly; at least 1."""
     return max(1, available_cpus() // processes)

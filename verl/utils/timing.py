@@ -15,28 +15,28 @@ class Stopwatch:
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = defaultdict(float)
-        self.under_way: list[str] = []
+        self.running_parts: list[str] = []
         self.changes = 0
 
     @contextmanager
-    def measure(self, name: str) -> Iterator[None]:
+    def measure_part(self, name: str) -> Iterator[None]:
         """Add the duration of the block to ``name``, also when it raises."""
         start = time.perf_counter()
-        self.under_way.append(name)
+        self.running_parts.append(name)
         self.changes += 1
         try:
             yield
         finally:
-            self.under_way.pop()
+            self.running_parts.pop()
             self.changes += 1
             self.seconds[name] += time.perf_counter() - start
 
-    def add(self, parts: Mapping[str, float]) -> None:
+    def add_seconds(self, parts: Mapping[str, float]) -> None:
         """Add seconds by part name that were measured in other processes or threads."""
         for name, seconds in parts.items():
             self.seconds[name] += seconds
 
-    def metrics(self) -> dict[str, float]:
+    def pop_metrics(self) -> dict[str, float]:
         """Return ``timing_s/<part>`` of every part, and clear all parts."""
         result = {f"timing_s/{name}": seconds for name, seconds in self.seconds.items()}
         # A part that does not occur in the next step must be absent from its metrics, not 0.

@@ -12,9 +12,9 @@ from jaxtyping import Float, Int, Num, Shaped
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from verl.utils.lazy import lazy
+from verl.utils.lazy import make_lazy_exports
 
-__getattr__, _kept = lazy("verl.compat", {"pad_sequence_to_length": "padding"})
+__getattr__, _lazy_names = make_lazy_exports("verl.compat", {"pad_sequence_to_length": "padding"})
 
 # The unit tests check the shapes (tests/helpers/shape_check.py). V is the vocabulary size.
 Values = Num[Tensor, "*shape"]
@@ -35,13 +35,13 @@ _CHUNK = 1 << 24
 _LOWEST_LOG_PROB = -1e4  # replaces log 0 = -inf: its exp is 0, and 0 times it is 0, not NaN
 
 
-def _work_dtype(values: Tensor) -> torch.dtype:
+def _get_work_dtype(values: Tensor) -> torch.dtype:
     return torch.float64 if values.dtype == torch.float64 else torch.float32
 
 
 def masked_sum(values: Values, mask: Mask, axis: Axis = None) -> Tensor:
     """Sum ``values [...]`` where ``mask [...]`` is non-zero, over ``axis`` or all axes."""
-    selected = torch.where(mask.bool(), values.to(_work_dtype(values)), 0.0)
+    selected = torch.where(mask.bool(), values.to(_get_work_dtype(values)), 0.0)
     return selected.sum() if axis is None else selected.sum(dim=axis)
 
 
@@ -92,10 +92,10 @@ class _TokenStatistics(torch.autograd.Function):
         ctx: Any, logits: Tensor, labels: Tensor, temperature: float, with_entropy: bool
     ) -> tuple[Tensor, Tensor]:
         ctx.set_materialize_grads(False)
-        work = _work_dtype(logits)
+        work = _get_work_dtype(logits)
         log_probs = torch.empty(logits.shape[0], dtype=work, device=logits.device)
         entropies = torch.zeros_like(log_probs)
-        for rows in _chunks(logits):
+        for rows in _split_rows(logits):
             chunk = _log_softmax(logits[rows], work, temperature)
             log_probs[rows] = chunk.gather(-1, labels[rows].unsqueeze(-1)).squeeze(-1)
             if with_entropy:
@@ -110,16 +110,16 @@ class _TokenStatistics(torch.autograd.Function):
         ctx: Any, *grad_outputs: Tensor | None
     ) -> tuple[Tensor, None, None, None]:
         logits, labels, entropies = ctx.saved_tensors
-        of_entropy = grad_outputs[1] is not None
+        has_entropy_gradient = grad_outputs[1] is not None
         grad_log_probs, grad_entropies = (
             torch.zeros_like(entropies) if grad is None else grad for grad in grad_outputs
         )
         gradient = torch.empty_like(logits)
-        for rows in _chunks(logits):
+        for rows in _split_rows(logits):
             # Recompute the chunk: saving it would double the memory of the logits.
             chunk = _log_softmax(logits[rows], entropies.dtype, ctx.temperature)
             weight = grad_log_probs[rows].unsqueeze(-1)
-            if of_entropy:
+            if has_entropy_gradient:
                 surplus = chunk + entropies[rows].unsqueeze(-1)
                 weight = surplus.mul_(grad_entropies[rows].unsqueeze(-1)).add_(weight)
             part = chunk.exp_().mul_(-weight)
@@ -138,13 +138,13 @@ def _log_softmax(logits: Tensor, dtype: torch.dtype, temperature: float) -> Tens
     return scaled.log_softmax(-1).clamp_(min=_LOWEST_LOG_PROB)
 
 
-def _chunks(logits: Tensor) -> list[slice]:
+def _split_rows(logits: Tensor) -> list[slice]:
     elements = _CPU_CHUNK if logits.device.type == "cpu" else _CHUNK
     size = max(1, elements // max(1, logits.shape[-1]))
     return [slice(start, start + size) for start in range(0, logits.shape[0], size)]
 
 
-def _token_statistics(
+def _compute_token_statistics(
     logits: Tensor, labels: Tensor, temperature: float, with_entropy: bool
 ) -> tuple[PerLabel, PerLabel]:
     if temperature <= 0:
@@ -170,7 +170,7 @@ def logprobs_and_entropy_from_logits(
     float32 (float64 for float64 logits). Raises ``ValueError`` for a temperature that is not
     positive and for labels of another shape.
     """
-    return _token_statistics(logits, labels, temperature, True)
+    return _compute_token_statistics(logits, labels, temperature, True)
 
 
 def logprobs_from_logits(logits: Logits, labels: Labels, temperature: float = 1.0) -> PerLabel:
@@ -178,7 +178,7 @@ def logprobs_from_logits(logits: Logits, labels: Labels, temperature: float = 1.
 
     ``[...]`` float32 (float64 for float64 logits).
     """
-    return _token_statistics(logits, labels, temperature, False)[0]
+    return _compute_token_statistics(logits, labels, temperature, False)[0]
 
 
 def entropy_from_logits(logits: Logits, temperature: float = 1.0) -> PerLabel:
@@ -187,20 +187,20 @@ def entropy_from_logits(logits: Logits, temperature: float = 1.0) -> PerLabel:
     ``[...]`` float32 (float64 for float64 logits).
     """
     labels = torch.zeros(logits.shape[:-1], dtype=torch.long, device=logits.device)
-    return _token_statistics(logits, labels, temperature, True)[1]
+    return _compute_token_statistics(logits, labels, temperature, True)[1]
 
 
-def subset_entropy(logits: Logits, token_ids: TokenIds) -> PerLabel:
+def compute_subset_entropy(logits: Logits, token_ids: TokenIds) -> PerLabel:
     """Return the entropy (nats, ``[...]``) of the distribution over ``token_ids [K]`` only.
 
     The softmax of ``logits [..., V]`` is restricted to these tokens and renormalised.
     """
     chosen = logits.index_select(-1, token_ids.to(logits.device))
-    log_probs = chosen.to(_work_dtype(logits)).log_softmax(-1).clamp(min=_LOWEST_LOG_PROB)
+    log_probs = chosen.to(_get_work_dtype(logits)).log_softmax(-1).clamp(min=_LOWEST_LOG_PROB)
     return -(log_probs.exp() * log_probs).sum(-1)
 
 
-def last_selected(mask: RowMask) -> tuple[Positions, Positions]:
+def find_last_selected(mask: RowMask) -> tuple[Positions, Positions]:
     """Return the N rows of ``mask [B, L]`` with a selected position, and the last such columns."""
     selected = mask.bool()
     columns = torch.arange(selected.shape[1], device=selected.device).expand_as(selected)

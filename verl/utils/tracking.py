@@ -1,5 +1,5 @@
 """Alias of ``verl.record.tracking.Tracking`` under the path that job code imports."""
 
-from verl.utils.lazy import lazy
+from verl.utils.lazy import make_lazy_exports
 
-__getattr__, __all__ = lazy("verl.record", {"Tracking": "tracking"})
+__getattr__, __all__ = make_lazy_exports("verl.record", {"Tracking": "tracking"})

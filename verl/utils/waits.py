@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 logger = logging.getLogger(__name__)
-_open: dict[int, list[str]] = {}
+_open_waits: dict[int, list[str]] = {}
 
 
 @contextmanager
@@ -17,36 +17,36 @@ def waiting_for(labels: Iterable[str]) -> Iterator[list[str]]:
     The block removes from the yielded list the labels whose results have arrived.
     """
     left = list(labels)
-    _open[id(left)] = left
+    _open_waits[id(left)] = left
     try:
         yield left
     finally:
-        del _open[id(left)]
+        del _open_waits[id(left)]
 
 
-def awaited() -> list[str]:
+def list_awaited() -> list[str]:
     """Return the labels that are awaited now, the longest wait first, without duplicates."""
-    return list(dict.fromkeys(label for left in list(_open.values()) for label in list(left)))
+    return list(dict.fromkeys(label for left in list(_open_waits.values()) for label in list(left)))
 
 
 @contextmanager
-def logged_wait(what: str, quiet_s: float) -> Iterator[None]:
+def log_waiting(what: str, quiet_s: float) -> Iterator[None]:
     """Log that ``what`` is awaited while the block runs.
 
     The first line follows after ``quiet_s``, the next ones after 2, 4, ... times as many seconds.
     Use it before the watchdog runs.
     """
-    over = threading.Event()
+    is_over = threading.Event()
     began = time.monotonic()
 
-    def tell() -> None:
+    def log_repeatedly() -> None:
         due = quiet_s
-        while not over.wait(began + due - time.monotonic()):
+        while not is_over.wait(began + due - time.monotonic()):
             logger.info("waiting for %s for %.0f s", what, due)
             due *= 2
 
-    threading.Thread(target=tell, name="logged wait", daemon=True).start()
+    threading.Thread(target=log_repeatedly, name="logged wait", daemon=True).start()
     try:
         yield
     finally:
-        over.set()
+        is_over.set()

@@ -24,17 +24,23 @@ from pathlib import Path
 import psutil
 
 from verl.utils import progress
-from verl.utils.guard import Guard
-from verl.utils.stacks import STACKS_DIR, Asked, Elsewhere, answer_with_stacks, collect_stacks
+from verl.utils.driver_guard import DriverGuard
+from verl.utils.stacks import (
+    STACKS_DIR,
+    RemoteStacks,
+    StackRequest,
+    answer_with_stacks,
+    collect_stacks,
+)
 from verl.utils.timing import Stopwatch
-from verl.utils.waits import awaited
+from verl.utils.waits import list_awaited
 
 logger = logging.getLogger(__name__)
-LOOK_S = 1.0  # interval of the checks
+POLL_S = 1.0  # interval of the checks
 GRACE_S = 120.0  # time for a stalled run to end with its error
 EXIT_STATUS = 1
-ELSEWHERE_S = 60.0  # time to collect the stacks of other nodes
-NAMED = 8  # awaited labels in one line
+REMOTE_STACKS_S = 60.0  # time to collect the stacks of other nodes
+MAX_LABELS = 8  # awaited labels in one line
 
 
 class Stalled(RuntimeError):
@@ -69,38 +75,40 @@ class Watchdog:
         self._clock = clock
         self._stage = "start"
         self._parts = Stopwatch()
-        self._seen: tuple[object, ...] = ()
-        self._moved = clock()
+        self._last_seen: tuple[object, ...] = ()
+        self._progress_time = clock()
         self._next_s = quiet_s
-        self._verdict: str | None = None
+        self._stall_message: str | None = None
         self._over = threading.Event()
-        self._guard: Guard | None = None
-        self._listens = False  # true if SIGINT was ignored and now has the watchdog's handler
-        self._elsewhere: Callable[[Path], Elsewhere] = _nobody
+        self._guard: DriverGuard | None = None
+        self._handles_sigint = (
+            False  # true if SIGINT was ignored and now has the watchdog's handler
+        )
+        self._collect_remote_stacks: Callable[[Path], RemoteStacks] = _collect_nothing
         self._thread = threading.Thread(target=self._run, name="watchdog", daemon=True)
 
-    def enter(self, stage: str) -> None:
+    def enter_stage(self, stage: str) -> None:
         """Record that the run has entered ``stage``, which counts as progress."""
         self._stage = stage
 
-    def follow(self, parts: Stopwatch) -> None:
+    def follow_stopwatch(self, parts: Stopwatch) -> None:
         """Watch the parts of a stopwatch. Log lines name its running part instead of the stage."""
         self._parts = parts
 
-    def ask_also(self, elsewhere: Callable[[Path], Elsewhere]) -> None:
+    def set_remote_stacks(self, collect_remote_stacks: Callable[[Path], RemoteStacks]) -> None:
         """Set the function that collects the stacks of other nodes.
 
         Its argument is the directory into which processes write their stacks.
         """
-        self._elsewhere = elsewhere
+        self._collect_remote_stacks = collect_remote_stacks
 
     def __enter__(self) -> "Watchdog":
         self._answers.mkdir(parents=True, exist_ok=True)
         os.environ[STACKS_DIR] = str(self._answers)
         if self._stall_s is not None:
             answer_with_stacks("driver")
-            self._listen()
-            self._guard = Guard(self._stall_s + GRACE_S)
+            self._install_sigint_handler()
+            self._guard = DriverGuard(self._stall_s + GRACE_S)
         self._thread.start()
         return self
 
@@ -109,87 +117,91 @@ class Watchdog:
         self._thread.join()
         if self._guard is not None:
             self._guard.close()
-        if self._listens:
+        if self._handles_sigint:
             signal.signal(signal.SIGINT, signal.SIG_IGN)
         os.environ.pop(STACKS_DIR, None)
         shutil.rmtree(self._answers, ignore_errors=True)
-        if self._verdict is not None:
-            raise Stalled(self._verdict) from error
+        if self._stall_message is not None:
+            raise Stalled(self._stall_message) from error
 
-    def look(self) -> None:
+    def check_progress(self) -> None:
         """Check once for progress; log a line, end the run or exit the process if it is time."""
         now = self._clock()
         parts = self._parts
-        reported = progress.last_reported(self._answers)
-        seen = (self._stage, parts.changes, progress.moves(), reported)
-        if self._verdict is not None:
-            if now - self._moved >= GRACE_S:
+        reported = progress.find_last_heartbeat(self._answers)
+        seen = (self._stage, parts.changes, progress.count_heartbeats(), reported)
+        if self._stall_message is not None:
+            if now - self._progress_time >= GRACE_S:
                 logger.critical("the run did not end within %g s: exiting the process", GRACE_S)
                 os._exit(EXIT_STATUS)
-        elif seen != self._seen:
-            self._seen = seen
-            self._moved = now
+        elif seen != self._last_seen:
+            self._last_seen = seen
+            self._progress_time = now
             self._next_s = self._quiet_s
         else:
-            self._stands_still(parts.under_way[-1:] or [self._stage], now)
+            self._handle_no_progress(parts.running_parts[-1:] or [self._stage], now)
 
-    def _listen(self) -> None:
+    def _install_sigint_handler(self) -> None:
         # A shell starts background jobs with SIGINT ignored. SIGINT of others is still ignored.
         main = threading.current_thread() is threading.main_thread()
         if main and signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
-            self._listens = True
-            signal.signal(signal.SIGINT, self._hear)
+            self._handles_sigint = True
+            signal.signal(signal.SIGINT, self._handle_sigint)
 
-    def _hear(self, *_: object) -> None:
-        if self._verdict is not None:
+    def _handle_sigint(self, *_: object) -> None:
+        if self._stall_message is not None:
             raise KeyboardInterrupt
 
     def _run(self) -> None:
-        while not self._over.wait(LOOK_S):
+        while not self._over.wait(POLL_S):
             if self._guard is not None:
-                self._guard.beat()
+                self._guard.send_heartbeat()
             try:
-                self.look()
+                self.check_progress()
             except OSError:  # a file of another process has vanished; the next check may succeed
                 logger.warning("the watchdog could not check for progress", exc_info=True)
 
-    def _ask_elsewhere(self, target: Path) -> list[str]:
+    def _append_remote_stacks(self, target: Path) -> list[str]:
         silent: list[str] = []
 
-        def ask() -> None:
-            heard = self._elsewhere(self._answers)
-            silent.extend(heard.silent)
+        def collect_and_write() -> None:
+            remote_stacks = self._collect_remote_stacks(self._answers)
+            silent.extend(remote_stacks.silent_nodes)
             with target.open("a", encoding="utf-8") as file:
-                file.write(heard.told)
+                file.write(remote_stacks.stacks)
 
         # Collecting from other nodes may fail or hang as they do. The run must end nevertheless.
-        asking = threading.Thread(target=ask, name="stacks elsewhere", daemon=True)
-        asking.start()
-        asking.join(ELSEWHERE_S)
+        collecting_thread = threading.Thread(
+            target=collect_and_write, name="stacks elsewhere", daemon=True
+        )
+        collecting_thread.start()
+        collecting_thread.join(REMOTE_STACKS_S)
         return silent
 
-    def _stands_still(self, where: list[str], now: float) -> None:
-        seconds = now - self._moved
-        labels = _listed(awaited())
+    def _handle_no_progress(self, where: list[str], now: float) -> None:
+        seconds = now - self._progress_time
+        labels = _format_labels(list_awaited())
         if seconds >= self._next_s:
             logger.info("waiting for %s for %.0f s%s", where[0], seconds, labels)
             self._next_s *= 2
         if self._stall_s is not None and seconds >= self._stall_s:
-            self._moved = now  # GRACE_S starts here
-            self._end(f"{where[0]} made no progress for {seconds:.0f} s{labels}")
+            self._progress_time = now  # GRACE_S starts here
+            self._end_run(f"{where[0]} made no progress for {seconds:.0f} s{labels}")
 
-    def _end(self, what: str) -> None:
+    def _end_run(self, what: str) -> None:
         path = self._logs / f"stacks-{time.strftime('%Y%m%d-%H%M%S')}.txt"
-        silent: list[Asked] = []
+        silent: list[StackRequest] = []
         try:
             silent = collect_stacks(self._answers, path)
         except OSError:  # for example a full disk; the run must end nevertheless
             logger.warning("the stacks could not be written", exc_info=True)
-        stopped = [f"{one.described()} does not run" for one in silent]
-        found = "; ".join([what, *stopped, *self._ask_elsewhere(path)])
-        self._verdict = f"{found} (trainer.stall_timeout_s={self._stall_s:g}; stacks: {path})"
-        logger.critical("%s", self._verdict)
-        _kill(silent)
+        stopped = [f"{request.describe_process()} does not run" for request in silent]
+        message = "; ".join([what, *stopped, *self._append_remote_stacks(path)])
+        self._stall_message = (
+            f"{message} (trainer.stall_timeout_s={self._stall_s:g}; stacks: {path})"
+        )
+        logger.critical("%s", self._stall_message)
+        _kill_processes(silent)
         main = threading.main_thread().ident
         if main is not None:
             # SIGINT raises KeyboardInterrupt, the only exception that Ray propagates while it
@@ -198,34 +210,34 @@ class Watchdog:
 
 
 @contextlib.contextmanager
-def watched(logs: Path, quiet_s: float, stall_s: float | None) -> Iterator[Callable[[str], None]]:
+def watch_run(logs: Path, quiet_s: float, stall_s: float | None) -> Iterator[Callable[[str], None]]:
     """Run a watchdog around the block, and yield the function that enters a stage.
 
     In a child process of a watched run, the yielded function sends a heartbeat to that run's
     watchdog instead.
     """
     if STACKS_DIR in os.environ:
-        yield progress.move
+        yield progress.record_heartbeat
         return
     with Watchdog(logs, quiet_s, stall_s) as watchdog:
-        yield watchdog.enter
+        yield watchdog.enter_stage
 
 
-def _listed(labels: list[str]) -> str:
+def _format_labels(labels: list[str]) -> str:
     if not labels:
         return ""
-    more = f" and {len(labels) - NAMED} more" if len(labels) > NAMED else ""
-    return f": {', '.join(labels[:NAMED])}{more}"
+    more = f" and {len(labels) - MAX_LABELS} more" if len(labels) > MAX_LABELS else ""
+    return f": {', '.join(labels[:MAX_LABELS])}{more}"
 
 
-def _nobody(_answers: Path) -> Elsewhere:
-    return Elsewhere()
+def _collect_nothing(_answers: Path) -> RemoteStacks:
+    return RemoteStacks()
 
 
-def _kill(silent: list[Asked]) -> None:
+def _kill_processes(silent: list[StackRequest]) -> None:
     # A stopped process does not react to a request to end and would outlive the run.
-    for one in silent:
+    for request in silent:
         try:
-            one.process.kill()
+            request.process.kill()
         except psutil.NoSuchProcess:
-            logger.debug("%s is gone", one.name)
+            logger.debug("%s is gone", request.name)

@@ -12,26 +12,26 @@ import torch
 from verl.algos import TokenPicker
 from verl.config.schema.actor import ActorRolloutRefConfig, RefConfig
 from verl.config.schema.rollout import RolloutConfig
-from verl.models.export import hf_names, save_hf, tied_names
+from verl.models.export import save_hf, tied_names, to_hf_names
 from verl.models.flops import Work
-from verl.models.hub import local_model
+from verl.models.hub import model_directory_or_none
 from verl.models.loader import load_causal_lm
 from verl.models.lora import lora_scales
 from verl.models.policy import PolicyModel
 from verl.protocol import DataProto
-from verl.records import PROFILE, ChoiceBonus, WeightSketch
+from verl.records import PROFILE, ChoiceEntropyBonus, WeightFingerprints
 from verl.single_controller.base.decorator import Dispatch, register
-from verl.utils.fingerprint import fingerprint
-from verl.utils.shipped import as_array
+from verl.utils.fingerprint import compute_fingerprint
+from verl.utils.tensor_arrays import as_array
 from verl.workers.branch_scores import score_rows
-from verl.workers.collectives import rank, sum_over_ranks
+from verl.workers.collectives import get_rank, sum_over_ranks
 from verl.workers.engine_state import full_weights
-from verl.workers.policy_loss import CHOICE_MASK, Denominators, PolicyLoss, denominators
-from verl.workers.profiling import profiled
-from verl.workers.rows import MicroBatchLimits, Rows, drop_padding, limits_of
+from verl.workers.policy_loss import CHOICE_MASK, Denominators, PolicyLoss, compute_denominators
+from verl.workers.profiling import trace_call
+from verl.workers.rows import MicroBatchLimits, Rows, choose_limits, drop_padding
 from verl.workers.training_worker import TrainingWorker
-from verl.workers.transfer import WeightSender, WeightStream
 from verl.workers.update import StepOutcome, optimizer_step, plan_mini_batches, update_metrics
+from verl.workers.weight_transfer import WeightSender, WeightStream
 
 PREFIX = "lm."  # of the names of the causal LM's weights in PolicyModel
 
@@ -58,7 +58,7 @@ class ActorWorker(TrainingWorker):
         super().__init__(seed, num_threads, device, config.actor.checkpoint)
         self.config = config
         self.role = role
-        self._handed_out = WeightSketch({}, {})
+        self._sent_fingerprints = WeightFingerprints({}, {})
         self._sender: WeightSender | None = None
 
     # ------------------------------------------------------------------ set-up
@@ -72,7 +72,7 @@ class ActorWorker(TrainingWorker):
         self._join_group()
         model, actor, ref = self.config.model, self.config.actor, self.config.ref
         trained = self.role == "actor"
-        self.source = local_model(model.path)
+        self.source = model_directory_or_none(model.path)
         self.lm = load_causal_lm(
             self.source,
             trust_remote_code=model.trust_remote_code,
@@ -83,14 +83,14 @@ class ActorWorker(TrainingWorker):
             lora_alpha=model.lora_alpha,
             target_modules=model.target_modules,
             attention=model.attn_implementation,
-            empty=rank() > 0,
+            empty=get_rank() > 0,
         )
         # read before sharding, which removes this information
         self.tied = tied_names(self.lm)
         self.scales = lora_scales(self.lm)
         module = PolicyModel(self.lm)
         section, optim = (actor, actor.optim) if trained else (ref, None)
-        self._take_model(
+        self._create_engine(
             module,
             section.dtype,
             section.fsdp_config,
@@ -111,24 +111,27 @@ class ActorWorker(TrainingWorker):
         ``span_scores`` at temperature 1; see ``verl.workers.branch_scores``.
         """
         limits = _scoring_limits(self.config.rollout)
-        found = score_rows(self.engine, data, self._temperature(data), **limits)
-        tensors = {"old_log_probs": found.log_probs, "entropys": found.entropy}
-        others = {}
-        if found.branch_scores is not None:
-            others = {"branch_scores": found.branch_scores, "span_scores": found.span_scores}
-        return DataProto.from_dict(tensors, others)
+        scores = score_rows(self.train_engine, data, self._sampling_temperature(data), **limits)
+        tensors = {"old_log_probs": scores.log_probs, "entropys": scores.entropy}
+        segment_scores = {}
+        if scores.branch_scores is not None:
+            segment_scores = {
+                "branch_scores": scores.branch_scores,
+                "span_scores": scores.span_scores,
+            }
+        return DataProto.from_dict(tensors, segment_scores)
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
     def compute_ref_log_prob(self, data: DataProto) -> DataProto:
         """Compute ``ref_log_prob`` [B, R] of the sampled tokens at the rollout temperature."""
         plain = data.select(["input_ids", "attention_mask", "responses", "response_mask"], [])
         limits = _scoring_limits(self.config.ref)
-        found = score_rows(self.engine, plain, self._temperature(data), **limits)
-        return DataProto.from_dict({"ref_log_prob": found.log_probs})
+        scores = score_rows(self.train_engine, plain, self._sampling_temperature(data), **limits)
+        return DataProto.from_dict({"ref_log_prob": scores.log_probs})
 
-    def _temperature(self, data: DataProto) -> float:
-        asked = float(data.meta_info.get("temperature", self.config.rollout.temperature))
-        return asked or 1.0  # greedy rollouts have log-probs at temperature 1
+    def _sampling_temperature(self, data: DataProto) -> float:
+        temperature = float(data.meta_info.get("temperature", self.config.rollout.temperature))
+        return temperature or 1.0  # greedy rollouts have log-probs at temperature 1
 
     # ------------------------------------------------------------------ updating
 
@@ -156,57 +159,61 @@ class ActorWorker(TrainingWorker):
         step = int(data.meta_info.get("global_step", self.updates))
         records: list[StepOutcome] = []
         work = Work()
-        tracing = profiled(data.meta_info.get(PROFILE), "update_actor")
-        with self.engine.resident(training=True), tracing:
+        tracing = trace_call(data.meta_info.get(PROFILE), "update_actor")
+        with self.train_engine.model_on_device(training=True), tracing:
             for part in plan_mini_batches(data, section, "update_actor", self.seed, step):
-                computed = self._computed(loss, data, part)
-                whole = denominators(data, part, section.loss_agg_mode, computed)
-                if not whole.rows:  # no rank has a row to compute
-                    records.append(({"pg_loss": 0.0}, self.engine.pass_over()))
+                computed = self._rows_to_compute(loss, data, part)
+                totals = compute_denominators(data, part, section.loss_agg_mode, computed)
+                if not totals.rows:  # no rank has a row to compute
+                    records.append(({"pg_loss": 0.0}, self.train_engine.skip_step()))
                     continue
-                picker = loss.picker(data, part)
-                share = partial(self._share, loss, rows, data, whole, picker)
+                picker = loss.make_picker(data, part)
+                loss_share = partial(self._loss_share, loss, rows, data, totals, picker)
                 records.append(
-                    optimizer_step(self.engine, rows, computed, section, share, loss.metrics)
+                    optimizer_step(
+                        self.train_engine, rows, computed, section, loss_share, loss.metrics
+                    )
                 )
-                work += rows.work(computed)
-            self.engine.require_finite()
+                work += rows.count_work(computed)
+            self.train_engine.check_finite_weights()
         self.updates += 1
         seconds = time.perf_counter() - started
-        metrics = update_metrics("actor", self.engine, records, work, seconds)
+        metrics = update_metrics("actor", self.train_engine, records, work, seconds)
         return DataProto(meta_info={"metrics": metrics})
 
-    def _computed(self, loss: PolicyLoss, data: DataProto, part: list[int]) -> list[int]:
+    def _rows_to_compute(self, loss: PolicyLoss, data: DataProto, part: list[int]) -> list[int]:
         """Return the rows of a mini-batch that need a forward and backward pass."""
         if not self.config.actor.skip_without_advantage:
             return loss.rows_with_gradient(data, part)
         # Summed over ranks, because all ranks must take the step or none.
-        learnt = sum_over_ranks([len(loss.rows_with_advantage(data, part))])[0]
-        return loss.rows_with_gradient(data, part) if learnt else []
+        num_with_advantage = sum_over_ranks([len(loss.rows_with_advantage(data, part))])[0]
+        return loss.rows_with_gradient(data, part) if num_with_advantage else []
 
     def _policy_loss(self, data: DataProto) -> PolicyLoss:
         # the entropy bonus needs both its settings and the mask of the tokens that it applies to
-        marked = CHOICE_MASK in data.tensor_keys()
-        bonus: ChoiceBonus | None = data.meta_info.get("choice_bonus") if marked else None
+        has_choice_mask = CHOICE_MASK in data.tensor_keys()
+        bonus: ChoiceEntropyBonus | None = (
+            data.meta_info.get("choice_bonus") if has_choice_mask else None
+        )
         return PolicyLoss(self.config.actor, bonus, self.device_name)
 
-    def _share(
+    def _loss_share(
         self,
         loss: PolicyLoss,
         rows: Rows,
         data: DataProto,
-        whole: Denominators,
+        totals: Denominators,
         picker: TokenPicker | None,
         index: list[int],
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        packed = rows.pack(index or [0])
-        temperature = self._temperature(data)
-        targets = rows.targets(packed, index or [0], temperature, loss.reads_entropy)
+        packed = rows.pack_rows(index or [0])
+        temperature = self._sampling_temperature(data)
+        targets = rows.sampled_targets(packed, index or [0], temperature, loss.reads_entropy)
         inputs = (packed.input_ids, packed.position_ids, packed.layout)
-        scores = self.engine.module(*inputs, [targets], loss.choice_token_ids)[0]
+        scores = self.train_engine.module(*inputs, [targets], loss.choice_token_ids)[0]
         if not index:  # another rank still has rows: join its collective calls with a zero loss
             return scores.log_probs.sum() * 0.0, {}
-        return loss(scores, rows, data, index, whole, picker)
+        return loss(scores, rows, data, index, totals, picker)
 
     # ------------------------------------------------------------------ weights and state
 
@@ -215,14 +222,14 @@ class ActorWorker(TrainingWorker):
         """Return all weights with their Hugging Face names, in host memory of rank 0.
 
         Other ranks return an empty list. The dtype is that of the rollout engines
-        (``verl.utils.shipped``), LoRA is merged, and tied weights appear once.
+        (``verl.utils.tensor_arrays``), LoRA is merged, and tied weights appear once.
         """
         dtype = getattr(torch, self.config.rollout.dtype)
-        held = self._hf_weights()
-        arrays = {name: as_array(tensor, dtype) for name, tensor in held.items()}
-        self._handed_out = WeightSketch(
-            {name: fingerprint(tensor) for name, tensor in held.items()},
-            {name: fingerprint(array) for name, array in arrays.items()},
+        weights = self._hf_weights()
+        arrays = {name: as_array(tensor, dtype) for name, tensor in weights.items()}
+        self._sent_fingerprints = WeightFingerprints(
+            {name: compute_fingerprint(tensor) for name, tensor in weights.items()},
+            {name: compute_fingerprint(array) for name, array in arrays.items()},
         )
         return list(arrays.items())
 
@@ -235,39 +242,39 @@ class ActorWorker(TrainingWorker):
         """
         if self._sender is None:
             dtype = getattr(torch, self.config.rollout.dtype)
-            stream = WeightStream(self.engine, dtype, PREFIX, self.scales, self.tied)
+            stream = WeightStream(self.train_engine, dtype, PREFIX, self.scales, self.tied)
             rollout = self.config.rollout
             devices = rollout.tensor_model_parallel_size
             self._sender = WeightSender(stream, engines, rollout.weight_transfer, devices)
-        with self.engine.resident():
-            taken = self._sender.send(version)
-        self._handed_out = self._sender.stream.sketch
-        return taken
+        with self.train_engine.model_on_device():
+            received = self._sender.send(version)
+        self._sent_fingerprints = self._sender.stream.fingerprints
+        return received
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    def weight_sketch(self) -> WeightSketch:
+    def weight_fingerprints(self) -> WeightFingerprints:
         """Return the fingerprints of the weights that rank 0 sent last."""
-        return self._handed_out
+        return self._sent_fingerprints
 
     def _hf_weights(self) -> dict[str, torch.Tensor]:
-        weights = full_weights(self.engine)
-        return hf_names(weights, PREFIX, self.scales, self.tied) if rank() == 0 else {}
+        weights = full_weights(self.train_engine)
+        return to_hf_names(weights, PREFIX, self.scales, self.tied) if get_rank() == 0 else {}
 
     def _export(self, directory: Path) -> list[Path]:
         exported = directory / "hf_model"
         self.export_hf(str(exported))
-        return list(exported.glob("*")) if rank() == 0 else []
+        return list(exported.glob("*")) if get_rank() == 0 else []
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def export_hf(self, directory: str) -> None:
         """Write config, weights and tokenizer to a directory for ``from_pretrained`` and vLLM."""
         weights = self._hf_weights()
-        if rank() == 0:
+        if get_rank() == 0:
             save_hf(self.lm, weights, directory, self.source)
 
 
 def _scoring_limits(section: RefConfig | RolloutConfig) -> MicroBatchLimits:
-    return limits_of(
+    return choose_limits(
         section.log_prob_use_dynamic_bsz,
         section.log_prob_micro_batch_size_per_gpu,
         section.log_prob_max_token_len_per_gpu,

@@ -18,7 +18,7 @@ from verl.models.token_scores import Targets, TokenScores
 from verl.protocol import DataProto, object_array
 from verl.records import Branch, SegmentScore, Span
 from verl.workers.engine import TrainEngine
-from verl.workers.passes import score_micro_batches
+from verl.workers.forward_passes import score_micro_batches
 from verl.workers.rows import MicroBatchLimits, Rows
 
 
@@ -50,55 +50,58 @@ def score_rows(
     and ``Span`` objects of each row. Raises ``ValueError`` for one outside its row. Every rank of
     the engine must call this function.
     """
-    questions = _Questions(engine, data, temperature)
+    scorer = _BatchScorer(engine, data, temperature)
     limits = MicroBatchLimits(max_rows=max_rows, max_tokens=max_tokens)
-    score_micro_batches(engine, questions.sizes(), limits, questions.answer)
-    return questions.scores()
+    score_micro_batches(engine, scorer.row_sizes(), limits, scorer.score_micro_batch)
+    return scorer.collect_scores()
 
 
-def _column(data: DataProto, key: str) -> list[list[Any]]:
+def _list_column(data: DataProto, key: str) -> list[list[Any]]:
     if key not in data.non_tensor_batch:
         return [[] for _ in range(len(data))]
     return [list(row) for row in data.non_tensor_batch[key]]
 
 
-class _Questions:
+class _BatchScorer:
     """Rows, branches and spans of one batch, and their scores so far."""
 
     def __init__(self, engine: TrainEngine, data: DataProto, temperature: float) -> None:
         self.rows = Rows(data, engine.device)
-        self.branches: list[list[Branch]] = _column(data, "branches")
-        self.spans: list[list[Span]] = _column(data, "spans")
+        self.branches: list[list[Branch]] = _list_column(data, "branches")
+        self.spans: list[list[Span]] = _list_column(data, "spans")
         self._engine = engine
         self._temperature = temperature
-        self._of_segments = bool({"branches", "spans"} & set(data.non_tensor_batch))
+        self._has_segments = bool({"branches", "spans"} & set(data.non_tensor_batch))
         self._log_probs = torch.zeros(self.rows.mask.shape)
         self._entropy = torch.zeros(self.rows.mask.shape)
         self._branch_scores = object_array([[] for _ in range(len(self.rows))])
         self._span_scores = object_array([[] for _ in range(len(self.rows))])
 
-    def sizes(self) -> list[int]:
+    def row_sizes(self) -> list[int]:
         """Return the number of tokens of each row including its branches."""
-        own = zip(self.rows.lengths, self.branches, strict=True)
-        return [length + sum(len(b.token_ids) for b in branches) for length, branches in own]
+        rows_and_branches = zip(self.rows.lengths, self.branches, strict=True)
+        return [
+            length + sum(len(b.token_ids) for b in branches)
+            for length, branches in rows_and_branches
+        ]
 
-    def answer(self, index: list[int]) -> None:
+    def score_micro_batch(self, index: list[int]) -> None:
         """Score the rows ``index``, their branches and their spans in one forward."""
         branches = [self.branches[row] for row in index]
         spans = [self.spans[row] for row in index]
-        packed = self.rows.pack(index, branches)
+        packed = self.rows.pack_rows(index, branches)
         groups = [
-            self.rows.targets(packed, index, self._temperature),
+            self.rows.sampled_targets(packed, index, self._temperature),
             _branch_targets(packed, branches, self.rows.device),
             _span_targets(self.rows, packed, index, spans),
         ]
         plain, of_branches, of_spans = self._engine.module(
             packed.input_ids, packed.position_ids, packed.layout, groups
         )
-        where = torch.as_tensor(index)
-        self._log_probs[where] = self.rows.unpack(plain.log_probs, index).cpu()
-        self._entropy[where] = self.rows.unpack(plain.asked_entropy, index).cpu()
-        if not self._of_segments:
+        row_index = torch.as_tensor(index)
+        self._log_probs[row_index] = self.rows.scatter_to_responses(plain.log_probs, index).cpu()
+        self._entropy[row_index] = self.rows.scatter_to_responses(plain.asked_entropy, index).cpu()
+        if not self._has_segments:
             return
         branch_scores = _segment_scores([b for row in branches for b in row], of_branches)
         span_scores = _segment_scores([s for row in spans for s in row], of_spans)
@@ -106,9 +109,9 @@ class _Questions:
             self._branch_scores[row] = [next(branch_scores) for _ in self.branches[row]]
             self._span_scores[row] = [next(span_scores) for _ in self.spans[row]]
 
-    def scores(self) -> RowScores:
+    def collect_scores(self) -> RowScores:
         """Return the scores of all rows that were scored."""
-        if not self._of_segments:
+        if not self._has_segments:
             return RowScores(self._log_probs, self._entropy)
         return RowScores(self._log_probs, self._entropy, self._branch_scores, self._span_scores)
 
@@ -119,8 +122,8 @@ def _branch_targets(
     """Return the targets of all branches of a micro-batch, in order, at temperature 1."""
     before: list[torch.Tensor] = []
     tokens: list[torch.Tensor] = []
-    places = zip(branches, packed.offsets, packed.branch_offsets, strict=True)
-    for row_branches, offset, firsts in places:
+    rows_with_offsets = zip(branches, packed.offsets, packed.branch_offsets, strict=True)
+    for row_branches, offset, firsts in rows_with_offsets:
         for branch, first in zip(row_branches, firsts, strict=True):
             ids = torch.as_tensor(branch.token_ids, dtype=torch.long)
             if not 0 <= branch.target_start < len(ids):
@@ -133,7 +136,7 @@ def _branch_targets(
             position[0] = offset + branch.start - 1
             before.append(position[branch.target_start :])
             tokens.append(ids[branch.target_start :])
-    return _joined(before, tokens, device)
+    return _concat_targets(before, tokens, device)
 
 
 def _span_targets(
@@ -152,14 +155,12 @@ def _span_targets(
                 )
             before.append(torch.arange(offset + span.start - 1, offset + span.end - 1))
             tokens.append(rows.tokens[row][span.start : span.end])
-    return _joined(before, tokens, rows.device)
+    return _concat_targets(before, tokens, rows.device)
 
 
-def _joined(before: list[torch.Tensor], tokens: list[torch.Tensor], device: str) -> Targets:
-    nothing = torch.zeros(0, dtype=torch.long)
-    return Targets(
-        torch.cat([nothing, *before]).to(device), torch.cat([nothing, *tokens]).to(device)
-    )
+def _concat_targets(before: list[torch.Tensor], tokens: list[torch.Tensor], device: str) -> Targets:
+    empty = torch.zeros(0, dtype=torch.long)
+    return Targets(torch.cat([empty, *before]).to(device), torch.cat([empty, *tokens]).to(device))
 
 
 def _segment_scores(
@@ -168,7 +169,9 @@ def _segment_scores(
     """Yield one score per segment; ``scores`` holds the tokens of all segments in order."""
     sizes = torch.tensor([segment.num_targets for segment in segments], dtype=torch.long)
     owner = torch.repeat_interleave(torch.arange(len(segments)), sizes)
-    per_token = torch.stack([scores.log_probs, scores.asked_entropy, scores.log_probs.exp()], dim=1)
+    per_token = torch.stack(
+        [scores.log_probs, scores.required_entropy, scores.log_probs.exp()], dim=1
+    )
     # summed in float64: a float32 sum of a long segment would depend on the order of its tokens
     means = torch.zeros(len(segments), 3, dtype=torch.float64)
     means.index_add_(0, owner, per_token.double().cpu())
@@ -195,17 +198,17 @@ def score_branches_naively(engine: TrainEngine, data: DataProto) -> np.ndarray:
     This is the slow reference for ``score_rows``.
     """
     rows = Rows(data, engine.device)
-    branches: list[list[Branch]] = _column(data, "branches")
-    found = object_array([[] for _ in range(len(rows))])
-    with engine.resident():
+    branches: list[list[Branch]] = _list_column(data, "branches")
+    scores = object_array([[] for _ in range(len(rows))])
+    with engine.model_on_device():
         for row, sequences in enumerate(naive_sequences(rows.tokens, branches)):
             pairs = zip(sequences, branches[row], strict=True)
-            found[row] = [_score_alone(engine, sequence, branch) for sequence, branch in pairs]
-    return found
+            scores[row] = [_score_alone(engine, sequence, branch) for sequence, branch in pairs]
+    return scores
 
 
 def _score_alone(engine: TrainEngine, sequence: torch.Tensor, branch: Branch) -> SegmentScore:
-    packed = Rows.pack_alone(sequence, engine.device)
+    packed = Rows.pack_single(sequence, engine.device)
     first = branch.start + branch.target_start
     index = torch.arange(first - 1, len(sequence) - 1, device=engine.device)
     targets = Targets(index, sequence[first:].to(engine.device))

@@ -75,12 +75,12 @@ def world_size() -> int:
     return dist.get_world_size() if dist.is_initialized() else 1
 
 
-def rank() -> int:
+def get_rank() -> int:
     """Return the rank of this process; 0 without a process group."""
     return dist.get_rank() if dist.is_initialized() else 0
 
 
-def barrier() -> None:
+def wait_for_ranks() -> None:
     """Wait until every rank has called this function."""
     if world_size() > 1:
         dist.barrier()
@@ -91,7 +91,7 @@ def _wire_device() -> str:
     return "cpu" if "gloo" in dist.get_backend_config() else "cuda"
 
 
-def _reduce(values: Sequence[float], op: dist.ReduceOp.RedOpType) -> list[float]:
+def _all_reduce(values: Sequence[float], op: dist.ReduceOp.RedOpType) -> list[float]:
     if world_size() == 1 or not values:
         return [float(v) for v in values]
     # float64 holds every count below 2**53 exactly
@@ -102,12 +102,12 @@ def _reduce(values: Sequence[float], op: dist.ReduceOp.RedOpType) -> list[float]
 
 def sum_over_ranks(values: Sequence[float]) -> list[float]:
     """Return the element-wise sum over ranks, in float64."""
-    return _reduce(values, dist.ReduceOp.SUM)
+    return _all_reduce(values, dist.ReduceOp.SUM)
 
 
 def max_over_ranks(values: Sequence[float]) -> list[float]:
     """Return the element-wise maximum over ranks."""
-    return _reduce(values, dist.ReduceOp.MAX)
+    return _all_reduce(values, dist.ReduceOp.MAX)
 
 
 def broadcast_text(text: str) -> str:
@@ -118,7 +118,7 @@ def broadcast_text(text: str) -> str:
     data = torch.tensor(list(text.encode()), dtype=torch.uint8, device=device)
     size = torch.tensor([len(data)], device=device)
     dist.broadcast(size, src=0)
-    if rank() > 0:
+    if get_rank() > 0:
         data = torch.zeros(int(size), dtype=torch.uint8, device=device)
     dist.broadcast(data, src=0)
     return bytes(data.tolist()).decode()
@@ -139,7 +139,7 @@ def gather_vectors(values: torch.Tensor) -> torch.Tensor:
         return values
     device = _wire_device()
     sizes = torch.zeros(world_size(), dtype=torch.int64, device=device)
-    sizes[rank()] = len(values)
+    sizes[get_rank()] = len(values)
     dist.all_reduce(sizes)
     # all_gather needs equal shapes: the vectors are padded and cut afterwards
     padded = torch.zeros(int(sizes.max()), dtype=values.dtype, device=device)

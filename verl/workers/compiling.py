@@ -19,7 +19,7 @@ def compile_blocks(module: PackedModel, device: str) -> None:
     Raises ``RuntimeError`` if nothing can be compiled for ``device``.
     """
     _try_compiler(device)
-    for block in module.blocks:
+    for block in module.sharded_layers:
         # Only ``forward`` is compiled: the hooks of FSDP and checkpointing stay outside.
         block.forward = torch.compile(block.forward, dynamic=True)
 
@@ -31,7 +31,7 @@ def _try_compiler(device: str) -> None:
     from torch._inductor.exc import InvalidCxxCompiler
 
     try:
-        torch.compile(_small)(torch.ones(8, device=device))
+        torch.compile(_tiny_function)(torch.ones(8, device=device))
     except (TorchDynamoException, InvalidCxxCompiler) as error:
         needed = "Triton" if device == "cuda" else "a C++ compiler"
         raise RuntimeError(
@@ -40,5 +40,5 @@ def _try_compiler(device: str) -> None:
         ) from error
 
 
-def _small(numbers: torch.Tensor) -> torch.Tensor:
+def _tiny_function(numbers: torch.Tensor) -> torch.Tensor:
     return (2.0 * numbers + 1.0).sin()

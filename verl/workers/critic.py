@@ -8,16 +8,16 @@ import torch
 from verl.algos import compute_value_loss
 from verl.config.schema.critic import CriticConfig
 from verl.models.flops import Work
-from verl.models.hub import local_model
-from verl.models.policy import value_model_from
+from verl.models.hub import model_directory_or_none
+from verl.models.policy import load_value_model
 from verl.protocol import DataProto
 from verl.records import PROFILE
 from verl.single_controller.base.decorator import Dispatch, register
-from verl.workers.collectives import rank
-from verl.workers.passes import score_micro_batches
-from verl.workers.policy_loss import Denominators, denominators
-from verl.workers.profiling import profiled
-from verl.workers.rows import Rows, drop_padding, limits_of
+from verl.workers.collectives import get_rank
+from verl.workers.forward_passes import score_micro_batches
+from verl.workers.policy_loss import Denominators, compute_denominators
+from verl.workers.profiling import trace_call
+from verl.workers.rows import Rows, choose_limits, drop_padding
 from verl.workers.training_worker import TrainingWorker
 from verl.workers.update import optimizer_step, plan_mini_batches, update_metrics
 
@@ -51,16 +51,16 @@ class CriticWorker(TrainingWorker):
         self._join_group()
         config = self.config
         model = config.model
-        module = value_model_from(
-            local_model(model.path),
+        module = load_value_model(
+            model_directory_or_none(model.path),
             trust_remote_code=model.trust_remote_code,
             override_config=dict(model.override_config),
             external_lib=model.external_lib,
             gradient_checkpointing=model.enable_gradient_checkpointing,
             attention=model.attn_implementation,
-            empty=rank() > 0,
+            empty=get_rank() > 0,
         )
-        self._take_model(
+        self._create_engine(
             module,
             config.dtype,
             model.fsdp_config,
@@ -76,20 +76,24 @@ class CriticWorker(TrainingWorker):
         values = torch.zeros(rows.mask.shape)
 
         def score(index: list[int]) -> None:
-            values[torch.as_tensor(index)] = rows.unpack(self._values(rows, index), index).cpu()
+            values[torch.as_tensor(index)] = rows.scatter_to_responses(
+                self._compute_row_values(rows, index), index
+            ).cpu()
 
-        limits = limits_of(
+        limits = choose_limits(
             self.config.use_dynamic_bsz,
             self.config.forward_micro_batch_size_per_gpu,
             self.config.forward_max_token_len_per_gpu,
         )
-        score_micro_batches(self.engine, rows.lengths, limits, score)
+        score_micro_batches(self.train_engine, rows.lengths, limits, score)
         return DataProto.from_dict({"values": values})
 
-    def _values(self, rows: Rows, index: list[int]) -> torch.Tensor:
-        packed = rows.pack(index)
-        before = rows.targets(packed, index).index
-        return self.engine.module(packed.input_ids, packed.position_ids, packed.layout, before)
+    def _compute_row_values(self, rows: Rows, index: list[int]) -> torch.Tensor:
+        packed = rows.pack_rows(index)
+        before = rows.sampled_targets(packed, index).index
+        return self.train_engine.module(
+            packed.input_ids, packed.position_ids, packed.layout, before
+        )
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
     def update_critic(self, data: DataProto) -> DataProto:
@@ -104,43 +108,45 @@ class CriticWorker(TrainingWorker):
         step = int(data.meta_info.get("global_step", self.updates))
         records = []
         work = Work()
-        tracing = profiled(data.meta_info.get(PROFILE), "update_critic")
-        with self.engine.resident(training=True), tracing:
+        tracing = trace_call(data.meta_info.get(PROFILE), "update_critic")
+        with self.train_engine.model_on_device(training=True), tracing:
             for part in plan_mini_batches(data, config, "update_critic", self.seed, step):
-                whole = denominators(data, part, config.loss_agg_mode)
-                share = partial(self._share, rows, data, whole)
-                records.append(optimizer_step(self.engine, rows, part, config, share, METRICS))
-                work += rows.work(part)
-            self.engine.require_finite()
+                totals = compute_denominators(data, part, config.loss_agg_mode)
+                loss_share = partial(self._loss_share, rows, data, totals)
+                records.append(
+                    optimizer_step(self.train_engine, rows, part, config, loss_share, METRICS)
+                )
+                work += rows.count_work(part)
+            self.train_engine.check_finite_weights()
         self.updates += 1
         seconds = time.perf_counter() - started
-        metrics = update_metrics("critic", self.engine, records, work, seconds)
+        metrics = update_metrics("critic", self.train_engine, records, work, seconds)
         return DataProto(meta_info={"metrics": metrics})
 
-    def _share(
-        self, rows: Rows, data: DataProto, whole: Denominators, index: list[int]
+    def _loss_share(
+        self, rows: Rows, data: DataProto, totals: Denominators, index: list[int]
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         # A rank without rows passes row 0 through the model, because all ranks must join the
         # collective calls of FSDP.
-        found = self._values(rows, index or [0])
+        values = self._compute_row_values(rows, index or [0])
         if not index:  # another rank still has rows: join its collective calls with a zero loss
-            return found.sum() * 0.0, {}
-        batch = data.batch[torch.as_tensor(index)].to(found.device)
-        tokens = whole.tokens or 1.0
+            return values.sum() * 0.0, {}
+        batch = data.batch[torch.as_tensor(index)].to(values.device)
+        tokens = totals.tokens or 1.0
         loss, clipfrac = compute_value_loss(
-            vpreds=rows.unpack(found, index),
+            vpreds=rows.scatter_to_responses(values, index),
             returns=batch["returns"],
             values=batch["values"],
             response_mask=batch["response_mask"].bool(),
             cliprange_value=self.config.cliprange_value,
             loss_agg_mode=self.config.loss_agg_mode,
             row_shares=batch.get("row_shares", None),
-            denominator=whole.loss,
+            denominator=totals.loss,
             loss_scale_factor=self.config.loss_scale_factor,
             num_tokens=tokens,
         )
         return loss, {
             "vf_loss": loss.detach(),
             "vf_clipfrac": clipfrac,
-            "vpred_mean": found.detach().sum() / tokens,
+            "vpred_mean": values.detach().sum() / tokens,
         }

@@ -30,8 +30,8 @@ from torch.distributed.tensor import DTensor
 
 from verl.config.schema.model import FSDPConfig, OptimConfig
 from verl.models.policy import PackedModel
-from verl.models.sequence_parallel import sequence_group
-from verl.models.weights import non_finite
+from verl.models.sequence_parallel import create_sequence_group
+from verl.models.weights import find_non_finite
 from verl.workers.collectives import (
     TIMEOUT,
     init_distributed,
@@ -42,8 +42,8 @@ from verl.workers.collectives import (
     world_size,
 )
 from verl.workers.compiling import compile_blocks
-from verl.workers.from_rank_zero import check_same_model, take_from_rank_zero
 from verl.workers.optimizer import build_optimizer, check_schedule, learning_rate
+from verl.workers.rank_zero_broadcast import broadcast_from_rank_zero, check_same_model
 
 logger = logging.getLogger(__name__)
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -106,18 +106,18 @@ class TrainEngine:
             check_schedule(optim)
         self.module = module
         self.sequence_ranks = sequence_ranks
-        module.group = sequence_group(module.config, sequence_ranks, self.device, TIMEOUT)
+        module.group = create_sequence_group(module.config, sequence_ranks, self.device, TIMEOUT)
         if compiled:
             compile_blocks(module, self.device)
-        self._sharded = self._shard(DTYPES[dtype])
+        self._sharded = self._shard_model(DTYPES[dtype])
         self.optimizer = None if optim is None else build_optimizer(module.parameters(), optim)
         self.steps = 0  # optimizer steps including skipped ones, which the schedule counts too
         self.total_steps = -1 if optim is None else optim.total_training_steps
-        self._offload()
+        self._offload_state()
 
     # ------------------------------------------------------------------ placement
 
-    def _shard(self, dtype: torch.dtype) -> list[FSDPModule]:
+    def _shard_model(self, dtype: torch.dtype) -> list[FSDPModule]:
         """Shard each decoder layer, then the rest of the model, and return the sharded modules."""
         fsdp = self.fsdp
         offload = self.device == "cuda" and fsdp is not None and fsdp.offload_policy
@@ -129,8 +129,8 @@ class TrainEngine:
         )
         parts: list[FSDPModule] = []
         # layers first: the root shards only parameters that are not in a sharded layer
-        for part in (*self.module.blocks, self.module):
-            take_from_rank_zero(part, self.device)
+        for part in (*self.module.sharded_layers, self.module):
+            broadcast_from_rank_zero(part, self.device)
             sharded = fully_shard(
                 part,
                 mesh=mesh,
@@ -142,7 +142,7 @@ class TrainEngine:
         return parts
 
     @property
-    def moves(self) -> bool:
+    def moves_between_passes(self) -> bool:
         """True if this engine may move parameters or optimizer state between host and device.
 
         False on CPU and with ``offload_policy``, where FSDP moves them.
@@ -150,15 +150,15 @@ class TrainEngine:
         by_fsdp = self.fsdp is not None and self.fsdp.offload_policy
         return self.device == "cuda" and not by_fsdp
 
-    def reshard(self) -> None:
+    def reshard_parameters(self) -> None:
         """Free gathered parameters, which a forward without backward may leave allocated."""
         for part in self._sharded:
             part.reshard()
 
-    def _offload(self) -> None:
-        if not self.moves:
+    def _offload_state(self) -> None:
+        if not self.moves_between_passes:
             return
-        self.reshard()
+        self.reshard_parameters()
         if self.fsdp is not None and self.fsdp.param_offload:
             self.module.to("cpu")
         if self.fsdp is not None and self.fsdp.optimizer_offload:
@@ -172,12 +172,12 @@ class TrainEngine:
                     state[key] = value.to(device)
 
     @contextlib.contextmanager
-    def resident(self, training: bool = False) -> Iterator[None]:
+    def model_on_device(self, training: bool = False) -> Iterator[None]:
         """Hold parameters, and for training the optimizer state, on the device inside the context.
 
         Afterwards they are offloaded again if so configured.
         """
-        if self.moves:
+        if self.moves_between_passes:
             self.module.to(self.device)
             if training:
                 self._move_optimizer(self.device)
@@ -185,15 +185,15 @@ class TrainEngine:
         try:
             yield
         finally:
-            self._offload()
+            self._offload_state()
 
-    def has_turn(self, turn: int) -> bool:
+    def begin_turn(self, turn: int) -> bool:
         """Begin pass ``turn`` (0 to ``sequence_ranks - 1``). Return True if it is for rows of this
         rank.
 
         Otherwise the caller runs ``module.compute_zero_loss()`` for the rows of another rank.
         """
-        return self.module.group is None or self.module.group.take_turn(turn)
+        return self.module.group is None or self.module.group.begin_turn(turn)
 
     # ------------------------------------------------------------------ training
 
@@ -217,7 +217,7 @@ class TrainEngine:
         exactly zero the optimizer step is omitted, because momentum and weight decay would change
         the weights without any signal.
         """
-        optimizer = self._trained_by()
+        optimizer = self._require_optimizer()
         lr = self._next_lr(optimizer)
         trained = [p for p in self.module.parameters() if p.grad is not None]
         total = nn.utils.clip_grad_norm_(trained, self.grad_clip) if trained else torch.zeros(())
@@ -233,29 +233,33 @@ class TrainEngine:
             grad_norm=norm if finite else 0.0, lr=lr, skipped=not finite, zero=norm == 0.0
         )
 
-    def pass_over(self) -> StepReport:
+    def skip_step(self) -> StepReport:
         """Count a step whose gradient is known to be zero. Only the schedule advances."""
-        return StepReport(grad_norm=0.0, lr=self._next_lr(self._trained_by()), zero=True)
+        return StepReport(grad_norm=0.0, lr=self._next_lr(self._require_optimizer()), zero=True)
 
-    def require_finite(self) -> None:
+    def check_finite_weights(self) -> None:
         """Raise ``NonFiniteWeights`` on all ranks if a weight on any rank is NaN or infinite.
 
         This is a collective call. Parameters must be on the device.
         """
-        self.reshard()
+        self.reshard_parameters()
         parts = (
             (name, weight.to_local() if isinstance(weight, DTensor) else weight)
             for name, weight in self.module.named_parameters()
         )
-        odd = non_finite(parts)
-        if sum_over_ranks([len(odd)])[0]:
-            which = f"{len(odd)} weights (first: {odd[0]})" if odd else "weights of another rank"
+        non_finite_names = find_non_finite(parts)
+        if sum_over_ranks([len(non_finite_names)])[0]:
+            which = (
+                f"{len(non_finite_names)} weights (first: {non_finite_names[0]})"
+                if non_finite_names
+                else "weights of another rank"
+            )
             raise NonFiniteWeights(
                 f"after {self.steps} optimizer steps {which} are NaN or infinite; they are not "
                 "saved; fix: continue from the last checkpoint with a lower optim.lr"
             )
 
-    def _trained_by(self) -> torch.optim.AdamW:
+    def _require_optimizer(self) -> torch.optim.AdamW:
         if self.optimizer is None:
             raise RuntimeError("the model is frozen (no optim section) and cannot be updated")
         return self.optimizer

@@ -24,9 +24,15 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.tensor import DTensor
 
 from verl.utils.checkpoint import CheckpointError
-from verl.workers.collectives import rank
+from verl.workers.collectives import get_rank
 from verl.workers.engine import TrainEngine
-from verl.workers.shards import begin_writing, read_into, reason, shards_written, stored
+from verl.workers.shards import (
+    begin_writing,
+    read_into,
+    read_tensor_metadata,
+    root_error,
+    shards_written,
+)
 
 RECORD = "engine.json"
 FORMAT = 2
@@ -45,20 +51,20 @@ class EngineSave:
     others: list[Path]
     write: Future[Any]
 
-    def done(self) -> bool:
+    def is_done(self) -> bool:
         """Return True if all files are written or writing failed."""
         return self.write.done()
 
-    def files(self) -> list[Path]:
+    def wait_for_files(self) -> list[Path]:
         """Wait until writing ends and return every file that this rank wrote.
 
         Raises ``CheckpointError`` if writing failed.
         """
         error = self.write.exception()
         if error is not None:
-            why = reason(error)
+            why = root_error(error)
             raise CheckpointError(
-                f"{self.directory}: the shards of rank {rank()} were not written: "
+                f"{self.directory}: the shards of rank {get_rank()} were not written: "
                 f"{type(why).__name__}: {why}"
             ) from error
         return [*self.others, *shards_written(self.directory)]
@@ -69,18 +75,20 @@ def full_weights(engine: TrainEngine) -> dict[str, torch.Tensor]:
 
     Every rank must call this function. Tied weights appear once, under their first name.
     """
-    with engine.resident():
-        found = {name: _full(tensor) for name, tensor in weights_of(engine).items()}
-    return {name: tensor for name, tensor in found.items() if tensor is not None}
+    with engine.model_on_device():
+        weights = {
+            name: _gather_to_rank_zero(tensor) for name, tensor in named_weights(engine).items()
+        }
+    return {name: tensor for name, tensor in weights.items() if tensor is not None}
 
 
-def _full(tensor: torch.Tensor) -> torch.Tensor | None:
+def _gather_to_rank_zero(tensor: torch.Tensor) -> torch.Tensor | None:
     """Return the unsharded tensor as a CPU copy on rank 0, None elsewhere. A collective call."""
-    found = whole(tensor)
-    return found.cpu().clone() if rank() == 0 else None
+    full_tensor = gather_tensor(tensor)
+    return full_tensor.cpu().clone() if get_rank() == 0 else None
 
 
-def whole(tensor: torch.Tensor) -> torch.Tensor:
+def gather_tensor(tensor: torch.Tensor) -> torch.Tensor:
     """Return the unsharded tensor on every rank, on the device of its shards. A collective call."""
     return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).detach()
 
@@ -97,14 +105,14 @@ def save_engine(
     directory.mkdir(parents=True, exist_ok=True)
     others: list[Path] = []
     if extra:
-        others.append(directory / f"rng_rank{rank()}.safetensors")
+        others.append(directory / f"rng_rank{get_rank()}.safetensors")
         save_file(_rng_state(engine.device), others[-1])
-    if rank() == 0:
+    if get_rank() == 0:
         others.append(directory / RECORD)
         others[-1].write_text(json.dumps({"format": FORMAT, "steps": engine.steps}))
-    engine.reshard()
+    engine.reshard_parameters()
     # Offloaded tensors are saved from host memory: a rollout engine may occupy the GPU.
-    state = weights_of(engine) | (_moments(engine) if optimizer else {})
+    state = named_weights(engine) | (_optimizer_moments(engine) if optimizer else {})
     return EngineSave(directory, others, begin_writing(state, directory))
 
 
@@ -115,30 +123,30 @@ def load_engine(engine: TrainEngine, directory: str | Path) -> None:
     """
     directory = Path(directory)
     record = _read_record(directory)
-    found = stored(directory)
-    with torch.no_grad(), engine.resident(training=True):
-        engine.reshard()
-        state = weights_of(engine)
-        names = set(_weight_names(found))
+    metadata = read_tensor_metadata(directory)
+    with torch.no_grad(), engine.model_on_device(training=True):
+        engine.reshard_parameters()
+        state = named_weights(engine)
+        names = set(_weight_names(metadata))
         if state.keys() != names:
-            odd = sorted(state.keys() ^ names)[:5]
+            differing_names = sorted(state.keys() ^ names)[:5]
             raise ValueError(
-                f"the weights do not fit the model: {odd} are only in the model or only in the "
+                f"the weights do not fit the model: {differing_names} are only in the model or only in the "
                 "checkpoint"
             )
         if engine.optimizer is not None:
-            moments = found.keys() - names - set(RANDOM_STATES)
-            _make_moments(engine, engine.optimizer, moments)
-            state |= _moments(engine)
+            moments = metadata.keys() - names - set(RANDOM_STATES)
+            _allocate_moments(engine, engine.optimizer, moments)
+            state |= _optimizer_moments(engine)
         read_into(state, directory)
         engine.steps = int(record["steps"])
-        engine.require_finite()
-    random = directory / f"rng_rank{rank()}.safetensors"
+        engine.check_finite_weights()
+    random = directory / f"rng_rank{get_rank()}.safetensors"
     if random.is_file():
         _set_rng_state(load_file(random), engine.device)
 
 
-def holds_engine(directory: Path) -> bool:
+def has_engine_state(directory: Path) -> bool:
     """Return True if ``save_engine`` wrote to ``directory``."""
     return (directory / RECORD).is_file()
 
@@ -149,8 +157,8 @@ def read_weights(directory: Path) -> dict[str, torch.Tensor]:
     Raises ``ValueError`` for an unknown format or a missing part.
     """
     _read_record(directory)
-    found = stored(directory)
-    entries = {name: found[name] for name in _weight_names(found)}
+    metadata = read_tensor_metadata(directory)
+    entries = {name: metadata[name] for name in _weight_names(metadata)}
     weights = {
         name: torch.empty(entry.size, dtype=entry.properties.dtype)
         for name, entry in entries.items()
@@ -169,18 +177,18 @@ def _read_record(directory: Path) -> dict[str, Any]:
     return record
 
 
-def weights_of(engine: TrainEngine) -> dict[str, torch.Tensor]:
+def named_weights(engine: TrainEngine) -> dict[str, torch.Tensor]:
     """Return the sharded parameters and persistent buffers by module name."""
     kept = engine.module.state_dict().keys()
     buffers = {name: buffer for name, buffer in engine.module.named_buffers() if name in kept}
     return dict(engine.module.named_parameters()) | buffers
 
 
-def _weight_names(found: dict[str, TensorStorageMetadata]) -> list[str]:
-    return [name for name in found if "|" not in name and name not in RANDOM_STATES]
+def _weight_names(metadata: dict[str, TensorStorageMetadata]) -> list[str]:
+    return [name for name in metadata if "|" not in name and name not in RANDOM_STATES]
 
 
-def _moments(engine: TrainEngine) -> dict[str, torch.Tensor]:
+def _optimizer_moments(engine: TrainEngine) -> dict[str, torch.Tensor]:
     if engine.optimizer is None:
         return {}
     state = engine.optimizer.state
@@ -191,7 +199,7 @@ def _moments(engine: TrainEngine) -> dict[str, torch.Tensor]:
     }
 
 
-def _make_moments(engine: TrainEngine, optimizer: torch.optim.AdamW, names: set[str]) -> None:
+def _allocate_moments(engine: TrainEngine, optimizer: torch.optim.AdamW, names: set[str]) -> None:
     """Allocate the moments ``names`` in ``optimizer``, sharded like their parameters."""
     optimizer.state.clear()
     parameters = dict(engine.module.named_parameters())
@@ -203,9 +211,9 @@ def _make_moments(engine: TrainEngine, optimizer: torch.optim.AdamW, names: set[
             )
         target = parameters[parameter]
         # The step counter is a scalar on the CPU, or on the device of its parameter if fused.
-        place = target.device if optimizer.defaults["fused"] else "cpu"
-        room = torch.zeros((), device=place) if key == "step" else torch.zeros_like(target)
-        optimizer.state[target][key] = room
+        device = target.device if optimizer.defaults["fused"] else "cpu"
+        moment = torch.zeros((), device=device) if key == "step" else torch.zeros_like(target)
+        optimizer.state[target][key] = moment
 
 
 def _rng_state(device: str) -> dict[str, torch.Tensor]:

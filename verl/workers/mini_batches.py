@@ -12,10 +12,10 @@ import torch
 
 from verl.protocol import DataProto
 from verl.utils.seeds import derive_seed
-from verl.workers.collectives import gather_vectors, rank
+from verl.workers.collectives import gather_vectors, get_rank
 
 
-def _numbers(values: Iterable[object]) -> torch.Tensor:
+def _hash_ids(values: Iterable[object]) -> torch.Tensor:
     # Hashed to integers, because ranks only exchange tensors and must agree on the numbers.
     return torch.tensor([derive_seed(str(value)) for value in values], dtype=torch.int64)
 
@@ -38,12 +38,12 @@ def mini_batches(
     """
     columns = data.non_tensor_batch
     # The rank is included: rows of equal index on two ranks are two trajectories.
-    own = [f"rank {rank()} row {i}" for i in range(len(data))]
-    traj = _numbers(columns.get("traj_uid", own))
-    group = _numbers(columns["uid"]) if "uid" in columns else traj
+    row_ids = [f"rank {get_rank()} row {i}" for i in range(len(data))]
+    traj = _hash_ids(columns.get("traj_uid", row_ids))
+    group = _hash_ids(columns["uid"]) if "uid" in columns else traj
     all_traj = gather_vectors(traj).numpy()
     all_group = gather_vectors(group).numpy()
-    part_of = _parts(all_traj, all_group, seed, tasks_per_step, num_steps)
+    part_of = _assign_mini_batches(all_traj, all_group, seed, tasks_per_step, num_steps)
     count = 1 + max(part_of.values(), default=-1)
     parts: list[list[int]] = [[] for _ in range(count)]
     for row, number in enumerate(traj.tolist()):
@@ -51,7 +51,7 @@ def mini_batches(
     return parts
 
 
-def _parts(
+def _assign_mini_batches(
     traj: np.ndarray,
     group: np.ndarray,
     seed: int,

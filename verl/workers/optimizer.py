@@ -25,7 +25,7 @@ def build_optimizer(
     if vectors:
         groups.append({"params": vectors, "weight_decay": 0.0})
     first, second = optim.betas
-    fused = fuses(trained)
+    fused = can_fuse(trained)
     return torch.optim.AdamW(
         groups,
         lr=float(optim.lr),
@@ -36,7 +36,7 @@ def build_optimizer(
     )
 
 
-def fuses(parameters: Sequence[torch.nn.Parameter]) -> bool:
+def can_fuse(parameters: Sequence[torch.nn.Parameter]) -> bool:
     """Return True if AdamW can use its fused kernel: all parameters are on CUDA."""
     return bool(parameters) and all(p.device.type == "cuda" for p in parameters)
 

@@ -21,15 +21,15 @@ from verl.algos import (
     TAKES_WEIGHTS,
     TokenPicker,
     agg_loss,
+    compute_loss_denominator,
+    get_loss_needs,
     get_policy_loss_fn,
     kl_penalty,
-    loss_denominator,
-    loss_needs,
 )
 from verl.config.schema.actor import ActorConfig
 from verl.models.token_scores import TokenScores
 from verl.protocol import DataProto
-from verl.records import CORRECTION_WEIGHTS, ChoiceBonus
+from verl.records import CORRECTION_WEIGHTS, ChoiceEntropyBonus
 from verl.utils.torch_functional import masked_sum
 from verl.workers.collectives import gather_vectors, sum_over_ranks
 from verl.workers.rows import Rows
@@ -51,7 +51,7 @@ class Denominators:
     rows: float
 
 
-def denominators(
+def compute_denominators(
     data: DataProto, rows: list[int], loss_agg_mode: str, computed: list[int] | None = None
 ) -> Denominators:
     """Compute the denominators of a mini-batch with ``rows`` on this rank. A collective call.
@@ -68,7 +68,7 @@ def denominators(
     choices = 0.0
     if CHOICE_MASK in data.tensor_keys():
         choices = float((batch[CHOICE_MASK][counted].bool() & sampled).sum())
-    loss = float(loss_denominator(mask, loss_agg_mode, shares))
+    loss = float(compute_loss_denominator(mask, loss_agg_mode, shares))
     local = [loss, float(sampled.sum()), choices, float(len(counted))]
     return Denominators(*sum_over_ranks(local))
 
@@ -83,15 +83,15 @@ class PolicyLoss:
     """
 
     def __init__(
-        self, section: ActorConfig, bonus: ChoiceBonus | None = None, device: str = "cpu"
+        self, section: ActorConfig, bonus: ChoiceEntropyBonus | None = None, device: str = "cpu"
     ) -> None:
         self.section = section
         self.bonus = bonus
         self.choice_token_ids: torch.Tensor | None = None
         mode = section.policy_loss.loss_mode
         self.policy_loss = get_policy_loss_fn(mode)
-        self.needs = loss_needs(mode)
-        self.params = self._settings(self.needs.params)
+        self.needs = get_loss_needs(mode)
+        self.params = self._read_params(self.needs.params)
         self.metrics = ["pg_loss", "pg_clipfrac", "ppo_kl", "pg_clipfrac_lower"]
         if section.use_kl_loss:
             self.metrics.append("kl_loss")
@@ -99,7 +99,7 @@ class PolicyLoss:
             self.metrics.append(f"{bonus.name}_entropy")
             self.choice_token_ids = torch.as_tensor(bonus.token_ids, device=device)
 
-    def _settings(self, paths: Mapping[str, str]) -> dict[str, float]:
+    def _read_params(self, paths: Mapping[str, str]) -> dict[str, float]:
         return {name: attrgetter(path)(self.section) for name, path in paths.items()}
 
     @property
@@ -107,7 +107,7 @@ class PolicyLoss:
         """True if the loss needs the entropies of tokens."""
         return bool(self.section.entropy_coeff)
 
-    def picker(self, data: DataProto, rows: list[int]) -> TokenPicker | None:
+    def make_picker(self, data: DataProto, rows: list[int]) -> TokenPicker | None:
         """Make the token picker of the mini-batch with ``rows`` on this rank.
 
         Returns None if the loss selects no tokens. A collective call for losses that do.
@@ -118,7 +118,7 @@ class PolicyLoss:
         mask = data.batch["response_mask"][index].bool()
         old = gather_vectors(data.batch["old_log_probs"][index][mask])
         advantages = gather_vectors(data.batch["advantages"][index][mask])
-        return self.needs.picker(old, advantages, **self._settings(self.needs.picker_params))
+        return self.needs.picker(old, advantages, **self._read_params(self.needs.picker_params))
 
     def rows_with_gradient(self, data: DataProto, rows: list[int]) -> list[int]:
         """Return the ``rows`` that can have a gradient.
@@ -127,12 +127,12 @@ class PolicyLoss:
         advantages. Otherwise they are all rows.
         """
         section = self.section
-        of_choice = self.bonus is not None and self.bonus.weight
+        has_bonus = self.bonus is not None and self.bonus.weight
         if (
             section.policy_loss.loss_mode not in ADVANTAGES_ONLY
             or self.reads_entropy
             or section.use_kl_loss
-            or of_choice
+            or has_bonus
         ):
             return rows
         return self.rows_with_advantage(data, rows)
@@ -140,8 +140,10 @@ class PolicyLoss:
     def rows_with_advantage(self, data: DataProto, rows: list[int]) -> list[int]:
         """Return the ``rows`` in which some sampled token has a nonzero advantage."""
         index = torch.as_tensor(rows, dtype=torch.long)
-        moves = (data.batch["advantages"][index] != 0) & data.batch["response_mask"][index].bool()
-        return index[moves.any(-1)].tolist()
+        has_advantage = (data.batch["advantages"][index] != 0) & data.batch["response_mask"][
+            index
+        ].bool()
+        return index[has_advantage.any(-1)].tolist()
 
     def __call__(
         self,
@@ -149,7 +151,7 @@ class PolicyLoss:
         rows: Rows,
         data: DataProto,
         index: list[int],
-        whole: Denominators,
+        totals: Denominators,
         picker: TokenPicker | None = None,
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         """Return the loss of the rows ``index`` and the detached metrics, which are to be summed.
@@ -163,28 +165,30 @@ class PolicyLoss:
         shared = {
             "loss_agg_mode": section.loss_agg_mode,
             "row_shares": batch.get("row_shares", None),
-            "denominator": whole.loss,
+            "denominator": totals.loss,
             "loss_scale_factor": section.loss_scale_factor,
         }
-        log_probs = rows.unpack(scores.log_probs, index)
+        log_probs = rows.scatter_to_responses(scores.log_probs, index)
         # a mini-batch without sampled tokens: all sums are zero, so any denominator is right
-        shared_by_tokens = shared | {"num_tokens": whole.tokens or 1.0}
-        loss, found = self._policy_term(batch, log_probs, picker, shared_by_tokens)
+        shared_by_tokens = shared | {"num_tokens": totals.tokens or 1.0}
+        loss, metrics = self._policy_term(batch, log_probs, picker, shared_by_tokens)
         if self.reads_entropy:
-            entropy = agg_loss(rows.unpack(scores.asked_entropy, index), mask, **shared)
+            entropy = agg_loss(
+                rows.scatter_to_responses(scores.required_entropy, index), mask, **shared
+            )
             loss = loss - section.entropy_coeff * entropy
         if section.use_kl_loss:
             # Zero at positions without a sampled token, where the column may hold NaN.
             reference = torch.where(mask, batch["ref_log_prob"], 0.0)
             divergence = kl_penalty(log_probs, reference, section.kl_loss_type)
-            found["kl_loss"] = agg_loss(divergence, mask, **shared)
-            loss = loss + section.kl_loss_coef * found["kl_loss"]
+            metrics["kl_loss"] = agg_loss(divergence, mask, **shared)
+            loss = loss + section.kl_loss_coef * metrics["kl_loss"]
         if self.bonus is not None and scores.choice_entropy is not None:
-            per_token = rows.unpack(scores.choice_entropy, index)
-            entropy = _mean_of_choices(per_token, batch, mask, whole)
-            found[f"{self.bonus.name}_entropy"] = entropy
+            per_token = rows.scatter_to_responses(scores.choice_entropy, index)
+            entropy = _mean_of_choices(per_token, batch, mask, totals)
+            metrics[f"{self.bonus.name}_entropy"] = entropy
             loss = loss - self.bonus.weight * entropy
-        return loss, {name: value.detach() for name, value in found.items()}
+        return loss, {name: value.detach() for name, value in metrics.items()}
 
     def _policy_term(
         self,
@@ -204,7 +208,7 @@ class PolicyLoss:
             # This loss is proportional to the advantage, so scaling the advantage weights it.
             advantages = advantages * weights
         if picker is not None:
-            selected = picker.selects(batch["old_log_probs"], batch["advantages"], mask)
+            selected = picker.select_tokens(batch["old_log_probs"], batch["advantages"], mask)
             arguments["selected"] = selected
         loss, clipfrac, ppo_kl, clipfrac_lower = self.policy_loss(
             old_log_prob=batch["old_log_probs"],
@@ -225,7 +229,7 @@ class PolicyLoss:
         }
 
 
-def learnt_rows(section: ActorConfig, data: DataProto) -> list[int]:
+def rows_trained_on(section: ActorConfig, data: DataProto) -> list[int]:
     """Return the rows of ``data`` that can have a gradient in an update.
 
     Used on the driver. It ignores rules that depend on the whole mini-batch
@@ -236,8 +240,8 @@ def learnt_rows(section: ActorConfig, data: DataProto) -> list[int]:
 
 
 def _mean_of_choices(
-    entropy: torch.Tensor, batch: TensorDict, mask: torch.Tensor, whole: Denominators
+    entropy: torch.Tensor, batch: TensorDict, mask: torch.Tensor, totals: Denominators
 ) -> torch.Tensor:
     """Return this micro-batch's share of the mean ``entropy`` [B, R] over all choices."""
     chosen = batch[CHOICE_MASK].bool() & mask
-    return masked_sum(entropy, chosen) / (whole.choices or 1.0)
+    return masked_sum(entropy, chosen) / (totals.choices or 1.0)

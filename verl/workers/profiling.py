@@ -8,9 +8,9 @@ from pathlib import Path
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from verl.records import ProfileOrder
-from verl.utils.peaks import peak_tflops
-from verl.workers.collectives import max_over_ranks, rank, sum_over_ranks, world_size
+from verl.records import ProfileRequest
+from verl.utils.device_peaks import find_peak_tflops
+from verl.workers.collectives import get_rank, max_over_ranks, sum_over_ranks, world_size
 
 
 def speed_metrics(role: str, flops: float, seconds: float, dtype: str | None) -> dict[str, float]:
@@ -21,12 +21,12 @@ def speed_metrics(role: str, flops: float, seconds: float, dtype: str | None) ->
     ``seconds`` those of the slowest rank. A collective call.
     """
     per_device = sum_over_ranks([flops])[0] / world_size() / max(seconds, 1e-9) / 1e12
-    found = {f"perf/tflops/{role}": per_device}
+    metrics = {f"perf/tflops/{role}": per_device}
     if torch.cuda.is_available() and dtype == "bfloat16":
-        peak = peak_tflops(torch.cuda.get_device_name())
+        peak = find_peak_tflops(torch.cuda.get_device_name())
         if peak is not None:
-            found[f"perf/mfu/{role}"] = per_device / peak
-    return found
+            metrics[f"perf/mfu/{role}"] = per_device / peak
+    return metrics
 
 
 def memory_metrics(role: str) -> dict[str, float]:
@@ -46,13 +46,13 @@ def memory_metrics(role: str) -> dict[str, float]:
 
 
 @contextlib.contextmanager
-def profiled(order: ProfileOrder | None, call: str) -> Iterator[None]:
+def trace_call(order: ProfileRequest | None, call: str) -> Iterator[None]:
     """Trace the block by the PyTorch profiler if ``order`` names this rank.
 
     The file is ``<directory>/step<n>-<call>-rank<r>.json.gz``, for ui.perfetto.dev or
     chrome://tracing.
     """
-    if order is None or rank() not in order.ranks:
+    if order is None or get_rank() not in order.ranks:
         yield
         return
     activities = [ProfilerActivity.CPU]
@@ -62,4 +62,4 @@ def profiled(order: ProfileOrder | None, call: str) -> Iterator[None]:
         yield
     directory = Path(order.directory)
     directory.mkdir(parents=True, exist_ok=True)
-    trace.export_chrome_trace(str(directory / f"step{order.step}-{call}-rank{rank()}.json.gz"))
+    trace.export_chrome_trace(str(directory / f"step{order.step}-{call}-rank{get_rank()}.json.gz"))

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from verl.config.schema.critic import RewardModelConfig
-from verl.models.hub import local_model
+from verl.models.hub import model_directory_or_none
 from verl.models.loader import check_model_dir, has_weights
 from verl.models.weights import load_weights
 from verl.protocol import DataProto
@@ -37,12 +37,12 @@ class ConversationTokens:
 
         Text of a message that looks like a control token is encoded as ordinary text.
         """
-        mark = self._tokens.mark
-        marked = [{**said, "content": mark(said["content"])} for said in messages]
-        return list(self._tokens.encode(self._render(marked)))
+        mark = self._chat_tokens.mark_control_tokens
+        marked = [{**message, "content": mark(message["content"])} for message in messages]
+        return list(self._chat_tokens.encode(self._render(marked)))
 
     @cached_property
-    def _tokens(self) -> ChatTokens:
+    def _chat_tokens(self) -> ChatTokens:
         return ChatTokens(self._tokenizer, self._render([{"role": "user", "content": ""}]))
 
     def _render(self, messages: list[dict[str, str]]) -> str:
@@ -85,7 +85,7 @@ class RewardModelWorker(Worker):
         """
         from transformers import AutoTokenizer
 
-        directory = check_model_dir(local_model(self.config.model.path))
+        directory = check_model_dir(model_directory_or_none(self.config.model.path))
         if not has_weights(directory):
             raise FileNotFoundError(f"'{directory}' has a config.json but no weights")
         dtype = getattr(torch, self.config.dtype or "float32")
@@ -107,14 +107,14 @@ class RewardModelWorker(Worker):
         scores = torch.full((len(data),), torch.nan)
         conversations = data.non_tensor_batch[MESSAGES]
         rows = [row for row, messages in enumerate(conversations) if len(messages)]
-        tokens = [self._tokens(conversations[row]) for row in rows]
+        tokens = [self._encode_truncated(conversations[row]) for row in rows]
         size = self.config.micro_batch_size_per_gpu
         for part in micro_batches([len(ids) for ids in tokens], max_rows=size):
-            found = last_token_scores(self._model, [tokens[index] for index in part])
-            scores[[rows[index] for index in part]] = found
+            part_scores = last_token_scores(self._model, [tokens[index] for index in part])
+            scores[[rows[index] for index in part]] = part_scores
         return DataProto.from_dict({MODEL_SCORES: scores})
 
-    def _tokens(self, messages: Sequence[dict[str, str]]) -> list[int]:
+    def _encode_truncated(self, messages: Sequence[dict[str, str]]) -> list[int]:
         ids = self._encode(messages)
         limit = self.config.max_length
         # The end is kept, because it holds the answer.
@@ -130,8 +130,8 @@ def last_token_scores(model: Any, rows: Sequence[Sequence[int]]) -> torch.Tensor
     token that none of them contains.
     """
     width = max(len(row) for row in rows)
-    held = {token for row in rows for token in row}
-    padding = next(token for token in range(model.config.vocab_size) if token not in held)
+    used_tokens = {token for row in rows for token in row}
+    padding = next(token for token in range(model.config.vocab_size) if token not in used_tokens)
     ids = torch.full((len(rows), width), padding, dtype=torch.long)
     attention = torch.zeros_like(ids)
     for number, row in enumerate(rows):

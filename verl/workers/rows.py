@@ -14,7 +14,7 @@ from typing import TypedDict
 
 import torch
 
-from verl.models.branch_attention import PackedBranches, pack
+from verl.models.branch_attention import PackedBranches, pack_with_branches
 from verl.models.flops import Work
 from verl.models.token_scores import Targets
 from verl.protocol import DataProto
@@ -42,8 +42,8 @@ class Rows:
             raise ValueError(f"row {self.lengths.index(0)} has no tokens")
         self.tokens = batch["input_ids"][attention].split(self.lengths)
         # The response is in the last R columns. Positions are counted without padding.
-        self.place = (attention.long().cumsum(-1) - 1)[:, -self.width :]
-        unpredicted = (self.mask & (self.place < 1)).any(-1)
+        self.response_index = (attention.long().cumsum(-1) - 1)[:, -self.width :]
+        unpredicted = (self.mask & (self.response_index < 1)).any(-1)
         if unpredicted.any():
             row = int(unpredicted.nonzero()[0])
             raise ValueError(f"row {row} starts with a sampled token; a row needs a prompt")
@@ -52,18 +52,18 @@ class Rows:
     def __len__(self) -> int:
         return len(self.lengths)
 
-    def pack(
+    def pack_rows(
         self, rows: Sequence[int], branches: Sequence[Sequence[Branch]] | None = None
     ) -> PackedBranches:
         """Pack the given rows and the branches of each into one sequence on the device."""
-        return pack([self.tokens[row] for row in rows], branches, self.device)
+        return pack_with_branches([self.tokens[row] for row in rows], branches, self.device)
 
     @staticmethod
-    def pack_alone(tokens: torch.Tensor, device: str = "cpu") -> PackedBranches:
+    def pack_single(tokens: torch.Tensor, device: str = "cpu") -> PackedBranches:
         """Return one sequence [length] of tokens as a packed sequence."""
-        return pack([tokens], None, device)
+        return pack_with_branches([tokens], None, device)
 
-    def targets(
+    def sampled_targets(
         self,
         packed: PackedBranches,
         rows: Sequence[int],
@@ -74,12 +74,12 @@ class Rows:
         index = torch.as_tensor(rows)
         mask = self.mask[index]
         # -1, because the logits at a position predict the next token
-        before = torch.as_tensor(packed.offsets)[:, None] + self.place[index] - 1
+        before = torch.as_tensor(packed.offsets)[:, None] + self.response_index[index] - 1
         tokens = self.responses[index][mask]
-        places = before[mask].to(self.device)
-        return Targets(places, tokens.to(self.device), temperature, with_entropy)
+        packed_index = before[mask].to(self.device)
+        return Targets(packed_index, tokens.to(self.device), temperature, with_entropy)
 
-    def work(self, rows: Sequence[int]) -> Work:
+    def count_work(self, rows: Sequence[int]) -> Work:
         """Return the size of a forward of the given rows with targets at their sampled tokens."""
         lengths = [self.lengths[row] for row in rows]
         return Work(
@@ -88,7 +88,7 @@ class Rows:
             pairs=sum(length * (length + 1) // 2 for length in lengths),
         )
 
-    def unpack(self, values: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
+    def scatter_to_responses(self, values: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
         """Return [len(rows), R] with ``values`` [N] at the sampled positions and zero elsewhere.
 
         ``values`` are in the order of ``sampled_targets``. The operation is differentiable.
@@ -112,7 +112,7 @@ class MicroBatchLimits(TypedDict, total=False):
     max_tokens: int | None
 
 
-def limits_of(
+def choose_limits(
     by_tokens: bool | None, max_rows: int | None, max_tokens: int | None
 ) -> MicroBatchLimits:
     """Return the limit in tokens if ``by_tokens`` (``use_dynamic_bsz``), else that in rows."""

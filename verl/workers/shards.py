@@ -33,7 +33,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import async_save
 from torch.distributed.tensor import DTensor
 
-from verl.workers.collectives import rank
+from verl.workers.collectives import get_rank
 
 # DCP warns at every call with no_dist=True, which is intended here.
 warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable")
@@ -53,8 +53,8 @@ class ShardWriter(HuggingFaceStorageWriter):
 
         DCP puts the index of the plan into the file names, so the index must be the rank.
         """
-        others = [SavePlan([])] * rank()
-        return super().prepare_global_plan([*others, *plans])[rank() :]
+        others = [SavePlan([])] * get_rank()
+        return super().prepare_global_plan([*others, *plans])[get_rank() :]
 
     def stage(self, state_dict: dict[str, Any]) -> dict[str, Any]:
         """Copy the tensors to host memory, so that training does not change them."""
@@ -68,7 +68,7 @@ def begin_writing(state: Mapping[str, torch.Tensor], directory: Path) -> Future[
     The copy is complete when this function returns. The future is done when the files are on disk.
     It may hold an exception (see ``root_error``).
     """
-    mine = {name: tensor.detach() for name, tensor in state.items() if _is_written_here(tensor)}
+    mine = {name: tensor.detach() for name, tensor in state.items() if _is_writer(tensor)}
     write = async_save(mine, storage_writer=ShardWriter(directory, state), no_dist=True)
     assert isinstance(write, Future)  # other types are returned for asynchronous copies only
     return write
@@ -76,28 +76,28 @@ def begin_writing(state: Mapping[str, torch.Tensor], directory: Path) -> Future[
 
 def shards_written(directory: Path) -> list[Path]:
     """Return the shard files of this rank in ``directory``, which may be none."""
-    return list(directory.glob(f"shard-{rank() + 1:05}-*.safetensors"))
+    return list(directory.glob(f"shard-{get_rank() + 1:05}-*.safetensors"))
 
 
-def _is_written_here(tensor: torch.Tensor) -> bool:
+def _is_writer(tensor: torch.Tensor) -> bool:
     """Return True if this rank must write its part of ``tensor``.
 
     The part must not be empty, and this rank must be the first one with a replica of it.
     """
     if not isinstance(tensor, DTensor):
-        return rank() == 0
-    place = tensor.device_mesh.get_coordinate()
-    assert place is not None  # every rank is part of the mesh
-    pairs = zip(place, tensor.placements, strict=True)
+        return get_rank() == 0
+    coordinate = tensor.device_mesh.get_coordinate()
+    assert coordinate is not None  # every rank is part of the mesh
+    pairs = zip(coordinate, tensor.placements, strict=True)
     copy = sum(index for index, placement in pairs if placement.is_replicate())
     return copy == 0 and tensor.to_local().numel() > 0
 
 
-def stored(directory: Path) -> dict[str, TensorStorageMetadata]:
+def read_tensor_metadata(directory: Path) -> dict[str, TensorStorageMetadata]:
     """Read the size and parts of every tensor in the safetensors files of ``directory``."""
-    found = HuggingFaceStorageReader(str(directory)).read_metadata().state_dict_metadata
+    metadata = HuggingFaceStorageReader(str(directory)).read_metadata().state_dict_metadata
     return {
-        name: entry for name, entry in found.items() if isinstance(entry, TensorStorageMetadata)
+        name: entry for name, entry in metadata.items() if isinstance(entry, TensorStorageMetadata)
     }
 
 
@@ -106,13 +106,13 @@ def read_into(state: Mapping[str, torch.Tensor], directory: Path) -> None:
 
     Raises ``ValueError`` for a tensor that is missing, has another shape, or lacks a part.
     """
-    found = stored(directory)
-    for name in state.keys() & found.keys():
-        _require_whole(name, found[name], state[name], directory)
+    metadata = read_tensor_metadata(directory)
+    for name in state.keys() & metadata.keys():
+        _require_whole(name, metadata[name], state[name], directory)
     try:
         load(dict(state), storage_reader=HuggingFaceStorageReader(str(directory)), no_dist=True)
     except CheckpointException as error:
-        raise ValueError(f"{directory}: {reason(error)}") from error
+        raise ValueError(f"{directory}: {root_error(error)}") from error
 
 
 def _require_whole(
@@ -128,7 +128,7 @@ def _require_whole(
         )
 
 
-def reason(error: BaseException) -> BaseException:
+def root_error(error: BaseException) -> BaseException:
     """Return the original error from the ``CheckpointException`` that DCP wraps around it."""
     if not isinstance(error, CheckpointException):
         return error

@@ -12,7 +12,7 @@ from verl.single_controller.base.decorator import Dispatch, register
 from verl.single_controller.base.worker import Worker
 from verl.utils.checkpoint import CheckpointError
 from verl.utils.seeds import seed_everything
-from verl.workers.collectives import backend_of, rank, resolve_device
+from verl.workers.collectives import backend_of, get_rank, resolve_device
 from verl.workers.engine import TrainEngine
 from verl.workers.engine_state import EngineSave, load_engine, save_engine
 
@@ -41,7 +41,7 @@ class TrainingWorker(Worker):
             torch.set_num_threads(num_threads)
 
     @property
-    def engine(self) -> TrainEngine:
+    def train_engine(self) -> TrainEngine:
         """Model engine. Raises ``RuntimeError`` before ``init_model``."""
         if self._engine is None:
             raise RuntimeError(f"{type(self).__name__}: init_model() must be called first")
@@ -53,7 +53,7 @@ class TrainingWorker(Worker):
         seed_everything(self.seed)
         self.init_process_group(backend_of(self.device_name))
 
-    def _take_model(
+    def _create_engine(
         self,
         module: PackedModel,
         dtype: str | None,
@@ -85,7 +85,10 @@ class TrainingWorker(Worker):
         contents = self._checkpoint.contents
         self._exported = self._export(Path(directory)) if "hf_model" in contents else []
         self._saving = save_engine(
-            self.engine, directory, optimizer="optimizer" in contents, extra="extra" in contents
+            self.train_engine,
+            directory,
+            optimizer="optimizer" in contents,
+            extra="extra" in contents,
         )
 
     def _export(self, _directory: Path) -> list[Path]:
@@ -101,16 +104,16 @@ class TrainingWorker(Worker):
 
         Raises ``CheckpointError`` if writing failed.
         """
-        if self._saving is None or not self._saving.done():
+        if self._saving is None or not self._saving.is_done():
             return None
-        where = f"{type(self).__name__} rank {rank()} on {socket.gethostname()}"
+        source = f"{type(self).__name__} rank {get_rank()} on {socket.gethostname()}"
         try:
-            paths = [*self._saving.files(), *self._exported]
+            paths = [*self._saving.wait_for_files(), *self._exported]
         except CheckpointError as error:
-            raise CheckpointError(f"{where}: {error}") from error
-        return WrittenFiles(where, {str(path): path.stat().st_size for path in paths})
+            raise CheckpointError(f"{source}: {error}") from error
+        return WrittenFiles(source, {str(path): path.stat().st_size for path in paths})
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def load_checkpoint(self, directory: str) -> None:
         """Load the state that ``save_checkpoint`` wrote with any number of ranks."""
-        load_engine(self.engine, directory)
+        load_engine(self.train_engine, directory)

@@ -15,14 +15,14 @@ from verl.protocol import DataProto
 from verl.utils.seeds import derive_seed
 from verl.workers.collectives import max_over_ranks, sum_over_ranks
 from verl.workers.engine import StepReport, TrainEngine
+from verl.workers.forward_passes import common_passes, cut_rows
 from verl.workers.mini_batches import mini_batches
-from verl.workers.passes import common_passes, cut_rows
 from verl.workers.profiling import memory_metrics, speed_metrics
-from verl.workers.rows import Rows, limits_of
+from verl.workers.rows import Rows, choose_limits
 
 # Maps row indices of a micro-batch to its share of the mini-batch loss and metrics to be summed.
 # An empty list gives a zero loss.
-Share = Callable[[list[int]], tuple[torch.Tensor, dict[str, torch.Tensor]]]
+LossShare = Callable[[list[int]], tuple[torch.Tensor, dict[str, torch.Tensor]]]
 # Metrics and report of one optimizer step.
 StepOutcome = tuple[dict[str, float], StepReport]
 
@@ -55,7 +55,7 @@ def optimizer_step(
     rows: Rows,
     part: Sequence[int],
     section: ActorConfig | CriticConfig,
-    share: Share,
+    loss_share: LossShare,
     names: Sequence[str],
 ) -> StepOutcome:
     """Accumulate the gradient of the mini-batch ``part`` in micro-batches and take one step.
@@ -63,7 +63,7 @@ def optimizer_step(
     Returns the metrics ``names``, summed over micro-batches and ranks (zero if never measured), and
     the report of the step.
     """
-    limits = limits_of(
+    limits = choose_limits(
         section.use_dynamic_bsz,
         section.ppo_micro_batch_size_per_gpu,
         section.ppo_max_token_len_per_gpu,
@@ -76,10 +76,10 @@ def optimizer_step(
         cut = cuts[number] if number < len(cuts) else []
         for turn in range(engine.sequence_ranks):
             measured: dict[str, torch.Tensor] = {}
-            if engine.has_turn(turn):
-                loss, measured = share([part[i] for i in cut])
+            if engine.begin_turn(turn):
+                loss, measured = loss_share([part[i] for i in cut])
             else:
-                loss = engine.module.take_part()
+                loss = engine.module.compute_zero_loss()
             engine.backward(loss, last=(number, turn) == (passes - 1, engine.sequence_ranks - 1))
             for name, value in measured.items():
                 sums[name] = sums[name] + value.float().cpu()
@@ -97,7 +97,7 @@ def update_metrics(
     """
     # the slowest rank determines the time of the update
     seconds = max_over_ranks([seconds])[0]
-    metrics = {f"{role}/{name}": mean for name, mean in _means(records).items()}
+    metrics = {f"{role}/{name}": mean for name, mean in _mean_metrics(records).items()}
     reports = [report for _, report in records]
     kept = [report.grad_norm for report in reports if not report.skipped]
     metrics |= {
@@ -113,10 +113,10 @@ def update_metrics(
     return metrics | speed_metrics(role, flops, seconds, engine.dtype) | memory_metrics(role)
 
 
-def _means(records: Sequence[StepOutcome]) -> dict[str, float]:
+def _mean_metrics(records: Sequence[StepOutcome]) -> dict[str, float]:
     """Return the mean of each metric over the optimizer steps that report it."""
     values: dict[str, list[float]] = {}
     for measured, _ in records:
         for name, value in measured.items():
             values.setdefault(name, []).append(value)
-    return {name: float(np.mean(found)) for name, found in values.items()}
+    return {name: float(np.mean(metric_values)) for name, metric_values in values.items()}

@@ -22,28 +22,43 @@ from typing import Any
 
 from rich.table import Table
 
-from agent_system.environments.cli.constants import Constant, format_problems, try_constants
+from agent_system.environments.cli.check_episodes import (
+    CheckedEnvironment,
+    CheckEpisode,
+    repeat_episode,
+    run_policy,
+)
+from agent_system.environments.cli.constant_actions import (
+    ConstantAction,
+    check_action_format,
+    try_constants,
+)
 from agent_system.environments.cli.limits import within_limits
-from agent_system.environments.cli.names import meant
-from agent_system.environments.cli.plays import CheckedEnvironment, Play, play_again, play_policy
-from agent_system.environments.cli.policies import BLIND, Injecting, oracle
+from agent_system.environments.cli.names import resolve_name
+from agent_system.environments.cli.policies import (
+    POLICIES_WITHOUT_ORACLE,
+    InjectionSequence,
+    find_oracle,
+)
 from agent_system.environments.env_registry import (
     env_settings,
     get_package,
-    missing_extra,
+    missing_extra_error,
 )
 from agent_system.environments.pool.environment_pool import EnvironmentPool
-from agent_system.environments.tasks import panel_of
+from agent_system.environments.tasks import select_validation_set
 from verl.config.schema.env import EnvConfig
 
 ORACLE = "oracle"
 INJECTING = "injecting"
-MUST_NOT_WIN = ("empty", INJECTING)
-MUST_NOT_WIN_MOST = ("random", "repeating")
-NEAR = 40  # characters shown before and after the first difference of two transcripts
-TASKS, TASKS_OF_ONE_STEP = 8, 32
+MUST_NOT_SUCCEED = ("empty", INJECTING)
+MUST_NOT_SOLVE_MOST = ("random", "repeating")
+CONTEXT_CHARS = 40  # characters shown before and after the first difference of two transcripts
+DEFAULT_TASKS, DEFAULT_SINGLE_TURN_TASKS = 8, 32
 WILSON_SE = 2.0  # standard errors of the interval: one-sided level 97.7%
-WANDERS = 3.0  # a policy wanders if its episodes are this many times longer than the oracle's
+WANDERING_RATIO = (
+    3.0  # a policy wanders if its episodes are this many times longer than the oracle's
+)
 NO_ORACLE = (
     "the environment has no oracle, so it is unknown whether its tasks can be solved; fix: add to "
     "the environment a method gold_path(task) -> list[str] that returns the actions of a solution, "
@@ -64,13 +79,13 @@ class Findings:
     """
 
     name: str
-    plays: list[Play]
-    wrong: list[str]
-    left_open: list[str]
-    constant: Constant | None = None
+    episodes: list[CheckEpisode]
+    problems: list[str]
+    open_questions: list[str]
+    constant: ConstantAction | None = None
 
 
-def check(
+def check_environment(
     name: str,
     kwargs: Mapping[str, Any] | None = None,
     split: str = "val",
@@ -93,130 +108,138 @@ def check(
         OutOfLimits: Listing the tasks takes too much time or memory.
         WorkerStartError: The worker process does not start.
     """
-    name = meant(name)
+    name = resolve_name(name)
     settings = env_settings(EnvConfig(env_name=name, kwargs=dict(kwargs or {}), max_steps=steps))
     package = get_package(name)
     try:
         with within_limits(f"listing the {split} tasks of {name}"):
             listed = package.tasks(settings, split)
     except ModuleNotFoundError as error:
-        raise missing_extra(name, error) from error
-    count = tasks or (TASKS_OF_ONE_STEP if settings.one_step else TASKS)
-    panel = panel_of(listed, max(count, TASKS_OF_ONE_STEP))
+        raise missing_extra_error(name, error) from error
+    count = tasks or (DEFAULT_SINGLE_TURN_TASKS if settings.is_single_turn else DEFAULT_TASKS)
+    selected = select_validation_set(listed, max(count, DEFAULT_SINGLE_TURN_TASKS))
     checked = CheckedEnvironment(
-        name, package, settings, panel[:count], steps, count >= len(listed)
+        name, package, settings, selected[:count], steps, count >= len(listed)
     )
-    wide = replace(checked, tasks=panel, all_tasks=len(panel) == len(listed))
+    constants_environment = replace(checked, tasks=selected, all_tasks=len(selected) == len(listed))
     if not checked.tasks:
         return Findings(name, [], [f"there are no {split} tasks"], [])
-    return asyncio.run(_checked(checked, wide))
+    return asyncio.run(_run_check(checked, constants_environment))
 
 
-async def _checked(checked: CheckedEnvironment, wide: CheckedEnvironment) -> Findings:
+async def _run_check(
+    checked: CheckedEnvironment, constants_environment: CheckedEnvironment
+) -> Findings:
     env = checked.package.make(checked.settings)
     try:
         with within_limits(f"the gold_path of {checked.name}"):
-            oracle_factory = oracle(
+            oracle_factory = find_oracle(
                 checked.package.expert, env, [one for one, _ in checked.tasks], checked.settings
             )
     finally:
         env.close()
-    policies = {**({ORACLE: oracle_factory} if oracle_factory else {}), **BLIND}
-    episodes: list[Play] = []
-    async with _started(checked.pool()) as pool:
+    policies = {**({ORACLE: oracle_factory} if oracle_factory else {}), **POLICIES_WITHOUT_ORACLE}
+    episodes: list[CheckEpisode] = []
+    async with _running_pool(checked.create_pool()) as pool:
         for name, make in policies.items():
             for number in range(len(checked.tasks)):
-                episodes.append(await play_policy(checked, pool, name, make, number))
-        episodes += await _injected(checked, pool)
+                episodes.append(await run_policy(checked, pool, name, make, number))
+        episodes += await _run_injections(checked, pool)
         # Single-turn episodes are cheap, so constants are tried on more tasks.
-        tried = wide if all(len(episode.actions) <= 1 for episode in episodes) else checked
-        constant, left_open = await try_constants(tried, pool, episodes)
+        constants_checked = (
+            constants_environment
+            if all(len(episode.actions) <= 1 for episode in episodes)
+            else checked
+        )
+        constant, left_open = await try_constants(constants_checked, pool, episodes)
     # Repeat in another order: an episode must not depend on the episodes before it.
     # For each policy the first episodes are enough.
     to_repeat = [
-        one for name in (*policies, INJECTING) for one in _of(episodes, name)[: len(checked.tasks)]
+        one
+        for name in (*policies, INJECTING)
+        for one in _episodes_of(episodes, name)[: len(checked.tasks)]
     ]
-    reversed_episodes = [episode for episode in reversed(to_repeat) if not episode.broken]
-    async with _started(checked.pool()) as pool:
-        repeated = [(episode, await play_again(pool, episode)) for episode in reversed_episodes]
-    formats, unknown_formats = format_problems(checked.package, _of(episodes, ORACLE))
+    reversed_episodes = [episode for episode in reversed(to_repeat) if not episode.failure]
+    async with _running_pool(checked.create_pool()) as pool:
+        repeated = [(episode, await repeat_episode(pool, episode)) for episode in reversed_episodes]
+    formats, unknown_formats = check_action_format(checked.package, _episodes_of(episodes, ORACLE))
     problems = [
-        *judged(episodes, checked.all_tasks),
-        *_constant_problem(constant, tried.all_tasks),
+        *find_reward_problems(episodes, checked.all_tasks),
+        *_constant_problem(constant, constants_checked.all_tasks),
         *formats,
-        *differences(repeated[::-1]),
+        *find_transcript_differences(repeated[::-1]),
     ]
     left_open += [
         *unknown_formats,
-        *_wandering(episodes, checked.all_tasks),
-        *_never_valid(episodes),
+        *_long_episode_remarks(episodes, checked.all_tasks),
+        *_invalid_action_remarks(episodes),
         *([] if oracle_factory else [NO_ORACLE]),
     ]
     return Findings(checked.name, episodes, problems, left_open, constant)
 
 
-async def _injected(checked: CheckedEnvironment, pool: EnvironmentPool) -> list[Play]:
+async def _run_injections(checked: CheckedEnvironment, pool: EnvironmentPool) -> list[CheckEpisode]:
     """Run the injecting policy on every task, and then until every injection was used."""
-    injecting = Injecting(checked.package)
-    episodes: list[Play] = []
+    injecting = InjectionSequence(checked.package)
+    episodes: list[CheckEpisode] = []
     while len(episodes) < len(checked.tasks) or injecting.left > 0:
         number = len(episodes) % len(checked.tasks)
         left = injecting.left
-        episodes.append(await play_policy(checked, pool, INJECTING, injecting, number))
+        episodes.append(await run_policy(checked, pool, INJECTING, injecting, number))
         if len(episodes) >= len(checked.tasks) and injecting.left == left:
             break  # the environment failed before the first action
     return episodes
 
 
-def _wins_most(episodes: list[Play], all_tasks: bool) -> bool:
+def _solves_most(episodes: list[CheckEpisode], all_tasks: bool) -> bool:
     return is_most(_count_successes(episodes), len(episodes), all_tasks)
 
 
-def _count_successes(episodes: list[Play]) -> int:
-    return sum(episode.won for episode in episodes)
+def _count_successes(episodes: list[CheckEpisode]) -> int:
+    return sum(episode.is_success for episode in episodes)
 
 
-def _wanders(episodes: list[Play], policy_episodes: list[Play]) -> bool:
+def _is_far_longer(episodes: list[CheckEpisode], policy_episodes: list[CheckEpisode]) -> bool:
     """Return True if the episodes are far longer than the oracle's.
 
     In a small environment, random actions reach the goal if an episode is long enough.
     """
-    known = _of(episodes, ORACLE)
-    return bool(known) and _length(policy_episodes) > WANDERS * _length(known)
+    known = _episodes_of(episodes, ORACLE)
+    return bool(known) and _mean_length(policy_episodes) > WANDERING_RATIO * _mean_length(known)
 
 
-def _length(episodes: list[Play]) -> float:
+def _mean_length(episodes: list[CheckEpisode]) -> float:
     return statistics.mean(len(episode.actions) for episode in episodes)
 
 
-def _wandering(episodes: list[Play], all_tasks: bool) -> list[str]:
+def _long_episode_remarks(episodes: list[CheckEpisode], all_tasks: bool) -> list[str]:
     return [
         f"{policy} succeeds at {_count_successes(policy_episodes)} of {len(policy_episodes)} "
-        f"tasks, in {_length(policy_episodes):.1f} actions; the oracle needs "
-        f"{_length(_of(episodes, ORACLE)):.1f}; "
+        f"tasks, in {_mean_length(policy_episodes):.1f} actions; the oracle needs "
+        f"{_mean_length(_episodes_of(episodes, ORACLE)):.1f}; "
         "repeat the check with fewer --steps (env.max_steps of a run) to see whether it only "
         "succeeds because episodes are long"
-        for policy in MUST_NOT_WIN_MOST
-        if _wins_most(policy_episodes := _of(episodes, policy), all_tasks)
-        and _wanders(episodes, policy_episodes)
+        for policy in MUST_NOT_SOLVE_MOST
+        if _solves_most(policy_episodes := _episodes_of(episodes, policy), all_tasks)
+        and _is_far_longer(episodes, policy_episodes)
     ]
 
 
-def _constant_problem(constant: Constant | None, all_tasks: bool) -> list[str]:
-    if constant is None or not is_most(constant.successes, constant.plays, all_tasks):
+def _constant_problem(constant: ConstantAction | None, all_tasks: bool) -> list[str]:
+    if constant is None or not is_most(constant.successes, constant.episodes, all_tasks):
         return []
     return [
-        f"the constant {constant.action!r} succeeds at {constant.successes} of {constant.plays} "
+        f"the constant {constant.action!r} succeeds at {constant.successes} of {constant.episodes} "
         "tasks: a policy that ignores the observations is rewarded"
     ]
 
 
-def _never_valid(episodes: list[Play]) -> list[str]:
+def _invalid_action_remarks(episodes: list[CheckEpisode]) -> list[str]:
     """Return a remark if at least 90% of the random policy's actions were invalid."""
-    random = _of(episodes, "random")
+    random = _episodes_of(episodes, "random")
     actions = sum(len(episode.actions) for episode in random)
     # Up to one in ten may be valid by chance.
-    if not actions or sum(episode.invalid for episode in random) < 0.9 * actions:
+    if not actions or sum(episode.num_invalid_actions for episode in random) < 0.9 * actions:
         return []
     return [
         f"nearly all of the {actions} actions of random were invalid, so its result says little; "
@@ -224,12 +247,12 @@ def _never_valid(episodes: list[Play]) -> list[str]:
     ]
 
 
-def _of(episodes: Sequence[Play], policy: str) -> list[Play]:
+def _episodes_of(episodes: Sequence[CheckEpisode], policy: str) -> list[CheckEpisode]:
     return [episode for episode in episodes if episode.policy == policy]
 
 
 @contextlib.asynccontextmanager
-async def _started(pool: EnvironmentPool) -> AsyncIterator[EnvironmentPool]:
+async def _running_pool(pool: EnvironmentPool) -> AsyncIterator[EnvironmentPool]:
     await pool.start()
     try:
         yield pool
@@ -237,37 +260,39 @@ async def _started(pool: EnvironmentPool) -> AsyncIterator[EnvironmentPool]:
         await pool.close()
 
 
-def judged(episodes: list[Play], all_tasks: bool = False) -> list[str]:
+def find_reward_problems(episodes: list[CheckEpisode], all_tasks: bool = False) -> list[str]:
     """Return one sentence per policy whose result violates its condition.
 
     ``all_tasks`` says that the episodes cover all tasks of the environment.
     """
     problems = [
         f"{episode.policy} made the environment fail on {episode.task['task_id']} after "
-        f"{len(episode.seen)} observations: {episode.broken}"
+        f"{len(episode.transcript)} observations: {episode.failure}"
         for episode in episodes
-        if episode.broken
+        if episode.failure
     ]
     for episode in episodes:
-        if episode.policy == ORACLE and not episode.won and not episode.broken:
+        if episode.policy == ORACLE and not episode.is_success and not episode.failure:
             problems.append(
                 f"oracle did not solve {episode.task['task_id']}: {len(episode.actions)} actions, "
-                f"the last {episode.actions[-1:]}, return {episode.earned:g}"
+                f"the last {episode.actions[-1:]}, return {episode.total_reward:g}"
             )
-        if episode.policy in MUST_NOT_WIN and episode.won:
+        if episode.policy in MUST_NOT_SUCCEED and episode.is_success:
             problems.append(
                 f"{episode.policy} solved {episode.task['task_id']} with "
-                f"{_shortened(episode.actions[-1])}, return {episode.earned:g}"
+                f"{_shorten_action(episode.actions[-1])}, return {episode.total_reward:g}"
             )
-    for policy in MUST_NOT_WIN_MOST:
-        policy_episodes = _of(episodes, policy)
-        if _wins_most(policy_episodes, all_tasks) and not _wanders(episodes, policy_episodes):
+    for policy in MUST_NOT_SOLVE_MOST:
+        policy_episodes = _episodes_of(episodes, policy)
+        if _solves_most(policy_episodes, all_tasks) and not _is_far_longer(
+            episodes, policy_episodes
+        ):
             problems.append(
                 f"{policy} succeeds at {_count_successes(policy_episodes)} of "
                 f"{len(policy_episodes)} tasks: a policy that ignores the observations is "
                 "rewarded; fix: harder tasks, or fewer steps"
             )
-    best, nothing = _mean(episodes, ORACLE), _mean(episodes, "empty")
+    best, nothing = _mean_return(episodes, ORACLE), _mean_return(episodes, "empty")
     if best is not None and nothing is not None and nothing >= best:
         problems.append(
             f"the mean return of empty is {nothing:g}, that of oracle {best:g}: solving tasks is "
@@ -276,11 +301,11 @@ def judged(episodes: list[Play], all_tasks: bool = False) -> list[str]:
     return problems
 
 
-def differences(pairs: list[tuple[Play, Play]]) -> list[str]:
+def find_transcript_differences(pairs: list[tuple[CheckEpisode, CheckEpisode]]) -> list[str]:
     """Return one sentence per episode whose repetition in another process differs from it."""
     sentences = []
     for episode, other in pairs:
-        difference = _parting(episode, other)
+        difference = _describe_difference(episode, other)
         if difference:
             sentences.append(
                 f"the same actions of {episode.policy} on {episode.task['task_id']} "
@@ -289,38 +314,42 @@ def differences(pairs: list[tuple[Play, Play]]) -> list[str]:
     return sentences
 
 
-def _shortened(action: str) -> str:
-    cut = f" ... ({len(action)} characters)" if len(action) > 2 * NEAR else ""
-    return f"{action[: 2 * NEAR]!r}{cut}"
+def _shorten_action(action: str) -> str:
+    cut = f" ... ({len(action)} characters)" if len(action) > 2 * CONTEXT_CHARS else ""
+    return f"{action[: 2 * CONTEXT_CHARS]!r}{cut}"
 
 
-def _parting(episode: Play, other: Play) -> str:
-    if other.broken:
-        return f"the environment failed there: {other.broken}"
-    for number, (here, there) in enumerate(zip(episode.seen, other.seen, strict=False)):
+def _describe_difference(episode: CheckEpisode, other: CheckEpisode) -> str:
+    if other.failure:
+        return f"the environment failed there: {other.failure}"
+    for number, (here, there) in enumerate(zip(episode.transcript, other.transcript, strict=False)):
         for key, value in here.items():
             if value != there[key]:
-                return f"after action {number}, {key} is {_beside(str(value), str(there[key]))}"
-    if len(episode.seen) != len(other.seen):
-        return f"{len(episode.actions)} actions here, {len(other.seen) - 1} there"
+                return f"after action {number}, {key} is {_texts_at_difference(str(value), str(there[key]))}"
+    if len(episode.transcript) != len(other.transcript):
+        return f"{len(episode.actions)} actions here, {len(other.transcript) - 1} there"
     return ""
 
 
-def _beside(one: str, other: str) -> str:
+def _texts_at_difference(one: str, other: str) -> str:
     """Return the parts of both texts around their first difference."""
     same = next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), 0)
-    start = max(0, same - NEAR)
-    return f"...{one[start : same + NEAR]!r} and ...{other[start : same + NEAR]!r}"
+    start = max(0, same - CONTEXT_CHARS)
+    return (
+        f"...{one[start : same + CONTEXT_CHARS]!r} and ...{other[start : same + CONTEXT_CHARS]!r}"
+    )
 
 
-def _mean(episodes: list[Play], policy: str) -> float | None:
+def _mean_return(episodes: list[CheckEpisode], policy: str) -> float | None:
     returns = [
-        episode.earned for episode in episodes if episode.policy == policy and not episode.broken
+        episode.total_reward
+        for episode in episodes
+        if episode.policy == policy and not episode.failure
     ]
     return statistics.mean(returns) if returns else None
 
 
-def returns_table(findings: Findings) -> Table:
+def build_results_table(findings: Findings) -> Table:
     """Return a table of the results, with one row per policy.
 
     The columns are the number of episodes, successes, mean, lowest and highest return, mean number
@@ -331,9 +360,9 @@ def returns_table(findings: Findings) -> Table:
     titles = ("episodes", "success", "return", "lowest", "highest", "actions", "invalid", "failed")
     for title in titles:
         table.add_column(title, justify="right")
-    for policy in dict.fromkeys(episode.policy for episode in findings.plays):
-        episodes = [episode for episode in findings.plays if episode.policy == policy]
-        returns = [episode.earned for episode in episodes]
+    for policy in dict.fromkeys(episode.policy for episode in findings.episodes):
+        episodes = [episode for episode in findings.episodes if episode.policy == policy]
+        returns = [episode.total_reward for episode in episodes]
         actions = sum(len(episode.actions) for episode in episodes)
         table.add_row(
             policy,
@@ -343,8 +372,8 @@ def returns_table(findings: Findings) -> Table:
             f"{min(returns):.3f}",
             f"{max(returns):.3f}",
             f"{actions / len(episodes):.1f}",
-            f"{sum(episode.invalid for episode in episodes) / max(1, actions):.0%}",
-            str(sum(bool(episode.broken) for episode in episodes)),
+            f"{sum(episode.num_invalid_actions for episode in episodes) / max(1, actions):.0%}",
+            str(sum(bool(episode.failure) for episode in episodes)),
         )
     return table
 

@@ -9,18 +9,18 @@ from typing import Any
 import yaml
 from rich.console import Console
 
-from agent_system.environments.cli.checking import Findings, check, returns_table
-from agent_system.environments.cli.names import names_with_oracle, remarks, unlisted_names
-from agent_system.environments.cli.playing import play
+from agent_system.environments.cli.checking import Findings, build_results_table, check_environment
+from agent_system.environments.cli.interactive import run_interactive
+from agent_system.environments.cli.names import name_remarks, names_with_oracle, unlisted_names
 from agent_system.environments.env_registry import MissingExtra, UnknownEnvironment
 from agent_system.environments.jvm import JavaMissing
 from agent_system.environments.pool.failure import WorkerStartError
 
-SHOWN = 80  # characters of an invalid argument in a message
-LARGEST = 10**6  # largest number on the command line
+SHOWN_CHARS = 80  # characters of an invalid argument in a message
+LARGEST_NUMBER = 10**6  # largest number on the command line
 WIDTH = 100  # columns of the output without a terminal
 # Errors whose message needs no type and traceback.
-REFUSED = (UnknownEnvironment, MissingExtra, WorkerStartError, JavaMissing, ValueError, OSError)
+USER_ERRORS = (UnknownEnvironment, MissingExtra, WorkerStartError, JavaMissing, ValueError, OSError)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -28,17 +28,23 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     The status is 0 for success, 1 if a check found problems, and 2 for invalid arguments.
     """
-    words = _read(argv)
+    arguments = _parse_arguments(argv)
     try:
-        if words.command == "list":
-            _list(words.unlisted)
+        if arguments.command == "list":
+            _print_names(arguments.unlisted)
             return 0
-        kwargs = read_keys(words.key)
-        if words.command == "play":
-            play(words.name, kwargs, words.split, words.task, words.steps)
+        kwargs = read_keys(arguments.key)
+        if arguments.command == "play":
+            run_interactive(
+                arguments.name, kwargs, arguments.split, arguments.task, arguments.steps
+            )
             return 0
-        return report(check(words.name, kwargs, words.split, words.tasks, words.steps))
-    except REFUSED as error:
+        return print_findings(
+            check_environment(
+                arguments.name, kwargs, arguments.split, arguments.tasks, arguments.steps
+            )
+        )
+    except USER_ERRORS as error:
         sys.stderr.write(f"{error}\n")
         return 2
     except Exception as error:  # boundary to user code
@@ -48,13 +54,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
 
 
-def _list(unlisted: bool) -> None:
+def _print_names(unlisted: bool) -> None:
     if unlisted:
         lines = [f"{name}\t{why}" for name, why in unlisted_names().items()]
         sys.stdout.write("\n".join(lines) + "\n")
         return
     known, names = names_with_oracle()
-    marks = remarks()
+    marks = name_remarks()
     lines = [f"{name}\t{marks[name]}" if name in marks else name for name in names]
     sys.stdout.write("\n".join(lines) + "\n")
     # The summary goes to stderr, because other programs read the names from stdout.
@@ -64,72 +70,74 @@ def _list(unlisted: bool) -> None:
     )
 
 
-def report(findings: Findings, console: Console | None = None) -> int:
+def print_findings(findings: Findings, console: Console | None = None) -> int:
     """Print the result of a check. Return 0 if there are no problems, else 1."""
     console = console or Console()
     if not console.is_terminal:
         console = Console(width=WIDTH, file=console.file)
-    console.print(returns_table(findings))
-    for sentence in findings.left_open:
+    console.print(build_results_table(findings))
+    for sentence in findings.open_questions:
         console.print(f"open: {sentence}", markup=False)
-    for sentence in findings.wrong:
+    for sentence in findings.problems:
         console.print(f"WRONG: {sentence}", markup=False, soft_wrap=True)
-    if not findings.wrong:
+    if not findings.problems:
         best = findings.constant
         # Cut the action so that the message fits into the line.
-        most = f"; constant {best.action[:12]!r}: {best.successes}/{best.plays}" if best else ""
+        most = f"; constant {best.action[:12]!r}: {best.successes}/{best.episodes}" if best else ""
         console.print(
             f"nothing is wrong; repeated episodes gave the same transcripts{most}", markup=False
         )
-    return 1 if findings.wrong else 0
+    return 1 if findings.problems else 0
 
 
-def read_keys(words: Sequence[str]) -> dict[str, Any]:
+def read_keys(overrides: Sequence[str]) -> dict[str, Any]:
     """Return the config section that ``KEY=VALUE`` arguments write. Raises ``ValueError``.
 
     Example: ``["size=5", "reward.path=f.py"]`` gives ``{"size": 5, "reward": {"path": "f.py"}}``.
     """
     section: dict[str, Any] = {}
-    for word in words:
-        key, equals, text = word.partition("=")
+    for override in overrides:
+        key, equals, text = override.partition("=")
         if not equals or not all(key.split(".")):
-            raise ValueError(f"{word!r}: allowed: KEY=VALUE, a key of the environment's section")
+            raise ValueError(
+                f"{override!r}: allowed: KEY=VALUE, a key of the environment's section"
+            )
         *outer, last = key.split(".")
         inner: Any = section
         for part in outer:
             inner = inner.setdefault(part, {}) if isinstance(inner, dict) else None
         if not isinstance(inner, dict) or last in inner:
             raise ValueError(
-                f"{word!r}: another argument sets the same key, or a key above or below it; "
+                f"{override!r}: another argument sets the same key, or a key above or below it; "
                 "allowed: each key once; fix: remove one of them"
             )
-        inner[last] = _read_value(word, text)
+        inner[last] = _read_value(override, text)
     return section
 
 
-def _read_value(word: str, text: str) -> Any:
+def _read_value(override: str, text: str) -> Any:
     try:
         return yaml.safe_load(text)
     except (yaml.YAMLError, RecursionError, ValueError) as error:
         mark = getattr(error, "problem", None) or type(error).__name__
         raise ValueError(
-            f"{word[:SHOWN]!r}: the value cannot be read: {mark}; allowed: YAML, such as 5, text, "
+            f"{override[:SHOWN_CHARS]!r}: the value cannot be read: {mark}; allowed: YAML, such as 5, text, "
             "[a, b] or {a: 1}; fix: close brackets and quotes"
         ) from error
 
 
-def _read(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = _parser()
+def _parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = _build_parser()
     # argparse does not accept positional arguments after an option. They are keys too.
-    words, behind = parser.parse_known_args(argv)
-    if behind and (words.command == "list" or any(word.startswith("-") for word in behind)):
-        parser.error(f"unrecognized arguments: {' '.join(behind)}")
-    if behind:
-        words.key += behind
-    return words
+    arguments, extra = parser.parse_known_args(argv)
+    if extra and (arguments.command == "list" or any(word.startswith("-") for word in extra)):
+        parser.error(f"unrecognized arguments: {' '.join(extra)}")
+    if extra:
+        arguments.key += extra
+    return arguments
 
 
-def _parser() -> argparse.ArgumentParser:
+def _build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m agent_system.environments",
         description="List environments, check their rewards, or run an episode by hand.",
@@ -146,40 +154,47 @@ def _parser() -> argparse.ArgumentParser:
     check_parser = commands.add_parser(
         "check", help="check the rewards with policies that must or must not succeed"
     )
-    _common(check_parser)
+    _add_common_arguments(check_parser)
     check_parser.add_argument(
         "--tasks",
-        type=_positive,
+        type=_positive_integer,
         help="tasks of each policy (default: 8, or 32 if episodes have one turn)",
     )
     interactive = commands.add_parser(
         "play", help="run an episode with actions that you type, one per line"
     )
-    _common(interactive)
-    interactive.add_argument("--task", type=_not_negative, default=0, help="number of the task")
+    _add_common_arguments(interactive)
+    interactive.add_argument(
+        "--task", type=_non_negative_integer, default=0, help="number of the task"
+    )
     return parser
 
 
-def _common(parser: argparse.ArgumentParser) -> None:
+def _add_common_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", help="name of the environment, in upper or lower case")
     parser.add_argument("key", nargs="*", help="keys of its config section, such as size=5")
     parser.add_argument("--split", choices=("train", "val"), default="val", help="split of tasks")
     parser.add_argument(
-        "--steps", type=_positive, default=50, help="maximum number of actions of an episode"
+        "--steps",
+        type=_positive_integer,
+        default=50,
+        help="maximum number of actions of an episode",
     )
 
 
-def _positive(text: str) -> int:
-    return _bounded(text, 1)
+def _positive_integer(text: str) -> int:
+    return _bounded_integer(text, 1)
 
 
-def _not_negative(text: str) -> int:
-    return _bounded(text, 0)
+def _non_negative_integer(text: str) -> int:
+    return _bounded_integer(text, 0)
 
 
-def _bounded(text: str, least: int) -> int:
-    if not text.isascii() or not text.isdecimal() or not least <= int(text) <= LARGEST:
-        raise argparse.ArgumentTypeError(f"{text!r}; allowed: an integer from {least} to {LARGEST}")
+def _bounded_integer(text: str, minimum: int) -> int:
+    if not text.isascii() or not text.isdecimal() or not minimum <= int(text) <= LARGEST_NUMBER:
+        raise argparse.ArgumentTypeError(
+            f"{text!r}; allowed: an integer from {minimum} to {LARGEST_NUMBER}"
+        )
     return int(text)
 
 

@@ -15,18 +15,18 @@ class OutOfLimits(ValueError):
 
 
 @contextlib.contextmanager
-def within_limits(what: str) -> Iterator[None]:
+def within_limits(operation: str) -> Iterator[None]:
     """Limit time and address space of the block. Raises ``OutOfLimits``."""
     before = resource.getrlimit(resource.RLIMIT_AS)
     limit_memory(GIGABYTES)
     try:
-        with time_limit(SECONDS, what):
+        with time_limit(SECONDS, operation):
             yield
     except TimeLimit as error:
         raise OutOfLimits(f"{error}; fix: set keys that make fewer or smaller tasks") from error
     except MemoryError as error:
         raise OutOfLimits(
-            f"{what} needs more than {GIGABYTES:g} GB of memory; fix: set keys that make fewer or "
+            f"{operation} needs more than {GIGABYTES:g} GB of memory; fix: set keys that make fewer or "
             "smaller tasks"
         ) from error
     finally:

@@ -7,9 +7,9 @@ from typing import Any
 from agent_system.environments.env_registry import (
     REGISTRY,
     UnknownEnvironment,
-    canonical,
+    canonical_name,
+    find_entry,
     get_package,
-    resolve,
     variants_of,
 )
 from agent_system.environments.package import EnvPackage
@@ -18,7 +18,7 @@ from verl.config.settings.hints import did_you_mean
 logger = logging.getLogger(__name__)
 
 
-def every_name() -> list[str]:
+def list_names() -> list[str]:
     """Return all registered names in order, each followed by its variants (``NAME/VARIANT``)."""
     return [
         name
@@ -38,23 +38,25 @@ def known_variants(package: str) -> tuple[str, ...]:
 
 def unlisted_names() -> dict[str, str]:
     """Return the names that can be used but are not listed, each with the reason."""
-    return _of_variants(lambda package: package.unlisted())
+    return _collect_texts(lambda package: package.unlisted())
 
 
-def remarks() -> dict[str, str]:
+def name_remarks() -> dict[str, str]:
     """Return the remarks about listed names."""
-    return _of_variants(lambda package: package.remarks())
+    return _collect_texts(lambda package: package.remarks())
 
 
-def _of_variants(texts: Callable[[EnvPackage[Any]], Mapping[str, str]]) -> dict[str, str]:
+def _collect_texts(texts: Callable[[EnvPackage[Any]], Mapping[str, str]]) -> dict[str, str]:
     return {
         f"{package}/{variant}": text
         for package in sorted(REGISTRY)
-        for variant, text in _texts(package, texts).items()
+        for variant, text in _package_texts(package, texts).items()
     }
 
 
-def _texts(name: str, texts: Callable[[EnvPackage[Any]], Mapping[str, str]]) -> Mapping[str, str]:
+def _package_texts(
+    name: str, texts: Callable[[EnvPackage[Any]], Mapping[str, str]]
+) -> Mapping[str, str]:
     try:
         return texts(get_package(name))
     except ImportError:
@@ -66,11 +68,11 @@ def names_with_oracle() -> tuple[list[str], list[str]]:
 
     The oracle is an expert or a ``gold_path``.
     """
-    names = every_name()
-    return [name for name in names if _knows(*name.partition("/")[::2])], names
+    names = list_names()
+    return [name for name in names if _has_oracle(*name.partition("/")[::2])], names
 
 
-def _knows(package: str, variant: str) -> bool:
+def _has_oracle(package: str, variant: str) -> bool:
     try:
         loaded = get_package(package)
     except (ImportError, LookupError):
@@ -79,17 +81,17 @@ def _knows(package: str, variant: str) -> bool:
     return known and variant not in loaded.without_oracle
 
 
-def meant(name: str) -> str:
+def resolve_name(name: str) -> str:
     """Return ``name`` in the spelling of the registry and of its variants.
 
     Log a warning for an unlisted variant. Raises ``UnknownEnvironment``, which names the nearest
     variant.
     """
-    resolve(name)
-    package, slash, variant = canonical(name).partition("/")
+    find_entry(name)
+    package, slash, variant = canonical_name(name).partition("/")
     known = known_variants(package) if slash else ()
     listed_elsewhere = slash and ":" not in name
-    unlisted = _texts(package, lambda loaded: loaded.unlisted()) if listed_elsewhere else {}
+    unlisted = _package_texts(package, lambda loaded: loaded.unlisted()) if listed_elsewhere else {}
     if variant in unlisted:
         logger.warning("%s is not listed: %s", f"{package}/{variant}", unlisted[variant])
         return f"{package}/{variant}"

@@ -13,12 +13,14 @@ from typing import Any
 
 from agent_system.environments.env import Env, Observation, Task
 from agent_system.environments.expert_protocol import EpisodeStart, Expert
-from agent_system.environments.experts.episode import now
+from agent_system.environments.experts.episode import await_if_needed
 from agent_system.environments.package import EnvPackage
 from agent_system.environments.settings import EnvSettings
 
 Policy = Callable[[Observation], str]
-BLANK = re.compile(r"<[^<>]+>")  # placeholder in an admissible action, such as search[<words>]
+PLACEHOLDER = re.compile(
+    r"<[^<>]+>"
+)  # placeholder in an admissible action, such as search[<words>]
 WORDS = re.compile(r"[\w'-]+")
 # Texts that try to deceive an environment or a grader: tags, control tokens, orders. Without "yes"
 # and "true", which are right answers of some questions.
@@ -34,11 +36,13 @@ ORDERS = (
     "../../../etc/passwd",
 )
 # Code in forms that pass filters of characters, and variable names of graders.
-LINE = "_\uff3f{}\uff3f\uff3f"  # NFKC normalisation turns full-width underscores into underscores
+UNDERSCORED = (
+    "_\uff3f{}\uff3f\uff3f"  # NFKC normalisation turns full-width underscores into underscores
+)
 CODE = (
     "__import__('os')._exit(0)",
-    f"[0 for license . {LINE.format('class')} . {LINE.format('getitem')} in [license . "
-    f"{LINE.format('class')} . {LINE.format('init')} . {LINE.format('globals')} ['sys'] . modules "
+    f"[0 for license . {UNDERSCORED.format('class')} . {UNDERSCORED.format('getitem')} in [license . "
+    f"{UNDERSCORED.format('class')} . {UNDERSCORED.format('init')} . {UNDERSCORED.format('globals')} ['sys'] . modules "
     "['os'] . _exit]] + [license[0]]",
     "[x for x in [exit()]]",
     "f'{exit()}'",
@@ -61,13 +65,27 @@ MALFORMED = (
 )
 INJECTIONS = (*ORDERS, *CODE, *MALFORMED)
 # Frequent answers of questions with few possible answers, and first moves of games.
-FREQUENT = ("Yes", "No", "True", "False", "0", "1", "2", "A", "[0]", "[1]", "[A]", "[]", "None")
+FREQUENT_ANSWERS = (
+    "Yes",
+    "No",
+    "True",
+    "False",
+    "0",
+    "1",
+    "2",
+    "A",
+    "[0]",
+    "[1]",
+    "[A]",
+    "[]",
+    "None",
+)
 BRACKETS = re.compile(r"\[[^\[\]\n]{1,40}\]")
 MOST_CONSTANTS = 8  # constants from each source: oracle actions, admissible actions, brackets
 
 
 @dataclass(frozen=True, slots=True)
-class Beginning:
+class PolicyStart:
     """Information that a policy receives at the start of an episode."""
 
     settings: EnvSettings
@@ -76,7 +94,7 @@ class Beginning:
     rng: random.Random
 
 
-class Said(str):
+class TextWithAction(str):
     """Model text whose ``action`` is passed to the environment without ``project``.
 
     The check does not know the answer format of every package.
@@ -85,28 +103,28 @@ class Said(str):
     action: str
 
 
-def said(action: str) -> Said:
+def write_action(action: str) -> TextWithAction:
     """Return the model text for ``action`` in the default format."""
-    text = Said(f"<action>{action}</action>")
+    text = TextWithAction(f"<action>{action}</action>")
     text.action = action
     return text
 
 
-class ExpertPolicy:
+class OraclePolicy:
     """Policy that follows the expert of the package, without noise."""
 
-    def __init__(self, expert: Expert[Any], begin: Beginning) -> None:
+    def __init__(self, expert: Expert[Any], begin: PolicyStart) -> None:
         start = EpisodeStart(begin.settings, begin.task, begin.first, begin.rng)
-        self._player = expert.start(start)
-        self._last: str | None = None
+        self._expert = expert.start(start)
+        self._last_action: str | None = None
 
     def __call__(self, observation: Observation) -> str:
         """Return the text of the expert's next action."""
-        if self._last is not None:
-            self._player.observe(self._last, observation)
-        decision = self._player.act()
-        self._last = decision.action
-        return said(decision.action)
+        if self._last_action is not None:
+            self._expert.observe(self._last_action, observation)
+        decision = self._expert.act()
+        self._last_action = decision.action
+        return write_action(decision.action)
 
 
 class PathPolicy:
@@ -121,12 +139,12 @@ class PathPolicy:
 
     def __call__(self, observation: Observation) -> str:
         """Return the text of the next action; empty after the last one."""
-        possible = [one for one in _possible(observation) if not BLANK.search(one)]
-        listed = len(possible) == len(_possible(observation)) and bool(possible)
+        possible = [one for one in _admissible_actions(observation) if not PLACEHOLDER.search(one)]
+        listed = len(possible) == len(_admissible_actions(observation)) and bool(possible)
         while self._left:
             action = self._left.pop(0)
             if not listed or action in possible:
-                return said(action)
+                return write_action(action)
         return ""
 
 
@@ -139,11 +157,11 @@ class RandomPolicy:
     def __call__(self, observation: Observation) -> str:
         """Return the text of a random action."""
         words = WORDS.findall(observation.text) or ["wait"]
-        possible = _possible(observation)
+        possible = _admissible_actions(observation)
         if not possible:
-            return said(" ".join(self._rng.choices(words, k=self._rng.randint(1, 3))))
+            return write_action(" ".join(self._rng.choices(words, k=self._rng.randint(1, 3))))
         action = self._rng.choice(possible)
-        return said(BLANK.sub(lambda _: self._rng.choice(words), action))
+        return write_action(PLACEHOLDER.sub(lambda _: self._rng.choice(words), action))
 
 
 class RepeatingPolicy:
@@ -151,15 +169,15 @@ class RepeatingPolicy:
 
     def __init__(self, first: Observation) -> None:
         lines = first.text.strip().splitlines()
-        self._said = said((_possible(first) or lines or [""])[0])
+        self._text = write_action((_admissible_actions(first) or lines or [""])[0])
 
     def __call__(self, observation: Observation) -> str:
         """Return the same text in every turn."""
         del observation
-        return self._said
+        return self._text
 
 
-class Injecting:
+class InjectionSequence:
     """Policy that uses all ``INJECTIONS``, unchanged and in the answer format of the package.
 
     An episode continues where the last one stopped, so that all are used even if episodes have one
@@ -167,58 +185,58 @@ class Injecting:
     """
 
     def __init__(self, package: EnvPackage[Any]) -> None:
-        forms = [form for text in INJECTIONS for form in (text, _formatted(package, text))]
+        forms = [form for text in INJECTIONS for form in (text, _format_injection(package, text))]
         random.Random(0).shuffle(forms)
         self.left = len(forms)
         self._texts = itertools.cycle(forms)
 
-    def __call__(self, begin: Beginning) -> Policy:
+    def __call__(self, begin: PolicyStart) -> Policy:
         """Return the policy of one episode."""
         del begin
-        return self._next
+        return self._next_injection
 
-    def _next(self, observation: Observation) -> str:
+    def _next_injection(self, observation: Observation) -> str:
         del observation
         self.left -= 1
         return next(self._texts)
 
 
-def _formatted(package: EnvPackage[Any], action: str) -> str:
+def _format_injection(package: EnvPackage[Any], action: str) -> str:
     """Return the model text for ``action`` in the format of ``package``.
 
     If the package has an unknown format, the action bypasses ``project``.
     """
     if package.format_action is not None:
         return package.format_action(action)
-    known = package.project(said("x")) == ("x", True)
-    return str(said(action)) if known else said(action)
+    known = package.project(write_action("x")) == ("x", True)
+    return str(write_action(action)) if known else write_action(action)
 
 
-def constants(actions: Sequence[str], observations: Sequence[Observation]) -> list[str]:
+def candidate_constants(actions: Sequence[str], observations: Sequence[Observation]) -> list[str]:
     """Return actions that a constant policy could use.
 
     They are the most frequent of ``actions``, of the admissible actions in ``observations`` and of
     their texts in brackets, and ``FREQUENT``.
     """
-    listed = Counter(one for shown in observations for one in _possible(shown))
+    listed = Counter(one for shown in observations for one in _admissible_actions(shown))
     shown = Counter(one for each in observations for one in BRACKETS.findall(each.text))
     frequent = [
         one for counted in (Counter(actions), listed, shown) for one in _most_common(counted)
     ]
-    return list(dict.fromkeys([*frequent, *FREQUENT]))
+    return list(dict.fromkeys([*frequent, *FREQUENT_ANSWERS]))
 
 
 def _most_common(counted: "Counter[str]") -> list[str]:
-    return [one for one, _ in counted.most_common(MOST_CONSTANTS) if not BLANK.search(one)]
+    return [one for one, _ in counted.most_common(MOST_CONSTANTS) if not PLACEHOLDER.search(one)]
 
 
-class NoPath(ValueError):
+class InvalidGoldPath(ValueError):
     """``gold_path`` of an environment raised an error or returned no list of actions."""
 
 
-def oracle(
+def find_oracle(
     expert: Expert[Any] | None, env: Env, tasks: Sequence[Task], settings: EnvSettings
-) -> Callable[[Beginning], Policy] | None:
+) -> Callable[[PolicyStart], Policy] | None:
     """Return a function that makes the oracle of an episode; None if there is no oracle.
 
     The oracle uses ``gold_path`` of the environment, else the expert of the package.
@@ -226,22 +244,22 @@ def oracle(
     gold_path = getattr(env, "gold_path", None)
     if gold_path is not None:
         # Compute all paths first: computing one may end the current episode of ``env``.
-        paths = {task["task_id"]: _path(gold_path, task) for task in tasks}
+        paths = {task["task_id"]: _read_gold_path(gold_path, task) for task in tasks}
         return lambda begin: PathPolicy(paths[begin.task["task_id"]])
     # Some experts guess and are no oracle.
-    if expert is None or not expert.knows(settings):
+    if expert is None or not expert.knows_solution(settings):
         return None
-    return lambda begin: ExpertPolicy(expert, begin)
+    return lambda begin: OraclePolicy(expert, begin)
 
 
-def _path(gold_path: Callable[[Task], Any], task: Task) -> list[str]:
+def _read_gold_path(gold_path: Callable[[Task], Any], task: Task) -> list[str]:
     try:
-        path = now(gold_path(task))
+        path = await_if_needed(gold_path(task))
     except Exception as error:  # boundary to user code
-        raise NoPath(f"gold_path of {task['task_id']} raised {error!r}") from error
+        raise InvalidGoldPath(f"gold_path of {task['task_id']} raised {error!r}") from error
     # Refuse a string, which is also a sequence of strings.
     if isinstance(path, str) or not all(isinstance(action, str) for action in path):
-        raise NoPath(
+        raise InvalidGoldPath(
             f"gold_path of {task['task_id']} is {path!r}; allowed: a list of strings; "
             "fix: return the actions that solve the task, in order"
         )
@@ -249,12 +267,12 @@ def _path(gold_path: Callable[[Task], Any], task: Task) -> list[str]:
 
 
 # Policies that need no oracle.
-BLIND: dict[str, Callable[[Beginning], Policy]] = {
+POLICIES_WITHOUT_ORACLE: dict[str, Callable[[PolicyStart], Policy]] = {
     "random": lambda begin: RandomPolicy(begin.rng),
     "empty": lambda _begin: lambda _observation: "",
     "repeating": lambda begin: RepeatingPolicy(begin.first),
 }
 
 
-def _possible(observation: Observation) -> Sequence[str]:
+def _admissible_actions(observation: Observation) -> Sequence[str]:
     return observation.info.get("admissible_actions") or ()

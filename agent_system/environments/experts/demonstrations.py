@@ -30,12 +30,12 @@ from pathlib import Path
 from typing import Any
 
 from agent_system.environments.env import Task
-from agent_system.environments.env_registry import REGISTRY, MissingExtra, get_package, resolve
+from agent_system.environments.env_registry import REGISTRY, MissingExtra, find_entry, get_package
 from agent_system.environments.expert_protocol import EpisodeStart, Expert, Noise
-from agent_system.environments.experts.episode import ExpertEpisode, LevelDraw, now
+from agent_system.environments.experts.episode import ExpertEpisode, LevelSampler, await_if_needed
 from agent_system.environments.package import EnvPackage
 from agent_system.environments.settings import EnvSettings
-from agent_system.environments.tasks import SEED_BITS
+from agent_system.environments.tasks import SEED_MASK
 from verl.utils.files import atomic_write
 from verl.utils.processes import die_with_parent
 from verl.utils.progress import Progress
@@ -47,7 +47,7 @@ LEVELS = (1, 2, 3, 4)
 # Maximum turns of an episode if the settings have no ``max_steps``.
 MAX_STEPS = 15
 # Maximum tasks per call of a worker. Small chunks keep the wait for the last worker short.
-TASKS_AT_A_TIME = 32
+CHUNK_TASKS = 32
 TIMEOUT_S = 1800  # for all demonstrations
 
 
@@ -75,13 +75,13 @@ class DemonstrationTask:
     task: Task
     repetitions: int
     seed: int
-    shape: DemonstrationOptions
+    options: DemonstrationOptions
 
 
 # ---------------------------------------------------------------------- experts
 
 
-def expert_of(env_name: str) -> Expert:
+def get_expert(env_name: str) -> Expert:
     """Return the expert of the environment.
 
     Raises ``NoExpert`` if it has none, and what ``get_package`` raises.
@@ -90,12 +90,12 @@ def expert_of(env_name: str) -> Expert:
     if expert is None:
         raise NoExpert(
             f"environment {env_name!r} has no expert; allowed: environments with one: "
-            f"{', '.join(with_expert())}"
+            f"{', '.join(names_with_expert())}"
         )
     return expert
 
 
-def with_expert() -> list[str]:
+def names_with_expert() -> list[str]:
     """Return the names of the installed registered environments that have an expert."""
     names = []
     for name in sorted(REGISTRY):
@@ -118,9 +118,9 @@ def write_demonstrations(
     num_episodes: int,
     seed: int = 0,
     num_workers: int = 2,
-    slack: float = 0.35,
+    useless_share: float = 0.35,
     levels: Sequence[int] = LEVELS,
-    slips: float = 0.05,
+    invalid_share: float = 0.05,
     needed_level_share: float = 0.0,
     window: int | None = None,
 ) -> Path:
@@ -145,19 +145,21 @@ def write_demonstrations(
         NoExpert: The environment has no expert.
         ValueError: The options are invalid, or no episode was successful.
     """
-    expert = expert_of(env_name)
-    noise = Noise(slack, slips)
-    shape = DemonstrationOptions(
+    expert = get_expert(env_name)
+    noise = Noise(useless_share, invalid_share)
+    options = DemonstrationOptions(
         num_episodes, seed, noise, tuple(levels), needed_level_share, window
     )
-    _check_options(env_name, expert, settings, shape)
-    path = Path(out_dir) / f"demonstrations-{_hash(env_name, expert, settings, shape)}.jsonl"
+    _check_options(env_name, expert, settings, options)
+    path = (
+        Path(out_dir) / f"demonstrations-{_hash_options(env_name, expert, settings, options)}.jsonl"
+    )
     # An existing file is complete, because it is written atomically.
     if path.exists():
         logger.info("demonstrations: re-using %s", path)
         return path
-    plan = plan_of(get_package(env_name), expert, settings, shape)
-    lines = _play_all(env_name, settings, plan, num_workers)[:num_episodes]
+    plan = plan_demonstrations(get_package(env_name), expert, settings, options)
+    lines = _run_plan(env_name, settings, plan, num_workers)[:num_episodes]
     kept = [line for line in lines if line is not None]
     if not kept:
         raise ValueError(
@@ -166,7 +168,7 @@ def write_demonstrations(
         )
     with atomic_write(path) as file:
         file.writelines(line + "\n" for line in kept)
-    outcome = "finished" if expert.keeps_lost else "successful"
+    outcome = "finished" if expert.keeps_unsuccessful else "successful"
     logger.info("demonstrations: %d of %d episodes %s: %s", len(kept), num_episodes, outcome, path)
     return path
 
@@ -175,17 +177,17 @@ def _check_options(
     env_name: str, expert: Expert, settings: EnvSettings, options: DemonstrationOptions
 ) -> None:
     """Raise ``ValueError`` for options that contradict the expert or each other."""
-    useless, invalid = options.noise.slack, options.noise.slips
+    useless, invalid = options.noise.useless_share, options.noise.invalid_share
     is_valid = options.num_episodes >= 1 and min(useless, invalid) >= 0 and useless + invalid < 1
     if not is_valid or not set(options.levels) <= set(expert.levels):
         raise ValueError(
             f"demonstrations with num_episodes={options.num_episodes}, noise {useless} (useless "
             f"actions) and {invalid} (invalid actions), levels {list(options.levels)}; allowed: "
             "num_episodes of 1 or more, noise of 0 or more with a sum below 1, and levels among "
-            f"{_range(expert.levels)}"
+            f"{_format_range(expert.levels)}"
         )
     share = options.needed_level_share
-    names_level = expert.tells_needed_level(settings)
+    names_level = expert.names_needed_level(settings)
     if not 0 <= share <= 1 or (share and not names_level):
         allowed = (
             "0 to 1"
@@ -195,8 +197,8 @@ def _check_options(
         raise ValueError(f"needed_level_share={share}; allowed: {allowed}")
 
 
-def plan_of(
-    package: EnvPackage, expert: Expert, settings: EnvSettings, shape: DemonstrationOptions
+def plan_demonstrations(
+    package: EnvPackage, expert: Expert, settings: EnvSettings, options: DemonstrationOptions
 ) -> list[DemonstrationTask]:
     """Return the tasks to demonstrate with their repetitions.
 
@@ -204,14 +206,14 @@ def plan_of(
     """
     repetitions = expert.episodes_per_task
     # Round up, as below. The caller drops the surplus episodes.
-    count = -(-shape.num_episodes // repetitions)
+    count = -(-options.num_episodes // repetitions)
     tasks = expert.tasks(settings, count) if expert.tasks else _training_tasks(package, settings)
     if len(tasks) < count:
-        repetitions = -(-shape.num_episodes // len(tasks))
-    wanted = -(-shape.num_episodes // repetitions)
+        repetitions = -(-options.num_episodes // len(tasks))
+    num_tasks = -(-options.num_episodes // repetitions)
     return [
-        DemonstrationTask(task, repetitions, derive_seed("demo", shape.seed, number), shape)
-        for number, task in enumerate(tasks[:wanted])
+        DemonstrationTask(task, repetitions, derive_seed("demo", options.seed, number), options)
+        for number, task in enumerate(tasks[:num_tasks])
     ]
 
 
@@ -222,18 +224,20 @@ def _training_tasks(package: EnvPackage, settings: EnvSettings) -> list[Task]:
     return sorted(tasks, key=lambda task: derive_seed("demonstrations", task["task_id"]))
 
 
-def _hash(env_name: str, expert: Expert, settings: EnvSettings, shape: DemonstrationOptions) -> str:
-    key = expert.key(settings) if expert.key else _key(env_name, expert, settings)
-    noise = asdict(shape.noise)
-    shaping = [shape.num_episodes, shape.seed, *noise.values(), shape.levels]
+def _hash_options(
+    env_name: str, expert: Expert, settings: EnvSettings, options: DemonstrationOptions
+) -> str:
+    key = expert.key(settings) if expert.key else _default_key(env_name, expert, settings)
+    noise = asdict(options.noise)
+    option_values = [options.num_episodes, options.seed, *noise.values(), options.levels]
     # Without a share the hash is that of files from before this option existed.
-    shaping += [shape.needed_level_share] if shape.needed_level_share else []
-    shaping += [] if shape.window is None else ["window", shape.window]
-    text = json.dumps([*key, *shaping], sort_keys=True, default=str)
+    option_values += [options.needed_level_share] if options.needed_level_share else []
+    option_values += [] if options.window is None else ["window", options.window]
+    text = json.dumps([*key, *option_values], sort_keys=True, default=str)
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
-def _key(env_name: str, expert: Expert, settings: EnvSettings) -> list[Any]:
+def _default_key(env_name: str, expert: Expert, settings: EnvSettings) -> list[Any]:
     key = [env_name, expert.version, settings.model_dump(mode="json")]
     module, colon, _ = env_name.partition(":")
     if not colon:
@@ -245,7 +249,7 @@ def _key(env_name: str, expert: Expert, settings: EnvSettings) -> list[Any]:
         return key
 
 
-def _range(levels: Sequence[int]) -> str:
+def _format_range(levels: Sequence[int]) -> str:
     return f"{min(levels)}..{max(levels)}" if levels else "none"
 
 
@@ -256,17 +260,17 @@ def _max_steps(settings: EnvSettings) -> int:
 # ---------------------------------------------------------------------- episodes
 
 
-def _play_all(
+def _run_plan(
     env_name: str, settings: EnvSettings, plan: list[DemonstrationTask], num_workers: int
 ) -> list[str | None]:
     """Return one line per episode in the order of ``plan``; None for an episode to omit."""
     # Pass the import path: workers do not know names that were registered at run time.
-    target = resolve(env_name).target
+    target = find_entry(env_name).target
     if num_workers == 0:
-        return play_tasks(target, settings, plan)
+        return run_tasks(target, settings, plan)
     episodes = sum(part.repetitions for part in plan)
     # Make at least one chunk per worker if there are enough tasks.
-    size = max(1, min(TASKS_AT_A_TIME, -(-len(plan) // num_workers)))
+    size = max(1, min(CHUNK_TASKS, -(-len(plan) // num_workers)))
     chunks = [plan[start : start + size] for start in range(0, len(plan), size)]
     # A fork would copy the threads of torch and Ray.
     context = multiprocessing.get_context("spawn")
@@ -276,9 +280,9 @@ def _play_all(
         copies = [settings] * len(chunks)
         lines: list[str | None] = []
         with Progress("demonstrations", episodes, "episodes") as progress:
-            for chunk in pool.map(play_tasks, targets, copies, chunks, timeout=TIMEOUT_S):
+            for chunk in pool.map(run_tasks, targets, copies, chunks, timeout=TIMEOUT_S):
                 lines += chunk
-                progress.to(len(lines))
+                progress.set_done(len(lines))
     finally:
         # Kill the workers: ``shutdown`` would wait for ever for one that hangs.
         for process in list((pool._processes or {}).values()):
@@ -287,7 +291,7 @@ def _play_all(
     return lines
 
 
-def play_tasks(
+def run_tasks(
     import_path: str, settings: EnvSettings, plan: list[DemonstrationTask]
 ) -> list[str | None]:
     """Return the episodes of ``plan`` as JSON lines, in the worker process.
@@ -296,7 +300,7 @@ def play_tasks(
     ``module:attribute`` of the package.
     """
     package = get_package(import_path)
-    expert = expert_of(import_path)
+    expert = get_expert(import_path)
     env = package.make(settings)
     prompts = package.prompts(settings)
     lines: list[str | None] = []
@@ -305,19 +309,21 @@ def play_tasks(
             for repetition in range(part.repetitions):
                 # The seed depends on task and repetition, not on the number of workers.
                 seed = derive_seed(part.seed, repetition)
-                first = now(env.reset(part.task, derive_seed(seed, "env") & SEED_BITS))
+                first = await_if_needed(env.reset(part.task, derive_seed(seed, "env") & SEED_MASK))
                 rng = random.Random(seed)
                 policy = expert.start(
-                    EpisodeStart(settings, part.task, first, rng, part.shape.noise)
+                    EpisodeStart(settings, part.task, first, rng, part.options.noise)
                 )
-                draw = LevelDraw(part.shape.levels, rng, part.shape.needed_level_share)
-                asks = bool(part.shape.levels)
-                episode = ExpertEpisode(env, prompts, part.task, first, asks, part.shape.window)
+                draw = LevelSampler(part.options.levels, rng, part.options.needed_level_share)
+                asks_levels = bool(part.options.levels)
+                episode = ExpertEpisode(
+                    env, prompts, part.task, first, asks_levels, part.options.window
+                )
                 is_success = episode.run(policy, draw, _max_steps(settings))
                 # Add None for an omitted episode: the caller counts episodes.
-                kept = is_success or expert.keeps_lost
-                rows = "\n".join(json.dumps(row) for row in episode.rows())
-                lines.append(rows if kept else None)
+                is_kept = is_success or expert.keeps_unsuccessful
+                rows = "\n".join(json.dumps(row) for row in episode.to_rows())
+                lines.append(rows if is_kept else None)
     finally:
         env.close()
     return lines

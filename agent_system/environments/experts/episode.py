@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from agent_system.environments.env import Env, Observation, Task
-from agent_system.environments.expert_protocol import Decision, ExpertPlayer
+from agent_system.environments.expert_protocol import Decision, ExpertPolicy
 from agent_system.environments.prompts import Prompts
 from agent_system.memory import WindowMemory
 
-FACTS = ("task_id", "data_source", "kind")  # fields of the task that are copied into a row
+TASK_FIELDS = ("task_id", "data_source", "kind")  # fields of the task that are copied into a row
 
 
-def thought(level: int, decision: Decision) -> str:
+def write_thought(level: int, decision: Decision) -> str:
     """Return the thought of ``level``: the expert's, or the first ``level`` - 1 parts.
 
     The parts are situation, last action and plan::
@@ -33,25 +33,25 @@ def thought(level: int, decision: Decision) -> str:
     return " ".join(f"{part}." for part in parts[1:level])
 
 
-def action_of(level: int | None, decision: Decision) -> str:
+def choose_action(level: int | None, decision: Decision) -> str:
     """Return the action that follows from the thought of ``level``."""
     thought_of_expert = None if level is None else decision.thoughts.get(level)
     return decision.action if thought_of_expert is None else thought_of_expert.action
 
 
-def render(level: int | None, decision: Decision) -> str:
+def render_reply(level: int | None, decision: Decision) -> str:
     """Return the assistant message, in the form of a rollout's response.
 
     Without a level it is the action only.
     """
-    action = f"<action>{action_of(level, decision)}</action>"
+    action = f"<action>{choose_action(level, decision)}</action>"
     if level is None:
         return action
-    return f"<level>{level}</level><think>{thought(level, decision)}</think>{action}"
+    return f"<level>{level}</level><think>{write_thought(level, decision)}</think>{action}"
 
 
 @dataclass(frozen=True, slots=True)
-class LevelDraw:
+class LevelSampler:
     """Sampler of the thinking level of a turn.
 
     It is the needed level with probability ``needed_share``, else uniform over ``levels``. Draws
@@ -86,25 +86,25 @@ class ExpertEpisode:
         prompts: Prompts,
         task: Task,
         first: Observation,
-        asks: bool,
+        asks_levels: bool,
         window: int | None = None,
     ) -> None:
         self.env = env
         self.prompts = prompts
         self.task = task
         self.first = first
-        self.asks = asks
+        self.asks_levels = asks_levels
         # Past turns and prompts, if every turn is a row.
         self.memory = None if window is None else WindowMemory(window)
-        self.asked: list[str] = []
+        self.window_prompts: list[str] = []
         self.levels: list[int | None] = []
         self.decisions: list[Decision] = []
-        system = prompts.system(asks)
+        system = prompts.system(asks_levels)
         self.messages = [{"role": "system", "content": system}] if system else []
-        self._say("user", prompts.first(first, asks))
+        self._add_message("user", prompts.first(first, asks_levels))
 
     def run(
-        self, policy: ExpertPlayer, draw: Callable[[Decision], int | None], max_steps: int
+        self, policy: ExpertPolicy, draw: Callable[[Decision], int | None], max_steps: int
     ) -> bool:
         """Run the episode until it is done or has ``max_steps`` turns. Return True for a success.
 
@@ -115,61 +115,63 @@ class ExpertEpisode:
             decision = policy.act()
             # Draw after the expert: the order of draws determines the file.
             level = draw(decision)
-            action = action_of(level, decision)
+            action = choose_action(level, decision)
             self.levels.append(level)
             self.decisions.append(decision)
-            self._remember(observation, action)
-            self._say("assistant", render(level, decision))
-            observation, _, done, info = now(self.env.step(action))
+            self._record_window_prompt(observation, action)
+            self._add_message("assistant", render_reply(level, decision))
+            observation, _, done, info = await_if_needed(self.env.step(action))
             if done:
                 return bool(info["won"])
             policy.observe(action, observation)
-            self._say("user", self.prompts.turn(observation))
+            self._add_message("user", self.prompts.turn(observation))
         return False
 
-    def rows(self) -> list[dict[str, Any]]:
+    def to_rows(self) -> list[dict[str, Any]]:
         """Return the rows of the episode, with the fields listed in ``demonstrations``."""
         steps = len(self.decisions)
         if self.memory is None:
-            return [self._row(slice(0, steps), self.messages)]
+            return [self._build_row(slice(0, steps), self.messages)]
         opening = [message for message in self.messages if message["role"] == "system"]
         replies = [message for message in self.messages if message["role"] == "assistant"]
         return [
-            self._row(
+            self._build_row(
                 slice(step, step + 1),
-                [*opening, {"role": "user", "content": self.asked[step]}, replies[step]],
+                [*opening, {"role": "user", "content": self.window_prompts[step]}, replies[step]],
             )
             for step in range(steps)
         ]
 
-    def _row(self, steps: slice, messages: list[dict[str, str]]) -> dict[str, Any]:
+    def _build_row(self, steps: slice, messages: list[dict[str, str]]) -> dict[str, Any]:
         decisions = self.decisions[steps]
         return {
-            **{key: self.task[key] for key in FACTS if key in self.task},
+            **{key: self.task[key] for key in TASK_FIELDS if key in self.task},
             "levels": self.levels[steps],
-            "slack": [decision.slack for decision in decisions],
-            "slips": [decision.slip for decision in decisions],
+            "slack": [decision.is_useless for decision in decisions],
+            "slips": [decision.is_invalid for decision in decisions],
             "messages": messages,
         }
 
-    def _remember(self, observation: Observation, action: str) -> None:
+    def _record_window_prompt(self, observation: Observation, action: str) -> None:
         if self.memory is None:
             return
-        turns = self.memory.turns()
-        self.asked.append(self.prompts.window(self.first, turns, observation, self.asks))
+        turns = self.memory.stored_turns()
+        self.window_prompts.append(
+            self.prompts.window(self.first, turns, observation, self.asks_levels)
+        )
         self.memory.add(observation.text, action)
 
-    def _say(self, role: str, content: str) -> None:
+    def _add_message(self, role: str, content: str) -> None:
         self.messages.append({"role": role, "content": content})
 
 
-def now(value: object) -> Any:
+def await_if_needed(value: object) -> Any:
     """Return ``value``, or the result of awaiting it."""
     if not inspect.isawaitable(value):
         return value
 
     # ``asyncio.run`` accepts coroutines only, not every awaitable.
-    async def waited() -> Any:
+    async def await_value() -> Any:
         return await value
 
-    return asyncio.run(waited())
+    return asyncio.run(await_value())

@@ -10,7 +10,7 @@ from agent_system.environments.expert_protocol import Decision, Noise
 State = TypeVar("State", bound=Hashable)
 
 
-def shortest_way(
+def find_shortest_path(
     start: State,
     after: Callable[[State], Iterable[tuple[str, State]]],
     solved: Callable[[State], bool],
@@ -21,30 +21,30 @@ def shortest_way(
     ``after(state)`` returns each possible move with the next state. Return None if there is no
     path, or none among the first ``max_states`` states.
     """
-    came_from: dict[State, tuple[str, State] | None] = {start: None}
-    edge = [start]
+    previous: dict[State, tuple[str, State] | None] = {start: None}
+    queue = [start]
     # The loop appends to the list: it is the queue of states to visit.
-    for state in edge:
+    for state in queue:
         if solved(state):
-            return _back(state, came_from)
-        if len(came_from) >= max_states:
+            return _path_to(state, previous)
+        if len(previous) >= max_states:
             return None
-        for move, further in after(state):
-            if further not in came_from:
-                came_from[further] = (move, state)
-                edge.append(further)
+        for move, next_state in after(state):
+            if next_state not in previous:
+                previous[next_state] = (move, state)
+                queue.append(next_state)
     return None
 
 
-def _back(state: State, came_from: dict[State, tuple[str, State] | None]) -> list[str]:
+def _path_to(state: State, previous: dict[State, tuple[str, State] | None]) -> list[str]:
     path = []
-    while (step := came_from[state]) is not None:
+    while (step := previous[state]) is not None:
         move, state = step
         path.append(move)
     return path[::-1]
 
 
-def disturbed(
+def add_noise(
     decision: Decision,
     rng: random.Random,
     noise: Noise,
@@ -59,16 +59,16 @@ def disturbed(
     """
     # One draw for both: below the share of invalid actions, or in the interval after it.
     draw = rng.random()
-    if draw < noise.slips and impossible:
+    if draw < noise.invalid_share and impossible:
         action = rng.choice(impossible)
         return replace(decision, action=action, plan=action, slip=True)
-    if noise.slips <= draw < noise.slips + noise.slack and useless:
+    if noise.invalid_share <= draw < noise.invalid_share + noise.useless_share and useless:
         action = rng.choice(useless)
         return replace(decision, action=action, plan=action, slack=True)
     return decision
 
 
-class Tried:
+class LastAction:
     """Text about the last action of an episode, for ``Decision.tried``."""
 
     def __init__(self) -> None:

@@ -1,6 +1,6 @@
 """Trials of several episodes. The environment runs the whole interaction and keeps the tokens."""
 
 from agent_system.environments.multistep.env import MultistepEnv
-from agent_system.tokens.conversation import Limits
+from agent_system.tokens.conversation import TokenLimits
 
-__all__ = ["Limits", "MultistepEnv"]
+__all__ = ["MultistepEnv", "TokenLimits"]

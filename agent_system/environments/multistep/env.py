@@ -17,16 +17,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from agent_system.agents import Agent, DirectOutputAgent, LanguageModel, Message
-from agent_system.environments.multistep.hooks import either_form, opening_messages
+from agent_system.environments.multistep.hooks import accept_both_forms, opening_messages
 from agent_system.environments.multistep.runner import EpisodeRunner, TrialRunner
 from agent_system.environments.multistep.trial import (
     MASK_MODES,
     Trial,
-    episode_results,
-    trial_results,
+    build_episode_results,
+    build_trial_results,
 )
-from agent_system.tokens.conversation import Limits
-from agent_system.tokens.plain import bridge_for_appending
+from agent_system.tokens.conversation import TokenLimits
+from agent_system.tokens.plain_bridge import bridge_for_appending
 from agent_system.tokens.tokenizer import TextTokenizer
 
 logger = logging.getLogger(__name__)
@@ -89,7 +89,7 @@ class MultistepEnv:
         max_length: int | None = None,
         step_workers: int = 1,
     ) -> None:
-        _check(max_steps_per_episode, episodes_per_trial, free_shots)
+        _check_counts(max_steps_per_episode, episodes_per_trial, free_shots)
         for name, value, allowed in (
             ("trial_mode", trial_mode, TRIAL_MODES),
             ("mask_mode", mask_mode, MASK_MODES),
@@ -109,12 +109,12 @@ class MultistepEnv:
         self.active_states: dict[str, Any] = {}
         self.completed_episodes: OrderedDict[str, dict[str, Any]] = OrderedDict()
         self.bridge = None if tokenizer is None else bridge_for_appending(tokenizer)
-        self._numbers = itertools.count()
+        self._session_numbers = itertools.count()
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         if "_step_episode" in vars(cls):
-            cls._step_episode = either_form(vars(cls)["_step_episode"])
+            cls._step_episode = accept_both_forms(vars(cls)["_step_episode"])
 
     # ---- hooks of subclasses ----
 
@@ -137,7 +137,7 @@ class MultistepEnv:
         prompt = state.get("prompt", "") if isinstance(state, Mapping) else ""
         return prompt if isinstance(prompt, str) else ""
 
-    @either_form
+    @accept_both_forms
     def _step_episode(
         self, session_id: str, action: str
     ) -> tuple[Any, float, bool, dict[str, Any]]:
@@ -201,9 +201,9 @@ class MultistepEnv:
         if session_ids is None:
             logger.warning("the rubric of %s got no session_ids: every reward is 0", self.env_id)
             return [0.0] * len(completions or ())
-        return [self._return_of(session_id) for session_id in session_ids]
+        return [self._session_return(session_id) for session_id in session_ids]
 
-    def _return_of(self, session_id: str) -> float | None:
+    def _session_return(self, session_id: str) -> float | None:
         record = self.completed_episodes.get(session_id)
         if record is None:
             logger.warning("session %r is unknown or not finished: its reward is 0", session_id)
@@ -264,17 +264,19 @@ class MultistepEnv:
         """
         if ignored:
             logger.warning("run_trial of %s ignores %s", self.env_id, ", ".join(sorted(ignored)))
-        given = [values for values in (inputs, prompts) if values is not None]
-        if len(given) != 1:
+        given_inputs = [values for values in (inputs, prompts) if values is not None]
+        if len(given_inputs) != 1:
             raise TypeError(
-                f"run_trial got {len(given)} of the arguments inputs and prompts; allowed: one of "
+                f"run_trial got {len(given_inputs)} of the arguments inputs and prompts; allowed: one of "
                 "them; fix: pass inputs"
             )
-        agent = _agent_of(agent, llm, sampling_params)
+        agent = _select_agent(agent, llm, sampling_params)
         runner = TrialRunner(self, agent, self._limits_for(agent, max_completion_length))
-        entries = _entries(given[0])
-        trials = [Trial(f"{self.env_id}-{next(self._numbers)}", *entry) for entry in entries]
-        return trial_results(runner.run(trials), self.mask_mode)
+        entries = _read_inputs(given_inputs[0])
+        trials = [
+            Trial(f"{self.env_id}-{next(self._session_numbers)}", *entry) for entry in entries
+        ]
+        return build_trial_results(runner.run(trials), self.mask_mode)
 
     def _run_complete_episode(
         self,
@@ -302,11 +304,11 @@ class MultistepEnv:
                 f"session {session_id!r} has no state; fix: first set "
                 "active_states[session_id] = _initialize_episode(session_id, task_info)"
             )
-        agent = _agent_of(agent, llm, sampling_params)
+        agent = _select_agent(agent, llm, sampling_params)
         (trial,) = EpisodeRunner(self, agent, self._limits_for(agent, None)).run(
             [Trial(session_id, {})]
         )
-        return episode_results(trial, self.mask_mode)
+        return build_episode_results(trial, self.mask_mode)
 
     def close_session(self, trial: Trial) -> None:
         """Move a finished session from ``active_states`` to ``completed_episodes``.
@@ -314,13 +316,13 @@ class MultistepEnv:
         Remove the oldest records beyond ``KEPT_SESSIONS``.
         """
         self.active_states.pop(trial.session_id, None)
-        self.completed_episodes[trial.session_id] = trial.record()
+        self.completed_episodes[trial.session_id] = trial.to_record()
         while len(self.completed_episodes) > KEPT_SESSIONS:
             self.completed_episodes.popitem(last=False)
 
-    def _limits_for(self, agent: Agent, completion: int | None) -> Limits:
+    def _limits_for(self, agent: Agent, completion: int | None) -> TokenLimits:
         length = self.max_length or getattr(self.tokenizer, "model_max_length", None)
-        return Limits(
+        return TokenLimits(
             response=completion or math.inf,
             # Transformers returns 1e30 for a tokenizer without a limit, which works here.
             total=length if isinstance(length, int) else math.inf,
@@ -328,7 +330,7 @@ class MultistepEnv:
         )
 
 
-def _agent_of(agent: Agent | None, llm: LanguageModel | None, sampling_params: object) -> Agent:
+def _select_agent(agent: Agent | None, llm: LanguageModel | None, sampling_params: object) -> Agent:
     """Return ``agent``, or an agent that samples from ``llm``."""
     if agent is not None:
         return agent
@@ -337,7 +339,7 @@ def _agent_of(agent: Agent | None, llm: LanguageModel | None, sampling_params: o
     return DirectOutputAgent(llm, sampling_params)
 
 
-def _check(max_steps: int, episodes: int, free_shots: int) -> None:
+def _check_counts(max_steps: int, episodes: int, free_shots: int) -> None:
     if max_steps < 1:
         raise ValueError(f"max_steps_per_episode={max_steps}; allowed: 1 or more")
     if episodes < 1:
@@ -349,16 +351,16 @@ def _check(max_steps: int, episodes: int, free_shots: int) -> None:
         )
 
 
-def _entries(inputs: Inputs) -> list[tuple[dict[str, Any], list[Message]]]:
+def _read_inputs(inputs: Inputs) -> list[tuple[dict[str, Any], list[Message]]]:
     """Return (task, opening messages) of every input of ``run_trial``."""
     if not isinstance(inputs, Mapping):
-        return [_entry(entry) for entry in inputs]
+        return [_read_input(entry) for entry in inputs]
     columns = {str(name): values for name, values in inputs.items()}
     rows = zip(*columns.values(), strict=True)
     return [(dict(zip(columns, row, strict=True)), []) for row in rows]
 
 
-def _entry(
+def _read_input(
     entry: Mapping[str, Any] | Sequence[Message] | str,
 ) -> tuple[dict[str, Any], list[Message]]:
     if isinstance(entry, Mapping):

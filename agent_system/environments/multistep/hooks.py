@@ -24,7 +24,7 @@ class HasStates(Protocol):
     active_states: MutableMapping[str, Any]
 
 
-def either_form(hook: Callable[..., StepResult]) -> Callable[..., StepResult]:
+def accept_both_forms(hook: Callable[..., StepResult]) -> Callable[..., StepResult]:
     """Return a function that accepts both kinds of calls of ``hook``.
 
     ``hook`` is an unbound ``_step_episode`` with one of the two signatures.
@@ -33,7 +33,7 @@ def either_form(hook: Callable[..., StepResult]) -> Callable[..., StepResult]:
 
     @functools.wraps(hook)
     def step(env: HasStates, session_id: str, *positional: Any, **named: Any) -> StepResult:
-        state, action = _told(positional, named)
+        state, action = _parse_call(positional, named)
         if takes_state:
             known = env.active_states[session_id] if state is _MISSING else state
             return hook(env, session_id, known, action)
@@ -52,7 +52,7 @@ def _takes_state(hook: Callable[..., StepResult]) -> bool:
     return len(required) > 3
 
 
-def _told(positional: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, Any]:
+def _parse_call(positional: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, Any]:
     """Return state and action of a call. The state is ``_MISSING`` if the call has none."""
     state = named.pop("state", _MISSING)
     action = _MISSING

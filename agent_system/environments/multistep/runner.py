@@ -9,17 +9,17 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
 
-from agent_system.agents import Action, Agent, Message, ask
+from agent_system.agents import Action, Agent, Message, get_actions
 from agent_system.environments.multistep.transcript import Transcript
 from agent_system.environments.multistep.trial import Episode, Trial
 from agent_system.environments.pool.failure import EnvFailure
 from agent_system.tokens.bridge import ChatBridge
-from agent_system.tokens.conversation import Limits
-from agent_system.tokens.plain import PlainBridge
+from agent_system.tokens.conversation import TokenLimits
+from agent_system.tokens.plain_bridge import PlainBridge
 from verl.utils.sampling import StopReason
 
 logger = logging.getLogger(__name__)
-_CUT = {StopReason.LENGTH: "length", StopReason.ABORT: "abort"}
+_TRUNCATION_REASONS = {StopReason.LENGTH: "length", StopReason.ABORT: "abort"}
 
 
 class TrialHooks(Protocol):
@@ -56,28 +56,28 @@ class TrialHooks(Protocol):
 class TrialRunner:
     """Runner of trials: turns of ``agent`` in ``env``, within the token ``limits``."""
 
-    def __init__(self, env: TrialHooks, agent: Agent, limits: Limits) -> None:
+    def __init__(self, env: TrialHooks, agent: Agent, limits: TokenLimits) -> None:
         self.env = env
         self.agent = agent
         self.limits = limits
-        self._remembers = env.trial_mode == "all_episodes"
+        self._keeps_conversation = env.trial_mode == "all_episodes"
 
     def run(self, trials: Sequence[Trial]) -> Sequence[Trial]:
         """Run all ``trials`` until they are over and return them."""
         for trial in trials:
-            trial.transcript = self._transcript(trial)
-        self._each(self._begin_episode, trials)
+            trial.transcript = self._new_transcript(trial)
+        self._for_each_trial(self._begin_episode, trials)
         # Each agent call has all active trials: engines are fastest with large batches.
-        while active := [trial for trial in trials if not trial.over]:
-            conversations = [trial.transcript.conversation() for trial in active]
+        while active := [trial for trial in trials if not trial.is_over]:
+            conversations = [trial.transcript.build_conversation() for trial in active]
             states = [trial.agent_state for trial in active]
-            actions, states = ask(self.agent, conversations, states)
+            actions, states = get_actions(self.agent, conversations, states)
             for trial, state in zip(active, states, strict=True):
                 trial.agent_state = state
-            self._each(self._advance, active, actions)
+            self._for_each_trial(self._advance_trial, active, actions)
         return trials
 
-    def _transcript(self, trial: Trial) -> Transcript:
+    def _new_transcript(self, trial: Trial) -> Transcript:
         opening = trial.opening
         prompt = self.env.system_prompt
         has_system = bool(opening) and opening[0]["role"] == "system"
@@ -90,62 +90,64 @@ class TrialRunner:
         env = self.env
         number = len(trial.episodes)
         texts: list[str] = []
-        if number and self._remembers:
-            texts.append(env._format_outcome(trial.episode.state))
+        if number and self._keeps_conversation:
+            texts.append(env._format_outcome(trial.current_episode.state))
         elif number:
-            trial.transcript = self._transcript(trial)
+            trial.transcript = self._new_transcript(trial)
             # A new conversation also needs a new agent state.
             trial.agent_state = None
-        trial.episodes.append(Episode(number, free=number < env.free_shots))
-        self._store(trial, self._first_state(trial))
-        if self._remembers and env.episodes_per_trial > 1:
+        trial.episodes.append(Episode(number, is_free=number < env.free_shots))
+        self._store_state(trial, self._initial_state(trial))
+        if self._keeps_conversation and env.episodes_per_trial > 1:
             texts.append(env._format_episode(number))
-        texts.append(env._format_prompt(trial.episode.state, 0))
-        self._tell(trial, "\n\n".join(filter(None, texts)))
+        texts.append(env._format_prompt(trial.current_episode.state, 0))
+        self._add_observation(trial, "\n\n".join(filter(None, texts)))
 
-    def _first_state(self, trial: Trial) -> Any:
+    def _initial_state(self, trial: Trial) -> Any:
         # Pass a copy: the hook may change it, and the next episode has the same task.
         return self.env._initialize_episode(trial.session_id, dict(trial.task_info))
 
-    def _advance(self, trial: Trial, action: Action | str) -> None:
-        episode = trial.episode
-        text, reason = trial.transcript.say(action, trial.turn, episode.number)
+    def _advance_trial(self, trial: Trial, action: Action | str) -> None:
+        episode = trial.current_episode
+        text, reason = trial.transcript.add_turn(action, trial.turn, episode.number)
         trial.turn += 1
         episode.actions.append(text)
         episode.stop_reasons.append(reason)
         if reason is not StopReason.STOP:  # do not execute an incomplete turn
-            episode.truncated = _CUT[reason]
+            episode.truncated = _TRUNCATION_REASONS[reason]
             self._end_episode(trial)
             return
         state, reward, done, info = self.env._step_episode(trial.session_id, text)
-        self._store(trial, state)
+        self._store_state(trial, state)
         episode.rewards.append(float(reward))
         episode.info = info or {}
         # Older subclasses set ``done`` in their state only.
         is_done_in_state = isinstance(episode.state, Mapping) and bool(episode.state.get("done"))
         episode.done = bool(done) or is_done_in_state
         if not episode.done and len(episode.actions) < self.env.max_steps_per_episode:
-            self._tell(trial, self.env._format_prompt(episode.state, len(episode.actions)))
+            self._add_observation(
+                trial, self.env._format_prompt(episode.state, len(episode.actions))
+            )
             return
         episode.truncated = None if episode.done else "steps"
         self._end_episode(trial)
 
-    def _store(self, trial: Trial, state: object) -> None:
+    def _store_state(self, trial: Trial, state: object) -> None:
         """Store the state that a hook returned. After None, the hook set ``active_states``."""
         if state is not None:
             self.env.active_states[trial.session_id] = state
-        trial.episode.state = self.env.active_states[trial.session_id]
+        trial.current_episode.state = self.env.active_states[trial.session_id]
 
-    def _tell(self, trial: Trial, text: str) -> None:
-        if not trial.transcript.hear(text, trial.turn, trial.episode.number):
+    def _add_observation(self, trial: Trial, text: str) -> None:
+        if not trial.transcript.add_observation(text, trial.turn, trial.current_episode.number):
             # This may begin the next episode, whose prompt may not fit either. The recursion depth
             # is at most the number of episodes.
-            trial.episode.truncated = "budget"
+            trial.current_episode.truncated = "budget"
             self._end_episode(trial)
 
     def _end_episode(self, trial: Trial) -> None:
-        episode = trial.episode
-        known = {
+        episode = trial.current_episode
+        arguments = {
             "session_id": trial.session_id,
             "task_info": trial.task_info,
             "state": episode.state,
@@ -155,69 +157,71 @@ class TrialRunner:
             "done": episode.done,
             "info": episode.info,
         }
-        episode.reward = float(_call_with(self.env._calculate_reward, known, episode.record()))
-        if self._another_episode(trial):
+        episode.reward = float(
+            _call_by_names(self.env._calculate_reward, arguments, episode.to_record())
+        )
+        if self._has_next_episode(trial):
             self._begin_episode(trial)
             return
-        counted = trial.episodes[-1:]
-        if self._remembers:
-            counted = trial.episodes[self.env.free_shots :]
-        trial.total = float(sum(rewarded.reward for rewarded in counted))
-        self._close(trial)
+        rewarded_episodes = trial.episodes[-1:]
+        if self._keeps_conversation:
+            rewarded_episodes = trial.episodes[self.env.free_shots :]
+        trial.total_return = float(sum(rewarded.reward for rewarded in rewarded_episodes))
+        self._close_trial(trial)
 
-    def _another_episode(self, trial: Trial) -> bool:
-        if trial.episode.truncated == "abort":
+    def _has_next_episode(self, trial: Trial) -> bool:
+        if trial.current_episode.truncated == "abort":
             return False
         # The conversation continues, so a later turn would not fit either.
-        if self._remembers and trial.episode.truncated == "budget":
+        if self._keeps_conversation and trial.current_episode.truncated == "budget":
             return False
         return len(trial.episodes) < self.env.episodes_per_trial
 
-    def _close(self, trial: Trial) -> None:
-        trial.over = True
+    def _close_trial(self, trial: Trial) -> None:
+        trial.is_over = True
         self.env.close_session(trial)
 
-    def _each(
+    def _for_each_trial(
         self, function: Callable[..., None], trials: Sequence[Trial], *columns: Iterable[Any]
     ) -> None:
         """Call ``function`` for every trial. Abort a trial whose environment fails."""
 
-        def guarded(trial: Trial, *values: object) -> None:
+        def call_or_abort(trial: Trial, *values: object) -> None:
             try:
                 function(trial, *values)
             # Any other exception is a bug of the environment and ends the run.
             except EnvFailure as failure:
                 logger.warning("session %s is aborted: %s", trial.session_id, failure)
                 trial.aborted = str(failure)
-                self._close(trial)
+                self._close_trial(trial)
 
         # Use the caller's thread by default: the environment may not be thread-safe.
         if self.env.step_workers == 1 or len(trials) < 2:
-            list(map(guarded, trials, *columns))
+            list(map(call_or_abort, trials, *columns))
             return
         with ThreadPoolExecutor(min(self.env.step_workers, len(trials))) as pool:
-            list(pool.map(guarded, trials, *columns))
+            list(pool.map(call_or_abort, trials, *columns))
 
 
 class EpisodeRunner(TrialRunner):
     """Runner of one episode of a session, from its current state. It keeps the last state."""
 
-    def __init__(self, env: TrialHooks, agent: Agent, limits: Limits) -> None:
+    def __init__(self, env: TrialHooks, agent: Agent, limits: TokenLimits) -> None:
         super().__init__(env, agent, limits)
-        self._remembers = False
+        self._keeps_conversation = False
 
-    def _first_state(self, trial: Trial) -> Any:
+    def _initial_state(self, trial: Trial) -> Any:
         return self.env.active_states[trial.session_id]
 
-    def _another_episode(self, trial: Trial) -> bool:  # noqa: ARG002  never
+    def _has_next_episode(self, trial: Trial) -> bool:  # noqa: ARG002  never
         return False
 
-    def _close(self, trial: Trial) -> None:
-        super()._close(trial)
-        self.env.active_states[trial.session_id] = trial.episode.state
+    def _close_trial(self, trial: Trial) -> None:
+        super()._close_trial(trial)
+        self.env.active_states[trial.session_id] = trial.current_episode.state
 
 
-def _call_with(
+def _call_by_names(
     function: Callable[..., float], known: Mapping[str, Any], otherwise: object
 ) -> float:
     """Call ``function`` with the values of ``known`` that its parameters name.

@@ -4,9 +4,14 @@ from collections.abc import Sequence
 
 from agent_system.agents import Action, Conversation, Message
 from agent_system.tokens.bridge import ChatBridge
-from agent_system.tokens.conversation import NO_LIMITS, Limits, TokenConversation, with_user
+from agent_system.tokens.conversation import (
+    NO_LIMITS,
+    TokenConversation,
+    TokenLimits,
+    append_user_text,
+)
 from agent_system.tokens.ledger import TokenLedger
-from agent_system.tokens.plain import PlainBridge
+from agent_system.tokens.plain_bridge import PlainBridge
 from verl.utils.sampling import StopReason
 
 
@@ -21,7 +26,7 @@ class Transcript:
         self,
         bridge: ChatBridge | PlainBridge | None,
         opening: Sequence[Message],
-        limits: Limits = NO_LIMITS,
+        limits: TokenLimits = NO_LIMITS,
     ) -> None:
         self.messages: list[Message] = [dict(message) for message in opening]
         self._bridge = bridge
@@ -30,22 +35,22 @@ class Transcript:
             self._tokens = TokenConversation(bridge, limits, self.messages)
 
     @property
-    def ledger(self) -> TokenLedger | None:
+    def token_ledger(self) -> TokenLedger | None:
         """Ledger of the tokens; None without a tokenizer."""
         return None if self._tokens is None else self._tokens.ledger
 
-    def hear(self, text: str, turn: int, episode: int) -> bool:
+    def add_observation(self, text: str, turn: int, episode: int) -> bool:
         """Add text of the environment before ``turn``.
 
         Return False, and add nothing, if the turn would exceed the token limits.
         """
         # Add the tokens first: if the turn does not fit, the messages stay unchanged.
-        if self._tokens is not None and not self._tokens.hear(text, turn, episode):
+        if self._tokens is not None and not self._tokens.add_observation(text, turn, episode):
             return False
-        self.messages = with_user(self.messages, text)
+        self.messages = append_user_text(self.messages, text)
         return True
 
-    def say(self, action: Action | str, turn: int, episode: int) -> tuple[str, StopReason]:
+    def add_turn(self, action: Action | str, turn: int, episode: int) -> tuple[str, StopReason]:
         """Add a turn of the agent. Return its text and stop reason.
 
         The sampled tokens of an ``Action`` are kept. A text is encoded and marked ``retokenized``.
@@ -54,22 +59,22 @@ class Transcript:
             text = action
             reason = StopReason.STOP
             if self._tokens is not None:
-                self._tokens.say_text(action, turn, episode)
+                self._tokens.add_text_turn(action, turn, episode)
         else:
-            text = self._text(action)
+            text = self._decode_action(action)
             reason = action.stop_reason
             if self._tokens is not None:
-                self._tokens.say(action, turn, episode)
+                self._tokens.add_turn(action, turn, episode)
         # Make a new list: an agent may keep the old one in its ``Conversation``.
         self.messages = [*self.messages, {"role": "assistant", "content": text}]
         return text, reason
 
-    def conversation(self) -> Conversation:
+    def build_conversation(self) -> Conversation:
         """Return the conversation that the agent continues."""
         prompt_ids = None if self._tokens is None else self._tokens.prompt_ids
         return Conversation(self.messages, prompt_ids)
 
-    def _text(self, action: Action) -> str:
+    def _decode_action(self, action: Action) -> str:
         # Prefer the text of the tokens. A tokenizer without ``decode`` leaves the agent's text.
         if self._bridge is None or not hasattr(self._bridge.tokenizer, "decode"):
             return action.text

@@ -28,7 +28,7 @@ class Episode:
     """
 
     number: int
-    free: bool = False
+    is_free: bool = False
     actions: list[str] = field(default_factory=list)
     rewards: list[float] = field(default_factory=list)
     stop_reasons: list[StopReason] = field(default_factory=list)
@@ -38,7 +38,7 @@ class Episode:
     truncated: str | None = None
     reward: float = 0.0
 
-    def record(self) -> dict[str, Any]:
+    def to_record(self) -> dict[str, Any]:
         """Return the record of the episode for ``completed_episodes``."""
         return {
             "reward": self.reward,
@@ -51,7 +51,7 @@ class Episode:
             "truncated": self.truncated,
             "info": dict(self.info),
             "state": self.state,
-            "free": self.free,
+            "free": self.is_free,
         }
 
 
@@ -70,26 +70,26 @@ class Trial:
     episodes: list[Episode] = field(default_factory=list)
     agent_state: Any = None
     turn: int = 0
-    over: bool = False
+    is_over: bool = False
     aborted: str | None = None
-    total: float = 0.0
+    total_return: float = 0.0
 
     @property
-    def episode(self) -> Episode:
+    def current_episode(self) -> Episode:
         """Current episode, or the last one if the trial is over."""
         return self.episodes[-1]
 
-    def record(self) -> dict[str, Any]:
+    def to_record(self) -> dict[str, Any]:
         """Return the record of the trial for ``completed_episodes``.
 
         It has the fields of the last episode, but ``reward`` is the return of the trial.
         """
-        episodes = [episode.record() for episode in self.episodes]
+        episodes = [episode.to_record() for episode in self.episodes]
         # A trial that failed at its start has no episode. Its record has all keys, too.
-        last = episodes[-1] if episodes else Episode(0).record()
+        last = episodes[-1] if episodes else Episode(0).to_record()
         return {
             **last,
-            "reward": self.total,
+            "reward": self.total_return,
             "session_id": self.session_id,
             "task_info": self.task_info,
             "messages": self.transcript.messages,
@@ -98,29 +98,31 @@ class Trial:
         }
 
 
-def trial_results(trials: Sequence[Trial], mask_mode: str) -> dict[str, list]:
+def build_trial_results(trials: Sequence[Trial], mask_mode: str) -> dict[str, list]:
     """Return the result of ``run_trial``: lists with one entry per trial.
 
     Token lists are empty without a tokenizer.
     """
-    ledgers = [trial.transcript.ledger or TokenLedger() for trial in trials]
+    ledgers = [trial.transcript.token_ledger or TokenLedger() for trial in trials]
     results = {
-        "full_token_ids": [list(ledger.ids) for ledger in ledgers],
+        "full_token_ids": [list(ledger.token_ids) for ledger in ledgers],
         "full_attention_mask": [ledger.full_attention_mask() for ledger in ledgers],
         "completion_only_mask": [completion_mask(ledger, mask_mode) for ledger in ledgers],
         "final_completion_messages": [_final_messages(trial) for trial in trials],
         "session_ids": [trial.session_id for trial in trials],
-        "rewards": [trial.total for trial in trials],
+        "rewards": [trial.total_return for trial in trials],
         "turn_rewards": [[list(episode.rewards) for episode in trial.episodes] for trial in trials],
         "stop_reasons": [
             [list(episode.stop_reasons) for episode in trial.episodes] for trial in trials
         ],
-        "episode_boundaries": [_boundaries(trial) for trial in trials],
-        "truncated": [trial.episode.truncated if trial.episodes else None for trial in trials],
+        "episode_boundaries": [_episode_boundaries(trial) for trial in trials],
+        "truncated": [
+            trial.current_episode.truncated if trial.episodes else None for trial in trials
+        ],
         "aborted": [trial.aborted for trial in trials],
-        "logprobs": [ledger.logprobs() for ledger in ledgers],
+        "logprobs": [ledger.token_logprobs() for ledger in ledgers],
         "prompt_lengths": [ledger.prompt_length for ledger in ledgers],
-        "retokenized": [ledger.retokenized for ledger in ledgers],
+        "retokenized": [ledger.has_retokenized_tokens for ledger in ledgers],
     }
     aliases = {
         "ids": "full_token_ids",
@@ -130,7 +132,7 @@ def trial_results(trials: Sequence[Trial], mask_mode: str) -> dict[str, list]:
     return results | {alias: results[name] for alias, name in aliases.items()}
 
 
-def episode_results(trial: Trial, mask_mode: str) -> dict[str, Any]:
+def build_episode_results(trial: Trial, mask_mode: str) -> dict[str, Any]:
     """Return the result of ``_run_complete_episode``: record and tokens of the only episode."""
     per_trial = (
         "full_token_ids",
@@ -139,8 +141,8 @@ def episode_results(trial: Trial, mask_mode: str) -> dict[str, Any]:
         "final_completion_messages",
         "logprobs",
     )
-    results = trial_results([trial], mask_mode)
-    return trial.record() | {name: results[name][0] for name in per_trial}
+    results = build_trial_results([trial], mask_mode)
+    return trial.to_record() | {name: results[name][0] for name in per_trial}
 
 
 def completion_mask(ledger: TokenLedger, mask_mode: str) -> list[int]:
@@ -160,16 +162,16 @@ def _final_messages(trial: Trial) -> list[dict[str, str]]:
     return replies[-1:]
 
 
-def _boundaries(trial: Trial) -> list[tuple[int, int]]:
+def _episode_boundaries(trial: Trial) -> list[tuple[int, int]]:
     """Return the token range [start, end) of every episode in the ledger.
 
     An episode begins with its first prompt text.
     """
-    ledger = trial.transcript.ledger
+    ledger = trial.transcript.token_ledger
     if ledger is None:
         return []
     begins: dict[int, int] = {}
-    for segment in ledger.segments:
+    for segment in ledger.all_segments:
         begins.setdefault(
             segment.episode, 0 if segment.kind is SegmentKind.PROMPT else segment.start
         )

@@ -20,10 +20,10 @@ from collections.abc import AsyncIterator, Coroutine, Mapping
 from typing import Any
 
 from agent_system.environments.env import Observation, Task
-from agent_system.environments.env_registry import get_package, missing_extra, resolve
+from agent_system.environments.env_registry import find_entry, get_package, missing_extra_error
 from agent_system.environments.pool.failure import EnvFailure, WorkerStartError
 from agent_system.environments.pool.processes import ProcessSlot, WorkerProcess
-from agent_system.environments.pool.slot_queue import Slot, SlotBoard
+from agent_system.environments.pool.slot_queue import Slot, SlotQueue
 from agent_system.environments.pool.threads import LocalSlot
 from agent_system.environments.pool.wire import SURROGATES
 from agent_system.environments.settings import EnvSettings
@@ -73,7 +73,7 @@ class PoolSession:
         except EnvFailure as failure:
             counts[f"failed_{failure.kind}"] += 1
             raise
-        self._pool.busy_s += self._slot.seconds
+        self._pool.env_s += self._slot.seconds
         return result
 
 
@@ -117,48 +117,48 @@ class EnvironmentPool:
         self.reset_timeout_s = reset_timeout_s
         self.step_timeout_s = step_timeout_s
         self.start_timeout_s = start_timeout_s
-        self.placement = self._placement(placement)
+        self.placement = self._choose_placement(placement)
         self.counts: Counter[str] = Counter()
         # Seconds that sessions waited for a free slot, summed.
         self.wait_s = 0.0
         # Seconds that calls took in environments, summed. Includes the queue of a shared thread.
-        self.busy_s = 0.0
-        self.replace_s = 0.0  # seconds of the slowest replacement so far
+        self.env_s = 0.0
+        self.slowest_replacement_s = 0.0  # seconds of the slowest replacement so far
         self._workers: list[WorkerProcess] = []
         self._spare: WorkerProcess | None = None
-        self._keep_spare = False
-        self._local: list[LocalSlot] = []
-        self._board = SlotBoard()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._keeps_spare = False
+        self._local_slots: list[LocalSlot] = []
+        self._slots = SlotQueue()
+        self._background_tasks: set[asyncio.Task[None]] = set()
         self._closed = False
 
     @property
-    def capacity(self) -> int:
+    def max_sessions(self) -> int:
         """Maximum number of sessions that are open at once."""
         return self.num_workers * self.envs_per_worker
 
     @property
     def worker_pids(self) -> list[int]:
         """Process ids of the workers, without the spare."""
-        pids = [worker.pid for worker in self._workers if worker.alive]
+        pids = [worker.process_id for worker in self._workers if worker.is_alive]
         return [pid for pid in pids if pid is not None]
 
     async def start(self) -> "EnvironmentPool":
         """Start the workers and wait for them. Raises ``WorkerStartError`` or ``MissingExtra``."""
         if self.placement != "process":
             package = get_package(self.env_name)
-            self._local = [
-                LocalSlot(package, self.section, self.placement) for _ in range(self.capacity)
+            self._local_slots = [
+                LocalSlot(package, self.section, self.placement) for _ in range(self.max_sessions)
             ]
-            for slot in self._local:
-                self._board.put(slot)
+            for slot in self._local_slots:
+                self._slots.put(slot)
             return self
         started = await asyncio.gather(
-            *(self._spawn() for _ in range(self.num_workers)), return_exceptions=True
+            *(self._start_worker() for _ in range(self.num_workers)), return_exceptions=True
         )
         # Skip a worker that died in the meantime: its replacement adds itself.
         usable = [
-            worker for worker in started if isinstance(worker, WorkerProcess) and worker.alive
+            worker for worker in started if isinstance(worker, WorkerProcess) and worker.is_alive
         ]
         self._workers = [*self._workers, *usable]
         errors = [error for error in started if isinstance(error, BaseException)]
@@ -167,15 +167,15 @@ class EnvironmentPool:
             await self.close()
             raise errors[0]
         for worker in usable:
-            self._enlist(worker)
+            self._add_slots(worker)
         slowest = max((worker.start_s for worker in self._workers), default=0.0)
-        self._keep_spare = slowest > SLOW_START_S
-        if self._keep_spare:
-            self._background(self._make_spare())
+        self._keeps_spare = slowest > SLOW_START_S
+        if self._keeps_spare:
+            self._run_in_background(self._make_spare())
         return self
 
     @contextlib.asynccontextmanager
-    async def session(self, group: str | None = None) -> AsyncIterator[PoolSession]:
+    async def open_session(self, group: str | None = None) -> AsyncIterator[PoolSession]:
         """Wait for a free environment and reserve it for the ``async with`` block.
 
         Sessions of one ``group`` share a worker if possible, so that a failed worker affects few
@@ -183,120 +183,122 @@ class EnvironmentPool:
         """
         if self._closed:
             raise RuntimeError("the environment pool is closed")
-        began = time.perf_counter()
-        slot = await self._board.take(group)
-        self.wait_s += time.perf_counter() - began
-        slot.lend(group, 1)
+        wait_start = time.perf_counter()
+        slot = await self._slots.acquire_slot(group)
+        self.wait_s += time.perf_counter() - wait_start
+        slot.count_session(group, 1)
         try:
             yield PoolSession(self, slot)
         finally:
             # Update the load first: the choice of the next session's slot depends on it.
-            slot.lend(group, -1)
-            if slot.alive and not self._closed:
-                self._board.put(slot)
+            slot.count_session(group, -1)
+            if slot.is_alive and not self._closed:
+                self._slots.put(slot)
 
-    def stats(self) -> dict[str, float]:
+    def collect_totals(self) -> dict[str, float]:
         """Return totals since the start: seconds, calls, failures by kind, and restarts.
 
         ``wait_s`` are seconds that sessions waited for a slot, ``env_s`` seconds in environments.
         """
         return {
             "wait_s": self.wait_s,
-            "env_s": self.busy_s,
+            "env_s": self.env_s,
             "calls": float(self.counts["calls"]),
             "restarts": float(self.counts["restarts"]),
-            "replace_s_max": self.replace_s,
+            "replace_s_max": self.slowest_replacement_s,
             **{f"failed_{kind}": float(self.counts[f"failed_{kind}"]) for kind in FAILURES},
         }
 
     async def close(self) -> None:
         """Stop every worker and its child processes. Open sessions fail. May be called twice."""
         self._closed = True
-        for task in list(self._tasks):
+        for task in list(self._background_tasks):
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*self._background_tasks, return_exceptions=True)
         spare, self._spare = self._spare, None
-        closing: list[WorkerProcess | LocalSlot] = [*self._workers, *self._local]
+        closing: list[WorkerProcess | LocalSlot] = [*self._workers, *self._local_slots]
         if spare is not None:
             closing.append(spare)
         await asyncio.gather(*(worker.close() for worker in closing))
         self._workers = []
-        self._local = []
-        self._board.fail(RuntimeError("the environment pool is closed"))
+        self._local_slots = []
+        self._slots.fail_waiters(RuntimeError("the environment pool is closed"))
 
     # ---- workers ----
 
-    def _placement(self, placement: str | None) -> str:
+    def _choose_placement(self, placement: str | None) -> str:
         placement = placement or self.section.get("placement")
         if placement is None:
             package = get_package(self.env_name)
             placement = getattr(package.make, "placement", "process")
             # For ``process`` the worker reads the settings and reports errors in them.
             if placement != "process":
-                placement = package.read(self.section).own_placement() or placement
+                placement = package.read_settings(self.section).chosen_placement() or placement
         if placement not in PLACEMENTS:
             raise ValueError(
                 f"placement {placement!r} of {self.env_name!r}; allowed: {', '.join(PLACEMENTS)}"
             )
         return placement
 
-    async def _spawn(self) -> WorkerProcess:
-        worker = WorkerProcess(resolve(self.env_name).target, self.section, self._worker_died)
+    async def _start_worker(self) -> WorkerProcess:
+        worker = WorkerProcess(
+            find_entry(self.env_name).target, self.section, self._handle_worker_death
+        )
         try:
             return await worker.start(self.start_timeout_s)
         except WorkerStartError as error:
-            await worker.reap()
+            await worker.wait_for_exit()
             if error.missing:
                 cause = ModuleNotFoundError(name=error.missing)
-                raise missing_extra(self.env_name, cause) from error
+                raise missing_extra_error(self.env_name, cause) from error
             raise
         except asyncio.CancelledError:
-            await worker.reap()
+            await worker.wait_for_exit()
             raise
 
-    def _enlist(self, worker: WorkerProcess) -> None:
+    def _add_slots(self, worker: WorkerProcess) -> None:
         for index in range(self.envs_per_worker):
-            self._board.put(ProcessSlot(worker, index))
+            self._slots.put(ProcessSlot(worker, index))
 
-    def _worker_died(self, worker: WorkerProcess, detail: str) -> None:
-        self._board.drop_dead()
-        self._background(worker.reap())
+    def _handle_worker_death(self, worker: WorkerProcess, detail: str) -> None:
+        self._slots.drop_dead_slots()
+        self._run_in_background(worker.wait_for_exit())
         if worker is self._spare:
             self._spare = None
-            self._background(self._make_spare())
+            self._run_in_background(self._make_spare())
             return
         logger.warning("%s; replacing it", detail)
         self.counts["restarts"] += 1
-        self._background(self._replace(worker))
+        self._run_in_background(self._replace_worker(worker))
 
-    async def _replace(self, dead: WorkerProcess) -> None:
+    async def _replace_worker(self, dead: WorkerProcess) -> None:
         began = time.perf_counter()
         # Take the spare before the first await: two workers may die at the same time.
         worker, self._spare = self._spare, None
         if worker is None:
-            worker = await self._spawn_patiently()
+            worker = await self._start_worker_with_retries()
         self._workers = [other for other in self._workers if other is not dead]
         if worker is None:
-            self._lost()
+            self._report_lost_worker()
             return
         self._workers.append(worker)
-        self._enlist(worker)
-        self.replace_s = max(self.replace_s, time.perf_counter() - began)
-        if self._keep_spare:
+        self._add_slots(worker)
+        self.slowest_replacement_s = max(self.slowest_replacement_s, time.perf_counter() - began)
+        if self._keeps_spare:
             await self._make_spare()
 
     async def _make_spare(self) -> None:
-        spare = await self._spawn_patiently()
+        spare = await self._start_worker_with_retries()
         if spare is not None and self._spare is None:
             self._spare = spare
         # Another task made a spare in the meantime. A second one would waste memory.
         elif spare is not None:
             await spare.close()
 
-    async def _spawn_patiently(self) -> WorkerProcess | None:
+    async def _start_worker_with_retries(self) -> WorkerProcess | None:
         for attempt in range(START_ATTEMPTS):
             try:
-                return await self._spawn()
+                return await self._start_worker()
             except (WorkerStartError, ImportError, OSError) as error:
                 logger.warning(
                     "environment worker start %d of %d failed: %s",
@@ -308,17 +310,17 @@ class EnvironmentPool:
                 await asyncio.sleep(0.2 * 2**attempt)
         return None
 
-    def _lost(self) -> None:
+    def _report_lost_worker(self) -> None:
         logger.error("an environment worker could not be replaced; %d left", len(self._workers))
         if not self._workers:
-            self._board.fail(
+            self._slots.fail_waiters(
                 WorkerStartError(
                     f"all environment workers of {self.env_name!r} failed, and none can be started"
                 )
             )
 
-    def _background(self, coroutine: Coroutine[Any, Any, None]) -> None:
+    def _run_in_background(self, coroutine: Coroutine[Any, Any, None]) -> None:
         # Keep a reference: the loop has only weak ones, and a task could be garbage collected.
         task = asyncio.get_running_loop().create_task(coroutine)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._background_tasks.add(task)
+        task.add_done_callback(self._background_tasks.discard)

@@ -23,19 +23,19 @@ from agent_system.environments.pool.failure import EnvFailure, FailureKind, Work
 from verl.utils.processes import OWNER, kill_descendants
 
 logger = logging.getLogger(__name__)
-ROOT = str(Path(__file__).resolve().parents[3])
+REPOSITORY_ROOT = str(Path(__file__).resolve().parents[3])
 # Seconds that a killed process may take to leave the process table.
 REAP_S = 5.0
 # Seconds that a worker may take to close its environments after the exit message.
 EXIT_S = 2.0
-PRINTS = 2**20  # bytes: a larger output file of a worker is emptied before the next call
+MAX_OUTPUT_BYTES = 2**20  # bytes: a larger output file of a worker is emptied before the next call
 
 
 @dataclass(slots=True)
-class _Call:
+class _PendingCall:
     future: asyncio.Future[dict[str, Any]]
     timeout_s: float
-    what: str
+    op: str
     timer: asyncio.TimerHandle | None = None
 
 
@@ -48,22 +48,22 @@ class ProcessSlot:
     seconds: float = field(default=0.0)  # seconds that the last call took in the environment
 
     @property
-    def alive(self) -> bool:
+    def is_alive(self) -> bool:
         """True if the slot accepts calls."""
-        return self.worker.alive
+        return self.worker.is_alive
 
     @property
-    def load(self) -> int:
+    def num_sessions(self) -> int:
         """Number of sessions on the worker."""
-        return self.worker.busy
+        return self.worker.num_sessions
 
-    def plays(self, group: str | None) -> bool:
+    def serves_group(self, group: str | None) -> bool:
         """Return True if the worker has a session of ``group``."""
         return group is not None and group in self.worker.groups
 
-    def lend(self, group: str | None, by: int) -> None:
+    def count_session(self, group: str | None, by: int) -> None:
         """Add a session of ``group`` to the load of the worker (``by=1``) or remove it (-1)."""
-        self.worker.busy += by
+        self.worker.num_sessions += by
         groups = self.worker.groups
         groups[group] += by
         if not groups[group]:
@@ -97,26 +97,26 @@ class WorkerProcess(asyncio.Protocol):
         self.target = target
         self.section = section
         self.on_death = on_death
-        self.alive = False
-        self.closing = False
-        self.asynchronous = False
+        self.is_alive = False
+        self.is_closing = False
+        self.is_async = False
         self._owner = uuid.uuid4().hex
-        self.busy = 0  # number of open sessions
+        self.num_sessions = 0  # number of open sessions
         self.groups: Counter[str | None] = Counter()  # open sessions by group
         self.start_s = 0.0
-        self._calls: dict[int, _Call] = {}
+        self._calls: dict[int, _PendingCall] = {}
         self._next_id = 0
         self._buffer = bytearray()
         self._hello: asyncio.Future[dict[str, Any]] | None = None
-        self._gone = asyncio.Event()
+        self._closed = asyncio.Event()
         self._process: subprocess.Popen | None = None
         self._transport: asyncio.Transport | None = None
-        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115  lives as long as the worker
+        self._output = tempfile.TemporaryFile()  # noqa: SIM115  lives as long as the worker
         # Append mode: after the file is emptied, the process writes at its new end.
-        fcntl.fcntl(self._stderr, fcntl.F_SETFL, os.O_RDWR | os.O_APPEND)
+        fcntl.fcntl(self._output, fcntl.F_SETFL, os.O_RDWR | os.O_APPEND)
 
     @property
-    def pid(self) -> int | None:
+    def process_id(self) -> int | None:
         """Process id; None before the start."""
         return self._process.pid if self._process else None
 
@@ -127,34 +127,40 @@ class WorkerProcess(asyncio.Protocol):
         """
         loop = asyncio.get_running_loop()
         began = time.perf_counter()
-        answer: asyncio.Future[dict[str, Any]] = loop.create_future()
-        self._hello = answer
-        channel = self._popen()
+        hello_future: asyncio.Future[dict[str, Any]] = loop.create_future()
+        self._hello = hello_future
+        channel = self._start_process()
         first = {"target": self.target, "section": self.section, "sys_path": sys.path}
         try:
             self._transport, _ = await loop.create_connection(lambda: self, sock=channel)
             self._transport.write(wire.encode(first))
-            hello = await asyncio.wait_for(answer, timeout_s)
+            hello = await asyncio.wait_for(hello_future, timeout_s)
             if "hello" not in hello:
-                raise WorkerStartError(f"{hello['failed']}{self._said()}", hello.get("missing"))
+                raise WorkerStartError(
+                    f"{hello['failed']}{self._last_output()}", hello.get("missing")
+                )
         except TimeoutError:
             raise WorkerStartError(
-                f"the environment worker was not ready after {timeout_s:g} s{self._said()}"
+                f"the environment worker was not ready after {timeout_s:g} s{self._last_output()}"
             ) from None
         finally:
-            if answer.cancelled() or not answer.done() or "hello" not in answer.result():
-                self._die("dead", "it did not start")
-        self.alive = True
-        self.asynchronous = bool(hello["asynchronous"])
+            if (
+                hello_future.cancelled()
+                or not hello_future.done()
+                or "hello" not in hello_future.result()
+            ):
+                self._kill("dead", "it did not start")
+        self.is_alive = True
+        self.is_async = bool(hello["asynchronous"])
         self.start_s = time.perf_counter() - began
         return self
 
-    def _popen(self) -> socket.socket:
+    def _start_process(self) -> socket.socket:
         """Start the process and return this process's end of the socket."""
-        ours, theirs = socket.socketpair()
-        ours.setblocking(False)
+        parent_socket, worker_socket = socket.socketpair()
+        parent_socket.setblocking(False)
         # Make this package importable in every working directory.
-        paths = [ROOT, os.environ.get("PYTHONPATH")]
+        paths = [REPOSITORY_ROOT, os.environ.get("PYTHONPATH")]
         environ = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
         # Many workers share the cores, so each numpy gets one thread.
         environ.setdefault("OMP_NUM_THREADS", "1")
@@ -163,54 +169,56 @@ class WorkerProcess(asyncio.Protocol):
         environ.setdefault("PYTHONHASHSEED", "0")
         environ[OWNER] = self._owner
         module = f"{__package__}.worker"
-        with theirs:
+        with worker_socket:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", module, str(theirs.fileno()), str(os.getpid())],
-                pass_fds=[theirs.fileno()],
+                [sys.executable, "-m", module, str(worker_socket.fileno()), str(os.getpid())],
+                pass_fds=[worker_socket.fileno()],
                 stdin=subprocess.DEVNULL,
-                stdout=self._stderr,
-                stderr=self._stderr,
+                stdout=self._output,
+                stderr=self._output,
                 env=environ,
                 start_new_session=True,  # a process group, so that child processes can be killed
             )
-        return ours
+        return parent_socket
 
     async def call(self, message: dict[str, Any], timeout_s: float) -> dict[str, Any]:
         """Send ``message`` and await its reply.
 
         Raises ``EnvFailure`` if the worker has failed, or fails before the reply.
         """
-        if not self.alive or self._transport is None:
+        if not self.is_alive or self._transport is None:
             raise EnvFailure("dead", "the environment worker of this session is gone")
-        self._forget_prints()
+        self._truncate_output()
         self._next_id += 1
         line = wire.encode({**message, "id": self._next_id})
-        call = _Call(asyncio.get_running_loop().create_future(), timeout_s, message["op"])
+        call = _PendingCall(asyncio.get_running_loop().create_future(), timeout_s, message["op"])
         self._calls[self._next_id] = call
         self._transport.write(line)
-        self._arm()
+        self._start_timers()
         return await call.future
 
     async def close(self) -> None:
         """Send the exit message, then kill the process and its children if they still run."""
-        self.closing = True
-        self.alive = False
-        if self._transport is not None and not self._gone.is_set():
+        self.is_closing = True
+        self.is_alive = False
+        if self._transport is not None and not self._closed.is_set():
             self._transport.write(wire.encode({"op": "exit"}))
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._gone.wait(), EXIT_S)
-        self._die("dead", "the pool is closed")
-        await self.reap()
+                await asyncio.wait_for(self._closed.wait(), EXIT_S)
+        self._kill("dead", "the pool is closed")
+        await self.wait_for_exit()
 
-    async def reap(self) -> None:
+    async def wait_for_exit(self) -> None:
         """Wait until the killed process has left the process table."""
         deadline = time.monotonic() + REAP_S
         while self._process is not None and self._process.poll() is None:
             if time.monotonic() > deadline:
-                logger.error("environment worker %s did not exit within %g s", self.pid, REAP_S)
+                logger.error(
+                    "environment worker %s did not exit within %g s", self.process_id, REAP_S
+                )
                 return
             await asyncio.sleep(0.005)
-        self._stderr.close()
+        self._output.close()
 
     # ---- asyncio.Protocol ----
 
@@ -221,19 +229,19 @@ class WorkerProcess(asyncio.Protocol):
         *lines, rest = self._buffer.split(b"\n")
         self._buffer = bytearray(rest)
         try:
-            if len(rest) > wire.MAX_LINE:
-                raise wire.GarbageReturn(f"a line of more than {wire.MAX_LINE} bytes")
+            if len(rest) > wire.MAX_LINE_BYTES:
+                raise wire.InvalidEnvReturn(f"a line of more than {wire.MAX_LINE_BYTES} bytes")
             for line in lines:
-                self._received(wire.decode(bytes(line)))
-        except (wire.GarbageReturn, KeyError, TypeError, ValueError) as error:
-            self._die("garbage", f"the environment worker sent {error}")
+                self._handle_message(wire.decode(bytes(line)))
+        except (wire.InvalidEnvReturn, KeyError, TypeError, ValueError) as error:
+            self._kill("garbage", f"the environment worker sent {error}")
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002  of asyncio.Protocol
         """Handle the closed socket: the process exited, was killed, or closed it."""
-        self._gone.set()
-        self._die("dead", f"the environment worker {self.pid} died")
+        self._closed.set()
+        self._kill("dead", f"the environment worker {self.process_id} died")
 
-    def _received(self, message: dict[str, Any]) -> None:
+    def _handle_message(self, message: dict[str, Any]) -> None:
         if self._hello is not None and not self._hello.done():
             self._hello.set_result(message)
             return
@@ -242,14 +250,14 @@ class WorkerProcess(asyncio.Protocol):
         if "error" not in message:
             float(message["seconds"])  # raises if it is no number: an invalid message
         elif not isinstance(message["detail"], str) or message["error"] not in ("error", "garbage"):
-            raise wire.GarbageReturn(f"an invalid error reply: {message!r}")
+            raise wire.InvalidEnvReturn(f"an invalid error reply: {message!r}")
         if call.timer is not None:
             call.timer.cancel()
         if not call.future.done():
             call.future.set_result(message)
-        self._arm()
+        self._start_timers()
 
-    def _arm(self) -> None:
+    def _start_timers(self) -> None:
         """Start the timer of every call that the worker may be executing.
 
         These are all calls of a worker with coroutines, else only the oldest one.
@@ -257,27 +265,27 @@ class WorkerProcess(asyncio.Protocol):
         for number, call in self._calls.items():
             if call.timer is None:
                 loop = asyncio.get_running_loop()
-                call.timer = loop.call_later(call.timeout_s, self._expired, number, call)
+                call.timer = loop.call_later(call.timeout_s, self._handle_timeout, number, call)
             # The dict is in order of the calls, so the first one is the oldest.
-            if not self.asynchronous:
+            if not self.is_async:
                 return
 
-    def _expired(self, number: int, call: _Call) -> None:
+    def _handle_timeout(self, number: int, call: _PendingCall) -> None:
         if number not in self._calls:
             return
-        late = EnvFailure("timeout", f"{call.what} took over {call.timeout_s:g} s")
-        self._fail(self._calls.pop(number), late)
-        self._die(
-            "timeout", f"the environment worker was killed: {call.what} of another session hung"
+        late = EnvFailure("timeout", f"{call.op} took over {call.timeout_s:g} s")
+        self._fail_call(self._calls.pop(number), late)
+        self._kill(
+            "timeout", f"the environment worker was killed: {call.op} of another session hung"
         )
 
-    def _die(self, kind: FailureKind, detail: str) -> None:
+    def _kill(self, kind: FailureKind, detail: str) -> None:
         """Kill the process group, fail the pending calls, and notify the pool.
 
         Further calls have no effect.
         """
-        was_alive = self.alive
-        self.alive = False
+        was_alive = self.is_alive
+        self.is_alive = False
         if self._process is not None and self._process.returncode is None:
             # Kill descendants first: those in other sessions are found as children of the process.
             os.kill(self._process.pid, signal.SIGSTOP)
@@ -294,28 +302,28 @@ class WorkerProcess(asyncio.Protocol):
         # message cannot be assigned to one call.
         pending_kind: FailureKind = "garbage" if kind == "garbage" else "dead"
         for call in calls.values():
-            self._fail(call, EnvFailure(pending_kind, detail + self._said()))
-        if was_alive and not self.closing:
+            self._fail_call(call, EnvFailure(pending_kind, detail + self._last_output()))
+        if was_alive and not self.is_closing:
             self.on_death(self, detail)
 
     @staticmethod
-    def _fail(call: _Call, error: EnvFailure) -> None:
+    def _fail_call(call: _PendingCall, error: EnvFailure) -> None:
         if call.timer is not None:
             call.timer.cancel()
         if not call.future.done():
             call.future.set_exception(error)
 
-    def _forget_prints(self) -> None:
+    def _truncate_output(self) -> None:
         """Empty the output file if it is large: an environment may print for days."""
-        if os.fstat(self._stderr.fileno()).st_size > PRINTS:
-            os.ftruncate(self._stderr.fileno(), 0)
+        if os.fstat(self._output.fileno()).st_size > MAX_OUTPUT_BYTES:
+            os.ftruncate(self._output.fileno(), 0)
 
-    def _said(self) -> str:
+    def _last_output(self) -> str:
         """Return the last 2000 bytes that the process printed, for error messages."""
-        if self._stderr.closed:
+        if self._output.closed:
             return ""
-        size = os.fstat(self._stderr.fileno()).st_size
+        size = os.fstat(self._output.fileno()).st_size
         # Use ``pread``: the child shares the file offset, so seeking would move it.
-        tail = os.pread(self._stderr.fileno(), 2000, max(0, size - 2000))
+        tail = os.pread(self._output.fileno(), 2000, max(0, size - 2000))
         text = tail.decode(errors="replace").strip()
         return f"\nlast output of the worker:\n{text}" if text else ""

@@ -9,24 +9,24 @@ from agent_system.environments.pool.threads import LocalSlot
 Slot = ProcessSlot | LocalSlot
 
 
-class SlotBoard:
+class SlotQueue:
     """Free slots, and a first-come first-served queue of waiters."""
 
     def __init__(self) -> None:
         self.free: list[Slot] = []
         self._waiters: deque[asyncio.Future[Slot]] = deque()
-        self._broken: Exception | None = None
+        self._error: Exception | None = None
 
-    async def take(self, group: str | None = None) -> Slot:
+    async def acquire_slot(self, group: str | None = None) -> Slot:
         """Return a free slot. Wait if there is none.
 
         Prefer a worker that has a session of ``group``, then the worker with the fewest sessions.
         Raises the error given to ``fail_waiters``.
         """
-        if self._broken is not None:
-            raise self._broken
+        if self._error is not None:
+            raise self._error
         if self.free:
-            return self._pick(group)
+            return self._pop_best_slot(group)
         waiter: asyncio.Future[Slot] = asyncio.get_running_loop().create_future()
         self._waiters.append(waiter)
         try:
@@ -46,22 +46,22 @@ class SlotBoard:
                 return
         self.free.append(slot)
 
-    def drop_dead(self) -> None:
+    def drop_dead_slots(self) -> None:
         """Remove the free slots of failed workers."""
         # Slots in use are not in the list. Their sessions fail at the next call.
-        self.free = [slot for slot in self.free if slot.alive]
+        self.free = [slot for slot in self.free if slot.is_alive]
 
-    def fail(self, error: Exception) -> None:
+    def fail_waiters(self, error: Exception) -> None:
         """Make all waiters, and all later calls of ``acquire_slot``, raise ``error``."""
-        self._broken = error
+        self._error = error
         for waiter in self._waiters:
             if not waiter.done():
                 waiter.set_exception(error)
 
-    def _pick(self, group: str | None) -> Slot:
-        def unsuitability(index: int) -> tuple[bool, int]:
+    def _pop_best_slot(self, group: str | None) -> Slot:
+        def sort_key(index: int) -> tuple[bool, int]:
             slot = self.free[index]
             # False sorts first: a worker of the group is preferred to the least busy one.
-            return (not slot.plays(group), slot.load)
+            return (not slot.serves_group(group), slot.num_sessions)
 
-        return self.free.pop(min(range(len(self.free)), key=unsuitability))
+        return self.free.pop(min(range(len(self.free)), key=sort_key))

@@ -24,13 +24,13 @@ from agent_system.environments.pool.failure import EnvFailure
 T = TypeVar("T")
 
 
-class _Late(Exception):
+class _DeadlineExceeded(Exception):
     """Exceeded deadline. ``was_running``: the function was being executed, not waiting.
 
     It is no ``TimeoutError``, which environments may raise themselves.
     """
 
-    inside = False
+    was_running = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,13 +63,13 @@ class DaemonThread:
         self._pending.add(future)
         self._calls.put(_QueuedCall(function, args, future))
         try:
-            return await _within(allowed_s, future)
-        except _Late as late:
+            return await _await_within(allowed_s, future)
+        except _DeadlineExceeded as late:
             self._pending.discard(future)
-            late.inside = self._running is future
+            late.was_running = self._running is future
             raise
 
-    def post(self, function: Callable[..., Any], *args: object) -> None:
+    def post_call(self, function: Callable[..., Any], *args: object) -> None:
         """Queue ``function(*args)`` and discard its result."""
         self._calls.put(_QueuedCall(function, args))
 
@@ -89,15 +89,15 @@ class DaemonThread:
                     result = call.function(*call.args)
             # Boundary to the environment. SystemExit must not end the thread either.
             except BaseException as raised:
-                error = _settable(raised)
+                error = _to_future_exception(raised)
             self._running = None
             if future is not None:
                 self._pending.discard(future)
                 with contextlib.suppress(RuntimeError):  # its loop is closed
-                    future.get_loop().call_soon_threadsafe(_settle, future, result, error)
+                    future.get_loop().call_soon_threadsafe(_set_outcome, future, result, error)
 
 
-def _settable(raised: BaseException) -> Exception:
+def _to_future_exception(raised: BaseException) -> Exception:
     """Return ``raised``, or a ``RuntimeError`` for an exception that a future does not accept.
 
     These are ``StopIteration`` and exceptions that end a process, such as ``SystemExit``.
@@ -107,7 +107,7 @@ def _settable(raised: BaseException) -> Exception:
     return RuntimeError(repr(raised))
 
 
-def _settle(future: asyncio.Future[Any], result: object, error: Exception | None) -> None:
+def _set_outcome(future: asyncio.Future[Any], result: object, error: Exception | None) -> None:
     if future.done():
         return
     if error is None:
@@ -116,7 +116,7 @@ def _settle(future: asyncio.Future[Any], result: object, error: Exception | None
         future.set_exception(error)
 
 
-async def _within(timeout_s: float, awaitable: Awaitable[T]) -> T:
+async def _await_within(timeout_s: float, awaitable: Awaitable[T]) -> T:
     """Return the result of ``awaitable``. Cancel it after ``timeout_s`` and raise
     ``_DeadlineExceeded``.
     """
@@ -126,12 +126,12 @@ async def _within(timeout_s: float, awaitable: Awaitable[T]) -> T:
             return await awaitable
     except TimeoutError:
         if deadline.expired():
-            raise _Late from None
+            raise _DeadlineExceeded from None
         raise
 
 
 # Threads of ``locked`` environments in this process, by package name.
-_SHARED: dict[str, DaemonThread] = {}
+_SHARED_THREADS: dict[str, DaemonThread] = {}
 _SHARED_LOCK = threading.Lock()
 
 
@@ -146,20 +146,20 @@ class LocalSlot:
     section: dict[str, Any]
     placement: str
     seconds: float = 0.0
-    alive: bool = True
-    load: int = 0
+    is_alive: bool = True
+    num_sessions: int = 0
     # Empty, or the environment. A failure replaces the list, so that a ``make`` that returns after
     # its deadline adds to an abandoned list.
-    _made: list[Env] = field(default_factory=list)
+    _envs: list[Env] = field(default_factory=list)
     _thread: DaemonThread | None = None
 
-    def plays(self, group: str | None) -> bool:  # noqa: ARG002  as of ProcessSlot
+    def serves_group(self, group: str | None) -> bool:  # noqa: ARG002  as of ProcessSlot
         """Return False: a local slot has no worker that a group could share."""
         return False
 
-    def lend(self, group: str | None, by: int) -> None:  # noqa: ARG002  as of ProcessSlot
+    def count_session(self, group: str | None, by: int) -> None:  # noqa: ARG002  as of ProcessSlot
         """Add a session to the load (``by=1``) or remove it (-1)."""
-        self.load += by
+        self.num_sessions += by
 
     async def call(self, op: str, args: dict[str, Any], timeout_s: float) -> Any:
         """Call ``reset`` or ``step`` within ``timeout_s`` seconds. Raises ``EnvFailure``.
@@ -169,82 +169,82 @@ class LocalSlot:
         """
         began = time.perf_counter()
         try:
-            result = await self._play(op, args, timeout_s)
+            result = await self._execute_call(op, args, timeout_s)
             # Other placements have already raised at the deadline.
             if time.perf_counter() - began > timeout_s and self.placement == "inline":
-                raise _Late
+                raise _DeadlineExceeded
             self.seconds = time.perf_counter() - began
             return wire.check_reset(result) if op == "reset" else wire.check_step(result)
-        except _Late:
-            self._forget()
+        except _DeadlineExceeded:
+            self._drop_env()
             raise EnvFailure("timeout", f"{op} took over {timeout_s:g} s") from None
-        except wire.GarbageReturn as error:
-            self._forget()
+        except wire.InvalidEnvReturn as error:
+            self._drop_env()
             raise EnvFailure("garbage", str(error)) from error
         except Exception as error:  # the environment boundary
-            self._forget()
+            self._drop_env()
             raise EnvFailure("error", f"{op}: {error!r}") from error
 
-    async def _play(self, op: str, args: dict[str, Any], timeout_s: float) -> Any:
+    async def _execute_call(self, op: str, args: dict[str, Any], timeout_s: float) -> Any:
         if self.placement == "inline":
-            result = self._begin(op, args, self._made)
+            result = self._call_env(op, args, self._envs)
         else:
             result = await self._call_in_thread(op, args, timeout_s)
-        return await _within(timeout_s, result) if inspect.isawaitable(result) else result
+        return await _await_within(timeout_s, result) if inspect.isawaitable(result) else result
 
     async def _call_in_thread(self, op: str, args: dict[str, Any], timeout_s: float) -> Any:
         try:
-            return await self._runner().call(timeout_s, self._begin, op, args, self._made)
-        except _Late as late:
-            if late.inside and self._made:
-                interrupt = getattr(self._made[0], "interrupt", None)
+            return await self._get_thread().call(timeout_s, self._call_env, op, args, self._envs)
+        except _DeadlineExceeded as late:
+            if late.was_running and self._envs:
+                interrupt = getattr(self._envs[0], "interrupt", None)
                 if interrupt is not None:
                     interrupt()
             raise
 
-    def _begin(self, op: str, args: dict[str, Any], made: list[Env]) -> Any:
-        if not made:
+    def _call_env(self, op: str, args: dict[str, Any], envs: list[Env]) -> Any:
+        if not envs:
             if op == "step":
                 raise RuntimeError("step before reset")
-            made.append(self.package.make(self.package.read(self.section)))
+            envs.append(self.package.make(self.package.read_settings(self.section)))
         if op == "reset":
-            return made[0].reset(args["task"], args["seed"])
-        return made[0].step(args["action"])
+            return envs[0].reset(args["task"], args["seed"])
+        return envs[0].step(args["action"])
 
-    def _runner(self) -> DaemonThread:
+    def _get_thread(self) -> DaemonThread:
         if self.placement == "locked":
             with _SHARED_LOCK:
-                if self.package.name not in _SHARED:
-                    _SHARED[self.package.name] = DaemonThread()
-                self._thread = _SHARED[self.package.name]
+                if self.package.name not in _SHARED_THREADS:
+                    _SHARED_THREADS[self.package.name] = DaemonThread()
+                self._thread = _SHARED_THREADS[self.package.name]
         elif self._thread is None:
             self._thread = DaemonThread()
         return self._thread
 
-    def _forget(self) -> None:
+    def _drop_env(self) -> None:
         """Remove the environment from the slot, and close it in its thread.
 
         Closing waits for the running call: the environment may not be thread-safe.
         """
         # Use a new list: a ``make`` that is still running must not fill this slot later.
-        made, self._made = self._made, []
+        envs, self._envs = self._envs, []
         thread = self._thread
         self._thread = None
         if thread is None:
-            _close_quietly(made)
+            close_envs_quietly(envs)
             return
-        thread.post(_close_quietly, made)
+        thread.post_call(close_envs_quietly, envs)
         # A shared thread serves other slots too and continues.
         if self.placement == "thread":
             thread.stop()
 
     async def close(self) -> None:
         """Close the environment, and end its thread unless it is shared."""
-        self.alive = False
-        self._forget()
+        self.is_alive = False
+        self._drop_env()
 
 
-def _close_quietly(made: list[Env]) -> None:
-    for env in made:
+def close_envs_quietly(envs: list[Env]) -> None:
+    for env in envs:
         with contextlib.suppress(Exception):  # boundary to the environment, which is discarded
             env.close()

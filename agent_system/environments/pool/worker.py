@@ -27,13 +27,13 @@ from agent_system.environments.env import Env
 from agent_system.environments.env_registry import get_package
 from agent_system.environments.package import EnvPackage
 from agent_system.environments.pool import wire as wire
-from verl.config.settings.secret_values import hide_secrets, masked_text
+from verl.config.settings.secret_values import mask_text, register_secrets
 from verl.utils.limits import limit_memory
 from verl.utils.processes import adopt_orphans, die_with_parent
 from verl.utils.stacks import answer_with_stacks
 
 
-class Host:
+class EnvironmentHost:
     """Environments of this process, by slot.
 
     An environment that raised is dropped. The next reset of its slot makes a new one.
@@ -41,55 +41,55 @@ class Host:
 
     def __init__(self, package: EnvPackage, section: dict[str, Any]) -> None:
         self.package = package
-        self.settings = package.read(section)
-        gigabytes = self.settings.memory_limit()
+        self.settings = package.read_settings(section)
+        gigabytes = self.settings.memory_limit_gb()
         if gigabytes is not None:
             limit_memory(gigabytes)
         self.envs: dict[int, Env] = {}
 
-    def env(self, slot: int) -> Env:
+    def get_env(self, slot: int) -> Env:
         """Return the environment of ``slot``. It is made on first use."""
         if slot not in self.envs:
             self.envs[slot] = self.package.make(self.settings)
         return self.envs[slot]
 
     @property
-    def asynchronous(self) -> bool:
+    def is_async(self) -> bool:
         """True if ``reset`` or ``step`` of the environment is a coroutine function."""
-        env = self.env(0)
+        env = self.get_env(0)
         return inspect.iscoroutinefunction(env.reset) or inspect.iscoroutinefunction(env.step)
 
-    def begin(self, call: dict[str, Any]) -> Any:
+    def start_call(self, call: dict[str, Any]) -> Any:
         """Call ``reset`` or ``step`` and return the result, which may be a coroutine."""
         if call["op"] == "reset":
-            return self.env(call["slot"]).reset(call["task"], call["seed"])
+            return self.get_env(call["slot"]).reset(call["task"], call["seed"])
         # Do not make an environment here: after a failure the episode is lost.
         if call["slot"] not in self.envs:
             raise RuntimeError("step before reset")
         return self.envs[call["slot"]].step(call["action"])
 
-    def answer(self, call: dict[str, Any], result: object, started: float) -> bytes:
+    def encode_result(self, call: dict[str, Any], result: object, started: float) -> bytes:
         """Return the reply line for ``result``: an error reply if it violates the protocol."""
         try:
             if call["op"] == "reset":
-                ok = wire.pack_observation(wire.check_reset(result))
+                payload = wire.pack_observation(wire.check_reset(result))
             else:
                 observation, reward, done, info = wire.check_step(result)
-                ok = [wire.pack_observation(observation), reward, done, info]
+                payload = [wire.pack_observation(observation), reward, done, info]
             return wire.encode(
-                {"id": call["id"], "ok": ok, "seconds": time.perf_counter() - started}
+                {"id": call["id"], "ok": payload, "seconds": time.perf_counter() - started}
             )
-        except (wire.GarbageReturn, TypeError, ValueError) as error:
-            return self.failed(call, "garbage", error)
+        except (wire.InvalidEnvReturn, TypeError, ValueError) as error:
+            return self.encode_failure(call, "garbage", error)
 
-    def failed(self, call: dict[str, Any], kind: str, error: Exception) -> bytes:
+    def encode_failure(self, call: dict[str, Any], kind: str, error: Exception) -> bytes:
         """Drop the environment that failed and return the error reply."""
-        self.drop(call["slot"])
+        self.drop_env(call["slot"])
         last_frames = "".join(traceback.format_tb(error.__traceback__)[-2:])
-        detail = masked_text(f"{call['op']}: {error!r}\n{last_frames}")
+        detail = mask_text(f"{call['op']}: {error!r}\n{last_frames}")
         return wire.encode({"id": call["id"], "error": kind, "detail": detail})
 
-    def drop(self, slot: int) -> None:
+    def drop_env(self, slot: int) -> None:
         """Close and remove the environment of ``slot``."""
         env = self.envs.pop(slot, None)
         if env is not None:
@@ -99,10 +99,10 @@ class Host:
     def close(self) -> None:
         """Close all environments of this process."""
         for slot in list(self.envs):
-            self.drop(slot)
+            self.drop_env(slot)
 
 
-def serve_blocking(channel: socket.socket, lines: Iterable[bytes], host: Host) -> None:
+def serve_blocking(channel: socket.socket, lines: Iterable[bytes], host: EnvironmentHost) -> None:
     """Answer calls one after another. The environments run in this thread."""
     for line in lines:
         call = wire.decode(line)
@@ -110,59 +110,57 @@ def serve_blocking(channel: socket.socket, lines: Iterable[bytes], host: Host) -
             return
         started = time.perf_counter()
         try:
-            result = host.begin(call)
+            result = host.start_call(call)
         except Exception as error:  # boundary to the environment
-            channel.sendall(host.failed(call, "error", error))
+            channel.sendall(host.encode_failure(call, "error", error))
         else:
-            channel.sendall(host.answer(call, result, started))
+            channel.sendall(host.encode_result(call, result, started))
 
 
-async def serve_async(channel: socket.socket, host: Host) -> None:
+async def serve_async(channel: socket.socket, host: EnvironmentHost) -> None:
     """Answer calls of environments with coroutines: concurrently, but in order for each slot."""
     channel.setblocking(False)
-    reader, writer = await asyncio.open_connection(sock=channel, limit=wire.MAX_LINE)
+    reader, writer = await asyncio.open_connection(sock=channel, limit=wire.MAX_LINE_BYTES)
     locks: dict[int, asyncio.Lock] = {}
     running: set[asyncio.Task[None]] = set()  # strong references; those of the loop are weak
 
-    async def answer(call: dict[str, Any]) -> None:
+    async def answer_call(call: dict[str, Any]) -> None:
         async with locks.setdefault(call["slot"], asyncio.Lock()):
             started = time.perf_counter()
             try:
-                result = host.begin(call)
+                result = host.start_call(call)
                 result = await result if inspect.isawaitable(result) else result
             except Exception as error:  # boundary to the environment
-                writer.write(host.failed(call, "error", error))
+                writer.write(host.encode_failure(call, "error", error))
             else:
-                writer.write(host.answer(call, result, started))
+                writer.write(host.encode_result(call, result, started))
 
     while line := await reader.readline():
         call = wire.decode(line)
         if call["op"] == "exit":
             return
-        task = asyncio.get_running_loop().create_task(answer(call))
+        task = asyncio.get_running_loop().create_task(answer_call(call))
         running.add(task)
         task.add_done_callback(running.discard)
 
 
-def start_host(first: dict[str, Any]) -> tuple[Host | None, bytes]:
+def start_host(first: dict[str, Any]) -> tuple[EnvironmentHost | None, bytes]:
     """Import the package and make the first environment. Return the host and the hello line.
 
     The host is None if this fails; then the line describes the error.
     """
     # Append, so that the paths of this process have precedence.
     sys.path.extend(entry for entry in first["sys_path"] if entry not in sys.path)
-    hide_secrets(first["section"])
+    register_secrets(first["section"])
     try:
-        host = Host(get_package(first["target"]), first["section"])
-        return host, wire.encode({"hello": os.getpid(), "asynchronous": host.asynchronous})
+        host = EnvironmentHost(get_package(first["target"]), first["section"])
+        return host, wire.encode({"hello": os.getpid(), "asynchronous": host.is_async})
     except ModuleNotFoundError as error:
         return None, wire.encode({"failed": repr(error), "missing": error.name})
     except Exception as error:  # boundary to the environment
         detail = "".join(traceback.format_exception(error)[-4:])
         missing = error.__cause__.name if isinstance(error.__cause__, ModuleNotFoundError) else None
-        return None, wire.encode(
-            {"failed": masked_text(f"{error!r}\n{detail}"), "missing": missing}
-        )
+        return None, wire.encode({"failed": mask_text(f"{error!r}\n{detail}"), "missing": missing})
 
 
 def main(fd: int, parent: int) -> None:
@@ -185,7 +183,7 @@ def main(fd: int, parent: int) -> None:
     if host is None:
         return
     with contextlib.suppress(ConnectionError):  # the pool closed the socket
-        if host.asynchronous:
+        if host.is_async:
             asyncio.run(serve_async(channel, host))
         else:
             serve_blocking(channel, lines, host)

@@ -3,9 +3,9 @@
 Needs the extra ``trl``. It is imported on first use.
 """
 
-from verl.utils.lazy import lazy
+from verl.utils.lazy import make_lazy_exports
 
-_resolve, __all__ = lazy(
+_resolve, __all__ = make_lazy_exports(
     __name__,
     {
         "GRPOEnvTrainer": "trainer",

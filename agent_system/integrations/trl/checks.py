@@ -13,19 +13,23 @@ OLD_LOGPS = ("sampling", "recompute")
 LOSS_PATHS = ("trl", "full_sequence")
 
 
-def check(
+def check_settings(
     env: MultistepEnv, args: "GRPOConfig", processing_class: object, old_logps: str, loss_path: str
 ) -> None:
     """Raise ``ValueError`` with all invalid settings and their fixes."""
     # Report all problems together, so that one restart is enough.
-    problems = [*_tokens(env, processing_class), *_choices(old_logps, loss_path), *_sampling(args)]
+    problems = [
+        *_tokenizer_problems(env, processing_class),
+        *_choice_problems(old_logps, loss_path),
+        *_sampling_problems(args),
+    ]
     if loss_path == "full_sequence":
-        problems += _full_sequence(args, old_logps)
+        problems += _full_sequence_problems(args, old_logps)
     if problems:
         raise ValueError("GRPOEnvTrainer: " + "; ".join(problems))
 
 
-def _tokens(env: MultistepEnv, processing_class: object) -> Iterator[str]:
+def _tokenizer_problems(env: MultistepEnv, processing_class: object) -> Iterator[str]:
     if env.tokenizer is None:
         yield "env.tokenizer=None: training needs tokens; give the environment a tokenizer"
     elif processing_class is not None and not _same_vocabulary(processing_class, env.tokenizer):
@@ -40,7 +44,7 @@ def _same_vocabulary(one: Any, other: Any) -> bool:
     return one.get_vocab() == other.get_vocab()
 
 
-def _choices(old_logps: str, loss_path: str) -> Iterator[str]:
+def _choice_problems(old_logps: str, loss_path: str) -> Iterator[str]:
     for name, value, allowed in (
         ("old_logps", old_logps, OLD_LOGPS),
         ("loss_path", loss_path, LOSS_PATHS),
@@ -49,7 +53,7 @@ def _choices(old_logps: str, loss_path: str) -> Iterator[str]:
             yield f"{name}={value!r}: allowed are {', '.join(allowed)}; set one of them"
 
 
-def _sampling(args: "GRPOConfig") -> Iterator[str]:
+def _sampling_problems(args: "GRPOConfig") -> Iterator[str]:
     if args.remove_unused_columns:
         yield (
             "remove_unused_columns=True removes the columns that the environment needs: "
@@ -84,7 +88,7 @@ def _sampling(args: "GRPOConfig") -> Iterator[str]:
         )
 
 
-def _full_sequence(args: "GRPOConfig", old_logps: str) -> Iterator[str]:
+def _full_sequence_problems(args: "GRPOConfig", old_logps: str) -> Iterator[str]:
     if args.loss_type not in LOSS_TYPES:
         yield (
             f"loss_type={args.loss_type!r}: loss_path='full_sequence' allows "

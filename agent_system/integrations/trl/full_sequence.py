@@ -106,10 +106,10 @@ def masked_grpo_loss(
         losses = losses + beta * (penalty * ratio if bias_correction else penalty)
     losses = torch.where(trained, losses, 0.0)
     row_length = max_completion_length or mask.shape[1]
-    return _aggregate(losses, mask, loss_type, row_length, num_tokens)
+    return _aggregate_losses(losses, mask, loss_type, row_length, num_tokens)
 
 
-def _aggregate(
+def _aggregate_losses(
     losses: Tensor,
     mask: Tensor,
     loss_type: str,

@@ -78,7 +78,7 @@ class LivePolicy:
                 model, self.tokenizer, self._end_ids, seed=seed, max_num_seqs=self._max_num_seqs
             )
             for number, prompt in enumerate(prompts):
-                engine.add(self._request(str(number), prompt, sampling_params))
+                engine.add(self._build_request(str(number), prompt, sampling_params))
             results = {}
             while engine.has_work():
                 # Turns are returned as they end, short ones first.
@@ -89,7 +89,7 @@ class LivePolicy:
             for t in turns
         ]
 
-    def _request(
+    def _build_request(
         self, name: str, prompt: Mapping[str, Sequence[int]] | str, sampling: TurnSampling
     ) -> SamplingRequest:
         ids = (
@@ -118,7 +118,7 @@ class ServerPolicy:
     def generate(self, prompts: Sequence[Any], sampling_params: TurnSampling) -> list[PolicyOutput]:
         """Sample one turn per prompt, in order."""
         sampling = sampling_params
-        told = self.client.generate(
+        response = self.client.generate(
             prompts=[list(prompt["prompt_token_ids"]) for prompt in prompts],
             n=1,
             temperature=sampling.temperature,
@@ -133,12 +133,13 @@ class ServerPolicy:
                 "include_stop_str_in_output": True,
             },
         )
-        pairs = zip(told["completion_ids"], told["logprobs"], strict=True)
+        pairs = zip(response["completion_ids"], response["logprobs"], strict=True)
         return [
-            PolicyOutput((self._turn(list(ids), logprobs, sampling),)) for ids, logprobs in pairs
+            PolicyOutput((self._build_turn(list(ids), logprobs, sampling),))
+            for ids, logprobs in pairs
         ]
 
-    def _turn(
+    def _build_turn(
         self, ids: list[int], logprobs: Sequence[Sequence[float]], sampling: TurnSampling
     ) -> SampledTurn:
         """Return the turn with its finish reason, which the client does not return.

@@ -25,7 +25,7 @@ from trl.trainer.grpo_trainer import GRPOTrainer
 from agent_system.agents import Agent, DirectOutputAgent
 from agent_system.environments.multistep import MultistepEnv
 from agent_system.integrations.trl import vllm_on_cpu
-from agent_system.integrations.trl.checks import check
+from agent_system.integrations.trl.checks import check_settings
 from agent_system.integrations.trl.full_sequence import (
     full_sequence_batch,
     masked_grpo_loss,
@@ -103,13 +103,13 @@ class GRPOEnvTrainer(GRPOTrainer):
         allow_retokenized: bool = False,
     ) -> None:
         args = GRPOConfig("grpo-env") if args is None else args
-        check(env, args, processing_class, old_logps, loss_path)
+        check_settings(env, args, processing_class, old_logps, loss_path)
         on_cpu = args.use_vllm and args.vllm_mode == "colocate" and not torch.cuda.is_available()
         if on_cpu:
             # Must run before TRL imports vLLM, which reads these settings on import.
             vllm_on_cpu.prepare_process()
-        if args.use_vllm and _takes_sampled(args, old_logps):
-            _switch_correction_off(args)
+        if args.use_vllm and _uses_rollout_logprobs(args, old_logps):
+            _disable_vllm_correction(args)
         if eval_dataset is None and args.eval_strategy != "no":
             eval_dataset = env.get_eval_dataset()
         rubric: Any = env.get_rubric() if reward_funcs is None else reward_funcs
@@ -134,11 +134,13 @@ class GRPOEnvTrainer(GRPOTrainer):
         self.old_logps = old_logps
         self.loss_path = loss_path
         self.allow_retokenized = allow_retokenized
-        self.max_turn_tokens = max_turn_tokens or _turn_tokens(env, self.max_completion_length)
+        self.max_turn_tokens = max_turn_tokens or _default_turn_tokens(
+            env, self.max_completion_length
+        )
         if on_cpu:
-            self.vllm_generation.sync_weights = vllm_on_cpu.weight_sync(self.vllm_generation)
+            self.vllm_generation.sync_weights = vllm_on_cpu.make_weight_sync(self.vllm_generation)
         self.agent: Agent = self._make_agent(sampling_params) if agent is None else agent
-        self.rollout_func = self._rollout
+        self.rollout_func = self._run_rollout
         self._rows: list[dict[str, Any]] = []
         self._openings: list[list[dict[str, str]]] = []
         self._trials: dict[str, list] = {}
@@ -202,39 +204,41 @@ class GRPOEnvTrainer(GRPOTrainer):
             finally:
                 model.train(training)
 
-    def _play(self, rows: list[dict[str, Any]]) -> dict[str, list]:
+    def _generate_trials(self, rows: list[dict[str, Any]]) -> dict[str, list]:
         """Return the trials of this process's ``rows``.
 
         With a vLLM server, the main process generates the trials of all processes.
         """
         if not (self.use_vllm and self.vllm_mode == "server"):
-            return self._run_trial(rows)
-        everything = gather_object(rows)
+            return self._run_trials(rows)
+        all_rows = gather_object(rows)
         # ``broadcast_object_list`` fills the list in place on the other processes.
         shared: list[Any] = [None]
         if self.accelerator.is_main_process:
-            shared = [self._run_trial(everything)]
+            shared = [self._run_trials(all_rows)]
         broadcast_object_list(shared, from_process=0)
         start = self.accelerator.process_index * len(rows)
         end = start + len(rows)
-        mine = {name: values[start:end] for name, values in shared[0].items()}
-        self.env.completed_episodes |= dict(zip(mine["session_ids"], mine["records"], strict=True))
-        return mine
+        process_trials = {name: values[start:end] for name, values in shared[0].items()}
+        self.env.completed_episodes |= dict(
+            zip(process_trials["session_ids"], process_trials["records"], strict=True)
+        )
+        return process_trials
 
-    def _run_trial(self, rows: list[dict[str, Any]]) -> dict[str, list]:
+    def _run_trials(self, rows: list[dict[str, Any]]) -> dict[str, list]:
         trials = self.env.run_trial(
             rows, agent=self.agent, max_completion_length=self.max_completion_length
         )
         records = [self.env.completed_episodes[session_id] for session_id in trials["session_ids"]]
         return trials | {"records": records}
 
-    def _rollout(self, prompts: list, trainer: GRPOTrainer) -> dict[str, list]:
+    def _run_rollout(self, prompts: list, trainer: GRPOTrainer) -> dict[str, list]:
         """Run the trials of the rows that ``_generate_and_score_completions`` has stored.
 
         This is the rollout function of TRL.
         """
         del prompts, trainer
-        self._trials = trials = self._play(self._rows)
+        self._trials = trials = self._generate_trials(self._rows)
         if any(trials["retokenized"]) and not self.allow_retokenized:
             raise ValueError(
                 "the agent returns no sampled tokens: its text was tokenised again, and these "
@@ -244,12 +248,12 @@ class GRPOEnvTrainer(GRPOTrainer):
         for opening, record in zip(self._openings, trials["records"], strict=True):
             # Change in place: TRL keeps these lists for reward functions and logs.
             opening[:] = _opening_of(record["messages"])
-        rows = [self._completion(trials, index) for index in range(len(self._rows))]
+        rows = [self._split_trial(trials, index) for index in range(len(self._rows))]
         names = ("prompt_ids", "completion_ids", "logprobs", "env_mask")
         columns = dict(zip(names, map(list, zip(*rows, strict=True)), strict=True))
         return columns | {"session_ids": trials["session_ids"]}
 
-    def _completion(
+    def _split_trial(
         self, trials: dict[str, list], index: int
     ) -> tuple[list[int], list[int], list[float], list[int]]:
         """Return prompt, completion, log-probs of the completion and its mask.
@@ -262,9 +266,9 @@ class GRPOEnvTrainer(GRPOTrainer):
         completion = ids[start:]
         mask: list[int] = trials["completion_only_mask"][index][start:]
         logprobs: list[float] = trials["logprobs"][index][start:]
-        unbroken = trials["aborted"][index] is None
-        complete = unbroken and trials["truncated"][index] in (None, "steps")
-        if not completion or (complete and completion[-1] not in self.eos_token_ids):
+        has_not_failed = trials["aborted"][index] is None
+        is_complete = has_not_failed and trials["truncated"][index] in (None, "steps")
+        if not completion or (is_complete and completion[-1] not in self.eos_token_ids):
             completion = [*completion, end]
             mask = [*mask, 0]
             logprobs = [*logprobs, 0.0]
@@ -282,7 +286,7 @@ class GRPOEnvTrainer(GRPOTrainer):
             {**row, "prompt": opening} for row, opening in zip(inputs, self._openings, strict=True)
         ]
         output = super()._generate_and_score_completions(rows)
-        if _takes_sampled(self.args, self.old_logps) and _all_known(self._trials):
+        if _uses_rollout_logprobs(self.args, self.old_logps) and _has_all_logprobs(self._trials):
             output["old_per_token_logps"] = output["sampling_per_token_logps"]
         elif "sampling_per_token_logps" in output:
             # NaN is an unknown log-prob. It would make TRL's metrics NaN.
@@ -344,7 +348,7 @@ class GRPOEnvTrainer(GRPOTrainer):
         return loss if self.loss_type == "dapo" and num_tokens is not None else loss / windows
 
 
-def _switch_correction_off(args: GRPOConfig) -> None:
+def _disable_vllm_correction(args: GRPOConfig) -> None:
     """Switch TRL's correction off: rollout log-probs are already used as old log-probs."""
     if args.vllm_importance_sampling_correction:
         logger.info(
@@ -354,7 +358,7 @@ def _switch_correction_off(args: GRPOConfig) -> None:
         args.vllm_importance_sampling_correction = False
 
 
-def _takes_sampled(args: GRPOConfig, old_logps: str) -> bool:
+def _uses_rollout_logprobs(args: GRPOConfig, old_logps: str) -> bool:
     """Return True if rollout log-probs are used as old log-probs.
 
     This needs ``old_logps="sampling"`` and sampling without truncation or penalty, because the loss
@@ -366,7 +370,7 @@ def _takes_sampled(args: GRPOConfig, old_logps: str) -> bool:
     return old_logps == "sampling" and whole
 
 
-def _turn_tokens(env: MultistepEnv, max_completion_length: int) -> int:
+def _default_turn_tokens(env: MultistepEnv, max_completion_length: int) -> int:
     """Return the default maximum length of a turn: half of the tokens available per turn.
 
     The other half is for the text of the environment. Example: 1024 tokens and 4 turns give 128.
@@ -383,7 +387,7 @@ def _opening_of(messages: Sequence[dict[str, str]]) -> list[dict[str, str]]:
     return [dict(message) for message in messages[:first]] or [{"role": "user", "content": ""}]
 
 
-def _all_known(trials: dict[str, list]) -> bool:
+def _has_all_logprobs(trials: dict[str, list]) -> bool:
     """Return True if every token of the agent was sampled and has a finite log-prob."""
     return not any(trials["retokenized"]) and all(
         math.isfinite(value) for row in trials["logprobs"] for value in row

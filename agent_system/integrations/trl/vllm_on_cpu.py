@@ -20,14 +20,14 @@ def prepare_process() -> None:
     inspect_models_in_process()
 
 
-def weight_sync(generation: Any) -> Callable[[], None]:
+def make_weight_sync(generation: Any) -> Callable[[], None]:
     """Return a replacement for ``sync_weights`` of TRL's ``VLLMGeneration`` (``colocate`` mode).
 
     TRL loads tensors into vLLM's modules one by one. This fails on CPU, where vLLM has repacked
     them. The replacement reloads through vLLM, repacks the output head and resets the prefix cache.
     """
 
-    def sync() -> None:
+    def sync_weights() -> None:
         weights = [
             (name, tensor.detach().clone()) for name, tensor in generation._iter_named_params()
         ]
@@ -41,4 +41,4 @@ def weight_sync(generation: Any) -> Callable[[], None]:
                 "cached keys would be those of the old weights"
             )
 
-    return sync
+    return sync_weights

@@ -43,9 +43,9 @@ from agent_system.environments.env import Observation
 from agent_system.environments.env_registry import get_package
 from agent_system.environments.manager import make_envs
 from agent_system.tokens.bridge import ChatBridge
-from agent_system.tokens.conversation import Limits, TokenConversation
+from agent_system.tokens.conversation import TokenConversation, TokenLimits
 from agent_system.tokens.ledger import SegmentKind
-from scripts.dev.bench.iteration import nothing_but, run
+from scripts.dev.bench.rlvcr_step import build_training_overrides, run_main_ppo
 from verl.trainer.launch.extensions import load_config
 from verl.utils.sampling import SamplingResult, StopReason
 from verl.utils.threads import available_cpus
@@ -56,7 +56,7 @@ ANSWER = 240  # tokens of a completion
 QUICKSTART = ROOT / "configs/policies/quickstart"
 
 
-def words(single: bool, policy: Path) -> list[str]:
+def build_arguments(single: bool, policy: Path) -> list[str]:
     """Return arguments for both programs: policy, tasks, and lengths of prompts and turns."""
     sizes = [
         f"data.train_batch_size={GROUPS}",
@@ -78,7 +78,7 @@ def words(single: bool, policy: Path) -> list[str]:
     ]
 
 
-def endless_policy(directory: Path) -> Path:
+def make_endless_policy(directory: Path) -> Path:
     """Save a random policy that never samples a token that ends a turn.
 
     It has the size and tokenizer of the arithmetic quickstart. Component 0 of the embedding is 1
@@ -88,7 +88,7 @@ def endless_policy(directory: Path) -> Path:
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(source))
     tokenizer = AutoTokenizer.from_pretrained(source)
-    ends = set(end_ids(source, tokenizer, ()))
+    ends = set(find_end_ids(source, tokenizer, ()))
     # Tags are single tokens that text is never encoded to. A sampled tag ends a turn.
     stops = get_package("reasoning_gym").stop
     spelled = [tokenizer.decode([token]) for token in range(model.config.vocab_size)]
@@ -102,9 +102,9 @@ def endless_policy(directory: Path) -> Path:
     return directory
 
 
-def end_ids(policy: Path, tokenizer: Any, stop: tuple[str, ...]) -> frozenset[int]:
+def find_end_ids(policy: Path, tokenizer: Any, stop: tuple[str, ...]) -> frozenset[int]:
     """Return the token ids that end a turn. Exits if a stop string has several tokens."""
-    plan = StopRules(tokenizer, end_token_ids(policy, tokenizer)).plan(stop)
+    plan = StopRules(tokenizer, end_token_ids(policy, tokenizer)).get_plan(stop)
     if plan.strings:
         raise SystemExit(
             f"stop strings {plan.strings} have several tokens each: TRL would sample past them; "
@@ -113,7 +113,7 @@ def end_ids(policy: Path, tokenizer: Any, stop: tuple[str, ...]) -> frozenset[in
     return plan.token_ids
 
 
-class LockStepPlays:
+class LockStepRolloutFunction:
     """Rollout function and reward function for TRL."""
 
     def __init__(self, cfg: Any, tokenizer: Any) -> None:
@@ -121,31 +121,31 @@ class LockStepPlays:
         self.package = get_package(cfg.env.env_name)
         self.prompts = self.package.prompts(self.envs.settings)
         self.bridge = ChatBridge(tokenizer, cfg.data.apply_chat_template_kwargs)
-        self.limits = Limits(
+        self.limits = TokenLimits(
             cfg.data.max_prompt_length, cfg.data.max_response_length, turn=cfg.env.max_turn_tokens
         )
         self.levels = cfg.env.levels
         self.max_steps = cfg.env.max_steps
-        self.iterations = 0
+        self.num_calls = 0
 
     def __call__(self, _prompts: list, trainer: Any) -> dict[str, Any]:
         """Generate a batch. Return ids of prompts and completions, masks, and successes."""
-        self.iterations += 1
-        plays = self._begin()
-        won = [0.0] * len(plays)
-        playing = list(range(len(plays)))
+        self.num_calls += 1
+        conversations = self._start_conversations()
+        won = [0.0] * len(conversations)
+        active = list(range(len(conversations)))
         for turn in range(self.max_steps):
-            asked = [plays[number].prompt_ids for number in playing]
-            said, _ = trainer._generate_single_turn(asked, None, {}, 1)
-            texts = [""] * len(plays)
-            for number, ids in zip(playing, said, strict=True):
+            prompt_ids = [conversations[number].prompt_ids for number in active]
+            reply_ids, _ = trainer._generate_single_turn(prompt_ids, None, {}, 1)
+            texts = [""] * len(conversations)
+            for number, ids in zip(active, reply_ids, strict=True):
                 result = SamplingResult("", ids, [0.0] * len(ids), StopReason.STOP, 0)
-                plays[number].say(result, turn)
+                conversations[number].add_turn(result, turn)
                 texts[number] = self.bridge.decode(ids)
-            playing = self._answered(plays, playing, texts, turn, won)
-            if not playing:
+            active = self._step_environments(conversations, active, texts, turn, won)
+            if not active:
                 break
-        prompts, completions, masks = zip(*map(self._row, plays), strict=True)
+        prompts, completions, masks = zip(*map(self._split_row, conversations), strict=True)
         return {
             "prompt_ids": list(prompts),
             "completion_ids": list(completions),
@@ -154,40 +154,42 @@ class LockStepPlays:
             "won": won,
         }
 
-    def _begin(self) -> list[TokenConversation]:
+    def _start_conversations(self) -> list[TokenConversation]:
         """Return one conversation per trajectory, with its first prompt."""
-        seen, infos = self.envs.reset(self.envs.gen_batch(self.iterations, GROUPS))
+        seen, infos = self.envs.reset(self.envs.gen_batch(self.num_calls, GROUPS))
         system = self.prompts.system(self.levels)
         before = [{"role": "system", "content": system}] if system else []
-        plays: list[TokenConversation] = []
+        conversations: list[TokenConversation] = []
         for text, info in zip(seen["text"], infos, strict=True):
-            play = TokenConversation(self.bridge, self.limits, before)
-            play.hear(self.prompts.first(Observation(text, info=info), self.levels), 0)
-            plays.append(play)
-        return plays
+            conversation = TokenConversation(self.bridge, self.limits, before)
+            conversation.add_observation(
+                self.prompts.first(Observation(text, info=info), self.levels), 0
+            )
+            conversations.append(conversation)
+        return conversations
 
-    def _answered(
+    def _step_environments(
         self,
-        plays: list[TokenConversation],
-        playing: list[int],
+        conversations: list[TokenConversation],
+        active: list[int],
         texts: list[str],
         turn: int,
         won: list[float],
     ) -> list[int]:
         """Step all environments. Return the indices of the episodes that continue."""
         seen, _, dones, infos = self.envs.step(texts)
-        going: list[int] = []
-        for number in playing:
+        still_active: list[int] = []
+        for number in active:
             info = infos[number]
             won[number] = float(bool(info.get("won")))
-            heard = self.prompts.turn(Observation(seen["text"][number], info=info))
-            if not dones[number] and plays[number].hear(heard, turn + 1):
-                going.append(number)
-        return going
+            prompt = self.prompts.turn(Observation(seen["text"][number], info=info))
+            if not dones[number] and conversations[number].add_observation(prompt, turn + 1):
+                still_active.append(number)
+        return still_active
 
     @staticmethod
-    def _row(play: TokenConversation) -> tuple[list[int], list[int], list[int]]:
-        first, *rest = play.ledger.segments
+    def _split_row(conversation: TokenConversation) -> tuple[list[int], list[int], list[int]]:
+        first, *rest = conversation.ledger.all_segments
         mask = [int(part.kind is SegmentKind.AGENT) for part in rest for _ in part.ids]
         return list(first.ids), [token for part in rest for token in part.ids], mask
 
@@ -198,29 +200,29 @@ class LockStepPlays:
         return list(won)
 
 
-class Counted:
+class GenerationCounter:
     """Counter of the tokens that TRL's trainer samples in each step."""
 
-    def __init__(self, trainer: Any, clock: "Clock") -> None:
+    def __init__(self, trainer: Any, clock: "StepEndClock") -> None:
         self.clock = clock
         self.tokens: list[int] = []
         self._generate = trainer._generate
-        trainer._generate = self._counting
+        trainer._generate = self._generate_and_count
 
-    def _counting(self, prompts: list) -> tuple:
+    def _generate_and_count(self, prompts: list) -> tuple:
         output = self._generate(prompts)
         completions, masks = output[1:3]
         self.tokens.append(sum(map(sum, masks)) if masks else sum(map(len, completions)))
         return output
 
-    def result(self) -> dict[str, Any]:
+    def summarize_steps(self) -> dict[str, Any]:
         """Return the seconds of each step and the mean tokens, without the first step."""
         ends = self.clock.ends
         seconds = [after - before for before, after in itertools.pairwise(ends)]
         return {"seconds": seconds, "tokens": mean(self.tokens[1:])}
 
 
-class Clock(TrainerCallback):
+class StepEndClock(TrainerCallback):
     """Trainer callback that records when each step ended."""
 
     def __init__(self) -> None:
@@ -233,12 +235,12 @@ class Clock(TrainerCallback):
             self.ends.append(time.perf_counter())
 
 
-def answer_length(completions: list, **_: Any) -> list[float | None]:
+def compute_parity_reward(completions: list, **_: Any) -> list[float | None]:
     """Return the parity of the text length as the reward, which takes no time to compute."""
     return [float(len(str(completion)) % 2) for completion in completions]
 
 
-def trl_side(single: bool, policy: Path, line: Sequence[str], steps: int) -> dict[str, Any]:
+def run_trl(single: bool, policy: Path, line: Sequence[str], steps: int) -> dict[str, Any]:
     """Train with TRL for ``steps`` steps. Return seconds and tokens without the first step."""
     from datasets import Dataset
     from trl.trainer.grpo_config import GRPOConfig
@@ -247,8 +249,8 @@ def trl_side(single: bool, policy: Path, line: Sequence[str], steps: int) -> dic
     torch.set_num_threads(available_cpus())
     cfg = load_config(line[1], list(line[2:]))
     tokenizer: Any = AutoTokenizer.from_pretrained(policy)
-    plays = None if single else LockStepPlays(cfg, tokenizer)
-    clock = Clock()
+    rollout_function = None if single else LockStepRolloutFunction(cfg, tokenizer)
+    clock = StepEndClock()
     with tempfile.TemporaryDirectory() as scratch:
         args = GRPOConfig(
             scratch,
@@ -269,26 +271,28 @@ def trl_side(single: bool, policy: Path, line: Sequence[str], steps: int) -> dic
         )
         trainer = GRPOTrainer(
             str(policy),
-            reward_funcs=answer_length if plays is None else plays.reward,
+            reward_funcs=compute_parity_reward
+            if rollout_function is None
+            else rollout_function.reward,
             args=args,
-            train_dataset=Dataset.from_dict({"prompt": questions(cfg, single)}),
+            train_dataset=Dataset.from_dict({"prompt": build_prompts(cfg, single)}),
             processing_class=tokenizer,
             callbacks=[clock],
-            rollout_func=plays,
+            rollout_func=rollout_function,
         )
         # The endless policy samples no stop string, so TRL does not search for one.
         strings = () if single else tuple(get_package(cfg.env.env_name).stop)
-        stops = sorted(end_ids(policy, tokenizer, strings))
+        stops = sorted(find_end_ids(policy, tokenizer, strings))
         trainer.eos_token_ids = stops
         trainer.generation_config.eos_token_id = stops
-        counted = Counted(trainer, clock)
+        counted = GenerationCounter(trainer, clock)
         trainer.train()
-    if plays is not None:
-        plays.envs.close()
-    return counted.result()
+    if rollout_function is not None:
+        rollout_function.envs.close()
+    return counted.summarize_steps()
 
 
-def questions(cfg: Any, single: bool) -> list[list[dict[str, str]]]:
+def build_prompts(cfg: Any, single: bool) -> list[list[dict[str, str]]]:
     """Return a prompt per group and step. For games, the rollout function ignores its text."""
     if not single:
         return [[{"role": "user", "content": str(number)}] for number in range(64 * GROUPS)]
@@ -299,7 +303,7 @@ def questions(cfg: Any, single: bool) -> list[list[dict[str, str]]]:
     return [[{"role": "user", "content": text}] for text in seen["text"]]
 
 
-def in_its_own_process(single: bool, policy: Path, line: Sequence[str], steps: int) -> dict:
+def run_trl_process(single: bool, policy: Path, line: Sequence[str], steps: int) -> dict:
     """Run TRL in a new process and return its result, so that memory and threads are its own."""
     call = [sys.executable, __file__, "--trl-side", str(policy), "--steps", str(steps)]
     environ = {**os.environ, "TRL_EXPERIMENTAL_SILENCE": "1", "OMP_WAIT_POLICY": "PASSIVE"}
@@ -328,33 +332,35 @@ def main(argv: Sequence[str] | None = None) -> None:
     if args.steps < 2:
         parser.error("--steps must be 2 or more: the first step is not counted")
     if args.trl_side is not None:
-        line = [*words(args.single, args.trl_side), *args.overrides]
-        print(json.dumps(trl_side(args.single, args.trl_side, line, args.steps)))
+        line = [*build_arguments(args.single, args.trl_side), *args.overrides]
+        print(json.dumps(run_trl(args.single, args.trl_side, line, args.steps)))
         return
     ours: list[dict] = []
     theirs: list[dict] = []
     with tempfile.TemporaryDirectory(prefix="bench-") as scratch:
         place = Path(scratch)
-        policy = endless_policy(place / "policy") if args.single else QUICKSTART
-        line = [*words(args.single, policy), *args.overrides]
+        policy = make_endless_policy(place / "policy") if args.single else QUICKSTART
+        line = [*build_arguments(args.single, policy), *args.overrides]
         for number in range(args.rounds):
             run_dir = place / f"ours-{number}"
-            ours += run("main_ppo", run_dir, [*line, *nothing_but(args.steps, run_dir)])
-            theirs.append(in_its_own_process(args.single, policy, line, args.steps))
-    print(table(ours, theirs))
+            ours += run_main_ppo(
+                "main_ppo", run_dir, [*line, *build_training_overrides(args.steps, run_dir)]
+            )
+            theirs.append(run_trl_process(args.single, policy, line, args.steps))
+    print(format_table(ours, theirs))
 
 
-def table(ours: Sequence[dict], theirs: Sequence[dict]) -> str:
+def format_table(ours: Sequence[dict], theirs: Sequence[dict]) -> str:
     """Return the Markdown table: seconds per step and sampled tokens per step."""
-    own = median(step["timing_s/step"] for step in ours)
-    other = median(seconds for found in theirs for seconds in found["seconds"])
+    our_seconds = median(step["timing_s/step"] for step in ours)
+    trl_seconds = median(seconds for result in theirs for seconds in result["seconds"])
     sampled = mean(step["perf/engine_tokens"] for step in ours)
     by_trl = mean(found["tokens"] for found in theirs)
     return "\n".join(
         [
             "| | main_ppo | TRL | ratio |",
             "|---|---|---|---|",
-            f"| seconds per step | {own:.2f} | {other:.2f} | **{other / own:.2f}** |",
+            f"| seconds per step | {our_seconds:.2f} | {trl_seconds:.2f} | **{trl_seconds / our_seconds:.2f}** |",
             f"| sampled tokens | {sampled:,.0f} | {by_trl:,.0f} | {by_trl / sampled:.2f} |",
         ]
     )

@@ -26,26 +26,26 @@ from verl.workers.mini_batches import mini_batches
 GROUP = 8
 PROMPT = (600, 1200)  # tokens before the first turn
 TURN = (60, 160)  # tokens of a turn and of the observation after it
-MOST_STEPS = 50
+MAX_TURNS = 50
 HISTORY = 3  # earlier turns that a row of window history shows
 
 
 @dataclass(frozen=True)
-class Case:
+class BalanceCase:
     """Sizes of a step: ranks, trajectories and optimizer steps."""
 
     ranks: int
-    plays: int
+    num_trajectories: int
     steps: int
     window: bool = False  # one row per turn, instead of one row per trajectory
 
 
 CASES = (
-    Case(8, 128, 4),
-    Case(64, 1024, 4),
-    Case(1024, 10240, 8),
-    Case(1024, 10240, 2),
-    Case(1024, 10240, 8, window=True),
+    BalanceCase(8, 128, 4),
+    BalanceCase(64, 1024, 4),
+    BalanceCase(1024, 10240, 8),
+    BalanceCase(1024, 10240, 2),
+    BalanceCase(1024, 10240, 8, window=True),
 )
 
 
@@ -57,31 +57,31 @@ class RowSizes:
     table: DataProto
 
 
-def invent(case: Case, seed: int = 0) -> RowSizes:
+def sample_rows(case: BalanceCase, seed: int = 0) -> RowSizes:
     """Draw the rows of one step."""
     draw = np.random.default_rng(seed)
     sizes: list[int] = []
     groups: list[str] = []
-    plays: list[str] = []
-    chances = draw.uniform(0.1, 0.9, case.plays)
-    fewest = draw.integers(5, 20, case.plays)
-    for play in range(case.plays):
-        group = play // GROUP
-        won = draw.random() < chances[group]
+    traj_uids: list[str] = []
+    chances = draw.uniform(0.1, 0.9, case.num_trajectories)
+    fewest = draw.integers(5, 20, case.num_trajectories)
+    for number in range(case.num_trajectories):
+        group = number // GROUP
+        is_success = draw.random() < chances[group]
         needed = int(fewest[group] * draw.uniform(1.0, 2.0))
-        steps = min(MOST_STEPS, needed) if won else MOST_STEPS
+        steps = min(MAX_TURNS, needed) if is_success else MAX_TURNS
         turns = draw.integers(*TURN, steps)
         prompt = int(draw.integers(*PROMPT))
         shown = [turns[max(0, i - HISTORY) : i + 1].sum() for i in range(steps)]
         rows = shown if case.window else [turns.sum()]
         sizes += [prompt + int(tokens) for tokens in rows]
         groups += [f"group {group}"] * len(rows)
-        plays += [f"play {play}"] * len(rows)
-    columns = {"uid": object_array(groups), "traj_uid": object_array(plays)}
+        traj_uids += [f"play {number}"] * len(rows)
+    columns = {"uid": object_array(groups), "traj_uid": object_array(traj_uids)}
     return RowSizes(sizes, DataProto.from_dict({}, columns))
 
 
-def efficiency(
+def compute_efficiency(
     parts: Sequence[Sequence[int]], shares: Sequence[Sequence[int]], sizes: Sequence[int]
 ) -> float:
     """Return the mean load of the ranks divided by the load of the busiest rank.
@@ -97,16 +97,18 @@ def efficiency(
     return float(loads.sum() / len(shares) / loads.max(axis=1).sum())
 
 
-def at_best(parts: Sequence[Sequence[int]], sizes: Sequence[int], ranks: int) -> float:
+def compute_best_efficiency(
+    parts: Sequence[Sequence[int]], sizes: Sequence[int], ranks: int
+) -> float:
     """Return the upper bound of the efficiency when rows are not split."""
     loads = [[sizes[row] for row in part] for part in parts]
     needed = [max(sum(load) / ranks, max(load)) for load in loads]
     return sum(sum(load) for load in loads) / ranks / sum(needed)
 
 
-def measure(case: Case, seed: int = 0) -> tuple[float, float, float]:
+def measure_efficiency(case: BalanceCase, seed: int = 0) -> tuple[float, float, float]:
     """Return the efficiencies "before", "now" and "at best"."""
-    rows = invent(case, seed)
+    rows = sample_rows(case, seed)
     parts = mini_batches(rows.table, seed, num_steps=case.steps)
     count = len(rows.sizes)
     # Empty rows make the number of rows divisible by the ranks, as copies of rows do in a run.
@@ -115,9 +117,9 @@ def measure(case: Case, seed: int = 0) -> tuple[float, float, float]:
     before = [[row for row in share if row < count] for share in whole]
     now = split_mini_batches(parts, rows.sizes, case.ranks)
     return (
-        efficiency(parts, before, rows.sizes),
-        efficiency(parts, now, rows.sizes),
-        at_best(parts, rows.sizes, case.ranks),
+        compute_efficiency(parts, before, rows.sizes),
+        compute_efficiency(parts, now, rows.sizes),
+        compute_best_efficiency(parts, rows.sizes, case.ranks),
     )
 
 
@@ -130,8 +132,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     print("|---|---|---|---|---|---|---|")
     for case in CASES:
         history = "window" if case.window else "append"
-        before, now, best = measure(case, seed)
-        cells = (case.ranks, f"{case.plays:,}", history, case.steps)
+        before, now, best = measure_efficiency(case, seed)
+        cells = (case.ranks, f"{case.num_trajectories:,}", history, case.steps)
         figures = (f"{value:.3f}" for value in (before, now, best))
         print(f"| {' | '.join(map(str, (*cells, *figures)))} |")
 

@@ -63,7 +63,7 @@ def make_rows(lengths: Sequence[int], vocab: int) -> DataProto:
     return DataProto.from_dict(tensors, columns, {"temperature": 1.0, "global_step": 1})
 
 
-class Bare:
+class BareLoop:
     """Plain training loop: a model, AdamW, and padded micro-batches."""
 
     def __init__(self, path: str, device: str, max_tokens: int, lr: float) -> None:
@@ -74,7 +74,9 @@ class Bare:
         self.device = device
         self.max_tokens = max_tokens
 
-    def parts(self, data: DataProto) -> Iterator[tuple[torch.Tensor, dict[str, torch.Tensor]]]:
+    def iter_micro_batches(
+        self, data: DataProto
+    ) -> Iterator[tuple[torch.Tensor, dict[str, torch.Tensor]]]:
         """Yield the row indices and tensors of each micro-batch, cut to its longest row."""
         lengths = data.batch["attention_mask"].sum(-1).tolist()
         for part in micro_batches(lengths, max_tokens=self.max_tokens):
@@ -88,28 +90,28 @@ class Bare:
                     tensors[name] = tensors[name][:, : width - PROMPT]
             yield index, tensors
 
-    def log_probs(self, tensors: dict[str, torch.Tensor]) -> torch.Tensor:
+    def compute_log_probs(self, tensors: dict[str, torch.Tensor]) -> torch.Tensor:
         """Return log-probs [B, R] of all response tokens, observations included."""
         out = self.model(tensors["input_ids"], attention_mask=tensors["attention_mask"])
-        found = log_softmax(out.logits[:, PROMPT - 1 : -1].float(), dim=-1)
-        return found.gather(-1, tensors["responses"][..., None])[..., 0]
+        log_probs = log_softmax(out.logits[:, PROMPT - 1 : -1].float(), dim=-1)
+        return log_probs.gather(-1, tensors["responses"][..., None])[..., 0]
 
     @torch.no_grad()
     def score(self, data: DataProto) -> torch.Tensor:
         """Return old log-probs [B, R] of the sampled tokens, zero elsewhere."""
         self.model.eval()
         scored = torch.zeros(data.batch["responses"].shape)
-        for index, tensors in self.parts(data):
-            found = self.log_probs(tensors) * tensors["response_mask"]
-            scored[index, : found.shape[1]] = found.cpu()
+        for index, tensors in self.iter_micro_batches(data):
+            log_probs = self.compute_log_probs(tensors) * tensors["response_mask"]
+            scored[index, : log_probs.shape[1]] = log_probs.cpu()
         return scored
 
     def update(self, data: DataProto) -> None:
         """Do one clipped policy-gradient step on all rows, as a mean over sampled tokens."""
         self.model.train()
         tokens = data.batch["response_mask"].sum()
-        for _, tensors in self.parts(data):
-            ratio = (self.log_probs(tensors) - tensors["old_log_probs"]).exp()
+        for _, tensors in self.iter_micro_batches(data):
+            ratio = (self.compute_log_probs(tensors) - tensors["old_log_probs"]).exp()
             advantages = tensors["advantages"]
             gain = torch.minimum(ratio * advantages, ratio.clamp(0.8, 1.28) * advantages)
             (-(gain * tensors["response_mask"]).sum() / tokens).backward()
@@ -120,7 +122,7 @@ class Bare:
 
 def make_worker(args: argparse.Namespace) -> ActorWorker:
     """Return one training rank as ``main_ppo`` makes it."""
-    words = [
+    overrides = [
         f"actor_rollout_ref.model.path={args.model}",
         "algorithm.adv_estimator=grpo",
         "actor_rollout_ref.actor.ppo_mini_batches=1",
@@ -130,50 +132,52 @@ def make_worker(args: argparse.Namespace) -> ActorWorker:
         "actor_rollout_ref.actor.optim.warmup_style=constant",
         f"actor_rollout_ref.actor.ppo_max_token_len_per_gpu={args.max_tokens}",
     ]
-    section = load_config("quickstart", words).actor_rollout_ref
+    section = load_config("quickstart", overrides).actor_rollout_ref
     worker = ActorWorker(section, device=args.device, num_threads=args.threads)
     worker.init_model()
     return worker
 
 
-def compare(args: argparse.Namespace, lengths: Sequence[int], name: str) -> list[str]:
+def compare_passes(args: argparse.Namespace, lengths: Sequence[int], name: str) -> list[str]:
     """Measure both passes on rows of ``lengths`` tokens. Return two lines of the table."""
     worker = make_worker(args)
-    bare = Bare(args.model, args.device, args.max_tokens, args.lr)
+    bare = BareLoop(args.model, args.device, args.max_tokens, args.lr)
     data = make_rows(lengths, worker.lm.config.vocab_size)
     before = {name: torch.as_tensor(value).clone() for name, value in worker.export_weights()}
     real = sum(lengths)
     scoring = {"ours": ScoringCost(real), "bare": ScoringCost(real)}
     updating = {"ours": ScoringCost(real), "bare": ScoringCost(real)}
     data.batch["old_log_probs"] = bare.score(data)
-    apart = (worker.compute_log_prob(data).batch["old_log_probs"] - bare.score(data)).abs().max()
+    difference = (
+        (worker.compute_log_prob(data).batch["old_log_probs"] - bare.score(data)).abs().max()
+    )
     for _ in range(args.repeats):
-        scoring["ours"].time(lambda: worker.compute_log_prob(data))
-        scoring["bare"].time(lambda: bare.score(data))
-        updating["ours"].time(lambda: worker.update_actor(data))
-        updating["bare"].time(lambda: bare.update(data))
+        scoring["ours"].time_call(lambda: worker.compute_log_prob(data))
+        scoring["bare"].time_call(lambda: bare.score(data))
+        updating["ours"].time_call(lambda: worker.update_actor(data))
+        updating["bare"].time_call(lambda: bare.update(data))
     after = [dict(worker.export_weights()), dict(bare.model.state_dict())]
     return [
-        _line(f"log-probs, {name}", scoring, float(apart)),
-        _line(f"update, {name}", updating, parted(before, *after)),
+        _format_line(f"log-probs, {name}", scoring, float(difference)),
+        _format_line(f"update, {name}", updating, compute_relative_distance(before, *after)),
     ]
 
 
-def parted(before: Weights, ours: Weights, theirs: Weights) -> float:
+def compute_relative_distance(before: Weights, ours: Weights, theirs: Weights) -> float:
     """Return ``|ours - theirs| / |theirs - before|`` over all weights (L2 norms)."""
-    apart = moved = 0.0
+    distance = moved = 0.0
     for name, start in before.items():
-        mine, other = (torch.as_tensor(held[name]).cpu() for held in (ours, theirs))
-        apart += float((mine - other).square().sum())
+        mine, other = (torch.as_tensor(weights[name]).cpu() for weights in (ours, theirs))
+        distance += float((mine - other).square().sum())
         moved += float((other - start).square().sum())
-    return (apart / moved) ** 0.5
+    return (distance / moved) ** 0.5
 
 
-def _line(name: str, costs: dict[str, ScoringCost], apart: float) -> str:
+def _format_line(name: str, costs: dict[str, ScoringCost], difference: float) -> str:
     ours, bare = costs["ours"], costs["bare"]
     speeds = " | ".join(f"{cost.tokens / cost.wall:,.0f}" for cost in (ours, bare))
     ratios = f"**{bare.wall / ours.wall:.2f}** | {bare.cpu / ours.cpu:.2f}"
-    return f"| {name} | {speeds} | {ratios} | {apart:.0e} |"
+    return f"| {name} | {speeds} | {ratios} | {difference:.0e} |"
 
 
 HEADER = """\
@@ -203,7 +207,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         ("rows of one length", [args.mean] * args.rows),
         ("rows of a game's lengths", drawn.long().tolist()),
     ):
-        for line in compare(args, lengths, name):
+        for line in compare_passes(args, lengths, name):
             print(line, flush=True)
 
 

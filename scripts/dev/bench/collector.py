@@ -26,16 +26,16 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
-from agent_system.multi_turn_rollout.collector_worker import Collected, CollectorWorker
-from agent_system.multi_turn_rollout.engine_client import TokenSource, call
-from agent_system.multi_turn_rollout.play_settings import PlaySettings
-from agent_system.multi_turn_rollout.trajectory import Job, Trajectory
-from agent_system.multi_turn_rollout.trajectory_player import (
+from agent_system.multi_turn_rollout.collector_worker import CollectedTrajectories, CollectorWorker
+from agent_system.multi_turn_rollout.engine_client import TokenSource, call_worker_method
+from agent_system.multi_turn_rollout.rollout_settings import RolloutSettings
+from agent_system.multi_turn_rollout.trajectory import RolloutSpec, Trajectory
+from agent_system.multi_turn_rollout.trajectory_generator import (
     RolloutContext,
-    TrajectoryPlayer,
+    TrajectoryGenerator,
     gather_or_cancel,
 )
-from scripts.dev.bench.play import Workload
+from scripts.dev.bench.workload import Workload
 from verl.utils.sampling import SamplingResult
 
 WAITING = [
@@ -46,7 +46,7 @@ WAITING = [
 ]
 
 
-class LockStepSource:
+class LockStepClient:
     """Engine client that sends the requests of all active trajectories together.
 
     It sends them when every active trajectory has a request, and returns results when all are
@@ -55,35 +55,35 @@ class LockStepSource:
 
     def __init__(self, client: TokenSource) -> None:
         self._client = client
-        self.playing = 0
-        self._asked: list[tuple[asyncio.Future, list[int], dict[str, Any]]] = []
+        self.num_active = 0
+        self._requests: list[tuple[asyncio.Future, list[int], dict[str, Any]]] = []
         self._round: asyncio.Task | None = None
 
     async def sample(self, prompt_ids: list[int], **request: Any) -> SamplingResult:
         """Sample together with the requests of all other active trajectories."""
         future = asyncio.get_running_loop().create_future()
-        self._asked.append((future, prompt_ids, request))
-        self._go_on()
+        self._requests.append((future, prompt_ids, request))
+        self._sample_if_complete()
         return await future
 
-    def leave(self) -> None:
+    def remove_trajectory(self) -> None:
         """Stop waiting for one trajectory, because it has ended."""
-        self.playing -= 1
-        self._go_on()
+        self.num_active -= 1
+        self._sample_if_complete()
 
-    def _go_on(self) -> None:
+    def _sample_if_complete(self) -> None:
         # Every active trajectory has a request. Ended trajectories are not counted.
-        if self._asked and len(self._asked) == self.playing:
-            asked, self._asked = self._asked, []
-            self._round = asyncio.ensure_future(self._sample_all(asked))
+        if self._requests and len(self._requests) == self.num_active:
+            requests, self._requests = self._requests, []
+            self._round = asyncio.ensure_future(self._sample_all(requests))
 
     async def _sample_all(
-        self, asked: list[tuple[asyncio.Future, list[int], dict[str, Any]]]
+        self, requests: list[tuple[asyncio.Future, list[int], dict[str, Any]]]
     ) -> None:
-        sampling = (self._client.sample(ids, **request) for _, ids, request in asked)
+        sampling = (self._client.sample(ids, **request) for _, ids, request in requests)
         # The failure of one request fails that request only, as without this client.
         results = await asyncio.gather(*sampling, return_exceptions=True)
-        for (future, _, _), result in zip(asked, results, strict=True):
+        for (future, _, _), result in zip(requests, results, strict=True):
             if isinstance(result, BaseException):
                 future.set_exception(result)
             else:
@@ -103,62 +103,73 @@ class LockStepCollector(CollectorWorker):
     def __init__(self, *args: Any, slots: int, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._slots = slots
-        self._gate = LockStepSource(self._engine)
+        self._gate = LockStepClient(self._engine)
         self._engine = self._gate
 
-    async def collect(self, jobs: Sequence[Job], settings: PlaySettings) -> Collected:
+    async def collect(
+        self, jobs: Sequence[RolloutSpec], settings: RolloutSettings
+    ) -> CollectedTrajectories:
         """Generate the trajectories of ``jobs`` in batches of ``slots``."""
-        collected = Collected([], 0.0, 0.0)
+        collected = CollectedTrajectories([], 0.0, 0.0)
         for start in range(0, len(jobs), self._slots):
             batch = jobs[start : start + self._slots]
-            self._gate.playing = len(batch)
+            self._gate.num_active = len(batch)
             collected.add(await super().collect(batch, settings))
         return collected
 
-    async def _play_group(self, context: RolloutContext, jobs: list[Job]) -> list[Trajectory]:
-        return await gather_or_cancel(self._play_one(context, job) for job in jobs)
+    async def _generate_group(
+        self, context: RolloutContext, jobs: list[RolloutSpec]
+    ) -> list[Trajectory]:
+        return await gather_or_cancel(self._generate_one(context, job) for job in jobs)
 
-    async def _play_one(self, context: RolloutContext, job: Job) -> Trajectory:
+    async def _generate_one(self, context: RolloutContext, job: RolloutSpec) -> Trajectory:
         try:
-            return await TrajectoryPlayer(context, job).play(self._pool)
+            return await TrajectoryGenerator(context, job).generate_trajectory(self._pool)
         finally:
             # Also after a failure: otherwise the other trajectories wait for this one forever.
-            self._gate.leave()
+            self._gate.remove_trajectory()
 
 
-def tokens(trajectories: Sequence[Trajectory]) -> list[list[list[int]]]:
+def list_token_ids(trajectories: Sequence[Trajectory]) -> list[list[list[int]]]:
     """Return the token ids of every ledger of every trajectory."""
-    return [[list(ledger.ids) for ledger in trajectory.ledgers] for trajectory in trajectories]
+    return [
+        [list(ledger.token_ids) for ledger in trajectory.ledgers] for trajectory in trajectories
+    ]
 
 
-async def measure(work: Workload, slots: int, rounds: int) -> dict[str, Any]:
+async def measure_collectors(work: Workload, slots: int, rounds: int) -> dict[str, Any]:
     """Run both collectors for ``rounds`` rounds after a warm-up round.
 
     Return the seconds of each round and the trajectories of the last round. Also return the number
     of trajectories, over all rounds, that are the same in both.
     """
     collectors = {
-        "asynchronous": work.collector(name="async"),
-        "lock-step": work.collector(LockStepCollector, name="lock", slots=slots),
+        "asynchronous": work.make_collector(name="async"),
+        "lock-step": work.make_collector(LockStepCollector, name="lock", slots=slots),
     }
     seconds: dict[str, list[float]] = {name: [] for name in collectors}
     same = 0
-    played: dict[str, list[Trajectory]] = {}
+    trajectories_by_name: dict[str, list[Trajectory]] = {}
     for number in range(rounds + 1):
         # The seeds differ between rounds, and are the same for both collectors.
-        jobs = work.apart(f"round {number}")
+        jobs = work.reseed_specs(f"round {number}")
         for name in collectors if number % 2 else reversed(collectors):
             began = time.perf_counter()
-            played[name] = (await collectors[name].collect(jobs, work.settings)).trajectories
+            trajectories_by_name[name] = (
+                await collectors[name].collect(jobs, work.settings)
+            ).trajectories
             seconds[name].append(time.perf_counter() - began)
         if number:
-            same += sum(a == b for a, b in zip(*map(tokens, played.values()), strict=True))
+            same += sum(
+                a == b
+                for a, b in zip(*map(list_token_ids, trajectories_by_name.values()), strict=True)
+            )
     for collector in collectors.values():
         await collector.close()
-    await call(work.engine, "close")
+    await call_worker_method(work.engine, "close")
     return {
         "seconds": {name: s[1:] for name, s in seconds.items()},
-        "played": played["asynchronous"],
+        "played": trajectories_by_name["asynchronous"],
         "same": same,
     }
 
@@ -182,22 +193,22 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("overrides", nargs="*", metavar="key=value")
     args = parser.parse_intermixed_args(argv)
     sizes = ["env.num_workers=1", f"env.envs_per_worker={args.slots}"]
-    words = [*sizes, *(WAITING if args.waiting else ()), *args.overrides]
-    work = Workload(args.config_name, words, args.tasks, actor=True)
-    found = asyncio.run(measure(work, args.slots, args.rounds))
-    played = found["played"]
-    steps = sum(len(trajectory.turns) for trajectory in played)
+    overrides = [*sizes, *(WAITING if args.waiting else ()), *args.overrides]
+    work = Workload(args.config_name, overrides, args.tasks, actor=True)
+    result = asyncio.run(measure_collectors(work, args.slots, args.rounds))
+    trajectories = result["played"]
+    steps = sum(len(trajectory.turns) for trajectory in trajectories)
     print(
-        f"{work.cfg.env.env_name}: {len(played)} trajectories, {steps} steps, "
+        f"{work.cfg.env.env_name}: {len(trajectories)} trajectories, {steps} steps, "
         f"{args.slots} environments"
     )
-    for name, seconds in found["seconds"].items():
+    for name, seconds in result["seconds"].items():
         each = " ".join(f"{value:.1f}" for value in seconds)
-        print(f"{name:12} {len(played) / median(seconds):6.2f} trajectories/s   ({each} s)")
-    fast, slow = (median(seconds) for seconds in found["seconds"].values())
-    compared = len(played) * args.rounds
+        print(f"{name:12} {len(trajectories) / median(seconds):6.2f} trajectories/s   ({each} s)")
+    fast, slow = (median(seconds) for seconds in result["seconds"].values())
+    compared = len(trajectories) * args.rounds
     print(
-        f"ratio {slow / fast:.2f}; {found['same']} of {compared} trajectories agree in every token"
+        f"ratio {slow / fast:.2f}; {result['same']} of {compared} trajectories agree in every token"
     )
 
 

@@ -34,10 +34,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from agent_system.multi_turn_rollout.collector_worker import Collected
-from agent_system.multi_turn_rollout.metrics import episode_metrics, play_split, rollout_metrics
-from agent_system.multi_turn_rollout.packing import pack, rows_of, select_trajectories
-from agent_system.multi_turn_rollout.trajectory import Job, Trajectory, Turn
+from agent_system.multi_turn_rollout.collector_worker import CollectedTrajectories
+from agent_system.multi_turn_rollout.metrics import (
+    compute_episode_metrics,
+    compute_rollout_metrics,
+    split_rollout_time,
+)
+from agent_system.multi_turn_rollout.packing import build_rows, pack_rows, select_trajectories
+from agent_system.multi_turn_rollout.trajectory import RolloutSpec, Trajectory, Turn
 from agent_system.reward_manager import load_reward_manager
 from agent_system.tokens.ledger import SegmentKind, TokenLedger
 from verl.protocol import DataProto
@@ -52,7 +56,7 @@ from verl.utils.sampling import StopReason
 ROWS = (4096, 16384, 65536)
 RANKS = 8
 GROUP = 8
-PART = 64  # trajectories per collector result; all results are equal except for their ids
+CHUNK_SIZE = 64  # trajectories per collector result; all results are equal except for their ids
 VOCABULARY = 150_000
 SPLIT = Registration(Dispatch.DP_COMPUTE_PROTO)
 PARTS = (
@@ -65,11 +69,11 @@ PARTS = (
     "credit",
     "update",
 )
-BEHIND = "journal"
+BACKGROUND_PART = "journal"
 
 
 @dataclass(frozen=True)
-class PlayShape:
+class TrajectoryShape:
     """Sizes of a simulated trajectory.
 
     ``prompt`` counts the tokens before the first turn. Each turn has ``sampled`` tokens, then
@@ -82,7 +86,7 @@ class PlayShape:
     shown: int = 16
 
     @property
-    def tokens(self) -> int:
+    def row_tokens(self) -> int:
         """Tokens of a row, without the last observation: 128 + 10 * (24 + 16) - 16 = 512."""
         return self.prompt + self.turns * (self.sampled + self.shown) - self.shown
 
@@ -96,29 +100,29 @@ class CpuClock:
         self._since = 0.0
 
     @contextmanager
-    def part(self, name: str) -> Iterator[None]:
+    def measure_part(self, name: str) -> Iterator[None]:
         """Count the CPU time of the block as ``name``."""
-        self._credit()
+        self._add_elapsed()
         self._open.append(name)
         try:
             yield
         finally:
-            self._credit()
+            self._add_elapsed()
             self._open.pop()
 
-    def _credit(self) -> None:
+    def _add_elapsed(self) -> None:
         now = time.process_time()
         if self._open:
             self.seconds[self._open[-1]] += now - self._since
         self._since = now
 
 
-class Store:
+class SimulatedStore:
     """Simulation of Ray's object store: pickles and copies values, counts bytes in ``sent``."""
 
     def __init__(self) -> None:
         self.sent = Counter[str]()
-        self._room = np.empty(0, dtype=np.uint8)
+        self._buffer = np.empty(0, dtype=np.uint8)
 
     def put(self, value: object, name: str) -> None:
         """Pickle ``value``, copy its buffers, and add its bytes to ``sent[name]``."""
@@ -127,13 +131,13 @@ class Store:
         self.sent[name] += len(message)
         for buffer in buffers:
             raw = np.frombuffer(buffer.raw(), dtype=np.uint8)
-            if len(self._room) < len(raw):
-                self._room = np.empty(len(raw), dtype=np.uint8)
-            self._room[: len(raw)] = raw
+            if len(self._buffer) < len(raw):
+                self._buffer = np.empty(len(raw), dtype=np.uint8)
+            self._buffer[: len(raw)] = raw
             self.sent[name] += len(raw)
 
 
-class Shipped:
+class StoredValue:
     """Pickled value, as in the object store. It can be read many times."""
 
     def __init__(self, value: object) -> None:
@@ -150,10 +154,10 @@ class Shipped:
         return len(self._message) + sum(len(buffer.raw()) for buffer in self._buffers)
 
 
-class PaperRanks:
+class SimulatedRanks:
     """Simulated worker group: it shards and sends data, and returns zeros."""
 
-    def __init__(self, ranks: int, clock: CpuClock, store: Store) -> None:
+    def __init__(self, ranks: int, clock: CpuClock, store: SimulatedStore) -> None:
         self.world_size = ranks
         self._clock = clock
         self._store = store
@@ -171,7 +175,7 @@ class PaperRanks:
         calls, collect = plan_calls(SPLIT, self.world_size, (data,), {})
         for call in calls:
             self._store.put(call, "update")
-        with self._clock.part("of the ranks"):
+        with self._clock.measure_part("of the ranks"):
             metrics = {"actor/pg_loss": [0.0], "actor/optimizer_steps": 1.0}
             answers = [DataProto(meta_info={"metrics": dict(metrics)}) for _ in calls]
         return collect(answers)
@@ -180,35 +184,35 @@ class PaperRanks:
         calls, collect = plan_calls(SPLIT, self.world_size, (data,), {})
         for call in calls:
             self._store.put(call, "send")
-        with self._clock.part("of the ranks"):
+        with self._clock.measure_part("of the ranks"):
             shapes = [args[0].batch["responses"].shape for args, _ in calls]
             tables = [{name: torch.zeros(shape) for name in names} for shape in shapes]
-            answers = [Shipped(DataProto.from_dict(table)) for table in tables]
-        with self._clock.part("answers"):
+            answers = [StoredValue(DataProto.from_dict(table)) for table in tables]
+        with self._clock.measure_part("answers"):
             self._store.sent["answers"] += sum(answer.size for answer in answers)
             return collect([answer.read() for answer in answers])
 
 
-class PaperWorkers(TrainingWorkers):
+class SimulatedWorkers(TrainingWorkers):
     """Simulated training workers that measure sharding and sending."""
 
-    def __init__(self, ranks: int, clock: CpuClock, store: Store) -> None:
-        group: Any = PaperRanks(ranks, clock, store)
-        super().__init__(group, [], ref=group)
+    def __init__(self, ranks: int, clock: CpuClock, store: SimulatedStore) -> None:
+        group: Any = SimulatedRanks(ranks, clock, store)
+        super().__init__(group, [], reference_group=group)
         self._clock = clock
 
     def compute_log_prob(self, data: DataProto) -> DataProto:
         """Call the simulated ranks, counted as "send"."""
-        with self._clock.part("send"):
+        with self._clock.measure_part("send"):
             return super().compute_log_prob(data)
 
     def compute_ref_log_prob(self, data: DataProto) -> DataProto:
         """Call the simulated ranks, counted as "send"."""
-        with self._clock.part("send"):
+        with self._clock.measure_part("send"):
             return super().compute_ref_log_prob(data)
 
 
-class Words:
+class WordTokenizer:
     """Tokenizer that decodes every token to one word."""
 
     def decode(self, token_ids: list[int], /) -> str:
@@ -230,15 +234,17 @@ class DriverCost:
         return 1e3 * self.seconds[part] / self.rows
 
     @property
-    def ahead(self) -> float:
+    def blocking_ms(self) -> float:
         """CPU milliseconds per row of all parts that block the step."""
         return sum(self.per_row(part) for part in PARTS)
 
 
-def invent(number: int, shape: PlayShape, draw: np.random.Generator) -> Trajectory:
+def make_trajectory(number: int, shape: TrajectoryShape, draw: np.random.Generator) -> Trajectory:
     """Return a simulated trajectory of ``shape`` with random tokens."""
     task = {"task_id": f"task-{number}", "data_source": "invented"}
-    play = Trajectory(Job(0, task, "", "", 0, number), reward=float(draw.random() < 0.5))
+    trajectory = Trajectory(
+        RolloutSpec(0, task, "", "", 0, number), reward=float(draw.random() < 0.5)
+    )
     ledger = TokenLedger()
     ledger.append(draw.integers(VOCABULARY, size=shape.prompt).tolist(), SegmentKind.PROMPT)
     for step in range(shape.turns):
@@ -251,87 +257,95 @@ def invent(number: int, shape: PlayShape, draw: np.random.Generator) -> Trajecto
             stop_reason=StopReason.STOP,
         )
         seen = f"You arrive at desk {step}. On it, you see a book {number} and a pen. " * 3
-        turn = Turn(step, seen, seen, 0, segment.start, segment.end, "", StopReason.STOP)
+        turn = Turn(step, seen, seen, 0, segment.start, segment.end_position, "", StopReason.STOP)
         turn.response = f"<think>the mug {number} may be here</think><action>take it</action>"
         turn.action = "take it"
         turn.is_action_valid = True
-        play.turns.append(turn)
+        trajectory.turns.append(turn)
         ledger.append(draw.integers(VOCABULARY, size=shape.shown).tolist(), SegmentKind.ENV)
-    play.ledgers.append(ledger)
-    return play
+    trajectory.ledgers.append(ledger)
+    return trajectory
 
 
-def received(rows: int, shape: PlayShape, clock: CpuClock, store: Store) -> Collected:
+def receive_chunks(
+    rows: int, shape: TrajectoryShape, clock: CpuClock, store: SimulatedStore
+) -> CollectedTrajectories:
     """Read ``rows`` trajectories in chunks, as collectors return them."""
     draw = np.random.default_rng(0)
-    part = Shipped(Collected([invent(n, shape, draw) for n in range(PART)], 1.0, 0.0))
-    every = Collected([], 0.0, 0.0)
-    for first in range(0, rows, PART):
-        with clock.part("receive"):
-            found = part.read()
-            every.add(found)
-        store.sent["receive"] += part.size
-        for number, play in enumerate(found.trajectories, start=first):
+    stored_chunk = StoredValue(
+        CollectedTrajectories(
+            [make_trajectory(n, shape, draw) for n in range(CHUNK_SIZE)], 1.0, 0.0
+        )
+    )
+    every = CollectedTrajectories([], 0.0, 0.0)
+    for first in range(0, rows, CHUNK_SIZE):
+        with clock.measure_part("receive"):
+            chunk = stored_chunk.read()
+            every.add(chunk)
+        store.sent["receive"] += stored_chunk.size
+        for number, trajectory in enumerate(chunk.trajectories, start=first):
             uid = f"train-1-0-{number // GROUP}"
             names = {"index": number, "uid": uid, "traj_uid": f"{uid}/{number % GROUP}"}
-            play.job = replace(play.job, **names)
+            trajectory.job = replace(trajectory.job, **names)
     del every.trajectories[rows:]
     return every
 
 
-def packed(played: Collected) -> DataProto:
+def pack_trajectories(rollout: CollectedTrajectories) -> DataProto:
     """Compute the metrics of the rollout, and return its packed rows."""
-    plays, _ = select_trajectories(played.trajectories, "drop_group")
-    rollout_metrics(played.trajectories, played.play_s)
-    episode_metrics(played.trajectories)
-    play_split(played.trajectories, played.play_s, played.thoughts_s)
-    return pack(rows_of(plays), 0)
+    trajectories, _ = select_trajectories(rollout.trajectories, "drop_group")
+    compute_rollout_metrics(rollout.trajectories, rollout.rollout_s)
+    compute_episode_metrics(rollout.trajectories)
+    split_rollout_time(rollout.trajectories, rollout.rollout_s, rollout.thoughts_s)
+    return pack_rows(build_rows(trajectories), 0)
 
 
-def trainer_of(workers: TrainingWorkers) -> RayPPOTrainer[Any]:
+def make_trainer(workers: TrainingWorkers) -> RayPPOTrainer[Any]:
     """Return a trainer at its first step, without collector, validation and recorders."""
     settings = ["algorithm.adv_estimator=grpo", "actor_rollout_ref.model.path=none"]
     cfg = load_config("ppo_trainer", settings)
-    nobody: Any = None
+    unused: Any = None
     reward = load_reward_manager(cfg)
-    trainer = RayPPOTrainer(cfg, workers, nobody, nobody, nobody, reward, nobody, nobody)
+    trainer = RayPPOTrainer(cfg, workers, unused, unused, unused, reward, unused, unused)
     trainer.global_step = 1
     return trainer
 
 
-def measure(rows: int, ranks: int = RANKS, shape: PlayShape | None = None) -> DriverCost:
+def measure_driver_cost(
+    rows: int, ranks: int = RANKS, shape: TrajectoryShape | None = None
+) -> DriverCost:
     """Run one step with ``rows`` trajectories of ``shape``. Return the cost for the driver."""
     clock = CpuClock()
-    store = Store()
-    trainer = trainer_of(PaperWorkers(ranks, clock, store))
-    played = received(rows, shape or PlayShape(), clock, store)
-    with clock.part("pack"):
-        batch = packed(played)
-    del played
-    with clock.part("score"):
+    store = SimulatedStore()
+    trainer = make_trainer(SimulatedWorkers(ranks, clock, store))
+    rollout = receive_chunks(rows, shape or TrajectoryShape(), clock, store)
+    with clock.measure_part("pack"):
+        batch = pack_trajectories(rollout)
+    del rollout
+    with clock.measure_part("score"):
         batch = trainer.compute_log_probs_and_values(trainer.score(batch))
-    with clock.part("reward"):
+    with clock.measure_part("reward"):
         batch = trainer.compute_rewards(batch)
-    with clock.part("credit"):
+    with clock.measure_part("credit"):
         batch = trainer.compute_advantages(batch)
-    with clock.part("update"):
+    with clock.measure_part("update"):
         trainer.update_actor(batch)
-    with clock.part(BEHIND):
-        words = Words()
-        for line in chain(token_lines(batch, words), rollout_lines(batch, words)):
-            store.sent[BEHIND] += len(jsonl.dumps(line))
+    with clock.measure_part(BACKGROUND_PART):
+        tokenizer = WordTokenizer()
+        for line in chain(token_lines(batch, tokenizer), rollout_lines(batch, tokenizer)):
+            store.sent[BACKGROUND_PART] += len(jsonl.dumps(line))
     return DriverCost(rows, ranks, dict(clock.seconds), dict(store.sent))
 
 
-def table(costs: Sequence[DriverCost]) -> Iterator[str]:
+def format_table(costs: Sequence[DriverCost]) -> Iterator[str]:
     """Yield the lines of the Markdown table."""
     yield f"| ms of CPU per row | {' | '.join(f'{cost.rows:,} rows' for cost in costs)} |"
     yield f"|---|{'---|' * len(costs)}"
     for part in PARTS:
         yield f"| {part} | {' | '.join(f'{cost.per_row(part):.3f}' for cost in costs)} |"
-    yield f"| **for which the run waits** | {' | '.join(f'{cost.ahead:.2f}' for cost in costs)} |"
-    behind = (f"{cost.per_row(BEHIND):.2f}" for cost in costs)
-    yield f"| {BEHIND}, behind the step | {' | '.join(behind)} |"
+    yield f"| **for which the run waits** | {' | '.join(f'{cost.blocking_ms:.2f}' for cost in costs)} |"
+    behind = (f"{cost.per_row(BACKGROUND_PART):.2f}" for cost in costs)
+    yield f"| {BACKGROUND_PART}, behind the step | {' | '.join(behind)} |"
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -339,15 +353,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="CPU of the driver per row.")
     parser.add_argument("--rows", type=int, nargs="+", default=ROWS)
     parser.add_argument("--ranks", type=int, default=RANKS)
-    for name, value in vars(PlayShape()).items():
+    for name, value in vars(TrajectoryShape()).items():
         parser.add_argument(f"--{name}", type=int, default=value)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args(argv)
     torch.set_num_threads(1)
-    shape = PlayShape(args.turns, args.prompt, args.sampled, args.shown)
-    costs = [measure(rows, args.ranks, shape) for rows in args.rows]
-    print(f"{shape.tokens:,} tokens and {shape.turns} turns a row, {args.ranks} ranks\n")
-    print("\n".join(table(costs)))
+    shape = TrajectoryShape(args.turns, args.prompt, args.sampled, args.shown)
+    costs = [measure_driver_cost(rows, args.ranks, shape) for rows in args.rows]
+    print(f"{shape.row_tokens:,} tokens and {shape.turns} turns a row, {args.ranks} ranks\n")
+    print("\n".join(format_table(costs)))
     if args.json is not None:
         args.json.write_text(json.dumps([vars(cost) for cost in costs], indent=1) + "\n")
 

@@ -52,7 +52,7 @@ CASES: dict[str, dict[str, Any]] = {
     "textworld_express/cookingworld": {"game": "cookingworld"},
 }
 # Used where an environment does not list its admissible actions.
-ANYWHERE = (
+FALLBACK_ACTIONS = (
     "look around",
     "inventory",
     "go to kitchen",
@@ -60,10 +60,10 @@ ANYWHERE = (
     "look at stove",
     "teleport to hallway",
 )
-EPISODE = 20  # maximum env steps of an episode
+MAX_ENV_STEPS = 20  # maximum env steps of an episode
 
 
-def cpu_seconds() -> float:
+def read_cpu_seconds() -> float:
     """Return the CPU seconds of this process and its descendants."""
     me = psutil.Process()
     # Some packages do their work in a child process, such as a JVM.
@@ -71,24 +71,24 @@ def cpu_seconds() -> float:
     return sum(t.user + t.system for t in times)
 
 
-def megabytes() -> float:
+def read_memory_mib() -> float:
     """Return the resident memory of this process and its descendants, in MiB."""
     me = psutil.Process()
     return sum(process.memory_info().rss for process in (me, *me.children(recursive=True))) / 2**20
 
 
-def episode(env: Env, observation: Observation, rng: random.Random) -> int:
+def run_episode(env: Env, observation: Observation, rng: random.Random) -> int:
     """Run random actions until done, at most ``EPISODE`` env steps. Return the number of steps."""
-    for step in range(EPISODE):
+    for step in range(MAX_ENV_STEPS):
         observation, _, done, _ = env.step(
-            rng.choice(observation.info.get("admissible_actions") or ANYWHERE)
+            rng.choice(observation.info.get("admissible_actions") or FALLBACK_ACTIONS)
         )
         if done:
             return step + 1
-    return EPISODE
+    return MAX_ENV_STEPS
 
 
-def repeat(work: Callable[[], Any], budget: float) -> tuple[int, float, float]:
+def repeat_until_budget(work: Callable[[], Any], budget: float) -> tuple[int, float, float]:
     """Call ``work`` in ever longer series, until one takes at least half of ``budget``.
 
     Return the calls, CPU seconds and wall-clock seconds of the last series. ``budget`` is in CPU
@@ -96,11 +96,11 @@ def repeat(work: Callable[[], Any], budget: float) -> tuple[int, float, float]:
     """
     times = 1
     while True:
-        cpu = cpu_seconds()
+        cpu = read_cpu_seconds()
         clock = time.perf_counter()
         for _ in range(times):
             work()
-        spent = cpu_seconds() - cpu
+        spent = read_cpu_seconds() - cpu
         wall = time.perf_counter() - clock
         # The series was too short for a precise number. The next one is up to ten times longer.
         if spent >= 0.5 * budget:
@@ -108,7 +108,7 @@ def repeat(work: Callable[[], Any], budget: float) -> tuple[int, float, float]:
         times = int(times * min(10.0, 1 + 0.7 * budget / max(spent, 0.01)))
 
 
-def measure(label: str, section: dict[str, Any], budget: float) -> dict[str, Any]:
+def measure_environment(label: str, section: dict[str, Any], budget: float) -> dict[str, Any]:
     """Measure one environment. ``budget`` is the CPU seconds for each of the two phases."""
     package = get_package(label)
     tasks = package.tasks(section, "train")[:8]
@@ -117,13 +117,13 @@ def measure(label: str, section: dict[str, Any], budget: float) -> dict[str, Any
     start = time.perf_counter() - began
     rng = random.Random(0)
     for task in tasks:  # warm-up: loading and compiling are not counted
-        episode(env, env.reset(task, 0), rng)
-    played = itertools.cycle(tasks)
-    resets, spent, _ = repeat(lambda: env.reset(next(played), 0), budget)
+        run_episode(env, env.reset(task, 0), rng)
+    task_cycle = itertools.cycle(tasks)
+    resets, spent, _ = repeat_until_budget(lambda: env.reset(next(task_cycle), 0), budget)
     reset = spent / resets
     steps: list[int] = []
-    episodes, spent, wall = repeat(
-        lambda: steps.append(episode(env, env.reset(next(played), 0), rng)), budget
+    episodes, spent, wall = repeat_until_budget(
+        lambda: steps.append(run_episode(env, env.reset(next(task_cycle), 0), rng)), budget
     )
     # Count the episodes of the last series only, to which the seconds belong.
     count = sum(steps[-episodes:])
@@ -135,7 +135,7 @@ def measure(label: str, section: dict[str, Any], budget: float) -> dict[str, Any
         "steps_per_core": count / max(spent - episodes * reset, 1e-3),
         "with_resets": count / spent,
         "here": count / wall,
-        "mb": megabytes(),
+        "mb": read_memory_mib(),
     }
     env.close()
     return numbers
@@ -155,7 +155,7 @@ def main() -> None:
     parser.add_argument("--child", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
-        print(json.dumps(measure(*json.loads(options.child))))
+        print(json.dumps(measure_environment(*json.loads(options.child))))
         return
     labels = [
         label for label in CASES if not options.names or label.startswith(tuple(options.names))

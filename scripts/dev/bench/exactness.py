@@ -32,8 +32,8 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
 from agent_system.multi_turn_rollout.engine_client import TokenSource
-from agent_system.multi_turn_rollout.packing import Row, pack, rows_of
-from scripts.dev.bench.play import Workload
+from agent_system.multi_turn_rollout.packing import TrajectoryRow, build_rows, pack_rows
+from scripts.dev.bench.workload import Workload
 from verl.models.loader import load_causal_lm
 from verl.models.policy import PolicyModel
 from verl.protocol import DataProto
@@ -44,18 +44,18 @@ from verl.workers.engine import TrainEngine
 MAX_TOKENS = 8192  # of a micro-batch
 
 
-class Witness:
+class RecordingClient:
     """Engine client that records requests and results in order, by trajectory."""
 
     def __init__(self, client: TokenSource) -> None:
         self._client = client
-        self.seen: dict[int, list[tuple[list[int], SamplingResult]]] = defaultdict(list)
+        self.requests: dict[int, list[tuple[list[int], SamplingResult]]] = defaultdict(list)
 
     async def sample(self, prompt_ids: list[int], *, route: int, **request: Any) -> SamplingResult:
         """Sample and record. ``route`` is the number of the trajectory."""
         prompt = list(prompt_ids)
         result = await self._client.sample(prompt, route=route, **request)
-        self.seen[route].append((prompt, result))
+        self.requests[route].append((prompt, result))
         return result
 
     async def close(self) -> None:
@@ -63,42 +63,42 @@ class Witness:
         await self._client.close()
 
 
-async def play(stage: Workload) -> tuple[list[Row], Witness]:
+async def collect_rows(workload: Workload) -> tuple[list[TrajectoryRow], RecordingClient]:
     """Generate every trajectory once. Return the rows, and the recorded requests."""
-    collector = stage.collector()
-    witness = collector._engine = Witness(collector._engine)
-    collected = await collector.collect(stage.jobs, stage.settings)
+    collector = workload.make_collector()
+    recorder = collector._engine = RecordingClient(collector._engine)
+    collected = await collector.collect(workload.rollout_specs, workload.settings)
     await collector.close()
-    await stage.engine.close()
-    return rows_of(collected.trajectories), witness
+    await workload.engine.close()
+    return build_rows(collected.trajectories), recorder
 
 
-def separators(stage: Workload) -> tuple[list[int], list[int]]:
+def find_separators(workload: Workload) -> tuple[list[int], list[int]]:
     """Return the template's token ids before and after an observation.
 
     The first list stands between the end of a turn and the observation. The second list stands
     between the observation and the next turn.
     """
     # These two texts occur in no template, so the rendered text can be split at them.
-    said = "What I say."
-    seen = "What I see."
-    chat = [("user", "Begin."), ("assistant", said), ("user", seen)]
+    reply_text = "What I say."
+    observation_text = "What I see."
+    chat = [("user", "Begin."), ("assistant", reply_text), ("user", observation_text)]
     messages = [{"role": role, "content": text} for role, text in chat]
-    options = stage.cfg.data.apply_chat_template_kwargs
-    text = stage.tokenizer.apply_chat_template(
+    options = workload.cfg.data.apply_chat_template_kwargs
+    text = workload.tokenizer.apply_chat_template(
         messages, tokenize=False, add_generation_prompt=True, **options
     )
-    before, after = text.partition(said)[2].split(seen)
-    return encode(stage, before), encode(stage, after)
+    before, after = text.partition(reply_text)[2].split(observation_text)
+    return encode_text(workload, before), encode_text(workload, after)
 
 
-def encode(stage: Workload, text: str) -> list[int]:
+def encode_text(workload: Workload, text: str) -> list[int]:
     """Return the token ids of ``text``, without special tokens."""
-    return stage.tokenizer(text, add_special_tokens=False)["input_ids"]
+    return workload.tokenizer(text, add_special_tokens=False)["input_ids"]
 
 
 @dataclass
-class _Unpadded:
+class _UnpaddedRow:
     """Row of the batch without padding. All columns have one entry per token."""
 
     ids: list[int]
@@ -106,17 +106,17 @@ class _Unpadded:
     logprobs: list[float]
 
 
-def _unpadded(data: DataProto, row: int) -> _Unpadded:
+def _unpad_row(data: DataProto, row: int) -> _UnpaddedRow:
     real = data.batch["attention_mask"][row].bool()
     prompt = data.batch["prompts"].shape[1]
 
-    def of_response(name: str) -> list[Any]:
+    def unpad_column(name: str) -> list[Any]:
         # Response columns start after the padded prompt. Pad them in front to the row's length.
         padded = torch.nn.functional.pad(data.batch[name][row], (prompt, 0))
         return padded[real].tolist()
 
     ids = data.batch["input_ids"][row][real].tolist()
-    return _Unpadded(ids, of_response("response_mask"), of_response("rollout_log_probs"))
+    return _UnpaddedRow(ids, unpad_column("response_mask"), unpad_column("rollout_log_probs"))
 
 
 COUNTS = (
@@ -132,49 +132,51 @@ COUNTS = (
 
 
 def check_tokens(
-    rows: Sequence[Row], data: DataProto, witness: Witness, stage: Workload
+    rows: Sequence[TrajectoryRow], data: DataProto, recorder: RecordingClient, workload: Workload
 ) -> dict[str, int]:
     """Return the counts ``COUNTS``: turns and tokens checked, and errors by kind."""
-    between = separators(stage)
-    found: dict[str, int] = dict.fromkeys(COUNTS, 0)
+    separators = find_separators(workload)
+    counts: dict[str, int] = dict.fromkeys(COUNTS, 0)
     for number, row in enumerate(rows):
-        kept = _unpadded(data, number)
+        kept = _unpad_row(data, number)
         sampled = 0
         last = None
         for turn in row.turns:
-            prompt, result = witness.seen[row.trajectory.job.index][turn.step]
+            prompt, result = recorder.requests[row.trajectory.spec.index][turn.step]
             start = len(prompt)
             end = start + len(result.token_ids)
-            _check_turn(found, kept, prompt, result)
-            encoded = encode(stage, stage.tokenizer.decode(result.token_ids))
-            found["retokenised"] += encoded != list(result.token_ids)
+            _check_turn(counts, kept, prompt, result)
+            encoded = encode_text(workload, workload.tokenizer.decode(result.token_ids))
+            counts["retokenised"] += encoded != list(result.token_ids)
             sampled += sum(kept.mask[start:end])
             if last is not None:
-                found["gaps"] += 1
-                found["separators lost"] += not _whole(kept.ids, last, start, between)
+                counts["gaps"] += 1
+                counts["separators lost"] += not _has_separators(kept.ids, last, start, separators)
             last = end
         turns = sum(turn.end - turn.start for turn in row.turns)
-        found["loss elsewhere"] += sum(kept.mask) != sampled or sampled != turns
-    return found
+        counts["loss elsewhere"] += sum(kept.mask) != sampled or sampled != turns
+    return counts
 
 
 def _check_turn(
-    found: dict[str, int], kept: _Unpadded, prompt: list[int], result: SamplingResult
+    counts: dict[str, int], kept: _UnpaddedRow, prompt: list[int], result: SamplingResult
 ) -> None:
     start = len(prompt)
     end = start + len(result.token_ids)
     same = kept.ids[:start] == prompt and kept.ids[start:end] == list(result.token_ids)
     # Round to float32, the dtype of the row.
     logprobs = torch.tensor(result.logprobs).tolist()
-    found["turns"] += 1
-    found["tokens"] += end - start
-    found["other tokens"] += not same
-    found["other log-probs"] += kept.logprobs[start:end] != logprobs
+    counts["turns"] += 1
+    counts["tokens"] += end - start
+    counts["other tokens"] += not same
+    counts["other log-probs"] += kept.logprobs[start:end] != logprobs
 
 
-def _whole(ids: list[int], last: int, start: int, between: tuple[list[int], list[int]]) -> bool:
+def _has_separators(
+    ids: list[int], last: int, start: int, separators: tuple[list[int], list[int]]
+) -> bool:
     """Return True if ``ids[last:start]`` starts and ends with the template's separators."""
-    before, after = between
+    before, after = separators
     gap = ids[last:start]
     # If the policy sampled the end of turn itself, the template's copy is omitted.
     wanted = before[1:] if ids[last - 1] == before[0] else before
@@ -203,32 +205,32 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--stop", nargs="*", default=[], help="texts that also end a turn")
     parser.add_argument("overrides", nargs="*", metavar="key=value")
     args = parser.parse_intermixed_args(argv)
-    words = [
+    overrides = [
         f"env.history={args.history}",
         f"actor_rollout_ref.rollout.dtype={args.dtype}",
         "env.rollout.n=4",
     ]
-    stage = Workload(args.config_name, [*words, *args.overrides], -(-args.trajectories // 4))
-    stage.settings = replace(stage.settings, stop=(*stage.settings.stop, *args.stop))
-    rows, witness = asyncio.run(play(stage))
-    played = [row.trajectory for row in rows]
-    trajectories = len({id(trajectory) for trajectory in played})
-    data = pack(rows, stage.tokenizer.pad_token_id)
-    found = check_tokens(rows, data, witness, stage)
-    path = str(stage.path)
+    workload = Workload(args.config_name, [*overrides, *args.overrides], -(-args.trajectories // 4))
+    workload.settings = replace(workload.settings, stop=(*workload.settings.stop, *args.stop))
+    rows, recorder = asyncio.run(collect_rows(workload))
+    trajectories_of_rows = [row.trajectory for row in rows]
+    trajectories = len({id(trajectory) for trajectory in trajectories_of_rows})
+    data = pack_rows(rows, workload.tokenizer.pad_token_id)
+    counts = check_tokens(rows, data, recorder, workload)
+    path = str(workload.path)
     mean, largest = check_logprobs(data, path, args.dtype)
     fed = int(data.batch["attention_mask"].sum())
     lines = [
         f"{path}, {args.dtype}, {args.history}: {trajectories} trajectories, {len(rows)} rows",
-        f"{found['turns']} turns, {found['tokens']} sampled tokens: "
-        f"{found['other tokens']} turns have other tokens,",
-        f"{found['other log-probs']} other log-probs; "
-        f"{found['loss elsewhere']} rows have loss elsewhere",
-        f"{found['gaps']} separators, of which not whole {found['separators lost']}",
+        f"{counts['turns']} turns, {counts['tokens']} sampled tokens: "
+        f"{counts['other tokens']} turns have other tokens,",
+        f"{counts['other log-probs']} other log-probs; "
+        f"{counts['loss elsewhere']} rows have loss elsewhere",
+        f"{counts['gaps']} separators, of which not whole {counts['separators lost']}",
         f"|trainer - engine| mean {mean:.1e}, largest {largest:.1e} nats",
         "turns that would be other tokens if their text were encoded again: "
-        f"{found['retokenised']}",
-        f"per episode: {found['tokens'] / trajectories:.0f} sampled, "
+        f"{counts['retokenised']}",
+        f"per episode: {counts['tokens'] / trajectories:.0f} sampled, "
         f"{fed / trajectories:.0f} fed to the trainer",
     ]
     print("\n".join(lines))

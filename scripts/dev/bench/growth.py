@@ -27,13 +27,13 @@ MEASURES = ("rss_mib", "threads", "files")
 Sample = dict[str, dict[str, float]]  # kind of process -> measure -> sum over its processes
 
 
-def start_run(iterations: int, run_dir: Path, overrides: Sequence[str]) -> subprocess.Popen[bytes]:
+def start_run(num_steps: int, run_dir: Path, overrides: Sequence[str]) -> subprocess.Popen[bytes]:
     """Start a run of ``iterations`` training steps on the number line in ``run_dir``."""
     settings = {
-        "trainer.total_training_steps": iterations,
+        "trainer.total_training_steps": num_steps,
         "trainer.default_local_dir": run_dir,
-        "trainer.test_freq": max(1, iterations // 10),
-        "trainer.save_freq": max(1, iterations // 10),
+        "trainer.test_freq": max(1, num_steps // 10),
+        "trainer.save_freq": max(1, num_steps // 10),
         "trainer.max_actor_ckpt_to_keep": 2,
         "trainer.num_threads": 1,
         "actor_rollout_ref.model.path": run_dir.parent / "policy",
@@ -44,30 +44,33 @@ def start_run(iterations: int, run_dir: Path, overrides: Sequence[str]) -> subpr
         "env.val_tasks": 2,
     }
     cold_start = "cold_start.overrides=['data.episodes=200','data.noise=0.35']"
-    words = [f"{key}={value}" for key, value in settings.items()]
+    setting_overrides = [f"{key}={value}" for key, value in settings.items()]
     command = ["-m", "verl.trainer.main_ppo", "--config-name", "number_line", cold_start]
     with (run_dir.parent / "console.log").open("wb") as log:
         return subprocess.Popen(
-            [sys.executable, *command, *words, *overrides], cwd=ROOT, stdout=log, stderr=log
+            [sys.executable, *command, *setting_overrides, *overrides],
+            cwd=ROOT,
+            stdout=log,
+            stderr=log,
         )
 
 
 def sample_processes(driver: psutil.Process) -> Sample:
     """Return the sums of ``MEASURES`` of the driver and of its descendants, by kind of process."""
-    found: Sample = collections.defaultdict(lambda: dict.fromkeys(MEASURES, 0.0))
+    sums: Sample = collections.defaultdict(lambda: dict.fromkeys(MEASURES, 0.0))
     for process in [driver, *driver.children(recursive=True)]:
         try:
             with process.oneshot():
-                kind = "driver" if process == driver else kind_of(process)
-                found[kind]["rss_mib"] += process.memory_info().rss / 2**20
-                found[kind]["threads"] += process.num_threads()
-                found[kind]["files"] += process.num_fds()
+                kind = "driver" if process == driver else get_process_kind(process)
+                sums[kind]["rss_mib"] += process.memory_info().rss / 2**20
+                sums[kind]["threads"] += process.num_threads()
+                sums[kind]["files"] += process.num_fds()
         except psutil.Error:
             continue  # the process has ended
-    return dict(found)
+    return dict(sums)
 
 
-def kind_of(process: psutil.Process) -> str:
+def get_process_kind(process: psutil.Process) -> str:
     """Return the name of a process without its number, the same for all of a kind."""
     words = process.cmdline()
     title = words[0] if words and words[0].startswith("ray::") else process.name()
@@ -85,12 +88,12 @@ def compare_tenths(samples: Sequence[Sample]) -> list[dict[str, Any]]:
     for kind in sorted({kind for sample in [*early, *late] for kind in sample}):
         row: dict[str, Any] = {"process": kind}
         for measure in MEASURES:
-            row[measure] = [median_of(part, kind, measure) for part in (early, late)]
+            row[measure] = [compute_median(part, kind, measure) for part in (early, late)]
         rows.append(row)
     return rows
 
 
-def median_of(samples: Sequence[Sample], kind: str, measure: str) -> float:
+def compute_median(samples: Sequence[Sample], kind: str, measure: str) -> float:
     """Return the median of ``measure`` over ``samples``. A missing process counts as 0."""
     empty: Mapping[str, float] = {}
     values = [sample.get(kind, empty).get(measure, 0.0) for sample in samples]
@@ -107,7 +110,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory(prefix="growth-") as folder:
         began = time.monotonic()
         run = start_run(args.iterations, Path(folder) / "run", args.overrides)
-        samples = watch(run, Path(folder) / "run" / "metrics.jsonl")
+        samples = sample_run(run, Path(folder) / "run" / "metrics.jsonl")
         if run.returncode:
             sys.stderr.write((Path(folder) / "console.log").read_text()[-4000:])
             return run.returncode
@@ -125,7 +128,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def watch(run: subprocess.Popen[bytes], metrics: Path) -> list[Sample]:
+def sample_run(run: subprocess.Popen[bytes], metrics: Path) -> list[Sample]:
     """Sample the processes of ``run`` from its first step to its end."""
     driver = psutil.Process(run.pid)
     samples: list[Sample] = []

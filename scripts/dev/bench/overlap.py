@@ -18,7 +18,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
-from scripts.dev.bench.iteration import middle, nothing_but, run
+from scripts.dev.bench.rlvcr_step import build_training_overrides, compute_median_sum, run_main_ppo
 
 POLICY = "configs/policies/quickstart"  # its replies do not matter to the environment
 MODES = ("off", "one_step")
@@ -36,9 +36,11 @@ PARTS = {
 }
 
 
-def words(mode: str, place: Path, args: argparse.Namespace) -> list[str]:
+def build_arguments(mode: str, run_dir: Path, args: argparse.Namespace) -> list[str]:
     """Return the arguments of ``main_ppo``. The caller's overrides come last and take effect."""
-    own = [word for word in args.overrides if not word.startswith("env.rollout.carry_over")]
+    without_carry_over = [
+        word for word in args.overrides if not word.startswith("env.rollout.carry_over")
+    ]
     return [
         "--config-name",
         args.config_name,
@@ -49,21 +51,21 @@ def words(mode: str, place: Path, args: argparse.Namespace) -> list[str]:
         "data.max_prompt_length=384",
         "algorithm.adv_estimator=grpo",
         f"trainer.rollout_overlap={mode}",
-        *nothing_but(args.steps, place),
+        *build_training_overrides(args.steps, run_dir),
         # Partial rollouts (``carry_over``) need the overlap.
-        *(args.overrides if mode != "off" else own),
+        *(args.overrides if mode != "off" else without_carry_over),
     ]
 
 
-def table(measured: dict[str, list[dict]]) -> str:
+def format_table(measured: dict[str, list[dict]]) -> str:
     """Return the Markdown table: seconds of the parts of a step, and policy staleness."""
     off, on = (measured[mode] for mode in MODES)
     lines = ["| seconds per step | in turn | overlapping | ratio |", "|---|---|---|---|"]
     for name, keys in PARTS.items():
-        left, right = middle(off, *keys), middle(on, *keys)
+        left, right = compute_median_sum(off, *keys), compute_median_sum(on, *keys)
         ratio = f"{left / right:.2f}" if right > 0 else ""
         lines.append(f"| {name} | {left:.2f} | {right:.2f} | {ratio} |")
-    stale = [middle(steps, "training/staleness") for steps in (off, on)]
+    stale = [compute_median_sum(steps, "training/staleness") for steps in (off, on)]
     lines.append(f"| updates since the rollout | {stale[0]:.2f} | {stale[1]:.2f} | |")
     return "\n".join(lines)
 
@@ -84,10 +86,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     with tempfile.TemporaryDirectory(prefix="bench-") as scratch:
         for number in range(args.rounds):
             for mode in MODES if number % 2 == 0 else reversed(MODES):
-                place = Path(scratch) / f"{mode}-{number}"
-                measured[mode] += run(mode, place, words(mode, place, args))[1:]
+                run_dir = Path(scratch) / f"{mode}-{number}"
+                measured[mode] += run_main_ppo(mode, run_dir, build_arguments(mode, run_dir, args))[
+                    1:
+                ]
     shown = " ".join([args.config_name, *args.overrides])
-    print(f"{shown}; {len(measured['off'])} steps of each\n\n{table(measured)}")
+    print(f"{shown}; {len(measured['off'])} steps of each\n\n{format_table(measured)}")
 
 
 if __name__ == "__main__":

@@ -23,24 +23,24 @@ from dataclasses import dataclass
 import torch
 
 from scripts.dev.bench import balance, driver
-from scripts.dev.recipes import FLOAT32_BYTES, GIGA, H100, MODELS, Assumed, seconds
-from verl.config.memory import BYTES, micro_tokens
+from scripts.dev.recipes import FLOAT32_BYTES, GIGA, H100, MODELS, Assumed, estimate_part_seconds
+from verl.config.memory import BYTES, micro_batch_tokens
 from verl.config.schema import PPOConfig
 from verl.trainer.launch.extensions import load_config
 from verl.trainer.ppo.minibatch_sharding import split_mini_batches
-from verl.utils.seqlen_balancing import spread_rows
+from verl.utils.seqlen_balancing import partition_rows
 from verl.workers.mini_batches import mini_batches
 
 RANKS = (8, 64, 1024)
-PLAYS = (1_000, 10_000, 100_000)
+TRAJECTORIES = (1_000, 10_000, 100_000)
 RECIPE = "alfworld_qwen2.5_1.5b_8gpu"
 ON_A_NODE = 8
 DRIVER_LINK = 25.0  # GB/s: 200 Gb/s
 DEVICE_LINK = 50.0  # GB/s: 400 Gb/s each
 STEPS = 4  # optimizer steps of a step
 # The driver's cost is measured for a short and a long row, and for few and many ranks.
-SHORT = driver.PlayShape(turns=10, prompt=400, sampled=60, shown=60)
-LONG = driver.PlayShape(turns=40, prompt=400, sampled=60, shown=60)
+SHORT = driver.TrajectoryShape(turns=10, prompt=400, sampled=60, shown=60)
+LONG = driver.TrajectoryShape(turns=40, prompt=400, sampled=60, shown=60)
 MANY = 128
 
 
@@ -57,13 +57,13 @@ class DriverModel:
 
 
 @dataclass(frozen=True)
-class Load:
+class StepLoad:
     """Estimated seconds and gigabytes of driver, links and devices in one step."""
 
     ranks: int
-    plays: int
+    num_trajectories: int
     driver_s: float
-    deal_s: float
+    shard_s: float
     journal_s: float
     store_gb: float
     driver_link_s: float
@@ -73,10 +73,10 @@ class Load:
     efficiency: float
 
     @property
-    def longest(self) -> str:
+    def slowest_part(self) -> str:
         """Name of the part with the most seconds."""
         parts = {
-            "driver": self.driver_s + self.deal_s,
+            "driver": self.driver_s + self.shard_s,
             "journal": self.journal_s,
             "driver's link": self.driver_link_s,
             "devices' links": self.device_link_s,
@@ -85,97 +85,99 @@ class Load:
         return max(parts, key=parts.__getitem__)
 
 
-def fit(rows: int) -> DriverModel:
+def fit_driver_model(rows: int) -> DriverModel:
     """Measure three steps with ``rows`` rows, and return the cost model of the driver."""
-    driver.measure(driver.PART)  # warm-up
-    short = driver.measure(rows, shape=SHORT)
-    long = driver.measure(rows, shape=LONG)
-    many = driver.measure(rows, MANY, SHORT)
-    tokens = LONG.tokens - SHORT.tokens
+    driver.measure_driver_cost(driver.CHUNK_SIZE)  # warm-up
+    short = driver.measure_driver_cost(rows, shape=SHORT)
+    long = driver.measure_driver_cost(rows, shape=LONG)
+    many = driver.measure_driver_cost(rows, MANY, SHORT)
+    tokens = LONG.row_tokens - SHORT.row_tokens
     # The minimum keeps the cost per row at 0 or more when the measurements are noisy.
-    token_ms = min((long.ahead - short.ahead) / tokens, long.ahead / LONG.tokens)
-    row_ms = long.ahead - token_ms * LONG.tokens
-    rank_ms = (many.ahead - short.ahead) * rows / (MANY - driver.RANKS)
-    table = rows * LONG.tokens
+    token_ms = min(
+        (long.blocking_ms - short.blocking_ms) / tokens, long.blocking_ms / LONG.row_tokens
+    )
+    row_ms = long.blocking_ms - token_ms * LONG.row_tokens
+    rank_ms = (many.blocking_ms - short.blocking_ms) * rows / (MANY - driver.RANKS)
+    table = rows * LONG.row_tokens
     moved = sum(long.sent[part] for part in ("send", "answers", "update"))
     return DriverModel(
         row_ms / 1e3,
         token_ms / 1e3,
         max(0.0, rank_ms) / 1e3,
-        long.seconds[driver.BEHIND] / table,
+        long.seconds[driver.BACKGROUND_PART] / table,
         long.sent["receive"] / table,
         moved / table,
     )
 
 
-def config(ranks: int, plays: int) -> PPOConfig:
+def make_config(ranks: int, num_trajectories: int) -> PPOConfig:
     """Return the recipe's config for ``ranks`` devices and ``plays`` trajectories per step."""
     nodes = max(1, ranks // ON_A_NODE)
     group = balance.GROUP
-    words = [f"trainer.nnodes={nodes}", f"data.train_batch_size={plays // group}"]
-    words += [f"actor_rollout_ref.rollout.n={group}", f"env.rollout.n={group}"]
-    cfg = load_config(RECIPE, words)
+    overrides = [f"trainer.nnodes={nodes}", f"data.train_batch_size={num_trajectories // group}"]
+    overrides += [f"actor_rollout_ref.rollout.n={group}", f"env.rollout.n={group}"]
+    cfg = load_config(RECIPE, overrides)
     if not isinstance(cfg, PPOConfig):
         raise TypeError(f"recipe {RECIPE!r} is not a config of main_ppo")
     return cfg
 
 
-def dealing(rows: balance.RowSizes, ranks: int, seed: int) -> tuple[float, float]:
+def measure_sharding(rows: balance.RowSizes, ranks: int, seed: int) -> tuple[float, float]:
     """Shard ``rows`` for two forward passes and an update.
 
     Return the CPU seconds of all three, and the efficiency of the update.
     """
     began = time.process_time()
     for _ in range(2):
-        spread_rows(rows.sizes, ranks)
+        partition_rows(rows.sizes, ranks)
     parts = mini_batches(rows.table, seed, num_steps=STEPS)
     shares = split_mini_batches(parts, rows.sizes, ranks)
     took = time.process_time() - began
-    return took, balance.efficiency(parts, shares, rows.sizes)
+    return took, balance.compute_efficiency(parts, shares, rows.sizes)
 
 
-def link_bytes(cfg: PPOConfig, ranks: int, tokens: float) -> float:
+def compute_link_bytes(cfg: PPOConfig, ranks: int, tokens: float) -> float:
     """Return the bytes over a device's link in one step, for ``tokens`` tokens per rank.
 
     Each of the two forward passes gathers the weights of the other ranks for every micro-batch. The
     update gathers them twice, forward and backward, and reduces gradients in float32.
     """
-    weights = MODELS[str(cfg.actor_rollout_ref.model.path)].parameters
+    weights = MODELS[str(cfg.actor_rollout_ref.model.path)].num_parameters
     gathered = weights * BYTES[cfg.actor_rollout_ref.actor.dtype]
-    batches = max(1.0, tokens / micro_tokens(cfg))
+    batches = max(1.0, tokens / micro_batch_tokens(cfg))
     updates = max(STEPS, batches)
     each = 2 * batches * gathered + updates * (2 * gathered + weights * FLOAT32_BYTES)
     return each * (ranks - 1) / ranks
 
 
-def load(ranks: int, plays: int, model: DriverModel, seed: int = 0) -> Load:
+def simulate_step(ranks: int, num_trajectories: int, model: DriverModel, seed: int = 0) -> StepLoad:
     """Estimate the load of a step with ``plays`` trajectories on ``ranks`` devices."""
-    cfg = config(ranks, plays)
-    rows = balance.invent(balance.Case(ranks, plays, STEPS), seed)
-    deal_s, efficiency = dealing(rows, ranks, seed)
+    cfg = make_config(ranks, num_trajectories)
+    rows = balance.sample_rows(balance.BalanceCase(ranks, num_trajectories, STEPS), seed)
+    shard_s, efficiency = measure_sharding(rows, ranks, seed)
     tokens = sum(rows.sizes)
-    padded = plays * max(rows.sizes)
+    padded = num_trajectories * max(rows.sizes)
     nodes = max(1, ranks // ON_A_NODE)
     stored = tokens * model.received + padded * model.moved
-    parts = seconds(cfg, H100, Assumed())
-    own = link_bytes(cfg, ranks, tokens / ranks)
+    parts = estimate_part_seconds(cfg, H100, Assumed())
+    link_bytes = compute_link_bytes(cfg, ranks, tokens / ranks)
     others = sum(value for part, value in parts.items() if part != "update")
-    return Load(
+    return StepLoad(
         ranks=ranks,
-        plays=plays,
-        driver_s=plays * model.row_s + padded * model.token_s + ranks * model.rank_s,
-        deal_s=deal_s,
+        num_trajectories=num_trajectories,
+        driver_s=num_trajectories * model.row_s + padded * model.token_s + ranks * model.rank_s,
+        shard_s=shard_s,
         journal_s=tokens * model.journal_s,
         store_gb=stored / GIGA,
         driver_link_s=stored * (nodes - 1) / nodes / GIGA / DRIVER_LINK,
-        device_link_gb=own / GIGA,
-        device_link_s=own / GIGA / DEVICE_LINK,
+        device_link_gb=link_bytes / GIGA,
+        device_link_s=link_bytes / GIGA / DEVICE_LINK,
         device_s=others + parts["update"] / efficiency,
         efficiency=efficiency,
     )
 
 
-def table(loads: Sequence[Load]) -> Iterator[str]:
+def format_table(loads: Sequence[StepLoad]) -> Iterator[str]:
     """Yield the lines of the Markdown table."""
     yield (
         "| ranks | trajectories | driver, s | sharding, s | journal, s | store, GB "
@@ -186,9 +188,9 @@ def table(loads: Sequence[Load]) -> Iterator[str]:
     for one in loads:
         figures = (
             f"{one.ranks:,}",
-            f"{one.plays:,}",
+            f"{one.num_trajectories:,}",
             f"{one.driver_s:.1f}",
-            f"{one.deal_s:.2f}",
+            f"{one.shard_s:.2f}",
             f"{one.journal_s:.1f}",
             f"{one.store_gb:.1f}",
             f"{one.driver_link_s:.2f}",
@@ -196,7 +198,7 @@ def table(loads: Sequence[Load]) -> Iterator[str]:
             f"{one.device_link_s:.1f}",
             f"{one.device_s:.1f}",
             f"{one.efficiency:.2f}",
-            one.longest,
+            one.slowest_part,
         )
         yield f"| {' | '.join(figures)} |"
 
@@ -205,19 +207,23 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Print the driver's cost model and the table of loads."""
     parser = argparse.ArgumentParser(description="Simulated load of driver, links and devices.")
     parser.add_argument("--ranks", type=int, nargs="+", default=RANKS)
-    parser.add_argument("--plays", type=int, nargs="+", default=PLAYS)
+    parser.add_argument("--plays", type=int, nargs="+", default=TRAJECTORIES)
     parser.add_argument("--rows", type=int, default=256, help="rows of the measured steps")
     args = parser.parse_args(argv)
     torch.set_num_threads(1)
-    model = fit(args.rows)
+    model = fit_driver_model(args.rows)
     print(
         f"driver: {1e3 * model.row_s:.2f} ms a row, {1e9 * model.token_s:.0f} ns a token of it, "
         f"{1e3 * model.rank_s:.2f} ms a rank; journal: {1e9 * model.journal_s:.0f} ns a token; "
         f"{model.received:.0f} bytes a token from collectors, "
         f"{model.moved:.0f} to ranks and back\n"
     )
-    loads = [load(ranks, plays, model) for ranks in args.ranks for plays in args.plays]
-    print("\n".join(table(loads)))
+    loads = [
+        simulate_step(ranks, num_trajectories, model)
+        for ranks in args.ranks
+        for num_trajectories in args.plays
+    ]
+    print("\n".join(format_table(loads)))
 
 
 if __name__ == "__main__":

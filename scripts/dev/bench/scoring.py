@@ -52,7 +52,7 @@ class ScoringCost:
     wall: float = float("inf")
     cpu: float = float("inf")
 
-    def time(self, run: Callable[[], object]) -> None:
+    def time_call(self, run: Callable[[], object]) -> None:
         """Call ``run`` and keep its time if it is the fastest so far."""
         wall_before = time.perf_counter()
         cpu_before = time.process_time()
@@ -94,7 +94,7 @@ def make_engine(args: argparse.Namespace) -> TrainEngine:
 
 
 @dataclass
-class _Play:
+class _BatchRow:
     """Row of a batch: token ids, mask of sampled tokens, and spans and branches to score."""
 
     ids: np.ndarray
@@ -109,33 +109,35 @@ def make_batch(context: int, args: argparse.Namespace) -> DataProto:
     Their spans and branches have the form of ``rlvcr.scoring``.
     """
     draw = np.random.default_rng(context)
-    plays = [_play(context, args, draw) for _ in range(args.rows)]
-    rows = [(play.ids, play.mask) for play in plays]
-    spans = [play.spans for play in plays]
-    return pack_rows(rows, spans, [play.branches for play in plays])
+    batch_rows = [_make_row(context, args, draw) for _ in range(args.rows)]
+    rows = [(batch_row.ids, batch_row.mask) for batch_row in batch_rows]
+    spans = [play.spans for play in batch_rows]
+    return pack_rows(rows, spans, [play.branches for play in batch_rows])
 
 
-def _play(context: int, args: argparse.Namespace, draw: np.random.Generator) -> _Play:
-    def around(mean: int) -> int:
+def _make_row(context: int, args: argparse.Namespace, draw: np.random.Generator) -> _BatchRow:
+    def draw_length(mean: int) -> int:
         return int(draw.integers(mean // 2, mean * 3 // 2 + 1))
 
-    play = _Play(draw.integers(10, VOCAB, 2 * context + 512), [0] * PROMPT, [], [])
-    while len(play.mask) < context:
-        start = len(play.mask)
-        thought = around(args.thought)
-        action = around(args.action)
+    batch_row = _BatchRow(draw.integers(10, VOCAB, 2 * context + 512), [0] * PROMPT, [], [])
+    while len(batch_row.mask) < context:
+        start = len(batch_row.mask)
+        thought = draw_length(args.thought)
+        action = draw_length(args.action)
         first = start + TAGS + thought + CLOSING
         end = first + action + 1  # the end token is scored with the action
-        step = len(play.spans)
-        play.spans.append(Span(first, end, step=step, label=1))
+        step = len(batch_row.spans)
+        batch_row.spans.append(Span(first, end, step=step, label=1))
         for level in (2, 3, 4):
             other = TAGS + int(draw.integers(0, 2 * args.thought + 1)) + CLOSING
-            tokens = draw.integers(10, VOCAB, other).tolist() + play.ids[first:end].tolist()
-            play.branches.append(Branch(start, tokens, target_start=other, step=step, label=level))
-        seen = around(args.observation)
-        play.mask += [1] * (end - start) + [0] * seen
-    play.ids = play.ids[: len(play.mask)]
-    return play
+            tokens = draw.integers(10, VOCAB, other).tolist() + batch_row.ids[first:end].tolist()
+            batch_row.branches.append(
+                Branch(start, tokens, target_start=other, step=step, label=level)
+            )
+        seen = draw_length(args.observation)
+        batch_row.mask += [1] * (end - start) + [0] * seen
+    batch_row.ids = batch_row.ids[: len(batch_row.mask)]
+    return batch_row
 
 
 def pack_rows(
@@ -167,7 +169,7 @@ def pack_rows(
     return DataProto.from_dict(tensors, columns)
 
 
-def naive_batch(data: DataProto) -> DataProto:
+def make_naive_batch(data: DataProto) -> DataProto:
     """Return one row ``context + thought + action`` for every thought of every turn.
 
     The action of each row is scored.
@@ -181,13 +183,13 @@ def naive_batch(data: DataProto) -> DataProto:
         for branch in row_branches:
             sequence = torch.cat([tokens[: branch.start], torch.tensor(branch.token_ids)])
             whole.append((branch, sequence, branch.start + branch.target_start))
-        for asked, sequence, first in whole:
+        for scored, sequence, first in whole:
             rows.append((sequence, [0] * len(sequence)))
-            spans.append([Span(first, len(sequence), step=asked.step, label=asked.label)])
+            spans.append([Span(first, len(sequence), step=scored.step, label=scored.label)])
     return pack_rows(rows, spans)
 
 
-def measure(
+def measure_passes(
     engine: TrainEngine, context: int, args: argparse.Namespace
 ) -> tuple[DataProto, dict[str, ScoringCost], float]:
     """Return a batch, the costs of the three passes on it, and the largest score difference.
@@ -196,19 +198,19 @@ def measure(
     """
     data = make_batch(context, args)
     plain = data.select(list(data.batch.keys()), [])
-    naive = naive_batch(data)
-    own = int(data.batch["attention_mask"].sum())
-    others = int(naive.batch["attention_mask"].sum())
+    naive = make_naive_batch(data)
+    row_tokens = int(data.batch["attention_mask"].sum())
+    naive_tokens = int(naive.batch["attention_mask"].sum())
     branched = sum(len(b.token_ids) for row in data.non_tensor_batch["branches"] for b in row)
     costs = {
-        "old": ScoringCost(own),
-        "shared": ScoringCost(own + branched),
-        "naive": ScoringCost(own + others),
+        "old": ScoringCost(row_tokens),
+        "shared": ScoringCost(row_tokens + branched),
+        "naive": ScoringCost(row_tokens + naive_tokens),
     }
-    found: dict[str, RowScores] = {}
+    scores: dict[str, RowScores] = {}
 
     def score(name: str, batch: DataProto) -> None:
-        found[name] = score_rows(engine, batch, max_tokens=args.max_tokens)
+        scores[name] = score_rows(engine, batch, max_tokens=args.max_tokens)
 
     passes = {
         "old": lambda: score("old", plain),
@@ -217,11 +219,11 @@ def measure(
     }
     for _ in range(args.repeats):
         for name, run in passes.items():
-            costs[name].time(run)
-    return data, costs, largest_difference(found["shared"], found["naive"])
+            costs[name].time_call(run)
+    return data, costs, find_largest_difference(scores["shared"], scores["naive"])
 
 
-def largest_difference(shared: RowScores, naive: RowScores) -> float:
+def find_largest_difference(shared: RowScores, naive: RowScores) -> float:
     """Return the largest absolute difference of log-probs and entropies over all thoughts.
 
     Raises ``ValueError`` if the scores of spans or branches are missing.
@@ -246,7 +248,7 @@ HEADER = """\
 |---|---|---|---|---|---|---|---|"""
 
 
-def table_row(
+def format_table_row(
     context: int, data: DataProto, costs: dict[str, ScoringCost], difference: float
 ) -> str:
     """Return one line of the Markdown table."""
@@ -294,7 +296,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     place = f"{args.dtype} on {engine.device}, {args.threads} threads"
     print(f"{size / 1e6:.1f} million parameters, {place}\n\n{HEADER}")
     for context in args.contexts:
-        print(table_row(context, *measure(engine, context, args)), flush=True)
+        print(format_table_row(context, *measure_passes(engine, context, args)), flush=True)
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ from tests.helpers.tiny_model import make_tiny_policy
 from verl.single_controller.ray import ray_get
 from verl.trainer.launch.extensions import load_config
 from verl.trainer.launch.ppo import open_run
-from verl.trainer.ppo.interfaces import Workers
+from verl.trainer.ppo.interfaces import TrainerWorkers
 from verl.utils.logging import setup_logging
 
 GIB = 1 << 30
@@ -49,7 +49,7 @@ class SyncCost:
     copy: float
 
 
-def words(policy: Path, place: Path, engine: str, dtype: str) -> list[str]:
+def build_overrides(policy: Path, run_dir: Path, engine: str, dtype: str) -> list[str]:
     """Return the config overrides of the run."""
     return [
         "algorithm.adv_estimator=grpo",
@@ -68,11 +68,11 @@ def words(policy: Path, place: Path, engine: str, dtype: str) -> list[str]:
         "env.rollout.n=2",
         "env.val_tasks=2",
         "trainer.total_training_steps=1",
-        f"trainer.default_local_dir={place}",
+        f"trainer.default_local_dir={run_dir}",
     ]
 
 
-def median_s(repeats: int, call: Callable[[int], object]) -> float:
+def measure_median_s(repeats: int, call: Callable[[int], object]) -> float:
     """Return the median seconds of ``call(1)`` to ``call(repeats)``. ``call(0)`` is a warm-up."""
     seconds = []
     for number in range(repeats + 1):
@@ -82,33 +82,37 @@ def median_s(repeats: int, call: Callable[[int], object]) -> float:
     return statistics.median(seconds[1:])
 
 
-def measure(gib: float, engine: str, dtype: str, repeats: int, scratch: Path) -> SyncCost:
+def measure_sync(gib: float, engine: str, dtype: str, repeats: int, scratch: Path) -> SyncCost:
     """Measure the sync of about ``gib`` GiB of weights."""
     layers = max(1, round(gib * GIB / (LAYER * BYTES[dtype])))
     policy = make_tiny_policy(scratch / f"policy-{layers}", hidden=HIDDEN, layers=layers)
-    place = scratch / f"run-{engine}-{layers}"
-    with open_run(load_config("ppo_trainer", words(policy, place, engine, dtype))) as run:
+    run_dir = scratch / f"run-{engine}-{layers}"
+    with open_run(
+        load_config("ppo_trainer", build_overrides(policy, run_dir, engine, dtype))
+    ) as run:
         workers = run.trainer.workers
-        whole = median_s(repeats, workers.sync_weights)
-        export = median_s(repeats, lambda _: exported(workers))
-        weights = ray_get(exported(workers), EXPORT_S, "export of the weights")
+        whole = measure_median_s(repeats, workers.sync_weights)
+        export = measure_median_s(repeats, lambda _: export_to_store(workers))
+        weights = ray_get(export_to_store(workers), EXPORT_S, "export of the weights")
         size = sum(array.nbytes for _, array in weights)
     source, target = np.ones(size, np.uint8), np.ones(size, np.uint8)
-    return SyncCost(size, whole, export, median_s(repeats, lambda _: np.copyto(target, source)))
+    return SyncCost(
+        size, whole, export, measure_median_s(repeats, lambda _: np.copyto(target, source))
+    )
 
 
-def exported(workers: Workers) -> ray.ObjectRef:
+def export_to_store(workers: TrainerWorkers) -> ray.ObjectRef:
     """Export the weights of rank 0, and return a reference when they are in the object store.
 
     Raises ``TimeoutError`` after ``EXPORT_S`` seconds.
     """
-    ref = workers.actor.call_refs("export_weights")[0]
+    ref = workers.actor_group.call_refs("export_weights")[0]
     if not ray.wait([ref], timeout=EXPORT_S, fetch_local=False)[0]:
         raise TimeoutError(f"the rank has not exported its weights within {EXPORT_S:g} s")
     return ref
 
 
-def table(costs: Sequence[SyncCost]) -> str:
+def format_table(costs: Sequence[SyncCost]) -> str:
     """Return the Markdown table with a line for every size."""
     lines = [
         "| GiB | whole, s per GiB | export, s per GiB | copy, s per GiB | whole / copy |",
@@ -135,9 +139,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     for engine in args.engines:
         with tempfile.TemporaryDirectory(prefix="bench-") as scratch:
             costs = [
-                measure(gib, engine, args.dtype, args.repeats, Path(scratch)) for gib in args.gib
+                measure_sync(gib, engine, args.dtype, args.repeats, Path(scratch))
+                for gib in args.gib
             ]
-        print(f"\nengine {engine}, {args.dtype}\n\n{table(costs)}")
+        print(f"\nengine {engine}, {args.dtype}\n\n{format_table(costs)}")
 
 
 if __name__ == "__main__":

@@ -6,7 +6,10 @@ import random
 from typing import Any
 
 from agent_system.environments.env import Observation, Task
-from agent_system.environments.env_package.number_line.package import NumberLinePrompts, project
+from agent_system.environments.env_package.number_line.package import (
+    NumberLinePrompts,
+    project_move,
+)
 from agent_system.environments.env_package.number_line.settings import LineSettings
 from agent_system.environments.package import EnvPackage
 from agent_system.environments.settings import EnvSettings
@@ -26,33 +29,38 @@ class WaitingEnv:
     placement = "inline"
 
     def __init__(self, settings: EnvSettings) -> None:  # noqa: ARG002  of EnvPackage.make
-        self._left = 0
-        self._said = [""]
+        self._remaining = 0
+        self._history = [""]
 
     def reset(self, task: Task, seed: int) -> Observation:  # noqa: ARG002  of Env
         """Begin ``task``. ``seed`` has no effect."""
-        self._left = task["steps"]
-        self._said = [task["task_id"]]
-        return self._look()
+        self._remaining = task["steps"]
+        self._history = [task["task_id"]]
+        return self._make_observation()
 
     async def step(self, action: str) -> tuple[Observation, float, bool, dict[str, Any]]:
         """Wait, and count down the remaining steps."""
-        self._said.append(action)
-        drawn = random.Random("/".join(self._said)).random()
+        self._history.append(action)
+        drawn = random.Random("/".join(self._history)).random()
         # Log-uniform: 10 to 100 ms is as likely as 100 ms to 1 s.
         await asyncio.sleep(SHORTEST_S * math.exp(drawn * math.log(LONGEST_S / SHORTEST_S)))
-        self._left -= 1
-        won = self._left == 0
-        return self._look(), float(won), won, {"won": won, "is_action_valid": True}
+        self._remaining -= 1
+        is_success = self._remaining == 0
+        return (
+            self._make_observation(),
+            float(is_success),
+            is_success,
+            {"won": is_success, "is_action_valid": True},
+        )
 
     def close(self) -> None:
         """Do nothing: there are no resources to free."""
 
-    def _look(self) -> Observation:
-        return Observation(f"You are at {self._left}. The target is 0.")
+    def _make_observation(self) -> Observation:
+        return Observation(f"You are at {self._remaining}. The target is 0.")
 
 
-def tasks(settings: EnvSettings, split: str) -> list[Task]:  # noqa: ARG001  of EnvPackage.tasks
+def make_tasks(settings: EnvSettings, split: str) -> list[Task]:  # noqa: ARG001  of EnvPackage.tasks
     """Return 200 tasks, the same in every process."""
     names = [f"waiting/{split}/{number}" for number in range(200)]
     return [
@@ -66,8 +74,8 @@ PACKAGE = EnvPackage(
     name="waiting",
     settings=LineSettings,
     make=WaitingEnv,  # pyright: ignore[reportArgumentType]  its step is a coroutine, as Env allows
-    tasks=tasks,
+    tasks=make_tasks,
     prompts=NumberLinePrompts,
-    project=project,
+    project=project_move,
     stop=tuple("aeiou .<>"),
 )

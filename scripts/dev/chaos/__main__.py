@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 import scripts.dev.chaos
 from scripts.dev.chaos import kills, outcomes, torn
-from scripts.dev.chaos.cells import Cell, cell_of, every_cell
-from scripts.dev.chaos.job import FOLDER, policy
-from scripts.dev.chaos.matrix import WRONG, play
+from scripts.dev.chaos.cells import Cell, iter_cells, parse_cell
+from scripts.dev.chaos.job import FOLDER, make_policy
+from scripts.dev.chaos.matrix import WRONG, run_cell
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -36,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.command == "kills":
         return kills.run(args.count, args.seed)
     if args.report:
-        outcomes.write_page(outcomes.read())
+        outcomes.write_page(outcomes.read_results())
         return 0
     return run_matrix(args.cells, args.again)
 
@@ -46,23 +46,27 @@ def run_matrix(names: Sequence[str], again: bool) -> int:
 
     Return 1 if the verdict of a cell is wrong. Raises ``ValueError`` if no cell matches.
     """
-    chosen = [cell for cell in every_cell() if _is_named(cell, names) and not cell.senseless]
+    chosen = [cell for cell in iter_cells() if _is_named(cell, names) and not cell.skip_reason]
     if not chosen:
-        cell_of(names[0])  # raises an error that lists the cells
-    results = outcomes.read()
+        parse_cell(names[0])  # raises an error that lists the cells
+    results = outcomes.read_results()
     for cell in chosen:
-        known = results.get(cell.key)
+        known = results.get(cell.cell_key)
         if known is not None and not known.verdict.startswith(WRONG) and not again:
             continue
-        results[cell.key] = play(cell, policy(), FOLDER / cell.key.replace("/", "-"))
-        outcomes.keep(results)
-        result = results[cell.key]
-        sys.stderr.write(f"{cell.key}: {result.verdict}, {result.seconds} s: {result.sentence}\n")
-    return int(any(results[cell.key].verdict.startswith(WRONG) for cell in chosen))
+        results[cell.cell_key] = run_cell(
+            cell, make_policy(), FOLDER / cell.cell_key.replace("/", "-")
+        )
+        outcomes.write_results(results)
+        result = results[cell.cell_key]
+        sys.stderr.write(
+            f"{cell.cell_key}: {result.verdict}, {result.seconds} s: {result.sentence}\n"
+        )
+    return int(any(results[cell.cell_key].verdict.startswith(WRONG) for cell in chosen))
 
 
 def _is_named(cell: Cell, names: Sequence[str]) -> bool:
-    return not names or any(cell.key.startswith(name) for name in names)
+    return not names or any(cell.cell_key.startswith(name) for name in names)
 
 
 if __name__ == "__main__":

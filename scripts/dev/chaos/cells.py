@@ -12,26 +12,26 @@ DRIVER = "driver"
 PARTS = (ENGINE, ENVIRONMENT, COLLECTOR, RANK, NODE, DRIVER)
 
 START = "start"
-PLAY = "mid-play"
+ROLLOUT = "mid-play"
 UPDATE = "update"
 SAVE = "save"
 EVALUATION = "last evaluation"
-STAGES = (START, PLAY, UPDATE, SAVE, EVALUATION)
+STAGES = (START, ROLLOUT, UPDATE, SAVE, EVALUATION)
 
 KILLED = "killed"
 HUNG = "hung"
 MEMORY = "out of memory"
-DEEDS = (KILLED, HUNG, MEMORY)
+FAULTS = (KILLED, HUNG, MEMORY)
 
 IDLE = "asks for no memory then"
-SENSELESS = {
+SKIPPED = {
     **{(NODE, stage): "its processes are killed: see there" for stage in STAGES},
     (ENGINE, SAVE): IDLE,
     (ENVIRONMENT, UPDATE): IDLE,
     (ENVIRONMENT, SAVE): IDLE,
     (COLLECTOR, UPDATE): IDLE,
     (COLLECTOR, SAVE): IDLE,
-    (RANK, PLAY): IDLE,
+    (RANK, ROLLOUT): IDLE,
     (RANK, EVALUATION): IDLE,
 }
 
@@ -42,30 +42,30 @@ class Cell:
 
     part: str
     stage: str
-    deed: str
+    fault: str
 
     @property
-    def key(self) -> str:
+    def cell_key(self) -> str:
         """Name of the cell in results and in ``CHAOS_CELL``: PART/STAGE/FAULT."""
-        return f"{self.part}/{self.stage}/{self.deed}"
+        return f"{self.part}/{self.stage}/{self.fault}"
 
     @property
-    def senseless(self) -> str | None:
+    def skip_reason(self) -> str | None:
         """Reason why the cell is skipped, or None if it is run."""
-        return SENSELESS.get((self.part, self.stage)) if self.deed == MEMORY else None
+        return SKIPPED.get((self.part, self.stage)) if self.fault == MEMORY else None
 
 
-def every_cell() -> Iterator[Cell]:
+def iter_cells() -> Iterator[Cell]:
     """Yield all cells, ordered by part, stage and fault."""
     for part in PARTS:
         for stage in STAGES:
-            for deed in DEEDS:
-                yield Cell(part, stage, deed)
+            for fault in FAULTS:
+                yield Cell(part, stage, fault)
 
 
-def cell_of(key: str) -> Cell:
+def parse_cell(key: str) -> Cell:
     """Return the cell of ``key``. Raises ``ValueError`` if it does not exist."""
-    for cell in every_cell():
-        if cell.key == key:
+    for cell in iter_cells():
+        if cell.cell_key == key:
             return cell
-    raise ValueError(f"no cell {key!r}; a cell is PART/STAGE/FAULT: {PARTS}, {STAGES}, {DEEDS}")
+    raise ValueError(f"no cell {key!r}; a cell is PART/STAGE/FAULT: {PARTS}, {STAGES}, {FAULTS}")

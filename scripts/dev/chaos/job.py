@@ -9,13 +9,13 @@ from tests.helpers.jobs import ROOT
 from tests.helpers.tiny_model import make_tiny_policy
 
 FOLDER = ROOT / "build" / "chaos"
-KEPT = ROOT / "docs" / "chaos"  # results in git, so that another machine can continue
-TOTAL = 2  # training steps
-PLAYS = 2  # trajectories per step: data.train_batch_size=1 times env.rollout.n=2
+RESULTS_DIR = ROOT / "docs" / "chaos"  # results in git, so that another machine can continue
+NUM_STEPS = 2  # training steps
+TRAJECTORIES_PER_STEP = 2  # trajectories per step: data.train_batch_size=1 times env.rollout.n=2
 # Stall timeout by the clock of the fault module. No part without a fault takes so long. After the
 # fault this clock runs faster, so the timeout takes seconds.
 STALL_S = 600
-WORDS = (
+OVERRIDES = (
     "actor_rollout_ref.actor.dtype=float32",
     "actor_rollout_ref.actor.ppo_mini_batches=1",
     "actor_rollout_ref.rollout.name=hf",
@@ -39,20 +39,20 @@ WORDS = (
     "trainer.save_freq=1",
     "trainer.val_before_train=false",
 )
-STRUCK_WORDS = (
-    "actor_rollout_ref.model.external_lib=scripts.dev.chaos.strike",
-    "env.env_name=scripts.dev.chaos.world:LINE",
+FAULT_OVERRIDES = (
+    "actor_rollout_ref.model.external_lib=scripts.dev.chaos.inject",
+    "env.env_name=scripts.dev.chaos.process_env:LINE",
     "env.num_workers=1",
     "env.reset_timeout_s=5",
     "env.step_timeout_s=5",
     f"trainer.stall_timeout_s={STALL_S}",
-    f"trainer.test_freq={TOTAL}",
-    f"trainer.total_training_steps={TOTAL}",
+    f"trainer.test_freq={NUM_STEPS}",
+    f"trainer.total_training_steps={NUM_STEPS}",
     "trainer.waiting_log_s=60",
 )
 
 
-def policy() -> Path:
+def make_policy() -> Path:
     """Return the directory of the tiny policy. Make it if it does not exist."""
-    place = FOLDER / "policy"
-    return place if (place / "config.json").exists() else make_tiny_policy(place)
+    directory = FOLDER / "policy"
+    return directory if (directory / "config.json").exists() else make_tiny_policy(directory)

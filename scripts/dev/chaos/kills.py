@@ -21,21 +21,21 @@ from typing import Any
 
 from safetensors.numpy import load_file
 
-from scripts.dev.chaos.job import FOLDER, KEPT, WORDS, policy
+from scripts.dev.chaos.job import FOLDER, OVERRIDES, RESULTS_DIR, make_policy
 from tests.helpers.jobs import AGENTS, Job, start
 from verl.utils import jsonl
 from verl.utils.checkpoint import verify_checkpoint
 from verl.utils.files import atomic_write
 
-RESULTS = KEPT / "kills.json"
+RESULTS = RESULTS_DIR / "kills.json"
 STEPS = 6
 READY = re.compile(r"ready after ([\d.]+) s")
 RUN_S = 1800.0  # deadline of a run, long enough for a busy machine
 READY_S = 15.0  # limit from readiness to the next step
 GONE_S = 30.0  # limit for all processes to end
 EARLY_SHARE = 0.2  # share of the kills during start-up
-MOST_STEPS = 3  # a run is killed after fewer new steps than this
-LOOK_S = 0.05
+MAX_FURTHER_STEPS = 3  # a run is killed after fewer new steps than this
+POLL_S = 0.05
 DETERMINISTIC = (
     # A random policy never succeeds. Without the entropy loss its weights would not change.
     "actor_rollout_ref.actor.entropy_coeff=0.1",
@@ -72,29 +72,29 @@ class Kill:
 
 
 @dataclass
-class Record:
+class KillRecord:
     """All kills so far, and the differences from the reference of each finished round."""
 
     kills: list[Kill]
     rounds: list[list[str]]
 
     @classmethod
-    def read(cls, path: Path) -> "Record":
+    def read(cls, path: Path) -> "KillRecord":
         """Return the record in ``path``, or an empty one if the file does not exist."""
         if not path.exists():
             return cls([], [])
-        found = json.loads(path.read_text())
-        return cls([Kill(**kill) for kill in found["kills"]], found["rounds"])
+        content = json.loads(path.read_text())
+        return cls([Kill(**kill) for kill in content["kills"]], content["rounds"])
 
     def write(self, path: Path) -> None:
         """Write the record to ``path`` as JSON."""
         with atomic_write(path) as file:
             json.dump(asdict(self), file, indent=1)
 
-    def wrong(self) -> list[str]:
+    def list_problems(self) -> list[str]:
         """Return all problems of kills and rounds."""
-        found = [f"kill {kill.number}: {why}" for kill in self.kills for why in kill.wrong]
-        return found + [
+        problems = [f"kill {kill.number}: {why}" for kill in self.kills for why in kill.wrong]
+        return problems + [
             f"round {number}: {why}" for number, whys in enumerate(self.rounds) for why in whys
         ]
 
@@ -109,50 +109,50 @@ def run(count: int, seed: int) -> int:
     if not _is_done(reference):
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
-        start(words(reference), folder / "reference.txt").finish(RUN_S)
-    record = Record.read(RESULTS)
+        start(build_overrides(reference), folder / "reference.txt").finish(RUN_S)
+    record = KillRecord.read(RESULTS)
     while len(record.kills) < count:
-        place = folder / f"round-{len(record.rounds)}"
+        run_dir = folder / f"round-{len(record.rounds)}"
         draw = random.Random(f"{seed}/{len(record.kills)}/{len(record.rounds)}")
-        kill = drawn(len(record.kills), reference, draw)
-        if strike(kill, place):
-            record.rounds.append(list(differences(reference, place)))
-            shutil.rmtree(place)
+        kill = draw_kill(len(record.kills), reference, draw)
+        if run_and_kill(kill, run_dir):
+            record.rounds.append(list(find_differences(reference, run_dir)))
+            shutil.rmtree(run_dir)
         else:
             record.kills.append(kill)
         record.write(RESULTS)
-    sys.stdout.write(summary(record))
-    return int(bool(record.wrong()))
+    sys.stdout.write(format_summary(record))
+    return int(bool(record.list_problems()))
 
 
-def words(place: Path) -> list[str]:
+def build_overrides(run_dir: Path) -> list[str]:
     """Return the overrides of ``main_ppo`` for the run in ``place``."""
     return [
-        *WORDS,
+        *OVERRIDES,
         *DETERMINISTIC,
-        f"actor_rollout_ref.model.path={policy()}",
-        f"trainer.default_local_dir={place}",
+        f"actor_rollout_ref.model.path={make_policy()}",
+        f"trainer.default_local_dir={run_dir}",
     ]
 
 
-def drawn(number: int, reference: Path, draw: random.Random) -> Kill:
+def draw_kill(number: int, reference: Path, draw: random.Random) -> Kill:
     """Draw a kill at a random moment. The times of the run ``reference`` set the range."""
     early = draw.random() < EARLY_SHARE
     ready = READY.search(reference.with_suffix(".txt").read_text())
-    step_s = statistics.median(record["timing_s/step"] for record in _records(reference))
+    step_s = statistics.median(record["timing_s/step"] for record in _read_records(reference))
     longest = float(ready[1]) if early and ready else step_s
     after_s = round(draw.uniform(0.0, longest), 2)
-    further = 0 if early else draw.randrange(MOST_STEPS)
+    further = 0 if early else draw.randrange(MAX_FURTHER_STEPS)
     return Kill(number, number % 2 == 0, early, further, after_s)
 
 
-def strike(kill: Kill, place: Path) -> bool:
+def run_and_kill(kill: Kill, run_dir: Path) -> bool:
     """Start the run of ``place`` and kill it. Return True if it completed before the kill."""
-    log = place.with_suffix(".txt")
+    log = run_dir.with_suffix(".txt")
     log.unlink(missing_ok=True)
-    job = start(words(place), log)
+    job = start(build_overrides(run_dir), log)
     try:
-        if _ended_before(kill, job, place):
+        if _ended_before(kill, job, run_dir):
             return True
         if kill.whole:
             job.end()
@@ -161,12 +161,12 @@ def strike(kill: Kill, place: Path) -> bool:
         kill.wrong += [f"left: {line}" for line in job.left_over(GONE_S, apart_from=AGENTS)]
     finally:
         job.end()
-    kill.wrong += _twice(place)
+    kill.wrong += _check_step_order(run_dir)
     sys.stderr.write(f"{kill}\n")
     return False
 
 
-def _ended_before(kill: Kill, job: Job, place: Path) -> bool:
+def _ended_before(kill: Kill, job: Job, run_dir: Path) -> bool:
     """Wait for the moment of ``kill``. Return True if the run completed successfully before it.
 
     Also record the last step and the seconds to the next step in ``kill``.
@@ -179,74 +179,76 @@ def _ended_before(kill: Kill, job: Job, place: Path) -> bool:
         if ready is None and READY.search(job.log.read_text(errors="replace")):
             ready = time.time()
         if ready is not None:
-            steps = [record["time"] for record in _records(place) if record["time"] > ready]
+            steps = [record["time"] for record in _read_records(run_dir) if record["time"] > ready]
         if counted is None and ready is not None and len(steps) >= kill.further:
             counted = time.time()
         if job.process.poll() is not None or time.time() - began > RUN_S:
             job.finish(0.0)
             return True
-        time.sleep(LOOK_S)
-    kill.step = max((record["step"] for record in _records(place)), default=0)
+        time.sleep(POLL_S)
+    kill.step = max((record["step"] for record in _read_records(run_dir)), default=0)
     kill.next_s = round(steps[0] - ready, 2) if ready is not None and steps else None
     if kill.next_s is not None and kill.next_s > READY_S:
         kill.wrong.append(f"{kill.next_s} s from readiness to the next step")
     return False
 
 
-def _records(place: Path) -> list[dict[str, Any]]:
-    return list(jsonl.read(place / "metrics.jsonl"))
+def _read_records(run_dir: Path) -> list[dict[str, Any]]:
+    return list(jsonl.read(run_dir / "metrics.jsonl"))
 
 
-def _twice(place: Path) -> list[str]:
-    steps = [record["step"] for record in _records(place)]
+def _check_step_order(run_dir: Path) -> list[str]:
+    steps = [record["step"] for record in _read_records(run_dir)]
     return [] if steps == list(range(1, len(steps) + 1)) else [f"steps on record: {steps}"]
 
 
-def _is_done(place: Path) -> bool:
-    return (place / "checkpoints" / f"global_step_{STEPS}").is_dir()
+def _is_done(run_dir: Path) -> bool:
+    return (run_dir / "checkpoints" / f"global_step_{STEPS}").is_dir()
 
 
-def differences(reference: Path, place: Path) -> Iterator[str]:
+def find_differences(reference: Path, run_dir: Path) -> Iterator[str]:
     """Yield the differences of the finished run of ``place`` from ``reference``.
 
     Compares the metrics of all steps, and the content of the last checkpoint bit by bit.
     """
-    expected, found = _records(reference), _records(place)
-    if [record["step"] for record in found] != [record["step"] for record in expected]:
-        yield f"steps {[record['step'] for record in found]}"
+    expected, records = _read_records(reference), _read_records(run_dir)
+    if [record["step"] for record in records] != [record["step"] for record in expected]:
+        yield f"steps {[record['step'] for record in records]}"
         return
-    for wanted, record in zip(expected, found, strict=True):
-        names = {name for name, _ in _untimed(wanted) ^ _untimed(record)}
+    for wanted, record in zip(expected, records, strict=True):
+        names = {name for name, _ in _untimed_items(wanted) ^ _untimed_items(record)}
         if names:
             yield f"step {record['step']} differs in {', '.join(sorted(names))}"
     last = f"checkpoints/global_step_{STEPS}"
-    one, other = contents(reference / last), contents(place / last)
+    one, other = read_contents(reference / last), read_contents(run_dir / last)
     changed = sorted(name for name in {*one, *other} if one.get(name) != other.get(name))
     if changed:
         yield f"the last checkpoint differs in {', '.join(changed)}"
 
 
-def _untimed(record: Mapping[str, Any]) -> set[tuple[str, Any]]:
+def _untimed_items(record: Mapping[str, Any]) -> set[tuple[str, Any]]:
     return {(k, v) for k, v in record.items() if not k.startswith(TIMED) and k != WAITED}
 
 
-def contents(checkpoint: Path) -> dict[str, bytes]:
+def read_contents(checkpoint: Path) -> dict[str, bytes]:
     """Verify ``checkpoint``, and return the bytes of its tensors and other files by name.
 
     Safetensors files are compared by tensor, because the order of their header is not fixed.
     """
-    found = {}
+    contents_by_name = {}
     for name in verify_checkpoint(checkpoint)["files"]:
         path = checkpoint / name
         if path.suffix == ".safetensors":
             tensors = load_file(path)
-            found |= {f"{name}: {key}": tensor.tobytes() for key, tensor in tensors.items()}
+            contents_by_name |= {
+                f"{name}: {key}": tensor.tobytes() for key, tensor in tensors.items()
+            }
         else:
-            found[name] = path.read_bytes()
-    return found
+            contents_by_name[name] = path.read_bytes()
+    return contents_by_name
 
 
-def summary(record: Record) -> str:
+def format_summary(record: KillRecord) -> str:
     """Return a summary of kills, rounds, problems and times."""
     kills = record.kills
     whole = sum(kill.whole for kill in kills)
@@ -255,12 +257,12 @@ def summary(record: Record) -> str:
     lines = [
         f"{len(kills)} kills ({whole} of the whole tree, {len(kills) - whole} of the driver; "
         f"{early} before the run was ready), {len(record.rounds)} completed runs",
-        *record.wrong(),
+        *record.list_problems(),
     ]
     if seconds:
         lines.append(
             f"from readiness to the next step, {len(seconds)} times: median "
             f"{statistics.median(seconds):.1f} s, longest {max(seconds):.1f} s"
         )
-    lines.append(f"{len(record.wrong())} problems")
+    lines.append(f"{len(record.list_problems())} problems")
     return "\n".join(lines) + "\n"

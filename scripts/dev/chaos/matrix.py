@@ -26,7 +26,7 @@ from scripts.dev.chaos.cells import (
     SAVE,
     Cell,
 )
-from scripts.dev.chaos.job import PLAYS, STRUCK_WORDS, TOTAL, WORDS
+from scripts.dev.chaos.job import FAULT_OVERRIDES, NUM_STEPS, OVERRIDES, TRAJECTORIES_PER_STEP
 from scripts.dev.chaos.node import two_nodes
 from tests.helpers.jobs import AGENTS, Job, start
 from verl.utils import jsonl
@@ -44,7 +44,7 @@ PROCESSES = {
     ENVIRONMENT: "agent_system.environments.pool.worker",
 }
 # Pattern that names a part in an error line, which must also match ``FAILS``.
-NAMES = {
+NAME_PATTERNS = {
     ENGINE: r"[Rr]ollout ?[Ww]orker|rollout engine|export of the weights",
     ENVIRONMENT: r"environment worker|env_\w+",
     COLLECTOR: r"collector-\d",
@@ -71,50 +71,54 @@ class CellResult:
 
 
 @dataclass
-class Ended:
+class EndedJob:
     """Job after the fault: its log, exit status, and processes that still run."""
 
     cell: Cell
     run: Path
-    said: str
+    log_text: str
     status: int | None
-    left: list[str]
+    remaining_processes: list[str]
 
 
-def play(cell: Cell, policy: Path, folder: Path) -> CellResult:
+def run_cell(cell: Cell, policy: Path, folder: Path) -> CellResult:
     """Run ``cell`` in ``folder``, which is emptied first."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    environ = {"CHAOS_CELL": cell.key, "CHAOS_FOLDER": str(folder)}
+    environ = {"CHAOS_CELL": cell.cell_key, "CHAOS_FOLDER": str(folder)}
     with two_nodes(environ) if cell.part == NODE else nullcontext() as nodes:
-        words = [
-            *WORDS,
-            *STRUCK_WORDS,
+        overrides = [
+            *OVERRIDES,
+            *FAULT_OVERRIDES,
             f"actor_rollout_ref.model.path={policy}",
             f"trainer.default_local_dir={folder / 'run'}",
             f"ray_init.address={nodes.address if nodes is not None else 'null'}",
         ]
-        job = start(words, folder / "log.txt", environ)
+        job = start(overrides, folder / "log.txt", environ)
         try:
-            return _judged(cell, job, folder, nodes.raylet if nodes is not None else None)
+            return _inject_and_wait(cell, job, folder, nodes.raylet if nodes is not None else None)
         finally:
             job.end()
 
 
-def _judged(cell: Cell, job: Job, folder: Path, raylet: psutil.Process | None) -> CellResult:
-    struck = folder / "struck"
-    reached = struck if cell.deed == MEMORY else folder / "reached"
+def _inject_and_wait(
+    cell: Cell, job: Job, folder: Path, raylet: psutil.Process | None
+) -> CellResult:
+    injected = folder / "struck"
+    reached = injected if cell.fault == MEMORY else folder / "reached"
     try:
         job.wait_for(reached.exists, START_S)
     except AssertionError:
         problem = f"{WRONG}: the job did not reach the stage"
-        return CellResult(cell.key, problem, sentence=job.said()[-SHOWN:])
-    if cell.deed != MEMORY:
-        targets = family(raylet) if raylet is not None else [find(cell.part, job)]
+        return CellResult(cell.cell_key, problem, sentence=job.said()[-SHOWN:])
+    if cell.fault != MEMORY:
+        targets = (
+            list_node_processes(raylet) if raylet is not None else [find_process(cell.part, job)]
+        )
         for target in targets:
             with suppress(psutil.NoSuchProcess):
-                target.send_signal(SIGNALS[cell.deed])
-        struck.touch()
+                target.send_signal(SIGNALS[cell.fault])
+        injected.touch()
     began = time.monotonic()
     try:
         status = job.process.wait(DEADLINE_S)
@@ -124,17 +128,19 @@ def _judged(cell: Cell, job: Job, folder: Path, raylet: psutil.Process | None) -
     # Ray's own processes may wait for a minute if their driver was killed, so they are excluded.
     left = job.left_over(GONE_S, apart_from=AGENTS)
     # The folder's name contains the part. Remove it, so that a path does not count as naming it.
-    said = job.log.read_text(errors="replace").replace(str(folder), "")
-    ended = Ended(cell, folder / "run", said, status, left)
-    return CellResult(cell.key, verdict(ended), seconds, status or 0, sentence(ended))
+    log_text = job.log.read_text(errors="replace").replace(str(folder), "")
+    ended = EndedJob(cell, folder / "run", log_text, status, left)
+    return CellResult(
+        cell.cell_key, compute_verdict(ended), seconds, status or 0, find_error_line(ended)
+    )
 
 
-def family(raylet: psutil.Process) -> list[psutil.Process]:
+def list_node_processes(raylet: psutil.Process) -> list[psutil.Process]:
     """Return all processes of the node of ``raylet``."""
     return [raylet, *raylet.children(recursive=True)]
 
 
-def find(part: str, job: Job) -> psutil.Process:
+def find_process(part: str, job: Job) -> psutil.Process:
     """Return the process of ``part``. Raises ``LookupError`` if there is none."""
     if part == DRIVER:
         return psutil.Process(job.process.pid)
@@ -144,46 +150,46 @@ def find(part: str, job: Job) -> psutil.Process:
     raise LookupError(f"the job has no process of the part {part!r}")
 
 
-def verdict(ended: Ended) -> str:
+def compute_verdict(ended: EndedJob) -> str:
     """Return ``ends``, ``goes on``, or ``WRONG`` with the problems."""
-    wrong = list(_wrong(ended))
+    wrong = list(_find_problems(ended))
     if wrong:
         return f"{WRONG}: {'; '.join(wrong)}"
     return "ends" if ended.status else "goes on"
 
 
-def _wrong(ended: Ended) -> Iterator[str]:
+def _find_problems(ended: EndedJob) -> Iterator[str]:
     if ended.status is None:
         yield f"it did not end within {DEADLINE_S:g} s"
-    if ended.left:
-        yield f"left: {', '.join(ended.left)}"
-    whole, torn = _checkpoints(ended.run)
+    if ended.remaining_processes:
+        yield f"left: {', '.join(ended.remaining_processes)}"
+    whole, torn = _verify_checkpoints(ended.run)
     if torn:
         yield f"invalid checkpoints have a final name: {torn}"
     if ended.status == 0:
         steps = [record["step"] for record in jsonl.read(ended.run / "metrics.jsonl")]
-        if steps != list(range(1, TOTAL + 1)) or TOTAL not in whole:
+        if steps != list(range(1, NUM_STEPS + 1)) or NUM_STEPS not in whole:
             yield f"exit status 0 after steps {steps} and checkpoints {whole}"
         for step in steps:
-            plays = {line["traj_uid"] for line in _whole_plays(ended.run, step)}
-            if len(plays) != PLAYS:
-                yield f"step {step} was trained on {len(plays)} trajectories, not {PLAYS}"
+            traj_uids = {line["traj_uid"] for line in _read_whole_trajectories(ended.run, step)}
+            if len(traj_uids) != TRAJECTORIES_PER_STEP:
+                yield f"step {step} was trained on {len(traj_uids)} trajectories, not {TRAJECTORIES_PER_STEP}"
     elif whole and ended.cell.stage == SAVE and ended.cell.part in WRITERS:
         yield f"the save with the fault left complete checkpoints: {whole}"
     # A killed driver cannot log an error. Its exit status shows the kill.
-    if ended.status and not sentence(ended) and ended.status != -signal.SIGKILL:
+    if ended.status and not find_error_line(ended) and ended.status != -signal.SIGKILL:
         yield "no error line names the part"
 
 
-def _whole_plays(run: Path, step: int) -> Iterator[dict[str, Any]]:
+def _read_whole_trajectories(run: Path, step: int) -> Iterator[dict[str, Any]]:
     lines = jsonl.read(run / "rollouts" / f"{step}.jsonl")
     return (line for line in lines if not line["aborted"] and line["steps"])
 
 
-def _checkpoints(run: Path) -> tuple[list[int], list[int]]:
+def _verify_checkpoints(run: Path) -> tuple[list[int], list[int]]:
     """Return the steps of valid checkpoints, and of invalid ones with a final name."""
     whole, torn = [], []
-    for step, path in CheckpointManager(run / "checkpoints").steps().items():
+    for step, path in CheckpointManager(run / "checkpoints").find_checkpoints().items():
         try:
             verify_checkpoint(path)
         except CheckpointError:
@@ -193,10 +199,10 @@ def _checkpoints(run: Path) -> tuple[list[int], list[int]]:
     return whole, torn
 
 
-def sentence(ended: Ended) -> str:
+def find_error_line(ended: EndedJob) -> str:
     """Return the last log line that names the part and a failure, or an empty string."""
-    name = re.compile(NAMES[ended.cell.part])
-    for line in reversed(ended.said.splitlines()):
+    name = re.compile(NAME_PATTERNS[ended.cell.part])
+    for line in reversed(ended.log_text.splitlines()):
         if name.search(line) and FAILS.search(line):
             return line.strip()
     return ""

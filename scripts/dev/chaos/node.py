@@ -28,13 +28,13 @@ class Nodes:
 @contextlib.contextmanager
 def two_nodes(environ: Mapping[str, str]) -> Iterator[Nodes]:
     """Run the cluster during the block. ``environ`` is added to the environment of its workers."""
-    said = {LOOPBACK_SWITCH: "0", "RAY_USAGE_STATS_ENABLED": "0", **environ}
-    with patch.dict(os.environ, said), _cluster() as nodes:
+    variables = {LOOPBACK_SWITCH: "0", "RAY_USAGE_STATS_ENABLED": "0", **environ}
+    with patch.dict(os.environ, variables), _start_cluster() as nodes:
         yield nodes
 
 
 @contextlib.contextmanager
-def _cluster() -> Iterator[Nodes]:
+def _start_cluster() -> Iterator[Nodes]:
     from ray.cluster_utils import Cluster  # reads the switch
 
     head: dict[str, Any] = {"num_cpus": 0, "include_dashboard": False}

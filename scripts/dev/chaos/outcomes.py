@@ -6,45 +6,45 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 
-from scripts.dev.chaos.cells import DEEDS, PARTS, STAGES, Cell
-from scripts.dev.chaos.job import KEPT
+from scripts.dev.chaos.cells import FAULTS, PARTS, STAGES, Cell
+from scripts.dev.chaos.job import RESULTS_DIR
 from scripts.dev.chaos.matrix import CellResult
 from tests.helpers.jobs import ROOT
 from verl.utils.files import atomic_write
 
-RESULTS = KEPT / "matrix.json"
+RESULTS = RESULTS_DIR / "matrix.json"
 PAGE = ROOT / "docs" / "reliability.md"
 BEGIN = "<!-- scripts.dev.chaos matrix -->\n"
 END = "<!-- end of the matrix -->\n"
 
 
-def read(path: Path = RESULTS) -> dict[str, CellResult]:
+def read_results(path: Path = RESULTS) -> dict[str, CellResult]:
     """Return the results by cell key, or an empty dict if the file does not exist."""
     if not path.exists():
         return {}
     return {row["key"]: CellResult(**row) for row in json.loads(path.read_text())}
 
 
-def keep(results: Mapping[str, CellResult], path: Path = RESULTS) -> None:
+def write_results(results: Mapping[str, CellResult], path: Path = RESULTS) -> None:
     """Write all results to ``path`` as JSON."""
     with atomic_write(path) as file:
         json.dump([asdict(result) for result in results.values()], file, indent=1)
 
 
-def table(results: Mapping[str, CellResult]) -> str:
+def format_table(results: Mapping[str, CellResult]) -> str:
     """Return the matrix as a Markdown table with a row for each part and stage."""
     lines = ["| part | when | killed | hung | out of memory |", "|---|---|---|---|---|"]
     for part in PARTS:
         for stage in STAGES:
-            shown = [_shown(Cell(part, stage, deed), results) for deed in DEEDS]
+            shown = [_format_cell(Cell(part, stage, fault), results) for fault in FAULTS]
             lines.append(f"| {part} | {stage} | {' | '.join(shown)} |")
     return "\n".join(lines) + "\n"
 
 
-def _shown(cell: Cell, results: Mapping[str, CellResult]) -> str:
-    if cell.senseless is not None:
-        return f"({cell.senseless})"
-    result = results.get(cell.key)
+def _format_cell(cell: Cell, results: Mapping[str, CellResult]) -> str:
+    if cell.skip_reason is not None:
+        return f"({cell.skip_reason})"
+    result = results.get(cell.cell_key)
     if result is None:
         return "not run"
     if result.verdict == "ends":
@@ -58,6 +58,6 @@ def write_page(results: Mapping[str, CellResult], page: Path = PAGE) -> None:
     place = re.compile(f"{re.escape(BEGIN)}.*?{re.escape(END)}", re.DOTALL)
     if not place.search(text):
         raise ValueError(f"{page} has no lines {BEGIN!r} and {END!r}; add them around the table")
-    replaced = place.sub(lambda _: f"{BEGIN}{table(results)}{END}", text)
+    replaced = place.sub(lambda _: f"{BEGIN}{format_table(results)}{END}", text)
     with atomic_write(page) as file:
         file.write(replaced)

@@ -22,23 +22,23 @@ STEPS = (1, 2, 3)
 class Damage:
     """Kind of a damage, and the previous bytes of the damaged files."""
 
-    deed: str
+    fault: str
     before: dict[Path, bytes]
 
-    def undo(self) -> None:
+    def restore_files(self) -> None:
         """Write the previous bytes back to all files."""
         for path, data in self.before.items():
             path.write_bytes(data)
 
 
-def truncate(file: Path, draw: random.Random) -> Damage:
+def truncate_file(file: Path, draw: random.Random) -> Damage:
     """Truncate ``file`` at a random position."""
     whole = file.read_bytes()
     file.write_bytes(whole[: draw.randrange(len(whole))])
     return Damage("torn", {file: whole})
 
 
-def flip(file: Path, draw: random.Random) -> Damage:
+def flip_byte(file: Path, draw: random.Random) -> Damage:
     """Change one random byte of ``file``."""
     whole = file.read_bytes()
     changed = bytearray(whole)
@@ -47,33 +47,38 @@ def flip(file: Path, draw: random.Random) -> Damage:
     return Damage("flipped", {file: whole})
 
 
-def delete(file: Path, _draw: random.Random) -> Damage:
+def delete_file(file: Path, _draw: random.Random) -> Damage:
     """Delete ``file``, and return its bytes in the damage."""
     whole = file.read_bytes()
     file.unlink()
     return Damage("deleted", {file: whole})
 
 
-def swap(file: Path, draw: random.Random) -> Damage:
+def swap_files(file: Path, draw: random.Random) -> Damage:
     """Swap the content of ``file`` with that of a different file of its checkpoint."""
     root = next(parent for parent in file.parents if parent.name.startswith("global_step_"))
     whole = file.read_bytes()
-    other = draw.choice([path for path in files_of(root) if path.read_bytes() != whole])
+    other = draw.choice([path for path in list_files(root) if path.read_bytes() != whole])
     before = {file: whole, other: other.read_bytes()}
     file.write_bytes(before[other])
     other.write_bytes(whole)
     return Damage("swapped", before)
 
 
-DEEDS: tuple[Callable[[Path, random.Random], Damage], ...] = (truncate, flip, delete, swap)
+DAMAGE_FUNCTIONS: tuple[Callable[[Path, random.Random], Damage], ...] = (
+    truncate_file,
+    flip_byte,
+    delete_file,
+    swap_files,
+)
 
 
-def files_of(checkpoint: Path) -> list[Path]:
+def list_files(checkpoint: Path) -> list[Path]:
     """Return all files of ``checkpoint``, sorted."""
     return sorted(path for path in checkpoint.rglob("*") if path.is_file())
 
 
-def save_some(root: Path) -> CheckpointManager:
+def save_checkpoints(root: Path) -> CheckpointManager:
     """Save checkpoints of an untrained tiny policy, as a training rank writes them."""
     from verl.config.schema.model import OptimConfig
     from verl.models.loader import load_causal_lm  # loads torch, which no other command needs here
@@ -86,32 +91,36 @@ def save_some(root: Path) -> CheckpointManager:
     manager = CheckpointManager(root / "checkpoints")
 
     def write(directory: Path) -> None:
-        save_engine(engine, directory / "actor").files()
+        save_engine(engine, directory / "actor").wait_for_files()
 
     for step in STEPS:
         manager.save(step, write, {"global_step": step})
     return manager
 
 
-def strike(manager: CheckpointManager, number: int, draw: random.Random) -> tuple[str, str | None]:
+def damage_and_load(
+    manager: CheckpointManager, number: int, draw: random.Random
+) -> tuple[str, str | None]:
     """Damage the newest checkpoint, and every third time also the one before it.
 
     Return the kind of damage, and the problem or None. The files are restored afterwards.
     """
     newest_first = sorted(STEPS, reverse=True)
-    struck = newest_first[: 2 if number % 3 == 2 else 1]
-    deed = DEEDS[number % len(DEEDS)]
+    damaged_steps = newest_first[: 2 if number % 3 == 2 else 1]
+    damage_function = DAMAGE_FUNCTIONS[number % len(DAMAGE_FUNCTIONS)]
     done = []
-    for step in struck:
-        file = draw.choice(files_of(manager.steps()[step]))
-        done.append(deed(file, draw))
-    found = manager.latest_valid()
-    expected = manager.root / f"global_step_{newest_first[len(struck)]}"
-    loaded = manager.load_state(found)["global_step"] if found is not None else None
+    for step in damaged_steps:
+        file = draw.choice(list_files(manager.find_checkpoints()[step]))
+        done.append(damage_function(file, draw))
+    loaded_path = manager.find_latest_valid()
+    expected = manager.root / f"global_step_{newest_first[len(damaged_steps)]}"
+    loaded = manager.load_state(loaded_path)["global_step"] if loaded_path is not None else None
     places = ", ".join(str(path.relative_to(manager.root)) for path in done[0].before)
     for damage in done:
-        damage.undo()
-    wrong = None if found == expected else f"{done[0].deed} {places}: step {loaded} was loaded"
+        damage.restore_files()
+    wrong = (
+        None if loaded_path == expected else f"{done[0].deed} {places}: step {loaded} was loaded"
+    )
     return done[0].deed, wrong
 
 
@@ -120,8 +129,8 @@ def run(count: int, seed: int) -> int:
     root = Path(tempfile.mkdtemp(prefix="torn-"))
     draw = random.Random(seed)
     try:
-        manager = save_some(root)
-        answers = [strike(manager, number, draw) for number in range(count)]
+        manager = save_checkpoints(root)
+        answers = [damage_and_load(manager, number, draw) for number in range(count)]
     finally:
         shutil.rmtree(root)
     wrong = [why for _, why in answers if why is not None]

@@ -8,20 +8,20 @@ from functools import partial
 from pathlib import Path
 
 from scripts.dev.mutants import results as outcomes
-from scripts.dev.mutants.forks import Done, run_one
-from scripts.dev.mutants.generate import Mutant, mutants_of
-from scripts.dev.mutants.results import ModuleRow, MutantResult, Results
-from scripts.dev.mutants.targets import ROOT, TARGETS, Target
-from scripts.dev.mutants.warm import (
+from scripts.dev.mutants.forks import ForkResult, run_one
+from scripts.dev.mutants.generate import Mutant, make_mutants
+from scripts.dev.mutants.mutant_runner import (
+    CollectedTests,
     Outcome,
     Trace,
-    Warm,
-    collect,
-    play_functions,
-    play_imports,
+    collect_tests,
     prepare,
-    trace,
+    run_function_mutants,
+    run_import_mutants,
+    trace_tests,
 )
+from scripts.dev.mutants.results import ModuleRow, MutantResult, Results
+from scripts.dev.mutants.targets import ROOT, TARGETS, Target
 
 DAY = 86400.0
 REQUIRED = 0.95
@@ -48,11 +48,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     rows = []
     for target in TARGETS:
         rows += _run_target(target, chosen, results, args)
-    return _conclude(rows, whole=not chosen)
+    return _write_report(rows, whole=not chosen)
 
 
 def _refuse_unknown(chosen: Sequence[str]) -> None:
-    known = {_module(path) for target in TARGETS for path in target.files()}
+    known = {_relative_path(path) for target in TARGETS for path in target.list_modules()}
     unknown = sorted(set(chosen) - known)
     if unknown:
         raise SystemExit(
@@ -60,7 +60,7 @@ def _refuse_unknown(chosen: Sequence[str]) -> None:
         )
 
 
-def _module(path: Path) -> str:
+def _relative_path(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
 
 
@@ -68,32 +68,34 @@ def _run_target(
     target: Target, chosen: Sequence[str], results: Results, args: argparse.Namespace
 ) -> list[ModuleRow]:
     """Run the pending mutants of the chosen modules of ``target``. Return their table rows."""
-    files = [path for path in target.files() if not chosen or _module(path) in chosen]
+    files = [path for path in target.list_modules() if not chosen or _relative_path(path) in chosen]
     if not files:
         return []
-    mutants = {_module(path): mutants_of(path, ROOT) for path in files}
-    everything = [mutant for found in mutants.values() for mutant in found]
-    tests_hash = outcomes.tests_hash(target)
-    pending = everything if args.fresh else results.pending(everything, tests_hash)
+    mutants = {_relative_path(path): make_mutants(path, ROOT) for path in files}
+    everything = [mutant for module_mutants in mutants.values() for mutant in module_mutants]
+    tests_hash = outcomes.hash_tests(target)
+    pending = everything if args.fresh else results.select_pending(everything, tests_hash)
     if pending and not args.report:
-        _say(f"{target.name}: {len(pending)} of {len(everything)} mutants to run")
-        _play(target, pending, _Progress(results, pending, tests_hash), args.workers)
+        _log_line(f"{target.name}: {len(pending)} of {len(everything)} mutants to run")
+        _run_mutants(target, pending, _Progress(results, pending, tests_hash), args.workers)
         # Read the results again: child processes wrote most of them.
         results = Results()
-    return [outcomes.row_of(module, found, results) for module, found in mutants.items()]
+    return [outcomes.count_fates(module, found, results) for module, found in mutants.items()]
 
 
-def _play(target: Target, pending: list[Mutant], progress: "_Progress", workers: int) -> None:
+def _run_mutants(
+    target: Target, pending: list[Mutant], progress: "_Progress", workers: int
+) -> None:
     at_import = [mutant for mutant in pending if mutant.at_import]
     in_functions = [mutant for mutant in pending if not mutant.at_import]
-    work = partial(_warm_work, target, in_functions, pending, progress, workers)
-    found = run_one(target.name, work, DAY)
+    work = partial(_run_in_warm_process, target, in_functions, pending, progress, workers)
+    traced = run_one(target.name, work, DAY)
     progress.count = len(in_functions)
-    for done in play_imports(at_import, found, workers):
-        progress.keep(done)
+    for done in run_import_mutants(at_import, traced, workers):
+        progress.record_result(done)
 
 
-def _warm_work(
+def _run_in_warm_process(
     target: Target,
     in_functions: list[Mutant],
     pending: list[Mutant],
@@ -103,19 +105,21 @@ def _warm_work(
     """Collect and trace the tests, and run the mutants of functions, in a child process."""
     traces: list[Trace] = []
 
-    def play(warm: Warm) -> None:
+    def trace_and_run(warm: CollectedTests) -> None:
         modules = sorted({mutant.module for mutant in pending})
-        found = trace(warm, modules)
-        if found.failed:
+        traced = trace_tests(warm, modules)
+        if traced.failed:
             raise RuntimeError(
-                f"tests fail without any mutant: {', '.join(found.failed)}; fix them first"
+                f"tests fail without any mutant: {', '.join(traced.failed)}; fix them first"
             )
-        _say(f"{target.name}: {len(found.seconds)} tests in {sum(found.seconds.values()):.0f} s")
-        traces.append(found)
-        for done in play_functions(warm, in_functions, found, workers):
-            progress.keep(done)
+        _log_line(
+            f"{target.name}: {len(traced.seconds)} tests in {sum(traced.seconds.values()):.0f} s"
+        )
+        traces.append(traced)
+        for done in run_function_mutants(warm, in_functions, traced, workers):
+            progress.record_result(done)
 
-    collect(target, play)
+    collect_tests(target, trace_and_run)
     if not traces:
         raise RuntimeError(f"pytest could not collect the tests of {target.name}; see its output")
     return traces[0]
@@ -128,10 +132,10 @@ class _Progress:
         self.count = 0
         self._results = results
         self._tests_hash = tests_hash
-        self._names = {mutant.key: mutant for mutant in pending}
+        self._names = {mutant.stable_key: mutant for mutant in pending}
         self._started = time.monotonic()
 
-    def keep(self, done: Done[Outcome]) -> None:
+    def record_result(self, done: ForkResult[Outcome]) -> None:
         """Write one result to the results file, and log mutants that were not killed."""
         self.count += 1
         if done.answer is not None:
@@ -143,15 +147,17 @@ class _Progress:
         self._results.add(MutantResult(done.name, fate, test, self._tests_hash, seconds))
         mutant = self._names[done.name]
         if fate != "killed":
-            _say(f"  {fate}: {mutant.module}:{mutant.lines[0]} {outcomes.change_of(mutant)}")
+            _log_line(
+                f"  {fate}: {mutant.module}:{mutant.lines[0]} {outcomes.format_change(mutant)}"
+            )
         if self.count % 100 == 0 or self.count == len(self._names):
             seconds = time.monotonic() - self._started
-            _say(f"  {self.count} of {len(self._names)}, {seconds / self.count:.2f} s each")
+            _log_line(f"  {self.count} of {len(self._names)}, {seconds / self.count:.2f} s each")
 
 
-def _conclude(rows: Sequence[ModuleRow], *, whole: bool) -> int:
+def _write_report(rows: Sequence[ModuleRow], *, whole: bool) -> int:
     reasons = outcomes.read_reasons()
-    page = outcomes.page_of(rows, reasons)
+    page = outcomes.format_page(rows, reasons)
     unknown = sum(row.unknown for row in rows)
     if whole and not unknown:
         outcomes.PAGE.write_text(page)
@@ -161,12 +167,12 @@ def _conclude(rows: Sequence[ModuleRow], *, whole: bool) -> int:
     killed = sum(row.killed for row in rows)
     bare = 0
     for row in rows:
-        bare += sum(outcomes.reason_for(mutant, reasons) is None for mutant in row.survivors)
-    _say(f"{killed} of {mutants} killed, {unknown} not run, {bare} survivors without a reason")
+        bare += sum(outcomes.find_reason(mutant, reasons) is None for mutant in row.survivors)
+    _log_line(f"{killed} of {mutants} killed, {unknown} not run, {bare} survivors without a reason")
     return int(unknown > 0 or bare > 0 or killed < REQUIRED * mutants)
 
 
-def _say(text: str) -> None:
+def _log_line(text: str) -> None:
     sys.stderr.write(text + "\n")
     sys.stderr.flush()
 

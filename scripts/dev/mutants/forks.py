@@ -29,7 +29,7 @@ class ForkJob(Generic[Answer]):
 
 
 @dataclass
-class Done(Generic[Answer]):
+class ForkResult(Generic[Answer]):
     """Result of a job. ``answer`` is None if the child died or exceeded its deadline."""
 
     name: str
@@ -45,11 +45,11 @@ class _Running(Generic[Answer]):
     path: Path
     started: float = field(default_factory=time.monotonic)
 
-    def seconds(self) -> float:
+    def elapsed_seconds(self) -> float:
         return time.monotonic() - self.started
 
 
-def run_jobs(jobs: Iterable[ForkJob[Answer]], workers: int) -> Iterator[Done[Answer]]:
+def run_jobs(jobs: Iterable[ForkJob[Answer]], workers: int) -> Iterator[ForkResult[Answer]]:
     """Run every job in a separate child, ``workers`` at a time. Yield results as they arrive."""
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
         waiting = enumerate(jobs)
@@ -65,10 +65,10 @@ def _run_until_empty(
     running: list[_Running[Answer]],
     waiting: Iterator[tuple[int, ForkJob[Answer]]],
     folder: Path,
-) -> Iterator[Done[Answer]]:
+) -> Iterator[ForkResult[Answer]]:
     """Yield results, and start a waiting job for each child that ends. Updates ``running``."""
     while running:
-        for child, done in _ended(running):
+        for child, done in _collect_ended(running):
             running.remove(child)
             running += _start_next(waiting, 1, folder)
             yield done
@@ -81,7 +81,9 @@ def _start_next(
     return [_start(job, folder / str(number)) for number, job in islice(waiting, count)]
 
 
-def _ended(running: list[_Running[Answer]]) -> list[tuple[_Running[Answer], Done[Answer]]]:
+def _collect_ended(
+    running: list[_Running[Answer]],
+) -> list[tuple[_Running[Answer], ForkResult[Answer]]]:
     """Return the children that have ended or exceeded their deadline, with their results."""
     polled = [(child, _poll(child)) for child in running]
     return [(child, done) for child, done in polled if done is not None]
@@ -99,7 +101,7 @@ def run_one(name: str, work: Callable[[], Answer], deadline: float) -> Answer:
     return done.answer
 
 
-def silence() -> None:
+def silence_output() -> None:
     """Redirect stdout and stderr of this process to /dev/null."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)
@@ -121,9 +123,9 @@ def _start(job: ForkJob[Answer], path: Path) -> _Running[Answer]:
         os._exit(0)
 
 
-def _poll(child: _Running[Answer]) -> Done[Answer] | None:
+def _poll(child: _Running[Answer]) -> ForkResult[Answer] | None:
     ended, _ = os.waitpid(child.pid, os.WNOHANG)
-    late = child.seconds() > child.job.deadline
+    late = child.elapsed_seconds() > child.job.deadline
     if not ended and not late:
         return None
     if not ended:
@@ -134,7 +136,7 @@ def _poll(child: _Running[Answer]) -> Done[Answer] | None:
     if child.path.exists():
         answer = pickle.loads(child.path.read_bytes())  # written by a child of this process
         child.path.unlink()
-    return Done(child.job.name, answer, late and answer is None, child.seconds())
+    return ForkResult(child.job.name, answer, late and answer is None, child.elapsed_seconds())
 
 
 def _kill(pid: int) -> None:

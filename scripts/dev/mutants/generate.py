@@ -40,60 +40,60 @@ class Mutant:
     at_import: bool = False
 
     @property
-    def key(self) -> str:
+    def stable_key(self) -> str:
         """Hash of module, function, change and function text. Line numbers do not change it."""
         text = "\0".join((self.module, self.function, self.before, self.after, self.context))
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def mutants_of(path: Path, root: Path) -> list[Mutant]:
+def make_mutants(path: Path, root: Path) -> list[Mutant]:
     """Return every mutant of the module at ``path`` whose compiled code differs, each once."""
     source = path.read_text()
     module = path.relative_to(root).as_posix()
     original = compile(source, str(path), "exec")
     seen: set[object] = set()
-    found: list[Mutant] = []
+    mutants: list[Mutant] = []
     repeated: dict[str, int] = {}
     for mutant in _all_mutants(source, module):
         try:
-            changed = differences(original, compile(mutant.source, str(path), "exec"))
+            changed = find_changed_code(original, compile(mutant.source, str(path), "exec"))
         except SyntaxError:
             continue
-        fingerprint = tuple((old.co_qualname, _shape(new)) for old, new in changed)
+        fingerprint = tuple((old.co_qualname, _describe_code_tree(new)) for old, new in changed)
         if not changed or fingerprint in seen:
             continue
         seen.add(fingerprint)
         # A count distinguishes the same change of equal lines in one function.
-        count = repeated[mutant.key] = repeated.get(mutant.key, 0) + 1
+        count = repeated[mutant.stable_key] = repeated.get(mutant.stable_key, 0) + 1
         function = f"{mutant.function}#{count}" if count > 1 else mutant.function
         at_import = any(not is_function(old) for old, _ in changed)
-        found.append(replace(mutant, function=function, at_import=at_import))
-    return found
+        mutants.append(replace(mutant, function=function, at_import=at_import))
+    return mutants
 
 
-def differences(
+def find_changed_code(
     old: types.CodeType, new: types.CodeType
 ) -> list[tuple[types.CodeType, types.CodeType]]:
     """Return (old, new) of the outermost functions whose code differs, including inner code.
 
     If code that runs at import differs, return the pair of the module instead.
     """
-    if _own(old) != _own(new):
+    if _describe_code(old) != _describe_code(new):
         return [(old, new)]
     changed = []
-    for inner_old, inner_new in zip(children(old), children(new), strict=True):
+    for inner_old, inner_new in zip(list_inner_code(old), list_inner_code(new), strict=True):
         if is_function(inner_old):
-            if _shape(inner_old) != _shape(inner_new):
+            if _describe_code_tree(inner_old) != _describe_code_tree(inner_new):
                 changed.append((inner_old, inner_new))
             continue
-        below = differences(inner_old, inner_new)
+        below = find_changed_code(inner_old, inner_new)
         if any(not is_function(code) for code, _ in below):
             return [(old, new)]  # the body of a class runs at import
         changed += below
     return changed
 
 
-def children(code: types.CodeType) -> list[types.CodeType]:
+def list_inner_code(code: types.CodeType) -> list[types.CodeType]:
     """Return the code objects directly inside ``code``."""
     return [item for item in code.co_consts if isinstance(item, types.CodeType)]
 
@@ -107,7 +107,7 @@ def is_function(code: types.CodeType) -> bool:
     return bool(code.co_flags & optimized) and code.co_name not in COMPREHENSIONS
 
 
-def _own(code: types.CodeType) -> tuple[object, ...]:
+def _describe_code(code: types.CodeType) -> tuple[object, ...]:
     """Return the content of ``code`` without line numbers and inner code objects."""
     constants = [
         "code" if isinstance(item, types.CodeType) else (type(item), repr(item))
@@ -118,8 +118,11 @@ def _own(code: types.CodeType) -> tuple[object, ...]:
     return (code.co_code, tuple(constants), variables, arguments)
 
 
-def _shape(code: types.CodeType) -> tuple[object, ...]:
-    return (_own(code), tuple(_shape(inner) for inner in children(code)))
+def _describe_code_tree(code: types.CodeType) -> tuple[object, ...]:
+    return (
+        _describe_code(code),
+        tuple(_describe_code_tree(inner) for inner in list_inner_code(code)),
+    )
 
 
 class _Visitor(MutationVisitor):
@@ -226,24 +229,24 @@ def _all_mutants(source: str, module: str) -> Iterator[Mutant]:
             continue
         if _sign_of_literal(mutation.original_node):
             continue
-        statement = _statement(mutation.original_node, parents)
+        statement = _find_statement(mutation.original_node, parents)
         first = positions[statement].start.line
         last = _last_line(mutation.original_node, statement, positions, parents)
         changed_tree = tree.deep_replace(mutation.original_node, mutation.mutated_node)
         changed = cst.ensure_type(changed_tree, cst.Module).code
-        before, after = _change(source, changed)
+        before, after = _find_changed_lines(source, changed)
         yield Mutant(
             module=module,
             function=_qualified_name(statement, parents),
             lines=(first, last),
             before=before,
             after=after,
-            context=_context(source, statement, positions, parents),
+            context=_read_context(source, statement, positions, parents),
             source=changed,
         )
 
 
-def _statement(node: cst.CSTNode, parents) -> cst.CSTNode:
+def _find_statement(node: cst.CSTNode, parents) -> cst.CSTNode:
     while not isinstance(node, cst.BaseSmallStatement | cst.BaseCompoundStatement | cst.Module):
         node = parents[node]
     return node
@@ -258,7 +261,7 @@ def _last_line(node: cst.CSTNode, statement: cst.CSTNode, positions, parents) ->
     return positions[node].end.line
 
 
-def _enclosing(node: cst.CSTNode, parents) -> list[cst.FunctionDef | cst.ClassDef]:
+def _find_enclosing(node: cst.CSTNode, parents) -> list[cst.FunctionDef | cst.ClassDef]:
     """Return the functions and classes around ``node``, innermost first, itself included."""
     around = []
     while not isinstance(node, cst.Module):
@@ -269,22 +272,22 @@ def _enclosing(node: cst.CSTNode, parents) -> list[cst.FunctionDef | cst.ClassDe
 
 
 def _qualified_name(node: cst.CSTNode, parents) -> str:
-    return ".".join(reversed([item.name.value for item in _enclosing(node, parents)]))
+    return ".".join(reversed([item.name.value for item in _find_enclosing(node, parents)]))
 
 
-def _context(source: str, node: cst.CSTNode, positions, parents) -> str:
+def _read_context(source: str, node: cst.CSTNode, positions, parents) -> str:
     """Return the text of the outermost function around ``node``.
 
     It is part of the key, so a result stays valid until the function changes.
     """
-    functions = [f for f in _enclosing(node, parents) if isinstance(f, cst.FunctionDef)]
+    functions = [f for f in _find_enclosing(node, parents) if isinstance(f, cst.FunctionDef)]
     if not functions:
         return ""
     place = positions[functions[-1]]
     return "\n".join(source.splitlines()[place.start.line - 1 : place.end.line])
 
 
-def _change(before: str, after: str) -> tuple[str, str]:
+def _find_changed_lines(before: str, after: str) -> tuple[str, str]:
     """Return the lines that differ, joined into one line for each side."""
     old = before.splitlines()
     new = after.splitlines()
@@ -294,8 +297,8 @@ def _change(before: str, after: str) -> tuple[str, str]:
         return "", ""
     old_lines = old[changed[0][1] : changed[-1][2]]
     new_lines = new[changed[0][3] : changed[-1][4]]
-    return _joined(old_lines), _joined(new_lines)
+    return _join_lines(old_lines), _join_lines(new_lines)
 
 
-def _joined(lines: list[str]) -> str:
+def _join_lines(lines: list[str]) -> str:
     return " ".join(line.strip() for line in lines)

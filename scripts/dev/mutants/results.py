@@ -37,22 +37,22 @@ class Results:
         path.parent.mkdir(exist_ok=True)
         self._path = path
         lines = path.read_text().splitlines() if path.exists() else []
-        self._found = {}
+        self._results_by_key = {}
         for line in lines:
             result = MutantResult(**json.loads(line))
-            self._found[result.key] = result
+            self._results_by_key[result.key] = result
 
     def add(self, result: MutantResult) -> None:
         """Append one result to the file."""
         with self._path.open("a") as file:
             file.write(json.dumps(asdict(result)) + "\n")
-        self._found[result.key] = result
+        self._results_by_key[result.key] = result
 
     def get(self, mutant: Mutant) -> MutantResult | None:
         """Return the result of ``mutant``, or None if there is none."""
-        return self._found.get(mutant.key)
+        return self._results_by_key.get(mutant.stable_key)
 
-    def pending(self, mutants: Iterable[Mutant], tests_hash: str) -> list[Mutant]:
+    def select_pending(self, mutants: Iterable[Mutant], tests_hash: str) -> list[Mutant]:
         """Return mutants without a result, and survivors whose tests have changed since."""
         waiting = []
         for mutant in mutants:
@@ -64,7 +64,7 @@ class Results:
         return waiting
 
 
-def tests_hash(target: Target) -> str:
+def hash_tests(target: Target) -> str:
     """Return a hash of ``target``, its test files and the test helpers."""
     digest = hashlib.sha256(repr(target).encode())
     for place in (*target.test_paths(), "tests/helpers"):
@@ -96,7 +96,7 @@ def read_reasons(path: Path = REASONS) -> list[Reason]:
     return [Reason(**entry) for entry in entries]
 
 
-def change_of(mutant: Mutant) -> str:
+def format_change(mutant: Mutant) -> str:
     """Return the change as ``before -> after``, with a few equal words around it."""
     before = mutant.before
     after = mutant.after
@@ -114,8 +114,8 @@ def change_of(mutant: Mutant) -> str:
 
 
 def _word_end(text: str, position: int) -> int:
-    found = text.find(" ", min(position, len(text)))
-    return len(text) if found < 0 else found
+    space = text.find(" ", min(position, len(text)))
+    return len(text) if space < 0 else space
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ class ModuleRow:
     survivors: tuple[Mutant, ...]
 
 
-def row_of(module: str, mutants: Sequence[Mutant], results: Results) -> ModuleRow:
+def count_fates(module: str, mutants: Sequence[Mutant], results: Results) -> ModuleRow:
     """Count the fates of the mutants of ``module``."""
     survivors = []
     unknown = 0
@@ -143,12 +143,12 @@ def row_of(module: str, mutants: Sequence[Mutant], results: Results) -> ModuleRo
     return ModuleRow(module, len(mutants), killed, unknown, tuple(survivors))
 
 
-def reason_for(mutant: Mutant, reasons: Iterable[Reason]) -> str | None:
+def find_reason(mutant: Mutant, reasons: Iterable[Reason]) -> str | None:
     """Return the reason for ``mutant``, or None if there is none."""
     for reason in reasons:
         function = mutant.function.partition("#")[0] or "module"
         same_place = (reason.module, reason.function) == (mutant.module, function)
-        if same_place and change_of(mutant) in reason.changes:
+        if same_place and format_change(mutant) in reason.changes:
             return reason.reason
     return None
 
@@ -170,7 +170,7 @@ mutants itself, in forks of a process that has imported torch and collected the 
 """
 
 
-def page_of(rows: Sequence[ModuleRow], reasons: Sequence[Reason]) -> str:
+def format_page(rows: Sequence[ModuleRow], reasons: Sequence[Reason]) -> str:
     """Return the text of the page."""
     lines = [HEAD, "| module | mutants | killed | survivors | killed, % |", "|---|---|---|---|---|"]
     for row in rows:
@@ -187,8 +187,8 @@ def page_of(rows: Sequence[ModuleRow], reasons: Sequence[Reason]) -> str:
             "|---|---|---|",
         ]
         for mutant in row.survivors:
-            reason = reason_for(mutant, reasons) or "**no reason written down**"
-            change = change_of(mutant).replace("|", "\\|")
+            reason = find_reason(mutant, reasons) or "**no reason written down**"
+            change = format_change(mutant).replace("|", "\\|")
             lines.append(f"| `{mutant.function or 'module'}` | `{change}` | {reason} |")
         lines.append("")
     return "\n".join(lines).rstrip() + "\n"

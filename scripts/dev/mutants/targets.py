@@ -32,10 +32,10 @@ class Target:
     tests: tuple[str, ...]
     deselected: tuple[str, ...] = ()
 
-    def files(self) -> list[Path]:
+    def list_modules(self) -> list[Path]:
         """Return the paths of the modules that exist, sorted."""
-        found = {path for pattern in self.modules for path in ROOT.glob(pattern)}
-        return sorted(path for path in found if path.name not in NAMES_ONLY)
+        module_paths = {path for pattern in self.modules for path in ROOT.glob(pattern)}
+        return sorted(path for path in module_paths if path.name not in NAMES_ONLY)
 
     def test_paths(self) -> list[str]:
         """Return the test files and folders that exist, relative to the checkout."""
@@ -119,7 +119,7 @@ TARGETS = (
         # test_branches, test_audit_plays and tests/golden are not used: they generate whole
         # batches, and the other tests find the same mutants sooner.
         (
-            "tests/unit/agent_system/multi_turn_rollout/test_carry.py",
+            "tests/unit/agent_system/multi_turn_rollout/test_partial_rollouts.py",
             "tests/unit/agent_system/multi_turn_rollout/test_collector.py",
             "tests/unit/agent_system/multi_turn_rollout/test_collector_worker.py",
             "tests/unit/agent_system/multi_turn_rollout/test_data_plays.py",

@@ -7,19 +7,28 @@ from collections.abc import Sequence
 import pytest
 
 from agent_system.environments.env_package.relay.doors import Door, needed_level
-from experiments.level_matrix import MatrixWorld, SampledStep, half_width, main, measure, walk
-from rlvcr.level_metrics import mutual_information
+from experiments.level_matrix import (
+    MatrixEnvironment,
+    SampledStep,
+    collect_expert_states,
+    half_width,
+    main,
+    measure_levels,
+)
+from rlvcr.level_metrics import compute_mutual_information
 from rlvcr.levels import LEVELS
 from tests.helpers.refusals import mentions
 from verl.config.schema import SFTConfig
 from verl.trainer.launch.extensions import load_config
-from verl.trainer.launch.sft import starting_policy
+from verl.trainer.launch.sft import prepare_start_policy
 
 HOPS = (0, 2, 4, 7)
 
 
 def world(doors=8, name="relay"):
-    return MatrixWorld.of(load_config(name, [f"env.relay.doors={doors}", "env.relay.val_tasks=60"]))
+    return MatrixEnvironment.from_config(
+        load_config(name, [f"env.relay.doors={doors}", "env.relay.val_tasks=60"])
+    )
 
 
 def tasks_of(place):
@@ -32,18 +41,18 @@ class KnowingPlayer:
     def answer(self, prompts: Sequence[str], levels: Sequence[int | None]) -> list[SampledStep]:
         answers = []
         for prompt, level in zip(prompts, levels, strict=True):
-            door = Door.read(prompt)
+            door = Door.parse(prompt)
             needed = needed_level(door.hops, HOPS)
             chosen = level or needed
-            wrong = next(place for place in door.places if place != door.goal)
-            action = door.goal if chosen >= needed else wrong
+            wrong = next(place for place in door.all_places if place != door.goal_place)
+            action = door.goal_place if chosen >= needed else wrong
             answers.append(SampledStep(chosen, action, 8 + HOPS[chosen - 1]))
         return answers
 
 
 def test_a_player_that_knows_what_it_needs_is_measured_as_one():
     place = world()
-    found = measure(place, KnowingPlayer(), tasks_of(place), noise=0.0)
+    found = measure_levels(place, KnowingPlayer(), tasks_of(place), noise=0.0)
     assert [line["situation"] for line in found["situations"]] == [f"+{k}" for k in range(8)]
     for arrows, line in enumerate(found["situations"]):
         needed = needed_level(arrows, HOPS)
@@ -62,14 +71,16 @@ def test_a_player_that_knows_what_it_needs_is_measured_as_one():
 
 
 def test_useless_actions_lead_the_walk_elsewhere_and_are_not_right():
-    line = MatrixWorld.of(load_config("number_line", ["env.history=window", "env.max_steps=8"]))
+    line = MatrixEnvironment.from_config(
+        load_config("number_line", ["env.history=window", "env.max_steps=8"])
+    )
     tasks = tasks_of(line)[:20]
-    calm, noisy = walk(line, tasks, 0.0), walk(line, tasks, 0.5)
+    calm, noisy = collect_expert_states(line, tasks, 0.0), collect_expert_states(line, tasks, 0.5)
     assert len(noisy) > len(calm), "what is useless takes time"
     right = {state.situation: state.decision.action for state in calm}
     shared = [state for state in noisy if state.situation in right]
-    assert shared and all(state.decision.accepts(right[state.situation]) for state in shared)
-    assert not any(state.decision.slack for state in noisy)
+    assert shared and all(state.decision.is_right(right[state.situation]) for state in shared)
+    assert not any(state.decision.is_useless for state in noisy)
 
 
 def test_episodes_end_at_the_limit_of_steps():
@@ -78,14 +89,14 @@ def test_episodes_end_at_the_limit_of_steps():
             return [SampledStep(level, "nowhere", 5) for level in levels]
 
     place = world(doors=2)
-    found = measure(place, Idle(), tasks_of(place)[:3], noise=0.0)
+    found = measure_levels(place, Idle(), tasks_of(place)[:3], noise=0.0)
     assert found["episodes"]["3"] == {"success": 0.0, "steps": 2.0, "tokens": 10.0}
     assert found["situations"][0]["chosen"] == [0, 0, 0, 0], "a level that is not readable"
 
 
 def test_information_is_what_columns_say_about_lines():
-    assert mutual_information([[3, 0], [0, 3]]) == pytest.approx(math.log(2))
-    assert mutual_information([[1, 2], [2, 4]]) == pytest.approx(0.0, abs=1e-12)
+    assert compute_mutual_information([[3, 0], [0, 3]]) == pytest.approx(math.log(2))
+    assert compute_mutual_information([[1, 2], [2, 4]]) == pytest.approx(0.0, abs=1e-12)
 
 
 def test_intervals_are_those_of_independent_draws():
@@ -96,7 +107,7 @@ def test_intervals_are_those_of_independent_draws():
 def test_a_policy_is_measured_on_the_level_it_is_made_to_think_on(tmp_path, capsys):
     words = ["env.env_name=relay", "model.new.hidden_size=8", "model.new.head_dim=8"]
     cfg = load_config("sft_trainer", words, SFTConfig)
-    policy = starting_policy(cfg, [], tmp_path / "policy")
+    policy = prepare_start_policy(cfg, [], tmp_path / "policy")
     out = tmp_path / "matrix.json"
     assert main([str(policy), "--tasks", "12", "--episodes", "5", "--out", str(out)]) == 0
     found = json.loads(out.read_text())
@@ -108,4 +119,4 @@ def test_a_policy_is_measured_on_the_level_it_is_made_to_think_on(tmp_path, caps
 
 def test_states_that_do_not_stand_alone_are_refused():
     with pytest.raises(ValueError, check=mentions("env.history='append'", "env.history=window")):
-        MatrixWorld.of(load_config("number_line"))
+        MatrixEnvironment.from_config(load_config("number_line"))

@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 import pytest
 
 from experiments import sweep
-from experiments.sweep_report import report, value_of
+from experiments.sweep_report import format_sweep_report, value_of
 from tests.helpers.fake_run import fake_run
 from tests.helpers.refusals import mentions
 from verl.config.settings import ConfigError
@@ -52,8 +52,8 @@ def test_every_arm_has_its_first_seed_before_any_has_its_second(plan):
     assert [run.name for run in runs] == ["grpo_s0", "rlvcr_s0", "grpo_s1"]
     assert settings.baseline == "grpo"
     assert runs[0].words == ("trainer.total_training_steps=2", "algorithm.adv_estimator=grpo")
-    assert runs[2].result == plan.parent / "small" / "grpo_s1.json"
-    assert "trainer.seed=1" in runs[2].command()
+    assert runs[2].result_path == plan.parent / "small" / "grpo_s1.json"
+    assert "trainer.seed=1" in runs[2].build_command()
 
 
 def test_a_wrong_key_of_a_plan_is_named(plan):
@@ -72,7 +72,7 @@ def play_fake(monkeypatch, code="pass"):
         fake_run(run.directory, steps=4, validate_every=4, rollouts=False)
         return [sys.executable, "-c", code]
 
-    monkeypatch.setattr(sweep.Run, "command", command)
+    monkeypatch.setattr(sweep.Run, "build_command", command)
 
 
 def test_what_is_finished_is_not_run_again(plan, monkeypatch, capsys):
@@ -109,7 +109,7 @@ def test_a_result_of_other_settings_is_refused(plan, monkeypatch, changed, said)
 def test_a_result_is_committed_where_that_is_asked(plan, monkeypatch):
     play_fake(monkeypatch)
     called = []
-    monkeypatch.setattr(sweep, "_commit", called.append)
+    monkeypatch.setattr(sweep, "_commit_result", called.append)
     sweep.main([str(plan), "--arms", "rlvcr"])
     assert called == []
     sweep.main([str(plan), "--commit"])
@@ -124,7 +124,7 @@ def test_an_unknown_arm_is_named(plan):
 
 
 def test_tables_compare_with_the_arm_that_is_asked_for(plan, monkeypatch, capsys):
-    monkeypatch.setattr(sweep, "report", lambda results, baseline: f"less {baseline}")
+    monkeypatch.setattr(sweep, "format_sweep_report", lambda results, baseline: f"less {baseline}")
     sweep.main([str(plan), "--report"])
     assert capsys.readouterr().out == "less grpo"
     sweep.main([str(plan), "--report", "--baseline", "rlvcr"])
@@ -152,7 +152,7 @@ def test_success_in_training_is_drawn_for_every_arm(plan, tmp_path, capsys):
 
 
 def test_tables_by_hand():
-    text = report(
+    text = format_sweep_report(
         [
             result("grpo", 0, 0.90, 80.0),
             result("grpo", 1, 0.92, 84.0),
@@ -174,7 +174,7 @@ def test_tables_by_hand():
 def test_what_was_measured_after_training_alone_has_no_before():
     once = result("grpo", 0, 0.90, 80.0)
     once["metrics"]["val/success_rate"] = [0.90]
-    assert "| grpo | 1 |  | 0.900 |" in report([once], "grpo")
+    assert "| grpo | 1 |  | 0.900 |" in format_sweep_report([once], "grpo")
 
 
 def test_tokens_are_those_of_a_step():
@@ -182,7 +182,7 @@ def test_tokens_are_those_of_a_step():
 
 
 def test_nothing_to_compare_is_said():
-    assert report([], "grpo") == "no results yet\n"
+    assert format_sweep_report([], "grpo") == "no results yet\n"
 
 
 @pytest.mark.parametrize("path", sorted(ROOT.glob("experiments/*.yaml")), ids=lambda p: p.stem)

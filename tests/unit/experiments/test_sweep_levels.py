@@ -5,8 +5,8 @@ import json
 import pytest
 
 from experiments import sweep, sweep_levels
-from experiments.sweep import Failed
-from experiments.sweep_levels import SUCCESS, file_of, main, report
+from experiments.sweep import RunFailed
+from experiments.sweep_levels import SUCCESS, format_levels_table, levels_path, main
 from tests.helpers.refusals import mentions
 from verl.utils.checkpoint import CheckpointManager
 
@@ -39,7 +39,7 @@ def plan(tmp_path, monkeypatch):
     (tmp_path / "small").mkdir()
     for run in sweep.read_plan(path)[1]:
         if run.seed == 1:
-            run.result.write_text(json.dumps(result(0.75)))
+            run.result_path.write_text(json.dumps(result(0.75)))
     return path
 
 
@@ -58,7 +58,7 @@ def said(monkeypatch):
             with open(command[-1], "w") as file:
                 json.dump(LEVELS, file)
 
-    monkeypatch.setattr(sweep, "on_core", on_core)
+    monkeypatch.setattr(sweep, "run_on_core", on_core)
     return commands
 
 
@@ -71,7 +71,7 @@ def trained(monkeypatch, success):
         CheckpointManager(run.directory / "checkpoints").save(4, lambda directory: None, {})
         return result(success)
 
-    monkeypatch.setattr(sweep, "train", train)
+    monkeypatch.setattr(sweep, "train_run", train)
     return runs
 
 
@@ -92,17 +92,17 @@ def test_the_last_policy_is_measured_once(plan, said, monkeypatch, capsys):
 def test_a_policy_that_is_there_is_not_trained_again(plan, said, monkeypatch):
     runs = trained(monkeypatch, 0.75)
     run = next(run for run in sweep.read_plan(plan)[1] if run.name == "copo_s1")
-    CheckpointManager(run.directory / "checkpoints").save(4, lambda directory: None, {})
+    CheckpointManager(run.run_directory / "checkpoints").save(4, lambda directory: None, {})
     assert main([str(plan), "--arms", "copo", "--seed", "1"]) == 0
-    assert runs == [] and file_of(run).exists()
+    assert runs == [] and levels_path(run).exists()
 
 
 def test_another_policy_than_that_of_the_result_is_not_measured(plan, said, monkeypatch):
     trained(monkeypatch, 0.5)
     run = next(run for run in sweep.read_plan(plan)[1] if run.name == "grpo_s1")
-    with pytest.raises(Failed, check=mentions("0.5", "0.75")):
-        sweep_levels.measure(run, 0, "relay")
-    assert said == [] and not file_of(run).exists()
+    with pytest.raises(RunFailed, check=mentions("0.5", "0.75")):
+        sweep_levels.measure_run(run, 0, "relay")
+    assert said == [] and not levels_path(run).exists()
 
 
 def test_runs_without_a_result_are_named(plan):
@@ -111,7 +111,7 @@ def test_runs_without_a_result_are_named(plan):
 
 
 def test_the_table_by_hand(plan, capsys):
-    lines = report({"grpo_s7": LEVELS}).splitlines()
+    lines = format_levels_table({"grpo_s7": LEVELS}).splitlines()
     assert lines[0].startswith("| run | right, required 1 | right, required 2 |")
     assert lines[2] == (
         "| grpo_s7 | 75 100 95 100 | 0 100 100 100 | 10 10 100 100 | 10 10 10 99 "

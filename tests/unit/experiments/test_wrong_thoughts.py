@@ -39,8 +39,8 @@ def step(thought: str, action: str, level: int | None = 2, advantage=None, entro
 def test_a_thought_is_right_where_it_follows_the_arrows(
     thought, action, thought_right, action_right
 ):
-    found = wrong_thoughts.judged(step(thought, action))
-    assert found.kind == wrong_thoughts.Kind(2, thought_right, action_right)
+    found = wrong_thoughts.classify_step(step(thought, action))
+    assert found.kind == wrong_thoughts.StepKind(2, thought_right, action_right)
 
 
 def test_the_table_by_hand(tmp_path, capsys):

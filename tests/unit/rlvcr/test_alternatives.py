@@ -7,9 +7,9 @@ from collections import Counter
 
 import pytest
 
-from agent_system.multi_turn_rollout.play_settings import PlaySettings
 from agent_system.multi_turn_rollout.rollout_loop import TrajectoryCollector
-from rlvcr.alternatives import STOP, AlternativeSampler, AlternativeSettings
+from agent_system.multi_turn_rollout.rollout_settings import RolloutSettings
+from rlvcr.alternatives import THOUGHT_STOPS, AlternativeSampler, AlternativeSettings
 from rlvcr.levels import LevelCodec
 from rlvcr.settings import method_settings
 from tests.helpers.play import make_config, make_world, walking_policy
@@ -63,9 +63,9 @@ def think(
         settings or AlternativeSettings(), codec, engine.sample, lambda t: tokenizer(t)["input_ids"]
     )
     step = form.format(level=level, thought="well")
-    parsed = codec.parse_step(tokenizer(step, add_special_tokens=False)["input_ids"])
-    levels = sampler.levels_for(parsed, "t", 0) if levels is None else levels
-    return asyncio.run(sampler.think([5, 6, 7], parsed, levels, "t", 0, route=4)), engine
+    parsed = codec.parse_turn(tokenizer(step, add_special_tokens=False)["input_ids"])
+    levels = sampler.choose_levels(parsed, "t", 0) if levels is None else levels
+    return asyncio.run(sampler.sample_thoughts([5, 6, 7], parsed, levels, "t", 0, route=4)), engine
 
 
 def test_every_thought_is_drawn_with_a_seed_of_its_own(tokenizer, codec):
@@ -116,8 +116,8 @@ def test_the_other_levels_think_after_the_same_prompt(tokenizer, codec):
     assert [asked[0] for asked in engine.asked] == [
         [5, 6, 7] + codec.prefix_ids[level] for level in (2, 4)
     ]
-    assert {asked[1:] for asked in engine.asked} == {(64, STOP, 4)}
-    assert STOP == ("</think>", "<action>")
+    assert {asked[1:] for asked in engine.asked} == {(64, THOUGHT_STOPS, 4)}
+    assert THOUGHT_STOPS == ("</think>", "<action>")
     texts = [tokenizer.decode(thought.token_ids) for thought in found.thoughts]
     assert texts == [
         "<level>1</level><think></think><action>",
@@ -173,12 +173,12 @@ def test_the_original_level_is_not_thought_again_and_level_one_needs_no_engine(t
 
 
 def levels_for(codec, tokenizer, settings, text=None, count=400):
-    parsed = codec.parse_step(tokenizer(text or STEP.format(level=2, thought="x"))["input_ids"])
+    parsed = codec.parse_turn(tokenizer(text or STEP.format(level=2, thought="x"))["input_ids"])
     engine = Engine(tokenizer, {})
     sampler = AlternativeSampler(
         settings, codec, engine.sample, lambda t: tokenizer(t)["input_ids"]
     )
-    levels = [tuple(sampler.levels_for(parsed, f"t{n}", n % 7)) for n in range(count)]
+    levels = [tuple(sampler.choose_levels(parsed, f"t{n}", n % 7)) for n in range(count)]
     assert engine.asked == []
     return levels
 
@@ -232,8 +232,10 @@ def collect(tokenizer, config, script=None, groups=2):
     group, envs, (engine,) = make_world(tokenizer, config, script)
     collector = TrajectoryCollector(config, tokenizer)
     try:
-        settings = PlaySettings.from_config(config, envs.package, is_train=True, thinking=True)
-        return collector._play(envs.gen_batch(1, groups), group, settings).trajectories, engine
+        settings = RolloutSettings.from_config(config, envs.package, is_train=True, thinking=True)
+        return collector._generate_batch(
+            envs.gen_batch(1, groups), group, settings
+        ).trajectories, engine
     finally:
         collector.close()
 
@@ -249,7 +251,7 @@ def test_thoughts_are_asked_for_while_the_environment_steps(tokenizer):
             assert turn.alternatives is not None and turn.parsed is not None
             levels = {thought.level for thought in turn.alternatives.thoughts} | {turn.parsed.level}
             assert levels == {1, 2, 3, 4}
-            prompt = trajectory.ledgers[turn.ledger].ids[: turn.start]
+            prompt = trajectory.ledgers[turn.ledger].token_ids[: turn.start]
             asked = [
                 r.prompt_ids[: len(prompt)]
                 for r in engine.requests

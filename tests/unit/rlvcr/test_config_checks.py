@@ -10,7 +10,7 @@ import torch
 
 import agent_system.reward_manager.managers  # noqa: F401  registers those that ship
 from agent_system.reward_manager.registry import REWARD_MANAGERS
-from rlvcr.config_checks import PAYS_THE_RETURN
+from rlvcr.config_checks import RETURN_PRESERVING_MANAGERS
 from verl.config.load import load_config
 from verl.config.schema import PPOConfig
 from verl.config.settings import keys_of
@@ -102,10 +102,10 @@ def test_every_key_between_return_and_advantage_is_decided():
 
 def test_the_managers_that_pay_the_return_are_those_that_ship():
     shipped = {n for n, m in REWARD_MANAGERS.items() if m.__module__.startswith("agent_system.")}
-    assert set(PAYS_THE_RETURN) == shipped
+    assert set(RETURN_PRESERVING_MANAGERS) == shipped
 
 
-@pytest.mark.parametrize("name", PAYS_THE_RETURN)
+@pytest.mark.parametrize("name", RETURN_PRESERVING_MANAGERS)
 def test_a_manager_without_arguments_pays_what_the_environment_does(name):
     mask = torch.tensor([[1, 1, 0], [0, 1, 1]])
     tensors = {

@@ -9,20 +9,20 @@ import torch
 
 from rlvcr import core_rlvcr
 from rlvcr.core_rlvcr import (
-    CollapseWatch,
+    LevelCollapseDetector,
     combine_advantages,
     compute_copo_outcome_advantage,
+    compute_credit_metrics,
+    compute_level_count_bonus,
+    compute_level_metrics,
+    compute_reweight_factors,
     compute_rlvcr_outcome_advantage,
-    credit_metrics,
-    level_count_bonus,
-    level_metrics,
-    place_step_values,
-    score_of,
-    thinking_advantage,
-    thinking_reweight,
+    compute_thinking_advantage,
+    place_turn_values,
+    select_score,
 )
 from tests.helpers.refusals import mentions, suggests
-from verl.algos import get_adv_estimator_fn, missing_inputs
+from verl.algos import find_missing_inputs, get_adv_estimator_fn
 from verl.records import SegmentScore
 
 SCORES = torch.tensor([[-1.0, -2.0, -3.0, -6.0]])
@@ -44,16 +44,16 @@ def test_score_of_reads_the_measurement_it_names():
         geometric_prob=math.exp(-0.5),
         num_tokens=2,
     )
-    assert score_of(entry, "entropy") == -2.0
-    assert score_of(entry, "logprob") == -0.5
-    assert score_of(entry, "prob") == math.exp(-0.5)
+    assert select_score(entry, "entropy") == -2.0
+    assert select_score(entry, "logprob") == -0.5
+    assert select_score(entry, "prob") == math.exp(-0.5)
     with pytest.raises(ValueError, check=mentions("algorithm.rlvcr.score")):
-        score_of(entry, "probability")
+        select_score(entry, "probability")
 
 
 def test_mean_norm_by_hand():
     scores = SCORES.repeat(4, 1)
-    advantage, cost = thinking_advantage(
+    advantage, cost = compute_thinking_advantage(
         scores, ALL.repeat(4, 1), chosen(0, 1, 2, 3), FREE.repeat(4, 1)
     )
     assert advantage.tolist() == [2, 1, 0, -3]
@@ -61,13 +61,13 @@ def test_mean_norm_by_hand():
 
 
 def test_mean_std_norm_divides_by_the_standard_deviation_of_the_four():
-    advantage, _ = thinking_advantage(SCORES, ALL, chosen(3), FREE, mode="mean_std_norm")
+    advantage, _ = compute_thinking_advantage(SCORES, ALL, chosen(3), FREE, mode="mean_std_norm")
     assert advantage.item() == pytest.approx(-3 / math.sqrt((4 + 1 + 0 + 9) / 4))
 
 
 def test_a_near_tie_is_not_blown_up():
     scores = torch.tensor([[-1.0, -1.0, -1.0, -1.001]])
-    advantage, _ = thinking_advantage(
+    advantage, _ = compute_thinking_advantage(
         scores, ALL, chosen(3), FREE, mode="mean_std_norm", std_floor=0.1
     )
     assert advantage.item() == pytest.approx(-0.0075, rel=1e-3)  # 1.73 with a floor of 0
@@ -76,10 +76,12 @@ def test_a_near_tie_is_not_blown_up():
 def test_cost_is_charged_up_to_its_maximum_and_its_share_is_reported():
     costs = torch.tensor([[0.0, 10.0, 20.0, 1000.0]])
     scores = torch.zeros(1, 4)
-    advantage, share = thinking_advantage(scores, ALL, chosen(3), costs, cost_coef=0.4, cost_max=40)
+    advantage, share = compute_thinking_advantage(
+        scores, ALL, chosen(3), costs, cost_coef=0.4, cost_max=40
+    )
     assert advantage.item() == pytest.approx(-0.4 + (0.1 + 0.2 + 0.4) / 4)
     assert share.item() == pytest.approx(advantage.item())
-    with_score, share = thinking_advantage(
+    with_score, share = compute_thinking_advantage(
         SCORES, ALL, chosen(3), costs, cost_coef=0.4, cost_max=40
     )
     assert (with_score - share).item() == pytest.approx(-3.0)
@@ -87,26 +89,28 @@ def test_cost_is_charged_up_to_its_maximum_and_its_share_is_reported():
 
 def test_only_valid_contexts_enter_the_mean():
     valid = torch.tensor([[True, False, True, False]])
-    advantage, _ = thinking_advantage(
+    advantage, _ = compute_thinking_advantage(
         torch.tensor([[-1.0, math.nan, -3.0, 9.0]]), valid, chosen(0), FREE
     )
     assert advantage.item() == 1.0
 
 
 def test_one_alternative_has_the_expectation_of_all_three():
-    full, _ = thinking_advantage(SCORES, ALL, chosen(1), FREE)
+    full, _ = compute_thinking_advantage(SCORES, ALL, chosen(1), FREE)
     drawn = []
     for other in (0, 2, 3):
         valid = torch.zeros(1, 4, dtype=torch.bool)
         valid[0, [1, other]] = True
-        advantage, _ = thinking_advantage(SCORES, valid, chosen(1), FREE, alternatives="one")
+        advantage, _ = compute_thinking_advantage(
+            SCORES, valid, chosen(1), FREE, alternatives="one"
+        )
         assert advantage.item() == pytest.approx(0.75 * (SCORES[0, 1] - SCORES[0, other]).item())
         drawn.append(advantage.item())
     assert sum(drawn) / 3 == pytest.approx(full.item())
 
 
 def test_reweight_by_hand():
-    factor = thinking_reweight(
+    factor = compute_reweight_factors(
         torch.tensor([[0.0, 1.0, 2.0, 4.0]]).repeat(2, 1),
         ALL.repeat(2, 1),
         chosen(3, 0),
@@ -118,10 +122,10 @@ def test_reweight_by_hand():
 
 def test_reweight_is_one_where_there_is_nothing_to_compare():
     tie = torch.zeros(1, 4)
-    assert thinking_reweight(tie, ALL, chosen(2), FREE).item() == 1.0
-    assert thinking_reweight(SCORES, ALL, chosen(-1), FREE).item() == 1.0
+    assert compute_reweight_factors(tie, ALL, chosen(2), FREE).item() == 1.0
+    assert compute_reweight_factors(SCORES, ALL, chosen(-1), FREE).item() == 1.0
     assert (
-        thinking_reweight(
+        compute_reweight_factors(
             SCORES, torch.tensor([[True, False, False, False]]), chosen(0), FREE
         ).item()
         == 1.0
@@ -130,22 +134,22 @@ def test_reweight_is_one_where_there_is_nothing_to_compare():
 
 def test_wrong_arguments_are_refused():
     with pytest.raises(ValueError, check=suggests("mean_norm")):
-        thinking_advantage(SCORES, ALL, chosen(0), FREE, mode="mean_nor")
+        compute_thinking_advantage(SCORES, ALL, chosen(0), FREE, mode="mean_nor")
     with pytest.raises(ValueError, check=mentions("[S, 4]")):
-        thinking_advantage(SCORES[:, :3], ALL, chosen(0), FREE)
+        compute_thinking_advantage(SCORES[:, :3], ALL, chosen(0), FREE)
     with pytest.raises(ValueError, check=mentions("cost_max")):
-        thinking_advantage(SCORES, ALL, chosen(0), FREE, cost_max=0)
+        compute_thinking_advantage(SCORES, ALL, chosen(0), FREE, cost_max=0)
     with pytest.raises(ValueError, check=mentions("algorithm.rlvcr.alternatives")):
-        thinking_advantage(SCORES, ALL, chosen(0), FREE, alternatives="two")
+        compute_thinking_advantage(SCORES, ALL, chosen(0), FREE, alternatives="two")
 
 
 def test_placement_fills_the_spans_and_nothing_else():
-    placed = place_step_values(8, [[(1, 2), (3, 5)], [(6, 7), (7, 7)]], [2.0, -1.0])
+    placed = place_turn_values(8, [[(1, 2), (3, 5)], [(6, 7), (7, 7)]], [2.0, -1.0])
     assert placed.tolist() == [0, 2, 0, 2, 2, 0, -1, 0]
     with pytest.raises(ValueError, check=mentions("span")):
-        place_step_values(4, [[(3, 5)]], [1.0])
+        place_turn_values(4, [[(3, 5)]], [1.0])
     with pytest.raises(ValueError, check=mentions("span")):
-        place_step_values(4, [[(0, 2)], [(1, 3)]], [1.0, 1.0])
+        place_turn_values(4, [[(0, 2)], [(1, 3)]], [1.0, 1.0])
 
 
 # ---------------------------------------------------------------- combination
@@ -194,7 +198,7 @@ def test_the_price_stands_where_it_is_asked_to(combine, price_in, expected):
         0.5,
         combine,
         torch.tensor([True, False]),
-        price=PRICE,
+        price_share=PRICE,
         price_in=price_in,
     )
     assert found.tolist() == expected
@@ -206,7 +210,7 @@ def test_the_price_counts_where_the_gate_is_closed(combine):
     zero = torch.zeros(1, 2)
     thinking = torch.tensor([[-0.4, 0.0]])
     found = combine_advantages(
-        zero, thinking, 1.0, combine, torch.tensor([False]), price=thinking, price_in="won"
+        zero, thinking, 1.0, combine, torch.tensor([False]), price_share=thinking, price_in="won"
     )
     torch.testing.assert_close(found, thinking)
 
@@ -215,13 +219,13 @@ def test_the_formula_of_the_source_is_exact_whatever_part_of_it_is_price():
     generator = torch.Generator().manual_seed(0)
     thinking, price = torch.randn(2, 5, 7, generator=generator)
     trajectory = torch.randn(5, 7, generator=generator)
-    found = combine_advantages(trajectory, thinking, 0.3, price=price, price_in="all")
+    found = combine_advantages(trajectory, thinking, 0.3, price_share=price, price_in="all")
     assert torch.equal(found, trajectory + 0.3 * thinking)
 
 
 def test_an_unknown_price_rule_is_refused():
     with pytest.raises(ValueError, check=suggests("won")):
-        combine_advantages(TRAJECTORY, THINKING, 1.0, price=PRICE, price_in="win")
+        combine_advantages(TRAJECTORY, THINKING, 1.0, price_share=PRICE, price_in="win")
 
 
 @pytest.mark.parametrize("combine", ["additive", "gated", "success"])
@@ -331,7 +335,7 @@ def test_the_estimators_find_their_arguments_in_a_batch(name, required):
     """Under the names that the trainer and the scoring give them."""
     estimator = get_adv_estimator_fn(name)
     common = ["response_mask", "token_level_rewards", "traj_uid", "uid"]
-    assert missing_inputs(estimator, []) == sorted([*common, *required])
+    assert find_missing_inputs(estimator, []) == sorted([*common, *required])
     told = batch(thinking_reweight=torch.zeros(2, 4))
     told |= {"uid": told.pop("index"), "traj_uid": told.pop("traj_index")}
     told |= {"won": [True, False], "thinking_level_bonus": torch.zeros(2, 4)}
@@ -408,9 +412,9 @@ def test_credit_metrics_by_hand():
         "rlvcr/sign_flip_share": 1 / 4,
         "rlvcr/credited_token_share": 5 / 6,
     }
-    factors = credit_metrics(advantages, returns, sampled, thinking_reweight=placed)
+    factors = compute_credit_metrics(advantages, returns, sampled, thinking_reweight=placed)
     assert factors == pytest.approx(expected)
-    found = credit_metrics(advantages, returns, sampled, placed, costs)
+    found = compute_credit_metrics(advantages, returns, sampled, placed, costs)
     assert found == pytest.approx(
         expected | {"rlvcr/thinking_advantage_abs_mean": 7 / 5, "rlvcr/cost_share_mean": -1 / 5}
     )
@@ -418,13 +422,13 @@ def test_credit_metrics_by_hand():
 
 def test_without_any_credit_the_metrics_are_zero():
     nothing = torch.zeros(1, 3)
-    assert set(credit_metrics(nothing, nothing, nothing + 1).values()) == {0.0}
+    assert set(compute_credit_metrics(nothing, nothing, nothing + 1).values()) == {0.0}
 
 
 def test_credit_metrics_show_when_thinking_swallows_the_trajectory():
     small = batch()
     advantages, returns = compute_rlvcr_outcome_advantage(**small)
-    metrics = credit_metrics(advantages, returns, **small)
+    metrics = compute_credit_metrics(advantages, returns, **small)
     assert metrics["rlvcr/sign_flip_share"] == 0.0
     assert metrics["rlvcr/thinking_share"] == pytest.approx(0.3 / 0.8)
     assert metrics["rlvcr/trajectory_advantage_abs_mean"] == pytest.approx(0.5)
@@ -433,14 +437,14 @@ def test_credit_metrics_show_when_thinking_swallows_the_trajectory():
     large = batch(
         thinking_level_entropies=torch.tensor([[-3.0, 0.0, 0.0, 0.0], [0.0, -3.0, 0.0, 0.0]])
     )
-    metrics = credit_metrics(*compute_rlvcr_outcome_advantage(**large), **large)
+    metrics = compute_credit_metrics(*compute_rlvcr_outcome_advantage(**large), **large)
     assert metrics["rlvcr/sign_flip_share"] == 0.5
     assert metrics["rlvcr/thinking_share"] > 0.8
-    assert get_adv_estimator_fn("rlvcr").metrics is credit_metrics
+    assert get_adv_estimator_fn("rlvcr").metrics is compute_credit_metrics
 
 
 def test_level_metrics_by_hand():
-    metrics = level_metrics(
+    metrics = compute_level_metrics(
         [1, 1, 3, None], [True, False, True, True], [None, None, None, "missing_level"]
     )
     assert metrics == {
@@ -453,11 +457,11 @@ def test_level_metrics_by_hand():
         "rlvcr/level_steps": 3.0,
         "rlvcr/parse_fail_missing_level": 0.25,
     }
-    assert level_metrics([], [])["rlvcr/level_share_1"] == 0.0
+    assert compute_level_metrics([], [])["rlvcr/level_share_1"] == 0.0
 
 
 def test_collapse_is_warned_of_after_patience_updates(caplog):
-    watch = CollapseWatch(patience=2)
+    watch = LevelCollapseDetector(patience=2)
     with caplog.at_level(logging.WARNING):
         assert watch.update([1, 2, 3, None]) == []
         assert not caplog.records
@@ -470,7 +474,7 @@ def test_collapse_is_warned_of_after_patience_updates(caplog):
 
 
 def test_a_watch_counts_on_from_where_it_was():
-    watch, resumed = CollapseWatch(patience=3), CollapseWatch(patience=3)
+    watch, resumed = LevelCollapseDetector(patience=3), LevelCollapseDetector(patience=3)
     for _ in range(2):
         watch.update([1, 2, 4])
     assert watch.state() == [0, 0, 2, 0]
@@ -481,16 +485,16 @@ def test_a_watch_counts_on_from_where_it_was():
 
 
 def test_a_watch_may_warn_at_once_and_never_earlier():
-    assert CollapseWatch(patience=1).update([1, 2, 3]) == [4]
+    assert LevelCollapseDetector(patience=1).update([1, 2, 3]) == [4]
     with pytest.raises(ValueError, check=mentions("collapse_patience", 1, 0)):
-        CollapseWatch(patience=0)
+        LevelCollapseDetector(patience=0)
 
 
 def test_count_bonus_favours_rare_levels_and_sums_to_zero():
     levels = torch.tensor([0, 0, 0, 3, 2, -1])
-    bonus = level_count_bonus(levels, ["a", "a", "a", "a", "b", "a"])
+    bonus = compute_level_count_bonus(levels, ["a", "a", "a", "a", "b", "a"])
     entropy = -(0.75 * math.log(0.75) + 0.25 * math.log(0.25))
     common, rare = -math.log(0.75) - entropy, -math.log(0.25) - entropy
     assert bonus.tolist() == pytest.approx([common, common, common, rare, 0, 0], abs=1e-6)
     assert bonus.sum().item() == pytest.approx(0, abs=1e-6)
-    assert level_count_bonus(torch.tensor([-1]), ["a"]).tolist() == [0]
+    assert compute_level_count_bonus(torch.tensor([-1]), ["a"]).tolist() == [0]

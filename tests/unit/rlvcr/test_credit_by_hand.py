@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 import torch
 
-from rlvcr.alternatives import StepAlternatives
-from rlvcr.levels import ForcedThought, LevelChoice, ParsedStep, ParseFailure
-from rlvcr.records import ThinkingStep
-from rlvcr.scoring import RowStep
+from rlvcr.alternatives import TurnAlternatives
+from rlvcr.levels import ForcedThought, LevelChoice, ParsedTurn, ParseFailure
+from rlvcr.records import ThinkingTurnRecord
+from rlvcr.scoring import RowTurn
 from tests.helpers.play import make_config
 from tests.helpers.thinking_plays import score_rows
 from verl.protocol import DataProto, object_array
@@ -194,15 +194,15 @@ def response_tokens(row: int) -> int:
 # ------------------------------------------------------------------ the product's
 
 
-def row_step(row: int, s: dict[str, Any]) -> RowStep:
+def row_step(row: int, s: dict[str, Any]) -> RowTurn:
     end = 3 + THOUGHT[row]
     choice = LevelChoice(CHOSEN[row], 1, (3, end))
-    parsed = ParsedStep(
+    parsed = ParsedTurn(
         CHOSEN[row], (1, 2), (3, end), (end + 1, end + 3), (end + 1, end + 4),
         "own", "go", "strict", None, end_span=(end, end + 1), choice=choice,
     )  # fmt: skip
     if row == CUT:
-        parsed = ParsedStep(
+        parsed = ParsedTurn(
             CHOSEN[row], (1, 2), None, None, None, "", "", "level_only",
             ParseFailure.MISSING_ACTION, choice=choice,
         )  # fmt: skip
@@ -212,8 +212,8 @@ def row_step(row: int, s: dict[str, Any]) -> RowStep:
         if level != CHOSEN[row]
     ]
     executed = EXECUTED.get(row) if s["credit"] != "scored" else None
-    alternatives = StepAlternatives(others) if others else None
-    return RowStep(0, PROMPT, [9] * response_tokens(row), parsed, alternatives, 0, executed)
+    alternatives = TurnAlternatives(others) if others else None
+    return RowTurn(0, PROMPT, [9] * response_tokens(row), parsed, alternatives, 0, executed)
 
 
 def score(row: int, level: int) -> SegmentScore:
@@ -241,7 +241,7 @@ def advantages(s: dict[str, Any], **others: Any) -> torch.Tensor:
         "response_mask": attention[:, PROMPT:],
         "token_level_rewards": rewards,
     }
-    record = ThinkingStep(0, "seen", "said", "go", True, 0.0, False, 9, "stop", (0, 9))
+    record = ThinkingTurnRecord(0, "seen", "said", "go", True, 0.0, False, 9, "stop", (0, 9))
     columns = {
         "uid": GROUPS,
         "traj_uid": TRAJECTORIES,

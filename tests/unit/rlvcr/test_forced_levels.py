@@ -11,10 +11,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from agent_system.multi_turn_rollout.trajectory import Job
-from agent_system.multi_turn_rollout.trajectory_player import TrajectoryPlayer
+from agent_system.multi_turn_rollout.trajectory import RolloutSpec
+from agent_system.multi_turn_rollout.trajectory_generator import TrajectoryGenerator
 from rlvcr.levels import LevelCodec
-from rlvcr.research.level_rules import FREE, LevelRule
+from rlvcr.research.level_rules import FREE_RULE, LevelRule
 from rlvcr.settings import method_settings
 from tests.helpers.play import make_world
 from tests.helpers.policy_rows import policy_config
@@ -28,7 +28,7 @@ from tests.helpers.thinking_plays import (
     thought_of,
 )
 from tests.helpers.tiny_model import make_tiny_policy, make_tiny_tokenizer
-from verl.algos import factorize
+from verl.algos import number_keys
 from verl.trainer.ppo.ray_trainer import compute_advantage
 from verl.workers.actor import ActorWorker
 
@@ -137,7 +137,7 @@ def test_advantages_and_gradients_do_not_touch_forced_tokens(history, forced, to
     config, data = thinking_config(history), forced[history]
     last = data.batch["response_mask"].cumsum(-1).argmax(-1)
     rewards = torch.zeros(data.batch["response_mask"].shape)
-    trajectory = factorize(data.non_tensor_batch["traj_uid"])
+    trajectory = number_keys(data.non_tensor_batch["traj_uid"])
     rewards[torch.arange(len(data)), last] = trajectory % 2 * 1.0
     data.batch["token_level_rewards"] = rewards
     data = compute_advantage(data, config)
@@ -177,11 +177,14 @@ def test_levels_are_drawn_uniformly_and_repeatably():
     codec = SimpleNamespace(prefix_ids={level: [level] for level in (1, 2, 3, 4)})
 
     def draw(seed, epsilon=0.2):
-        settings = SimpleNamespace(seed=seed, level_rule=LevelRule.uniform(epsilon))
+        settings = SimpleNamespace(seed=seed, level_rule=LevelRule.force_uniformly(epsilon))
         sampler = SimpleNamespace(agent=lambda _: None)
         context: Any = SimpleNamespace(settings=settings, codec=codec, sampler=sampler)
-        plays = [TrajectoryPlayer(context, Job(i, {}, "u", f"u/{i}", i, 0)) for i in range(400)]
-        return [tuple(play._forced_level(step, None)) for play in plays for step in range(10)]
+        plays = [
+            TrajectoryGenerator(context, RolloutSpec(i, {}, "u", f"u/{i}", i, 0))
+            for i in range(400)
+        ]
+        return [tuple(play._forced_level_ids(step, None)) for play in plays for step in range(10)]
 
     drawn = draw(1)
     counts = Counter(drawn)
@@ -216,10 +219,12 @@ def test_a_forced_level_and_what_follows_fit_the_turn(history, tokenizer, scorer
 def test_validation_forces_nothing(tokenizer):
     config = thinking_config(epsilon_levels=1.0)
     config.actor_rollout_ref.rollout.val_kwargs.do_sample = True
-    from agent_system.multi_turn_rollout.play_settings import PlaySettings
+    from agent_system.multi_turn_rollout.rollout_settings import RolloutSettings
 
     _, envs, _ = make_world(tokenizer, config)
-    validation = PlaySettings.from_config(config, envs.package, is_train=False)
-    training = PlaySettings.from_config(config, envs.package, is_train=True, thinking=True)
-    assert validation.level_rule == FREE and not validation.level_rule.forces
-    assert training.level_rule == LevelRule((0.25, 0.25, 0.25, 0.25)) and training.level_rule.forces
+    validation = RolloutSettings.from_config(config, envs.package, is_train=False)
+    training = RolloutSettings.from_config(config, envs.package, is_train=True, thinking=True)
+    assert validation.level_rule == FREE_RULE and not validation.level_rule.may_force
+    assert (
+        training.level_rule == LevelRule((0.25, 0.25, 0.25, 0.25)) and training.level_rule.may_force
+    )

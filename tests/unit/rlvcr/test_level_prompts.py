@@ -8,8 +8,8 @@ from agent_system.environments.env_package.alfworld.package import PACKAGE as AL
 from agent_system.environments.env_package.number_line.package import LEVEL_TEXTS, LEVELS
 from agent_system.environments.env_package.number_line.package import PACKAGE as NUMBER_LINE
 from agent_system.environments.prompts import shows_level_prompts
-from agent_system.multi_turn_rollout.play_settings import PlaySettings, check_prompts
 from agent_system.multi_turn_rollout.rollout_loop import TrajectoryCollector
+from agent_system.multi_turn_rollout.rollout_settings import RolloutSettings, check_prompts
 from rlvcr.settings import method_settings
 from tests.helpers.play import make_world
 from tests.helpers.refusals import mentions
@@ -36,8 +36,8 @@ def first_prompt(words, is_train):
     collector = TrajectoryCollector(config, tokenizer)
     try:
         thinking = is_train and method_settings(config.algorithm).enable
-        settings = PlaySettings.from_config(config, envs.package, is_train, thinking=thinking)
-        collector._play(envs.gen_batch(1, 1), group, settings)
+        settings = RolloutSettings.from_config(config, envs.package, is_train, thinking=thinking)
+        collector._generate_batch(envs.gen_batch(1, 1), group, settings)
     finally:
         collector.close()
     return tokenizer.decode(engine.requests[0].prompt_ids)
@@ -65,19 +65,19 @@ def test_a_policy_that_is_asked_for_no_levels_sees_none():
 
 def test_alfworld_describes_levels_in_its_full_prompts():
     section = {"prompt": "full", "level_prompts": {3: "think of the drawer."}}
-    full = ALFWORLD.prompts(ALFWORLD.read(section))
+    full = ALFWORLD.prompts(ALFWORLD.read_settings(section))
     text = full.system(True)
     without = full.system(False)
     assert text is not None and without is not None
     assert "\n3: think of the drawer.\n" in text and "\n4: as 3," in text
     assert "drawer" not in without
     assert shows_level_prompts(full)
-    assert not shows_level_prompts(ALFWORLD.prompts(ALFWORLD.read({"prompt": "compact"})))
+    assert not shows_level_prompts(ALFWORLD.prompts(ALFWORLD.read_settings({"prompt": "compact"})))
 
 
 def test_keys_are_levels():
     with pytest.raises(ValueError, check=mentions(5, "1, 2, 3, 4")):
-        NUMBER_LINE.prompts(NUMBER_LINE.read({"level_prompts": {"5": "dream"}}))
+        NUMBER_LINE.prompts(NUMBER_LINE.read_settings({"level_prompts": {"5": "dream"}}))
 
 
 def test_prompts_that_describe_no_levels_refuse_texts_for_them():

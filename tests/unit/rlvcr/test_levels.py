@@ -26,12 +26,12 @@ from rlvcr import levels
 from rlvcr.levels import (
     DEFAULT_PROMPTS,
     LevelCodec,
-    ParsedStep,
+    ParsedTurn,
     ParseFailure,
-    StepForm,
-    level_instructions,
-    level_prefix,
-    level_prompts,
+    TurnFormat,
+    merge_level_prompts,
+    render_level_instructions,
+    render_level_prefix,
 )
 from tests.helpers.refusals import mentions
 
@@ -72,7 +72,7 @@ def tokenizer(kind):
         corpus = [f"a 1 b 2 c 3 d 4 {n}" for n in range(9)]
         return train(models.BPE(), split, decoders.ByteLevel(), corpus, TAGS, **alphabet)
     if kind == "merging":
-        corpus = [level_prefix(k) for k in (1, 2, 3, 4)] * 9
+        corpus = [render_level_prefix(k) for k in (1, 2, 3, 4)] * 9
         return train(models.BPE(), byte_level, decoders.ByteLevel(), corpus, **alphabet)
     assert kind == "sentencepiece"
     split = pre_tokenizers.Sequence(
@@ -132,14 +132,14 @@ def test_forced_prefixes_differ_in_the_digit_only(kind):
 
 
 def test_level_one_has_an_empty_think_block():
-    forced = codec("plain").empty_thought()
+    forced = codec("plain").build_empty_thought()
     assert tokenizer("plain").decode(forced.token_ids) == "<level>1</level><think></think><action>"
     assert (forced.level, forced.thought_tokens, forced.thought) == (1, 0, "")
 
 
 def test_the_tags_are_those_of_a_step_in_order():
     """A new policy's vocabulary gets them as tokens of their own."""
-    empty = decoded("tags", codec("tags").empty_thought().token_ids)
+    empty = decoded("tags", codec("tags").build_empty_thought().token_ids)
     assert "".join(levels.TAGS) == empty.replace("1", "") + "</action>"
 
 
@@ -204,26 +204,26 @@ def test_a_tokenizer_that_writes_the_tags_of_a_level_otherwise_is_refused():
 
 def test_a_level_out_of_range_is_refused():
     with pytest.raises(ValueError, check=mentions("1, 2, 3, 4")):
-        level_prefix(5)
+        render_level_prefix(5)
 
 
 # ---------------------------------------------------------------- prompts
 
 
 def test_prompts_can_be_replaced_one_by_one():
-    assert level_prompts({"2": "Look."}) == DEFAULT_PROMPTS | {2: "Look."}
-    text = level_instructions({4: "Plan well."})
+    assert merge_level_prompts({"2": "Look."}) == DEFAULT_PROMPTS | {2: "Look."}
+    text = render_level_instructions({4: "Plan well."})
     assert (
         "Level 4: Plan well." in text
         and f"Level 1: {DEFAULT_PROMPTS[1]}" in text
         and "<level>N</level>" in text
     )
     with pytest.raises(ValueError, check=mentions("'5'")):
-        level_prompts({"5": "x"})
+        merge_level_prompts({"5": "x"})
 
 
 def test_every_level_is_described_on_a_line_of_its_own():
-    lines = level_instructions().splitlines()
+    lines = render_level_instructions().splitlines()
     assert lines[1:-1] == [f"Level {level}: {DEFAULT_PROMPTS[level]}" for level in (1, 2, 3, 4)]
 
 
@@ -234,7 +234,7 @@ def test_every_level_is_described_on_a_line_of_its_own():
 @pytest.mark.parametrize("end", ["", "<|im_end|>"])
 def test_spans_of_a_well_formed_step(kind, end):
     ids = encode(kind, STEP + end)
-    step = codec(kind).parse_step(ids)
+    step = codec(kind).parse_turn(ids)
     assert (step.level, step.thought, step.action) == (3, "I see 2 desks.", "go to desk 12")
     assert (step.parser, step.failure) == ("strict", None)
     assert text_of(kind, ids, step.level_span) == "3"
@@ -258,7 +258,7 @@ def test_spans_of_a_well_formed_step(kind, end):
 @pytest.mark.parametrize("thought", ["I see 2 desks.", ""])
 def test_the_token_that_ends_a_thought_is_part_of_it_on_request(kind, thought):
     ids = encode(kind, f"<level>3</level><think>{thought}</think><action>look</action>")
-    step = codec(kind).parse_step(ids)
+    step = codec(kind).parse_turn(ids)
     first, last = found(step.end_span)
     assert last == first + 1
     begin, end = found(step.thought_span)
@@ -272,13 +272,13 @@ def test_the_token_that_ends_a_thought_is_part_of_it_on_request(kind, thought):
 
 
 def test_a_thought_that_was_not_closed_has_no_end():
-    step = codec("tags").parse_step(encode("tags", "<level>3</level><think>a<action>b</action>"))
+    step = codec("tags").parse_turn(encode("tags", "<level>3</level><think>a<action>b</action>"))
     assert (step.end_span, step.credit_spans(0, with_end=True)) == (None, [])
 
 
 def test_spans_exclude_tags_where_tags_are_tokens():
     ids = encode("tags", STEP)
-    step = codec("tags").parse_step(ids)
+    step = codec("tags").parse_turn(ids)
     assert text_of("tags", ids, step.thought_span) == "I see 2 desks."
     assert text_of("tags", ids, step.action_span) == "go to desk 12"
     assert text_of("tags", ids, step.score_span) == "go to desk 12</action>"
@@ -290,7 +290,7 @@ def test_tokens_are_read_as_sampled_not_as_they_would_be_encoded(kind):
     vocabulary = tokenizer(kind).get_vocab()
     single = [vocabulary[c.replace(" ", "\u0120")] for c in STEP]
     assert single != encode(kind, STEP)
-    step = codec(kind).parse_step(single)
+    step = codec(kind).parse_turn(single)
     assert (step.level_span, step.failure) == ((7, 8), None)
     assert step.thought_span == (STEP.index("I see"), STEP.index("</think>"))
     assert step.end_span == (STEP.index("</think>"), STEP.index("</think>") + 1)
@@ -307,7 +307,7 @@ def test_a_token_shared_by_thought_and_tag_belongs_to_the_thought():
         encode("plain", "b></think><action>go</action>"),
     )
     ids = [*head, vocabulary["><"], *tail]  # a token that is no tag but looks like half of two
-    step = codec("plain").parse_step(ids)
+    step = codec("plain").parse_turn(ids)
     assert step.thought == "x ><b>"
     assert vocabulary["><"] in ids[slice(*found(step.thought_span))]
     assert raw.decode(ids[slice(*found(step.action_span))]) == "go"
@@ -317,7 +317,7 @@ def test_a_token_shared_by_thought_and_tag_belongs_to_the_thought():
 def test_multi_byte_characters_split_over_tokens_are_kept(kind):
     text = "<level>2</level><think>caf\u00e9 \u2014 \u00fc</think><action>go</action>"
     ids = encode(kind, text)
-    step = codec(kind).parse_step(ids)
+    step = codec(kind).parse_turn(ids)
     assert step.thought == "caf\u00e9 \u2014 \u00fc"
     assert text_of(kind, ids, step.thought_span).startswith(step.thought)
 
@@ -338,7 +338,7 @@ def test_multi_byte_characters_split_over_tokens_are_kept(kind):
     ],
 )
 def test_forms_that_still_say_everything_are_read(kind, text, level, parser, thought, action):
-    step = codec(kind).parse_step(encode(kind, text))
+    step = codec(kind).parse_turn(encode(kind, text))
     assert (step.level, step.parser, step.thought, step.action) == (level, parser, thought, action)
     assert step.failure is None
     assert (step.thought_tokens == 0) == (thought == "")
@@ -373,7 +373,7 @@ def test_forms_that_still_say_everything_are_read(kind, text, level, parser, tho
     ],
 )
 def test_failures_are_named_and_a_level_is_never_defaulted(kind, text, failure, level, action):
-    step = codec(kind).parse_step(encode(kind, text))
+    step = codec(kind).parse_turn(encode(kind, text))
     assert (step.failure, step.level, step.action) == (failure, level, action)
     assert step.credit_spans() == []
 
@@ -393,12 +393,12 @@ def test_failures_are_named_and_a_level_is_never_defaulted(kind, text, failure, 
     ],
 )
 def test_a_step_says_which_parser_matched(text, parser):
-    step = codec("tags").parse_step(encode("tags", text))
+    step = codec("tags").parse_turn(encode("tags", text))
     assert step.parser == parser
 
 
 def test_a_step_without_any_part_says_nothing_else():
-    nothing = ParsedStep(
+    nothing = ParsedTurn(
         level=None,
         level_span=None,
         thought_span=None,
@@ -408,31 +408,31 @@ def test_a_step_without_any_part_says_nothing_else():
         action="",
         parser="none",
         failure=ParseFailure.MISSING_ACTION,
-        form=StepForm(),
+        turn_format=TurnFormat(),
     )
-    assert codec("tags").parse_step(encode("tags", "I think.")) == nothing
+    assert codec("tags").parse_turn(encode("tags", "I think.")) == nothing
     assert nothing.thought_tokens == 0
-    level_alone = codec("tags").parse_step(encode("tags", "<level>2</level>"))
+    level_alone = codec("tags").parse_turn(encode("tags", "<level>2</level>"))
     assert level_alone == replace(nothing, level=2, level_span=(1, 2), parser="level_only")
 
 
 def test_an_action_cut_by_length_is_scored_without_its_tag():
     ids = encode("tags", "<level>2</level><think>hm</think><action>go to")
-    step = codec("tags").parse_step(ids)
+    step = codec("tags").parse_turn(ids)
     assert step.score_span == step.action_span
     assert text_of("tags", ids, step.score_span) == "go to"
 
 
 def test_only_a_whole_step_can_be_scored():
-    step = codec("tags").parse_step(encode("tags", STEP))
-    assert step.scored == (3, step.score_span)
+    step = codec("tags").parse_turn(encode("tags", STEP))
+    assert step.level_and_score_span == (3, step.score_span)
     for lacking in ({"level": None}, {"score_span": None}, {"failure": ParseFailure.MISSING_THINK}):
         with pytest.raises(ValueError):
-            _ = replace(step, **lacking).scored
+            _ = replace(step, **lacking).level_and_score_span
 
 
 def test_an_empty_thought_carries_no_credit():
-    step = codec("tags").parse_step(
+    step = codec("tags").parse_turn(
         encode("tags", "<level>1</level><think></think><action>look</action>")
     )
     assert step.credit_spans(5) == [(6, 7)]
@@ -444,16 +444,16 @@ def test_half_a_character_is_read_as_unreadable():
         encode("tags", text)
         for text in ("<level>2</level><think>", "</think><action>", "</action>")
     )
-    step = codec("tags").parse_step([*head, half, *middle, half, *tail])
+    step = codec("tags").parse_turn([*head, half, *middle, half, *tail])
     assert (step.thought, step.action, step.failure) == ("\ufffd", "\ufffd", None)
-    forced = found(codec("tags").forced_thought(2, [half, *middle]))
+    forced = found(codec("tags").build_forced_thought(2, [half, *middle]))
     assert forced.thought == "\ufffd" and half in forced.token_ids
 
 
 def test_an_action_whose_first_token_begins_in_the_tag_cannot_be_scored():
     vocabulary = tokenizer("plain").get_vocab()
     head = encode("plain", "<level>2</level><think>hm</think><action")
-    step = codec("plain").parse_step([*head, vocabulary["><"], *encode("plain", "b</action>")])
+    step = codec("plain").parse_turn([*head, vocabulary["><"], *encode("plain", "b</action>")])
     assert (step.action, step.failure) == ("<b", ParseFailure.MERGED_ACTION)
 
 
@@ -463,7 +463,7 @@ def test_every_failure_has_a_metric_name():
 
 def test_parsing_never_raises_for_any_ids():
     for ids in ([], [10_000], list(range(0, 420, 7))):
-        assert codec("plain").parse_step(ids).failure is not None
+        assert codec("plain").parse_turn(ids).failure is not None
 
 
 # ---------------------------------------------------------------- forced thoughts
@@ -472,7 +472,7 @@ def test_parsing_never_raises_for_any_ids():
 @both
 def test_a_sampled_thought_becomes_a_context(kind):
     sampled = encode(kind, "I see a mug.</think>")
-    forced = found(codec(kind).forced_thought(4, sampled))
+    forced = found(codec(kind).build_forced_thought(4, sampled))
     assert (
         tokenizer(kind).decode(forced.token_ids)
         == "<level>4</level><think>I see a mug.</think><action>"
@@ -496,7 +496,7 @@ def test_a_sampled_thought_becomes_a_context(kind):
     ],
 )
 def test_thoughts_are_cut_before_the_action(kind, sampled, thought):
-    forced = found(codec(kind).forced_thought(2, encode(kind, sampled)))
+    forced = found(codec(kind).build_forced_thought(2, encode(kind, sampled)))
     assert forced.thought == thought
     assert (
         tokenizer(kind).decode(forced.token_ids)
@@ -509,13 +509,13 @@ def test_thoughts_are_cut_before_the_action(kind, sampled, thought):
     "sampled", ["", "a thought that never ends", "<level>2</level>hm</think>", "a</action></think>"]
 )
 def test_a_thought_cut_by_length_or_with_other_tags_is_dropped(kind, sampled):
-    assert codec(kind).forced_thought(3, encode(kind, sampled)) is None
+    assert codec(kind).build_forced_thought(3, encode(kind, sampled)) is None
 
 
 def test_a_token_that_runs_into_the_closing_tag_is_kept_and_not_repeated():
     vocabulary = tokenizer("plain").get_vocab()
     sampled = [*encode("plain", "a"), vocabulary["><"], *encode("plain", "/think>")]
-    forced = found(codec("plain").forced_thought(3, sampled))
+    forced = found(codec("plain").build_forced_thought(3, sampled))
     assert forced.thought == "a>"
     assert (
         tokenizer("plain").decode(forced.token_ids) == "<level>3</level><think>a></think><action>"
@@ -529,8 +529,8 @@ def test_contexts_and_actions_join_as_sampled(kind):
     for.
     """
     ids = encode(kind, STEP)
-    action = ids[slice(*found(codec(kind).parse_step(ids).score_span))]
-    forced = found(codec(kind).forced_thought(2, encode(kind, "look</think>")))
+    action = ids[slice(*found(codec(kind).parse_turn(ids).score_span))]
+    forced = found(codec(kind).build_forced_thought(2, encode(kind, "look</think>")))
     joined = decoded(kind, [*forced.token_ids, *action])
     assert joined.startswith("<level>2</level><think>look</think><action>go to desk 12<")
 
@@ -544,37 +544,39 @@ SPACED = "\n<level>3</level>\n<think>I see.</think>\n\n<action>go to desk 12</ac
 @pytest.mark.parametrize(
     ("step", "form"),
     [
-        (STEP, StepForm()),
-        (SPACED, StepForm("\n<level>", "</level>\n<think>", "</think>\n\n<action>")),
+        (STEP, TurnFormat()),
+        (SPACED, TurnFormat("\n<level>", "</level>\n<think>", "</think>\n\n<action>")),
         (
             "<level>3 </level><think> a </think> <action>go</action>",
-            StepForm("<level>", " </level><think>", "</think> <action>"),
+            TurnFormat("<level>", " </level><think>", "</think> <action>"),
         ),
     ],
 )
 def test_the_other_contexts_are_written_as_the_step_was(kind, step, form):
     """Digit and thought put back in, each context is the step up to its action."""
-    parsed = codec(kind).parse_step(encode(kind, step))
-    assert parsed.failure is None and parsed.form == form
+    parsed = codec(kind).parse_turn(encode(kind, step))
+    assert parsed.failure is None and parsed.turn_format == form
     own = step.partition("<action>")[0] + "<action>"
     sampled = encode(kind, "I plan.</think> so <action>")
     for level in (2, 4):
-        forced = found(codec(kind).forced_thought(level, sampled, parsed.form))
+        forced = found(codec(kind).build_forced_thought(level, sampled, parsed.turn_format))
         expected = own.replace("3", str(level)).replace(parsed.thought, "I plan.")
         assert decoded(kind, forced.token_ids) == expected
         assert text_of(kind, forced.token_ids, forced.thought_span).startswith("I plan.")
-    empty = codec(kind).empty_thought(parsed.form)
+    empty = codec(kind).build_empty_thought(parsed.turn_format)
     assert decoded(kind, empty.token_ids) == own.replace("3", "1").replace(parsed.thought, "")
-    again = codec(kind).forced_thought(3, encode(kind, parsed.thought + "</think>"), parsed.form)
+    again = codec(kind).build_forced_thought(
+        3, encode(kind, parsed.thought + "</think>"), parsed.turn_format
+    )
     assert decoded(kind, found(again).token_ids) == own
 
 
 def test_a_form_is_copied_token_by_token_where_tags_are_tokens():
     ids = encode("tags", SPACED)
-    parsed = codec("tags").parse_step(ids)
+    parsed = codec("tags").parse_turn(ids)
     action, _ = found(parsed.action_span)
     sampled = encode("tags", "I see.</think>")
-    again = found(codec("tags").forced_thought(3, sampled, parsed.form))
+    again = found(codec("tags").build_forced_thought(3, sampled, parsed.turn_format))
     assert again.token_ids == ids[:action]
 
 
@@ -589,14 +591,14 @@ def test_a_form_in_which_a_digit_is_no_token_of_its_own_is_not_scored():
     vocabulary = merging.get_vocab()
     apart = [*plain[:-1], vocabulary["\u0120"], plain[-1]]
     real = LevelCodec(merging)
-    assert real.parse_step([*plain, *tail]).failure is None
-    assert real.parse_step([*apart, *tail]).failure is ParseFailure.MERGED_LEVEL
-    assert real.parse_step([*spaced, *tail]).failure is ParseFailure.MERGED_LEVEL
+    assert real.parse_turn([*plain, *tail]).failure is None
+    assert real.parse_turn([*apart, *tail]).failure is ParseFailure.MERGED_LEVEL
+    assert real.parse_turn([*spaced, *tail]).failure is ParseFailure.MERGED_LEVEL
     # Nor is it credited with returns, however the turn ended.
     for cut in ([*spaced, *tail], [*spaced, *tail[:-1]], spaced):
-        assert real.parse_step(cut).sampled_level is None
-        assert real.parse_step(cut).choice_spans() == []
-    assert real.parse_step([*spaced, *tail[:-1]]).failure is ParseFailure.MERGED_LEVEL
+        assert real.parse_turn(cut).sampled_level is None
+        assert real.parse_turn(cut).choice_spans() == []
+    assert real.parse_turn([*spaced, *tail[:-1]]).failure is ParseFailure.MERGED_LEVEL
     merged = [str(reason) for reason in ParseFailure if reason.startswith("merged")]
     assert merged == ["merged_level", "merged_action"]
 
@@ -605,8 +607,11 @@ def test_a_thought_whose_last_token_begins_the_action_is_dropped():
     """``</think>`` would have no place in its context, and stands in all others."""
     sampled = encode("wide", "so x<action>")
     assert tokenizer("wide").get_vocab()["x<ac"] in sampled
-    assert codec("wide").forced_thought(3, sampled) is None
-    assert found(codec("wide").forced_thought(3, encode("wide", "so y<action>"))).thought == "so y"
+    assert codec("wide").build_forced_thought(3, sampled) is None
+    assert (
+        found(codec("wide").build_forced_thought(3, encode("wide", "so y<action>"))).thought
+        == "so y"
+    )
 
 
 # ---------------------------------------------------------------- other tokenizers, imports
@@ -614,7 +619,7 @@ def test_a_thought_whose_last_token_begins_the_action_is_dropped():
 
 def test_sentencepiece_vocabularies_are_read_too():
     ids = encode("sentencepiece", STEP)
-    step = codec("sentencepiece").parse_step(ids)
+    step = codec("sentencepiece").parse_turn(ids)
     assert (step.level, step.thought, step.action, step.failure) == (
         3,
         "I see 2 desks.",
@@ -645,13 +650,13 @@ def test_a_real_tokenizer_with_tags_of_several_tokens(smollm2):
     real = LevelCodec(smollm2)
     assert smollm2.decode(real.empty_ids) == "<level>1</level><think></think><action>"
     ids = smollm2.encode(STEP + "<|im_end|>", add_special_tokens=False)
-    step = real.parse_step(ids)
+    step = real.parse_turn(ids)
     assert (step.level, step.failure) == (3, None)
     assert smollm2.decode(ids[slice(*found(step.level_span))]) == "3"
     assert smollm2.decode(ids[slice(*found(step.thought_span))]) == "I see 2 desks."
     assert smollm2.decode(ids[slice(*found(step.score_span))]) == "go to desk 12</"
     sampled = smollm2.encode("I plan.</think>", add_special_tokens=False)
-    forced = found(real.forced_thought(4, sampled))
+    forced = found(real.build_forced_thought(4, sampled))
     assert smollm2.decode(forced.token_ids) == "<level>4</level><think>I plan.</think><action>"
     spelled = smollm2.decode(smollm2.encode("<level>1</level><think></think><action>go</action>"))
-    assert real.parse_step(smollm2.encode(spelled, add_special_tokens=False)).failure is None
+    assert real.parse_turn(smollm2.encode(spelled, add_special_tokens=False)).failure is None

@@ -4,7 +4,7 @@ import copy
 import dataclasses
 import pickle
 
-from rlvcr.records import ThinkingStep, ThoughtContext
+from rlvcr.records import ThinkingTurnRecord, ThoughtContext
 from verl.records import SegmentScore, StepRecord
 
 SCORES = SegmentScore(
@@ -13,7 +13,7 @@ SCORES = SegmentScore(
 CONTEXT = ThoughtContext(
     level=2, thought="a desk", tokens=2, cost=0.25, original=True, scores=SCORES
 )
-STEP = ThinkingStep(
+STEP = ThinkingTurnRecord(
     step=3,
     observation="You see a desk.",
     response="<level>2</level><think>a desk</think><action>look</action>",
@@ -30,7 +30,7 @@ STEP = ThinkingStep(
 
 
 def test_the_line_of_a_step_keeps_its_keys_in_order():
-    line = STEP.credited((CONTEXT,), 0.5, -0.125).to_json()
+    line = STEP.with_credit((CONTEXT,), 0.5, -0.125).to_json()
     assert list(line) == [
         *("step", "observation", "response", "action", "is_action_valid", "reward", "done"),
         *("num_tokens", "stop_reason", "span", "level", "level_forced", "parse_failure"),
@@ -54,13 +54,13 @@ def test_the_line_of_a_step_keeps_its_keys_in_order():
 
 
 def test_credit_makes_a_new_record():
-    credited = STEP.credited((CONTEXT,), 0.5, -0.125)
+    credited = STEP.with_credit((CONTEXT,), 0.5, -0.125)
     assert credited != STEP and STEP.contexts == () and STEP.think_advantage == 0.0
-    assert credited.credited((), 0.0, 0.0) == STEP
+    assert credited.with_credit((), 0.0, 0.0) == STEP
 
 
 def test_records_travel_between_processes():
-    credited = STEP.credited((CONTEXT,), 0.5, -0.125)
+    credited = STEP.with_credit((CONTEXT,), 0.5, -0.125)
     assert pickle.loads(pickle.dumps(credited)) == credited
     assert copy.deepcopy(credited) == credited
 
@@ -73,7 +73,7 @@ def test_a_line_says_what_a_state_is_like_where_the_environment_does():
 
 def test_a_step_of_a_policy_without_levels_has_neither_thought_nor_credit():
     names = [field.name for field in dataclasses.fields(StepRecord)]
-    step = ThinkingStep(**{name: getattr(STEP, name) for name in names})
+    step = ThinkingTurnRecord(**{name: getattr(STEP, name) for name in names})
     assert (step.situation, step.needed_level) == ("", None)
     line = step.to_json()
     assert {name: line[name] for name in set(line) - set(names)} == {

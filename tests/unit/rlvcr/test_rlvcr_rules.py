@@ -7,14 +7,18 @@ import math
 import pytest
 import torch
 
-from rlvcr.core_rlvcr import compute_rlvcr_outcome_advantage, thinking_advantage, thinking_reweight
+from rlvcr.core_rlvcr import (
+    compute_reweight_factors,
+    compute_rlvcr_outcome_advantage,
+    compute_thinking_advantage,
+)
 
 MODES = ("mean_norm", "mean_std_norm")
 COMBINES = ("additive", "gated", "success", "reweight")
 
 
 def step(scores, chosen, valid=(True,) * 4, costs=(0.0,) * 4, **options):
-    advantage, _ = thinking_advantage(
+    advantage, _ = compute_thinking_advantage(
         torch.tensor([scores]),
         torch.tensor([valid]),
         torch.tensor([chosen]),
@@ -140,8 +144,8 @@ def test_rule_12_steps_are_independent_of_the_batch_they_are_in():
     valid, chosen = torch.rand(6, 4, generator=generator) < 0.8, torch.tensor([0, 1, 2, 3, -1, 0])
     options = {"cost_coef": 0.3, "cost_max": 32}
     for function in (
-        thinking_reweight,
-        lambda *a, **k: thinking_advantage(*a, mode="mean_std_norm", **k)[0],
+        compute_reweight_factors,
+        lambda *a, **k: compute_thinking_advantage(*a, mode="mean_std_norm", **k)[0],
     ):
         whole = function(scores, valid, chosen, costs, **options)
         alone = []

@@ -7,14 +7,17 @@ import pytest
 from rlvcr.core_rlvcr import compute_rlvcr_outcome_advantage
 from rlvcr.levels import LEVELS
 from rlvcr.settings import MethodDataConfig, RLVCRSettings
-from rlvcr.thinking import thinking_advantage, thinking_reweight
+from rlvcr.thinking import compute_reweight_factors, compute_thinking_advantage
 
 
 @pytest.mark.parametrize(
     ("function", "keys"),
     [
-        (thinking_advantage, {"mode", "cost_coef", "cost_max", "std_floor", "alternatives"}),
-        (thinking_reweight, {"cost_coef", "cost_max", "spread_floor"}),
+        (
+            compute_thinking_advantage,
+            {"mode", "cost_coef", "cost_max", "std_floor", "alternatives"},
+        ),
+        (compute_reweight_factors, {"cost_coef", "cost_max", "spread_floor"}),
         (compute_rlvcr_outcome_advantage, {"step_advantage_w", "mode", "combine", "price_in"}),
     ],
 )

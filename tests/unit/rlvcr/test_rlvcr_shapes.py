@@ -5,7 +5,7 @@ import torch
 from jaxtyping import TypeCheckError
 
 from rlvcr.core_rlvcr import combine_advantages
-from rlvcr.thinking import level_count_bonus, thinking_advantage
+from rlvcr.thinking import compute_level_count_bonus, compute_thinking_advantage
 
 SCORES = torch.tensor([[0.0, 1.0, 2.0, 3.0], [3.0, 2.0, 1.0, 0.0]])
 ALL = torch.ones(2, 4).bool()
@@ -13,11 +13,11 @@ FREE = torch.zeros(2, 4)
 
 
 def test_a_column_for_every_step_is_asked_for():
-    thinking_advantage(SCORES, ALL, torch.tensor([0, 1]), FREE)
+    compute_thinking_advantage(SCORES, ALL, torch.tensor([0, 1]), FREE)
     with pytest.raises(TypeCheckError):
-        thinking_advantage(SCORES, ALL, torch.tensor([0]), FREE)
+        compute_thinking_advantage(SCORES, ALL, torch.tensor([0]), FREE)
     with pytest.raises(TypeCheckError):
-        level_count_bonus(torch.tensor([0.5, 1.0]), ["a", "a"])
+        compute_level_count_bonus(torch.tensor([0.5, 1.0]), ["a", "a"])
 
 
 def test_rows_and_positions_belong_together():

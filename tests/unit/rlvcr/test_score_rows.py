@@ -16,43 +16,43 @@ import pytest
 import torch
 
 from rlvcr import scoring
-from rlvcr.alternatives import StepAlternatives
-from rlvcr.levels import ForcedThought, LevelChoice, ParsedStep, ParseFailure
-from rlvcr.records import ThinkingStep
-from rlvcr.scoring import RowStep, add_level_entropy_bonus, pack_questions
+from rlvcr.alternatives import TurnAlternatives
+from rlvcr.levels import ForcedThought, LevelChoice, ParsedTurn, ParseFailure
+from rlvcr.records import ThinkingTurnRecord
+from rlvcr.scoring import RowTurn, add_level_entropy_bonus, add_score_requests
 from rlvcr.settings import method_settings
 from tests.helpers.play import make_config
 from tests.helpers.thinking_plays import score_rows
 from verl.protocol import DataProto, object_array
-from verl.records import ChoiceBonus, SegmentScore
+from verl.records import ChoiceEntropyBonus, SegmentScore
 from verl.utils.seeds import derive_seed
 
 PROMPT = 4
 RESPONSE = 18
 REAL = ((3, 9), (4, 12), (4, 18))
 CODEC: Any = SimpleNamespace(digit_ids=[21, 22, 23, 24])
-UNREAD = ParsedStep(None, None, None, None, None, "", "", "tags", next(iter(ParseFailure)))
+UNREAD = ParsedTurn(None, None, None, None, None, "", "", "tags", next(iter(ParseFailure)))
 ONE = ForcedThought(1, [80, 81], (1, 1), "")
 TWO = ForcedThought(2, [70, 71, 72, 73, 74], (1, 4), "see")
 
 
-def parsed(level: int) -> ParsedStep:
+def parsed(level: int) -> ParsedTurn:
     """Nine tokens: the digit is 1, the thought 3 and 4, the action 6 and 7."""
-    return ParsedStep(level, (1, 2), (3, 5), (6, 8), (6, 9), "own", "look", "tags", None)
+    return ParsedTurn(level, (1, 2), (3, 5), (6, 8), (6, 9), "own", "look", "tags", None)
 
 
-def steps() -> list[list[RowStep]]:
+def steps() -> list[list[RowTurn]]:
     tokens = list(range(30, 39))
-    cut = StepAlternatives([ONE], Counter(length=1))
+    cut = TurnAlternatives([ONE], Counter(length=1))
     return [
-        [RowStep(0, 3, tokens, parsed(3), StepAlternatives([ONE, TWO]))],
-        [RowStep(0, 4, tokens[:3], UNREAD), RowStep(1, 7, tokens, parsed(3), cut, forced=3)],
-        [RowStep(0, 4, tokens, parsed(4)), RowStep(1, 13, tokens, parsed(3))],
+        [RowTurn(0, 3, tokens, parsed(3), TurnAlternatives([ONE, TWO]))],
+        [RowTurn(0, 4, tokens[:3], UNREAD), RowTurn(1, 7, tokens, parsed(3), cut, num_forced=3)],
+        [RowTurn(0, 4, tokens, parsed(4)), RowTurn(1, 13, tokens, parsed(3))],
     ]
 
 
-def record(step: int) -> ThinkingStep:
-    return ThinkingStep(step, "seen", "said", "look", True, 0.0, False, 9, "stop", (0, 9))
+def record(step: int) -> ThinkingTurnRecord:
+    return ThinkingTurnRecord(step, "seen", "said", "look", True, 0.0, False, 9, "stop", (0, 9))
 
 
 def rows() -> DataProto:
@@ -159,7 +159,7 @@ def test_every_column_of_credit_by_hand(caplog):
     choices = placed((0, [1], 1), (2, [1, 10], 1)).long()
     assert torch.equal(batch["choice_mask"], choices) and batch["choice_mask"].dtype == torch.long
     assert (batch["old_log_probs"] == -0.5).all() and (batch["entropys"] == 0.25).all()
-    assert data.meta_info["choice_bonus"] == ChoiceBonus((21, 22, 23, 24), 0.5, name="level")
+    assert data.meta_info["choice_bonus"] == ChoiceEntropyBonus((21, 22, 23, 24), 0.5, name="level")
     metrics = data.meta_info["metrics"]
     # Branches of 5 + 8 + 5 tokens beside rows of 12 + 16 + 22.
     assert metrics["before"] == 1.0 and metrics["rlvcr/branch_tokens_ratio"] == 18 / 50
@@ -170,7 +170,7 @@ def test_every_column_of_credit_by_hand(caplog):
 
 def test_the_questions_of_the_rows():
     data = rows()
-    pack_questions(data, steps())
+    add_score_requests(data, steps())
     assert [len(branches) for branches in data.non_tensor_batch["branches"]] == [2, 1, 0]
     assert [len(spans) for spans in data.non_tensor_batch["spans"]] == [1, 1, 2]
 
@@ -233,7 +233,7 @@ def test_credit_is_dealt_anew_with_a_seed_of_run_and_batch(monkeypatch):
         handed.append((won.tolist(), seed))
         return scoring._Credit(*(values.flip(0) for values in credit[:3]))
 
-    monkeypatch.setattr(scoring, "_permuted", reverse)
+    monkeypatch.setattr(scoring, "_permute_credit", reverse)
     data = score_rows(rows(), steps(), Actor(), settings(permute=True), CODEC)
     assert handed == [([True, False, False, True, True], derive_seed("permute", 6, "a"))]
     dealt = [[step.think_advantage for step in row] for row in data.non_tensor_batch["steps"]]
@@ -259,7 +259,7 @@ def test_stopping_to_think_earns_what_thinking_earned_where_asked(credit_end, cr
 EXECUTED = {(0, 0): 0.75, (2, 1): -0.25}  # row and step -> how much more its own play was worth
 
 
-def tried_steps() -> list[list[RowStep]]:
+def tried_steps() -> list[list[RowTurn]]:
     return [
         [replace(step, executed=EXECUTED.get((number, step.step))) for step in row]
         for number, row in enumerate(steps())
@@ -374,10 +374,10 @@ def test_the_level_entropy_bonus_needs_no_credit():
     add_level_entropy_bonus(data, steps(), method_settings(settings().algorithm), CODEC)
     assert set(data.tensor_keys()) - before == {"choice_mask"}
     assert torch.equal(data.batch["choice_mask"], placed((0, [1], 1), (2, [1, 10], 1)).long())
-    assert data.meta_info["choice_bonus"] == ChoiceBonus((21, 22, 23, 24), 0.5, name="level")
+    assert data.meta_info["choice_bonus"] == ChoiceEntropyBonus((21, 22, 23, 24), 0.5, name="level")
 
 
 @pytest.mark.parametrize(("share", "warned"), [(0.05, False), (0.0501, True), (None, False)])
 def test_a_twentieth_may_be_dropped(caplog, share, warned):
-    scoring._warn_of_dropped({} if share is None else {scoring.DROPPED_LENGTH: share})
+    scoring._warn_about_dropped({} if share is None else {scoring.DROPPED_LENGTH_METRIC: share})
     assert bool(caplog.records) is warned

@@ -8,10 +8,10 @@ import torch
 
 from agent_system.multi_turn_rollout.rollout_loop import TrajectoryCollector
 from rlvcr import scoring
-from rlvcr.alternatives import StepAlternatives
-from rlvcr.core_rlvcr import thinking_advantage
+from rlvcr.alternatives import TurnAlternatives
+from rlvcr.core_rlvcr import compute_thinking_advantage
 from rlvcr.levels import LevelCodec
-from rlvcr.scoring import RowStep, ScoredSteps, build_queries, tabulate
+from rlvcr.scoring import RowTurn, ScoredTurns, build_queries, build_score_table
 from rlvcr.settings import method_settings
 from tests.helpers.naive_scorer import NaiveScorer
 from tests.helpers.play import make_config, make_world
@@ -137,7 +137,7 @@ def test_cost_counts_thought_tokens_and_is_part_of_the_advantage(tokenizer, scor
     for (_, before), (_, after) in zip(steps_of(free), steps_of(priced), strict=True):
         tokens = torch.tensor([[float(c.tokens) for c in before.contexts]])
         scores = torch.tensor([[c.scores.logprob for c in before.contexts]])
-        advantage, share = thinking_advantage(
+        advantage, share = compute_thinking_advantage(
             scores,
             torch.ones(1, 4).bool(),
             torch.tensor([before.level - 1]),
@@ -248,12 +248,12 @@ def test_permuted_credit_is_the_same_credit_elsewhere(tokenizer, scorer):
 
 
 def test_permuted_credit_stays_among_plays_of_the_same_outcome():
-    table = ScoredSteps(
-        row=[0, 0, 1, 1],
-        steps=[],
+    table = ScoredTurns(
+        row_indices=[0, 0, 1, 1],
+        turns=[],
         entries=[],
         scores=torch.zeros(4, 4),
-        valid=torch.ones(4, 4, dtype=torch.bool),
+        is_valid=torch.ones(4, 4, dtype=torch.bool),
         costs=torch.zeros(4, 4),
         chosen=torch.zeros(4, dtype=torch.long),
     )
@@ -261,32 +261,33 @@ def test_permuted_credit_stays_among_plays_of_the_same_outcome():
     credit = scoring._Credit(values, values * 10, values * 100)
     won = torch.tensor([True, True, False, False])
     found = {
-        tuple(scoring._permuted(credit, table, won, seed).advantage.tolist()) for seed in range(20)
+        tuple(scoring._permute_credit(credit, table, won, seed).advantage.tolist())
+        for seed in range(20)
     }
     assert found == {(1, 2, 3, 4), (2, 1, 3, 4), (1, 2, 4, 3), (2, 1, 4, 3)}
-    mixed = scoring._permuted(credit, table, won, 3)
-    torch.testing.assert_close(mixed.cost_share, mixed.advantage * 10)
+    mixed = scoring._permute_credit(credit, table, won, 3)
+    torch.testing.assert_close(mixed.price_share, mixed.advantage * 10)
     torch.testing.assert_close(mixed.factor, mixed.advantage * 100)
 
     def dealt() -> set[tuple[float, ...]]:
         return {
-            tuple(scoring._permuted(credit, table, won, seed).advantage.tolist())
+            tuple(scoring._permute_credit(credit, table, won, seed).advantage.tolist())
             for seed in range(20)
         }
 
     # Two contexts can be compared.
-    table.valid[2, 2:] = False
+    table.is_valid[2, 2:] = False
     assert dealt() == found
     # A step without a comparison has no credit to deal: one that was not read, one alone.
     table.chosen[0] = -1
     assert dealt() == {(1, 2, 3, 4), (1, 2, 4, 3)}
-    table.valid[2, 1:] = False
+    table.is_valid[2, 1:] = False
     assert dealt() == {(1, 2, 3, 4)}
 
 
 @pytest.mark.parametrize(("share", "warned"), [(0.06, True), (0.04, False)])
 def test_many_dropped_thoughts_are_warned_of(caplog, share, warned):
-    scoring._warn_of_dropped({"rlvcr/dropped_length": share})
+    scoring._warn_about_dropped({"rlvcr/dropped_length": share})
     found = [record.getMessage() for record in caplog.records]
     assert bool(found) == warned
     assert all("max_alternative_tokens" in message for message in found)
@@ -320,7 +321,7 @@ def test_one_alternative_uses_two_contexts(tokenizer, scorer):
 
 def test_level_bonus_has_a_column_of_its_own(tokenizer, scorer, monkeypatch):
     monkeypatch.setattr(
-        scoring, "level_count_bonus", lambda levels, _: 1.0 + torch.arange(len(levels))
+        scoring, "compute_level_count_bonus", lambda levels, _: 1.0 + torch.arange(len(levels))
     )
     plain, bonus = collect(tokenizer, scorer), collect(tokenizer, scorer, level_bonus_w=0.5)
     credit = "thinking_level_entropies"
@@ -334,12 +335,12 @@ def test_level_bonus_has_a_column_of_its_own(tokenizer, scorer, monkeypatch):
 def test_queries_of_a_row_without_alternatives_are_spans_only(tokenizer):
     codec = LevelCodec(tokenizer)
     ids = tokenizer("<level>2</level><think>x</think><action>look</action>")["input_ids"]
-    parsed = codec.parse_step(ids)
-    step = RowStep(4, 10, ids, parsed)
-    thought = RowStep(5, 30, ids, parsed, StepAlternatives([codec.empty_thought()]))
+    parsed = codec.parse_turn(ids)
+    step = RowTurn(4, 10, ids, parsed)
+    thought = RowTurn(5, 30, ids, parsed, TurnAlternatives([codec.build_empty_thought()]))
     branches, spans = build_queries([[step], [thought], []])
     assert [len(b) for b in branches] == [0, 1, 0] and [len(s) for s in spans] == [1, 1, 0]
-    _, (first, last) = parsed.scored
+    _, (first, last) = parsed.level_and_score_span
     assert spans[0][0] == Span(10 + first, 10 + last, step=4, label=2)
     assert branches[1][0].token_ids == [*codec.empty_ids, *ids[first:last]]
 
@@ -347,7 +348,9 @@ def test_queries_of_a_row_without_alternatives_are_spans_only(tokenizer):
 def test_tabulate_puts_answers_in_the_column_of_their_level(tokenizer):
     codec = LevelCodec(tokenizer)
     ids = tokenizer("<level>3</level><think>x</think><action>look</action>")["input_ids"]
-    step = RowStep(0, 5, ids, codec.parse_step(ids), StepAlternatives([codec.empty_thought()]))
+    step = RowTurn(
+        0, 5, ids, codec.parse_turn(ids), TurnAlternatives([codec.build_empty_thought()])
+    )
 
     def entry(level, logprob):
         return SegmentScore(
@@ -360,10 +363,12 @@ def test_tabulate_puts_answers_in_the_column_of_their_level(tokenizer):
             num_tokens=1,
         )
 
-    table = tabulate([[], [step]], [[], [entry(1, -2.0)]], [[], [entry(3, -1.0)]], "logprob")
-    assert table.row == [1] and table.chosen.tolist() == [2]
+    table = build_score_table(
+        [[], [step]], [[], [entry(1, -2.0)]], [[], [entry(3, -1.0)]], "logprob"
+    )
+    assert table.row_indices == [1] and table.chosen.tolist() == [2]
     assert table.scores.tolist() == [[-2.0, 0.0, -1.0, 0.0]]
-    assert table.valid.tolist() == [[True, False, True, False]]
+    assert table.is_valid.tolist() == [[True, False, True, False]]
     assert table.costs.tolist() == [[0.0, 0.0, 1.0, 0.0]]
 
 

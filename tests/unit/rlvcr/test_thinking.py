@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from rlvcr.thinking import (
-    level_count_bonus,
-    place_step_values,
-    thinking_advantage,
-    thinking_price,
-    thinking_reweight,
+    compute_level_count_bonus,
+    compute_reweight_factors,
+    compute_thinking_advantage,
+    compute_token_cost,
+    place_turn_values,
 )
 from tests.helpers.refusals import mentions
 
@@ -35,41 +35,43 @@ def some(*levels):
 
 
 def test_a_price_may_have_its_maximum_below_one_token():
-    price = thinking_price(torch.tensor([0.0, 0.25, 3.0]), cost_coef=2.0, cost_max=0.5)
+    price = compute_token_cost(torch.tensor([0.0, 0.25, 3.0]), cost_coef=2.0, cost_max=0.5)
     assert price.tolist() == [0.0, 1.0, 2.0]
     assert price.dtype == torch.float64
 
 
 def test_by_default_a_thought_is_free():
-    advantage, share = thinking_advantage(SCORES, ALL, chosen(3), COSTS)
+    advantage, share = compute_thinking_advantage(SCORES, ALL, chosen(3), COSTS)
     assert (advantage.item(), share.item()) == (-3.0, 0.0)
-    free = thinking_reweight(SCORES, ALL, chosen(3), COSTS, cost_coef=0.0)
-    assert torch.equal(thinking_reweight(SCORES, ALL, chosen(3), COSTS), free)
+    free = compute_reweight_factors(SCORES, ALL, chosen(3), COSTS, cost_coef=0.0)
+    assert torch.equal(compute_reweight_factors(SCORES, ALL, chosen(3), COSTS), free)
 
 
 def test_by_default_a_thought_costs_no_more_than_64_tokens():
     flat = torch.zeros(1, 4)
     costs = torch.tensor([[0.0, 0.0, 0.0, 1000.0]])
-    advantage, _ = thinking_advantage(flat, ALL, chosen(3), costs, cost_coef=64.0)
+    advantage, _ = compute_thinking_advantage(flat, ALL, chosen(3), costs, cost_coef=64.0)
     half = torch.tensor([[0.0, 0.0, 0.0, 32.0]])
-    halved, _ = thinking_advantage(flat, ALL, chosen(3), half, cost_coef=64.0)
+    halved, _ = compute_thinking_advantage(flat, ALL, chosen(3), half, cost_coef=64.0)
     assert advantage.item() == -48.0  # 64 less the mean of 0, 0, 0 and 64
     assert halved.item() == -24.0
-    told = thinking_reweight(SCORES, ALL, chosen(1), half, cost_coef=1.0, cost_max=64)
-    assert torch.equal(thinking_reweight(SCORES, ALL, chosen(1), half, cost_coef=1.0), told)
+    told = compute_reweight_factors(SCORES, ALL, chosen(1), half, cost_coef=1.0, cost_max=64)
+    assert torch.equal(compute_reweight_factors(SCORES, ALL, chosen(1), half, cost_coef=1.0), told)
 
 
 def test_the_share_of_cost_is_that_of_the_step_itself():
     costs = torch.tensor([[0.0, 8.0, 16.0, 24.0], [32.0, 32.0, 32.0, 32.0]])
     scores = SCORES.repeat(2, 1)
-    _, share = thinking_advantage(
+    _, share = compute_thinking_advantage(
         scores, ALL.repeat(2, 1), chosen(0, 0), costs, cost_coef=1.0, cost_max=32
     )
     assert share.tolist() == [0.375, 0.0]  # (0 + 8 + 16 + 24) / 4 / 32
 
 
 def test_contexts_that_do_not_exist_cost_nothing():
-    _, share = thinking_advantage(SCORES, some(0, 2), chosen(0), COSTS, cost_coef=1.0, cost_max=32)
+    _, share = compute_thinking_advantage(
+        SCORES, some(0, 2), chosen(0), COSTS, cost_coef=1.0, cost_max=32
+    )
     assert share.item() == 0.25  # half of 16 / 32
 
 
@@ -78,29 +80,29 @@ def test_contexts_that_do_not_exist_cost_nothing():
 
 def test_a_step_without_a_level_gets_neither_advantage_nor_share():
     for column in (-1, 4):
-        advantage, share = thinking_advantage(
+        advantage, share = compute_thinking_advantage(
             SCORES, ALL, chosen(column), COSTS, cost_coef=1.0, cost_max=32
         )
         assert (advantage.item(), share.item()) == (0.0, 0.0)
-        assert thinking_reweight(SCORES, ALL, chosen(column), FREE).item() == 1.0
+        assert compute_reweight_factors(SCORES, ALL, chosen(column), FREE).item() == 1.0
 
 
 def test_a_step_whose_own_context_is_missing_gets_nothing():
-    advantage, share = thinking_advantage(
+    advantage, share = compute_thinking_advantage(
         SCORES, some(1, 2, 3), chosen(0), COSTS, cost_coef=1.0, cost_max=32
     )
     assert (advantage.item(), share.item()) == (0.0, 0.0)
-    assert thinking_reweight(SCORES, some(1, 2, 3), chosen(0), FREE).item() == 1.0
+    assert compute_reweight_factors(SCORES, some(1, 2, 3), chosen(0), FREE).item() == 1.0
 
 
 def test_all_three_tables_have_four_columns():
     three = SCORES[:, :3]
     with pytest.raises(ValueError, check=mentions("[S, 4]")):
-        thinking_advantage(three, ALL[:, :3], chosen(0), FREE[:, :3])
+        compute_thinking_advantage(three, ALL[:, :3], chosen(0), FREE[:, :3])
     with pytest.raises(ValueError, check=mentions("[S, 4]")):
-        thinking_advantage(SCORES, ALL[:, :3], chosen(0), FREE)
+        compute_thinking_advantage(SCORES, ALL[:, :3], chosen(0), FREE)
     with pytest.raises(ValueError, check=mentions("[S, 4]")):
-        thinking_advantage(SCORES, ALL, chosen(0), FREE[:, :3])
+        compute_thinking_advantage(SCORES, ALL, chosen(0), FREE[:, :3])
 
 
 # ---------------------------------------------------------------- modes
@@ -109,7 +111,7 @@ def test_all_three_tables_have_four_columns():
 def test_one_alternative_of_several_steps():
     valid = torch.cat([some(0, 1), some(2, 3)])
     costs = torch.tensor([[0.0, 16.0, 0.0, 0.0], [0.0, 0.0, 0.0, 32.0]])
-    advantage, share = thinking_advantage(
+    advantage, share = compute_thinking_advantage(
         SCORES.repeat(2, 1),
         valid,
         chosen(0, 3),
@@ -123,12 +125,14 @@ def test_one_alternative_of_several_steps():
 
 
 def test_one_alternative_is_three_quarters_of_the_distance_to_the_mean_of_the_others():
-    advantage, _ = thinking_advantage(SCORES, some(0, 1, 2), chosen(0), FREE, alternatives="one")
+    advantage, _ = compute_thinking_advantage(
+        SCORES, some(0, 1, 2), chosen(0), FREE, alternatives="one"
+    )
     assert advantage.item() == pytest.approx(0.75 * (-1 - (-2 - 3) / 2))
 
 
 def test_the_standard_deviation_is_that_of_the_contexts_that_exist():
-    advantage, _ = thinking_advantage(
+    advantage, _ = compute_thinking_advantage(
         SCORES, some(0, 2), chosen(0), FREE, mode="mean_std_norm", std_floor=0.01
     )
     assert advantage.item() == pytest.approx(1.0)  # 1 above the mean, and 1 is the deviation
@@ -137,7 +141,7 @@ def test_the_standard_deviation_is_that_of_the_contexts_that_exist():
 def test_the_share_of_cost_is_divided_like_the_advantage():
     costs = torch.tensor([[0.0, 0.0, 0.0, 64.0]])
     scores = torch.zeros(1, 4)
-    advantage, share = thinking_advantage(
+    advantage, share = compute_thinking_advantage(
         scores, ALL, chosen(3), costs, mode="mean_std_norm", cost_coef=4.0
     )
     assert advantage.item() == pytest.approx(-3 / math.sqrt(3))
@@ -146,14 +150,14 @@ def test_the_share_of_cost_is_divided_like_the_advantage():
 
 def test_by_default_the_standard_deviation_counts_as_a_tenth_at_least():
     scores = torch.tensor([[0.0, 0.0, 0.0, -0.04]])
-    advantage, _ = thinking_advantage(scores, ALL, chosen(3), FREE, mode="mean_std_norm")
+    advantage, _ = compute_thinking_advantage(scores, ALL, chosen(3), FREE, mode="mean_std_norm")
     assert advantage.item() == pytest.approx(-0.3)
 
 
 def test_without_a_floor_a_tie_divides_by_one():
     scores = torch.tensor([[0.0, 0.0, 0.0, 0.5]])
     costs = torch.tensor([[0.0, 0.0, 0.0, 32.0]])
-    advantage, share = thinking_advantage(
+    advantage, share = compute_thinking_advantage(
         scores, ALL, chosen(3), costs, mode="mean_std_norm", cost_coef=1.0, std_floor=0.0
     )
     assert advantage.item() == 0.0
@@ -167,34 +171,38 @@ def test_the_factor_does_not_depend_on_where_the_scores_lie():
     near = torch.tensor([[0.0, 0.1, 0.2, 0.4]])
     far = near - 7
     expected = math.exp(2) / (sum(math.exp(2 * c) for c in (0, 0.25, 0.5, 1)) / 4)
-    assert thinking_reweight(near, ALL, chosen(3), FREE).item() == pytest.approx(expected)
-    assert thinking_reweight(far, ALL, chosen(3), FREE).item() == pytest.approx(expected, rel=1e-5)
+    assert compute_reweight_factors(near, ALL, chosen(3), FREE).item() == pytest.approx(expected)
+    assert compute_reweight_factors(far, ALL, chosen(3), FREE).item() == pytest.approx(
+        expected, rel=1e-5
+    )
 
 
 def test_rounding_noise_between_scores_is_no_reason_for_a_factor():
     noise = torch.tensor([[0.9999 + 1e-6, 0.9999, 0.9999, 0.9999]], dtype=torch.float64)
-    assert thinking_reweight(noise, ALL, chosen(0), FREE).item() == pytest.approx(1, abs=1e-4)
+    assert compute_reweight_factors(noise, ALL, chosen(0), FREE).item() == pytest.approx(
+        1, abs=1e-4
+    )
 
 
 def test_below_the_floor_of_the_spread_the_factor_shrinks_with_the_distance():
     half = torch.tensor([[0.0, 0.01, 0.0, 0.0]])
     expected = math.exp(1) / ((math.exp(1) + 3) / 4)  # 0.01 of a floor of 0.02 is c = 1/2
-    assert thinking_reweight(half, ALL, chosen(1), FREE).item() == pytest.approx(expected)
-    told = thinking_reweight(half, ALL, chosen(1), FREE, spread_floor=0.01)
+    assert compute_reweight_factors(half, ALL, chosen(1), FREE).item() == pytest.approx(expected)
+    told = compute_reweight_factors(half, ALL, chosen(1), FREE, spread_floor=0.01)
     assert told.item() == pytest.approx(math.exp(2) / ((math.exp(2) + 3) / 4))
     with pytest.raises(ValueError, check=mentions("spread_floor", 0)):
-        thinking_reweight(half, ALL, chosen(1), FREE, spread_floor=0)
+        compute_reweight_factors(half, ALL, chosen(1), FREE, spread_floor=0)
 
 
 def test_the_factor_is_of_utilities_price_included():
     costs = torch.tensor([[0.0, 64.0, 64.0, 64.0]])
     equal = torch.full((1, 4), 0.5)
-    factor = thinking_reweight(equal, ALL, chosen(0), costs, cost_coef=0.4, cost_max=64)
+    factor = compute_reweight_factors(equal, ALL, chosen(0), costs, cost_coef=0.4, cost_max=64)
     assert factor.item() == pytest.approx(math.exp(2) / ((math.exp(2) + 3) / 4))
 
 
 def test_the_factor_compares_the_contexts_that_exist():
-    factor = thinking_reweight(SCORES, some(1, 3), chosen(1), FREE)
+    factor = compute_reweight_factors(SCORES, some(1, 3), chosen(1), FREE)
     assert factor.item() == pytest.approx(math.exp(2) / ((math.exp(2) + 1) / 2))
 
 
@@ -202,21 +210,21 @@ def test_the_factor_compares_the_contexts_that_exist():
 
 
 def test_a_span_may_end_with_the_response():
-    assert place_step_values(3, [[(1, 3)]], [2.0]).tolist() == [0, 2, 2]
+    assert place_turn_values(3, [[(1, 3)]], [2.0]).tolist() == [0, 2, 2]
     with pytest.raises(ValueError, check=mentions("span")):
-        place_step_values(3, [[(-1, 2)]], [2.0])
+        place_turn_values(3, [[(-1, 2)]], [2.0])
     with pytest.raises(ValueError, check=mentions("span")):
-        place_step_values(3, [[(2, 1)]], [2.0])
+        place_turn_values(3, [[(2, 1)]], [2.0])
 
 
 def test_spans_and_values_are_as_many():
     with pytest.raises(ValueError):
-        place_step_values(3, [[(0, 1)], [(1, 2)]], [2.0])
+        place_turn_values(3, [[(0, 1)], [(1, 2)]], [2.0])
 
 
 def test_rare_levels_are_counted_within_their_group():
     levels = torch.tensor([0, 0, 0, 3, 3, 1])
-    bonus = level_count_bonus(levels, ["a", "a", "a", "a", "b", "b"])
+    bonus = compute_level_count_bonus(levels, ["a", "a", "a", "a", "b", "b"])
     common = -math.log(3 / 4)
     rare = -math.log(1 / 4)
     mean = (3 * common + rare) / 4

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import pytest
 from tokenizers.pre_tokenizers import ByteLevel
 
-from rlvcr.token_bytes import TokenBytes, _byte_level_alphabet
+from rlvcr.token_bytes import TokenBytes, _build_byte_alphabet
 from tests.helpers.refusals import mentions
 
 START = "<s>"
@@ -71,7 +71,7 @@ def sentence_piece(entries=(), start="▁"):
 
 
 def test_the_byte_level_alphabet_is_that_of_the_library():
-    alphabet = _byte_level_alphabet()
+    alphabet = _build_byte_alphabet()
     assert set(alphabet) == set(ByteLevel.alphabet())
     assert sorted(alphabet.values()) == list(range(256))
     cut = ByteLevel(add_prefix_space=False, use_regex=False)

@@ -261,8 +261,8 @@ def test_whoever_stops_following_stops_the_job(submit, monkeypatch):
 
 
 def test_a_cluster_that_is_gone_is_not_asked_for_ever(submit, monkeypatch):
-    monkeypatch.setattr(ray_job, "PATIENCE_S", 0.0)
-    with pytest.raises(ray_job.Lost, check=mentions("job 0")):
+    monkeypatch.setattr(ray_job, "NO_ANSWER_TIMEOUT_S", 0.0)
+    with pytest.raises(ray_job.ClusterUnreachable, check=mentions("job 0")):
         submit([ConnectionError("no route")])
 
 
@@ -283,7 +283,7 @@ def test_a_ray_job_where_nothing_answers(monkeypatch):
 
 
 def test_a_ray_job_passes_variables_and_the_data_that_is_named(monkeypatch):
-    for name in ray_job.PASSED:
+    for name in ray_job.PASSED_VARIABLES:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("ALFWORLD_DATA", "/games")
     monkeypatch.setenv("WANDB_API_KEY", "secret")

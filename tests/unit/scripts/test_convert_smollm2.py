@@ -40,7 +40,7 @@ def test_the_config_forgets_that_it_was_quantised():
             "eos_token_id": 7,
         }
     )
-    plain = conversion.plain_config(source, Tokens())
+    plain = conversion.dequantized_config(source, Tokens())
     assert "quantization_config" not in plain.to_dict() and plain.to_dict()["dtype"] == "bfloat16"
     assert (plain.bos_token_id, plain.eos_token_id, plain.pad_token_id) == (1, 2, 2)
     assert hasattr(source, "quantization_config") and plain.hidden_size == 64
@@ -56,7 +56,7 @@ def test_a_failed_conversion_leaves_what_was_there(monkeypatch, tmp_path):
 
     monkeypatch.setattr(conversion, "load_tokenizer", fail)
     with pytest.raises(OSError, match="disk"):
-        conversion.convert(out, gguf=tmp_path / "x.gguf", overwrite=True)
+        conversion.convert_gguf(out, gguf=tmp_path / "x.gguf", overwrite=True)
     assert [file.name for file in tmp_path.iterdir()] == ["model"] and (
         out / "config.json"
     ).read_text() == "old"
@@ -78,7 +78,7 @@ def test_the_tokenizer_ends_turns_and_has_a_chat_template():
 @pytest.mark.slow
 @installed
 def test_the_directory_loads_and_answers(tmp_path):
-    out = conversion.convert(tmp_path / "model")
+    out = conversion.convert_gguf(tmp_path / "model")
     config = json.loads((out / "config.json").read_text())
     assert config["dtype"] == "bfloat16" and "quantization_config" not in config
     assert {"model.safetensors", "tokenizer.json", "chat_template.jinja"} <= {

@@ -9,7 +9,7 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from scripts.show_trajectory import LEVEL_STYLES, credit_style, main, show
+from scripts.show_trajectory import LEVEL_STYLES, credit_style, main, print_trajectory
 from tests.helpers.fake_run import fake_run
 from tests.helpers.refusals import mentions
 from verl.record.report.episodes import EpisodeView, read_trajectories
@@ -26,7 +26,7 @@ def printed(row, **options):
     console = Console(
         width=160, force_terminal=True, color_system="truecolor", record=True, file=StringIO()
     )
-    show(
+    print_trajectory(
         EpisodeView("6", row, row["steps"]),
         console,
         **{"prompt": False, "contexts": False, **options},

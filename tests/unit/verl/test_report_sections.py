@@ -15,7 +15,7 @@ import torch
 from rich.console import Console
 
 import rlvcr.report_sections
-from rlvcr.records import ThinkingStep
+from rlvcr.records import ThinkingTurnRecord
 from tests.helpers.fake_run import fake_run
 from tests.helpers.page import index_of, plays_of
 from verl import report_sections as sections
@@ -37,29 +37,29 @@ from verl.report_sections import (
     Scatter,
     StepView,
     TimePart,
-    arrange,
-    batch_metrics,
-    contributions,
+    compute_contributed_metrics,
+    insert_entries,
+    load_contributions,
 )
-from verl.trainer.ppo.metrics import validation_metrics
+from verl.trainer.ppo.metrics import compute_validation_metrics
 from verl.utils import jsonl
 
 ROOT = Path(__file__).resolve().parents[3]
 
 WEATHER = Contribution(
     name="weather",
-    console=(ConsoleFigure("rain", ("weather/rain",), "{:.1f} mm", after="return"),),
+    console=(ConsoleFigure("rain", ("weather/rain",), "{:.1f} mm", placed_after="return"),),
     key_figures=(KeyFigure("rain per day", "weather/rain", "{:.1f} mm"),),
     sections=(
         ReportSection(
             "Weather",
             "What falls from the sky.",
             (Plot("Rain", "millimetres", (Curve("weather/rain", "rain"),)),),
-            after="Effort",
+            placed_after="Effort",
         ),
     ),
     plots=(("Health", Plot("Hail", "stones", (Curve("weather/hail", "hail"),))),),
-    time_parts=(TimePart("timing_s/forecast", "forecast", after="timing_s/adv"),),
+    time_parts=(TimePart("timing_s/forecast", "forecast", placed_after="timing_s/adv"),),
     steps=StepView(
         badge="season",
         flags=("storm",),
@@ -210,9 +210,9 @@ MEASURED = {
 
 
 def test_a_table_has_a_line_for_every_name_with_a_column_and_intervals_in_brackets():
-    assert SKY.lines(MEASURED) == ["late_summer", "winter"] and SKY.lines({}) == []
-    assert SKY.cells(MEASURED, "late_summer") == ["late summer", "2.5 (2.0 to 3.1)", ""]
-    assert SKY.cells(MEASURED, "winter") == ["winter", "", "7"]
+    assert SKY.line_names(MEASURED) == ["late_summer", "winter"] and SKY.line_names({}) == []
+    assert SKY.line_cells(MEASURED, "late_summer") == ["late summer", "2.5 (2.0 to 3.1)", ""]
+    assert SKY.line_cells(MEASURED, "winter") == ["winter", "", "7"]
     shown = Console(width=80, record=True, file=io.StringIO())
     shown.print(build_metric_table(SKY, MEASURED))
     text = shown.export_text().splitlines()
@@ -250,8 +250,12 @@ def test_tables_and_points_of_any_method_are_in_the_report(run_dir):
 
 def test_arranging_keeps_the_order_of_the_others():
     own = [KeyFigure("a", "a"), KeyFigure("b", "b")]
-    added = [KeyFigure("c", "c", after="a"), KeyFigure("d", "d", after="x"), KeyFigure("e", "e")]
-    assert [figure.name for figure in arrange(own, added)] == ["a", "c", "b", "d", "e"]
+    added = [
+        KeyFigure("c", "c", placed_after="a"),
+        KeyFigure("d", "d", placed_after="x"),
+        KeyFigure("e", "e"),
+    ]
+    assert [figure.name for figure in insert_entries(own, added)] == ["a", "c", "b", "d", "e"]
 
 
 def test_contributors_are_imported_by_name(monkeypatch, caplog):
@@ -259,7 +263,7 @@ def test_contributors_are_imported_by_name(monkeypatch, caplog):
     monkeypatch.setattr(sections, "CONTRIBUTORS", modules)
     sections.import_contributors.cache_clear()
     with caplog.at_level(logging.WARNING):
-        assert "rlvcr" in [contribution.name for contribution in contributions()]
+        assert "rlvcr" in [contribution.name for contribution in load_contributions()]
     assert [record.args for record in caplog.records] == [("no_such_package.sections",)]
     sections.import_contributors.cache_clear()
 
@@ -304,10 +308,16 @@ FIELDS = {
 
 def test_a_validation_measures_the_shares_of_levels():
     rows = [
-        [ThinkingStep(step=0, level=2, **FIELDS), ThinkingStep(step=1, level=4, **FIELDS)],
-        [ThinkingStep(step=0, level=2, **FIELDS), ThinkingStep(step=1, level=None, **FIELDS)],
+        [
+            ThinkingTurnRecord(step=0, level=2, **FIELDS),
+            ThinkingTurnRecord(step=1, level=4, **FIELDS),
+        ],
+        [
+            ThinkingTurnRecord(step=0, level=2, **FIELDS),
+            ThinkingTurnRecord(step=1, level=None, **FIELDS),
+        ],
     ]
-    metrics = validation_metrics(played(rows))
+    metrics = compute_validation_metrics(played(rows))
     shares = [metrics[f"val/level_share_{level}"] for level in (1, 2, 3, 4)]
     assert shares == pytest.approx([0.0, 2 / 3, 0.0, 1 / 3])
     assert metrics["val/success_rate"] == 1.0
@@ -315,20 +325,20 @@ def test_a_validation_measures_the_shares_of_levels():
 
 def test_levels_are_related_to_what_the_environment_names_and_else_to_its_states():
     # Observations are all alike, states two, and the level follows the state: log 2.
-    rows = [[ThinkingStep(step=k, level=1 + k, **FIELDS) for k in (0, 1)] for _ in range(8)]
-    found = validation_metrics(played(rows))
+    rows = [[ThinkingTurnRecord(step=k, level=1 + k, **FIELDS) for k in (0, 1)] for _ in range(8)]
+    found = compute_validation_metrics(played(rows))
     assert found["val/level_information"] == pytest.approx(math.log(2))
     # By name the two are one.
     named = [[replace(step, situation="a fork") for step in row] for row in rows]
-    assert validation_metrics(played(named))["val/level_information"] == 0.0
+    assert compute_validation_metrics(played(named))["val/level_information"] == 0.0
 
 
 def test_steps_without_levels_have_no_shares():
-    rows = [[StepRecord(step=0, **FIELDS)], [ThinkingStep(step=0, **FIELDS)]]
-    assert rlvcr.report_sections.level_shares(played(rows), "val") == {}
+    rows = [[StepRecord(step=0, **FIELDS)], [ThinkingTurnRecord(step=0, **FIELDS)]]
+    assert rlvcr.report_sections.compute_level_shares(played(rows), "val") == {}
 
 
 @pytest.mark.usefixtures("alone")
 def test_every_contribution_measures_a_batch():
     sections.CONTRIBUTIONS.append(WEATHER)
-    assert batch_metrics(played([[], []]), "val") == {"val/rows": 2.0}
+    assert compute_contributed_metrics(played([[], []]), "val") == {"val/rows": 2.0}

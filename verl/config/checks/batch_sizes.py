@@ -1,13 +1,13 @@
 """Checks of lengths, batch sizes and sampling."""
 
-from verl.config.checks.no_effect import names_data
-from verl.config.derive import plays_files, trajectories_per_iteration
-from verl.config.problems import Context, Problems, problem
+from verl.config.checks.no_effect import trains_on_files
+from verl.config.derive import trajectories_per_step, uses_file_tasks
+from verl.config.problems import CheckContext, Problems, build_problem
 from verl.config.schema import PPOConfig
-from verl.config.settings import lookup
+from verl.config.settings import value_at_path
 
 
-def check_lengths(cfg: PPOConfig, _ctx: Context) -> Problems:
+def check_lengths(cfg: PPOConfig, _ctx: CheckContext) -> Problems:
     """Check that rows fit into the engine's context and into micro-batches."""
     data = cfg.data
     rollout = cfg.actor_rollout_ref.rollout
@@ -17,7 +17,7 @@ def check_lengths(cfg: PPOConfig, _ctx: Context) -> Problems:
         lengths = f"data.max_prompt_length + data.max_response_length = {row} tokens"
         why = f"the engine must hold a whole row, {lengths}"
         fix = "raise it or set it to null, or lower the two lengths"
-        yield problem(
+        yield build_problem(
             cfg, "actor_rollout_ref.rollout.max_model_len", why, f"{row} or more, or null", fix
         )
     # The default is data.max_response_length. That fits windows, where a response is one turn, but
@@ -25,7 +25,7 @@ def check_lengths(cfg: PPOConfig, _ctx: Context) -> Problems:
     if cfg.env.max_turn_tokens > data.max_response_length:
         why = "a turn must fit into the response"
         allowed = f"data.max_response_length ({data.max_response_length}) or less"
-        yield problem(
+        yield build_problem(
             cfg, "env.max_turn_tokens", why, allowed, "lower it, or raise data.max_response_length"
         )
     elif (
@@ -39,7 +39,7 @@ def check_lengths(cfg: PPOConfig, _ctx: Context) -> Problems:
         )
         allowed = f"less than {data.max_response_length}"
         fix = "set it to the longest turn, in tokens"
-        yield problem(cfg, "env.max_turn_tokens", why, allowed, fix)
+        yield build_problem(cfg, "env.max_turn_tokens", why, allowed, fix)
     if (
         not rollout.enable_chunked_prefill
         and rollout.max_num_batched_tokens < rollout.max_model_len
@@ -47,7 +47,7 @@ def check_lengths(cfg: PPOConfig, _ctx: Context) -> Problems:
         key = "actor_rollout_ref.rollout.max_num_batched_tokens"
         fix = "raise it, or enable_chunked_prefill=true"
         why = "a whole prompt must fit into an engine step"
-        yield problem(cfg, key, why, f"{rollout.max_model_len} or more", fix)
+        yield build_problem(cfg, key, why, f"{rollout.max_model_len} or more", fix)
     prefix = "actor_rollout_ref.actor"
     # A row is never split over micro-batches, so the longest row must fit into one.
     if actor.use_dynamic_bsz and actor.ppo_max_token_len_per_gpu < row:
@@ -55,18 +55,18 @@ def check_lengths(cfg: PPOConfig, _ctx: Context) -> Problems:
             f"the longest row has {row} tokens (data.max_prompt_length + data.max_response_length)"
         )
         fix = f"{prefix}.ppo_max_token_len_per_gpu={row}, or shorter rows"
-        yield problem(cfg, f"{prefix}.ppo_max_token_len_per_gpu", why, f"{row} or more", fix)
+        yield build_problem(cfg, f"{prefix}.ppo_max_token_len_per_gpu", why, f"{row} or more", fix)
     if not actor.use_dynamic_bsz and actor.ppo_micro_batch_size_per_gpu is None:
         fix = f"set a number, or {prefix}.use_dynamic_bsz=true"
         key = f"{prefix}.ppo_micro_batch_size_per_gpu"
-        yield problem(cfg, key, "micro-batches have no size", "1 or more", fix)
+        yield build_problem(cfg, key, "micro-batches have no size", "1 or more", fix)
 
 
-def check_batches(cfg: PPOConfig, _ctx: Context) -> Problems:
+def check_batches(cfg: PPOConfig, _ctx: CheckContext) -> Problems:
     """Check that mini-batches divide the batch and have a trajectory for every rank."""
     actor = cfg.actor_rollout_ref.actor
     tasks = cfg.data.train_batch_size
-    trajectories = trajectories_per_iteration(cfg)
+    trajectories = trajectories_per_step(cfg)
     ranks = cfg.trainer.n_gpus_per_node * cfg.trainer.nnodes
     prefix = "actor_rollout_ref.actor"
     # True if the number was derived from the size: the message has to name the key that was set.
@@ -74,23 +74,23 @@ def check_batches(cfg: PPOConfig, _ctx: Context) -> Problems:
     if by_size and tasks > actor.ppo_mini_batch_size and tasks % actor.ppo_mini_batch_size:
         allowed = f"a divisor of data.train_batch_size ({tasks}), or any larger number"
         fix = "choose a divisor, or set the number of optimizer steps with ppo_mini_batches"
-        yield problem(
+        yield build_problem(
             cfg, f"{prefix}.ppo_mini_batch_size", "does not divide the batch", allowed, fix
         )
     elif trajectories % actor.ppo_mini_batches:
         why = f"does not divide the {trajectories} trajectories of a training step"
         allowed = f"a divisor of data.train_batch_size * env.rollout.n ({trajectories})"
-        yield problem(cfg, f"{prefix}.ppo_mini_batches", why, allowed, "choose a divisor")
+        yield build_problem(cfg, f"{prefix}.ppo_mini_batches", why, allowed, "choose a divisor")
     # A rank without a trajectory would have no work and wait for the others.
     elif trajectories // actor.ppo_mini_batches < ranks:
         size = trajectories // actor.ppo_mini_batches
         why = f"a mini-batch has {size} trajectories for {ranks} ranks"
         fix = "fewer mini-batches or ranks, or a larger data.train_batch_size"
         allowed = f"{max(1, trajectories // ranks)} or fewer"
-        yield problem(cfg, f"{prefix}.ppo_mini_batches", why, allowed, fix)
+        yield build_problem(cfg, f"{prefix}.ppo_mini_batches", why, allowed, fix)
 
 
-def check_sampling(cfg: PPOConfig, _ctx: Context) -> Problems:
+def check_sampling(cfg: PPOConfig, _ctx: CheckContext) -> Problems:
     """Check that training samples from all tokens, and the group size."""
     rollout = cfg.actor_rollout_ref.rollout
     prefix = "actor_rollout_ref.rollout"
@@ -98,12 +98,12 @@ def check_sampling(cfg: PPOConfig, _ctx: Context) -> Problems:
         key = f"{prefix}.temperature" if rollout.temperature == 0 else f"{prefix}.do_sample"
         fix = f"{prefix}.temperature=1.0 {prefix}.do_sample=true (val_kwargs apply to validation)"
         why = "greedy trajectories of a task are all equal"
-        yield problem(cfg, key, why, "sampling in training", fix)
+        yield build_problem(cfg, key, why, "sampling in training", fix)
     for where in (prefix, f"{prefix}.val_kwargs"):
         trained = where == prefix and not cfg.trainer.val_only
         yield from _truncation_problems(cfg, where, trained)
     if rollout.name == "hf" and rollout.engine_kwargs:
-        yield problem(
+        yield build_problem(
             cfg,
             f"{prefix}.engine_kwargs",
             "the engine hf accepts no arguments",
@@ -121,15 +121,15 @@ def _group_size_problems(cfg: PPOConfig) -> Problems:
     key = "actor_rollout_ref.rollout.n"
     n = cfg.actor_rollout_ref.rollout.n
     group = cfg.env.rollout.n
-    if n == 1 or (plays_files(cfg) and n == group):
+    if n == 1 or (uses_file_tasks(cfg) and n == group):
         return
-    if plays_files(cfg):
+    if uses_file_tasks(cfg):
         why = f"env.rollout.n={group} is another group size"
-        yield problem(cfg, key, why, "one group size", "do not set env.rollout.n")
+        yield build_problem(cfg, key, why, "one group size", "do not set env.rollout.n")
     # If files are refused, the fix must not suggest keys of an environment.
-    elif not names_data(cfg):
+    elif not trains_on_files(cfg):
         fix = f"env.rollout.n={n} {key}=1"
-        yield problem(cfg, key, "an environment's group size is env.rollout.n", "1", fix)
+        yield build_problem(cfg, key, "an environment's group size is env.rollout.n", "1", fix)
 
 
 def _truncation_problems(cfg: PPOConfig, where: str, trained: bool) -> Problems:
@@ -137,7 +137,7 @@ def _truncation_problems(cfg: PPOConfig, where: str, trained: bool) -> Problems:
     whole = {"top_p": 1.0, "top_k": -1}
     for name, all_tokens in whole.items():
         key = f"{where}.{name}"
-        value = lookup(cfg, key)
+        value = value_at_path(cfg, key)
         if value == all_tokens:
             continue
         fix = f"{key}={all_tokens}"
@@ -145,7 +145,7 @@ def _truncation_problems(cfg: PPOConfig, where: str, trained: bool) -> Problems:
         if trained:
             why = "tokens sampled from a truncated distribution would be scored with the full one"
             fix += f" (val_kwargs.{name} truncates in validation)"
-            yield problem(cfg, key, why, f"{all_tokens} (all tokens)", fix)
+            yield build_problem(cfg, key, why, f"{all_tokens} (all tokens)", fix)
         elif value == 0:
             allowed = "more than 0, at most 1" if name == "top_p" else "-1 (all) or 1 and more"
-            yield problem(cfg, key, "excludes every token", allowed, fix)
+            yield build_problem(cfg, key, "excludes every token", allowed, fix)

@@ -6,21 +6,21 @@ from pathlib import Path
 from verl.config.derive import (
     declared_tasks,
     engine_count,
-    engine_gpus,
-    have_own_gpus,
+    engine_gpus_by_node,
+    engines_have_separate_gpus,
     known_tasks,
     vllm_transfer_backend,
 )
 from verl.config.plugins import env_section
-from verl.config.problems import Context, Problems, problem, unknown_name
+from verl.config.problems import CheckContext, Problems, build_problem, unknown_name_problem
 from verl.config.schema import PPOConfig, SFTConfig
-from verl.config.settings import lookup
+from verl.config.settings import value_at_path
 from verl.config.settings.hints import did_you_mean
-from verl.config.settings.reading import from_text, read
+from verl.config.settings.reading import from_text, read_section
 from verl.names import CHECKPOINT_MANIFEST, TRACKERS
 
 
-def check_devices(cfg: PPOConfig, ctx: Context) -> Problems:
+def check_devices(cfg: PPOConfig, ctx: CheckContext) -> Problems:
     """Check that ranks and engines fit the devices."""
     trainer = cfg.trainer
     ranks = trainer.n_gpus_per_node * trainer.nnodes
@@ -32,13 +32,13 @@ def check_devices(cfg: PPOConfig, ctx: Context) -> Problems:
         yield from _parallel_problems(cfg)
     else:
         yield from cpu_problems(cfg)
-    yield from _joint_problems(cfg)
+    yield from _sequence_parallel_problems(cfg)
     for where in ("actor_rollout_ref.actor", "actor_rollout_ref.ref", "critic.model"):
         key = f"{where}.fsdp_config.fsdp_size"
-        size = lookup(cfg, key)
+        size = value_at_path(cfg, key)
         # Every fsdp_size ranks share one copy of the parameters; a remainder cannot form a copy.
         if size != -1 and (size < 1 or ranks % size):
-            yield problem(
+            yield build_problem(
                 cfg,
                 key,
                 f"does not divide the {ranks} ranks",
@@ -52,7 +52,7 @@ def engine_problems(cfg: PPOConfig) -> Problems:
     yield from _parallel_problems(cfg)
     yield from _transfer_problems(cfg, "cuda")
     key = "actor_rollout_ref.rollout.num_workers"
-    devices = sum(engine_gpus(cfg))
+    devices = sum(engine_gpus_by_node(cfg))
     each = cfg.actor_rollout_ref.rollout.tensor_model_parallel_size
     engines = engine_count(cfg, "cuda")
     if engines * each > devices:
@@ -60,7 +60,7 @@ def engine_problems(cfg: PPOConfig) -> Problems:
         of = f" of {each} devices" if each > 1 else ""
         why = f"{engines} engines{of} on {devices} devices, and a device can hold one engine"
         fix = f"{key}={most}, or more devices" if most else "more devices"
-        yield problem(cfg, key, why, f"{most} or fewer", fix)
+        yield build_problem(cfg, key, why, f"{most} or fewer", fix)
 
 
 def cpu_problems(cfg: PPOConfig) -> Problems:
@@ -69,48 +69,50 @@ def cpu_problems(cfg: PPOConfig) -> Problems:
     yield from _transfer_problems(cfg, "cpu")
 
 
-def _joint_problems(cfg: PPOConfig) -> Problems:
+def _sequence_parallel_problems(cfg: PPOConfig) -> Problems:
     """Check that ranks which compute a row together are on one node, and are not compiled."""
     ranks = cfg.trainer.n_gpus_per_node
     for where in ("actor_rollout_ref.actor", "critic"):
         key = f"{where}.ulysses_sequence_parallel_size"
-        size = lookup(cfg, key)
+        size = value_at_path(cfg, key)
         if ranks % size:
             why = f"does not divide the {ranks} ranks of a node, which compute a row together"
-            yield problem(cfg, key, why, f"divisors of {ranks}", f"{key}=1")
+            yield build_problem(cfg, key, why, f"divisors of {ranks}", f"{key}=1")
     compiled = "actor_rollout_ref.actor.use_torch_compile"
-    if cfg.actor_rollout_ref.actor.ulysses_sequence_parallel_size > 1 and lookup(cfg, compiled):
+    if cfg.actor_rollout_ref.actor.ulysses_sequence_parallel_size > 1 and value_at_path(
+        cfg, compiled
+    ):
         why = "layers in which ranks exchange activations are not compiled"
         fix = f"{compiled}=false, or actor_rollout_ref.actor.ulysses_sequence_parallel_size=1"
-        yield problem(cfg, compiled, why, "false", fix)
+        yield build_problem(cfg, compiled, why, "false", fix)
 
 
 def _attention_problems(cfg: PPOConfig) -> Problems:
     for key in ("actor_rollout_ref.model.attn_implementation", "critic.model.attn_implementation"):
-        if lookup(cfg, key) == "flex":
+        if value_at_path(cfg, key) == "flex":
             why = "FlexAttention has no gradient on a CPU"
-            yield problem(cfg, key, why, "sdpa without a GPU", f"{key}=sdpa")
+            yield build_problem(cfg, key, why, "sdpa without a GPU", f"{key}=sdpa")
 
 
 def _parallel_problems(cfg: PPOConfig) -> Problems:
     yield from _node_problems(cfg)
     key = "actor_rollout_ref.rollout.tensor_model_parallel_size"
-    each = lookup(cfg, key)
+    each = value_at_path(cfg, key)
     if each == 1:
         return
     rollout = cfg.actor_rollout_ref.rollout
-    devices = engine_gpus(cfg)[0]
+    devices = engine_gpus_by_node(cfg)[0]
     if rollout.name == "hf":
         fix = f"{key}=1, or actor_rollout_ref.rollout.name=vllm"
-        yield problem(cfg, key, "the hf engine uses one device", "1", fix)
+        yield build_problem(cfg, key, "the hf engine uses one device", "1", fix)
     elif devices % each:
         why = f"a node has {devices} devices, and all devices of an engine are on one node"
-        yield problem(cfg, key, why, f"a divisor of {devices}", f"{key}=1")
+        yield build_problem(cfg, key, why, f"a divisor of {devices}", f"{key}=1")
     elif rollout.name == "vllm" and rollout.weight_transfer == "store":
         where = "actor_rollout_ref.rollout.weight_transfer"
         why = f"an engine of {each} devices gets its weights by a transport of vLLM"
-        allowed = ", ".join(["auto", *_ways_on_gpus(cfg)])
-        yield problem(cfg, where, why, allowed, f"{where}=auto, or {key}=1")
+        allowed = ", ".join(["auto", *_gpu_transfers(cfg)])
+        yield build_problem(cfg, where, why, allowed, f"{where}=auto, or {key}=1")
 
 
 def _node_problems(cfg: PPOConfig) -> Problems:
@@ -119,16 +121,16 @@ def _node_problems(cfg: PPOConfig) -> Problems:
     if rollout.n_gpus_per_node and not rollout.nnodes:
         why = "engines share the GPUs of the training ranks (actor_rollout_ref.rollout.nnodes=0)"
         fix = f"actor_rollout_ref.rollout.nnodes=1, or {key}=null"
-        yield problem(cfg, key, why, "null", fix)
+        yield build_problem(cfg, key, why, "null", fix)
 
 
 def _transfer_problems(cfg: PPOConfig, device: str) -> Problems:
     key = "actor_rollout_ref.rollout.weight_transfer"
-    transfer = lookup(cfg, key)
+    transfer = value_at_path(cfg, key)
     if transfer in ("auto", "store"):
         return
     name = cfg.actor_rollout_ref.rollout.name
-    has_separate_gpus = have_own_gpus(cfg, device)
+    has_separate_gpus = engines_have_separate_gpus(cfg, device)
     if device != "cuda":
         why = "it sends weights from GPU to GPU, and trainer.device is cpu"
     elif name != "vllm":
@@ -142,24 +144,24 @@ def _transfer_problems(cfg: PPOConfig, device: str) -> Problems:
         )
     else:
         return
-    possible = _ways_on_gpus(cfg) if device == "cuda" and name == "vllm" else ["store"]
-    yield problem(cfg, key, why, ", ".join(["auto", *possible]), f"{key}=auto")
+    possible = _gpu_transfers(cfg) if device == "cuda" and name == "vllm" else ["store"]
+    yield build_problem(cfg, key, why, ", ".join(["auto", *possible]), f"{key}=auto")
 
 
-def _ways_on_gpus(cfg: PPOConfig) -> list[str]:
+def _gpu_transfers(cfg: PPOConfig) -> list[str]:
     """Return the weight transfers that vLLM supports on the GPUs of its engines."""
     each = cfg.actor_rollout_ref.rollout.tensor_model_parallel_size
     return [vllm_transfer_backend(cfg)] if each > 1 else [vllm_transfer_backend(cfg), "store"]
 
 
-def check_ray(cfg: PPOConfig, _ctx: Context) -> Problems:
+def check_ray(cfg: PPOConfig, _ctx: CheckContext) -> Problems:
     """Refuse resources for a Ray cluster that the run does not start."""
     if cfg.ray_init.address is None:
         return
     for name in ("num_cpus", "num_gpus", "object_store_gb"):
         if getattr(cfg.ray_init, name) is not None:
             why = f"the cluster at ray_init.address={cfg.ray_init.address} sets its resources"
-            yield problem(
+            yield build_problem(
                 cfg,
                 f"ray_init.{name}",
                 why,
@@ -168,7 +170,7 @@ def check_ray(cfg: PPOConfig, _ctx: Context) -> Problems:
             )
 
 
-def check_run(cfg: PPOConfig | SFTConfig, ctx: Context) -> Problems:
+def check_run(cfg: PPOConfig | SFTConfig, ctx: CheckContext) -> Problems:
     """Check the checkpoint, the names, the trackers and the reward file of a run."""
     yield from _checkpoint_problems(cfg, ctx)
     yield from _name_problems(cfg)
@@ -176,72 +178,78 @@ def check_run(cfg: PPOConfig | SFTConfig, ctx: Context) -> Problems:
         if name not in TRACKERS:
             fix = did_you_mean(name, TRACKERS).removeprefix("; ") or "choose one of those"
             why = f"{name!r} is not a tracker"
-            yield problem(cfg, "trainer.logger", why, ", ".join(TRACKERS), fix)
+            yield build_problem(cfg, "trainer.logger", why, ", ".join(TRACKERS), fix)
     if isinstance(cfg, PPOConfig) and ctx.check_files:
         key = "custom_reward_function.path"
-        path = lookup(cfg, key)
+        path = value_at_path(cfg, key)
         if path is not None and not Path(path).expanduser().is_file():
             fix = "correct the path, or set it to null"
-            yield problem(cfg, key, "no such file", "a Python file", fix, "missing_file")
+            yield build_problem(cfg, key, "no such file", "a Python file", fix, "missing_file")
 
 
 def _name_problems(cfg: PPOConfig | SFTConfig) -> Problems:
     """Check that names give a directory below ``runs/``, and that the run directory has a name."""
     for name in ("project_name", "experiment_name", "default_local_dir"):
         key = f"trainer.{name}"
-        value = str(lookup(cfg, key))
+        value = str(value_at_path(cfg, key))
         parts = value.split("/")
         if not value.strip() or not value.isprintable():
             why = "it has unprintable characters" if value.strip() else "it is empty"
-            yield problem(cfg, key, why, "a name in one line", f"{key}=NAME")
+            yield build_problem(cfg, key, why, "a name in one line", f"{key}=NAME")
         elif name != "default_local_dir" and {"", ".", ".."} & set(parts):
             why = "the run directory would be outside of runs/"
             allowed = "a name, or names with / between them"
-            yield problem(cfg, key, why, allowed, f"{key}=NAME, or trainer.default_local_dir=DIR")
+            yield build_problem(
+                cfg, key, why, allowed, f"{key}=NAME, or trainer.default_local_dir=DIR"
+            )
 
 
-def _checkpoint_problems(cfg: PPOConfig | SFTConfig, ctx: Context) -> Problems:
+def _checkpoint_problems(cfg: PPOConfig | SFTConfig, ctx: CheckContext) -> Problems:
     trainer = cfg.trainer
     key = "trainer.resume_from_path"
     allowed = "the directory of a checkpoint, .../global_step_N"
     if trainer.resume_mode == "resume_path" and not trainer.resume_from_path:
         why = "resume_mode=resume_path needs a checkpoint"
-        yield problem(cfg, key, why, allowed, "name a checkpoint, or trainer.resume_mode=auto")
+        yield build_problem(
+            cfg, key, why, allowed, "name a checkpoint, or trainer.resume_mode=auto"
+        )
     if not trainer.resume_from_path or not ctx.check_files:
         return
     directory = Path(trainer.resume_from_path)
     if not directory.is_dir():
         fix = "name an existing checkpoint"
-        yield problem(cfg, key, "no such directory", allowed, fix, "missing_directory")
+        yield build_problem(cfg, key, "no such directory", allowed, fix, "missing_directory")
     elif not (directory / CHECKPOINT_MANIFEST).is_file():
         manifests = directory.glob(f"**/{CHECKPOINT_MANIFEST}")
         checkpoints = sorted(manifest.parent for manifest in manifests)
         newest = max(checkpoints, key=lambda path: path.stat().st_mtime, default=None)
         fix = f"{key}={newest}" if newest else "name a directory global_step_N of a run"
         why = f"it is not a checkpoint: there is no {CHECKPOINT_MANIFEST} in it"
-        yield problem(cfg, key, why, allowed, fix, "no_checkpoint")
+        yield build_problem(cfg, key, why, allowed, fix, "no_checkpoint")
 
 
-def check_env(cfg: PPOConfig | SFTConfig, ctx: Context) -> Problems:
+def check_env(cfg: PPOConfig | SFTConfig, ctx: CheckContext) -> Problems:
     """Check that the environment exists and has enough tasks for a batch and for validation."""
     env = cfg.env
     known = ctx.names.environments
     if known is not None and env.name not in known and ":" not in env.env_name:
-        yield unknown_name(cfg, "env.env_name", env.env_name, known)
+        yield unknown_name_problem(cfg, "env.env_name", env.env_name, known)
     section = env_section(env.name)
     if section is not None:
-        yield from read(section, from_text(env.kwargs, section), "env.kwargs").problems.values()
+        yield from read_section(
+            section, from_text(env.kwargs, section), "env.kwargs"
+        ).problems.values()
     for key in ("env.reset_timeout_s", "env.step_timeout_s"):
-        if lookup(cfg, key) <= 0:
-            yield problem(cfg, key, "every call would time out", "more than 0", f"{key}=30")
+        if value_at_path(cfg, key) <= 0:
+            yield build_problem(cfg, key, "every call would time out", "more than 0", f"{key}=30")
     held_out = declared_tasks(env, "val")
     if held_out is not None and env.val_tasks is not None and env.val_tasks > held_out:
         why = f"only {held_out} tasks are held out"
         fix = f"a smaller validation set, or more tasks (env.{env.name})"
-        yield problem(cfg, "env.val_tasks", why, f"at most {held_out}", fix)
+        yield build_problem(cfg, "env.val_tasks", why, f"at most {held_out}", fix)
     tasks = known_tasks(env)
     if isinstance(cfg, PPOConfig) and tasks is not None and cfg.data.train_batch_size > tasks:
         why = f"there are {tasks} training tasks, and a batch contains a task only once"
         fix = f"a smaller batch, or more tasks (env.train_tasks, env.{env.name})"
         allowed = "at most the number of training tasks"
-        yield problem(cfg, "data.train_batch_size", why, allowed, fix)
+        yield build_problem(cfg, "data.train_batch_size", why, allowed, fix)

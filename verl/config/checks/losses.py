@@ -1,20 +1,20 @@
 """Checks of losses: clip ranges, settings of a policy loss, optimisers, corrections."""
 
-from verl.config.problems import Context, Problems, problem
-from verl.config.registered_names import compares_with_greedy_play
+from verl.config.problems import CheckContext, Problems, build_problem
+from verl.config.registered_names import estimator_uses_greedy_baseline
 from verl.config.schema import PPOConfig
-from verl.config.settings import lookup
+from verl.config.settings import value_at_path
 
 ACTOR = "actor_rollout_ref.actor"
 
 
-def check_losses(cfg: PPOConfig, _ctx: Context) -> Problems:
+def check_losses(cfg: PPOConfig, _ctx: CheckContext) -> Problems:
     """Check clip ranges, optimisers and contents of checkpoints."""
     actor = cfg.actor_rollout_ref.actor
     prefix = "actor_rollout_ref.actor"
     # The ratio is clipped at 1 - clip_ratio_low. It is positive, so a bound <= 0 never applies.
     if actor.clip_ratio_low >= 1:
-        yield problem(
+        yield build_problem(
             cfg,
             f"{prefix}.clip_ratio_low",
             "the ratio is never negative",
@@ -24,7 +24,7 @@ def check_losses(cfg: PPOConfig, _ctx: Context) -> Problems:
     # The schema allows 1. With it, tokens with a negative advantage and a ratio above 1 would have
     # no gradient.
     if actor.clip_ratio_c <= 1:
-        yield problem(
+        yield build_problem(
             cfg,
             f"{prefix}.clip_ratio_c",
             "dual clip needs a bound above 1",
@@ -33,85 +33,85 @@ def check_losses(cfg: PPOConfig, _ctx: Context) -> Problems:
         )
     yield from _loss_problems(cfg, prefix)
     for where in (prefix, "critic"):
-        if len(lookup(cfg, f"{where}.optim.betas")) != 2:
-            yield problem(
+        if len(value_at_path(cfg, f"{where}.optim.betas")) != 2:
+            yield build_problem(
                 cfg,
                 f"{where}.optim.betas",
                 "AdamW has two betas",
                 "a list of two",
                 f"{where}.optim.betas=[0.9,0.999]",
             )
-        if "model" not in (contents := lookup(cfg, key := f"{where}.checkpoint.contents")):
+        if "model" not in (contents := value_at_path(cfg, key := f"{where}.checkpoint.contents")):
             fix = f"{key}=[model,optimizer,extra]"
             why = "a run could not be resumed"
-            yield problem(cfg, key, why, "a list with model in it", fix)
+            yield build_problem(cfg, key, why, "a list with model in it", fix)
         elif where == "critic" and "hf_model" in contents:
             why = "a value model cannot be saved in Hugging Face format"
             allowed = "model, optimizer, extra"
-            yield problem(cfg, key, why, allowed, f"{key}=[model,optimizer,extra]")
+            yield build_problem(cfg, key, why, allowed, f"{key}=[model,optimizer,extra]")
 
 
-def check_rollout_correction(cfg: PPOConfig, _ctx: Context) -> Problems:
+def check_rollout_correction(cfg: PPOConfig, _ctx: CheckContext) -> Problems:
     """Check that both log-probs exist that a rollout correction compares."""
     correction = cfg.algorithm.rollout_correction
     prefix = "algorithm.rollout_correction"
     for name in ("rollout_is", "rollout_rs"):
-        if lookup(correction, name) is None:
+        if value_at_path(correction, name) is None:
             continue
         if correction.bypass_mode:
             why = "bypass_mode=true computes no old log-probs to compare with"
             fix = f"{prefix}.{name}=null, or {prefix}.bypass_mode=false"
-            yield problem(cfg, f"{prefix}.{name}", why, "null", fix)
+            yield build_problem(cfg, f"{prefix}.{name}", why, "null", fix)
         elif cfg.env.allow_retokenized:
             why = "tokenised text has no rollout log-probs (env.allow_retokenized)"
             fix = f"{prefix}.{name}=null, or env.allow_retokenized=false"
-            yield problem(cfg, f"{prefix}.{name}", why, "null", fix)
+            yield build_problem(cfg, f"{prefix}.{name}", why, "null", fix)
     if correction.bypass_mode and cfg.env.allow_retokenized:
         why = "tokenised text has no rollout log-probs (env.allow_retokenized)"
         fix = f"{prefix}.bypass_mode=false"
-        yield problem(cfg, f"{prefix}.bypass_mode", why, "false", fix)
+        yield build_problem(cfg, f"{prefix}.bypass_mode", why, "false", fix)
 
 
-def check_overlap(cfg: PPOConfig, ctx: Context) -> Problems:
+def check_overlap(cfg: PPOConfig, ctx: CheckContext) -> Problems:
     """Check that off-policy rollouts are corrected, and that partial rollouts are possible."""
-    yield from _carry_problems(cfg)
+    yield from _partial_rollout_problems(cfg)
     if cfg.trainer.rollout_overlap == "off":
         return
     key = "trainer.rollout_overlap"
     correction = cfg.algorithm.rollout_correction
-    if compares_with_greedy_play(cfg, ctx):
+    if estimator_uses_greedy_baseline(cfg, ctx):
         why = (
             "the estimator compares with greedy trajectories, which are scored in the trainer's "
             "thread"
         )
-        yield problem(cfg, key, why, "off", f"{key}=off")
+        yield build_problem(cfg, key, why, "off", f"{key}=off")
     if cfg.env.allow_retokenized:
         why = "an older policy generates, and tokenised text has none of its log-probs"
         fix = f"{key}=off, or env.allow_retokenized=false"
-        yield problem(cfg, key, why, "off with env.allow_retokenized", fix)
+        yield build_problem(cfg, key, why, "off with env.allow_retokenized", fix)
     elif not (correction.rollout_is or correction.rollout_rs or correction.bypass_mode):
         why = "an older policy generates without a correction (trainer.rollout_overlap)"
         name = "algorithm.rollout_correction.rollout_is"
-        yield problem(cfg, name, why, "token, sequence", f"{name}=token, or {key}=off")
+        yield build_problem(cfg, name, why, "token, sequence", f"{name}=token, or {key}=off")
 
 
-def _carry_problems(cfg: PPOConfig) -> Problems:
+def _partial_rollout_problems(cfg: PPOConfig) -> Problems:
     key = "env.rollout.carry_over"
     if not cfg.env.rollout.carry_over:
         return
     if cfg.trainer.rollout_overlap == "off":
         fix = f"{key}=0, or trainer.rollout_overlap=one_step"
         why = "no trajectories are generated while the policy is updated (trainer.rollout_overlap)"
-        yield problem(cfg, key, why, "0", fix)
+        yield build_problem(cfg, key, why, "0", fix)
     if cfg.env.rollout.carry_over > cfg.data.train_batch_size:
         allowed = f"data.train_batch_size ({cfg.data.train_batch_size}) or less"
-        yield problem(cfg, key, "exceeds the number of groups of a step", allowed, f"{key}=1")
+        yield build_problem(cfg, key, "exceeds the number of groups of a step", allowed, f"{key}=1")
     if cfg.algorithm.filter_groups.enable:
         why = "filter_groups.enable waits for all groups until enough of them are kept"
-        yield problem(cfg, key, why, "0", f"{key}=0")
+        yield build_problem(cfg, key, why, "0", f"{key}=0")
 
 
-def check_gdpo(cfg: PPOConfig, _ctx: Context) -> Problems:
+def check_gdpo(cfg: PPOConfig, _ctx: CheckContext) -> Problems:
     """Check that GDPO has rewards to sum, and that no other setting changes the reward."""
     algorithm = cfg.algorithm
     if algorithm.adv_estimator != "gdpo":
@@ -121,17 +121,17 @@ def check_gdpo(cfg: PPOConfig, _ctx: Context) -> Problems:
     if not keys:
         fix = "algorithm.gdpo_reward_keys=[accuracy,format], or reward_model.weights"
         allowed = "names of rewards that the function returns"
-        yield problem(cfg, "algorithm.gdpo_reward_keys", "gdpo has no reward", allowed, fix)
+        yield build_problem(cfg, "algorithm.gdpo_reward_keys", "gdpo has no reward", allowed, fix)
     if weights and len(weights) != len(keys):
         why = f"there are {len(keys)} rewards"
         allowed = f"a list of {len(keys)}, or []"
         fix = "one weight for each of gdpo_reward_keys"
-        yield problem(cfg, "algorithm.gdpo_reward_weights", why, allowed, fix)
+        yield build_problem(cfg, "algorithm.gdpo_reward_weights", why, allowed, fix)
     # GDPO sums the rewards of gdpo_reward_keys and would silently ignore these.
     for key in ("algorithm.use_kl_in_reward", f"{ACTOR}.use_invalid_action_penalty"):
-        if lookup(cfg, key):
+        if value_at_path(cfg, key):
             why = "gdpo reads only the rewards of gdpo_reward_keys"
-            yield problem(cfg, key, why, "false", f"{key}=false")
+            yield build_problem(cfg, key, why, "false", f"{key}=false")
 
 
 def _loss_problems(cfg: PPOConfig, prefix: str) -> Problems:
@@ -139,11 +139,13 @@ def _loss_problems(cfg: PPOConfig, prefix: str) -> Problems:
     actor = cfg.actor_rollout_ref.actor
     loss = actor.policy_loss
     for name in ("tau_pos", "tau_neg"):
-        if loss.loss_mode == "sapo" and lookup(actor, name) == 0:
+        if loss.loss_mode == "sapo" and value_at_path(actor, name) == 0:
             why = "sapo divides by it"
-            yield problem(cfg, f"{prefix}.{name}", why, "more than 0", f"{prefix}.{name}=1.0")
+            yield build_problem(cfg, f"{prefix}.{name}", why, "more than 0", f"{prefix}.{name}=1.0")
     if loss.loss_mode == "clip_cov" and loss.clip_cov_lb > loss.clip_cov_ub:
         key = f"{prefix}.policy_loss.clip_cov_lb"
         why = "the lower bound of the covariance is above the upper bound"
         allowed = f"clip_cov_ub ({loss.clip_cov_ub:g}) or less"
-        yield problem(cfg, key, why, allowed, f"{key}=1.0 {prefix}.policy_loss.clip_cov_ub=5.0")
+        yield build_problem(
+            cfg, key, why, allowed, f"{key}=1.0 {prefix}.policy_loss.clip_cov_ub=5.0"
+        )

@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from verl.config.compose import POLICIES_DIR
-from verl.config.problems import Context, Problems, problem
+from verl.config.problems import CheckContext, Problems, build_problem
 from verl.config.schema import PPOConfig, SFTConfig
-from verl.config.settings import lookup
+from verl.config.settings import value_at_path
 from verl.config.settings.hints import nearest_name
 
 POLICY = "actor_rollout_ref.model.path"
-MAKE_ONE = "train one there with a cold start: cold_start.enable=true"
+COLD_START_FIX = "train one there with a cold start: cold_start.enable=true"
 ALLOWED = "a directory in Hugging Face format, or a hub name"
 CHECKSUMS = "SHA256SUMS"  # file in a policy of the package, in the format of `sha256sum --check`
 
@@ -26,13 +26,13 @@ def is_local(path: str) -> bool:
 
 
 def check_directory(
-    cfg: PPOConfig | SFTConfig, key: str, ctx: Context, made: bool = False
+    cfg: PPOConfig | SFTConfig, key: str, ctx: CheckContext, made: bool = False
 ) -> Problems:
     """Check that the value of ``key`` is a hub name, or a directory with a model.
 
     If a cold start makes the model (``made``), the directory may be missing.
     """
-    path = lookup(cfg, key)
+    path = value_at_path(cfg, key)
     if path is None or not ctx.check_files:
         return
     directory = Path(path)
@@ -42,31 +42,31 @@ def check_directory(
         fix = "restore the file: install the package again, or `git checkout` it"
         if key == POLICY:
             fix += f"; or train a new policy: {key}=data/models/NEW cold_start.enable=true"
-        yield problem(cfg, key, why, f"the files that {CHECKSUMS} names", fix, "altered_file")
+        yield build_problem(cfg, key, why, f"the files that {CHECKSUMS} names", fix, "altered_file")
     elif directory.is_dir():
-        for code, why in _missing(directory):
+        for code, why in _missing_model_file(directory):
             fix = "name the directory that holds the model"
             fix = "remove it, so that the cold start trains a policy there" if made else fix
-            yield problem(cfg, key, why, ALLOWED, fix, code)
+            yield build_problem(cfg, key, why, ALLOWED, fix, code)
     elif made and not is_local(path):
         # Every later job in this working directory would load that policy instead of the hub's.
         why = "a cold start would write a small policy under the name of a hub model"
         allowed = "a directory that starts with . or /"
         fix = f"cold_start.enable=false to train the hub's model, or {key}=./{path}"
-        yield problem(cfg, key, why, allowed, fix)
+        yield build_problem(cfg, key, why, allowed, fix)
     elif is_local(path) and not made:
         fix = fix_for_missing(cfg, key)
-        yield problem(cfg, key, "no such directory", ALLOWED, fix, "missing_directory")
+        yield build_problem(cfg, key, "no such directory", ALLOWED, fix, "missing_directory")
 
 
 def fix_for_missing(cfg: PPOConfig | SFTConfig, key: str) -> str:
     """Return the fix for a model that is neither on this machine nor provided by the hub."""
-    path = str(lookup(cfg, key))
+    path = str(value_at_path(cfg, key))
     if is_local(path):
-        fixes = [_neighbour(Path(path)) or "correct the path"]
+        fixes = [_suggest_sibling(Path(path)) or "correct the path"]
         # Only a config with a cold start of its policy can make the policy that was meant.
         if key == POLICY and isinstance(cfg, PPOConfig) and cfg.cold_start.config_name:
-            fixes.append(MAKE_ONE)
+            fixes.append(COLD_START_FIX)
         return "; or ".join(fixes)
     # Imported here, because the import is slow and a valid config does not need it.
     from huggingface_hub.constants import is_offline_mode
@@ -79,7 +79,7 @@ def fix_for_missing(cfg: PPOConfig | SFTConfig, key: str) -> str:
     return f"correct the name, or set HF_TOKEN of an account with access; {directory}"
 
 
-def _missing(directory: Path) -> Iterator[tuple[str, str]]:
+def _missing_model_file(directory: Path) -> Iterator[tuple[str, str]]:
     """Yield code and reason of the first file that the directory lacks, if any."""
     if not any(directory.iterdir()):
         yield "empty_directory", "the directory is empty"
@@ -107,7 +107,7 @@ def _altered_file(directory: Path) -> str:
     return ""
 
 
-def _neighbour(directory: Path) -> str:
+def _suggest_sibling(directory: Path) -> str:
     """Return a suggestion of a directory with a similar name in the same place, or ""."""
     if not directory.parent.is_dir():
         return ""

@@ -4,20 +4,20 @@ from verl.config.checks.models import check_directory
 from verl.config.checks.sft import check_sft
 from verl.config.cold_start import cold_start_config
 from verl.config.derive import post_rollout_reward_key
-from verl.config.problems import Context, Problems, problem
-from verl.config.registered_names import compares_with_greedy_play
+from verl.config.problems import CheckContext, Problems, build_problem
+from verl.config.registered_names import estimator_uses_greedy_baseline
 from verl.config.schema import PPOConfig
-from verl.config.settings import ConfigError, lookup
+from verl.config.settings import ConfigError, value_at_path
 from verl.names import ESTIMATORS, AdvantageEstimator
 
 
-def check_model(cfg: PPOConfig, ctx: Context) -> Problems:
+def check_model(cfg: PPOConfig, ctx: CheckContext) -> Problems:
     """Check that there is a policy, or a cold start that makes one."""
     key = "actor_rollout_ref.model.path"
     path = cfg.actor_rollout_ref.model.path
     if path is None:
         fix = f"{key}=DIR, or {key}=OWNER/NAME of the hub"
-        yield problem(cfg, key, "no policy is named", "a directory or a hub name", fix)
+        yield build_problem(cfg, key, "no policy is named", "a directory or a hub name", fix)
     yield from check_directory(cfg, key, ctx, cfg.cold_start.enable)
     if cfg.critic.enable and cfg.critic.model.path != path:
         yield from check_directory(cfg, "critic.model.path", ctx)
@@ -26,7 +26,7 @@ def check_model(cfg: PPOConfig, ctx: Context) -> Problems:
         yield from _cold_start_problems(cfg, ctx)
 
 
-def check_reward_model(cfg: PPOConfig, ctx: Context) -> Problems:
+def check_reward_model(cfg: PPOConfig, ctx: CheckContext) -> Problems:
     """Check that a reward model is enabled if it is named, and named if it is enabled.
 
     Refuses estimators whose rewards would lack its scores.
@@ -35,33 +35,33 @@ def check_reward_model(cfg: PPOConfig, ctx: Context) -> Problems:
     key = "reward_model.model.path"
     if not section.enable:
         for name, value in (("model.path", None), ("weight", 1.0), ("rule_weight", 1.0)):
-            if lookup(section, name) != value:
+            if value_at_path(section, name) != value:
                 why = "no reward model is enabled"
                 fix = f"reward_model.enable=true, or do not set reward_model.{name}"
-                yield problem(cfg, f"reward_model.{name}", why, f"{value}", fix)
+                yield build_problem(cfg, f"reward_model.{name}", why, f"{value}", fix)
         return
     if section.model.path is None:
-        yield problem(
+        yield build_problem(
             cfg, key, "no reward model is named", "a directory or a hub name", f"{key}=DIR"
         )
     yield from check_directory(cfg, key, ctx)
-    yield from _unscored_by_model(cfg, ctx)
+    yield from _unscored_estimator_problems(cfg, ctx)
 
 
-def _unscored_by_model(cfg: PPOConfig, ctx: Context) -> Problems:
+def _unscored_estimator_problems(cfg: PPOConfig, ctx: CheckContext) -> Problems:
     """Refuse estimators whose rewards lack the scores of the reward model."""
     key, fix = "algorithm.adv_estimator", "algorithm.adv_estimator=rloo"
-    if compares_with_greedy_play(cfg, ctx):
+    if estimator_uses_greedy_baseline(cfg, ctx):
         why = "the reward model does not score greedy trajectories, which are the baseline"
-        yield problem(cfg, key, why, "another estimator", fix, "unscored_by_model")
+        yield build_problem(cfg, key, why, "another estimator", fix, "unscored_by_model")
     if cfg.algorithm.adv_estimator == "gdpo":
         why = "gdpo reads only the rewards of gdpo_reward_keys, not the reward model's"
         fix = f"{fix}, or reward_model.enable=false"
         allowed = "another estimator with a reward model"
-        yield problem(cfg, key, why, allowed, fix, "unscored_by_model")
+        yield build_problem(cfg, key, why, allowed, fix, "unscored_by_model")
 
 
-def _cold_start_problems(cfg: PPOConfig, ctx: Context) -> Problems:
+def _cold_start_problems(cfg: PPOConfig, ctx: CheckContext) -> Problems:
     try:
         sft = cold_start_config(cfg)
     except ConfigError as error:
@@ -70,12 +70,12 @@ def _cold_start_problems(cfg: PPOConfig, ctx: Context) -> Problems:
         yield from (f"cold start: {message}" for message in check_sft(sft, ctx))
 
 
-def check_estimator(cfg: PPOConfig, _ctx: Context) -> Problems:
+def check_estimator(cfg: PPOConfig, _ctx: CheckContext) -> Problems:
     """Check that the estimator has the group size and the critic that it needs."""
     name = cfg.algorithm.adv_estimator
     n = cfg.env.rollout.n
     if name == "gae" and not cfg.critic.enable:
-        yield problem(
+        yield build_problem(
             cfg, "critic.enable", "gae needs values", "true or null", "do not set critic.enable"
         )
     # In a group of one every advantage would be 0, without an error.
@@ -84,16 +84,16 @@ def check_estimator(cfg: PPOConfig, _ctx: Context) -> Problems:
         if name not in {*AdvantageEstimator}:
             fix = "env.rollout.n=8, or register_adv_est(..., compares_group=False)"
         why = f"{name} compares the trajectories of one task"
-        yield problem(cfg, "env.rollout.n", why, "2 or more", fix)
+        yield build_problem(cfg, "env.rollout.n", why, "2 or more", fix)
     reward_key = post_rollout_reward_key(cfg)
     if cfg.algorithm.filter_groups.enable and reward_key:
         why = f"groups are filtered by rewards of environments, before {reward_key} scores them"
         filtered = "algorithm.filter_groups.enable"
-        yield problem(cfg, filtered, why, "false", f"{filtered}=false")
+        yield build_problem(cfg, filtered, why, "false", f"{filtered}=false")
     # The returns in a group of one never differ, so every group would be dropped.
     if cfg.algorithm.filter_groups.enable and n < 2:
         why = "filter_groups.enable keeps groups whose returns differ"
-        yield problem(cfg, "env.rollout.n", why, "2 or more", "env.rollout.n=8")
+        yield build_problem(cfg, "env.rollout.n", why, "2 or more", "env.rollout.n=8")
     if cfg.trainer.critic_warmup > 0 and not cfg.critic.enable:
         why = f"{name} trains no critic, so no model would be updated"
-        yield problem(cfg, "trainer.critic_warmup", why, "0", "trainer.critic_warmup=0")
+        yield build_problem(cfg, "trainer.critic_warmup", why, "0", "trainer.critic_warmup=0")

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from verl.config.problems import Context, Problems, problem
+from verl.config.problems import CheckContext, Problems, build_problem
 from verl.config.schema import PPOConfig
 from verl.config.schema.rollout import RolloutConfig, ValSamplingConfig
 
@@ -11,7 +11,7 @@ WITHOUT_EFFECT = ("temperature", "top_p", "top_k")  # in greedy validation
 SAMPLED = f"{PREFIX}.do_sample=true {PREFIX}.temperature=1.0"
 
 
-def check_repeated_validation(cfg: PPOConfig, _ctx: Context) -> Problems:
+def check_repeated_validation(cfg: PPOConfig, _ctx: CheckContext) -> Problems:
     """Refuse several greedy trajectories of a validation task, because all would be equal.
 
     The metrics pass@k, best@k and maj@k would be one number.
@@ -19,7 +19,7 @@ def check_repeated_validation(cfg: PPOConfig, _ctx: Context) -> Problems:
     sampling = cfg.actor_rollout_ref.rollout.val_kwargs
     if sampling.n > 1 and (key := greedy_key(sampling)):
         why = f"validation is greedy ({key}), so all trajectories of a task are equal"
-        yield problem(cfg, f"{PREFIX}.n", why, "1 in greedy validation", SAMPLED)
+        yield build_problem(cfg, f"{PREFIX}.n", why, "1 in greedy validation", SAMPLED)
 
 
 def greedy_validation_notes(cfg: PPOConfig) -> Iterator[str]:

@@ -3,12 +3,12 @@
 from pathlib import Path
 
 from verl.config.checks.models import check_directory
-from verl.config.problems import Context, Problems, problem
+from verl.config.problems import CheckContext, Problems, build_problem
 from verl.config.schema import SFTConfig
-from verl.config.settings import lookup
+from verl.config.settings import value_at_path
 
 
-def check_sft(cfg: SFTConfig, ctx: Context) -> Problems:
+def check_sft(cfg: SFTConfig, ctx: CheckContext) -> Problems:
     """Check that the policy can be built and that rows fit into its context."""
     model = cfg.model
     data = cfg.data
@@ -16,7 +16,7 @@ def check_sft(cfg: SFTConfig, ctx: Context) -> Problems:
     yield from check_directory(cfg, "model.path", ctx)
     if model.path is None and new.head_dim is None and new.hidden_size % new.num_attention_heads:
         why = "hidden_size is not a multiple of it"
-        yield problem(
+        yield build_problem(
             cfg,
             "model.new.num_attention_heads",
             why,
@@ -29,26 +29,26 @@ def check_sft(cfg: SFTConfig, ctx: Context) -> Problems:
             "num_attention_heads is not a multiple of it",
             "a divisor of model.new.num_attention_heads",
         )
-        yield problem(cfg, "model.new.num_key_value_heads", why, allowed, "choose one")
+        yield build_problem(cfg, "model.new.num_key_value_heads", why, allowed, "choose one")
     if model.path is None and data.max_length > new.max_position_embeddings:
         allowed = f"model.new.max_position_embeddings ({new.max_position_embeddings}) or less"
-        yield problem(
+        yield build_problem(
             cfg, "data.max_length", "rows must fit the policy's context", allowed, "lower it"
         )
     if cfg.trainer.nnodes > 1:
         why = "a supervised run uses the devices of one machine"
-        yield problem(cfg, "trainer.nnodes", why, "1", "trainer.nnodes=1")
+        yield build_problem(cfg, "trainer.nnodes", why, "1", "trainer.nnodes=1")
     if data.max_token_len_per_gpu < data.max_length:
         allowed = f"data.max_length ({data.max_length}) or more"
-        yield problem(
+        yield build_problem(
             cfg, "data.max_token_len_per_gpu", "the longest row must fit", allowed, "raise it"
         )
     for key in ("data.train_files", "data.val_files"):
         missing = [
-            name for name in lookup(cfg, key) if ctx.check_files and not Path(name).is_file()
+            name for name in value_at_path(cfg, key) if ctx.check_files and not Path(name).is_file()
         ]
         if missing:
-            yield problem(
+            yield build_problem(
                 cfg,
                 key,
                 f"no such file: {', '.join(missing)}",

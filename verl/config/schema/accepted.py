@@ -21,11 +21,13 @@ TEXT_ONLY = Unused(
 )
 PACKED = Unused("rows are always packed", VERL)
 WHOLE_ON_EACH = Unused("every rank holds the whole reward model", VERL)
-BY_ROWS = Unused("it scores reward_model.micro_batch_size_per_gpu conversations at once", VERL)
-OWN_TEMPLATE = Unused(
+SCORED_BY_ROWS = Unused(
+    "it scores reward_model.micro_batch_size_per_gpu conversations at once", VERL
+)
+REWARD_MODEL_TEMPLATE = Unused(
     "conversations come as messages, which the reward model's own tokenizer renders", VERL
 )
-IN_A_POOL = Unused("environments run in a pool of processes (env.num_workers)", VERL_AGENT)
+ENVS_IN_POOL = Unused("environments run in a pool of processes (env.num_workers)", VERL_AGENT)
 
 
 class AcceptedData(Section):
@@ -81,9 +83,9 @@ class AcceptedRewardModel(Section):
 
     strategy: Annotated[Strategy, WHOLE_ON_EACH] = "fsdp2"
     """sharding of the model"""
-    use_dynamic_bsz: Annotated[bool | None, BY_ROWS] = None
+    use_dynamic_bsz: Annotated[bool | None, SCORED_BY_ROWS] = None
     """form micro-batches by tokens"""
-    forward_max_token_len_per_gpu: Annotated[int | None, BY_ROWS] = None
+    forward_max_token_len_per_gpu: Annotated[int | None, SCORED_BY_ROWS] = None
     """tokens per forward pass"""
     launch_reward_fn_async: Annotated[bool, Unused("rewards are immediate", VERL)] = False
     """score trajectories concurrently with other work"""
@@ -103,7 +105,7 @@ class RewardShards(Section):
 class AcceptedRewardNetwork(Section):
     """Keys of ``reward_model.model`` without effect: tokenizer, kernels and sharding."""
 
-    input_tokenizer: Annotated[str | None, OWN_TEMPLATE] = None
+    input_tokenizer: Annotated[str | None, REWARD_MODEL_TEMPLATE] = None
     """the policy's tokenizer"""
     use_remove_padding: Annotated[bool, Unused("rows are padded on the right", VERL)] = False
     """compute without padding tokens"""
@@ -124,9 +126,9 @@ class AcceptedTrainer(Section):
 class EnvResources(Section):
     """``env.resources_per_worker``: Ray resources per environment worker."""
 
-    num_cpus: Annotated[NonNegative, IN_A_POOL] = 0.1
+    num_cpus: Annotated[NonNegative, ENVS_IN_POOL] = 0.1
     """CPUs per environment worker"""
-    num_gpus: Annotated[NonNegative, IN_A_POOL] = 0.0
+    num_gpus: Annotated[NonNegative, ENVS_IN_POOL] = 0.0
     """GPUs per environment worker"""
 
 

@@ -89,7 +89,7 @@ class RewardModelConfig(AcceptedRewardModel):
     rule_weight: Derived[float] = NULL
     """weight of the reward from the environment or a function; null: 0 with a reward model, else
     1"""
-    reward_manager: Annotated[str, RunsCode(by_place=True)] = "episode"
+    reward_manager: Annotated[str, RunsCode(only_import_paths=True)] = "episode"
     """class that assigns an episode's rewards to tokens: a registered name (naive and prime are
     episode), or an import path, module:Class or FILE.py:Class"""
     reward_kwargs: dict[str, Any] = {}

@@ -38,7 +38,7 @@ class EnvConfig(AcceptedEnv, OpenSection):
     package declares.
     """
 
-    env_name: Annotated[str, RunsCode(by_place=True)] = ""
+    env_name: Annotated[str, RunsCode(only_import_paths=True)] = ""
     """name in the environment registry, with a variant after a slash (NAME/VARIANT), or the import
     path of a package, module:ATTRIBUTE; empty: rows of data.train_files if the job names files,
     else the launcher's default"""
@@ -84,7 +84,7 @@ class EnvConfig(AcceptedEnv, OpenSection):
         return self.env_name.split("/", 1)[0]
 
     @property
-    def settings(self) -> EnvSection | None:
+    def active_section(self) -> EnvSection | None:
         """Return the section of the environment in use; None if its package is not known."""
         # An import path (module:ATTRIBUTE) is not an attribute name, and has no section.
         section = getattr(self, self.name, None) if self.name.isidentifier() else None

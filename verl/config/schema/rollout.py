@@ -45,7 +45,7 @@ class RolloutConfig(AcceptedRollout):
     Each rollout worker is a Ray actor with one engine. Training samples from all tokens.
     """
 
-    name: Annotated[str, RunsCode(by_place=True)] = "vllm"
+    name: Annotated[str, RunsCode(only_import_paths=True)] = "vllm"
     """engine: vllm, hf (needs no vLLM), a registered name, or the import path of a class,
     module:Class"""
     temperature: NonNegative = 1.0

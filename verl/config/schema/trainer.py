@@ -12,7 +12,7 @@ from verl.names import Device, ResumeMode, RolloutOverlap
 Seconds = Annotated[float, Gt(0)]
 
 
-def _off(value: object) -> object:
+def _false_to_off(value: object) -> object:
     # YAML reads a bare off as false.
     return "off" if value is False else value
 
@@ -64,7 +64,7 @@ class TrainerConfig(AcceptedTrainer):
     stall_timeout_s: Seconds | None = 7200.0
     """seconds without progress after which the stacks of all processes are written and the run
     ends; it should exceed the deadlines of single calls, which are one hour at most; null: never"""
-    rollout_overlap: Annotated[RolloutOverlap, BeforeValidator(_off)] = "off"
+    rollout_overlap: Annotated[RolloutOverlap, BeforeValidator(_false_to_off)] = "off"
     """one_step: generate the next batch while the policy is updated, with the weights from before
     the update (one-step off-policy); algorithm.rollout_correction corrects the difference"""
     balance_batch: bool = True

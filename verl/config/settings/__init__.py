@@ -7,8 +7,8 @@ and reports every mistake.
 
 from verl.config.settings.env_section import EnvSection
 from verl.config.settings.errors import ConfigError, MissingKey, Problem, Refusal
-from verl.config.settings.keys import Key, keys_of, lookup, plugged_key
-from verl.config.settings.reading import read, read_or_raise
+from verl.config.settings.keys import Key, keys_of, section_key, value_at_path
+from verl.config.settings.reading import read_section, read_section_or_raise
 from verl.config.settings.section import (
     NULL,
     Derived,
@@ -44,8 +44,8 @@ __all__ = [
     "Share",
     "Unused",
     "keys_of",
-    "lookup",
-    "plugged_key",
-    "read",
-    "read_or_raise",
+    "read_section",
+    "read_section_or_raise",
+    "section_key",
+    "value_at_path",
 ]

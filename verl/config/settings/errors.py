@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from verl.config.settings.secret_values import masked_text
+from verl.config.settings.secret_values import mask_text
 
 
 class Problem(str):
@@ -16,12 +16,12 @@ class Problem(str):
 
     def __new__(cls, text: str, code: str = "") -> "Problem":
         """Mask the secrets of ``text``, because messages quote the values of keys."""
-        problem = super().__new__(cls, masked_text(text))
+        problem = super().__new__(cls, mask_text(text))
         problem.code = code or getattr(text, "code", "")
         return problem
 
     @property
-    def key(self) -> str:
+    def key_path(self) -> str:
         """Return the dotted key that the message is about."""
         return self.partition("=")[0]
 

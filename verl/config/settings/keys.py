@@ -17,16 +17,16 @@ from verl.config.settings.section import GpuOnly, RunsCode, Section, Unused
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class ValueType:
     """Allowed values of a key: the name of its type, and bounds of the value or of its items."""
 
-    words: str
+    type_name: str
     choices: tuple[Any, ...] = ()
     low: float | None = None
     high: float | None = None
     items: type | None = None  # list or tuple if the value is one
-    optional: bool = False
-    free: bool = False  # a dictionary: any key is allowed below this one
+    is_optional: bool = False
+    allows_any_key: bool = False  # a dictionary: any key is allowed below this one
 
     @property
     def is_list(self) -> bool:
@@ -36,20 +36,20 @@ class Shape:
     def is_text(self) -> bool:
         """True if the value, or each item of it, is text."""
         return all(isinstance(choice, str) for choice in self.choices) and (
-            bool(self.choices) or self.words.removesuffix(" | None") in ("str", "list[str]")
+            bool(self.choices) or self.type_name.removesuffix(" | None") in ("str", "list[str]")
         )
 
-    def allowed(self) -> str:
+    def describe_allowed(self) -> str:
         """Return the allowed values as text: ``one of a, b``, ``int >= 1``."""
         if self.choices:
             names = ", ".join(map(str, self.choices))
             return f"any of {names}" if self.is_list else f"one of {names}"
-        bounds = [f">= {_shown(self.low)}"] if self.low is not None else []
-        bounds += [f"<= {_shown(self.high)}"] if self.high is not None else []
-        return f"{self.words} {' and '.join(bounds)}".strip()
+        bounds = [f">= {_format_bound(self.low)}"] if self.low is not None else []
+        bounds += [f"<= {_format_bound(self.high)}"] if self.high is not None else []
+        return f"{self.type_name} {' and '.join(bounds)}".strip()
 
 
-def shape_of(annotation: object, markers: tuple[Any, ...] = ()) -> Shape:
+def parse_annotation(annotation: object, markers: tuple[Any, ...] = ()) -> ValueType:
     """Return the allowed values that the type ``annotation`` describes.
 
     ``markers`` are the arguments of the ``Annotated`` types that enclose it, such as ``Ge(1)``.
@@ -57,59 +57,59 @@ def shape_of(annotation: object, markers: tuple[Any, ...] = ()) -> Shape:
     origin = get_origin(annotation)
     arguments = get_args(annotation)
     if origin is Annotated:
-        return shape_of(arguments[0], (*arguments[1:], *markers))
+        return parse_annotation(arguments[0], (*arguments[1:], *markers))
     if origin is Literal:
-        return Shape(_literal_words(arguments), choices=arguments)
+        return ValueType(_literal_type_names(arguments), choices=arguments)
     if origin in (Union, types.UnionType):
-        return _union_shape(arguments, markers)
-    low = next((_number(marker.ge) for marker in markers if isinstance(marker, Ge)), None)
-    high = next((_number(marker.le) for marker in markers if isinstance(marker, Le)), None)
+        return _union_type(arguments, markers)
+    low = next((_as_number(marker.ge) for marker in markers if isinstance(marker, Ge)), None)
+    high = next((_as_number(marker.le) for marker in markers if isinstance(marker, Le)), None)
     if origin in (list, tuple):
-        return _list_shape(origin, arguments)
+        return _list_type(origin, arguments)
     if origin is dict:
-        return Shape(_words(annotation), free=True)
+        return ValueType(_annotation_name(annotation), allows_any_key=True)
     if annotation is Any:
-        return Shape("any value", free=True)
-    return Shape(_words(annotation), low=low, high=high)
+        return ValueType("any value", allows_any_key=True)
+    return ValueType(_annotation_name(annotation), low=low, high=high)
 
 
-def _shown(bound: float) -> str:
+def _format_bound(bound: float) -> str:
     return str(bound) if isinstance(bound, int) else f"{bound:g}"
 
 
-def _number(bound: object) -> float | None:
+def _as_number(bound: object) -> float | None:
     return bound if isinstance(bound, int | float) else None
 
 
-def _union_shape(arguments: tuple[Any, ...], markers: tuple[Any, ...]) -> Shape:
-    shapes = [shape_of(part, markers) for part in arguments if part is not types.NoneType]
+def _union_type(arguments: tuple[Any, ...], markers: tuple[Any, ...]) -> ValueType:
+    shapes = [parse_annotation(part, markers) for part in arguments if part is not types.NoneType]
     optional = len(shapes) < len(arguments)
-    words = " | ".join([*(shape.words for shape in shapes), *(["None"] if optional else [])])
+    words = " | ".join([*(shape.type_name for shape in shapes), *(["None"] if optional else [])])
     if len(shapes) > 1:  # several types: the bounds of one do not apply to the others
-        return Shape(words, optional=optional)
+        return ValueType(words, is_optional=optional)
     one = shapes[0]
-    return Shape(words, one.choices, one.low, one.high, one.items, optional, one.free)
+    return ValueType(words, one.choices, one.low, one.high, one.items, optional, one.allows_any_key)
 
 
-def _list_shape(kind: type, arguments: tuple[Any, ...]) -> Shape:
-    item = shape_of(arguments[0]) if arguments else Shape("any value")
+def _list_type(kind: type, arguments: tuple[Any, ...]) -> ValueType:
+    item = parse_annotation(arguments[0]) if arguments else ValueType("any value")
     fixed = kind is tuple and arguments[-1] is not Ellipsis
-    words = f"list of {len(arguments)} {item.words}" if fixed else f"list[{item.words}]"
-    return Shape(words, item.choices, item.low, item.high, items=kind)
+    words = f"list of {len(arguments)} {item.type_name}" if fixed else f"list[{item.type_name}]"
+    return ValueType(words, item.choices, item.low, item.high, items=kind)
 
 
-def _literal_words(choices: tuple[Any, ...]) -> str:
+def _literal_type_names(choices: tuple[Any, ...]) -> str:
     kinds = {type(choice).__name__ for choice in choices}
     return " | ".join(sorted(kinds))
 
 
-def _words(annotation: object) -> str:
+def _annotation_name(annotation: object) -> str:
     if isinstance(annotation, type) and not isinstance(annotation, types.GenericAlias):
         return annotation.__name__
     if get_origin(annotation) is Annotated:
-        return _words(get_args(annotation)[0])
+        return _annotation_name(get_args(annotation)[0])
     if get_origin(annotation) is dict:
-        key, value = map(_words, get_args(annotation))
+        key, value = map(_annotation_name, get_args(annotation))
         return f"dict[{key}, {value}]"
     return str(annotation).replace("typing.", "")
 
@@ -119,7 +119,7 @@ class Key:
     """One key or section. ``path`` is dotted; only a section has ``section`` set."""
 
     path: str
-    owner: type[Section]
+    declaring_class: type[Section]
     field: FieldInfo
     section: type[Section] | None = None
 
@@ -133,49 +133,49 @@ class Key:
         return self.section is not None
 
     @property
-    def is_free(self) -> bool:
+    def allows_any_key(self) -> bool:
         """True if any key is allowed below this one, because its value is a dictionary."""
-        return not self.is_section and self.shape.free
+        return not self.is_section and self.value_type.allows_any_key
 
     @property
-    def shape(self) -> Shape:
+    def value_type(self) -> ValueType:
         """Return the type and the bounds of the value."""
-        return _field_shape(self.owner, self.name)
+        return _field_type(self.declaring_class, self.name)
 
     @property
-    def default(self) -> Any:
+    def default_value(self) -> Any:
         """Return the value that applies if the key is not set."""
         return self.field.get_default(call_default_factory=True)
 
     @property
-    def doc(self) -> str:
+    def help_text(self) -> str:
         """Return the help text, which is the docstring below the key."""
-        return self.field.description or doc_of(self.owner, self.name)
+        return self.field.description or attribute_doc(self.declaring_class, self.name)
 
     @property
-    def unused(self) -> Unused | None:
+    def unused_mark(self) -> Unused | None:
         """Return the mark of a key without effect; None for a key with effect."""
         return next((mark for mark in self.field.metadata if isinstance(mark, Unused)), None)
 
     @property
-    def gpu_only(self) -> bool:
+    def is_gpu_only(self) -> bool:
         """True if the key has no effect on CPU."""
         return any(isinstance(mark, GpuOnly) for mark in self.field.metadata)
 
     @property
-    def runs_code(self) -> RunsCode | None:
+    def code_mark(self) -> RunsCode | None:
         """Return the mark of a key whose value names code; None for any other key."""
         return next((mark for mark in self.field.metadata if isinstance(mark, RunsCode)), None)
 
-    def allowed(self) -> str:
+    def describe_allowed(self) -> str:
         """Return the allowed values as text."""
-        return self.shape.allowed()
+        return self.value_type.describe_allowed()
 
 
 @functools.cache
-def _field_shape(owner: type[Section], name: str) -> Shape:
+def _field_type(owner: type[Section], name: str) -> ValueType:
     field = owner.model_fields[name]
-    return shape_of(field.annotation, tuple(field.metadata))
+    return parse_annotation(field.annotation, tuple(field.metadata))
 
 
 def section_class(field: FieldInfo) -> type[Section] | None:
@@ -187,7 +187,7 @@ def section_class(field: FieldInfo) -> type[Section] | None:
 
 
 @functools.cache
-def own_keys(cls: type[Section], prefix: str = "") -> Mapping[str, Key]:
+def direct_keys(cls: type[Section], prefix: str = "") -> Mapping[str, Key]:
     """Return the keys and sections directly in ``cls`` by name; ``prefix`` starts their paths."""
     keys = {}
     for name, field in cls.model_fields.items():
@@ -199,21 +199,21 @@ def own_keys(cls: type[Section], prefix: str = "") -> Mapping[str, Key]:
 def keys_of(cls: type[Section], prefix: str = "") -> Mapping[str, Key]:
     """Return all keys and sections of ``cls`` by dotted path, in the order of declaration."""
     keys: dict[str, Key] = {}
-    for key in own_keys(cls, prefix).values():
+    for key in direct_keys(cls, prefix).values():
         keys[key.path] = key
         if key.section is not None:
             keys.update(keys_of(key.section, f"{key.path}."))
     return types.MappingProxyType(keys)
 
 
-def plugged_key(path: str, cls: type[Section]) -> Key:
+def section_key(path: str, cls: type[Section]) -> Key:
     """Return the key of section ``cls`` at ``path``, which no class declares as an attribute."""
     summary = " ".join((inspect.getdoc(cls) or "").partition("\n\n")[0].split())
     field = FieldInfo(annotation=cls, default_factory=cls, description=summary)
     return Key(path, cls, field, section=cls)
 
 
-def doc_of(cls: type, name: str) -> str:
+def attribute_doc(cls: type, name: str) -> str:
     """Return the docstring below attribute ``name`` of ``cls`` or of one of its base classes."""
     # The class comes before its bases: a subclass that declares the key again may document it.
     class_docs = (_attribute_docs(base) for base in cls.__mro__ if issubclass(base, Section))
@@ -243,7 +243,7 @@ def _class_bodies(module: str) -> Mapping[str, list[ast.stmt]]:
     return {node.name: node.body for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
 
 
-def lookup(cfg: object, path: str) -> Any:
+def value_at_path(cfg: object, path: str) -> Any:
     """Return the value at dotted ``path`` of a config object or nested dictionary.
 
     Raises ``AttributeError`` or ``KeyError`` if there is none.

@@ -13,9 +13,9 @@ from pydantic_core import ErrorDetails
 
 from verl.config.settings.errors import ConfigError, Problem, Refusal
 from verl.config.settings.hints import nearest_name
-from verl.config.settings.keys import Key, Shape, keys_of, own_keys
+from verl.config.settings.keys import Key, ValueType, direct_keys, keys_of
 from verl.config.settings.section import Section
-from verl.config.settings.unknown import unknown
+from verl.config.settings.unknown_keys import unknown_key_problem
 
 S = TypeVar("S", bound=Section)
 OUT_OF_BOUNDS = (
@@ -32,7 +32,7 @@ FALSE = ("false", "no", "off", "n", "f", "0")
 
 
 @dataclass
-class Reading(Generic[S]):
+class ReadResult(Generic[S]):
     """Result of ``read_section``: a section without the refused keys, and a message for each.
 
     ``section`` is None if the values cannot be read even without the refused keys.
@@ -42,53 +42,55 @@ class Reading(Generic[S]):
     problems: dict[str, str] = field(default_factory=dict)  # path of a key -> message
 
 
-def read_or_raise(cls: type[S], values: Mapping[str, Any] | None, path: str = "") -> S:
+def read_section_or_raise(cls: type[S], values: Mapping[str, Any] | None, path: str = "") -> S:
     """Return an instance of ``cls``.
 
     Raises ``ConfigError`` that names every wrong key below ``path``.
     """
-    reading = read(cls, values or {}, path)
+    reading = read_section(cls, values or {}, path)
     if reading.problems or reading.section is None:
         raise ConfigError(reading.problems.values())
     return reading.section
 
 
-def read(
+def read_section(
     cls: type[S],
     values: Mapping[str, Any],
     path: str = "",
-    known: Callable[[], Mapping[str, Key]] | None = None,
-) -> Reading[S]:
+    known_keys: Callable[[], Mapping[str, Key]] | None = None,
+) -> ReadResult[S]:
     """Read ``values`` as the section at dotted ``path`` (empty: the root).
 
     ``known`` returns the keys among which an unknown key's correction is searched. The default is
     the keys of ``cls``.
     """
     prefix = f"{path}." if path else ""
-    known = known or (lambda: keys_of(cls, prefix))
-    reading: Reading[S] = Reading()
-    left = with_tuples(values, cls)
+    known_keys = known_keys or (lambda: keys_of(cls, prefix))
+    result: ReadResult[S] = ReadResult()
+    remaining = with_tuples(values, cls)
     refused: list[Key] = []
     # Validate again without the refused keys, so that checks of the other keys can run.
     while True:
         try:
-            reading.section = cls.model_validate(left)
+            result.section = cls.model_validate(remaining)
             break
         except ValidationError as error:
-            mistakes = [_Mistake.of(details, cls, prefix, left) for details in error.errors()]
+            mistakes = [
+                _Mistake.from_details(details, cls, prefix, remaining) for details in error.errors()
+            ]
         for mistake in mistakes:
-            reading.problems.setdefault(mistake.path, mistake.problem(known))
+            result.problems.setdefault(mistake.path, mistake.describe_mistake(known_keys))
             refused += [mistake.key] if mistake.key else []
-        shorter: dict[str, Any] = left
+        accepted: dict[str, Any] = remaining
         for mistake in mistakes:
-            shorter = _without(shorter, mistake.path.removeprefix(prefix).split("."))
-        if shorter == left:  # the defaults themselves are refused: there is nothing to remove
-            return reading
-        left = shorter
+            accepted = _without_key(accepted, mistake.path.removeprefix(prefix).split("."))
+        if accepted == remaining:  # the defaults themselves are refused: there is nothing to remove
+            return result
+        remaining = accepted
     for key in refused:
         # A refused key must not be read as if its default had been written.
-        _forget(reading.section, key.path.removeprefix(prefix))
-    return reading
+        _delete_key(result.section, key.path.removeprefix(prefix))
+    return result
 
 
 @dataclass(frozen=True)
@@ -99,7 +101,7 @@ class _Mistake:
     details: ErrorDetails
 
     @classmethod
-    def of(
+    def from_details(
         cls, details: ErrorDetails, section: type[Section], prefix: str, values: Mapping[str, Any]
     ) -> "_Mistake":
         """Return the mistake that ``details`` of pydantic describe.
@@ -114,21 +116,21 @@ class _Mistake:
         value: Any = values
         while current is not None and location:
             name = str(location.pop(0))
-            key = own_keys(current, prefix + "".join(f"{part}." for part in parts)).get(name)
+            key = direct_keys(current, prefix + "".join(f"{part}." for part in parts)).get(name)
             parts.append(name)
             # A path can continue below a plain value, where there is no further value.
             value = value.get(name) if isinstance(value, Mapping) else None
             current = key.section if key is not None else None
         if value is None and key is not None and not key.is_section:
-            value = key.default
+            value = key.default_value
         return cls(prefix + ".".join(parts), value, key, details)
 
-    def problem(self, known: Callable[[], Mapping[str, Key]]) -> Problem:
+    def describe_mistake(self, known: Callable[[], Mapping[str, Key]]) -> Problem:
         """Return the message with key, value, reason, allowed values and fix."""
         key = self.key
         if key is None:
-            return unknown(self.path, self.value, known())
-        setting = f"{self.path}={_shown(self.value)}"
+            return unknown_key_problem(self.path, self.value, known())
+        setting = f"{self.path}={_format_value(self.value)}"
         if key.is_section:
             fix = f"set its keys: {self.path}.KEY=..."
             return Problem(f"{setting}: a section, not a value; {fix}", "wrong_type")
@@ -139,35 +141,35 @@ class _Mistake:
             return Problem(f"{setting}: {error}")
         is_out = self.details["type"].startswith(OUT_OF_BOUNDS)
         why = "not allowed" if is_out else "wrong type"
-        text = f"{setting}: {why}; allowed: {key.allowed()}; fix: {self._fix(key)}"
+        text = f"{setting}: {why}; allowed: {key.describe_allowed()}; fix: {self._suggest_fix(key)}"
         return Problem(text, "out_of_range" if is_out else "wrong_type")
 
-    def _fix(self, key: Key) -> str:
-        choices = key.shape.choices
+    def _suggest_fix(self, key: Key) -> str:
+        choices = key.value_type.choices
         given = self.value if isinstance(self.value, list | tuple) else [self.value]
         wrong = [str(item) for item in given if choices and item not in choices]
         guess = nearest_name(wrong[0], map(str, choices)) if wrong else None
         if guess:
             return f"did you mean {guess}?"
-        return f"{key.path}={_shown(key.default)} is the default"
+        return f"{key.path}={_format_value(key.default_value)} is the default"
 
 
-def _shown(value: object) -> str:
+def _format_value(value: object) -> str:
     return repr(list(value) if isinstance(value, tuple) else value)
 
 
-def _without(values: Mapping[str, Any], parts: list[str]) -> dict[str, Any]:
+def _without_key(values: Mapping[str, Any], parts: list[str]) -> dict[str, Any]:
     kept: dict[str, Any] = dict(values)
     name = parts[0]
     below = kept.get(name)
     if len(parts) > 1 and isinstance(below, Mapping):
-        kept[name] = _without(below, parts[1:])
+        kept[name] = _without_key(below, parts[1:])
     else:
         kept.pop(name, None)
     return kept
 
 
-def _forget(section: Section, path: str) -> None:
+def _delete_key(section: Section, path: str) -> None:
     """Delete the key at ``path`` from ``section``, so that reading it raises ``MissingKey``."""
     *parents, name = path.split(".")
     for parent in parents:
@@ -184,10 +186,10 @@ def with_tuples(values: Mapping[str, Any], cls: type[Section]) -> dict[str, Any]
     YAML and JSON have no tuples.
     """
     made = dict(values)
-    for name, value, key in _written(values, cls):
+    for name, value, key in _iterate_known_keys(values, cls):
         if key.section is not None:
             made[name] = with_tuples(value, key.section) if isinstance(value, Mapping) else value
-        elif isinstance(value, list) and key.shape.items is tuple:
+        elif isinstance(value, list) and key.value_type.items is tuple:
             made[name] = tuple(value)
     return made
 
@@ -200,41 +202,43 @@ def from_text(values: Mapping[str, Any], cls: type[Section]) -> dict[str, Any]:
     becomes 4. Keys of dictionaries become text.
     """
     made = dict(values)
-    for name, value, key in _written(values, cls):
+    for name, value, key in _iterate_known_keys(values, cls):
         if key.section is None:
-            made[name] = _translated(value, key.shape)
+            made[name] = _convert_value(value, key.value_type)
         elif isinstance(value, Mapping):
             made[name] = from_text(value, key.section)
     return made
 
 
-def _written(values: Mapping[str, Any], cls: type[Section]) -> Iterator[tuple[str, Any, Key]]:
-    keys = own_keys(cls)
+def _iterate_known_keys(
+    values: Mapping[str, Any], cls: type[Section]
+) -> Iterator[tuple[str, Any, Key]]:
+    keys = direct_keys(cls)
     for name, value in values.items():
         key = keys.get(str(name))
         if key is not None:
             yield str(name), value, key
 
 
-def _translated(value: object, shape: Shape) -> Any:
-    if shape.free:
+def _convert_value(value: object, shape: ValueType) -> Any:
+    if shape.allows_any_key:
         return _with_text_keys(value)
     if shape.is_list:
         items = [value] if isinstance(value, str) else value
         return [_as_text(item) for item in items] if _is_text_list(items, shape) else items
-    if value is False and shape.optional and shape.is_text:
+    if value is False and shape.is_optional and shape.is_text:
         return None
     if shape.is_text:
         return _as_text(value)
     if isinstance(value, str):
-        return _number(value, shape.words.removesuffix(" | None"))
+        return _parse_text(value, shape.type_name.removesuffix(" | None"))
     # type() and not isinstance(), because bool is a subclass of int.
-    if type(value) is int and value in (0, 1) and shape.words.startswith("bool"):
+    if type(value) is int and value in (0, 1) and shape.type_name.startswith("bool"):
         return bool(value)
     return value
 
 
-def _is_text_list(items: object, shape: Shape) -> TypeGuard[list[object]]:
+def _is_text_list(items: object, shape: ValueType) -> TypeGuard[list[object]]:
     return isinstance(items, list) and shape.is_text
 
 
@@ -248,7 +252,7 @@ def _as_text(value: object) -> Any:
     return str(value) if isinstance(value, int | float) else value
 
 
-def _number(text: str, kind: str) -> Any:
+def _parse_text(text: str, kind: str) -> Any:
     word = text.strip().lower()
     if kind == "bool" and word in TRUE + FALSE:
         return word in TRUE

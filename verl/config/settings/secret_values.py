@@ -32,7 +32,7 @@ def is_secret_name(name: str) -> bool:
     return "key" in parts and (before in _KEYS or name.isupper())
 
 
-def masked(value: Any, secret: bool = False) -> Any:
+def mask_secrets(value: Any, secret: bool = False) -> Any:
     """Return ``value`` with its secrets masked.
 
     Masked are texts under secret names, all environment variables of Ray workers and servers, and
@@ -40,11 +40,13 @@ def masked(value: Any, secret: bool = False) -> Any:
     """
     if isinstance(value, Mapping):
         return {
-            name: masked(item, secret or is_secret_name(str(name)) or _is_environment(name, value))
+            name: mask_secrets(
+                item, secret or is_secret_name(str(name)) or _is_environment(name, value)
+            )
             for name, item in value.items()
         }
     if isinstance(value, (list, tuple)):
-        return [masked(item, secret) for item in value]
+        return [mask_secrets(item, secret) for item in value]
     if isinstance(value, str):
         if secret and value and not value.startswith("${"):
             return MASK
@@ -57,39 +59,39 @@ def _is_environment(name: object, siblings: Mapping[Any, Any]) -> bool:
     return name == "env_vars" or (name == "env" and "command" in siblings)
 
 
-def masked_words(words: Sequence[str]) -> list[str]:
+def mask_arguments(words: Sequence[str]) -> list[str]:
     """Return the arguments of a command line with their secrets masked."""
-    return [_masked_word(str(word)) for word in words]
+    return [_mask_argument(str(word)) for word in words]
 
 
-def _masked_word(word: str) -> str:
+def _mask_argument(word: str) -> str:
     key, equals, value = word.partition("=")
     if equals and any(part in _ENVIRONMENTS for part in key.lstrip("+").split(".")):
         return word if value.startswith("${") else f"{key}={MASK}"
-    return masked_text(word)
+    return mask_text(word)
 
 
-def hide_secrets(values: Mapping[str, Any]) -> None:
+def register_secrets(values: Mapping[str, Any]) -> None:
     """Make ``mask_text`` mask the secrets in ``values`` wherever they occur in a text.
 
     Error messages can quote the value of a secret without its name.
     """
-    _hidden.update(_secrets(values))
+    _hidden.update(_iterate_secrets(values))
 
 
-def _secrets(value: Any, secret: bool = False) -> Iterator[str]:
+def _iterate_secrets(value: Any, secret: bool = False) -> Iterator[str]:
     if isinstance(value, Mapping):
         for name, item in value.items():
-            yield from _secrets(item, secret or is_secret_name(str(name)))
+            yield from _iterate_secrets(item, secret or is_secret_name(str(name)))
     elif isinstance(value, (list, tuple)):
         for item in value:
-            yield from _secrets(item, secret)
+            yield from _iterate_secrets(item, secret)
     # The path of a file with a secret, or a reference to a variable, is not itself secret.
     elif isinstance(value, str) and secret and not value.startswith(("/", "${", "~")):
         yield from [value] if len(value) >= _MIN_HIDDEN else []
 
 
-def masked_text(text: str) -> str:
+def mask_text(text: str) -> str:
     """Return ``text`` with its secrets masked.
 
     Masked are values of pairs such as ``API_KEY=...``, passwords in URLs and the values that were

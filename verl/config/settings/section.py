@@ -62,14 +62,14 @@ class Section(BaseModel):
     def with_values(self, values: Mapping[str, object]) -> Self:
         """Return a frozen deep copy with ``values`` at these dotted paths."""
         made = self.model_copy(deep=True)
-        made._freeze(False)
+        made._set_frozen(False)
         for path, value in values.items():
             section: Any = made
             *above, name = path.split(".")
             for part in above:
                 section = getattr(section, part)
             setattr(section, name, copy.deepcopy(value))
-        made._freeze(True)
+        made._set_frozen(True)
         return made
 
     def __eq__(self, other: object) -> bool:
@@ -79,10 +79,10 @@ class Section(BaseModel):
         extra = self.__pydantic_extra__ == other.__pydantic_extra__
         return extra and vars(self) == vars(other)
 
-    def _freeze(self, frozen: bool) -> None:
+    def _set_frozen(self, frozen: bool) -> None:
         for value in (*vars(self).values(), *(self.__pydantic_extra__ or {}).values()):
             if isinstance(value, Section):
-                value._freeze(frozen)
+                value._set_frozen(frozen)
         self._is_frozen = frozen
 
     if not TYPE_CHECKING:  # hidden from type checkers, so that they report undeclared names
@@ -111,7 +111,7 @@ class Unused:
     """
 
     why: str
-    carried_by: str
+    set_by: str
     instead: str = ""
 
 
@@ -128,11 +128,11 @@ class RunsCode:
     (MODULE:NAME or FILE.py:NAME) is code.
     """
 
-    by_place: bool = False
+    only_import_paths: bool = False
 
-    def in_value(self, value: object) -> bool:
+    def names_code(self, value: object) -> bool:
         """Return True if ``value`` of this key names code."""
-        return ":" in str(value) if self.by_place else bool(value)
+        return ":" in str(value) if self.only_import_paths else bool(value)
 
 
 class OpenSection(Section):

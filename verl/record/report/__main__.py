@@ -61,7 +61,7 @@ def serve_run(run_dir: str, host: str, port: int) -> None:
     with _open_server(run_dir, host, port) as server:
         if not is_loopback(host):
             print(f"{host} can be reached from other machines: only the key protects the data")
-        print(server.address, flush=True)
+        print(server.page_url, flush=True)
         try:
             server.serve_forever()
         except KeyboardInterrupt:

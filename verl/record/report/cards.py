@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from verl.record.report.axes import format_number
 from verl.record.report.run_data import RunData
-from verl.report_sections import KeyFigure, arrange, contributions
+from verl.report_sections import KeyFigure, insert_entries, load_contributions
 
 LARGE_MISMATCH = 2e-2  # mean difference of engine and trainer probabilities that is marked
 KEY_FIGURES = (KeyFigure("tokens per episode", "rollout/tokens_per_episode", "{:.0f}"),)
@@ -23,17 +23,17 @@ class Card:
 
 def key_figure_cards(run: RunData) -> list[Card]:
     """Return the key figures that ``run`` has values for."""
-    added = [figure for contribution in contributions() for figure in contribution.key_figures]
+    added = [figure for contribution in load_contributions() for figure in contribution.key_figures]
     return [
         *_success_cards(run),
-        *_change_cards(run, arrange(KEY_FIGURES, added)),
+        *_change_cards(run, insert_entries(KEY_FIGURES, added)),
         *_time_cards(run),
         *_mismatch_cards(run),
     ]
 
 
 def _success_cards(run: RunData) -> list[Card]:
-    xs, ys = run.points("val/success_rate")
+    xs, ys = run.metric_points("val/success_rate")
     if not xs:
         # A step has few tasks. Its success rate alone is too noisy for a key figure.
         last = run.last_mean("episode/success_rate", 5)
@@ -68,7 +68,7 @@ def _time_cards(run: RunData) -> list[Card]:
     seconds = run.last_mean("timing_s/step", 5)
     if seconds is None:
         return []
-    total = sum(run.points("timing_s/step")[1])
+    total = sum(run.metric_points("timing_s/step")[1])
     return [Card("time per step", f"{seconds:.1f} s", f"{format_duration(total)} in all steps")]
 
 

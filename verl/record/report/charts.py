@@ -80,7 +80,7 @@ class Chart:
     height: int = 230
     log: bool = False
     y_range: tuple[float | None, float | None] = (None, None)
-    after: str | None = None
+    placed_after: str | None = None
 
     @property
     def name(self) -> str:

@@ -19,7 +19,7 @@ from verl.record.report.charts import Chart, Series, smooth_values
 from verl.record.report.declared import DrawnSection, NumberTable
 from verl.record.report.figures import OPTIMISATION, STEPS, TOKENS
 from verl.record.report.run_data import RunData
-from verl.report_sections import Curve, Plot, ReportSection, contributions
+from verl.report_sections import Curve, Plot, ReportSection, load_contributions
 from verl.utils.statistics import bootstrap_interval
 
 ARM_COLORS = ("accent", "second", "ramp-4", "ramp-3", "time-5", "time-7")
@@ -77,7 +77,7 @@ def group_into_arms(runs: Sequence[RunData]) -> dict[str, list[RunData]]:
     The name of an arm lists these settings. Where they are more than ``MOST_KEYS``, it is the
     common part of the directory names.
     """
-    settings = [_settings(run) for run in runs]
+    settings = [_arm_settings(run) for run in runs]
     keys = sorted({key for of_run in settings for key in of_run})
     differing = [key for key in keys if len({of_run.get(key) for of_run in settings}) > 1]
     grouped: dict[tuple[Any, ...], list[RunData]] = {}
@@ -92,7 +92,7 @@ def group_into_arms(runs: Sequence[RunData]) -> dict[str, list[RunData]]:
     return named
 
 
-def _settings(run: RunData) -> dict[str, Any]:
+def _arm_settings(run: RunData) -> dict[str, Any]:
     flat = flatten_config(run.config)
     return {k: v for k, v in flat.items() if "seed" not in k.split(".")[-1] and k not in NAMES}
 
@@ -108,7 +108,7 @@ def _shared_name(runs: Sequence[RunData]) -> str:
 
 def build_settings_table(groups: Arms) -> NumberTable:
     """Return the table of the settings in which the arms differ."""
-    settings = [_settings(runs[0]) for runs in groups.values()]
+    settings = [_arm_settings(runs[0]) for runs in groups.values()]
     keys = sorted({key for of_arm in settings for key in of_arm})
     rows = [[key, *(str(of_arm.get(key, "")) for of_arm in settings)] for key in keys]
     differing = [row for row in rows if len(set(row[1:])) > 1]
@@ -117,7 +117,7 @@ def build_settings_table(groups: Arms) -> NumberTable:
 
 def comparison_sections(groups: Arms) -> list[DrawnSection]:
     """Return the sections with the curves and tables of ``groups``."""
-    added = [section for other in contributions() for section in other.sections]
+    added = [section for other in load_contributions() for section in other.sections]
     drawn = [_draw_section(groups, plan) for plan in (SUCCESS, EFFORT, OPTIMISATION, *added)]
     drawn[0].tables = [build_value_table(groups), build_settings_table(groups)]
     return [section for section in drawn if section.charts or section.tables]
@@ -156,7 +156,7 @@ def arm_series(name: str, runs: Sequence[RunData], curve: Curve, color: str) -> 
     """Return mean and interval of a metric over ``runs``, at the steps that all of them logged."""
     values = []
     for run in runs:
-        xs, ys = run.points(curve.metric)
+        xs, ys = run.metric_points(curve.metric)
         values.append(dict(zip(xs, smooth_values(ys) if curve.smooth else ys, strict=True)))
     shared = sorted(set.intersection(*(set(of_run) for of_run in values)))
     at_steps = [[of_run[step] for of_run in values] for step in shared]
@@ -203,7 +203,7 @@ def _value_cell(runs: Sequence[RunData], metric: str, place: int, form: str) -> 
 
     The text is empty if a run has no value, or no value from before training.
     """
-    points = [run.points(metric) for run in runs]
+    points = [run.metric_points(metric) for run in runs]
     if not all(values for _, values in points):
         return ""
     if place == 0 and any(steps[0] != 0 for steps, _ in points):

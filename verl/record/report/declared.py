@@ -27,7 +27,7 @@ class DrawnSection:
     lead: str
     charts: list[Chart] = field(default_factory=list)
     columns: int = 2
-    after: str | None = None
+    placed_after: str | None = None
     tables: list[NumberTable] = field(default_factory=list)
 
     @property
@@ -44,21 +44,21 @@ def draw_section(run: RunData, plan: ReportSection) -> DrawnSection:
     ]
     tables = [draw_table(run, table) for table in plan.tables]
     with_lines = [table for table in tables if table.lines]
-    return DrawnSection(plan.title, plan.lead, charts, plan.columns, plan.after, with_lines)
+    return DrawnSection(plan.title, plan.lead, charts, plan.columns, plan.placed_after, with_lines)
 
 
 def draw_table(run: RunData, table: MetricTable) -> NumberTable:
     """Fill a declared table with the last values of ``run``."""
     values = run.last_values(f"{table.prefix}/")
     head = [table.head, *(column.title for column in table.columns)]
-    lines = [table.cells(values, name) for name in table.lines(values)]
+    lines = [table.line_cells(values, name) for name in table.line_names(values)]
     return NumberTable(table.title, head, lines)
 
 
 def draw_scatter(run: RunData, scatter: Scatter) -> Chart:
     """Draw a declared chart of points with the last values of ``run``."""
     values = run.last_values(f"{scatter.table.prefix}/")
-    points = [_scatter_point(scatter, name, values) for name in scatter.table.lines(values)]
+    points = [_scatter_point(scatter, name, values) for name in scatter.table.line_names(values)]
     return Chart(
         scatter.title,
         scatter.y_label,
@@ -68,7 +68,7 @@ def draw_scatter(run: RunData, scatter: Scatter) -> Chart:
         form=scatter.form,
         width=scatter.width,
         height=scatter.height,
-        after=scatter.after,
+        placed_after=scatter.placed_after,
     )
 
 
@@ -109,7 +109,7 @@ def draw_plot(run: RunData, plot: Plot) -> Chart:
         height=plot.height,
         log=plot.log,
         y_range=plot.y_range,
-        after=plot.after,
+        placed_after=plot.placed_after,
     )
 
 
@@ -120,13 +120,13 @@ def _curve_series(run: RunData, curve: Curve | CurveFamily) -> list[Series]:
             # Colours repeat after NUM_TIME_COLORS. Neighbours still differ.
             Series(
                 name.removeprefix(curve.prefix),
-                *run.points(name),
+                *run.metric_points(name),
                 time_color(index),
                 trajectory_kind=trajectory_kind_of(name),
             )
             for index, name in enumerate(metrics)
         ]
-    xs, ys = run.points(curve.metric)
+    xs, ys = run.metric_points(curve.metric)
     if curve.smooth:
         ys = smooth_values(ys)
     kind = trajectory_kind_of(curve.metric)

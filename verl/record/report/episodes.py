@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from verl.report_sections import AlternativesView, NumberColumn, StepView, contributions
+from verl.report_sections import AlternativesView, NumberColumn, StepView, load_contributions
 from verl.utils import jsonl
 
 ReturnsByAlternative = Mapping[int, Sequence[float]]  # number of an alternative -> returns
@@ -33,7 +33,7 @@ class EpisodeView:
     steps: list[dict[str, Any]] = field(default_factory=list)
 
     @property
-    def tokens(self) -> int:
+    def num_tokens(self) -> int:
         """Return the number of sampled tokens of all turns."""
         return sum(step.get("num_tokens") or 0 for step in self.steps)
 
@@ -43,7 +43,7 @@ class EpisodeView:
         return any("token_credit" in step for step in self.steps)
 
     @property
-    def scale(self) -> float:
+    def credit_scale(self) -> float:
         """Return the absolute advantage with the full colour: the tokens' 95th percentile."""
         # Not the maximum: one outlier would leave all other tokens without colour.
         sizes = sorted(
@@ -53,7 +53,7 @@ class EpisodeView:
 
     def turns_with_strengths(self) -> list[dict[str, Any]]:
         """Return the turns. Their ``tokens`` have the strength of their credit."""
-        scale = self.scale
+        scale = self.credit_scale
         return [{**step, "tokens": _token_strengths(step, scale)} for step in self.steps]
 
 
@@ -69,7 +69,7 @@ def _token_strengths(step: Mapping[str, Any], scale: float) -> list[dict[str, An
 
 def step_views() -> list[StepView]:
     """Return the turn fields that methods and environments declare for display."""
-    return [other.steps for other in contributions() if other.steps is not None]
+    return [other.steps for other in load_contributions() if other.steps is not None]
 
 
 def extra_step_fields(

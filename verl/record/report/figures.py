@@ -15,8 +15,8 @@ from verl.report_sections import (
     Plot,
     ReportSection,
     TimePart,
-    arrange,
-    contributions,
+    insert_entries,
+    load_contributions,
 )
 
 # val/<source>/success_rate. Names with more parts are not sources.
@@ -143,7 +143,7 @@ THROUGHPUT = Plot(
 
 def report_sections(run: RunData) -> list[DrawnSection]:
     """Return all sections with at least one chart or table."""
-    added = contributions()
+    added = load_contributions()
     built_in = [
         success_section(run),
         effort_section(run),
@@ -152,10 +152,10 @@ def report_sections(run: RunData) -> list[DrawnSection]:
         draw_section(run, HEALTH),
     ]
     declared = [draw_section(run, plan) for other in added for plan in other.sections]
-    arranged = arrange(built_in, declared)
+    arranged = insert_entries(built_in, declared)
     for section in arranged:
         plots = [plot for other in added for title, plot in other.plots if title == section.title]
-        charts = arrange(section.charts, [draw_plot(run, plot) for plot in plots])
+        charts = insert_entries(section.charts, [draw_plot(run, plot) for plot in plots])
         section.charts = _drop_empty(charts)
     return [section for section in arranged if section.charts or section.tables]
 
@@ -180,13 +180,13 @@ def success_section(run: RunData) -> DrawnSection:
 
 
 def _success_chart(run: RunData) -> Chart:
-    xs, ys = run.points("val/success_rate")
+    xs, ys = run.metric_points("val/success_rate")
     bounds = [run.success_interval(x) for x in xs]
     name = "held-out tasks, 95% bootstrap interval"
     held_out = Series(name, xs, ys, "accent", markers=True, trajectory_kind="val")
     held_out.low = [low for low, _ in bounds]
     held_out.high = [high for _, high in bounds]
-    raw = Series("training tasks", *run.points("episode/success_rate"), "second", faint=True)
+    raw = Series("training tasks", *run.metric_points("episode/success_rate"), "second", faint=True)
     smooth = Series("training tasks, smoothed", raw.xs, smooth_values(raw.ys), "second")
     highest = max([*raw.ys, *held_out.high, 0.0])
     return Chart(
@@ -207,8 +207,8 @@ def _tokens_chart(run: RunData) -> Chart:
 
     The chart is empty with a single validation.
     """
-    costs = dict(zip(*run.points("val/tokens_per_episode"), strict=True))
-    steps, rates = run.points("val/success_rate")
+    costs = dict(zip(*run.metric_points("val/tokens_per_episode"), strict=True))
+    steps, rates = run.metric_points("val/success_rate")
     pairs = [(step, rate) for step, rate in zip(steps, rates, strict=True) if step in costs]
     path = Series("held-out tasks", [], [], "accent", markers=True)
     if len(pairs) > 1:
@@ -238,7 +238,7 @@ def _source_chart(run: RunData, sources: Sequence[str]) -> Chart:
     for metric, color in zip(sources, SOURCE_COLORS, strict=False):
         source = metric.split("/")[1]
         lines.append(
-            Series(source, *run.points(metric), color, markers=True, trajectory_kind="val")
+            Series(source, *run.metric_points(metric), color, markers=True, trajectory_kind="val")
         )
     title = "Held-out success by task type"
     return Chart(title, "share of successes", lines, form="percent", width=WIDE, height=260)
@@ -246,8 +246,8 @@ def _source_chart(run: RunData, sources: Sequence[str]) -> Chart:
 
 def effort_section(run: RunData) -> DrawnSection:
     """Return the section of tokens and turns per episode."""
-    tokens_xs, tokens_ys = run.points("rollout/tokens_per_episode")
-    lengths = dict(zip(*run.points("episode/length"), strict=True))
+    tokens_xs, tokens_ys = run.metric_points("rollout/tokens_per_episode")
+    lengths = dict(zip(*run.metric_points("episode/length"), strict=True))
     both = [(x, y) for x, y in zip(tokens_xs, tokens_ys, strict=True) if lengths.get(x)]
     xs = [x for x, _ in both]
     per_step = Series("tokens", xs, [y / lengths[x] for x, y in both], "second")
@@ -268,7 +268,7 @@ def time_parts(run: RunData, added: Sequence[Contribution]) -> list[TimePart]:
 
     The rollout counts as one part only if its own parts were not measured.
     """
-    known = arrange(TIME_PARTS, [part for other in added for part in other.time_parts])
+    known = insert_entries(TIME_PARTS, [part for other in added for part in other.time_parts])
     logged = [part for part in known if part.metric in run.metric_names]
     if any(part.metric == "timing_s/gen_engine" for part in logged):
         return [part for part in logged if part.metric != ROLLOUT_TIME]
@@ -278,7 +278,7 @@ def time_parts(run: RunData, added: Sequence[Contribution]) -> list[TimePart]:
 def time_section(run: RunData, added: Sequence[Contribution]) -> DrawnSection:
     """Return the section of stacked seconds per step and of throughput."""
     layers = [
-        Series(part.label, *run.points(part.metric), time_color(index))
+        Series(part.label, *run.metric_points(part.metric), time_color(index))
         for index, part in enumerate(time_parts(run, added))
     ]
     stacked = Chart(

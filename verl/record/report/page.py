@@ -19,7 +19,8 @@ from verl.record.report.charts import draw_svg
 from verl.record.report.comparison import comparison_path, group_into_arms
 from verl.record.report.comparison import comparison_sections as compared
 from verl.record.report.figures import report_sections
-from verl.record.report.plays import (
+from verl.record.report.run_data import RunData, load_run
+from verl.record.report.trajectory_chunks import (
     Chunk,
     build_index,
     compress_json,
@@ -28,7 +29,6 @@ from verl.record.report.plays import (
     rollout_files,
     select_within_budget,
 )
-from verl.record.report.run_data import RunData, load_run
 from verl.utils import jsonl
 from verl.utils.files import write_page
 
@@ -197,7 +197,7 @@ def _metric_rows(run: RunData) -> list[tuple[str, str, str, str]]:
     """Return name, first value, last value and number of values of every metric."""
     rows = []
     for name in run.metric_names:
-        _, values = run.points(name)
+        _, values = run.metric_points(name)
         if values:
             rows.append(
                 (name, format_number(values[0]), format_number(values[-1]), str(len(values)))

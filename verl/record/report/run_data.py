@@ -32,12 +32,12 @@ class RunData:
         """Return the sorted names of all logged metrics."""
         return sorted({key for line in self.metrics for key in line} - {"step", "time"})
 
-    def points(self, name: str) -> Points:
+    def metric_points(self, name: str) -> Points:
         """Return steps and values of a metric at which it was logged and finite."""
-        return self._columns.get(name, ([], []))
+        return self._points_by_metric.get(name, ([], []))
 
     @functools.cached_property
-    def _columns(self) -> dict[str, Points]:
+    def _points_by_metric(self) -> dict[str, Points]:
         # One pass for all names: the page needs about a hundred of them.
         columns: dict[str, Points] = {}
         for line in self.metrics:
@@ -49,19 +49,19 @@ class RunData:
         return columns
 
     @functools.cached_property
-    def _validations(self) -> dict[int, dict[str, Any]]:
+    def _validation_lines(self) -> dict[int, dict[str, Any]]:
         # Reversed, so that the first of two lines of a step counts.
         lines = reversed(self.metrics)
         return {line["step"]: line for line in lines if "val/success_rate" in line}
 
     def last_mean(self, name: str, window: int = 1) -> float | None:
         """Return the mean of the last ``window`` values of a metric, or None without values."""
-        values = self.points(name)[1][-window:]
+        values = self.metric_points(name)[1][-window:]
         return sum(values) / len(values) if values else None
 
     def first_value(self, name: str) -> float | None:
         """Return the first value of a metric, or None without values."""
-        values = self.points(name)[1]
+        values = self.metric_points(name)[1]
         return values[0] if values else None
 
     def last_values(self, prefix: str) -> dict[str, float]:
@@ -90,7 +90,7 @@ class RunData:
 
         Without a logged interval both ends are the rate itself.
         """
-        line = self._validations[step]
+        line = self._validation_lines[step]
         rate = line["val/success_rate"]
         low = line.get("val/success_rate_low", rate)
         high = line.get("val/success_rate_high", rate)

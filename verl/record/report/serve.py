@@ -18,8 +18,8 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from verl.record.report.page import render_live
-from verl.record.report.plays import pack_file, rollout_files, select_within_budget
 from verl.record.report.run_data import load_run
+from verl.record.report.trajectory_chunks import pack_file, rollout_files, select_within_budget
 from verl.utils.proxies import is_loopback
 
 logger = logging.getLogger(__name__)
@@ -77,7 +77,7 @@ class LiveServer(ThreadingHTTPServer):
         self.key = secrets.token_urlsafe(16)
 
     @property
-    def address(self) -> str:
+    def page_url(self) -> str:
         """Return the URL of the page, with the key."""
         host, port = self.server_address[:2]
         return f"http://{host!s}:{port}/{self.key}/"

@@ -1,8 +1,8 @@
 """Workers, worker groups and the registration of worker methods. Independent of Ray."""
 
-from verl.utils.lazy import lazy
+from verl.utils.lazy import make_lazy_exports
 
-__getattr__, __all__ = lazy(
+__getattr__, __all__ = make_lazy_exports(
     __name__,
     {
         "Dispatch": "decorator",

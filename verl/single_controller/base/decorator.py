@@ -35,7 +35,7 @@ from verl.protocol import DataProto, pad_dataproto_to_divisor, unpad_dataproto
 PADDING_ROWS = "padding_rows"
 # Key of meta_info: number of rows of each rank, in rank order. Absent: equal numbers.
 ROWS_PER_RANK = "rows_per_rank"
-_ATTRIBUTE = "__group_registration__"
+_REGISTRATION_ATTRIBUTE = "__group_registration__"
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]  # positional and keyword arguments of one rank
 Collect = Callable[[list[Any]], Any]  # results in rank order -> what the caller receives
@@ -82,36 +82,46 @@ def register(
     ``GroupFuture`` at once. Raises ``ValueError`` if ``Execute.RANK_ZERO`` is combined with a
     dispatch mode that splits the data over all ranks.
     """
-    splits = dispatch_mode in (Dispatch.ALL_TO_ALL, Dispatch.DP_COMPUTE, Dispatch.DP_COMPUTE_PROTO)
-    if execute_mode is Execute.RANK_ZERO and splits:
+    splits_data = dispatch_mode in (
+        Dispatch.ALL_TO_ALL,
+        Dispatch.DP_COMPUTE,
+        Dispatch.DP_COMPUTE_PROTO,
+    )
+    if execute_mode is Execute.RANK_ZERO and splits_data:
         raise ValueError(
             f"dispatch_mode={dispatch_mode.name} splits the data over all ranks, so a call cannot "
             "execute on rank 0 only; fix: execute_mode=ALL, or dispatch_mode=RANK_ZERO"
         )
     registration = Registration(dispatch_mode, execute_mode, blocking, timeout_s)
 
-    def mark(method: MethodT) -> MethodT:
-        setattr(method, _ATTRIBUTE, registration)
+    def attach_registration(method: MethodT) -> MethodT:
+        setattr(method, _REGISTRATION_ATTRIBUTE, registration)
         return method
 
-    return mark
+    return attach_registration
 
 
-def registration_of(method: object) -> Registration | None:
+def get_registration(method: object) -> Registration | None:
     """Return the registration of ``method``, or None if it is not registered."""
-    return getattr(method, _ATTRIBUTE, None)
+    return getattr(method, _REGISTRATION_ATTRIBUTE, None)
 
 
-def registered_methods(worker_cls: type) -> dict[str, Registration]:
+def collect_registered_methods(worker_cls: type) -> dict[str, Registration]:
     """Return the registrations of a class's group methods by name, including inherited ones.
 
     An override without ``register`` keeps the registration of the method that it overrides.
     """
-    found: dict[str, Registration] = {}
+    registrations: dict[str, Registration] = {}
     for cls in reversed(worker_cls.__mro__):
-        marked = {name: registration_of(member) for name, member in vars(cls).items()}
-        found.update({name: registration for name, registration in marked.items() if registration})
-    return found
+        class_registrations = {name: get_registration(member) for name, member in vars(cls).items()}
+        registrations.update(
+            {
+                name: registration
+                for name, registration in class_registrations.items()
+                if registration
+            }
+        )
+    return registrations
 
 
 def plan_calls(
@@ -124,41 +134,41 @@ def plan_calls(
     """
     calls, collect = _PLANNERS[registration.dispatch_mode](world_size, args, kwargs)
     if registration.execute_mode is Execute.RANK_ZERO:
-        return calls[:1], _first
+        return calls[:1], _take_first
     return calls, collect
 
 
-def _first(answers: list[Any]) -> Any:
+def _take_first(answers: list[Any]) -> Any:
     return answers[0]
 
 
-def _one_to_all(world_size: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plan:
+def _plan_one_to_all(world_size: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plan:
     return [(args, kwargs)] * world_size, list
 
 
-def _rank_zero(_world_size: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plan:
-    return [(args, kwargs)], _first
+def _plan_rank_zero(_world_size: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plan:
+    return [(args, kwargs)], _take_first
 
 
 def _has_one_per_rank(value: object, world_size: int) -> bool:
     return isinstance(value, (list, tuple)) and len(value) == world_size
 
 
-def _dealt(world_size: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Call]:
+def _split_by_rank(world_size: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Call]:
     calls: list[Call] = []
     for rank in range(world_size):
-        of_rank = tuple(values[rank] for values in args)
-        calls.append((of_rank, {name: values[rank] for name, values in kwargs.items()}))
+        rank_args = tuple(values[rank] for values in args)
+        calls.append((rank_args, {name: values[rank] for name, values in kwargs.items()}))
     return calls
 
 
-def _all_to_all(world_size: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plan:
+def _plan_all_to_all(world_size: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plan:
     if all(isinstance(v, list) and len(v) == world_size for v in (*args, *kwargs.values())):
-        return _dealt(world_size, args, kwargs), list
-    return _one_to_all(world_size, args, kwargs)
+        return _split_by_rank(world_size, args, kwargs), list
+    return _plan_one_to_all(world_size, args, kwargs)
 
 
-def _dp_compute(world_size: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plan:
+def _plan_dp_compute(world_size: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plan:
     named = {**{f"argument {i}": v for i, v in enumerate(args)}, **kwargs}
     wrong = [name for name, value in named.items() if not _has_one_per_rank(value, world_size)]
     if wrong:
@@ -166,40 +176,42 @@ def _dp_compute(world_size: int, args: tuple[Any, ...], kwargs: dict[str, Any]) 
             f"DP_COMPUTE needs lists with one entry for each of {world_size} ranks; "
             f"these arguments are not: {wrong}"
         )
-    return _dealt(world_size, args, kwargs), list
+    return _split_by_rank(world_size, args, kwargs), list
 
 
-def _dp_compute_proto(world_size: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plan:
+def _plan_dp_compute_proto(world_size: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plan:
     tables = [v for v in (*args, *kwargs.values()) if isinstance(v, DataProto)]
     # A table without columns has no rows to split. Every rank gets its meta_info.
     sizes = {len(table) for table in tables if table.keys()}
     if not tables or len(sizes) > 1:
-        found = f"tables of {sorted(sizes)} rows" if tables else "no DataProto"
+        problem = f"tables of {sorted(sizes)} rows" if tables else "no DataProto"
         raise ValueError(
             f"DP_COMPUTE_PROTO needs DataProto arguments, all with the same number of rows; "
-            f"the arguments have {found}"
+            f"the arguments have {problem}"
         )
     size = sizes.pop() if sizes else 0
-    counts = _rows_per_rank(tables, size, world_size)
-    dealt_args = [_shards(v, world_size, counts) for v in args]
-    dealt_kwargs = {k: _shards(v, world_size, counts) for k, v in kwargs.items()}
+    counts = _read_rows_per_rank(tables, size, world_size)
+    sharded_args = [_split_value(v, world_size, counts) for v in args]
+    sharded_kwargs = {k: _split_value(v, world_size, counts) for k, v in kwargs.items()}
 
     def collect(answers: list[Any]) -> Any:
         if counts is not None:
-            return _join_counted(answers, counts)
+            return _join_by_counts(answers, counts)
         return _join_tables(answers, size, -size % world_size)
 
-    return _dealt(world_size, tuple(dealt_args), dealt_kwargs), collect
+    return _split_by_rank(world_size, tuple(sharded_args), sharded_kwargs), collect
 
 
-def _rows_per_rank(tables: list[DataProto], size: int, world_size: int) -> list[int] | None:
+def _read_rows_per_rank(tables: list[DataProto], size: int, world_size: int) -> list[int] | None:
     """Return the row count of each rank if a table specifies it, else None."""
-    said = [table.meta_info[ROWS_PER_RANK] for table in tables if ROWS_PER_RANK in table.meta_info]
-    if not said:
+    given_counts = [
+        table.meta_info[ROWS_PER_RANK] for table in tables if ROWS_PER_RANK in table.meta_info
+    ]
+    if not given_counts:
         return None
-    counts = list(said[0])
-    if any(list(other) != counts for other in said[1:]):
-        raise ValueError(f"the tables of one call have different {ROWS_PER_RANK}: {said}")
+    counts = list(given_counts[0])
+    if any(list(other) != counts for other in given_counts[1:]):
+        raise ValueError(f"the tables of one call have different {ROWS_PER_RANK}: {given_counts}")
     if len(counts) != world_size or sum(counts) != size or min(counts) < 0:
         raise ValueError(
             f"{ROWS_PER_RANK}={counts} does not split {size} rows over {world_size} ranks; "
@@ -208,22 +220,22 @@ def _rows_per_rank(tables: list[DataProto], size: int, world_size: int) -> list[
     return counts
 
 
-def _shards(value: object, world_size: int, counts: list[int] | None) -> list[Any]:
+def _split_value(value: object, world_size: int, counts: list[int] | None) -> list[Any]:
     if not isinstance(value, DataProto):
         return [value] * world_size
     if counts is not None and value.keys():
-        return _counted_shards(value, counts)
+        return _split_by_counts(value, counts)
     # Pad with copied rows, counted below: a rank without rows could not join the collectives.
     padded, padding = pad_dataproto_to_divisor(value, world_size)
     rows = len(padded) // world_size
     shards = padded.chunk(world_size)
     for rank, shard in enumerate(shards):
-        behind = (world_size - 1 - rank) * rows  # rows of the ranks after this one
-        shard.meta_info[PADDING_ROWS] = int(np.clip(padding - behind, 0, rows))
+        later_rows = (world_size - 1 - rank) * rows  # rows of the ranks after this one
+        shard.meta_info[PADDING_ROWS] = int(np.clip(padding - later_rows, 0, rows))
     return shards
 
 
-def _counted_shards(table: DataProto, counts: list[int]) -> list[DataProto]:
+def _split_by_counts(table: DataProto, counts: list[int]) -> list[DataProto]:
     shards: list[DataProto] = []
     start = 0
     for count in counts:
@@ -236,7 +248,7 @@ def _counted_shards(table: DataProto, counts: list[int]) -> list[DataProto]:
     return shards
 
 
-def _join_counted(answers: list[Any], counts: list[int]) -> Any:
+def _join_by_counts(answers: list[Any], counts: list[int]) -> Any:
     if not all(isinstance(answer, DataProto) for answer in answers):
         return answers
     if all(answer.keys() for answer in answers):
@@ -269,9 +281,9 @@ def _join_tables(answers: list[Any], size: int, padding: int) -> Any:
 
 
 _PLANNERS: dict[Dispatch, Callable[[int, tuple[Any, ...], dict[str, Any]], Plan]] = {
-    Dispatch.RANK_ZERO: _rank_zero,
-    Dispatch.ONE_TO_ALL: _one_to_all,
-    Dispatch.ALL_TO_ALL: _all_to_all,
-    Dispatch.DP_COMPUTE: _dp_compute,
-    Dispatch.DP_COMPUTE_PROTO: _dp_compute_proto,
+    Dispatch.RANK_ZERO: _plan_rank_zero,
+    Dispatch.ONE_TO_ALL: _plan_one_to_all,
+    Dispatch.ALL_TO_ALL: _plan_all_to_all,
+    Dispatch.DP_COMPUTE: _plan_dp_compute,
+    Dispatch.DP_COMPUTE_PROTO: _plan_dp_compute_proto,
 }

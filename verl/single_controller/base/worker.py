@@ -60,9 +60,9 @@ class Worker:
         backend = backend or ("nccl" if device.type == "cuda" else "gloo")
         if dist.is_initialized():
             # Compare the configurations: "gloo" and "cpu:gloo,cuda:gloo" are the same.
-            asked = dist.Backend(backend)
-            wanted = dist.BackendConfig(asked)  # pyright: ignore[reportArgumentType]  a Backend
-            if dist.get_backend_config() != str(wanted):
+            requested = dist.Backend(backend)
+            requested_config = dist.BackendConfig(requested)  # pyright: ignore[reportArgumentType]  a Backend
+            if dist.get_backend_config() != str(requested_config):
                 raise RuntimeError(
                     "the process group of this process has the backend "
                     f"{dist.get_backend_config()}, not {backend}, which was requested"
@@ -71,17 +71,17 @@ class Worker:
         if device.type == "cuda":
             torch.cuda.set_device(device)
         timeout = timedelta(seconds=timeout_s)
-        store = self._rendezvous(timeout)
+        store = self._create_store(timeout)
         dist.init_process_group(
             backend, store=store, rank=self.rank, world_size=self.world_size, timeout=timeout
         )
 
-    def _rendezvous(self, timeout: timedelta) -> Any:
+    def _create_store(self, timeout: timedelta) -> Any:
         import torch.distributed as dist
 
         address = os.environ.get("MASTER_ADDR", "127.0.0.1")
         port = int(os.environ.get("MASTER_PORT", "0"))
-        held = os.environ.pop(LISTEN_FD, None) if self.rank == 0 else None
+        listen_fd = os.environ.pop(LISTEN_FD, None) if self.rank == 0 else None
         return dist.TCPStore(  # pyright: ignore[reportPrivateImportUsage]  torch documents it
             address,
             port,
@@ -89,7 +89,7 @@ class Worker:
             is_master=self.rank == 0,
             timeout=timeout,
             # The socket was bound before its port was announced, so no other process has the port.
-            master_listen_fd=int(held) if held is not None else None,
+            master_listen_fd=int(listen_fd) if listen_fd is not None else None,
         )
 
     def close(self) -> None:

@@ -10,8 +10,8 @@ from verl.single_controller.base.decorator import (
     Call,
     Collect,
     Registration,
+    collect_registered_methods,
     plan_calls,
-    registered_methods,
 )
 
 
@@ -36,7 +36,7 @@ class GroupFuture:
         self._value: Any = None
         self._ready = False
 
-    def done(self) -> bool:
+    def is_done(self) -> bool:
         """Return true if ``get`` would return or raise without waiting."""
         return self._ready or self._done()
 
@@ -60,15 +60,15 @@ class WorkerGroup(ABC):
         self.name = name
         self.call_timeout_s = call_timeout_s
         self._world_size = world_size
-        self._methods = registered_methods(worker_cls)
-        taken = [method for method in self._methods if hasattr(type(self), method)]
-        if taken:
+        self._methods = collect_registered_methods(worker_cls)
+        conflicting = [method for method in self._methods if hasattr(type(self), method)]
+        if conflicting:
             raise ValueError(
-                f"{worker_cls.__name__}: the registered methods {taken} have names of WorkerGroup "
+                f"{worker_cls.__name__}: the registered methods {conflicting} have names of WorkerGroup "
                 "methods; fix: rename the methods of the worker"
             )
         for method, registration in self._methods.items():
-            setattr(self, method, self._bind(method, registration))
+            setattr(self, method, self._make_group_method(method, registration))
 
     @property
     def world_size(self) -> int:
@@ -80,8 +80,10 @@ class WorkerGroup(ABC):
         # Use vars(): _methods may be missing while a group is constructed or unpickled.
         hint = did_you_mean(name, vars(self).get("_methods", {}))
         worker = vars(self).get("worker_cls")
-        of = f" of {worker.__name__}" if worker else ""
-        raise AttributeError(f"a group{of} has no attribute or registered method {name!r}{hint}")
+        of_worker = f" of {worker.__name__}" if worker else ""
+        raise AttributeError(
+            f"a group{of_worker} has no attribute or registered method {name!r}{hint}"
+        )
 
     def submit(self, method: str, *args: object, **kwargs: object) -> GroupFuture:
         """Start the registered ``method`` and return its future, also if it is ``blocking``."""
@@ -90,48 +92,48 @@ class WorkerGroup(ABC):
             raise AttributeError(
                 f"{method!r} is not a registered method of {self.worker_cls.__name__}"
             )
-        return self._submit(method, self._methods[method], args, kwargs)
+        return self._submit_call(method, self._methods[method], args, kwargs)
 
     def execute_all(self, method: str, *args: object, **kwargs: object) -> list[Any]:
         """Call ``method``, registered or not, with the same arguments on every rank.
 
         Returns the results in rank order. Kept for job code that calls methods by name.
         """
-        calls = [_materialise(args, kwargs)] * self.world_size
-        return self._future(method, calls, list, self.call_timeout_s).get()
+        calls = [_resolve_futures(args, kwargs)] * self.world_size
+        return self._start_calls(method, calls, list, self.call_timeout_s).get()
 
     def execute_rank_zero(self, method: str, *args: object, **kwargs: object) -> Any:
         """Call ``method``, registered or not, on rank 0 only, and return its result.
 
         Kept for job code that calls methods by name.
         """
-        calls = [_materialise(args, kwargs)]
-        return self._future(method, calls, list, self.call_timeout_s).get()[0]
+        calls = [_resolve_futures(args, kwargs)]
+        return self._start_calls(method, calls, list, self.call_timeout_s).get()[0]
 
-    def _bind(self, method: str, registration: Registration) -> Callable[..., Any]:
+    def _make_group_method(self, method: str, registration: Registration) -> Callable[..., Any]:
         @functools.wraps(getattr(self.worker_cls, method))
         def call(*args: object, **kwargs: object) -> Any:
-            future = self._submit(method, registration, args, kwargs)
+            future = self._submit_call(method, registration, args, kwargs)
             return future.get() if registration.blocking else future
 
         return call
 
-    def _submit(
+    def _submit_call(
         self,
         method: str,
         registration: Registration,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> GroupFuture:
-        args, kwargs = _materialise(args, kwargs)
+        args, kwargs = _resolve_futures(args, kwargs)
         calls, collect = plan_calls(registration, self.world_size, args, kwargs)
         timeout_s = registration.timeout_s
         if timeout_s is None:
             timeout_s = self.call_timeout_s
-        return self._future(method, calls, collect, timeout_s)
+        return self._start_calls(method, calls, collect, timeout_s)
 
     @abstractmethod
-    def _future(
+    def _start_calls(
         self, method: str, calls: list[Call], collect: Collect, timeout_s: float
     ) -> GroupFuture:
         """Start ``calls[i]`` of ``method`` on rank i and return the future of their results."""
@@ -151,10 +153,10 @@ class WorkerGroup(ABC):
         self.shutdown()
 
 
-def _materialise(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+def _resolve_futures(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
     """Replace every ``GroupFuture`` among the arguments by its value, waiting for it."""
 
-    def value(v: object) -> object:
+    def resolve_value(v: object) -> object:
         return v.get() if isinstance(v, GroupFuture) else v
 
-    return tuple(value(v) for v in args), {k: value(v) for k, v in kwargs.items()}
+    return tuple(resolve_value(v) for v in args), {k: resolve_value(v) for k, v in kwargs.items()}

@@ -1,8 +1,8 @@
 """Worker groups of Ray actors: resource pools, groups, colocation of roles, and start of Ray."""
 
-from verl.utils.lazy import lazy
+from verl.utils.lazy import make_lazy_exports
 
-__getattr__, __all__ = lazy(
+__getattr__, __all__ = make_lazy_exports(
     __name__,
     {
         "RayClassWithInitArgs": "worker_group",

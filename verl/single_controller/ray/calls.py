@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 _CAUSE_GRACE_S = 2.0
 # Time to wait for further results after the first one. ray.wait checks all pending references, so
 # one call per result would be quadratic in the number of ranks.
-_TOGETHER_S = 0.05
+_FURTHER_RESULTS_S = 0.05
 
 
 def ray_get(ref: ray.ObjectRef, timeout_s: float, what: str) -> Any:
@@ -33,10 +33,10 @@ def ray_get(ref: ray.ObjectRef, timeout_s: float, what: str) -> Any:
 
     ``what`` names the awaited result in errors, for example "rollout worker 0: ready".
     """
-    return gather([ref], timeout_s, [what])[0]
+    return gather_results([ref], timeout_s, [what])[0]
 
 
-def gather(refs: Sequence[Any], timeout_s: float, labels: Sequence[str]) -> list[Any]:
+def gather_results(refs: Sequence[Any], timeout_s: float, labels: Sequence[str]) -> list[Any]:
     """Return the values of ``refs`` in order, or raise the first failure as soon as it occurs.
 
     Raises ``WorkerTimeoutError`` with the labels that are pending after ``timeout_s`` seconds, and
@@ -47,12 +47,14 @@ def gather(refs: Sequence[Any], timeout_s: float, labels: Sequence[str]) -> list
     label_of = dict(zip(refs, labels, strict=True))
     values: dict[Any, Any] = {}
     pending = list(label_of)
-    with waiting_for(labels) as late:
+    with waiting_for(labels) as pending_labels:
         while pending:
-            ready, pending = _ready(pending, max(0.0, deadline - time.monotonic()))
-            late[:] = [label_of[ref] for ref in pending]
+            ready, pending = _wait_for_some(pending, max(0.0, deadline - time.monotonic()))
+            pending_labels[:] = [label_of[ref] for ref in pending]
             if not ready:
-                raise WorkerTimeoutError(f"no answer after {timeout_s:g} s from: {', '.join(late)}")
+                raise WorkerTimeoutError(
+                    f"no answer after {timeout_s:g} s from: {', '.join(pending_labels)}"
+                )
             _fetch_or_raise(ready, pending, label_of, deadline, values)
     return [values[ref] for ref in refs]
 
@@ -66,21 +68,21 @@ def _fetch_or_raise(
 ) -> None:
     """Put the values of the finished references into ``values``, or raise the first error."""
     for ref in ready:
-        error = _fetch(ref, label_of[ref], max(0.0, deadline - time.monotonic()), values)
+        error = _fetch_value(ref, label_of[ref], max(0.0, deadline - time.monotonic()), values)
         if error is not None:
-            raise _root_cause(error, pending, label_of)
+            raise _find_root_cause(error, pending, label_of)
 
 
-def _ready(pending: list[Any], timeout_s: float) -> tuple[list[Any], list[Any]]:
+def _wait_for_some(pending: list[Any], timeout_s: float) -> tuple[list[Any], list[Any]]:
     """Wait for at least one of ``pending`` or ``timeout_s``; return (finished, not finished)."""
     first, others = ray.wait(pending, num_returns=1, timeout=timeout_s)
     if not first or not others:
         return first, others
-    more, others = ray.wait(others, num_returns=len(others), timeout=_TOGETHER_S)
+    more, others = ray.wait(others, num_returns=len(others), timeout=_FURTHER_RESULTS_S)
     return [*first, *more], others
 
 
-def is_done(refs: Sequence[Any]) -> bool:
+def are_done(refs: Sequence[Any]) -> bool:
     """Return true if every reference has a value or an error."""
     ready, _ = ray.wait(
         list(dict.fromkeys(refs)), num_returns=len(set(refs)), timeout=0, fetch_local=False
@@ -88,7 +90,7 @@ def is_done(refs: Sequence[Any]) -> bool:
     return len(ready) == len(set(refs))
 
 
-def _fetch(
+def _fetch_value(
     ref: ray.ObjectRef, label: str, timeout_s: float, values: dict[Any, Any]
 ) -> Exception | None:
     """Put the value of a finished reference into ``values``, or return its error."""
@@ -103,29 +105,29 @@ def _fetch(
         error.add_note(f"raised in {label}")
         return error
     except (RayActorError, WorkerCrashedError, ObjectLostError) as error:
-        return _chained(
-            WorkerDiedError(f"the process is gone: {label}: {_first_lines(error)}"), error
+        return _chain_error(
+            WorkerDiedError(f"the process is gone: {label}: {_join_first_lines(error)}"), error
         )
     except RayError as error:
-        return _chained(
-            WorkerError(f"{type(error).__name__} in {label}: {_first_lines(error)}"), error
+        return _chain_error(
+            WorkerError(f"{type(error).__name__} in {label}: {_join_first_lines(error)}"), error
         )
     return None
 
 
-def _root_cause(error: Exception, pending: list[Any], label_of: dict[Any, str]) -> Exception:
+def _find_root_cause(error: Exception, pending: list[Any], label_of: dict[Any, str]) -> Exception:
     if isinstance(error, WorkerDiedError) or not pending:
         return error
     ready, _ = ray.wait(pending, num_returns=len(pending), timeout=_CAUSE_GRACE_S)
-    others = [_fetch(ref, label_of[ref], 0.0, {}) for ref in ready]
+    others = [_fetch_value(ref, label_of[ref], 0.0, {}) for ref in ready]
     return next((other for other in others if isinstance(other, WorkerDiedError)), error)
 
 
-def _chained(error: WorkerError, cause: Exception) -> WorkerError:
+def _chain_error(error: WorkerError, cause: Exception) -> WorkerError:
     error.__cause__ = cause
     return error
 
 
-def _first_lines(error: Exception) -> str:
+def _join_first_lines(error: Exception) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return " ".join(lines[:8])

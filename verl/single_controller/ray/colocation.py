@@ -34,4 +34,4 @@ def create_colocated_worker_cls(
             )
         env_vars.update(spec.env_vars)
         roles[role] = spec.roles[SOLE_ROLE]
-    return RayClassWithInitArgs.of_roles(roles, env_vars)
+    return RayClassWithInitArgs.from_roles(roles, env_vars)

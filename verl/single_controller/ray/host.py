@@ -67,19 +67,19 @@ class WorkerHost:
 
     def call(self, role: str, method: str, /, *args: object, **kwargs: object) -> Any:
         """Call ``method`` of the worker of ``role`` and await the result of a coroutine method."""
-        return self._awaited(getattr(self._workers[role], method)(*args, **kwargs))
+        return self._await_result(getattr(self._workers[role], method)(*args, **kwargs))
 
-    def _awaited(self, answer: Any) -> Any:
-        if not inspect.iscoroutine(answer):
-            return answer
+    def _await_result(self, result: Any) -> Any:
+        if not inspect.iscoroutine(result):
+            return result
         self._loop = self._loop or asyncio.new_event_loop()
-        return self._loop.run_until_complete(answer)
+        return self._loop.run_until_complete(result)
 
     def close(self) -> None:
         """Close the workers and destroy the process group, if there is one."""
         for worker in self._workers.values():
             if hasattr(worker, "close"):
-                self._awaited(worker.close())
+                self._await_result(worker.close())
         if self._loop is not None:
             self._loop.close()
             self._loop = None

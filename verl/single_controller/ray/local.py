@@ -25,13 +25,13 @@ from types import ModuleType
 from typing import Any
 
 from verl.config.settings.errors import ConfigError
-from verl.utils.interrupt import sigterm_handler_kept
+from verl.utils.interrupt import keep_sigterm_handler
 from verl.utils.stacks import STACKS_DIR
 
 LOOPBACK_SWITCH = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 OBJECT_STORE_GB = 1.0
 # Always in /tmp, not in TMPDIR: the path of a socket below it is limited to 107 characters.
-PRIVATE = Path(f"/tmp/verl-{os.getuid()}")
+PRIVATE_DIRECTORY = Path(f"/tmp/verl-{os.getuid()}")
 KEPT_SESSIONS = 3
 
 logger = logging.getLogger(__name__)
@@ -48,7 +48,7 @@ def init_ray(ray_init_cfg: object = None, **overrides: object) -> dict[str, Any]
     Returns ``address``, ``started`` (true for a new local Ray), ``node_ip``, ``loopback_only``,
     ``num_cpus``, ``num_gpus``, ``object_store_gb``, ``token_file`` and ``session_dir``.
     """
-    options = _options(ray_init_cfg, overrides)
+    options = _read_options(ray_init_cfg, overrides)
     address = options["address"] or os.environ.get("RAY_ADDRESS")
     local = not address or address == "local"
     if local:
@@ -56,7 +56,7 @@ def init_ray(ray_init_cfg: object = None, **overrides: object) -> dict[str, Any]
     import ray  # import it after the switch, which Ray reads at import
 
     if ray.is_initialized():
-        return _facts(ray, started=False)
+        return _collect_facts(ray, started=False)
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     # Ray's default gives its workers a lower priority than all other processes.
     os.environ.setdefault("RAY_worker_niceness", "0")
@@ -74,7 +74,7 @@ def init_ray(ray_init_cfg: object = None, **overrides: object) -> dict[str, Any]
     if runtime_env:
         common["runtime_env"] = runtime_env
     if local:
-        sessions = _private_directory() / "ray"
+        sessions = _make_private_directory() / "ray"
         remove_stale_sessions(sessions)
         common |= {
             "num_cpus": options["num_cpus"],
@@ -84,16 +84,16 @@ def init_ray(ray_init_cfg: object = None, **overrides: object) -> dict[str, Any]
             "_node_ip_address": "127.0.0.1",
             "_temp_dir": str(sessions),
         }
-    with sigterm_handler_kept():  # Ray's handler would drain the node for up to 30 s first
+    with keep_sigterm_handler():  # Ray's handler would drain the node for up to 30 s first
         ray.init(address="local" if local else address, **common)
     _protect_token(create=False)
-    facts = _facts(ray, started=local)
+    facts = _collect_facts(ray, started=local)
     if local and not facts["loopback_only"]:
         logger.warning("Ray listens on %s, not only on the loopback interface", facts["node_ip"])
     return facts
 
 
-def _options(cfg: object, overrides: Mapping[str, object]) -> dict[str, Any]:
+def _read_options(cfg: object, overrides: Mapping[str, object]) -> dict[str, Any]:
     options: dict[str, Any] = {
         "address": None,
         "num_cpus": None,
@@ -119,27 +119,27 @@ def _prefer_loopback() -> None:
         setattr(constants, "ENABLE_RAY_CLUSTER", False)  # noqa: B010  a module has no such field
 
 
-def directory_refusal() -> str:
+def explain_directory_refusal() -> str:
     """Return why ``PRIVATE_DIRECTORY`` cannot hold Ray's session directories; empty if it can."""
     try:
-        found = PRIVATE.lstat()
+        status = PRIVATE_DIRECTORY.lstat()
     except FileNotFoundError:
         return ""
-    if stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid():
+    if stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid():
         return ""
     return (
-        f"{PRIVATE}: is not a directory of this user, but must hold Ray's session directories; "
+        f"{PRIVATE_DIRECTORY}: is not a directory of this user, but must hold Ray's session directories; "
         "allowed: a directory of this user; fix: ask its owner or the administrator to remove it"
     )
 
 
-def _private_directory() -> Path:
-    refusal = directory_refusal()
+def _make_private_directory() -> Path:
+    refusal = explain_directory_refusal()
     if refusal:
         raise ConfigError(refusal)
-    PRIVATE.mkdir(mode=0o700, exist_ok=True)
-    PRIVATE.chmod(0o700)
-    return PRIVATE
+    PRIVATE_DIRECTORY.mkdir(mode=0o700, exist_ok=True)
+    PRIVATE_DIRECTORY.chmod(0o700)
+    return PRIVATE_DIRECTORY
 
 
 def remove_stale_sessions(directory: Path) -> None:
@@ -173,7 +173,7 @@ def _is_running(session: Path) -> bool:
     return True
 
 
-def token_path() -> Path | None:
+def find_token_path() -> Path | None:
     """Return the path of Ray's token file; None if the token is in the environment or not used."""
     other_mode = os.environ.get("RAY_AUTH_MODE", "token").lower() != "token"
     if other_mode or os.environ.get("RAY_AUTH_TOKEN"):
@@ -182,7 +182,7 @@ def token_path() -> Path | None:
 
 
 def _protect_token(create: bool) -> None:
-    path = token_path()
+    path = find_token_path()
     if path is None:
         if os.environ.get("RAY_AUTH_MODE", "token").lower() != "token":
             logger.warning(
@@ -199,22 +199,22 @@ def _protect_token(create: bool) -> None:
 
 def _write_token(path: Path) -> None:
     # Write another file, then link it: a second run that starts now sees a whole token or none.
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
-    descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    temporary_path = path.with_name(f".{path.name}.{os.getpid()}")
+    descriptor = os.open(temporary_path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(descriptor, "w", encoding="ascii") as file:
         file.write(secrets.token_hex(32))
     try:
-        os.link(aside, path)
+        os.link(temporary_path, path)
     except FileExistsError:
         logger.debug("another process wrote %s first", path)
     finally:
-        aside.unlink()
+        temporary_path.unlink()
 
 
-def _facts(ray: ModuleType, started: bool) -> dict[str, Any]:
+def _collect_facts(ray: ModuleType, started: bool) -> dict[str, Any]:
     resources = ray.cluster_resources()
     node_ip = ray.util.get_node_ip_address()
-    path = token_path()
+    path = find_token_path()
     return {
         "address": ray.get_runtime_context().gcs_address,
         "started": started,

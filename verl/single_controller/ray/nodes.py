@@ -14,22 +14,22 @@ from ray.exceptions import RayError
 from verl.single_controller.base.errors import WorkerError
 
 # Nodes that were dead when the block of add_lost_nodes_to_errors began: Ray lists all former nodes.
-_gone_before: set[str] = set()
-NOTICED_S = 30.0  # Ray declares a node dead after several failed health checks
-LOOK_S = 1.0
+_dead_before: set[str] = set()
+DETECTION_TIMEOUT_S = 30.0  # Ray declares a node dead after several failed health checks
+POLL_S = 1.0
 
 
-def node_name(node: Mapping[str, Any]) -> str:
+def format_node_name(node: Mapping[str, Any]) -> str:
     """Return the name of a node of ``ray.nodes()`` for messages: host name and short id."""
     return f"{node['NodeManagerHostname']} ({node['NodeID'][:8]})"
 
 
 def is_lost(node: Mapping[str, Any]) -> bool:
     """Return true if this node of ``ray.nodes()`` died in ``add_lost_nodes_to_errors``."""
-    return not node["Alive"] and node["NodeID"] not in _gone_before
+    return not node["Alive"] and node["NodeID"] not in _dead_before
 
 
-def lost_nodes(within_s: float = NOTICED_S) -> list[str]:
+def find_lost_nodes(within_s: float = DETECTION_TIMEOUT_S) -> list[str]:
     """Return the names of the lost nodes, waiting up to ``within_s`` seconds for the first one.
 
     Does not wait if at most one node is alive.
@@ -37,23 +37,23 @@ def lost_nodes(within_s: float = NOTICED_S) -> list[str]:
     deadline = time.monotonic() + within_s
     while True:
         nodes = ray.nodes()
-        gone = [node for node in nodes if is_lost(node)]
+        lost = [node for node in nodes if is_lost(node)]
         alive = sum(node["Alive"] for node in nodes)
-        if gone or alive < 2 or time.monotonic() > deadline:
-            return [node_name(node) for node in gone]
-        time.sleep(LOOK_S)
+        if lost or alive < 2 or time.monotonic() > deadline:
+            return [format_node_name(node) for node in lost]
+        time.sleep(POLL_S)
 
 
 @contextlib.contextmanager
-def naming_lost_nodes() -> Iterator[None]:
+def add_lost_nodes_to_errors() -> Iterator[None]:
     """Add a note about each lost node to the Ray and worker errors that the block raises."""
-    _gone_before.clear()
-    _gone_before.update(node["NodeID"] for node in ray.nodes() if not node["Alive"])
+    _dead_before.clear()
+    _dead_before.update(node["NodeID"] for node in ray.nodes() if not node["Alive"])
     try:
         yield
     except (WorkerError, RayError) as error:
         # If Ray's control server is also down, raise the error without notes.
         with contextlib.suppress(RayError):
-            for node in lost_nodes():
+            for node in find_lost_nodes():
                 error.add_note(f"the node {node} of the cluster is gone")
         raise

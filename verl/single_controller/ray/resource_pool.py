@@ -16,7 +16,7 @@ from ray.util.placement_group import (
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from verl.single_controller.base.errors import WorkerTimeoutError
-from verl.single_controller.ray.calls import gather
+from verl.single_controller.ray.calls import gather_results
 
 logger = logging.getLogger(__name__)
 
@@ -29,7 +29,7 @@ class Slot:
     bundle: int
 
     @property
-    def strategy(self) -> PlacementGroupSchedulingStrategy:
+    def scheduling_strategy(self) -> PlacementGroupSchedulingStrategy:
         """Ray's scheduling strategy that starts an actor in this slot."""
         return PlacementGroupSchedulingStrategy(
             self.group, placement_group_bundle_index=self.bundle
@@ -85,43 +85,49 @@ class RayResourcePool:
         gpus = 1.0 / self.max_colocate_count if self.use_gpu else 0
         return {"num_cpus": self.cpus_per_worker, "num_gpus": gpus}
 
-    def slots(self) -> list[Slot]:
+    def reserve_slots(self) -> list[Slot]:
         """Return one slot per rank; make the reservation on the first call.
 
         Raises ``WorkerTimeoutError`` with the requested and the free resources if the cluster does
         not grant the reservation in ``timeout_s``.
         """
         if not self._groups:
-            self._reserve()
+            self._create_placement_groups()
         return [
             Slot(group, i)
             for group, n in zip(self._groups, self.process_on_nodes, strict=True)
             for i in range(n)
         ]
 
-    def guest_options(self, device: int) -> dict[str, Any]:
+    def shared_actor_options(self, device: int) -> dict[str, Any]:
         """Return the Ray options of an actor that shares device number ``device`` of this pool.
 
         Without GPUs there is no device to share, and Ray spreads such actors over the nodes.
         """
         if not self.use_gpu:
             return {"scheduling_strategy": "SPREAD", **self.actor_resources()}
-        return {"scheduling_strategy": self.slots()[device].strategy, **self.actor_resources()}
+        return {
+            "scheduling_strategy": self.reserve_slots()[device].scheduling_strategy,
+            **self.actor_resources(),
+        }
 
-    def device_ids(self) -> list[str]:
+    def query_device_ids(self) -> list[str]:
         """Return the GPU id of every slot, as in ``CUDA_VISIBLE_DEVICES`` of its node.
 
         Actors that use several GPUs need these ids. A task on each slot reads its id. Raises
         ``WorkerTimeoutError`` if a slot has no free share of its GPU for the task.
         """
-        share = {"num_cpus": 0, "num_gpus": self.actor_resources()["num_gpus"]}
-        look = ray.remote(_own_device)
-        slots = self.slots()
-        looks = [look.options(scheduling_strategy=slot.strategy, **share) for slot in slots]
+        resource_share = {"num_cpus": 0, "num_gpus": self.actor_resources()["num_gpus"]}
+        id_task = ray.remote(_get_device_id)
+        slots = self.reserve_slots()
+        id_tasks = [
+            id_task.options(scheduling_strategy=slot.scheduling_strategy, **resource_share)
+            for slot in slots
+        ]
         labels = [f"{self.name_prefix}[device {number}]" for number in range(len(slots))]
-        return gather([each.remote() for each in looks], self.timeout_s, labels)
+        return gather_results([each.remote() for each in id_tasks], self.timeout_s, labels)
 
-    def _reserve(self) -> None:
+    def _create_placement_groups(self) -> None:
         # Groups share the GPU of a device, but each group needs separate CPUs.
         bundle: dict[str, float] = {"CPU": self.cpus_per_worker * self.max_colocate_count}
         if self.use_gpu:
@@ -134,12 +140,12 @@ class RayResourcePool:
                 strategy="STRICT_PACK",
                 name=f"{self.name_prefix}_{k}",
                 # By default Ray prefers a node that already has ranks.
-                _soft_target_node_id=self._unused_node(bundle, count),
+                _soft_target_node_id=self._find_unused_node(bundle, count),
             )
             self._groups.append(group)
             # Wait at least 0.1 s, also after the deadline: free resources are granted at once.
             if not group.wait(timeout_seconds=max(0.1, deadline - time.monotonic())):
-                free = _readable(ray.available_resources())
+                free = _select_cpus_and_gpus(ray.available_resources())
                 self.shutdown()
                 raise WorkerTimeoutError(
                     f"resource pool {self.name_prefix!r}: {count} x {bundle} on one node not "
@@ -149,24 +155,26 @@ class RayResourcePool:
                 )
         logger.debug("resource pool %s: %s x %s", self.name_prefix, self.process_on_nodes, bundle)
 
-    def _unused_node(self, bundle: dict[str, float], count: int) -> str | None:
+    def _find_unused_node(self, bundle: dict[str, float], count: int) -> str | None:
         """Return the id of a node without ranks of this pool that can hold ``count`` bundles.
 
         Nodes without any reservation come first, then nodes with more free resources. Returns None
         if no node has enough resources.
         """
-        own = [placement_group_table(group)["bundles_to_node_id"] for group in self._groups]
-        used = {node for places in own for node in places.values()}
-        taken = _reserved()
-        room: dict[str, tuple[bool, float]] = {}
+        node_ids_of_groups = [
+            placement_group_table(group)["bundles_to_node_id"] for group in self._groups
+        ]
+        used = {node for places in node_ids_of_groups for node in places.values()}
+        reserved = _sum_reserved_resources()
+        capacity: dict[str, tuple[bool, float]] = {}
         for node in ray.nodes():
-            has = Counter(node["Resources"] if node["Alive"] else {})
-            has.subtract(taken.get(node["NodeID"], {}))
-            times = min(has[kind] / (amount * count) for kind, amount in bundle.items())
+            free = Counter(node["Resources"] if node["Alive"] else {})
+            free.subtract(reserved.get(node["NodeID"], {}))
+            times = min(free[kind] / (amount * count) for kind, amount in bundle.items())
             # Tolerance for the rounding of sums of CPU shares.
             if times > 1 - 1e-6 and node["NodeID"] not in used:
-                room[node["NodeID"]] = (node["NodeID"] not in taken, times)
-        return max(room, key=room.__getitem__, default=None)
+                capacity[node["NodeID"]] = (node["NodeID"] not in reserved, times)
+        return max(capacity, key=capacity.__getitem__, default=None)
 
     def shutdown(self) -> None:
         """Release the reservation; Ray ends the workers that still use it."""
@@ -181,21 +189,21 @@ class RayResourcePool:
         self.shutdown()
 
 
-def _reserved() -> dict[str, Counter[str]]:
+def _sum_reserved_resources() -> dict[str, Counter[str]]:
     """Return the resources reserved by all placement groups of the cluster, by node id."""
-    taken: dict[str, Counter[str]] = defaultdict(Counter)
+    reserved: dict[str, Counter[str]] = defaultdict(Counter)
     for group in placement_group_table().values():
         if group["state"] == "CREATED":
             for bundle, node in group["bundles_to_node_id"].items():
-                taken[node].update(group["bundles"][bundle])
-    return taken
+                reserved[node].update(group["bundles"][bundle])
+    return reserved
 
 
-def _readable(resources: dict[str, Any]) -> dict[str, float]:
+def _select_cpus_and_gpus(resources: dict[str, Any]) -> dict[str, float]:
     return {key: resources.get(key, 0.0) for key in ("CPU", "GPU")}
 
 
-def _own_device() -> str:
+def _get_device_id() -> str:
     """Return the id of the GPU that this process has a share of."""
     (device,) = ray.get_runtime_context().get_accelerator_ids()["GPU"]
     return device

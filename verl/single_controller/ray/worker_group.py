@@ -22,14 +22,14 @@ from ray.exceptions import RayError
 from verl.single_controller.base.decorator import Call, Collect
 from verl.single_controller.base.errors import WorkerError
 from verl.single_controller.base.worker_group import GroupFuture, WorkerGroup
-from verl.single_controller.ray.calls import gather, is_done, ray_get
+from verl.single_controller.ray.calls import are_done, gather_results, ray_get
 from verl.single_controller.ray.host import WorkerHost
 from verl.single_controller.ray.resource_pool import RayResourcePool
 
 logger = logging.getLogger(__name__)
 
 SOLE_ROLE = ""
-_PLAIN = (type(None), bool, int, float, str, ray.ObjectRef)  # cheap to send to each rank
+_CHEAP_TYPES = (type(None), bool, int, float, str, ray.ObjectRef)  # cheap to send to each rank
 
 
 @dataclass(frozen=True)
@@ -50,21 +50,21 @@ class RayClassWithInitArgs:
     def __init__(
         self, cls: object, *args: object, env_vars: dict[str, str] | None = None, **kwargs: object
     ) -> None:
-        self.roles: Mapping[str, RoleSpec] = {SOLE_ROLE: RoleSpec(_plain_class(cls), args, kwargs)}
+        self.roles: Mapping[str, RoleSpec] = {SOLE_ROLE: RoleSpec(_unwrap_class(cls), args, kwargs)}
         self.env_vars = dict(env_vars or {})
 
     @classmethod
-    def of_roles(
+    def from_roles(
         cls, roles: Mapping[str, RoleSpec], env_vars: Mapping[str, str]
     ) -> "RayClassWithInitArgs":
         """Create the specification of several workers in one process."""
         first = next(iter(roles.values()))
-        several = cls(first.worker_cls, env_vars=dict(env_vars))
-        several.roles = dict(roles)
-        return several
+        colocated = cls(first.worker_cls, env_vars=dict(env_vars))
+        colocated.roles = dict(roles)
+        return colocated
 
     @property
-    def housed(self) -> list[str]:
+    def role_names(self) -> list[str]:
         """Names of the roles whose workers share processes; empty for a single worker."""
         return [role for role in self.roles if role != SOLE_ROLE]
 
@@ -117,7 +117,7 @@ class RayWorkerGroup(WorkerGroup):
         """Ray actor handles of the workers in rank order."""
         return list(self._actors)
 
-    def call_refs(self, method: str, *args: object) -> list[Any]:
+    def call_for_refs(self, method: str, *args: object) -> list[Any]:
         """Start ``method`` on every rank; return the object references in rank order.
 
         The results stay in Ray's object store.
@@ -138,8 +138,10 @@ class RayWorkerGroup(WorkerGroup):
         if not self._actors:
             return
         try:
-            gather(
-                [actor.close.remote() for actor in self._actors], timeout_s, self._labels("close")
+            gather_results(
+                [actor.close.remote() for actor in self._actors],
+                timeout_s,
+                self._make_labels("close"),
             )
         except (WorkerError, RayError) as error:
             logger.warning("%s: closing the workers failed: %s", self.name, error)
@@ -149,36 +151,43 @@ class RayWorkerGroup(WorkerGroup):
         # Set the environment before the workers start: imports of a worker's module may read it.
         actor_cls = ray.remote(WorkerHost)
         resources = pool.actor_resources()
-        for slot in pool.slots():
+        for slot in pool.reserve_slots():
             self._actors.append(
-                actor_cls.options(scheduling_strategy=slot.strategy, **resources).remote()
+                actor_cls.options(
+                    scheduling_strategy=slot.scheduling_strategy, **resources
+                ).remote()
             )
         refs = [actor.describe_location.remote() for actor in self._actors]
-        self.placement = gather(refs, timeout_s, self._labels(f"start with {resources}"))
+        self.placement = gather_results(
+            refs, timeout_s, self._make_labels(f"start with {resources}")
+        )
         address, port = ray_get(
             self._actors[0].open_rendezvous_socket.remote(),
             timeout_s,
             f"{self.name}[rank 0].open_rendezvous_socket",
         )
         envs = [
-            {**spec.env_vars, **env} for env in _rank_environments(self.placement, address, port)
+            {**spec.env_vars, **env}
+            for env in _make_rank_environments(self.placement, address, port)
         ]
         refs = [
             actor.prepare.remote(env, sys.path)
             for actor, env in zip(self._actors, envs, strict=True)
         ]
-        gather(refs, timeout_s, self._labels("prepare"))
+        gather_results(refs, timeout_s, self._make_labels("prepare"))
         for role, part in spec.roles.items():
             refs = [
                 actor.start.remote(role, part.worker_cls, part.args, part.kwargs)
                 for actor in self._actors
             ]
-            gather(refs, timeout_s, self._labels(f"{part.worker_cls.__name__}.__init__"))
+            gather_results(
+                refs, timeout_s, self._make_labels(f"{part.worker_cls.__name__}.__init__")
+            )
 
-    def _labels(self, method: str) -> list[str]:
+    def _make_labels(self, method: str) -> list[str]:
         return [f"{self.name}[rank {rank}].{method}" for rank in range(self.world_size)]
 
-    def _future(
+    def _start_calls(
         self, method: str, calls: list[Call], collect: Collect, timeout_s: float
     ) -> GroupFuture:
         if not self._actors:
@@ -188,13 +197,15 @@ class RayWorkerGroup(WorkerGroup):
                 f"{self.name}.{method}: the workers of this group share processes; fix: call the "
                 f"method of a group that spawn({sorted(self._roles)}) returns"
             )
-        labels = self._labels(method)[: len(calls)]
+        labels = self._make_labels(method)[: len(calls)]
         refs = [
             actor.call.remote(self._role, method, *args, **kwargs)
-            for actor, (args, kwargs) in zip(self._actors, _stored_once(calls), strict=False)
+            for actor, (args, kwargs) in zip(
+                self._actors, _store_shared_arguments(calls), strict=False
+            )
         ]
         return GroupFuture(
-            lambda t: gather(refs, t, labels), lambda: is_done(refs), collect, timeout_s
+            lambda t: gather_results(refs, t, labels), lambda: are_done(refs), collect, timeout_s
         )
 
 
@@ -215,7 +226,7 @@ class _RoleView(RayWorkerGroup):
         self._actors = host._actors
 
 
-def _plain_class(cls: object) -> type:
+def _unwrap_class(cls: object) -> type:
     if isinstance(cls, type):
         return cls
     # ray.remote returns an object that keeps the wrapped class.
@@ -225,13 +236,13 @@ def _plain_class(cls: object) -> type:
     return metadata.modified_class.__ray_actor_class__
 
 
-def _rank_environments(
+def _make_rank_environments(
     placement: list[dict[str, Any]], address: str, port: int
 ) -> list[dict[str, str]]:
     """Return the environment of each rank. A local rank counts the group's ranks on one node."""
     on_node = Counter(place["node_id"] for place in placement)
     seen: Counter = Counter()
-    sockets = loopback_sockets(address)
+    sockets = make_loopback_environment(address)
     environments = []
     for rank, place in enumerate(placement):
         env = {
@@ -247,7 +258,7 @@ def _rank_environments(
     return environments
 
 
-def loopback_sockets(address: str) -> dict[str, str]:
+def make_loopback_environment(address: str) -> dict[str, str]:
     """Return the environment that limits collectives to the loopback interface.
 
     It is empty unless the node's ``address`` is a loopback address. Without these variables the
@@ -259,20 +270,23 @@ def loopback_sockets(address: str) -> dict[str, str]:
     return {"GLOO_SOCKET_IFNAME": name, "NCCL_SOCKET_IFNAME": name}
 
 
-def _stored_once(calls: list[Call]) -> list[Call]:
+def _store_shared_arguments(calls: list[Call]) -> list[Call]:
     """Replace arguments of several ranks by object references, so they are serialised once."""
     values: list[Any] = []
     for args, kwargs in calls:
-        values += [value for value in (*args, *kwargs.values()) if not isinstance(value, _PLAIN)]
+        values += [
+            value for value in (*args, *kwargs.values()) if not isinstance(value, _CHEAP_TYPES)
+        ]
     counts = Counter(map(id, values))
     refs: dict[int, ray.ObjectRef] = {}
     for value in values:
         if counts[id(value)] > 1 and id(value) not in refs:
             refs[id(value)] = ray.put(value)
 
-    def swap(value: object) -> object:
+    def replace_by_ref(value: object) -> object:
         return refs.get(id(value), value)
 
     return [
-        (tuple(map(swap, args)), {k: swap(v) for k, v in kwargs.items()}) for args, kwargs in calls
+        (tuple(map(replace_by_ref, args)), {k: replace_by_ref(v) for k, v in kwargs.items()})
+        for args, kwargs in calls
     ]

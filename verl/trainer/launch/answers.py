@@ -12,18 +12,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from verl.config.settings import ConfigError
-from verl.trainer.launch.preflight_machine import unwritable
+from verl.trainer.launch.preflight_machine import find_write_problem
 from verl.utils import jsonl
-from verl.utils.files import naming, put_aside
+from verl.utils.files import add_path_to_errors, rename_aside
 from verl.utils.message_rows import DataRow
 
 if TYPE_CHECKING:  # an optional format
     import pyarrow
 
 logger = logging.getLogger(__name__)
-KEY = "data.output_path"
+OUTPUT_KEY = "data.output_path"
 SUFFIXES = (".jsonl", ".parquet")
-ALLOWED = "a file that can be created and written"
+ALLOWED_OUTPUT = "a file that can be created and written"
 Record = dict[str, Any]
 
 
@@ -43,54 +43,59 @@ class AnswerFile:
         for row in rows:
             if column in row.cells:
                 fix = f"set data.response_key to a name not in {', '.join(map(str, row.cells))}"
-                raise row.bad(column, "exists already", "a new column", fix)
+                raise row.make_error(column, "exists already", "a new column", fix)
         if not column:
             raise ConfigError(
                 "data.response_key='': the name is empty; allowed: a column name; fix: remove the "
                 "key to use its default"
             )
-        why = _why_not(path) or _why_not(_partial(path))
+        why = _find_output_problem(path) or _find_output_problem(_make_partial_path(path))
         if path.suffix == ".parquet" and find_spec("pyarrow") is None:
             why = "writing Parquet needs pyarrow, which is not installed"
         if why:
-            raise ConfigError(f"{KEY}={str(path)!r}: {why}; allowed: {ALLOWED}; fix: {KEY}=FILE")
+            raise ConfigError(
+                f"{OUTPUT_KEY}={str(path)!r}: {why}; allowed: {ALLOWED_OUTPUT}; fix: {OUTPUT_KEY}=FILE"
+            )
         self.path = path
         self.records = [dict(row.cells) for row in rows]
         if path.suffix == ".parquet":
-            self.path = _path_of_table(path, self._with([[""]] * len(rows)))
+            self.path = _choose_table_path(path, self._add_answers([[""]] * len(rows)))
         if self.path.suffix == ".jsonl":
-            self.records = [{name: row.read(name) for name in row.cells} for row in rows]
+            self.records = [{name: row.read_cell(name) for name in row.cells} for row in rows]
 
     @property
-    def partial(self) -> Path:
+    def partial_path(self) -> Path:
         """Path of the file with the answers so far."""
-        return _partial(self.path)
+        return _make_partial_path(self.path)
 
     @contextlib.contextmanager
-    def keeping(self) -> Iterator[None]:
+    def keep_partial_answers(self) -> Iterator[None]:
         """Return a context in which ``append_answer`` may be called.
 
         Remove the file of the answers so far on success. On an error keep it and log its path.
         """
-        if self.partial.exists():
-            logger.warning("%s is now %s", self.partial, put_aside(self.partial))
+        if self.partial_path.exists():
+            logger.warning("%s is now %s", self.partial_path, rename_aside(self.partial_path))
         try:
             yield
         except BaseException:
-            if self.partial.exists():
-                logger.warning("the answers so far are in %s", self.partial)
+            if self.partial_path.exists():
+                logger.warning("the answers so far are in %s", self.partial_path)
             raise
-        self.partial.unlink(missing_ok=True)
+        self.partial_path.unlink(missing_ok=True)
 
-    def keep(self, row: int, sample: int, text: str) -> None:
+    def append_answer(self, row: int, sample: int, text: str) -> None:
         """Append the answer ``text`` to the file of the answers so far."""
         record = {"row": row, "sample": sample, self.column: text}
-        with naming(self.partial), self.partial.open("a", encoding="utf-8") as file:
+        with (
+            add_path_to_errors(self.partial_path),
+            self.partial_path.open("a", encoding="utf-8") as file,
+        ):
             file.write(jsonl.dumps(record) + "\n")
 
     def write(self, answers: Sequence[list[str]]) -> None:
         """Write the rows with their ``answers``. Raise ``ConfigError`` if that fails."""
-        records = self._with(answers)
+        records = self._add_answers(answers)
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             if self.path.suffix == ".jsonl":
@@ -98,30 +103,32 @@ class AnswerFile:
             else:
                 _write_table(self.path, build_table(records))
         except OSError as error:
-            why = f"cannot be written: {error}; the answers are in {self.partial}"
+            why = f"cannot be written: {error}; the answers are in {self.partial_path}"
             allowed = "allowed: a file on a disk with free space; fix: free disk space, or set"
-            raise ConfigError(f"{KEY}={str(self.path)!r}: {why}; {allowed} {KEY}=FILE") from error
+            raise ConfigError(
+                f"{OUTPUT_KEY}={str(self.path)!r}: {why}; {allowed} {OUTPUT_KEY}=FILE"
+            ) from error
 
-    def _with(self, answers: Sequence[list[str]]) -> list[Record]:
+    def _add_answers(self, answers: Sequence[list[str]]) -> list[Record]:
         pairs = zip(self.records, answers, strict=True)
         return [record | {self.column: answer} for record, answer in pairs]
 
 
-def _partial(path: Path) -> Path:
+def _make_partial_path(path: Path) -> Path:
     return path.with_name(f"{path.stem}.partial.jsonl")
 
 
-def _why_not(path: Path) -> str:
+def _find_output_problem(path: Path) -> str:
     """Return the reason why no file can be written at ``path``; "" if one can be."""
     try:
         is_directory = path.is_dir()
         path.exists()  # only this call raises for a name that is too long
     except (OSError, ValueError) as error:
         return f"it cannot be a file: {getattr(error, 'strerror', None) or error}"
-    return "it is a directory" if is_directory else unwritable(path.parent)
+    return "it is a directory" if is_directory else find_write_problem(path.parent)
 
 
-def _path_of_table(path: Path, records: Sequence[Record]) -> Path:
+def _choose_table_path(path: Path, records: Sequence[Record]) -> Path:
     """Return ``path`` if a Parquet table can represent ``records``, else a path for JSON lines."""
     import pyarrow
     import pyarrow.parquet
@@ -131,14 +138,14 @@ def _path_of_table(path: Path, records: Sequence[Record]) -> Path:
         pyarrow.parquet.write_table(empty, pyarrow.BufferOutputStream())
     # ValueError: text with an unpaired surrogate. OverflowError: integer of more than 64 bits.
     except (pyarrow.ArrowException, TypeError, ValueError, OverflowError) as error:
-        lines = _free(path.with_suffix(".jsonl"))
+        lines = _find_free_path(path.with_suffix(".jsonl"))
         why = " ".join(str(error).split())
         logger.warning("Parquet cannot represent the rows (%s): they are written to %s", why, lines)
         return lines
     return path
 
 
-def _free(path: Path) -> Path:
+def _find_free_path(path: Path) -> Path:
     """Return the first of ``path``, ``<stem>.1<suffix>``, ``<stem>.2<suffix>`` ... that is free."""
     names = (path.with_name(f"{path.stem}.{number}{path.suffix}") for number in count(1))
     return next(one for one in chain([path], names) if not one.exists())
@@ -152,14 +159,14 @@ def build_table(records: Sequence[Record]) -> "pyarrow.Table":
     import pyarrow
 
     names = dict.fromkeys(name for record in records for name in record)
-    columns = ([_storable(record.get(name)) for record in records] for name in names)
+    columns = ([_make_storable(record.get(name)) for record in records] for name in names)
     return pyarrow.table(dict(zip(names, map(pyarrow.array, columns), strict=True)))
 
 
-def _storable(value: Any) -> Any:
+def _make_storable(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: _storable(item) for key, item in value.items()} or None
-    return [_storable(item) for item in value] if isinstance(value, list) else value
+        return {key: _make_storable(item) for key, item in value.items()} or None
+    return [_make_storable(item) for item in value] if isinstance(value, list) else value
 
 
 def _write_table(path: Path, table: "pyarrow.Table") -> None:

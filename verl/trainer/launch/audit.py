@@ -10,16 +10,16 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from verl.config.run_code import TRUST_WORDS, refuse_code_of_run
+from verl.config.run_code import TRUST_OVERRIDES, refuse_code_of_run
 from verl.config.schema import PPOConfig
 from verl.trainer.cli import Inspection
 from verl.trainer.launch.extensions import inspect_start
 
 logger = logging.getLogger(__name__)
-CONFIG = "config.yaml"
+CONFIG_FILE = "config.yaml"
 # Score every turn at all four levels. Trajectories are on-policy: no forced levels, no permuted
 # credit, no dropped turns, no partial rollouts.
-SCORED = (
+SCORED_OVERRIDES = (
     "algorithm.rlvcr.credit=scored",
     "algorithm.rlvcr.alternatives=all",
     "algorithm.rlvcr.expand=all",
@@ -30,7 +30,7 @@ SCORED = (
 )
 
 
-def audit_words(args: Sequence[str]) -> list[str]:
+def build_audit_args(args: Sequence[str]) -> list[str]:
     """Return the command line ``RUN_DIR [key=value ...]`` as a command line of ``main_ppo``.
 
     Raises:
@@ -40,28 +40,28 @@ def audit_words(args: Sequence[str]) -> list[str]:
         # Without a run directory only options such as --help apply.
         return list(args) or ["--help"]
     directory = Path(args[0])
-    if not (directory / CONFIG).is_file():
+    if not (directory / CONFIG_FILE).is_file():
         raise ValueError(
-            f"RUN_DIR={args[0]!r}: there is no {CONFIG}; allowed: the directory of a run; "
+            f"RUN_DIR={args[0]!r}: there is no {CONFIG_FILE}; allowed: the directory of a run; "
             "fix: python -m verl.trainer.main_audit runs/PROJECT/EXPERIMENT [key=value ...]"
         )
-    if not TRUST_WORDS & set(args):
-        refuse_code_of_run(Path(CONFIG).stem, args[0], args[1:], PPOConfig, is_run=True)
+    if not TRUST_OVERRIDES & set(args):
+        refuse_code_of_run(Path(CONFIG_FILE).stem, args[0], args[1:], PPOConfig, is_run=True)
     return [
-        *("--config-path", str(directory.resolve()), "--config-name", Path(CONFIG).stem),
-        *SCORED,
+        *("--config-path", str(directory.resolve()), "--config-name", Path(CONFIG_FILE).stem),
+        *SCORED_OVERRIDES,
         "cold_start.enable=false",
         f"trainer.default_local_dir={directory / 'audit'}",
-        *_policy_words(directory),
+        *_build_policy_overrides(directory),
         *args[1:],
     ]
 
 
-def _policy_words(directory: Path) -> list[str]:
+def _build_policy_overrides(directory: Path) -> list[str]:
     """Return overrides that load the newest checkpoint of the run, or else its initial policy."""
     from verl.utils.checkpoint import CheckpointManager
 
-    newest = CheckpointManager(directory / "checkpoints").latest_valid()
+    newest = CheckpointManager(directory / "checkpoints").find_latest_valid()
     if newest is None:
         return ["trainer.resume_mode=disable"]
     return ["trainer.resume_mode=resume_path", f"trainer.resume_from_path={newest}"]
@@ -69,11 +69,11 @@ def _policy_words(directory: Path) -> list[str]:
 
 def inspect_audit(cfg: PPOConfig, elsewhere: bool = False) -> Inspection:
     """Return the problems of ``inspect_start``, and the size of the audit for the plan."""
-    from agent_system.multi_turn_rollout.play_settings import asks_for_levels
+    from agent_system.multi_turn_rollout.rollout_settings import should_request_levels
     from rlvcr.levels import LEVELS
     from rlvcr.settings import method_settings
 
-    if not asks_for_levels(cfg):
+    if not should_request_levels(cfg):
         return Inspection(
             [
                 "env.levels=false: a policy without thinking levels has no thinking advantage; "
@@ -95,9 +95,14 @@ def inspect_audit(cfg: PPOConfig, elsewhere: bool = False) -> Inspection:
 
 def run_audit(cfg: PPOConfig) -> None:
     """Audit the policy of ``cfg``. Heavy packages are imported only here."""
-    from rlvcr.research.audit import audit
+    from rlvcr.research.audit import audit_scores
     from rlvcr.settings import method_settings
-    from verl.trainer.launch.audit_record import audit_metrics, show, step_scores, write_points
+    from verl.trainer.launch.audit_record import (
+        compute_audit_metrics,
+        compute_turn_scores,
+        print_audit_tables,
+        write_points,
+    )
     from verl.trainer.launch.ppo import open_run
 
     if cfg.trainer.resume_mode == "disable":
@@ -114,18 +119,18 @@ def run_audit(cfg: PPOConfig) -> None:
         if failed:
             logger.warning("%d of %d points failed and are ignored", failed, failed + len(points))
         trainer.journal.log_rollouts(trainer.global_step, data)
-        others = step_scores(trainer.compute_rewards(data), cfg)
+        others = compute_turn_scores(trainer.compute_rewards(data), cfg)
         points = [
             replace(point, step_scores=others[point.traj_uid, point.step]) for point in points
         ]
-        result = audit(points)
+        result = audit_scores(points)
         # Write the file before the report, which shows it.
         path = write_points(points, result, Path(cfg.trainer.default_local_dir))
-        metrics = audit_metrics(result)
+        metrics = compute_audit_metrics(result)
         metrics["audit/points_failed"] = failed
         trainer.journal.log_step(trainer.global_step, metrics)
-        trainer.journal.finish()
-    show(metrics)
+        trainer.journal.finish_run()
+    print_audit_tables(metrics)
     logger.info(
         "%d points, %d trajectories at each of 4 levels; two audits of these points would "
         "correlate by %.2f; all trajectories: %s",

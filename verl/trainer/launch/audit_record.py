@@ -6,17 +6,17 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
-from rlvcr.report_sections import AUDIT_FILE, AUDITED_LEVELS, AUDITED_SCORES
-from rlvcr.research.audit import Audit, AuditPoint, Interval
-from verl.algos import compute_grpo_outcome_advantage, factorize, group_mean_std
-from verl.algos.gigpo import discounted_step_returns, flatten_steps
+from rlvcr.report_sections import AUDIT_FILE, LEVEL_EFFECT_TABLE, SCORE_AGREEMENT_TABLE
+from rlvcr.research.audit import AuditPoint, AuditResult, Interval
+from verl.algos import compute_group_stats, compute_grpo_outcome_advantage, number_keys
+from verl.algos.gigpo import compute_discounted_step_returns, flatten_steps
 from verl.config.schema import PPOConfig
 from verl.protocol import DataProto
 from verl.record.console import show_tables
 from verl.utils.files import atomic_write
 
 
-def step_scores(data: DataProto, cfg: PPOConfig) -> dict[tuple[str, int], dict[str, float]]:
+def compute_turn_scores(data: DataProto, cfg: PPOConfig) -> dict[tuple[str, int], dict[str, float]]:
     """Return the advantages of estimators without thinking levels, by (trajectory, turn number).
 
     ``grpo`` is the advantage of the trajectory. ``gigpo`` is the discounted return of the turn
@@ -30,8 +30,8 @@ def step_scores(data: DataProto, cfg: PPOConfig) -> dict[tuple[str, int], dict[s
         columns["step_index"],
         columns["anchor_obs"],
     )
-    returns = discounted_step_returns(steps, cfg.algorithm.gamma)
-    of_state = (returns - group_mean_std(returns, factorize(steps.state)).mean).tolist()
+    returns = compute_discounted_step_returns(steps, cfg.algorithm.gamma)
+    of_state = (returns - compute_group_stats(returns, number_keys(steps.state)).mean).tolist()
     of_trajectory, _ = compute_grpo_outcome_advantage(
         data.batch["token_level_rewards"],
         data.batch["response_mask"],
@@ -46,7 +46,7 @@ def step_scores(data: DataProto, cfg: PPOConfig) -> dict[tuple[str, int], dict[s
     }
 
 
-def audit_metrics(result: Audit) -> dict[str, float]:
+def compute_audit_metrics(result: AuditResult) -> dict[str, float]:
     """Return ``audit/*``: effects of the levels, and the agreement of every score with them."""
     metrics = {
         "audit/points": float(result.points),
@@ -54,18 +54,18 @@ def audit_metrics(result: Audit) -> dict[str, float]:
         "audit/reliability": result.reliability,
     }
     for level, interval in enumerate(result.levels, start=1):
-        metrics |= _bounds(f"{AUDITED_LEVELS.prefix}/level_{level}/effect", interval)
+        metrics |= _interval_metrics(f"{LEVEL_EFFECT_TABLE.prefix}/level_{level}/effect", interval)
     for score in result.scores:
-        line = f"{AUDITED_SCORES.prefix}/{score.name}"
+        line = f"{SCORE_AGREEMENT_TABLE.prefix}/{score.name}"
         for name in ("all_levels", "in_won", "in_lost", "chosen_level"):
             interval = getattr(score, name)
             if interval is not None:
-                metrics |= _bounds(f"{line}/{name}", interval)
+                metrics |= _interval_metrics(f"{line}/{name}", interval)
     # A constant score has no correlation (NaN), which the journal cannot store.
     return {name: value for name, value in metrics.items() if math.isfinite(value)}
 
 
-def write_points(points: Sequence[AuditPoint], result: Audit, directory: Path) -> Path:
+def write_points(points: Sequence[AuditPoint], result: AuditResult, directory: Path) -> Path:
     """Write all points with their returns and scores as JSON below ``directory``.
 
     Return the path of the file.
@@ -80,11 +80,11 @@ def write_points(points: Sequence[AuditPoint], result: Audit, directory: Path) -
     return path
 
 
-def show(metrics: dict[str, float]) -> None:
+def print_audit_tables(metrics: dict[str, float]) -> None:
     """Print the tables of the audit to standard output."""
-    show_tables((AUDITED_LEVELS, AUDITED_SCORES), metrics)
+    show_tables((LEVEL_EFFECT_TABLE, SCORE_AGREEMENT_TABLE), metrics)
 
 
-def _bounds(name: str, interval: Interval) -> dict[str, float]:
+def _interval_metrics(name: str, interval: Interval) -> dict[str, float]:
     value, low, high = interval
     return {name: value, f"{name}_low": low, f"{name}_high": high}

@@ -9,18 +9,18 @@ import torch
 
 from agent_system.environments.env_registry import env_settings, get_package
 from agent_system.reward_manager import load_reward_manager
-from verl.algos import get_adv_estimator_fn, missing_inputs
-from verl.config.derive import plays_files
-from verl.config.problems import problem
+from verl.algos import find_missing_inputs, get_adv_estimator_fn
+from verl.config.derive import uses_file_tasks
+from verl.config.problems import build_problem
 from verl.config.schema import PPOConfig
 from verl.models.token_scores import TokenScores
 from verl.protocol import DataProto, object_array
 from verl.records import REWARD_PARTS, StepRecord
 from verl.trainer.cli import Inspection
 from verl.trainer.launch.preflight import inspect_environment
-from verl.trainer.launch.preflight_model import tokenizer_directory
+from verl.trainer.launch.preflight_model import find_tokenizer_directory
 from verl.trainer.ppo.ray_trainer import compute_advantage
-from verl.workers.policy_loss import PolicyLoss, denominators
+from verl.workers.policy_loss import PolicyLoss, compute_denominators
 from verl.workers.rows import Rows
 
 ROWS = 2
@@ -31,7 +31,7 @@ LOSS = "actor_rollout_ref.actor.policy_loss.loss_mode"
 REWARD = "custom_reward_function.path"
 
 
-def dry_run_problems(cfg: PPOConfig) -> list[str]:
+def find_dry_run_problems(cfg: PPOConfig) -> list[str]:
     """Return the problems of the dry run."""
     return list(inspect_calls(cfg).problems)
 
@@ -39,18 +39,18 @@ def dry_run_problems(cfg: PPOConfig) -> list[str]:
 def inspect_calls(cfg: PPOConfig) -> Inspection:
     """Return the problems of the dry run, and facts about the tasks."""
     # With a tokenizer the earlier checks have opened the environment to measure prompts.
-    opened = inspect_environment(cfg) if tokenizer_directory(cfg) is None else Inspection()
+    opened = inspect_environment(cfg) if find_tokenizer_directory(cfg) is None else Inspection()
     problems = list(opened.problems)
-    data = made_up_rows()
-    if plays_files(cfg) and not problems:
-        problems += _grader_problems(cfg, data)
-    problems += _reward_problems(cfg, data)
+    data = make_dummy_rows()
+    if uses_file_tasks(cfg) and not problems:
+        problems += _find_grader_problems(cfg, data)
+    problems += _find_reward_problems(cfg, data)
     if not cfg.trainer.val_only:
-        problems += _learning_problems(cfg, data)
+        problems += _find_learning_problems(cfg, data)
     return Inspection(problems, opened.facts)
 
 
-def made_up_rows() -> DataProto:
+def make_dummy_rows() -> DataProto:
     """Return two trajectories of one task, with one turn and one row each. The first succeeds."""
     ids = torch.arange(ROWS * (PROMPT + RESPONSE)).view(ROWS, -1)
     sampled = torch.ones(ROWS, RESPONSE, dtype=torch.long)
@@ -84,14 +84,14 @@ def made_up_rows() -> DataProto:
         "won": is_success,
         "aborted": [False] * ROWS,
         "truncated": [False] * ROWS,
-        "steps": object_array([[_step(flag)] for flag in is_success]),
+        "steps": object_array([[_make_turn(flag)] for flag in is_success]),
         # Named reward parts, to which user-provided functions add theirs.
         REWARD_PARTS: object_array([{} for _ in is_success]),
     }
     return DataProto.from_dict(tensors, columns, {"temperature": 1.0, "global_step": 1})
 
 
-def _step(is_success: bool) -> StepRecord:
+def _make_turn(is_success: bool) -> StepRecord:
     return StepRecord(
         step=0,
         observation="a made-up observation",
@@ -106,7 +106,7 @@ def _step(is_success: bool) -> StepRecord:
     )
 
 
-def _grader_problems(cfg: PPOConfig, data: DataProto) -> Iterator[str]:
+def _find_grader_problems(cfg: PPOConfig, data: DataProto) -> Iterator[str]:
     """Yield a problem if grading a made-up answer to the first task fails.
 
     Store the named reward parts of the answer in ``data``.
@@ -121,13 +121,15 @@ def _grader_problems(cfg: PPOConfig, data: DataProto) -> Iterator[str]:
         data.non_tensor_batch[REWARD_PARTS] = object_array([info.get(REWARD_PARTS, {})] * ROWS)
     except Exception as error:  # may be user-provided code
         key = REWARD if cfg.custom_reward_function.path else f"env.{cfg.env.name}.train_files"
-        why = f"a trial call on row {first['task_id']} failed: {_brief(error)}"
-        yield problem(cfg, key, why, "a finite number for every answer", "correct the function")
+        why = f"a trial call on row {first['task_id']} failed: {_summarize_error(error)}"
+        yield build_problem(
+            cfg, key, why, "a finite number for every answer", "correct the function"
+        )
     finally:
         env.close()
 
 
-def _reward_problems(cfg: PPOConfig, data: DataProto) -> Iterator[str]:
+def _find_reward_problems(cfg: PPOConfig, data: DataProto) -> Iterator[str]:
     """Yield a problem if the reward manager or the user-provided reward function fails on ``data``.
 
     Add ``token_level_scores`` to ``data``.
@@ -137,43 +139,43 @@ def _reward_problems(cfg: PPOConfig, data: DataProto) -> Iterator[str]:
         scores = load_reward_manager(cfg)(data)
     except Exception as error:  # user-provided code
         key = REWARD if cfg.custom_reward_function.path else "reward_model.reward_manager"
-        why = f"a trial call on made-up rows failed: {_brief(error)}"
+        why = f"a trial call on made-up rows failed: {_summarize_error(error)}"
         allowed = "a finite number for every trajectory"
-        yield problem(cfg, key, why, allowed, "correct the function")
+        yield build_problem(cfg, key, why, allowed, "correct the function")
     data.batch["token_level_scores"] = scores
     data.batch["token_level_rewards"] = scores
 
 
-def _learning_problems(cfg: PPOConfig, data: DataProto) -> Iterator[str]:
+def _find_learning_problems(cfg: PPOConfig, data: DataProto) -> Iterator[str]:
     """Yield a problem if the estimator or the policy loss fails on ``data``."""
     estimator = get_adv_estimator_fn(cfg.algorithm.adv_estimator)
     # Columns that only a method adds to the batch have one number per token.
-    for column in missing_inputs(estimator, {*data.batch.keys(), *data.non_tensor_batch}):
+    for column in find_missing_inputs(estimator, {*data.batch.keys(), *data.non_tensor_batch}):
         data.batch[column] = torch.zeros(ROWS, RESPONSE)
     try:
         advantages = compute_advantage(data, cfg).batch["advantages"]
     except Exception as error:  # may be user-provided code
-        yield _failed(cfg, ESTIMATOR, error, "an estimator of [B, R] rewards")
+        yield _describe_failure(cfg, ESTIMATOR, error, "an estimator of [B, R] rewards")
         return
     if advantages.shape != (ROWS, RESPONSE) or not advantages.isfinite().all():
         why = f"on made-up rows its advantages are {advantages.tolist()}"
-        yield problem(cfg, ESTIMATOR, why, "finite numbers [B, R]", "correct the estimator")
+        yield build_problem(cfg, ESTIMATOR, why, "finite numbers [B, R]", "correct the estimator")
         return
     try:
-        loss = _loss(cfg, data)
+        loss = _compute_loss(cfg, data)
     except Exception as error:  # may be user-provided code
-        yield _failed(cfg, LOSS, error, "a loss that is a number")
+        yield _describe_failure(cfg, LOSS, error, "a loss that is a number")
         return
     if not loss.isfinite():
         why = f"on made-up rows it is {loss.item()}"
-        yield problem(cfg, LOSS, why, "a finite number", "correct the loss or its settings")
+        yield build_problem(cfg, LOSS, why, "a finite number", "correct the loss or its settings")
 
 
-def _loss(cfg: PPOConfig, data: DataProto) -> torch.Tensor:
+def _compute_loss(cfg: PPOConfig, data: DataProto) -> torch.Tensor:
     """Return the policy loss of ``data`` with log-probs of -0.1, slightly below the old ones."""
     section = cfg.actor_rollout_ref.actor
     index = list(range(ROWS))
-    whole = denominators(data, index, section.loss_agg_mode)
+    whole = compute_denominators(data, index, section.loss_agg_mode)
     log_probs = torch.full((ROWS * RESPONSE,), -0.1, requires_grad=True)
     scores = TokenScores(log_probs, torch.zeros(ROWS * RESPONSE))
     loss, _ = PolicyLoss(section)(scores, Rows(data), data, index, whole)
@@ -181,10 +183,10 @@ def _loss(cfg: PPOConfig, data: DataProto) -> torch.Tensor:
     return loss.detach()
 
 
-def _failed(cfg: PPOConfig, key: str, error: Exception, allowed: str) -> str:
-    why = f"a trial call on made-up rows failed: {_brief(error)}"
-    return problem(cfg, key, why, allowed, "correct its code, or set another name")
+def _describe_failure(cfg: PPOConfig, key: str, error: Exception, allowed: str) -> str:
+    why = f"a trial call on made-up rows failed: {_summarize_error(error)}"
+    return build_problem(cfg, key, why, allowed, "correct its code, or set another name")
 
 
-def _brief(error: Exception) -> str:
+def _summarize_error(error: Exception) -> str:
     return f"{type(error).__name__}: {error}".splitlines()[0]

@@ -18,16 +18,16 @@ import yaml
 from verl.config.run_code import refuse_stored_code
 from verl.config.schema.tools import ExportConfig
 from verl.config.settings import ConfigError
-from verl.models.export import hf_names, save_adapters, save_hf, tied_names
+from verl.models.export import save_adapters, save_hf, tied_names, to_hf_names
 from verl.models.hub import model_directory
 from verl.models.loader import load_causal_lm
 from verl.models.lora import UnsupportedTargets, lora_scales
 from verl.models.policy import PolicyModel
-from verl.models.weights import UnusableWeights, non_finite
+from verl.models.weights import UnusableWeights, find_non_finite
 from verl.utils.checkpoint import CheckpointError, verify_checkpoint
 from verl.utils.files import publish_directory, require_replaceable
 from verl.workers.actor import PREFIX
-from verl.workers.engine_state import holds_engine, read_weights
+from verl.workers.engine_state import has_engine_state, read_weights
 
 if TYPE_CHECKING:  # transformers takes seconds to import
     from transformers import PreTrainedModel
@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Origin:
+class ModelOrigin:
     """Directory and load options of the model from which a run started."""
 
     path: str
@@ -57,34 +57,34 @@ def export_checkpoint(cfg: ExportConfig) -> Path:
     """
     target = Path(cfg.target)
     policy = find_policy(Path(cfg.checkpoint))
-    origin = origin_of(cfg)
+    origin = find_origin(cfg)
     _require_target(target, cfg, origin)
-    lm = _load(origin)
+    lm = _load_model(origin)
     # Compute both before the weights are read, from the parameters as they were created.
     tied, scales = tied_names(lm), lora_scales(lm)
-    state = _read(policy, cfg)
+    state = _read_policy_weights(policy, cfg)
     _require_fit(state, PolicyModel(lm), cfg)
     with publish_directory(target, cfg.overwrite) as directory:
         if cfg.lora == "adapters":
             _require_adapters(origin)
-            save_adapters(lm, _converted(state, cfg), PREFIX, directory, origin.path)
+            save_adapters(lm, _convert_dtype(state, cfg), PREFIX, directory, origin.path)
         else:
             if cfg.dtype:
                 lm.config.dtype = getattr(torch, cfg.dtype)
-            weights = _converted(hf_names(state, PREFIX, scales, tied), cfg)
+            weights = _convert_dtype(to_hf_names(state, PREFIX, scales, tied), cfg)
             save_hf(lm, weights, directory, origin.path)
     sys.stdout.write(f"{target}\n")
     return target
 
 
-def _require_target(target: Path, cfg: ExportConfig, origin: Origin) -> None:
+def _require_target(target: Path, cfg: ExportConfig, origin: ModelOrigin) -> None:
     """Raise ``ConfigError`` if writing ``target`` would delete or change a run or foreign files."""
     checkpoint = Path(cfg.checkpoint).resolve()
     keep = [checkpoint, *([Path(origin.path)] if Path(origin.path).exists() else [])]
     require_replaceable(target, "target", cfg.overwrite, keep)
     # Protect the run directory above the checkpoint, or only the checkpoint if there is none.
     runs = [parent for parent in checkpoint.parents if (parent / "config.yaml").is_file()]
-    inside = next((above for above in (*runs[:1], checkpoint) if _is_in(target, above)), None)
+    inside = next((above for above in (*runs[:1], checkpoint) if _is_inside(target, above)), None)
     if inside is not None:
         raise ConfigError(
             f"target={cfg.target!r}: the directory is inside {inside}, which belongs to the run; "
@@ -92,7 +92,7 @@ def _require_target(target: Path, cfg: ExportConfig, origin: Origin) -> None:
         )
 
 
-def _is_in(path: Path, directory: Path) -> bool:
+def _is_inside(path: Path, directory: Path) -> bool:
     return path.resolve().is_relative_to(directory)
 
 
@@ -105,8 +105,8 @@ def find_policy(checkpoint: Path) -> Path:
         ConfigError: there is no policy, or the files differ from the manifest.
     """
     for directory in (checkpoint / "actor", checkpoint):
-        if holds_engine(directory):
-            _verify(checkpoint)
+        if has_engine_state(directory):
+            _verify_manifest(checkpoint)
             return directory
     raise ConfigError(
         f"checkpoint={str(checkpoint)!r}: the directory contains no policy; allowed: a checkpoint "
@@ -114,7 +114,7 @@ def find_policy(checkpoint: Path) -> Path:
     )
 
 
-def _verify(checkpoint: Path) -> None:
+def _verify_manifest(checkpoint: Path) -> None:
     # The directory of a role has no manifest; that of its parent lists its files.
     whole = checkpoint.parent if checkpoint.name == "actor" else checkpoint
     try:
@@ -123,13 +123,13 @@ def _verify(checkpoint: Path) -> None:
         raise ConfigError(f"checkpoint={str(whole)!r}: {error}") from error
 
 
-def origin_of(cfg: ExportConfig) -> Origin:
+def find_origin(cfg: ExportConfig) -> ModelOrigin:
     """Return the model from which the run of ``cfg.checkpoint`` started, by its ``config.yaml``.
 
     Raises:
         ConfigError: neither that file nor ``model_path`` names the model.
     """
-    section = _model_section(Path(cfg.checkpoint))
+    section = _read_model_section(Path(cfg.checkpoint))
     path = cfg.model_path or section.get("path") or section.get("save_path")
     if path is None:
         raise ConfigError(
@@ -144,12 +144,12 @@ def origin_of(cfg: ExportConfig) -> Origin:
     lora = ("lora_rank", "lora_alpha", "target_modules")
     options = {name: section[name] for name in (*wanted, *lora) if section.get(name) is not None}
     try:
-        return Origin(model_directory(str(path)), options)
+        return ModelOrigin(model_directory(str(path)), options)
     except FileNotFoundError as error:
         raise ConfigError(f"model_path={str(path)!r}: {error}; fix: set model_path=DIR") from error
 
 
-def _model_section(checkpoint: Path) -> Mapping[str, Any]:
+def _read_model_section(checkpoint: Path) -> Mapping[str, Any]:
     """Return the model section in the config of the run that contains ``checkpoint``; else {}."""
     for directory in checkpoint.resolve().parents:
         file = directory / "config.yaml"
@@ -160,7 +160,7 @@ def _model_section(checkpoint: Path) -> Mapping[str, Any]:
     return {}
 
 
-def _load(origin: Origin) -> "PreTrainedModel":
+def _load_model(origin: ModelOrigin) -> "PreTrainedModel":
     try:
         return load_causal_lm(origin.path, **origin.options)
     except (UnusableWeights, UnsupportedTargets, FileNotFoundError) as error:
@@ -168,7 +168,7 @@ def _load(origin: Origin) -> "PreTrainedModel":
         raise ConfigError(f"model_path={origin.path!r}: {error}; {fix}") from error
 
 
-def _read(policy: Path, cfg: ExportConfig) -> dict[str, torch.Tensor]:
+def _read_policy_weights(policy: Path, cfg: ExportConfig) -> dict[str, torch.Tensor]:
     try:
         return read_weights(policy)
     except ValueError as error:
@@ -186,7 +186,7 @@ def _require_fit(state: Mapping[str, torch.Tensor], model: PolicyModel, cfg: Exp
             f"started; {len(invalid)} of {len(shapes)} are missing, unexpected or of another "
             f"shape ({invalid[0]}, ...); fix: set model_path=DIR to the model of that run"
         )
-    invalid = non_finite(state.items())
+    invalid = find_non_finite(state.items())
     if invalid:
         raise ConfigError(
             f"checkpoint={cfg.checkpoint!r}: {len(invalid)} of its tensors are NaN or infinite "
@@ -195,7 +195,7 @@ def _require_fit(state: Mapping[str, torch.Tensor], model: PolicyModel, cfg: Exp
         )
 
 
-def _converted(state: Mapping[str, torch.Tensor], cfg: ExportConfig) -> dict[str, torch.Tensor]:
+def _convert_dtype(state: Mapping[str, torch.Tensor], cfg: ExportConfig) -> dict[str, torch.Tensor]:
     """Return ``state`` with its floating-point tensors converted to ``cfg.dtype``."""
     if cfg.dtype is None:
         return dict(state)
@@ -204,7 +204,7 @@ def _converted(state: Mapping[str, torch.Tensor], cfg: ExportConfig) -> dict[str
         name: tensor.to(dtype) if tensor.is_floating_point() else tensor
         for name, tensor in state.items()
     }
-    invalid = non_finite(converted.items())
+    invalid = find_non_finite(converted.items())
     if invalid:
         raise ConfigError(
             f"dtype={cfg.dtype!r}: {len(invalid)} tensors have values beyond its range "
@@ -213,7 +213,7 @@ def _converted(state: Mapping[str, torch.Tensor], cfg: ExportConfig) -> dict[str
     return converted
 
 
-def _require_adapters(origin: Origin) -> None:
+def _require_adapters(origin: ModelOrigin) -> None:
     if not origin.lora_rank:
         raise ConfigError(
             "lora='adapters': the run trained all weights (lora_rank=0) and has no adapters; "

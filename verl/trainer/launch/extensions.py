@@ -11,50 +11,50 @@ from rlvcr.config_checks import METHOD
 from verl.config import plugins
 from verl.config.derive import is_placeholder
 from verl.config.load import default_config, load_config, read_config
-from verl.config.problems import Names
+from verl.config.problems import RegisteredNames
 from verl.config.schema import PPOConfig, SFTConfig
-from verl.config.settings.unknown import MEANINGS
+from verl.config.settings.unknown_keys import EQUIVALENT_SETTINGS
 from verl.trainer.cli import Inspection
 from verl.trainer.launch.foreign_keys import FOREIGN_KEYS
 
-MODEL_PATH = "actor_rollout_ref.model.path"
-FILES = ("data.train_files", "data.val_files")
+MODEL_PATH_KEY = "actor_rollout_ref.model.path"
+FILE_KEYS = ("data.train_files", "data.val_files")
 
 # Importing the config functions from here ensures that all sections are registered.
 __all__ = [
+    "choose_config_name",
+    "collect_environment_names",
+    "collect_registered_names",
     "default_config",
-    "default_config_name",
-    "environment_names",
+    "find_sft_start_problems",
     "inspect_calls",
     "inspect_start",
     "load_config",
     "read_config",
-    "registered_names",
-    "sft_start_problems",
 ]
 
 plugins.ENVIRONMENTS.append(ENVIRONMENTS)
 plugins.METHODS.append(METHOD)
-MEANINGS.update(FOREIGN_KEYS)
+EQUIVALENT_SETTINGS.update(FOREIGN_KEYS)
 
 
-def registered_names() -> Names:
+def collect_registered_names() -> RegisteredNames:
     """Return the names of environments, estimators, policy losses and rollout engines."""
     # Imported when called: these import torch, which --help and --cfg job do not need.
     import rlvcr.core_rlvcr  # noqa: F401  (registers the estimators rlvcr and copo)
     from agent_system.environments.env_registry import REGISTRY
-    from verl.algos import ADV_ESTIMATORS, POLICY_LOSSES, missing_inputs
+    from verl.algos import ADV_ESTIMATORS, POLICY_LOSSES, find_missing_inputs
     from verl.workers.rollout.engine_registry import ENGINES
 
-    needs = {name: missing_inputs(estimator, ()) for name, estimator in ADV_ESTIMATORS.items()}
-    return Names(REGISTRY.keys(), needs, POLICY_LOSSES.keys(), ENGINES.keys())
+    needs = {name: find_missing_inputs(estimator, ()) for name, estimator in ADV_ESTIMATORS.items()}
+    return RegisteredNames(REGISTRY.keys(), needs, POLICY_LOSSES.keys(), ENGINES.keys())
 
 
-def environment_names() -> Names:
+def collect_environment_names() -> RegisteredNames:
     """Return the names of environments, the only registered names that a supervised run uses."""
     from agent_system.environments.env_registry import REGISTRY
 
-    return Names(environments=REGISTRY.keys())
+    return RegisteredNames(environments=REGISTRY.keys())
 
 
 def inspect_start(cfg: PPOConfig, elsewhere: bool = False) -> Inspection:
@@ -74,19 +74,19 @@ def inspect_calls(cfg: PPOConfig) -> Inspection:
     return inspect_calls(cfg)
 
 
-def default_config_name(overrides: Sequence[str]) -> str:
+def choose_config_name(overrides: Sequence[str]) -> str:
     """Return ``ppo_trainer`` if the overrides name a policy or files, else ``quickstart``."""
     values = dict(override.lstrip("+").split("=", 1) for override in overrides if "=" in override)
-    file_lists = [values.get(key, "").strip("[]'\" ") for key in FILES]
+    file_lists = [values.get(key, "").strip("[]'\" ") for key in FILE_KEYS]
     files = [
         file.strip("'\" ") for value in file_lists for file in value.split(",") if file.strip()
     ]
     names_files = any(file and file != "null" for file in files) and not is_placeholder(files)
-    return "ppo_trainer" if names_files or MODEL_PATH in values else "quickstart"
+    return "ppo_trainer" if names_files or MODEL_PATH_KEY in values else "quickstart"
 
 
-def sft_start_problems(cfg: SFTConfig) -> Collection[str]:
+def find_sft_start_problems(cfg: SFTConfig) -> Collection[str]:
     """Return problems with the files, the policy and the machine of a supervised run."""
-    from verl.trainer.launch.preflight_sft import sft_problems
+    from verl.trainer.launch.preflight_sft import find_sft_problems
 
-    return sft_problems(cfg)
+    return find_sft_problems(cfg)

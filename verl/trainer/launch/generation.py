@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from agent_system.tokens.bridge import ChatBridge
-from agent_system.tokens.plain import PlainBridge
+from agent_system.tokens.plain_bridge import PlainBridge
 from agent_system.tokens.probe import probe_template
 from agent_system.tokens.template import TemplateUnsupported
 from agent_system.tokens.tokenizer import is_chat_tokenizer
@@ -19,15 +19,15 @@ from verl.config.schema.tools import GenerationConfig
 from verl.config.settings import ConfigError
 from verl.models.hub import model_directory
 from verl.trainer.launch.answers import SUFFIXES, AnswerFile
-from verl.trainer.launch.preflight_weights import checked_tokenizer
+from verl.trainer.launch.preflight_weights import load_checked_tokenizer
 from verl.utils.files import require_new_file
-from verl.utils.message_rows import Message, prompt_messages, read_table
-from verl.utils.progress import Progress, move
+from verl.utils.message_rows import Message, read_prompt_messages, read_table
+from verl.utils.progress import Progress, record_heartbeat
 from verl.utils.sampling import SamplingRequest, SamplingResult
 from verl.utils.seeds import derive_seed
-from verl.utils.watchdog import watched
+from verl.utils.watchdog import watch_run
 from verl.workers.rollout.base import RolloutEngine
-from verl.workers.rollout.engine_registry import ENGINES, create_engine, engine_class
+from verl.workers.rollout.engine_registry import ENGINES, create_engine, import_engine_class
 
 
 def run_generation(cfg: GenerationConfig) -> Path:
@@ -43,9 +43,9 @@ def run_generation(cfg: GenerationConfig) -> Path:
         cfg = cfg.with_values({"rollout.max_model_len": row_length})
     rollout = cfg.rollout
     _require_different_samples(cfg)
-    target = output_path(cfg)
+    target = choose_output_path(cfg)
     rows = list(read_table("data.path", [data.path]))
-    messages = [prompt_messages(row, data.prompt_key, "data.prompt_key") for row in rows]
+    messages = [read_prompt_messages(row, data.prompt_key, "data.prompt_key") for row in rows]
     answers = AnswerFile(target, rows, data.response_key)
     _require_engine(rollout.name)
     try:
@@ -55,24 +55,24 @@ def run_generation(cfg: GenerationConfig) -> Path:
             f"model.path={cfg.model.path!r}: {error}; fix: set model.path=DIR"
         ) from error
     trust = cfg.model.trust_remote_code
-    tokenizer = checked_tokenizer(f"model.path={cfg.model.path!r}", Path(policy), trust)
-    bridge = bridge_of(cfg, tokenizer)
+    tokenizer = load_checked_tokenizer(f"model.path={cfg.model.path!r}", Path(policy), trust)
+    bridge = make_token_bridge(cfg, tokenizer)
     prompts = encode_prompts(cfg, messages, bridge)
-    requests = requests_of(cfg, prompts)
+    requests = build_requests(cfg, prompts)
     texts: dict[str, str] = {}
 
-    def keep(result: SamplingResult) -> None:
+    def store_result(result: SamplingResult) -> None:
         text = bridge.decode(result.token_ids)
         texts[result.request_id] = text
         row, _, sample = result.request_id.partition("/")
-        answers.keep(int(row), int(sample), text)
+        answers.append_answer(int(row), int(sample), text)
 
-    with answers.keeping():
+    with answers.keep_partial_answers():
         with (
-            _watched(cfg, answers.path),
+            _watch_generation(cfg, answers.path),
             contextlib.closing(_open_engine(cfg, policy)) as engine,
         ):
-            answer(engine, requests, keep)
+            sample_answers(engine, requests, store_result)
         listed = [texts[request.request_id] for request in requests]
         n = data.n_samples
         answers.write([listed[start : start + n] for start in range(0, len(listed), n)])
@@ -92,7 +92,7 @@ def _require_different_samples(cfg: GenerationConfig) -> None:
 
 def _require_engine(name: str) -> None:
     try:
-        engine_class(name)
+        import_engine_class(name)
     except (ImportError, AttributeError, ValueError) as error:
         allowed = f"{', '.join(ENGINES)}, or module:Class of a user-provided engine"
         why = str(error).removeprefix(f"actor_rollout_ref.rollout.name={name!r}: ")
@@ -113,21 +113,21 @@ def _open_engine(cfg: GenerationConfig, policy: str) -> RolloutEngine:
             setting = f"rollout.name={rollout.name!r}"
         raise ConfigError(
             f"{setting}: the engine {rollout.name!r} cannot load the model: "
-            f"{_brief(error)}; allowed: a model and settings that the engine supports; "
+            f"{_summarize_error(error)}; allowed: a model and settings that the engine supports; "
             "fix: correct the model's files, or the keys of rollout"
         ) from error
 
 
-def _brief(error: Exception) -> str:
+def _summarize_error(error: Exception) -> str:
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0] if lines else ''}"
 
 
 @contextlib.contextmanager
-def _watched(cfg: GenerationConfig, target: Path) -> Iterator[None]:
+def _watch_generation(cfg: GenerationConfig, target: Path) -> Iterator[None]:
     logs = target.with_name(f"{target.stem}.logs")
     try:
-        with watched(logs, cfg.trainer.waiting_log_s, cfg.trainer.stall_timeout_s) as enter:
+        with watch_run(logs, cfg.trainer.waiting_log_s, cfg.trainer.stall_timeout_s) as enter:
             enter("generation")
             yield
     finally:
@@ -135,7 +135,7 @@ def _watched(cfg: GenerationConfig, target: Path) -> Iterator[None]:
             logs.rmdir()
 
 
-def output_path(cfg: GenerationConfig) -> Path:
+def choose_output_path(cfg: GenerationConfig) -> Path:
     """Return the path of the output file.
 
     Raises:
@@ -185,7 +185,7 @@ def encode_prompts(
         except ValueError as error:
             row = f"data.path={data.path!r}: row {len(encoded)}"
             raise ConfigError(
-                f"{row}: {_brief(error)}; allowed: messages that the chat template of "
+                f"{row}: {_summarize_error(error)}; allowed: messages that the chat template of "
                 f"{cfg.model.path} supports; fix: remove the row, or use another policy"
             ) from error
         encoded.append(ids)
@@ -200,7 +200,7 @@ def encode_prompts(
     return encoded
 
 
-def bridge_of(cfg: GenerationConfig, tokenizer: Any) -> ChatBridge | PlainBridge:
+def make_token_bridge(cfg: GenerationConfig, tokenizer: Any) -> ChatBridge | PlainBridge:
     """Return the object that renders prompts and decodes answers, for chat or plain tokenizers.
 
     Raises:
@@ -210,7 +210,7 @@ def bridge_of(cfg: GenerationConfig, tokenizer: Any) -> ChatBridge | PlainBridge
         return PlainBridge(tokenizer)
     arguments = cfg.data.apply_chat_template_kwargs
     try:
-        probe_template(tokenizer, arguments).require("window")
+        probe_template(tokenizer, arguments).require_history("window")
     except TemplateUnsupported as error:
         raise ConfigError(
             f"model.path={cfg.model.path!r}: {error}; allowed: a chat template with a generation "
@@ -219,7 +219,7 @@ def bridge_of(cfg: GenerationConfig, tokenizer: Any) -> ChatBridge | PlainBridge
     return ChatBridge(tokenizer, arguments)
 
 
-def requests_of(cfg: GenerationConfig, prompts: Sequence[list[int]]) -> list[SamplingRequest]:
+def build_requests(cfg: GenerationConfig, prompts: Sequence[list[int]]) -> list[SamplingRequest]:
     """Return ``n_samples`` requests per prompt, prompt by prompt.
 
     The seed of a request depends only on ``rollout.seed`` and its prompt and sample numbers.
@@ -240,7 +240,7 @@ def requests_of(cfg: GenerationConfig, prompts: Sequence[list[int]]) -> list[Sam
     ]
 
 
-def answer(
+def sample_answers(
     engine: RolloutEngine,
     requests: Sequence[SamplingRequest],
     on_result: Callable[[SamplingResult], None],
@@ -261,5 +261,7 @@ def answer(
             for result in engine.step():
                 on_result(result)
                 done += 1
-            move("generation")  # heartbeat: one answer may take longer than the stall timeout
-            progress.to(done)
+            record_heartbeat(
+                "generation"
+            )  # heartbeat: one answer may take longer than the stall timeout
+            progress.set_done(done)

@@ -10,18 +10,27 @@ import logging
 import re
 from collections.abc import Mapping
 
-from agent_system.multi_turn_rollout.play_settings import asks_for_levels
-from rlvcr.level_metrics import levels_by_situation
-from rlvcr.records import ThinkingStep
-from rlvcr.report_sections import BY_RULE, BY_SITUATION, LESS_FREE, LESS_ORACLE
-from rlvcr.research.level_rules import rules_after
+from agent_system.multi_turn_rollout.rollout_settings import should_request_levels
+from rlvcr.level_metrics import compute_levels_by_situation
+from rlvcr.records import ThinkingTurnRecord
+from rlvcr.report_sections import (
+    FREE_DIFFERENCE_TABLE,
+    ORACLE_DIFFERENCE_TABLE,
+    RULE_TABLE,
+    SITUATION_TABLE,
+)
+from rlvcr.research.level_rules import select_level_rules
 from rlvcr.settings import method_settings
 from verl.config.schema import PPOConfig
 from verl.protocol import DataProto
 from verl.record.console import show_tables
 from verl.report_sections import MetricColumn, MetricTable
 from verl.trainer.launch.ppo import OpenRun, open_run
-from verl.trainer.ppo.panel_plays import comparison, differences, panel_play
+from verl.trainer.ppo.validation_comparison import (
+    compare_outcomes,
+    compute_differences,
+    summarize_validation,
+)
 
 logger = logging.getLogger(__name__)
 SOURCE_RATE = re.compile(r"val/[^/]+/success_rate")
@@ -30,22 +39,22 @@ FREE_NAME = "free"
 ORACLE_NAME = "oracle"
 
 
-def evaluate(cfg: PPOConfig) -> None:
+def evaluate_policy(cfg: PPOConfig) -> None:
     """Measure the policy of ``cfg``. Print tables, and write metrics and report of the run."""
     with open_run(cfg) as run:
         trainer = run.trainer
         trainer.prepare()
         free_rows = trainer.validate()
-        if asks_for_levels(cfg):
+        if should_request_levels(cfg):
             trainer.metrics |= compare_levels(run, cfg, free_rows)
         metrics = trainer.drain_metrics()
         trainer.journal.log_step(trainer.global_step, metrics)
-        trainer.journal.finish()
-    show_sources(metrics)
-    show(metrics)
+        trainer.journal.finish_run()
+    print_source_table(metrics)
+    print_level_tables(metrics)
 
 
-def show_sources(metrics: Mapping[str, float]) -> None:
+def print_source_table(metrics: Mapping[str, float]) -> None:
     """Print success and return on the validation set, per source of the tasks."""
     rates = [key for key in metrics if SOURCE_RATE.fullmatch(key)]
     sources = tuple(key.removesuffix("success_rate") for key in rates)
@@ -68,23 +77,25 @@ def compare_levels(run: OpenRun, cfg: PPOConfig, free_rows: DataProto) -> dict[s
     """
     trainer = run.trainer
     steps = [step for row in free_rows.non_tensor_batch["steps"] for step in row]
-    thinking = [step for step in steps if isinstance(step, ThinkingStep)]
-    rules = rules_after(method_settings(cfg.algorithm).eval_levels, thinking)
+    thinking = [step for step in steps if isinstance(step, ThinkingTurnRecord)]
+    rules = select_level_rules(method_settings(cfg.algorithm).eval_levels, thinking)
     if not rules:
         return {}
-    outcomes = {FREE_NAME: panel_play(free_rows)}
+    outcomes = {FREE_NAME: summarize_validation(free_rows)}
     for name, rule in rules.items():
         logger.info("validation set under rule %s", name)
-        with trainer.clock.measure("testing"):
+        with trainer.clock.measure_part("testing"):
             tasks = trainer.val_envs.panel_batch()
             batch = run.collector.panel_loop(tasks, trainer.workers, rule)
-        outcomes[name] = panel_play(batch)
-    metrics = comparison(outcomes, FREE_NAME, BY_RULE.prefix)
+        outcomes[name] = summarize_validation(batch)
+    metrics = compare_outcomes(outcomes, FREE_NAME, RULE_TABLE.prefix)
     if ORACLE_NAME in outcomes:
-        metrics |= differences(outcomes, ORACLE_NAME, LESS_ORACLE.prefix)
-    return metrics | levels_by_situation(thinking, BY_SITUATION.prefix)
+        metrics |= compute_differences(outcomes, ORACLE_NAME, ORACLE_DIFFERENCE_TABLE.prefix)
+    return metrics | compute_levels_by_situation(thinking, SITUATION_TABLE.prefix)
 
 
-def show(metrics: dict[str, float]) -> None:
+def print_level_tables(metrics: dict[str, float]) -> None:
     """Print the tables of the comparison, as far as ``metrics`` contain them."""
-    show_tables((BY_RULE, LESS_FREE, LESS_ORACLE, BY_SITUATION), metrics)
+    show_tables(
+        (RULE_TABLE, FREE_DIFFERENCE_TABLE, ORACLE_DIFFERENCE_TABLE, SITUATION_TABLE), metrics
+    )

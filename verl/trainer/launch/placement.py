@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from verl.config.checks.hardware_and_paths import cpu_problems, engine_problems
-from verl.config.derive import engine_gpus, have_own_gpus
-from verl.config.problems import problem
+from verl.config.derive import engine_gpus_by_node, engines_have_separate_gpus
+from verl.config.problems import build_problem
 from verl.config.schema import PPOConfig
 from verl.trainer.ppo.resources import ResourcePoolManager, Role
 
@@ -25,7 +25,7 @@ CPU_SHARE = 0.1
 
 
 @dataclass(frozen=True)
-class Node:
+class ClusterNode:
     """Node of the cluster and the resources that Ray can assign on it."""
 
     name: str
@@ -34,7 +34,7 @@ class Node:
 
 
 @dataclass(frozen=True)
-class Need:
+class PoolNeed:
     """Resources that a pool needs on each of ``nodes`` nodes, and the keys that set them."""
 
     nodes: int
@@ -43,11 +43,11 @@ class Need:
     keys: tuple[str, str]  # key of the number of nodes, key of the devices per node
 
 
-def nodes_of(described: Sequence[Mapping[str, Any]]) -> list[Node]:
+def list_live_nodes(described: Sequence[Mapping[str, Any]]) -> list[ClusterNode]:
     """Return the live nodes among the result ``described`` of ``ray.nodes()``."""
     alive = [node for node in described if node["Alive"]]
     return [
-        Node(
+        ClusterNode(
             node.get("NodeManagerHostname") or node["NodeManagerAddress"],
             node["Resources"].get("CPU", 0.0),
             node["Resources"].get("GPU", 0.0),
@@ -56,88 +56,94 @@ def nodes_of(described: Sequence[Mapping[str, Any]]) -> list[Node]:
     ]
 
 
-def device_of(configured: str, nodes: Sequence[Node]) -> str:
+def choose_device(configured: str, nodes: Sequence[ClusterNode]) -> str:
     """Return ``cpu`` or ``cuda``. ``auto`` is ``cuda`` if the cluster has a GPU."""
     if configured != "auto":
         return configured
     return "cuda" if any(node.gpus >= 1 for node in nodes) else "cpu"
 
 
-def cpus_per_worker(device: str) -> float:
+def get_worker_cpus(device: str) -> float:
     """Return the number of CPUs that a worker reserves in Ray."""
     return 1.0 if device == "cuda" else CPU_SHARE
 
 
-def pools_of(cfg: PPOConfig, device: str, roles: Iterable[Role]) -> ResourcePoolManager:
+def create_pools(cfg: PPOConfig, device: str, roles: Iterable[Role]) -> ResourcePoolManager:
     """Return the pools of the training ``roles`` and of the engines, which may be separate."""
     trainer = cfg.trainer
     spec = {"global_pool": [trainer.n_gpus_per_node] * trainer.nnodes}
     mapping = dict.fromkeys([*roles, Role.Rollout], "global_pool")
-    if have_own_gpus(cfg, device):
-        spec["rollout_pool"] = engine_gpus(cfg)
+    if engines_have_separate_gpus(cfg, device):
+        spec["rollout_pool"] = engine_gpus_by_node(cfg)
         mapping[Role.Rollout] = "rollout_pool"
-    pools = ResourcePoolManager(spec, mapping, device == "cuda", cpus_per_worker(device))
+    pools = ResourcePoolManager(spec, mapping, device == "cuda", get_worker_cpus(device))
     pools.create_resource_pool()
     return pools
 
 
-def placement_problems(
-    cfg: PPOConfig, nodes: Sequence[Node], groups: int, cpus: float
+def find_placement_problems(
+    cfg: PPOConfig, nodes: Sequence[ClusterNode], groups: int, cpus: float
 ) -> Iterator[str]:
     """Yield problems if ``groups`` worker groups do not fit on ``nodes``.
 
     The engines count as one group. Each worker reserves ``cpus`` CPUs.
     """
     trainer = cfg.trainer
-    device = device_of(trainer.device, nodes)
+    device = choose_device(trainer.device, nodes)
     if device == "cuda":
         if not any(node.gpus >= 1 for node in nodes):
-            why = f"no node of the cluster has a GPU ({_listed(nodes)})"
-            yield problem(cfg, DEVICE, why, "cpu", f"{DEVICE}=cpu, or `ray start --num-gpus=N`")
+            why = f"no node of the cluster has a GPU ({_format_nodes(nodes)})"
+            yield build_problem(
+                cfg, DEVICE, why, "cpu", f"{DEVICE}=cpu, or `ray start --num-gpus=N`"
+            )
             return
         yield from engine_problems(cfg)
     else:
         yield from cpu_problems(cfg)
-    has_separate_engines = have_own_gpus(cfg, device)
+    has_separate_engines = engines_have_separate_gpus(cfg, device)
     ranks = trainer.n_gpus_per_node
     cpus_per_rank = (groups - 1 if has_separate_engines else groups) * cpus
     gpus = ranks if device == "cuda" else 0
-    needs = [Need(trainer.nnodes, ranks * cpus_per_rank, gpus, (NODES, RANKS))]
+    needs = [PoolNeed(trainer.nnodes, ranks * cpus_per_rank, gpus, (NODES, RANKS))]
     if has_separate_engines:
-        node_gpus = engine_gpus(cfg)
+        node_gpus = engine_gpus_by_node(cfg)
         keys = (
             ENGINE_NODES,
             ENGINE_GPUS if cfg.actor_rollout_ref.rollout.n_gpus_per_node else RANKS,
         )
-        needs.append(Need(len(node_gpus), node_gpus[0] * cpus, node_gpus[0], keys))
+        needs.append(PoolNeed(len(node_gpus), node_gpus[0] * cpus, node_gpus[0], keys))
     nodes = list(nodes)
     free = nodes
     # Same order as ``ResourcePoolManager.reserve_pools``.
     for need in sorted(needs, key=lambda need: need.gpus, reverse=True):
-        yield from _room_problems(cfg, need, nodes, free)
-        free = _without(nodes, free, need)
+        yield from _find_capacity_problems(cfg, need, nodes, free)
+        free = _subtract_need(nodes, free, need)
 
 
-def _room_problems(
-    cfg: PPOConfig, need: Need, nodes: Sequence[Node], free: Sequence[Node]
+def _find_capacity_problems(
+    cfg: PPOConfig, need: PoolNeed, nodes: Sequence[ClusterNode], free: Sequence[ClusterNode]
 ) -> Iterator[str]:
     # One node may satisfy the need several times.
-    capacity = sum(int(_times(node, need)) for node in free)
+    capacity = sum(int(_count_fits(node, need)) for node in free)
     if capacity < need.nodes:
-        key = need.keys[0 if any(_times(node, need) >= 1 for node in nodes) else 1]
+        key = need.keys[0 if any(_count_fits(node, need) >= 1 for node in nodes) else 1]
         others = "training ranks" if ENGINE_NODES in need.keys else "engines"
         in_addition = "" if free == nodes else f" in addition to the {others}"
         why = (
             f"{need.nodes} x ({need.gpus} GPUs and {need.cpus:g} CPUs on one node) are needed, but "
-            f"only {capacity} fit{in_addition}: {_listed(nodes)}"
+            f"only {capacity} fit{in_addition}: {_format_nodes(nodes)}"
         )
         allowed = "at most the resources of the nodes of the cluster"
         fewer = "fewer devices or nodes, more nodes, or trainer.device=cpu"
         fix = fewer if need.gpus else "fewer ranks"
-        yield problem(cfg, key, why, allowed, f"{fix}; more CPUs: ray_init.num_cpus, `ray start`")
+        yield build_problem(
+            cfg, key, why, allowed, f"{fix}; more CPUs: ray_init.num_cpus, `ray start`"
+        )
 
 
-def _without(nodes: Sequence[Node], free: Sequence[Node], need: Need) -> list[Node]:
+def _subtract_need(
+    nodes: Sequence[ClusterNode], free: Sequence[ClusterNode], need: PoolNeed
+) -> list[ClusterNode]:
     """Return the ``free`` resources of ``nodes`` minus those of ``need``, as Ray would assign them.
 
     Nodes that ``need`` does not use yet come first; among these, nodes without other pools, then
@@ -146,23 +152,25 @@ def _without(nodes: Sequence[Node], free: Sequence[Node], need: Need) -> list[No
     free = list(free)
     unused = set(range(len(free)))
     for _ in range(need.nodes):
-        fits = {k for k, node in enumerate(free) if _times(node, need) >= 1}
+        fits = {k for k, node in enumerate(free) if _count_fits(node, need) >= 1}
         if not fits:
             break
         # Same choice as in RayResourcePool.
-        k = max(fits & unused or fits, key=lambda k: (free[k] == nodes[k], _times(free[k], need)))
+        k = max(
+            fits & unused or fits, key=lambda k: (free[k] == nodes[k], _count_fits(free[k], need))
+        )
         unused.discard(k)
         node = free[k]
         free[k] = replace(node, cpus=node.cpus - need.cpus, gpus=node.gpus - need.gpus)
     return free
 
 
-def _times(node: Node, need: Need) -> float:
+def _count_fits(node: ClusterNode, need: PoolNeed) -> float:
     """Return how many times the resources per node of ``need`` fit on ``node``, as a fraction."""
     # Tolerance: sums of CPU shares have rounding errors.
     by_cpus = (node.cpus + 1e-6) / need.cpus
     return min(by_cpus, node.gpus / need.gpus) if need.gpus else by_cpus
 
 
-def _listed(nodes: Sequence[Node]) -> str:
+def _format_nodes(nodes: Sequence[ClusterNode]) -> str:
     return ", ".join(f"{n.name} has {n.gpus:g} GPUs, {n.cpus:g} CPUs" for n in nodes) or "no node"

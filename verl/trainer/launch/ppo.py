@@ -30,38 +30,38 @@ from verl.config.checks.models import ALLOWED, fix_for_missing
 from verl.config.cold_start import cold_start_config, cold_start_name
 from verl.config.derive import (
     engine_count,
-    engines_on_a_node,
-    weight_transfer,
+    max_engines_per_node,
+    resolve_weight_transfer,
 )
-from verl.config.memory import store_gb
-from verl.config.plan import stand_in_for
-from verl.config.policy_size import policy_size
-from verl.config.problems import problem
+from verl.config.memory import estimate_store_gb
+from verl.config.plan import describe_stand_in
+from verl.config.policy_size import read_policy_size
+from verl.config.problems import build_problem
 from verl.config.schema import PPOConfig, SFTConfig
 from verl.config.schema.critic import RewardNetworkConfig
 from verl.config.schema.model import CriticModelConfig, ModelConfig
 from verl.config.settings import ConfigError, Section
-from verl.models.hub import model_directory, pinned
+from verl.models.hub import model_directory, pin_revision
 from verl.models.weights import Use
 from verl.record.journal import Journal
 from verl.record.run_dir import RunDirectory
 from verl.single_controller.ray import RayClassWithInitArgs, create_colocated_worker_cls
 from verl.single_controller.ray.local import init_ray
-from verl.single_controller.ray.nodes import naming_lost_nodes
-from verl.single_controller.ray.stacks import stacks_of_other_nodes
-from verl.single_controller.ray.worker_group import loopback_sockets
+from verl.single_controller.ray.nodes import add_lost_nodes_to_errors
+from verl.single_controller.ray.stacks import collect_stacks_of_other_nodes
+from verl.single_controller.ray.worker_group import make_loopback_environment
 from verl.trainer.launch.placement import (
-    cpus_per_worker,
-    device_of,
-    nodes_of,
-    placement_problems,
-    pools_of,
+    choose_device,
+    create_pools,
+    find_placement_problems,
+    get_worker_cpus,
+    list_live_nodes,
 )
-from verl.trainer.launch.preflight import open_tasks, prompt_problems
-from verl.trainer.launch.preflight_weights import weight_problems
-from verl.trainer.launch.run_plan import RunPlan, absolute_paths, optimizer_steps
+from verl.trainer.launch.preflight import find_prompt_problems, open_tasks
+from verl.trainer.launch.preflight_weights import find_weight_problems
+from verl.trainer.launch.run_plan import RunPlan, collect_absolute_paths, count_optimizer_steps
 from verl.trainer.launch.sft import run_sft
-from verl.trainer.launch.sft_ranks import ranks_here
+from verl.trainer.launch.sft_ranks import count_local_ranks
 from verl.trainer.ppo.interfaces import RewardFunction
 from verl.trainer.ppo.model_reward import ModelRewards
 from verl.trainer.ppo.ray_trainer import RayPPOTrainer
@@ -69,9 +69,9 @@ from verl.trainer.ppo.resources import ResourcePoolManager, Role, TrainingWorker
 from verl.utils.checkpoint import CheckpointManager
 from verl.utils.logging import setup_logging
 from verl.utils.processes import die_with_parent
-from verl.utils.progress import report_moves
+from verl.utils.progress import report_heartbeats
 from verl.utils.stacks import answer_with_stacks
-from verl.utils.threads import threads_per_process
+from verl.utils.threads import count_threads_per_process
 from verl.utils.watchdog import Watchdog
 from verl.workers.actor import ActorWorker
 from verl.workers.collectives import resolve_device
@@ -114,7 +114,7 @@ def open_run(cfg: PPOConfig) -> Iterator[OpenRun]:
     started = time.perf_counter()
     cfg = cfg.as_frozen()
     seeds = {"trainer": cfg.trainer.seed, "env": cfg.env.seed}
-    stand_in = stand_in_for(cfg)
+    stand_in = describe_stand_in(cfg)
     directory = RunDirectory(cfg.trainer.default_local_dir)
     with directory.open(cfg, seeds, stand_in) as run, run.logging_interrupts():
         setup_logging(run.logs / "driver.log")
@@ -122,24 +122,26 @@ def open_run(cfg: PPOConfig) -> Iterator[OpenRun]:
             logger.warning("%s: not comparable with published numbers", stand_in)
         schedule = cfg.trainer
         watchdog = Watchdog(run.logs, schedule.waiting_log_s, schedule.stall_timeout_s)
-        watchdog.ask_also(stacks_of_other_nodes)
+        watchdog.set_remote_stacks(collect_stacks_of_other_nodes)
         # The stack unwinds in reverse: the journal is finished first, Ray ends last.
         with watchdog, contextlib.ExitStack() as stack:
             # run_config has absolute paths. config.yaml keeps relative ones, so that the run
             # directory can be moved.
-            run_config, tasks = prepare(cfg, watchdog.enter)
-            watchdog.enter("start")
-            started_run = start(run_config, run, tasks, stack)
+            run_config, tasks = prepare_config_and_tasks(cfg, watchdog.enter_stage)
+            watchdog.enter_stage("start")
+            started_run = start_run(run_config, run, tasks, stack)
             logger.info(
                 "ready after %.1f s; run directory %s", time.perf_counter() - started, run.path
             )
-            watchdog.follow(started_run.trainer.clock)
-            watchdog.enter("run")
-            stack.callback(watchdog.enter, "shutdown")
+            watchdog.follow_stopwatch(started_run.trainer.clock)
+            watchdog.enter_stage("run")
+            stack.callback(watchdog.enter_stage, "shutdown")
             yield started_run
 
 
-def prepare(cfg: PPOConfig, enter: Callable[[str], None]) -> tuple[PPOConfig, TasksAndTokenizer]:
+def prepare_config_and_tasks(
+    cfg: PPOConfig, enter: Callable[[str], None]
+) -> tuple[PPOConfig, TasksAndTokenizer]:
     """Return the configuration of the processes of the run, and its tasks and tokenizer.
 
     Call ``enter`` with the name of each stage.
@@ -148,28 +150,28 @@ def prepare(cfg: PPOConfig, enter: Callable[[str], None]) -> tuple[PPOConfig, Ta
         ConfigError: tasks or policy are missing, or do not fit the configuration.
     """
     enter("tasks")
-    envs, val_envs = environments_of(cfg)
+    envs, val_envs = open_environments(cfg)
     enter("policy")
-    missing = policy_is_missing(cfg)
+    missing = is_policy_missing(cfg)
     if missing:
-        make_policy(cfg)
-    models = pinned_models(cfg)
+        create_policy(cfg)
+    models = pin_models(cfg)
     policy = cfg.actor_rollout_ref.model
     tokenizer = AutoTokenizer.from_pretrained(
         model_directory(models["actor_rollout_ref.model.path"]),
         trust_remote_code=policy.trust_remote_code,
     )
     if missing:
-        refuse(prompt_problems(cfg, tokenizer))
+        raise_problems(find_prompt_problems(cfg, tokenizer))
     for manager in dict.fromkeys((envs, val_envs)):
         fit_prompts(cfg, tokenizer, manager)
     # After fit_prompts, which may drop tasks.
-    steps = optimizer_steps(cfg, len(envs.tasks))
-    run_config = cfg.with_values({**absolute_paths(cfg), **models, **steps})
+    steps = count_optimizer_steps(cfg, len(envs.tasks))
+    run_config = cfg.with_values({**collect_absolute_paths(cfg), **models, **steps})
     return run_config, TasksAndTokenizer(envs, val_envs, tokenizer)
 
 
-def start(
+def start_run(
     cfg: PPOConfig, run: RunDirectory, tasks: TasksAndTokenizer, stack: contextlib.ExitStack
 ) -> OpenRun:
     """Start Ray, workers, collector and trainer; ``stack`` ends them in reverse order."""
@@ -183,28 +185,28 @@ def start(
     )
     stack.callback(checkpoints.close)
     journal = Journal(run, cfg, tasks.tokenizer)
-    stack.callback(journal.finish)
+    stack.callback(journal.finish_run)
     trainer = RayPPOTrainer(
         config=cfg,
         workers=workers,
         collector=collector,
         envs=tasks.envs,
         val_envs=tasks.val_envs,
-        reward_fn=rewards_of(cfg, workers),
+        reward_fn=make_reward_function(cfg, workers),
         journal=journal,
         checkpoints=checkpoints,
     )
     return OpenRun(trainer, collector)
 
 
-def rewards_of(cfg: PPOConfig, workers: TrainingWorkers) -> RewardFunction:
+def make_reward_function(cfg: PPOConfig, workers: TrainingWorkers) -> RewardFunction:
     """Return the reward function: environment or user function, plus the reward model if any."""
     rules = load_reward_manager(cfg)
-    group = workers.reward_model
+    group = workers.reward_group
     return rules if group is None else ModelRewards(rules, group, cfg.reward_model)
 
 
-def environments_of(cfg: PPOConfig) -> tuple[EnvironmentManagerBase, EnvironmentManagerBase]:
+def open_environments(cfg: PPOConfig) -> tuple[EnvironmentManagerBase, EnvironmentManagerBase]:
     """Return the managers of training and validation tasks.
 
     Raises:
@@ -217,19 +219,19 @@ def environments_of(cfg: PPOConfig) -> tuple[EnvironmentManagerBase, Environment
         raise ConfigError(f"env.env_name={cfg.env.env_name!r} has no tasks: {error}") from error
 
 
-def refuse(problems: Iterable[str]) -> None:
+def raise_problems(problems: Iterable[str]) -> None:
     """Raise ``ConfigError`` with ``problems`` if there are any."""
     listed = list(problems)
     if listed:
         raise ConfigError(listed)
 
 
-def policy_is_missing(cfg: PPOConfig) -> bool:
+def is_policy_missing(cfg: PPOConfig) -> bool:
     """Return whether a cold start has to make the policy first."""
     return cfg.cold_start.enable and not Path(str(cfg.actor_rollout_ref.model.path)).exists()
 
 
-def pinned_models(cfg: PPOConfig) -> dict[str, str]:
+def pin_models(cfg: PPOConfig) -> dict[str, str]:
     """Return the models of the run by key, as absolute paths or with hub commits.
 
     Every node then loads the same files.
@@ -248,29 +250,29 @@ def pinned_models(cfg: PPOConfig) -> dict[str, str]:
     for key, model in models.items():
         path = str(model.path)
         try:
-            resolved[key] = pinned(path)
+            resolved[key] = pin_revision(path)
         except FileNotFoundError as error:
             raise ConfigError(
-                problem(cfg, key, str(error), ALLOWED, fix_for_missing(cfg, key))
+                build_problem(cfg, key, str(error), ALLOWED, fix_for_missing(cfg, key))
             ) from error
         if not Path(path).is_dir():  # directories were checked with the config
-            refuse(_fetched_problems(key, model, resolved[key]))
+            raise_problems(_find_download_problems(key, model, resolved[key]))
     return resolved
 
 
-def _fetched_problems(
+def _find_download_problems(
     key: str, model: ModelConfig | CriticModelConfig | RewardNetworkConfig, fetched: str
 ) -> Iterator[str]:
     """Yield problems of weights from the hub: incomplete files, or files that do not fit."""
     use: Use = "policy" if isinstance(model, ModelConfig) else "value"
     use = "reward" if isinstance(model, RewardNetworkConfig) else use
     directory = Path(model_directory(fetched))
-    yield from weight_problems(
+    yield from find_weight_problems(
         f"{key}={str(model.path)!r}", directory, model.trust_remote_code, use
     )
 
 
-def make_policy(cfg: PPOConfig) -> None:
+def create_policy(cfg: PPOConfig) -> None:
     """Create the policy with a supervised run in a subprocess.
 
     Raises:
@@ -280,7 +282,7 @@ def make_policy(cfg: PPOConfig) -> None:
     logger.info("no policy at %s: cold start with config %s", path, cold_start_name(cfg))
     # spawn: a forked child would inherit locks of threads that it does not have.
     process = multiprocessing.get_context("spawn").Process(
-        target=cold_start, args=(cold_start_config(cfg),)
+        target=run_cold_start, args=(cold_start_config(cfg),)
     )
     process.start()
     try:
@@ -295,17 +297,17 @@ def make_policy(cfg: PPOConfig) -> None:
         )
 
 
-def cold_start(cfg: SFTConfig) -> None:
+def run_cold_start(cfg: SFTConfig) -> None:
     """Run ``cfg`` in this subprocess, on at most the available GPUs.
 
     The process ends with its parent and ignores Ctrl-C, which the parent handles.
     """
     die_with_parent()
     answer_with_stacks("cold start")
-    report_moves()
+    report_heartbeats()
     # The terminal sends Ctrl-C to child processes too. The parent ends this one when it stops.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    run_sft(cfg.with_values({"trainer.n_gpus_per_node": ranks_here(cfg)}))
+    run_sft(cfg.with_values({"trainer.n_gpus_per_node": count_local_ranks(cfg)}))
 
 
 def start_workers(
@@ -315,8 +317,8 @@ def start_workers(
 
     ``stack`` ends them in reverse order.
     """
-    size = policy_size(Path(model_directory(str(cfg.actor_rollout_ref.model.path))))
-    store = cfg.ray_init.object_store_gb or store_gb(cfg, size)
+    size = read_policy_size(Path(model_directory(str(cfg.actor_rollout_ref.model.path))))
+    store = cfg.ray_init.object_store_gb or estimate_store_gb(cfg, size)
     try:
         facts = init_ray(cfg.ray_init, object_store_gb=store)
     except ConnectionError as error:
@@ -326,16 +328,16 @@ def start_workers(
             "ray_init.address=null to start Ray with the run"
         ) from error
     stack.callback(ray.shutdown)
-    stack.enter_context(naming_lost_nodes())
+    stack.enter_context(add_lost_nodes_to_errors())
     logger.info(
         "ray: %s CPUs, %s GPUs at %s", facts["num_cpus"], facts["num_gpus"], facts["address"]
     )
     plan = choose_devices(cfg, joined=not facts["started"])
-    specs = worker_specs(plan)
-    pools = pools_of(cfg, plan.device, specs)
+    specs = build_worker_specs(plan)
+    pools = create_pools(cfg, plan.device, specs)
     stack.callback(pools.shutdown)
-    if not pools.share(Role.Actor, Role.Rollout):
-        pools.reserve()
+    if not pools.share_pool(Role.Actor, Role.Rollout):
+        pools.reserve_pools()
     rollout_workers = start_rollout_workers(plan, pools)
     for worker in rollout_workers:
         stack.callback(ray.kill, worker)
@@ -359,9 +361,9 @@ def choose_devices(cfg: PPOConfig, joined: bool) -> RunPlan:
     Raises:
         ConfigError: the workers do not fit on the nodes.
     """
-    nodes = nodes_of(ray.nodes())
+    nodes = list_live_nodes(ray.nodes())
     configured = cfg.trainer.device
-    chosen = device_of(configured, nodes) if joined else resolve_device(configured)
+    chosen = choose_device(configured, nodes) if joined else resolve_device(configured)
     device = "cuda" if chosen == "cuda" else "cpu"
     engines = engine_count(cfg, device)
     rollout = "actor_rollout_ref.rollout"
@@ -369,37 +371,39 @@ def choose_devices(cfg: PPOConfig, joined: bool) -> RunPlan:
         {
             "trainer.device": device,
             f"{rollout}.num_workers": engines,
-            f"{rollout}.weight_transfer": weight_transfer(cfg, device),
+            f"{rollout}.weight_transfer": resolve_weight_transfer(cfg, device),
         }
     )
     # Actor and reference share a group. The engines count as a group.
     groups = 2 + bool(cfg.critic.enable) + cfg.reward_model.enable
-    refuse(placement_problems(config, nodes, groups, cpus_per_worker(device)))
+    raise_problems(find_placement_problems(config, nodes, groups, get_worker_cpus(device)))
     return RunPlan(config, device, engines)
 
 
-def worker_specs(plan: RunPlan) -> dict[Role, RayClassWithInitArgs]:
+def build_worker_specs(plan: RunPlan) -> dict[Role, RayClassWithInitArgs]:
     """Return the worker classes of the training roles of a run."""
     cfg = plan.config
     trainer = cfg.trainer
     policy = cfg.actor_rollout_ref
-    threads = trainer.num_threads or threads_per_process(trainer.n_gpus_per_node)
+    threads = trainer.num_threads or count_threads_per_process(trainer.n_gpus_per_node)
     # As an environment variable: OpenMP reads it once, when torch is loaded.
     env_vars = {"OMP_NUM_THREADS": str(threads)}
 
-    def spec(cls: type, section: Section, **more: str) -> RayClassWithInitArgs:
+    def make_spec(cls: type, section: Section, **more: str) -> RayClassWithInitArgs:
         arguments = {"seed": trainer.seed, "num_threads": threads, "device": plan.device}
         return RayClassWithInitArgs(cls, section, env_vars=env_vars, **arguments, **more)
 
     policies = [Role.Actor]
     if cfg.algorithm.use_kl_in_reward or policy.actor.use_kl_loss:
         policies.append(Role.RefPolicy)
-    policy_specs = {role.value: spec(ActorWorker, policy, role=role.value) for role in policies}
+    policy_specs = {
+        role.value: make_spec(ActorWorker, policy, role=role.value) for role in policies
+    }
     specs = {Role.Actor: create_colocated_worker_cls(policy_specs)}
     if cfg.critic.enable:
-        specs[Role.Critic] = spec(CriticWorker, cfg.critic)
+        specs[Role.Critic] = make_spec(CriticWorker, cfg.critic)
     if cfg.reward_model.enable:
-        specs[Role.RewardModel] = spec(RewardModelWorker, cfg.reward_model)
+        specs[Role.RewardModel] = make_spec(RewardModelWorker, cfg.reward_model)
     return specs
 
 
@@ -408,19 +412,19 @@ def start_rollout_workers(plan: RunPlan, pools: ResourcePoolManager) -> list[Any
     policy = plan.config.actor_rollout_ref
     rollout = policy.rollout
     engines = plan.engines
-    engines_per_node = engines_on_a_node(plan.config, plan.device)
-    threads = rollout.num_threads or threads_per_process(engines_per_node)
+    engines_per_node = max_engines_per_node(plan.config, plan.device)
+    threads = rollout.num_threads or count_threads_per_process(engines_per_node)
     pool = pools.get_resource_pool(Role.Rollout)
     per_engine = rollout.tensor_model_parallel_size if pools.use_gpu else 1
-    devices = pool.device_ids() if per_engine > 1 else []
+    devices = pool.query_device_ids() if per_engine > 1 else []
     remote = ray.remote(RolloutWorker)
-    env = loopback_sockets(ray.util.get_node_ip_address())
+    env = make_loopback_environment(ray.util.get_node_ip_address())
     workers = []
     for index in range(engines):
         # Distribute engines evenly over the devices, which are in the order of the nodes.
         first = index * (pool.world_size // per_engine) // engines * per_engine
         # Many trajectories call one engine concurrently; the engine batches their requests.
-        worker = remote.options(max_concurrency=64, **pool.guest_options(first))
+        worker = remote.options(max_concurrency=64, **pool.shared_actor_options(first))
         workers.append(
             worker.remote(
                 policy,

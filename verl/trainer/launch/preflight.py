@@ -18,35 +18,35 @@ from agent_system.environments.pool.failure import EnvFailure, WorkerStartError
 from agent_system.multi_turn_rollout.collector_worker import PolicyTokenizer
 from agent_system.multi_turn_rollout.first_prompts import (
     check_first_tokens,
-    first_observations,
-    first_prompt_lengths,
+    collect_first_observations,
+    measure_first_prompts,
 )
-from agent_system.multi_turn_rollout.play_settings import check_prompts, refuse_images
 from agent_system.multi_turn_rollout.prompt_fit import fit_prompts
+from agent_system.multi_turn_rollout.rollout_settings import check_prompts, refuse_images
 from agent_system.reward_manager import load_reward_manager
 from agent_system.tokens.template import TemplateUnsupported
-from verl.config.derive import declared_tasks, plays_files
-from verl.config.problems import problem
+from verl.config.derive import declared_tasks, uses_file_tasks
+from verl.config.problems import build_problem
 from verl.config.schema import PPOConfig
 from verl.config.settings import ConfigError
 from verl.trainer.cli import Inspection
-from verl.trainer.launch.preflight_machine import machine_problems
+from verl.trainer.launch.preflight_machine import find_machine_problems
 from verl.trainer.launch.preflight_model import (
+    collect_model_facts,
+    find_model_problems,
+    find_tokenizer_directory,
     load_tokenizer,
-    model_facts,
-    model_problems,
-    tokenizer_directory,
 )
-from verl.utils.waits import logged_wait
-from verl.workers.rollout.engine_registry import ENGINES, engine_class
+from verl.utils.waits import log_waiting
+from verl.workers.rollout.engine_registry import ENGINES, import_engine_class
 
-ENGINE = "actor_rollout_ref.rollout.name"
-PROMPT = "data.max_prompt_length"
+ENGINE_KEY = "actor_rollout_ref.rollout.name"
+PROMPT_KEY = "data.max_prompt_length"
 Counts = dict[str, int]  # train_tasks, val_tasks
-LOOKED_AT = 16  # number of tasks whose first prompts are measured
+MEASURED_TASKS = 16  # number of tasks whose first prompts are measured
 
 
-def start_problems(cfg: PPOConfig) -> list[str]:
+def find_start_problems(cfg: PPOConfig) -> list[str]:
     """Return the problems of all checks on a config that passed ``verl.config.validate``."""
     return list(inspect_start(cfg).problems)
 
@@ -57,28 +57,28 @@ def inspect_start(cfg: PPOConfig, elsewhere: bool = False) -> Inspection:
     With ``elsewhere`` the run is for another machine, so that the devices of this one are ignored.
     """
     problems = [
-        *machine_problems(cfg, elsewhere),
-        *_environment_problems(cfg),
-        *model_problems(cfg),
-        *_engine_problems(cfg),
-        *_reward_problems(cfg),
+        *find_machine_problems(cfg, elsewhere),
+        *_find_environment_problems(cfg),
+        *find_model_problems(cfg),
+        *_find_engine_problems(cfg),
+        *_find_reward_problems(cfg),
     ]
     counts: Counts = {}
     # If a cold start has to create the policy, prompts are measured after it.
-    path = None if problems else tokenizer_directory(cfg)
+    path = None if problems else find_tokenizer_directory(cfg)
     if path is not None:
-        problems += prompt_problems(cfg, load_tokenizer(cfg, path), counts)
-    return Inspection(problems, {} if problems else {**model_facts(cfg), **counts})
+        problems += find_prompt_problems(cfg, load_tokenizer(cfg, path), counts)
+    return Inspection(problems, {} if problems else {**collect_model_facts(cfg), **counts})
 
 
 def inspect_environment(cfg: PPOConfig) -> Inspection:
     """Return the problems of opening the environment, and its numbers of tasks."""
     counts: Counts = {}
-    _, problems = _opened(cfg, counts)
+    _, problems = _open_environment(cfg, counts)
     return Inspection(problems, counts)
 
 
-def prompt_problems(
+def find_prompt_problems(
     cfg: PPOConfig, tokenizer: PolicyTokenizer, counts: Counts | None = None
 ) -> Iterator[str]:
     """Yield problems of opening the environment, and of first prompts that are too long.
@@ -87,13 +87,13 @@ def prompt_problems(
     tasks are stored in ``counts``.
     """
     counts = {} if counts is None else counts
-    observations, problems = _opened(cfg, counts)
+    observations, problems = _open_environment(cfg, counts)
     yield from problems
-    yield from _token_problems(cfg, tokenizer, observations)
-    if plays_files(cfg) and not problems:
-        yield from _row_problems(cfg, tokenizer, counts)
+    yield from _find_token_problems(cfg, tokenizer, observations)
+    if uses_file_tasks(cfg) and not problems:
+        yield from _find_row_problems(cfg, tokenizer, counts)
         return
-    lengths = first_prompt_lengths(cfg, tokenizer, observations)
+    lengths = measure_first_prompts(cfg, tokenizer, observations)
     longest = max(lengths, default=0)
     limit = cfg.data.max_prompt_length
     if longest > limit:
@@ -102,10 +102,12 @@ def prompt_problems(
             f"{longer} of {len(lengths)} first prompts are longer, so their trajectories would be "
             f"dropped; the longest has {longest} tokens"
         )
-        yield problem(cfg, PROMPT, why, f"{longest} or more", f"{PROMPT}={_rounded(longest)}")
+        yield build_problem(
+            cfg, PROMPT_KEY, why, f"{longest} or more", f"{PROMPT_KEY}={_round_up(longest)}"
+        )
 
 
-def _token_problems(
+def _find_token_problems(
     cfg: PPOConfig, tokenizer: PolicyTokenizer, observations: list[Observation]
 ) -> Iterator[str]:
     """Yield a problem if the chat template does not support the prompts of the environment."""
@@ -127,7 +129,7 @@ def open_tasks(cfg: PPOConfig) -> tuple[EnvironmentManagerBase, EnvironmentManag
     return make_envs(cfg)
 
 
-def _row_problems(cfg: PPOConfig, tokenizer: PolicyTokenizer, counts: Counts) -> Iterator[str]:
+def _find_row_problems(cfg: PPOConfig, tokenizer: PolicyTokenizer, counts: Counts) -> Iterator[str]:
     """Yield problems of prompts from files, all of which are measured.
 
     Prompts that are too long are dropped, truncated or refused, by ``data.truncation``.
@@ -136,22 +138,22 @@ def _row_problems(cfg: PPOConfig, tokenizer: PolicyTokenizer, counts: Counts) ->
         train, val = open_tasks(cfg)
         for envs in (train, val):
             fit_prompts(cfg, tokenizer, envs)
-        counts |= {"train_tasks": len(train.tasks), "val_tasks": len(val.panel)}
+        counts |= {"train_tasks": len(train.task_list), "val_tasks": len(val.panel)}
     except ConfigError as error:
         yield from error.problems
     except ValueError as error:
         yield str(error)
 
 
-def _opened(cfg: PPOConfig, counts: Counts) -> tuple[list[Observation], Sequence[str]]:
+def _open_environment(cfg: PPOConfig, counts: Counts) -> tuple[list[Observation], Sequence[str]]:
     """Return the first observations of some tasks, and the problems."""
     name = f"env.env_name={cfg.env.env_name!r}"
     try:
-        with logged_wait(f"the first tasks of {cfg.env.env_name}", cfg.trainer.waiting_log_s):
+        with log_waiting(f"the first tasks of {cfg.env.env_name}", cfg.trainer.waiting_log_s):
             split = "val" if cfg.trainer.val_only else "train"
             envs = EnvironmentManagerBase(cfg, split)
-            counts |= _counted(cfg, envs)
-            return first_observations(envs, min(LOOKED_AT, len(envs.tasks))), []
+            counts |= _count_tasks(cfg, envs)
+            return collect_first_observations(envs, min(MEASURED_TASKS, len(envs.task_list))), []
     except ConfigError as error:
         return [], error.problems  # its messages name the key and the file
     except (ImportError, JavaMissing, OSError, ValueError, RecursionError) as error:
@@ -161,7 +163,7 @@ def _opened(cfg: PPOConfig, counts: Counts) -> tuple[list[Observation], Sequence
     return [], [f"{name} {why}; fix: see docs/environments.md"]
 
 
-def _counted(cfg: PPOConfig, envs: EnvironmentManagerBase) -> Counts:
+def _count_tasks(cfg: PPOConfig, envs: EnvironmentManagerBase) -> Counts:
     """Return the numbers of tasks.
 
     The validation tasks are created only to count them, if the settings do not declare their
@@ -169,20 +171,20 @@ def _counted(cfg: PPOConfig, envs: EnvironmentManagerBase) -> Counts:
     """
     if envs.split == "val":
         return {"val_tasks": len(envs.panel)}
-    if plays_files(cfg):
+    if uses_file_tasks(cfg):
         return {}  # counted after their prompts are measured
     if declared_tasks(cfg.env, "val") is not None:
-        return {"train_tasks": len(envs.tasks)}
+        return {"train_tasks": len(envs.task_list)}
     val_tasks = EnvironmentManagerBase(cfg, "val").panel
-    return {"train_tasks": len(envs.tasks), "val_tasks": len(val_tasks)}
+    return {"train_tasks": len(envs.task_list), "val_tasks": len(val_tasks)}
 
 
-def _rounded(tokens: int) -> int:
+def _round_up(tokens: int) -> int:
     """Return ``tokens`` plus 25%, rounded up to a multiple of 64, for prompts not measured."""
     return -(-tokens * 5 // 4 // 64) * 64
 
 
-def _environment_problems(cfg: PPOConfig) -> Iterator[str]:
+def _find_environment_problems(cfg: PPOConfig) -> Iterator[str]:
     """Yield problems of importing the environment and of its prompts and images."""
     name = cfg.env.env_name
     try:
@@ -204,21 +206,21 @@ def _environment_problems(cfg: PPOConfig) -> Iterator[str]:
         yield str(error)
 
 
-def _engine_problems(cfg: PPOConfig) -> Iterator[str]:
+def _find_engine_problems(cfg: PPOConfig) -> Iterator[str]:
     """Yield a problem if the engine does not exist or returns no log-probs, which PPO needs."""
     name = cfg.actor_rollout_ref.rollout.name
     allowed = f"{', '.join(ENGINES)}, or module:Class of an engine that returns log-probs"
     try:
-        cls = engine_class(name)
+        cls = import_engine_class(name)
     except (ImportError, AttributeError, ValueError) as error:
-        yield f"{ENGINE}={name!r}: {error}; allowed: {allowed}; fix: correct the name"
+        yield f"{ENGINE_KEY}={name!r}: {error}; allowed: {allowed}; fix: correct the name"
         return
     if not getattr(cls, "gives_logprobs", False):
         why = "it returns no log-probs of the sampled tokens (attribute gives_logprobs)"
-        yield f"{ENGINE}={name!r}: {why}; allowed: {allowed}; fix: set {ENGINE}=vllm"
+        yield f"{ENGINE_KEY}={name!r}: {why}; allowed: {allowed}; fix: set {ENGINE_KEY}=vllm"
 
 
-def _reward_problems(cfg: PPOConfig) -> Iterator[str]:
+def _find_reward_problems(cfg: PPOConfig) -> Iterator[str]:
     """Yield a problem if the reward manager or a user-provided reward function cannot be loaded."""
     try:
         load_reward_manager(cfg)

@@ -10,37 +10,37 @@ from pathlib import Path
 
 import torch
 
-from verl.config.derive import engine_gpus, have_own_gpus
-from verl.config.problems import problem
+from verl.config.derive import engine_gpus_by_node, engines_have_separate_gpus
+from verl.config.problems import build_problem
 from verl.config.schema import PPOConfig, SFTConfig
-from verl.config.settings import lookup
+from verl.config.settings import value_at_path
 from verl.record.run_dir import LOCK, RunDirectory
-from verl.single_controller.ray.local import directory_refusal, token_path
+from verl.single_controller.ray.local import explain_directory_refusal, find_token_path
 
-ANSWER_S = 5.0  # timeout of a connection to a cluster
+CONNECT_TIMEOUT_S = 5.0  # timeout of a connection to a cluster
 DEVICE = "trainer.device"
 RANKS = "trainer.n_gpus_per_node"
 ENGINE_NODES = "actor_rollout_ref.rollout.nnodes"
-PLACE = "trainer.default_local_dir"
+RUN_DIR_KEY = "trainer.default_local_dir"
 # Modules of which a tracker needs one, for trackers whose module has another name.
 TRACKER_MODULES = {"tensorboard": ("tensorboard", "tensorboardX")}
-LONGEST_NAME = 255  # bytes of the name of a file or directory
-NO_SERVICE = ("console", "file")
+MAX_NAME_BYTES = 255  # bytes of the name of a file or directory
+BUILTIN_LOGGERS = ("console", "file")
 
 
-def machine_problems(cfg: PPOConfig | SFTConfig, elsewhere: bool = False) -> Iterator[str]:
+def find_machine_problems(cfg: PPOConfig | SFTConfig, elsewhere: bool = False) -> Iterator[str]:
     """Yield the problems of this machine; with ``elsewhere`` without its devices and cluster."""
     if not elsewhere:
-        yield from _device_problems(cfg)
-    yield from _place_problems(cfg)
-    yield from _use_problems(cfg)
-    yield from _tracker_problems(cfg)
+        yield from _find_device_problems(cfg)
+    yield from _find_directory_problems(cfg)
+    yield from _find_run_directory_problems(cfg)
+    yield from _find_tracker_problems(cfg)
     if isinstance(cfg, PPOConfig) and not elsewhere:
-        yield from _cluster_problems(cfg)
-        yield from _token_problems(cfg)
+        yield from _find_cluster_problems(cfg)
+        yield from _find_ray_token_problems(cfg)
 
 
-def _device_problems(cfg: PPOConfig | SFTConfig) -> Iterator[str]:
+def _find_device_problems(cfg: PPOConfig | SFTConfig) -> Iterator[str]:
     """Yield a problem if this machine has too few GPUs. Skip runs that join a cluster."""
     if isinstance(cfg, PPOConfig) and (cfg.ray_init.address or os.environ.get("RAY_ADDRESS")):
         return
@@ -48,50 +48,55 @@ def _device_problems(cfg: PPOConfig | SFTConfig) -> Iterator[str]:
     device = cfg.trainer.device
     if device == "cuda" and not gpus:
         why = "PyTorch sees no CUDA device on this machine"
-        fix = f"set {DEVICE}=cpu, or use a machine with a GPU{_check_on(cfg)}"
-        yield problem(cfg, DEVICE, why, "cpu or auto", fix)
+        fix = f"set {DEVICE}=cpu, or use a machine with a GPU{_format_check_hint(cfg)}"
+        yield build_problem(cfg, DEVICE, why, "cpu or auto", fix)
     elif device != "cpu" and 0 < gpus < cfg.trainer.n_gpus_per_node:
         why = f"this machine has {gpus}"
-        fix = f"set {RANKS}={gpus}{_check_on(cfg)}"
-        yield problem(cfg, RANKS, why, f"{gpus} or fewer", fix)
-    elif device != "cpu" and gpus and isinstance(cfg, PPOConfig) and have_own_gpus(cfg, "cuda"):
-        needed = cfg.trainer.nnodes * cfg.trainer.n_gpus_per_node + sum(engine_gpus(cfg))
+        fix = f"set {RANKS}={gpus}{_format_check_hint(cfg)}"
+        yield build_problem(cfg, RANKS, why, f"{gpus} or fewer", fix)
+    elif (
+        device != "cpu"
+        and gpus
+        and isinstance(cfg, PPOConfig)
+        and engines_have_separate_gpus(cfg, "cuda")
+    ):
+        needed = cfg.trainer.nnodes * cfg.trainer.n_gpus_per_node + sum(engine_gpus_by_node(cfg))
         if gpus < needed:
             why = f"training ranks and engines need {needed} GPUs, but this machine has {gpus}"
             fix = "join a cluster (ray_init.address=auto, RAY_ADDRESS), or lower either number"
-            yield problem(cfg, ENGINE_NODES, why, f"at most {gpus} GPUs with the ranks", fix)
+            yield build_problem(cfg, ENGINE_NODES, why, f"at most {gpus} GPUs with the ranks", fix)
 
 
-def _check_on(cfg: PPOConfig | SFTConfig) -> str:
+def _format_check_hint(cfg: PPOConfig | SFTConfig) -> str:
     """Return the hint how to check the config for another machine; "" for SFT."""
     if not isinstance(cfg, PPOConfig):
         return ""
     return f"; for another machine: --check --on {cfg.trainer.n_gpus_per_node}xH100"
 
 
-def _place_problems(cfg: PPOConfig | SFTConfig) -> Iterator[str]:
+def _find_directory_problems(cfg: PPOConfig | SFTConfig) -> Iterator[str]:
     """Yield a problem for each output directory that cannot be written."""
-    keys = [PLACE]
+    keys = [RUN_DIR_KEY]
     if isinstance(cfg, PPOConfig):
         keys += ["trainer.rollout_data_dir", "trainer.validation_data_dir"]
     for key in keys:
-        directory = lookup(cfg, key)
-        why = directory and unwritable(Path(directory))
+        directory = value_at_path(cfg, key)
+        why = directory and find_write_problem(Path(directory))
         if why:
             fix = f"set {key} to a writable directory"
-            yield problem(cfg, key, why, "a directory that can be created and written", fix)
+            yield build_problem(cfg, key, why, "a directory that can be created and written", fix)
 
 
-def _use_problems(cfg: PPOConfig | SFTConfig) -> Iterator[str]:
+def _find_run_directory_problems(cfg: PPOConfig | SFTConfig) -> Iterator[str]:
     """Yield a problem if the run directory has foreign files, or another run is using it."""
-    lock = Path(lookup(cfg, PLACE)) / LOCK
+    lock = Path(value_at_path(cfg, RUN_DIR_KEY)) / LOCK
     try:
-        directory = RunDirectory(lookup(cfg, PLACE))
+        directory = RunDirectory(value_at_path(cfg, RUN_DIR_KEY))
         lock = directory.path / LOCK
         if foreign := directory.foreign_file():
             why = f"contains {foreign}, which no run wrote and this run would replace"
             allowed = "a new directory, or that of a run"
-            yield problem(cfg, PLACE, why, allowed, f"set {PLACE}=DIR")
+            yield build_problem(cfg, RUN_DIR_KEY, why, allowed, f"set {RUN_DIR_KEY}=DIR")
             return
         with lock.open(encoding="utf-8", errors="replace") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -99,36 +104,37 @@ def _use_problems(cfg: PPOConfig | SFTConfig) -> Iterator[str]:
         owner = lock.read_text(encoding="utf-8", errors="replace").strip()
         why = f"the run of process {owner} is using it"
         fix = "wait for that run or end it, or set trainer.experiment_name=ANOTHER"
-        yield problem(cfg, PLACE, why, "a directory that no other run uses", fix)
+        yield build_problem(cfg, RUN_DIR_KEY, why, "a directory that no other run uses", fix)
     except (OSError, RuntimeError, ValueError):
         return  # a new directory, or an invalid one, which _find_directory_problems reports
 
 
-def _tracker_problems(cfg: PPOConfig | SFTConfig) -> Iterator[str]:
+def _find_tracker_problems(cfg: PPOConfig | SFTConfig) -> Iterator[str]:
     """Yield a problem for each tracker whose package is not installed."""
     key = "trainer.logger"
     missing = [
         name
         for name in cfg.trainer.logger
-        if name not in NO_SERVICE and not any(map(find_spec, TRACKER_MODULES.get(name, (name,))))
+        if name not in BUILTIN_LOGGERS
+        and not any(map(find_spec, TRACKER_MODULES.get(name, (name,))))
     ]
     for name in missing:
         installed = ",".join(other for other in cfg.trainer.logger if other not in missing)
         why = f"the package of {name} is not installed, so it would get no metrics"
         fix = f"run pip install {name.replace('_', '-')}, or set {key}=[{installed or 'console'}]"
-        yield problem(cfg, key, why, "installed trackers", fix)
+        yield build_problem(cfg, key, why, "installed trackers", fix)
 
 
-def _token_problems(cfg: PPOConfig) -> Iterator[str]:
+def _find_ray_token_problems(cfg: PPOConfig) -> Iterator[str]:
     """Yield problems of the directories for the token and sessions of a Ray that the run starts."""
     joins = cfg.ray_init.address or os.environ.get("RAY_ADDRESS")
-    refusal = "" if joins else directory_refusal()
+    refusal = "" if joins else explain_directory_refusal()
     if refusal:
         yield refusal
-    path = None if joins else token_path()
+    path = None if joins else find_token_path()
     if path is None or path.is_file():
         return
-    why = unwritable(path.parent)
+    why = find_write_problem(path.parent)
     if why:
         has_variable = "RAY_AUTH_TOKEN_PATH" in os.environ
         home = f"HOME={str(Path.home())!r}"
@@ -140,12 +146,12 @@ def _token_problems(cfg: PPOConfig) -> Iterator[str]:
         )
 
 
-def unwritable(directory: Path) -> str:
+def find_write_problem(directory: Path) -> str:
     """Return the reason why nothing can be written to ``directory``; "" if it can be."""
     try:
         above = directory.expanduser().absolute()
-        if any(len(os.fsencode(part)) > LONGEST_NAME for part in above.parts):
-            return f"a name in it has more than {LONGEST_NAME} bytes"
+        if any(len(os.fsencode(part)) > MAX_NAME_BYTES for part in above.parts):
+            return f"a name in it has more than {MAX_NAME_BYTES} bytes"
         while not above.exists():
             above = above.parent
     # A name that the file system does not allow, or the home of an unknown user.
@@ -160,26 +166,28 @@ def unwritable(directory: Path) -> str:
         return f"nothing can be written to {above}: {error.strerror or error}"
 
 
-def _cluster_problems(cfg: PPOConfig) -> Iterator[str]:
+def _find_cluster_problems(cfg: PPOConfig) -> Iterator[str]:
     """Yield problems of the cluster to join: no connection, or a run directory that is relative."""
     address = cfg.ray_init.address or os.environ.get("RAY_ADDRESS")
     if not address or address == "local":
         return
-    silent = [] if address == "auto" else list(_silence(cfg.ray_init.address, address))
-    yield from silent or _relative_places(cfg, address)
+    silent = (
+        [] if address == "auto" else list(_find_connection_problems(cfg.ray_init.address, address))
+    )
+    yield from silent or _find_relative_directory(cfg, address)
 
 
-def _relative_places(cfg: PPOConfig, address: str) -> Iterator[str]:
+def _find_relative_directory(cfg: PPOConfig, address: str) -> Iterator[str]:
     """Yield a problem if the run directory of a run on a cluster is a relative path."""
-    directory = Path(lookup(cfg, PLACE)).expanduser()
+    directory = Path(value_at_path(cfg, RUN_DIR_KEY)).expanduser()
     if not directory.is_absolute():
         why = f"the workers of the cluster at {address} start in other directories"
         allowed = "an absolute path on storage that all nodes share"
-        fix = f"set {PLACE}={directory.absolute()}, if all nodes share it"
-        yield problem(cfg, PLACE, why, allowed, fix)
+        fix = f"set {RUN_DIR_KEY}={directory.absolute()}, if all nodes share it"
+        yield build_problem(cfg, RUN_DIR_KEY, why, allowed, fix)
 
 
-def _silence(configured: str | None, address: str) -> Iterator[str]:
+def _find_connection_problems(configured: str | None, address: str) -> Iterator[str]:
     """Yield a problem if no connection to the cluster at ``address`` is possible.
 
     ``configured`` is ``ray_init.address``; None if the address comes from ``RAY_ADDRESS``.
@@ -198,6 +206,6 @@ def _silence(configured: str | None, address: str) -> Iterator[str]:
         yield f"{setting}: the address is not host:port; allowed: {allowed}; fix: {fix}"
         return
     try:
-        socket.create_connection((host, int(port)), timeout=ANSWER_S).close()
+        socket.create_connection((host, int(port)), timeout=CONNECT_TIMEOUT_S).close()
     except (OSError, OverflowError) as error:
         yield f"{setting}: cannot connect: {error}; allowed: {allowed}; fix: {fix}"

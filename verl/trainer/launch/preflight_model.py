@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from agent_system.multi_turn_rollout.collector_worker import PolicyTokenizer
-from agent_system.multi_turn_rollout.play_settings import asks_for_levels
+from agent_system.multi_turn_rollout.rollout_settings import should_request_levels
 from agent_system.tokens.probe import probe_template
 from agent_system.tokens.template import TemplateUnsupported
 from rlvcr.levels import LevelCodec
@@ -21,8 +21,8 @@ from rlvcr.settings import method_settings
 from verl.config.checks.models import ALLOWED as ALLOWED_MODEL
 from verl.config.checks.models import fix_for_missing
 from verl.config.cold_start import cold_start_config
-from verl.config.policy_size import policy_size
-from verl.config.problems import problem
+from verl.config.policy_size import read_policy_size
+from verl.config.problems import build_problem
 from verl.config.schema import PPOConfig
 from verl.config.schema.model import CriticModelConfig, ModelConfig
 from verl.config.settings.hints import did_you_mean, nearest_name
@@ -32,14 +32,14 @@ from verl.models.hub import description_directory
 from verl.models.loader import read_config
 from verl.models.lora import add_lora, linear_names, target_problems
 from verl.models.weights import Use
-from verl.trainer.launch.preflight_reward import reward_model_problems
+from verl.trainer.launch.preflight_reward import find_reward_model_problems
 from verl.trainer.launch.preflight_weights import (
-    NO_TOKENIZER,
-    PUT_TOKENIZER,
-    tie_problems,
-    tokenizer_problems,
-    vocabulary_of,
-    weight_problems,
+    TOKENIZER_ERRORS,
+    TOKENIZER_FIX,
+    find_tie_problems,
+    find_tokenizer_problems,
+    find_weight_problems,
+    read_vocabulary_size,
 )
 
 if TYPE_CHECKING:  # transformers takes seconds to import
@@ -49,7 +49,7 @@ POLICY = "actor_rollout_ref.model"
 PATH = f"{POLICY}.path"
 
 
-def model_problems(cfg: PPOConfig) -> Iterator[str]:
+def find_model_problems(cfg: PPOConfig) -> Iterator[str]:
     """Yield the problems of policy, critic and reward model."""
     models: dict[str, ModelConfig | CriticModelConfig] = {POLICY: cfg.actor_rollout_ref.model}
     if cfg.critic.enable and cfg.critic.model.path != cfg.actor_rollout_ref.model.path:
@@ -65,20 +65,20 @@ def model_problems(cfg: PPOConfig) -> Iterator[str]:
             directory = Path(description_directory(path))
         except FileNotFoundError as error:
             key = f"{section}.path"
-            yield problem(cfg, key, str(error), ALLOWED_MODEL, fix_for_missing(cfg, key))
+            yield build_problem(cfg, key, str(error), ALLOWED_MODEL, fix_for_missing(cfg, key))
             fits = False
             continue
-        problems = list(_config_problems(cfg, section, model, directory))
+        problems = list(_find_config_problems(cfg, section, model, directory))
         fits = fits and not problems
         yield from problems
-    yield from _tokenizer_problems(cfg, fits)
-    yield from reward_model_problems(cfg)
+    yield from _find_tokenizer_problems(cfg, fits)
+    yield from find_reward_model_problems(cfg)
 
 
 # ---- configs ---------------------------------------------------------------------------------
 
 
-def _config_problems(
+def _find_config_problems(
     cfg: PPOConfig, section: str, model: ModelConfig | CriticModelConfig, directory: Path
 ) -> Iterator[str]:
     """Yield problems of the config, the overrides, the adapters and the weights of one model.
@@ -94,8 +94,8 @@ def _config_problems(
         return
     unknown = [key for key in model.override_config if not hasattr(config, key)]
     for key in unknown:
-        yield _unknown_override(section, key, model.override_config, config)
-    tied = list(tie_problems(f"{section}.override_config", model.override_config, config))
+        yield _describe_unknown_override(section, key, model.override_config, config)
+    tied = list(find_tie_problems(f"{section}.override_config", model.override_config, config))
     yield from tied
     for key in set(model.override_config) - set(unknown):
         setattr(config, key, model.override_config[key])
@@ -103,17 +103,17 @@ def _config_problems(
         f"{setting}: {config.model_type}: {reason}; allowed: {ALLOWED}; fix: {FIX}"
         for reason in config_reasons(config)
     ]
-    problems += _window_problems(cfg, setting, attention_window(config))
+    problems += _find_window_problems(cfg, setting, attention_window(config))
     if isinstance(model, ModelConfig) and model.lora_rank:
-        problems += _lora_problems(cfg, model, config)
+        problems += _find_lora_problems(cfg, model, config)
     yield from problems
     # An invalid config would make the check of the weights fail too.
     if Path(str(model.path)).is_dir() and not (unknown or tied or problems):
         use: Use = "policy" if isinstance(model, ModelConfig) else "value"
-        yield from weight_problems(setting, directory, model.trust_remote_code, use, config)
+        yield from find_weight_problems(setting, directory, model.trust_remote_code, use, config)
 
 
-def _unknown_override(
+def _describe_unknown_override(
     section: str, key: str, values: Mapping[str, object], config: "PreTrainedConfig"
 ) -> str:
     known = sorted(name for name in config.to_dict() if not name.startswith("_"))
@@ -126,7 +126,7 @@ def _unknown_override(
     )
 
 
-def _window_problems(cfg: PPOConfig, setting: str, window: int | None) -> Iterator[str]:
+def _find_window_problems(cfg: PPOConfig, setting: str, window: int | None) -> Iterator[str]:
     """Yield a problem if rows or their branches may be longer than the attention ``window``."""
     rows = cfg.data.max_prompt_length + cfg.data.max_response_length
     keys = "data.max_prompt_length + data.max_response_length"
@@ -142,23 +142,25 @@ def _window_problems(cfg: PPOConfig, setting: str, window: int | None) -> Iterat
         )
 
 
-def _lora_problems(cfg: PPOConfig, model: ModelConfig, config: "PreTrainedConfig") -> Iterator[str]:
+def _find_lora_problems(
+    cfg: PPOConfig, model: ModelConfig, config: "PreTrainedConfig"
+) -> Iterator[str]:
     """Yield problems of LoRA: peft is not installed, or target modules do not exist."""
     if find_spec("peft") is None:
         key = f"{POLICY}.lora_rank"
         why = "LoRA adapters need the package peft"
-        yield problem(cfg, key, why, "0", f"run pip install peft, or set {key}=0")
+        yield build_problem(cfg, key, why, "0", f"run pip install peft, or set {key}=0")
         return
-    lm = _without_weights(model, config)
+    lm = _build_meta_model(model, config)
     key = f"{POLICY}.target_modules"
     known = linear_names(lm)
     for target in target_problems(lm, model.target_modules):
         near = did_you_mean(str(target.unknown), known).removeprefix("; ") if target.unknown else ""
         allowed = f"all-linear, or some of {', '.join(known)}"
-        yield problem(cfg, key, str(target), allowed, near or f"set {key}=all-linear")
+        yield build_problem(cfg, key, str(target), allowed, near or f"set {key}=all-linear")
 
 
-def _without_weights(model: ModelConfig, config: "PreTrainedConfig") -> "PreTrainedModel":
+def _build_meta_model(model: ModelConfig, config: "PreTrainedConfig") -> "PreTrainedModel":
     """Return the model on the meta device, without weights."""
     from transformers import AutoModelForCausalLM
 
@@ -166,19 +168,19 @@ def _without_weights(model: ModelConfig, config: "PreTrainedConfig") -> "PreTrai
         return AutoModelForCausalLM.from_config(config, trust_remote_code=model.trust_remote_code)
 
 
-def model_facts(cfg: PPOConfig) -> dict[str, int]:
+def collect_model_facts(cfg: PPOConfig) -> dict[str, int]:
     """Return the size of an existing policy and of its adapters, for the plan."""
     model = cfg.actor_rollout_ref.model
     if model.path is None or (cfg.cold_start.enable and not Path(model.path).exists()):
         return {}
     directory = Path(description_directory(model.path))
-    facts = dataclasses.asdict(policy_size(directory))
+    facts = dataclasses.asdict(read_policy_size(directory))
     if facts["parameters"] is not None and not model.lora_rank:
         return {name: value for name, value in facts.items() if value is not None}
     config = read_config(directory, model.trust_remote_code)
     for key, value in model.override_config.items():
         setattr(config, key, value)
-    lm = _without_weights(model, config)
+    lm = _build_meta_model(model, config)
     facts["parameters"] = sum(parameter.numel() for parameter in lm.parameters())
     if model.lora_rank:
         targets = model.target_modules
@@ -192,12 +194,12 @@ def model_facts(cfg: PPOConfig) -> dict[str, int]:
 # ---- tokenizers ------------------------------------------------------------------------------
 
 
-def _tokenizer_problems(cfg: PPOConfig, fits: bool) -> Iterator[str]:
+def _find_tokenizer_problems(cfg: PPOConfig, fits: bool) -> Iterator[str]:
     """Yield problems of the policy's tokenizer: files, vocabulary, chat template, level tokens.
 
     The vocabulary is compared with the model if ``fits``, that is if config and weights are valid.
     """
-    path = tokenizer_directory(cfg)
+    path = find_tokenizer_directory(cfg)
     if path is None:
         return
     setting = f"{PATH}={str(cfg.actor_rollout_ref.model.path)!r}"
@@ -205,17 +207,19 @@ def _tokenizer_problems(cfg: PPOConfig, fits: bool) -> Iterator[str]:
         setting = f"{PATH}={path!r}"
     try:
         tokenizer = load_tokenizer(cfg, path)
-    except NO_TOKENIZER as error:
+    except TOKENIZER_ERRORS as error:
         why = str(error).strip().splitlines()[0] if str(error) else repr(error)
-        yield f"{setting}: cannot load its tokenizer: {why}; allowed: a tokenizer; {PUT_TOKENIZER}"
+        yield f"{setting}: cannot load its tokenizer: {why}; allowed: a tokenizer; {TOKENIZER_FIX}"
         return
-    vocabulary = _vocabulary(cfg, path) if fits else None
-    problems = list(tokenizer_problems(setting, tokenizer, path, vocabulary))
+    vocabulary = _read_policy_vocabulary(cfg, path) if fits else None
+    problems = list(find_tokenizer_problems(setting, tokenizer, path, vocabulary))
     if problems:
         yield from problems
         return
     try:
-        probe_template(tokenizer, cfg.data.apply_chat_template_kwargs).require(cfg.env.history)
+        probe_template(tokenizer, cfg.data.apply_chat_template_kwargs).require_history(
+            cfg.env.history
+        )
     except TemplateUnsupported as error:
         yield (
             f"{setting}: {error}; allowed: a chat template that supports env.history="
@@ -223,19 +227,19 @@ def _tokenizer_problems(cfg: PPOConfig, fits: bool) -> Iterator[str]:
             "directory"
         )
         return
-    if asks_for_levels(cfg):
-        yield from _level_problems(setting, tokenizer)
+    if should_request_levels(cfg):
+        yield from _find_level_problems(setting, tokenizer)
 
 
-def _vocabulary(cfg: PPOConfig, path: str) -> int | None:
+def _read_policy_vocabulary(cfg: PPOConfig, path: str) -> int | None:
     """Return the number of rows of the policy's embedding; None if a cold start creates it."""
     model = cfg.actor_rollout_ref.model
     if cfg.cold_start.enable and model.path != path:
         return None
-    return vocabulary_of(Path(path), model.trust_remote_code)
+    return read_vocabulary_size(Path(path), model.trust_remote_code)
 
 
-def _level_problems(setting: str, tokenizer: PolicyTokenizer) -> Iterator[str]:
+def _find_level_problems(setting: str, tokenizer: PolicyTokenizer) -> Iterator[str]:
     try:
         LevelCodec(tokenizer)
     except ValueError as error:
@@ -255,7 +259,7 @@ def load_tokenizer(cfg: PPOConfig, path: str) -> PolicyTokenizer:
     return AutoTokenizer.from_pretrained(path, trust_remote_code=trust)
 
 
-def tokenizer_directory(cfg: PPOConfig) -> str | None:
+def find_tokenizer_directory(cfg: PPOConfig) -> str | None:
     """Return the directory of the policy's tokenizer, or of that for its cold start.
 
     Return None if neither exists yet.

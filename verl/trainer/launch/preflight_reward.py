@@ -5,17 +5,17 @@ from pathlib import Path
 
 from agent_system.tokens.tokenizer import is_chat_tokenizer
 from verl.config.checks.models import ALLOWED, fix_for_missing
-from verl.config.problems import problem
+from verl.config.problems import build_problem
 from verl.config.schema import PPOConfig
 from verl.models.hub import description_directory
 from verl.models.loader import read_config
 from verl.models.weights import UnusableWeights, check_weights
 
 PATH = "reward_model.model.path"
-KIND = "a model for sequence classification with one label"
+ALLOWED_KIND = "a model for sequence classification with one label"
 
 
-def reward_model_problems(cfg: PPOConfig) -> Iterator[str]:
+def find_reward_model_problems(cfg: PPOConfig) -> Iterator[str]:
     """Yield problems of the reward model: it must exist, have one label and a chat template."""
     model = cfg.reward_model.model
     if not cfg.reward_model.enable or model.path is None:
@@ -26,7 +26,7 @@ def reward_model_problems(cfg: PPOConfig) -> Iterator[str]:
     try:
         directory = Path(description_directory(model.path))
     except FileNotFoundError as error:
-        yield problem(cfg, PATH, str(error), ALLOWED, fix_for_missing(cfg, PATH))
+        yield build_problem(cfg, PATH, str(error), ALLOWED, fix_for_missing(cfg, PATH))
         return
     try:
         config = read_config(directory, model.trust_remote_code)
@@ -36,21 +36,21 @@ def reward_model_problems(cfg: PPOConfig) -> Iterator[str]:
     except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
         why = f"{type(error).__name__}: {error}".splitlines()[0]
         allowed = "a model and a tokenizer that transformers can load"
-        yield problem(cfg, PATH, why, allowed, "correct the files of the directory")
+        yield build_problem(cfg, PATH, why, allowed, "correct the files of the directory")
         return
     architectures = config.architectures or []
     if not any(name.endswith("ForSequenceClassification") for name in architectures):
         why = f"it is a {', '.join(architectures) or config.model_type}"
-        yield problem(cfg, PATH, why, KIND, f"set {PATH} to such a model")
+        yield build_problem(cfg, PATH, why, ALLOWED_KIND, f"set {PATH} to such a model")
     elif config.num_labels != 1:
         why = f"it has {config.num_labels} labels"
-        yield problem(cfg, PATH, why, KIND, f"set {PATH} to such a model")
+        yield build_problem(cfg, PATH, why, ALLOWED_KIND, f"set {PATH} to such a model")
     elif Path(model.path).is_dir():
         try:
             check_weights(
                 directory,
                 config,
-                said=f"{PATH}={model.path!r}",
+                setting=f"{PATH}={model.path!r}",
                 use="reward",
                 trust_remote_code=model.trust_remote_code,
             )
@@ -59,4 +59,4 @@ def reward_model_problems(cfg: PPOConfig) -> Iterator[str]:
     if not is_chat_tokenizer(tokenizer):
         why = "its tokenizer has no chat template to render conversations"
         fix = "put a chat_template.jinja into its directory"
-        yield problem(cfg, PATH, why, "a chat template", fix)
+        yield build_problem(cfg, PATH, why, "a chat template", fix)

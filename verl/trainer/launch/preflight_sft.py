@@ -5,32 +5,36 @@ from pathlib import Path
 from typing import Any
 
 from agent_system.tokens.bridge import ChatBridge
-from verl.config.problems import problem
+from verl.config.problems import build_problem
 from verl.config.schema import SFTConfig
-from verl.config.settings import ConfigError, lookup
+from verl.config.settings import ConfigError, value_at_path
 from verl.models.hub import description_directory
 from verl.models.loader import read_config
-from verl.trainer.launch.preflight_machine import machine_problems, unwritable
-from verl.trainer.launch.preflight_weights import tie_problems
+from verl.trainer.launch.preflight_machine import find_machine_problems, find_write_problem
+from verl.trainer.launch.preflight_weights import find_tie_problems
 from verl.trainer.launch.sft import (
     check_expert,
+    check_save_path,
     encode_records,
+    find_start_policy_problems,
     make_rows,
-    refuse_save_path,
-    start_policy_problems,
 )
-from verl.trainer.sft.rows import TOKENS, Record, read_records
+from verl.trainer.sft.rows import TOKENS_COLUMN, Record, read_records
 
 PATH = "model.path"
 TOKENIZER = "model.tokenizer_path"
 SAVE_PATH = "model.save_path"
-MODEL = "a directory in Hugging Face format, or a hub name"
-LOOKED_AT = 64  # number of episodes of files that are tokenised before the start
+ALLOWED_MODEL = "a directory in Hugging Face format, or a hub name"
+TOKENISED_EPISODES = 64  # number of episodes of files that are tokenised before the start
 
 
-def sft_problems(cfg: SFTConfig) -> list[str]:
+def find_sft_problems(cfg: SFTConfig) -> list[str]:
     """Return the problems of all checks on a config that passed ``verl.config.validate``."""
-    problems = [*machine_problems(cfg), *_place_problems(cfg), *_size_problems(cfg)]
+    problems = [
+        *find_machine_problems(cfg),
+        *_find_directory_problems(cfg),
+        *_find_size_problems(cfg),
+    ]
     records: list[Record] = []
     try:
         if cfg.data.train_files:
@@ -40,45 +44,45 @@ def sft_problems(cfg: SFTConfig) -> list[str]:
             check_expert(cfg)
     except ConfigError as error:
         problems += error.problems
-    problems += _model_problems(cfg, records)
+    problems += _find_model_problems(cfg, records)
     return problems
 
 
-def _place_problems(cfg: SFTConfig) -> Iterator[str]:
+def _find_directory_problems(cfg: SFTConfig) -> Iterator[str]:
     """Yield a problem if the policy or the expert's episodes cannot be written."""
     keys = [SAVE_PATH] if cfg.data.train_files else [SAVE_PATH, "data.data_dir"]
     for key in keys:
-        path = lookup(cfg, key)
+        path = value_at_path(cfg, key)
         # The parent too: the directory is written there under another name and renamed.
         why = "the path is empty"
         if path:
-            why = unwritable(Path(path).parent) or unwritable(Path(path))
+            why = find_write_problem(Path(path).parent) or find_write_problem(Path(path))
         if why:
             allowed = "a directory that can be created and written"
-            yield problem(cfg, key, why, allowed, f"set {key}=DIR")
+            yield build_problem(cfg, key, why, allowed, f"set {key}=DIR")
         elif key == SAVE_PATH:
-            yield from _replace_problems(cfg)
+            yield from _find_replace_problems(cfg)
 
 
-def _replace_problems(cfg: SFTConfig) -> Iterator[str]:
+def _find_replace_problems(cfg: SFTConfig) -> Iterator[str]:
     """Yield a problem if the directory at ``model.save_path`` cannot be replaced."""
     try:
-        refuse_save_path(cfg)
+        check_save_path(cfg)
     except ConfigError as error:
         yield from error.problems
 
 
-def _size_problems(cfg: SFTConfig) -> Iterator[str]:
+def _find_size_problems(cfg: SFTConfig) -> Iterator[str]:
     """Yield a problem if the head width of a new policy is odd, which RoPE does not support."""
     new = cfg.model.new
     width = new.head_dim or new.hidden_size // new.num_attention_heads
     if not cfg.model.path and width % 2:
         key = "model.new.head_dim"
         why = f"the width of a head is {width}, and rotary embeddings need pairs of numbers"
-        yield problem(cfg, key, why, "an even width", f"set {key}=32")
+        yield build_problem(cfg, key, why, "an even width", f"set {key}=32")
 
 
-def _model_problems(cfg: SFTConfig, records: list[Record]) -> Iterator[str]:
+def _find_model_problems(cfg: SFTConfig, records: list[Record]) -> Iterator[str]:
     """Yield problems of the policy, its tokenizer and the tokenisation of the episodes."""
     if cfg.model.path:
         try:
@@ -87,48 +91,48 @@ def _model_problems(cfg: SFTConfig, records: list[Record]) -> Iterator[str]:
             )
             unknown = [key for key in cfg.model.override_config if not hasattr(config, key)]
         except (OSError, ValueError) as error:
-            yield problem(cfg, PATH, _first_line(error), MODEL, f"set {PATH}=DIR")
+            yield build_problem(cfg, PATH, _first_line(error), ALLOWED_MODEL, f"set {PATH}=DIR")
             return
         for key in unknown:
             why = f"{type(config).__name__} has no value {key!r}"
             allowed = "values of the model's config"
-            yield problem(cfg, "model.override_config", why, allowed, "remove it")
-        yield from tie_problems("model.override_config", cfg.model.override_config, config)
-        policy_problems = list(start_policy_problems(cfg))
+            yield build_problem(cfg, "model.override_config", why, allowed, "remove it")
+        yield from find_tie_problems("model.override_config", cfg.model.override_config, config)
+        policy_problems = list(find_start_policy_problems(cfg))
         if policy_problems:
             yield from policy_problems
             return
-    elif any(TOKENS in record for record in records):
+    elif any(TOKENS_COLUMN in record for record in records):
         why = "rows of token ids need a policy with the tokenizer of these ids"
-        yield problem(cfg, PATH, why, MODEL, f"set {PATH}=DIR")
+        yield build_problem(cfg, PATH, why, ALLOWED_MODEL, f"set {PATH}=DIR")
         return
     key = TOKENIZER if cfg.model.tokenizer_path else PATH
     if not (cfg.model.tokenizer_path or cfg.model.path):
         return  # the tokenizer is created with the policy
     try:
-        tokenizer = _tokenizer(cfg)
+        tokenizer = _load_tokenizer(cfg)
     except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
         why = f"cannot load its tokenizer: {_first_line(error)}"
         fix = "put the tokenizer's files next to the weights"
-        yield problem(cfg, key, why, "a tokenizer", fix)
+        yield build_problem(cfg, key, why, "a tokenizer", fix)
         return
     try:
-        if not all(TOKENS in record for record in records) or not records:
+        if not all(TOKENS_COLUMN in record for record in records) or not records:
             ChatBridge(tokenizer, cfg.data.apply_chat_template_kwargs)
     except ValueError as error:
         fix = "use an instruct model, or put a chat_template.jinja into its directory"
-        yield problem(cfg, key, str(error), "a chat template that renders every message", fix)
+        yield build_problem(cfg, key, str(error), "a chat template that renders every message", fix)
         return
     try:
-        if len(records) > LOOKED_AT:
-            list(encode_records(cfg, records[:LOOKED_AT], tokenizer))
+        if len(records) > TOKENISED_EPISODES:
+            list(encode_records(cfg, records[:TOKENISED_EPISODES], tokenizer))
         else:
             make_rows(cfg, records, tokenizer)
     except ConfigError as error:
         yield from error.problems
 
 
-def _tokenizer(cfg: SFTConfig) -> Any:
+def _load_tokenizer(cfg: SFTConfig) -> Any:
     # Imported when called: the import takes seconds.
     from transformers import AutoTokenizer
 

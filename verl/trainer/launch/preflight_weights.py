@@ -12,12 +12,12 @@ from verl.models.weights import UnusableWeights, Use, check_files, check_weights
 if TYPE_CHECKING:  # transformers takes seconds to import
     from transformers import PreTrainedConfig
 
-NO_TOKENIZER = (OSError, ValueError, KeyError, TypeError, AttributeError, ImportError)
-TIE = "tie_word_embeddings"
-PUT_TOKENIZER = "fix: put the tokenizer's files next to the weights"
+TOKENIZER_ERRORS = (OSError, ValueError, KeyError, TypeError, AttributeError, ImportError)
+TIE_KEY = "tie_word_embeddings"
+TOKENIZER_FIX = "fix: put the tokenizer's files next to the weights"
 
 
-def weight_problems(
+def find_weight_problems(
     setting: str,
     directory: Path,
     trust_remote_code: bool,
@@ -30,12 +30,14 @@ def weight_problems(
     """
     try:
         config = config or read_config(directory, trust_remote_code)
-        check_weights(directory, config, said=setting, use=use, trust_remote_code=trust_remote_code)
+        check_weights(
+            directory, config, setting=setting, use=use, trust_remote_code=trust_remote_code
+        )
     except (UnusableWeights, OSError) as error:
         yield str(error) if isinstance(error, UnusableWeights) else f"{setting}: {error}"
 
 
-def tie_problems(
+def find_tie_problems(
     where: str, override: Mapping[str, object], config: "PreTrainedConfig"
 ) -> Iterator[str]:
     """Yield a problem if ``override`` changes whether ``config`` ties the output head.
@@ -43,17 +45,17 @@ def tie_problems(
     The rollout engine reads only config.json, so it would not see the change. ``where`` is the key
     of ``override``, for the message.
     """
-    tied = bool(getattr(config.get_text_config(), TIE, False))
-    if bool(override.get(TIE, tied)) != tied:
+    tied = bool(getattr(config.get_text_config(), TIE_KEY, False))
+    if bool(override.get(TIE_KEY, tied)) != tied:
         yield (
-            f"{where}.{TIE}={override[TIE]!r}: the model's config.json has {str(tied).lower()}, "
+            f"{where}.{TIE_KEY}={override[TIE_KEY]!r}: the model's config.json has {str(tied).lower()}, "
             "with which the weights were saved and which the rollout engine reads; allowed: "
             f"{str(tied).lower()}; fix: remove the key, or save the model again with another "
             "config.json"
         )
 
 
-def vocabulary_of(directory: Path, trust_remote_code: bool) -> int | None:
+def read_vocabulary_size(directory: Path, trust_remote_code: bool) -> int | None:
     """Return the number of embedding rows of the model in ``directory``; None if unknown."""
     with contextlib.suppress(OSError, ValueError):  # other checks report an invalid config
         config = read_config(directory, trust_remote_code)
@@ -61,7 +63,7 @@ def vocabulary_of(directory: Path, trust_remote_code: bool) -> int | None:
     return None
 
 
-def tokenizer_problems(
+def find_tokenizer_problems(
     setting: str, tokenizer: Any, directory: str | Path, vocabulary: int | None
 ) -> Iterator[str]:
     """Yield a problem if ``directory`` has no tokenizer files, or the tokenizer has too many ids.
@@ -73,7 +75,7 @@ def tokenizer_problems(
     needs_files = len(names) > 1 or getattr(tokenizer, "is_fast", False)
     if needs_files and not any((Path(directory) / name).is_file() for name in names):
         why = f"the directory contains no tokenizer ({', '.join(sorted(names))})"
-        yield f"{setting}: {why}; allowed: a tokenizer; {PUT_TOKENIZER}"
+        yield f"{setting}: {why}; allowed: a tokenizer; {TOKENIZER_FIX}"
         return
     largest = max(tokenizer.get_vocab().values(), default=-1)
     if vocabulary is not None and largest >= vocabulary:
@@ -84,7 +86,7 @@ def tokenizer_problems(
         )
 
 
-def policy_problems(
+def find_policy_problems(
     setting: str,
     directory: Path,
     trust_remote_code: bool,
@@ -103,7 +105,7 @@ def policy_problems(
         yield f"{setting}: {_first_line(error)}; allowed: {allowed}; fix: restore its config.json"
         return
     if is_comparable(config):
-        yield from weight_problems(setting, directory, trust_remote_code, config=config)
+        yield from find_weight_problems(setting, directory, trust_remote_code, config=config)
     else:  # vLLM may support the model
         try:
             check_files(directory, setting)
@@ -113,21 +115,21 @@ def policy_problems(
     setting = tokenizer_setting or setting
     try:
         tokenizer = _load_tokenizer(tokenizer_directory, trust_remote_code)
-    except NO_TOKENIZER as error:
+    except TOKENIZER_ERRORS as error:
         why = f"cannot load its tokenizer: {_first_line(error)}"
-        yield f"{setting}: {why}; allowed: a tokenizer; {PUT_TOKENIZER}"
+        yield f"{setting}: {why}; allowed: a tokenizer; {TOKENIZER_FIX}"
         return
     vocabulary = getattr(config.get_text_config(), "vocab_size", None)
-    yield from tokenizer_problems(setting, tokenizer, tokenizer_directory, vocabulary)
+    yield from find_tokenizer_problems(setting, tokenizer, tokenizer_directory, vocabulary)
 
 
-def checked_tokenizer(setting: str, directory: Path, trust_remote_code: bool) -> Any:
+def load_checked_tokenizer(setting: str, directory: Path, trust_remote_code: bool) -> Any:
     """Return the tokenizer of the policy in ``directory``.
 
     Raises:
         ConfigError: the policy or its tokenizer has problems (``find_policy_problems``).
     """
-    problems = list(policy_problems(setting, directory, trust_remote_code))
+    problems = list(find_policy_problems(setting, directory, trust_remote_code))
     if problems:
         raise ConfigError(problems)
     return _load_tokenizer(directory, trust_remote_code)

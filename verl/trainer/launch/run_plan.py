@@ -11,13 +11,13 @@ from typing import Any
 
 from agent_system.environments.env_package.agent.settings import AgentSettings
 from agent_system.environments.env_package.mixture.settings import MixtureSettings
-from agent_system.environments.env_registry import settings_class
+from agent_system.environments.env_registry import find_settings_class
 from agent_system.environments.settings import EnvSettings, FunctionFromFile
-from verl.config.derive import iterations
+from verl.config.derive import count_training_steps
 from verl.config.schema import PPOConfig
-from verl.config.settings import Section, lookup
+from verl.config.settings import Section, value_at_path
 
-PATHS = (
+PATH_KEYS = (
     "trainer.default_local_dir",
     "trainer.rollout_data_dir",
     "trainer.validation_data_dir",
@@ -39,76 +39,80 @@ class RunPlan:
     engines: int
 
 
-def optimizer_steps(cfg: PPOConfig, train_tasks: int) -> dict[str, int]:
+def count_optimizer_steps(cfg: PPOConfig, train_tasks: int) -> dict[str, int]:
     """Return the total steps of each optimizer by key, for those that ``cfg`` does not set.
 
     Warm-up ratios and cosine schedules need them.
     """
-    total = iterations(cfg, train_tasks)
+    total = count_training_steps(cfg, train_tasks)
     # The actor is not updated in the training steps of critic_warmup.
     actor_total = total - cfg.trainer.critic_warmup
     sections = {"actor_rollout_ref.actor": actor_total, "critic": total}
     values = {}
     for path, steps in sections.items():
-        section = lookup(cfg, path)
+        section = value_at_path(cfg, path)
         if section.optim.total_training_steps < 1:
             updates = section.ppo_mini_batches * section.ppo_epochs
             values[f"{path}.optim.total_training_steps"] = max(1, steps) * updates
     return values
 
 
-def absolute_paths(cfg: PPOConfig) -> dict[str, Any]:
+def collect_absolute_paths(cfg: PPOConfig) -> dict[str, Any]:
     """Return the keys of ``cfg`` that are paths, with values relative to the working directory.
 
     The values are absolute because Ray may start its workers in another directory. The paths of
     models are not included; see ``verl.models.hub.pinned``.
     """
     values: dict[str, Any] = {
-        path: absolute(lookup(cfg, path)) for path in PATHS if lookup(cfg, path)
+        path: make_absolute(value_at_path(cfg, path))
+        for path in PATH_KEYS
+        if value_at_path(cfg, path)
     }
     env = cfg.env
     if env.kwargs:
-        values["env.kwargs"] = _absolute_kwargs(env.env_name, env.kwargs)
-    mixture = env.settings
-    parts = list(mixture.weights) if isinstance(mixture, MixtureSettings) else []
+        values["env.kwargs"] = _make_kwargs_absolute(env.env_name, env.kwargs)
+    mixture = env.active_section
+    parts = list(mixture.part_weights) if isinstance(mixture, MixtureSettings) else []
     for name in (env.name, *(part.split("/", 1)[0] for part in parts)):
         settings = getattr(env, name, None) if name.isidentifier() else None
         if isinstance(settings, EnvSettings):
-            values[f"env.{name}"] = settings.model_copy(update=dict(_absolute_settings(settings)))
+            values[f"env.{name}"] = settings.model_copy(
+                update=dict(_list_absolute_settings(settings))
+            )
     if isinstance(mixture, MixtureSettings) and mixture.kwargs:
-        kwargs = {part: _absolute_kwargs(part, keys) for part, keys in mixture.kwargs.items()}
+        kwargs = {part: _make_kwargs_absolute(part, keys) for part, keys in mixture.kwargs.items()}
         values[f"env.{env.name}"] = mixture.model_copy(update={"kwargs": kwargs})
     return values
 
 
-def absolute(path: str) -> str:
+def make_absolute(path: str) -> str:
     """Return ``path`` as an absolute path, with ``~`` expanded."""
     return str(Path(path).expanduser().absolute())
 
 
-def _absolute_kwargs(env_name: str, kwargs: dict[str, Any]) -> dict[str, Any]:
+def _make_kwargs_absolute(env_name: str, kwargs: dict[str, Any]) -> dict[str, Any]:
     """Return ``kwargs`` of the section of an environment, with absolute paths."""
-    settings = settings_class(env_name).model_validate(kwargs)
-    changed = settings.model_copy(update=dict(_absolute_settings(settings)))
+    settings = find_settings_class(env_name).model_validate(kwargs)
+    changed = settings.model_copy(update=dict(_list_absolute_settings(settings)))
     return {**kwargs, **changed.model_dump(mode="json", include=set(kwargs), exclude_unset=True)}
 
 
-def _absolute_settings(settings: Section) -> Iterator[tuple[str, Any]]:
+def _list_absolute_settings(settings: Section) -> Iterator[tuple[str, Any]]:
     """Yield the names of the settings of an environment that are paths, and absolute values."""
     for name, value in vars(settings).items():
         if name == "data_dir" and value:
-            yield name, absolute(value)
+            yield name, make_absolute(value)
         elif name in ("train_files", "val_files"):
-            yield name, [absolute(file) for file in value]
+            yield name, [make_absolute(file) for file in value]
         elif name in ("path", "tasks") and isinstance(settings, AgentSettings):
-            yield name, _absolute_function(value)
+            yield name, _make_function_absolute(value)
         elif name == "functions" and value:
-            yield name, [_absolute_function(function) for function in value]
+            yield name, [_make_function_absolute(function) for function in value]
         elif isinstance(value, FunctionFromFile) and value.path:
-            yield name, value.model_copy(update={"path": absolute(value.path)})
+            yield name, value.model_copy(update={"path": make_absolute(value.path)})
 
 
-def _absolute_function(function: str) -> str:
+def _make_function_absolute(function: str) -> str:
     """Return ``FILE.py:NAME`` with an absolute file, and ``MODULE:NAME`` unchanged."""
     file, colon, name = function.rpartition(":")
-    return f"{absolute(file)}{colon}{name}" if file.endswith(".py") else function
+    return f"{make_absolute(file)}{colon}{name}" if file.endswith(".py") else function

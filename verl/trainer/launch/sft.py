@@ -19,7 +19,7 @@ from transformers import AutoTokenizer
 from agent_system.environments.env_registry import env_settings, get_package
 from agent_system.environments.experts.demonstrations import (
     NoExpert,
-    expert_of,
+    get_expert,
     write_demonstrations,
 )
 from agent_system.tokens.bridge import ChatBridge
@@ -27,20 +27,20 @@ from agent_system.tokens.probe import TemplateProbe, Verdict, probe_template
 from agent_system.tokens.template import TemplateUnsupported
 from rlvcr.levels import TAGS
 from verl.config.schema import SFTConfig
-from verl.config.settings import ConfigError, lookup
+from verl.config.settings import ConfigError, value_at_path
 from verl.models.hub import model_directory
 from verl.models.new_policy import build_policy
 from verl.record.run_dir import RunDirectory
-from verl.trainer.launch.preflight_weights import policy_problems
+from verl.trainer.launch.preflight_weights import find_policy_problems
 from verl.trainer.launch.sft_ranks import SFTJob, train_on_ranks
 from verl.trainer.sft.rows import (
     AGENT_WEIGHT,
-    PLACE,
-    TOKENS,
+    PLACE_KEY,
+    TOKENS_COLUMN,
     Record,
     SFTRow,
+    make_token_row,
     read_records,
-    token_row,
 )
 from verl.utils.files import require_replaceable
 from verl.utils.logging import setup_logging
@@ -48,12 +48,12 @@ from verl.utils.message_rows import Message
 from verl.utils.seeds import derive_seed, seed_everything
 from verl.utils.tables import read_rows
 from verl.utils.threads import available_cpus
-from verl.utils.watchdog import watched
+from verl.utils.watchdog import watch_run
 
 logger = logging.getLogger(__name__)
 # Keys of the method (rlvcr.settings).
-LEVELS = "data.levels"
-NEEDED_SHARE = "data.needed_level_share"
+LEVELS_KEY = "data.levels"
+NEEDED_SHARE_KEY = "data.needed_level_share"
 
 
 def run_sft(cfg: SFTConfig) -> Path:
@@ -61,20 +61,20 @@ def run_sft(cfg: SFTConfig) -> Path:
     started = time.perf_counter()
     cfg = cfg.as_frozen()
     schedule = cfg.trainer
-    refuse_save_path(cfg)
+    check_save_path(cfg)
     torch.set_num_threads(schedule.num_threads or available_cpus())
     seed_everything(schedule.seed)
     with (
         RunDirectory(schedule.default_local_dir).open(cfg, {"trainer": schedule.seed}) as run,
         run.logging_interrupts(),
-        watched(run.logs, schedule.waiting_log_s, schedule.stall_timeout_s) as enter,
+        watch_run(run.logs, schedule.waiting_log_s, schedule.stall_timeout_s) as enter,
     ):
         setup_logging(run.logs / "sft.log")
         enter("episodes")
         train, held_out = load_records(cfg)
         enter("tokens")
         with tempfile.TemporaryDirectory(prefix="policy-") as scratch:
-            source = starting_policy(cfg, train, Path(scratch))
+            source = prepare_start_policy(cfg, train, Path(scratch))
             tokenizer_path = cfg.model.tokenizer_path or source
             trust = cfg.model.trust_remote_code
             tokenizer = AutoTokenizer.from_pretrained(tokenizer_path, trust_remote_code=trust)
@@ -94,7 +94,7 @@ def run_sft(cfg: SFTConfig) -> Path:
     return save_path
 
 
-def refuse_save_path(cfg: SFTConfig) -> None:
+def check_save_path(cfg: SFTConfig) -> None:
     """Raise ``ConfigError`` if ``model.save_path`` must not be replaced, see
     ``require_replaceable``.
     """
@@ -120,12 +120,12 @@ def load_records(cfg: SFTConfig) -> tuple[list[Record], list[Record]]:
         num_episodes=data.episodes + data.val_episodes,
         seed=cfg.env.seed,
         num_workers=data.num_workers,
-        slack=data.noise,
-        levels=lookup(cfg, LEVELS),
-        needed_level_share=lookup(cfg, NEEDED_SHARE),
+        useless_share=data.noise,
+        levels=value_at_path(cfg, LEVELS_KEY),
+        needed_level_share=value_at_path(cfg, NEEDED_SHARE_KEY),
         window=cfg.env.history_length if data.history == "window" else None,
     )
-    train, held_out = hold_out(list(read_rows(path)), data.val_episodes)
+    train, held_out = split_held_out(list(read_rows(path)), data.val_episodes)
     if not train:
         raise ConfigError(
             f"data.val_episodes={data.val_episodes}: no episode remains for training; allowed: "
@@ -141,10 +141,10 @@ def check_expert(cfg: SFTConfig) -> None:
     it also needs to know the required level of each turn.
     """
     name = cfg.env.env_name
-    levels = lookup(cfg, LEVELS)
-    share = lookup(cfg, NEEDED_SHARE)
+    levels = value_at_path(cfg, LEVELS_KEY)
+    share = value_at_path(cfg, NEEDED_SHARE_KEY)
     try:
-        expert = expert_of(name)
+        expert = get_expert(name)
     except NoExpert as error:
         fix = "set data.train_files to files with episodes"
         raise ConfigError(f"env.env_name={name!r}: {error}; fix: {fix}") from error
@@ -155,14 +155,14 @@ def check_expert(cfg: SFTConfig) -> None:
             f"data.levels={levels!r}: the expert of {name!r} has no thoughts for all of them; "
             f"allowed: any of {allowed}; fix: set data.levels=[{allowed}]"
         )
-    if share and not expert.tells_needed_level(settings):
+    if share and not expert.names_needed_level(settings):
         raise ConfigError(
             f"data.needed_level_share={share}: the expert of {name!r} does not know the required "
             "level of a turn; allowed: 0; fix: set data.needed_level_share=0"
         )
 
 
-def hold_out(records: list[Record], count: int) -> tuple[list[Record], list[Record]]:
+def split_held_out(records: list[Record], count: int) -> tuple[list[Record], list[Record]]:
     """Return training records and the last ``count`` records as held-out ones.
 
     Records whose task is in the held-out records are removed from the training records.
@@ -205,11 +205,11 @@ def encode_records(cfg: SFTConfig, records: Iterable[Record], tokenizer) -> Iter
     for record in records:
         try:
             # Create these on first use: records of token ids need no chat template.
-            if TOKENS not in record:
+            if TOKENS_COLUMN not in record:
                 probe = probe or probe_template(tokenizer, cfg.data.apply_chat_template_kwargs)
                 _check_probe(probe, record[cfg.data.messages_key])
                 bridge = bridge or ChatBridge(tokenizer, cfg.data.apply_chat_template_kwargs)
-            yield _row(cfg, record, bridge, len(tokenizer))
+            yield _encode_record(cfg, record, bridge, len(tokenizer))
         except TemplateUnsupported as error:
             raise ConfigError(
                 f"model.path={cfg.model.path!r}: {error}; allowed: a chat template that renders "
@@ -217,7 +217,7 @@ def encode_records(cfg: SFTConfig, records: Iterable[Record], tokenizer) -> Iter
                 "directory, or use episodes of one turn (data.history=window)"
             ) from error
         except ValueError as error:
-            place = record.get(PLACE, "an episode of the expert")
+            place = record.get(PLACE_KEY, "an episode of the expert")
             raise ConfigError(
                 f"{place}: {error}; allowed: rows that the tokenizer and its chat template "
                 "support; fix: remove the row, or use another policy"
@@ -230,18 +230,18 @@ def _check_probe(probe: TemplateProbe, messages: Sequence[Message]) -> None:
     It needs a generation prompt. For several turns, the text of a turn must begin with the text of
     the turns before.
     """
-    probe.require("window")
+    probe.require_history("window")
     turns = sum(message["role"] == "assistant" for message in messages)
     if turns > 1 and probe.verdict is not Verdict.APPEND:
         raise TemplateUnsupported(f"episodes of several turns cannot be rendered: {probe.reason}")
 
 
-def _row(
+def _encode_record(
     cfg: SFTConfig, record: Record, bridge: ChatBridge | None, vocabulary: int
 ) -> SFTRow | None:
     """Return the row of ``record``; None if it does not fit."""
-    if bridge is None or TOKENS in record:
-        row = token_row(record)
+    if bridge is None or TOKENS_COLUMN in record:
+        row = make_token_row(record)
         if max(row.input_ids) >= vocabulary:
             raise ValueError(
                 f"token id {max(row.input_ids)} is not below the vocabulary size {vocabulary}"
@@ -266,8 +266,8 @@ def encode_episode(
     ids = bridge.first_prompt(messages[:first])
     weights = [messages[0].get("weight", env_weight)] * len(ids)
     whole_turns = 0
-    for reply, observation in _turns(messages[first:]):
-        reply_ids = bridge.speak(reply["content"])
+    for reply, observation in _pair_turns(messages[first:]):
+        reply_ids = bridge.encode_turn(reply["content"])
         ids = [*ids, *reply_ids]
         weights = weights + [reply.get("weight", AGENT_WEIGHT)] * len(reply_ids)
         if len(ids) > max_length:
@@ -275,7 +275,7 @@ def encode_episode(
         # A row ends with a reply: the observation after the last one is cut off below.
         whole_turns = len(ids)
         if observation is not None:
-            link = bridge.between(reply_ids, observation["content"])
+            link = bridge.make_bridge(reply_ids, observation["content"])
             between = [*link.before, *link.observation, *link.after]
             ids = ids + between
             weights = weights + [observation.get("weight", env_weight)] * len(between)
@@ -283,7 +283,7 @@ def encode_episode(
     return SFTRow(tuple(ids), tuple(weights)) if any(weights[1:]) else None
 
 
-def _turns(messages: Sequence[Message]) -> Iterator[tuple[Message, Message | None]]:
+def _pair_turns(messages: Sequence[Message]) -> Iterator[tuple[Message, Message | None]]:
     """Yield each assistant message with the following user message, or None at the end.
 
     Raises:
@@ -301,25 +301,27 @@ def _turns(messages: Sequence[Message]) -> Iterator[tuple[Message, Message | Non
 # ---------------------------------------------------------------------- the policy
 
 
-def start_policy_problems(cfg: SFTConfig) -> Iterator[str]:
+def find_start_policy_problems(cfg: SFTConfig) -> Iterator[str]:
     """Yield problems of the initial policy if it is a directory.
 
     A policy on the hub is checked after its download.
     """
     if cfg.model.path and Path(cfg.model.path).is_dir():
-        yield from _policy_problems(cfg, Path(cfg.model.path))
+        yield from _find_policy_problems(cfg, Path(cfg.model.path))
 
 
-def _policy_problems(cfg: SFTConfig, directory: Path) -> Iterator[str]:
+def _find_policy_problems(cfg: SFTConfig, directory: Path) -> Iterator[str]:
     path = cfg.model.tokenizer_path
     setting = f"model.path={cfg.model.path!r}"
     trust = cfg.model.trust_remote_code
     tokenizer_directory = Path(path) if path else None
     tokenizer_setting = f"model.tokenizer_path={path!r}" if path else ""
-    yield from policy_problems(setting, directory, trust, tokenizer_directory, tokenizer_setting)
+    yield from find_policy_problems(
+        setting, directory, trust, tokenizer_directory, tokenizer_setting
+    )
 
 
-def starting_policy(cfg: SFTConfig, records: list[Record], scratch: Path) -> Path:
+def prepare_start_policy(cfg: SFTConfig, records: list[Record], scratch: Path) -> Path:
     """Return the directory of the initial policy: ``model.path``, or a new policy in ``scratch``.
 
     A new policy gets a new tokenizer for the texts of ``records``.
@@ -329,7 +331,7 @@ def starting_policy(cfg: SFTConfig, records: list[Record], scratch: Path) -> Pat
     """
     if cfg.model.path:
         directory = Path(model_directory(cfg.model.path))
-        problems = list(_policy_problems(cfg, directory))
+        problems = list(_find_policy_problems(cfg, directory))
         if problems:
             raise ConfigError(problems)
         return directory

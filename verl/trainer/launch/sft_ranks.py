@@ -20,7 +20,7 @@ from torch.multiprocessing.spawn import spawn
 from transformers import AutoTokenizer, PreTrainedModel
 
 from verl.config.schema import SFTConfig
-from verl.models.export import hf_names, save_hf, tied_names
+from verl.models.export import save_hf, tied_names, to_hf_names
 from verl.models.loader import load_causal_lm
 from verl.models.policy import PolicyModel
 from verl.trainer.sft.progress import SFTProgress
@@ -30,11 +30,11 @@ from verl.utils.checkpoint import CheckpointManager
 from verl.utils.files import publish_directory
 from verl.utils.logging import setup_logging
 from verl.utils.processes import die_with_parent
-from verl.utils.progress import report_moves
+from verl.utils.progress import report_heartbeats
 from verl.utils.seeds import seed_everything
 from verl.utils.stacks import answer_with_stacks
 from verl.utils.threads import available_cpus
-from verl.workers.collectives import TIMEOUT, backend_of, rank, resolve_device
+from verl.workers.collectives import TIMEOUT, backend_of, get_rank, resolve_device
 from verl.workers.engine import TrainEngine
 from verl.workers.engine_state import full_weights
 
@@ -55,7 +55,7 @@ class SFTJob:
     val_rows: list[SFTRow]
 
 
-def ranks_here(cfg: SFTConfig) -> int:
+def count_local_ranks(cfg: SFTConfig) -> int:
     """Return ``trainer.n_gpus_per_node``, limited to the available GPUs if it trains on GPUs."""
     configured = cfg.trainer.n_gpus_per_node
     if resolve_device(cfg.trainer.device) != "cuda":
@@ -93,7 +93,7 @@ def _run_rank(number: int, job: SFTJob, ranks: int, init_method: str) -> None:
     answer_with_stacks(f"rank {number}")
     trainer = job.cfg.trainer
     if number == 0:
-        report_moves()
+        report_heartbeats()
         setup_logging(job.log_file)
     torch.set_num_threads(trainer.num_threads or max(1, available_cpus() // ranks))
     # All ranks use the same seed.
@@ -136,7 +136,7 @@ def train_and_save(job: SFTJob) -> Path:
         trust_remote_code=cfg.model.trust_remote_code,
         override_config=cfg.model.override_config,
         gradient_checkpointing=cfg.model.enable_gradient_checkpointing,
-        empty=rank() > 0,
+        empty=get_rank() > 0,
     )
     # Determine tied weights before the engine shards the parameters, which hides them.
     tied = tied_names(lm)
@@ -165,28 +165,28 @@ def train_and_save(job: SFTJob) -> Path:
     sizes = (f"{len(lengths):,}", f"{sum(lengths):,}", f"{len(batches):,}")
     line = "%s rows, %s tokens, %s optimizer steps, %.1f million parameters"
     logger.info(line, *sizes, parameters / 1e6)
-    _fit(job, loop)
-    weights = hf_names(full_weights(engine), "lm.", {}, tied)
+    _run_training_loop(job, loop)
+    weights = to_hf_names(full_weights(engine), "lm.", {}, tied)
     target = Path(cfg.model.save_path)
-    if rank() == 0:
+    if get_rank() == 0:
         trust = cfg.model.trust_remote_code
         tokenizer = AutoTokenizer.from_pretrained(job.tokenizer, trust_remote_code=trust)
         save_policy(lm, weights, tokenizer, target, cfg.model.overwrite)
     return target
 
 
-def _fit(job: SFTJob, loop: SFTTrainer) -> None:
+def _run_training_loop(job: SFTJob, loop: SFTTrainer) -> None:
     """Take all optimizer steps. Rank 0 shows them and records their metrics."""
-    if rank() > 0:
-        loop.fit(_nothing)
+    if get_rank() > 0:
+        loop.fit(_ignore_step)
         return
     if loop.checkpoints is not None:
-        loop.checkpoints.put_aside_after(loop.step)
+        loop.checkpoints.set_aside_later_checkpoints(loop.step)
     with SFTProgress(job.cfg, job.run_dir, total=len(loop.batches), first=loop.step) as progress:
         loop.fit(progress.on_step)
 
 
-def _nothing(_record: OptimizerStep) -> None:
+def _ignore_step(_record: OptimizerStep) -> None:
     pass
 
 
@@ -198,7 +198,7 @@ def find_checkpoint(cfg: SFTConfig, checkpoints: CheckpointManager) -> Path | No
     path = cfg.trainer.resume_from_path
     if cfg.trainer.resume_mode == "resume_path" and path is not None:
         return Path(path)
-    return checkpoints.latest_valid() if cfg.trainer.resume_mode == "auto" else None
+    return checkpoints.find_latest_valid() if cfg.trainer.resume_mode == "auto" else None
 
 
 def save_policy(

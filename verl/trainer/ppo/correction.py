@@ -1,6 +1,11 @@
 """Rollout correction of a training step: weights for the train-inference mismatch."""
 
-from verl.algos import Correction, correction_weights, factorize, mismatch_metrics
+from verl.algos import (
+    CorrectionRule,
+    compute_correction_weights,
+    compute_mismatch_metrics,
+    number_keys,
+)
 from verl.config.schema import PPOConfig
 from verl.config.schema.algorithm import RolloutCorrectionConfig
 from verl.protocol import DataProto
@@ -21,22 +26,22 @@ def correct_rollout(batch: DataProto, config: PPOConfig) -> dict[str, float]:
         batch.batch["old_log_probs"],
         batch.batch["rollout_log_probs"],
         batch.batch["response_mask"],
-        factorize(names),
+        number_keys(names),
     )
-    metrics = mismatch_metrics(*columns)
-    correction = _correction(config.algorithm.rollout_correction)
-    if correction.weigh or correction.reject:
-        weights, measured = correction_weights(*columns, correction)
+    metrics = compute_mismatch_metrics(*columns)
+    correction = _make_correction(config.algorithm.rollout_correction)
+    if correction.weight_level or correction.reject_level:
+        weights, measured = compute_correction_weights(*columns, correction)
         batch.batch[CORRECTION_WEIGHTS] = weights.float()
         metrics |= measured
     return metrics
 
 
-def _correction(section: RolloutCorrectionConfig) -> Correction:
-    return Correction(
-        weigh=section.rollout_is,
+def _make_correction(section: RolloutCorrectionConfig) -> CorrectionRule:
+    return CorrectionRule(
+        weight_level=section.rollout_is,
         largest_weight=section.rollout_is_threshold,
-        reject=section.rollout_rs,
+        reject_level=section.rollout_rs,
         accept_from=section.rollout_rs_threshold_lower,
         accept_to=section.rollout_rs_threshold,
     )

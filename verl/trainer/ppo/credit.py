@@ -7,25 +7,25 @@ import torch
 
 from verl.algos import (
     KLController,
-    factorize,
+    find_missing_inputs,
     get_adv_estimator_fn,
     kl_penalty,
-    missing_inputs,
+    number_keys,
 )
 from verl.config.schema import PPOConfig
-from verl.config.settings import lookup
+from verl.config.settings import value_at_path
 from verl.protocol import DataProto
-from verl.utils.torch_functional import last_selected
+from verl.utils.torch_functional import find_last_selected
 
-BASELINES = "reward_baselines"  # column [B]: return of the group's greedy trajectory
+BASELINE_COLUMN = "reward_baselines"  # column [B]: return of the group's greedy trajectory
 
 
 def uses_greedy_baseline(config: PPOConfig) -> bool:
     """Return whether the estimator reads ``reward_baselines`` (ReMax)."""
-    return BASELINES in get_adv_estimator_fn(config.algorithm.adv_estimator).inputs.values()
+    return BASELINE_COLUMN in get_adv_estimator_fn(config.algorithm.adv_estimator).inputs.values()
 
 
-def greedy_returns(greedy: DataProto, scores: torch.Tensor) -> dict[str, float]:
+def collect_greedy_returns(greedy: DataProto, scores: torch.Tensor) -> dict[str, float]:
     """Return the return of each group's greedy trajectory by uid. Omit failed trajectories.
 
     ``scores`` are the ``token_level_scores`` [B, R] of the rows of ``greedy``.
@@ -52,7 +52,9 @@ def add_reward_baselines(batch: DataProto, returns: Mapping[str, float]) -> Data
     metrics["episode/greedy_reward"] = float(np.mean(list(returns.values())))
     metrics["rollout/left_out_without_greedy"] = float(len({*uids[~known]}))
     kept = batch if known.all() else batch[known]
-    kept.batch[BASELINES] = torch.tensor([returns[uid] for uid in kept.non_tensor_batch["uid"]])
+    kept.batch[BASELINE_COLUMN] = torch.tensor(
+        [returns[uid] for uid in kept.non_tensor_batch["uid"]]
+    )
     return kept
 
 
@@ -67,7 +69,7 @@ def compute_advantage(data: DataProto, config: PPOConfig) -> DataProto:
     """
     estimator = get_adv_estimator_fn(config.algorithm.adv_estimator)
     columns = {**dict(data.batch.items()), **data.non_tensor_batch}
-    absent = missing_inputs(estimator, columns)
+    absent = find_missing_inputs(estimator, columns)
     if absent:
         raise KeyError(
             f"estimator '{config.algorithm.adv_estimator}' needs {absent}, which the batch lacks"
@@ -75,7 +77,7 @@ def compute_advantage(data: DataProto, config: PPOConfig) -> DataProto:
     # An optional input ("key?") that the batch lacks is omitted from the call.
     inputs = {name: columns.get(key.rstrip("?")) for name, key in estimator.inputs.items()}
     arguments = {name: value for name, value in inputs.items() if value is not None}
-    params = {name: lookup(config, path) for name, path in estimator.params.items()}
+    params = {name: value_at_path(config, path) for name, path in estimator.params.items()}
     data.batch["advantages"], data.batch["returns"] = estimator(**arguments, **params)
     if estimator.metrics is not None:
         measured = estimator.metrics(data.batch["advantages"], data.batch["returns"], **arguments)
@@ -100,9 +102,9 @@ def apply_kl_penalty(
     per_token = kl_penalty(data.batch["old_log_probs"], data.batch["ref_log_prob"], kl_penalty_type)
     divergence = torch.where(mask.bool(), per_token, 0.0)
     row_kl = divergence.sum(-1)
-    episode = factorize(data.non_tensor_batch["traj_uid"])
+    episode = number_keys(data.non_tensor_batch["traj_uid"])
     episode_kl = torch.zeros(len(data)).index_add(0, episode, row_kl)[episode]
-    rows, last = last_selected(mask)
+    rows, last = find_last_selected(mask)
     # Add the KL of the episode's other rows to the last sampled token of this row.
     penalty = divergence.clone()
     penalty[rows, last] += (episode_kl - row_kl)[rows]

@@ -9,12 +9,12 @@ import torch
 
 from verl.protocol import DataProto
 from verl.records import ANSWER, INFO_NUMBERS, REWARD_PARTS
-from verl.report_sections import batch_metrics
-from verl.utils.repeats import best_at_k, maj_at_k, pass_at_k, powers_up_to
+from verl.report_sections import compute_contributed_metrics
+from verl.utils.repeated_answers import best_at_k, list_powers_up_to, maj_at_k, pass_at_k
 from verl.utils.statistics import rate_interval
 
 
-def summary(name: str, values: torch.Tensor) -> dict[str, float]:
+def summarize_values(name: str, values: torch.Tensor) -> dict[str, float]:
     """Return mean, maximum and minimum of ``values`` [N] under ``name/``; {} for no values."""
     if values.numel() == 0:
         return {}
@@ -26,7 +26,7 @@ def summary(name: str, values: torch.Tensor) -> dict[str, float]:
     }
 
 
-def data_metrics(batch: DataProto) -> dict[str, float]:
+def compute_data_metrics(batch: DataProto) -> dict[str, float]:
     """Return statistics of scores, rewards, advantages, returns, values and lengths of ``batch``.
 
     Scores and rewards are sums per row [B]. Advantages, returns and values are taken over sampled
@@ -36,51 +36,51 @@ def data_metrics(batch: DataProto) -> dict[str, float]:
     prompt_width = batch.batch["prompts"].shape[1]
     attention = batch.batch["attention_mask"]
     result = {
-        **summary("critic/score", batch.batch["token_level_scores"].sum(-1)),
-        **summary("critic/rewards", batch.batch["token_level_rewards"].sum(-1)),
-        **summary("critic/advantages", batch.batch["advantages"][mask]),
-        **summary("critic/returns", batch.batch["returns"][mask]),
-        **summary("response_length", attention[:, prompt_width:].sum(-1)),
-        **summary("prompt_length", attention[:, :prompt_width].sum(-1)),
+        **summarize_values("critic/score", batch.batch["token_level_scores"].sum(-1)),
+        **summarize_values("critic/rewards", batch.batch["token_level_rewards"].sum(-1)),
+        **summarize_values("critic/advantages", batch.batch["advantages"][mask]),
+        **summarize_values("critic/returns", batch.batch["returns"][mask]),
+        **summarize_values("response_length", attention[:, prompt_width:].sum(-1)),
+        **summarize_values("prompt_length", attention[:, :prompt_width].sum(-1)),
     }
     if "values" in batch.tensor_keys():
-        result |= summary("critic/values", batch.batch["values"][mask])
-    return result | named_rewards(batch) | info_metrics(batch)
+        result |= summarize_values("critic/values", batch.batch["values"][mask])
+    return result | compute_named_rewards(batch) | compute_info_metrics(batch)
 
 
-def named_rewards(batch: DataProto) -> dict[str, float]:
+def compute_named_rewards(batch: DataProto) -> dict[str, float]:
     """Return ``reward/<name>/{mean,max,min,graded}`` of the named parts of the rewards.
 
     Each trajectory counts once. Trajectories without a part ``name`` are not counted in it;
     ``graded`` is the number of those that have it.
     """
     result: dict[str, float] = {}
-    for name, values in _values_by_name(batch, REWARD_PARTS).items():
-        result |= summary(f"reward/{name}", torch.tensor(values))
+    for name, values in _collect_values_by_name(batch, REWARD_PARTS).items():
+        result |= summarize_values(f"reward/{name}", torch.tensor(values))
         result[f"reward/{name}/graded"] = float(len(values))
     return result
 
 
-def info_metrics(batch: DataProto) -> dict[str, float]:
+def compute_info_metrics(batch: DataProto) -> dict[str, float]:
     """Return ``env/<name>/mean`` of the numbers in the environment's ``info``.
 
     The mean is over the last values of the graded trajectories that have the number.
     """
-    by_name = _values_by_name(batch, INFO_NUMBERS)
+    by_name = _collect_values_by_name(batch, INFO_NUMBERS)
     return {f"env/{name}/mean": sum(values) / len(values) for name, values in by_name.items()}
 
 
-def _values_by_name(batch: DataProto, name: str) -> dict[str, list[float]]:
+def _collect_values_by_name(batch: DataProto, name: str) -> dict[str, list[float]]:
     """Return the dictionaries in column ``name`` of graded trajectories as lists per key."""
     column = batch.non_tensor_batch.get(name)
     values: dict[str, list[float]] = {}
-    for parts in [] if column is None else column[graded_rows(batch)]:
+    for parts in [] if column is None else column[find_graded_rows(batch)]:
         for key, value in parts.items():
             values.setdefault(key, []).append(value)
     return values
 
 
-def probability_drift(batch: DataProto) -> dict[str, float]:
+def compute_probability_drift(batch: DataProto) -> dict[str, float]:
     """Return the train-inference mismatch of the sampled tokens.
 
     ``rollout_probs_diff`` is ``|exp(rollout_log_probs) - exp(old_log_probs)|`` over sampled tokens.
@@ -101,7 +101,7 @@ def probability_drift(batch: DataProto) -> dict[str, float]:
     }
 
 
-def staleness(metrics: Mapping[str, float], step: int) -> dict[str, float]:
+def compute_staleness(metrics: Mapping[str, float], step: int) -> dict[str, float]:
     """Return ``training/staleness`` and ``staleness_max``; {} if policy versions are unknown.
 
     Staleness is the number of updates between the policy that sampled a token and the policy
@@ -116,7 +116,7 @@ def staleness(metrics: Mapping[str, float], step: int) -> dict[str, float]:
     }
 
 
-def throughput_metrics(batch: DataProto, seconds: float, devices: int) -> dict[str, float]:
+def compute_throughput_metrics(batch: DataProto, seconds: float, devices: int) -> dict[str, float]:
     """Return ``perf/*``: tokens of the batch without padding, per second and device."""
     tokens = int(batch.batch["attention_mask"].sum())
     return {
@@ -126,24 +126,24 @@ def throughput_metrics(batch: DataProto, seconds: float, devices: int) -> dict[s
     }
 
 
-def first_rows(batch: DataProto) -> np.ndarray:
+def find_first_rows(batch: DataProto) -> np.ndarray:
     """Return the index of the first row of every trajectory, in order of appearance."""
     _, index = np.unique(batch.non_tensor_batch["traj_uid"].astype(str), return_index=True)
     # unique sorts by name: restore the order of the rows.
     return np.sort(index)
 
 
-def graded_rows(batch: DataProto) -> np.ndarray:
+def find_graded_rows(batch: DataProto) -> np.ndarray:
     """Return the index of the first row of every trajectory that did not fail.
 
     A failed trajectory (column ``aborted``) counts neither as success nor as no success.
     """
-    rows = first_rows(batch)
+    rows = find_first_rows(batch)
     failed = batch.non_tensor_batch.get("aborted")
     return rows if failed is None else rows[~failed[rows].astype(bool)]
 
 
-def validation_metrics(batch: DataProto) -> dict[str, float]:
+def compute_validation_metrics(batch: DataProto) -> dict[str, float]:
     """Return success, return, length and tokens on the validation set, with a bootstrap interval.
 
     Each trajectory counts once. Metrics that methods register in ``verl.report_sections`` are
@@ -151,8 +151,8 @@ def validation_metrics(batch: DataProto) -> dict[str, float]:
     omitted if all failed. ``val/aborted`` of ``val/trajectories`` failed.
     """
     fields = batch.non_tensor_batch
-    every = first_rows(batch)
-    rows = graded_rows(batch)
+    every = find_first_rows(batch)
+    rows = find_graded_rows(batch)
     result = {
         "val/tasks": float(len(set(fields["uid"][every].tolist()))),
         "val/trajectories": float(len(every)),
@@ -160,11 +160,11 @@ def validation_metrics(batch: DataProto) -> dict[str, float]:
         "val/aborted": float(len(every) - len(rows)),
     }
     if not len(rows):
-        return result | batch_metrics(batch, "val")
+        return result | compute_contributed_metrics(batch, "val")
     is_success = fields["won"][rows].astype(float)
     # Resample tasks, because trajectories of one task are not independent of each other.
-    low, high = rate_interval(mean_per_task(is_success, fields["uid"][rows]))
-    sampled = tokens_per_trajectory(batch)
+    low, high = rate_interval(average_per_task(is_success, fields["uid"][rows]))
+    sampled = count_trajectory_tokens(batch)
     result |= {
         "val/success_rate": float(is_success.mean()),
         "val/success_rate_low": low,
@@ -183,14 +183,19 @@ def validation_metrics(batch: DataProto) -> dict[str, float]:
         result[f"val/{source}/success_rate"] = float(is_success[of_source].mean())
         result[f"val/{source}/episode_reward"] = float(returns.mean())
         result[f"val/{source}/graded"] = float(len(source_rows))
-        repeated = repeated_plays(batch, source_rows)
+        repeated = compute_repeated_metrics(batch, source_rows)
         result |= {name.replace("val/", f"val/{source}/", 1): repeated[name] for name in repeated}
-    extra = named_rewards(batch) | info_metrics(batch)
+    extra = compute_named_rewards(batch) | compute_info_metrics(batch)
     extra = {f"val/{name}": value for name, value in extra.items()}
-    return result | extra | repeated_plays(batch, rows) | batch_metrics(batch, "val")
+    return (
+        result
+        | extra
+        | compute_repeated_metrics(batch, rows)
+        | compute_contributed_metrics(batch, "val")
+    )
 
 
-def repeated_plays(batch: DataProto, rows: np.ndarray) -> dict[str, float]:
+def compute_repeated_metrics(batch: DataProto, rows: np.ndarray) -> dict[str, float]:
     """Return ``val/{pass,best,maj}@k`` of tasks with several trajectories; {} if there are none.
 
     ``pass@k`` is success of the best of k trajectories, ``best@k`` their best return, ``maj@k``
@@ -206,13 +211,13 @@ def repeated_plays(batch: DataProto, rows: np.ndarray) -> dict[str, float]:
     n = max(map(len, task_rows.values()), default=0)
     if n < 2:
         return {}
-    votes = answers_given(batch)
+    votes = collect_answers(batch)
     per_task: dict[str, list[float]] = {}
     for members in task_rows.values():
         is_success = [float(fields["won"][row]) for row in members]
         returns = [float(fields["episode_rewards"][row]) for row in members]
         answers = [votes.get(str(fields["traj_uid"][row]), row) for row in members]
-        for k in powers_up_to(n):
+        for k in list_powers_up_to(n):
             if k > len(members):
                 continue
             of_task = {
@@ -230,12 +235,12 @@ def repeated_plays(batch: DataProto, rows: np.ndarray) -> dict[str, float]:
     return {name: float(np.mean(values)) for name, values in per_task.items()} | fewer
 
 
-def answers_given(batch: DataProto) -> dict[str, str]:
+def collect_answers(batch: DataProto) -> dict[str, str]:
     """Return the answer by trajectory: column ``answer`` of the environment, else the last action.
 
     Trajectories with neither are omitted.
     """
-    answers = last_actions(batch)
+    answers = collect_last_actions(batch)
     columns = batch.non_tensor_batch
     if ANSWER in columns:
         for trajectory, answer in zip(columns["traj_uid"], columns[ANSWER], strict=True):
@@ -244,7 +249,7 @@ def answers_given(batch: DataProto) -> dict[str, str]:
     return {trajectory: answer for trajectory, answer in answers.items() if answer}
 
 
-def last_actions(batch: DataProto) -> dict[str, str]:
+def collect_last_actions(batch: DataProto) -> dict[str, str]:
     """Return the action of the last turn by trajectory. Omit trajectories without turns."""
     latest: dict[str, tuple[int, str]] = {}
     columns = batch.non_tensor_batch
@@ -256,13 +261,13 @@ def last_actions(batch: DataProto) -> dict[str, str]:
     return {trajectory: action for trajectory, (_, action) in latest.items()}
 
 
-def mean_per_task(values: np.ndarray, uids: np.ndarray) -> np.ndarray:
+def average_per_task(values: np.ndarray, uids: np.ndarray) -> np.ndarray:
     """Return the mean of ``values`` [N] of the trajectories of each task [T]."""
     _, task = np.unique(uids.astype(str), return_inverse=True)
     return np.bincount(task, weights=values) / np.bincount(task)
 
 
-def tokens_per_trajectory(batch: DataProto) -> dict[str, float]:
+def count_trajectory_tokens(batch: DataProto) -> dict[str, float]:
     """Return the number of sampled tokens by trajectory, summed over its rows."""
     counts: dict[str, float] = {}
     per_row = batch.batch["response_mask"].sum(-1).tolist()
@@ -277,10 +282,10 @@ def reduce_metrics(metrics: Mapping[str, float | list[float]]) -> dict[str, floa
     The first of ``max``, ``min`` and ``sum`` in the words of the name is applied, for example to
     ``perf/max_memory_gb`` and ``loss_sum``. Other lists are averaged. Numbers are unchanged.
     """
-    return {key: _reduced(key, value) for key, value in metrics.items()}
+    return {key: _reduce_value(key, value) for key, value in metrics.items()}
 
 
-def _reduced(name: str, value: float | list[float]) -> float:
+def _reduce_value(name: str, value: float | list[float]) -> float:
     if not isinstance(value, list):
         return float(value)
     words = re.split(r"[/_]", name)
@@ -288,7 +293,7 @@ def _reduced(name: str, value: float | list[float]) -> float:
     return float(REDUCTIONS[kind](value))
 
 
-def _mean(values: list[float]) -> float:
+def _average_values(values: list[float]) -> float:
     # Ranks often return equal numbers, whose computed mean would have a rounding error.
     return values[0] if len(set(values)) == 1 else float(np.mean(values))
 
@@ -297,5 +302,5 @@ REDUCTIONS: dict[str, Callable[[list[float]], float]] = {
     "max": max,
     "min": min,
     "sum": math.fsum,
-    "mean": _mean,
+    "mean": _average_values,
 }

@@ -14,20 +14,20 @@ import torch
 
 from verl.config.schema import PPOConfig
 from verl.protocol import DataProto
-from verl.records import BRANCHES, PROFILE, SPANS, ProfileOrder
+from verl.records import BRANCHES, PROFILE, SPANS, ProfileRequest
 from verl.single_controller.base.decorator import ROWS_PER_RANK
-from verl.utils.seqlen_balancing import get_seqlen_balanced_partitions, spread_rows
-from verl.workers.policy_loss import learnt_rows
+from verl.utils.seqlen_balancing import get_seqlen_balanced_partitions, partition_rows
+from verl.workers.policy_loss import rows_trained_on
 from verl.workers.update import epoch_mini_batches
 
 # Columns that a forward pass reads, and columns with questions that it answers.
-FORWARD = ("input_ids", "attention_mask", "responses", "response_mask")
-QUESTIONS = (BRANCHES, SPANS)
+FORWARD_COLUMNS = ("input_ids", "attention_mask", "responses", "response_mask")
+QUESTION_COLUMNS = (BRANCHES, SPANS)
 # Columns without tensors that an update reads.
-NAMED = ("uid", "traj_uid")
+NON_TENSOR_COLUMNS = ("uid", "traj_uid")
 # Token columns that no update reads: input_ids and attention_mask contain the same information, or
 # the advantages and returns were computed from them.
-UNREAD = (
+UNREAD_COLUMNS = (
     *("prompts", "position_ids", "step_ids"),
     *("rollout_log_probs", "entropys", "token_level_scores", "token_level_rewards"),
 )
@@ -54,7 +54,7 @@ def score_on_ranks(
     """
     if ranks == 1 or not balanced:
         return call(data)
-    rows_per_rank = spread_rows(row_sizes(data), ranks)
+    rows_per_rank = partition_rows(count_row_tokens(data), ranks)
     order = np.concatenate([np.asarray(rows, dtype=np.int64) for rows in rows_per_rank])
     answer = call(reorder_by_rank(data, rows_per_rank))
     return answer.select_idxs(np.argsort(order))
@@ -82,21 +82,21 @@ def shard_minibatches(
     ``shuffle`` only the mini-batches of the first epoch are balanced, since later epochs use other
     mini-batches.
     """
-    tensors = [key for key in batch.tensor_keys() if key not in UNREAD]
-    sent = select_columns(batch, tensors, NAMED)
+    tensors = [key for key in batch.tensor_keys() if key not in UNREAD_COLUMNS]
+    sent = select_columns(batch, tensors, NON_TENSOR_COLUMNS)
     if step in config.trainer.profile_steps:
         directory = Path(config.trainer.default_local_dir) / "profile"
         ranks_traced = tuple(config.trainer.profile_ranks)
-        sent.meta_info[PROFILE] = ProfileOrder(str(directory), ranks_traced, step)
+        sent.meta_info[PROFILE] = ProfileRequest(str(directory), ranks_traced, step)
     if not config.trainer.balance_batch or ranks == 1:
         return sent
     section = config.critic if role == "critic" else config.actor_rollout_ref.actor
     # Same seed as in the workers: driver and workers must form the same mini-batches.
     seed = (f"update_{role}", config.trainer.seed, step)
     mini_batches = epoch_mini_batches(sent, section, 0, *seed)
-    sizes = row_sizes(sent)
+    sizes = count_row_tokens(sent)
     if role == "actor":
-        computed = set(learnt_rows(config.actor_rollout_ref.actor, sent))
+        computed = set(rows_trained_on(config.actor_rollout_ref.actor, sent))
         # A row without trained tokens is not computed: it has size 0 and may go to any rank.
         sizes = [size if row in computed else 0 for row, size in enumerate(sizes)]
     return reorder_by_rank(sent, split_mini_batches(mini_batches, sizes, ranks))
@@ -110,7 +110,7 @@ def reorder_by_rank(data: DataProto, rows_per_rank: Sequence[Sequence[int]]) -> 
     return ordered
 
 
-def row_sizes(data: DataProto) -> list[int]:
+def count_row_tokens(data: DataProto) -> list[int]:
     """Return the number of tokens of each row, those of its branches included."""
     sizes = data.batch["attention_mask"].sum(-1).tolist()
     branches = data.non_tensor_batch.get(BRANCHES)
@@ -126,7 +126,7 @@ def split_mini_batches(
     """Return the rows of each rank. Each mini-batch is split separately, by ``sizes`` [B]."""
     rows_per_rank: list[list[int]] = [[] for _ in range(ranks)]
     for rows in mini_batches:
-        parts = spread_rows([sizes[row] for row in rows], ranks)
+        parts = partition_rows([sizes[row] for row in rows], ranks)
         for rank_rows, part in zip(rows_per_rank, parts, strict=True):
             rank_rows += [rows[position] for position in part]
     return rows_per_rank

@@ -7,9 +7,9 @@ from verl.config.schema import RewardModelConfig
 from verl.protocol import DataProto, object_array
 from verl.records import MESSAGES, MODEL_SCORES, REWARD_PARTS
 from verl.trainer.ppo.interfaces import RewardFunction, RewardGroup
-from verl.utils.torch_functional import last_selected
+from verl.utils.torch_functional import find_last_selected
 
-MODEL = "model"  # key of the model's score in the column of named reward parts
+MODEL_PART = "model"  # key of the model's score in the column of named reward parts
 
 
 class ModelRewards:
@@ -35,12 +35,15 @@ class ModelRewards:
         """
         scores = self.config.rule_weight * self.rules(data)
         scored = self.group.compute_rm_score(data.select([], [MESSAGES], []))
-        outcomes = model_outcomes(scored.batch[MODEL_SCORES], data.non_tensor_batch["traj_uid"])
-        rows, last = last_selected(data.batch["response_mask"])
+        outcomes = broadcast_outcomes(scored.batch[MODEL_SCORES], data.non_tensor_batch["traj_uid"])
+        rows, last = find_last_selected(data.batch["response_mask"])
         scores[rows, last] += self.config.weight * outcomes[rows]
         named = data.non_tensor_batch.get(REWARD_PARTS, [{}] * len(data))
         data.non_tensor_batch[REWARD_PARTS] = object_array(
-            [{**parts, MODEL: score} for parts, score in zip(named, outcomes.tolist(), strict=True)]
+            [
+                {**parts, MODEL_PART: score}
+                for parts, score in zip(named, outcomes.tolist(), strict=True)
+            ]
         )
         return scores
 
@@ -54,7 +57,7 @@ class ModelRewards:
         return object_array([[weight * reward for reward in row] for row in rewards])
 
 
-def model_outcomes(scores: torch.Tensor, trajectories: np.ndarray) -> torch.Tensor:
+def broadcast_outcomes(scores: torch.Tensor, trajectories: np.ndarray) -> torch.Tensor:
     """Return ``scores`` [B] with the finite score of each trajectory on all of its rows.
 
     In ``scores`` one row of each trajectory is a number and the others are NaN.

@@ -12,8 +12,8 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from verl.algos import get_kl_controller, row_shares
-from verl.config.derive import iterations
+from verl.algos import compute_row_shares, get_kl_controller
+from verl.config.derive import count_training_steps
 from verl.config.schema import PPOConfig
 from verl.protocol import DataProto
 from verl.records import BRANCHES, WrittenFiles
@@ -22,8 +22,8 @@ from verl.trainer.ppo.correction import correct_rollout
 from verl.trainer.ppo.credit import (
     add_reward_baselines,
     apply_kl_penalty,
+    collect_greedy_returns,
     compute_advantage,
-    greedy_returns,
     uses_greedy_baseline,
 )
 from verl.trainer.ppo.interfaces import (
@@ -33,11 +33,11 @@ from verl.trainer.ppo.interfaces import (
     RolloutGroup,
     StepJournal,
     TaskSource,
-    Workers,
+    TrainerWorkers,
 )
 from verl.trainer.ppo.minibatch_sharding import balance_rows, shard_minibatches
 from verl.trainer.ppo.resources import ResourcePoolManager, Role
-from verl.trainer.ppo.step_warnings import StepWarnings, signal_metrics
+from verl.trainer.ppo.step_warnings import StepWarnings, compute_signal_metrics
 from verl.trainer.ppo.weight_sync import has_updated_weights
 from verl.utils.background import BackgroundCall
 from verl.utils.timing import Stopwatch
@@ -91,7 +91,7 @@ class RayPPOTrainer(Generic[TasksT]):
     def __init__(
         self,
         config: PPOConfig,
-        workers: Workers,
+        workers: TrainerWorkers,
         collector: Collector[TasksT],
         envs: TasksT,
         val_envs: TasksT,
@@ -108,11 +108,11 @@ class RayPPOTrainer(Generic[TasksT]):
         self.journal = journal
         self.checkpoints = checkpoints
         self.global_step = 0
-        self.overlaps = config.trainer.rollout_overlap == "one_step"
+        self.uses_overlap = config.trainer.rollout_overlap == "one_step"
         self.engines = RolloutGroup(workers.rollout_workers)
         self.prefetched: BackgroundCall[DataProto] | None = None
         self.collector_state: dict[str, Any] = {}  # state before the prefetched batch
-        self.updated = False  # the weights changed since the last sync
+        self.has_new_weights = False  # the weights changed since the last sync
         self.clock = Stopwatch()
         self.metrics: dict[str, float] = {}
         self.step_warnings = StepWarnings(config)
@@ -123,10 +123,10 @@ class RayPPOTrainer(Generic[TasksT]):
 
     def fit(self) -> None:
         """Train until ``total_steps``; each step trains on one batch of tasks."""
-        self.begin()
+        self.prepare_and_validate()
         while self.global_step < self.total_steps:
             self.global_step += 1
-            with self.clock.measure("step"):
+            with self.clock.measure_part("step"):
                 batch = self.collect()
                 self.prefetch_next_batch()
                 self.sleep_engines()
@@ -139,10 +139,10 @@ class RayPPOTrainer(Generic[TasksT]):
                 self.wake_engines()
                 self.sync_weights()
             self.log_validate_save(batch)
-        with self.clock.measure("save_checkpoint"):
+        with self.clock.measure_part("save_checkpoint"):
             self.checkpoints.wait()
         self.step_warnings.close()
-        self.journal.finish()
+        self.journal.finish_run()
 
     # ------------------------------------------------------------------ before the first step
 
@@ -151,7 +151,7 @@ class RayPPOTrainer(Generic[TasksT]):
         """Training steps of the run: ``trainer.total_training_steps``, by default epochs times
         batches per epoch.
         """
-        return iterations(self.config, len(self.envs.tasks))
+        return count_training_steps(self.config, len(self.envs.task_list))
 
     def prepare(self) -> None:
         """Resume from a checkpoint if there is one. Then send the weights to the engines."""
@@ -160,7 +160,7 @@ class RayPPOTrainer(Generic[TasksT]):
         self.wake_engines()
         self.sync_weights()
 
-    def begin(self) -> None:
+    def prepare_and_validate(self) -> None:
         """Prepare the run, validate the initial policy if configured, and log its metrics.
 
         With ``trainer.val_only`` the loop of ``fit`` takes no step.
@@ -173,7 +173,7 @@ class RayPPOTrainer(Generic[TasksT]):
         if trainer.val_only:
             self.global_step = self.total_steps
         else:
-            self.checkpoints.put_aside_after(self.global_step)
+            self.checkpoints.set_aside_later_checkpoints(self.global_step)
 
     def resume(self) -> bool:
         """Load the checkpoint of ``find_checkpoint``. Return False if there is none."""
@@ -212,18 +212,18 @@ class RayPPOTrainer(Generic[TasksT]):
                     "trainer.resume_from_path"
                 )
             return Path(trainer.resume_from_path)
-        return self.checkpoints.latest_valid()
+        return self.checkpoints.find_latest_valid()
 
     # ------------------------------------------------------------------ stages of a step
 
     def collect(self) -> DataProto:
         """Return the rows of ``train_batch_size`` groups: the prefetched ones, else new ones."""
-        with self.clock.measure("gen"):
+        with self.clock.measure_part("gen"):
             prefetched, self.prefetched = self.prefetched, None
-            batch = prefetched.result() if prefetched else self.generate_rows(self.global_step)
-        self.clock.add(batch.meta_info.pop("timing", {}))
+            batch = prefetched.get_result() if prefetched else self.generate_rows(self.global_step)
+        self.clock.add_seconds(batch.meta_info.pop("timing", {}))
         self.metrics |= batch.meta_info.pop("metrics", {}) | self.workers.engine_metrics()
-        self.metrics |= M.staleness(self.metrics, self.global_step)
+        self.metrics |= M.compute_staleness(self.metrics, self.global_step)
         return batch
 
     def generate_rows(self, step: int) -> DataProto:
@@ -244,7 +244,7 @@ class RayPPOTrainer(Generic[TasksT]):
         returns: dict[str, float] = {}
         for _ in range(2):
             greedy = self.collector.greedy_loop(remaining, self.engines, self.envs)
-            returns |= greedy_returns(greedy, self.reward_fn(greedy))
+            returns |= collect_greedy_returns(greedy, self.reward_fn(greedy))
             missing = np.array([uid not in returns for uid in remaining.non_tensor_batch["uid"]])
             if not missing.any():
                 break
@@ -255,14 +255,14 @@ class RayPPOTrainer(Generic[TasksT]):
         """With one-step overlap, start to generate the next batch with the current weights."""
         # A resumed run generates the prefetched batch again, so save the state before it.
         self.collector_state = self.collector.state()
-        if self.overlaps and self.global_step < self.total_steps:
+        if self.uses_overlap and self.global_step < self.total_steps:
             generate = partial(self.generate_rows, self.global_step + 1)
             self.prefetched = BackgroundCall(generate, "prefetch")
 
     def sleep_engines(self) -> None:
         """Free the memory of the engines for training, unless one-step overlap needs them."""
-        if not self.overlaps:
-            with self.clock.measure("sleep"):
+        if not self.uses_overlap:
+            with self.clock.measure_part("sleep"):
                 self.workers.sleep_engines()
 
     def score(self, batch: DataProto) -> DataProto:
@@ -277,25 +277,25 @@ class RayPPOTrainer(Generic[TasksT]):
         # The pass assigns rows to ranks itself. The row order determines its micro-batches, and so
         # the last bits of the log-probs. Therefore rows with questions are reordered after it.
         if not has_questions:
-            self._balance(batch)
+            self._balance_batch(batch)
         if has_questions or not bypass:
-            with self.clock.measure("scoring" if has_questions else "old_log_prob"):
+            with self.clock.measure_part("scoring" if has_questions else "old_log_prob"):
                 batch = batch.union(self.workers.compute_log_prob(batch))
                 if has_questions:
                     batch = self.collector.read_answers(batch)
             self.metrics |= batch.meta_info.pop("metrics", {})
         if has_questions:
-            self._balance(batch)
+            self._balance_batch(batch)
         if "entropys" in batch.tensor_keys():
             entropy = masked_mean(batch.batch["entropys"], batch.batch["response_mask"])
             self.metrics["actor/entropy"] = entropy.item()
         if bypass:
             batch.batch["old_log_probs"] = batch.batch["rollout_log_probs"].clone()
         else:
-            self.metrics |= M.probability_drift(batch) | correct_rollout(batch, self.config)
+            self.metrics |= M.compute_probability_drift(batch) | correct_rollout(batch, self.config)
         return batch
 
-    def _balance(self, batch: DataProto) -> None:
+    def _balance_batch(self, batch: DataProto) -> None:
         """Reorder rows for equal numbers of tokens per rank (``trainer.balance_batch``)."""
         if self.config.trainer.balance_batch:
             balance_rows(batch, self.workers.data_parallel_size)
@@ -303,10 +303,10 @@ class RayPPOTrainer(Generic[TasksT]):
     def compute_log_probs_and_values(self, batch: DataProto) -> DataProto:
         """Add reference log-probs and values, if the run has a reference or a critic."""
         if self.workers.has_reference:
-            with self.clock.measure("ref"):
+            with self.clock.measure_part("ref"):
                 batch = batch.union(self.workers.compute_ref_log_prob(batch))
-        if self.workers.critic is not None:
-            with self.clock.measure("values"):
+        if self.workers.critic_group is not None:
+            with self.clock.measure_part("values"):
                 batch = batch.union(self.workers.compute_values(batch))
         return batch
 
@@ -315,7 +315,7 @@ class RayPPOTrainer(Generic[TasksT]):
 
         The latter are the scores, minus the KL penalty with ``algorithm.use_kl_in_reward``.
         """
-        with self.clock.measure("reward"):
+        with self.clock.measure_part("reward"):
             batch.batch["token_level_scores"] = self.reward_fn(batch)
             batch.non_tensor_batch["step_rewards"] = self.reward_fn.step_rewards(batch)
             batch.batch["token_level_rewards"] = batch.batch["token_level_scores"]
@@ -328,16 +328,16 @@ class RayPPOTrainer(Generic[TasksT]):
 
     def compute_advantages(self, batch: DataProto) -> DataProto:
         """Add advantages, returns and the weight of each row in its sequence."""
-        with self.clock.measure("adv"):
+        with self.clock.measure_part("adv"):
             batch = compute_advantage(batch, self.config)
             self.metrics |= batch.meta_info.pop("metrics", {})
             self.add_row_shares(batch)
-        self.metrics |= M.data_metrics(batch) | signal_metrics(batch)
+        self.metrics |= M.compute_data_metrics(batch) | compute_signal_metrics(batch)
         return batch
 
     def add_row_shares(self, batch: DataProto) -> None:
         """Add ``row_shares``: the weight of each row in its sequence, for means over sequences."""
-        batch.batch["row_shares"] = row_shares(
+        batch.batch["row_shares"] = compute_row_shares(
             batch.non_tensor_batch["traj_uid"],
             self.config.algorithm.row_weight,
             batch.batch["response_mask"].sum(-1),
@@ -345,20 +345,20 @@ class RayPPOTrainer(Generic[TasksT]):
 
     def update_critic(self, batch: DataProto) -> None:
         """Update the value function, if the run has a critic."""
-        if self.workers.critic is None:
+        if self.workers.critic_group is None:
             return
-        with self.clock.measure("update_critic"):
-            answer = self.workers.critic.update_critic(self.shard_rows(batch, "critic"))
+        with self.clock.measure_part("update_critic"):
+            answer = self.workers.critic_group.update_critic(self.shard_rows(batch, "critic"))
         self.metrics |= M.reduce_metrics(answer.meta_info["metrics"])
 
     def update_actor(self, batch: DataProto) -> None:
         """Update the policy. Skip the first ``trainer.critic_warmup`` steps."""
         if self.global_step <= self.config.trainer.critic_warmup:
             return
-        with self.clock.measure("update_actor"):
-            answer = self.workers.actor.update_actor(self.shard_rows(batch, "actor"))
+        with self.clock.measure_part("update_actor"):
+            answer = self.workers.actor_group.update_actor(self.shard_rows(batch, "actor"))
         measured = M.reduce_metrics(answer.meta_info["metrics"])
-        self.updated = has_updated_weights(measured)
+        self.has_new_weights = has_updated_weights(measured)
         self.metrics |= measured
 
     def shard_rows(self, batch: DataProto, role: str) -> DataProto:
@@ -369,7 +369,7 @@ class RayPPOTrainer(Generic[TasksT]):
 
     def wake_engines(self) -> None:
         """Allocate the memory of the engines for their weights again."""
-        with self.clock.measure("update_weights"):
+        with self.clock.measure_part("update_weights"):
             self.workers.wake_engines()
 
     def sync_weights(self) -> None:
@@ -378,11 +378,11 @@ class RayPPOTrainer(Generic[TasksT]):
         Wait for the end of the prefetched rollout first.
         """
         if self.prefetched is not None:
-            with self.clock.measure("wait_for_plays"):
+            with self.clock.measure_part("wait_for_plays"):
                 self.prefetched.wait()
-        with self.clock.measure("update_weights"):
-            self.workers.sync_weights(version=self.global_step, updated=self.updated)
-        self.updated = False
+        with self.clock.measure_part("update_weights"):
+            self.workers.sync_weights(version=self.global_step, updated=self.has_new_weights)
+        self.has_new_weights = False
 
     # ------------------------------------------------------------------ after a step
 
@@ -390,15 +390,15 @@ class RayPPOTrainer(Generic[TasksT]):
         """Log the step. Validate and save a checkpoint if due at this step."""
         trainer = self.config.trainer
         last = self.global_step >= self.total_steps
-        self.metrics |= M.throughput_metrics(
+        self.metrics |= M.compute_throughput_metrics(
             batch, self.clock.seconds["step"], self.workers.data_parallel_size
         )
-        self.step_warnings.check(self.global_step, self.metrics)
+        self.step_warnings.count_step(self.global_step, self.metrics)
         self.journal.log_rollouts(self.global_step, batch)
         if trainer.test_freq > 0 and (last or self.global_step % trainer.test_freq == 0):
             self.validate()
         tasks_used = (self.global_step - 1) * self.config.data.train_batch_size
-        self.metrics["training/epoch"] = tasks_used / len(self.envs.tasks)
+        self.metrics["training/epoch"] = tasks_used / len(self.envs.task_list)
         # Log before the checkpoint: a resumed run removes the later steps from the record.
         self.journal.log_step(self.global_step, self.drain_metrics())
         # save_freq=-1 saves after the last step only.
@@ -408,13 +408,13 @@ class RayPPOTrainer(Generic[TasksT]):
 
     def validate(self) -> DataProto:
         """Generate the rows of the validation set, log them and record their metrics."""
-        with self.clock.measure("testing"):
+        with self.clock.measure_part("testing"):
             tasks = self.val_envs.panel_batch()
             tasks.meta_info["global_step"] = self.global_step
             batch = self.collector.multi_turn_loop(
                 tasks, self.engines, self.val_envs, is_train=False
             )
-        self.metrics |= M.validation_metrics(batch)
+        self.metrics |= M.compute_validation_metrics(batch)
         self.journal.log_rollouts(self.global_step, batch, validation=True)
         return batch
 
@@ -423,7 +423,7 @@ class RayPPOTrainer(Generic[TasksT]):
 
         With ``trainer.async_save`` it is written during the next steps.
         """
-        with self.clock.measure("save_checkpoint"):
+        with self.clock.measure_part("save_checkpoint"):
             state = {
                 "global_step": self.global_step,
                 "kl_coef": self.kl_ctrl.value,
@@ -440,15 +440,15 @@ class RayPPOTrainer(Generic[TasksT]):
         """
         written_files = self.workers.save_checkpoint(directory)
 
-        def finish() -> list[WrittenFiles]:
+        def wait_for_files() -> list[WrittenFiles]:
             self.journal.flush()
             return written_files()
 
-        return finish
+        return wait_for_files
 
     def drain_metrics(self) -> dict[str, float]:
         """Return the numeric metrics since the last call, timings included, and reset them."""
-        drained = self.metrics | self.clock.metrics()
+        drained = self.metrics | self.clock.pop_metrics()
         drained["training/global_step"] = float(self.global_step)
         self.metrics = {}
         numbers = (int, float, np.number, np.bool_)

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from verl.protocol import DataProto
-from verl.records import WeightSketch, WrittenFiles
+from verl.records import WeightFingerprints, WrittenFiles
 from verl.single_controller.ray import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup
-from verl.single_controller.ray.calls import gather
+from verl.single_controller.ray.calls import gather_results
 from verl.trainer.ppo.interfaces import (
     ActorGroup,
     CriticGroup,
@@ -19,18 +19,18 @@ from verl.trainer.ppo.interfaces import (
     RewardGroup,
 )
 from verl.trainer.ppo.minibatch_sharding import (
-    FORWARD,
-    QUESTIONS,
+    FORWARD_COLUMNS,
+    QUESTION_COLUMNS,
     score_on_ranks,
     select_columns,
 )
 from verl.trainer.ppo.weight_sync import verify_weights_changed, verify_weights_received
 from verl.workers.rollout.base import EnginePart
-from verl.workers.rollout.calls import SYNC_TIMEOUT_S, call_engines
+from verl.workers.rollout.engine_calls import SYNC_TIMEOUT_S, call_engines
 
 logger = logging.getLogger(__name__)
 WRITE_TIMEOUT_S = 3600.0  # for all ranks to write their shards
-ASK_AGAIN_S = 0.2  # between two polls of the ranks
+POLL_INTERVAL_S = 0.2  # between two polls of the ranks
 
 
 class Role(Enum):
@@ -70,7 +70,7 @@ class ResourcePoolManager:
                 cpus_per_worker=self.cpus_per_worker,
             )
 
-    def reserve(self) -> None:
+    def reserve_pools(self) -> None:
         """Reserve the devices of all pools now.
 
         Pools that need the most devices of one node come first, because the fewest nodes fit them.
@@ -79,7 +79,7 @@ class ResourcePoolManager:
         for pool in sorted(pools, key=lambda pool: max(pool.process_on_nodes), reverse=True):
             pool.slots()
 
-    def share(self, *roles: Role) -> bool:
+    def share_pool(self, *roles: Role) -> bool:
         """Return whether all ``roles`` are in the same pool."""
         return len({self.mapping[role] for role in roles}) == 1
 
@@ -109,26 +109,26 @@ class TrainingWorkers:
 
     def __init__(
         self,
-        actor: ActorGroup,
+        actor_group: ActorGroup,
         rollout_workers: Sequence[Any],
-        ref: ReferenceGroup | None = None,
-        critic: CriticGroup | None = None,
+        reference_group: ReferenceGroup | None = None,
+        critic_group: CriticGroup | None = None,
         balanced: bool = True,
-        reward_model: RewardGroup | None = None,
+        reward_group: RewardGroup | None = None,
         weight_transfer: str = "store",
         engines_sleep: bool = True,
     ) -> None:
-        self.actor = actor
+        self.actor_group = actor_group
         self.rollout_workers = rollout_workers
-        self.ref = ref
-        self.critic = critic
+        self.reference_group = reference_group
+        self.critic_group = critic_group
         self.balanced = balanced
-        self.reward_model = reward_model
+        self.reward_group = reward_group
         self.weight_transfer = weight_transfer
         self.engines_sleep = engines_sleep
         self._engine_totals: dict[str, float] = {}
         self._asleep = False
-        self._last_sent: WeightSketch | None = None
+        self._last_sent: WeightFingerprints | None = None
 
     @classmethod
     def start(
@@ -147,11 +147,11 @@ class TrainingWorkers:
         Raises:
             TypeError: the worker class of a role lacks a method that the trainer calls.
         """
-        shared = pools.share(Role.Actor, Role.Rollout)
+        shared = pools.share_pool(Role.Actor, Role.Rollout)
         engines_first = shared and pools.use_gpu
         if engines_first:
             # An engine measures the free memory of its device, which must not change meanwhile.
-            call_engines(rollout_workers, "ready")
+            call_engines(rollout_workers, "wait_until_ready")
             call_engines(rollout_workers, "sleep", 2)
         groups: dict[Role, RayWorkerGroup] = {}
         for role, spec in specs.items():
@@ -174,7 +174,7 @@ class TrainingWorkers:
         # Load one group at a time: rank 0 has a whole model in host memory while it loads.
         for group in groups.values():
             group.submit("init_model").get()
-        call_engines(rollout_workers, "ready")
+        call_engines(rollout_workers, "wait_until_ready")
         workers = cls(
             actor,
             rollout_workers,
@@ -191,30 +191,37 @@ class TrainingWorkers:
     @property
     def data_parallel_size(self) -> int:
         """Number of ranks among which rows are split."""
-        return self.actor.world_size
+        return self.actor_group.world_size
 
     @property
     def has_reference(self) -> bool:
         """True if the run has a reference policy."""
-        return self.ref is not None
+        return self.reference_group is not None
 
     def compute_log_prob(self, data: DataProto) -> DataProto:
         """Return old log-probs and entropies of rows and the answers to their questions."""
-        return self._score(self.actor.compute_log_prob, select_columns(data, FORWARD, QUESTIONS))
+        return self._call_on_ranks(
+            self.actor_group.compute_log_prob,
+            select_columns(data, FORWARD_COLUMNS, QUESTION_COLUMNS),
+        )
 
     def compute_ref_log_prob(self, data: DataProto) -> DataProto:
         """Return log-probs under the reference policy. Raise ``ValueError`` if there is none."""
-        if self.ref is None:
+        if self.reference_group is None:
             raise ValueError("this run has no reference policy")
-        return self._score(self.ref.compute_ref_log_prob, select_columns(data, FORWARD, ()))
+        return self._call_on_ranks(
+            self.reference_group.compute_ref_log_prob, select_columns(data, FORWARD_COLUMNS, ())
+        )
 
     def compute_values(self, data: DataProto) -> DataProto:
         """Return values of the tokens of rows. Raise ``ValueError`` if there is no critic."""
-        if self.critic is None:
+        if self.critic_group is None:
             raise ValueError("this run has no critic")
-        return self._score(self.critic.compute_values, select_columns(data, FORWARD, ()))
+        return self._call_on_ranks(
+            self.critic_group.compute_values, select_columns(data, FORWARD_COLUMNS, ())
+        )
 
-    def _score(self, call: Callable[[DataProto], DataProto], data: DataProto) -> DataProto:
+    def _call_on_ranks(self, call: Callable[[DataProto], DataProto], data: DataProto) -> DataProto:
         return score_on_ranks(call, data, self.data_parallel_size, self.balanced)
 
     def sleep_engines(self) -> None:
@@ -232,7 +239,7 @@ class TrainingWorkers:
 
         ``sync_weights`` sends the weights and allocates the memory for the KV cache.
         """
-        self._wake("weights")
+        self._wake_part("weights")
 
     def sync_weights(self, version: int, updated: bool = False) -> None:
         """Send the actor's weights as ``version`` to the engines, not through the driver.
@@ -243,31 +250,37 @@ class TrainingWorkers:
             WeightSyncError: an engine did not receive all weights, or they equal those of the last
                 sync although ``updated``.
         """
-        received = self._store(version) if self.weight_transfer == "store" else self._send(version)
-        self._wake("kv_cache")
+        received = (
+            self._send_by_object_store(version)
+            if self.weight_transfer == "store"
+            else self._send_by_device(version)
+        )
+        self._wake_part("kv_cache")
         self._asleep = False
-        answer = self.actor.call_refs("weight_sketch")[:1]
-        sent: WeightSketch = gather(answer, SYNC_TIMEOUT_S, ["fingerprints of the weights"])[0]
+        answer = self.actor_group.call_refs("weight_fingerprints")[:1]
+        sent: WeightFingerprints = gather_results(
+            answer, SYNC_TIMEOUT_S, ["fingerprints of the weights"]
+        )[0]
         verify_weights_received(sent, received, version)
         if updated:
             verify_weights_changed(self._last_sent, sent, version)
         self._last_sent = sent
 
-    def _store(self, version: int) -> list[dict[str, int]]:
+    def _send_by_object_store(self, version: int) -> list[dict[str, int]]:
         """Send the weights of rank 0 through the object store."""
-        weights, *others = self.actor.call_refs("export_weights")
+        weights, *others = self.actor_group.call_refs("export_weights")
         received = call_engines(self.rollout_workers, "update_weights", weights, version)
         # The other ranks take part and send nothing. Raise their errors here.
-        gather(others, SYNC_TIMEOUT_S, ["export of the weights"] * len(others))
+        gather_results(others, SYNC_TIMEOUT_S, ["export of the weights"] * len(others))
         return received
 
-    def _send(self, version: int) -> list[dict[str, int]]:
+    def _send_by_device(self, version: int) -> list[dict[str, int]]:
         """Send the weights from the devices of the ranks to those of the engines."""
-        sending = self.actor.call_refs("send_weights", self.rollout_workers, version)
+        sending = self.actor_group.call_refs("send_weights", self.rollout_workers, version)
         labels = ["sending of the weights"] * len(sending)
-        return gather(sending, SYNC_TIMEOUT_S, labels)[0]
+        return gather_results(sending, SYNC_TIMEOUT_S, labels)[0]
 
-    def _wake(self, part: EnginePart) -> None:
+    def _wake_part(self, part: EnginePart) -> None:
         if self._asleep:
             call_engines(self.rollout_workers, "wake", part)
 
@@ -276,7 +289,7 @@ class TrainingWorkers:
 
         ``perf/engine_batch`` is the number of sampled tokens per engine step.
         """
-        answers = call_engines(self.rollout_workers, "stats")
+        answers = call_engines(self.rollout_workers, "get_stats")
         keys = ("tokens", "steps", "busy_s")
         totals = {key: float(sum(answer[key] for answer in answers)) for key in keys}
         # Engines count from their start, so subtract the counts of the last call.
@@ -296,15 +309,15 @@ class TrainingWorkers:
 
         The returned function waits for all ranks and returns the files that each rank wrote.
         """
-        self.actor.save_checkpoint(str(directory / "actor"))
-        if self.critic is not None:
-            self.critic.save_checkpoint(str(directory / "critic"))
-        return self._written_files
+        self.actor_group.save_checkpoint(str(directory / "actor"))
+        if self.critic_group is not None:
+            self.critic_group.save_checkpoint(str(directory / "critic"))
+        return self._wait_for_files
 
-    def _written_files(self) -> list[WrittenFiles]:
+    def _wait_for_files(self) -> list[WrittenFiles]:
         # Poll the ranks, from another thread. A call that waited for the write would block the
         # rank, which has to train meanwhile.
-        groups = [group for group in (self.actor, self.critic) if group is not None]
+        groups = [group for group in (self.actor_group, self.critic_group) if group is not None]
         deadline = time.monotonic() + WRITE_TIMEOUT_S
         while True:
             answers = [answer for group in groups for answer in group.written_files()]
@@ -317,17 +330,17 @@ class TrainingWorkers:
                     f"{len(answers) - len(written)} of {len(answers)} ranks still write a "
                     f"checkpoint after {WRITE_TIMEOUT_S:g} s; done: {done}"
                 )
-            time.sleep(ASK_AGAIN_S)
+            time.sleep(POLL_INTERVAL_S)
 
     def load_checkpoint(self, directory: Path) -> None:
         """Load the checkpoint that ``save_checkpoint`` wrote below ``directory``."""
-        self.actor.load_checkpoint(str(directory / "actor"))
-        if self.critic is not None:
-            self.critic.load_checkpoint(str(directory / "critic"))
+        self.actor_group.load_checkpoint(str(directory / "actor"))
+        if self.critic_group is not None:
+            self.critic_group.load_checkpoint(str(directory / "critic"))
 
     def shutdown(self, timeout_s: float = 5.0) -> None:
         """End all groups. Busy groups have ``timeout_s`` in total to finish their calls."""
         deadline = time.monotonic() + timeout_s
-        for group in (self.actor, self.ref, self.critic, self.reward_model):
+        for group in (self.actor_group, self.reference_group, self.critic_group, self.reward_group):
             if group is not None:
                 group.shutdown(max(0.1, deadline - time.monotonic()))

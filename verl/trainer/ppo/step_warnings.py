@@ -11,13 +11,13 @@ from verl.protocol import DataProto
 
 logger = logging.getLogger(__name__)
 NEARLY_ALL = 0.95
-CUT = "rollout/truncated_length"
-FULL = "rollout/truncated_budget"
+TRUNCATED_TURNS = "rollout/truncated_length"
+FULL_ROWS = "rollout/truncated_budget"
 WITHOUT_ADVANTAGE = "critic/rows_without_advantage"
 EQUAL_GROUPS = "critic/groups_of_equal_returns"
 
 
-def signal_metrics(batch: DataProto) -> dict[str, float]:
+def compute_signal_metrics(batch: DataProto) -> dict[str, float]:
     """Return the share of rows without advantage and the share of groups of equal returns.
 
     A row has no advantage if its advantages [R] are 0 on all sampled tokens. Groups with one
@@ -52,10 +52,10 @@ class StepWarnings:
         self.steps = 0
         self.counts: Counter[str] = Counter()
 
-    def check(self, step: int, metrics: Mapping[str, float]) -> None:
+    def count_step(self, step: int, metrics: Mapping[str, float]) -> None:
         """Count the kinds of ``step`` by its metrics, and warn of those that are new."""
         self.steps += 1
-        for kind, message in self._kinds(metrics).items():
+        for kind, message in self._find_messages(metrics).items():
             self.counts[kind] += 1
             if self.counts[kind] == 1:
                 logger.warning("step %d: %s", step, message)
@@ -66,21 +66,21 @@ class StepWarnings:
             if count > 1:
                 logger.warning("%s in %d of %d steps", kind, count, self.steps)
 
-    def _kinds(self, metrics: Mapping[str, float]) -> dict[str, str]:
+    def _find_messages(self, metrics: Mapping[str, float]) -> dict[str, str]:
         messages = {}
-        cut = metrics.get(CUT, 0.0)
+        cut = metrics.get(TRUNCATED_TURNS, 0.0)
         if cut >= NEARLY_ALL:
             message = f"{cut:.0%} of the trajectories ended with a truncated turn: raise"
-            messages["turns were truncated"] = f"{message} {self._turn_limit()}"
-        full = metrics.get(FULL, 0.0)
+            messages["turns were truncated"] = f"{message} {self._format_turn_limit()}"
+        full = metrics.get(FULL_ROWS, 0.0)
         if full >= NEARLY_ALL:
             message = f"{full:.0%} of the trajectories ended because their row was full: raise"
-            messages["rows were full"] = f"{message} {self._row_limit()}"
+            messages["rows were full"] = f"{message} {self._format_row_limit()}"
         if metrics.get(WITHOUT_ADVANTAGE) == 1.0:
-            messages["no row had an advantage"] = self._nothing_learned(metrics)
+            messages["no row had an advantage"] = self._explain_no_advantage(metrics)
         return messages
 
-    def _turn_limit(self) -> str:
+    def _format_turn_limit(self) -> str:
         limit = self.config.env.max_turn_tokens
         longest = self.config.data.max_response_length
         response = f"data.max_response_length={longest}"
@@ -88,13 +88,13 @@ class StepWarnings:
             return f"{response}, which is the upper limit of env.max_turn_tokens"
         return f"env.max_turn_tokens={limit}"
 
-    def _row_limit(self) -> str:
+    def _format_row_limit(self) -> str:
         data = self.config.data
         if self.config.env.history == "append":
             return f"data.max_response_length={data.max_response_length}"
         return f"data.max_prompt_length={data.max_prompt_length}"
 
-    def _nothing_learned(self, metrics: Mapping[str, float]) -> str:
+    def _explain_no_advantage(self, metrics: Mapping[str, float]) -> str:
         equal = metrics.get(EQUAL_GROUPS)
         if equal == 1.0:
             why = "all returns of each group were equal, so rewards gave no gradient"

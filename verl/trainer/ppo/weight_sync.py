@@ -6,9 +6,9 @@ results would be wrong without any other sign.
 
 from collections.abc import Mapping, Sequence
 
-from verl.records import WeightSketch
+from verl.records import WeightFingerprints
 
-SHOWN = 3  # names in a message
+SHOWN_NAMES = 3  # names in a message
 
 
 class WeightSyncError(RuntimeError):
@@ -16,26 +16,30 @@ class WeightSyncError(RuntimeError):
 
 
 def verify_weights_received(
-    fingerprints: WeightSketch, received: Sequence[Mapping[str, int]], version: int
+    fingerprints: WeightFingerprints, received: Sequence[Mapping[str, int]], version: int
 ) -> None:
     """Raise ``WeightSyncError`` unless every engine ``received`` weights with ``fingerprints``."""
     for number, engine in enumerate(received):
-        wrong = [name for name, value in fingerprints.sent.items() if engine.get(name) != value]
+        wrong = [
+            name for name, value in fingerprints.sent_weights.items() if engine.get(name) != value
+        ]
         if wrong:
             raise WeightSyncError(
                 f"rollout worker {number} did not receive version {version} of the weights: "
-                f"{len(wrong)} of {len(fingerprints.sent)} are missing or differ from those that "
-                f"were sent, for example {', '.join(wrong[:SHOWN])}; it would generate with an "
+                f"{len(wrong)} of {len(fingerprints.sent_weights)} are missing or differ from those that "
+                f"were sent, for example {', '.join(wrong[:SHOWN_NAMES])}; it would generate with an "
                 "older policy"
             )
 
 
-def verify_weights_changed(before: WeightSketch | None, after: WeightSketch, version: int) -> None:
+def verify_weights_changed(
+    before: WeightFingerprints | None, after: WeightFingerprints, version: int
+) -> None:
     """Raise ``WeightSyncError`` if no weight changed between two exports.
 
     Called only if the optimizer took a step with a gradient in between.
     """
-    if before is not None and before.held == after.held:
+    if before is not None and before.master_weights == after.master_weights:
         raise WeightSyncError(
             f"the optimizer took a step with a gradient before version {version}, but no weight "
             "of the rollout engines has changed: the step, the adapters or the learning rate have "

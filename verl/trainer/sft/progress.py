@@ -6,10 +6,12 @@ from pathlib import Path
 from verl.config.schema import SFTConfig
 from verl.record.tracking import Tracking
 from verl.trainer.sft.trainer import OptimizerStep
-from verl.utils.progress import Progress, move
+from verl.utils.progress import Progress, record_heartbeat
 
 logger = logging.getLogger(__name__)
-RECORDS = 400  # approximate lines of metrics.jsonl; steps with a held-out loss are always written
+MAX_RECORDS = (
+    400  # approximate lines of metrics.jsonl; steps with a held-out loss are always written
+)
 
 
 class SFTProgress:
@@ -30,7 +32,7 @@ class SFTProgress:
         )
         self.total = total
         self.tokens = 0.0
-        self.every = max(1, total // RECORDS)
+        self.every = max(1, total // MAX_RECORDS)
         self.progress: Progress | None = None
         if "console" in trainer.logger:
             self.progress = Progress("imitating", total, "steps", first=first)
@@ -41,15 +43,15 @@ class SFTProgress:
         Of the steps without a held-out loss, about ``MAX_RECORDS`` are written.
         """
         # The heartbeat is also needed without a progress bar.
-        move("imitating")
+        record_heartbeat("imitating")
         metrics = record.metrics | {"training/global_step": float(record.step)}
         self.tokens += metrics.get("perf/tokens", 0.0)
         metrics["perf/total_num_tokens"] = self.tokens
         evaluated = "val/loss" in metrics
-        if record.last or evaluated or record.step % self.every == 0:
+        if record.is_last or evaluated or record.step % self.every == 0:
             self.tracking.log(metrics, record.step)
         if self.progress is not None and "train/loss" in metrics:
-            self.progress.to(record.step, f"loss {metrics['train/loss']:.3f}")
+            self.progress.set_done(record.step, f"loss {metrics['train/loss']:.3f}")
         if evaluated:
             loss = metrics["val/loss"]
             agent = metrics.get("val/agent_loss", float("nan"))

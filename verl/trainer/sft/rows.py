@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 
 from verl.config.schema.sft import SFTDataConfig
-from verl.utils.message_rows import DataRow, episode_messages, read_table
+from verl.utils.message_rows import DataRow, read_episode_messages, read_table
 from verl.utils.seeds import derive_seed
 
 Record = dict[str, Any]
-PLACE = "place"  # key of a record: its file and row, for error messages
-TOKENS = "input_ids"
-TOKEN_WEIGHTS = "loss_weights"
+PLACE_KEY = "place"  # key of a record: its file and row, for error messages
+TOKENS_COLUMN = "input_ids"
+WEIGHTS_COLUMN = "loss_weights"
 # Columns that are refused next to token ids because they would be ignored, and the reason.
-UNREAD = {"labels": f"the column {TOKEN_WEIGHTS} defines the loss of each token"}
+REFUSED_COLUMNS = {"labels": f"the column {WEIGHTS_COLUMN} defines the loss of each token"}
 AGENT_WEIGHT = 1.0  # loss weight of the agent's tokens
 
 
@@ -44,9 +44,9 @@ class SFTRow:
         return len(self.input_ids)
 
 
-def token_row(record: Mapping[str, Any]) -> SFTRow:
+def make_token_row(record: Mapping[str, Any]) -> SFTRow:
     """Return the row of a record with ``input_ids`` and ``loss_weights``."""
-    return SFTRow(tuple(record[TOKENS]), tuple(float(w) for w in record[TOKEN_WEIGHTS]))
+    return SFTRow(tuple(record[TOKENS_COLUMN]), tuple(float(w) for w in record[WEIGHTS_COLUMN]))
 
 
 def read_records(data: SFTDataConfig, split: str) -> list[Record]:
@@ -57,40 +57,42 @@ def read_records(data: SFTDataConfig, split: str) -> list[Record]:
     """
     files = data.val_files if split == "val" else data.train_files
     return [
-        {**_record(row, data.messages_key), PLACE: row.place}
+        {**_parse_record(row, data.messages_key), PLACE_KEY: row.row_location}
         for row in read_table(f"data.{split}_files", files)
     ]
 
 
-def _record(row: DataRow, column: str) -> Record:
-    if row.read(TOKENS) is None:
-        return {column: episode_messages(row, column, "data.messages_key")}
-    row.refuse_unread(UNREAD)
-    if not all(row.read("attention_mask") or [1]):
-        raise row.bad(
+def _parse_record(row: DataRow, column: str) -> Record:
+    if row.read_cell(TOKENS_COLUMN) is None:
+        return {column: read_episode_messages(row, column, "data.messages_key")}
+    row.refuse_unread(REFUSED_COLUMNS)
+    if not all(row.read_cell("attention_mask") or [1]):
+        raise row.make_error(
             "attention_mask", "masks tokens", "rows without padding", "remove the padding"
         )
     record = {
-        TOKENS: _numbers(row, TOKENS, "token ids", int),
-        TOKEN_WEIGHTS: _numbers(row, TOKEN_WEIGHTS, "a loss weight for each token", float),
+        TOKENS_COLUMN: _read_numbers(row, TOKENS_COLUMN, "token ids", int),
+        WEIGHTS_COLUMN: _read_numbers(row, WEIGHTS_COLUMN, "a loss weight for each token", float),
     }
     try:
-        token_row(record)
+        make_token_row(record)
     except ValueError as error:
         allowed = "two or more tokens, one weight per token, and one above 0 after the first"
-        raise row.bad(TOKENS, f"is invalid: {error}", allowed, "remove the row") from error
+        raise row.make_error(
+            TOKENS_COLUMN, f"is invalid: {error}", allowed, "remove the row"
+        ) from error
     return record
 
 
-def _numbers(row: DataRow, column: str, what: str, kind: type) -> list[Any]:
+def _read_numbers(row: DataRow, column: str, what: str, kind: type) -> list[Any]:
     """Return the list of numbers in ``column``. They must be finite and not negative."""
-    value = row.read(column)
+    value = row.read_cell(column)
     numbers: list[Any] = value if isinstance(value, list) else [None]
     for item in numbers:
         is_number = isinstance(item, (int, kind)) and not isinstance(item, bool)
         if not is_number or item < 0 or not math.isfinite(item):
             why = f"contains {str(value if item is None else item)[:80]!r}"
-            raise row.bad(column, why, f"{what}, 0 or more", "remove the row")
+            raise row.make_error(column, why, f"{what}, 0 or more", "remove the row")
     return numbers
 
 
@@ -110,17 +112,17 @@ def plan_batches(
     if not lengths:
         raise ValueError("lengths is empty: there are no rows to train on")
 
-    def batches() -> Iterator[list[int]]:
+    def cut_epochs() -> Iterator[list[int]]:
         # With total_steps the number of epochs is unlimited: islice below ends them.
         for epoch in count() if total_steps else range(epochs):
             rng = np.random.default_rng(derive_seed("sft", seed, epoch))
             order = rng.permutation(len(lengths)).tolist() if shuffle else range(len(lengths))
-            yield from _cut(order, lengths, tokens_per_batch)
+            yield from _cut_batches(order, lengths, tokens_per_batch)
 
-    return list(islice(batches(), total_steps))
+    return list(islice(cut_epochs(), total_steps))
 
 
-def _cut(order: Sequence[int], lengths: Sequence[int], size: int) -> Iterator[list[int]]:
+def _cut_batches(order: Sequence[int], lengths: Sequence[int], size: int) -> Iterator[list[int]]:
     batch: list[int] = []
     tokens = 0
     for row in order:

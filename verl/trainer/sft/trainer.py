@@ -8,14 +8,20 @@ from pathlib import Path
 
 import torch
 
-from verl.models.branch_attention import pack
+from verl.models.branch_attention import pack_with_branches
 from verl.models.token_scores import Targets
 from verl.trainer.sft.rows import AGENT_WEIGHT, SFTRow
 from verl.utils.checkpoint import CheckpointManager
-from verl.workers.collectives import barrier, broadcast_text, rank, sum_over_ranks, world_size
+from verl.workers.collectives import (
+    broadcast_text,
+    get_rank,
+    sum_over_ranks,
+    wait_for_ranks,
+    world_size,
+)
 from verl.workers.engine import TrainEngine
 from verl.workers.engine_state import load_engine, save_engine
-from verl.workers.passes import common_passes
+from verl.workers.forward_passes import common_passes
 from verl.workers.rows import micro_batches
 
 logger = logging.getLogger(__name__)
@@ -28,7 +34,7 @@ class OptimizerStep:
 
     step: int
     metrics: dict[str, float]
-    last: bool
+    is_last: bool
 
 
 class SFTTrainer:
@@ -86,7 +92,7 @@ class SFTTrainer:
         first.
         """
         if self.step == 0:
-            on_step(OptimizerStep(0, self.evaluate(), last=False))
+            on_step(OptimizerStep(0, self.evaluate(), is_last=False))
         while self.step < len(self.batches):
             metrics = self.train_step(self.batches[self.step])
             self.step += 1
@@ -101,7 +107,7 @@ class SFTTrainer:
         """Write a checkpoint of the current step. All ranks must call it."""
         if self.checkpoints is None:
             raise ValueError("save_freq > 0 needs checkpoints; fix: pass a CheckpointManager")
-        if rank() > 0:
+        if get_rank() > 0:
             self._write_engine(Path())
             return
         state = {"global_step": self.step}
@@ -110,11 +116,11 @@ class SFTTrainer:
     def _write_engine(self, directory: Path) -> None:
         # Only rank 0 knows the directory, into which every rank has to write.
         try:
-            save_engine(self.engine, broadcast_text(str(directory))).files()
+            save_engine(self.engine, broadcast_text(str(directory))).wait_for_files()
         finally:
             # No rank continues before all have written. Ranks that failed reach the barrier too,
             # so that none waits forever.
-            barrier()
+            wait_for_ranks()
 
     def train_step(self, batch: Sequence[int]) -> dict[str, float]:
         """Take one optimizer step on the rows ``batch`` and return its metrics.
@@ -126,17 +132,17 @@ class SFTTrainer:
         tokens = sum(len(row) for row in rows)
         # The first token of a row is not predicted, so its weight does not count.
         weight = sum(sum(row.loss_weights[1:]) for row in rows)
-        sums = Sums()
-        with self.engine.resident(training=True):
-            parts = self._micro_batches(rows, self.max_tokens)
+        sums = LossSums()
+        with self.engine.model_on_device(training=True):
+            parts = self._split_rank_rows(rows, self.max_tokens)
             for number, part in enumerate(parts, start=1):
-                loss = self._weighted_sum(part or rows[:1], sums if part else Sums())
+                loss = self._sum_losses(part or rows[:1], sums if part else LossSums())
                 # Divide by the weight of the whole batch: gradients do not depend on its split.
                 share = loss / weight if part else loss * 0.0
                 self.engine.backward(share, last=number == len(parts))
             report = self.engine.step()
-            self.engine.require_finite()
-        return sums.means("train") | {
+            self.engine.check_finite_weights()
+        return sums.compute_means("train") | {
             "train/grad_norm": report.grad_norm,
             "train/lr": report.lr,
             "train/skipped": float(report.skipped),
@@ -144,21 +150,23 @@ class SFTTrainer:
             "perf/throughput": tokens / max(time.perf_counter() - started, 1e-9),
         }
 
-    def _micro_batches(self, rows: Sequence[SFTRow], max_tokens: int) -> list[list[SFTRow]]:
+    def _split_rank_rows(self, rows: Sequence[SFTRow], max_tokens: int) -> list[list[SFTRow]]:
         """Return the micro-batches of this rank's part of ``rows``.
 
         Every rank gets the same number; the last ones may be empty.
         """
-        rank_rows = [rows[i] for i in dealt([len(row) for row in rows], world_size())[rank()]]
+        rank_rows = [
+            rows[i] for i in assign_rows([len(row) for row in rows], world_size())[get_rank()]
+        ]
         cuts = micro_batches([len(row) for row in rank_rows], max_tokens=max_tokens)
         # A pass through a sharded model is a collective operation, so all ranks need equal counts.
         empty = [[] for _ in range(common_passes(cuts) - len(cuts))]
         return [[rank_rows[i] for i in cut] for cut in cuts] + empty
 
-    def _weighted_sum(self, rows: Sequence[SFTRow], sums: "Sums") -> torch.Tensor:
+    def _sum_losses(self, rows: Sequence[SFTRow], sums: "LossSums") -> torch.Tensor:
         """Return the sum over tokens of ``weight * -log p``. Add it and its parts to ``sums``."""
         device = self.engine.device
-        packed = pack([torch.tensor(row.input_ids) for row in rows], device=device)
+        packed = pack_with_branches([torch.tensor(row.input_ids) for row in rows], device=device)
         weights = torch.cat([torch.tensor((0.0, *row.loss_weights[1:])) for row in rows]).to(device)
         # Score only tokens with a weight: most of a row can be observations of weight 0.
         where = weights.nonzero().squeeze(-1)
@@ -187,14 +195,14 @@ class SFTTrainer:
         """
         if not self.val_rows:
             return {}
-        sums = Sums()
-        with self.engine.resident():
-            for part in self._micro_batches(self.val_rows, EVAL_TOKENS):
-                self._weighted_sum(part or self.val_rows[:1], sums if part else Sums())
-        return sums.means("val")
+        sums = LossSums()
+        with self.engine.model_on_device():
+            for part in self._split_rank_rows(self.val_rows, EVAL_TOKENS):
+                self._sum_losses(part or self.val_rows[:1], sums if part else LossSums())
+        return sums.compute_means("val")
 
 
-class Sums:
+class LossSums:
     """Sums of losses and weights over the micro-batches of this rank."""
 
     def __init__(self) -> None:
@@ -206,11 +214,11 @@ class Sums:
         for name, value in parts.items():
             self._sums[name] += value
 
-    def total(self, name: str) -> float:
+    def get_sum(self, name: str) -> float:
         """Return one sum: ``loss``, ``weight``, ``agent_loss`` or ``agent_tokens``."""
         return self._sums[name]
 
-    def means(self, prefix: str) -> dict[str, float]:
+    def compute_means(self, prefix: str) -> dict[str, float]:
         """Return ``<prefix>/loss`` and ``<prefix>/agent_loss`` over all ranks; a collective call.
 
         The latter is omitted if there are no agent tokens.
@@ -222,7 +230,7 @@ class Sums:
         return means
 
 
-def dealt(lengths: Sequence[int], ranks: int) -> list[list[int]]:
+def assign_rows(lengths: Sequence[int], ranks: int) -> list[list[int]]:
     """Return the row indices of each of ``ranks``, with about equal numbers of tokens.
 
     With one rank the order is unchanged. With fewer rows than ranks, some ranks get none.

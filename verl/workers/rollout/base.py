@@ -173,16 +173,16 @@ class StopRules:
         self._end_ids = frozenset(end_ids)
         self._plans: dict[tuple[str, ...], StopPlan] = {}
 
-    def plan(self, stop: tuple[str, ...]) -> StopPlan:
+    def get_plan(self, stop: tuple[str, ...]) -> StopPlan:
         """Return the plan for the stop strings ``stop``.
 
         Raises ``ValueError`` for an empty stop string.
         """
         if stop not in self._plans:
-            self._plans[stop] = self._make(stop)
+            self._plans[stop] = self._make_plan(stop)
         return self._plans[stop]
 
-    def _make(self, stop: tuple[str, ...]) -> StopPlan:
+    def _make_plan(self, stop: tuple[str, ...]) -> StopPlan:
         if "" in stop:
             raise ValueError("a stop string is empty; allowed: strings of at least one character")
         singles = set(self._end_ids)
@@ -224,11 +224,11 @@ def counter_seeds(seeds: np.ndarray, counters: np.ndarray) -> np.ndarray:
     prefill or preemption.
     """
     with np.errstate(over="ignore"):  # arithmetic modulo 2**64 is intended
-        streams = _mix(seeds.astype(np.uint64) + _GOLDEN)
-        return _mix(streams + _GOLDEN * (counters.astype(np.uint64) + np.uint64(1)))
+        streams = _mix_bits(seeds.astype(np.uint64) + _GOLDEN)
+        return _mix_bits(streams + _GOLDEN * (counters.astype(np.uint64) + np.uint64(1)))
 
 
-def _mix(x: np.ndarray) -> np.ndarray:
+def _mix_bits(x: np.ndarray) -> np.ndarray:
     x = (x ^ (x >> np.uint64(30))) * _FIRST_FACTOR
     x = (x ^ (x >> np.uint64(27))) * _SECOND_FACTOR
     return x ^ (x >> np.uint64(31))
@@ -241,7 +241,7 @@ class RequestSeeds:
         self._engine_seed = np.array([engine_seed & _63_BITS], dtype=np.uint64)
         self._drawn = 0
 
-    def of(self, request: SamplingRequest) -> int:
+    def seed_of(self, request: SamplingRequest) -> int:
         """Return the seed of ``request``, or the next derived seed if it has none."""
         if request.seed is not None:
             return request.seed & _63_BITS

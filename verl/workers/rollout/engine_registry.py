@@ -46,7 +46,7 @@ def register_engine(name: str, target: str) -> None:
     ENGINES[name] = target
 
 
-def engine_class(name: str) -> EngineClass:
+def import_engine_class(name: str) -> EngineClass:
     """Import the engine class ``name``: a key of ``ENGINES`` or an import path ``module:Class``.
 
     Raises ``ValueError`` for an unknown name, ``ImportError`` or ``AttributeError`` for an import
@@ -74,7 +74,7 @@ def create_engine(
     Raises ``ValueError`` for an unknown name, and ``ImportError`` with the extra to install if the
     engine is not installed.
     """
-    make = engine_class(name)
+    make = import_engine_class(name)
     return make(
         config, model_path, seed=seed, num_threads=num_threads, trust_remote_code=trust_remote_code
     )
@@ -100,7 +100,7 @@ def start_engine(
     if config.model.external_lib:
         importlib.import_module(config.model.external_lib)  # it may register the engine
     rollout = config.rollout
-    engine_class(rollout.name)  # raises for a wrong name before a model is downloaded
+    import_engine_class(rollout.name)  # raises for a wrong name before a model is downloaded
     # Resolved here, because a hub name refers to the cache of this node.
     directory = model_directory(model_path)
     trust = config.model.trust_remote_code

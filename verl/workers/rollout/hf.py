@@ -24,7 +24,7 @@ from verl.config.schema.rollout import RolloutConfig
 from verl.models.token_scores import full_logits
 from verl.models.weights import load_weights
 from verl.utils.sampling import SamplingRequest, SamplingResult, StopReason
-from verl.utils.shipped import as_tensor
+from verl.utils.tensor_arrays import as_tensor
 from verl.workers.rollout.base import (
     EngineError,
     EnginePart,
@@ -37,7 +37,7 @@ from verl.workers.rollout.base import (
     check_request,
     end_token_ids,
 )
-from verl.workers.rollout.draw import draw, uniforms
+from verl.workers.rollout.token_sampling import sample_tokens, uniform_numbers
 
 # New rows join the batch when they are this share of the running rows, or after this many steps.
 _JOIN_SHARE = 1 / 4
@@ -89,7 +89,7 @@ class HFEngine:
         model: PreTrainedModel = load_weights(
             model_path, dtype=dtype, trust_remote_code=trust_remote_code
         )
-        _move(model, "cuda" if torch.cuda.is_available() else "cpu")
+        _move_model(model, "cuda" if torch.cuda.is_available() else "cpu")
         model.eval().requires_grad_(False)
         head = model.get_output_embeddings()
         if model.dtype != torch.float32 and isinstance(head, torch.nn.Linear):
@@ -97,7 +97,7 @@ class HFEngine:
             head.forward = partial(full_logits, head)  # pyright: ignore[reportAttributeAccessIssue]
         tokenizer = AutoTokenizer.from_pretrained(model_path, trust_remote_code=trust_remote_code)
         rules = StopRules(tokenizer, end_token_ids(model_path, tokenizer))
-        self._take(model, rules, seed, config.max_num_seqs, config.max_model_len)
+        self._set_up(model, rules, seed, config.max_num_seqs, config.max_model_len)
 
     @classmethod
     def on_model(
@@ -114,10 +114,10 @@ class HFEngine:
         ``end_ids`` are the tokens that end a turn.
         """
         engine = cls.__new__(cls)
-        engine._take(model, StopRules(tokenizer, end_ids), seed, max_num_seqs, None)
+        engine._set_up(model, StopRules(tokenizer, end_ids), seed, max_num_seqs, None)
         return engine
 
-    def _take(
+    def _set_up(
         self,
         model: PreTrainedModel,
         rules: StopRules,
@@ -125,7 +125,7 @@ class HFEngine:
         max_num_seqs: int,
         max_model_len: int | None,
     ) -> None:
-        self._held: PreTrainedModel | None = model
+        self._model_or_none: PreTrainedModel | None = model
         self._rules = rules
         self._seeds = RequestSeeds(seed)
         self._device = model.device
@@ -140,16 +140,16 @@ class HFEngine:
         self.policy_version = 0
 
     @property
-    def _model(self) -> PreTrainedModel:
-        if self._held is None:
+    def _open_model(self) -> PreTrainedModel:
+        if self._model_or_none is None:
             raise EngineError("the engine is closed")
-        return self._held
+        return self._model_or_none
 
     def add(self, request: SamplingRequest) -> None:
         """Queue a request. Raises ``ValueError`` for a request that can never be served."""
         check_request(request, self._max_model_len, self._vocab_size)
-        plan = self._rules.plan(tuple(request.stop))
-        self._waiting.append(_Row(request, plan, self._seeds.of(request)))
+        plan = self._rules.get_plan(tuple(request.stop))
+        self._waiting.append(_Row(request, plan, self._seeds.seed_of(request)))
 
     def has_work(self) -> bool:
         """Return True if any request is unfinished."""
@@ -160,14 +160,14 @@ class HFEngine:
         # not inference_mode: autograd refuses its tensors, and the model may also be trained
         with torch.no_grad():
             logits = [self._decode()] if self._rows else []
-            if fresh := self._joining():
-                logits.append(self._prefill(fresh))
+            if fresh := self._take_joining():
+                logits.append(self._prefill_rows(fresh))
             if not logits:
                 return []
             self._sample(torch.cat(logits))
-            return self._finished()
+            return self._remove_finished()
 
-    def _finished(self) -> list[SamplingResult]:
+    def _remove_finished(self) -> list[SamplingResult]:
         """Remove the rows that end with their newest token and return their results."""
         results: list[SamplingResult] = []
         unfinished: list[int] = []
@@ -176,9 +176,9 @@ class HFEngine:
             if reason is None:
                 unfinished.append(index)
             else:
-                results.append(self._result(row, reason))
+                results.append(self._make_result(row, reason))
         if results:
-            self._keep(unfinished)
+            self._keep_rows(unfinished)
         return results
 
     def abort(self, request_ids: Iterable[str]) -> None:
@@ -187,7 +187,7 @@ class HFEngine:
         self._waiting = deque(row for row in self._waiting if row.request.request_id not in gone)
         keep = [index for index, row in enumerate(self._rows) if row.request.request_id not in gone]
         if len(keep) < len(self._rows):
-            self._keep(keep)
+            self._keep_rows(keep)
 
     def update_weights(self, weights: Weights, version: int) -> None:
         """Copy full weights into the model.
@@ -197,30 +197,30 @@ class HFEngine:
         if self.has_work():
             running = len(self._rows) + len(self._waiting)
             raise EngineError(f"weights cannot change while {running} requests are unfinished")
-        own = dict(self._model.named_parameters(remove_duplicate=False))
+        parameters = dict(self._open_model.named_parameters(remove_duplicate=False))
         # by memory address: tied parameters are one weight with several names
-        missing = {parameter.data_ptr(): name for name, parameter in own.items()}
+        missing = {parameter.data_ptr(): name for name, parameter in parameters.items()}
         with torch.no_grad():
             for name, value in weights:
-                if name not in own:
+                if name not in parameters:
                     raise EngineError(f"the model has no parameter '{name}'")
-                own[name].copy_(as_tensor(value))
-                missing.pop(own[name].data_ptr(), None)
+                parameters[name].copy_(as_tensor(value))
+                missing.pop(parameters[name].data_ptr(), None)
         if missing:
             raise EngineError(f"no new weights for {', '.join(sorted(missing.values())[:5])}")
         self.policy_version = version
 
     def held_weights(self) -> dict[str, torch.Tensor]:
         """Return all parameters by name; tied parameters appear under each name."""
-        return dict(self._model.named_parameters(remove_duplicate=False))
+        return dict(self._open_model.named_parameters(remove_duplicate=False))
 
     def sleep(self, level: SleepLevel = 1) -> None:
         """Move the model to host memory; level 2 discards its weights. No effect on CPU."""
         if self._device.type == "cpu":
             return
         if level == 2:
-            self._shapes = forget(self._model)
-        _move(self._model, "cpu")
+            self._shapes = free_weights(self._open_model)
+        _move_model(self._open_model, "cpu")
         if torch.cuda.is_available():
             torch.cuda.empty_cache()  # otherwise this process would keep the freed memory
 
@@ -231,18 +231,18 @@ class HFEngine:
         """
         if part == "kv_cache":
             return
-        _move(self._model, self._device)
-        make_room(self._model, self._shapes)
+        _move_model(self._open_model, self._device)
+        allocate_weights(self._open_model, self._shapes)
         self._shapes = {}
 
     def close(self) -> None:
         """Free the model and discard all requests."""
-        self._held = None
+        self._model_or_none = None
         self._prefixes = None
         self._rows = []
         self._waiting = deque()
 
-    def _joining(self) -> list[_Row]:
+    def _take_joining(self) -> list[_Row]:
         """Return the waiting rows that join now: none, or as many as ``max_num_seqs`` allows."""
         count = min(len(self._waiting), self._max_num_seqs - len(self._rows))
         if count < len(self._rows) * _JOIN_SHARE and self._waited < _JOIN_WAIT:
@@ -261,7 +261,7 @@ class HFEngine:
         last = torch.tensor([[row.token_ids[-1]] for row in self._rows], device=self._device)
         prefixes.mask = torch.cat([prefixes.mask, torch.ones_like(last)], dim=1)
         position = prefixes.mask.sum(dim=1, keepdim=True) - 1
-        out = self._model(
+        out = self._open_model(
             input_ids=last,
             attention_mask=prefixes.mask,
             position_ids=position,
@@ -270,7 +270,7 @@ class HFEngine:
         )
         return out.logits[:, -1].float()
 
-    def _prefill(self, rows: list[_Row]) -> torch.Tensor:
+    def _prefill_rows(self, rows: list[_Row]) -> torch.Tensor:
         """Add ``rows`` to the batch and return the logits [N, V] after their prompts."""
         width = max(len(row.request.prompt_ids) for row in rows)
         ids: list[list[int]] = []
@@ -285,7 +285,7 @@ class HFEngine:
         # padding gets position 0; it is masked, so its position has no effect
         position = (mask.cumsum(dim=1) - 1).clamp_(min=0)
         cache = DynamicCache()
-        out = self._model(
+        out = self._open_model(
             input_ids=torch.tensor(ids, device=self._device),
             attention_mask=mask,
             position_ids=position,
@@ -307,11 +307,11 @@ class HFEngine:
         old_pad = width - old.mask.shape[1]
         new_pad = width - new.mask.shape[1]
         old.mask = torch.cat([pad(old.mask, (old_pad, 0)), pad(new.mask, (new_pad, 0))])
-        for layer, other in zip(_layers(old.cache), _layers(new.cache), strict=True):
-            layer.keys = _stacked(layer.keys, old_pad, other.keys, new_pad)
-            layer.values = _stacked(layer.values, old_pad, other.values, new_pad)
+        for layer, other in zip(_cache_layers(old.cache), _cache_layers(new.cache), strict=True):
+            layer.keys = _stack_padded(layer.keys, old_pad, other.keys, new_pad)
+            layer.values = _stack_padded(layer.values, old_pad, other.values, new_pad)
 
-    def _keep(self, keep: list[int]) -> None:
+    def _keep_rows(self, keep: list[int]) -> None:
         """Remove all rows except ``keep``, and columns that are padding in all remaining rows."""
         self._rows = [self._rows[index] for index in keep]
         prefixes = self._prefixes
@@ -322,7 +322,7 @@ class HFEngine:
         mask = prefixes.mask[keep]
         cut = int(mask.any(dim=0).int().argmax())  # the first column that holds a token
         prefixes.mask = mask[:, cut:]
-        for layer in _layers(prefixes.cache):
+        for layer in _cache_layers(prefixes.cache):
             assert layer.keys is not None and layer.values is not None  # set by the first forward
             layer.keys = layer.keys[keep, :, cut:]
             layer.values = layer.values[keep, :, cut:]
@@ -335,14 +335,14 @@ class HFEngine:
         )
         top_p = torch.tensor([request.top_p for request in requests], device=self._device)
         top_k = torch.tensor([request.top_k for request in requests], device=self._device)
-        uniform = uniforms(
+        uniform = uniform_numbers(
             np.array([row.seed for row in self._rows], dtype=np.uint64),
             np.array([len(row.token_ids) for row in self._rows]),
         )
         # truncation sorts the whole vocabulary, so it is only done if a request needs it
         cut_k = top_k if bool((top_k > 0).any()) else None
         cut_p = top_p if bool((top_p < 1).any()) else None
-        tokens, logprobs = draw(logits, temperature, cut_k, cut_p, uniform)
+        tokens, logprobs = sample_tokens(logits, temperature, cut_k, cut_p, uniform)
         for row, token, logprob in zip(self._rows, tokens.tolist(), logprobs.tolist(), strict=True):
             row.token_ids.append(token)
             row.logprobs.append(logprob)
@@ -354,17 +354,17 @@ class HFEngine:
         full = len(row.request.prompt_ids) + len(ids) >= self._max_model_len
         return StopReason.LENGTH if full or len(ids) >= row.request.max_tokens else None
 
-    def _result(self, row: _Row, reason: StopReason) -> SamplingResult:
+    def _make_result(self, row: _Row, reason: StopReason) -> SamplingResult:
         return SamplingResult(
             row.request.request_id, row.token_ids, row.logprobs, reason, self.policy_version
         )
 
 
-def _move(model: torch.nn.Module, device: str | torch.device) -> None:
+def _move_model(model: torch.nn.Module, device: str | torch.device) -> None:
     model.to(device)
 
 
-def forget(model: torch.nn.Module) -> dict[str, torch.Size]:
+def free_weights(model: torch.nn.Module) -> dict[str, torch.Size]:
     """Free the memory of all weights of ``model`` and return their shapes by name."""
     shapes: dict[str, torch.Size] = {}
     for name, parameter in model.named_parameters():
@@ -373,25 +373,25 @@ def forget(model: torch.nn.Module) -> dict[str, torch.Size]:
     return shapes
 
 
-def make_room(model: torch.nn.Module, shapes: Mapping[str, torch.Size]) -> None:
+def allocate_weights(model: torch.nn.Module, shapes: Mapping[str, torch.Size]) -> None:
     """Allocate uninitialised memory for the weights named in ``shapes``."""
     for name, shape in shapes.items():
         parameter = model.get_parameter(name)
         parameter.data = parameter.new_empty(shape)
 
 
-def _layers(cache: DynamicCache) -> list[CacheLayerMixin]:
+def _cache_layers(cache: DynamicCache) -> list[CacheLayerMixin]:
     """Return the layers of a key-value cache. Raises ``EngineError`` for other kinds of layers."""
-    found = [layer for layer in cache.layers if isinstance(layer, CacheLayerMixin)]
-    if len(found) < len(cache.layers):
+    layers = [layer for layer in cache.layers if isinstance(layer, CacheLayerMixin)]
+    if len(layers) < len(cache.layers):
         raise EngineError(
             "rollout.name=hf does not support models with layers without keys and values; "
             "fix: set actor_rollout_ref.rollout.name=vllm"
         )
-    return found
+    return layers
 
 
-def _stacked(
+def _stack_padded(
     first: torch.Tensor | None, first_pad: int, second: torch.Tensor | None, second_pad: int
 ) -> torch.Tensor:
     """Left-pad keys or values [B, H, L, D] of two batches and concatenate them along B."""

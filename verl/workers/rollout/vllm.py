@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from verl.config.schema.rollout import RolloutConfig
 from verl.names import CPU_CACHE_GB
 from verl.utils.sampling import SamplingRequest, SamplingResult, StopReason
-from verl.utils.shipped import as_tensor
+from verl.utils.tensor_arrays import as_tensor
 from verl.workers.rollout.base import (
     GREEDY_BELOW,
     EngineError,
@@ -61,7 +61,7 @@ class VLLMEngine:
         _check_weights(str(model_path), config, trust_remote_code)
         arguments = engine_arguments(str(model_path), config, seed, trust_remote_code, self._on_cpu)
         self._engine = engine_cls.from_engine_args(arguments_cls(**arguments))
-        self._sampler = self._mend_for_cpu() if self._on_cpu else None
+        self._sampler = self._install_cpu_sampler() if self._on_cpu else None
         # Any, because the tokenizer type of vLLM lacks methods that tokenizers have.
         tokenizer: Any = self._engine.get_tokenizer()
         self._rules = StopRules(tokenizer, end_token_ids(model_path, tokenizer))
@@ -85,7 +85,7 @@ class VLLMEngine:
         if request.request_id in self._requests:
             raise ValueError(f"request {request.request_id} is already running")
         params = self._sampling_params(request)
-        seed = self._seeds.of(request)
+        seed = self._seeds.seed_of(request)
         # The sampler of ``vllm_cpu`` derives random numbers from the seed and the position.
         if self._sampler is None:
             params.seed = seed
@@ -93,7 +93,7 @@ class VLLMEngine:
         internal = self._engine.add_request(request.request_id, prompt, params)
         self._requests[request.request_id] = internal
         if self._sampler is not None:
-            self._sampler.begin(internal, seed)
+            self._sampler.register_request(internal, seed)
 
     def step(self) -> list[SamplingResult]:
         """Advance all running requests by one engine step and return finished results."""
@@ -101,7 +101,7 @@ class VLLMEngine:
 
         outputs = self._engine.step()
         sampled = [output for output in outputs if isinstance(output, RequestOutput)]
-        return [self._result(output) for output in sampled if output.finished]
+        return [self._make_result(output) for output in sampled if output.finished]
 
     def abort(self, request_ids: Iterable[str]) -> None:
         """Discard waiting and running requests without results."""
@@ -109,7 +109,7 @@ class VLLMEngine:
         self._engine.abort_request(internal, internal=True)
         if self._sampler is not None:
             for name in internal:
-                self._sampler.finish(name)
+                self._sampler.remove_request(name)
 
     def update_weights(self, weights: Weights, version: int) -> None:
         """Load full weights in place and clear the prefix cache.
@@ -124,24 +124,24 @@ class VLLMEngine:
         if self._on_cpu:
             from verl.workers.rollout.vllm_cpu import repack_output_head
 
-            repack_output_head(self._runner().get_model())
+            repack_output_head(self._model_runner().get_model())
         self._begin_version(version)
 
     def connect(self, info: Mapping[str, object]) -> None:
         """Prepare for weight transfers by vLLM's ``weight_transfer_config``."""
-        self._ask_workers("init_weight_transfer_engine", init_info=info)
+        self._call_workers("init_weight_transfer_engine", init_info=info)
 
     def begin_update(self) -> None:
         """Begin an update in chunks. Raises ``EngineError`` while requests run."""
-        from verl.workers.rollout.vllm_worker import watch
+        from verl.workers.rollout.vllm_worker import start_recording
 
         self._refuse_while_running()
-        self._engine.collective_rpc(watch)
-        self._ask_workers("start_weight_update")
+        self._engine.collective_rpc(start_recording)
+        self._call_workers("start_weight_update")
 
     def receive(self, info: Mapping[str, object]) -> None:
         """Load one chunk. Every device gets the whole chunk and keeps its part."""
-        self._ask_workers("update_weights", update_info=info)
+        self._call_workers("update_weights", update_info=info)
 
     def finish_update(self, version: int) -> dict[str, int]:
         """Complete the update, clear the prefix cache and return the fingerprints by name.
@@ -149,12 +149,12 @@ class VLLMEngine:
         Raises ``EngineError`` if a device does not hold the received weights, and if devices
         received different weights.
         """
-        from verl.workers.rollout.vllm_worker import arrived
+        from verl.workers.rollout.vllm_worker import finish_recording
 
-        self._ask_workers("finish_weight_update")
-        first, *others = self._engine.collective_rpc(arrived)
-        for number, taken in enumerate(others, start=1):
-            if taken != first:
+        self._call_workers("finish_weight_update")
+        first, *others = self._engine.collective_rpc(finish_recording)
+        for number, received in enumerate(others, start=1):
+            if received != first:
                 raise EngineError(
                     f"device {number} of the engine received other weights than device 0"
                 )
@@ -167,7 +167,7 @@ class VLLMEngine:
         Some have the name and shape of the checkpoint. On CPU these are only parameters outside of
         matrix products, because vLLM repacks the others.
         """
-        return dict(self._runner().get_model().named_parameters())
+        return dict(self._model_runner().get_model().named_parameters())
 
     def sleep(self, level: SleepLevel = 1) -> None:
         """Free device memory on CUDA: level 1 keeps the weights in host memory, level 2 discards
@@ -192,7 +192,7 @@ class VLLMEngine:
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
-        plan = self._rules.plan(tuple(request.stop))
+        plan = self._rules.get_plan(tuple(request.stop))
         greedy = request.temperature < GREEDY_BELOW
         return SamplingParams(
             max_tokens=request.max_tokens,
@@ -211,12 +211,12 @@ class VLLMEngine:
             skip_clone=True,  # used by this request only, so vLLM need not copy it
         )
 
-    def _result(self, output: "RequestOutput") -> SamplingResult:
+    def _make_result(self, output: "RequestOutput") -> SamplingResult:
         completion = output.outputs[0]
         internal = self._requests.pop(output.request_id)
         tokens = list(completion.token_ids)
         if self._sampler is not None:
-            logprobs = self._sampler.finish(internal)[: len(tokens)]
+            logprobs = self._sampler.remove_request(internal)[: len(tokens)]
         else:
             entries = zip(completion.logprobs or (), tokens, strict=True)
             logprobs = [entry[token].logprob for entry, token in entries if entry is not None]
@@ -236,7 +236,7 @@ class VLLMEngine:
                 f"weights cannot change while {len(self._requests)} requests are unfinished"
             )
 
-    def _ask_workers(self, method: str, **arguments: object) -> None:
+    def _call_workers(self, method: str, **arguments: object) -> None:
         self._engine.collective_rpc(method, kwargs=arguments)
 
     def _begin_version(self, version: int) -> None:
@@ -248,13 +248,13 @@ class VLLMEngine:
             )
         self.policy_version = version
 
-    def _runner(self) -> "GPUModelRunner":
+    def _model_runner(self) -> "GPUModelRunner":
         return self._engine.model_executor.driver_worker.worker.model_runner
 
-    def _mend_for_cpu(self) -> "CountedSampler":
+    def _install_cpu_sampler(self) -> "CountedSampler":
         from verl.workers.rollout.vllm_cpu import CountedSampler
 
-        return CountedSampler(self._runner())
+        return CountedSampler(self._model_runner())
 
 
 def engine_arguments(
@@ -264,8 +264,8 @@ def engine_arguments(
 
     ``config.engine_kwargs`` override all others, except that ``hf_overrides`` are merged.
     """
-    asked = dict(config.engine_kwargs)
-    overrides = asked.pop("hf_overrides", {})
+    user_arguments = dict(config.engine_kwargs)
+    overrides = user_arguments.pop("hf_overrides", {})
     if not isinstance(overrides, Mapping):
         raise ValueError(f"engine_kwargs.hf_overrides={overrides!r}; allowed: a mapping")
     arguments: dict[str, Any] = {
@@ -292,8 +292,8 @@ def engine_arguments(
         cache_gb = CPU_CACHE_GB if config.kv_cache_gb is None else config.kv_cache_gb
         arguments["kv_cache_memory_bytes"] = int(cache_gb * GIB)
     else:
-        arguments |= _on_cuda(config)
-    return arguments | asked
+        arguments |= _cuda_arguments(config)
+    return arguments | user_arguments
 
 
 def _check_weights(path: str, config: RolloutConfig, trust_remote_code: bool) -> None:
@@ -314,7 +314,7 @@ def _check_weights(path: str, config: RolloutConfig, trust_remote_code: bool) ->
         check_files(Path(path), f"model path={path!r}")
 
 
-def _on_cuda(config: RolloutConfig) -> dict[str, Any]:
+def _cuda_arguments(config: RolloutConfig) -> dict[str, Any]:
     arguments: dict[str, Any] = {
         "enforce_eager": bool(config.enforce_eager),
         "gpu_memory_utilization": config.gpu_memory_utilization,

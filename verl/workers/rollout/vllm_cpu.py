@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from verl.workers.rollout.base import EngineError
-from verl.workers.rollout.draw import draw, uniforms
+from verl.workers.rollout.token_sampling import sample_tokens, uniform_numbers
 
 if TYPE_CHECKING:  # vLLM is optional
     from vllm.v1.sample.metadata import SamplingMetadata
@@ -41,12 +41,12 @@ class CountedSampler:
         self._logprobs: dict[str, list[float]] = {}
         runner.sampler.sample = self.sample
 
-    def begin(self, request_id: str, seed: int) -> None:
+    def register_request(self, request_id: str, seed: int) -> None:
         """Register the request ``request_id`` (vLLM's internal id) with its seed."""
         self._seeds[request_id] = seed
         self._logprobs[request_id] = []
 
-    def finish(self, request_id: str) -> list[float]:
+    def remove_request(self, request_id: str) -> list[float]:
         """Remove ``request_id`` and return the log-probs of its tokens in order."""
         self._seeds.pop(request_id, None)
         return self._logprobs.pop(request_id, [])
@@ -68,19 +68,19 @@ class CountedSampler:
             )
         counters = batch.num_tokens_no_spec[:rows] - batch.num_prompt_tokens[:rows]
         seeds = np.fromiter((self._seeds.get(i, 0) for i in ids), dtype=np.uint64, count=rows)
-        asked = sampling_metadata
-        temperature = None if asked.all_greedy else asked.temperature
-        tokens, logprobs = draw(
-            logits, temperature, asked.top_k, asked.top_p, uniforms(seeds, counters)
+        sampling = sampling_metadata
+        temperature = None if sampling.all_greedy else sampling.temperature
+        tokens, logprobs = sample_tokens(
+            logits, temperature, sampling.top_k, sampling.top_p, uniform_numbers(seeds, counters)
         )
         for request_id, position, logprob in zip(
             ids, counters.tolist(), logprobs.tolist(), strict=True
         ):
             # A partly prefilled prompt also gives a row. The next row of the request has the same
             # position and overwrites its log-prob.
-            noted = self._logprobs.get(request_id)
-            if noted is not None:
-                noted[position:] = [logprob]
+            recorded = self._logprobs.get(request_id)
+            if recorded is not None:
+                recorded[position:] = [logprob]
         return tokens, None
 
 

@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, cast
 
 import torch
 
-from verl.workers.rollout.arrival import Arrival
 from verl.workers.rollout.base import EngineError, Weights
+from verl.workers.rollout.weight_receipt import WeightReceipt
 
 if TYPE_CHECKING:  # vLLM is optional
     from vllm.v1.worker.worker_base import WorkerBase
 
-WATCHED = "_verl_arrival"
+RECEIPT_ATTRIBUTE = "_verl_arrival"
 
 
-def watch(worker: "WorkerBase") -> None:
+def start_recording(worker: "WorkerBase") -> None:
     """Begin to record every weight that is loaded into the model, by any transport."""
     from vllm.distributed import (
         get_tensor_model_parallel_rank,
@@ -25,7 +25,7 @@ def watch(worker: "WorkerBase") -> None:
     )
 
     model = worker.get_model()
-    arrival = Arrival(
+    receipt = WeightReceipt(
         dict(model.named_parameters()),
         get_tensor_model_parallel_rank(),
         get_tensor_model_parallel_world_size(),
@@ -33,22 +33,22 @@ def watch(worker: "WorkerBase") -> None:
     load = cast(Callable[[Weights], object], model.load_weights)
 
     def load_recorded(weights: Iterable[tuple[str, torch.Tensor]]) -> object:
-        return load(arrival.through(weights))
+        return load(receipt.record_weights(weights))
 
     # Set on the instance, where vLLM looks up the method for every chunk.
-    model.__dict__ |= {WATCHED: arrival, "load_weights": load_recorded}
+    model.__dict__ |= {RECEIPT_ATTRIBUTE: receipt, "load_weights": load_recorded}
 
 
-def arrived(worker: "WorkerBase") -> dict[str, int]:
+def finish_recording(worker: "WorkerBase") -> dict[str, int]:
     """Finish recording and return the fingerprints of the received weights by name.
 
     Raises ``EngineError`` if the model does not hold the received weights, or if
     ``start_recording`` was not called.
     """
     model = worker.get_model()
-    arrival: Arrival | None = model.__dict__.pop(WATCHED, None)
-    if arrival is None:
+    receipt: WeightReceipt | None = model.__dict__.pop(RECEIPT_ATTRIBUTE, None)
+    if receipt is None:
         raise EngineError("finish_update was called without begin_update")
     del model.__dict__["load_weights"]
-    arrival.check(dict(model.named_parameters()))
-    return arrival.taken
+    receipt.verify_held(dict(model.named_parameters()))
+    return receipt.received

@@ -26,7 +26,7 @@ from verl.utils.sampling import SamplingRequest, SamplingResult, StopReason
 from verl.utils.stacks import answer_with_stacks
 from verl.workers.rollout.base import EngineError, RolloutEngine
 from verl.workers.rollout.engine_registry import start_engine
-from verl.workers.rollout.idle_calls import IdleCalls
+from verl.workers.rollout.exclusive_calls import ExclusiveCalls
 
 logger = logging.getLogger(__name__)
 P = ParamSpec("P")
@@ -44,14 +44,14 @@ MAX_FAILURES = 3  # consecutive engine steps that raise until the worker stops
 
 
 @dataclass
-class _Box:
+class _ClientResults:
     """Finished results of one client that it has not received yet."""
 
     results: list[SamplingResult] = field(default_factory=list)
     filled: asyncio.Event = field(default_factory=asyncio.Event)
 
 
-class RolloutWorker(IdleCalls):
+class RolloutWorker(ExclusiveCalls):
     """Asynchronous Ray actor that serves one rollout engine to any number of clients.
 
     ``config`` is the section ``actor_rollout_ref``. ``engine`` replaces the configured engine in
@@ -80,34 +80,34 @@ class RolloutWorker(IdleCalls):
         os.environ.update(env or {})
         self._timeout_s = request_timeout_s
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="engine")
-        self._made = engine
+        self._engine_or_none = engine
         make = partial(start_engine, config, model_path, seed, num_threads, devices)
         self._started = self._thread.submit(self._start, make)
         self._commands: deque[Callable[[], list[SamplingResult]]] = deque()  # for the engine thread
         # request -> client and deadline, oldest first
         self._running: dict[str, tuple[str, float]] = {}
         self._in_engine: dict[str, None] = {}  # used only by the engine thread
-        self._held: list[SamplingRequest] = []
+        self._delayed: list[SamplingRequest] = []
         self._pauses = 0
-        self._boxes: dict[str, _Box] = defaultdict(_Box)
+        self._results: dict[str, _ClientResults] = defaultdict(_ClientResults)
         self._work = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
         self._exclusive = asyncio.Lock()
         self._server: asyncio.Task[None] | None = None
         self._failures = 0
-        self._broken = ""
+        self._stop_cause = ""
         counted = ("tokens", "prompt_tokens", "requests", "aborted", "steps", "busy_s")
         self._counts = dict.fromkeys(counted, 0.0)
         self._since = 0.0
 
     @property
-    def _engine(self) -> RolloutEngine:
-        if self._made is None:
+    def _started_engine(self) -> RolloutEngine:
+        if self._engine_or_none is None:
             raise EngineError("the rollout engine has not started; call wait_until_ready() first")
-        return self._made
+        return self._engine_or_none
 
-    async def ready(self) -> dict[str, str | int]:
+    async def wait_until_ready(self) -> dict[str, str | int]:
         """Wait until the engine runs and return its name and policy version.
 
         Raises the error of a failed start.
@@ -117,7 +117,7 @@ class RolloutWorker(IdleCalls):
         if self._server is None:
             self._since = time.monotonic()
             self._server = asyncio.create_task(self._serve())
-        engine = self._engine
+        engine = self._started_engine
         return {"engine": type(engine).__name__, "policy_version": engine.policy_version}
 
     async def submit(self, requests: Sequence[SamplingRequest]) -> None:
@@ -125,20 +125,20 @@ class RolloutWorker(IdleCalls):
 
         Raises ``ValueError`` for an id that is in use, ``EngineError`` if the engine has stopped.
         """
-        await self.ready()
+        await self.wait_until_ready()
         self._check_alive()
         names = [request.request_id for request in requests]
-        twice = [name for name in names if name in self._running]
-        if twice or len(set(names)) < len(names):
-            in_use = twice[:3] or "an id occurs twice in this call"
+        used_ids = [name for name in names if name in self._running]
+        if used_ids or len(set(names)) < len(names):
+            in_use = used_ids[:3] or "an id occurs twice in this call"
             raise ValueError(f"request ids must be unique; in use: {in_use}")
         deadline = time.monotonic() + self._timeout_s
         for request in requests:
             self._running[request.request_id] = (request.client, deadline)
         if self._pauses:
-            self._held.extend(requests)
+            self._delayed.extend(requests)
         else:
-            self._admit(requests)
+            self._queue_requests(requests)
 
     async def poll(self, client: str) -> list[SamplingResult]:
         """Return the finished results of ``client``, waiting up to ``POLL_S`` for the first one.
@@ -146,14 +146,14 @@ class RolloutWorker(IdleCalls):
         Returns [] if there are none after that time. Raises ``EngineError`` if there are none and
         the engine has stopped.
         """
-        box = self._boxes[client]
-        if not box.results:
+        client_results = self._results[client]
+        if not client_results.results:
             self._check_alive()
-            box.filled.clear()
+            client_results.filled.clear()
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(box.filled.wait(), POLL_S)
-        results = box.results
-        box.results = []
+                await asyncio.wait_for(client_results.filled.wait(), POLL_S)
+        results = client_results.results
+        client_results.results = []
         if not results:
             self._check_alive()
         return results
@@ -161,10 +161,10 @@ class RolloutWorker(IdleCalls):
     async def abort(self, client: str) -> None:
         """Discard all requests and results of ``client``."""
         dropped = [name for name, (owner, _) in self._running.items() if owner == client]
-        self._give_up(dropped)
-        self._boxes[client].results = []
+        self._remove_requests(dropped)
+        self._results[client].results = []
 
-    async def stats(self) -> dict[str, float]:
+    async def get_stats(self) -> dict[str, float]:
         """Return totals since the start of the engine: tokens, requests, engine steps, busy and
         idle time in seconds.
         """
@@ -174,53 +174,53 @@ class RolloutWorker(IdleCalls):
 
     async def close(self) -> None:
         """Stop serving and free the engine. Later calls raise ``EngineError``."""
-        self._broken = self._broken or "it is closed"
+        self._stop_cause = self._stop_cause or "it is closed"
         if self._server is not None and not self._server.cancelled():
             self._server.cancel()
             await asyncio.wait([self._server])
             with contextlib.suppress(TimeoutError):  # a step may hang
-                await asyncio.wait_for(self._in_thread(self._engine.close), CLOSE_TIMEOUT_S)
+                await asyncio.wait_for(self._in_thread(self._started_engine.close), CLOSE_TIMEOUT_S)
         self._thread.shutdown(wait=False)
 
     # ---- in the event loop
 
-    def _admit(self, requests: Sequence[SamplingRequest]) -> None:
+    def _queue_requests(self, requests: Sequence[SamplingRequest]) -> None:
         self._commands.extend(partial(self._add, request) for request in requests)
         if requests:
             self._idle.clear()
             self._work.set()
 
-    async def _pause(self, purpose: str) -> None:
-        await self.ready()
+    async def _pause_requests(self, purpose: str) -> None:
+        await self.wait_until_ready()
         self._check_alive()
         self._pauses += 1
         try:
             await self._exclusive.acquire()
         except BaseException:
-            self._let_in()
+            self._queue_delayed()
             raise
         try:
-            await self._drained(purpose)
+            await self._wait_until_idle(purpose)
         except BaseException:
-            self._go_on()
+            self._resume_requests()
             raise
 
-    def _go_on(self) -> None:
+    def _resume_requests(self) -> None:
         self._exclusive.release()
-        self._let_in()
+        self._queue_delayed()
 
-    def _let_in(self) -> None:
+    def _queue_delayed(self) -> None:
         self._pauses -= 1
         if not self._pauses:
-            held = self._held
-            self._held = []
-            self._admit(held)
+            delayed = self._delayed
+            self._delayed = []
+            self._queue_requests(delayed)
 
-    async def _drained(self, purpose: str) -> None:
+    async def _wait_until_idle(self, purpose: str) -> None:
         try:
             await asyncio.wait_for(self._idle.wait(), self._timeout_s)
         except TimeoutError:
-            running = len(self._running) - len(self._held)
+            running = len(self._running) - len(self._delayed)
             raise EngineError(
                 f"{purpose} needs an idle engine, but {running} requests still run after "
                 f"{self._timeout_s:g} s"
@@ -232,10 +232,10 @@ class RolloutWorker(IdleCalls):
         return await asyncio.get_running_loop().run_in_executor(self._thread, call)
 
     def _check_alive(self) -> None:
-        if self._server is not None and self._server.done() and not self._broken:
-            self._broken = f"its loop ended: {self._server.exception()!r}"
-        if self._broken:
-            raise EngineError(f"the rollout engine has stopped: {self._broken}")
+        if self._server is not None and self._server.done() and not self._stop_cause:
+            self._stop_cause = f"its loop ended: {self._server.exception()!r}"
+        if self._stop_cause:
+            raise EngineError(f"the rollout engine has stopped: {self._stop_cause}")
         oldest = next(iter(self._running.values()), None)
         if oldest is not None and time.monotonic() > oldest[1] + self._timeout_s:
             raise EngineError(
@@ -246,25 +246,25 @@ class RolloutWorker(IdleCalls):
     async def _serve(self) -> None:
         while True:
             await self._work.wait()
-            self._deliver(await self._in_thread(self._burst))
-            self._expire()
+            self._deliver_results(await self._in_thread(self._run_burst))
+            self._abort_expired()
             if not self._commands and not self._in_engine:
                 self._work.clear()
                 self._idle.set()
 
-    def _deliver(self, results: list[SamplingResult]) -> None:
+    def _deliver_results(self, results: list[SamplingResult]) -> None:
         for result in results:
             client, _ = self._running.pop(result.request_id, (None, 0.0))
             if client is None:  # the client aborted or the request timed out
                 continue
-            box = self._boxes[client]
-            box.results.append(result)
-            box.filled.set()
+            client_results = self._results[client]
+            client_results.results.append(result)
+            client_results.filled.set()
             self._counts["tokens"] += len(result.token_ids)
             self._counts["requests"] += 1
             self._counts["aborted"] += result.stop_reason is StopReason.ABORT
 
-    def _expire(self) -> None:
+    def _abort_expired(self) -> None:
         now = time.monotonic()
         late: list[str] = []
         for name, (_, deadline) in self._running.items():
@@ -277,33 +277,33 @@ class RolloutWorker(IdleCalls):
             "%d requests took more than %g s and are aborted", len(late), self._timeout_s
         )
         why = f"no result after {self._timeout_s:g} s"
-        self._deliver([self._aborted(name, why) for name in late])
-        self._give_up(late)
+        self._deliver_results([self._aborted_result(name, why) for name in late])
+        self._remove_requests(late)
 
-    def _give_up(self, names: list[str]) -> None:
+    def _remove_requests(self, names: list[str]) -> None:
         gone = set(names)
         for name in names:
             self._running.pop(name, None)
-        self._held = [request for request in self._held if request.request_id not in gone]
+        self._delayed = [request for request in self._delayed if request.request_id not in gone]
         if names:
-            self._commands.append(lambda: self._drop(names))
+            self._commands.append(lambda: self._drop_requests(names))
             self._idle.clear()
             self._work.set()
 
-    def _aborted(self, name: str, error: str) -> SamplingResult:
-        version = self._engine.policy_version
+    def _aborted_result(self, name: str, error: str) -> SamplingResult:
+        version = self._started_engine.policy_version
         return SamplingResult(name, [], [], StopReason.ABORT, version, {"error": error})
 
     # ---- in the engine thread
 
     def _start(self, make: Callable[[], RolloutEngine]) -> None:
-        if self._made is None:
+        if self._engine_or_none is None:
             began = time.perf_counter()
-            self._made = make()
-            name = type(self._made).__name__
+            self._engine_or_none = make()
+            name = type(self._engine_or_none).__name__
             logger.info("rollout engine %s started in %.1f s", name, time.perf_counter() - began)
 
-    def _burst(self) -> list[SamplingResult]:
+    def _run_burst(self) -> list[SamplingResult]:
         """Run engine steps until a request finishes or ``BURST_S`` seconds have passed."""
         began = time.perf_counter()
         results: list[SamplingResult] = []
@@ -311,14 +311,14 @@ class RolloutWorker(IdleCalls):
             while not results and time.perf_counter() - began < BURST_S:
                 while self._commands:
                     results += self._commands.popleft()()
-                if not self._engine.has_work():
+                if not self._started_engine.has_work():
                     break
-                results += self._engine.step()
+                results += self._started_engine.step()
                 self._counts["steps"] += 1
                 self._failures = 0
         except Exception as error:
             # boundary of the engine: running requests end as aborted, the worker continues
-            results += self._fail(error)
+            results += self._handle_failure(error)
         for result in results:
             self._in_engine.pop(result.request_id, None)
         self._counts["busy_s"] += time.perf_counter() - began
@@ -327,31 +327,32 @@ class RolloutWorker(IdleCalls):
     def _add(self, request: SamplingRequest) -> list[SamplingResult]:
         self._in_engine[request.request_id] = None
         try:
-            self._engine.add(request)
+            self._started_engine.add(request)
         except ValueError as error:
             # only the trajectory of this request ends, the run continues
             logger.warning("the engine refused request %s: %s", request.request_id, error)
-            return [self._aborted(request.request_id, str(error))]
+            return [self._aborted_result(request.request_id, str(error))]
         self._counts["prompt_tokens"] += len(request.prompt_ids)
         return []
 
-    def _drop(self, names: list[str]) -> list[SamplingResult]:
-        self._engine.abort([name for name in names if name in self._in_engine])
+    def _drop_requests(self, names: list[str]) -> list[SamplingResult]:
+        self._started_engine.abort([name for name in names if name in self._in_engine])
         for name in names:
             self._in_engine.pop(name, None)
         return []
 
-    def _fail(self, error: Exception) -> list[SamplingResult]:
-        lost = list(self._in_engine)
+    def _handle_failure(self, error: Exception) -> list[SamplingResult]:
+        running_ids = list(self._in_engine)
         self._in_engine = {}
         self._failures += 1
-        logger.error("the engine failed with %d requests running", len(lost), exc_info=error)
+        logger.error("the engine failed with %d requests running", len(running_ids), exc_info=error)
         try:
-            self._engine.abort(lost)
+            self._started_engine.abort(running_ids)
         except Exception as second:  # boundary of the engine: it cannot abort requests either
-            self._broken = f"{error!r}, and then {second!r}"
+            self._stop_cause = f"{error!r}, and then {second!r}"
         if self._failures >= MAX_FAILURES:
-            self._broken = (
-                self._broken or f"{self._failures} consecutive steps failed, the last: {error!r}"
+            self._stop_cause = (
+                self._stop_cause
+                or f"{self._failures} consecutive steps failed, the last: {error!r}"
             )
-        return [self._aborted(name, repr(error)) for name in lost]
+        return [self._aborted_result(name, repr(error)) for name in running_ids]

@@ -16,9 +16,9 @@ from agent_system.endpoint.reward_call import post_reward
 from agent_system.environments.chat_prompts import SingleTurnPrompts
 from agent_system.environments.env import Observation, Step, Task
 from agent_system.environments.env_package.agent.settings import AgentSettings
-from agent_system.environments.experts.episode import now
+from agent_system.environments.experts.episode import await_if_needed
 from agent_system.environments.package import EnvPackage
-from agent_system.reward_manager.custom import load_place
+from agent_system.reward_manager.custom import load_import_path
 
 NAME = "agent"
 LOOPBACK = "127.0.0.1"
@@ -33,11 +33,11 @@ class AgentEnv:
     placement = "process"  # the agent is user-provided code
 
     def __init__(self, settings: AgentSettings) -> None:
-        self._agent = _function(settings, "path")
+        self._agent = _load_user_function(settings, "path")
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=NAME)
         self._task: Task = {}
         self._seed = 0
-        _keep_from_proxies()
+        _exclude_loopback_from_proxies()
 
     def reset(self, task: Task, seed: int) -> Observation:
         """Store ``task`` and ``seed``. The observation is empty: the agent writes the prompts."""
@@ -51,26 +51,26 @@ class AgentEnv:
         The reward is posted to the endpoint, so this method returns a reward of 0. Raises
         ``RewardRefused`` and the errors of the agent.
         """
-        door = json.loads(action)
-        await asyncio.get_running_loop().run_in_executor(self._thread, self._play, door)
+        address = json.loads(action)
+        await asyncio.get_running_loop().run_in_executor(self._thread, self._run_agent, address)
         return Observation(""), 0.0, True, {}
 
     def close(self) -> None:
         """Shut the thread down without waiting for the agent."""
         self._thread.shutdown(wait=False, cancel_futures=True)
 
-    def _play(self, door: dict[str, str]) -> None:
+    def _run_agent(self, address: dict[str, str]) -> None:
         try:
-            reward = now(self._agent(task=self._task, seed=self._seed, **door))
-        except SystemExit as left:  # it would end the process with all its other agents
+            reward = await_if_needed(self._agent(task=self._task, seed=self._seed, **address))
+        except SystemExit as error:  # it would end the process with all its other agents
             raise RuntimeError(
-                f"the agent called exit with status {left.code}; it must return instead"
-            ) from left
+                f"the agent called exit with status {error.code}; it must return instead"
+            ) from error
         if reward is not None:
-            post_reward(door["base_url"], door["api_key"], reward)
+            post_reward(address["base_url"], address["api_key"], reward)
 
 
-def _keep_from_proxies() -> None:
+def _exclude_loopback_from_proxies() -> None:
     """Exclude loopback from proxies: a client must not send its API key to a proxy."""
     for name in ("NO_PROXY", "no_proxy"):
         hosts = [host for host in os.environ.get(name, "").split(",") if host]
@@ -78,30 +78,30 @@ def _keep_from_proxies() -> None:
             os.environ[name] = ",".join([*hosts, LOOPBACK])
 
 
-def _function(settings: AgentSettings, key: str) -> Callable[..., Any]:
-    place = getattr(settings, key)
-    where = f"env.{NAME}.{key}"
-    if not place:
+def _load_user_function(settings: AgentSettings, key: str) -> Callable[..., Any]:
+    import_path = getattr(settings, key)
+    config_key = f"env.{NAME}.{key}"
+    if not import_path:
         raise ValueError(
-            f"{where}='': no function is given; allowed: FILE.py:NAME, MODULE:NAME; "
-            f"fix: {where}=my_agent.py:{'play' if key == 'path' else key}"
+            f"{config_key}='': no function is given; allowed: FILE.py:NAME, MODULE:NAME; "
+            f"fix: {config_key}=my_agent.py:{'play' if key == 'path' else key}"
         )
-    return load_place(place, where)
+    return load_import_path(import_path, config_key)
 
 
-def tasks(settings: AgentSettings, split: str) -> list[Task]:
+def list_tasks(settings: AgentSettings, split: str) -> list[Task]:
     """Return the tasks of the user's function for ``split``, with a default ``data_source``."""
-    _function(settings, "path")  # report a missing agent now, not when the workers start
-    return [{"data_source": NAME, **task} for task in _function(settings, "tasks")(split)]
+    _load_user_function(settings, "path")  # report a missing agent now, not when the workers start
+    return [{"data_source": NAME, **task} for task in _load_user_function(settings, "tasks")(split)]
 
 
-def prompts(settings: AgentSettings) -> SingleTurnPrompts:
+def make_prompts(settings: AgentSettings) -> SingleTurnPrompts:
     """Return prompts that add no text: the agent writes all messages."""
     del settings  # without effect here
     return SingleTurnPrompts()
 
 
-def project(text: str) -> tuple[str, bool]:
+def accept_text(text: str) -> tuple[str, bool]:
     """Return the unchanged text: the agent interprets the replies."""
     return text, True
 
@@ -110,9 +110,9 @@ PACKAGE = EnvPackage(
     name=NAME,
     settings=AgentSettings,
     make=AgentEnv,  # pyright: ignore[reportArgumentType]  a step may be a coroutine
-    tasks=tasks,
-    prompts=prompts,
-    project=project,
+    tasks=list_tasks,
+    prompts=make_prompts,
+    project=accept_text,
     stop=(),
-    brings_agent=True,
+    runs_agent=True,
 )

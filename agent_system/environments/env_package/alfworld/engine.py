@@ -25,11 +25,11 @@ from agent_system.environments.env_package.alfworld.grammar import MemoLogic
 from agent_system.environments.env_package.alfworld.planner import load_planner
 from agent_system.environments.env_package.alfworld.translation import (
     Translation,
-    translation_of,
+    load_translation,
 )
 
 BANNER = "-= Welcome to TextWorld, ALFRED! =-\n\n"
-FACTS = 200_000  # facts cached over all games, about 0.5 kB each
+MAX_CACHED_FACTS = 200_000  # facts cached over all games, about 0.5 kB each
 
 
 # Each engine has its own copy of the planner library, which holds the state of its game. Copies
@@ -44,7 +44,7 @@ class EngineOutput:
     text: str
     commands: tuple[str, ...]  # admissible commands, sorted
     won: bool
-    valid: bool  # the command was one of the admissible ones
+    is_valid: bool  # the command was one of the admissible ones
 
 
 class Engine:
@@ -62,7 +62,10 @@ class Engine:
         """Start the loaded game and return its first output."""
         state = self._env.reset()
         return EngineOutput(
-            tidy(state.feedback), tuple(state["admissible_commands"]), bool(state["won"]), True
+            strip_banner(state.feedback),
+            tuple(state["admissible_commands"]),
+            bool(state["won"]),
+            True,
         )
 
     def step(self, command: str) -> EngineOutput:
@@ -70,10 +73,13 @@ class Engine:
         state, _, _ = self._env.step(command)
         is_valid = self._env.last_action is not None
         return EngineOutput(
-            tidy(state.feedback), tuple(state["admissible_commands"]), bool(state["won"]), is_valid
+            strip_banner(state.feedback),
+            tuple(state["admissible_commands"]),
+            bool(state["won"]),
+            is_valid,
         )
 
-    def facts(self, names: frozenset[str]) -> list[str]:
+    def list_facts(self, names: frozenset[str]) -> list[str]:
         """Return the facts of the current state whose predicate is in ``names`` (lower case).
 
         The texts are sorted and use readable object names.
@@ -95,7 +101,7 @@ class Engine:
             self._env = None
 
 
-def tidy(text: str) -> str:
+def strip_banner(text: str) -> str:
     """Return an engine text without the banner and surrounding blanks."""
     return text.removeprefix(BANNER).strip()
 
@@ -110,13 +116,13 @@ class MemoPddlEnv(PddlEnv):
         self.downward_lib = _idle_libraries.pop() if _idle_libraries else load_planner()
 
     def load(self, filename_or_data: Any) -> None:
-        if len(_memento_cache) > FACTS:
+        if len(_memento_cache) > MAX_CACHED_FACTS:
             # TextWorld caches all facts of all games. They compare by value, so clearing is safe.
             _memento_cache.clear()
         self._game_data = filename_or_data
         self.walkthrough = filename_or_data.get("walkthrough")
         self._logic = MemoLogic(filename_or_data["pddl_domain"], filename_or_data["grammar"])
-        self._translation = translation_of(
+        self._translation = load_translation(
             filename_or_data["pddl_domain"], filename_or_data["pddl_problem"], self._translations
         )
         self._pddl_state = MemoState(self.downward_lib, self._translation, self._logic)
@@ -139,11 +145,11 @@ class MemoPddlEnv(PddlEnv):
         self.state = textworld.GameState()
         self._last_action = None
         self._moves = 0
-        self.state.feedback = self._logic.grammar.derive("#intro#", self._context({}))
+        self.state.feedback = self._logic.grammar.derive("#intro#", self._make_context({}))
         self._gather_infos()
         return self.state
 
-    def _context(self, mapping: dict) -> dict[str, Any]:
+    def _make_context(self, mapping: dict) -> dict[str, Any]:
         variables = {
             placeholder.name: self._entity_infos[variable.name]
             for placeholder, variable in mapping.items()
@@ -158,7 +164,9 @@ class MemoPddlEnv(PddlEnv):
 
     def _gather_infos(self) -> None:
         actions = self._pddl_state.all_applicable_actions()
-        commands = [self._commands.get(action.id) or self._command(action) for action in actions]
+        commands = [
+            self._commands.get(action.id) or self._make_command(action) for action in actions
+        ]
         self.state["won"] = self._pddl_state.check_goal()
         # No ALFWorld game can be lost. The caller limits the number of turns.
         self.state["lost"] = False
@@ -166,12 +174,12 @@ class MemoPddlEnv(PddlEnv):
         self.state["_valid_commands"] = commands
         self.state["admissible_commands"] = sorted(set(commands))
 
-    def _command(self, action) -> str:
+    def _make_command(self, action) -> str:
         """Return the command text of an operator. It is cached per game, because names and
         furniture never change.
         """
         template = self._logic.grammar.derive(
-            self._logic.actions[action.name].template, self._context(action.mapping)
+            self._logic.actions[action.name].template, self._make_context(action.mapping)
         )
         self._commands[action.id] = template.format(**self._names)
         return self._commands[action.id]
@@ -188,17 +196,17 @@ class MemoState(PddlState):
         self.sas = translation.sas
         self.name2type = translation.types_of_things
         self._actions = translation.actions
-        self._known = translation.known
+        self._known_operators = translation.known_operators
         self._operators: dict[int, Any] = {}
         logic.types = translation.types
         # The library holds one state. Loading replaces it by the start of this game.
         downward_lib.load_sas(translation.sas.encode())
-        if translation.start is None:
-            translation.start = self._first_state(translation)
-        self._restore(translation.start)
+        if translation.start_state is None:
+            translation.start_state = self._first_state(translation)
+        self._restore_state(translation.start_state)
 
     def _first_state(self, translation: Translation) -> tuple:
-        self._restore((defaultdict(set), {}, defaultdict(set), Counter()))
+        self._restore_state((defaultdict(set), {}, defaultdict(set), Counter()))
         self.add_facts(translation.static_facts)
         atoms = (Atom * self.downward_lib.get_state_size())()
         self.downward_lib.get_state(atoms)
@@ -206,7 +214,7 @@ class MemoState(PddlState):
         self.add_facts([fact for fact in facts if not fact.is_negation])
         return self._facts, self._vars_by_name, self._vars_by_type, self._var_counts
 
-    def _restore(self, start: tuple) -> None:
+    def _restore_state(self, start: tuple) -> None:
         # Copy the four containers: the running state changes them in place.
         facts, by_name, by_type, counts = start
         self._facts = defaultdict(set, {key: value.copy() for key, value in facts.items()})
@@ -224,7 +232,7 @@ class MemoState(PddlState):
         actions = []
         seen = set()
         for number in self._operators:
-            name, action = self._known.get(number) or self._know(number)
+            name, action = self._known_operators.get(number) or self._read_operator(number)
             # The planner grounds some actions into several operators of one name. They have one
             # command.
             if name not in seen:
@@ -232,7 +240,7 @@ class MemoState(PddlState):
                 actions.append(action)
         return actions
 
-    def _know(self, number: int) -> tuple[str, Any]:
+    def _read_operator(self, number: int) -> tuple[str, Any]:
         """Return label and action of an operator and cache them in the translation. They do not
         depend on the state.
         """
@@ -247,5 +255,5 @@ class MemoState(PddlState):
             for (parameter, kind), argument in zip(self._actions[name], arguments, strict=False)
         }
         action.feedback_rule = self._logic.actions[name].feedback_rule
-        self._known[number] = (label, action)
-        return self._known[number]
+        self._known_operators[number] = (label, action)
+        return self._known_operators[number]

@@ -4,17 +4,20 @@ import random
 from typing import Any
 
 from agent_system.environments.env import Observation, Task
-from agent_system.environments.env_package.alfworld.carried import NEEDED, CarriedPlayer
+from agent_system.environments.env_package.alfworld.derived_thoughts import (
+    NEEDED_LEVELS,
+    DerivedThoughtsExpert,
+)
 from agent_system.environments.env_package.alfworld.settings import AlfworldSettings
 from agent_system.environments.env_package.alfworld.store import (
     load_game,
     translations_folder,
 )
 
-CHANGING = frozenset(
+CHANGING_PREDICATES = frozenset(
     {"atlocation", "holds", "opened", "isclean", "ishot", "iscool", "istoggled", "issliced"}
 )
-MOVED = frozenset({"inreceptacle"})
+LOCATION_PREDICATES = frozenset({"inreceptacle"})
 
 
 class AlfworldEnv:
@@ -36,10 +39,10 @@ class AlfworldEnv:
 
         self.settings = settings
         self._engine = Engine(translations_folder(settings))
-        self._loaded: str | None = None
-        self._start: frozenset[str] = frozenset()
+        self._loaded_task_id: str | None = None
+        self._start_facts: frozenset[str] = frozenset()
         # Tracks the observations to label the situation and the needed level.
-        self._reader: CarriedPlayer | None = None
+        self._tracker: DerivedThoughtsExpert | None = None
 
     def reset(self, task: Task, seed: int = 0) -> Observation:
         """Start ``task`` and return the first observation.
@@ -47,16 +50,16 @@ class AlfworldEnv:
         ``seed`` has no effect: the engine is deterministic, so equal tasks start equally.
         """
         del seed  # the task determines the start
-        if self._loaded != task["task_id"]:
+        if self._loaded_task_id != task["task_id"]:
             # Clear first: after a failed load, a later reset must not use the previous game.
-            self._loaded = None
+            self._loaded_task_id = None
             self._engine.load(load_game(self.settings, task))
-            self._loaded = task["task_id"]
+            self._loaded_task_id = task["task_id"]
         output = self._engine.reset()
-        self._start = frozenset(self._engine.facts(MOVED))
+        self._start_facts = frozenset(self._engine.list_facts(LOCATION_PREDICATES))
         if self.settings.thoughts == "carried":
-            self._reader = CarriedPlayer(output.text, random.Random(0))
-        return self._labelled(self._observation(output))
+            self._tracker = DerivedThoughtsExpert(output.text, random.Random(0))
+        return self._add_labels(self._make_observation(output))
 
     def step(self, action: str) -> tuple[Observation, float, bool, dict[str, Any]]:
         """Run the command ``action`` and return observation, reward, done and info.
@@ -64,27 +67,31 @@ class AlfworldEnv:
         ``done`` is True when the task is solved.
         """
         output = self._engine.step(action)
-        observation = self._observation(output)
-        if self._reader is not None:
-            self._reader.observe(action, observation)
-        observation = self._labelled(observation)
+        observation = self._make_observation(output)
+        if self._tracker is not None:
+            self._tracker.observe(action, observation)
+        observation = self._add_labels(observation)
         return observation, float(output.won), output.won, observation.info
 
-    def _observation(self, turn) -> Observation:
+    def _make_observation(self, output) -> Observation:
         # Start positions are fixed by the task, so only the moved objects distinguish states.
-        moved_facts = [fact for fact in self._engine.facts(MOVED) if fact not in self._start]
-        anchor = "; ".join(self._engine.facts(CHANGING) + moved_facts)
+        moved_facts = [
+            fact
+            for fact in self._engine.list_facts(LOCATION_PREDICATES)
+            if fact not in self._start_facts
+        ]
+        anchor = "; ".join(self._engine.list_facts(CHANGING_PREDICATES) + moved_facts)
         info = {
-            "won": turn.won,
-            "is_action_valid": turn.valid,
-            "admissible_actions": list(turn.commands),
+            "won": output.won,
+            "is_action_valid": output.valid,
+            "admissible_actions": list(output.commands),
         }
-        return Observation(turn.text, anchor=anchor, info=info)
+        return Observation(output.text, anchor=anchor, info=info)
 
-    def _labelled(self, observation: Observation) -> Observation:
-        if self._reader is not None:
-            kind = self._reader.due().kind
-            observation.info |= {"situation": kind, "needed_level": NEEDED[kind]}
+    def _add_labels(self, observation: Observation) -> Observation:
+        if self._tracker is not None:
+            kind = self._tracker.find_right_actions().kind
+            observation.info |= {"situation": kind, "needed_level": NEEDED_LEVELS[kind]}
         return observation
 
     def close(self) -> None:

@@ -16,10 +16,10 @@ import re
 from dataclasses import dataclass
 
 from agent_system.environments.env import Observation
-from agent_system.environments.env_package.alfworld.prompts import task_of
+from agent_system.environments.env_package.alfworld.prompts import extract_task
 from agent_system.environments.expert_protocol import Decision, Noise
 
-_THING = re.compile(r"an? ([a-z]+ \d+)")
+_OBJECT_NAME = re.compile(r"an? ([a-z]+ \d+)")
 # Patterns must match the full sentence: each sentence of the templates then has one kind.
 _SENTENCES = (
     (
@@ -54,7 +54,7 @@ _FURNITURE = (
     "sidetable",
     "toilet",
 )
-TOOL = {"clean": "sinkbasin", "heat": "microwave", "cool": "fridge"}
+TOOL_CLASSES = {"clean": "sinkbasin", "heat": "microwave", "cool": "fridge"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,13 +63,13 @@ class TaskGoal:
     lamp ("" if the task has none).
     """
 
-    kind: str
-    object: str
-    place: str
-    lamp: str
+    task_type: str
+    object_class: str
+    receptacle_class: str
+    lamp_class: str
 
 
-def understand(sentence: str) -> TaskGoal:
+def parse_task(sentence: str) -> TaskGoal:
     """Parse a task sentence made from the templates of the alfworld wheel.
 
     Raises ``ValueError`` for any other sentence.
@@ -82,213 +82,229 @@ def understand(sentence: str) -> TaskGoal:
     raise ValueError(f"{sentence!r} is not a task sentence of ALFWorld's templates")
 
 
-def cls(name: str) -> str:
+def class_of(name: str) -> str:
     """Return the class of an object or receptacle: ``mug 2`` gives ``mug``."""
     return name.rsplit(" ", 1)[0]
 
 
-class AlfworldPlayer:
+class AlfworldExpert:
     """Expert of one episode: ``act`` returns an action, ``observe`` receives the answer to it."""
 
     def __init__(self, first_text: str, rng: random.Random, noise: Noise | None = None) -> None:
-        self.asked = understand(task_of(first_text))
+        self.goal = parse_task(extract_task(first_text))
         self.rng = rng
         self.noise = noise or Noise()
-        self.room = _THING.findall(first_text.split("you see", 1)[1].split("Your task", 1)[0])
+        self.room = _OBJECT_NAME.findall(first_text.split("you see", 1)[1].split("Your task", 1)[0])
         # Receptacle -> objects there, in the order of the first visits.
         self.seen: dict[str, set[str]] = {}
         self.closed: set[str] = set()
         self.placed: set[str] = set()
-        self.at: str | None = None
+        self.location: str | None = None
         self.held: str | None = None
         self.origin = ""
-        self.treated = False
-        self.home: str | None = None  # receptacle of the object that was placed last
-        self.failed = ""  # the last action, if the answer was "Nothing happens."
+        self.is_treated = False
+        self.last_target: str | None = None  # receptacle of the object that was placed last
+        self.failed_action = ""  # the last action, if the answer was "Nothing happens."
 
     def act(self) -> Decision:
         """Return the next action. Noise may replace it by a useless or an invalid one."""
-        decision = self._decide()
+        decision = self._choose_action()
         # One draw for both kinds of noise: their probabilities add up and exclude each other.
         draw = self.rng.random()
-        if draw < self.noise.slips:
-            return self._slip(decision)
-        is_useless = draw < self.noise.slips + self.noise.slack
-        return self._dawdle(decision) if is_useless else decision
+        if draw < self.noise.invalid_share:
+            return self._invalid_action(decision)
+        is_useless = draw < self.noise.invalid_share + self.noise.useless_share
+        return self._useless_action(decision) if is_useless else decision
 
     def observe(self, action: str, observation: Observation) -> None:
         """Update the remembered state from the engine's answer to ``action``."""
         text = observation.text
-        self.failed = action if text.startswith("Nothing happens") else ""
-        if self.failed:
+        self.failed_action = action if text.startswith("Nothing happens") else ""
+        if self.failed_action:
             if action.startswith("go to ") and action.removeprefix("go to ") in self.room:
                 # The agent already stands at this place: receptacles can share one.
-                self.at = action.removeprefix("go to ")
+                self.location = action.removeprefix("go to ")
             return
         verb = action.split(" ", 1)[0]
         if verb == "go":
-            self.at = action.removeprefix("go to ")
+            self.location = action.removeprefix("go to ")
         elif verb == "take":
             self.held, self.origin = action.removeprefix("take ").split(" from ")
-            self.treated = False
+            self.is_treated = False
             self.seen.get(self.origin, set()).discard(self.held)
         elif verb == "move":
-            name, self.home = action.removeprefix("move ").split(" to ")
+            name, self.last_target = action.removeprefix("move ").split(" to ")
             self.held = None
             self.placed.add(name)
-            self.seen.setdefault(self.home, set()).add(name)
-        elif verb in TOOL:
-            self.treated = True
-        self._look(verb, text)
+            self.seen.setdefault(self.last_target, set()).add(name)
+        elif verb in TOOL_CLASSES:
+            self.is_treated = True
+        self._update_seen(verb, text)
 
-    def _look(self, verb: str, text: str) -> None:
-        if self.at is None or verb not in ("go", "open", "examine"):
+    def _update_seen(self, verb: str, text: str) -> None:
+        if self.location is None or verb not in ("go", "open", "examine"):
             return
         if "is closed" in text:
-            self.closed.add(self.at)
-        elif "you see" in text and (verb != "examine" or self.at in text):
+            self.closed.add(self.location)
+        elif "you see" in text and (verb != "examine" or self.location in text):
             # A receptacle is either closed or seen: once opened, its content is in the text.
-            self.closed.discard(self.at)
-            self.seen[self.at] = set(_THING.findall(text.split("you see", 1)[1]))
+            self.closed.discard(self.location)
+            self.seen[self.location] = set(_OBJECT_NAME.findall(text.split("you see", 1)[1]))
 
     # Decisions without noise
 
-    def _decide(self) -> Decision:
-        if self.at in self.closed:
-            return self._say(f"open {self.at}", f"{self.at} closed", f"open {self.at}")
-        if self.at is not None and self.at not in self.seen:
-            return self._say(f"examine {self.at}", f"at {self.at}", f"examine {self.at}")
-        if self.held is None:
-            return self._fetch()
-        tool = TOOL.get(self.asked.kind)
-        if tool and not self.treated:
-            place = self._nearest(tool)
-            use = f"{self.asked.kind} {self.held} with {place}"
-            return (
-                self._say(use, f"hold {self.held}", use)
-                if self.at == place
-                else self._go(place, use)
+    def _choose_action(self) -> Decision:
+        if self.location in self.closed:
+            return self._make_decision(
+                f"open {self.location}", f"{self.location} closed", f"open {self.location}"
             )
-        if self.asked.lamp:
-            return self._light()
+        if self.location is not None and self.location not in self.seen:
+            return self._make_decision(
+                f"examine {self.location}", f"at {self.location}", f"examine {self.location}"
+            )
+        if self.held is None:
+            return self._fetch_object()
+        tool = TOOL_CLASSES.get(self.goal.task_type)
+        if tool and not self.is_treated:
+            place = self._choose_receptacle(tool)
+            use = f"{self.goal.task_type} {self.held} with {place}"
+            return (
+                self._make_decision(use, f"hold {self.held}", use)
+                if self.location == place
+                else self._go_to(place, use)
+            )
+        if self.goal.lamp_class:
+            return self._use_lamp()
         place = (
-            self.at
-            if self.at is not None and cls(self.at) == self.asked.place
-            else self._nearest(self.asked.place)
+            self.location
+            if self.location is not None and class_of(self.location) == self.goal.receptacle_class
+            else self._choose_receptacle(self.goal.receptacle_class)
         )
         put = f"move {self.held} to {place}"
         return (
-            self._say(put, f"hold {self.held}", put) if self.at == place else self._go(place, put)
+            self._make_decision(put, f"hold {self.held}", put)
+            if self.location == place
+            else self._go_to(place, put)
         )
 
-    def _fetch(self) -> Decision:
+    def _fetch_object(self) -> Decision:
         # Objects that are already at the target are skipped.
-        candidate = self._find(self.asked.object)
+        candidate = self._find_object(self.goal.object_class)
         if candidate is None:
-            return self._search(f"need {self.asked.object}")
+            return self._search_receptacles(f"need {self.goal.object_class}")
         name, place = candidate
         take = f"take {name} from {place}"
         situation = f"{name} in {place}"
         return (
-            self._say(take, situation, take)
-            if self.at == place
-            else self._go(place, take, situation)
+            self._make_decision(take, situation, take)
+            if self.location == place
+            else self._go_to(place, take, situation)
         )
 
-    def _light(self) -> Decision:
-        candidate = self._find(self.asked.lamp)
+    def _use_lamp(self) -> Decision:
+        candidate = self._find_object(self.goal.lamp_class)
         if candidate is None:
-            return self._search(f"hold {self.held} need {self.asked.lamp}")
+            return self._search_receptacles(f"hold {self.held} need {self.goal.lamp_class}")
         lamp, place = candidate
         use = f"use {lamp}"
         situation = f"{lamp} in {place}"
         return (
-            self._say(use, situation, use) if self.at == place else self._go(place, use, situation)
+            self._make_decision(use, situation, use)
+            if self.location == place
+            else self._go_to(place, use, situation)
         )
 
-    def _find(self, wanted: str) -> tuple[str, str] | None:
+    def _find_object(self, object_class: str) -> tuple[str, str] | None:
         """Return an object of class ``object_class`` and its receptacle, or None.
 
         Objects at the target are skipped. The present place comes first, then the order of visits.
         """
         # The sort is stable: the other places keep the order of the first visits.
-        for place in sorted(self.seen, key=lambda name: name != self.at):
+        for place in sorted(self.seen, key=lambda name: name != self.location):
             for name in sorted(self.seen[place]):
                 if (
-                    cls(name) == wanted
+                    class_of(name) == object_class
                     and name not in self.placed
-                    and cls(place) != self.asked.place
+                    and class_of(place) != self.goal.receptacle_class
                 ):
                     return name, place
         return None
 
-    def _search(self, situation: str) -> Decision:
+    def _search_receptacles(self, situation: str) -> Decision:
         """Go to a random receptacle without known content; the target class is the last choice."""
         unseen = [place for place in self.room if place not in self.seen]
-        likely = [place for place in unseen if cls(place) != self.asked.place]
-        elsewhere = [place for place in self.room if place != self.at]
+        likely = [place for place in unseen if class_of(place) != self.goal.receptacle_class]
+        elsewhere = [place for place in self.room if place != self.location]
         place = self.rng.choice(likely or unseen or elsewhere or self.room)
-        return self._go(
-            place, f"look for {self.asked.lamp if self.held else self.asked.object}", situation
+        return self._go_to(
+            place,
+            f"look for {self.goal.lamp_class if self.held else self.goal.object_class}",
+            situation,
         )
 
-    def _nearest(self, wanted: str) -> str:
+    def _choose_receptacle(self, receptacle_class: str) -> str:
         """Return a receptacle of the class: that of the last placed object, else one whose content
         is known, else any. Raises ``ValueError`` if the room has none.
         """
-        places = [place for place in self.room if cls(place) == wanted]
+        places = [place for place in self.room if class_of(place) == receptacle_class]
         if not places:
-            raise ValueError(f"the room has no {wanted!r}; its receptacles: {self.room}")
-        if self.home is not None and self.home in places:
-            return self.home
+            raise ValueError(f"the room has no {receptacle_class!r}; its receptacles: {self.room}")
+        if self.last_target is not None and self.last_target in places:
+            return self.last_target
         opened = [place for place in places if place in self.seen]
         return self.rng.choice(opened or places)
 
-    def _go(self, place: str, then: str, situation: str | None = None) -> Decision:
+    def _go_to(self, place: str, next_action: str, situation: str | None = None) -> Decision:
         situation = f"hold {self.held}" if situation is None else situation
-        return self._say(f"go to {place}", situation, f"go to {place} then {then}")
+        return self._make_decision(f"go to {place}", situation, f"go to {place} then {next_action}")
 
-    def _say(self, action: str, situation: str, plan: str) -> Decision:
+    def _make_decision(self, action: str, situation: str, plan: str) -> Decision:
         tried = (
             f"tried {', '.join(self.seen) or 'nothing'}"
             if self.held is None
             else f"took from {self.origin}"
         )
-        return Decision(action, situation, f"failed {self.failed}" if self.failed else tried, plan)
+        return Decision(
+            action, situation, f"failed {self.failed_action}" if self.failed_action else tried, plan
+        )
 
-    def _dawdle(self, decision: Decision) -> Decision:
+    def _useless_action(self, decision: Decision) -> Decision:
         """Return a random valid action that does not advance the task."""
         options = ["look", "inventory"]
-        if self.at is not None:
-            options += [f"examine {self.at}"]
-        elsewhere = [place for place in self.room if place != self.at]
+        if self.location is not None:
+            options += [f"examine {self.location}"]
+        elsewhere = [place for place in self.room if place != self.location]
         if elsewhere:
             options += [f"go to {self.rng.choice(elsewhere)}"]
         action = self.rng.choice(options)
-        return Decision(action, decision.situation, decision.tried, action, slack=True)
+        return Decision(action, decision.situation, decision.tried, action, is_useless=True)
 
-    def _slip(self, decision: Decision) -> Decision:
+    def _invalid_action(self, decision: Decision) -> Decision:
         """Return a random invalid action.
 
         It goes to the present place or to a receptacle that the room lacks, or it moves or takes an
         object at a wrong place.
         """
-        absent = [name for name in _FURNITURE if name not in map(cls, self.room)]
+        absent = [name for name in _FURNITURE if name not in map(class_of, self.room)]
         options = [f"go to {self.rng.choice(absent)} 1"] + (
-            [f"go to {self.at}"] if self.at is not None else []
+            [f"go to {self.location}"] if self.location is not None else []
         )
         if self.held is not None:
-            elsewhere = [place for place in self.room if place != self.at] or self.room
+            elsewhere = [place for place in self.room if place != self.location] or self.room
             options.append(f"move {self.held} to {self.rng.choice(elsewhere)}")
         else:
-            options.append(f"take {self.asked.object} 1 from {self._bare(self.at or self.room[0])}")
+            options.append(
+                f"take {self.goal.object_class} 1 from {self._receptacle_without_object(self.location or self.room[0])}"
+            )
         action = self.rng.choice(options)
-        return Decision(action, decision.situation, decision.tried, action, slip=True)
+        return Decision(action, decision.situation, decision.tried, action, is_invalid=True)
 
-    def _bare(self, here: str) -> str:
+    def _receptacle_without_object(self, here: str) -> str:
         """Return a receptacle from which taking the object fails: ``here``, or another one if an
         object of the class was seen at ``here``.
         """
-        lies_here = any(cls(name) == self.asked.object for name in self.seen.get(here, ()))
+        lies_here = any(
+            class_of(name) == self.goal.object_class for name in self.seen.get(here, ())
+        )
         others = [place for place in self.room if place != here]
         return self.rng.choice(others) if lies_here and others else here

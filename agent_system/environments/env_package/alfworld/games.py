@@ -15,11 +15,13 @@ from typing import Any
 
 from agent_system.environments.env_package.alfworld import layout
 from agent_system.environments.env_package.alfworld.layout import FloorPlan, Receptacle
-from agent_system.environments.env_package.alfworld.pddl import problem_text
+from agent_system.environments.env_package.alfworld.pddl import write_problem
 from agent_system.environments.env_package.alfworld.settings import TASK_TYPES, AlfworldSettings
 from verl.utils.seeds import derive_seed
 
-GENERATOR = 1  # part of each store's name: raise it when the same settings would draw other games
+GENERATOR_VERSION = (
+    1  # part of each store's name: raise it when the same settings would draw other games
+)
 TOOLS = {
     "clean": ("SinkBasin", "Cleanable"),
     "heat": ("Microwave", "Heatable"),
@@ -27,7 +29,7 @@ TOOLS = {
 }
 # A draw fails if the floor plan lacks the tool, the lamp or a fitting object. After a thousand
 # failures the settings most likely allow no room.
-ATTEMPTS = 1000
+MAX_DRAWS = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,20 +38,20 @@ class SceneObject:
 
     id: str
     cls: str
-    inside: int
+    receptacle_index: int
 
 
 @dataclass(frozen=True, slots=True)
-class Goal:
+class GameGoal:
     """Goal of a game: short task type and classes of object, target receptacle and lamp.
 
     The receptacle is "" for ``light``, the lamp is "" for the other task types.
     """
 
-    kind: str
-    object: str
-    receptacle: str
-    lamp: str
+    task_type: str
+    object_class: str
+    receptacle_class: str
+    lamp_class: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,22 +73,22 @@ def generate(settings: AlfworldSettings, split: str, index: int) -> dict[str, An
     """
     kind = settings.task_types[index % len(settings.task_types)]
     # The seed depends on the index, so a worker draws game 700 without drawing the 699 before it.
-    rng = random.Random(derive_seed("alfworld", GENERATOR, settings.seed, split, index))
-    numbers = layout.scenes(TASK_TYPES[kind], held_out=split == "val")
-    for _ in range(ATTEMPTS):
-        drawn = draw_room(layout.floor_plan(rng.choice(numbers)), kind, settings, rng)
+    rng = random.Random(derive_seed("alfworld", GENERATOR_VERSION, settings.seed, split, index))
+    numbers = layout.list_scenes(TASK_TYPES[kind], held_out=split == "val")
+    for _ in range(MAX_DRAWS):
+        drawn = draw_room(layout.load_floor_plan(rng.choice(numbers)), kind, settings, rng)
         if drawn is not None:
-            return describe(*drawn, rng)
+            return make_game(*drawn, rng)
     raise RuntimeError(
         f"env.alfworld.receptacles={list(settings.receptacles)} and "
         f"env.alfworld.objects={list(settings.objects)} gave no {kind!r} game in "
-        f"{ATTEMPTS} draws; fix: widen env.alfworld.receptacles"
+        f"{MAX_DRAWS} draws; fix: widen env.alfworld.receptacles"
     )
 
 
 def draw_room(
-    plan: FloorPlan, kind: str, settings: AlfworldSettings, rng: random.Random
-) -> tuple[Room, Goal] | None:
+    plan: FloorPlan, task_type: str, settings: AlfworldSettings, rng: random.Random
+) -> tuple[Room, GameGoal] | None:
     """Draw furniture, a goal that this furniture allows, and objects. Return None if the floor plan
     does not fit.
 
@@ -96,27 +98,27 @@ def draw_room(
     - No target object starts in a receptacle of the target class. That class can contain it.
     - The room has the tool or lamp that the task needs.
     """
-    tool, property_name = TOOLS.get(kind, ("", ""))
+    tool, property_name = TOOLS.get(task_type, ("", ""))
     receptacles = draw_receptacles(plan, tool, rng.randint(*settings.receptacles), rng)
-    lamps = [lamp for lamp in layout.LAMPS if lamp in plan.classes] if kind == "light" else []
-    if receptacles is None or (kind == "light" and not lamps):
+    lamps = [lamp for lamp in layout.LAMPS if lamp in plan.classes] if task_type == "light" else []
+    if receptacles is None or (task_type == "light" and not lamps):
         return None
     # Sorted because later draws depend on the order, and the order of a set differs by process.
     present = sorted({receptacle.cls for receptacle in receptacles})
     objects = [
         cls
-        for cls in layout.portable(plan)
+        for cls in layout.list_portable_classes(plan)
         if any(layout.can_contain(place, cls) for place in present)
     ]
     goals = []
     for cls in objects:
-        if property_name and cls not in layout.constants().VAL_ACTION_OBJECTS[property_name]:
+        if property_name and cls not in layout.load_constants().VAL_ACTION_OBJECTS[property_name]:
             continue
         containing_classes = [place for place in present if layout.can_contain(place, cls)]
         # ``homes[1:]``: a class that fits into the target class only could not start elsewhere.
         goals += (
             [(cls, "")]
-            if kind == "light"
+            if task_type == "light"
             else [
                 (cls, place)
                 for place in containing_classes
@@ -126,7 +128,7 @@ def draw_room(
     if not goals:
         return None
     target, target_class = rng.choice(goals)
-    goal = Goal(kind, target, target_class, rng.choice(lamps) if lamps else "")
+    goal = GameGoal(task_type, target, target_class, rng.choice(lamps) if lamps else "")
     things = draw_objects(receptacles, objects, goal, rng.randint(*settings.objects), rng)
     return Room(plan.number, receptacles, things), goal
 
@@ -159,35 +161,35 @@ def draw_receptacles(
 def draw_objects(
     receptacles: tuple[Receptacle, ...],
     classes: list[str],
-    goal: Goal,
-    others: int,
+    goal: GameGoal,
+    other_count: int,
     rng: random.Random,
 ) -> tuple[SceneObject, ...]:
     """Draw the target objects (outside the target receptacles), ``other_count`` more objects, and
     the lamp of a light task.
     """
-    target_count = 2 if goal.kind == "two" else 1
+    target_count = 2 if goal.task_type == "two" else 1
     # A third of the rooms has one target object more than needed, so that one must be chosen.
-    target_classes = [goal.object] * (target_count + (rng.random() < 1 / 3))
-    other_classes = [cls for cls in classes if cls != goal.object]
+    target_classes = [goal.object_class] * (target_count + (rng.random() < 1 / 3))
+    other_classes = [cls for cls in classes if cls != goal.object_class]
     rng.shuffle(other_classes)
     things = []
-    for cls in target_classes + other_classes[:others]:
+    for cls in target_classes + other_classes[:other_count]:
         receptacle_indices = [
             index
             for index, receptacle in enumerate(receptacles)
             if layout.can_contain(receptacle.cls, cls)
-            and (cls, receptacle.cls) != (goal.object, goal.receptacle)
+            and (cls, receptacle.cls) != (goal.object_class, goal.receptacle_class)
         ]
         things.append(SceneObject(_object_id(cls, rng), cls, rng.choice(receptacle_indices)))
-    if goal.lamp:
+    if goal.lamp_class:
         furniture = [
             i for i, receptacle in enumerate(receptacles) if receptacle.cls in layout.LAMP_FURNITURE
         ]
         things.append(
             SceneObject(
-                _object_id(goal.lamp, rng),
-                goal.lamp,
+                _object_id(goal.lamp_class, rng),
+                goal.lamp_class,
                 rng.choice(furniture or range(len(receptacles))),
             )
         )
@@ -199,29 +201,34 @@ def _object_id(cls: str, rng: random.Random) -> str:
     return "|".join([cls, *(f"{rng.uniform(-3, 3):+06.2f}" for _ in range(3))])
 
 
-def describe(room: Room, goal: Goal, rng: random.Random) -> dict[str, Any]:
+def make_game(room: Room, goal: GameGoal, rng: random.Random) -> dict[str, Any]:
     """Return the game of a room: task sentence from the wheel's templates, PDDL problem, and a
     trajectory record in ALFRED's format.
     """
-    official = TASK_TYPES[goal.kind]
-    entry = layout.goals()[official]
-    slots = {"obj": goal.object, "recep": goal.receptacle, "toggle": goal.lamp, "mrecep": ""}
+    official = TASK_TYPES[goal.task_type]
+    entry = layout.load_goals()[official]
+    slots = {
+        "obj": goal.object_class,
+        "recep": goal.receptacle_class,
+        "toggle": goal.lamp_class,
+        "mrecep": "",
+    }
     sentence = rng.choice(entry["templates"]).format(
         **{name: value.lower() for name, value in slots.items()}
     )
     parameters = {
-        "object_target": goal.object,
-        "parent_target": goal.receptacle,
-        "toggle_target": goal.lamp,
+        "object_target": goal.object_class,
+        "parent_target": goal.receptacle_class,
+        "toggle_target": goal.lamp_class,
         "mrecep_target": "",
         "object_sliced": False,
     }
     game = {
-        "kind": goal.kind,
+        "kind": goal.task_type,
         "scene": room.scene,
         "description": sentence,
         # The goal library writes "#" for "-" in some of its PDDL.
-        "problem": problem_text(room, entry["pddl"].format(**slots).replace("#", "-")),
+        "problem": write_problem(room, entry["pddl"].format(**slots).replace("#", "-")),
         "traj": {
             "task_type": official,
             "pddl_params": parameters,
@@ -233,7 +240,7 @@ def describe(room: Room, goal: Goal, rng: random.Random) -> dict[str, Any]:
 
 def game_file(game: dict[str, Any]) -> dict[str, Any]:
     """Return the content of ``game.tw-pddl`` for a generated game, which the engine loads."""
-    domain, grammar = layout.domain_and_grammar()
+    domain, grammar = layout.load_domain_and_grammar()
     return {
         "pddl_domain": domain,
         "grammar": grammar.replace("UNKNOWN GOAL", game["description"]),
@@ -246,6 +253,6 @@ def game_file(game: dict[str, Any]) -> dict[str, Any]:
 
 def content_hash(game: dict[str, Any]) -> str:
     """Return a hash of all that the engine loads: domain, grammar, task sentence and problem."""
-    domain, grammar = layout.domain_and_grammar()
+    domain, grammar = layout.load_domain_and_grammar()
     parts = json.dumps([domain, grammar, game["description"], game["problem"]])
     return hashlib.blake2b(parts.encode(), digest_size=10).hexdigest()

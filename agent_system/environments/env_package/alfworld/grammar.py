@@ -24,7 +24,7 @@ parse_symbols = functools.lru_cache(maxsize=4096)(
 )
 parse_query = functools.lru_cache(maxsize=1024)(Rule.parse_conjunctive_query)
 # Node types in the expressions of ALFWorld's grammar: ``r.name or r.id``, ``'a ' + o.name``.
-_KNOWN = (
+_ALLOWED_NODES = (
     ast.Expression,
     ast.Name,
     ast.Attribute,
@@ -42,7 +42,7 @@ class UnsafeGame(ValueError):
 
 
 @functools.lru_cache(maxsize=1024)
-def _compiled(expression: str) -> Any:
+def _compile_expression(expression: str) -> Any:
     """Compile an expression of a game's file.
 
     Raises ``UnsafeGame`` for calls, private attributes and all nodes outside the allowed types.
@@ -50,7 +50,7 @@ def _compiled(expression: str) -> Any:
     tree = ast.parse(expression.strip(), filename="<grammar>", mode="eval")
     for node in ast.walk(tree):
         is_private = isinstance(node, ast.Attribute) and node.attr.startswith("_")
-        if is_private or not isinstance(node, _KNOWN):
+        if is_private or not isinstance(node, _ALLOWED_NODES):
             raise UnsafeGame(
                 f"the grammar of a game contains the expression {expression[:80]!r}, which would "
                 "run as code; allowed: names, their attributes, texts, + and or; fix: use the game "
@@ -101,34 +101,34 @@ class MemoGrammar(textgen.ContextSensitiveGrammar):
             if isinstance(symbol, textgen.TerminalSymbol):
                 words.append(str(symbol))
             else:
-                stack.extend(reversed(self._expand(symbol, symbol_context)))
+                stack.extend(reversed(self._expand_symbol(symbol, symbol_context)))
         return "".join(words)
 
-    def _expand(self, symbol, context: dict[str, Any]) -> list[tuple]:
+    def _expand_symbol(self, symbol, context: dict[str, Any]) -> list[tuple]:
         if isinstance(symbol, textgen.NonterminalSymbol):
-            return [(part, context) for part in self._rule(symbol, context).rhs]
+            return [(part, context) for part in self._choose_rule(symbol, context).rhs]
         if isinstance(symbol, textgen.EvalSymbol):
             # The expression comes from the game's file, never from a policy.
-            value = eval(_compiled(symbol.expression), {}, context["variables"])
+            value = eval(_compile_expression(symbol.expression), {}, context["variables"])
             return [(textgen.TerminalSymbol(value), context)]
         if isinstance(symbol, textgen.ConditionalSymbol):
-            contexts = matches(symbol.given, context) if symbol.given else [context]
+            contexts = bind_matches(symbol.given, context) if symbol.given else [context]
             return [(symbol.expression, match_context) for match_context in contexts]
         if isinstance(symbol, textgen.ListSymbol):
-            return enumerate_parts(self._expand(symbol.symbol, context), context)
+            return enumerate_parts(self._expand_symbol(symbol.symbol, context), context)
         raise NotImplementedError(f"unknown grammar symbol {type(symbol).__name__}")
 
-    def _rule(self, symbol, context: dict[str, Any]):
+    def _choose_rule(self, symbol, context: dict[str, Any]):
         rules = self._rules.get(str(symbol))
         if not rules:
             raise textgen.CSGUnknownSymbolError(symbol)
         for rule in rules:
-            if not rule.condition or holds(rule.condition, context):
+            if not rule.condition or has_match(rule.condition, context):
                 return rule
         raise IndexError(f"no rule of #{symbol}# applies")
 
 
-def holds(condition: str, context: dict[str, Any]) -> bool:
+def has_match(condition: str, context: dict[str, Any]) -> bool:
     """Return True if ``condition`` has a match in the state of ``context``."""
     return (
         next(
@@ -138,7 +138,7 @@ def holds(condition: str, context: dict[str, Any]) -> bool:
     )
 
 
-def matches(expression: str, context: dict[str, Any]) -> list[dict[str, Any]]:
+def bind_matches(expression: str, context: dict[str, Any]) -> list[dict[str, Any]]:
     """Return one context per match of ``expression``, with its variables bound, in the engine's
     (sorted) order.
     """

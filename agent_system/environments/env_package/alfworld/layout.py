@@ -38,7 +38,7 @@ class FloorPlan:
 
 
 @functools.cache
-def constants():
+def load_constants():
     """Import the wheel's module with its tables of classes, properties and scene splits."""
     from alfworld.gen import constants as module
 
@@ -46,7 +46,7 @@ def constants():
 
 
 @functools.cache
-def goals() -> dict[str, dict]:
+def load_goals() -> dict[str, dict]:
     """Return the wheel's goal library: PDDL goal and task sentences by official task type."""
     from alfworld.gen import goal_library
 
@@ -54,7 +54,7 @@ def goals() -> dict[str, dict]:
 
 
 @functools.cache
-def wheel() -> Path:
+def wheel_folder() -> Path:
     """Return the folder of the installed ``alfworld`` package.
 
     Raises ``ModuleNotFoundError`` if it is not installed.
@@ -66,33 +66,33 @@ def wheel() -> Path:
 
 
 @functools.cache
-def domain_and_grammar() -> tuple[str, str]:
+def load_domain_and_grammar() -> tuple[str, str]:
     """Return the PDDL domain and the text grammar that all games share.
 
     The task sentence in the grammar is the placeholder ``UNKNOWN GOAL``.
     """
-    data = wheel() / "data"
+    data = wheel_folder() / "data"
     return (data / "alfred.pddl").read_text(), (data / "alfred.twl2").read_text()
 
 
-def scenes(task_type: str, held_out: bool) -> list[int]:
+def list_scenes(task_type: str, held_out: bool) -> list[int]:
     """Return the numbers of the scenes that suit a task type (official name), sorted.
 
     ``held_out`` selects the wheel's test floor plans, otherwise its training floor plans.
     """
-    table = constants()
+    table = load_constants()
     rooms = [table.SCENE_TYPE[room] for room in sorted(table.GOALS_VALID[task_type])]
     numbers = table.TEST_SCENE_NUMBERS if held_out else table.TRAIN_SCENE_NUMBERS
     return [number for number in sorted(numbers) if any(number in room for room in rooms)]
 
 
 @functools.cache
-def floor_plan(number: int) -> FloorPlan:
+def load_floor_plan(number: int) -> FloorPlan:
     """Read one scene.
 
     A receptacle class without a viewing pose gets one instance at a separate location.
     """
-    layouts = wheel() / "gen" / "layouts"
+    layouts = wheel_folder() / "gen" / "layouts"
     poses = json.loads((layouts / f"FloorPlan{number}-openable.json").read_text())
     classes = sorted(set(json.loads((layouts / f"FloorPlan{number}-objects.json").read_text())))
     receptacles = []
@@ -131,32 +131,32 @@ def receptacle_class(identifier: str) -> str:
 
 def is_furniture(cls: str) -> bool:
     """Return True if the class can contain objects and cannot be moved."""
-    table = constants()
+    table = load_constants()
     return cls in table.VAL_RECEPTACLE_OBJECTS and cls not in table.MOVABLE_RECEPTACLES_SET
 
 
 def can_contain(receptacle_cls: str, object_cls: str) -> bool:
     """Return True if the wheel's table allows ``object_cls`` in or on ``receptacle_cls``."""
-    return object_cls in constants().VAL_RECEPTACLE_OBJECTS.get(receptacle_cls, ())
+    return object_cls in load_constants().VAL_RECEPTACLE_OBJECTS.get(receptacle_cls, ())
 
 
-def portable(plan: FloorPlan) -> list[str]:
+def list_portable_classes(plan: FloorPlan) -> list[str]:
     """Return the object classes of the scene that the agent can take, sorted."""
-    fixed = constants().RECEPTACLES - constants().MOVABLE_RECEPTACLES_SET
-    held = set().union(*(constants().VAL_RECEPTACLE_OBJECTS[r.cls] for r in plan.receptacles))
+    fixed = load_constants().RECEPTACLES - load_constants().MOVABLE_RECEPTACLES_SET
+    held = set().union(*(load_constants().VAL_RECEPTACLE_OBJECTS[r.cls] for r in plan.receptacles))
     return [cls for cls in plan.classes if cls in held and cls not in fixed and cls not in LAMPS]
 
 
-def words() -> list[str]:
+def list_words() -> list[str]:
     """Return the names of all classes, and the numbers 1 to 30, each with a leading space."""
-    table = constants()
+    table = load_constants()
     names = sorted({name.lower() for name in table.OBJECTS_SET | set(table.VAL_RECEPTACLE_OBJECTS)})
     return [f" {name}" for name in names] + [f" {number}" for number in range(1, 31)]
 
 
-def receptacle_names(most: int) -> list[str]:
+def list_receptacle_names(most: int) -> list[str]:
     """Return all receptacle names in rooms of ``most`` receptacles, each with a leading space."""
-    plans = [floor_plan(number) for number in sorted(all_scenes())]
+    plans = [load_floor_plan(number) for number in sorted(list_all_scenes())]
     largest: Counter[str] = Counter()
     for plan in plans:
         largest |= Counter(receptacle.cls.lower() for receptacle in plan.receptacles)
@@ -167,7 +167,7 @@ def receptacle_names(most: int) -> list[str]:
     ]
 
 
-def all_scenes() -> set[int]:
+def list_all_scenes() -> set[int]:
     """Return the numbers of the training and test scenes."""
-    table = constants()
+    table = load_constants()
     return {*table.TRAIN_SCENE_NUMBERS, *table.TEST_SCENE_NUMBERS}

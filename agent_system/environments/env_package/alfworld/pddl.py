@@ -2,28 +2,28 @@
 
 from agent_system.environments.env_package.alfworld import layout
 
-START = "loc|0|0|0|30"
+START_LOCATION = "loc|0|0|0|30"
 PROPERTIES = {
     "Heatable": "heatable",
     "Coolable": "coolable",
     "Cleanable": "cleanable",
     "Sliceable": "sliceable",
 }
-_MANGLE = str.maketrans(
+_ENCODING = str.maketrans(
     {"|": "_bar_", "-": "_minus_", "+": "_plus_", ".": "_dot_", " ": "", ",": "_comma_"}
 )
 
 
-def mangle(identifier: str) -> str:
+def encode_symbol(identifier: str) -> str:
     """Return the PDDL symbol of a scene id. The engine's demangler makes a readable name of it.
 
     >>> encode_symbol("Mug|+00.20")
     'Mug_bar__plus_00_dot_20'
     """
-    return identifier.translate(_MANGLE)
+    return identifier.translate(_ENCODING)
 
 
-def problem_text(room, goal: str) -> str:
+def write_problem(room, goal: str) -> str:
     """Return the PDDL problem of a ``games.Room``.
 
     ``goal`` is the goal clause, including the bracket that closes the problem.
@@ -31,13 +31,13 @@ def problem_text(room, goal: str) -> str:
     # Sorted because the text is hashed: the order of a set differs between processes.
     receptacle_classes = sorted({receptacle.cls for receptacle in room.receptacles})
     object_classes = sorted({thing.cls for thing in room.objects})
-    places = sorted({receptacle.location for receptacle in room.receptacles} | {START})
+    places = sorted({receptacle.location for receptacle in room.receptacles} | {START_LOCATION})
     lines = ["(define (problem plan_generated)", "(:domain alfred)", "(:objects", "agent1 - agent"]
     lines += [f"{cls}Type - otype" for cls in object_classes]
     lines += [f"{cls}Type - rtype" for cls in receptacle_classes]
-    lines += [f"{mangle(thing.id)} - object" for thing in room.objects]
-    lines += [f"{mangle(receptacle.id)} - receptacle" for receptacle in room.receptacles]
-    lines += [f"{mangle(place)} - location" for place in places]
+    lines += [f"{encode_symbol(thing.id)} - object" for thing in room.objects]
+    lines += [f"{encode_symbol(receptacle.id)} - receptacle" for receptacle in room.receptacles]
+    lines += [f"{encode_symbol(place)} - location" for place in places]
     lines += [")", "(:init", "(= (total-cost) 0)"]
     lines += _receptacle_facts(room.receptacles)
     for receptacle_cls in receptacle_classes:
@@ -45,29 +45,29 @@ def problem_text(room, goal: str) -> str:
         lines += [f"(canContain {receptacle_cls}Type {cls}Type)" for cls in fitting]
     for thing in room.objects:
         lines += _object_facts(thing, room.receptacles[thing.inside])
-    lines += [f"(atLocation agent1 {mangle(START)})", ")", goal.strip()]
+    lines += [f"(atLocation agent1 {encode_symbol(START_LOCATION)})", ")", goal.strip()]
     return "\n".join(lines)
 
 
 def _receptacle_facts(receptacles) -> list[str]:
-    openable = layout.constants().OPENABLE_CLASS_SET
+    openable = layout.load_constants().OPENABLE_CLASS_SET
     facts = []
     for receptacle in receptacles:
-        symbol = mangle(receptacle.id)
+        symbol = encode_symbol(receptacle.id)
         facts.append(f"(receptacleType {symbol} {receptacle.cls}Type)")
-        facts.append(f"(receptacleAtLocation {symbol} {mangle(receptacle.location)})")
+        facts.append(f"(receptacleAtLocation {symbol} {encode_symbol(receptacle.location)})")
         if receptacle.cls in openable:
             facts.append(f"(openable {symbol})")
     return facts
 
 
 def _object_facts(thing, receptacle) -> list[str]:
-    symbol = mangle(thing.id)
-    table = layout.constants().VAL_ACTION_OBJECTS
+    symbol = encode_symbol(thing.id)
+    table = layout.load_constants().VAL_ACTION_OBJECTS
     facts = [
         f"(objectType {symbol} {thing.cls}Type)",
-        f"(inReceptacle {symbol} {mangle(receptacle.id)})",
-        f"(objectAtLocation {symbol} {mangle(receptacle.location)})",
+        f"(inReceptacle {symbol} {encode_symbol(receptacle.id)})",
+        f"(objectAtLocation {symbol} {encode_symbol(receptacle.location)})",
         # Lamps can be switched on and not taken. All other objects can be taken.
         f"({'toggleable' if thing.cls in layout.LAMPS else 'pickupable'} {symbol})",
     ]

@@ -15,34 +15,34 @@ import fast_downward
 from fast_downward import interface
 
 # 64-bit little-endian ELF files: the first bytes, and the type PT_LOAD of a mapped segment.
-ELF = b"\x7fELF\x02\x01"
-LOAD = 1
+ELF_HEADER = b"\x7fELF\x02\x01"
+PT_LOAD = 1
 
 
 def load_planner() -> Any:
     """Load a new copy of the planner library. Raises ``RuntimeError`` if it is not installed."""
     if sys.platform == "linux":
-        _shorten()
+        _use_stripped_library()
     return fast_downward.load_lib()
 
 
 @functools.cache
-def _shorten() -> None:
+def _use_stripped_library() -> None:
     """Make ``fast_downward`` copy the library without its debug information in this process."""
     # A file in memory, open until the process ends: no file remains if the process is killed.
     stripped_file = os.memfd_create("planner")
     with open(stripped_file, "wb", closefd=False) as file:
-        file.write(mapped_part(Path(interface.DOWNWARD_LIB_PATH).read_bytes()))
+        file.write(strip_debug_info(Path(interface.DOWNWARD_LIB_PATH).read_bytes()))
     interface.DOWNWARD_LIB_PATH = f"/proc/self/fd/{stripped_file}"
 
 
-def mapped_part(library: bytes) -> bytes:
+def strip_debug_info(library: bytes) -> bytes:
     """Return the bytes of an ELF ``library`` up to the end of its last mapped segment.
 
     The header is changed to name no section table, as the table is cut off. A file of another
     format is returned unchanged.
     """
-    if not library.startswith(ELF):
+    if not library.startswith(ELF_HEADER):
         return library
     (table,) = struct.unpack_from("<Q", library, 32)
     size, count = struct.unpack_from("<HH", library, 54)
@@ -51,7 +51,7 @@ def mapped_part(library: bytes) -> bytes:
         kind, _, offset, _, _, length = struct.unpack_from(
             "<IIQQQQ", library, table + number * size
         )
-        if kind == LOAD:
+        if kind == PT_LOAD:
             ends.append(offset + length)
     stripped = bytearray(library[: max(ends)])
     stripped[40:48] = bytes(8)  # e_shoff: offset of the section table

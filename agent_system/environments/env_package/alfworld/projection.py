@@ -5,7 +5,7 @@ from agent_system.environments import chat_prompts
 MAX_LENGTH = 120  # characters; the longest command the engine knows has about 60
 
 
-def project(text: str) -> tuple[str, bool]:
+def project_command(text: str) -> tuple[str, bool]:
     """Return the command inside ``<action>..</action>``, and True if the text is well formed.
 
     Like ``chat_prompts.parse_action``, but in lower case and without a final full stop. Text that
@@ -14,7 +14,7 @@ def project(text: str) -> tuple[str, bool]:
     >>> project_command("<action>Go to desk 1.</action>")
     ('go to desk 1', True)
     """
-    action, well_formed = chat_prompts.project(text)
+    action, well_formed = chat_prompts.project_action(text)
     command = action.lower().rstrip(".")
     return command[:MAX_LENGTH], well_formed and 0 < len(
         command

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 
 from agent_system.environments import chat_prompts
 from agent_system.environments.env import Observation
-from rlvcr.levels import level_prompts
+from rlvcr.levels import merge_level_prompts
 
 _ROOM = re.compile(
     r"You are in the middle of a room\. Looking quickly around you, you see (.*?)\.\s*", re.DOTALL
@@ -25,21 +25,21 @@ _CLOSED = re.compile(r"The ([^.]*) is closed\.")
 _ARTICLE = re.compile(r"(?<=[ ,])(?:and )?an? (?=[a-z])")
 
 
-def task_of(text: str) -> str:
+def extract_task(text: str) -> str:
     """Return the task sentence in the first text of a game, without its full stop."""
     match = _TASK.search(text)
     return match.group(1) if match else ""
 
 
-def compact_first(text: str) -> str:
+def shorten_first_text(text: str) -> str:
     """Return the task and the receptacles of the room: ``put a mug in desk. cabinet 1, desk 1``."""
     room = _ROOM.search(text)
     if not room:
         return text
-    return f"{task_of(text)}.{_ARTICLE.sub('', ' ' + room.group(1))}"
+    return f"{extract_task(text)}.{_ARTICLE.sub('', ' ' + room.group(1))}"
 
 
-def compact(text: str) -> str:
+def shorten_text(text: str) -> str:
     """Shorten an engine text, as to ``desk 1: mug 2, pen 1`` or ``drawer 1 closed``."""
     text = _ARRIVE.sub("", text, count=1)
     text = _OPENED.sub(lambda match: f"{match.group(1)}: ", text)
@@ -52,7 +52,7 @@ class CompactAlfworldPrompts(chat_prompts.CompactPrompts):
     """Prompts with few tokens for small policies: task and room, then the answers to actions."""
 
     def __init__(self) -> None:
-        super().__init__(shorten=compact, begin=compact_first)
+        super().__init__(shorten=shorten_text, shorten_first=shorten_first_text)
 
     def window(
         self,
@@ -65,16 +65,16 @@ class CompactAlfworldPrompts(chat_prompts.CompactPrompts):
         observation.
         """
         del levels  # both variants are equal
-        lines = [compact_first(first.text)]
+        lines = [shorten_first_text(first.text)]
         for seen, action in history:
             # The first text is at the top already, so the first turn adds only its action.
-            lines += [f"{compact(seen)} > {action}" if seen != first.text else f"> {action}"]
+            lines += [f"{shorten_text(seen)} > {action}" if seen != first.text else f"> {action}"]
         if observation.text != first.text:
-            lines.append(compact(observation.text))
+            lines.append(shorten_text(observation.text))
         return "\n".join(lines)
 
 
-class LogPrompts(CompactAlfworldPrompts):
+class ObservationLogPrompts(CompactAlfworldPrompts):
     """Prompts whose window lists the observations so far in their order, without the actions."""
 
     def window(
@@ -88,12 +88,12 @@ class LogPrompts(CompactAlfworldPrompts):
         present one.
         """
         del levels  # both variants are equal
-        read = [compact(seen) for seen, _ in history if seen != first.text]
-        lines = [compact_first(first.text)]
+        read = [shorten_text(seen) for seen, _ in history if seen != first.text]
+        lines = [shorten_first_text(first.text)]
         if read:
             lines.append(f"read: {'; '.join(read)}")
         if observation.text != first.text:
-            lines.append(f"now: {compact(observation.text)}")
+            lines.append(f"now: {shorten_text(observation.text)}")
         return "\n".join(lines)
 
 
@@ -117,7 +117,7 @@ LEVEL_TEXTS = {
 }
 
 
-class FullPrompts:
+class FullAlfworldPrompts:
     """Prompts for chat models: instructions, answer format and admissible actions.
 
     ``texts`` replaces the descriptions of levels, by level.
@@ -126,7 +126,9 @@ class FullPrompts:
     asks_for_levels = shows_level_prompts = True
 
     def __init__(self, texts: Mapping[int, str] | None = None) -> None:
-        lines = [f"{level}: {text}" for level, text in level_prompts(texts, LEVEL_TEXTS).items()]
+        lines = [
+            f"{level}: {text}" for level, text in merge_level_prompts(texts, LEVEL_TEXTS).items()
+        ]
         self._levels = FULL_LEVELS.format("\n".join(lines))
 
     def system(self, levels: bool) -> str | None:
@@ -136,11 +138,11 @@ class FullPrompts:
     def first(self, observation: Observation, levels: bool) -> str:
         """Return the first text of the game and the possible actions."""
         del levels  # both variants are equal
-        return f"{observation.text}\n{self._actions(observation)}"
+        return f"{observation.text}\n{self._list_actions(observation)}"
 
     def turn(self, observation: Observation) -> str:
         """Return the engine's answer and the possible actions."""
-        return f"{observation.text}\n{self._actions(observation)}"
+        return f"{observation.text}\n{self._list_actions(observation)}"
 
     def window(
         self,
@@ -162,9 +164,9 @@ class FullPrompts:
             parts += ["Your most recent turns:", *opening, *turns]
         if observation.text != first.text:
             parts.append(f"Now you see: {observation.text}")
-        return "\n".join([*parts, self._actions(observation)])
+        return "\n".join([*parts, self._list_actions(observation)])
 
-    def _actions(self, observation: Observation) -> str:
+    def _list_actions(self, observation: Observation) -> str:
         # ``help`` changes nothing and would only cost tokens.
         actions = [
             action for action in observation.info.get("admissible_actions", ()) if action != "help"

@@ -24,7 +24,7 @@ EVAL_SPLITS = {
 }
 
 
-def _short_names(names: object) -> object:
+def _to_short_names(names: object) -> object:
     """Replace official task types by short names: ``pick_and_place_simple`` gives ``pick``.
 
     Short names and invalid values are returned unchanged. Pydantic reports invalid values.
@@ -42,8 +42,8 @@ class AlfworldSettings(EnvSettings):
     only. ``val_split`` and ``eval_dataset`` affect official games only.
     """
 
-    own_variants: ClassVar[tuple[str, ...]] = ("AlfredTWEnv",)
-    task_types: Annotated[tuple[TaskType, ...], BeforeValidator(_short_names)] = ("pick",)
+    variant_aliases: ClassVar[tuple[str, ...]] = ("AlfredTWEnv",)
+    task_types: Annotated[tuple[TaskType, ...], BeforeValidator(_to_short_names)] = ("pick",)
     """household tasks, by short (pick) or official name (pick_and_place_simple)"""
     source: Literal["auto", "generated", "official"] = "auto"
     """generated: rooms made from the wheel's floor plans; official: the games under $ALFWORLD_DATA;
@@ -77,7 +77,7 @@ class AlfworldSettings(EnvSettings):
 
     @field_validator("task_types")
     @classmethod
-    def _some_task(cls, names: tuple[TaskType, ...]) -> tuple[TaskType, ...]:
+    def _require_task_type(cls, names: tuple[TaskType, ...]) -> tuple[TaskType, ...]:
         if not names:
             raise ValueError(
                 f"no task type; allowed: any of {', '.join(get_args(TaskType))}; fix: name one"
@@ -86,7 +86,7 @@ class AlfworldSettings(EnvSettings):
 
     @field_validator("receptacles", "objects")
     @classmethod
-    def _range(cls, bounds: tuple[int, int], info: ValidationInfo) -> tuple[int, int]:
+    def _check_range(cls, bounds: tuple[int, int], info: ValidationInfo) -> tuple[int, int]:
         least = 2 if info.field_name == "receptacles" else 0
         if not least <= bounds[0] <= bounds[1]:
             allowed = f"[fewest, most], {least} <= fewest <= most"
@@ -100,7 +100,7 @@ class AlfworldSettings(EnvSettings):
         return self.val_split or EVAL_SPLITS[self.eval_dataset]
 
     @property
-    def generates(self) -> bool:
+    def uses_generated_games(self) -> bool:
         """True if the games are generated. ``auto`` checks only that ``$ALFWORLD_DATA`` is unset;
         the folder is not searched.
         """
@@ -108,13 +108,13 @@ class AlfworldSettings(EnvSettings):
             return "ALFWORLD_DATA" not in os.environ
         return self.source == "generated"
 
-    def stand_in_for(self, env_name: str) -> str:
+    def describe_substitute(self, env_name: str) -> str:
         """Describe generated games that replace the official games which ``env_name`` names.
 
         Return "" for official games, and where ``source=generated`` and ``env_name`` has no variant
         such as ``/AlfredTWEnv``.
         """
-        if not self.generates or (self.source == "generated" and "/" not in env_name):
+        if not self.uses_generated_games or (self.source == "generated" and "/" not in env_name):
             return ""
         why = "no ALFWORLD_DATA" if self.source == "auto" else "env.alfworld.source=generated"
         return f"rooms generated here, in place of ALFWorld's games ({why})"
@@ -123,6 +123,6 @@ class AlfworldSettings(EnvSettings):
         """Return the number of generated games in ``split``, or None for official games, which are
         counted when their folder is read.
         """
-        if not self.generates:
+        if not self.uses_generated_games:
             return None
         return self.val_games if split == "val" else self.train_games

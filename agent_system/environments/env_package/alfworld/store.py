@@ -29,7 +29,7 @@ class DamagedAlfworldGame(ValueError):
     """A stored game does not match its hash."""
 
 
-def tasks(settings: AlfworldSettings, split: str) -> list[Task]:
+def list_tasks(settings: AlfworldSettings, split: str) -> list[Task]:
     """Return the tasks of ``split`` (``train`` or ``val``) in a stable order.
 
     A task is ``{task_id, data_source, kind, source, ...}``. A generated task also has ``split``,
@@ -42,20 +42,22 @@ def tasks(settings: AlfworldSettings, split: str) -> list[Task]:
         raise ValueError(f"alfworld has no split {split!r}; allowed: train, val")
     folder = official_folder()
     if settings.source == "official" or (settings.source == "auto" and folder is not None):
-        return official_tasks(settings, split)
-    return generated_tasks(settings, split)
+        return list_official_tasks(settings, split)
+    return list_generated_tasks(settings, split)
 
 
 # Generated games
 
 
-def generated_tasks(settings: AlfworldSettings, split: str, count: int | None = None) -> list[Task]:
+def list_generated_tasks(
+    settings: AlfworldSettings, split: str, count: int | None = None
+) -> list[Task]:
     """Return the tasks of generated games, after writing the split if it does not exist.
 
     ``count`` overrides the number of games in the settings. All splits except ``val`` use the
     training floor plans.
     """
-    index = GeneratedGames(settings, split, count).index()
+    index = GeneratedGames(settings, split, count).read_index()
     return [
         {
             "task_id": f"alfworld_generated/{split}/{entry['kind']}/{entry['hash']}",
@@ -80,17 +82,17 @@ class GeneratedGames:
     count: int | None = None
 
     @property
-    def size(self) -> int:
+    def game_count(self) -> int:
         """Number of games in the split."""
         if self.count is not None:
             return self.count
         return self.settings.val_games if self.split == "val" else self.settings.train_games
 
     @property
-    def folder(self) -> Path:
+    def split_folder(self) -> Path:
         """Folder of the split. Its name has a hash of all settings that affect the games."""
         key = {
-            "generator": games.GENERATOR,
+            "generator": games.GENERATOR_VERSION,
             "alfworld": metadata.version("alfworld"),
             "task_types": self.settings.task_types,
             "receptacles": self.settings.receptacles,
@@ -98,29 +100,29 @@ class GeneratedGames:
             "seed": self.settings.seed,
             "split": self.split,
             # Tasks contain the size of the split, so each size has its own folder.
-            "size": self.size,
+            "size": self.game_count,
         }
         name = hashlib.blake2b(json.dumps(key, sort_keys=True).encode(), digest_size=8).hexdigest()
         return _data_dir(self.settings) / "generated" / f"{self.split}-{name}"
 
-    def index(self) -> dict[str, Any]:
+    def read_index(self) -> dict[str, Any]:
         """Return ``{"hash", "games": [{hash, kind, scene, start, length}]}`` of the split, after
         writing it if it does not exist.
         """
-        return _read_index(self.ensure())
+        return _read_index(self.ensure_written())
 
-    def ensure(self) -> Path:
+    def ensure_written(self) -> Path:
         """Write the split if it does not exist, and return its folder.
 
         Several processes may do this at once.
         """
-        folder = self.folder
+        folder = self.split_folder
         if (folder / "index.json").exists():
             return folder
         folder.parent.mkdir(parents=True, exist_ok=True)
         temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
         try:
-            self._write(temporary)
+            self._write_split(temporary)
             os.rename(temporary, folder)
         except OSError:
             # Another process may have written the same games first.
@@ -130,19 +132,19 @@ class GeneratedGames:
             shutil.rmtree(temporary, ignore_errors=True)
         return folder
 
-    def _write(self, folder: Path) -> None:
+    def _write_split(self, folder: Path) -> None:
         lines = []
         entries = []
         start = 0
-        with Progress(f"ALFWorld, {self.split}", self.size, "games") as progress:
-            for number in range(self.size):
+        with Progress(f"ALFWorld, {self.split}", self.game_count, "games") as progress:
+            for number in range(self.game_count):
                 game = games.generate(self.settings, self.split, number)
                 line = json.dumps(game).encode() + b"\n"
                 entry = {key: game[key] for key in ("hash", "kind", "scene")}
                 entries.append({**entry, "start": start, "length": len(line)})
                 lines.append(line)
                 start += len(line)
-                progress.add()
+                progress.add_done()
         digest = hashlib.blake2b(
             "".join(entry["hash"] for entry in entries).encode(), digest_size=16
         ).hexdigest()
@@ -152,11 +154,11 @@ class GeneratedGames:
             folder / "index.json", json.dumps({"hash": digest, "games": entries}).encode()
         )
 
-    def read(self, number: int) -> dict[str, Any]:
+    def read_game(self, number: int) -> dict[str, Any]:
         """Return game ``number``. Raises ``DamagedAlfworldGame`` if its content does not match its
         hash.
         """
-        folder = self.ensure()
+        folder = self.ensure_written()
         entry = _read_index(folder)["games"][number]
         with open(folder / "games.jsonl", "rb") as file:
             file.seek(entry["start"])
@@ -203,7 +205,7 @@ def load_game(settings: AlfworldSettings, task: Task) -> dict[str, Any]:
             )
         return json.loads((root / task["path"]).read_text())
     store = GeneratedGames(settings, task["split"], task["count"])
-    game = store.read(task["index"])
+    game = store.read_game(task["index"])
     if game["hash"] != task["hash"]:
         raise DamagedAlfworldGame(
             f"{task['task_id']}: the settings of env.alfworld give another game, {game['hash']}; "
@@ -221,7 +223,7 @@ def _data_dir(settings: AlfworldSettings) -> Path:
     return Path(settings.data_dir).expanduser().absolute()
 
 
-def export(game: dict[str, Any], root: Path) -> Path:
+def export_game(game: dict[str, Any], root: Path) -> Path:
     """Write a generated game in the official folder layout, for other ALFWorld tools.
 
     Return the path of its ``game.tw-pddl``.
@@ -256,7 +258,7 @@ def official_folder() -> Path | None:
     return folder if folder is not None and (folder / "train").is_dir() else None
 
 
-def official_tasks(settings: AlfworldSettings, split: str) -> list[Task]:
+def list_official_tasks(settings: AlfworldSettings, split: str) -> list[Task]:
     """Return the tasks of the official games of the chosen task types.
 
     The games are those of ``train``, or of ``settings.official_split`` for validation. As in the

@@ -23,8 +23,8 @@ from textworld.logic import Proposition, Type, TypeHierarchy, Variable
 from verl.utils.files import atomic_write
 
 logger = logging.getLogger(__name__)
-IN_MEMORY = 256  # translations cached by a process, about 0.2 MB each
-FORMAT = 1  # of the files; part of a file's name, so files of another format are not read
+MAX_CACHED_TRANSLATIONS = 256  # translations cached by a process, about 0.2 MB each
+FILE_FORMAT = 1  # of the files; part of a file's name, so files of another format are not read
 
 
 @dataclass(slots=True)
@@ -41,23 +41,23 @@ class Translation:
     actions: dict[str, list[tuple[str, str]]]
     static_facts: list[Proposition]
     types: TypeHierarchy
-    known: dict[int, tuple[str, Any]] = field(default_factory=dict)
-    start: tuple | None = None
+    known_operators: dict[int, tuple[str, Any]] = field(default_factory=dict)
+    start_state: tuple | None = None
 
 
-@functools.lru_cache(maxsize=IN_MEMORY)
-def translation_of(domain: str, problem: str, folder: Path) -> Translation:
+@functools.lru_cache(maxsize=MAX_CACHED_TRANSLATIONS)
+def load_translation(domain: str, problem: str, folder: Path) -> Translation:
     """Return the translation of a problem: read from ``folder``, or made and written there."""
-    path = folder / f"{_name(domain, problem)}.json"
-    content = _read(path)
+    path = folder / f"{_file_name(domain, problem)}.json"
+    content = _read_file(path)
     if content is None:
-        content = _translate(domain, problem)
-        _write(path, content)
-    return _translation(content)
+        content = _translate_problem(domain, problem)
+        _write_file(path, content)
+    return _build_translation(content)
 
 
-def _name(domain: str, problem: str) -> str:
-    key = json.dumps([FORMAT, _planner_version(), domain, problem])
+def _file_name(domain: str, problem: str) -> str:
+    key = json.dumps([FILE_FORMAT, _planner_version(), domain, problem])
     return hashlib.blake2b(key.encode(), digest_size=16).hexdigest()
 
 
@@ -67,7 +67,7 @@ def _planner_version() -> str:
     return metadata.version("fast-downward-textworld")
 
 
-def _translate(domain: str, problem: str) -> dict[str, Any]:
+def _translate_problem(domain: str, problem: str) -> dict[str, Any]:
     """Translate a problem and return the content of its file, a JSON object.
 
     The translator overwrites ``sys.argv``, which is restored.
@@ -78,7 +78,7 @@ def _translate(domain: str, problem: str) -> dict[str, Any]:
     finally:
         sys.argv = arguments
     task, sas = translated
-    facts = [_fact(atom) for atom in task.init]
+    facts = [_convert_fact(atom) for atom in task.init]
     return {
         "sas": sas,
         "things": {thing.name: thing.type_name for thing in task.objects},
@@ -91,7 +91,7 @@ def _translate(domain: str, problem: str) -> dict[str, Any]:
     }
 
 
-def _fact(atom: Any) -> tuple[str, list[str]] | None:
+def _convert_fact(atom: Any) -> tuple[str, list[str]] | None:
     """Return name and arguments of a fact of the problem's ``:init`` section.
 
     Return None for equalities, costs and distances.
@@ -109,18 +109,18 @@ def _fact(atom: Any) -> tuple[str, list[str]] | None:
     return None if name.isdigit() else (name, list(arguments))
 
 
-def _translation(content: dict[str, Any]) -> Translation:
+def _build_translation(content: dict[str, Any]) -> Translation:
     things = content["things"]
     facts = [
         Proposition(name, [Variable(argument, things[argument]) for argument in arguments])
         for name, arguments in content["facts"]
     ]
     return Translation(
-        content["sas"], things, content["actions"], facts, _hierarchy(content["types"])
+        content["sas"], things, content["actions"], facts, _build_hierarchy(content["types"])
     )
 
 
-def _hierarchy(types: list[tuple[str, list[str]]]) -> TypeHierarchy:
+def _build_hierarchy(types: list[tuple[str, list[str]]]) -> TypeHierarchy:
     hierarchy = TypeHierarchy()
     parents_of: dict[str, list[str]] = {}
     for name, parents in types:
@@ -133,7 +133,7 @@ def _hierarchy(types: list[tuple[str, list[str]]]) -> TypeHierarchy:
 
 
 # Compression divides the size by twelve, and zlib's checksum detects damaged files.
-def _write(path: Path, content: dict[str, Any]) -> None:
+def _write_file(path: Path, content: dict[str, Any]) -> None:
     packed = zlib.compress(json.dumps(content).encode(), level=1)
     try:
         with atomic_write(path) as file:
@@ -142,7 +142,7 @@ def _write(path: Path, content: dict[str, Any]) -> None:
         logger.warning("cannot cache the translation of a game in %s: %s", path.parent, error)
 
 
-def _read(path: Path) -> dict[str, Any] | None:
+def _read_file(path: Path) -> dict[str, Any] | None:
     """Return the content of a file, or None if it is missing or damaged."""
     try:
         return json.loads(zlib.decompress(base64.b85decode(path.read_text())))

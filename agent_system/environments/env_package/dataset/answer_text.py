@@ -38,10 +38,10 @@ _ESCAPED = re.compile(r"\\([$%#&_])")
 _HTML = re.compile(r"</?(?:b|i|u|em|strong|code|p|br|span)\s*/?>", re.IGNORECASE)
 _MATHS = (("\\(", "\\)"), ("\\[", "\\]"), ("$$", "$$"), ("$", "$"))
 _LOUD = re.compile(r"(?<=[^\W\d_]{2})!+$")  # behind a word; behind a number it is a factorial
-LAYERS = 6  # most layers of mark-up that are removed
+MAX_MARKUP_LAYERS = 6  # most layers of mark-up that are removed
 
 
-def normalize(text: str) -> str:
+def normalize_answer(text: str) -> str:
     r"""Return ``text`` in one spelling, without surrounding mark-up and final full stops.
 
     Variants of Unicode characters, digits, dashes, quotes and spaces are unified. LaTeX commands
@@ -53,10 +53,10 @@ def normalize(text: str) -> str:
     'Paris'
     """
     text = _VULGAR.sub(" ", text)
-    text = _SUPERSCRIPT.sub(lambda match: f"^{{{_ascii(match[0])}}}", text)
-    text = _ascii(text).translate(_SPELLINGS)
+    text = _SUPERSCRIPT.sub(lambda match: f"^{{{_to_ascii(match[0])}}}", text)
+    text = _to_ascii(text).translate(_SPELLINGS)
     text = _HTML.sub(" ", text)
-    for _ in range(LAYERS):
+    for _ in range(MAX_MARKUP_LAYERS):
         shorter = _WRITTEN.sub(r" \1 ", text)
         if shorter == text:
             break
@@ -65,10 +65,10 @@ def normalize(text: str) -> str:
     text = _ONE_RAISED.sub(r"^\1", text)
     text = _FRACTION.sub(r"\\frac", _SILENT.sub("", text))
     text = _SPACES.sub(" ", _DEGREES.sub("\u00b0", text))
-    return _ESCAPED.sub(r"\1", _bare(_BULLET.sub("", _bare(text))))
+    return _ESCAPED.sub(r"\1", _strip_markup(_BULLET.sub("", _strip_markup(text))))
 
 
-def fold(text: str) -> str:
+def fold_words(text: str) -> str:
     """Return normalised ``text`` in lower case, without hyphens and a leading article, to compare
     words.
 
@@ -81,12 +81,12 @@ def fold(text: str) -> str:
     return re.sub(r"\s*,\s*", ", ", " ".join(words))
 
 
-def _ascii(text: str) -> str:
+def _to_ascii(text: str) -> str:
     text = unicodedata.normalize("NFKC", text)
-    return "".join(map(_plain, text)) if not text.isascii() else text
+    return "".join(map(_to_ascii_character, text)) if not text.isascii() else text
 
 
-def _plain(character: str) -> str:
+def _to_ascii_character(character: str) -> str:
     kind = unicodedata.category(character)
     if kind == "Nd":
         return str(unicodedata.decimal(character))
@@ -94,9 +94,9 @@ def _plain(character: str) -> str:
     return "" if kind == "Cf" else character
 
 
-def _bare(text: str) -> str:
+def _strip_markup(text: str) -> str:
     """Return ``text`` without surrounding mark-up, quotes and punctuation."""
-    for _ in range(LAYERS):
+    for _ in range(MAX_MARKUP_LAYERS):
         shorter = _LOUD.sub("", text.strip().strip("*_`").rstrip(".,;:?").lstrip(":,;").strip())
         for left, right in _MATHS:
             inner = shorter[len(left) : -len(right)]

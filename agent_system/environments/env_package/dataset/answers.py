@@ -13,9 +13,9 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-SHORT = 2000  # characters: a longer text without marks is read from its end only
-LINE = 500  # characters of a line that are read
-NESTED = 4  # depth of marks within marks
+MAX_WHOLE_TEXT = 2000  # characters: a longer text without marks is read from its end only
+MAX_LINE = 500  # characters of a line that are read
+MAX_MARK_DEPTH = 4  # depth of marks within marks
 
 _THOUGHT_TAG = re.compile(
     r"<(/?)(?:think|thinking|thought|reasoning)>|\[(/?)THINK\]", re.IGNORECASE
@@ -68,7 +68,7 @@ _OPERATOR = re.compile(
 
 
 @dataclass(frozen=True, slots=True)
-class FoundAnswer:
+class ExtractedAnswer:
     """Answer that was extracted from a text.
 
     ``readings`` are candidate texts, the whole answer first. ``is_marked`` is True for an answer in
@@ -80,13 +80,13 @@ class FoundAnswer:
     numbers: tuple[str, ...] = ()
 
 
-def find_answer(text: str) -> FoundAnswer | None:
+def extract_answer(text: str) -> ExtractedAnswer | None:
     """Return the answer in ``text``, or None if there is none, as in a thought that was cut.
 
     >>> extract_answer("<think>5?</think> It is \\\\boxed{6}.").readings[0]
     '6'
     """
-    return _find(without_thoughts(text), NESTED)
+    return _extract_from(without_thoughts(text), MAX_MARK_DEPTH)
 
 
 def without_thoughts(text: str) -> str:
@@ -108,10 +108,10 @@ def without_thoughts(text: str) -> str:
     return "".join(kept)
 
 
-def _find(text: str, layers: int) -> FoundAnswer | None:
+def _extract_from(text: str, layers: int) -> ExtractedAnswer | None:
     marked = _last_mark(text)
     if marked is not None:
-        return _within(*marked, layers)
+        return _read_mark(*marked, layers)
     text = _before_cut(text)
     sentence = _last_announcement(text)
     if sentence is not None:
@@ -119,23 +119,27 @@ def _find(text: str, layers: int) -> FoundAnswer | None:
     return _read_end(text)
 
 
-def _within(marked: str, is_box: bool, layers: int) -> FoundAnswer:
+def _read_mark(marked: str, is_box: bool, layers: int) -> ExtractedAnswer:
     """Return the answer of a mark's content, and add the answer that is inside it, if any.
 
     A box without inner marks is not searched for sentences: in it ``5!`` is a factorial.
     """
     is_whole = is_box and _last_mark(marked) is None
-    inner = None if is_whole or not layers or len(marked) > SHORT else _find(marked, layers - 1)
+    inner = (
+        None
+        if is_whole or not layers or len(marked) > MAX_WHOLE_TEXT
+        else _extract_from(marked, layers - 1)
+    )
     if inner is None:
-        return FoundAnswer((marked,), is_marked=True)
+        return ExtractedAnswer((marked,), is_marked=True)
     readings = dict.fromkeys((marked, *inner.readings))
-    return FoundAnswer(tuple(readings), is_marked=True, numbers=inner.numbers)
+    return ExtractedAnswer(tuple(readings), is_marked=True, numbers=inner.numbers)
 
 
 def _last_mark(text: str) -> tuple[str, bool] | None:
     """Return the content of the mark that ends last, and True if it is a box. None: no mark."""
-    marks = [(end, inside, False) for end, inside in _tagged(text)]
-    marks += [(end, inside, True) for end, inside in _boxed(text)]
+    marks = [(end, inside, False) for end, inside in _find_tagged(text)]
+    marks += [(end, inside, True) for end, inside in _find_boxed(text)]
     marks += [(match.end(), match[1], True) for match in _BOXED_WORD.finditer(text)]
     end = len(text.rstrip())
     marks += [
@@ -146,7 +150,7 @@ def _last_mark(text: str) -> tuple[str, bool] | None:
     return max(marks)[1:] if marks else None
 
 
-def _tagged(text: str) -> Iterator[tuple[int, str]]:
+def _find_tagged(text: str) -> Iterator[tuple[int, str]]:
     """Yield end and content of each closed ``<answer>``."""
     start = None
     for tag in _ANSWER_TAG.finditer(text):
@@ -157,14 +161,14 @@ def _tagged(text: str) -> Iterator[tuple[int, str]]:
             start = None
 
 
-def _boxed(text: str) -> Iterator[tuple[int, str]]:
+def _find_boxed(text: str) -> Iterator[tuple[int, str]]:
     """Yield end and content of each closed ``\\boxed``."""
-    for start, end, is_box in _braces(text):
+    for start, end, is_box in _find_braces(text):
         if is_box and end is not None:
             yield end, text[start : end - 1]
 
 
-def _braces(text: str) -> Iterator[tuple[int, int | None, bool]]:
+def _find_braces(text: str) -> Iterator[tuple[int, int | None, bool]]:
     """Yield for each brace the start of its content, its end (None if open), and True for a box."""
     opened: list[tuple[int, bool]] = []
     for brace in _BRACE.finditer(text):
@@ -184,7 +188,7 @@ def _before_cut(text: str) -> str:
     tags = list(_ANSWER_TAG.finditer(text))
     # A closing tag without an opening one was opened by the prompt. The answer precedes it.
     ends += [tag.start() for tag in tags[:1]]
-    for start, end, is_box in _braces(text):
+    for start, end, is_box in _find_braces(text):
         if is_box and end is None:
             ends.append(text.rindex("\\", 0, start))
     return text[: min(ends)]
@@ -194,7 +198,7 @@ def _last_announcement(text: str) -> str | None:
     last = None
     for announcement in (*_ANNOUNCED.finditer(text), *_HASHES.finditer(text)):
         start = announcement.end() if announcement.re is _ANNOUNCED else announcement.start(1)
-        behind = text[start : start + LINE].lstrip(" \t*_`:\uff1a\n")
+        behind = text[start : start + MAX_LINE].lstrip(" \t*_`:\uff1a\n")
         line = behind.split("\n", 1)[0].strip()
         if quoted := _QUOTED.fullmatch(line):
             line = quoted[1]
@@ -203,18 +207,20 @@ def _last_announcement(text: str) -> str | None:
     return None if last is None else last[1]
 
 
-def _read_sentence(line: str) -> FoundAnswer:
+def _read_sentence(line: str) -> ExtractedAnswer:
     end = _SENTENCE_END.search(line)
     sentence = line[: end.start()] if end else line
     shorter = _CLAUSE.sub("", _CORRECTED.sub("", sentence))
-    return FoundAnswer(tuple(dict.fromkeys((line, sentence, shorter))))
+    return ExtractedAnswer(tuple(dict.fromkeys((line, sentence, shorter))))
 
 
-def _read_end(text: str) -> FoundAnswer | None:
-    text = _REMARK.sub("", _FENCE.sub("", text[-SHORT:] if len(text) > SHORT else text)).strip()
+def _read_end(text: str) -> ExtractedAnswer | None:
+    text = _REMARK.sub(
+        "", _FENCE.sub("", text[-MAX_WHOLE_TEXT:] if len(text) > MAX_WHOLE_TEXT else text)
+    ).strip()
     if not text:
         return None
-    line = text.rsplit("\n", 1)[-1].strip()[-LINE:]
+    line = text.rsplit("\n", 1)[-1].strip()[-MAX_LINE:]
     sentences = [sentence for sentence in _SENTENCE_END.split(line) if sentence.strip()]
     last = _RETRACTION.sub("", sentences[-1].strip()) if sentences else line
     readings = [text, line, last]
@@ -225,7 +231,7 @@ def _read_end(text: str) -> FoundAnswer | None:
         numbers = tuple(_last_number(last))
     else:
         numbers = ()
-    return FoundAnswer(tuple(dict.fromkeys(readings)), numbers=numbers)
+    return ExtractedAnswer(tuple(dict.fromkeys(readings)), numbers=numbers)
 
 
 def _last_number(sentence: str) -> Iterator[str]:

@@ -10,18 +10,18 @@ import logging
 import re
 from collections.abc import Iterator
 
-from agent_system.environments.env_package.dataset.answer_text import fold, normalize
-from agent_system.environments.env_package.dataset.answers import FoundAnswer, find_answer
-from agent_system.environments.env_package.dataset.numbers_read import (
+from agent_system.environments.env_package.dataset.answer_text import fold_words, normalize_answer
+from agent_system.environments.env_package.dataset.answers import ExtractedAnswer, extract_answer
+from agent_system.environments.env_package.dataset.formula_size import is_too_large
+from agent_system.environments.env_package.dataset.written_numbers import (
     WrittenNumber,
+    is_same_number,
     read_number,
-    same_number,
 )
-from agent_system.environments.env_package.dataset.powers import is_too_large
 
-SPARE = 2000  # characters that an answer may have beyond twice the length of the truth
-LONGEST_FORMULA = 300  # characters; a longer formula is compared as text
-NESTED = 3  # depth of lists within lists
+EXTRA_CHARACTERS = 2000  # characters that an answer may have beyond twice the length of the truth
+MAX_FORMULA_LENGTH = 300  # characters; a longer formula is compared as text
+MAX_LIST_DEPTH = 3  # depth of lists within lists
 
 _LETTER = re.compile(r"\(?([A-Za-z])[).]?")
 _OPTION = re.compile(
@@ -52,23 +52,23 @@ _TO_CALCULATE = re.compile(r"\d\s*(?:[-+*]|\\times|\\cdot)\s*\d")
 _BRACKETS = {"(": ")", "[": "]", "{": "}"}
 
 
-def is_right(answer: FoundAnswer, truth: str) -> bool:
+def is_right(answer: ExtractedAnswer, truth: str) -> bool:
     """Return True if ``answer`` equals the ground truth ``truth``."""
-    gold = normalize(truth)
-    longest = SPARE + 2 * len(truth)
-    given = [normalize(reading) for reading in answer.readings if len(reading) <= longest]
+    gold = normalize_answer(truth)
+    longest = EXTRA_CHARACTERS + 2 * len(truth)
+    given = [normalize_answer(reading) for reading in answer.readings if len(reading) <= longest]
     if letter := _LETTER.fullmatch(gold):
         may_be_small = answer.is_marked or len(answer.readings) == 1 or letter[1].islower()
-        return any(_chosen(one, may_be_small) == letter[1].casefold() for one in given)
-    if any(fold(one) == fold(gold) for one in given):
+        return any(_named_option(one, may_be_small) == letter[1].casefold() for one in given)
+    if any(fold_words(one) == fold_words(gold) for one in given):
         return True
-    if fold(gold) in _VERDICTS:
-        return any(_verdict(one) == fold(gold) for one in given)
+    if fold_words(gold) in _VERDICTS:
+        return any(_read_verdict(one) == fold_words(gold) for one in given)
     if _is_written_number(gold):
-        numbers = [*given, *map(normalize, answer.numbers)]
-        return any(_is_number(one, gold) for one in numbers)
+        numbers = [*given, *map(normalize_answer, answer.numbers)]
+        return any(_equals_number(one, gold) for one in numbers)
     if _is_formula(gold):
-        return any(_same_formula(one, gold, NESTED) for one in given)
+        return any(_same_formula(one, gold, MAX_LIST_DEPTH) for one in given)
     return any(_same_words(one, gold) for one in given)
 
 
@@ -81,19 +81,19 @@ def answer_key(text: str) -> str | None:
     >>> answer_key("It is 0.5.") == answer_key("\\boxed{1/2}")
     True
     """
-    answer = find_answer(text)
-    if answer is None or len(answer.readings[-1]) > SPARE:
+    answer = extract_answer(text)
+    if answer is None or len(answer.readings[-1]) > EXTRA_CHARACTERS:
         return None
     for reading in (*answer.readings, *answer.numbers):
-        number = read_number(normalize(reading))
+        number = read_number(normalize_answer(reading))
         if number is not None:
             return f"{number.value} {number.unit}".strip()
-    given = normalize(answer.readings[-1])
-    letter = _chosen(given, answer.is_marked)
-    return letter or fold(given) or None
+    given = normalize_answer(answer.readings[-1])
+    letter = _named_option(given, answer.is_marked)
+    return letter or fold_words(given) or None
 
 
-def _chosen(given: str, may_be_small: bool) -> str | None:
+def _named_option(given: str, may_be_small: bool) -> str | None:
     """Return the lower-case letter of the option that ``given`` names, or None.
 
     A single lower-case letter counts only with ``may_be_small``: it may be a word.
@@ -106,7 +106,7 @@ def _chosen(given: str, may_be_small: bool) -> str | None:
     return letter.casefold() if is_option else None
 
 
-def _verdict(given: str) -> str | None:
+def _read_verdict(given: str) -> str | None:
     match = _VERDICT.fullmatch(given)
     return match[1].casefold() if match else None
 
@@ -117,7 +117,7 @@ def _is_written_number(gold: str) -> bool:
     return number is not None and not (number.unit and re.search(r"\d\s+[A-Z][a-z]", gold))
 
 
-def _is_number(given: str, gold: str) -> bool:
+def _equals_number(given: str, gold: str) -> bool:
     truth = read_number(gold)
     # The last side of a chain of equations is the answer.
     side = given.rsplit("=", 1)[-1].strip()
@@ -125,13 +125,13 @@ def _is_number(given: str, gold: str) -> bool:
     if truth is None:
         return False
     if number is not None:
-        return same_number(number, truth)
+        return is_same_number(number, truth)
     # A root or a power in closed form is an answer. An unevaluated calculation is none.
     is_closed = _CLOSED_FORM.search(side) and not _TO_CALCULATE.search(side)
-    return bool(is_closed) and _equal_in_value(side, _digits(truth))
+    return bool(is_closed) and _equal_in_value(side, _as_fraction(truth))
 
 
-def _digits(number: WrittenNumber) -> str:
+def _as_fraction(number: WrittenNumber) -> str:
     return f"\\frac{{{number.value.numerator}}}{{{number.value.denominator}}}"
 
 
@@ -149,9 +149,9 @@ def _is_formula(gold: str) -> bool:
 
 
 def _same_formula(given: str, gold: str, layers: int) -> bool:
-    if _spaceless(given) == _spaceless(gold):
+    if _remove_spaces(given) == _remove_spaces(gold):
         return True
-    ours, theirs = _elements(given), _elements(gold)
+    ours, theirs = _split_list(given), _split_list(gold)
     if theirs is None or not layers:
         return _same_element(given, gold)
     if ours is None or len(ours[1]) != len(theirs[1]) or not _same_brackets(ours, theirs):
@@ -165,7 +165,7 @@ def _same_formula(given: str, gold: str, layers: int) -> bool:
 def _same_element(given: str, gold: str) -> bool:
     one, other = read_number(given), read_number(gold)
     if one is not None and other is not None:
-        return same_number(one, other)
+        return is_same_number(one, other)
     if not _is_formula(gold) and other is None:
         return _same_words(given, gold)
     return _equal_in_value(given, gold)
@@ -192,7 +192,7 @@ def _same_set(ours: list[str], theirs: list[str], layers: int) -> bool:
     return True
 
 
-def _elements(text: str) -> tuple[str, list[str]] | None:
+def _split_list(text: str) -> tuple[str, list[str]] | None:
     """Return the brackets around a list and its members, or None if ``text`` is no list.
 
     >>> _split_list("[0, 1)")
@@ -200,13 +200,13 @@ def _elements(text: str) -> tuple[str, list[str]] | None:
     """
     text = _JOINED.sub(", ", text.replace("\\{", "{").replace("\\}", "}").strip())
     inner, brackets = text, ""
-    if len(text) > 1 and text[0] in _BRACKETS and text[-1] in ")]}" and _closes_last(text):
+    if len(text) > 1 and text[0] in _BRACKETS and text[-1] in ")]}" and _is_enclosed(text):
         inner, brackets = text[1:-1], text[0] if text[0] == "{" else text[0] + text[-1]
-    members = list(_split(inner))
+    members = list(_split_at_commas(inner))
     return (brackets, members) if len(members) > 1 or brackets == "{" else None
 
 
-def _closes_last(text: str) -> bool:
+def _is_enclosed(text: str) -> bool:
     depth = 0
     for position, character in enumerate(text):
         depth += (character in "([{") - (character in ")]}")
@@ -215,7 +215,7 @@ def _closes_last(text: str) -> bool:
     return False
 
 
-def _split(text: str) -> Iterator[str]:
+def _split_at_commas(text: str) -> Iterator[str]:
     """Yield the parts of ``text`` between the commas outside of brackets."""
     depth = start = 0
     for position, character in enumerate(text):
@@ -228,7 +228,7 @@ def _split(text: str) -> Iterator[str]:
 
 def _same_words(given: str, gold: str) -> bool:
     bare = given[1:-1] if given[:1] + given[-1:] == "()" else _ASIDE.sub("", given)
-    if fold(gold) in (fold(given), fold(bare)):
+    if fold_words(gold) in (fold_words(given), fold_words(bare)):
         return True
     label = _LABELLED.fullmatch(gold)
     if label is None:
@@ -236,16 +236,20 @@ def _same_words(given: str, gold: str) -> bool:
     letter = (label[1] or label[2]).casefold()
     ours = _LABELLED.fullmatch(given)
     if ours is not None:
-        return (ours[1] or ours[2]).casefold() == letter and fold(ours[3]) == fold(label[3])
-    return _chosen(given, may_be_small=False) == letter or fold(given) == fold(label[3])
+        return (ours[1] or ours[2]).casefold() == letter and fold_words(ours[3]) == fold_words(
+            label[3]
+        )
+    return _named_option(given, may_be_small=False) == letter or fold_words(given) == fold_words(
+        label[3]
+    )
 
 
-def _spaceless(text: str) -> str:
+def _remove_spaces(text: str) -> str:
     return re.sub(r"\s+", "", text)
 
 
 def _equal_in_value(given: str, gold: str) -> bool:
-    if len(given) > LONGEST_FORMULA or is_too_large(given) or is_too_large(gold):
+    if len(given) > MAX_FORMULA_LENGTH or is_too_large(given) or is_too_large(gold):
         return False
     # A sum or an integral that the truth lacks is an unevaluated calculation.
     if not set(_OPERATOR.findall(given)) <= set(_OPERATOR.findall(gold)):

@@ -9,13 +9,19 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from agent_system.environments.env import Observation, Step, Task
-from agent_system.environments.env_package.dataset.answers import find_answer
+from agent_system.environments.env_package.dataset.answers import extract_answer
 from agent_system.environments.env_package.dataset.comparison import answer_key, is_right
+from agent_system.environments.env_package.dataset.ground_truths import read_truths
 from agent_system.environments.env_package.dataset.settings import RewardFromFile
-from agent_system.environments.env_package.dataset.truths import read_truths
-from agent_system.environments.experts.episode import now
+from agent_system.environments.experts.episode import await_if_needed
 from agent_system.reward_manager.custom import load_function
-from agent_system.reward_manager.scores import finite, is_full, is_number, read_flag, weighed
+from agent_system.reward_manager.scores import (
+    is_full,
+    is_number,
+    read_finite_number,
+    read_flag,
+    weighted_sum,
+)
 from verl.utils.limits import time_limit
 
 __all__ = ["Grade", "Grader", "NoGrade", "compare_with_truth", "read_grade"]
@@ -32,7 +38,7 @@ class Grade:
     """
 
     score: float
-    right: bool
+    is_right: bool
     parts: Mapping[str, float] = field(default_factory=dict)
 
 
@@ -60,10 +66,10 @@ class Grader:
             extra_info=task["extra_info"],
             **self._kwargs,
         )
-        return read_grade(now(returned), task["task_id"], self._weights)
+        return read_grade(await_if_needed(returned), task["task_id"], self._weights)
 
 
-def read_grade(found: Any, task_id: str, weights: Mapping[str, float] | None = None) -> Grade:
+def read_grade(returned: Any, task_id: str, weights: Mapping[str, float] | None = None) -> Grade:
     """Convert the return value of a grader: a number, or a dictionary of rewards with ``score``.
 
     The answer is right if ``acc`` of the dictionary is true. Without ``acc`` it is right if the
@@ -74,47 +80,53 @@ def read_grade(found: Any, task_id: str, weights: Mapping[str, float] | None = N
     >>> read_grade({"score": 0.5, "acc": 1}, "task").parts
     {'score': 0.5, 'acc': 1.0}
     """
-    rewards = found if isinstance(found, Mapping) else {"score": found}
-    who = f"{task_id}: the grader returned {str(found)[:80]!r}"
+    rewards = returned if isinstance(returned, Mapping) else {"score": returned}
+    context = f"{task_id}: the grader returned {str(returned)[:80]!r}"
     try:
-        parts = {name: finite(value, who) for name, value in rewards.items() if is_number(value)}
+        parts = {
+            name: read_finite_number(value, context)
+            for name, value in rewards.items()
+            if is_number(value)
+        }
     except ValueError as error:
         raise NoGrade(f"{error}; allowed: finite numbers") from error
     if weights:
-        parts["score"] = _weighed(parts, weights, who)
+        parts["score"] = _weighted_score(parts, weights, context)
     if "score" not in parts:
         raise NoGrade(
-            f"{who}; allowed: a finite number, or a dictionary with one as score; fix: return such "
+            f"{context}; allowed: a finite number, or a dictionary with one as score; fix: return such "
             "a value, or name the rewards of the dictionary in reward_model.weights"
         )
     right = is_full(parts["score"])
     if "acc" in rewards:
-        right = _flag(rewards["acc"], who)
-    return Grade(parts["score"], right, parts if isinstance(found, Mapping) else {})
+        right = _read_flag(rewards["acc"], context)
+    return Grade(parts["score"], right, parts if isinstance(returned, Mapping) else {})
 
 
-def _flag(value: Any, who: str) -> bool:
+def _read_flag(value: Any, context: str) -> bool:
     try:
-        return read_flag(value, f"{who}, 'acc'")
+        return read_flag(value, f"{context}, 'acc'")
     except ValueError as error:
         raise NoGrade(str(error)) from error
 
 
-def _weighed(parts: Mapping[str, float], weights: Mapping[str, float], who: str) -> float:
+def _weighted_score(
+    parts: Mapping[str, float], weights: Mapping[str, float], context: str
+) -> float:
     try:
-        return weighed(parts, weights, who)
+        return weighted_sum(parts, weights, context)
     except ValueError as error:
         raise NoGrade(str(error)) from error
 
 
-def graded_step(grader: Grader, task: Task, answer: str, grade_s: float) -> Step:
+def grade_step(grader: Grader, task: Task, answer: str, grade_s: float) -> Step:
     """Grade ``answer`` within ``grade_s`` seconds and return the last step of the episode.
 
     Raises ``TimeLimit``, ``NoGrade`` and the exceptions of the grader.
     """
     with time_limit(grade_s, f"grading {task['task_id']}"):
         grade = grader(task, answer)
-    info: dict[str, Any] = {"won": grade.right, "is_action_valid": bool(answer)}
+    info: dict[str, Any] = {"won": grade.is_right, "is_action_valid": bool(answer)}
     info["answer"] = answer_key(answer)
     if grade.parts:
         info["reward_parts"] = dict(grade.parts)
@@ -133,5 +145,5 @@ def compare_with_truth(
         truths = read_truths(ground_truth)
     except ValueError as error:
         raise NoGrade(f"data_source {data_source!r}: {error}") from error
-    answer = find_answer(solution_str)
+    answer = extract_answer(solution_str)
     return float(answer is not None and any(is_right(answer, truth) for truth in truths))

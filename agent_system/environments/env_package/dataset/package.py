@@ -7,8 +7,8 @@ returns the reward. If the grader fails, the trajectory counts as failed and not
 
 from agent_system.environments.chat_prompts import SingleTurnPrompts
 from agent_system.environments.env import Observation, Step, Task
-from agent_system.environments.env_package.dataset.grading import Grader, graded_step
-from agent_system.environments.env_package.dataset.rows import NAME, tasks
+from agent_system.environments.env_package.dataset.grading import Grader, grade_step
+from agent_system.environments.env_package.dataset.rows import NAME, list_tasks
 from agent_system.environments.env_package.dataset.settings import DatasetSettings
 from agent_system.environments.package import EnvPackage, TaskText
 
@@ -27,14 +27,14 @@ class DatasetEnv:
         """Return the messages of ``task``. ``seed`` has no effect."""
         del seed  # the task determines the episode
         self.task = task
-        return shows(task)
+        return first_observation(task)
 
     def step(self, action: str) -> Step:
         """Grade the answer and end the episode.
 
         Raises ``NoGrade``, ``TimeLimit`` and the exceptions of the grader.
         """
-        return graded_step(self.grader, self.task, action, self.settings.grade_s)
+        return grade_step(self.grader, self.task, action, self.settings.grade_s)
 
     def gold_path(self, task: Task) -> list[str]:
         """Return the (first) ground truth of ``task`` as a boxed answer."""
@@ -45,25 +45,25 @@ class DatasetEnv:
         """Do nothing: the environment holds no resources."""
 
 
-def shows(task: Task) -> Observation:
+def first_observation(task: Task) -> Observation:
     """Return the last message of a row as observation, the earlier ones as its ``opening``."""
     *opening, last = task["messages"]
     return Observation(last["content"], opening=opening)
 
 
-def retold(task: Task, text: str) -> Task:
+def replace_text(task: Task, text: str) -> Task:
     """Return ``task`` with ``text`` as the content of its last message."""
     *opening, last = task["messages"]
     return {**task, "messages": [*opening, {**last, "content": text}]}
 
 
-def prompts(settings: DatasetSettings) -> SingleTurnPrompts:
+def make_prompts(settings: DatasetSettings) -> SingleTurnPrompts:
     """Return prompts that show only the messages of a row, for all settings."""
     del settings  # without effect
     return SingleTurnPrompts()
 
 
-def project(text: str) -> tuple[str, bool]:
+def project_answer(text: str) -> tuple[str, bool]:
     """Return the whole answer, and True if it is not empty. The grader extracts the result."""
     answer = text.strip()
     return answer, bool(answer)
@@ -73,11 +73,11 @@ PACKAGE = EnvPackage(
     name=NAME,
     settings=DatasetSettings,
     make=DatasetEnv,
-    tasks=tasks,
-    prompts=prompts,
-    project=project,
+    tasks=list_tasks,
+    prompts=make_prompts,
+    project=project_answer,
     stop=(),
-    plays_cut_turns=True,
-    task_text=TaskText(shows, retold),
+    executes_cut_turns=True,
+    task_text=TaskText(first_observation, replace_text),
     format_action=str,
 )

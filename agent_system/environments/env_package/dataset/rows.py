@@ -13,19 +13,19 @@ from pathlib import Path
 from typing import Any
 
 from agent_system.environments.env import Task
+from agent_system.environments.env_package.dataset.ground_truths import read_truths
 from agent_system.environments.env_package.dataset.settings import DatasetSettings
-from agent_system.environments.env_package.dataset.truths import read_truths
 from agent_system.reward_manager.custom import load_function
-from verl.utils.message_rows import BadRow, DataRow, prompt_messages, read_table
+from verl.utils.message_rows import BadRow, DataRow, read_prompt_messages, read_table
 
-__all__ = ["NAME", "BadRow", "tasks"]
+__all__ = ["NAME", "BadRow", "list_tasks"]
 
 NAME = "dataset"
-STYLES = (None, "", "rule", "model")  # supported values of reward_model["style"]
-CLASS = "data.custom_cls.name"
+SUPPORTED_STYLES = (None, "", "rule", "model")  # supported values of reward_model["style"]
+CLASS_KEY = "data.custom_cls.name"
 
 
-def tasks(settings: DatasetSettings, split: str, section: str = "data") -> list[Task]:
+def list_tasks(settings: DatasetSettings, split: str, section: str = "data") -> list[Task]:
     """Return one task per row of the split's files, in order.
 
     ``section`` is the config section of the files, for error messages. Raises ``BadRow`` if no file
@@ -38,14 +38,18 @@ def tasks(settings: DatasetSettings, split: str, section: str = "data") -> list[
             f"{key}=[] names no file of {split} prompts; allowed: Parquet or JSON-lines "
             f"files; fix: set {key}=[FILE] (or env.{NAME}.{split}_files)"
         )
-    rows = read_table(key, files) if settings.custom_cls.path is None else _own(settings, files)
-    return [_task(row, f"{split}/{number}", settings) for number, row in enumerate(rows)]
+    rows = (
+        read_table(key, files)
+        if settings.custom_cls.path is None
+        else _rows_of_class(settings, files)
+    )
+    return [_make_task(row, f"{split}/{number}", settings) for number, row in enumerate(rows)]
 
 
-def _own(settings: DatasetSettings, files: list[str]) -> Iterator[DataRow]:
+def _rows_of_class(settings: DatasetSettings, files: list[str]) -> Iterator[DataRow]:
     """Yield the rows of the user-provided class. Raises ``BadRow`` if it fails or has no row."""
     path, name = settings.custom_cls.path, settings.custom_cls.name or ""
-    source = f"{CLASS}={name!r}"
+    source = f"{CLASS_KEY}={name!r}"
     allowed = "allowed: a class called with the files, with a length and that many rows"
     try:
         rows = load_function(str(path), name, "env.dataset.custom_cls")(list(files))
@@ -66,22 +70,22 @@ def _own(settings: DatasetSettings, files: list[str]) -> Iterator[DataRow]:
         yield DataRow(source, number, cells)
 
 
-def _task(row: DataRow, place: str, settings: DatasetSettings) -> Task:
-    messages = prompt_messages(row, settings.prompt_key, "data.prompt_key")
-    source = row.read(settings.reward_fn_key)
+def _make_task(row: DataRow, place: str, settings: DatasetSettings) -> Task:
+    messages = read_prompt_messages(row, settings.prompt_key, "data.prompt_key")
+    source = row.read_cell(settings.reward_fn_key)
     truth = _ground_truth(row)
     if settings.reward.path is None:
         _require_comparable(row, truth)
     return {
         "task_id": f"{NAME}/{place}",
-        "data_source": _origin(row) if source in (None, "") else str(source),
+        "data_source": _origin_name(row) if source in (None, "") else str(source),
         "messages": messages,
         "ground_truth": truth,
         "extra_info": row.read_object("extra_info") or {},
     }
 
 
-def _origin(row: DataRow) -> str:
+def _origin_name(row: DataRow) -> str:
     """Return the file name without suffix, or the class name, that the row comes from."""
     return Path(row.source.partition("=")[2].strip("'\"")).stem
 
@@ -89,12 +93,14 @@ def _origin(row: DataRow) -> str:
 def _ground_truth(row: DataRow) -> Any:
     """Return the ground truth of the row, or None. Raises ``BadRow`` for an unsupported style."""
     reward_model = row.read_object("reward_model") or {}
-    if reward_model.get("style") not in STYLES:
+    if reward_model.get("style") not in SUPPORTED_STYLES:
         why = f"has the style {reward_model['style']!r}"
-        known = ", ".join(style for style in STYLES if style)
-        raise row.bad("reward_model", why, known, "grade with custom_reward_function.path=FILE")
+        known = ", ".join(style for style in SUPPORTED_STYLES if style)
+        raise row.make_error(
+            "reward_model", why, known, "grade with custom_reward_function.path=FILE"
+        )
     truth = reward_model.get("ground_truth")
-    return row.read("ground_truth") if truth is None else truth
+    return row.read_cell("ground_truth") if truth is None else truth
 
 
 def _require_comparable(row: DataRow, truth: Any) -> None:
@@ -103,7 +109,7 @@ def _require_comparable(row: DataRow, truth: Any) -> None:
         read_truths(truth)
     except ValueError as error:
         columns = ", ".join(map(str, row.cells))
-        raise row.bad(
+        raise row.make_error(
             "ground_truth",
             f"or reward_model.ground_truth holds {str(truth)[:80]!r}",
             "a text, a number, a list of these, or a dictionary of aliases",

@@ -28,7 +28,7 @@ class DatasetSettings(GradedSettings):
     ``data_keys`` maps the keys of job scripts to these settings.
     """
 
-    one_step: ClassVar[bool] = True
+    is_single_turn: ClassVar[bool] = True
     fits_prompts: ClassVar[bool] = True
     data_keys: ClassVar[Mapping[str, str]] = {
         "data.train_files": "train_files",

@@ -5,10 +5,10 @@ HERE = "P"
 HOLE = "O"
 GOAL = "G"
 # Offset of each move: rows down, columns to the right.
-SIDES = {"left": (0, -1), "down": (1, 0), "right": (0, 1), "up": (-1, 0)}
+MOVE_OFFSETS = {"left": (0, -1), "down": (1, 0), "right": (0, 1), "up": (-1, 0)}
 
 
-def read(text: str) -> tuple[str, dict[Cell, str]]:
+def read_drawing(text: str) -> tuple[str, dict[Cell, str]]:
     """Return the text above the drawing, with its line break, and the sign of every cell."""
     lines = text.splitlines()
     # Lines of the drawing have single signs only. Sentences always have longer words.
@@ -18,5 +18,5 @@ def read(text: str) -> tuple[str, dict[Cell, str]]:
         for row, line in enumerate(drawn)
         for column, sign in enumerate(line.split())
     }
-    said = "".join(f"{line}\n" for line in lines if line not in drawn)
-    return said, cells
+    text_above = "".join(f"{line}\n" for line in lines if line not in drawn)
+    return text_above, cells

@@ -11,69 +11,73 @@ from agent_system.environments.env_package.frozen_lake.drawing import (
     GOAL,
     HERE,
     HOLE,
-    SIDES,
+    MOVE_OFFSETS,
     Cell,
-    read,
+    read_drawing,
 )
 from agent_system.environments.expert_protocol import Decision, EpisodeStart, Expert, Noise
-from agent_system.environments.experts.interface import Tried, disturbed, shortest_way
+from agent_system.environments.experts.interface import LastAction, add_noise, find_shortest_path
 
 MAX_CELLS = 400  # larger than the number of cells of the largest lake
 
 
-class LakePlayer:
+class LakeExpert:
     """Expert in one episode. It reads the lake from the drawing in observations."""
 
     def __init__(self, first: Observation, rng: random.Random, noise: Noise) -> None:
         self.rng = rng
         self.noise = noise
-        self.tried = Tried()
+        self.tried = LastAction()
         self.cells: dict[Cell, str] = {}
-        self.here = (0, 0)
-        self.possible: list[str] = []
-        self._read(first)
+        self.position = (0, 0)
+        self.possible_moves: list[str] = []
+        self._read_observation(first)
 
     def act(self) -> Decision:
         """Return the next move. Its situation lists the moves that do not end in a hole."""
-        way = self._way(self.here)
-        if way is None:
+        path = self._shortest_path(self.position)
+        if path is None:
             raise ValueError("no path over this lake leads to the goal")
-        safe = dict(self._after(self.here))
+        safe = dict(self._safe_moves(self.position))
         decision = Decision(
-            action=way[0],
+            action=path[0],
             situation=f"free {' '.join(safe)}",
             tried=self.tried.text,
-            plan=" ".join(way),
+            plan=" ".join(path),
         )
-        useless = [move for move, cell in safe.items() if len(self._way(cell) or ()) >= len(way)]
-        impossible = [move for move in SIDES if move not in self.possible]
-        return disturbed(decision, self.rng, self.noise, useless, impossible)
+        useless = [
+            move for move, cell in safe.items() if len(self._shortest_path(cell) or ()) >= len(path)
+        ]
+        impossible = [move for move in MOVE_OFFSETS if move not in self.possible_moves]
+        return add_noise(decision, self.rng, self.noise, useless, impossible)
 
     def observe(self, action: str, observation: Observation) -> None:
         """Read the new position and record whether the move worked."""
-        before = self.here
-        self._read(observation)
-        self.tried.add(action, worked=self.here != before)
+        old_position = self.position
+        self._read_observation(observation)
+        self.tried.add(action, worked=self.position != old_position)
 
-    def _way(self, cell: Cell) -> list[str] | None:
-        return shortest_way(cell, self._after, lambda at: self.cells[at] == GOAL, MAX_CELLS)
+    def _shortest_path(self, cell: Cell) -> list[str] | None:
+        return find_shortest_path(
+            cell, self._safe_moves, lambda at: self.cells[at] == GOAL, MAX_CELLS
+        )
 
-    def _after(self, cell: Cell) -> Iterator[tuple[str, Cell]]:
-        for move, (down, right) in SIDES.items():
-            further = (cell[0] + down, cell[1] + right)
+    def _safe_moves(self, cell: Cell) -> Iterator[tuple[str, Cell]]:
+        for move, (down, right) in MOVE_OFFSETS.items():
+            next_cell = (cell[0] + down, cell[1] + right)
             # Cells outside of the lake count as holes: both cannot be entered.
-            if self.cells.get(further, HOLE) != HOLE:
-                yield move, further
+            if self.cells.get(next_cell, HOLE) != HOLE:
+                yield move, next_cell
 
-    def _read(self, observation: Observation) -> None:
-        _, self.cells = read(observation.text)
-        self.here = next(cell for cell, sign in self.cells.items() if sign == HERE)
-        self.possible = list(observation.info["admissible_actions"])
+    def _read_observation(self, observation: Observation) -> None:
+        _, self.cells = read_drawing(observation.text)
+        self.position = next(cell for cell, sign in self.cells.items() if sign == HERE)
+        self.possible_moves = list(observation.info["admissible_actions"])
 
 
-def start(episode: EpisodeStart) -> LakePlayer:
+def start_expert(episode: EpisodeStart) -> LakeExpert:
     """Return an expert that has read the first observation."""
-    return LakePlayer(episode.first, episode.rng, episode.noise)
+    return LakeExpert(episode.first, episode.rng, episode.noise)
 
 
-EXPERT = Expert(start)
+EXPERT = Expert(start_expert)

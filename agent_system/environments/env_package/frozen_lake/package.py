@@ -6,10 +6,13 @@ from typing import Any
 
 from gymnasium.envs.toy_text import frozen_lake as rules
 
-from agent_system.environments.chat_prompts import ChatPrompts, CompactPrompts, project
+from agent_system.environments.chat_prompts import ChatPrompts, CompactPrompts, project_action
 from agent_system.environments.env import Observation, Task
 from agent_system.environments.env_package.frozen_lake.expert import EXPERT
-from agent_system.environments.env_package.frozen_lake.prompts import begin, shorten
+from agent_system.environments.env_package.frozen_lake.prompts import (
+    describe_with_map,
+    shorten_observation,
+)
 from agent_system.environments.env_package.frozen_lake.settings import LakeSettings
 from agent_system.environments.package import EnvPackage
 from verl.utils.seeds import derive_seed
@@ -33,13 +36,13 @@ ICE = {
     False: "The ice is not slippery: you move where you want.",
 }
 # The start cell is drawn as ice.
-DRAWN = str.maketrans("SFH", "..O")
+DRAWING_SIGNS = str.maketrans("SFH", "..O")
 VAL_SHARE = 5  # one map in five belongs to the validation split
 # Maximum number of draws without a new map. Small lakes have few different maps.
-PATIENCE = 300
+MAX_DRAWS_WITHOUT_NEW_MAP = 300
 
 
-class FrozenLake:
+class FrozenLakeText:
     """Environment with reward 1.0 on the goal, else 0.0. It is done on the goal and in a hole.
 
     The caller limits the number of turns. An unknown action changes nothing and is not valid. On
@@ -60,27 +63,32 @@ class FrozenLake:
             # Made only for a new map, because gymnasium builds a table of all transitions.
             self._lake = rules.FrozenLakeEnv(desc=task["map"], is_slippery=self.settings.slippery)
         self._lake.reset(seed=seed)
-        return self._look("")
+        return self._make_observation("")
 
     def step(self, action: str) -> tuple[Observation, float, bool, dict[str, Any]]:
         """Apply a move. The class docstring describes rewards and ends."""
         action = action.strip().lower()
-        if action not in self._possible():
-            observation = self._look("That is not possible here.\n")
+        if action not in self._possible_moves():
+            observation = self._make_observation("That is not possible here.\n")
             return observation, 0.0, False, {"won": False, "is_action_valid": False}
         _, reward, done, _, _ = self._lake.step(MOVES[action][0])
         won = bool(reward > 0)
-        said = "You reached the goal.\n" if won else "You fell into a hole.\n" if done else ""
-        return self._look(said), float(reward), bool(done), {"won": won, "is_action_valid": True}
+        message = "You reached the goal.\n" if won else "You fell into a hole.\n" if done else ""
+        return (
+            self._make_observation(message),
+            float(reward),
+            bool(done),
+            {"won": won, "is_action_valid": True},
+        )
 
     def close(self) -> None:
         """Do nothing: no resources are in use."""
 
-    def _place(self) -> tuple[int, int]:
+    def _position(self) -> tuple[int, int]:
         return divmod(int(self._lake.s), len(self._map))
 
-    def _possible(self) -> list[str]:
-        row, column = self._place()
+    def _possible_moves(self) -> list[str]:
+        row, column = self._position()
         size = len(self._map)
         inside = {
             m
@@ -90,30 +98,30 @@ class FrozenLake:
         # On slippery ice a move off the lake may end in a cell at its side.
         return [move for move in MOVES if self.settings.slippery or move in inside]
 
-    def _look(self, said: str) -> Observation:
-        row, column = self._place()
-        cells = [list(line.translate(DRAWN)) for line in self._map]
+    def _make_observation(self, message: str) -> Observation:
+        row, column = self._position()
+        cells = [list(line.translate(DRAWING_SIGNS)) for line in self._map]
         cells[row][column] = "P"
         drawn = "\n".join(" ".join(line) for line in cells)
         anchor = f"{'/'.join(self._map)} {row},{column}"
         return Observation(
-            f"{said}{drawn}", anchor=anchor, info={"admissible_actions": self._possible()}
+            f"{message}{drawn}", anchor=anchor, info={"admissible_actions": self._possible_moves()}
         )
 
 
-def prompts(settings: LakeSettings) -> ChatPrompts | CompactPrompts:
+def make_prompts(settings: LakeSettings) -> ChatPrompts | CompactPrompts:
     """Return prompts with the rules for this kind of ice, or compact prompts without rules."""
     if settings.prompt == "compact":
-        return CompactPrompts(shorten, begin, keep_first=True)
+        return CompactPrompts(shorten_observation, describe_with_map, keep_first=True)
     return ChatPrompts(RULES.format(ice=ICE[settings.slippery]), example="down")
 
 
-def tasks(settings: LakeSettings, split: str) -> list[Task]:
+def list_tasks(settings: LakeSettings, split: str) -> list[Task]:
     """Return distinct maps, each with a path to the goal.
 
     There are fewer than the settings ask for if the lake is too small.
     """
-    maps = _maps(settings)[split]  # pyright: ignore[reportArgumentType]  settings hash
+    maps = _draw_maps(settings)[split]  # pyright: ignore[reportArgumentType]  settings hash
     return [
         {"task_id": f"{NAME}/{'-'.join(rows)}", "data_source": NAME, "map": list(rows)}
         for rows in maps
@@ -121,29 +129,29 @@ def tasks(settings: LakeSettings, split: str) -> list[Task]:
 
 
 @lru_cache(maxsize=4)
-def _maps(settings: LakeSettings) -> dict[str, list[tuple[str, ...]]]:
-    wanted = {"train": settings.train_maps, "val": settings.val_maps}
-    found: dict[str, dict[tuple[str, ...], None]] = {"train": {}, "val": {}}
+def _draw_maps(settings: LakeSettings) -> dict[str, list[tuple[str, ...]]]:
+    map_counts = {"train": settings.train_maps, "val": settings.val_maps}
+    maps_by_split: dict[str, dict[tuple[str, ...], None]] = {"train": {}, "val": {}}
     number = last_new = 0
-    while number < last_new + PATIENCE and any(
-        len(found[split]) < wanted[split] for split in wanted
+    while number < last_new + MAX_DRAWS_WITHOUT_NEW_MAP and any(
+        len(maps_by_split[split]) < map_counts[split] for split in map_counts
     ):
-        rows = _draw(settings, random.Random(derive_seed(NAME, settings.map_seed, number)))
+        rows = _draw_map(settings, random.Random(derive_seed(NAME, settings.map_seed, number)))
         # Choose the split by the map, not by its number: many numbers give the same map.
         split = "train" if derive_seed(NAME, *rows) % VAL_SHARE else "val"
         number += 1
-        if len(found[split]) < wanted[split] and rows not in found[split]:
-            found[split][rows] = None
+        if len(maps_by_split[split]) < map_counts[split] and rows not in maps_by_split[split]:
+            maps_by_split[split][rows] = None
             last_new = number
-    return {split: list(maps) for split, maps in found.items()}
+    return {split: list(maps) for split, maps in maps_by_split.items()}
 
 
-def _draw(settings: LakeSettings, draw: random.Random) -> tuple[str, ...]:
+def _draw_map(settings: LakeSettings, rng: random.Random) -> tuple[str, ...]:
     size = settings.size
     # Draw again if no path leads to the goal. The bounds of ``frozen`` keep this rare.
     while True:
         board = [
-            ["F" if draw.random() < settings.frozen else "H" for _ in range(size)]
+            ["F" if rng.random() < settings.frozen else "H" for _ in range(size)]
             for _ in range(size)
         ]
         board[0][0] = "S"
@@ -155,9 +163,9 @@ def _draw(settings: LakeSettings, draw: random.Random) -> tuple[str, ...]:
 PACKAGE = EnvPackage(
     name=NAME,
     settings=LakeSettings,
-    make=FrozenLake,
-    tasks=tasks,
-    prompts=prompts,
-    project=project,
+    make=FrozenLakeText,
+    tasks=list_tasks,
+    prompts=make_prompts,
+    project=project_action,
     expert=EXPERT,
 )

@@ -3,7 +3,10 @@
 from collections.abc import Mapping
 from typing import Any
 
-from agent_system.environments.env_package.gymnasium.telling import GymnasiumWorld, Telling
+from agent_system.environments.env_package.gymnasium.text_descriptions import (
+    GymnasiumWorld,
+    TextDescription,
+)
 
 ACTIONS = ("turn left", "turn right", "go forward", "pick up", "drop", "toggle", "done")
 COMPASS = ("east", "south", "west", "north")  # by MiniGrid's number of the direction
@@ -11,7 +14,12 @@ SIGNS = {
     "unseen": "?", "empty": ".", "floor": ".", "wall": "#", "door": "D", "key": "K",
     "ball": "B", "box": "X", "goal": "G", "lava": "~",
 }  # fmt: skip
-PLAIN = ("unseen", "empty", "floor", "wall")  # shown in the drawing only, not listed in words
+UNLISTED_KINDS = (
+    "unseen",
+    "empty",
+    "floor",
+    "wall",
+)  # shown in the drawing only, not listed in words
 RULES = """\
 You move in a world of cells and see a part of it: A is you, and you look up in the drawing. \
 # is a wall, . is free, ? is hidden, D a door, K a key, B a ball, X a box, G the goal, ~ lava.
@@ -20,31 +28,31 @@ what you carry there, toggle opens a door or a box (a locked door needs the key 
 your hand). Do what the mission says."""
 
 
-def look(observation: Any, info: Mapping[str, Any], world: GymnasiumWorld) -> str:
+def describe_grid(observation: Any, info: Mapping[str, Any], world: GymnasiumWorld) -> str:
     """Return an observation as text: mission, direction, inventory, drawing, list of objects."""
     del info  # empty
     image = observation["image"]
-    carried = world.unwrapped.carrying
-    hands = f"{carried.color} {carried.type}" if carried is not None else "nothing"
-    seen = _things(image)
+    held_object = world.unwrapped.carrying
+    inventory = f"{held_object.color} {held_object.type}" if held_object is not None else "nothing"
+    seen = _list_objects(image)
     facing = COMPASS[int(observation["direction"])]
     lines = [
         f"Mission: {observation['mission']}",
-        f"You face {facing} and carry {hands}.",
-        *_drawn(image),
+        f"You face {facing} and carry {inventory}.",
+        *_draw_view(image),
         f"You see: {', '.join(seen)}." if seen else "You see nothing but cells.",
     ]
     return "\n".join(lines)
 
 
-def state(world: GymnasiumWorld) -> str:
+def grid_state(world: GymnasiumWorld) -> str:
     """Return MiniGrid's hash of the world and the object that the agent holds."""
-    carried = world.unwrapped.carrying
-    hands = f"{carried.color} {carried.type}" if carried is not None else ""
-    return f"{world.unwrapped.hash()} {hands}"
+    held_object = world.unwrapped.carrying
+    inventory = f"{held_object.color} {held_object.type}" if held_object is not None else ""
+    return f"{world.unwrapped.hash()} {inventory}"
 
 
-def _drawn(image: Any) -> list[str]:
+def _draw_view(image: Any) -> list[str]:
     from minigrid.core.constants import IDX_TO_OBJECT
 
     width, height = image.shape[:2]
@@ -56,39 +64,41 @@ def _drawn(image: Any) -> list[str]:
     return [" ".join(row) for row in rows]
 
 
-def _things(image: Any) -> list[str]:
+def _list_objects(image: Any) -> list[str]:
     """Return a text such as ``locked red door 2 ahead and 1 left`` per object, nearest first."""
     from minigrid.core.constants import IDX_TO_COLOR, IDX_TO_OBJECT
 
     width, height = image.shape[:2]
-    found: list[tuple[int, str]] = []
+    objects_by_distance: list[tuple[int, str]] = []
     for column in range(width):
         for row in range(height):
             kind, colour, condition = map(int, image[column, row])
             ahead, right = height - 1 - row, column - width // 2
             name = IDX_TO_OBJECT[kind]
             # The cell of the agent shows the object that it holds, which is mentioned already.
-            if name in PLAIN or (ahead, right) == (0, 0):
+            if name in UNLISTED_KINDS or (ahead, right) == (0, 0):
                 continue
-            words = _named(name, IDX_TO_COLOR[colour], condition)
-            found.append((ahead + abs(right), f"{words} {_where(ahead, right)}"))
-    return [words for _, words in sorted(found)]
+            words = _object_name(name, IDX_TO_COLOR[colour], condition)
+            objects_by_distance.append(
+                (ahead + abs(right), f"{words} {_relative_position(ahead, right)}")
+            )
+    return [words for _, words in sorted(objects_by_distance)]
 
 
-def _named(name: str, colour: str, condition: int) -> str:
+def _object_name(name: str, colour: str, condition: int) -> str:
     if name in ("goal", "lava"):
         return name
-    how = f"{('open', 'closed', 'locked')[condition]} " if name == "door" else ""
-    return f"{how}{colour} {name}"
+    condition_word = f"{('open', 'closed', 'locked')[condition]} " if name == "door" else ""
+    return f"{condition_word}{colour} {name}"
 
 
-def _where(ahead: int, right: int) -> str:
+def _relative_position(ahead: int, right: int) -> str:
     side = f"{abs(right)} {'right' if right > 0 else 'left'}"
     if not right:
         return f"{ahead} ahead"
     return f"{ahead} ahead and {side}" if ahead else side
 
 
-def grid_telling(actions: int) -> Telling:
+def grid_description(actions: int) -> TextDescription:
     """Return the text description of a MiniGrid environment with the first ``actions`` actions."""
-    return Telling(look, ACTIONS[:actions], RULES, state=state)
+    return TextDescription(describe_grid, ACTIONS[:actions], RULES, state=grid_state)

@@ -9,18 +9,18 @@ import contextlib
 import io
 from typing import Any
 
-from agent_system.environments.chat_prompts import ChatPrompts, project
+from agent_system.environments.chat_prompts import ChatPrompts, project_action
 from agent_system.environments.env import Observation, Step, Task
 from agent_system.environments.env_package.gymnasium.settings import GymnasiumSettings
 from agent_system.environments.env_package.gymnasium.worlds import (
     NAME,
     known_ids,
+    make_description,
     make_world,
-    telling_of,
 )
 from agent_system.environments.package import EnvPackage
 from agent_system.environments.prompts import Prompts
-from agent_system.environments.tasks import SEED_BITS
+from agent_system.environments.tasks import SEED_MASK
 from verl.utils.seeds import derive_seed
 
 
@@ -39,11 +39,13 @@ class GymnasiumEnv:
         self._generator = numpy.random.default_rng
         self.settings = settings
         self.world = make_world(settings)
-        self.telling = telling_of(settings)
-        self.numbers = {name.lower(): number for number, name in enumerate(self.telling.actions)}
+        self.description = make_description(settings)
+        self.action_numbers = {
+            name.lower(): number for number, name in enumerate(self.description.actions)
+        }
         self.score = 0.0
         self.steps = 0
-        self._seen: Any = None
+        self._observation: Any = None
         self._info: dict[str, Any] = {}
 
     def reset(self, task: Task, seed: int) -> Observation:
@@ -52,58 +54,67 @@ class GymnasiumEnv:
         self.steps = 0
         # Some levels print on standard output how often they were drawn again.
         with contextlib.redirect_stdout(io.StringIO()):
-            self._seen, self._info = self.world.reset(seed=task["reset_seed"])
+            self._observation, self._info = self.world.reset(seed=task["reset_seed"])
         self.world.unwrapped.np_random = self._generator(seed)
-        return self._look("")
+        return self._make_observation("")
 
     def step(self, action: str) -> Step:
         """Apply the action of this name.
 
         The episode is done when Gymnasium ends it, or when it has survived ``max_steps`` turns.
         """
-        number = self.numbers.get(action.strip().lower())
+        number = self.action_numbers.get(action.strip().lower())
         if number is None:
-            said = f"There is no such action. Actions: {', '.join(self.telling.actions)}.\n"
-            return self._look(said), 0.0, False, {"won": False, "is_action_valid": False}
-        self._seen, paid, ended, cut, self._info = self.world.step(number)
+            message = f"There is no such action. Actions: {', '.join(self.description.actions)}.\n"
+            return (
+                self._make_observation(message),
+                0.0,
+                False,
+                {"won": False, "is_action_valid": False},
+            )
+        self._observation, gym_reward, is_terminated, is_truncated, self._info = self.world.step(
+            number
+        )
         self.steps += 1
-        self.score += float(paid)
-        survived = cut or (self._survival and self.steps >= (self.settings.max_steps or 0) > 0)
-        done = bool(ended or survived)
-        won = done and self._won(float(paid), bool(ended))
-        reward = float(paid) if self.settings.reward == "gym" else float(won)
+        self.score += float(gym_reward)
+        has_survived = is_truncated or (
+            self._needs_survival and self.steps >= (self.settings.max_steps or 0) > 0
+        )
+        done = bool(is_terminated or has_survived)
+        won = done and self._is_success(float(gym_reward), bool(is_terminated))
+        reward = float(gym_reward) if self.settings.reward == "gym" else float(won)
         info = {"won": won, "is_action_valid": True, "score": self.score}
-        return self._look(""), reward, done, info
+        return self._make_observation(""), reward, done, info
 
     def close(self) -> None:
         self.world.close()
 
     @property
-    def _survival(self) -> bool:
-        return self.telling.won_by == "survival"
+    def _needs_survival(self) -> bool:
+        return self.description.success_condition == "survival"
 
-    def _won(self, paid: float, ended: bool) -> bool:
-        if self._survival:
-            return not ended
-        return ended and (self.telling.won_by == "end" or paid > 0)
+    def _is_success(self, gym_reward: float, is_terminated: bool) -> bool:
+        if self._needs_survival:
+            return not is_terminated
+        return is_terminated and (self.description.success_condition == "end" or gym_reward > 0)
 
-    def _look(self, said: str) -> Observation:
-        text = self.telling.describe(self._seen, self._info, self.world)
-        anchor = f"{text}\n{self.telling.state(self.world)}".strip()
+    def _make_observation(self, message: str) -> Observation:
+        text = self.description.describe(self._observation, self._info, self.world)
+        anchor = f"{text}\n{self.description.state(self.world)}".strip()
         return Observation(
-            f"{said}{text}", anchor=anchor, info={"admissible_actions": self._open()}
+            f"{message}{text}", anchor=anchor, info={"admissible_actions": self._allowed_actions()}
         )
 
-    def _open(self) -> list[str]:
+    def _allowed_actions(self) -> list[str]:
         """Return the actions that Gymnasium's action mask allows, or all without a mask."""
         mask = self._info.get("action_mask")
-        actions = self.telling.actions
+        actions = self.description.actions
         if mask is None or len(mask) != len(actions):
             return list(actions)
         return [name for name, allowed in zip(actions, mask, strict=True) if allowed]
 
 
-def tasks(settings: GymnasiumSettings, split: str) -> list[Task]:
+def list_tasks(settings: GymnasiumSettings, split: str) -> list[Task]:
     """Return start states by number. Validation has the first numbers, training those after them.
 
     If an environment has one start state only, both splits contain it under different seeds.
@@ -115,25 +126,25 @@ def tasks(settings: GymnasiumSettings, split: str) -> list[Task]:
         {
             "task_id": f"{source}/{number}",
             "data_source": source,
-            "reset_seed": derive_seed(NAME, settings.task_seed, number) & SEED_BITS,
+            "reset_seed": derive_seed(NAME, settings.task_seed, number) & SEED_MASK,
         }
         for number in range(first, first + count)
     ]
 
 
-def prompts(settings: GymnasiumSettings) -> Prompts:
+def make_prompts(settings: GymnasiumSettings) -> Prompts:
     """Return prompts with the rules and the names of the actions."""
-    telling = telling_of(settings)
-    rules = f"{telling.rules}\nActions: {', '.join(telling.actions)}."
-    return ChatPrompts(rules, telling.actions[0], list_actions=settings.list_actions)
+    description = make_description(settings)
+    rules = f"{description.rules}\nActions: {', '.join(description.actions)}."
+    return ChatPrompts(rules, description.actions[0], list_actions=settings.list_actions)
 
 
 PACKAGE = EnvPackage(
     name=NAME,
     settings=GymnasiumSettings,
     make=GymnasiumEnv,
-    tasks=tasks,
-    prompts=prompts,
-    project=project,
+    tasks=list_tasks,
+    prompts=make_prompts,
+    project=project_action,
     variants=known_ids,
 )

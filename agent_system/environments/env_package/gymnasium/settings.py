@@ -5,7 +5,7 @@ from typing import Any, ClassVar, Literal
 from agent_system.environments.settings import EnvSettings, FunctionFromFile
 from verl.config.settings import PositiveInt, Seed
 
-Win = Literal["reward", "end", "survival"]
+SuccessCondition = Literal["reward", "end", "survival"]
 
 
 class GymnasiumSettings(EnvSettings):
@@ -26,7 +26,7 @@ class GymnasiumSettings(EnvSettings):
     has any, else the numbers"""
     rules: str | None = None
     """rules in the system message; null: the rules of this package"""
-    won_by: Win | None = None
+    won_by: SuccessCondition | None = None
     """condition of success. reward: the last step ended the episode with a reward above 0; end:
     it ended the episode; survival: the episode lasted for env.max_steps or Gymnasium truncated it;
     null: the condition of this package, else reward"""

@@ -8,26 +8,26 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
-from agent_system.environments.env_package.gymnasium.grid_view import grid_telling
+from agent_system.environments.env_package.gymnasium.grid_view import grid_description
 from agent_system.environments.env_package.gymnasium.settings import GymnasiumSettings
-from agent_system.environments.env_package.gymnasium.telling import (
-    Describe,
+from agent_system.environments.env_package.gymnasium.text_descriptions import (
+    DescribeFunction,
     GymnasiumWorld,
-    Telling,
+    TextDescription,
 )
-from agent_system.environments.env_package.gymnasium.toy_text import TOLD
+from agent_system.environments.env_package.gymnasium.toy_text import TOY_DESCRIPTIONS
 from agent_system.reward_manager.custom import load_function
 from verl.config.settings.hints import did_you_mean
 
 NAME = "gymnasium"
 GRIDS = ("MiniGrid-", "BabyAI-")
 # Not listed: they need imageio and networkx, and one world takes seconds to build.
-LEFT_OUT = ("MiniGrid-WFC-",)
-MOST_NUMBERS = 32  # maximum size of a vector observation that is shown as numbers
+EXCLUDED_PREFIXES = ("MiniGrid-WFC-",)
+MAX_NUMBERS = 32  # maximum size of a vector observation that is shown as numbers
 _VERSION = re.compile(r"^(.*)-v(\d+)$")
 
 
-class NotTold(ValueError):
+class NoTextVersion(ValueError):
     """The settings give no text version of the environment. The message states the reason."""
 
 
@@ -42,11 +42,14 @@ def known_ids() -> list[str]:
     _register_grids()
     newest: dict[str, int] = {}
     for name in gymnasium.registry:
-        found = _VERSION.match(name)
-        if found and name.startswith(GRIDS) and not name.startswith(LEFT_OUT):
-            stem, version = found.groups()
+        match = _VERSION.match(name)
+        if match and name.startswith(GRIDS) and not name.startswith(EXCLUDED_PREFIXES):
+            stem, version = match.groups()
             newest[stem] = max(newest.get(stem, 0), int(version))
-    return [*sorted(TOLD), *sorted(f"{stem}-v{version}" for stem, version in newest.items())]
+    return [
+        *sorted(TOY_DESCRIPTIONS),
+        *sorted(f"{stem}-v{version}" for stem, version in newest.items()),
+    ]
 
 
 def make_world(settings: GymnasiumSettings) -> GymnasiumWorld:
@@ -67,20 +70,20 @@ def make_world(settings: GymnasiumSettings) -> GymnasiumWorld:
             warnings.simplefilter("ignore", DeprecationWarning)
             world = gymnasium.make(name, disable_env_checker=True, **settings.options)
     except (gymnasium.error.Error, ImportError, TypeError, ValueError) as error:
-        raise NotTold(
+        raise NoTextVersion(
             f"env.{NAME}.env_id={name!r}: {error}{did_you_mean(name, gymnasium.registry)}; "
             f"allowed: names and options that gymnasium.make accepts; "
             f"fix: env.{NAME}.env_id=Taxi-v4"
         ) from error
     if not isinstance(world.action_space, gymnasium.spaces.Discrete):
-        raise NotTold(
+        raise NoTextVersion(
             f"env.{NAME}.env_id={name!r}: its actions are {world.action_space}; allowed: discrete "
             f"actions; fix: env.{NAME}.env_id=Taxi-v4, or use a wrapper that makes them discrete"
         )
     return world
 
 
-def telling_of(settings: GymnasiumSettings) -> Telling:
+def make_description(settings: GymnasiumSettings) -> TextDescription:
     """Return the text description of the environment: user-provided parts, else the package's.
 
     Raises the errors of ``make_world`` and ``load_function``. Raises ``NoTextVersion`` if the
@@ -88,65 +91,73 @@ def telling_of(settings: GymnasiumSettings) -> Telling:
     """
     # Build the environment to read its spaces, which the settings do not contain.
     world = make_world(settings)
-    actions, first = int(world.action_space.n), int(world.action_space.start)
+    actions, first_action = int(world.action_space.n), int(world.action_space.start)
     space = world.observation_space
     world.close()
-    known = _known(settings.env_id, actions)
-    names = settings.actions or (known.actions if known else list(map(str, range(actions))))
-    if len(names) != actions or first != 0:
-        raise NotTold(
+    known_description = _known_description(settings.env_id, actions)
+    names = settings.actions or (
+        known_description.actions if known_description else list(map(str, range(actions)))
+    )
+    if len(names) != actions or first_action != 0:
+        raise NoTextVersion(
             f"env.{NAME}.actions={list(names)!r}: {settings.env_id} has {actions} actions, counted "
-            f"from {first}; allowed: {actions} names, counted from 0; "
+            f"from {first_action}; allowed: {actions} names, counted from 0; "
             f"fix: env.{NAME}.actions=[{','.join(f'a{n}' for n in range(actions))}]"
         )
-    base = known or Telling(_in_numbers, names, f"You act in the environment {settings.env_id}.")
-    describe = _own_words(settings) or base.describe
-    if describe is _in_numbers and not _tellable(space):
-        raise NotTold(
+    base = known_description or TextDescription(
+        _describe_as_numbers, names, f"You act in the environment {settings.env_id}."
+    )
+    describe = _load_describe_function(settings) or base.describe
+    if describe is _describe_as_numbers and not _is_describable(space):
+        raise NoTextVersion(
             f"env.{NAME}.env_id={settings.env_id!r}: its observations are {space}; allowed: "
-            f"at most {MOST_NUMBERS} numbers, or a function that describes them; "
+            f"at most {MAX_NUMBERS} numbers, or a function that describes them; "
             f"fix: env.{NAME}.describe.path=FILE"
         )
     rules = base.rules if settings.rules is None else settings.rules
-    return Telling(describe, names, rules, settings.won_by or base.won_by, base.state)
+    return TextDescription(
+        describe, names, rules, settings.won_by or base.success_condition, base.state
+    )
 
 
-def _known(env_id: str, actions: int) -> Telling | None:
-    return grid_telling(actions) if env_id.startswith(GRIDS) else TOLD.get(env_id)
+def _known_description(env_id: str, actions: int) -> TextDescription | None:
+    return grid_description(actions) if env_id.startswith(GRIDS) else TOY_DESCRIPTIONS.get(env_id)
 
 
-def _own_words(settings: GymnasiumSettings) -> Describe | None:
-    own = settings.describe
-    if own.path is None:
+def _load_describe_function(settings: GymnasiumSettings) -> DescribeFunction | None:
+    user_function = settings.describe
+    if user_function.path is None:
         return None
-    return load_function(own.path, own.name or "describe", f"env.{NAME}.describe")
+    return load_function(
+        user_function.path, user_function.name or "describe", f"env.{NAME}.describe"
+    )
 
 
-def _in_numbers(observation: Any, info: Mapping[str, Any], world: GymnasiumWorld) -> str:
+def _describe_as_numbers(observation: Any, info: Mapping[str, Any], world: GymnasiumWorld) -> str:
     del info, world  # only the observation is shown
-    return _numbers(observation)
+    return _format_numbers(observation)
 
 
-def _numbers(value: Any) -> str:
+def _format_numbers(value: Any) -> str:
     if isinstance(value, Mapping):
-        return "; ".join(f"{key}: {_numbers(part)}" for key, part in value.items())
+        return "; ".join(f"{key}: {_format_numbers(part)}" for key, part in value.items())
     if isinstance(value, tuple | list):
-        return "; ".join(map(_numbers, value))
+        return "; ".join(map(_format_numbers, value))
     if getattr(value, "ndim", 0):
         return " ".join(f"{float(number):.4g}" for number in value)
     return str(value)
 
 
-def _tellable(space: Any) -> bool:
+def _is_describable(space: Any) -> bool:
     """Return True if observations are text or at most ``MAX_NUMBERS`` numbers per vector."""
     from gymnasium import spaces
 
     if isinstance(space, spaces.Dict):
-        return all(map(_tellable, space.values()))
+        return all(map(_is_describable, space.values()))
     if isinstance(space, spaces.Tuple):
-        return all(map(_tellable, space))
+        return all(map(_is_describable, space))
     if isinstance(space, spaces.Box | spaces.MultiDiscrete | spaces.MultiBinary):
-        return len(space.shape or ()) <= 1 and sum(space.shape or ()) <= MOST_NUMBERS
+        return len(space.shape or ()) <= 1 and sum(space.shape or ()) <= MAX_NUMBERS
     return isinstance(space, spaces.Discrete | spaces.Text)
 
 

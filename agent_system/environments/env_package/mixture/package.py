@@ -10,18 +10,18 @@ from typing import Any
 from agent_system.environments.env import Env, Observation, Step, Task
 from agent_system.environments.env_package.mixture.settings import MixtureSettings
 from agent_system.environments.env_registry import get_package
-from agent_system.environments.experts.episode import now
+from agent_system.environments.experts.episode import await_if_needed
 from agent_system.environments.package import EnvPackage, Mixture
 from agent_system.environments.prompts import Prompts, shows_level_prompts
 from agent_system.environments.settings import EnvSettings
-from agent_system.environments.tasks import interleaved
+from agent_system.environments.tasks import interleave_parts
 
 NAME = "mixture"
 
 
 def part_settings(settings: MixtureSettings, part: str) -> EnvSettings:
     """Return the settings of ``part``. Raises ``ConfigError``."""
-    return get_package(part).read(settings.kwargs.get(part))
+    return get_package(part).read_settings(settings.kwargs.get(part))
 
 
 class MixtureEnv:
@@ -31,27 +31,31 @@ class MixtureEnv:
 
     def __init__(self, settings: MixtureSettings) -> None:
         self.settings = settings
-        self._made: dict[str, Env] = {}
+        self._environments: dict[str, Env] = {}
         self._part = ""
 
     def reset(self, task: Task, seed: int) -> Observation:
         """Start the part's task in the environment of that part."""
         self._part = task["part"]
-        if self._part not in self._made:
+        if self._part not in self._environments:
             settings = part_settings(self.settings, self._part)
-            self._made[self._part] = get_package(self._part).make(settings)
-        return self._named(now(self._made[self._part].reset(task["task"], seed)))
+            self._environments[self._part] = get_package(self._part).make(settings)
+        return self._add_part(
+            await_if_needed(self._environments[self._part].reset(task["task"], seed))
+        )
 
     def step(self, action: str) -> Step:
         """Apply ``action`` in the environment of the current task."""
-        observation, reward, done, info = now(self._made[self._part].step(action))
-        return self._named(observation), reward, done, info
+        observation, reward, done, info = await_if_needed(
+            self._environments[self._part].step(action)
+        )
+        return self._add_part(observation), reward, done, info
 
     def close(self) -> None:
-        for env in self._made.values():
+        for env in self._environments.values():
             env.close()
 
-    def _named(self, observation: Observation) -> Observation:
+    def _add_part(self, observation: Observation) -> Observation:
         # ``MixturePrompts`` selects the prompts by this key.
         observation.info = {**observation.info, "part": self._part}
         return observation
@@ -61,7 +65,7 @@ class MixturePrompts:
     """Prompts that delegate to the prompts of an observation's part."""
 
     def __init__(self, settings: MixtureSettings) -> None:
-        self._parts = {part: self._prompts_of(settings, part) for part in settings.weights}
+        self._parts = {part: self._prompts_of(settings, part) for part in settings.part_weights}
         # The mixture has a feature only if all parts have it.
         self.asks_for_levels = all(prompts.asks_for_levels for prompts in self._parts.values())
         self.shows_level_prompts = all(map(shows_level_prompts, self._parts.values()))
@@ -92,16 +96,18 @@ class MixturePrompts:
 
     @staticmethod
     def _prompts_of(settings: MixtureSettings, part: str) -> Prompts:
-        own = part_settings(settings, part)
+        settings_of_part = part_settings(settings, part)
         if settings.level_prompts:
-            own = own.model_copy(update={"level_prompts": settings.level_prompts})
-        return get_package(part).prompts(own)
+            settings_of_part = settings_of_part.model_copy(
+                update={"level_prompts": settings.level_prompts}
+            )
+        return get_package(part).prompts(settings_of_part)
 
 
-def tasks(settings: MixtureSettings, split: str) -> list[Task]:
+def list_tasks(settings: MixtureSettings, split: str) -> list[Task]:
     """Return the tasks of all parts, interleaved so that the first tasks are from every part."""
-    parts = {part: _tasks_of(settings, part, split) for part in settings.weights}
-    return interleaved(parts, settings.weights)
+    parts = {part: _tasks_of(settings, part, split) for part in settings.part_weights}
+    return interleave_parts(parts, settings.part_weights)
 
 
 def _tasks_of(settings: MixtureSettings, part: str, split: str) -> list[Task]:
@@ -116,38 +122,38 @@ def _tasks_of(settings: MixtureSettings, part: str, split: str) -> list[Task]:
     ]
 
 
-def images(settings: MixtureSettings) -> tuple[str, Any, Any] | None:
+def image_setting(settings: MixtureSettings) -> tuple[str, Any, Any] | None:
     """Return the first part whose observations are images, or None."""
-    for part in settings.weights:
+    for part in settings.part_weights:
         if get_package(part).images(part_settings(settings, part)) is not None:
             return "parts", part, "parts whose observations are text"
     return None
 
 
-def _stop(settings: MixtureSettings) -> tuple[str, ...]:
+def _stop_strings(settings: MixtureSettings) -> tuple[str, ...]:
     """Return the stop strings of all parts: the sampler does not know the part of a turn."""
-    found = [stop for part in settings.weights for stop in get_package(part).stop]
-    return tuple(dict.fromkeys(found))
+    stop_strings = [stop for part in settings.part_weights for stop in get_package(part).stop]
+    return tuple(dict.fromkeys(stop_strings))
 
 
-def _project(text: str) -> tuple[str, bool]:
+def _keep_text(text: str) -> tuple[str, bool]:
     """Return the unchanged text. The task's part projects it (``EnvPackage.package_for_task``)."""
     return text, True
 
 
-def _weights(settings: MixtureSettings) -> Mapping[str, int]:
-    return settings.weights
+def _part_weights(settings: MixtureSettings) -> Mapping[str, int]:
+    return settings.part_weights
 
 
 PACKAGE = EnvPackage(
     name=NAME,
     settings=MixtureSettings,
     make=MixtureEnv,
-    tasks=tasks,
+    tasks=list_tasks,
     prompts=MixturePrompts,
-    project=_project,
-    images=images,
+    project=_keep_text,
+    images=image_setting,
     mixture=Mixture(
-        weights=_weights, package_of=lambda task: get_package(task["part"]), stop=_stop
+        weights=_part_weights, package_of=lambda task: get_package(task["part"]), stop=_stop_strings
     ),
 )

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 DEFAULT_PARTS = {"frozen_lake": 1, "number_line": 1}
 
 
-def _weighed(part: Any) -> tuple[str, int]:
+def _parse_weighted_part(part: Any) -> tuple[str, int]:
     """Return name and weight of an entry ``NAME`` or ``NAME=WEIGHT``. Raises ``ValueError``."""
     name, equals, weight = part.partition("=") if isinstance(part, str) else ("", "", "")
     digits = weight.strip()
@@ -41,7 +41,7 @@ class MixtureSettings(EnvSettings):
 
     @field_validator("parts", mode="before")
     @classmethod
-    def _a_list_names_weights(cls, parts: Any) -> Any:
+    def _convert_list_of_weights(cls, parts: Any) -> Any:
         # The command line parses {a:P: 2} as {"a": "P: 2"}.
         if isinstance(parts, dict) and any(":" in str(value) for value in parts.values()):
             raise ValueError(
@@ -53,7 +53,7 @@ class MixtureSettings(EnvSettings):
             return parts
         weights: dict[str, Any] = {}
         for part in parts:
-            name, weight = _weighed(part)
+            name, weight = _parse_weighted_part(part)
             if name in weights:
                 raise ValueError(
                     f"{name!r} occurs twice; allowed: each environment once; fix: remove one entry"
@@ -63,7 +63,7 @@ class MixtureSettings(EnvSettings):
 
     @field_validator("parts")
     @classmethod
-    def _there_are_some(cls, parts: dict[str, int] | None) -> dict[str, int] | None:
+    def _check_parts(cls, parts: dict[str, int] | None) -> dict[str, int] | None:
         if parts is None:
             return None
         if not parts or any(name.split("/", 1)[0] == "mixture" for name in parts):
@@ -74,23 +74,25 @@ class MixtureSettings(EnvSettings):
         return parts
 
     @property
-    def weights(self) -> Mapping[str, int]:
+    def part_weights(self) -> Mapping[str, int]:
         """Weights of the parts by name."""
         return DEFAULT_PARTS if self.parts is None else self.parts
 
-    def completed(self, env: "EnvConfig") -> Self:
+    def with_derived_values(self, env: "EnvConfig") -> Self:
         """Return a copy whose ``kwargs`` hold all settings of every part.
 
         They are read from the sections of the parts in ``env``. Raises ``ConfigError`` for unknown
         keys and ``UnknownEnvironment``.
         """
-        whole = {part: self._settings_of(part, env) for part in self.weights}
+        whole = {part: self._settings_of(part, env) for part in self.part_weights}
         return self.model_copy(update={"kwargs": whole})
 
-    def memory_limit(self) -> float | None:
+    def memory_limit_gb(self) -> float | None:
         """Return the largest limit of the parts, which share a process."""
-        parts = [get_package(part).read(self.kwargs.get(part)) for part in self.weights]
-        limits = [part.memory_limit() for part in parts]
+        parts = [
+            get_package(part).read_settings(self.kwargs.get(part)) for part in self.part_weights
+        ]
+        limits = [part.memory_limit_gb() for part in parts]
         return max((limit for limit in limits if limit is not None), default=None)
 
     def _settings_of(self, part: str, env: "EnvConfig") -> dict[str, Any]:

@@ -5,15 +5,15 @@ import re
 
 from agent_system.environments.env import Observation
 from agent_system.environments.expert_protocol import Decision, EpisodeStart, Expert, Noise
-from agent_system.environments.experts.interface import Tried, disturbed
+from agent_system.environments.experts.interface import LastAction, add_noise
 
 # The expert reads observations, not the environment: a policy must be able to imitate it from
 # observations alone.
-_PLACES = re.compile(r"You are at (\d+)\. The target is (\d+)\.")
-_LENGTHS = {"left": -1, "right": 1, "jump left": -3, "jump right": 3}
+_POSITIONS = re.compile(r"You are at (\d+)\. The target is (\d+)\.")
+_MOVE_LENGTHS = {"left": -1, "right": 1, "jump left": -3, "jump right": 3}
 
 
-def way_to(distance: int) -> list[str]:
+def moves_to_target(distance: int) -> list[str]:
     """Return the shortest list of moves over ``distance`` numbers, positive to the right.
 
     Example: ``moves_to_target(-4)`` is ``["jump left", "left"]``.
@@ -24,56 +24,56 @@ def way_to(distance: int) -> list[str]:
     return [f"jump {side}"] * jumps + [side] * steps
 
 
-class LinePlayer:
+class LineExpert:
     """Expert in one episode. It reads positions from observations."""
 
     def __init__(self, first: Observation, rng: random.Random, noise: Noise) -> None:
         self.rng = rng
         self.noise = noise
-        self.tried = Tried()
+        self.tried = LastAction()
         self.distance = 0
-        self.possible: list[str] = []
-        self._read(first)
+        self.possible_moves: list[str] = []
+        self._read_observation(first)
 
     def act(self) -> Decision:
         """Return the next move. Its situation is the distance and the side of the target."""
-        way = way_to(self.distance)
+        moves = moves_to_target(self.distance)
         side = "right" if self.distance > 0 else "left"
         decision = Decision(
-            action=way[0],
+            action=moves[0],
             situation=f"{abs(self.distance)} {side}",
             tried=self.tried.text,
-            plan=" then ".join(way),
+            plan=" then ".join(moves),
         )
         useless = [
             move
-            for move in self.possible
-            if len(way_to(self.distance - _LENGTHS[move])) >= len(way)
+            for move in self.possible_moves
+            if len(moves_to_target(self.distance - _MOVE_LENGTHS[move])) >= len(moves)
         ]
-        impossible = [move for move in _LENGTHS if move not in self.possible]
-        return disturbed(decision, self.rng, self.noise, useless, impossible)
+        impossible = [move for move in _MOVE_LENGTHS if move not in self.possible_moves]
+        return add_noise(decision, self.rng, self.noise, useless, impossible)
 
     def observe(self, action: str, observation: Observation) -> None:
         """Read the new position and record whether the move worked."""
-        before = self.distance
-        self._read(observation)
-        self.tried.add(action, worked=self.distance != before)
+        old_distance = self.distance
+        self._read_observation(observation)
+        self.tried.add(action, worked=self.distance != old_distance)
 
-    def _read(self, observation: Observation) -> None:
-        found = _PLACES.search(observation.text)
-        if found is None:
+    def _read_observation(self, observation: Observation) -> None:
+        match = _POSITIONS.search(observation.text)
+        if match is None:
             raise ValueError(
                 f"observation {observation.text!r}: expected 'You are at N. The target is N.'"
             )
-        position, target = map(int, found.groups())
+        position, target = map(int, match.groups())
         self.distance = target - position
-        self.possible = list(observation.info["admissible_actions"])
+        self.possible_moves = list(observation.info["admissible_actions"])
 
 
-def start(episode: EpisodeStart) -> LinePlayer:
+def start_expert(episode: EpisodeStart) -> LineExpert:
     """Return an expert that has read the first observation."""
-    return LinePlayer(episode.first, episode.rng, episode.noise)
+    return LineExpert(episode.first, episode.rng, episode.noise)
 
 
 # ``words``: numbers that a new tokenizer encodes as one token each.
-EXPERT = Expert(start, words=lambda: [f" {number}" for number in range(31)])
+EXPERT = Expert(start_expert, words=lambda: [f" {number}" for number in range(31)])

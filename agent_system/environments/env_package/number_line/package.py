@@ -11,10 +11,10 @@ from typing import Any
 from agent_system.environments.chat_prompts import CompactPrompts
 from agent_system.environments.env import Observation, Task
 from agent_system.environments.env_package.number_line.expert import EXPERT
-from agent_system.environments.env_package.number_line.prompts import shorten
+from agent_system.environments.env_package.number_line.prompts import shorten_observation
 from agent_system.environments.env_package.number_line.settings import LineSettings
 from agent_system.environments.package import EnvPackage
-from rlvcr.levels import level_prompts
+from rlvcr.levels import merge_level_prompts
 
 MAX_STEPS = 12  # default number of turns
 MOVES = {"left": -1, "right": 1, "jump left": -3, "jump right": 3}
@@ -56,7 +56,7 @@ class NumberLineEnv:
         self.position = task["start"]
         self.target = task["target"]
         self.steps = 0
-        return self._look("")
+        return self._make_observation("")
 
     def step(self, action: str) -> tuple[Observation, float, bool, dict[str, Any]]:
         """Apply a move. The reward is 1 on the target, else 0.
@@ -70,7 +70,7 @@ class NumberLineEnv:
         won = self.position == self.target
         info = {"won": won, "is_action_valid": valid}
         return (
-            self._look("" if valid else "Nothing happens. "),
+            self._make_observation("" if valid else "Nothing happens. "),
             float(won),
             won or self.steps >= self.max_steps,
             info,
@@ -79,8 +79,8 @@ class NumberLineEnv:
     def close(self) -> None:
         """Do nothing: no resources are in use."""
 
-    def _look(self, before: str) -> Observation:
-        text = f"{before}You are at {self.position}. The target is {self.target}."
+    def _make_observation(self, prefix: str) -> Observation:
+        text = f"{prefix}You are at {self.position}. The target is {self.target}."
         possible = [move for move, by in MOVES.items() if 0 <= self.position + by <= self.size]
         return Observation(
             text, anchor=f"{self.position}->{self.target}", info={"admissible_actions": possible}
@@ -97,7 +97,7 @@ class NumberLinePrompts:
     shows_level_prompts = True
 
     def __init__(self, settings: LineSettings) -> None:
-        texts = level_prompts(settings.level_prompts, LEVEL_TEXTS)
+        texts = merge_level_prompts(settings.level_prompts, LEVEL_TEXTS)
         self._levels = LEVELS.format(*texts.values())
 
     def system(self, levels: bool) -> str | None:
@@ -126,7 +126,7 @@ class NumberLinePrompts:
         return f"{past}{observation.text}"
 
 
-def tasks(settings: LineSettings, split: str) -> list[Task]:
+def list_tasks(settings: LineSettings, split: str) -> list[Task]:
     """Return the (start, target) pairs of a split. ``val`` has a quarter of all pairs."""
     numbers = range(settings.size + 1)
     pairs = [(a, b) for a in numbers for b in numbers if a != b]
@@ -140,27 +140,31 @@ def tasks(settings: LineSettings, split: str) -> list[Task]:
     ]
 
 
-def prompts(settings: LineSettings) -> NumberLinePrompts | CompactPrompts:
+def make_prompts(settings: LineSettings) -> NumberLinePrompts | CompactPrompts:
     """Return prompts with rules and answer format, or compact prompts with positions only."""
-    return CompactPrompts(shorten) if settings.prompt == "compact" else NumberLinePrompts(settings)
+    return (
+        CompactPrompts(shorten_observation)
+        if settings.prompt == "compact"
+        else NumberLinePrompts(settings)
+    )
 
 
-def project(text: str) -> tuple[str, bool]:
+def project_move(text: str) -> tuple[str, bool]:
     """Return the last tagged action in ``text`` and True.
 
     Without a tag, return the end of the text and False.
     """
-    found = ACTION.findall(text)
+    actions = ACTION.findall(text)
     # An action is expected at the end of the text. Every move is shorter than 40 characters.
-    return (found[-1].strip().lower(), True) if found else (text.strip().lower()[-40:], False)
+    return (actions[-1].strip().lower(), True) if actions else (text.strip().lower()[-40:], False)
 
 
 PACKAGE = EnvPackage(
     name="number_line",
     settings=LineSettings,
     make=NumberLineEnv,
-    tasks=tasks,
-    prompts=prompts,
-    project=project,
+    tasks=list_tasks,
+    prompts=make_prompts,
+    project=project_move,
     expert=EXPERT,
 )

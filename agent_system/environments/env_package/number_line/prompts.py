@@ -2,15 +2,15 @@
 
 import re
 
-_PLACES = re.compile(r"You are at (\d+)\. The target is (\d+)\.")
+_POSITIONS = re.compile(r"You are at (\d+)\. The target is (\d+)\.")
 
 
-def shorten(text: str) -> str:
+def shorten_observation(text: str) -> str:
     """Return position, distance and side of the target: ``at 3, target 13 right``."""
-    found = _PLACES.search(text)
-    if found is None:
+    match = _POSITIONS.search(text)
+    if match is None:
         return text
-    position, target = map(int, found.groups())
+    position, target = map(int, match.groups())
     side = "right" if target > position else "left"
     place = f"at {position}, target {abs(target - position)} {side}"
-    return f"{text[: found.start()]}{place}"
+    return f"{text[: match.start()]}{place}"

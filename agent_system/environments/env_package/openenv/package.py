@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from agent_system.environments.chat_prompts import ChatPrompts, project
+from agent_system.environments.chat_prompts import ChatPrompts, project_action
 from agent_system.environments.env import Observation, Step, Task
 from agent_system.environments.env_package.openenv.sessions import (
     NAME,
@@ -17,7 +17,7 @@ from agent_system.environments.env_package.openenv.sessions import (
 from agent_system.environments.env_package.openenv.settings import OpenEnvSettings
 from agent_system.environments.package import EnvPackage
 from agent_system.environments.prompts import Prompts
-from agent_system.environments.tasks import SEED_BITS
+from agent_system.environments.tasks import SEED_MASK
 from verl.utils.seeds import derive_seed
 
 
@@ -28,33 +28,38 @@ class OpenEnvEnv:
 
     def __init__(self, settings: OpenEnvSettings) -> None:
         self.settings = settings
-        self.session = open_session(settings)
-        self._last = ""
+        self._session = open_session(settings)
+        self._last_text = ""
 
     def reset(self, task: Task, seed: int) -> Observation:
         """Start an episode with the seed of ``task``."""
         del seed  # the seed of the task is used instead
-        seen = self.session.reset({**self.settings.reset_options, "seed": task["seed"]})
-        self._last = self._text(seen.observation)
-        return Observation(self._last)
+        seen = self._session.reset({**self.settings.reset_options, "seed": task["seed"]})
+        self._last_text = self._observation_text(seen.observation)
+        return Observation(self._last_text)
 
     def step(self, action: str) -> Step:
         """Send ``action``. One with invalid fields changes nothing and is not valid."""
         try:
-            seen = self.session.step(self._fields(action))
+            seen = self._session.step(self._action_fields(action))
         except InvalidAction as error:
-            text = f"That is no action: {error}\n{self._last}"
-            observation = Observation(text, anchor=self._last)
+            text = f"That is no action: {error}\n{self._last_text}"
+            observation = Observation(text, anchor=self._last_text)
             return observation, 0.0, False, {"won": False, "is_action_valid": False}
-        self._last = self._text(seen.observation)
+        self._last_text = self._observation_text(seen.observation)
         won = seen.done and seen.reward > 0
         reward = float(won) if self.settings.reward == "won" else seen.reward
-        return Observation(self._last), reward, seen.done, {"won": won, "is_action_valid": True}
+        return (
+            Observation(self._last_text),
+            reward,
+            seen.done,
+            {"won": won, "is_action_valid": True},
+        )
 
     def close(self) -> None:
-        self.session.close()
+        self._session.close()
 
-    def _fields(self, action: str) -> Mapping[str, Any]:
+    def _action_fields(self, action: str) -> Mapping[str, Any]:
         if self.settings.action_field:
             return {self.settings.action_field: action}
         try:
@@ -65,7 +70,7 @@ class OpenEnvEnv:
             raise InvalidAction("not a JSON object")
         return fields
 
-    def _text(self, fields: Mapping[str, Any]) -> str:
+    def _observation_text(self, fields: Mapping[str, Any]) -> str:
         key = self.settings.text_field
         if key is None:
             return json.dumps(fields, sort_keys=True)
@@ -77,7 +82,7 @@ class OpenEnvEnv:
         return str(fields[key])
 
 
-def tasks(settings: OpenEnvSettings, split: str) -> list[Task]:
+def list_tasks(settings: OpenEnvSettings, split: str) -> list[Task]:
     """Return seeds by number. Validation has the first numbers, training those after them."""
     first = 0 if split == "val" else settings.val_tasks
     count = settings.val_tasks if split == "val" else settings.train_tasks
@@ -85,13 +90,13 @@ def tasks(settings: OpenEnvSettings, split: str) -> list[Task]:
         {
             "task_id": f"{NAME}/{settings.source}/{number}",
             "data_source": settings.source,
-            "seed": derive_seed(NAME, settings.task_seed, number) & SEED_BITS,
+            "seed": derive_seed(NAME, settings.task_seed, number) & SEED_MASK,
         }
         for number in range(first, first + count)
     ]
 
 
-def prompts(settings: OpenEnvSettings) -> Prompts:
+def make_prompts(settings: OpenEnvSettings) -> Prompts:
     """Return prompts with the rules of the settings."""
     return ChatPrompts(settings.rules, settings.example, keep_first=True)
 
@@ -100,7 +105,7 @@ PACKAGE = EnvPackage(
     name=NAME,
     settings=OpenEnvSettings,
     make=OpenEnvEnv,
-    tasks=tasks,
-    prompts=prompts,
-    project=project,
+    tasks=list_tasks,
+    prompts=make_prompts,
+    project=project_action,
 )

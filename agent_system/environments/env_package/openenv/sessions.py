@@ -15,13 +15,13 @@ from typing import Any, Protocol
 from pydantic import ValidationError
 
 from agent_system.environments.env_package.openenv.settings import OpenEnvSettings
-from agent_system.environments.experts.episode import now
-from agent_system.reward_manager.custom import load_place
+from agent_system.environments.experts.episode import await_if_needed
+from agent_system.reward_manager.custom import load_import_path
 
 NAME = "openenv"
 MAX_BYTES = 64 * 1024 * 1024
 # Attributes of an observation that are not part of its content.
-_OUTSIDE = ("done", "reward", "metadata")
+_RESULT_FIELDS = ("done", "reward", "metadata")
 
 
 class InvalidAction(ValueError):
@@ -33,7 +33,7 @@ class ServerFailed(RuntimeError):
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class SessionResult:
     """Result of a reset or a step."""
 
     observation: dict[str, Any]
@@ -44,9 +44,9 @@ class Seen:
 class Session(Protocol):
     """Connection to one environment, local or remote, which runs episodes one after another."""
 
-    def reset(self, options: Mapping[str, Any]) -> Seen: ...
+    def reset(self, options: Mapping[str, Any]) -> SessionResult: ...
 
-    def step(self, action: Mapping[str, Any]) -> Seen:
+    def step(self, action: Mapping[str, Any]) -> SessionResult:
         """Apply the fields of one action. Raises ``InvalidAction``."""
         ...
 
@@ -77,19 +77,19 @@ class LocalSession:
                 f"env.{NAME}.action=null with env.{NAME}.environment={settings.environment!r}; "
                 f"allowed: the class of its actions; fix: env.{NAME}.action=MODULE:CLASS"
             )
-        self._action = load_place(settings.action, f"env.{NAME}.action")
-        make = load_place(settings.environment or "", f"env.{NAME}.environment")
+        self._action = load_import_path(settings.action, f"env.{NAME}.action")
+        make = load_import_path(settings.environment or "", f"env.{NAME}.environment")
         self._env = make(**settings.options)
 
-    def reset(self, options: Mapping[str, Any]) -> Seen:
-        return _seen(now(self._env.reset(**options)))
+    def reset(self, options: Mapping[str, Any]) -> SessionResult:
+        return _session_result(await_if_needed(self._env.reset(**options)))
 
-    def step(self, action: Mapping[str, Any]) -> Seen:
+    def step(self, action: Mapping[str, Any]) -> SessionResult:
         try:
-            made = self._action.model_validate(dict(action))
+            parsed_action = self._action.model_validate(dict(action))
         except ValidationError as error:
             raise InvalidAction(str(error)) from error
-        return _seen(now(self._env.step(made)))
+        return _session_result(await_if_needed(self._env.step(parsed_action)))
 
     def close(self) -> None:
         close = getattr(self._env, "close", None)
@@ -97,9 +97,9 @@ class LocalSession:
             close()
 
 
-def _seen(observation: Any) -> Seen:
-    fields = observation.model_dump(mode="json", exclude=set(_OUTSIDE))
-    return Seen(fields, float(observation.reward or 0.0), bool(observation.done))
+def _session_result(observation: Any) -> SessionResult:
+    fields = observation.model_dump(mode="json", exclude=set(_RESULT_FIELDS))
+    return SessionResult(fields, float(observation.reward or 0.0), bool(observation.done))
 
 
 class ServerSession:
@@ -110,28 +110,28 @@ class ServerSession:
         self._timeout_s = settings.timeout_s
         self._socket: Any = None
 
-    def reset(self, options: Mapping[str, Any]) -> Seen:
+    def reset(self, options: Mapping[str, Any]) -> SessionResult:
         """Start an episode. Raises ``ServerFailed``, and ``OSError`` if no server listens."""
         if self._socket is None:
-            self._socket = self._connected()
-        return self._asked({"type": "reset", "data": dict(options)})
+            self._socket = self._connect_socket()
+        return self._send_request({"type": "reset", "data": dict(options)})
 
-    def step(self, action: Mapping[str, Any]) -> Seen:
+    def step(self, action: Mapping[str, Any]) -> SessionResult:
         """Apply one action. Raises ``InvalidAction`` and ``ServerFailed``."""
-        return self._asked({"type": "step", "data": dict(action)})
+        return self._send_request({"type": "step", "data": dict(action)})
 
     def close(self) -> None:
         socket, self._socket = self._socket, None
         if socket is not None:
             socket.close()
 
-    def _connected(self) -> Any:
+    def _connect_socket(self) -> Any:
         from websockets.sync.client import connect
 
         # Connect directly: the user has given the address of the server.
         return connect(self._url, open_timeout=self._timeout_s, max_size=MAX_BYTES, proxy=None)
 
-    def _asked(self, message: dict[str, Any]) -> Seen:
+    def _send_request(self, message: dict[str, Any]) -> SessionResult:
         if self._socket is None:
             raise ServerFailed("step was called without a connection: call reset first")
         try:
@@ -140,7 +140,7 @@ class ServerSession:
             kind, data = answer["type"], answer["data"]
             if kind == "observation":
                 reward = float(data.get("reward") or 0.0)
-                return Seen(data["observation"], reward, bool(data.get("done")))
+                return SessionResult(data["observation"], reward, bool(data.get("done")))
         except Exception as error:  # the environment boundary
             self.close()
             raise ServerFailed(f"{self._url}: {error!r}") from error

@@ -15,7 +15,7 @@ from fractions import Fraction
 from typing import Any
 
 from agent_system.environments.env_package.reasoning_gym.formulas import (
-    Unreadable,
+    UnreadableFormula,
     exact_value,
     integers_in,
     parse_formula,
@@ -24,14 +24,14 @@ from agent_system.environments.env_package.reasoning_gym.formulas import (
 from agent_system.reward_manager.scores import ROUNDING
 
 Entry = Mapping[str, Any]
-Reading = Callable[[str, Entry], str | None]
-FUNCTIONS = {
+AnswerReader = Callable[[str, Entry], str | None]
+ALGEBRA_FUNCTIONS = {
     f"{arc}{name}{hyperbolic}"
     for arc in ("", "a")
     for name in ("sin", "cos", "tan", "sec", "csc", "cot")
     for hyperbolic in ("", "h")
 } | {"exp", "log", "ln", "sqrt", "Abs"}
-NAMES = {*"abcdefghijklmnopqrstuvwxyz", "X", "Y", "Z", "C", "pi"}
+ALGEBRA_NAMES = {*"abcdefghijklmnopqrstuvwxyz", "X", "Y", "Z", "C", "pi"}
 PROBABILITY_TOLERANCE = Fraction(1, 10_000)  # the same as in the grader
 TRUTH = re.compile(r"\b(true|false)\b", re.IGNORECASE)
 PROPOSITION = re.compile(
@@ -43,28 +43,28 @@ NOT_FINITE = re.compile(r"(?<![^\W\d_])s?(?:nan\d*|inf(?:inity)?)[ij]?(?![^\W\d_
 NUMBER = re.compile(r"(?<![^\W_])\d[\d_]*\.?[\d_]*(?:e\+?[\d_]+)?", re.IGNORECASE)
 
 
-def as_graded(answer: str, generator: str, entry: Entry) -> str | None:
+def prepare_answer(answer: str, generator: str, entry: Entry) -> str | None:
     """Return ``answer`` in a form that is safe for the grader, or None for a grade of 0.
 
     The grader is that of ``generator``. For a composite data set it is also that of the generator
     in the metadata of ``entry``.
     """
-    if _writes_no_finite_number(answer, str(entry.get("answer", ""))):
+    if _has_non_finite_number(answer, str(entry.get("answer", ""))):
         return None
     names = (generator, str(entry.get("metadata", {}).get("source_dataset", "")))
-    readings = [READINGS[name] for name in dict.fromkeys(names) if name in READINGS]
+    readings = [ANSWER_READERS[name] for name in dict.fromkeys(names) if name in ANSWER_READERS]
     try:
         for reading in readings:
-            shown = reading(answer, entry)
-            if shown is None:
+            prepared = reading(answer, entry)
+            if prepared is None:
                 return None
-            answer = shown
-    except (Unreadable, ZeroDivisionError):
+            answer = prepared
+    except (UnreadableFormula, ZeroDivisionError):
         return None
     return answer
 
 
-def known_answer(entry: Entry) -> str | None:
+def find_right_answer(entry: Entry) -> str | None:
     """Return a right answer to ``entry``, or None if its generator gives none.
 
     If several answers are right, some generators give one of them in the metadata.
@@ -77,7 +77,7 @@ def known_answer(entry: Entry) -> str | None:
     return metadata.get("example_answer") or metadata.get("example_correct_answer")
 
 
-def read_grade(grade: object) -> float:
+def convert_grade(grade: object) -> float:
     """Convert a grader's result to a number from 0 to 1. Invalid results become 0."""
     if not isinstance(grade, numbers.Real):
         return 0.0
@@ -86,7 +86,7 @@ def read_grade(grade: object) -> float:
     return min(value, 1.0) if 0.0 <= value <= 1.0 + ROUNDING else 0.0
 
 
-def _writes_no_finite_number(answer: str, oracle: str) -> bool:
+def _has_non_finite_number(answer: str, oracle: str) -> bool:
     """Return True if ``answer`` has a non-finite number and the right answer ``oracle`` a digit.
 
     Graders would accept it: ``min(1, exp(-nan))`` is 1, and no distance to NaN is too large.
@@ -95,43 +95,47 @@ def _writes_no_finite_number(answer: str, oracle: str) -> bool:
     if not any(sign.isdecimal() for sign in oracle):
         return False
     return bool(NOT_FINITE.search(answer)) or any(
-        not math.isfinite(_number(found)) for found in NUMBER.findall(answer)
+        not math.isfinite(_parse_number(number)) for number in NUMBER.findall(answer)
     )
 
 
-def _number(text: str) -> float:
+def _parse_number(text: str) -> float:
     try:
         return float(text)
     except ValueError:
         return 0.0
 
 
-def _arithmetic(answer: str, _entry: Entry) -> str:
+def _read_arithmetic(answer: str, _entry: Entry) -> str:
     return ast.unparse(parse_formula(answer))
 
 
-def _algebra(answer: str, entry: Entry) -> str:
+def _read_algebra(answer: str, entry: Entry) -> str:
     # The grader differentiates, so an unevaluated Integral is always right. Allow ``Integral`` only
     # in the generator's answer.
-    own = answer.strip() == str(entry.get("answer", "")).strip()
-    return ast.unparse(parse_formula(answer, NAMES, FUNCTIONS | ({"Integral"} if own else set())))
+    is_oracle = answer.strip() == str(entry.get("answer", "")).strip()
+    return ast.unparse(
+        parse_formula(
+            answer, ALGEBRA_NAMES, ALGEBRA_FUNCTIONS | ({"Integral"} if is_oracle else set())
+        )
+    )
 
 
-def _twenty_four(answer: str, entry: Entry) -> str | None:
+def _read_twenty_four(answer: str, entry: Entry) -> str | None:
     # Its grader truncates the value and accepts any four numbers.
     formula = parse_formula(answer)
     right = integers_in(formula) == sorted(entry["metadata"]["numbers"])
     return ast.unparse(formula) if right and exact_value(formula) == 24 else None
 
 
-def _coin_flip(answer: str, entry: Entry) -> str | None:
+def _read_coin_flip(answer: str, entry: Entry) -> str | None:
     # Its grader accepts a prefix: "0" and "0.1" for "0.125".
     value = exact_value(parse_formula(answer.replace(",", "")))
     right = abs(value - Fraction(str(entry["answer"]))) <= PROBABILITY_TOLERANCE
     return str(entry["answer"]) if right else None
 
 
-def _list_or_exact(answer: str, entry: Entry) -> str:
+def _read_list_or_exact(answer: str, entry: Entry) -> str:
     # Its grader evaluates answers that are not equal to the right text.
     exact = {
         str(entry.get("answer", "")).strip(),
@@ -140,31 +144,31 @@ def _list_or_exact(answer: str, entry: Entry) -> str:
     return answer.strip() if answer.strip() in exact else repr(parse_list(answer))
 
 
-def _logic(answer: str, _entry: Entry) -> str | None:
+def _read_proposition(answer: str, _entry: Entry) -> str | None:
     # Its grader gives 0.25 for any text.
     return answer if PROPOSITION.fullmatch(answer) else None
 
 
-def _truth(answer: str, entry: Entry) -> str | None:
+def _read_truth_value(answer: str, entry: Entry) -> str | None:
     # Its grader accepts every text: "False" is as right as "True".
-    said = {word.lower() for word in TRUTH.findall(answer)}
-    return answer if said == {str(entry.get("answer")).lower()} else None
+    truth_values = {word.lower() for word in TRUTH.findall(answer)}
+    return answer if truth_values == {str(entry.get("answer")).lower()} else None
 
 
 # Generators whose graders evaluate an answer, with the functions that read answers for them.
-EVALUATED: dict[str, Reading] = {
-    "binary_matrix": _list_or_exact,
-    "countdown": _arithmetic,
-    "intermediate_integration": _algebra,
-    "n_queens": _list_or_exact,
-    "polynomial_multiplication": _algebra,
-    "puzzle24": _twenty_four,
-    "simple_integration": _algebra,
-    "spiral_matrix": _list_or_exact,
-    "string_insertion": _list_or_exact,
+EVALUATED_READERS: dict[str, AnswerReader] = {
+    "binary_matrix": _read_list_or_exact,
+    "countdown": _read_arithmetic,
+    "intermediate_integration": _read_algebra,
+    "n_queens": _read_list_or_exact,
+    "polynomial_multiplication": _read_algebra,
+    "puzzle24": _read_twenty_four,
+    "simple_integration": _read_algebra,
+    "spiral_matrix": _read_list_or_exact,
+    "string_insertion": _read_list_or_exact,
 }
-READINGS = EVALUATED | {
-    "coin_flip": _coin_flip,
-    "game_of_life_halting": _truth,
-    "propositional_logic": _logic,
+ANSWER_READERS = EVALUATED_READERS | {
+    "coin_flip": _read_coin_flip,
+    "game_of_life_halting": _read_truth_value,
+    "propositional_logic": _read_proposition,
 }

@@ -8,44 +8,44 @@ import random
 from typing import Any
 
 from agent_system.environments.env import Observation, Task
-from agent_system.environments.env_package.reasoning_gym.answers import known_answer
+from agent_system.environments.env_package.reasoning_gym.answers import find_right_answer
 from agent_system.environments.env_package.reasoning_gym.questions import (
     WITHOUT_ANSWER,
-    questions_of,
+    load_questions,
 )
-from agent_system.environments.env_package.reasoning_gym.questions import tasks as questions
+from agent_system.environments.env_package.reasoning_gym.questions import list_tasks as questions
 from agent_system.environments.env_package.reasoning_gym.settings import ReasoningGymSettings
-from agent_system.environments.env_package.reasoning_gym.spelling import apart
+from agent_system.environments.env_package.reasoning_gym.spelling import separate_digits
 from agent_system.environments.expert_protocol import Decision, EpisodeStart, Expert
-from agent_system.environments.experts.interface import disturbed
+from agent_system.environments.experts.interface import add_noise
 
 DIGITS = "0123456789"
 
 
-class AnswerPlayer:
+class AnswerExpert:
     """Expert in one episode, which is one question."""
 
     def __init__(self, start: EpisodeStart[ReasoningGymSettings]) -> None:
         self.start = start
-        entry = questions_of(start.settings)[start.task["number"]]
-        self.spelt = start.settings.prompt == "compact"
-        self.answer = known_answer(entry) or ""
+        entry = load_questions(start.settings)[start.task["number"]]
+        self.separates_digits = start.settings.prompt == "compact"
+        self.answer = find_right_answer(entry) or ""
 
     def act(self) -> Decision:
         """Return the right answer, or as noise an answer with one digit changed."""
-        decision = Decision(self._written(self.answer))
-        wrong = self._written(one_digit_off(self.answer, self.start.rng))
+        decision = Decision(self._format_answer(self.answer))
+        wrong = self._format_answer(change_one_digit(self.answer, self.start.rng))
         useless = [wrong] if wrong != decision.action else []
-        return disturbed(decision, self.start.rng, self.start.noise, useless, impossible=[])
+        return add_noise(decision, self.start.rng, self.start.noise, useless, impossible=[])
 
     def observe(self, action: str, observation: Observation) -> None:
         """Do nothing: an answer ends the episode, so this method is never called."""
 
-    def _written(self, answer: str) -> str:
-        return apart(answer) if self.spelt else answer
+    def _format_answer(self, answer: str) -> str:
+        return separate_digits(answer) if self.separates_digits else answer
 
 
-def one_digit_off(answer: str, rng: random.Random) -> str:
+def change_one_digit(answer: str, rng: random.Random) -> str:
     """Return ``answer`` with one random digit changed, or unchanged if it has no digit."""
     places = [place for place, sign in enumerate(answer) if sign in DIGITS]
     if not places:
@@ -55,27 +55,27 @@ def one_digit_off(answer: str, rng: random.Random) -> str:
     return f"{answer[:place]}{other}{answer[place + 1 :]}"
 
 
-def demonstrated(settings: ReasoningGymSettings, count: int) -> list[Task]:
+def list_demonstration_tasks(settings: ReasoningGymSettings, count: int) -> list[Task]:
     """Return at most ``count`` training questions."""
     return questions(settings.model_copy(update={"train_tasks": count}), "train")
 
 
-def key(settings: ReasoningGymSettings) -> list[Any]:
+def demonstration_key(settings: ReasoningGymSettings) -> list[Any]:
     """Return all settings that change demonstrations: all except the limits of grading."""
     return ["reasoning_gym", 1, settings.model_dump(mode="json", exclude={"grade_s", "memory_gb"})]
 
 
-def knows(settings: ReasoningGymSettings) -> bool:
+def has_right_answers(settings: ReasoningGymSettings) -> bool:
     """Return True if the generator gives right answers."""
     return settings.task not in WITHOUT_ANSWER
 
 
 EXPERT = Expert(
-    AnswerPlayer,
+    AnswerExpert,
     levels=(),
-    tasks=demonstrated,
+    tasks=list_demonstration_tasks,
     words=lambda: [f" {digit}" for digit in DIGITS],
-    keeps_lost=True,
-    key=key,
-    knows=knows,
+    keeps_unsuccessful=True,
+    key=demonstration_key,
+    knows_solution=has_right_answers,
 )

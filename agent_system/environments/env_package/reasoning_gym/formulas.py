@@ -10,12 +10,12 @@ from collections.abc import Callable, Collection
 from fractions import Fraction
 from typing import Any
 
-LONGEST = 1000  # maximum number of characters of a formula
-LONGEST_LIST = 20_000  # maximum number of characters of a list
-MOST_ITEMS = 10_000
-DEEPEST = 100  # maximum nesting of operations in a formula
-DEEPEST_LIST = 3
-LARGEST = 10**12  # maximum magnitude of a number in a formula
+MAX_FORMULA_CHARACTERS = 1000  # maximum number of characters of a formula
+MAX_LIST_CHARACTERS = 20_000  # maximum number of characters of a list
+MAX_ITEMS = 10_000
+MAX_FORMULA_DEPTH = 100  # maximum nesting of operations in a formula
+MAX_LIST_DEPTH = 3
+MAX_MAGNITUDE = 10**12  # maximum magnitude of a number in a formula
 MAX_EXPONENT = 64  # maximum exponent, and maximum product of the exponents of nested powers
 ARITHMETIC: dict[type[ast.AST], Callable[..., Any]] = {
     ast.Add: operator.add,
@@ -27,7 +27,7 @@ ARITHMETIC: dict[type[ast.AST], Callable[..., Any]] = {
 }
 
 
-class Unreadable(ValueError):
+class UnreadableFormula(ValueError):
     """The text does not follow the grammar, or it is too large."""
 
 
@@ -39,8 +39,8 @@ def parse_formula(
     The given ``names`` and ``functions`` are also allowed. With ``names``, powers with limited
     exponents are allowed too. Raises ``UnreadableFormula``.
     """
-    node = _parsed(text, LONGEST)
-    _check(node, frozenset(names), frozenset(functions), DEEPEST, MAX_EXPONENT)
+    node = _parse_expression(text, MAX_FORMULA_CHARACTERS)
+    _check_node(node, frozenset(names), frozenset(functions), MAX_FORMULA_DEPTH, MAX_EXPONENT)
     return node
 
 
@@ -56,7 +56,7 @@ def exact_value(node: ast.expr) -> Fraction:
             return ARITHMETIC[type(node.op)](exact_value(node.left), exact_value(node.right))
         case ast.UnaryOp():
             return ARITHMETIC[type(node.op)](exact_value(node.operand))
-    raise Unreadable(f"{type(node).__name__} has no value")
+    raise UnreadableFormula(f"{type(node).__name__} has no value")
 
 
 def integers_in(node: ast.expr) -> list[int]:
@@ -74,25 +74,25 @@ def parse_list(text: str) -> Any:
     Raises ``UnreadableFormula``.
     """
     try:
-        value = ast.literal_eval(_parsed(text, LONGEST_LIST))
+        value = ast.literal_eval(_parse_expression(text, MAX_LIST_CHARACTERS))
     except (ValueError, TypeError, RecursionError) as error:
-        raise Unreadable(str(error)) from error
-    if _count(value, DEEPEST_LIST) > MOST_ITEMS:
-        raise Unreadable(f"more than {MOST_ITEMS} items")
+        raise UnreadableFormula(str(error)) from error
+    if _count_items(value, MAX_LIST_DEPTH) > MAX_ITEMS:
+        raise UnreadableFormula(f"more than {MAX_ITEMS} items")
     return value
 
 
-def _parsed(text: str, longest: int) -> ast.expr:
+def _parse_expression(text: str, longest: int) -> ast.expr:
     if len(text) > longest:
-        raise Unreadable(f"longer than {longest} characters")
+        raise UnreadableFormula(f"longer than {longest} characters")
     try:
         return ast.parse(text.strip(), mode="eval").body
     # Null bytes, lone surrogates, numbers with thousands of digits, and too deep nesting.
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise Unreadable(str(error)) from error
+        raise UnreadableFormula(str(error)) from error
 
 
-def _check(
+def _check_node(
     node: ast.expr, names: frozenset[str], functions: frozenset[str], depth: int, exponent: int
 ) -> None:
     """Raise ``UnreadableFormula`` for a node that is not allowed.
@@ -100,7 +100,7 @@ def _check(
     ``depth`` is the allowed nesting and ``exponent`` the largest allowed exponent.
     """
     if depth <= 0:
-        raise Unreadable(f"more than {DEEPEST} nested operations")
+        raise UnreadableFormula(f"more than {MAX_FORMULA_DEPTH} nested operations")
     parts: list[ast.expr] = []
     match node:
         case ast.Constant():
@@ -112,64 +112,64 @@ def _check(
         case ast.BinOp() if type(node.op) in ARITHMETIC:
             parts = [node.left, node.right]
         case ast.BinOp(op=ast.Pow()) if names:
-            exponent = _checked_exponent(node.right, exponent)
+            exponent = _remaining_exponent(node.right, exponent)
             parts = [node.left, node.right]
-        case ast.Call(func=ast.Name(id=called), args=[_] | [_, ast.Name()], keywords=[]) if (
-            called in functions
+        case ast.Call(func=ast.Name(id=function_name), args=[_] | [_, ast.Name()], keywords=[]) if (
+            function_name in functions
         ):
             parts = node.args
         case _:
-            raise Unreadable(f"{type(node).__name__} is not allowed")
+            raise UnreadableFormula(f"{type(node).__name__} is not allowed")
     for part in parts:
-        _check(part, names, functions, depth - 1, exponent)
+        _check_node(part, names, functions, depth - 1, exponent)
 
 
-def _checked_exponent(node: ast.expr, largest: int) -> int:
+def _remaining_exponent(node: ast.expr, largest: int) -> int:
     """Return the largest exponent allowed in nested powers. Raises ``UnreadableFormula``."""
     inner = list(ast.walk(node))
     if any(isinstance(part, ast.Pow) for part in inner):
-        raise Unreadable("an exponent contains a power")
+        raise UnreadableFormula("an exponent contains a power")
     # Names count as 1, and no term is simplified: 9 ** (99999999 + 0 * x) is too large.
-    value = _bound(node)
+    value = _bound_magnitude(node)
     if value > largest:
-        raise Unreadable(f"an exponent is larger than {largest}")
+        raise UnreadableFormula(f"an exponent is larger than {largest}")
     return largest if value <= 1 else int(largest / value)
 
 
-def _bound(node: ast.expr) -> float:
+def _bound_magnitude(node: ast.expr) -> float:
     """Return an upper bound of the magnitude of an exponent. Raises ``UnreadableFormula``."""
     match node:
         case ast.Constant(value=int() | float() as value):
             return abs(value)
         case ast.BinOp(op=ast.Add() | ast.Sub()):
-            return _bound(node.left) + _bound(node.right)
+            return _bound_magnitude(node.left) + _bound_magnitude(node.right)
         case ast.BinOp(op=ast.Mult()):
-            return max(1.0, _bound(node.left)) * max(1.0, _bound(node.right))
+            return max(1.0, _bound_magnitude(node.left)) * max(1.0, _bound_magnitude(node.right))
         case ast.BinOp(op=ast.Div(), right=ast.Constant(value=int() | float() as value)) if (
             abs(value) >= 1
         ):
-            return _bound(node.left) / abs(value)
+            return _bound_magnitude(node.left) / abs(value)
         case ast.UnaryOp():
-            return _bound(node.operand)
+            return _bound_magnitude(node.operand)
         case ast.Name():
             return 1.0
         case ast.Call():
-            return max([1.0, *(_bound(argument) for argument in node.args)])
-    raise Unreadable(f"an exponent contains {type(node).__name__}, which is not allowed")
+            return max([1.0, *(_bound_magnitude(argument) for argument in node.args)])
+    raise UnreadableFormula(f"an exponent contains {type(node).__name__}, which is not allowed")
 
 
 def _check_number(value: object) -> None:
     # ``isinstance`` alone would accept bool, a subclass of int.
     if type(value) not in (int, float) or not isinstance(value, int | float):
-        raise Unreadable(f"{type(value).__name__} is not a number")
-    if not math.isfinite(value) or abs(value) > LARGEST:
-        raise Unreadable(f"a number is larger than {LARGEST}")
+        raise UnreadableFormula(f"{type(value).__name__} is not a number")
+    if not math.isfinite(value) or abs(value) > MAX_MAGNITUDE:
+        raise UnreadableFormula(f"a number is larger than {MAX_MAGNITUDE}")
 
 
-def _count(value: object, depth: int) -> int:
+def _count_items(value: object, depth: int) -> int:
     """Count the items of ``value``, nested ones included. Raises ``UnreadableFormula``."""
     if isinstance(value, list | tuple) and depth > 0:
-        return 1 + sum(_count(item, depth - 1) for item in value)
+        return 1 + sum(_count_items(item, depth - 1) for item in value)
     if isinstance(value, str) or type(value) is int:
         return 1
-    raise Unreadable(f"{type(value).__name__} is not allowed here, or nested too deeply")
+    raise UnreadableFormula(f"{type(value).__name__} is not allowed here, or nested too deeply")

@@ -10,28 +10,31 @@ from typing import Any
 from agent_system.environments.chat_prompts import CompactPrompts, SingleTurnPrompts
 from agent_system.environments.env import Observation, Task
 from agent_system.environments.env_package.reasoning_gym.answers import (
-    as_graded,
-    read_grade,
+    convert_grade,
+    prepare_answer,
 )
 from agent_system.environments.env_package.reasoning_gym.expert import EXPERT
 from agent_system.environments.env_package.reasoning_gym.questions import (
     NAME,
     UNLISTED,
     WITHOUT_ANSWER,
-    generators,
-    questions_of,
-    tasks,
+    list_generators,
+    list_tasks,
+    load_questions,
 )
 from agent_system.environments.env_package.reasoning_gym.settings import ReasoningGymSettings
-from agent_system.environments.env_package.reasoning_gym.spelling import apart, together
+from agent_system.environments.env_package.reasoning_gym.spelling import (
+    join_digits,
+    separate_digits,
+)
 from agent_system.environments.package import EnvPackage
 from agent_system.environments.prompts import Prompts
 from agent_system.reward_manager.scores import is_full
-from rlvcr.levels import level_instructions
+from rlvcr.levels import render_level_instructions
 from verl.utils.limits import time_limit
 
 # Errors of graders for an answer in an unexpected form. Such an answer is wrong.
-UNREADABLE = (
+GRADER_ERRORS = (
     ArithmeticError,
     AssertionError,
     AttributeError,
@@ -42,7 +45,7 @@ UNREADABLE = (
     ValueError,
     re.error,
 )
-PLAIN = (
+PLAIN_FORMAT = (
     "First think about it, between <think> and </think>. "
     "Then write the answer alone between <action> and </action>."
 )
@@ -57,8 +60,8 @@ class ReasoningGymEnv:
 
     def __init__(self, settings: ReasoningGymSettings) -> None:
         self.settings = settings
-        self.spelt = settings.prompt == "compact"
-        self.questions = questions_of(settings)
+        self.separates_digits = settings.prompt == "compact"
+        self.questions = load_questions(settings)
         self.entry: dict[str, Any] = {}
 
     def reset(self, task: Task, seed: int) -> Observation:
@@ -69,20 +72,20 @@ class ReasoningGymEnv:
 
     def step(self, action: str) -> tuple[Observation, float, bool, dict[str, Any]]:
         """Grade the answer and end the episode. Raises ``TimeLimit``."""
-        answer = together(action) if self.spelt else action
+        answer = join_digits(action) if self.separates_digits else action
         # Do not grade a missing answer: some graders give a small grade for any text.
         grade = 0.0
-        shown = as_graded(answer, self.settings.task, self.entry) if answer else None
-        if shown is not None:
-            grade = self._grade(shown)
+        prepared = prepare_answer(answer, self.settings.task, self.entry) if answer else None
+        if prepared is not None:
+            grade = self._grade_answer(prepared)
         won = is_full(grade)
         return Observation(""), grade, True, {"won": won, "is_action_valid": bool(answer)}
 
-    def _grade(self, answer: str) -> float:
+    def _grade_answer(self, answer: str) -> float:
         with time_limit(self.settings.grade_s, f"grading {self.settings.task}"):
             try:
-                return read_grade(self.questions.score_answer(answer, self.entry))
-            except UNREADABLE:
+                return convert_grade(self.questions.score_answer(answer, self.entry))
+            except GRADER_ERRORS:
                 return 0.0
 
     def close(self) -> None:
@@ -96,30 +99,30 @@ class QuestionPrompts(SingleTurnPrompts):
 
     def system(self, levels: bool) -> str | None:
         """Return the answer format as system message."""
-        return level_instructions() if levels else PLAIN
+        return render_level_instructions() if levels else PLAIN_FORMAT
 
 
-def prompts(settings: ReasoningGymSettings) -> Prompts:
+def make_prompts(settings: ReasoningGymSettings) -> Prompts:
     """Return prompts with question and answer format, or compact prompts with separate digits."""
-    return CompactPrompts(apart) if settings.prompt == "compact" else QuestionPrompts()
+    return CompactPrompts(separate_digits) if settings.prompt == "compact" else QuestionPrompts()
 
 
-def project(text: str) -> tuple[str, bool]:
+def project_answer(text: str) -> tuple[str, bool]:
     """Return the last tagged answer in ``text`` and True, or an empty text and False."""
-    found = _ANSWER.findall(text)
-    return (found[-1][1].strip(), True) if found else ("", False)
+    answers = _ANSWER.findall(text)
+    return (answers[-1][1].strip(), True) if answers else ("", False)
 
 
 PACKAGE = EnvPackage(
     name=NAME,
     settings=ReasoningGymSettings,
     make=ReasoningGymEnv,
-    tasks=tasks,
-    prompts=prompts,
-    project=project,
+    tasks=list_tasks,
+    prompts=make_prompts,
+    project=project_answer,
     stop=("</action>", "</answer>"),
     expert=EXPERT,
-    variants=generators,
+    variants=list_generators,
     unlisted=lambda: UNLISTED,
     without_oracle=WITHOUT_ANSWER,
 )

@@ -18,7 +18,9 @@ from agent_system.environments.env_package.reasoning_gym.settings import Reasoni
 from verl.config.settings.hints import did_you_mean
 
 NAME = "reasoning_gym"
-TRIES = 4  # questions generated per training question, because small generators repeat questions
+QUESTIONS_PER_TASK = (
+    4  # questions generated per training question, because small generators repeat questions
+)
 _SLOW = "a question takes seconds to generate, and a run needs hundreds"
 _HASHED = "its questions depend on Python's hash seed, which differs between processes"
 # Generators that are not listed as variants, with the reason.
@@ -43,7 +45,7 @@ class Questions(Protocol):
     def score_answer(self, answer: str | None, entry: dict[str, Any]) -> float: ...
 
 
-class _Seeded:
+class _SeededQuestions:
     """Questions that depend only on their number.
 
     Some generators also use Python's global random generator, so it is seeded for each question.
@@ -65,27 +67,29 @@ class _Seeded:
         return self._questions.score_answer(answer, entry)
 
 
-def questions_of(settings: ReasoningGymSettings) -> Questions:
+def load_questions(settings: ReasoningGymSettings) -> Questions:
     """Return the data set that ``settings`` describe.
 
     Raises:
         ModuleNotFoundError: reasoning-gym is not installed.
         ValueError: The generator does not exist, or it does not accept these options.
     """
-    size = settings.val_tasks + TRIES * settings.train_tasks
+    size = settings.val_tasks + QUESTIONS_PER_TASK * settings.train_tasks
     options = settings.options.get(settings.task, {})
-    return _made(settings.task, json.dumps(options, sort_keys=True), size, settings.task_seed)
+    return _create_questions(
+        settings.task, json.dumps(options, sort_keys=True), size, settings.task_seed
+    )
 
 
-def generators() -> list[str]:
+def list_generators() -> list[str]:
     """Return the names of reasoning-gym's generators without those of ``UNLISTED``.
 
     Raises ``ModuleNotFoundError``.
     """
-    return sorted(name for name in _library() if name not in UNLISTED)
+    return sorted(name for name in _load_generators() if name not in UNLISTED)
 
 
-def _library() -> Mapping[str, Any]:
+def _load_generators() -> Mapping[str, Any]:
     """Return reasoning-gym's generators by name: class and configuration of each."""
     with warnings.catch_warnings():
         # A dependency compares numbers with ``is``, which causes a warning on import.
@@ -96,8 +100,8 @@ def _library() -> Mapping[str, Any]:
 
 
 @lru_cache(maxsize=4)
-def _made(task: str, options_json: str, size: int, seed: int) -> Questions:
-    known_tasks = _library()
+def _create_questions(task: str, options_json: str, size: int, seed: int) -> Questions:
+    known_tasks = _load_generators()
     if task not in known_tasks:
         raise ValueError(
             f"env.{NAME}.task={task!r}: reasoning-gym has no such generator"
@@ -108,7 +112,7 @@ def _made(task: str, options_json: str, size: int, seed: int) -> Questions:
 
     options = json.loads(options_json)
     try:
-        return _Seeded(reasoning_gym.create_dataset(task, **options, size=size, seed=seed))
+        return _SeededQuestions(reasoning_gym.create_dataset(task, **options, size=size, seed=seed))
     except (TypeError, AssertionError, ValueError) as error:
         known = sorted(set(vars(known_tasks[task][1]())) - {"size", "seed"})
         raise ValueError(
@@ -117,73 +121,83 @@ def _made(task: str, options_json: str, size: int, seed: int) -> Questions:
         ) from error
 
 
-def tasks(settings: ReasoningGymSettings, split: str) -> list[Task]:
+def list_tasks(settings: ReasoningGymSettings, split: str) -> list[Task]:
     """Return the questions of ``split`` by number.
 
     A small generator gives fewer than the settings ask for. At most half of the questions have the
     same answer, so that a constant answer does not solve most tasks.
     """
-    questions = questions_of(settings)
-    asked = _asked(questions, settings.val_tasks)
+    questions = load_questions(settings)
+    val_questions = _first_questions(questions, settings.val_tasks)
     if split == "val":
-        firsts = _firsts(asked)
-        return _balanced([(_task(settings, number), asked[number].answer) for number in firsts])
-    known = {val_question.question for val_question in asked.values()}
-    found: list[tuple[Task, str]] = []
+        first_numbers = _first_occurrences(val_questions)
+        return _balance_answers(
+            [
+                (_make_task(settings, number), val_questions[number].answer)
+                for number in first_numbers
+            ]
+        )
+    known_questions = {val_question.question for val_question in val_questions.values()}
+    tasks_and_answers: list[tuple[Task, str]] = []
     counts: Counter[str] = Counter()
-    for number in range(settings.val_tasks, settings.val_tasks + TRIES * settings.train_tasks):
-        one = _read(questions, number)
-        if one.question in known or 2 * counts[one.answer] >= settings.train_tasks + 1:
+    for number in range(
+        settings.val_tasks, settings.val_tasks + QUESTIONS_PER_TASK * settings.train_tasks
+    ):
+        question = _read_question(questions, number)
+        if (
+            question.question in known_questions
+            or 2 * counts[question.answer] >= settings.train_tasks + 1
+        ):
             continue
-        counts[one.answer] += 1
-        found.append((_task(settings, number), one.answer))
-        if len(found) == settings.train_tasks:
+        counts[question.answer] += 1
+        tasks_and_answers.append((_make_task(settings, number), question.answer))
+        if len(tasks_and_answers) == settings.train_tasks:
             break
-    return _balanced(found)
+    return _balance_answers(tasks_and_answers)
 
 
-def _balanced(found: Sequence[tuple[Task, str]]) -> list[Task]:
+def _balance_answers(tasks_and_answers: Sequence[tuple[Task, str]]) -> list[Task]:
     """Drop the last tasks of the most common answer until at most half of the tasks have it."""
-    if not found:
+    if not tasks_and_answers:
         return []
-    ((answer, count),) = Counter(answer for _, answer in found).most_common(1)
+    ((answer, count),) = Counter(answer for _, answer in tasks_and_answers).most_common(1)
     # If all tasks have the same answer, keep all.
-    excess = 2 * count - len(found) if count < len(found) else 0
+    excess = 2 * count - len(tasks_and_answers) if count < len(tasks_and_answers) else 0
     kept: list[Task] = []
-    for task, own in reversed(found):
-        if own == answer and excess > 0:
+    for task, task_answer in reversed(tasks_and_answers):
+        if task_answer == answer and excess > 0:
             excess -= 1
         else:
             kept.append(task)
     return kept[::-1]
 
 
-class _Asked(NamedTuple):
+class QuestionAndAnswer(NamedTuple):
     """Question and right answer, as texts."""
 
     question: str
     answer: str
 
 
-def _read(questions: Questions, number: int) -> _Asked:
+def _read_question(questions: Questions, number: int) -> QuestionAndAnswer:
     entry = questions[number]
-    return _Asked(entry["question"], str(entry.get("answer")))
+    return QuestionAndAnswer(entry["question"], str(entry.get("answer")))
 
 
 @lru_cache(maxsize=4)
-def _asked(questions: Questions, count: int) -> Mapping[int, _Asked]:
+def _first_questions(questions: Questions, count: int) -> Mapping[int, QuestionAndAnswer]:
     """Return the first ``count`` questions by number, which are the validation questions."""
-    return {number: _read(questions, number) for number in range(count)}
+    return {number: _read_question(questions, number) for number in range(count)}
 
 
-def _firsts(asked: Mapping[int, _Asked]) -> list[int]:
+def _first_occurrences(questions: Mapping[int, QuestionAndAnswer]) -> list[int]:
     """Return the numbers of the questions that do not repeat an earlier one."""
     first: dict[str, int] = {}
-    for number, one in asked.items():
+    for number, one in questions.items():
         first.setdefault(one.question, number)
     return sorted(first.values())
 
 
-def _task(settings: ReasoningGymSettings, number: int) -> Task:
+def _make_task(settings: ReasoningGymSettings, number: int) -> Task:
     source = f"{NAME}/{settings.task}"
     return {"task_id": f"{source}/{number}", "data_source": source, "number": number}

@@ -8,7 +8,7 @@ from agent_system.environments.settings import GradedSettings
 from verl.config.settings import PositiveInt, Seed
 
 # Generators that need 0.1 to 0.7 seconds per question. By default they have fewer tasks.
-SLOW = (
+SLOW_GENERATORS = (
     "futoshiki",
     "intermediate_integration",
     "knight_swap",
@@ -19,14 +19,14 @@ SLOW = (
     "sokoban",
     "zebra_puzzles",
 )
-FEW = {"train_tasks": 256, "val_tasks": 64}
+SLOW_TASK_COUNTS = {"train_tasks": 256, "val_tasks": 64}
 
 
 class ReasoningGymSettings(GradedSettings):
     """Choice of the generator and number of questions."""
 
     variant_key: ClassVar[str] = "task"
-    one_step: ClassVar[bool] = True
+    is_single_turn: ClassVar[bool] = True
 
     task: str = "chain_sum"
     """reasoning-gym's name of the generator, as in env.env_name=reasoning_gym/countdown"""
@@ -44,10 +44,10 @@ class ReasoningGymSettings(GradedSettings):
 
     @model_validator(mode="before")
     @classmethod
-    def _slow_generators_are_asked_for_fewer(cls, values: Any) -> Any:
-        if not isinstance(values, dict) or values.get("task") not in SLOW:
+    def _reduce_tasks_of_slow_generators(cls, values: Any) -> Any:
+        if not isinstance(values, dict) or values.get("task") not in SLOW_GENERATORS:
             return values
-        return FEW | {key: value for key, value in values.items() if value is not None}
+        return SLOW_TASK_COUNTS | {key: value for key, value in values.items() if value is not None}
 
     def known_tasks(self, split: str) -> int | None:
         """Return the maximum number of questions of ``split``."""

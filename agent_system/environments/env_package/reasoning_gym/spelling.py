@@ -7,11 +7,11 @@ _SPACED_DIGITS = re.compile(r"(?<=\d) (?=\d)")
 _PREAMBLE = re.compile(r"^[^:\n]{20,}:\s*")  # "State the final answer to the following problem: "
 
 
-def apart(text: str) -> str:
+def separate_digits(text: str) -> str:
     """Separate digits and drop the sentence before a colon: ``12 + 3 =`` gives ``1 2 + 3 =``."""
     return _BETWEEN_DIGITS.sub(" ", _PREAMBLE.sub("", text))
 
 
-def together(text: str) -> str:
+def join_digits(text: str) -> str:
     """Join digits that are separated by one space: ``1 5`` gives ``15``."""
     return _SPACED_DIGITS.sub("", text)

@@ -24,38 +24,38 @@ class Door:
         return f"{self.place}+{self.hops} {' '.join(self.arrows)}"
 
     @classmethod
-    def read(cls, text: str) -> "Door":
+    def parse(cls, text: str) -> "Door":
         """Parse the text of a door, such as ``d+3 a>b f>c``."""
         question, *arrows = text.split()
         place, hops = question.split("+")
         return cls(place, int(hops), tuple(arrows))
 
     @property
-    def places(self) -> list[str]:
+    def all_places(self) -> list[str]:
         """All places of the cycle in alphabetical order."""
         return sorted(arrow[0] for arrow in self.arrows)
 
     @property
-    def goal(self) -> str:
+    def goal_place(self) -> str:
         """Place that opens the door: ``hops`` arrows after ``place``."""
-        return self.follow(self.place, self.hops)[-1] if self.hops else self.place
+        return self.follow_arrows(self.place, self.hops)[-1] if self.hops else self.place
 
-    def follow(self, place: str, count: int) -> list[str]:
+    def follow_arrows(self, place: str, count: int) -> list[str]:
         """Return the places that are 1 to ``count`` arrows after ``place``."""
-        leads = {arrow[0]: arrow[-1] for arrow in self.arrows}
-        way = [place]
+        next_places = {arrow[0]: arrow[-1] for arrow in self.arrows}
+        path = [place]
         for _ in range(count):
-            way.append(leads[way[-1]])
-        return way[1:]
+            path.append(next_places[path[-1]])
+        return path[1:]
 
     @property
     def state(self) -> str:
         """Text that is equal for doors that differ only in the order of their arrows."""
-        way = [self.place, *self.follow(self.place, len(self.arrows) - 1)]
-        return f"{'>'.join(way)}+{self.hops}"
+        path = [self.place, *self.follow_arrows(self.place, len(self.arrows) - 1)]
+        return f"{'>'.join(path)}+{self.hops}"
 
     @property
-    def held_out(self) -> bool:
+    def is_validation(self) -> bool:
         """True if the door belongs to the validation split."""
         # A hash of the text puts a door into the same split in every run.
         return zlib.crc32(str(self).encode()) % VAL_SHARE == 0
@@ -74,7 +74,7 @@ def needed_level(count: int, hops: Sequence[int]) -> int:
 
 
 def draw_doors(
-    places: tuple[int, int], most_hops: int, seed: int, held_out: bool
+    places: tuple[int, int], most_hops: int, seed: int, is_validation: bool
 ) -> Iterator[Door]:
     """Yield doors of one split without end, determined by ``seed``.
 
@@ -88,5 +88,5 @@ def draw_doors(
         arrows = [f"{cycle[number - 1]}>{place}" for number, place in enumerate(cycle)]
         rng.shuffle(arrows)
         door = Door(rng.choice(cycle), rng.randint(0, most_hops), tuple(arrows))
-        if door.held_out == held_out:
+        if door.is_validation == is_validation:
             yield door

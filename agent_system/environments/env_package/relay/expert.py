@@ -13,33 +13,33 @@ from typing import Any
 
 from agent_system.environments.env import Observation, Task
 from agent_system.environments.env_package.relay.doors import needed_level
-from agent_system.environments.env_package.relay.prompts import door_in
+from agent_system.environments.env_package.relay.prompts import parse_door
 from agent_system.environments.env_package.relay.settings import RelaySettings
 from agent_system.environments.env_package.relay.tasks import draw_tasks
 from agent_system.environments.expert_protocol import Decision, EpisodeStart, Expert, Thought
 from rlvcr.levels import LEVELS
 
 
-class RelayPlayer:
+class RelayExpert:
     """Expert in one episode. It reads doors from observations."""
 
     def __init__(self, settings: RelaySettings, first: Observation, rng: random.Random) -> None:
         self.settings = settings
         self.rng = rng
-        self.door = door_in(first.text)
+        self.door = parse_door(first.text)
 
     def act(self) -> Decision:
         """Return the place that opens the door, with the thought of each level."""
         hops = self.settings.hops
-        chain = self.door.follow(self.door.place, hops[-1])
+        chain = self.door.follow_arrows(self.door.place, hops[-1])
         thoughts = {
-            level: Thought(written(chain[:count]), self.door.goal)
+            level: Thought(write_chain(chain[:count]), self.door.goal_place)
             for level, count in zip(LEVELS, hops, strict=True)
         }
-        if self.rng.random() < self.settings.share_of_wrong:
+        if self.rng.random() < self.settings.wrong_thought_share:
             thoughts[LEVELS[-1]] = self._wrong_thought()
         return Decision(
-            self.door.goal,
+            self.door.goal_place,
             thoughts=thoughts,
             needed_level=needed_level(self.door.hops, hops),
         )
@@ -47,28 +47,28 @@ class RelayPlayer:
     def observe(self, action: str, observation: Observation) -> None:
         """Read the next door from ``observation``."""
         del action  # it was right: otherwise the episode would be over
-        self.door = door_in(observation.text)
+        self.door = parse_door(observation.text)
 
     def _wrong_thought(self) -> Thought:
         """Return a thought that starts at a wrong place, with the action that it leads to."""
         door = self.door
-        elsewhere = self.rng.choice([place for place in door.places if place != door.place])
-        way = door.follow(elsewhere, self.settings.hops[-1])
+        wrong_place = self.rng.choice([place for place in door.all_places if place != door.place])
+        path = door.follow_arrows(wrong_place, self.settings.hops[-1])
         # With 0 arrows the answer is the start place, whatever the thought is.
-        return Thought(written(way), way[door.hops - 1] if door.hops else door.place)
+        return Thought(write_chain(path), path[door.hops - 1] if door.hops else door.place)
 
 
-def written(chain: list[str]) -> str:
+def write_chain(chain: list[str]) -> str:
     """Return the places of ``chain`` with their numbers: ``1=c 2=f``."""
     return " ".join(f"{number}={place}" for number, place in enumerate(chain, start=1))
 
 
-def start(episode: EpisodeStart[RelaySettings]) -> RelayPlayer:
+def start_expert(episode: EpisodeStart[RelaySettings]) -> RelayExpert:
     """Return an expert that has read the first door."""
-    return RelayPlayer(episode.settings, episode.first, episode.rng)
+    return RelayExpert(episode.settings, episode.first, episode.rng)
 
 
-def demonstrated(settings: RelaySettings, count: int) -> list[Task]:
+def list_demonstration_tasks(settings: RelaySettings, count: int) -> list[Task]:
     """Return episodes for demonstrations, of training doors with a separate seed.
 
     Cycles have ``shortest_cycle`` to ``places`` places.
@@ -77,21 +77,21 @@ def demonstrated(settings: RelaySettings, count: int) -> list[Task]:
     return draw_tasks(settings, "demonstrations", count, doors, settings.shortest_cycle)
 
 
-def key(settings: RelaySettings) -> list[Any]:
+def demonstration_key(settings: RelaySettings) -> list[Any]:
     """Return all settings that change a demonstration. ``doors`` does not."""
     shaping = (
         settings.demonstrated_doors,
         settings.places,
         settings.shortest_cycle,
         settings.hops,
-        settings.share_of_wrong,
+        settings.wrong_thought_share,
         settings.task_seed,
         settings.prompt,
     )
     return ["relay", EXPERT.version, *shaping]
 
 
-def symbols(settings: RelaySettings) -> list[str]:
+def list_token_symbols(settings: RelaySettings) -> list[str]:
     """Return arrows, questions and hops, each with the space in front of it in a sentence."""
     places = string.ascii_lowercase[: settings.places]
     counts = range(1, settings.hops[-1] + 1)
@@ -102,17 +102,17 @@ def symbols(settings: RelaySettings) -> list[str]:
     return [*arrows, *questions, *hops]
 
 
-def knows_needs(settings: RelaySettings) -> bool:
+def knows_needed_levels(settings: RelaySettings) -> bool:
     """Return True: the number of arrows of a door determines the required level."""
     del settings  # without effect here
     return True
 
 
 EXPERT = Expert(
-    start,
-    tasks=demonstrated,
-    key=key,
-    symbols=symbols,
-    keeps_lost=True,
-    tells_needed_level=knows_needs,
+    start_expert,
+    tasks=list_demonstration_tasks,
+    key=demonstration_key,
+    symbols=list_token_symbols,
+    keeps_unsuccessful=True,
+    names_needed_level=knows_needed_levels,
 )

@@ -6,13 +6,13 @@ so the number of arrows determines the required thinking level of each turn.
 
 from typing import Any
 
-from agent_system.environments.chat_prompts import ChatPrompts, CompactPrompts, project
+from agent_system.environments.chat_prompts import ChatPrompts, CompactPrompts, project_action
 from agent_system.environments.env import Observation, Task
 from agent_system.environments.env_package.relay.doors import Door, needed_level
 from agent_system.environments.env_package.relay.expert import EXPERT
-from agent_system.environments.env_package.relay.prompts import shorten, told
+from agent_system.environments.env_package.relay.prompts import describe_door, shorten_observation
 from agent_system.environments.env_package.relay.settings import RelaySettings
-from agent_system.environments.env_package.relay.tasks import NAME, tasks
+from agent_system.environments.env_package.relay.tasks import NAME, list_tasks
 from agent_system.environments.package import EnvPackage
 
 RULES = """\
@@ -22,7 +22,7 @@ the place where you arrive. Right opens the door. Wrong, and you are lost.
 A thought that helps follows the arrows step by step: 1=c 2=f"""
 
 
-class Relay:
+class RelayEnv:
     """Environment with reward 1.0 for passing the last door, else 0.0.
 
     It is done after the last door and at the first wrong place. An unknown place changes nothing
@@ -39,52 +39,56 @@ class Relay:
     def reset(self, task: Task, seed: int) -> Observation:
         """Start at the first of ``task["doors"]``."""
         del seed  # nothing is random
-        self._doors = [Door.read(text) for text in task["doors"]]
+        self._doors = [Door.parse(text) for text in task["doors"]]
         self._passed = 0
-        return self._look("")
+        return self._make_observation("")
 
     def step(self, action: str) -> tuple[Observation, float, bool, dict[str, Any]]:
         """Answer with a place. The class docstring describes rewards and ends."""
         action = action.strip().lower()
         door = self._doors[self._passed]
-        if action not in door.places:
-            observation = self._look("There is no such place. ")
+        if action not in door.all_places:
+            observation = self._make_observation("There is no such place. ")
             return observation, 0.0, False, {"won": False, "is_action_valid": False}
-        if action != door.goal:
+        if action != door.goal_place:
             end = Observation(f"{action} is wrong: you are lost.", anchor="lost")
             return end, 0.0, True, {"won": False, "is_action_valid": True}
         self._passed += 1
         won = self._passed == len(self._doors)
-        ahead = Observation("All doors are passed.", anchor="won") if won else self._look("")
+        ahead = (
+            Observation("All doors are passed.", anchor="won")
+            if won
+            else self._make_observation("")
+        )
         return ahead, float(won), won, {"won": won, "is_action_valid": True}
 
     def close(self) -> None:
         """Do nothing: no resources are in use."""
 
-    def _look(self, before: str) -> Observation:
+    def _make_observation(self, prefix: str) -> Observation:
         door = self._doors[self._passed]
-        text = told(door, self._passed + 1, len(self._doors))
+        text = describe_door(door, self._passed + 1, len(self._doors))
         info = {
-            "admissible_actions": door.places,
+            "admissible_actions": door.all_places,
             "situation": f"+{door.hops}",
             "needed_level": needed_level(door.hops, self.settings.hops),
         }
-        return Observation(f"{before}{text}", anchor=door.state, info=info)
+        return Observation(f"{prefix}{text}", anchor=door.state, info=info)
 
 
-def prompts(settings: RelaySettings) -> ChatPrompts | CompactPrompts:
+def make_prompts(settings: RelaySettings) -> ChatPrompts | CompactPrompts:
     """Return prompts with rules and answer format, or compact prompts with doors only."""
     if settings.prompt == "compact":
-        return CompactPrompts(shorten)
+        return CompactPrompts(shorten_observation)
     return ChatPrompts(RULES.format(doors=settings.doors), example="c")
 
 
 PACKAGE = EnvPackage(
     name=NAME,
     settings=RelaySettings,
-    make=Relay,
-    tasks=tasks,
-    prompts=prompts,
-    project=project,
+    make=RelayEnv,
+    tasks=list_tasks,
+    prompts=make_prompts,
+    project=project_action,
     expert=EXPERT,
 )

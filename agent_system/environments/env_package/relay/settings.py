@@ -41,7 +41,7 @@ class RelaySettings(EnvSettings):
     imitation"""
 
     @model_validator(mode="after")
-    def _depth_matters(self) -> "RelaySettings":
+    def _check_hops_and_places(self) -> "RelaySettings":
         if self.hops[0] or any(deeper <= flatter for flatter, deeper in pairwise(self.hops)):
             why = "level 1 has no thought, and every level must follow more arrows than the last"
             raise Refusal("hops", why, "numbers that grow from 0", "[0, 2, 4, 7] is the default")
@@ -56,7 +56,7 @@ class RelaySettings(EnvSettings):
         return self
 
     @property
-    def share_of_wrong(self) -> float:
+    def wrong_thought_share(self) -> float:
         """Share of the demonstrated thoughts of level 4 that are wrong."""
         return self.trap_share if self.variant == "trap" else 0.0
 

@@ -11,7 +11,7 @@ from verl.utils.seeds import derive_seed
 NAME = "relay"
 
 
-def tasks(settings: RelaySettings, split: str) -> list[Task]:
+def list_tasks(settings: RelaySettings, split: str) -> list[Task]:
     """Return the episodes of ``split``. The splits have no door in common."""
     count = settings.val_tasks if split == "val" else settings.train_tasks
     return draw_tasks(settings, split, count, settings.doors)
@@ -30,11 +30,11 @@ def draw_tasks(
         (most if shortest is None else shortest, most),
         settings.hops[-1],
         derive_seed(NAME, settings.task_seed, purpose),
-        held_out=purpose == "val",
+        is_validation=purpose == "val",
     )
-    found = []
+    tasks = []
     for _ in range(count):
-        written = [str(door) for door in islice(drawn, doors)]
-        digest = hashlib.blake2b("\n".join(written).encode(), digest_size=8).hexdigest()
-        found.append({"task_id": f"{NAME}/{digest}", "data_source": NAME, "doors": written})
-    return found
+        door_texts = [str(door) for door in islice(drawn, doors)]
+        digest = hashlib.blake2b("\n".join(door_texts).encode(), digest_size=8).hexdigest()
+        tasks.append({"task_id": f"{NAME}/{digest}", "data_source": NAME, "doors": door_texts})
+    return tasks

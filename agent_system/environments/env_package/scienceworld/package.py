@@ -11,7 +11,7 @@ import json
 from typing import Any
 
 from agent_system.environments import jvm
-from agent_system.environments.chat_prompts import ChatPrompts, project
+from agent_system.environments.chat_prompts import ChatPrompts, project_action
 from agent_system.environments.env import Observation, Task
 from agent_system.environments.env_package.scienceworld.settings import ScienceWorldSettings
 from agent_system.environments.env_package.scienceworld.variations import (
@@ -24,13 +24,13 @@ from agent_system.reward_manager.scores import is_full
 
 NAME = "scienceworld"
 # Start of the simulator's reply to an unknown action. The reply has no other mark.
-UNKNOWN = "No known action matches that input."
+UNKNOWN_ACTION_REPLY = "No known action matches that input."
 # Command of the simulator that is refused: it plans the whole solution again, which takes 30 s.
-REPLAY = "reset task"
+REFUSED_COMMAND = "reset task"
 # The simulator stores the contents of containers in hash sets of objects with random identity
 # hashes, so the order in an observation is random. With one hash for all objects a set keeps its
 # insertion order.
-STEADY = (
+STABLE_ORDER_OPTIONS = (
     "-XX:+IgnoreUnrecognizedVMOptions",
     "-XX:+UnlockExperimentalVMOptions",
     "-XX:hashCode=2",
@@ -59,17 +59,19 @@ class ScienceWorldEnv:
         from scienceworld.constants import JAR_PATH
 
         self.settings = settings
-        options = (*STEADY, *self.settings.java_options.split())
-        self._jvm = jvm.attach(NAME, JAR_PATH, self.settings.heap_mb, options)
-        self._server: Any = self._jvm.new("scienceworld.runtime.pythonapi.PythonInterface")
+        options = (*STABLE_ORDER_OPTIONS, *self.settings.java_options.split())
+        self._jvm = jvm.acquire_jvm(NAME, JAR_PATH, self.settings.heap_mb, options)
+        self._server: Any = self._jvm.create_object(
+            "scienceworld.runtime.pythonapi.PythonInterface"
+        )
         self._score = 0.0
 
     def reset(self, task: Task, seed: int = 0) -> Observation:
         """Start an episode of ``task`` in the simulator."""
         del seed  # the task determines the episode
-        self._load(task)
+        self._load_task(task)
         self._score = 0.0
-        return self._observe(
+        return self._make_observation(
             f"{self._server.getTaskDescription()}\n{self._server.freeActionLook()}"
         )
 
@@ -78,15 +80,15 @@ class ScienceWorldEnv:
 
         An action is valid if the simulator understands it.
         """
-        text = UNKNOWN if action == REPLAY else self._server.step(action)
+        text = UNKNOWN_ACTION_REPLY if action == REFUSED_COMMAND else self._server.step(action)
         points = self._server.getScore()
         # A score below 0 means failure. Clip it at 0, so that a failure only removes earlier gains.
         score = min(max(points, 0.0), 1.0)
         reward = score - self._score
         self._score = score
         done = points < 0 or bool(self._server.getCompleted())
-        observation = self._observe(text)
-        valid = not text.startswith(UNKNOWN)
+        observation = self._make_observation(text)
+        valid = not text.startswith(UNKNOWN_ACTION_REPLY)
         observation.info |= {
             "won": is_full(score),
             "is_action_valid": valid,
@@ -96,35 +98,37 @@ class ScienceWorldEnv:
 
     def gold_path(self, task: Task) -> list[str]:
         """Return actions that solve ``task``. Ends the current episode. Takes up to a minute."""
-        self._load(task, gold=True)
+        self._load_task(task, gold=True)
         return list(self._server.getGoldActionSequence())
 
     def close(self) -> None:
         """Free the simulator and release the JVM."""
         if self._server is not None:
             # The JVM keeps the simulator object until it is freed.
-            self._jvm.free(self._server)
-            jvm.release(self._jvm)
+            self._jvm.release_object(self._server)
+            jvm.release_jvm(self._jvm)
             self._server = None
 
-    def _load(self, task: Task, gold: bool = False) -> None:
+    def _load_task(self, task: Task, gold: bool = False) -> None:
         self._server.load(task["name"], task["variation"], self.settings.simplification, gold)
 
-    def _observe(self, text: str) -> Observation:
+    def _make_observation(self, text: str) -> Observation:
         # Both calls take no simulated time.
-        seen = self._server.freeActionLook()
-        held = self._server.freeActionInventory()
+        surroundings = self._server.freeActionLook()
+        inventory = self._server.freeActionInventory()
         # The score is part of the state: it differs before and after a step that is rewarded once,
         # even if the location and the inventory are equal.
-        anchor = f"{seen}\n{held}\n{self._score:.2f}"
+        anchor = f"{surroundings}\n{inventory}\n{self._score:.2f}"
         info: dict[str, Any] = {"won": False}
         if self.settings.list_actions:
             valid = json.loads(self._server.getValidActionObjectCombinationsJSON())["validActions"]
-            info["admissible_actions"] = sorted({entry["action"] for entry in valid} - {REPLAY})
+            info["admissible_actions"] = sorted(
+                {entry["action"] for entry in valid} - {REFUSED_COMMAND}
+            )
         return Observation(text.strip(), anchor=anchor, info=info)
 
 
-def tasks(settings: ScienceWorldSettings, split: str) -> list[Task]:
+def list_tasks(settings: ScienceWorldSettings, split: str) -> list[Task]:
     """Return the variations of the chosen experiments in ``split``. Raises ``JavaMissing``."""
 
     import scienceworld  # noqa: F401  (report a missing package before anything starts)
@@ -143,7 +147,7 @@ def tasks(settings: ScienceWorldSettings, split: str) -> list[Task]:
     ]
 
 
-def prompts(settings: ScienceWorldSettings) -> Prompts:
+def make_prompts(settings: ScienceWorldSettings) -> Prompts:
     """Return prompts with rules and kinds of actions.
 
     With ``list_actions`` they also show the valid actions in each turn.
@@ -156,7 +160,7 @@ PACKAGE = EnvPackage(
     name=NAME,
     settings=ScienceWorldSettings,
     make=ScienceWorldEnv,
-    tasks=tasks,
-    prompts=prompts,
-    project=project,
+    tasks=list_tasks,
+    prompts=make_prompts,
+    project=project_action,
 )

@@ -6,7 +6,7 @@ import unicodedata
 from collections import Counter
 from typing import Any
 
-from agent_system.environments.chat_prompts import ChatPrompts, project
+from agent_system.environments.chat_prompts import ChatPrompts, project_action
 from agent_system.environments.env import Observation, Task
 from agent_system.environments.env_package.search.retrieval import (
     LocalRetriever,
@@ -15,7 +15,7 @@ from agent_system.environments.env_package.search.retrieval import (
     Retriever,
 )
 from agent_system.environments.env_package.search.settings import SearchSettings
-from agent_system.environments.env_package.search.world import build
+from agent_system.environments.env_package.search.world import build_world
 from agent_system.environments.package import EnvPackage
 from verl.utils.message_rows import DataRow, read_table
 from verl.utils.seeds import derive_seed
@@ -32,7 +32,7 @@ PUNCTUATION = str.maketrans("", "", string.punctuation)
 VAL_SHARE = 5  # the questions about one subject in five belong to the validation split
 
 
-def retriever(settings: SearchSettings) -> Retriever:
+def make_retriever(settings: SearchSettings) -> Retriever:
     """Build the retriever that ``settings`` name: local BM25, or a server."""
     if settings.search_url is None:
         return LocalRetriever()
@@ -51,37 +51,44 @@ class SearchEnv:
 
     def __init__(self, settings: SearchSettings) -> None:
         self.settings = settings
-        self._retriever = retriever(settings)
+        self._retriever = make_retriever(settings)
         self._task: Task = {}
-        self._seen: set[str] = set()
+        self._seen_titles: set[str] = set()
 
     def reset(self, task: Task, seed: int) -> Observation:
         """Start an episode with the question ``task["question"]``."""
         del seed  # nothing is random
         self._task = task
-        self._seen = set()
-        return self._look(f"Question: {task['question']}")
+        self._seen_titles = set()
+        return self._make_observation(f"Question: {task['question']}")
 
     def step(self, action: str) -> tuple[Observation, float, bool, dict[str, Any]]:
         """Search or answer. Raises ``RetrievalError`` if the retrieval server fails."""
-        found = ACTION.fullmatch(action.strip())
-        verb, words = (found.group(1).lower(), found.group(2).strip()) if found else ("", "")
+        match = ACTION.fullmatch(action.strip())
+        verb, words = (match.group(1).lower(), match.group(2).strip()) if match else ("", "")
         if not words:
-            said = "That is no action. Write search[words to look for] or answer[your answer]."
-            return self._look(said), 0.0, False, {"won": False, "is_action_valid": False}
+            message = "That is no action. Write search[words to look for] or answer[your answer]."
+            return (
+                self._make_observation(message),
+                0.0,
+                False,
+                {"won": False, "is_action_valid": False},
+            )
         if verb == "search":
             passages = self._retriever.search(words, self.settings.topk)
-            self._seen.update(title for title, _ in passages)
+            self._seen_titles.update(title for title, _ in passages)
             return (
-                self._look(self._show(passages)),
+                self._make_observation(self._format_passages(passages)),
                 0.0,
                 False,
                 {"won": False, "is_action_valid": True},
             )
         won = exact_match(words, self._task["answers"])
-        reward = f1(words, self._task["answers"]) if self.settings.reward == "f1" else float(won)
-        said = "That is right." if won else "That is not the answer."
-        return self._look(said), reward, True, {"won": won, "is_action_valid": True}
+        reward = (
+            compute_f1(words, self._task["answers"]) if self.settings.reward == "f1" else float(won)
+        )
+        message = "That is right." if won else "That is not the answer."
+        return self._make_observation(message), reward, True, {"won": won, "is_action_valid": True}
 
     def gold_path(self, task: Task) -> list[str]:
         """Return actions that solve ``task``: the searches for the answer, then the answer."""
@@ -91,16 +98,16 @@ class SearchEnv:
     def close(self) -> None:
         """Do nothing: no resources are in use."""
 
-    def _show(self, passages: list[Passage]) -> str:
+    def _format_passages(self, passages: list[Passage]) -> str:
         lines = [
             f"[{n}] {title}: {text[: self.settings.max_chars]}"
             for n, (title, text) in enumerate(passages, 1)
         ]
         return "\n".join(lines) or "Nothing was found."
 
-    def _look(self, text: str) -> Observation:
+    def _make_observation(self, text: str) -> Observation:
         # Sort the titles, because their order does not matter for what the agent knows.
-        anchor = f"{self._task['question']} | {'; '.join(sorted(self._seen))}"
+        anchor = f"{self._task['question']} | {'; '.join(sorted(self._seen_titles))}"
         return Observation(
             text,
             anchor=anchor,
@@ -108,7 +115,7 @@ class SearchEnv:
         )
 
 
-def normalized(text: str) -> str:
+def normalize_answer(text: str) -> str:
     """Return lower case text without punctuation, articles and extra spaces, as in SQuAD."""
     # Remove punctuation first: otherwise the "a" of "a.m." would count as an article.
     text = unicodedata.normalize("NFKC", text).lower().translate(PUNCTUATION)
@@ -119,39 +126,39 @@ def normalized(text: str) -> str:
 
 def exact_match(given: str, answers: list[str]) -> bool:
     """Return True if ``given`` equals one of ``answers`` after normalisation."""
-    return normalized(given) in {normalized(answer) for answer in answers}
+    return normalize_answer(given) in {normalize_answer(answer) for answer in answers}
 
 
-def f1(given: str, answers: list[str]) -> float:
+def compute_f1(given: str, answers: list[str]) -> float:
     """Return the best F1 of words over ``answers``: harmonic mean of precision and recall, 0 to 1.
 
     Example: "Ada Byron" against "Ada Lovelace" gives 2 * 1 / (2 + 2) = 0.5.
     """
 
-    def score(answer: str) -> float:
-        ours = normalized(given).split()
-        theirs = normalized(answer).split()
+    def score_answer(answer: str) -> float:
+        ours = normalize_answer(given).split()
+        theirs = normalize_answer(answer).split()
         # Count words with multiplicity. Two texts that are empty after normalisation give 1.0.
         common = sum((Counter(ours) & Counter(theirs)).values())
         return 2 * common / (len(ours) + len(theirs)) if common else float(ours == theirs)
 
-    return max(map(score, answers), default=0.0)
+    return max(map(score_answer, answers), default=0.0)
 
 
-def prompts(settings: SearchSettings) -> ChatPrompts:
+def make_prompts(settings: SearchSettings) -> ChatPrompts:
     """Return prompts that explain search and answer. Window prompts repeat the question."""
     del settings  # without effect here
     return ChatPrompts(RULES, example="search[mayor of Graz]", keep_first=True)
 
 
-def tasks(settings: SearchSettings, split: str) -> list[Task]:
+def list_tasks(settings: SearchSettings, split: str) -> list[Task]:
     """Return the questions of a file, or of the fictional world.
 
     In the latter case ``val`` has the questions about one subject in five.
     """
     path = settings.val_questions if split == "val" else settings.train_questions
     if path:
-        return [_from_file(row) for row in read_table(f"env.{NAME}.{split}_questions", [path])]
+        return [_task_of_row(row) for row in read_table(f"env.{NAME}.{split}_questions", [path])]
     return [
         {
             # The text of the question is part of the id, so that a question in two splits is
@@ -160,7 +167,7 @@ def tasks(settings: SearchSettings, split: str) -> list[Task]:
             "data_source": f"{NAME}_{question['hops']}hop",
             **question,
         }
-        for question in build()[1]
+        for question in build_world()[1]
         if question["hops"] <= settings.max_hops
         # Choose the split by the first required document. All questions about a subject are then in
         # one split, so facts from training do not answer validation questions.
@@ -168,41 +175,43 @@ def tasks(settings: SearchSettings, split: str) -> list[Task]:
     ]
 
 
-def _from_file(row: DataRow) -> Task:
+def _task_of_row(row: DataRow) -> Task:
     """Build the task of a row, in the format of this package or of Search-R1's training files."""
     # A row has all columns of its table. Those of the other format are null.
-    played = row.read_object("env_kwargs") or {}
-    graded = row.read_object("reward_model") or {}
-    question = _first(row.read("question"), played.get("question"))
+    env_kwargs = row.read_object("env_kwargs") or {}
+    reward_model = row.read_object("reward_model") or {}
+    question = _first_value(row.read_cell("question"), env_kwargs.get("question"))
     if not isinstance(question, str) or not question.strip():
         allowed = "a text there or in env_kwargs.question"
-        raise row.bad("question", f"holds {question!r}", allowed, "remove the row")
+        raise row.make_error("question", f"holds {question!r}", allowed, "remove the row")
     # Some data sets have a single text in ``golden_answers``.
-    answers = _first(
-        row.read("answers"),
-        row.read("golden_answers"),
-        _target(graded.get("ground_truth")),
-        _target(played.get("ground_truth")),
+    answers = _first_value(
+        row.read_cell("answers"),
+        row.read_cell("golden_answers"),
+        _unwrap_target(reward_model.get("ground_truth")),
+        _unwrap_target(env_kwargs.get("ground_truth")),
     )
     answers = answers if isinstance(answers, list) else [answers]
     if not answers or not all(isinstance(one, (str, int, float)) and str(one) for one in answers):
         allowed = "texts there, in golden_answers or in reward_model.ground_truth.target"
-        raise row.bad("answers", f"holds {answers!r}"[:120], allowed, "remove the row")
+        raise row.make_error("answers", f"holds {answers!r}"[:120], allowed, "remove the row")
     return {
         # As above: a question in both files is detected as an overlap.
         "task_id": f"{NAME}/{question}",
-        "data_source": str(_first(row.read("data_source"), played.get("data_source"), NAME)),
+        "data_source": str(
+            _first_value(row.read_cell("data_source"), env_kwargs.get("data_source"), NAME)
+        ),
         "question": question,
         "answers": list(map(str, answers)),
     }
 
 
-def _first(*values: Any) -> Any:
+def _first_value(*values: Any) -> Any:
     """Return the first of ``values`` that is not None, or None."""
     return next((value for value in values if value is not None), None)
 
 
-def _target(truth: Any) -> Any:
+def _unwrap_target(truth: Any) -> Any:
     return truth.get("target") if isinstance(truth, dict) else truth
 
 
@@ -210,7 +219,7 @@ PACKAGE = EnvPackage(
     name=NAME,
     settings=SearchSettings,
     make=SearchEnv,
-    tasks=tasks,
-    prompts=prompts,
-    project=project,
+    tasks=list_tasks,
+    prompts=make_prompts,
+    project=project_action,
 )

@@ -5,7 +5,7 @@ from functools import lru_cache
 from typing import Any, Protocol
 
 from agent_system.environments.bm25 import KeywordIndex
-from agent_system.environments.env_package.search.world import build
+from agent_system.environments.env_package.search.world import build_world
 from verl.utils.proxies import describe_proxy, trusts_proxies
 
 Passage = tuple[str, str]  # title, text
@@ -26,9 +26,9 @@ class Retriever(Protocol):
 
 
 @lru_cache(maxsize=1)
-def _index() -> tuple[list[Passage], KeywordIndex]:
+def _load_index() -> tuple[list[Passage], KeywordIndex]:
     # Index the titles too, because questions contain them.
-    passages = list(build()[0].items())
+    passages = list(build_world()[0].items())
     return passages, KeywordIndex([f"{title} {text}" for title, text in passages])
 
 
@@ -36,8 +36,8 @@ class LocalRetriever:
     """BM25 over the documents of ``world``. All instances of a process share the index."""
 
     def search(self, query: str, topk: int) -> list[Passage]:
-        passages, index = _index()
-        return [passages[position] for position in index.top(query, topk)]
+        passages, index = _load_index()
+        return [passages[position] for position in index.find_top(query, topk)]
 
 
 class RemoteRetriever:
@@ -56,37 +56,38 @@ class RemoteRetriever:
         self.attempts = attempts
 
     def search(self, query: str, topk: int) -> list[Passage]:
-        reply = self._post({"queries": [query], "topk": topk, "return_scores": True})
+        reply = self._post_with_retries({"queries": [query], "topk": topk, "return_scores": True})
         try:
             # Servers without scores return documents without the key ``document``. Servers may
             # return more than ``topk`` passages, so cut the list.
             return [
-                _passage(item.get("document", item)["contents"]) for item in reply["result"][0]
+                _parse_passage(item.get("document", item)["contents"])
+                for item in reply["result"][0]
             ][:topk]
         except (KeyError, IndexError, TypeError, AttributeError) as error:
-            raise self._error(f"returned no list of passages: {str(reply)[:200]}") from error
+            raise self._make_error(f"returned no list of passages: {str(reply)[:200]}") from error
 
-    def _post(self, question: dict[str, Any]) -> Any:
+    def _post_with_retries(self, question: dict[str, Any]) -> Any:
         import httpx
         import tenacity
 
-        again = tenacity.Retrying(
+        retrying = tenacity.Retrying(
             stop=tenacity.stop_after_attempt(self.attempts),
             wait=tenacity.wait_exponential(FIRST_WAIT_S, max=LONGEST_WAIT_S),
-            retry=tenacity.retry_if_exception(_may_pass),
+            retry=tenacity.retry_if_exception(_is_temporary),
             reraise=True,
         )
         try:
-            return again(self._ask, question)
+            return retrying(self._send_request, question)
         # ImportError: httpx lacks support for the proxy in the environment variables.
         except (httpx.HTTPError, httpx.InvalidURL, ValueError, ImportError) as error:
-            tries = again.statistics["attempt_number"]
-            raise self._error(
+            tries = retrying.statistics["attempt_number"]
+            raise self._make_error(
                 f"did not answer in {tries} attempts{describe_proxy(self.url)} "
                 f"({type(error).__name__}: {error})"
             ) from error
 
-    def _ask(self, question: dict[str, Any]) -> Any:
+    def _send_request(self, question: dict[str, Any]) -> Any:
         import httpx
 
         reply = httpx.post(
@@ -101,11 +102,11 @@ class RemoteRetriever:
         reply.raise_for_status()
         return reply.json()
 
-    def _error(self, what: str) -> RetrievalError:
+    def _make_error(self, what: str) -> RetrievalError:
         return RetrievalError(f"env.search.search_url={self.url}: the retrieval server {what}")
 
 
-def _may_pass(error: BaseException) -> bool:
+def _is_temporary(error: BaseException) -> bool:
     """Return True if ``error`` may be temporary, so that another attempt makes sense."""
     import httpx
 
@@ -119,7 +120,7 @@ def _may_pass(error: BaseException) -> bool:
     )
 
 
-def _passage(contents: str) -> Passage:
+def _parse_passage(contents: str) -> Passage:
     # Replace lone surrogates, which tokenizers refuse, by question marks.
     contents = contents.encode("utf-8", "replace").decode()
     title, _, text = contents.partition("\n")

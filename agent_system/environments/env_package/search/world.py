@@ -19,29 +19,30 @@ Entity = dict[str, Any]  # "name" and the fields of its kind; a value may be ano
 
 
 @lru_cache(maxsize=1)
-def build() -> tuple[dict[str, str], list[dict[str, Any]]]:
+def build_world() -> tuple[dict[str, str], list[dict[str, Any]]]:
     """Return the documents (title to text) and the questions.
 
     A question has ``question``, ``answers``, ``support`` (titles to search for) and ``hops``.
     """
     tables = json.loads(TABLES.read_text(encoding="utf-8"))
-    world = _entities(tables)
+    world = _build_entities(tables)
     documents = {}
     questions = []
     for kind, entities in world.items():
         sentences = tables["kinds"][kind]["documents"]
-        asked = tables["kinds"][kind]["questions"]
+        question_forms = tables["kinds"][kind]["questions"]
         for number, entity in enumerate(entities):
-            shown = {field: _text(value) for field, value in entity.items()}
+            field_texts = {field: _value_text(value) for field, value in entity.items()}
             # Alternate the sentences, so that documents of a kind differ in their pattern.
-            documents[entity["name"]] = sentences[number % len(sentences)].format(**shown)
+            documents[entity["name"]] = sentences[number % len(sentences)].format(**field_texts)
             questions += [
-                _question(entity, words, path, tables["aliases"]) for words, path in asked
+                _make_question(entity, words, path, tables["aliases"])
+                for words, path in question_forms
             ]
     return documents, questions
 
 
-def _entities(tables: dict[str, Any]) -> dict[str, list[Entity]]:
+def _build_entities(tables: dict[str, Any]) -> dict[str, list[Entity]]:
     """Build all entities by kind. A kind may only refer to the kinds above it."""
     # One random generator serves all tables in order. A change of a table therefore changes all
     # entities below it.
@@ -55,47 +56,47 @@ def _entities(tables: dict[str, Any]) -> dict[str, list[Entity]]:
         world[kind] = [{"name": name} for name in draw.sample(names, form["count"])]
         for entity in world[kind]:
             for field, source in form["fields"].items():
-                entity[field] = _drawn(source, entity, words, world, draw)
+                entity[field] = _draw_value(source, entity, words, world, draw)
     return world
 
 
-def _drawn(source: str, entity: Entity, words: dict, world: dict, draw: random.Random) -> Any:
+def _draw_value(source: str, entity: Entity, words: dict, world: dict, draw: random.Random) -> Any:
     """Draw the value of a field.
 
     ``source`` is ``pick:LIST``, ``of:KIND``, ``int:LOW:HIGH`` or ``after:FIELD.FIELD:LOW:HIGH``,
     which adds LOW to HIGH years to that field.
     """
-    how, what, *bounds = source.split(":")
-    if how == "pick":
-        return draw.choice(words[what])
-    if how == "of":
-        return draw.choice(world[what])
-    if how == "int":
-        return draw.randint(int(what), int(bounds[0]))
-    return _follow(entity, what)[-1] + draw.randint(*map(int, bounds))
+    rule, argument, *bounds = source.split(":")
+    if rule == "pick":
+        return draw.choice(words[argument])
+    if rule == "of":
+        return draw.choice(world[argument])
+    if rule == "int":
+        return draw.randint(int(argument), int(bounds[0]))
+    return _follow_path(entity, argument)[-1] + draw.randint(*map(int, bounds))
 
 
-def _follow(entity: Entity, path: str) -> list[Any]:
+def _follow_path(entity: Entity, path: str) -> list[Any]:
     """Return the entity and the values along ``path``, a dotted list of fields."""
-    met = [entity]
+    values = [entity]
     for field in path.split("."):
-        met.append(met[-1][field])
-    return met
+        values.append(values[-1][field])
+    return values
 
 
-def _text(value: Any) -> str:
+def _value_text(value: Any) -> str:
     return value["name"] if isinstance(value, dict) else str(value)
 
 
-def _question(
+def _make_question(
     entity: Entity, words: str, path: str, aliases: dict[str, list[str]]
 ) -> dict[str, Any]:
     # The last value of the path is the answer. The documents of all earlier ones are required.
-    *way, answer = _follow(entity, path)
+    *path_values, answer = _follow_path(entity, path)
     forms = ["{}", *aliases.get(path.rpartition(".")[2], [])]
     return {
         "question": words.format(name=entity["name"]),
-        "answers": [form.format(_text(answer)) for form in forms],
-        "support": [met["name"] for met in way],
-        "hops": len(way),
+        "answers": [form.format(_value_text(answer)) for form in forms],
+        "support": [value["name"] for value in path_values],
+        "hops": len(path_values),
     }

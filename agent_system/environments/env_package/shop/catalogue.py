@@ -11,9 +11,9 @@ from agent_system.environments.bm25 import KeywordIndex
 from verl.utils.seeds import derive_seed
 
 TABLES = Path(__file__).with_name("catalogue.json")
-ATTRIBUTES = 4  # attributes of a product: two are in its title, all are in its features
-CHOICES = 3  # values of an option of a product
-WANTED = 2  # attributes in a goal
+ATTRIBUTES_PER_PRODUCT = 4  # attributes of a product: two are in its title, all are in its features
+VALUES_PER_OPTION = 3  # values of an option of a product
+WANTED_ATTRIBUTES = 2  # attributes in a goal
 # Factors of the score for the kind of the bought product.
 ANY_KIND = 0.1
 SAME_DEPARTMENT = 0.5
@@ -34,38 +34,38 @@ class Product:
 
 
 @lru_cache(maxsize=4)
-def catalogue(count: int) -> dict[str, Product]:
+def make_catalogue(count: int) -> dict[str, Product]:
     """Return the first ``count`` products by id. Their kinds alternate."""
     tables = json.loads(TABLES.read_text(encoding="utf-8"))
     return {
         product.item_id: product
-        for product in (_product(tables, number) for number in range(count))
+        for product in (_draw_product(tables, number) for number in range(count))
     }
 
 
 @lru_cache(maxsize=4)
-def _index(count: int) -> tuple[list[Product], KeywordIndex]:
-    products = list(catalogue(count).values())
+def _build_index(count: int) -> tuple[list[Product], KeywordIndex]:
+    products = list(make_catalogue(count).values())
     return products, KeywordIndex(
         [" ".join([p.title, *p.attributes, *p.options["color"]]) for p in products]
     )
 
 
-def find(count: int, query: str, limit: int) -> list[Product]:
+def find_products(count: int, query: str, limit: int) -> list[Product]:
     """Return at most ``limit`` of the first ``count`` products, best match for ``query`` first."""
-    products, index = _index(count)
-    return [products[position] for position in index.top(query, limit)]
+    products, index = _build_index(count)
+    return [products[position] for position in index.find_top(query, limit)]
 
 
-def _product(tables: dict[str, Any], number: int) -> Product:
+def _draw_product(tables: dict[str, Any], number: int) -> Product:
     # Each product has a separate seed, so a larger catalogue starts with the same products.
     draw = random.Random(derive_seed("shop", "product", number))
     kind = list(tables["kinds"])[number % len(tables["kinds"])]
     form = tables["kinds"][kind]
-    attributes = tuple(draw.sample(form["attributes"], ATTRIBUTES))
+    attributes = tuple(draw.sample(form["attributes"], ATTRIBUTES_PER_PRODUCT))
     options: dict[str, tuple[str, ...]] = {}
     for name, values in (("color", tables["colors"]), ("size", form["sizes"])):
-        offered = draw.sample(values, min(CHOICES, len(values)))
+        offered = draw.sample(values, min(VALUES_PER_OPTION, len(values)))
         # Show the drawn values in the order of the table: small, medium, large.
         options[name] = tuple(sorted(offered, key=values.index))
     title = f"{draw.choice(tables['brands'])} {kind}, {attributes[0]}, {attributes[1]}"
@@ -74,14 +74,14 @@ def _product(tables: dict[str, Any], number: int) -> Product:
     return Product(item_id, title, kind, form["department"], attributes, options, price)
 
 
-def goal(product: Product, number: int) -> dict[str, Any]:
+def make_goal(product: Product, number: int) -> dict[str, Any]:
     """Return goal ``number`` of ``product``, which fulfils it.
 
     Its most important keys are ``kind``, ``attributes``, ``options``, ``max_price`` and
     ``instruction``.
     """
     draw = random.Random(derive_seed("shop", "goal", product.item_id, number))
-    attributes = draw.sample(product.attributes, WANTED)
+    attributes = draw.sample(product.attributes, WANTED_ATTRIBUTES)
     options = {name: draw.choice(values) for name, values in product.options.items()}
     # A multiple of 10 that is at most 30 dollars above the price.
     max_price = (int(product.price) // 10 + draw.randint(1, 3)) * 10
@@ -101,7 +101,7 @@ def goal(product: Product, number: int) -> dict[str, Any]:
     }
 
 
-def score(bought: Product, chosen: dict[str, str], wish: dict[str, Any]) -> float:
+def score_purchase(bought: Product, chosen: dict[str, str], wish: dict[str, Any]) -> float:
     """Return a reward from 0 to 1 as in WebShop: share of fulfilled wishes, times a kind factor.
 
     Wishes are the attributes, the options and the price. The factor is 1.0 for the right kind, 0.5

@@ -3,9 +3,14 @@
 import re
 from typing import Any
 
-from agent_system.environments.chat_prompts import ChatPrompts, project
+from agent_system.environments.chat_prompts import ChatPrompts, project_action
 from agent_system.environments.env import Observation, Task
-from agent_system.environments.env_package.shop.catalogue import catalogue, find, goal, score
+from agent_system.environments.env_package.shop.catalogue import (
+    find_products,
+    make_catalogue,
+    make_goal,
+    score_purchase,
+)
 from agent_system.environments.env_package.shop.pages import BUY, NEXT, Page
 from agent_system.environments.env_package.shop.settings import ShopSettings
 from agent_system.environments.package import EnvPackage
@@ -25,7 +30,7 @@ ACTION = re.compile(r"(search|click)\s*\[(.*)\]", re.DOTALL | re.IGNORECASE)
 VAL_SHARE = 5  # the goals of one product in five belong to the validation split
 
 
-class Shop:
+class ShopEnv:
     """Environment that rewards the purchase, which ends the episode.
 
     The reward is ``catalogue.score_purchase``. A score of 1.0 is a success. An action that is not
@@ -44,44 +49,45 @@ class Shop:
         del seed  # nothing is random
         self._goal = task["goal"]
         self._page = Page(page_size=self.settings.page_size)
-        return self._look()
+        return self._make_observation()
 
     def step(self, action: str) -> tuple[Observation, float, bool, dict[str, Any]]:
         """Search or click. ``click[buy now]`` ends the episode with the reward."""
-        found = ACTION.fullmatch(action.strip())
+        match = ACTION.fullmatch(action.strip())
         verb, target = (
-            (found.group(1).lower(), " ".join(found.group(2).lower().split()))
-            if found
+            (match.group(1).lower(), " ".join(match.group(2).lower().split()))
+            if match
             else ("", "")
         )
-        if verb == "click" and target == BUY and BUY in self._page.clickable():
-            reward = score(self._page.product, dict(self._page.chosen), self._goal)
+        if verb == "click" and target == BUY and BUY in self._page.clickable_targets():
+            reward = score_purchase(self._page.current_product, dict(self._page.chosen), self._goal)
             observation = Observation(
-                f"You bought {self._page.product.title}.", anchor=f"{self._anchor()} | bought"
+                f"You bought {self._page.current_product.title}.",
+                anchor=f"{self._make_anchor()} | bought",
             )
             return observation, reward, True, {"won": is_full(reward), "is_action_valid": True}
-        valid = self._do(verb, target)
-        observation = self._look("" if valid else "That cannot be done on this page.\n")
+        valid = self._apply_action(verb, target)
+        observation = self._make_observation("" if valid else "That cannot be done on this page.\n")
         return observation, 0.0, False, {"won": False, "is_action_valid": valid}
 
     def gold_path(self, task: Task) -> list[str]:
         """Return actions that solve ``task``, or none if the search does not find its product."""
         wish = task["goal"]
         words = f"{wish['kind']} {' '.join(wish['attributes'])} {wish['options']['color']}"
-        products = find(self.settings.products, words, self.settings.results)
-        found = [product.item_id for product in products]
-        if wish["item_id"] not in found:
+        products = find_products(self.settings.products, words, self.settings.results)
+        product_ids = [product.item_id for product in products]
+        if wish["item_id"] not in product_ids:
             return []
-        turned = found.index(wish["item_id"]) // self.settings.page_size
-        clicks = [*[NEXT] * turned, wish["item_id"], *wish["options"].values(), BUY]
+        page_turns = product_ids.index(wish["item_id"]) // self.settings.page_size
+        clicks = [*[NEXT] * page_turns, wish["item_id"], *wish["options"].values(), BUY]
         return [f"search[{words}]", *(f"click[{target}]" for target in clicks)]
 
-    def _do(self, verb: str, target: str) -> bool:
+    def _apply_action(self, verb: str, target: str) -> bool:
         """Open the page that the action leads to. Return False if the action is not possible."""
-        if verb == "click" and target in self._page.clickable():
-            self._page = self._page.click(target)
+        if verb == "click" and target in self._page.clickable_targets():
+            self._page = self._page.click_target(target)
         elif verb == "search" and target and self._page.name == "home":
-            results = tuple(find(self.settings.products, target, self.settings.results))
+            results = tuple(find_products(self.settings.products, target, self.settings.results))
             self._page = Page("results", target, results, self.settings.page_size)
         else:
             return False
@@ -90,30 +96,32 @@ class Shop:
     def close(self) -> None:
         """Do nothing: no resources are in use."""
 
-    def _anchor(self) -> str:
-        return f"{self._goal['instruction']} | {self._page.anchor()}"
+    def _make_anchor(self) -> str:
+        return f"{self._goal['instruction']} | {self._page.anchor_text()}"
 
-    def _look(self, said: str = "") -> Observation:
-        text = f"{said}Instruction: {self._goal['instruction']}\n{self._page.text()}"
-        actions = [f"click[{target}]" for target in self._page.clickable()] or ["search[<words>]"]
-        return Observation(text, anchor=self._anchor(), info={"admissible_actions": actions})
+    def _make_observation(self, message: str = "") -> Observation:
+        text = f"{message}Instruction: {self._goal['instruction']}\n{self._page.page_text()}"
+        actions = [f"click[{target}]" for target in self._page.clickable_targets()] or [
+            "search[<words>]"
+        ]
+        return Observation(text, anchor=self._make_anchor(), info={"admissible_actions": actions})
 
 
-def prompts(settings: ShopSettings) -> ChatPrompts:
+def make_prompts(settings: ShopSettings) -> ChatPrompts:
     """Return prompts that explain the shop and list the actions of every page."""
     del settings  # without effect here
     return ChatPrompts(RULES, example="search[blue rain jacket]", list_actions=True)
 
 
-def tasks(settings: ShopSettings, split: str) -> list[Task]:
+def list_tasks(settings: ShopSettings, split: str) -> list[Task]:
     """Return distinct goals for the products of the catalogue.
 
     Validation has the goals of one product in five.
     """
     wishes: dict[str, tuple[str, dict[str, Any]]] = {}
-    for product in catalogue(settings.products).values():
+    for product in make_catalogue(settings.products).values():
         for number in range(settings.goals_per_product):
-            wish = goal(product, number)
+            wish = make_goal(product, number)
             # Two goals may have the same instruction. Keep the first one.
             wishes.setdefault(wish["instruction"], (f"{NAME}/{product.item_id}-{number}", wish))
     return [
@@ -127,8 +135,8 @@ def tasks(settings: ShopSettings, split: str) -> list[Task]:
 PACKAGE = EnvPackage(
     name=NAME,
     settings=ShopSettings,
-    make=Shop,
-    tasks=tasks,
-    prompts=prompts,
-    project=project,
+    make=ShopEnv,
+    tasks=list_tasks,
+    prompts=make_prompts,
+    project=project_action,
 )

@@ -28,59 +28,66 @@ class Page:
     chosen: tuple[tuple[str, str], ...] = ()
 
     @property
-    def shown(self) -> tuple[Product, ...]:
+    def page_products(self) -> tuple[Product, ...]:
         """Products of this page of results."""
         return self.results[self.number * self.page_size : (self.number + 1) * self.page_size]
 
     @property
-    def product(self) -> Product:
+    def current_product(self) -> Product:
         """Product of this page. Raises ``LookupError`` on pages without a product."""
         if self.item is None:
             raise LookupError(f"page {self.name!r} has no product")
         return self.item
 
-    def clickable(self) -> list[str]:
+    def clickable_targets(self) -> list[str]:
         """Return the texts that can be clicked on this page."""
         if self.name == "home":
             return []
         if self.name == "results":
             further = [NEXT] if (self.number + 1) * self.page_size < len(self.results) else []
             earlier = [BACK] if self.number else []
-            return [SEARCH, *earlier, *further, *(product.item_id for product in self.shown)]
+            return [
+                SEARCH,
+                *earlier,
+                *further,
+                *(product.item_id for product in self.page_products),
+            ]
         if self.name in DETAILS:
             return [SEARCH, BACK]
         return [
             SEARCH,
             BACK,
             *DETAILS,
-            *(value for values in self.product.options.values() for value in values),
+            *(value for values in self.current_product.options.values() for value in values),
             BUY,
         ]
 
-    def click(self, target: str) -> "Page":
+    def click_target(self, target: str) -> "Page":
         """Return the page after a click on ``target``, one of ``clickable_targets`` except BUY."""
         if target == SEARCH:
             return Page(page_size=self.page_size)
         if target == NEXT:
             return replace(self, number=self.number + 1)
         if target == BACK:
-            return self._back()
+            return self._previous_page()
         if target in DETAILS:
             return replace(self, name=target)
         if self.name == "results":
-            item = next(product for product in self.shown if product.item_id == target)
+            item = next(product for product in self.page_products if product.item_id == target)
             # Clear the options: they belong to the previous item.
             return replace(self, name="item", item=item, chosen=())
-        option = next(name for name, values in self.product.options.items() if target in values)
+        option = next(
+            name for name, values in self.current_product.options.items() if target in values
+        )
         # Sort the options, so that the order of clicks does not change the anchor.
         return replace(self, chosen=tuple(sorted({**dict(self.chosen), option: target}.items())))
 
-    def _back(self) -> "Page":
+    def _previous_page(self) -> "Page":
         if self.name == "results":
             return replace(self, number=self.number - 1)
         return replace(self, name="item" if self.name in DETAILS else "results")
 
-    def text(self) -> str:
+    def page_text(self) -> str:
         """Return the text of the page below the instruction."""
         if self.name == "home":
             return "This is the search page."
@@ -89,23 +96,25 @@ class Page:
             pages = max(1, -(-len(self.results) // self.page_size))
             lines = [
                 f"{product.item_id}: {product.title}, ${product.price:.2f}"
-                for product in self.shown
+                for product in self.page_products
             ]
             return "\n".join(
                 [f"Page {self.number + 1} of {pages}, {len(self.results)} products", *lines]
             )
         if self.name == "description":
-            return f"Description: {self.product.title}. Department: {self.product.department}."
+            return f"Description: {self.current_product.title}. Department: {self.current_product.department}."
         if self.name == "features":
-            return f"Features of {self.product.title}: {', '.join(self.product.attributes)}."
+            return f"Features of {self.current_product.title}: {', '.join(self.current_product.attributes)}."
         chosen = dict(self.chosen)
         lines = []
-        for option, values in self.product.options.items():
+        for option, values in self.current_product.options.items():
             choice = f" (chosen: {chosen[option]})" if option in chosen else ""
             lines.append(f"{option}: {', '.join(values)}{choice}")
-        return "\n".join([self.product.title, f"price: ${self.product.price:.2f}", *lines])
+        return "\n".join(
+            [self.current_product.title, f"price: ${self.current_product.price:.2f}", *lines]
+        )
 
-    def anchor(self) -> str:
+    def anchor_text(self) -> str:
         """Return text that identifies the page, independent of the path to it."""
         item = self.item.item_id if self.item and self.name not in ("home", "results") else ""
         parts = [self.name, self.query, str(self.number), item]

@@ -8,55 +8,57 @@ import random
 from collections.abc import Iterator
 
 from agent_system.environments.env import Observation, Task
-from agent_system.environments.env_package.sokoban.levels import MOVES, Cell, State, moved
-from agent_system.environments.env_package.sokoban.prompts import offset
+from agent_system.environments.env_package.sokoban.levels import MOVES, Cell, State, shift_cell
+from agent_system.environments.env_package.sokoban.prompts import describe_offset
 from agent_system.environments.expert_protocol import Decision, EpisodeStart, Expert, Noise
-from agent_system.environments.experts.interface import Tried, disturbed, shortest_way
+from agent_system.environments.experts.interface import LastAction, add_noise, find_shortest_path
 
 MAX_STATES = 20_000  # of one search: about a second
-SHOWN = 6  # moves of the plan in a thought
+MAX_SHOWN_MOVES = 6  # moves of the plan in a thought
 
 
-class SokobanPlayer:
+class SokobanExpert:
     """Expert of one episode. It reads the level from ``Observation.state``, also in image mode."""
 
     def __init__(self, task: Task, first: Observation, rng: random.Random, noise: Noise) -> None:
         self.rng = rng
         self.noise = noise
-        self.tried = Tried()
+        self.tried = LastAction()
         self.floor: set[Cell] = set()
         self.targets: tuple[Cell, ...] = ()
         self.state: State = ((0, 0), ())
-        self._read(first)
-        solution = self._way(self.state)
-        self.searches = solution is not None
+        self._read_state(first)
+        solution = self._find_solution(self.state)
+        self.has_searched_plan = solution is not None
         self.plan = list(task["solution"]) if solution is None else solution
 
     def act(self) -> Decision:
         """Return the next move of the plan, with the next push and the cell to push from."""
-        states_by_move = dict(self._after(self.state))
+        states_by_move = dict(self._successors(self.state))
         decision = Decision(
             action=self.plan[0],
             situation=self._next_push(),
             tried=self.tried.text,
-            plan=" ".join(self.plan[:SHOWN]),
+            plan=" ".join(self.plan[:MAX_SHOWN_MOVES]),
         )
-        if not self.searches:
+        if not self.has_searched_plan:
             return decision
         impossible = [move for move in MOVES if move not in states_by_move]
-        return disturbed(decision, self.rng, self.noise, self._useless(states_by_move), impossible)
+        return add_noise(
+            decision, self.rng, self.noise, self._useless_moves(states_by_move), impossible
+        )
 
     def observe(self, action: str, observation: Observation) -> None:
         """Read the new state, and advance the plan or search a new one."""
         previous_state = self.state
-        self._read(observation)
+        self._read_state(observation)
         is_changed = self.state != previous_state
         self.tried.add(action, worked=is_changed)
         if is_changed and action == self.plan[0]:
             self.plan = self.plan[1:]
         elif is_changed:
             # Noise caused an unplanned move: the old plan does not fit the new state.
-            self.plan = self._way(self.state) or self.plan
+            self.plan = self._find_solution(self.state) or self.plan
 
     def _next_push(self) -> str:
         """Return the first push of the plan and the offset of its cell:
@@ -64,45 +66,45 @@ class SokobanPlayer:
         """
         agent, boxes = self.state
         for move in self.plan:
-            ahead = moved(agent, MOVES[move])
+            ahead = shift_cell(agent, MOVES[move])
             if ahead in boxes:
-                return f"push {move} from {offset(self.state[0], agent)}"
+                return f"push {move} from {describe_offset(self.state[0], agent)}"
             agent = ahead
         raise ValueError(f"the plan {self.plan} contains no push, so it cannot solve the level")
 
-    def _useless(self, after: dict[str, State]) -> list[str]:
+    def _useless_moves(self, states_by_move: dict[str, State]) -> list[str]:
         """Return the moves that do not shorten the solution and keep the level solvable."""
-        if not self.noise.slack:
+        if not self.noise.useless_share:
             return []  # saves one search per move
-        solutions = {move: self._way(state) for move, state in after.items()}
+        solutions = {move: self._find_solution(state) for move, state in states_by_move.items()}
         return [
             move
             for move, solution in solutions.items()
             if solution and len(solution) >= len(self.plan)
         ]
 
-    def _way(self, state: State) -> list[str] | None:
-        return shortest_way(state, self._after, self._solved, MAX_STATES)
+    def _find_solution(self, state: State) -> list[str] | None:
+        return find_shortest_path(state, self._successors, self._is_solved, MAX_STATES)
 
-    def _solved(self, state: State) -> bool:
+    def _is_solved(self, state: State) -> bool:
         return all(box in self.targets for box in state[1])
 
-    def _after(self, state: State) -> Iterator[tuple[str, State]]:
+    def _successors(self, state: State) -> Iterator[tuple[str, State]]:
         agent, boxes = state
         for move, step in MOVES.items():
-            ahead = moved(agent, step)
+            ahead = shift_cell(agent, step)
             if ahead not in self.floor:
                 continue
             if ahead not in boxes:
                 yield move, (ahead, boxes)
                 continue
-            behind = moved(ahead, step)
+            behind = shift_cell(ahead, step)
             if behind in self.floor and behind not in boxes:
                 # Boxes are interchangeable. Sort them, so that equal positions are equal states.
                 pushed = tuple(sorted(behind if box == ahead else box for box in boxes))
                 yield move, (ahead, pushed)
 
-    def _read(self, observation: Observation) -> None:
+    def _read_state(self, observation: Observation) -> None:
         cells = {
             (row, column): sign
             for row, line in enumerate(observation.state.split("\n"))
@@ -115,9 +117,9 @@ class SokobanPlayer:
         self.state = (agent, boxes)
 
 
-def start(episode: EpisodeStart) -> SokobanPlayer:
+def start_expert(episode: EpisodeStart) -> SokobanExpert:
     """Return an expert for one episode, which has read the first observation."""
-    return SokobanPlayer(episode.task, episode.first, episode.rng, episode.noise)
+    return SokobanExpert(episode.task, episode.first, episode.rng, episode.noise)
 
 
-EXPERT = Expert(start, version=2)
+EXPERT = Expert(start_expert, version=2)

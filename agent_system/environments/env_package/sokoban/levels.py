@@ -14,21 +14,21 @@ from verl.utils.seeds import derive_seed
 Cell = tuple[int, int]
 State = tuple[Cell, tuple[Cell, ...]]
 MOVES = {"up": (-1, 0), "down": (1, 0), "left": (0, -1), "right": (0, 1)}
-WALL, FLOOR, TARGET, BOX, BOX_ON_TARGET, PLAYER, PLAYER_ON_TARGET = "#_.$*@+"
+WALL, FLOOR, TARGET, BOX, BOX_ON_TARGET, AGENT, AGENT_ON_TARGET = "#_.$*@+"
 WALL_SHARE = 0.2  # of the cells inside the outer walls
 # Most states of one room. The search stops there, so levels of large rooms are close to solved.
 MAX_STATES = 8_000
-VAL_SHARE = 5  # one level in five is held out
-PATIENCE = 300  # consecutive rooms without a new level after which the generation stops
+VAL_DIVISOR = 5  # one level in five is held out
+MAX_FAILED_ROOMS = 300  # consecutive rooms without a new level after which the generation stops
 
 
-def moved(cell: Cell, step: Cell, times: int = 1) -> Cell:
+def shift_cell(cell: Cell, step: Cell, times: int = 1) -> Cell:
     """Return the cell that is ``times`` steps of ``step`` away from ``cell``."""
     return cell[0] + times * step[0], cell[1] + times * step[1]
 
 
 @lru_cache(maxsize=4)
-def levels(settings: SokobanSettings) -> dict[str, list[tuple[str, list[str]]]]:
+def generate_levels(settings: SokobanSettings) -> dict[str, list[tuple[str, list[str]]]]:
     """Return the distinct levels of each split as (text, shortest solution).
 
     A level, its rotations and its mirror images count as one. Raises ``ValueError`` if a split gets
@@ -38,15 +38,15 @@ def levels(settings: SokobanSettings) -> dict[str, list[tuple[str, list[str]]]]:
     levels_by_split: dict[str, list] = {"train": [], "val": []}
     known_levels: set[str] = set()
     number = last_new = 0
-    while number < last_new + PATIENCE and any(
+    while number < last_new + MAX_FAILED_ROOMS and any(
         len(levels_by_split[split]) < level_counts[split] for split in level_counts
     ):
         level = make_level(settings, random.Random(derive_seed(NAME, settings.level_seed, number)))
         number += 1
-        if level is None or (name := canonical(level[0])) in known_levels:
+        if level is None or (name := canonical_level(level[0])) in known_levels:
             continue
         # Mirror images have one canonical text, so they are in the same split.
-        split = "train" if derive_seed(NAME, name) % VAL_SHARE else "val"
+        split = "train" if derive_seed(NAME, name) % VAL_DIVISOR else "val"
         if len(levels_by_split[split]) < level_counts[split]:
             known_levels.add(name)
             levels_by_split[split].append(level)
@@ -61,14 +61,14 @@ def levels(settings: SokobanSettings) -> dict[str, list[tuple[str, list[str]]]]:
     return levels_by_split
 
 
-def make_level(settings: SokobanSettings, draw: random.Random) -> tuple[str, list[str]] | None:
+def make_level(settings: SokobanSettings, rng: random.Random) -> tuple[str, list[str]] | None:
     """Draw a level and its shortest solution. Return None if the drawn room allows no level."""
-    floor = _room(settings, draw)
+    floor = _draw_floor(settings, rng)
     # At the start no box is on a target, so boxes, targets and the agent need distinct cells.
     if len(floor) < 2 * settings.num_boxes + 1:
         return None
-    targets = tuple(sorted(draw.sample(sorted(floor), settings.num_boxes)))
-    layers, next_moves = _backwards(floor, targets, settings.search_depth)
+    targets = tuple(sorted(rng.sample(sorted(floor), settings.num_boxes)))
+    layers, next_moves = _search_backwards(floor, targets, settings.search_depth)
     # Start states have no box on a target.
     starts = [
         [s for s in layer if not set(s[1]) & set(targets)] for layer in layers[settings.min_moves :]
@@ -77,30 +77,32 @@ def make_level(settings: SokobanSettings, draw: random.Random) -> tuple[str, lis
     if not starts:
         return None
     # Draw the number of moves first: most states are far from solved, and would dominate.
-    state = draw.choice(draw.choice(starts))
-    return draw_level(settings.dim_room, floor, targets, state), list(_follow(state, next_moves))
+    state = rng.choice(rng.choice(starts))
+    return format_level(settings.dim_room, floor, targets, state), list(
+        _follow_moves(state, next_moves)
+    )
 
 
-def draw_level(
+def format_level(
     size: tuple[int, int], floor: set[Cell], targets: tuple[Cell, ...], state: State
 ) -> str:
     """Return the level as text in the signs of the XSB format, with ``_`` for the floor."""
     agent, boxes = state
 
-    def sign(cell: Cell) -> str:
+    def sign_of(cell: Cell) -> str:
         if cell not in floor:
             return WALL
         kind = 2 if cell in boxes else 1 if cell == agent else 0
-        return ((FLOOR, PLAYER, BOX), (TARGET, PLAYER_ON_TARGET, BOX_ON_TARGET))[cell in targets][
+        return ((FLOOR, AGENT, BOX), (TARGET, AGENT_ON_TARGET, BOX_ON_TARGET))[cell in targets][
             kind
         ]
 
     return "\n".join(
-        "".join(sign((row, column)) for column in range(size[1])) for row in range(size[0])
+        "".join(sign_of((row, column)) for column in range(size[1])) for row in range(size[0])
     )
 
 
-def canonical(level: str) -> str:
+def canonical_level(level: str) -> str:
     """Return a text that is equal for a level, its rotations and its mirror images."""
     rows = level.split("\n")
     variants = []
@@ -110,11 +112,11 @@ def canonical(level: str) -> str:
     return min(variants)
 
 
-def _room(settings: SokobanSettings, draw: random.Random) -> set[Cell]:
+def _draw_floor(settings: SokobanSettings, rng: random.Random) -> set[Cell]:
     """Return the floor: the largest connected area after random walls are placed in the room."""
     height, width = settings.dim_room
     cells = [(row, column) for row in range(1, height - 1) for column in range(1, width - 1)]
-    unassigned = {cell for cell in cells if draw.random() >= WALL_SHARE}
+    unassigned = {cell for cell in cells if rng.random() >= WALL_SHARE}
     largest: set[Cell] = set()
     while unassigned:
         area = set()
@@ -125,12 +127,12 @@ def _room(settings: SokobanSettings, draw: random.Random) -> set[Cell]:
             if cell in unassigned:
                 unassigned.discard(cell)
                 area.add(cell)
-                frontier += [moved(cell, step) for step in MOVES.values()]
+                frontier += [shift_cell(cell, step) for step in MOVES.values()]
         largest = max(largest, area, key=len)
     return largest
 
 
-def _backwards(
+def _search_backwards(
     floor: set[Cell], targets: tuple[Cell, ...], depth: int
 ) -> tuple[list[list[State]], dict]:
     """Search backwards from the solved states.
@@ -152,19 +154,19 @@ def _backwards(
 def _add_predecessors(floor: set[Cell], state: State, next_moves: dict) -> list[State]:
     """Add the new predecessors of ``state`` to ``next_moves`` and return them."""
     added = []
-    for move, before in _before(floor, state):
+    for move, before in _predecessors(floor, state):
         if before not in next_moves:
             next_moves[before] = (move, state)
             added.append(before)
     return added
 
 
-def _before(floor: set[Cell], state: State) -> Iterator[tuple[str, State]]:
+def _predecessors(floor: set[Cell], state: State) -> Iterator[tuple[str, State]]:
     """Yield each (move, earlier state) whose move leads to ``state``, by a walk or by a push."""
     agent, boxes = state
     for move, step in MOVES.items():
-        came_from = moved(agent, step, -1)
-        ahead = moved(agent, step)
+        came_from = shift_cell(agent, step, -1)
+        ahead = shift_cell(agent, step)
         if came_from not in floor or came_from in boxes:
             continue
         yield move, (came_from, boxes)
@@ -173,7 +175,7 @@ def _before(floor: set[Cell], state: State) -> Iterator[tuple[str, State]]:
             yield move, (came_from, tuple(sorted(agent if box == ahead else box for box in boxes)))
 
 
-def _follow(state: State, way: dict) -> Iterator[str]:
-    while (step := way[state]) is not None:
+def _follow_moves(state: State, next_moves: dict) -> Iterator[str]:
+    while (step := next_moves[state]) is not None:
         move, state = step
         yield move

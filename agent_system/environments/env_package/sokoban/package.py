@@ -2,19 +2,24 @@
 
 from typing import Any
 
-from agent_system.environments.chat_prompts import IMAGE, ChatPrompts, CompactPrompts, project
+from agent_system.environments.chat_prompts import (
+    IMAGE,
+    ChatPrompts,
+    CompactPrompts,
+    project_action,
+)
 from agent_system.environments.env import Observation, Task
 from agent_system.environments.env_package.sokoban import render
 from agent_system.environments.env_package.sokoban.expert import EXPERT
 from agent_system.environments.env_package.sokoban.levels import (
     MOVES,
     Cell,
-    canonical,
-    draw_level,
-    levels,
-    moved,
+    canonical_level,
+    format_level,
+    generate_levels,
+    shift_cell,
 )
-from agent_system.environments.env_package.sokoban.prompts import begin, shorten
+from agent_system.environments.env_package.sokoban.prompts import describe_map, describe_with_map
 from agent_system.environments.env_package.sokoban.settings import NAME, SokobanSettings
 from agent_system.environments.package import EnvPackage
 from verl.utils.seeds import derive_seed
@@ -34,7 +39,7 @@ LEGENDS = {
 }
 
 
-class Sokoban:
+class SokobanEnv:
     """Environment of Sokoban. An episode ends when every box is on a target.
 
     The caller limits the number of turns. A move into a wall, or into a box that cannot be pushed,
@@ -48,7 +53,7 @@ class Sokoban:
         self._size = (0, 0)
         self._floor: set[Cell] = set()
         self._targets: tuple[Cell, ...] = ()
-        self._player: Cell = (0, 0)
+        self._agent: Cell = (0, 0)
         self._boxes: frozenset[Cell] = frozenset()
 
     def reset(self, task: Task, seed: int) -> Observation:
@@ -63,8 +68,8 @@ class Sokoban:
         self._floor = {cell for cell, sign in cells.items() if sign != "#"}
         self._targets = tuple(cell for cell, sign in cells.items() if sign in ".*+")
         self._boxes = frozenset(cell for cell, sign in cells.items() if sign in "$*")
-        self._player = next(cell for cell, sign in cells.items() if sign in "@+")
-        return self._look("")
+        self._agent = next(cell for cell, sign in cells.items() if sign in "@+")
+        return self._make_observation("")
 
     def step(self, action: str) -> tuple[Observation, float, bool, dict[str, Any]]:
         """Move the agent by ``up``, ``down``, ``left`` or ``right``.
@@ -72,57 +77,66 @@ class Sokoban:
         ``SokobanSettings.reward`` defines the reward.
         """
         action = action.strip().lower()
-        is_valid = action in MOVES and self._free(MOVES[action])
+        is_valid = action in MOVES and self._can_move(MOVES[action])
         # Count before the move: the reward is for boxes that this move puts on or off targets.
-        placed_before = self._placed()
+        placed_before = self._count_placed_boxes()
         if is_valid:
-            ahead = moved(self._player, MOVES[action])
+            ahead = shift_cell(self._agent, MOVES[action])
             if ahead in self._boxes:
-                self._boxes = self._boxes - {ahead} | {moved(ahead, MOVES[action])}
-            self._player = ahead
-        won = self._placed() == len(self._boxes)
+                self._boxes = self._boxes - {ahead} | {shift_cell(ahead, MOVES[action])}
+            self._agent = ahead
+        won = self._count_placed_boxes() == len(self._boxes)
         message = "Every box is on a target.\n" if won else "" if is_valid else "Nothing moves.\n"
         reward = float(won)
         if self.settings.reward == "gym":
-            reward = -0.1 + self._placed() - placed_before + 10.0 * won
-        return self._look(message), reward, won, {"won": won, "is_action_valid": is_valid}
+            reward = -0.1 + self._count_placed_boxes() - placed_before + 10.0 * won
+        return (
+            self._make_observation(message),
+            reward,
+            won,
+            {"won": won, "is_action_valid": is_valid},
+        )
 
     def close(self) -> None:
         """Do nothing: the environment holds no resources."""
 
-    def _placed(self) -> int:
+    def _count_placed_boxes(self) -> int:
         return sum(box in self._targets for box in self._boxes)
 
-    def _free(self, step: Cell) -> bool:
-        ahead = moved(self._player, step)
-        behind = moved(self._player, step, 2)
+    def _can_move(self, step: Cell) -> bool:
+        ahead = shift_cell(self._agent, step)
+        behind = shift_cell(self._agent, step, 2)
         return ahead in self._floor and (
             ahead not in self._boxes or behind in self._floor - self._boxes
         )
 
-    def _look(self, said: str) -> Observation:
-        level = draw_level(
-            self._size, self._floor, self._targets, (self._player, tuple(self._boxes))
+    def _make_observation(self, message: str) -> Observation:
+        level = format_level(
+            self._size, self._floor, self._targets, (self._agent, tuple(self._boxes))
         )
-        info = {"admissible_actions": [move for move, step in MOVES.items() if self._free(step)]}
+        info = {
+            "admissible_actions": [move for move, step in MOVES.items() if self._can_move(step)]
+        }
         if self.settings.shows_images:
-            return Observation(said + IMAGE, render.image(level, self.settings.tile), level, info)
-        return Observation(said + render.text(level), anchor=level, info=info)
+            return Observation(
+                message + IMAGE, render.render_image(level, self.settings.tile), level, info
+            )
+        return Observation(message + render.render_text(level), anchor=level, info=info)
 
 
-def prompts(settings: SokobanSettings) -> ChatPrompts | CompactPrompts:
+def make_prompts(settings: SokobanSettings) -> ChatPrompts | CompactPrompts:
     """Return prompts with the rules and the legend, or compact ones with the room alone."""
     if settings.prompt == "compact":
-        return CompactPrompts(shorten, begin, keep_first=True)
+        return CompactPrompts(describe_map, describe_with_map, keep_first=True)
     return ChatPrompts(RULES.format(legend=LEGENDS[settings.shows_images]), example="up")
 
 
-def tasks(settings: SokobanSettings, split: str) -> list[Task]:
+def list_tasks(settings: SokobanSettings, split: str) -> list[Task]:
     """Return one task per level. No prompt shows its ``solution``, a shortest one."""
-    split_levels = levels(settings)[split]  # pyright: ignore[reportArgumentType]  settings hash
+    split_levels = generate_levels(settings)[split]  # pyright: ignore[reportArgumentType]  settings hash
     return [
         {
-            "task_id": f"{NAME}/{derive_seed(canonical(level)):x}",
+            "task_id": f"{NAME}/{derive_seed(canonical_level(level)):x}",
             "data_source": NAME,
             "level": level,
             "solution": list(solution),
@@ -131,7 +145,7 @@ def tasks(settings: SokobanSettings, split: str) -> list[Task]:
     ]
 
 
-def images(settings: SokobanSettings) -> tuple[str, Any, Any] | None:
+def image_setting(settings: SokobanSettings) -> tuple[str, Any, Any] | None:
     """Return key, value and text-mode value of the setting that makes observations images.
 
     Return None in text mode. See ``EnvPackage.images``.
@@ -142,10 +156,10 @@ def images(settings: SokobanSettings) -> tuple[str, Any, Any] | None:
 PACKAGE = EnvPackage(
     name=NAME,
     settings=SokobanSettings,
-    make=Sokoban,
-    tasks=tasks,
-    prompts=prompts,
-    project=project,
-    images=images,
+    make=SokobanEnv,
+    tasks=list_tasks,
+    prompts=make_prompts,
+    project=project_action,
+    images=image_setting,
     expert=EXPERT,
 )

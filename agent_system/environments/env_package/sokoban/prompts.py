@@ -8,18 +8,18 @@ For each box outside a target it gives:
   it gives the pushes away.
 """
 
-from agent_system.environments.env_package.sokoban.levels import MOVES, Cell, moved
+from agent_system.environments.env_package.sokoban.levels import MOVES, Cell, shift_cell
 
 _FREE = "_.@+"  # the agent's cell counts as free: the agent leaves it by pushing
 
 
-def begin(text: str) -> str:
+def describe_with_map(text: str) -> str:
     """Return the map, followed by the text of ``describe_map``."""
-    short = shorten(text)
+    short = describe_map(text)
     return text if short == text else f"{text}\n{short}"
 
 
-def shorten(text: str) -> str:
+def describe_map(text: str) -> str:
     """Describe a map relative to the agent. Text without a map is returned unchanged.
 
     Example: ``up wall, down box; box 1 down, target 1 left, closer left from 1 down 1 right``.
@@ -38,25 +38,25 @@ def shorten(text: str) -> str:
     sides = [
         f"{move} {obstacle}"
         for move, step in MOVES.items()
-        if (obstacle := _what(cells, agent, step))
+        if (obstacle := _describe_obstacle(cells, agent, step))
     ]
-    parts = [", ".join(sides) or "all free", *_boxes(cells, agent)]
+    parts = [", ".join(sides) or "all free", *_describe_boxes(cells, agent)]
     return f"{header}{'; '.join(parts)}"
 
 
-def _what(cells: dict[Cell, str], here: Cell, step: Cell) -> str:
+def _describe_obstacle(cells: dict[Cell, str], here: Cell, step: Cell) -> str:
     """Return the obstacle in direction ``step``: "" if free, ``wall``, ``box``, or ``stuck`` for a
     box that cannot be pushed.
     """
-    ahead = moved(here, step)
+    ahead = shift_cell(here, step)
     if _is_free(cells, ahead):
         return ""
     if cells.get(ahead, "#") == "#":
         return "wall"
-    return "box" if _is_free(cells, moved(here, step, 2)) else "stuck"
+    return "box" if _is_free(cells, shift_cell(here, step, 2)) else "stuck"
 
 
-def _boxes(cells: dict[Cell, str], here: Cell) -> list[str]:
+def _describe_boxes(cells: dict[Cell, str], here: Cell) -> list[str]:
     """Describe each box outside a target: its offset, its nearest free target, and its pushes.
 
     Pushes away from the targets are listed only if no push brings the box closer to one.
@@ -66,20 +66,20 @@ def _boxes(cells: dict[Cell, str], here: Cell) -> list[str]:
     for box, sign in cells.items():
         if sign != "$":
             continue
-        target = min(free, key=lambda cell: _to_go(box, [cell]))
-        parts = [f"box {offset(here, box)}", f"target {offset(box, target)}"]
+        target = min(free, key=lambda cell: _min_pushes(box, [cell]))
+        parts = [f"box {describe_offset(here, box)}", f"target {describe_offset(box, target)}"]
         pushes: dict[str, list[str]] = {"closer": [], "away": []}
         for move, step in MOVES.items():
-            push_cell = moved(box, step, -1)
-            next_cell = moved(box, step)
+            push_cell = shift_cell(box, step, -1)
+            next_cell = shift_cell(box, step)
             if _is_free(cells, push_cell) and _is_free(cells, next_cell):
-                kind = "closer" if _to_go(next_cell, free) < _to_go(box, free) else "away"
-                pushes[kind].append(f"{kind} {move} from {offset(here, push_cell)}")
+                kind = "closer" if _min_pushes(next_cell, free) < _min_pushes(box, free) else "away"
+                pushes[kind].append(f"{kind} {move} from {describe_offset(here, push_cell)}")
         descriptions.append(", ".join(parts + (pushes["closer"] or pushes["away"])))
     return descriptions
 
 
-def _to_go(box: Cell, targets: list[Cell]) -> int:
+def _min_pushes(box: Cell, targets: list[Cell]) -> int:
     """Return the number of pushes to the nearest target, without regard to walls."""
     return min(abs(row - box[0]) + abs(column - box[1]) for row, column in targets)
 
@@ -88,7 +88,7 @@ def _is_free(cells: dict[Cell, str], cell: Cell) -> bool:
     return cells.get(cell, "#") in _FREE
 
 
-def offset(start: Cell, end: Cell) -> str:
+def describe_offset(start: Cell, end: Cell) -> str:
     """Return the offset from ``start`` to ``end``: ``2 up 1 left``, or ``here`` if equal."""
     down = end[0] - start[0]
     right = end[1] - start[1]

@@ -8,7 +8,7 @@ from agent_system.environments.settings import EnvSettings
 from verl.config.settings import PositiveInt, Seed
 
 NAME = "sokoban"
-IMAGES = ("image", "rgb_array")  # synonyms
+IMAGE_MODES = ("image", "rgb_array")  # synonyms
 Side = Annotated[int, Ge(5), Le(12)]
 Moves = Annotated[int, Ge(1), Le(60)]
 
@@ -44,4 +44,4 @@ class SokobanSettings(EnvSettings):
     @property
     def shows_images(self) -> bool:
         """True if observations are RGB arrays instead of text."""
-        return self.mode in IMAGES
+        return self.mode in IMAGE_MODES

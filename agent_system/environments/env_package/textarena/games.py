@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from verl.config.settings.hints import did_you_mean
 
-RAW = "-raw"  # suffix of TextArena's names for games without wrappers
+RAW_SUFFIX = "-raw"  # suffix of TextArena's names for games without wrappers
 _KEY = "it calls a language model over the network"
 _WORDS = "it needs a download of word lists"
 _IMPORT = "its module cannot be imported with Python 3.11"
@@ -18,7 +18,7 @@ _FILES = "TextArena does not include its files"
 _MANY = "it needs more than two players"
 _SLOW = "a start takes seconds to minutes"
 # Prefixes of names, and the reason why the game is not available.
-LEFT_OUT: dict[str, str] = {
+EXCLUDED_GAMES: dict[str, str] = {
     "BabyAiText": _FILES,
     "CharacterConclave": _MANY,
     "Checkers": _IMPORT,
@@ -51,7 +51,7 @@ LEFT_OUT: dict[str, str] = {
 
 # Games in which a constant move usually succeeds against a random opponent: the move, the number of
 # successes and the number of episodes. Such games need a user-provided opponent.
-CONSTANTS: dict[str, tuple[str, int, int]] = {
+CONSTANT_MOVES: dict[str, tuple[str, int, int]] = {
     "ConnectFour-v0": ("[0]", 24, 32),
     "ConnectFour-v0-blind": ("[col 2]", 23, 32),
     "ConnectFour-v0-large": ("[col 1]", 32, 32),
@@ -70,8 +70,8 @@ CONSTANTS: dict[str, tuple[str, int, int]] = {
     "PublicGoodsGame-v0": ("[0]", 8, 8),
     "Surround-v0-large": ("[up]", 7, 8),
 }
-NAMED_TWICE = {"PigDice-v0-100": "PigDice-v0", "PigDice-v0-500": "PigDice-v0-long"}
-EMPTY_WINS = ("SimpleBlindAuction", "TruthAndDeception")
+DUPLICATE_NAMES = {"PigDice-v0-100": "PigDice-v0", "PigDice-v0-500": "PigDice-v0-long"}
+TRIVIAL_GAMES = ("SimpleBlindAuction", "TruthAndDeception")
 
 
 @dataclass(frozen=True)
@@ -114,13 +114,13 @@ class _LakeGame(_SquareGame, Protocol):
     state: Any
 
 
-def _guesses(game: _NumberGame) -> list[str]:
+def _possible_guesses(game: _NumberGame) -> list[str]:
     return [
         str(n) for n in range(game.min_number, game.max_number + 1) if n not in game.guessed_numbers
     ]
 
 
-def _ways(game: _LakeGame) -> list[str]:
+def _possible_directions(game: _LakeGame) -> list[str]:
     row, column = game.state.game_state["player_pos"]
     inside = {(r, c) for r in range(game.size) for c in range(game.size)}
     return [
@@ -130,7 +130,7 @@ def _ways(game: _LakeGame) -> list[str]:
     ]
 
 
-def _switches(game: _SquareGame) -> list[str]:
+def _possible_switches(game: _SquareGame) -> list[str]:
     return [f"{row} {column}" for row in range(game.size) for column in range(game.size)]
 
 
@@ -145,7 +145,7 @@ SCRIPTED_ONLY = (
     "Tak",
     "TwoDollar",
 )
-HINTS = {
+MOVE_HINTS = {
     "Briscola": "[play 1]",
     "Chopsticks": "[attack 0 1] [attack 1 0] [attack 0 0] [attack 1 1]",
     "GermanWhist": "[play 1]",
@@ -153,31 +153,31 @@ HINTS = {
     "IteratedTwoThirdsAverage": "[30]",
     "Othello": "[2 3]",
 }
-TURNS = {"max_turns": 20}
+DEFAULT_TURNS = {"max_turns": 20}
 GAMES: dict[str, Game] = {
     "GuessTheNumber": Game(
         "GuessTheNumber-v0-raw",
         ("max_number", "max_turns"),
         state="guess_history",
         example="[7]",
-        defaults=TURNS,
-        moves=_guesses,
+        defaults=DEFAULT_TURNS,
+        moves=_possible_guesses,
     ),
     "FrozenLake": Game(
         "FrozenLake-v0-raw",
         ("size", "num_holes"),
         state="player_pos",
         example="[right]",
-        defaults=TURNS,
-        moves=_ways,
+        defaults=DEFAULT_TURNS,
+        moves=_possible_directions,
     ),
     "LightsOut": Game(
         "LightsOut-v0-raw",
         ("size", "max_turns"),
         state="grid",
         example="[0 1]",
-        defaults=TURNS,
-        moves=_switches,
+        defaults=DEFAULT_TURNS,
+        moves=_possible_switches,
     ),
     # No list of moves: hundreds of codes would fill most of the prompt.
     "Mastermind": Game(
@@ -185,7 +185,7 @@ GAMES: dict[str, Game] = {
         ("code_length", "num_numbers", "max_turns"),
         state="history",
         example="[2 1 4 5]",
-        defaults=TURNS,
+        defaults=DEFAULT_TURNS,
     ),
 }  # fmt: skip
 
@@ -194,8 +194,8 @@ def game_of(name: str) -> Game:
     """Return the game of this name. Raises ``ValueError`` if it is not available."""
     if name in GAMES:
         return GAMES[name]
-    why = next((why for start, why in LEFT_OUT.items() if name.startswith(start)), "")
-    known = names()
+    why = next((why for start, why in EXCLUDED_GAMES.items() if name.startswith(start)), "")
+    known = list_games()
     if why or name not in known:
         raise ValueError(
             f"env.textarena.game={name!r}: {why or 'TextArena has no such game'}"
@@ -203,43 +203,45 @@ def game_of(name: str) -> Game:
             "fix: env.textarena.game=GuessTheNumber"
         )
     stem = name.partition("-")[0]
-    return Game(name + RAW, hints=HINTS.get(stem, ""))
+    return Game(name + RAW_SUFFIX, hints=MOVE_HINTS.get(stem, ""))
 
 
-def names() -> list[str]:
+def list_games() -> list[str]:
     """Return the names of all available games. Raises ``ModuleNotFoundError``."""
     from textarena.envs.registration import ENV_REGISTRY
 
-    raw = sorted(name.removesuffix(RAW) for name in ENV_REGISTRY if name.endswith(RAW))
-    return [*GAMES, *(name for name in raw if not name.startswith(tuple(LEFT_OUT)))]
+    raw = sorted(
+        name.removesuffix(RAW_SUFFIX) for name in ENV_REGISTRY if name.endswith(RAW_SUFFIX)
+    )
+    return [*GAMES, *(name for name in raw if not name.startswith(tuple(EXCLUDED_GAMES)))]
 
 
-def playable() -> list[str]:
+def listed_games() -> list[str]:
     """Return the names of the games that need no user-provided opponent and are not trivial.
 
     These are all available games without those of ``unlisted_games``.
     """
-    return [name for name in names() if not _why_unlisted(name)]
+    return [name for name in list_games() if not _why_unlisted(name)]
 
 
-def unlisted() -> dict[str, str]:
+def unlisted_games() -> dict[str, str]:
     """Return the available games that are not listed, with the reasons."""
-    return {name: why for name in names() if (why := _why_unlisted(name))}
+    return {name: why for name in list_games() if (why := _why_unlisted(name))}
 
 
-def remarks() -> dict[str, str]:
+def game_remarks() -> dict[str, str]:
     """Return a remark for each game in which a constant move usually succeeds."""
     return {
-        name: f"the constant move {move} solves {won} of {plays} episodes against random moves"
-        for name, (move, won, plays) in CONSTANTS.items()
+        name: f"the constant move {move} solves {success_count} of {episode_count} episodes against random moves"
+        for name, (move, success_count, episode_count) in CONSTANT_MOVES.items()
     }
 
 
 def _why_unlisted(name: str) -> str:
     if name.startswith(SCRIPTED_ONLY):
         return "it does not accept random moves: it needs a user-provided opponent"
-    if name.startswith(EMPTY_WINS):
+    if name.startswith(TRIVIAL_GAMES):
         return "an empty policy solves some episodes, because its opponent makes random errors"
-    if name in NAMED_TWICE:
-        return f"it is the same game as {NAMED_TWICE[name]}"
+    if name in DUPLICATE_NAMES:
+        return f"it is the same game as {DUPLICATE_NAMES[name]}"
     return ""

@@ -14,20 +14,20 @@ import random
 from collections.abc import Iterator
 from typing import Any
 
-from agent_system.environments.chat_prompts import ChatPrompts, project
+from agent_system.environments.chat_prompts import ChatPrompts, project_action
 from agent_system.environments.env import Observation, Step, Task
 from agent_system.environments.env_package.textarena.games import (
     GAMES,
     game_of,
-    playable,
-    remarks,
-    unlisted,
+    game_remarks,
+    listed_games,
+    unlisted_games,
 )
 from agent_system.environments.env_package.textarena.opponent import (
-    UNREADABLE,
-    broken_rule,
+    GAME_ERRORS,
+    is_rule_violated,
+    load_opponent,
     random_move,
-    scripted,
 )
 from agent_system.environments.env_package.textarena.settings import TextArenaSettings
 from agent_system.environments.package import EnvPackage
@@ -36,17 +36,17 @@ from agent_system.reward_manager.scores import is_full
 from verl.utils.seeds import derive_seed
 
 NAME = "textarena"
-ALONE = """\
+RULES_ALONE = """\
 You play a puzzle in text, alone. Its rules come first; each turn you see what your last move \
 did. Write one move a turn, in square brackets, inside the action tags. A move against the \
 rules is refused; two in a row end the game."""
-AGAINST = """\
+RULES_AGAINST = """\
 You play a game in text against an opponent. Its rules come first; each turn you see what \
 happened since your last one. Write one move a turn, as the rules say, inside the action tags. A \
 move against the rules is refused; two in a row lose the game."""
-GAME = -1  # speaker id of the game in TextArena's observations
-TRIES = 20  # starts drawn per task, because small games repeat starts
-REPLIES = 50  # maximum number of opponent moves between two moves of the policy
+GAME_SPEAKER = -1  # speaker id of the game in TextArena's observations
+STARTS_PER_TASK = 20  # starts drawn per task, because small games repeat starts
+MAX_OPPONENT_MOVES = 50  # maximum number of opponent moves between two moves of the policy
 
 
 class TextArenaEnv:
@@ -63,33 +63,35 @@ class TextArenaEnv:
 
         self._make = textarena.make
         self.settings = settings
-        self.kind = game_of(settings.game)
-        given = {key: getattr(settings, key) for key in self.kind.options}
-        self._options = {k: v if v is not None else self.kind.defaults[k] for k, v in given.items()}
-        self.max_turns = settings.max_turns or self.kind.defaults.get("max_turns")
-        self.opponent = scripted(settings)
+        self.game_entry = game_of(settings.game)
+        given = {key: getattr(settings, key) for key in self.game_entry.options}
+        self._options = {
+            k: v if v is not None else self.game_entry.defaults[k] for k, v in given.items()
+        }
+        self.max_turns = settings.max_turns or self.game_entry.defaults.get("max_turns")
+        self.opponent = load_opponent(settings)
         self.game: Any = None
         self.seat = 0
-        self._dice = random.Random()
-        self._chance: Any = None  # state of Python's global generator, which TextArena uses
-        self._read: list[str] = []  # texts for the opponent
+        self._opponent_rng = random.Random()
+        self._random_state: Any = None  # state of Python's global generator, which TextArena uses
+        self._opponent_texts: list[str] = []  # texts for the opponent
         self.turns = 0
-        self.players = self._count_players()
+        self.seat_count = self._count_seats()
 
     def reset(self, task: Task, seed: int = 0) -> Observation:
         """Start ``task``. ``seed`` determines all randomness after the start."""
-        self.seat = task["number"] % self.players
+        self.seat = task["number"] % self.seat_count
         self.turns = 0
-        self._read = []
-        self._dice = random.Random(derive_seed(NAME, "opponent", seed))
-        with self._own_chance():
+        self._opponent_texts = []
+        self._opponent_rng = random.Random(derive_seed(NAME, "opponent", seed))
+        with self._use_game_random_state():
             # Some games draw random numbers in their constructor.
             random.seed(task["number"])
-            self.game = self._make(self.kind.env_id, **self._options)
-            self.game.reset(num_players=self.players, seed=task["number"])
+            self.game = self._make(self.game_entry.env_id, **self._options)
+            self.game.reset(num_players=self.seat_count, seed=task["number"])
             random.seed(derive_seed(NAME, "chance", seed))
-            self._let_others_move()
-        return self._observe("")
+            self._move_opponent()
+        return self._make_observation("")
 
     def step(self, action: str) -> Step:
         """Apply ``action``, with or without brackets.
@@ -98,32 +100,34 @@ class TextArenaEnv:
         """
         # TextArena reads only text in brackets, which a policy may forget.
         move = action if "[" in action else f"[{action}]"
-        with self._own_chance():
-            if not self._accepts(move):
-                return self._unreadable()
+        with self._use_game_random_state():
+            if not self._step_game(move):
+                return self._end_unreadable_game()
             state = self.game.state
             # The first invalid move is refused. A second one in a row ends the game.
-            broken = broken_rule(state, self.seat)
-            self.turns += not broken
-            if not broken:
-                self._let_others_move()
-        over = state.done
-        score = self._score() if over else 0.0
-        won = over and not broken and self._wins(score)
-        done = over or self.turns >= (self.max_turns or self.turns + 1)
-        observation = self._observe(state.game_info[self.seat].get("reason") or "" if over else "")
-        observation.info |= {"won": won, "is_action_valid": not broken, "score": score}
+            is_violation = is_rule_violated(state, self.seat)
+            self.turns += not is_violation
+            if not is_violation:
+                self._move_opponent()
+        is_over = state.done
+        score = self._final_score() if is_over else 0.0
+        won = is_over and not is_violation and self._is_success(score)
+        done = is_over or self.turns >= (self.max_turns or self.turns + 1)
+        observation = self._make_observation(
+            state.game_info[self.seat].get("reason") or "" if is_over else ""
+        )
+        observation.info |= {"won": won, "is_action_valid": not is_violation, "score": score}
         return observation, float(won), done, observation.info
 
-    def _accepts(self, move: str) -> bool:
+    def _step_game(self, move: str) -> bool:
         """Step the game. Return False if it raises because it cannot read the move."""
         try:
             self.game.step(move)
-        except UNREADABLE:
+        except GAME_ERRORS:
             return False
         return True
 
-    def _unreadable(self) -> Step:
+    def _end_unreadable_game(self) -> Step:
         """End a game that raised an error: its state may be inconsistent."""
         observation = Observation("The game cannot read this move: it is lost.")
         observation.info |= {"won": False, "is_action_valid": False, "score": 0.0}
@@ -137,93 +141,97 @@ class TextArenaEnv:
     def close(self) -> None:
         """Do nothing: no resources are in use."""
 
-    def _count_players(self) -> int:
-        with self._own_chance():
+    def _count_seats(self) -> int:
+        with self._use_game_random_state():
             try:
-                self._make(self.kind.env_id, **self._options).reset(num_players=2, seed=0)
+                self._make(self.game_entry.env_id, **self._options).reset(num_players=2, seed=0)
             except (AssertionError, ValueError, ZeroDivisionError):
                 return 1  # games for one raise these errors
         return 2
 
     @contextlib.contextmanager
-    def _own_chance(self) -> Iterator[None]:
+    def _use_game_random_state(self) -> Iterator[None]:
         """Give Python's global random generator the state of this game, and restore it afterwards.
 
         TextArena seeds and uses the global generator. Other code must not depend on its draws, nor
         disturb them.
         """
         before = random.getstate()
-        if self._chance is not None:
-            random.setstate(self._chance)
+        if self._random_state is not None:
+            random.setstate(self._random_state)
         try:
             # Some games print messages.
             with contextlib.redirect_stdout(None):
                 yield
-            self._chance = random.getstate()
+            self._random_state = random.getstate()
         finally:
             random.setstate(before)
 
-    def _let_others_move(self) -> None:
+    def _move_opponent(self) -> None:
         """Let the opponent move until it is the policy's turn or the game is over."""
         state = self.game.state
-        for _ in range(REPLIES):
+        for _ in range(MAX_OPPONENT_MOVES):
             if state.done or state.current_player_id == self.seat:
                 return
-            text = _text(self.game.get_observation()[1], state.current_player_id)
-            self._read.append(text)
+            text = _join_messages(self.game.get_observation()[1], state.current_player_id)
+            self._opponent_texts.append(text)
             if self.opponent is not None:
-                move = self.opponent(text, self._dice)
+                move = self.opponent(text, self._opponent_rng)
             else:
-                move = random_move(self.game, [*self._read, self.kind.hints], self._dice)
+                move = random_move(
+                    self.game, [*self._opponent_texts, self.game_entry.hints], self._opponent_rng
+                )
             self.game.step(move)
 
-    def _score(self) -> float:
+    def _final_score(self) -> float:
         return _as_score((self.game.state.rewards or {}).get(self.seat))
 
-    def _wins(self, score: float) -> bool:
-        if self.players == 1:
+    def _is_success(self, score: float) -> bool:
+        if self.seat_count == 1:
             return is_full(score)
         return score > 0.0 and score == max(map(_as_score, self.game.state.rewards.values()))
 
-    def _observe(self, last: str) -> Observation:
+    def _make_observation(self, last: str) -> Observation:
         state = self.game.state
         # Select the policy: a game may have ended on the opponent's turn.
         state.current_player_id = self.seat
         _, messages = self.game.get_observation()
-        text = "\n".join([_text(messages, self.seat), last]).strip()
+        text = "\n".join([_join_messages(messages, self.seat), last]).strip()
         info: dict[str, Any] = {"won": False}
-        if self.kind.moves is not None:
-            info["admissible_actions"] = [f"[{move}]" for move in self.kind.moves(self.game)]
-        anchor = json.dumps(state.game_state[self.kind.state]) if self.kind.state else None
+        if self.game_entry.moves is not None:
+            info["admissible_actions"] = [f"[{move}]" for move in self.game_entry.moves(self.game)]
+        anchor = (
+            json.dumps(state.game_state[self.game_entry.state]) if self.game_entry.state else None
+        )
         return Observation(text, anchor=anchor, info=info)
 
 
-def _as_score(paid: Any) -> float:
+def _as_score(reward: Any) -> float:
     """Convert a reward of TextArena to a finite number, else 0.
 
     Some games return the reason of a defeat instead of a number.
     """
-    number = isinstance(paid, int | float) and math.isfinite(paid)
-    return float(paid) if number else 0.0
+    is_number = isinstance(reward, int | float) and math.isfinite(reward)
+    return float(reward) if is_number else 0.0
 
 
-def _text(messages: list[tuple[int, str, Any]], reader: int) -> str:
+def _join_messages(messages: list[tuple[int, str, Any]], reader: int) -> str:
     """Return the messages of others. Those of ``reader`` are already in the prompt as turns."""
     return "\n".join(str(text).strip() for speaker, text, _ in messages if speaker != reader)
 
 
-def tasks(settings: TextArenaSettings, split: str) -> list[Task]:
+def list_tasks(settings: TextArenaSettings, split: str) -> list[Task]:
     """Return up to ``train_games`` or ``val_games`` distinct starts.
 
     Raises ``ValueError`` if the game is not available.
     """
     game_of(settings.game)
     if settings.game not in GAMES:
-        return _by_seed(settings, split)
+        return _tasks_by_seed(settings, split)
     env = TextArenaEnv(settings)
-    wanted = settings.val_games if split == "val" else settings.train_games
-    found: dict[str, Task] = {}
-    for number in range(TRIES * wanted):
+    task_count = settings.val_games if split == "val" else settings.train_games
+    tasks_by_hash: dict[str, Task] = {}
+    for number in range(STARTS_PER_TASK * task_count):
         try:
             env.reset({"number": number})
         except ZeroDivisionError:
@@ -233,38 +241,40 @@ def tasks(settings: TextArenaSettings, split: str) -> list[Task]:
         # Choose the split by the content of a start. Different numbers often give the same start,
         # which would then be in both splits.
         if (int(name, 16) % 4 == 0) == (split == "val"):
-            found.setdefault(name, _task(settings, name, number))
-        if len(found) == wanted:
+            tasks_by_hash.setdefault(name, _make_task(settings, name, number))
+        if len(tasks_by_hash) == task_count:
             break
-    return list(found.values())
+    return list(tasks_by_hash.values())
 
 
-def _by_seed(settings: TextArenaSettings, split: str) -> list[Task]:
+def _tasks_by_seed(settings: TextArenaSettings, split: str) -> list[Task]:
     first = 0 if split == "val" else settings.val_games
     count = settings.val_games if split == "val" else settings.train_games
-    return [_task(settings, str(number), number) for number in range(first, first + count)]
+    return [_make_task(settings, str(number), number) for number in range(first, first + count)]
 
 
-def _task(settings: TextArenaSettings, name: str, number: int) -> Task:
+def _make_task(settings: TextArenaSettings, name: str, number: int) -> Task:
     source = f"{NAME}/{settings.game}"
     return {"task_id": f"{source}/{name}", "data_source": source, "number": number}
 
 
-def prompts(settings: TextArenaSettings) -> Prompts:
+def make_prompts(settings: TextArenaSettings) -> Prompts:
     """Return prompts that explain how to write a move. The first observation gives the rules."""
     env = TextArenaEnv(settings)
-    rules = ALONE if env.players == 1 else AGAINST
-    return ChatPrompts(rules, env.kind.example, list_actions=settings.list_actions, keep_first=True)
+    rules = RULES_ALONE if env.seat_count == 1 else RULES_AGAINST
+    return ChatPrompts(
+        rules, env.game_entry.example, list_actions=settings.list_actions, keep_first=True
+    )
 
 
 PACKAGE = EnvPackage(
     name=NAME,
     settings=TextArenaSettings,
     make=TextArenaEnv,
-    tasks=tasks,
-    prompts=prompts,
-    project=project,
-    variants=playable,
-    unlisted=unlisted,
-    remarks=remarks,
+    tasks=list_tasks,
+    prompts=make_prompts,
+    project=project_action,
+    variants=listed_games,
+    unlisted=unlisted_games,
+    remarks=game_remarks,
 )

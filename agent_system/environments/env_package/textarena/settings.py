@@ -40,7 +40,7 @@ class TextArenaSettings(EnvSettings):
     list_actions: bool = False
     """list the possible moves at the end of observations"""
 
-    def own_placement(self) -> Placement | None:
+    def chosen_placement(self) -> Placement | None:
         """Return the configured placement, else ``process`` for games other than the puzzles.
 
         A move in a puzzle is cheap. An opponent may be user-provided code or try many moves.

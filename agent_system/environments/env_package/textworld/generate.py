@@ -18,10 +18,10 @@ from typing import Any
 
 from verl.utils.seeds import derive_seed
 
-TRIES = 4  # numbers drawn per game, because small settings repeat games
+GAMES_PER_TASK = 4  # numbers drawn per game, because small settings repeat games
 
 
-def draw(spec: dict[str, Any], split: str, number: int) -> Any:
+def draw_game(spec: dict[str, Any], split: str, number: int) -> Any:
     """Draw game ``number`` of ``split``. ``spec`` (see ``GameStore``) determines it."""
     import textworld
     from textworld.challenges import CHALLENGES
@@ -53,7 +53,7 @@ def write_game(job: tuple[str, int], spec: dict[str, Any], folder: Path) -> str:
     """Draw the game of ``job`` (split, number), write it unless it exists, and return its hash."""
     from textworld.generator.game import Game
 
-    data = draw(spec, *job).serialize()
+    data = draw_game(spec, *job).serialize()
     # Hash the game as it is after reading the file, which can differ from the game in memory.
     name = content_hash(Game.deserialize(data))
     path = folder / f"{name}.json"
@@ -66,7 +66,7 @@ def write_game(job: tuple[str, int], spec: dict[str, Any], folder: Path) -> str:
     return name
 
 
-def make(
+def make_games(
     folder: Path, spec: dict[str, Any], counts: dict[str, int], processes: int
 ) -> dict[str, list[str]]:
     """Write the games and return the hashes of ``counts[split]`` distinct games per split.
@@ -93,7 +93,7 @@ def _write_distinct_games(
     """Return the hashes of at most ``count`` distinct games that are not in ``taken``."""
     # A dictionary keeps the order of drawing, which determines the games that are kept.
     names: dict[str, None] = {}
-    for start in range(0, TRIES * count, count):
+    for start in range(0, GAMES_PER_TASK * count, count):
         jobs = [(split, number) for number in range(start, start + count)]
         # A game takes half a second, so larger chunks would leave processes idle at the end.
         drawn = pool.map(write, jobs, chunksize=1)
@@ -105,4 +105,4 @@ def _write_distinct_games(
 
 if __name__ == "__main__":
     place, what, many, workers = sys.argv[1:]
-    print(json.dumps(make(Path(place), json.loads(what), json.loads(many), int(workers))))
+    print(json.dumps(make_games(Path(place), json.loads(what), json.loads(many), int(workers))))

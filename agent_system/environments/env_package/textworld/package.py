@@ -7,7 +7,7 @@ Training and validation games have different content: the store drops games that
 import re
 from typing import Any
 
-from agent_system.environments.chat_prompts import ChatPrompts, project
+from agent_system.environments.chat_prompts import ChatPrompts, project_action
 from agent_system.environments.env import Observation, Task
 from agent_system.environments.env_package.textworld.settings import TextWorldSettings
 from agent_system.environments.env_package.textworld.store import GameStore
@@ -18,7 +18,7 @@ NAME = "textworld"
 COOKING = ("recipe", "take", "go", "open", "cook", "cut", "drop")
 # Keys that have an effect on a kind of game. Other keys are not part of the store's name, because
 # they would only cause the same games to be made again.
-SETTINGS_OF = {
+GAME_SETTINGS = {
     "coin_collector": ("level",),
     "treasure_hunter": ("level",),
     "simple": ("rewards", "goal"),
@@ -32,7 +32,7 @@ possible actions."""
 _INTERPRETER = """quit q restart restore save undo script transcript noscript unscript recording
 replay verbose long brief normal superbrief short notify"""
 OUT_OF_GAME = frozenset(_INTERPRETER.split())
-NOT_UNDERSTOOD = "That's not a verb I recognise."
+UNKNOWN_COMMAND_REPLY = "That's not a verb I recognise."
 # Other characters are refused: after a backslash or a null character the interpreter waits forever
 # for another key.
 _PLAIN = re.compile(r"[\w ,.;:!?'\"&()-]*")
@@ -43,10 +43,10 @@ _FAREWELL = re.compile(r"\s*Would you like to RESTART.*\Z", re.DOTALL)
 _GAPS = re.compile(r"\n\s*\n+")
 
 
-def store_of(settings: TextWorldSettings) -> GameStore:
+def open_store(settings: TextWorldSettings) -> GameStore:
     """Return the store with the games of ``settings``."""
-    own = {key: getattr(settings, key) for key in SETTINGS_OF[settings.game]}
-    spec = {"game": settings.game, "game_seed": settings.game_seed, "settings": own}
+    game_settings = {key: getattr(settings, key) for key in GAME_SETTINGS[settings.game]}
+    spec = {"game": settings.game, "game_seed": settings.game_seed, "settings": game_settings}
     # Validation first: the generator drops games of earlier splits from later ones.
     return GameStore(
         settings.data_dir, spec, {"val": settings.val_games, "train": settings.train_games}
@@ -62,29 +62,29 @@ class TextWorldEnv:
         import textworld
 
         self._textworld = textworld
-        self._store = store_of(settings)
+        self._store = open_store(settings)
         wanted = ("feedback", "description", "inventory", "objective", "admissible_commands")
         numbers = ("won", "lost", "score", "max_score")
         self._infos = textworld.EnvInfos(**dict.fromkeys(wanted + numbers, True))
         self._engine: Any = None
         self._state: Any = None
-        self._loaded: str | None = None
+        self._loaded_game: str | None = None
 
     def reset(self, task: Task, seed: int = 0) -> Observation:
         """Start an episode of the game of ``task``."""
         del seed  # the task determines the episode
         # Load a game once: the members of a group often use the same game one after the other.
-        if self._loaded != task["game"]:
-            path = str(self._store.compiled(task["game"]))
+        if self._loaded_game != task["game"]:
+            path = str(self._store.compiled_path(task["game"]))
             # Reset the name first: after a failed load the old game must not count as loaded.
-            self._loaded = None
+            self._loaded_game = None
             if self._engine is None:
                 self._engine = self._textworld.start(path, self._infos)
             else:
                 self._engine.load(path)
-            self._loaded = task["game"]
+            self._loaded_game = task["game"]
         self._state = self._engine.reset()
-        return self._observe(f"{self._state.objective}\n{self._state.description}")
+        return self._make_observation(f"{self._state.objective}\n{self._state.description}")
 
     def step(self, action: str) -> tuple[Observation, float, bool, dict[str, Any]]:
         """Apply ``action``. The episode is done when the game ends.
@@ -92,17 +92,17 @@ class TextWorldEnv:
         An action is valid if it was admissible. A command to the interpreter is not passed to the
         game. It only uses up a turn.
         """
-        before = self._state
-        if action not in before.admissible_commands and not is_in_game(action):
-            observation = self._observe(NOT_UNDERSTOOD)
+        old_state = self._state
+        if action not in old_state.admissible_commands and not is_in_game(action):
+            observation = self._make_observation(UNKNOWN_COMMAND_REPLY)
             observation.info["is_action_valid"] = False
             return observation, 0.0, False, observation.info
         self._state, _, done = self._engine.step(action)
         # A game without points has a maximum score of 0.
-        reward = (self._state.score - before.score) / max(1, self._state.max_score)
-        observation = self._observe(self._state.feedback)
+        reward = (self._state.score - old_state.score) / max(1, self._state.max_score)
+        observation = self._make_observation(self._state.feedback)
         # Compare with the commands that were admissible before the move.
-        observation.info["is_action_valid"] = action in before.admissible_commands
+        observation.info["is_action_valid"] = action in old_state.admissible_commands
         return observation, reward, bool(done), observation.info
 
     def gold_path(self, task: Task) -> list[str]:
@@ -114,39 +114,39 @@ class TextWorldEnv:
             self._engine.close()
             self._engine = None
 
-    def _observe(self, text: str) -> Observation:
+    def _make_observation(self, text: str) -> Observation:
         state = self._state
-        anchor = _tidy(f"{state.description}\n{state.inventory}\n{state.score}")
+        anchor = _clean_text(f"{state.description}\n{state.inventory}\n{state.score}")
         info = {
             "won": bool(state.won),
             "admissible_actions": list(state.admissible_commands),
             "score": state.score,
         }
-        return Observation(_tidy(text), anchor=anchor, info=info)
+        return Observation(_clean_text(text), anchor=anchor, info=info)
 
 
 def is_in_game(action: str) -> bool:
     """Return True if ``action`` is plain text without a command to the interpreter."""
     words = _WORD.findall(action.lower())
-    spoken_to = any(word in OUT_OF_GAME or word.startswith("tw-") for word in words)
-    return not spoken_to and _PLAIN.fullmatch(action) is not None
+    has_interpreter_command = any(word in OUT_OF_GAME or word.startswith("tw-") for word in words)
+    return not has_interpreter_command and _PLAIN.fullmatch(action) is not None
 
 
-def _tidy(text: str) -> str:
+def _clean_text(text: str) -> str:
     return _GAPS.sub("\n", _FAREWELL.sub("", _PROMPT_LINE.sub("", text))).strip()
 
 
-def tasks(settings: TextWorldSettings, split: str) -> list[Task]:
+def list_tasks(settings: TextWorldSettings, split: str) -> list[Task]:
     """Return the games of ``split``.
 
     Games that are not on disk are made first, which takes about half a second of CPU each.
     """
     source = f"{NAME}/{settings.game}"
-    names = store_of(settings).hashes("val" if split == "val" else "train")
+    names = open_store(settings).game_hashes("val" if split == "val" else "train")
     return [{"task_id": f"{source}/{name}", "data_source": source, "game": name} for name in names]
 
 
-def prompts(settings: TextWorldSettings) -> Prompts:
+def make_prompts(settings: TextWorldSettings) -> Prompts:
     """Return prompts with rules and, unless ``list_actions`` is false, the possible commands."""
     list_actions = settings.list_actions
     return ChatPrompts(RULES, "open wooden door", list_actions=list_actions, keep_first=True)
@@ -156,8 +156,8 @@ PACKAGE = EnvPackage(
     name=NAME,
     settings=TextWorldSettings,
     make=TextWorldEnv,
-    tasks=tasks,
-    prompts=prompts,
-    project=project,
-    variants=TextWorldSettings.choices,
+    tasks=list_tasks,
+    prompts=make_prompts,
+    project=project_action,
+    variants=TextWorldSettings.list_variants,
 )

@@ -48,7 +48,7 @@ class TextWorldSettings(EnvSettings):
     """list the possible commands at the end of observations"""
 
     @model_validator(mode="after")
-    def _can_be_made(self) -> "TextWorldSettings":
+    def _check_game_parameters(self) -> "TextWorldSettings":
         if self.game == "treasure_hunter" and self.level > 30:
             why = "treasure_hunter has the levels 1 to 30"
             raise Refusal(

@@ -24,10 +24,10 @@ from verl.utils.progress import Progress
 from verl.utils.threads import available_cpus
 
 logger = logging.getLogger(__name__)
-VERSION = 1  # increase it when the same settings give other games
+STORE_VERSION = 1  # increase it when the same settings give other games
 # At half a second per game, this is enough for 14,000 games on one core.
-MAKE_S = 7200  # time limit in seconds for making all games of a run
-LOOK_S = 1.0  # seconds between two updates of the progress bar
+MAX_MAKE_S = 7200  # time limit in seconds for making all games of a run
+PROGRESS_S = 1.0  # seconds between two updates of the progress bar
 MODULE = "agent_system.environments.env_package.textworld.generate"
 
 
@@ -48,47 +48,52 @@ class GameStore:
         self.spec = spec
         self.counts = counts
 
-    def hashes(self, split: str) -> list[str]:
+    def game_hashes(self, split: str) -> list[str]:
         """Return the hashes of the games of ``split``. If they do not exist, make both splits.
 
         Safe for concurrent processes.
         """
-        index = self.root / f"{self._key()}.json"
+        index = self.root / f"{self._settings_hash()}.json"
         if not index.exists():
             self.games.mkdir(parents=True, exist_ok=True)
-            with _locked(index.with_suffix(".lock")):
+            with _file_lock(index.with_suffix(".lock")):
                 if not index.exists():
-                    _write(index, json.dumps(self._make()))
+                    _write_atomically(index, json.dumps(self._make_games()))
         return json.loads(index.read_text())[split]
 
-    def compiled(self, name: str) -> Path:
+    def compiled_path(self, name: str) -> Path:
         """Return the compiled file of game ``name``. Compile it if it does not exist.
 
         Raises ``DamagedStore``.
         """
         path = self.games / f"{name}.z8"
         if not path.exists():
-            with _locked(self.games / f".{name}.lock"):
+            with _file_lock(self.games / f".{name}.lock"):
                 if not path.exists():
-                    self._compile(name)
+                    self._compile_game(name)
         return path
 
     def gold_path(self, name: str) -> list[str]:
         """Return commands that solve game ``name``."""
         return json.loads((self.games / f"{name}.json").read_text())["metadata"]["walkthrough"]
 
-    def _key(self) -> str:
+    def _settings_hash(self) -> str:
         # The version of the library is included, because another version may give other games.
-        shape = [VERSION, metadata.version("textworld"), self.spec, self.counts]
+        shape = [STORE_VERSION, metadata.version("textworld"), self.spec, self.counts]
         return hashlib.blake2b(
             json.dumps(shape, sort_keys=True).encode(), digest_size=8
         ).hexdigest()
 
-    def _make(self) -> dict[str, list[str]]:
+    def _make_games(self) -> dict[str, list[str]]:
         logger.info("TextWorld: making %s games of kind %s.", self.counts, self.spec["game"])
         processes = available_cpus()
-        words = [str(self.games), json.dumps(self.spec), json.dumps(self.counts), str(processes)]
-        command = [sys.executable, "-m", MODULE, *words]
+        arguments = [
+            str(self.games),
+            json.dumps(self.spec),
+            json.dumps(self.counts),
+            str(processes),
+        ]
+        command = [sys.executable, "-m", MODULE, *arguments]
         # Use a new process, because the hash seed of a running interpreter cannot be changed.
         environ = {
             **os.environ,
@@ -96,20 +101,22 @@ class GameStore:
             "OMP_NUM_THREADS": "1",
             "PYTHONPATH": os.pathsep.join(sys.path),
         }
-        done = self._run(command, environ)
-        if done.returncode != 0:
+        result = self._run_process(command, environ)
+        if result.returncode != 0:
             raise RuntimeError(
-                f"TextWorld failed to make games for {self.spec}:\n{done.stderr[-2000:]}"
+                f"TextWorld failed to make games for {self.spec}:\n{result.stderr[-2000:]}"
             )
         # The library also prints on standard output, before the last line.
-        return json.loads(done.stdout.splitlines()[-1])
+        return json.loads(result.stdout.splitlines()[-1])
 
-    def _run(self, command: list[str], environ: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    def _run_process(
+        self, command: list[str], environ: dict[str, str]
+    ) -> subprocess.CompletedProcess[str]:
         """Run ``command`` and show its progress, which is the number of new files.
 
         Raises ``TimeoutExpired`` after ``MAX_MAKE_S`` seconds.
         """
-        games_before = self._made()
+        games_before = self._count_games()
         pipe = subprocess.PIPE
         process = subprocess.Popen(command, env=environ, stdout=pipe, stderr=pipe, text=True)
         with Progress("TextWorld", sum(self.counts.values()), "games") as progress, process:
@@ -123,18 +130,18 @@ class GameStore:
         self, process: subprocess.Popen[str], progress: Progress, games_before: int
     ) -> tuple[str, str]:
         """Wait for ``process`` and return its standard output and standard error."""
-        deadline = time.monotonic() + MAKE_S
+        deadline = time.monotonic() + MAX_MAKE_S
         while True:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                return process.communicate(timeout=LOOK_S)
-            progress.to(self._made() - games_before)
+                return process.communicate(timeout=PROGRESS_S)
+            progress.set_done(self._count_games() - games_before)
             if time.monotonic() > deadline:
-                raise subprocess.TimeoutExpired(process.args, MAKE_S)
+                raise subprocess.TimeoutExpired(process.args, MAX_MAKE_S)
 
-    def _made(self) -> int:
+    def _count_games(self) -> int:
         return sum(1 for _ in self.games.glob("*.json"))
 
-    def _compile(self, name: str) -> None:
+    def _compile_game(self, name: str) -> None:
         import textworld
         from textworld.generator import compile_game
         from textworld.generator.game import Game
@@ -162,14 +169,14 @@ class GameStore:
             os.replace(options.path, self.games / f"{name}.z8")
 
 
-def _write(path: Path, text: str) -> None:
+def _write_atomically(path: Path, text: str) -> None:
     temporary = path.with_suffix(f".{os.getpid()}.tmp")
     temporary.write_text(text)
     os.replace(temporary, path)
 
 
 @contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
+def _file_lock(path: Path) -> Iterator[None]:
     """Hold a lock on the file ``path``. The kernel releases it when the process ends."""
     # Never delete the lock file: two processes could then lock different files of one name.
     with open(path, "w") as file:

@@ -17,7 +17,7 @@ from collections import Counter
 from typing import Any
 
 from agent_system.environments import jvm
-from agent_system.environments.chat_prompts import ChatPrompts, project
+from agent_system.environments.chat_prompts import ChatPrompts, project_action
 from agent_system.environments.env import Observation, Task
 from agent_system.environments.env_package.textworld_express.settings import (
     TextWorldExpressSettings,
@@ -26,12 +26,12 @@ from agent_system.environments.package import EnvPackage
 from agent_system.environments.prompts import Prompts
 
 NAME = "textworld_express"
-NOT_ISOLATED = ("sorting",)
+UNSHARED_GAMES = ("sorting",)
 # Numbers of the games in the library's folds. A test compares them with the library.
 FOLDS = {"train": range(0, 1000), "dev": range(10_000, 11_000), "test": range(20_000, 21_000)}
 # Games whose goal names one object. If two objects have that name, the goal is ambiguous.
-NEEDS_NAMES = ("peckingorder",)
-BACK = {"north": "south", "south": "north", "east": "west", "west": "east"}
+NAMED_GOAL_GAMES = ("peckingorder",)
+OPPOSITE_DIRECTIONS = {"north": "south", "south": "north", "east": "west", "west": "east"}
 RULES = """\
 You play a text game. Each turn you see what happened and which actions are possible. Reach \
 the goal in as few turns as you can. Copy your action exactly from the list of possible actions."""
@@ -47,9 +47,9 @@ class TextWorldExpressEnv:
         from textworld_express.constants import JAR_PATH
 
         options = tuple(settings.java_options.split())
-        shared = settings.game not in NOT_ISOLATED
-        self._jvm = jvm.attach(NAME, JAR_PATH, settings.heap_mb, options, shared=shared)
-        self._server: Any = self._jvm.new("textworldexpress.runtime.PythonInterface")
+        shared = settings.game not in UNSHARED_GAMES
+        self._jvm = jvm.acquire_jvm(NAME, JAR_PATH, settings.heap_mb, options, shared=shared)
+        self._server: Any = self._jvm.create_object("textworldexpress.runtime.PythonInterface")
         self._loaded: tuple[str, str] | None = None
         self._score = 0.0
         self._possible: list[str] = []
@@ -57,9 +57,9 @@ class TextWorldExpressEnv:
     def reset(self, task: Task, seed: int = 0) -> Observation:
         """Start an episode of the game of ``task``."""
         del seed  # the task determines the episode
-        state = self._start(task)
+        state = self._start_game(task)
         self._score = 0.0
-        return self._observe(
+        return self._make_observation(
             state, f"{self._server.getTaskDescription()}\n{state['observation'].strip()}"
         )
 
@@ -75,13 +75,13 @@ class TextWorldExpressEnv:
         reward = state["score"] - self._score
         self._score = state["score"]
         won = bool(state["tasksuccess"])
-        observation = self._observe(state, state["observation"].strip())
+        observation = self._make_observation(state, state["observation"].strip())
         observation.info |= {"won": won, "is_action_valid": valid, "score": self._score}
         return observation, reward, won or bool(state["taskfailure"]), observation.info
 
     def gold_path(self, task: Task) -> list[str]:
         """Return actions that solve ``task``. Ends the current episode."""
-        self._start(task, gold=True)
+        self._start_game(task, gold=True)
         return list(self._server.getGoldActionSequence())
 
     def interrupt(self) -> None:
@@ -91,20 +91,20 @@ class TextWorldExpressEnv:
         """
         self._jvm.kill()
 
-    def content(self, task: Task, rooms: bool = False) -> str:
+    def content_hash(self, task: Task, rooms: bool = False) -> str:
         """Return a hash (16 hexadecimal digits) of the start of ``task``.
 
         With ``rooms`` it includes the descriptions of all rooms. The hash is equal in every JVM,
         unlike gold paths. Ends the current episode.
         """
-        state = self._start(task)
+        state = self._start_game(task)
         seen: dict[str, Any] = {
             "task": self._server.getTaskDescription(),
             "possible": sorted(state["validActions"]),
         }
         seen |= {key: state[key] for key in ("observation", "look", "inventory")}
         if rooms:
-            self._walk(state, seen)
+            self._visit_rooms(state, seen)
         return hashlib.blake2b(json.dumps(seen, sort_keys=True).encode(), digest_size=8).hexdigest()
 
     def is_ambiguous(self, task: Task) -> bool:
@@ -112,39 +112,47 @@ class TextWorldExpressEnv:
 
         Ends the current episode.
         """
-        possible = self._start(task)["validActions"]
+        possible = self._start_game(task)["validActions"]
         return len(set(possible)) < len(possible)
 
-    def _walk(self, state: dict[str, Any], seen: dict[str, Any], back: str = "") -> list[str]:
+    def _visit_rooms(
+        self, state: dict[str, Any], seen: dict[str, Any], back: str = ""
+    ) -> list[str]:
         """Store the descriptions of this room and of all rooms behind it in ``seen``.
 
         Return the moves that lead back to this room.
         """
         # Open all doors first, so that every room is reached and described with open doors.
         doors = [
-            f"open door to {way}" for way in BACK if f"open door to {way}" in state["validActions"]
+            f"open door to {way}"
+            for way in OPPOSITE_DIRECTIONS
+            if f"open door to {way}" in state["validActions"]
         ]
-        state = self._play(doors) if doors else state
-        seen[_room(state)] = state["look"]
-        home: list[str] = []  # moves back to this room, done before the next direction
-        for way in BACK:
+        state = self._apply_actions(doors) if doors else state
+        seen[_room_name(state)] = state["look"]
+        moves_back: list[str] = []  # moves back to this room, done before the next direction
+        for way in OPPOSITE_DIRECTIONS:
             if way != back and f"move {way}" in state["validActions"]:
-                there = self._play([*home, f"move {way}"])
-                home = [] if _room(there) in seen else self._walk(there, seen, BACK[way])
-                home.append(f"move {BACK[way]}")
-        return home
+                next_state = self._apply_actions([*moves_back, f"move {way}"])
+                moves_back = (
+                    []
+                    if _room_name(next_state) in seen
+                    else self._visit_rooms(next_state, seen, OPPOSITE_DIRECTIONS[way])
+                )
+                moves_back.append(f"move {OPPOSITE_DIRECTIONS[way]}")
+        return moves_back
 
-    def _play(self, actions: list[str]) -> dict[str, Any]:
+    def _apply_actions(self, actions: list[str]) -> dict[str, Any]:
         return [json.loads(self._server.stepJSON(action)) for action in actions][-1]
 
     def close(self) -> None:
         """Free the game and release the JVM."""
         if self._server is not None:
-            self._jvm.free(self._server)
-            jvm.release(self._jvm)
+            self._jvm.release_object(self._server)
+            jvm.release_jvm(self._jvm)
             self._server = None
 
-    def _start(self, task: Task, gold: bool = False) -> dict[str, Any]:
+    def _start_game(self, task: Task, gold: bool = False) -> dict[str, Any]:
         game = (task["game"], task["params"])
         # Load a game once per combination of name and params. Tasks differ only in the number.
         if game != self._loaded:
@@ -156,7 +164,7 @@ class TextWorldExpressEnv:
             self._loaded = game
         return json.loads(self._server.generateNewGameJSON(task["number"], task["fold"], gold))
 
-    def _observe(self, state: dict[str, Any], text: str) -> Observation:
+    def _make_observation(self, state: dict[str, Any], text: str) -> Observation:
         # The order of the engine is random, and actions on objects of one name occur twice.
         self._possible = sorted(set(state["validActions"]))
         anchor = f"{state['look']}\n{state['inventory']}\n{state['score']:g}".strip()
@@ -165,11 +173,11 @@ class TextWorldExpressEnv:
         )
 
 
-def _room(state: dict[str, Any]) -> str:
+def _room_name(state: dict[str, Any]) -> str:
     return state["look"].partition(".")[0]  # "You are in the kitchen"
 
 
-def tasks(settings: TextWorldExpressSettings, split: str) -> list[Task]:
+def list_tasks(settings: TextWorldExpressSettings, split: str) -> list[Task]:
     """Return the distinct games of ``split``. Training drops the games of the validation fold.
 
     Raises ``JavaMissing``, and ``ValueError`` if the game does not know ``params``.
@@ -178,12 +186,12 @@ def tasks(settings: TextWorldExpressSettings, split: str) -> list[Task]:
     import textworld_express  # noqa: F401  (report a missing package before anything starts)
 
     jvm.find_java(NAME)
-    made = _different_games(settings)  # pyright: ignore[reportArgumentType]  EnvSettings hash
-    return [dict(task) for task in made["val" if split == "val" else "train"]]
+    tasks_by_split = _distinct_tasks(settings)  # pyright: ignore[reportArgumentType]  EnvSettings hash
+    return [dict(task) for task in tasks_by_split["val" if split == "val" else "train"]]
 
 
 @functools.cache
-def _different_games(settings: TextWorldExpressSettings) -> dict[str, list[Task]]:
+def _distinct_tasks(settings: TextWorldExpressSettings) -> dict[str, list[Task]]:
     """Return the distinct tasks of both splits.
 
     The rooms of a game are visited only if another game starts equally. This takes 1 to 10 ms per
@@ -198,26 +206,26 @@ def _different_games(settings: TextWorldExpressSettings) -> dict[str, list[Task]
         for number in FOLDS[fold]
     ]
     with contextlib.closing(TextWorldExpressEnv(settings)) as env:
-        if settings.game in NEEDS_NAMES:
+        if settings.game in NAMED_GOAL_GAMES:
             drawn = [task for task in drawn if not env.is_ambiguous(task)]
-        starts = [env.content(task) for task in drawn]
+        starts = [env.content_hash(task) for task in drawn]
         # Games with equal starts can differ in other rooms.
-        alike = Counter(starts)
+        start_counts = Counter(starts)
         names = [
-            env.content(t, rooms=True) if alike[s] > 1 else s
+            env.content_hash(t, rooms=True) if start_counts[s] > 1 else s
             for t, s in zip(drawn, starts, strict=True)
         ]
-    different: dict[str, Task] = {}
+    distinct: dict[str, Task] = {}
     # The validation fold is first, so its games are dropped from training.
     for task, name in zip(drawn, names, strict=True):
-        different.setdefault(name, {"task_id": f"{source}/{name}", **task})
+        distinct.setdefault(name, {"task_id": f"{source}/{name}", **task})
     return {
-        split: [task for task in different.values() if task["fold"] == fold]
+        split: [task for task in distinct.values() if task["fold"] == fold]
         for split, fold in folds.items()
     }
 
 
-def prompts(settings: TextWorldExpressSettings) -> Prompts:
+def make_prompts(settings: TextWorldExpressSettings) -> Prompts:
     """Return prompts with rules and, unless ``list_actions`` is false, the possible actions."""
     list_actions = settings.list_actions
     return ChatPrompts(RULES, "open fridge", list_actions=list_actions, keep_first=True)
@@ -227,8 +235,8 @@ PACKAGE = EnvPackage(
     name=NAME,
     settings=TextWorldExpressSettings,
     make=TextWorldExpressEnv,
-    tasks=tasks,
-    prompts=prompts,
-    project=project,
-    variants=TextWorldExpressSettings.choices,
+    tasks=list_tasks,
+    prompts=make_prompts,
+    project=project_action,
+    variants=TextWorldExpressSettings.list_variants,
 )

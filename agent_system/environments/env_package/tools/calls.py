@@ -30,7 +30,7 @@ class Call:
     arguments: dict[str, Any]
 
 
-def project(text: str) -> tuple[str, bool]:
+def project_calls(text: str) -> tuple[str, bool]:
     """Return ``text`` without thoughts and invented results, and True if it is well formed.
 
     Well formed means: not empty, and every call is closed.
@@ -42,12 +42,12 @@ def project(text: str) -> tuple[str, bool]:
     return action, bool(action) and all_closed
 
 
-def calls_in(action: str) -> list[str]:
+def find_calls(action: str) -> list[str]:
     """Return the text of each call in ``action``."""
     return [content.strip() for content in _CALL.findall(action)]
 
 
-def read_call(text: str) -> Call:
+def parse_call(text: str) -> Call:
     """Parse a call from JSON ``text``. Raises ``BadCall``."""
     try:
         call = json.loads(text)
@@ -67,12 +67,12 @@ def read_call(text: str) -> Call:
     return Call(call["name"], arguments)
 
 
-def written_call(name: str, **arguments: Any) -> str:
+def format_call(name: str, **arguments: Any) -> str:
     """Return a call in the format that the model writes."""
     return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
 
 
-def response(key: str, name: str | None, value: Any, longest: int) -> str:
+def format_response(key: str, name: str | None, value: Any, longest: int) -> str:
     """Return one result in the format that the model reads, cut to ``longest`` characters.
 
     ``key`` is ``result`` or ``error``.

@@ -17,15 +17,15 @@ from agent_system.environments.env import Task
 from agent_system.environments.env_package.tools.settings import ToolsSettings
 from verl.utils.seeds import derive_seed
 
-SOURCE = "tools/shelf"
+DATA_SOURCE = "tools/shelf"
 ITEMS = (
     "lamp", "chair", "kettle", "rope", "mirror", "basket", "drum", "ladder", "candle", "blanket",
     "hammer", "bucket", "clock", "flute", "helmet", "jar", "anchor", "brush", "saddle", "lantern",
     "shovel", "needle", "compass", "pillow", "barrel", "bell", "carpet", "kite", "mask", "stool",
 )  # fmt: skip
-VAL_SHARE = 5  # one pair of items in five is held out
-LONGEST = 200  # characters of an expression
-LARGEST = 10**12  # absolute value of intermediate results
+VAL_DIVISOR = 5  # one pair of items in five is held out
+MAX_EXPRESSION_LENGTH = 200  # characters of an expression
+MAX_VALUE = 10**12  # absolute value of intermediate results
 OPERATORS: dict[type[ast.AST], Callable[..., Any]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -38,9 +38,9 @@ OPERATORS: dict[type[ast.AST], Callable[..., Any]] = {
 
 
 @cache
-def shelf() -> dict[str, dict[str, int]]:
+def item_table() -> dict[str, dict[str, int]]:
     """Return price in coins, weight in grams and number in stock of each item."""
-    draw = random.Random(derive_seed(SOURCE, "shelf"))
+    draw = random.Random(derive_seed(DATA_SOURCE, "shelf"))
     return {
         item: {
             "price": draw.randrange(3, 90),
@@ -55,36 +55,36 @@ def lookup(item: str, field: Literal["price", "weight", "stock"]) -> int:
     """What the shelf says of an item: its price in coins, its weight in grams, or how many there
     are in stock.
     """
-    if item not in shelf():
+    if item not in item_table():
         raise KeyError(f"no {item!r} on the shelf")
-    return shelf()[item][field]
+    return item_table()[item][field]
 
 
 def calculator(expression: str) -> int | float:
     """The value of an expression with numbers, + - * / // % and brackets, such as 3 * (17 + 4)."""
-    if len(expression) > LONGEST:
-        raise ValueError(f"longer than {LONGEST} characters")
-    return _value(ast.parse(expression, mode="eval").body)
+    if len(expression) > MAX_EXPRESSION_LENGTH:
+        raise ValueError(f"longer than {MAX_EXPRESSION_LENGTH} characters")
+    return _evaluate_node(ast.parse(expression, mode="eval").body)
 
 
-def _value(node: ast.AST) -> int | float:
+def _evaluate_node(node: ast.AST) -> int | float:
     if isinstance(node, ast.Constant) and type(node.value) in (int, float):
         value: Any = node.value
     elif isinstance(node, ast.BinOp) and type(node.op) in OPERATORS:
-        value = OPERATORS[type(node.op)](_value(node.left), _value(node.right))
+        value = OPERATORS[type(node.op)](_evaluate_node(node.left), _evaluate_node(node.right))
     elif isinstance(node, ast.UnaryOp) and type(node.op) in OPERATORS:
-        value = OPERATORS[type(node.op)](_value(node.operand))
+        value = OPERATORS[type(node.op)](_evaluate_node(node.operand))
     else:
         raise ValueError("only numbers, + - * / // % and brackets")
-    if abs(value) > LARGEST:
-        raise ValueError(f"larger than {LARGEST}")
+    if abs(value) > MAX_VALUE:
+        raise ValueError(f"larger than {MAX_VALUE}")
     return value
 
 
 FUNCTIONS = (calculator, lookup)
 
 
-def tasks(settings: ToolsSettings, split: str) -> list[Task]:
+def list_tasks(settings: ToolsSettings, split: str) -> list[Task]:
     """Return distinct questions about two items each.
 
     There are fewer than the settings ask for if 1000 draws in a row give no new question.
@@ -93,22 +93,22 @@ def tasks(settings: ToolsSettings, split: str) -> list[Task]:
     tasks_by_id: dict[str, Task] = {}
     number = last_new = 0
     while len(tasks_by_id) < task_count and number < last_new + 1000:
-        draw = random.Random(derive_seed(SOURCE, settings.task_seed, split, number))
+        draw = random.Random(derive_seed(DATA_SOURCE, settings.task_seed, split, number))
         number += 1
         first, second = draw.sample(ITEMS, 2)
-        held_out = derive_seed(SOURCE, "pair", *sorted((first, second))) % VAL_SHARE == 0
+        held_out = derive_seed(DATA_SOURCE, "pair", *sorted((first, second))) % VAL_DIVISOR == 0
         if held_out != (split == "val"):
             continue
-        task = _question(draw, first, second)
+        task = _make_question(draw, first, second)
         if task["task_id"] not in tasks_by_id:
             tasks_by_id[task["task_id"]] = task
             last_new = number
     return list(tasks_by_id.values())
 
 
-def _question(draw: random.Random, first: str, second: str) -> Task:
+def _make_question(draw: random.Random, first: str, second: str) -> Task:
     count, other = draw.randrange(2, 10), draw.randrange(2, 10)
-    first_item, second_item = shelf()[first], shelf()[second]
+    first_item, second_item = item_table()[first], item_table()[second]
     kind = draw.randrange(3)
     if kind == 0:
         question = (
@@ -129,8 +129,8 @@ def _question(draw: random.Random, first: str, second: str) -> Task:
             f"{first_item['price']} * {first_item['stock']} + {other} * {second_item['price']}"
         )
     return {
-        "task_id": f"{SOURCE}/{kind}-{first}-{second}-{count}-{other}",
-        "data_source": SOURCE,
+        "task_id": f"{DATA_SOURCE}/{kind}-{first}-{second}-{count}-{other}",
+        "data_source": DATA_SOURCE,
         "messages": [{"role": "user", "content": question}],
         "ground_truth": str(calculator(expression)),
         "extra_info": {"lookups": [list(step) for step in steps], "sum": expression},

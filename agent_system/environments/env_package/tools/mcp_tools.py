@@ -10,11 +10,11 @@ from typing import Any, TypeVar
 
 from agent_system.environments.env_package.tools.settings import McpServer
 from agent_system.environments.env_package.tools.toolbox import function_schema
-from verl.utils.limits import memory_unlimited
+from verl.utils.limits import lift_memory_limit
 
 T = TypeVar("T")
-START_S = 30.0  # timeout of the start of a server, and of the list of its tools
-CLOSE_S = 10.0  # timeout of the end of a server
+START_TIMEOUT_S = 30.0  # timeout of the start of a server, and of the list of its tools
+CLOSE_TIMEOUT_S = 10.0  # timeout of the end of a server
 
 
 class McpToolError(RuntimeError):
@@ -26,10 +26,10 @@ class McpTool:
 
     def __init__(self, server: "McpConnection", name: str, description: str, schema: Any) -> None:
         self.name = name
-        self.schema = function_schema(name, description, schema)
+        self.openai_schema = function_schema(name, description, schema)
         self._server = server
 
-    def check(self, arguments: dict[str, Any]) -> dict[str, Any]:
+    def validate_arguments(self, arguments: dict[str, Any]) -> dict[str, Any]:
         """Return ``arguments`` unchanged: the server validates them."""
         return arguments
 
@@ -61,10 +61,10 @@ class McpConnection:
         self._stop = asyncio.Event()
         try:
             # The memory limit of this process is meant for graders. The server would inherit it.
-            with memory_unlimited():
+            with lift_memory_limit():
                 self._serving = asyncio.run_coroutine_threadsafe(self._serve(), self._loop)
-                self._session = self._wait(self._wait_ready(), START_S)
-            self.tools = self._offered(server)
+                self._session = self._wait(self._wait_ready(), START_TIMEOUT_S)
+            self.tools = self._list_tools(server)
         except BaseException:
             self.close()
             raise
@@ -87,11 +87,11 @@ class McpConnection:
             return
         self._loop.call_soon_threadsafe(self._stop.set)
         try:
-            self._serving.result(timeout=CLOSE_S)
+            self._serving.result(timeout=CLOSE_TIMEOUT_S)
         except Exception:  # environment boundary: cancel a server that does not end
             self._serving.cancel()
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(timeout=CLOSE_S)
+        self._thread.join(timeout=CLOSE_TIMEOUT_S)
 
     async def _serve(self) -> None:
         # The library requires that one coroutine opens and closes the connection.
@@ -111,8 +111,8 @@ class McpConnection:
     async def _wait_ready(self) -> Any:
         return await asyncio.shield(self._ready)
 
-    def _offered(self, server: McpServer) -> list[McpTool]:
-        listed = self._wait(self._session.list_tools(), START_S).tools
+    def _list_tools(self, server: McpServer) -> list[McpTool]:
+        listed = self._wait(self._session.list_tools(), START_TIMEOUT_S).tools
         missing = sorted(set(server.tools) - {tool.name for tool in listed})
         if missing:
             raise McpToolError(

@@ -12,32 +12,32 @@ from typing import Any
 
 from agent_system.environments.chat_prompts import ChatPrompts
 from agent_system.environments.env import Observation, Step, Task
-from agent_system.environments.env_package.dataset.grading import Grader, graded_step
-from agent_system.environments.env_package.dataset.rows import tasks as tasks_of_files
+from agent_system.environments.env_package.dataset.grading import Grader, grade_step
+from agent_system.environments.env_package.dataset.rows import list_tasks as tasks_of_files
 from agent_system.environments.env_package.tools import example
 from agent_system.environments.env_package.tools.calls import (
     BadCall,
     Call,
-    calls_in,
-    project,
-    read_call,
-    response,
-    written_call,
+    find_calls,
+    format_call,
+    format_response,
+    parse_call,
+    project_calls,
 )
 from agent_system.environments.env_package.tools.mcp_tools import McpConnection
 from agent_system.environments.env_package.tools.settings import ToolsSettings
 from agent_system.environments.env_package.tools.toolbox import (
-    Outcome,
+    CallOutcome,
     PythonTool,
     Tool,
     load_tools,
-    run_all,
+    run_calls,
 )
 from agent_system.environments.package import EnvPackage
-from rlvcr.levels import level_instructions
+from rlvcr.levels import render_level_instructions
 
 NAME = "tools"
-ASKS = """\
+INSTRUCTIONS = """\
 You answer a question with the help of functions. This is what there is, as JSON:
 <tools>
 {tools}
@@ -65,10 +65,10 @@ class Toolbox:
                 for function in example.FUNCTIONS
             ]
         try:
-            self._add(python_tools)
+            self._add_tools(python_tools)
             for server in settings.mcp_servers:
                 self.servers.append(McpConnection(server, settings.call_timeout_s))
-                self._add(self.servers[-1].tools)
+                self._add_tools(self.servers[-1].tools)
         except BaseException:
             self.close()
             raise
@@ -80,11 +80,11 @@ class Toolbox:
         self.servers = []
 
     @property
-    def schemas(self) -> list[dict[str, Any]]:
+    def tool_schemas(self) -> list[dict[str, Any]]:
         """Schemas of all tools in the OpenAI format."""
-        return [tool.schema for tool in self.tools.values()]
+        return [tool.openai_schema for tool in self.tools.values()]
 
-    def _add(self, tools: Sequence[Tool]) -> None:
+    def _add_tools(self, tools: Sequence[Tool]) -> None:
         for tool in tools:
             if tool.name in self.tools:
                 raise ValueError(
@@ -104,7 +104,7 @@ class ToolsEnv:
         self.toolbox = Toolbox(settings)
         self.grader = Grader(settings.reward)
         self.task: Task = {}
-        self._told: list[str] = []  # the question and all results so far, which form the state
+        self._history: list[str] = []  # the question and all results so far, which form the state
 
     def reset(self, task: Task, seed: int) -> Observation:
         """Return the question as observation. ``seed`` has no effect.
@@ -113,10 +113,10 @@ class ToolsEnv:
         """
         del seed  # the task determines the episode
         self.task = task
-        self._told = [task["messages"][-1]["content"]]
+        self._history = [task["messages"][-1]["content"]]
         *opening, last = task["messages"]
         if opening:
-            opening = _with_tools(opening, instructions(self.settings, levels=False))  # pyright: ignore[reportArgumentType]  settings hash
+            opening = _with_tools(opening, system_instructions(self.settings, levels=False))  # pyright: ignore[reportArgumentType]  settings hash
         return Observation(last["content"], opening=opening)
 
     def step(self, action: str) -> Step:
@@ -124,42 +124,44 @@ class ToolsEnv:
 
         Raises the exceptions of ``grade_step``.
         """
-        written = calls_in(action)
+        written = find_calls(action)
         if not written:
-            return graded_step(self.grader, self.task, action, self.settings.grade_s)
-        outcomes = self._outcomes(written)
+            return grade_step(self.grader, self.task, action, self.settings.grade_s)
+        outcomes = self._run_written_calls(written)
         max_chars = self.settings.max_chars
         responses = [
-            response("error", outcome.name, outcome.error, max_chars)
+            format_response("error", outcome.name, outcome.error, max_chars)
             if outcome.error is not None
-            else response("result", outcome.name, outcome.value, max_chars)
+            else format_response("result", outcome.name, outcome.value, max_chars)
             for outcome in outcomes
         ]
-        is_valid = all(outcome.valid for outcome in outcomes)
-        self._told += responses
-        observation = Observation("\n".join(responses), anchor="\n".join(self._told))
+        is_valid = all(outcome.is_valid for outcome in outcomes)
+        self._history += responses
+        observation = Observation("\n".join(responses), anchor="\n".join(self._history))
         return observation, 0.0, False, {"won": False, "is_action_valid": is_valid}
 
     def close(self) -> None:
         """Stop the MCP servers of the toolbox."""
         self.toolbox.close()
 
-    def _outcomes(self, written: Sequence[str]) -> list[Outcome]:
+    def _run_written_calls(self, written: Sequence[str]) -> list[CallOutcome]:
         """Run the calls and return one outcome per call, in order."""
         max_calls = self.settings.max_calls
-        entries: list[Outcome | Call] = []
+        entries: list[CallOutcome | Call] = []
         for index, text in enumerate(written):
             if index >= max_calls:
                 entries.append(
-                    Outcome(None, error=f"more than {max_calls} calls in one turn", valid=False)
+                    CallOutcome(
+                        None, error=f"more than {max_calls} calls in one turn", is_valid=False
+                    )
                 )
                 continue
             try:
-                entries.append(read_call(text))
+                entries.append(parse_call(text))
             except BadCall as error:
-                entries.append(Outcome(None, error=str(error), valid=False))
+                entries.append(CallOutcome(None, error=str(error), is_valid=False))
         calls = [entry for entry in entries if isinstance(entry, Call)]
-        results = iter(run_all(self.toolbox.tools, calls, self.settings.call_timeout_s))
+        results = iter(run_calls(self.toolbox.tools, calls, self.settings.call_timeout_s))
         return [next(results) if isinstance(entry, Call) else entry for entry in entries]
 
 
@@ -179,35 +181,39 @@ class ToolPrompts(ChatPrompts):
 
     def system(self, levels: bool) -> str | None:
         """Return tools and answer format. With ``levels``, calls and answers go in action tags."""
-        return instructions(self._settings, levels)  # pyright: ignore[reportArgumentType]  settings hash
+        return system_instructions(self._settings, levels)  # pyright: ignore[reportArgumentType]  settings hash
 
 
 @lru_cache(maxsize=8)
-def instructions(settings: ToolsSettings, levels: bool) -> str:
+def system_instructions(settings: ToolsSettings, levels: bool) -> str:
     """Return the text of the system message. Starts the MCP servers once to list their tools."""
     toolbox = Toolbox(settings)
     toolbox.close()
-    text = ASKS.format(tools="\n".join(json.dumps(schema) for schema in toolbox.schemas))
+    text = INSTRUCTIONS.format(
+        tools="\n".join(json.dumps(schema) for schema in toolbox.tool_schemas)
+    )
     if not levels:
         return text
-    example_call = f"<action>{written_call('NAME')}</action>"
-    return f"{text}\n\n{level_instructions()}\nCalls and the answer are actions: {example_call}"
+    example_call = f"<action>{format_call('NAME')}</action>"
+    return (
+        f"{text}\n\n{render_level_instructions()}\nCalls and the answer are actions: {example_call}"
+    )
 
 
-def tasks(settings: ToolsSettings, split: str) -> list[Task]:
+def list_tasks(settings: ToolsSettings, split: str) -> list[Task]:
     """Return the tasks of the split's files, or those of ``example`` without files."""
     if settings.train_files or settings.val_files:
         row_tasks = tasks_of_files(settings, split, f"env.{NAME}")
         return [{**task, "task_id": f"{NAME}/{split}/{n}"} for n, task in enumerate(row_tasks)]
-    return example.tasks(settings, split)
+    return example.list_tasks(settings, split)
 
 
 PACKAGE = EnvPackage(
     name=NAME,
     settings=ToolsSettings,
     make=ToolsEnv,
-    tasks=tasks,
+    tasks=list_tasks,
     prompts=ToolPrompts,
-    project=project,
+    project=project_calls,
     stop=("</action>", "<tool_response>"),
 )

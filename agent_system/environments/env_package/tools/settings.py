@@ -10,7 +10,7 @@ from verl.config.settings import ConfigError, PositiveInt, RunsCode, Section, Se
 if TYPE_CHECKING:
     from verl.config.schema.env import EnvConfig
 
-LOOKUP = ".tools.example:lookup"
+LOOKUP_SUFFIX = ".tools.example:lookup"
 
 
 class McpServer(Section):
@@ -29,7 +29,7 @@ class McpServer(Section):
 class ToolsSettings(DatasetSettings):
     """Settings of ``env.tools``: the tools, their limits, and the questions."""
 
-    one_step: ClassVar[bool] = False
+    is_single_turn: ClassVar[bool] = False
     fits_prompts: ClassVar[bool] = False  # the first observation depends on the tools
 
     functions: Annotated[list[str], RunsCode()] = []
@@ -58,7 +58,7 @@ class ToolsSettings(DatasetSettings):
             return None
         return self.val_tasks if split == "val" else self.train_tasks
 
-    def completed(self, env: "EnvConfig") -> Self:
+    def with_derived_values(self, env: "EnvConfig") -> Self:
         """Return the completed settings.
 
         Raises ``ConfigError`` if user-provided tools replace the lookup that the example's
@@ -69,7 +69,7 @@ class ToolsSettings(DatasetSettings):
             getattr(self, key)
             and not self.train_files
             and not self.val_files
-            and not any(import_path.endswith(LOOKUP) for import_path in self.functions)
+            and not any(import_path.endswith(LOOKUP_SUFFIX) for import_path in self.functions)
         ):
             raise ConfigError(
                 f"env.tools.{key} without data.train_files: only the lookup of the example can "
@@ -77,4 +77,4 @@ class ToolsSettings(DatasetSettings):
                 "of questions; fix: set data.train_files=[FILE] data.val_files=[FILE], which are "
                 "also keys of env.tools"
             )
-        return super().completed(env)
+        return super().with_derived_values(env)

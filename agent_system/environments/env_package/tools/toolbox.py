@@ -10,9 +10,9 @@ from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 
 from agent_system.environments.env_package.tools.calls import BadCall, Call
 from agent_system.environments.env_package.tools.settings import ToolsSettings
-from agent_system.reward_manager.custom import load_place
+from agent_system.reward_manager.custom import load_import_path
 
-KEY = "env.tools.functions"
+FUNCTIONS_KEY = "env.tools.functions"
 
 
 class Tool(Protocol):
@@ -24,11 +24,11 @@ class Tool(Protocol):
         ...
 
     @property
-    def schema(self) -> dict[str, Any]:
+    def openai_schema(self) -> dict[str, Any]:
         """Schema ``{"type": "function", "function": {"name", "description", "parameters"}}``."""
         ...
 
-    def check(self, arguments: dict[str, Any]) -> dict[str, Any]:
+    def validate_arguments(self, arguments: dict[str, Any]) -> dict[str, Any]:
         """Validate ``arguments`` and convert them to the types of the function.
 
         Raises ``BadCall``.
@@ -58,9 +58,9 @@ class PythonTool:
         self._model = _arguments_of(function)
         description = inspect.cleandoc(function.__doc__ or "")
         shown = parameters or _without_titles(self._model.model_json_schema())
-        self.schema = function_schema(self.name, description, shown)
+        self.openai_schema = function_schema(self.name, description, shown)
 
-    def check(self, arguments: dict[str, Any]) -> dict[str, Any]:
+    def validate_arguments(self, arguments: dict[str, Any]) -> dict[str, Any]:
         """Validate ``arguments`` with the signature of the function. Raises ``BadCall``."""
         try:
             validated = self._model.model_validate(arguments)
@@ -83,7 +83,7 @@ def _arguments_of(function: Callable[..., Any]) -> type[BaseModel]:
     for name, parameter in inspect.signature(function, eval_str=True).parameters.items():
         if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
             raise TypeError(
-                f"{KEY}: {function.__name__} has the parameter {parameter}; allowed: parameters "
+                f"{FUNCTIONS_KEY}: {function.__name__} has the parameter {parameter}; allowed: parameters "
                 "that can be passed by name; fix: replace it by such parameters"
             )
         kind = Any if parameter.annotation is parameter.empty else parameter.annotation
@@ -112,14 +112,14 @@ def load_tools(settings: ToolsSettings) -> list[PythonTool]:
     return [_load_tool(import_path, settings) for import_path in settings.functions]
 
 
-def _load_tool(place: str, settings: ToolsSettings) -> PythonTool:
+def _load_tool(import_path: str, settings: ToolsSettings) -> PythonTool:
     try:
-        function = load_place(place, KEY)
+        function = load_import_path(import_path, FUNCTIONS_KEY)
     except (AttributeError, OSError, TypeError, ValueError):
         raise
     except Exception as error:  # user-provided module
         raise ValueError(
-            f"{KEY}={place!r} cannot be imported: {error!r}; allowed: FILE.py:NAME, MODULE:NAME; "
+            f"{FUNCTIONS_KEY}={import_path!r} cannot be imported: {error!r}; allowed: FILE.py:NAME, MODULE:NAME; "
             "fix: correct the import path or the module"
         ) from error
     name = getattr(function, "__name__", "")
@@ -129,30 +129,32 @@ def _load_tool(place: str, settings: ToolsSettings) -> PythonTool:
         raise
     except Exception as error:  # undefined annotations, or types that pydantic does not support
         raise ValueError(
-            f"{KEY}={place!r}: its signature cannot be read: {error}; allowed: annotations of "
+            f"{FUNCTIONS_KEY}={import_path!r}: its signature cannot be read: {error}; allowed: annotations of "
             "JSON-able types; fix: correct the annotations of its arguments"
         ) from error
 
 
 @dataclass(slots=True)
-class Outcome:
+class CallOutcome:
     """Outcome of a call: a value, or an error message for the model."""
 
     name: str | None
     value: Any = None
     error: str | None = None
-    valid: bool = True  # False: the call itself was malformed
+    is_valid: bool = True  # False: the call itself was malformed
 
 
-def run_all(tools: Mapping[str, Tool], calls: Sequence[Call], timeout_s: float) -> list[Outcome]:
+def run_calls(
+    tools: Mapping[str, Tool], calls: Sequence[Call], timeout_s: float
+) -> list[CallOutcome]:
     """Run all ``calls`` in parallel and return their outcomes in order.
 
     A call that takes longer than ``timeout_s`` seconds gives an error. Its thread stays until the
     function returns or the process ends.
     """
-    outcomes = [Outcome(call.name, error=f"no answer within {timeout_s:g} s") for call in calls]
+    outcomes = [CallOutcome(call.name, error=f"no answer within {timeout_s:g} s") for call in calls]
     threads = [
-        threading.Thread(target=_into, args=(outcomes, index, tools, call), daemon=True)
+        threading.Thread(target=_store_outcome, args=(outcomes, index, tools, call), daemon=True)
         for index, call in enumerate(calls)
     ]
     for thread in threads:
@@ -171,20 +173,24 @@ def _join_all(threads: Sequence[threading.Thread], done: threading.Event) -> Non
     done.set()
 
 
-def _into(outcomes: list[Outcome], place: int, tools: Mapping[str, Tool], call: Call) -> None:
-    outcomes[place] = _outcome(tools, call)
+def _store_outcome(
+    outcomes: list[CallOutcome], index: int, tools: Mapping[str, Tool], call: Call
+) -> None:
+    outcomes[index] = _run_call(tools, call)
 
 
-def _outcome(tools: Mapping[str, Tool], call: Call) -> Outcome:
+def _run_call(tools: Mapping[str, Tool], call: Call) -> CallOutcome:
     tool = tools.get(call.name)
     if tool is None:
         known = ", ".join(sorted(tools))
-        return Outcome(call.name, error=f"there is no function {call.name!r}; {known}", valid=False)
+        return CallOutcome(
+            call.name, error=f"there is no function {call.name!r}; {known}", is_valid=False
+        )
     try:
-        arguments = tool.check(call.arguments)
+        arguments = tool.validate_arguments(call.arguments)
     except BadCall as error:
-        return Outcome(call.name, error=str(error), valid=False)
+        return CallOutcome(call.name, error=str(error), is_valid=False)
     try:
-        return Outcome(call.name, tool.run(arguments))
+        return CallOutcome(call.name, tool.run(arguments))
     except Exception as error:  # user-provided code: its errors are observations
-        return Outcome(call.name, error=f"{type(error).__name__}: {error}")
+        return CallOutcome(call.name, error=f"{type(error).__name__}: {error}")

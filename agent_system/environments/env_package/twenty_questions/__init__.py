@@ -4,9 +4,9 @@ of things.
 Names are imported on first use, so an environment worker imports only the modules that it needs.
 """
 
-from verl.utils.lazy import lazy
+from verl.utils.lazy import make_lazy_exports
 
-__getattr__, __all__ = lazy(
+__getattr__, __all__ = make_lazy_exports(
     __name__,
     {
         "EmbeddedGamemaster": "gamemaster",

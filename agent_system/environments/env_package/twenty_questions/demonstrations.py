@@ -13,12 +13,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from agent_system.environments.env_package.twenty_questions import game
-from agent_system.environments.env_package.twenty_questions.expert import ThinkingPlayer
-from agent_system.environments.env_package.twenty_questions.knowledge import knowledge
+from agent_system.environments.env_package.twenty_questions.expert import TwentyQuestionsExpert
+from agent_system.environments.env_package.twenty_questions.knowledge import load_knowledge
 from agent_system.environments.env_package.twenty_questions.package import PACKAGE
-from agent_system.environments.env_package.twenty_questions.player import Questioner
-from agent_system.environments.env_package.twenty_questions.settings import GameSettings
-from agent_system.environments.experts.episode import ExpertEpisode, LevelDraw
+from agent_system.environments.env_package.twenty_questions.questioner import Questioner
+from agent_system.environments.env_package.twenty_questions.settings import TwentyQuestionsSettings
+from agent_system.environments.experts.episode import ExpertEpisode, LevelSampler
 from verl.utils.files import atomic_write
 from verl.utils.seeds import derive_seed
 
@@ -37,8 +37,8 @@ def write_demonstrations(
     Games without success are included. ``careless`` and ``hasty`` make the questioner worse (see
     ``Questioner``), so that reinforcement learning can improve on it.
     """
-    words = sorted(words or knowledge().things)
-    settings = GameSettings(max_steps=max_steps)
+    words = sorted(words or load_knowledge().things)
+    settings = TwentyQuestionsSettings(max_steps=max_steps)
     env = PACKAGE.make(settings)
     prompts = PACKAGE.prompts(settings)
     with atomic_write(path) as file:
@@ -46,9 +46,9 @@ def write_demonstrations(
             word = words[number % len(words)]
             task = {"task_id": f"twenty_questions/{word}", "solution": word}
             rng = random.Random(derive_seed("twenty questions demonstration", seed, number))
-            expert = ThinkingPlayer(Questioner(words, rng, careless, hasty))
-            episode = ExpertEpisode(env, prompts, task, env.reset(task, 0), asks=False)
-            won = episode.run(expert, LevelDraw((), rng), max_steps)
+            expert = TwentyQuestionsExpert(Questioner(words, rng, careless, hasty))
+            episode = ExpertEpisode(env, prompts, task, env.reset(task, 0), asks_levels=False)
+            won = episode.run(expert, LevelSampler((), rng), max_steps)
             row = {"task_id": task["task_id"], "won": won, "messages": episode.messages}
             file.write(json.dumps(row) + "\n")
     return Path(path)

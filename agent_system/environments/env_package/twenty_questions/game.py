@@ -15,11 +15,11 @@ from agent_system.environments.env_package.twenty_questions.gamemaster import (
     gamemaster_prompt,
     read_answer,
 )
-from agent_system.environments.env_package.twenty_questions.knowledge import Answer, knowledge
+from agent_system.environments.env_package.twenty_questions.knowledge import Answer, load_knowledge
 from verl.utils.seeds import derive_seed
 
 MAX_STEPS = 20
-HELD_OUT_SHARE = 4  # one word, or one set of clues, in four is held out for validation
+HELD_OUT_DIVISOR = 4  # one word, or one set of clues, in four is held out for validation
 # An unclosed tag still counts: turns are cut at their limit of tokens.
 _TAGGED = re.compile(r"<action>(.*?)(?:</action>|$)", re.DOTALL)
 _GUESS = re.compile(r"\[([^\[\]]*)\]")
@@ -44,7 +44,7 @@ class Move:
 
     guess: str | None
     question: str
-    valid: bool
+    is_valid: bool
 
 
 def read_move(text: str) -> Move:
@@ -80,7 +80,7 @@ def new_game(solution: str, max_steps: int = MAX_STEPS, clues: Sequence[str] = (
     }
 
 
-def play(
+def apply_move(
     state: State, text: str, gamemaster: Gamemaster
 ) -> tuple[State, float, bool, dict[str, Any]]:
     """Return the state after the move in ``text``, reward (1 for the right guess, else 0), done and
@@ -89,11 +89,11 @@ def play(
     ``info`` holds ``won`` and ``is_action_valid``. Raises the exceptions of ``gamemaster``.
     """
     move = read_move(text)
-    won = move.valid and move.guess == state["solution"].lower()
+    won = move.is_valid and move.guess == state["solution"].lower()
     turns_left = state["left"] - 1
-    is_guess = move.valid and move.guess is not None
+    is_guess = move.is_valid and move.guess is not None
     done = is_guess or turns_left == 0
-    reply = _reply(state, move, gamemaster) + ("" if done else f" {turns_left} left.")
+    reply = _make_reply(state, move, gamemaster) + ("" if done else f" {turns_left} left.")
     turns = [*state["turns"], (f"[{move.guess}]" if is_guess else move.question, reply)]
     # Make a new dictionary: the caller may still hold the old state.
     new_state = {
@@ -104,25 +104,25 @@ def play(
         "done": done,
         "won": won,
     }
-    return new_state, float(won), done, {"won": won, "is_action_valid": move.valid}
+    return new_state, float(won), done, {"won": won, "is_action_valid": move.is_valid}
 
 
-def _reply(state: State, move: Move, gamemaster: Gamemaster) -> str:
-    if not move.valid:
+def _make_reply(state: State, move: Move, gamemaster: Gamemaster) -> str:
+    if not move.is_valid:
         return MALFORMED
     if move.guess is not None:
         return RIGHT if move.guess == state["solution"].lower() else WRONG
     return f"{read_answer(gamemaster(gamemaster_prompt(state['solution'], move.question)))}."
 
 
-def words_of(split: str, words: Sequence[str] | None = None) -> list[str]:
+def split_words(split: str, words: Sequence[str] | None = None) -> list[str]:
     """Return the ``"train"`` or ``"val"`` part of ``words`` (default: the shipped table), sorted.
 
     The parts are disjoint. A hash of the word decides its part, independently of the other words.
     If a part would be empty, the word with the lowest or highest hash moves to it. Raises
     ``ValueError`` for fewer than two words.
     """
-    words = sorted(set(words)) if words else sorted(knowledge().things)
+    words = sorted(set(words)) if words else sorted(load_knowledge().things)
     if len(words) < 2:
         raise ValueError(
             f"words={words} are too few; allowed: at least two words, one to train on and one to "
@@ -130,7 +130,7 @@ def words_of(split: str, words: Sequence[str] | None = None) -> list[str]:
         )
     order = sorted(words, key=lambda word: derive_seed("twenty questions", word))
     held_out = {
-        word for word in words if derive_seed("twenty questions", word) % HELD_OUT_SHARE == 0
+        word for word in words if derive_seed("twenty questions", word) % HELD_OUT_DIVISOR == 0
     }
     held_out = held_out or {order[0]}
     if len(held_out) == len(words):
@@ -138,7 +138,7 @@ def words_of(split: str, words: Sequence[str] | None = None) -> list[str]:
     return [word for word in words if (word in held_out) == (split == "val")]
 
 
-def clues_of(
+def split_clues(
     split: str, count: int, words: Sequence[str] | None = None
 ) -> list[tuple[str, tuple[str, ...]]]:
     """Return the ``"train"`` or ``"val"`` starts as (word, ``count`` attributes of it), sorted.
@@ -146,7 +146,7 @@ def clues_of(
     A word can be in both splits. The set of attributes alone decides the split. Otherwise training
     on one word with these attributes would teach that they never mean the held-out word.
     """
-    table = knowledge()
+    table = load_knowledge()
     openings = [
         (word, clues)
         for word in (sorted(set(words)) if words else sorted(table.things))
@@ -155,5 +155,5 @@ def clues_of(
     return [
         (word, clues)
         for word, clues in openings
-        if (derive_seed("clues", *sorted(clues)) % HELD_OUT_SHARE == 0) == (split == "val")
+        if (derive_seed("clues", *sorted(clues)) % HELD_OUT_DIVISOR == 0) == (split == "val")
     ]

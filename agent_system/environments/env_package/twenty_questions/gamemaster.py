@@ -12,9 +12,9 @@ from agent_system.environments.env_package.twenty_questions.knowledge import (
     ANSWERS,
     Answer,
     Knowledge,
-    knowledge,
+    load_knowledge,
 )
-from agent_system.environments.env_package.twenty_questions.questions import answer
+from agent_system.environments.env_package.twenty_questions.questions import answer_question
 from agent_system.environments.pool.failure import EnvFailure
 
 Gamemaster = Callable[[str], str]
@@ -66,7 +66,7 @@ class EmbeddedGamemaster:
     remote = False
 
     def __init__(self, table: Knowledge | None = None) -> None:
-        self.table = knowledge() if table is None else table
+        self.table = load_knowledge() if table is None else table
 
     def __call__(self, prompt: str) -> str:
         """Answer a prompt of ``gamemaster_prompt``.
@@ -83,4 +83,4 @@ class EmbeddedGamemaster:
                 f"the embedded gamemaster does not know the word {fields['word']!r}; allowed: "
                 "words of knowledge.txt"
             )
-        return answer(fields["word"], fields["question"], self.table)
+        return answer_question(fields["word"], fields["question"], self.table)

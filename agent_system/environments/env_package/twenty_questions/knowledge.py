@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
-FILE = Path(__file__).with_name("knowledge.txt")
+KNOWLEDGE_FILE = Path(__file__).with_name("knowledge.txt")
 _THING = re.compile(r"(?P<name>[\w ]+?) = (?P<size>\d);(?P<attributes>.*)")
 
 
@@ -58,7 +58,7 @@ class Knowledge:
     things: Mapping[str, Thing]
     sizes: Mapping[str, int] = field(default_factory=dict)
 
-    def answer(self, word: str, attribute: str) -> str:
+    def get_answer(self, word: str, attribute: str) -> str:
         """Return the one of ``ANSWERS`` that says if ``attribute`` holds for ``word``.
 
         Raises ``KeyError`` for unknown names.
@@ -68,18 +68,18 @@ class Knowledge:
             return Answer.YES
         return Answer.UNKNOWN if attribute in thing.unsure else Answer.NO
 
-    def consistent(self, words: Iterable[str], attribute: str, answer: str) -> list[str]:
+    def filter_consistent(self, words: Iterable[str], attribute: str, answer: str) -> list[str]:
         """Return those of ``words`` for which the question about ``attribute`` has ``answer``."""
-        return [word for word in words if self.answer(word, attribute) == answer]
+        return [word for word in words if self.get_answer(word, attribute) == answer]
 
 
 @cache
-def knowledge() -> Knowledge:
+def load_knowledge() -> Knowledge:
     """Return the shipped table, parsed once per process."""
-    return parse(FILE.read_text(encoding="utf-8"))
+    return parse_knowledge(KNOWLEDGE_FILE.read_text(encoding="utf-8"))
 
 
-def parse(text: str) -> Knowledge:
+def parse_knowledge(text: str) -> Knowledge:
     """Parse a table in the format of ``knowledge.txt``.
 
     Raises:
@@ -89,16 +89,16 @@ def parse(text: str) -> Knowledge:
     attributes: dict[str, Attribute] = {}
     things: dict[str, Thing] = {}
     sizes: dict[str, int] = {}
-    for line in _lines(text):
+    for line in _content_lines(text):
         if line.startswith("size "):
             number, names = line.removeprefix("size ").split("|")
-            sizes |= dict.fromkeys(_listed(names), int(number))
+            sizes |= dict.fromkeys(_split_list(names), int(number))
         elif "|" in line:
-            attribute = _attribute(line)
-            _add(attributes, attribute.name, attribute)
+            attribute = _parse_attribute(line)
+            _add_unique(attributes, attribute.name, attribute)
         elif match := _THING.fullmatch(line):
-            thing = _thing(match, attributes)
-            _add(things, thing.name, thing)
+            thing = _parse_thing(match, attributes)
+            _add_unique(things, thing.name, thing)
         else:
             raise ValueError(
                 f"{line!r} is no line of a knowledge table; allowed: the three kinds that the head "
@@ -107,53 +107,53 @@ def parse(text: str) -> Knowledge:
     return Knowledge(attributes, things, sizes)
 
 
-def _lines(text: str) -> Iterator[str]:
+def _content_lines(text: str) -> Iterator[str]:
     for line in text.splitlines():
         line = line.strip()
         if line and not line.startswith("#"):
             yield line
 
 
-def _listed(text: str) -> tuple[str, ...]:
+def _split_list(text: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
-def _add(table: dict, name: str, value: object) -> None:
+def _add_unique(table: dict, name: str, value: object) -> None:
     if name in table:
         raise ValueError(f"{name!r} is defined twice")
     table[name] = value
 
 
-def _attribute(line: str) -> Attribute:
+def _parse_attribute(line: str) -> Attribute:
     name, question, phrases, *implied = (part.strip() for part in line.split("|"))
     name_phrase = name.replace("_", " ")
     return Attribute(
         name,
         question,
-        tuple(dict.fromkeys([name_phrase, *_listed(phrases)])),
+        tuple(dict.fromkeys([name_phrase, *_split_list(phrases)])),
         tuple(" ".join(implied).split()),
     )
 
 
-def _thing(match: re.Match[str], attributes: Mapping[str, Attribute]) -> Thing:
+def _parse_thing(match: re.Match[str], attributes: Mapping[str, Attribute]) -> Thing:
     attribute_names = match["attributes"].split()
     unknown = [name for name in attribute_names if name.removeprefix("~") not in attributes]
     if unknown:
         raise ValueError(f"{match['name']}: these attributes are not defined: {', '.join(unknown)}")
     holds = set(
-        _implied((name for name in attribute_names if not name.startswith("~")), attributes)
+        _with_implied((name for name in attribute_names if not name.startswith("~")), attributes)
     )
     # An implied attribute holds, even if the line marks it as unsure.
     unsure = {name[1:] for name in attribute_names if name.startswith("~")} - holds
     return Thing(match["name"], int(match["size"]), frozenset(holds), frozenset(unsure))
 
 
-def _implied(names: Iterable[str], attributes: Mapping[str, Attribute]) -> Iterator[str]:
+def _with_implied(names: Iterable[str], attributes: Mapping[str, Attribute]) -> Iterator[str]:
     for name in names:
         yield name
-        yield from _implied(attributes[name].implies, attributes)
+        yield from _with_implied(attributes[name].implies, attributes)
 
 
 def unknown_words(words: Iterable[str]) -> list[str]:
     """Return those of ``words`` that the shipped table lacks, sorted."""
-    return sorted(set(words) - set(knowledge().things))
+    return sorted(set(words) - set(load_knowledge().things))

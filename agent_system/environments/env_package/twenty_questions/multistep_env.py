@@ -74,7 +74,7 @@ class TwentyQuestionsEnv(MultistepEnv):
         )
 
     def _initialize_episode(self, session_id: str, task_info: dict[str, Any]) -> game.State:
-        solution = task_info.get("solution") or self._word_for(session_id)
+        solution = task_info.get("solution") or self._choose_word(session_id)
         return game.new_game(solution, self.max_steps_per_episode)
 
     def _format_prompt(self, state: game.State, step: int) -> str:
@@ -84,31 +84,31 @@ class TwentyQuestionsEnv(MultistepEnv):
     def _step_episode(
         self, session_id: str, action: str
     ) -> tuple[game.State, float, bool, dict[str, Any]]:
-        return game.play(self.active_states[session_id], action, self.gamemaster)
+        return game.apply_move(self.active_states[session_id], action, self.gamemaster)
 
     def _format_outcome(self, state: game.State) -> str:
         return state["reply"]
 
-    def _word_for(self, session_id: str) -> str:
-        words = game.words_of("train", self.words)
+    def _choose_word(self, session_id: str) -> str:
+        words = game.split_words("train", self.words)
         return words[derive_seed(self.seed, session_id) % len(words)]
 
     def get_train_dataset(self) -> Any:
         """Return a ``Dataset`` with the column ``solution``: the training words, shuffled by the
         seed.
         """
-        return self._dataset("train")
+        return self._make_dataset("train")
 
     def get_eval_dataset(self) -> Any:
         """Return a ``Dataset`` with the column ``solution``: the held-out words, shuffled by the
         seed.
         """
-        return self._dataset("val")
+        return self._make_dataset("val")
 
-    def _dataset(self, split: str) -> Any:
+    def _make_dataset(self, split: str) -> Any:
         from datasets import Dataset, Features, Value
 
-        words = game.words_of(split, self.words)
+        words = game.split_words(split, self.words)
         ordered = [
             words[place] for place in epoch_order(len(words), self.seed, "twenty questions", split)
         ]

@@ -14,10 +14,10 @@ except ModuleNotFoundError as error:
         "pip install -e '.[envs]'"
     ) from error
 
-RETRIED = frozenset({408, 409, 425, 429, 500, 502, 503, 504})
+RETRIED_STATUS_CODES = frozenset({408, 409, 425, 429, 500, 502, 503, 504})
 
 
-class _Retry(Exception):
+class _RetryableError(Exception):
     """Temporary failure of a request, which is repeated."""
 
 
@@ -56,10 +56,10 @@ class OpenAIGamemaster:
             )
         except (ImportError, ValueError) as error:  # the environment names a proxy it cannot use
             raise GamemasterError(f"{self.url}{describe_proxy(self.url)}: {error}") from error
-        self._ask = tenacity.Retrying(
+        self._retrying = tenacity.Retrying(
             stop=tenacity.stop_after_attempt(attempts),
             wait=tenacity.wait_exponential_jitter(initial=pause_s, max=8.0, jitter=pause_s),
-            retry=tenacity.retry_if_exception_type(_Retry),
+            retry=tenacity.retry_if_exception_type(_RetryableError),
             reraise=True,
         )
         self._attempts = attempts
@@ -70,8 +70,8 @@ class OpenAIGamemaster:
         Raises ``GamemasterError`` with the URL and the cause.
         """
         try:
-            return self._ask.copy()(self._once, prompt)
-        except _Retry as error:
+            return self._retrying.copy()(self._send_request, prompt)
+        except _RetryableError as error:
             raise GamemasterError(
                 f"{self.url}: no answer in {self._attempts} attempts"
                 f"{describe_proxy(self.url)}: {error}"
@@ -81,7 +81,7 @@ class OpenAIGamemaster:
         """Close the HTTP connections to the server."""
         self._client.close()
 
-    def _once(self, prompt: str) -> str:
+    def _send_request(self, prompt: str) -> str:
         body = {
             "model": self.model,
             "messages": [{"role": "user", "content": prompt}],
@@ -92,9 +92,9 @@ class OpenAIGamemaster:
         try:
             response = self._client.post(self.url, json=body)
         except httpx.TransportError as error:
-            raise _Retry(f"{type(error).__name__}: {error}") from error
-        if response.status_code in RETRIED:
-            raise _Retry(f"status {response.status_code}: {response.text[:200]}")
+            raise _RetryableError(f"{type(error).__name__}: {error}") from error
+        if response.status_code in RETRIED_STATUS_CODES:
+            raise _RetryableError(f"status {response.status_code}: {response.text[:200]}")
         if response.status_code != 200:
             raise GamemasterError(
                 f"{self.url}: status {response.status_code}: {response.text[:200]}"

@@ -13,15 +13,15 @@ from agent_system.environments.env_package.twenty_questions.gamemaster import (
     EmbeddedGamemaster,
     Gamemaster,
 )
-from agent_system.environments.env_package.twenty_questions.knowledge import knowledge
-from agent_system.environments.env_package.twenty_questions.settings import GameSettings
+from agent_system.environments.env_package.twenty_questions.knowledge import load_knowledge
+from agent_system.environments.env_package.twenty_questions.settings import TwentyQuestionsSettings
 from agent_system.environments.package import EnvPackage
 
 RULES = """We play twenty questions. Find out my word with yes/no questions. \
 I answer Yes, No or I don't know.
 Guess with the word in square brackets: [word]. A wrong guess ends the game."""
-PLAIN = "Answer with one question or your guess between tags: <action>Is it alive?</action>"
-LEVELS = """First choose how much to think, then think, then ask or guess:
+PLAIN_FORMAT = "Answer with one question or your guess between tags: <action>Is it alive?</action>"
+LEVELS_FORMAT = """First choose how much to think, then think, then ask or guess:
 <level>1</level><think></think><action>question or [word]</action> asks at once.
 <level>2</level><think>what do I know?</think><action>question or [word]</action> \
 reads the situation.
@@ -31,10 +31,10 @@ also reflects on what was asked.
 also plans and weighs options."""
 
 # Threads start on demand: an embedded gamemaster needs none.
-_ASKING = ThreadPoolExecutor(SERVER_THREADS, thread_name_prefix="gamemaster")
+_GAMEMASTER_THREADS = ThreadPoolExecutor(SERVER_THREADS, thread_name_prefix="gamemaster")
 
 
-def make_gamemaster(settings: GameSettings) -> Gamemaster:
+def make_gamemaster(settings: TwentyQuestionsSettings) -> Gamemaster:
     """Return the gamemaster of the settings: embedded, or an OpenAI-compatible server.
 
     Raises ``ValueError`` for a server without ``base_url`` or ``model``.
@@ -62,39 +62,43 @@ class TwentyQuestionsGame:
 
     placement = "inline"
 
-    def __init__(self, settings: GameSettings) -> None:
+    def __init__(self, settings: TwentyQuestionsSettings) -> None:
         self.gamemaster = make_gamemaster(settings)
         self.max_steps = settings.max_steps or game.MAX_STEPS
         self.state: game.State = {}
         if getattr(self.gamemaster, "remote", False):
-            self.step = self._step_elsewhere  # pyright: ignore[reportAttributeAccessIssue]  awaited
+            self.step = self._step_async  # pyright: ignore[reportAttributeAccessIssue]  awaited
 
     def reset(self, task: Task, seed: int) -> Observation:
         """Start a game about ``task["solution"]``. ``seed`` has no effect."""
         del seed  # the task determines the game
-        clues = [knowledge().attributes[clue].question for clue in task.get("clues", ())]
+        clues = [load_knowledge().attributes[clue].question for clue in task.get("clues", ())]
         self.state = game.new_game(task["solution"], self.max_steps, clues)
-        return self._look()
+        return self._make_observation()
 
     def step(self, action: str) -> tuple[Observation, float, bool, dict[str, Any]]:
         """Answer a question or a guess. With a server as gamemaster, return a coroutine."""
-        return self._seen(*game.play(self.state, action, self.gamemaster))
+        return self._make_step(*game.apply_move(self.state, action, self.gamemaster))
 
-    async def _step_elsewhere(self, action: str) -> tuple[Observation, float, bool, dict[str, Any]]:
+    async def _step_async(self, action: str) -> tuple[Observation, float, bool, dict[str, Any]]:
         loop = asyncio.get_running_loop()
-        return self._seen(
-            *await loop.run_in_executor(_ASKING, game.play, self.state, action, self.gamemaster)
+        return self._make_step(
+            *await loop.run_in_executor(
+                _GAMEMASTER_THREADS, game.apply_move, self.state, action, self.gamemaster
+            )
         )
 
     def gold_path(self, task: Task) -> list[str]:
         """Return the right guess for ``task`` as the only action."""
         return [f"[{task['solution']}]"]
 
-    def _seen(self, state: game.State, reward: float, done: bool, info: dict[str, Any]) -> tuple:
+    def _make_step(
+        self, state: game.State, reward: float, done: bool, info: dict[str, Any]
+    ) -> tuple:
         self.state = state
-        return self._look(), reward, done, info
+        return self._make_observation(), reward, done, info
 
-    def _look(self) -> Observation:
+    def _make_observation(self) -> Observation:
         """Return the reply as observation.
 
         The anchor has the number of turns left and the sorted answers, so the order of the
@@ -117,27 +121,27 @@ class TwentyQuestionsGame:
 class TwentyQuestionsPrompts(ChatPrompts):
     """Prompts with the rules and an answer format for questions and guesses."""
 
-    def __init__(self, settings: GameSettings | None = None) -> None:
+    def __init__(self, settings: TwentyQuestionsSettings | None = None) -> None:
         del settings  # without effect: the texts are fixed
         super().__init__(RULES, example="Is it alive?")
 
     def system(self, levels: bool) -> str:
         """Return the rules and the answer format, with or without thinking levels."""
-        return f"{RULES}\n{LEVELS if levels else PLAIN}"
+        return f"{RULES}\n{LEVELS_FORMAT if levels else PLAIN_FORMAT}"
 
 
-def prompts(settings: GameSettings) -> TwentyQuestionsPrompts | CompactPrompts:
+def make_prompts(settings: TwentyQuestionsSettings) -> TwentyQuestionsPrompts | CompactPrompts:
     """Return prompts with rules and answer format, or compact ones with the replies alone."""
     return CompactPrompts() if settings.prompt == "compact" else TwentyQuestionsPrompts(settings)
 
 
-def tasks(settings: GameSettings, split: str) -> list[Task]:
+def list_tasks(settings: TwentyQuestionsSettings, split: str) -> list[Task]:
     """Return one task per word, or per word and clues. About a quarter is held out for ``val``."""
     name = "twenty_questions"
     if not settings.clues:
         return [
             {"task_id": f"{name}/{word}", "data_source": name, "solution": word}
-            for word in game.words_of(split, settings.words)
+            for word in game.split_words(split, settings.words)
         ]
     return [
         {
@@ -146,11 +150,11 @@ def tasks(settings: GameSettings, split: str) -> list[Task]:
             "solution": word,
             "clues": list(clues),
         }
-        for word, clues in game.clues_of(split, settings.clues, settings.words)
+        for word, clues in game.split_clues(split, settings.clues, settings.words)
     ]
 
 
-def project(text: str) -> tuple[str, bool]:
+def project_move(text: str) -> tuple[str, bool]:
     """Return the question or ``[guess]`` in ``text``, and True if it is well formed.
 
     Well formed means: not empty, and ``text`` has an ``<action>`` tag.
@@ -158,15 +162,15 @@ def project(text: str) -> tuple[str, bool]:
     move = game.read_move(text)
     return (
         move.question if move.guess is None else f"[{move.guess}]"
-    ), move.valid and "<action>" in text
+    ), move.is_valid and "<action>" in text
 
 
 PACKAGE = EnvPackage(
     name="twenty_questions",
-    settings=GameSettings,
+    settings=TwentyQuestionsSettings,
     make=TwentyQuestionsGame,
-    tasks=tasks,
-    prompts=prompts,
-    project=project,
+    tasks=list_tasks,
+    prompts=make_prompts,
+    project=project_move,
     expert=EXPERT,
 )

@@ -23,7 +23,7 @@ from functools import cache
 from agent_system.environments.env_package.twenty_questions.knowledge import (
     Answer,
     Knowledge,
-    knowledge,
+    load_knowledge,
 )
 
 _OPEN = re.compile(r"^(what|which|who|whose|where|when|why|how)\b")
@@ -43,7 +43,7 @@ _SMALLER = frozenset({"smaller", "lighter", "shorter"})
 _OPPOSITE = {Answer.YES: Answer.NO, Answer.NO: Answer.YES, Answer.UNKNOWN: Answer.UNKNOWN}
 
 
-def normalise(text: str) -> str:
+def normalise_question(text: str) -> str:
     """Return ``text`` in lower case with letters and digits only, no articles, single spaces.
 
     A final "letter a" or "with a" keeps its "a".
@@ -54,38 +54,38 @@ def normalise(text: str) -> str:
     return " ".join(_ARTICLES.sub(" ", words).split())
 
 
-def answer(word: str, question: str, table: Knowledge | None = None) -> str:
+def answer_question(word: str, question: str, table: Knowledge | None = None) -> str:
     """Return the answer to ``question`` about ``word``, one of ``knowledge.ANSWERS``.
 
     ``table`` defaults to the shipped table. Raises ``KeyError`` for an unknown word.
     """
-    table = knowledge() if table is None else table
+    table = load_knowledge() if table is None else table
     thing = table.things[word]
-    normalised = normalise(question)
+    normalised = normalise_question(question)
     if _OPEN.search(normalised):
         return Answer.UNKNOWN
     # "isn't it" means the same as "is it": remove its "n't" before counting negations.
     normalised, negations = _NEGATION.subn(" ", _TAG_QUESTION.sub(" ", normalised))
     normalised = " ".join(normalised.split())
     result = (
-        _spelling(thing.name, normalised)
-        or _size(thing.size, normalised, table)
-        or _attributes(word, normalised, table)
+        _answer_spelling(thing.name, normalised)
+        or _answer_size(thing.size, normalised, table)
+        or _answer_attributes(word, normalised, table)
     )
     # Two negations cancel each other.
     return _OPPOSITE[result] if negations % 2 else result
 
 
-def _spelling(name: str, asked: str) -> str | None:
+def _answer_spelling(name: str, normalised: str) -> str | None:
     tests = {"starts": name.startswith, "ends": name.endswith, "contains": name.__contains__}
     for kind, pattern in _SPELLING.items():
-        if match := pattern.search(asked):
+        if match := pattern.search(normalised):
             return Answer.YES if tests[kind](match[1]) else Answer.NO
     return None
 
 
-def _size(size: int, asked: str, table: Knowledge) -> str | None:
-    match = _COMPARISON.search(asked)
+def _answer_size(size: int, normalised: str, table: Knowledge) -> str | None:
+    match = _COMPARISON.search(normalised)
     if not match:
         return None
     other = table.things[match[2]].size if match[2] in table.things else table.sizes.get(match[2])
@@ -94,15 +94,15 @@ def _size(size: int, asked: str, table: Knowledge) -> str | None:
     return Answer.YES if (size < other) == (match[1] in _SMALLER) else Answer.NO
 
 
-def _attributes(word: str, asked: str, table: Knowledge) -> str:
-    pattern, names = _phrases(table)
-    attribute_names = [names[match] for match in pattern.findall(asked)]
-    answers = [_one(word, name, table) for name in attribute_names]
-    has_or = re.search(r"\bor\b", asked) is not None
-    return combine(answers, Answer.YES if has_or else Answer.NO)
+def _answer_attributes(word: str, normalised: str, table: Knowledge) -> str:
+    pattern, names = _phrase_pattern(table)
+    attribute_names = [names[match] for match in pattern.findall(normalised)]
+    answers = [_answer_phrase(word, name, table) for name in attribute_names]
+    has_or = re.search(r"\bor\b", normalised) is not None
+    return combine_answers(answers, Answer.YES if has_or else Answer.NO)
 
 
-def combine(answers: Iterable[str], decisive: str) -> str:
+def combine_answers(answers: Iterable[str], decisive: str) -> str:
     """Combine ``answers`` in three-valued logic: ``decisive`` is No for "and", Yes for "or".
 
     Return ``decisive`` if one answer equals it. Otherwise return "I don't know" if one answer is
@@ -114,18 +114,18 @@ def combine(answers: Iterable[str], decisive: str) -> str:
     return Answer.UNKNOWN if Answer.UNKNOWN in answers or not answers else _OPPOSITE[decisive]
 
 
-def _one(word: str, name: str, table: Knowledge) -> str:
+def _answer_phrase(word: str, name: str, table: Knowledge) -> str:
     if name in table.attributes:
-        return table.answer(word, name)
+        return table.get_answer(word, name)
     return Answer.YES if name == word else Answer.NO
 
 
 @cache
-def _phrases(table: Knowledge) -> tuple[re.Pattern[str], dict[str, str]]:
+def _phrase_pattern(table: Knowledge) -> tuple[re.Pattern[str], dict[str, str]]:
     """Return a pattern of all phrases, longest first, and the attribute or thing of each phrase."""
-    names = {normalise(thing): thing for thing in table.things}
+    names = {normalise_question(thing): thing for thing in table.things}
     # A phrase that names both a thing and an attribute means the attribute.
     for attribute in table.attributes.values():
-        names |= {normalise(phrase): attribute.name for phrase in attribute.phrases}
+        names |= {normalise_question(phrase): attribute.name for phrase in attribute.phrases}
     longest_first = sorted(names, key=lambda phrase: (-len(phrase), phrase))
     return re.compile(rf"\b({'|'.join(map(re.escape, longest_first))})\b"), names

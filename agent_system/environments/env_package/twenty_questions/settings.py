@@ -10,7 +10,7 @@ from agent_system.environments.settings import EnvSettings
 from verl.config.settings import NonNegative, PositiveInt, Refusal
 
 
-class GameSettings(EnvSettings):
+class TwentyQuestionsSettings(EnvSettings):
     """Settings of ``env.twenty_questions``: secret words, prompts and gamemaster.
 
     The keys after ``gamemaster`` belong to the server.
@@ -39,7 +39,7 @@ class GameSettings(EnvSettings):
     """requests to the server before the episode fails"""
 
     @model_validator(mode="after")
-    def _words_are_known(self) -> "GameSettings":
+    def _require_known_words(self) -> "TwentyQuestionsSettings":
         unknown = unknown_words(self.words) if self.gamemaster == "embedded" else []
         if unknown:
             why = f"the embedded gamemaster does not know {', '.join(unknown)}"

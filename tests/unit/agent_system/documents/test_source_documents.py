@@ -331,13 +331,13 @@ def test_the_example_process_gives_its_four_sequences(tokenizer):
     original = (
         "<level>3</level><think>I need to look around first</think><action>look around</action>"
     )
-    parsed = codec.parse_step(tokenizer(original, add_special_tokens=False)["input_ids"])
+    parsed = codec.parse_turn(tokenizer(original, add_special_tokens=False)["input_ids"])
     assert (parsed.level, parsed.action) == (3, "look around")
     thoughts = {2: "Check state", 3: "I need to look around first", 4: "Analyze goal..."}
-    contexts: dict[int, Any] = {1: codec.empty_thought()}
+    contexts: dict[int, Any] = {1: codec.build_empty_thought()}
     for level, text in thoughts.items():
         sampled = tokenizer(f"{text}</think>", add_special_tokens=False)["input_ids"]
-        contexts[level] = codec.forced_thought(level, sampled)
+        contexts[level] = codec.build_forced_thought(level, sampled)
     assert {
         level: tokenizer.decode(c.token_ids) + "look around" for level, c in contexts.items()
     } == {

@@ -3,7 +3,7 @@
 import pytest
 
 from agent_system.endpoint.chat_request import MAX_MESSAGES, SamplingRules, read_request
-from agent_system.endpoint.forms import Refused
+from agent_system.endpoint.forms import RequestRefused
 from tests.helpers.refusals import mentions
 
 RULES = SamplingRules(temperature=0.7, top_p=0.9, top_k=-1, max_tokens=48)
@@ -55,7 +55,7 @@ def test_what_asks_for_nothing_else_is_taken(asked):
     ],
 )
 def test_what_would_sample_otherwise_is_refused_and_said(key, value, allowed):
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(RequestRefused) as refused:
         read(**{key: value})
     assert (refused.value.status, refused.value.param) == (400, key)
     said = refused.value.message
@@ -67,7 +67,9 @@ def test_what_would_sample_otherwise_is_refused_and_said(key, value, allowed):
 def test_a_turn_may_be_shorter_and_not_longer(key):
     assert read(**{key: 5}).max_tokens == 5 and read(**{key: 48}).max_tokens == 48
     for wrong in (49, 0, -1, 2.5, "5", True):
-        with pytest.raises(Refused, match=rf"{key}=.*env\.max_turn_tokens.*allowed: 1 to 48;"):
+        with pytest.raises(
+            RequestRefused, match=rf"{key}=.*env\.max_turn_tokens.*allowed: 1 to 48;"
+        ):
             read(**{key: wrong})
     assert read(max_tokens=7, max_completion_tokens=9).max_tokens == 7
 
@@ -76,13 +78,13 @@ def test_stops_are_texts():
     assert read(stop="end").stop == ("end",)
     assert read(stop=["a", "b"]).stop == ("a", "b")
     for wrong in ("", [""], [1], ["a"] * 5, 7, {"a": 1}):
-        with pytest.raises(Refused, check=mentions("stop=")):
+        with pytest.raises(RequestRefused, check=mentions("stop=")):
             read(stop=wrong)
 
 
 def test_another_model_is_not_found():
     for model in ("gpt-4o", None, 3):
-        with pytest.raises(Refused, check=mentions("'policy'")) as refused:
+        with pytest.raises(RequestRefused, check=mentions("'policy'")) as refused:
             read(model=model)
         assert (refused.value.status, refused.value.code) == (404, "model_not_found")
 
@@ -127,12 +129,12 @@ def test_what_the_user_says_in_a_row_is_one_message():
     ],
 )
 def test_what_is_no_chat_is_refused(messages, said):
-    with pytest.raises(Refused, match=rf"^{said}.*; allowed: .*; fix: "):
+    with pytest.raises(RequestRefused, match=rf"^{said}.*; allowed: .*; fix: "):
         read(messages=messages)
 
 
 def test_long_values_are_cut_in_errors():
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(RequestRefused) as refused:
         read(logit_bias={str(token): 1 for token in range(9999)})
     assert len(refused.value.message) < 400
 
@@ -146,13 +148,13 @@ def test_neighbouring_user_messages_are_joined_once():
 
 @pytest.mark.parametrize("count", [MAX_MESSAGES + 1, 300_000])
 def test_a_request_has_a_bounded_number_of_messages(count):
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(RequestRefused) as refused:
         read(messages=[HELLO] * count)
     assert (refused.value.status, refused.value.param) == (400, "messages")
 
 
 @pytest.mark.parametrize("value", [["x" * 10_000_000], {"k": ["y" * 1_000_000] * 9}, 10**4000])
 def test_the_message_about_a_huge_value_is_short(value):
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(RequestRefused) as refused:
         read(tools=value)
     assert len(str(refused.value)) < 500

@@ -25,7 +25,7 @@ async def endpoint():
     """The base URL, port and headers of a running endpoint."""
     server = EndpointServer()
     try:
-        async with server.admitted(Session()) as door:  # type: ignore[arg-type]
+        async with server.register_session(Session()) as door:  # type: ignore[arg-type]
             port = int(door.base_url.split(":")[2].split("/")[0])
             yield door.base_url, port, {"Authorization": f"Bearer {door.api_key}"}
     finally:

@@ -4,7 +4,7 @@ import pytest
 
 from agent_system.endpoint.dialogues import Dialogues
 from agent_system.tokens.bridge import ChatBridge
-from agent_system.tokens.conversation import NO_LIMITS, Limits
+from agent_system.tokens.conversation import NO_LIMITS, TokenLimits
 from agent_system.tokens.ledger import SegmentKind
 from agent_system.tokens.template import TemplateUnsupported
 from tests.helpers.said import Said
@@ -43,8 +43,8 @@ def test_a_reply_that_is_quoted_stays_in_the_tokens_it_was_sampled_in(bridge, to
     sampled = letters(tokenizer, "the apple")
     first = dialogues.open([SYSTEM, user("one")], 0)
     assert first is not None
-    before = list(first.conversation.ledger.ids)
-    first.answer(Said(sampled), 0, ["the apple"])
+    before = list(first.conversation.ledger.token_ids)
+    first.add_reply(Said(sampled), 0, ["the apple"])
     again = dialogues.open([SYSTEM, user("one"), reply("the apple"), user("two")], 1)
     assert again is first
     between = bridge.between(sampled, "two")
@@ -69,13 +69,15 @@ def test_what_does_not_continue_is_a_fork(bridge, messages):
     dialogues = Dialogues(bridge, NO_LIMITS, extends=True)
     first = dialogues.open([SYSTEM, user("one")], 0)
     assert first is not None
-    first.answer(Said([5, 6]), 0, ["said"])
-    kept = list(first.conversation.ledger.ids)
+    first.add_reply(Said([5, 6]), 0, ["said"])
+    kept = list(first.conversation.ledger.token_ids)
     fork = dialogues.open(messages, 1)
     assert fork is not None and fork is not first and fork.number == 1
-    assert first.conversation.ledger.ids == kept, "the first one stays as it was"
+    assert first.conversation.ledger.token_ids == kept, "the first one stays as it was"
     assert fork.conversation.prompt_ids == bridge.first_prompt(messages)
-    assert [segment.kind for segment in fork.conversation.ledger.segments] == [SegmentKind.PROMPT]
+    assert [segment.kind for segment in fork.conversation.ledger.all_segments] == [
+        SegmentKind.PROMPT
+    ]
 
 
 def test_either_quotation_continues_and_only_once(bridge):
@@ -83,7 +85,7 @@ def test_either_quotation_continues_and_only_once(bridge):
         dialogues = Dialogues(bridge, NO_LIMITS, extends=True)
         first = dialogues.open([user("one")], 0)
         assert first is not None
-        first.answer(Said([5, 6]), 0, ["said", "said</action>"])
+        first.add_reply(Said([5, 6]), 0, ["said", "said</action>"])
         more = [user("one"), reply(quoted), user("two")]
         assert dialogues.open(more, 1) is first
         # The turn that answers is awaited: who asks the same again asks on his own.
@@ -94,20 +96,20 @@ def test_without_extension_nothing_continues(bridge):
     dialogues = Dialogues(bridge, NO_LIMITS, extends=False)
     first = dialogues.open([user("one")], 0)
     assert first is not None
-    first.answer(Said([5, 6]), 0, ["said"])
+    first.add_reply(Said([5, 6]), 0, ["said"])
     assert dialogues.open([user("one"), reply("said"), user("two")], 1) is not first
     assert len(dialogues.ledgers) == 2
 
 
 def test_a_turn_that_does_not_fit_changes_nothing(bridge):
-    dialogues = Dialogues(bridge, Limits(prompt=40, response=32, turn=8), extends=True)
+    dialogues = Dialogues(bridge, TokenLimits(prompt=40, response=32, turn=8), extends=True)
     first = dialogues.open([user("one")], 0)
     assert first is not None
-    first.answer(Said([5, 6]), 0, ["said"])
-    kept = list(first.conversation.ledger.ids)
+    first.add_reply(Said([5, 6]), 0, ["said"])
+    kept = list(first.conversation.ledger.token_ids)
     assert dialogues.open([user("one"), reply("said"), user("word " * 30)], 1) is None
     assert dialogues.open([user("word " * 90)], 1) is None
-    assert first.conversation.ledger.ids == kept and len(dialogues.ledgers) == 1
+    assert first.conversation.ledger.token_ids == kept and len(dialogues.ledgers) == 1
     assert dialogues.open([user("one"), reply("said"), user("on")], 1) is first
 
 
@@ -136,15 +138,15 @@ def test_roles_that_the_template_refuses_are_said(tokenizer):
 @pytest.mark.parametrize(
     ("limits", "fits"),
     [
-        (Limits(prompt=40, response=40), False),
-        (Limits(prompt=40, response=1e9, total=80), False),
-        (Limits(prompt=1e6, response=40), True),
+        (TokenLimits(prompt=40, response=40), False),
+        (TokenLimits(prompt=40, response=1e9, total=80), False),
+        (TokenLimits(prompt=1e6, response=40), True),
         (NO_LIMITS, True),
     ],
 )
 def test_text_far_beyond_the_limit_is_not_tokenised(bridge, monkeypatch, limits, fits):
     encoded = []
-    monkeypatch.setattr(bridge, "as_text", lambda text: encoded.append(text) or text)
+    monkeypatch.setattr(bridge, "escape_added_tokens", lambda text: encoded.append(text) or text)
     dialogues = Dialogues(bridge, limits, extends=True)
     dialogue = dialogues.open([user("a" * 10_000)], 0)
     assert (dialogue is not None, bool(encoded)) == (fits, fits)

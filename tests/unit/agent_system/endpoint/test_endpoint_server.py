@@ -10,7 +10,7 @@ import openai
 import pytest
 
 from agent_system.endpoint.chat_request import SamplingRules
-from agent_system.endpoint.forms import Refused, Reply
+from agent_system.endpoint.forms import Reply, RequestRefused
 from agent_system.endpoint.reward_call import RewardRefused, post_reward
 from agent_system.endpoint.server import EndpointServer
 from tests.helpers.refusals import mentions
@@ -47,7 +47,9 @@ def served(scenario, guests: int = 1):
         hosts = [Host() for _ in range(guests)]
         try:
             async with contextlib.AsyncExitStack() as stack:
-                doors = [await stack.enter_async_context(server.admitted(host)) for host in hosts]
+                doors = [
+                    await stack.enter_async_context(server.register_session(host)) for host in hosts
+                ]
                 await asyncio.to_thread(scenario, doors, hosts)
         finally:
             await server.close()
@@ -153,7 +155,7 @@ def test_refusals_name_the_key_and_are_not_tried_again():
         with pytest.raises(openai.NotFoundError) as unknown:
             client_of(doors[0]).chat.completions.create(model="gpt-4o", messages=[HELLO])
         assert unknown.value.code == "model_not_found"
-        hosts[0].error = Refused("the engine failed", status=500)
+        hosts[0].error = RequestRefused("the engine failed", status=500)
         with pytest.raises(openai.InternalServerError, match="the engine failed"):
             chat(doors[0])
         assert len(hosts[0].asked) == 1
@@ -203,9 +205,9 @@ def test_it_listens_on_the_loopback_alone():
 def test_keys_are_void_when_their_play_is_over():
     async def main():
         server = EndpointServer()
-        async with server.admitted(Host()) as door:
+        async with server.register_session(Host()) as door:
             pass
-        async with server.admitted(Host()) as other:
+        async with server.register_session(Host()) as other:
             assert other.base_url == door.base_url and other.api_key != door.api_key
             with pytest.raises(openai.AuthenticationError):
                 await asyncio.to_thread(chat, door)

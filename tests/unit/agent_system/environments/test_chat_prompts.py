@@ -2,7 +2,12 @@
 
 import pytest
 
-from agent_system.environments.chat_prompts import MAX_LENGTH, ChatPrompts, CompactPrompts, project
+from agent_system.environments.chat_prompts import (
+    MAX_ACTION_CHARS,
+    ChatPrompts,
+    CompactPrompts,
+    project_action,
+)
 from agent_system.environments.env import Observation
 
 FIRST = Observation("The task.", info={"admissible_actions": ["a", "b"]})
@@ -20,11 +25,11 @@ NOW = Observation("The present.", info={"admissible_actions": ["b", "c"]})
         ("<action>up", "up", False),
         ("I think\nup", "up", False),
         ("", "", False),
-        (f"<action>{'x' * (MAX_LENGTH + 1)}</action>", "x" * MAX_LENGTH, False),
+        (f"<action>{'x' * (MAX_ACTION_CHARS + 1)}</action>", "x" * MAX_ACTION_CHARS, False),
     ],
 )
 def test_projection(text, action, well_formed):
-    assert project(text) == (action, well_formed)
+    assert project_action(text) == (action, well_formed)
 
 
 def test_actions_are_listed_only_where_asked_for():

@@ -15,7 +15,7 @@ import pytest
 from agent_system.environments.env_registry import env_settings, get_package
 from agent_system.environments.manager import make_envs
 from agent_system.environments.pool import wire as pool_wire
-from rlvcr.levels import LEVELS, level_prompts
+from rlvcr.levels import LEVELS, merge_level_prompts
 from tests.helpers.gold import GOLD
 from tests.helpers.play import make_config
 from tests.helpers.winning import wins
@@ -37,7 +37,7 @@ def managers(name, seed=0):
 
 def first_env(name, task=0):
     train, _ = managers(name)
-    return train.package.make(train.settings), train.tasks[task]
+    return train.package.make(train.settings), train.task_list[task]
 
 
 @pytest.mark.parametrize("levels", [False, True], ids=["plain", "levels"])
@@ -82,11 +82,11 @@ def test_train_and_validation_share_no_task(name):
             for task in tasks
         }
 
-    assert len(contents(train.tasks)) == len(train.tasks) and len(contents(val.tasks)) == len(
-        val.tasks
-    )
-    assert not contents(train.tasks) & contents(val.tasks)
-    assert len(val.tasks) < len(train.tasks)
+    assert len(contents(train.task_list)) == len(train.task_list) and len(
+        contents(val.task_list)
+    ) == len(val.task_list)
+    assert not contents(train.task_list) & contents(val.task_list)
+    assert len(val.task_list) < len(train.task_list)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -182,7 +182,7 @@ def test_prompts_for_plain_actions_and_for_the_four_levels(name):
     plain, levels = prompts.system(False), prompts.system(True)
     assert plain is not None and levels is not None
     assert "<level>" not in plain and "<action>" in plain
-    assert all(f"Level {level}: {level_prompts()[level]}" in levels for level in LEVELS)
+    assert all(f"Level {level}: {merge_level_prompts()[level]}" in levels for level in LEVELS)
     example = plain.rpartition("<action>")[2].removesuffix("</action>")
     assert train.package.project(f"<think>so</think><action> {example} </action>") == (
         example,
@@ -202,7 +202,7 @@ def test_unknown_keys_of_the_section_are_refused(name):
 def test_the_section_may_be_given_under_the_name_of_the_environment(name):
     config = make_config(name, kwargs={})
     setattr(config.env, name, dict(CASES[name]))
-    expected = get_package(name).read({"max_steps": 12, "seed": 0, **CASES[name]})
+    expected = get_package(name).read_settings({"max_steps": 12, "seed": 0, **CASES[name]})
     assert env_settings(config.env) == expected
 
 
@@ -211,7 +211,7 @@ def test_its_config_plays_it(name):
     config = load_config(name)
     assert config.env.env_name == name
     train, val = make_envs(config)
-    assert len(train.tasks) >= 100 and len(val.panel) == config.env.val_tasks
+    assert len(train.task_list) >= 100 and len(val.panel) == config.env.val_tasks
 
 
 def test_webshop_is_another_name_of_the_shop():

@@ -26,7 +26,7 @@ def test_a_registered_name_gives_its_package():
 
 
 def test_a_variant_after_a_slash_is_the_same_environment():
-    assert registry.resolve("alfworld/AlfredTWEnv") == registry.resolve("alfworld")
+    assert registry.find_entry("alfworld/AlfredTWEnv") == registry.find_entry("alfworld")
 
 
 def test_an_unknown_name_lists_the_right_ones_and_the_nearest():
@@ -75,7 +75,9 @@ def test_an_unknown_name_says_how_one_of_your_own_is_named():
 
 def test_a_missing_dependency_names_the_extra(monkeypatch):
     monkeypatch.setitem(
-        registry.REGISTRY, "lab", registry.Entry("no_such_lab.package:PACKAGE", extra="envs")
+        registry.REGISTRY,
+        "lab",
+        registry.RegistryEntry("no_such_lab.package:PACKAGE", extra="envs"),
     )
     with pytest.raises(registry.MissingExtra, check=mentions("'lab'", "'no_such_lab'", ".[envs]")):
         registry.get_package("lab")
@@ -89,7 +91,7 @@ def test_users_register_a_place_or_a_function():
         return registry.get_package("place")
 
     assert registry.get_package("place").name == "faulty"
-    assert registry.resolve("function").target.startswith(f"{__name__}:")
+    assert registry.find_entry("function").target.startswith(f"{__name__}:")
 
 
 def test_the_environment_layer_imports_neither_torch_nor_ray():
@@ -130,7 +132,7 @@ def test_a_variant_is_chosen_on_the_command_line():
 
 
 WITHOUT_VARIANTS = [
-    name for name in registry.REGISTRY if not registry.settings_class(name).variant_key
+    name for name in registry.REGISTRY if not registry.find_settings_class(name).variant_key
 ]
 
 
@@ -138,13 +140,13 @@ WITHOUT_VARIANTS = [
 def test_a_variant_of_an_environment_without_variants_is_refused(name):
     with pytest.raises(ConfigError, match=f"fix: env.env_name={name}$"):
         registry.env_settings(EnvConfig(env_name=f"{name}/x"))
-    for own in registry.settings_class(name).own_variants:
+    for own in registry.find_settings_class(name).variant_aliases:
         registry.env_settings(EnvConfig(env_name=f"{name}/{own}"))
 
 
 @pytest.mark.parametrize("name", ["reasoning_gym", "textarena", "textworld", "textworld_express"])
 def test_the_variants_of_a_package_are_names_that_choose_them(name):
-    names = registry.playable_names(name)
+    names = registry.selectable_names(name)
     assert len(set(names)) == len(names) >= 4
     for playable in names:
         settings = registry.env_settings(EnvConfig(env_name=playable))
@@ -152,7 +154,7 @@ def test_the_variants_of_a_package_are_names_that_choose_them(name):
 
 
 def test_a_package_without_variants_is_one_name():
-    assert registry.playable_names("number_line") == ["number_line"]
+    assert registry.selectable_names("number_line") == ["number_line"]
 
 
 def test_variants_that_need_a_missing_module_name_the_extra(monkeypatch):
@@ -160,7 +162,9 @@ def test_variants_that_need_a_missing_module_name_the_extra(monkeypatch):
         raise ModuleNotFoundError("gone", name="gone")
 
     package = dataclasses.replace(registry.get_package("number_line"), variants=absent)
-    monkeypatch.setitem(registry.REGISTRY, "far", registry.Entry(f"{__name__}:far", extra="envs"))
+    monkeypatch.setitem(
+        registry.REGISTRY, "far", registry.RegistryEntry(f"{__name__}:far", extra="envs")
+    )
     monkeypatch.setitem(globals(), "far", lambda: package)
     with pytest.raises(registry.MissingExtra, check=mentions("'far'", "'gone'", ".[envs]")):
-        registry.playable_names("far")
+        registry.selectable_names("far")

@@ -28,7 +28,7 @@ from agent_system.environments.pool.environment_pool import EnvironmentPool
 from agent_system.environments.pool.failure import EnvFailure, WorkerStartError
 from tests.helpers.play import make_config
 
-read = PACKAGE.read
+read = PACKAGE.read_settings
 
 py4j = pytest.importorskip("py4j.protocol")
 SECTION = {"game": "coin", "heap_mb": 128}
@@ -135,7 +135,7 @@ def test_a_jvm_that_hangs_is_killed_at_the_deadline_and_replaced_for_all_on_it()
     async def play():
         async with pool_of("locked") as one:
             one.step_timeout_s = 1.0
-            async with one.session() as hangs, one.session() as neighbour:
+            async with one.open_session() as hangs, one.open_session() as neighbour:
                 start = await hangs.reset(TASK, 0)
                 await neighbour.reset(TASK, 0)
                 (pid,) = jvms_of(os.getpid())
@@ -158,7 +158,7 @@ def test_a_jvm_that_hangs_is_killed_at_the_deadline_and_replaced_for_all_on_it()
 @pytest.mark.parametrize("placement", ["locked", "process"])
 def test_closing_the_pool_ends_its_jvm(placement):
     async def play():
-        async with pool_of(placement) as one, one.session() as env:
+        async with pool_of(placement) as one, one.open_session() as env:
             observation = await env.reset(TASK, 0)
             assert "coin" in observation.text
             return jvms_of(one.worker_pids[0] if placement == "process" else os.getpid())
@@ -174,12 +174,12 @@ def test_a_killed_worker_takes_its_jvm_along_and_is_replaced():
         async with pool_of("process") as one:
             (worker,) = one.worker_pids
             (java_pid,) = jvms_of(worker)
-            async with one.session() as env:
+            async with one.open_session() as env:
                 await env.reset(TASK, 0)
                 os.kill(worker, signal.SIGKILL)
                 with pytest.raises(EnvFailure):
                     await env.step("inventory")
-            async with one.session() as env:
+            async with one.open_session() as env:
                 await env.reset(TASK, 0)
                 assert (await env.step("inventory"))[0].text
             return java_pid

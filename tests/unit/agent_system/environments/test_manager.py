@@ -34,7 +34,7 @@ def columns(batch, *keys):
 
 def test_without_shuffling_tasks_come_in_their_order():
     train, _ = make_envs(config(shuffle=False))
-    ids = [task["task_id"] for task in train.tasks]
+    ids = [task["task_id"] for task in train.task_list]
     played = [
         row[0]
         for step in (1, 2, 3)
@@ -70,7 +70,7 @@ def test_batches_do_not_depend_on_earlier_batches():
 
 def test_an_epoch_plays_every_task_once_and_the_next_in_another_order():
     train, _ = make_envs(config())
-    count = len(train.tasks)
+    count = len(train.task_list)
     assert count % 4 == 0
     order = [
         columns(train.gen_batch(step, 4), "task_id")[::4] for step in range(1, 1 + 2 * count // 4)
@@ -101,7 +101,7 @@ def test_the_hash_of_the_panel_does_not_change_between_versions():
 
 def test_train_and_validation_tasks_are_disjoint():
     train, val = make_envs(config())
-    assert not {t["task_id"] for t in train.tasks} & {t["task_id"] for t in val.tasks}
+    assert not {t["task_id"] for t in train.task_list} & {t["task_id"] for t in val.task_list}
     with pytest.raises(ValueError, check=mentions(1, "'a'")):
         check_disjoint(
             [{"task_id": "a", "data_source": "s"}], [{"task_id": "a", "data_source": "s"}]
@@ -114,7 +114,7 @@ def test_train_and_validation_tasks_are_disjoint():
 
 def test_train_tasks_limits_how_many_are_used():
     train, _ = make_envs(config(train_tasks=5))
-    assert len(train.tasks) == 5
+    assert len(train.task_list) == 5
 
 
 def test_the_section_takes_what_it_leaves_open_from_env():
@@ -180,4 +180,4 @@ def test_bootstrap_intervals():
     assert bootstrap_interval([0, 1, 1]) == bootstrap_interval([0, 1, 1])
     assert all(bound != bound for bound in bootstrap_interval([]))
     with pytest.raises(ValueError, check=mentions("confidence", 95)):
-        bootstrap_interval([1], confidence=95)
+        bootstrap_interval([1], confidence_level=95)

@@ -15,8 +15,8 @@ pytest.importorskip("minigrid")
 pytest.importorskip("textarena")
 
 from agent_system.environments.env import Observation
-from agent_system.environments.env_registry import get_package, playable_names
-from agent_system.environments.replay import episode, small_settings
+from agent_system.environments.env_registry import get_package, selectable_names
+from agent_system.environments.replay import run_random_episode, small_settings
 
 ROOT = Path(__file__).resolve().parents[4]
 # The others start a JVM, or make games for seconds before the first episode.
@@ -39,7 +39,7 @@ SAMPLE = 30
 
 @cache
 def names() -> list[str]:
-    return [name for package in QUICK for name in playable_names(package)]
+    return [name for package in QUICK for name in selectable_names(package)]
 
 
 @cache
@@ -54,8 +54,8 @@ def test_there_are_hundreds_of_names():
 @pytest.mark.parametrize("number", range(SAMPLE))
 def test_a_sampled_environment_repeats_itself(number):
     name = sample()[number]
-    first = episode(name, seed=number, steps=8)
-    assert episode(name, seed=number, steps=8) == first, name
+    first = run_random_episode(name, seed=number, steps=8)
+    assert run_random_episode(name, seed=number, steps=8) == first, name
 
 
 class Moody:
@@ -78,7 +78,7 @@ PACKAGE = dataclasses.replace(get_package("number_line"), make=lambda settings: 
 
 def test_an_environment_that_does_not_repeat_itself_is_noticed():
     place = f"{__name__}:PACKAGE"
-    assert episode(place, seed=1, steps=3) != episode(place, seed=1, steps=3)
+    assert run_random_episode(place, seed=1, steps=3) != run_random_episode(place, seed=1, steps=3)
 
 
 def test_few_tasks_are_made():

@@ -19,7 +19,7 @@ from tests.helpers.trl_trainer import make_trainer
 from verl.config.schema.actor import ActorConfig
 from verl.models.policy import PolicyModel
 from verl.protocol import DataProto
-from verl.workers.policy_loss import PolicyLoss, denominators
+from verl.workers.policy_loss import PolicyLoss, compute_denominators
 from verl.workers.rows import Rows
 
 MODES: dict[str, Any] = {
@@ -83,11 +83,13 @@ def actor_loss(directory, batch, loss_type: str, beta: float, max_completion_len
     )
     model = PolicyModel(AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32))
     rows, index = Rows(data), list(range(len(data)))
-    packed = rows.pack(index)
+    packed = rows.pack_rows(index)
     scores = model(
-        packed.input_ids, packed.position_ids, packed.layout, [rows.targets(packed, index)]
+        packed.input_ids, packed.position_ids, packed.layout, [rows.sampled_targets(packed, index)]
     )[0]
-    loss, metrics = PolicyLoss(actor)(scores, rows, data, index, denominators(data, index, mode))
+    loss, metrics = PolicyLoss(actor)(
+        scores, rows, data, index, compute_denominators(data, index, mode)
+    )
     if (
         loss_type == "dr_grpo"
     ):  # ours divides by the width of the batch, TRL by the longest completion allowed

@@ -12,9 +12,9 @@ from agent_system.environments.env_registry import get_package
 from agent_system.environments.manager import make_envs
 from agent_system.multi_turn_rollout.collector_worker import CollectorWorker
 from agent_system.multi_turn_rollout.engine_client import RolloutWorkerFailed
-from agent_system.multi_turn_rollout.play_settings import PlaySettings
 from agent_system.multi_turn_rollout.rollout_loop import TrajectoryCollector
-from agent_system.multi_turn_rollout.trajectory import Job
+from agent_system.multi_turn_rollout.rollout_settings import RolloutSettings
+from agent_system.multi_turn_rollout.trajectory import RolloutSpec
 from tests.helpers import line_agent
 from tests.helpers.engine_cases import rollout_section
 from tests.helpers.play import Group, make_config, walking_policy
@@ -53,7 +53,9 @@ def rows():
         collectors.append(collector)
         envs = make_envs(config)[0]
         if config.env.env_name == "number_line":
-            envs.tasks = [task for task in envs.tasks if abs(task["start"] - task["target"]) >= 3]
+            envs.task_list = [
+                task for task in envs.task_list if abs(task["start"] - task["target"]) >= 3
+            ]
         batch = envs.gen_batch(1, groups)
         return collector.multi_turn_loop(batch, Group([engine]), envs, is_train)
 
@@ -156,9 +158,9 @@ def misbehaved(tokenizer):
         envs_per_worker=1,
         step_timeout_s=12.0,
     )
-    settings = PlaySettings.from_config(config, get_package("agent"), is_train=True)
+    settings = RolloutSettings.from_config(config, get_package("agent"), is_train=True)
     jobs = [
-        Job(number, task, f"group-{number}", f"group-{number}/0", 0, 0)
+        RolloutSpec(number, task, f"group-{number}", f"group-{number}/0", 0, 0)
         for number, task in enumerate(line_agent.deeds("train"))
     ]
 
@@ -171,7 +173,7 @@ def misbehaved(tokenizer):
             await worker.close()
 
     played = asyncio.run(play()).trajectories
-    return {trajectory.job.task["deed"]: trajectory for trajectory in played}
+    return {trajectory.spec.task["deed"]: trajectory for trajectory in played}
 
 
 @pytest.mark.parametrize(

@@ -10,12 +10,12 @@ from dataclasses import replace
 import pytest
 
 from agent_system.multi_turn_rollout import branches
-from agent_system.multi_turn_rollout.branches import branch_job, execute_alternatives
-from agent_system.multi_turn_rollout.play_settings import PlaySettings
+from agent_system.multi_turn_rollout.branches import execute_alternatives, make_branch_spec
 from agent_system.multi_turn_rollout.rollout_loop import TrajectoryCollector
-from agent_system.multi_turn_rollout.trajectory import Job, Trajectory
+from agent_system.multi_turn_rollout.rollout_settings import RolloutSettings
+from agent_system.multi_turn_rollout.trajectory import RolloutSpec, Trajectory
 from rlvcr.levels import LevelCodec
-from rlvcr.research.executed import level_to_try
+from rlvcr.research.executed import choose_executed_level
 from tests.helpers.play import make_world, walk
 from tests.helpers.thinking_plays import thinking_config
 from tests.helpers.tiny_model import make_tiny_tokenizer
@@ -49,13 +49,15 @@ class World:
         self.config.env.history_length = 12
         self.group, self.envs, self.engines = make_world(tokenizer, self.config, script)
         self.collector = TrajectoryCollector(self.config, tokenizer)
-        self.settings = PlaySettings.from_config(self.config, self.collector.package, is_train=True)
-        self.played = self.collector._play(
+        self.settings = RolloutSettings.from_config(
+            self.config, self.collector.package, is_train=True
+        )
+        self.played = self.collector._generate_batch(
             self.envs.gen_batch(1, 3), self.group, self.settings
         ).trajectories
 
     def play(self, jobs):
-        return self.collector._play_jobs(jobs, self.group, self.settings)
+        return self.collector._generate_specs(jobs, self.group, self.settings)
 
 
 @pytest.fixture
@@ -73,7 +75,7 @@ def test_a_branch_sees_what_the_play_saw_and_begins_with_the_level(world, tokeni
     whole = world.played[0]
     turn = whole.turns[2]
     asked_before = len(world.engines[0].requests)
-    (branch,) = world.play([replace(branch_job(whole, turn, 3), index=0)]).trajectories
+    (branch,) = world.play([replace(make_branch_spec(whole, turn, 3), index=0)]).trajectories
     first = world.engines[0].requests[asked_before]
     prompt = whole.ledgers[turn.ledger].ids[: turn.start]
     prefix = LevelCodec(tokenizer).prefix_ids[3]
@@ -89,7 +91,9 @@ def test_a_branch_sees_what_the_play_saw_and_begins_with_the_level(world, tokeni
 def test_what_is_repeated_is_not_sampled(world):
     whole = world.played[0]
     before = len(world.engines[0].requests)
-    branch = world.play([replace(branch_job(whole, whole.turns[1], 3), index=0)]).trajectories[0]
+    branch = world.play(
+        [replace(make_branch_spec(whole, whole.turns[1], 3), index=0)]
+    ).trajectories[0]
     assert len(world.engines[0].requests) - before == len(branch.turns) - 1
     repeated = branch.turns[0]
     ids = branch.ledgers[repeated.ledger].ids[repeated.start : repeated.end]
@@ -101,10 +105,14 @@ def test_what_is_repeated_is_not_sampled(world):
 @pytest.mark.parametrize(("step", "other"), [(0, 0), (2, 0), (2, 1), (2, 2)])
 def test_a_state_that_is_not_found_again_breaks_the_branch(world, step, other):
     whole = world.played[0]
-    job = branch_job(whole, whole.turns[step], 3)
+    job = make_branch_spec(whole, whole.turns[step], 3)
     # The state in which the level is forced is one of them.
-    assert len(job.seen) == step + 1 == len(job.replay) + 1
-    seen = [*job.seen[:other], "You are elsewhere.", *job.seen[other + 1 :]]
+    assert len(job.expected_observations) == step + 1 == len(job.replay) + 1
+    seen = [
+        *job.expected_observations[:other],
+        "You are elsewhere.",
+        *job.expected_observations[other + 1 :],
+    ]
     (branch,) = world.play([replace(job, index=0, seen=tuple(seen))]).trajectories
     assert branch.aborted == "replay"
     assert f"turn {other}" in branch.abort_detail and "elsewhere" in branch.abort_detail
@@ -115,7 +123,10 @@ def test_a_branch_of_another_task_breaks_before_its_first_turn(world_append):
     one, two = world_append.played[:2]
     assert one.turns[0].observation != two.turns[0].observation
     job = replace(
-        branch_job(one, one.turns[0], 3), index=0, task=two.job.task, env_seed=two.job.env_seed
+        make_branch_spec(one, one.turns[0], 3),
+        index=0,
+        task=two.job.task,
+        env_seed=two.job.env_seed,
     )
     (branch,) = world_append.play([job]).trajectories
     assert (branch.aborted, branch.turns) == ("replay", [])
@@ -124,9 +135,9 @@ def test_a_branch_of_another_task_breaks_before_its_first_turn(world_append):
 def test_branches_of_a_step_have_names_and_draw_alike_at_every_level(world_append):
     whole = world_append.played[0]
     turn = whole.turns[1]
-    one, two = branch_job(whole, turn, 1), branch_job(whole, turn, 2)
+    one, two = make_branch_spec(whole, turn, 1), make_branch_spec(whole, turn, 2)
     assert one.traj_uid == two.traj_uid == f"{whole.job.traj_uid}@1"
-    assert branch_job(whole, turn, 1, "#7").traj_uid == f"{whole.job.traj_uid}@1#7"
+    assert make_branch_spec(whole, turn, 1, "#7").traj_uid == f"{whole.job.traj_uid}@1#7"
     assert (one.uid, one.env_seed, one.task) == (whole.job.uid, whole.job.env_seed, whole.job.task)
 
 
@@ -145,7 +156,7 @@ def test_the_difference_of_returns_is_noted_at_every_step(world_append):
     for trajectory in world_append.played:
         assert trajectory.won
         for turn in trajectory.turns:
-            level = level_to_try(turn.parsed, 1.0, 5, trajectory.job.traj_uid, turn.step)
+            level = choose_executed_level(turn.parsed, 1.0, 5, trajectory.job.traj_uid, turn.step)
             assert level is not None
             tried.append(level)
             assert turn.executed == pytest.approx(expected[level] * trajectory.reward), level
@@ -203,8 +214,8 @@ def test_a_share_of_nothing_plays_nothing(world_append):
 
 def test_a_play_that_never_came_to_the_step_has_no_value_there(world_append):
     rlvcr = world_append.config.algorithm.rlvcr
-    short = Trajectory(Job(0, {}, "u", "u/0", 0, 0))
-    assert branches.value_at(short, 0, rlvcr) is None
+    short = Trajectory(RolloutSpec(0, {}, "u", "u/0", 0, 0))
+    assert branches.priced_return_at(short, 0, rlvcr) is None
     whole = world_append.played[0]
-    assert branches.value_at(whole, 0, rlvcr) == whole.reward
-    assert branches.value_at(whole, len(whole.turns), rlvcr) is None
+    assert branches.priced_return_at(whole, 0, rlvcr) == whole.reward
+    assert branches.priced_return_at(whole, len(whole.turns), rlvcr) is None

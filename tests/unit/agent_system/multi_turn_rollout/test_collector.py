@@ -16,12 +16,12 @@ from agent_system.multi_turn_rollout.engine_client import (
     EngineAborted,
     EngineClient,
     RolloutWorkerFailed,
-    Sampling,
+    TokenSampling,
 )
-from agent_system.multi_turn_rollout.packing import groups_with_spread
-from agent_system.multi_turn_rollout.play_settings import PlaySettings
+from agent_system.multi_turn_rollout.packing import select_differing_groups
 from agent_system.multi_turn_rollout.rollout_loop import TrajectoryCollector
-from agent_system.multi_turn_rollout.trajectory import Job, Trajectory, jobs_of
+from agent_system.multi_turn_rollout.rollout_settings import RolloutSettings
+from agent_system.multi_turn_rollout.trajectory import RolloutSpec, Trajectory, make_rollout_specs
 from agent_system.tokens.bridge import CUT
 from agent_system.tokens.template import TemplateUnsupported
 from tests.helpers.play import Group, make_config, make_world, walk, walking_policy
@@ -336,18 +336,18 @@ def test_a_group_that_will_be_left_out_does_not_count_as_found(tokenizer, monkey
     config.algorithm.filter_groups.enable = True
     group, envs, _ = make_world(tokenizer, config)
     collector = TrajectoryCollector(config, tokenizer)
-    play, batches = collector._play, []
+    play, batches = collector._generate_batch, []
 
     def breaking(batch, *args):
         played = play(batch, *args)
         for _number, trajectory in enumerate(played.trajectories):
-            member = trajectory.job.member
+            member = trajectory.spec.member
             trajectory.reward = float(member % 2)
             trajectory.aborted = "env_dead" if not batches and member == 3 else None
         batches.append(batch)
         return played
 
-    monkeypatch.setattr(collector, "_play", breaking)
+    monkeypatch.setattr(collector, "_generate_batch", breaking)
     batch = envs.gen_batch(1, 2)
     batch.meta_info["global_step"] = 1
     try:
@@ -360,20 +360,22 @@ def test_a_group_that_will_be_left_out_does_not_count_as_found(tokenizer, monkey
 
 def test_groups_with_spread_keeps_whole_groups_up_to_the_limit():
     def trajectory(uid, member, reward):
-        return Trajectory(Job(0, {}, uid, f"{uid}/{member}", member, 0), reward=reward)
+        return Trajectory(RolloutSpec(0, {}, uid, f"{uid}/{member}", member, 0), reward=reward)
 
     played = [
         *(trajectory("flat", m, 1.0) for m in range(2)),
         *(trajectory("a", m, float(m)) for m in range(2)),
         *(trajectory("b", m, float(m)) for m in range(2)),
     ]
-    assert [[t.job.uid for t in group] for group in groups_with_spread(played, 1)] == [["a", "a"]]
-    assert len(groups_with_spread(played, 9)) == 2
-    assert groups_with_spread(played, 0) == []
+    assert [[t.spec.uid for t in group] for group in select_differing_groups(played, 1)] == [
+        ["a", "a"]
+    ]
+    assert len(select_differing_groups(played, 9)) == 2
+    assert select_differing_groups(played, 0) == []
 
 
 def test_shards_hold_whole_groups():
-    jobs = jobs_of(make_envs(make_config(n=3))[0].gen_batch(1, 5))
+    jobs = make_rollout_specs(make_envs(make_config(n=3))[0].gen_batch(1, 5))
     shards = shard_by_group(jobs, 2)
     uids = [{job.uid for job in shard} for shard in shards]
     assert not uids[0] & uids[1] and [len(shard) for shard in shards] == [9, 6]
@@ -384,13 +386,15 @@ def test_settings_that_cannot_work_are_refused(tokenizer):
     config = make_config(max_turn_tokens=1024)
     package = make_envs(config)[0].package
     with pytest.raises(ValueError, check=mentions("data.max_response_length")):
-        PlaySettings.from_config(config, package, is_train=True)
+        RolloutSettings.from_config(config, package, is_train=True)
     with pytest.raises(ValueError, check=mentions("data.max_response_length")):
-        PlaySettings.from_config(
+        RolloutSettings.from_config(
             make_config(history="window", max_turn_tokens=2000), package, is_train=True
         )
     with pytest.raises(ValueError, check=mentions("env.levels")):
-        PlaySettings.from_config(make_config(levels=False), package, is_train=True, thinking=True)
+        RolloutSettings.from_config(
+            make_config(levels=False), package, is_train=True, thinking=True
+        )
     forgetful = make_tiny_tokenizer()
     forgetful.chat_template = forgetful.chat_template.replace(
         "in messages -%}", "in messages[-1:] -%}"
@@ -431,7 +435,7 @@ def ask_many(engine, count: int, timeout_s: float = 5.0, **options) -> list[Any]
         client = EngineClient([engine], "me", timeout_s)
         try:
             asked = [
-                client.sample([1, 2, i], max_tokens=8, sampling=Sampling(), **options)
+                client.sample([1, 2, i], max_tokens=8, sampling=TokenSampling(), **options)
                 for i in range(count)
             ]
             return await asyncio.gather(*asked, return_exceptions=True)

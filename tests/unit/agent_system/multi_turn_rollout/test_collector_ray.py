@@ -10,8 +10,8 @@ import ray
 
 from agent_system.environments.manager import make_envs
 from agent_system.multi_turn_rollout import collector_group
-from agent_system.multi_turn_rollout.collector_group import CollectorGroup, node_of
-from agent_system.multi_turn_rollout.collector_worker import Collected
+from agent_system.multi_turn_rollout.collector_group import CollectorGroup, choose_node
+from agent_system.multi_turn_rollout.collector_worker import CollectedTrajectories
 from agent_system.multi_turn_rollout.rollout_loop import TrajectoryCollector
 from tests.helpers.play import Group, make_config, make_world, walking_policy
 from tests.helpers.scripted_engine import ScriptedEngine
@@ -53,8 +53,8 @@ def test_ray_collectors_play_what_one_in_this_process_plays():
         again = there.multi_turn_loop(
             make_envs(config)[1].panel_batch()[:4], Group([engine]), envs, is_train=False
         )
-        workers = there.open([engine])
-        assert workers._plays_over() == len(expected) + 4
+        workers = there.start_collectors([engine])
+        assert workers._count_finished() == len(expected) + 4
     finally:
         here.close()
         there.close()
@@ -82,7 +82,7 @@ def test_plays_of_a_lost_collector_are_played_by_another(validating):
             first = collector.multi_turn_loop(envs.gen_batch(1, 3), Group([engine]), envs)
             if lose:
                 # With what it had begun and not handed out.
-                ray.kill(collector.open([engine])._remote[0])
+                ray.kill(collector.start_collectors([engine])._remote_workers[0])
             if validating:
                 panel = make_envs(config)[1].panel_batch()[:4]
                 val = collector.multi_turn_loop(panel, Group([engine]), envs, is_train=False)
@@ -101,9 +101,9 @@ def test_plays_of_a_lost_collector_are_played_by_another(validating):
     assert sorted(played[0], key=str) == sorted(played[1], key=str)
 
 
-def plays_of(ref: str) -> Collected:
+def plays_of(ref: str) -> CollectedTrajectories:
     """What stands for the plays behind ``ref``."""
-    return Collected([], play_s=float(ref[0]), thoughts_s=float(len(ref)))
+    return CollectedTrajectories([], rollout_s=float(ref[0]), thoughts_s=float(len(ref)))
 
 
 @pytest.fixture
@@ -112,7 +112,7 @@ def watched(monkeypatch):
     hears; ``errors`` are what references raise: ``0`` is the first to collector 0, ``0+`` the next.
     """
 
-    def watch(**errors: Exception) -> tuple[list[Collected], list[int], list[int]]:
+    def watch(**errors: Exception) -> tuple[list[CollectedTrajectories], list[int], list[int]]:
         # Plays of earlier calls, 10 of them, are over as well.
         over = iter([10, 11, 13, 13, 13, 13])
         heard: list[int] = []
@@ -123,7 +123,7 @@ def watched(monkeypatch):
             assert num_returns == len(refs) and timeout > 0
             return (refs[:1], refs[1:]) if next(looks, True) else ([], refs)
 
-        def get(ref: str, timeout_s: float, label: str) -> Collected:
+        def get(ref: str, timeout_s: float, label: str) -> CollectedTrajectories:
             assert timeout_s > 0 and label == f"collector-{ref[0]}"
             if ref in errors:
                 raise errors[ref]
@@ -134,11 +134,11 @@ def watched(monkeypatch):
 
         monkeypatch.setattr(collector_group, "ray_get", get)
         monkeypatch.setattr(collector_group, "ray", SimpleNamespace(wait=wait))
-        monkeypatch.setattr(CollectorGroup, "_plays_over", lambda self: next(over))
-        monkeypatch.setattr(CollectorGroup, "_replace", lambda self, number: started.append(number))
+        monkeypatch.setattr(CollectorGroup, "_count_finished", lambda self: next(over))
+        monkeypatch.setattr(CollectorGroup, "_replace_worker", lambda self, number: started.append(number))
         progress: Any = SimpleNamespace(to=heard.append)
         group = object.__new__(CollectorGroup)
-        return CollectorGroup._watched(group, ask, [0, 1], 60.0, progress), heard, started
+        return CollectorGroup._wait_for_parts(group, ask, [0, 1], 60.0, progress), heard, started
 
     return watch
 
@@ -172,7 +172,7 @@ def test_collectors_are_dealt_to_the_nodes_that_are_alive():
         {"NodeID": "gone", "Alive": False, "Resources": {"CPU": 64.0}},
         {"NodeID": "a", "Alive": True, "Resources": {"CPU": 8.0}},
     ]
-    assert [node_of(number, nodes) for number in range(5)] == ["a", "b", "head", "a", "b"]
+    assert [choose_node(number, nodes) for number in range(5)] == ["a", "b", "head", "a", "b"]
     # In place of one that was lost on b, which may only look alive.
-    assert [node_of(number, nodes, "b") for number in range(3)] == ["a", "head", "a"]
-    assert node_of(4, nodes[2:], "a") == "a", "there is no other"
+    assert [choose_node(number, nodes, "b") for number in range(3)] == ["a", "head", "a"]
+    assert choose_node(4, nodes[2:], "a") == "a", "there is no other"

@@ -12,10 +12,10 @@ import pytest
 from agent_system.environments.env_registry import env_settings
 from agent_system.environments.manager import make_envs
 from agent_system.multi_turn_rollout import collector_worker
-from agent_system.multi_turn_rollout.agent_player import AgentPlayer
-from agent_system.multi_turn_rollout.collector_worker import Collected, CollectorWorker
-from agent_system.multi_turn_rollout.play_settings import PlaySettings
-from agent_system.multi_turn_rollout.trajectory import Job, Trajectory, jobs_of
+from agent_system.multi_turn_rollout.agent_trajectory_generator import AgentTrajectoryGenerator
+from agent_system.multi_turn_rollout.collector_worker import CollectedTrajectories, CollectorWorker
+from agent_system.multi_turn_rollout.rollout_settings import RolloutSettings
+from agent_system.multi_turn_rollout.trajectory import RolloutSpec, Trajectory, make_rollout_specs
 from rlvcr.alternatives import AlternativeSettings
 from tests.helpers.play import make_config, walking_policy
 from tests.helpers.refusals import mentions
@@ -37,12 +37,12 @@ class World:
         self.engine = ScriptedEngine(tokenizer, script or walking_policy())
         self.runner = asyncio.Runner()
         self.worker = CollectorWorker(self.config.env, tokenizer, [self.engine], **options)
-        self.settings = PlaySettings.from_config(
+        self.settings = RolloutSettings.from_config(
             self.config, collector_worker.get_package("number_line"), is_train=True
         )
-        self.jobs = jobs_of(make_envs(self.config)[0].gen_batch(1, 3))
+        self.jobs = make_rollout_specs(make_envs(self.config)[0].gen_batch(1, 3))
 
-    def play(self, jobs=None) -> Collected:
+    def play(self, jobs=None) -> CollectedTrajectories:
         return self.runner.run(self.worker.collect(jobs or self.jobs, self.settings))
 
     def close(self) -> None:
@@ -58,15 +58,15 @@ def world(tokenizer):
 
 
 def trajectory(index: int) -> Trajectory:
-    return Trajectory(Job(index, {}, "u", f"u/{index}", index, 0))
+    return Trajectory(RolloutSpec(index, {}, "u", f"u/{index}", index, 0))
 
 
 def test_what_was_played_afterwards_is_added():
-    first = Collected([trajectory(0)], 1.0, 0.25, 2)
-    first.add(Collected([trajectory(1), trajectory(2)], 3.0, 0.5, 5))
-    assert [t.job.index for t in first.trajectories] == [0, 1, 2]
-    assert (first.play_s, first.thoughts_s, first.restarts) == (4.0, 0.75, 7)
-    assert Collected([], 0.0, 0.0).restarts == 0
+    first = CollectedTrajectories([trajectory(0)], 1.0, 0.25, 2)
+    first.add(CollectedTrajectories([trajectory(1), trajectory(2)], 3.0, 0.5, 5))
+    assert [t.spec.index for t in first.trajectories] == [0, 1, 2]
+    assert (first.rollout_s, first.thoughts_s, first.env_restarts) == (4.0, 0.75, 7)
+    assert CollectedTrajectories([], 0.0, 0.0).env_restarts == 0
 
 
 def test_the_pool_gets_settings_sizes_and_deadlines(tokenizer, monkeypatch):
@@ -108,7 +108,7 @@ def test_trajectories_come_back_in_the_order_of_their_jobs(world):
     jobs = [world.jobs[place] for place in (4, 0, 5, 2)]
     played = world.play(jobs)
     assert [t.job for t in played.trajectories] == jobs
-    assert played.restarts == 0
+    assert played.env_restarts == 0
 
 
 def test_the_pool_is_started_once(world, monkeypatch):
@@ -122,7 +122,7 @@ def test_the_pool_is_started_once(world, monkeypatch):
 
     monkeypatch.setattr(world.worker._pool, "start", counted)
 
-    async def twice() -> list[Collected]:
+    async def twice() -> list[CollectedTrajectories]:
         calls = (world.worker.collect(world.jobs[:2], world.settings) for _ in range(2))
         return await asyncio.gather(*calls)
 
@@ -162,14 +162,14 @@ def test_times_are_of_this_call(world):
     began = time.perf_counter()
     played = world.play()
     took = time.perf_counter() - began
-    assert 0 < played.play_s < took
+    assert 0 < played.rollout_s < took
     assert 0 <= played.thoughts_s < took
-    assert played.play_s + played.thoughts_s <= took
+    assert played.rollout_s + played.thoughts_s <= took
 
 
 def test_restarts_are_those_of_this_call(world):
     world.worker._pool.counts["restarts"] = 5
-    assert world.play().restarts == 0
+    assert world.play().env_restarts == 0
     play_group = world.worker._play_group
 
     async def with_a_restart(context, jobs):
@@ -177,12 +177,12 @@ def test_restarts_are_those_of_this_call(world):
         return await play_group(context, jobs)
 
     world.worker._play_group = with_a_restart
-    assert world.play().restarts == 3, "one for each of three groups"
+    assert world.play().env_restarts == 3, "one for each of three groups"
 
 
 def test_nothing_to_play_takes_no_time(world):
     played = world.runner.run(world.worker.collect([], world.settings))
-    assert played.trajectories == [] and played.play_s == 0.0
+    assert played.trajectories == [] and played.rollout_s == 0.0
 
 
 def test_a_play_that_fails_ends_the_call(tokenizer):
@@ -197,7 +197,7 @@ class Thinker:
 
     def __init__(self, monkeypatch, returns, broken=()) -> None:
         self.expanded: list[tuple[str, int]] = []
-        monkeypatch.setattr(collector_worker, "TrajectoryPlayer", self.player)
+        monkeypatch.setattr(collector_worker, "TrajectoryGenerator", self.player)
         monkeypatch.setattr(collector_worker, "generate_alternative_thinking_levels", self.expand)
         self.returns = returns
         self.broken = broken
@@ -235,7 +235,7 @@ EVERY_TURN = [(0, 0), (0, 1), (1, 0), (1, 1)]
 def test_thoughts_are_asked_for_where_returns_differ(world, monkeypatch, expand, returns, expanded):
     thinker = Thinker(monkeypatch, returns)
     settings = SimpleNamespace(alternatives=SimpleNamespace(expand=expand))
-    jobs = [Job(index, {}, "u", f"u/{index}", index, 0) for index in (0, 1)]
+    jobs = [RolloutSpec(index, {}, "u", f"u/{index}", index, 0) for index in (0, 1)]
     group = world.runner.run(world.worker._play_group(SimpleNamespace(settings=settings), jobs))
     assert thinker.expanded == expanded
     assert [t.job.index for t in group] == [0, 1]
@@ -246,7 +246,7 @@ def test_thoughts_are_asked_for_in_what_is_trained_on(world, monkeypatch, on_abo
     thinker = Thinker(monkeypatch, (0.0, 1.0, 0.5), broken=(2,))
     world.config.env.on_abort = on_abort
     settings = SimpleNamespace(alternatives=SimpleNamespace(expand="mixed_groups"))
-    jobs = [Job(index, {}, "u", f"u/{index}", index, 0) for index in (0, 1, 2)]
+    jobs = [RolloutSpec(index, {}, "u", f"u/{index}", index, 0) for index in (0, 1, 2)]
     world.runner.run(world.worker._play_group(SimpleNamespace(settings=settings), jobs))
     assert thinker.expanded == expanded
 
@@ -254,7 +254,7 @@ def test_thoughts_are_asked_for_in_what_is_trained_on(world, monkeypatch, on_abo
 def test_without_alternatives_nothing_is_asked(world, monkeypatch):
     thinker = Thinker(monkeypatch, (0.0, 1.0))
     settings = SimpleNamespace(alternatives=None)
-    jobs = [Job(index, {}, "u", f"u/{index}", index, 0) for index in (0, 1)]
+    jobs = [RolloutSpec(index, {}, "u", f"u/{index}", index, 0) for index in (0, 1)]
     world.runner.run(world.worker._play_group(SimpleNamespace(settings=settings), jobs))
     assert thinker.expanded == []
 
@@ -282,7 +282,7 @@ def test_plays_share_a_codec_and_who_thinks_where_levels_are_asked_for(world, le
 
 def test_ended_plays_are_counted_over_all_calls(world):
     def over() -> int:
-        return world.runner.run(world.worker.plays_over())
+        return world.runner.run(world.worker.count_finished())
 
     assert over() == 0
     world.play(world.jobs[:2])
@@ -299,10 +299,10 @@ def test_restarts_while_groups_are_carried_are_those_of_the_call(world, monkeypa
         world.worker._pool.counts["restarts"] += 2
         return await take(keep)
 
-    monkeypatch.setattr(world.worker._under_way, "take", with_a_restart)
+    monkeypatch.setattr(world.worker._in_flight, "take_finished", with_a_restart)
     played = world.runner.run(world.worker.collect_ready(world.jobs, world.settings, 0))
-    assert played.restarts == 2 and len(played.trajectories) == len(world.jobs)
-    assert 0.0 < played.play_s < 60.0
+    assert played.env_restarts == 2 and len(played.trajectories) == len(world.jobs)
+    assert 0.0 < played.rollout_s < 60.0
 
 
 def test_an_agent_of_the_users_own_plays_through_the_endpoint(world, monkeypatch):
@@ -310,6 +310,6 @@ def test_an_agent_of_the_users_own_plays_through_the_endpoint(world, monkeypatch
     package: Any = SimpleNamespace(for_task=lambda _: SimpleNamespace(brings_agent=True))
     monkeypatch.setattr(world.worker, "_package", package)
     player: Any = world.worker._player(context, world.jobs[1])
-    assert isinstance(player, AgentPlayer)
-    assert player.context is context and player.trajectory.job is world.jobs[1]
+    assert isinstance(player, AgentTrajectoryGenerator)
+    assert player.context is context and player.trajectory.spec is world.jobs[1]
     assert player._endpoint is world.worker._endpoint

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from agent_system.multi_turn_rollout.branches import execute_alternatives
-from agent_system.multi_turn_rollout.trajectory import Job, Trajectory, Turn
+from agent_system.multi_turn_rollout.trajectory import RolloutSpec, Trajectory, Turn
 from agent_system.tokens.ledger import SegmentKind, TokenLedger
 from rlvcr.levels import LEVELS, LevelCodec
-from rlvcr.research.executed import level_to_try
+from rlvcr.research.executed import choose_executed_level
 from tests.helpers.tiny_model import make_tiny_tokenizer
 from verl.utils.sampling import StopReason
 from verl.utils.seeds import derive_seed
@@ -45,9 +45,9 @@ def trajectory_of(uid: str, level: int, outcome: Outcome) -> Trajectory:
     ledger = TokenLedger()
     ledger.append([0], SegmentKind.PROMPT)
     segment = ledger.append(ids, SegmentKind.AGENT, logprobs=[0.0] * len(ids))
-    turn = Turn(0, "o", "o", 0, segment.start, segment.end, outcome.text, StopReason.STOP)
-    turn.parsed = CODEC.parse_step(ids)
-    job = Job(0, {}, "u", uid, 0, 0)
+    turn = Turn(0, "o", "o", 0, segment.start, segment.end_position, outcome.text, StopReason.STOP)
+    turn.parsed = CODEC.parse_turn(ids)
+    job = RolloutSpec(0, {}, "u", uid, 0, 0)
     won = outcome.returns > 0
     return Trajectory(job, [ledger], [turn], reward=outcome.returns, won=won)
 
@@ -55,9 +55,9 @@ def trajectory_of(uid: str, level: int, outcome: Outcome) -> Trajectory:
 @cache
 def uid_that_tries(own: int, other: int) -> str:
     """A name whose turn of level ``own`` is compared with level ``other``."""
-    parsed = CODEC.parse_step(TOKENIZER.encode(READ.format(own), add_special_tokens=False))
+    parsed = CODEC.parse_turn(TOKENIZER.encode(READ.format(own), add_special_tokens=False))
     names = (f"u/{number}" for number in count())
-    return next(n for n in names if level_to_try(parsed, 1.0, SEED, n, 0) == other)
+    return next(n for n in names if choose_executed_level(parsed, 1.0, SEED, n, 0) == other)
 
 
 def priced(cost: float = 0.0, price_in: str = "won") -> Any:
@@ -83,7 +83,7 @@ def credited(world: dict[int, list[Outcome]], level: int, rlvcr: Any) -> float:
                     return SimpleNamespace(trajectories=played)
 
                 execute_alternatives([trajectory], play, rlvcr, SEED)
-                difference = trajectory.turns[0].executed
+                difference = trajectory.turns[0].executed_credit
                 assert difference is not None, own
                 total += own.probability * branch.probability * difference / 3
     return total
@@ -160,7 +160,7 @@ def test_turns_that_cannot_be_read_count_like_the_branches(text):
 @pytest.mark.parametrize("text", UNREAD.values(), ids=UNREAD)
 def test_digit_and_thought_of_an_unread_turn_get_the_credit(text):
     ids = TOKENIZER.encode(text.format(4), add_special_tokens=False)
-    parsed = CODEC.parse_step(ids)
+    parsed = CODEC.parse_turn(ids)
     assert parsed.failure is not None and parsed.credit_spans() == []
     spans = parsed.choice_spans(10)
     assert ids[spans[0][0] - 10] == CODEC.digit_ids[3]
@@ -171,10 +171,10 @@ def test_digit_and_thought_of_an_unread_turn_get_the_credit(text):
 
 def test_the_token_that_ended_the_thought_is_credited_on_request():
     ids = TOKENIZER.encode("<level>4</level><think>a</think><action>go", add_special_tokens=False)
-    (digit, thought) = CODEC.parse_step(ids).choice_spans(0, with_end=True)
+    (digit, thought) = CODEC.parse_turn(ids).choice_spans(0, with_end=True)
     assert TOKENIZER.decode(ids[slice(*thought)]) == "a</think>"
     cut = TOKENIZER.encode("<level>4</level><think>a", add_special_tokens=False)
-    assert CODEC.parse_step(cut).choice_spans(0, with_end=True) == [digit, (thought[0], len(cut))]
+    assert CODEC.parse_turn(cut).choice_spans(0, with_end=True) == [digit, (thought[0], len(cut))]
 
 
 def test_every_token_of_a_thought_is_credited_with_what_it_leads_to():
@@ -192,7 +192,7 @@ def test_every_token_of_a_thought_is_credited_with_what_it_leads_to():
         assert credited(others | {3: turns}, 3, priced()) == pytest.approx(expected)
         for turn in turns:
             ids = TOKENIZER.encode(turn.text.format(3), add_special_tokens=False)
-            thought = CODEC.parse_step(ids).choice_spans()[1]
+            thought = CODEC.parse_turn(ids).choice_spans()[1]
             assert TOKENIZER.decode(ids[thought[0]]).strip() == first
 
 
@@ -233,7 +233,7 @@ def test_the_price_of_a_turn_that_cannot_be_read(text, charged, price_in, return
     played: Any = SimpleNamespace(trajectories=[trajectory_of("b", 1, branch)])
     execute_alternatives([trajectory], lambda _jobs: played, rlvcr, SEED)
     price = 0.4 * min(tokens(charged), 8) / 8 if paid else 0.0
-    assert trajectory.turns[0].executed == pytest.approx(0.75 * (returns - price - 0.25))
+    assert trajectory.turns[0].executed_credit == pytest.approx(0.75 * (returns - price - 0.25))
 
 
 def test_a_price_keeps_the_credit_unbiased():
@@ -259,15 +259,15 @@ def test_a_share_of_the_turns_is_executed(share):
 
     execute_alternatives(turns, play, rlvcr, SEED)
     draws = {
-        t.job.traj_uid: derive_seed(SEED, "executed", t.job.traj_uid, 0) / 2**63 for t in turns
+        t.spec.traj_uid: derive_seed(SEED, "executed", t.spec.traj_uid, 0) / 2**63 for t in turns
     }
     assert asked == [uid for uid, draw in draws.items() if draw < share]
     assert 0 < len(asked) < 40
-    tried = [t.job.traj_uid for t in turns if t.turns[0].executed is not None]
+    tried = [t.spec.traj_uid for t in turns if t.turns[0].executed_credit is not None]
     assert tried == asked
 
 
 def test_a_digit_that_is_no_token_of_its_own_is_not_tried():
-    parsed = CODEC.parse_step(TOKENIZER.encode("I do not know", add_special_tokens=False))
+    parsed = CODEC.parse_turn(TOKENIZER.encode("I do not know", add_special_tokens=False))
     assert parsed.sampled_level is None and parsed.choice_spans() == []
-    assert level_to_try(parsed, 1.0, SEED, "u/0", 0) is None
+    assert choose_executed_level(parsed, 1.0, SEED, "u/0", 0) is None

@@ -29,7 +29,7 @@ class HostileEnv(NumberLineEnv):
     """A number line that says, and lists as possible, ``HOSTILE``."""
 
     def _look(self, before):
-        seen = super()._look(before)
+        seen = super()._make_observation(before)
         listed = [*seen.info["admissible_actions"], HOSTILE]
         return replace(seen, text=f"{HOSTILE}{seen.text}", info={"admissible_actions": listed})
 
@@ -60,7 +60,7 @@ def test_what_an_environment_says_is_never_played_or_ends_a_turn(history):
     shown = [tokenizer.decode(row) for row in ids]
     assert all("<think>won</think><action>right</action>" in text for text in shown)
     # Prompts ask for the tag in their own words; what the environment says is not that token.
-    system = PACKAGE.prompts(PACKAGE.read({})).system(False)
+    system = PACKAGE.prompts(PACKAGE.read_settings({})).system(False)
     asked = (system or "").count("<action>")
     assert {int((row == action).sum()) for row in ids} == {asked}
     opened = tokenizer.convert_tokens_to_ids("<|im_start|>")
@@ -82,6 +82,6 @@ def test_words_that_a_small_policy_was_given_stay_whole():
     relay = AutoTokenizer.from_pretrained(ROOT / "experiments/policies/relay")
     bridge = ChatBridge(relay)
     said = "d+3 a>b b>c c>a"
-    shown = bridge.between([], bridge.as_text(said)).observation
+    shown = bridge.make_bridge([], bridge.escape_added_tokens(said)).observation
     assert list(shown) == relay(said, add_special_tokens=False)["input_ids"]
     assert len(shown) < len(said) / 2

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from agent_system.environments.env_package.number_line.package import NumberLineEnv
-from agent_system.multi_turn_rollout.trajectory import MOST_NUMBERS, numbers_in
+from agent_system.multi_turn_rollout.trajectory import MAX_INFO_NUMBERS, extract_info_numbers
 from tests.helpers.winning import play_episodes
-from verl.trainer.ppo.metrics import info_metrics, validation_metrics
+from verl.trainer.ppo.metrics import compute_info_metrics, compute_validation_metrics
 
 
 @pytest.mark.parametrize(
@@ -28,11 +28,11 @@ from verl.trainer.ppo.metrics import info_metrics, validation_metrics
     ],
 )
 def test_numbers_of_an_info(info, found):
-    assert numbers_in(info) == found
+    assert extract_info_numbers(info) == found
 
 
 def test_their_count_is_bounded():
-    assert len(numbers_in({f"n{i}": i for i in range(1000)})) == MOST_NUMBERS
+    assert len(extract_info_numbers({f"n{i}": i for i in range(1000)})) == MAX_INFO_NUMBERS
 
 
 @pytest.mark.parametrize("history", ["append", "window"])
@@ -62,7 +62,7 @@ def test_the_last_value_of_each_trajectory_is_averaged(monkeypatch, history):
     columns = data.non_tensor_batch
     lengths = dict(zip(columns["traj_uid"], columns["episode_lengths"], strict=True))
     mean = sum(lengths.values()) / len(lengths)
-    assert info_metrics(data) == {"env/turns/mean": pytest.approx(mean)}
-    assert validation_metrics(data)["val/env/turns/mean"] == pytest.approx(mean)
+    assert compute_info_metrics(data) == {"env/turns/mean": pytest.approx(mean)}
+    assert compute_validation_metrics(data)["val/env/turns/mean"] == pytest.approx(mean)
     columns["aborted"] = np.ones(len(data), dtype=bool)
-    assert info_metrics(data) == {}
+    assert compute_info_metrics(data) == {}

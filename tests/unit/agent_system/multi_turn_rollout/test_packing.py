@@ -9,33 +9,33 @@ import numpy as np
 import pytest
 import torch
 
-from agent_system.multi_turn_rollout.metrics import episode_metrics
+from agent_system.multi_turn_rollout.metrics import compute_episode_metrics
 from agent_system.multi_turn_rollout.packing import (
-    _conversation,
-    pack,
-    played_in,
-    row_steps,
-    rows_of,
+    _rebuild_conversation,
+    build_row_turns,
+    build_rows,
+    list_trajectories,
+    make_turn_record,
+    pack_rows,
     select_trajectories,
-    step_record,
 )
-from agent_system.multi_turn_rollout.trajectory import Job, Trajectory, Turn
+from agent_system.multi_turn_rollout.trajectory import RolloutSpec, Trajectory, Turn
 from agent_system.tokens.bridge import CUT
 from agent_system.tokens.ledger import SegmentKind, TokenLedger
-from rlvcr.alternatives import StepAlternatives
-from rlvcr.levels import ParsedStep, ParseFailure
-from rlvcr.records import ThinkingStep
-from rlvcr.report_sections import level_shares
-from rlvcr.scoring import RowStep
+from rlvcr.alternatives import TurnAlternatives
+from rlvcr.levels import ParsedTurn, ParseFailure
+from rlvcr.records import ThinkingTurnRecord
+from rlvcr.report_sections import compute_level_shares
+from rlvcr.scoring import RowTurn
 from tests.helpers.refusals import mentions
 from verl.utils.sampling import StopReason
 
 PAD = 99
 
 
-def job(uid="g", member=0, index=0) -> Job:
+def job(uid="g", member=0, index=0) -> RolloutSpec:
     task = {"task_id": "task-1", "data_source": "desk"}
-    return Job(index, task, uid, f"{uid}/{member}", member, 7)
+    return RolloutSpec(index, task, uid, f"{uid}/{member}", member, 7)
 
 
 def turn(step: int, ledger: int, start: int, end: int, **values) -> Turn:
@@ -71,7 +71,7 @@ def windowed(**values) -> Trajectory:
 
 
 def test_append_row_is_the_ledger_up_to_the_last_sampled_token():
-    data = pack(rows_of([appended(), appended(prompt=1, member=1)]), PAD)
+    data = pack_rows(build_rows([appended(), appended(prompt=1, member=1)]), PAD)
     assert data.batch["prompts"].tolist() == [[10, 11, 12], [PAD, PAD, 10]]
     assert data.batch["responses"].tolist() == [[1, 2, 20, 21, 22, 3]] * 2
     assert data.batch["input_ids"][1].tolist() == [PAD, PAD, 10, 1, 2, 20, 21, 22, 3]
@@ -86,7 +86,7 @@ def test_append_row_is_the_ledger_up_to_the_last_sampled_token():
 
 
 def test_window_gives_one_row_per_step():
-    data = pack(rows_of([windowed()]), PAD)
+    data = pack_rows(build_rows([windowed()]), PAD)
     assert len(data) == 2
     assert data.batch["prompts"].tolist() == [[PAD, 10, 11], [10, 11, 12]]
     assert data.batch["step_ids"].tolist() == [[0], [1]]
@@ -102,7 +102,9 @@ def test_window_gives_one_row_per_step():
 
 
 def test_columns_hold_one_list_per_row():
-    columns = pack(rows_of([appended(), appended(prompt=1, member=1)]), PAD).non_tensor_batch
+    columns = pack_rows(
+        build_rows([appended(), appended(prompt=1, member=1)]), PAD
+    ).non_tensor_batch
     assert all(len(column) == 2 and isinstance(column, np.ndarray) for column in columns.values())
     assert columns["anchor_obs"][0] == ["anchor 0", "anchor 1"]
     assert columns["is_action_valid"][0] == [True, False]
@@ -111,7 +113,7 @@ def test_columns_hold_one_list_per_row():
 
 
 def test_a_trajectory_without_turns_is_a_row_that_samples_nothing():
-    data = pack(rows_of([Trajectory(job()), windowed(uid="h")]), PAD)
+    data = pack_rows(build_rows([Trajectory(job()), windowed(uid="h")]), PAD)
     assert data.batch["attention_mask"][0].sum() == data.batch["response_mask"][0].sum() == 0
     assert data.non_tensor_batch["steps"][0] == []
 
@@ -120,13 +122,13 @@ def test_retokenized_text_is_refused_unless_allowed():
     trajectory = appended()
     trajectory.ledgers[0].append([5], SegmentKind.AGENT, turn=2, retokenized=True)
     with pytest.raises(ValueError, check=mentions("allow_retokenized")):
-        pack(rows_of([trajectory]), PAD)
-    assert len(pack(rows_of([trajectory]), PAD, allow_retokenized=True)) == 1
+        pack_rows(build_rows([trajectory]), PAD)
+    assert len(pack_rows(build_rows([trajectory]), PAD, allow_retokenized=True)) == 1
 
 
 def test_nothing_to_pack_is_an_error():
     with pytest.raises(ValueError):
-        pack([], PAD)
+        pack_rows([], PAD)
 
 
 @pytest.mark.parametrize(
@@ -139,7 +141,7 @@ def test_who_is_left_out_and_why(on_abort, kept, counts):
     empty = Trajectory(job(uid="b", member=1), truncated="budget")
     played = [broken, appended(uid="a", member=1), appended(uid="b"), empty]
     chosen, left_out = select_trajectories(played, on_abort)
-    assert [t.job.traj_uid for t in chosen] == kept
+    assert [t.spec.traj_uid for t in chosen] == kept
     reasons = ("aborted", "group_of_aborted", "without_turn")
     assert tuple(left_out[f"rollout/left_out_{reason}"] for reason in reasons) == counts
 
@@ -162,10 +164,10 @@ def test_reasons_are_counted_and_named_where_there_are_none():
 
 
 def test_rows_are_as_wide_as_the_longest_and_never_without_a_column():
-    data = pack(rows_of([appended(prompt=1)]), PAD)
+    data = pack_rows(build_rows([appended(prompt=1)]), PAD)
     assert data.batch["prompts"].tolist() == [[10]]
-    assert pack(rows_of([windowed()]), PAD).batch["responses"].tolist() == [[1], [2]]
-    nothing = pack(rows_of([Trajectory(job())]), PAD)
+    assert pack_rows(build_rows([windowed()]), PAD).batch["responses"].tolist() == [[1], [2]]
+    nothing = pack_rows(build_rows([Trajectory(job())]), PAD)
     assert nothing.batch["prompts"].tolist() == nothing.batch["responses"].tolist() == [[PAD]]
     assert nothing.batch["step_ids"].tolist() == [[-1]]
 
@@ -179,7 +181,7 @@ def test_every_column_of_a_row():
     first.reward = 1
     broken.reward = 0
     broken.won = False
-    data = pack(rows_of([first, broken]), PAD)
+    data = pack_rows(build_rows([first, broken]), PAD)
     columns = {key: column.tolist() for key, column in data.non_tensor_batch.items()}
     steps = columns.pop("steps")
     assert columns == {
@@ -206,13 +208,13 @@ def test_every_column_of_a_row():
 def test_images_go_with_the_row_of_their_steps():
     seen = windowed()
     seen.turns[1].image = "picture"
-    data = pack(rows_of([seen, appended()]), PAD)
+    data = pack_rows(build_rows([seen, appended()]), PAD)
     images = data.non_tensor_batch["multi_modal_data"].tolist()
     assert images == [{"image": []}, {"image": ["picture"]}, {"image": []}]
 
 
-def parsed(failure: ParseFailure | None = None) -> ParsedStep:
-    return ParsedStep(3, (1, 2), (3, 5), (6, 7), (6, 8), "why", "look", "tags", failure)
+def parsed(failure: ParseFailure | None = None) -> ParsedTurn:
+    return ParsedTurn(3, (1, 2), (3, 5), (6, 7), (6, 8), "why", "look", "tags", failure)
 
 
 def test_a_record_says_what_was_played():
@@ -220,7 +222,7 @@ def test_a_record_says_what_was_played():
         4, 0, 10, 20, action="look", is_action_valid=True, reward=0.5, done=True, needed_level=2
     )
     played.situation = "a fork"
-    record = ThinkingStep(
+    record = ThinkingTurnRecord(
         step=4,
         observation="obs 4",
         response="look",
@@ -234,11 +236,11 @@ def test_a_record_says_what_was_played():
         situation="a fork",
         needed_level=2,
     )
-    assert step_record(played) == record
+    assert make_turn_record(played) == record
     assert (record.level, record.parse_failure, record.thought_tokens) == (None, None, 0)
-    assert not step_record(played).level_forced
+    assert not make_turn_record(played).level_forced
     played.situation = "anchor 4"
-    assert step_record(played).situation == "", "the state itself stands in the observation"
+    assert make_turn_record(played).situation == "", "the state itself stands in the observation"
 
 
 @pytest.mark.parametrize("name", [None, "a fork"], ids=["states", "named"])
@@ -250,8 +252,10 @@ def test_training_and_validation_relate_levels_to_the_same_situations(name):
             played.observation = f"obs {member} {played.step}"
             played.situation = name or played.anchor
             played.parsed = replace(parsed(), level=1 + 2 * played.step + member % 2)
-    trained = episode_metrics(plays)["rlvcr/level_information"]
-    validated = level_shares(pack(rows_of(plays), PAD), "val")["val/level_information"]
+    trained = compute_episode_metrics(plays)["rlvcr/level_information"]
+    validated = compute_level_shares(pack_rows(build_rows(plays), PAD), "val")[
+        "val/level_information"
+    ]
     # Each of two states has two levels of its own, every observation would have one: log 4. Of one
     # situation they tell nothing.
     assert trained == validated == pytest.approx(0.0 if name else math.log(2))
@@ -259,52 +263,52 @@ def test_training_and_validation_relate_levels_to_the_same_situations(name):
 
 def test_a_record_knows_how_the_step_was_read():
     played = turn(0, 0, 10, 20, parsed=parsed(), forced=1)
-    record = step_record(played)
+    record = make_turn_record(played)
     assert (record.level, record.level_forced, record.parse_failure) == (3, True, None)
     assert (record.thought_tokens, record.num_tokens) == (2, 9)
     failure = next(iter(ParseFailure))
     played.parsed = parsed(failure)
-    assert step_record(played).parse_failure == failure.value
+    assert make_turn_record(played).parse_failure == failure.value
 
 
 def test_steps_of_rows_as_scoring_reads_them():
     trajectory = appended()
-    alternatives = StepAlternatives()
+    alternatives = TurnAlternatives()
     for number, played in enumerate(trajectory.turns):
         played.parsed = parsed()
         played.alternatives = alternatives
-        played.forced = number
-    assert row_steps(rows_of([trajectory])) == [
+        played.num_forced = number
+    assert build_row_turns(build_rows([trajectory])) == [
         [
-            RowStep(0, 3, [1, 2], parsed(), alternatives, 0),
-            RowStep(1, 8, [3], parsed(), alternatives, 1),
+            RowTurn(0, 3, [1, 2], parsed(), alternatives, 0),
+            RowTurn(1, 8, [3], parsed(), alternatives, 1),
         ]
     ]
     trajectory.turns[1].parsed = None
     with pytest.raises(ValueError, check=mentions(1)):
-        row_steps(rows_of([trajectory]))
+        build_row_turns(build_rows([trajectory]))
 
 
 def test_every_trajectory_of_the_rows_is_there_once():
     first, second = windowed(), appended()
-    assert played_in(rows_of([first, second])) == [first, second]
-    assert played_in([]) == []
+    assert list_trajectories(build_rows([first, second])) == [first, second]
+    assert list_trajectories([]) == []
 
 
 def test_what_was_executed_reaches_scoring():
     played = appended()
     for turn in played.turns:
         turn.parsed = parsed()
-    played.turns[0].executed = 0.75
-    (steps,) = row_steps(rows_of([played]))
-    assert [step.executed for step in steps] == [0.75, None]
+    played.turns[0].executed_credit = 0.75
+    (steps,) = build_row_turns(build_rows([played]))
+    assert [step.executed_credit for step in steps] == [0.75, None]
 
 
 def test_a_conversation_is_shown_as_it_was_said():
     heard = [{"role": "user", "content": f"<{CUT}|a|>"}, {"role": "user", "content": f"b{CUT}"}]
     turns = [SimpleNamespace(response="one"), SimpleNamespace(response="two")]
     row: Any = SimpleNamespace(trajectory=SimpleNamespace(heard=heard), turns=turns)
-    assert _conversation(row) == [
+    assert _rebuild_conversation(row) == [
         {"role": "user", "content": "<|a|>"},
         {"role": "assistant", "content": "one"},
         {"role": "user", "content": "b"},

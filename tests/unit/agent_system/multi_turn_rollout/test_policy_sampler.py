@@ -7,32 +7,32 @@ import numpy as np
 import pytest
 
 from agent_system.environments.manager import make_envs
-from agent_system.multi_turn_rollout.engine_client import EngineAborted, Sampling
-from agent_system.multi_turn_rollout.play_settings import PlaySettings
+from agent_system.multi_turn_rollout.engine_client import EngineAborted, TokenSampling
 from agent_system.multi_turn_rollout.policy_sampler import PolicySampler
 from agent_system.multi_turn_rollout.rollout_loop import TrajectoryCollector
-from agent_system.multi_turn_rollout.trajectory import Job
+from agent_system.multi_turn_rollout.rollout_settings import RolloutSettings
+from agent_system.multi_turn_rollout.trajectory import RolloutSpec
 from tests.helpers.play import Group, make_config
 from tests.helpers.scripted_engine import ScriptedEngine
 from tests.helpers.tiny_model import make_tiny_tokenizer
 from verl.utils.sampling import SamplingResult, StopReason
 from verl.utils.seeds import derive_seed
 
-SETTINGS = PlaySettings(
+SETTINGS = RolloutSettings(
     history="append",
     history_length=0,
     max_steps=4,
     max_turn_tokens=9,
     max_prompt_length=64,
     max_response_length=64,
-    levels=False,
+    requests_levels=False,
     temperature=0.7,
     top_p=0.9,
     top_k=5,
     stop=("</action>",),
     seed=11,
 )
-JOB = Job(3, {"task_id": "t", "data_source": "d"}, "group", "group/1", 1, 0)
+JOB = RolloutSpec(3, {"task_id": "t", "data_source": "d"}, "group", "group/1", 1, 0)
 
 
 class Recorder:
@@ -58,12 +58,12 @@ def sampler_of(engine, **changes):
 
 def test_a_turn_is_asked_for_as_the_settings_say():
     engine = Recorder()
-    action = asyncio.run(sampler_of(engine).agent(JOB).act([4, 5]))
+    action = asyncio.run(sampler_of(engine).make_agent(JOB).sample_action([4, 5]))
     assert action.text == "said [1, 2]" and action.token_ids == [1, 2]
     assert (action.logprobs, action.policy_version) == ([-0.1, -0.2], 3)
     expected = {
         "max_tokens": 9,
-        "sampling": Sampling(0.7, 0.9, 5),
+        "sampling": TokenSampling(0.7, 0.9, 5),
         "stop": ("</action>",),
         "route": 3,
         "seed": derive_seed(11, "turn", "group/1", 0),
@@ -73,7 +73,7 @@ def test_a_turn_is_asked_for_as_the_settings_say():
 
 def test_a_turn_is_no_longer_for_what_it_is_forced_to_begin_with():
     engine = Recorder()
-    asyncio.run(sampler_of(engine).agent(JOB).act([4, 5], 2))
+    asyncio.run(sampler_of(engine).make_agent(JOB).sample_action([4, 5], 2))
     prompt, request = engine.asked[0]
     assert (prompt, request["max_tokens"]) == ([4, 5], 7)
 
@@ -84,9 +84,9 @@ def seeds_of(*jobs, turns=2, seed=11):
 
     async def play():
         for job in jobs:
-            agent = sampler.agent(job)
+            agent = sampler.make_agent(job)
             for _ in range(turns):
-                await agent.act([1])
+                await agent.sample_action([1])
 
     asyncio.run(play())
     return [request["seed"] for _, request in engine.asked]
@@ -103,11 +103,11 @@ def test_every_turn_of_every_member_of_a_group_has_a_seed_of_its_own():
 
 def test_a_thought_brings_its_own_limits_and_seed():
     engine = Recorder()
-    result = asyncio.run(sampler_of(engine).thought([4], 20, ("</think>",), 5, 99))
+    result = asyncio.run(sampler_of(engine).sample_thought([4], 20, ("</think>",), 5, 99))
     assert result is not None and result.token_ids == [1, 2]
     expected = {
         "max_tokens": 20,
-        "sampling": Sampling(0.7, 0.9, 5),
+        "sampling": TokenSampling(0.7, 0.9, 5),
         "stop": ("</think>",),
         "route": 5,
         "seed": 99,
@@ -117,9 +117,9 @@ def test_a_thought_brings_its_own_limits_and_seed():
 
 def test_a_thought_that_is_given_up_is_none_and_a_turn_raises():
     sampler = sampler_of(Recorder(gives_up=True))
-    assert asyncio.run(sampler.thought([4], 20, (), 5, 99)) is None
+    assert asyncio.run(sampler.sample_thought([4], 20, (), 5, 99)) is None
     with pytest.raises(EngineAborted):
-        asyncio.run(sampler.agent(JOB).act([4]))
+        asyncio.run(sampler.make_agent(JOB).sample_action([4]))
 
 
 def sampled_moves(request, prompt):
@@ -134,7 +134,7 @@ def test_members_of_a_group_sample_differently_and_again_the_same(history):
     tokenizer = make_tiny_tokenizer()
     config = make_config(history=history, n=8, max_steps=5, kwargs={"size": 9, "max_steps": 50})
     envs = make_envs(config)[0]
-    envs.tasks = [task for task in envs.tasks if abs(task["start"] - task["target"]) >= 5]
+    envs.task_list = [task for task in envs.task_list if abs(task["start"] - task["target"]) >= 5]
 
     def played():
         collector = TrajectoryCollector(config, tokenizer)

@@ -7,8 +7,13 @@ import pytest
 import regex
 
 from agent_system.environments.manager import EnvironmentManagerBase
-from agent_system.multi_turn_rollout.first_prompts import first_prompt_lengths
-from agent_system.multi_turn_rollout.prompt_fit import PromptsTooLong, cut, cut_text, fit_prompts
+from agent_system.multi_turn_rollout.first_prompts import measure_first_prompts
+from agent_system.multi_turn_rollout.prompt_fit import (
+    PromptsTooLong,
+    cut_ids,
+    cut_text,
+    fit_prompts,
+)
 from tests.helpers.chat_kinds import TOKENIZERS
 from tests.helpers.play import make_config
 from tests.helpers.refusals import mentions
@@ -41,8 +46,8 @@ def envs(tmp_path):
 
 
 def lengths(config, tokenizer, envs):
-    shown = [envs.package.task_text.shows(task) for task in envs.tasks]
-    return first_prompt_lengths(config, tokenizer, shown)
+    shown = [envs.package.task_text.first_observation(task) for task in envs.tasks]
+    return measure_first_prompts(config, tokenizer, shown)
 
 
 @pytest.mark.parametrize("split", ["train", "val"])
@@ -106,8 +111,8 @@ def test_what_cannot_be_cut_short_enough_is_refused(envs, tokenizer):
     "side, left", [("left", [3, 4, 5]), ("right", [1, 2, 3]), ("middle", [1, 4, 5])]
 )
 def test_which_tokens_are_cut(side, left):
-    assert cut([1, 2, 3, 4, 5], 2, side) == left
-    assert cut([1, 2], 3, side) == [] and cut([1, 2], 0, side) == [1, 2]
+    assert cut_ids([1, 2, 3, 4, 5], 2, side) == left
+    assert cut_ids([1, 2], 3, side) == [] and cut_ids([1, 2], 0, side) == [1, 2]
 
 
 @pytest.mark.parametrize("kind", ["bytes", "first", "unigram", "word pieces", "llama, legacy"])
@@ -137,6 +142,6 @@ def test_an_environment_that_speaks_for_itself_is_left_alone(tokenizer):
     config = make_config(max_steps=1)
     config.data.max_prompt_length = 3
     manager = EnvironmentManagerBase(config, "train")
-    before = list(manager.tasks)
+    before = list(manager.task_list)
     fit_prompts(config, tokenizer, manager)
-    assert manager.tasks == before
+    assert manager.task_list == before

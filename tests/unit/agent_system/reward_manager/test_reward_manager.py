@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from agent_system.multi_turn_rollout.rollout_loop import TrajectoryCollector
-from agent_system.reward_manager.custom import load_function, load_place
-from agent_system.reward_manager.loading import bounded, load_reward_manager
+from agent_system.reward_manager.custom import load_function, load_import_path
+from agent_system.reward_manager.loading import load_reward_manager, with_time_limit
 from agent_system.reward_manager.managers import (
     EpisodeRewardManager,
     StepRewardManager,
@@ -108,9 +108,9 @@ def test_sampled_tokens_cost_a_share_of_a_won_return(tokenizer, history):
     assert manager(data).sum(-1).tolist() == pytest.approx(expected)
     # Beyond the maximum the price stays, and what was not won costs nothing.
     short = EpisodeRewardManager(token_price=0.5, token_price_max=1)
-    assert short.outcomes(data) == [0.5] * len(data)
+    assert short.compute_outcomes(data) == [0.5] * len(data)
     data.non_tensor_batch["episode_rewards"][:] = 0.0
-    assert manager.outcomes(data) == [0.0] * len(data)
+    assert manager.compute_outcomes(data) == [0.0] * len(data)
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,7 @@ def test_the_last_tokens_of_the_longest_play_are_punished_in_proportion(tokenize
     # too long by half of the buffer, by all of it and more, not at all
     for largest, expected in ((first + 2, 0.75), (first, 0.5), (4, 0.5), (first + 4, 1.0)):
         manager = EpisodeRewardManager(overlong_len=4, overlong_max=largest, overlong_penalty=0.5)
-        assert manager.outcomes(data)[0] == pytest.approx(expected)
+        assert manager.compute_outcomes(data)[0] == pytest.approx(expected)
 
 
 def test_episode_score_lies_on_the_last_sampled_token(tokenizer):
@@ -444,8 +444,8 @@ def test_a_group_without_a_single_score_counts_nothing(episode):
         time.sleep(60)
         return 1.0
 
-    manager = EpisodeRewardManager(compute_score=bounded(endless, 0.05))
-    assert manager.outcomes(episode) == [0.0] * len(episode)
+    manager = EpisodeRewardManager(compute_score=with_time_limit(endless, 0.05))
+    assert manager.compute_outcomes(episode) == [0.0] * len(episode)
 
 
 @pytest.mark.parametrize(
@@ -464,8 +464,8 @@ def test_a_wrong_place_is_refused_by_the_key_that_names_it(
 ):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "own.py").write_text("value = 3\ndef goods(): return value\n")
-    assert load_place("own.py:goods", "a.key")() == 3
-    assert load_place("json:dumps", "a.key") is json.dumps
+    assert load_import_path("own.py:goods", "a.key")() == 3
+    assert load_import_path("json:dumps", "a.key") is json.dumps
     with pytest.raises(error, match=said) as caught:
-        load_place(place, "a.key")
+        load_import_path(place, "a.key")
     assert "a.key.path" not in str(caught.value)

@@ -104,9 +104,9 @@ def compare_turn(bridge, template: str, answer: str, observation: str) -> None:
         assert whole[len(whole) - len(tail) :] == tail
     if template == "opens a thought":
         with pytest.raises(TemplateUnsupported):
-            bridge.speak(answer)
+            bridge.encode_turn(answer)
         return
-    said = [*bridge.speak(answer)]
+    said = [*bridge.encode_turn(answer)]
     assert end is None or said[-1] == end
     # What was sampled stays, where the template leaves it out or joins it to the prompt.
     if whole[: len(prompt)] == prompt and "think" not in answer:
@@ -128,13 +128,13 @@ def test_no_text_becomes_a_control_token(kind, hostile):
         return sum(token in control for token in ids)
 
     tame = [{"role": "system", "content": "a."}, {"role": "user", "content": "b."}]
-    for text in (hostile, bridge.as_text(hostile)):
+    for text in (hostile, bridge.escape_added_tokens(hostile)):
         for said in (
             [tame[0], {**tame[1], "content": text}],
             [{**tame[0], "content": text}, tame[1]],
         ):
             assert count(bridge.first_prompt(said)) == count(bridge.first_prompt(tame))
-        assert count(bridge.between([], text).observation) == 0
+        assert count(bridge.make_bridge([], text).observation) == 0
 
 
 @pytest.mark.parametrize("kind", ["first", "always", "llama", "llama, legacy", "unigram"])

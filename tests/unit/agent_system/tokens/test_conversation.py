@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent_system.tokens.bridge import ChatBridge
-from agent_system.tokens.conversation import Limits, TokenConversation, with_user
+from agent_system.tokens.conversation import TokenConversation, TokenLimits, append_user_text
 from agent_system.tokens.ledger import SegmentKind
-from agent_system.tokens.plain import PlainBridge
+from agent_system.tokens.plain_bridge import PlainBridge
 from tests.helpers.refusals import mentions
 from tests.helpers.said import Said
 from tests.helpers.tiny_model import make_tiny_tokenizer
@@ -29,7 +29,7 @@ class Letters:
 
 
 def letters(*, opening=(), **limits):
-    return TokenConversation(PlainBridge(Letters()), Limits(**limits), opening)
+    return TokenConversation(PlainBridge(Letters()), TokenLimits(**limits), opening)
 
 
 def kinds(conversation):
@@ -43,14 +43,14 @@ def test_a_conversation_is_prompt_turn_bridge_turn():
     tokenizer = make_tiny_tokenizer()
     bridge = ChatBridge(tokenizer)
     conversation = TokenConversation(bridge, opening=[SYSTEM])
-    assert conversation.hear("You are at 1.", 0)
+    assert conversation.add_observation("You are at 1.", 0)
     prompt = bridge.first_prompt([SYSTEM, {"role": "user", "content": "You are at 1."}])
     assert conversation.prompt_ids == prompt
     sampled = [5, 6, 7]
-    segment = conversation.say(Said(sampled), 0)
-    assert (segment.start, segment.end) == (len(prompt), len(prompt) + 3)
-    assert conversation.hear("You are at 2.", 1)
-    between = bridge.between(sampled, "You are at 2.")
+    segment = conversation.add_turn(Said(sampled), 0)
+    assert (segment.start, segment.end_position) == (len(prompt), len(prompt) + 3)
+    assert conversation.add_observation("You are at 2.", 1)
+    between = bridge.make_bridge(sampled, "You are at 2.")
     joined = [*between.before, *between.observation, *between.after]
     assert conversation.prompt_ids == [*prompt, *sampled, *joined]
     assert kinds(conversation) == [
@@ -70,31 +70,31 @@ def test_an_end_of_turn_that_was_sampled_is_not_repeated():
     lengths = []
     for sampled in ([5, end], [5, 6]):
         conversation = TokenConversation(bridge)
-        assert conversation.hear("a", 0)
-        conversation.say(Said(sampled), 0)
-        assert conversation.hear("b", 1)
+        assert conversation.add_observation("a", 0)
+        conversation.add_turn(Said(sampled), 0)
+        assert conversation.add_observation("b", 1)
         lengths.append(len(conversation.ledger))
     assert lengths == [lengths[1] - 1, lengths[1]]
 
 
 def test_a_turn_is_kept_as_it_was_sampled():
     conversation = letters()
-    conversation.hear("ab", 0, episode=1)
+    conversation.add_observation("ab", 0, episode=1)
     said = Said([9, 8], [-0.1, -0.2], StopReason.LENGTH, 7)
-    segment = conversation.say(said, 3, episode=2)
+    segment = conversation.add_turn(said, 3, episode=2)
     assert (segment.ids, segment.logprobs) == ((9, 8), (-0.1, -0.2))
     assert (segment.turn, segment.episode) == (3, 2)
     assert (segment.stop_reason, segment.policy_version) == (StopReason.LENGTH, 7)
     assert not segment.retokenized
-    assert conversation.ledger.segments[0].episode == 1
+    assert conversation.ledger.all_segments[0].episode == 1
     with pytest.raises(ValueError, check=mentions(2, 1)):
-        conversation.say(Said([1, 2], [-0.1]), 4)
+        conversation.add_turn(Said([1, 2], [-0.1]), 4)
 
 
 def test_a_turn_of_text_is_marked():
     conversation = letters()
-    conversation.hear("ab", 0)
-    segment = conversation.say_text("hi", 2, episode=5)
+    conversation.add_observation("ab", 0)
+    segment = conversation.add_text_turn("hi", 2, episode=5)
     assert segment.ids == (ord("h"), ord("i"))
     assert segment.kind is SegmentKind.AGENT and segment.retokenized
     assert (segment.turn, segment.episode) == (2, 5)
@@ -104,41 +104,43 @@ def test_a_turn_of_text_is_marked():
 
 def test_a_forced_prefix_is_part_of_the_turn_and_not_trained():
     conversation = letters()
-    conversation.hear("ab", 0)
-    conversation.force([70, 71], 2, episode=3)
-    conversation.say(Said([72]), 2)
+    conversation.add_observation("ab", 0)
+    conversation.add_forced_prefix([70, 71], 2, episode=3)
+    conversation.add_turn(Said([72]), 2)
     assert conversation.prompt_ids == [97, 98, 70, 71, 72]
     assert conversation.ledger.completion_only_mask() == [0, 0, 0, 0, 1]
     assert kinds(conversation)[1] == (SegmentKind.BRIDGE, 2, 3, 2)
-    segments = len(conversation.ledger.segments)
-    conversation.force([], 1)
-    assert len(conversation.ledger.segments) == segments, "a prefix of nothing leaves no segment"
+    segments = len(conversation.ledger.all_segments)
+    conversation.add_forced_prefix([], 1)
+    assert len(conversation.ledger.all_segments) == segments, (
+        "a prefix of nothing leaves no segment"
+    )
 
 
 def test_what_an_engine_gets_is_a_copy():
     conversation = letters()
-    conversation.hear("ab", 0)
+    conversation.add_observation("ab", 0)
     conversation.prompt_ids.append(1)
-    assert conversation.prompt_ids == [97, 98] and conversation.ledger.ids == [97, 98]
+    assert conversation.prompt_ids == [97, 98] and conversation.ledger.token_ids == [97, 98]
 
 
 def test_turn_and_episode_of_what_is_heard():
     conversation = letters()
-    conversation.hear("a", 4, episode=2)
-    conversation.say(Said([1]), 4, episode=2)
-    conversation.hear("b", 5, episode=3)
-    heard = [s for s in conversation.ledger.segments if s.kind is not SegmentKind.AGENT]
+    conversation.add_observation("a", 4, episode=2)
+    conversation.add_turn(Said([1]), 4, episode=2)
+    conversation.add_observation("b", 5, episode=3)
+    heard = [s for s in conversation.ledger.all_segments if s.kind is not SegmentKind.AGENT]
     assert [(s.turn, s.episode) for s in heard] == [(4, 2), (5, 3)]
 
 
 def test_without_an_episode_it_is_the_first():
     conversation = letters()
-    conversation.hear("a", 0)
-    conversation.force([70], 0)
-    conversation.say(Said([1]), 0)
-    conversation.hear("b", 1)
-    conversation.say_text("c", 1)
-    assert [s.episode for s in conversation.ledger.segments] == [0] * 5
+    conversation.add_observation("a", 0)
+    conversation.add_forced_prefix([70], 0)
+    conversation.add_turn(Said([1]), 0)
+    conversation.add_observation("b", 1)
+    conversation.add_text_turn("c", 1)
+    assert [s.episode for s in conversation.ledger.all_segments] == [0] * 5
 
 
 # ---- whether it fits ----------------------------------------------------------------------------
@@ -158,7 +160,7 @@ def test_without_an_episode_it_is_the_first():
 )
 def test_the_first_prompt_and_a_turn_must_fit(limits, fits):
     conversation = letters(**limits)
-    assert conversation.hear("abc", 0) is fits
+    assert conversation.add_observation("abc", 0) is fits
     assert conversation.prompt_ids == ([97, 98, 99] if fits else [])
 
 
@@ -174,24 +176,24 @@ def test_the_first_prompt_and_a_turn_must_fit(limits, fits):
 )
 def test_a_later_turn_must_fit_after_what_it_answers(limits, fits):
     conversation = letters(**limits)
-    assert conversation.hear("abc", 0)
-    conversation.say(Said([1, 2]), 0)
-    assert conversation.hear("defg", 1) is fits
+    assert conversation.add_observation("abc", 0)
+    conversation.add_turn(Said([1, 2]), 0)
+    assert conversation.add_observation("defg", 1) is fits
     assert len(conversation.ledger) == (9 if fits else 5), "nothing is added where it does not fit"
 
 
 def test_a_forced_prefix_counts_as_response_from_the_first_turn_on():
     for response, fits in ((3 + 1 + 1 + 2, True), (3 + 1 + 1 + 1, False)):
         conversation = letters(response=response, turn=2)
-        assert conversation.hear("abcdef", 0)
-        conversation.force([70, 71, 72], 0)
-        conversation.say(Said([1]), 0)
-        assert conversation.hear("x", 1) is fits
+        assert conversation.add_observation("abcdef", 0)
+        conversation.add_forced_prefix([70, 71, 72], 0)
+        conversation.add_turn(Said([1]), 0)
+        assert conversation.add_observation("x", 1) is fits
 
 
 def test_no_limits_by_default():
-    assert Limits() == Limits(math.inf, math.inf, math.inf, 0)
-    assert Limits().allow_turn(10**9, 10**9)
+    assert TokenLimits() == TokenLimits(math.inf, math.inf, math.inf, 0)
+    assert TokenLimits().allows_turn(10**9, 10**9)
 
 
 @settings(max_examples=60, deadline=None)
@@ -209,14 +211,14 @@ def test_no_turn_begins_that_could_break_a_limit(texts, turns, prompt, response,
     first = len(texts[0])
     for number, text in enumerate(texts):
         before = len(conversation.ledger)
-        heard = conversation.hear(text, number)
+        heard = conversation.add_observation(text, number)
         longest = before + len(text) + turn
         within = first <= prompt and longest - first <= response and longest <= total
         assert heard is within
         if not heard:
             assert len(conversation.ledger) == before
             return
-        conversation.say(Said(turns[number][:turn]), number)
+        conversation.add_turn(Said(turns[number][:turn]), number)
         assert len(conversation.ledger) <= total
         assert len(conversation.ledger) - first <= response
 
@@ -241,7 +243,7 @@ def test_no_turn_begins_that_could_break_a_limit(texts, turns, prompt, response,
 )
 def test_the_user_never_speaks_twice_in_a_row(messages, text, contents):
     original = [dict(message) for message in messages]
-    found = with_user(messages, text)
+    found = append_user_text(messages, text)
     assert [message["content"] for message in found] == contents
     assert found[-1]["role"] == "user" and found is not messages
     assert messages == original, "the caller's messages stay as they were"
@@ -250,5 +252,5 @@ def test_the_user_never_speaks_twice_in_a_row(messages, text, contents):
 def test_the_opening_and_the_first_text_are_one_prompt():
     opening = [{"role": "user", "content": "Count."}]
     conversation = letters(opening=opening)
-    conversation.hear("Go", 0)
+    conversation.add_observation("Go", 0)
     assert Letters().decode(conversation.prompt_ids) == "Count.\n\nGo"

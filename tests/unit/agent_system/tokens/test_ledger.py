@@ -25,17 +25,17 @@ def played() -> TokenLedger:
 
 def test_masks_follow_from_the_kinds():
     ledger = played()
-    assert ledger.ids == [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]
+    assert ledger.token_ids == [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]
     assert ledger.completion_only_mask() == [0, 0, 0, 1, 1, 0, 0, 0, 0, 1]
     assert ledger.full_attention_mask() == [1] * 10
     assert ledger.turn_ids() == [-1, -1, -1, 0, 0, -1, -1, -1, -1, 1]
-    assert ledger.logprobs() == [0, 0, 0, -0.1, -0.2, 0, 0, 0, 0, -0.3]
+    assert ledger.token_logprobs() == [0, 0, 0, -0.1, -0.2, 0, 0, 0, 0, -0.3]
     assert ledger.prompt_length == 3
 
 
 def test_segments_know_where_they_lie_and_cannot_be_changed():
     ledger = played()
-    assert [(s.start, s.end) for s in ledger.segments] == [
+    assert [(s.start, s.end_position) for s in ledger.all_segments] == [
         (0, 3),
         (3, 5),
         (5, 6),
@@ -44,7 +44,7 @@ def test_segments_know_where_they_lie_and_cannot_be_changed():
         (9, 10),
     ]
     assert [s.policy_version for s in ledger.agent_segments] == [None, 3]
-    segment: Any = ledger.segments[0]
+    segment: Any = ledger.all_segments[0]
     with pytest.raises(AttributeError):
         segment.kind = SegmentKind.AGENT
 
@@ -68,11 +68,11 @@ def test_a_prompt_cannot_follow_an_agent():
 
 def test_retokenized_text_is_flagged():
     ledger = played()
-    assert not ledger.retokenized
+    assert not ledger.has_retokenized_tokens
     ledger.append([11, 12], SegmentKind.AGENT, turn=2, retokenized=True)
-    assert ledger.retokenized
+    assert ledger.has_retokenized_tokens
     assert ledger.completion_only_mask()[-2:] == [1, 1]
-    assert ledger.logprobs()[-2:] == [0, 0]
+    assert ledger.token_logprobs()[-2:] == [0, 0]
 
 
 def test_a_prompt_alone_is_all_prompt():
@@ -94,9 +94,9 @@ def test_a_ledger_that_travelled_is_the_same_and_goes_on():
     ledger.append([11, 12], SegmentKind.AGENT, turn=2, episode=1, retokenized=True)
     there = pickle.loads(pickle.dumps(ledger))
     for found in (there, pickle.loads(pickle.dumps(there))):
-        assert found.segments == ledger.segments
-        assert found.ids == ledger.ids and len(found) == 12
-        assert found.logprobs() == ledger.logprobs()
+        assert found.segments == ledger.all_segments
+        assert found.ids == ledger.token_ids and len(found) == 12
+        assert found.logprobs() == ledger.token_logprobs()
         assert found.completion_only_mask() == ledger.completion_only_mask()
         assert found.turn_ids() == ledger.turn_ids()
         assert found.retokenized and found.prompt_length == 3
@@ -104,8 +104,8 @@ def test_a_ledger_that_travelled_is_the_same_and_goes_on():
     again = pickle.loads(pickle.dumps(ledger))
     for one in (ledger, again):
         one.append([13], SegmentKind.ENV, turn=3)
-        assert one.arrays().ids.tolist() == [*range(1, 14)]
-    assert again.segments == ledger.segments
+        assert one.to_arrays().ids.tolist() == [*range(1, 14)]
+    assert again.segments == ledger.all_segments
 
 
 def test_an_empty_ledger_travels():
@@ -117,4 +117,4 @@ def test_sampled_tokens_are_counted_by_the_version_of_the_weights():
     ledger = played()
     ledger.append([11, 12], SegmentKind.AGENT, logprobs=[-0.1, -0.2], policy_version=3)
     ledger.append([13], SegmentKind.AGENT, logprobs=[-0.1], policy_version=-1)
-    assert ledger.arrays().tokens_by_version() == {3: 3}
+    assert ledger.to_arrays().tokens_by_version() == {3: 3}

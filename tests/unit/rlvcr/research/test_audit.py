@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from rlvcr.research.audit import AuditPoint, audit, reliability
+from rlvcr.research.audit import AuditPoint, audit_scores, compute_reliability
 
 
 def planted(count: int, plays: int, noise: float = 0.0, seed: int = 0) -> list[AuditPoint]:
@@ -45,7 +45,7 @@ def named(found, name):
 
 
 def test_an_effect_that_was_planted_is_found():
-    found = audit(planted(60, 64), resamples=SAMPLES)
+    found = audit_scores(planted(60, 64), resamples=SAMPLES)
     for interval in (named(found, "score").all_levels, named(found, "score").chosen_level):
         assert (
             interval is not None and interval[0] > 0.9 and interval[1] < interval[0] < interval[2]
@@ -64,7 +64,7 @@ def test_scores_that_know_nothing_are_found_out():
         AuditPoint(p.traj_uid, p.step, p.level, p.won, p.returns, scores)
         for p, scores in zip(points, strangers, strict=True)
     ]
-    found = audit(shuffled, resamples=SAMPLES)
+    found = audit_scores(shuffled, resamples=SAMPLES)
     for name in ("score", "random"):
         interval = named(found, name).all_levels
         assert interval is not None
@@ -73,7 +73,7 @@ def test_scores_that_know_nothing_are_found_out():
 
 
 def test_a_score_that_says_the_same_of_all_levels_has_no_correlation():
-    flat = named(audit(planted(20, 4), resamples=SAMPLES), "flat").all_levels
+    flat = named(audit_scores(planted(20, 4), resamples=SAMPLES), "flat").all_levels
     assert flat is not None and all(math.isnan(value) for value in flat)
 
 
@@ -83,11 +83,11 @@ def test_won_and_lost_plays_are_told_apart():
         replace(p, scores={"score": tuple(v if p.won else -v for v in p.scores["score"])})
         for p in planted(60, 32)
     ]
-    found = named(audit(points, resamples=SAMPLES), "score")
+    found = named(audit_scores(points, resamples=SAMPLES), "score")
     assert found.in_won is not None and found.in_lost is not None
     assert found.in_won[0] > 0.9 and found.in_lost[0] < -0.9
     won = [p for p in points if p.won]
-    alone = named(audit(won, resamples=SAMPLES), "score")
+    alone = named(audit_scores(won, resamples=SAMPLES), "score")
     assert alone.all_levels is not None and alone.all_levels[0] == found.in_won[0]
     assert alone.in_lost is not None and all(math.isnan(value) for value in alone.in_lost)
 
@@ -95,9 +95,9 @@ def test_won_and_lost_plays_are_told_apart():
 def test_points_of_a_task_are_no_independent_evidence():
     """Ten times the same ten points: as much is known as from the ten."""
     once = [replace(point, task=point.traj_uid) for point in planted(10, 8, noise=0.3)]
-    alone = audit(once, resamples=200)
-    together = audit(once * 10, resamples=200)
-    apart = audit([replace(point, task=None) for point in once * 10], resamples=200)
+    alone = audit_scores(once, resamples=200)
+    together = audit_scores(once * 10, resamples=200)
+    apart = audit_scores([replace(point, task=None) for point in once * 10], resamples=200)
     for name in ("all_levels", "chosen_level"):
         widths = []
         for found in (alone, together, apart):
@@ -112,7 +112,7 @@ def test_points_of_a_task_are_no_independent_evidence():
 
 def test_effects_of_levels_are_means_over_points():
     scores = {"score": (0.0, 1.0, 2.0, 3.0)}
-    found = audit(
+    found = audit_scores(
         [
             AuditPoint("a", 0, 1, True, ((0.0,), (1.0,), (1.0,), (0.0,)), scores),
             AuditPoint("b", 0, 4, True, ((0.0,), (0.0,), (1.0,), (1.0,)), scores),
@@ -132,7 +132,7 @@ def test_reliability_is_that_of_twice_the_half():
     first = np.array([[0.75, -0.25, -0.25, -0.25], [-0.5, 0.5, 0.5, -0.5]]).ravel()
     second = np.array([[0.5, -0.5, 0.5, -0.5], [-0.25, 0.75, -0.25, -0.25]]).ravel()
     half = np.corrcoef(first, second)[0, 1]
-    assert reliability(points) == pytest.approx(2 * half / (1 + half))
+    assert compute_reliability(points) == pytest.approx(2 * half / (1 + half))
 
 
 def test_halves_take_every_other_play():
@@ -140,13 +140,13 @@ def test_halves_take_every_other_play():
     even = AuditPoint("a", 0, 1, True, (first, second, second, second), {})
     odd = AuditPoint("b", 0, 1, True, (second, first, second, second), {})
     # Effects of one half are (3, -1, -1, -1) / 4 and (-1, 3, -1, -1) / 4, of the other nothing.
-    assert math.isnan(reliability([even, odd]))
+    assert math.isnan(compute_reliability([even, odd]))
     ones = (1.0,) * 6
     whole = AuditPoint("c", 0, 1, True, (ones, second, second, second), {})
     a = np.array([0.75, -0.25, -0.25, -0.25, 0.75, -0.25, -0.25, -0.25])
     b = np.array([0.0, 0.0, 0.0, 0.0, 0.75, -0.25, -0.25, -0.25])
     half = np.corrcoef(a, b)[0, 1]
-    assert reliability([even, whole]) == pytest.approx(2 * half / (1 + half))
+    assert compute_reliability([even, whole]) == pytest.approx(2 * half / (1 + half))
 
 
 def test_halves_that_contradict_each_other_or_say_nothing_raise_no_warning():
@@ -154,36 +154,36 @@ def test_halves_that_contradict_each_other_or_say_nothing_raise_no_warning():
     opposite = AuditPoint("a", 0, 1, True, (first, second, first, second), {})
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert reliability([opposite]) == -math.inf
-        assert math.isnan(reliability([AuditPoint("a", 0, 1, True, ((1.0, 1.0),) * 4, {})]))
+        assert compute_reliability([opposite]) == -math.inf
+        assert math.isnan(compute_reliability([AuditPoint("a", 0, 1, True, ((1.0, 1.0),) * 4, {})]))
 
 
 def test_one_point_is_enough():
     (point,) = planted(1, 8)
-    found = audit([point], resamples=SAMPLES)
+    found = audit_scores([point], resamples=SAMPLES)
     assert found.points == 1
     assert named(found, "score").all_levels is not None
 
 
 def test_intervals_hold_nineteen_of_twenty_resamples():
     """Numbers that scipy's ``spearmanr`` and ``quantile`` gave for the same resamples."""
-    found = named(audit(planted(12, 4, noise=0.4, seed=3), resamples=40), "score")
+    found = named(audit_scores(planted(12, 4, noise=0.4, seed=3), resamples=40), "score")
     assert found.all_levels == pytest.approx(GOLDEN_ALL, abs=1e-6)
     assert found.chosen_level == pytest.approx(GOLDEN_CHOSEN, abs=1e-6)
 
 
 def test_one_play_says_nothing_about_reliability():
-    assert math.isnan(reliability(planted(5, 1)))
+    assert math.isnan(compute_reliability(planted(5, 1)))
     same = AuditPoint("a", 0, 1, True, ((1.0, 1.0),) * 4, {})
-    assert math.isnan(reliability([same, same]))
+    assert math.isnan(compute_reliability([same, same]))
 
 
 def test_an_audit_is_the_same_again_and_needs_points():
     points = planted(30, 4, noise=0.3, seed=7)
-    once = named(audit(points, resamples=SAMPLES), "score")
-    assert named(audit(points, resamples=SAMPLES), "score") == once
-    assert named(audit(points, seed=1, resamples=SAMPLES), "score") != once
-    drawn = [named(audit(points, resamples=SAMPLES), "random").all_levels for _ in range(2)]
+    once = named(audit_scores(points, resamples=SAMPLES), "score")
+    assert named(audit_scores(points, resamples=SAMPLES), "score") == once
+    assert named(audit_scores(points, seed=1, resamples=SAMPLES), "score") != once
+    drawn = [named(audit_scores(points, resamples=SAMPLES), "random").all_levels for _ in range(2)]
     assert drawn[0] == drawn[1]
     with pytest.raises(ValueError):
-        audit([])
+        audit_scores([])

@@ -7,17 +7,23 @@ from dataclasses import replace
 import pytest
 import torch
 
-from rlvcr.levels import LevelChoice, ParsedStep, ParseFailure
+from rlvcr.levels import LevelChoice, ParsedTurn, ParseFailure
 from rlvcr.names import PriceRule
-from rlvcr.research.executed import SHARE_OF_OTHERS, belief, join_credit, level_to_try, worth
+from rlvcr.research.executed import (
+    DIFFERENCE_FACTOR,
+    choose_executed_level,
+    join_credit,
+    priced_return,
+    shrinkage_slope,
+)
 from rlvcr.settings import RLVCRSettings
 from verl.utils.seeds import derive_seed
 
 NAN = math.nan
 
 
-def parsed(level: int | None = 2, failure: ParseFailure | None = None) -> ParsedStep:
-    return ParsedStep(level, (1, 2), (3, 5), (6, 8), (6, 9), "own", "look", "strict", failure)
+def parsed(level: int | None = 2, failure: ParseFailure | None = None) -> ParsedTurn:
+    return ParsedTurn(level, (1, 2), (3, 5), (6, 8), (6, 9), "own", "look", "strict", failure)
 
 
 def priced(price_in: PriceRule = "won") -> RLVCRSettings:
@@ -26,18 +32,24 @@ def priced(price_in: PriceRule = "won") -> RLVCRSettings:
 
 def test_another_level_is_drawn_uniformly_at_a_share_of_the_steps():
     drawn = [
-        level_to_try(parsed(), 0.25, 3, f"t{n}", step) for n in range(200) for step in range(10)
+        choose_executed_level(parsed(), 0.25, 3, f"t{n}", step)
+        for n in range(200)
+        for step in range(10)
     ]
     counts = Counter(drawn)
     assert 0.22 < 1 - counts[None] / len(drawn) < 0.28
     assert set(counts) == {None, 1, 3, 4}
     assert all(120 < counts[level] < 215 for level in (1, 3, 4))
     again = [
-        level_to_try(parsed(), 0.25, 3, f"t{n}", step) for n in range(200) for step in range(10)
+        choose_executed_level(parsed(), 0.25, 3, f"t{n}", step)
+        for n in range(200)
+        for step in range(10)
     ]
     assert again == drawn
     other = [
-        level_to_try(parsed(), 0.25, 4, f"t{n}", step) for n in range(200) for step in range(10)
+        choose_executed_level(parsed(), 0.25, 4, f"t{n}", step)
+        for n in range(200)
+        for step in range(10)
     ]
     assert other != drawn
 
@@ -45,13 +57,13 @@ def test_another_level_is_drawn_uniformly_at_a_share_of_the_steps():
 @pytest.mark.parametrize(("seed", "uid", "step"), [(0, "t", 0), (3, "g/1", 4), (11, "u", 2)])
 def test_what_is_drawn_hangs_on_seed_trajectory_and_step(seed, uid, step):
     draw = derive_seed(seed, "executed", uid, step) / 2.0**63
-    assert level_to_try(parsed(), draw, seed, uid, step) is None
-    level = level_to_try(parsed(), draw + 1e-9, seed, uid, step)
+    assert choose_executed_level(parsed(), draw, seed, uid, step) is None
+    level = choose_executed_level(parsed(), draw + 1e-9, seed, uid, step)
     assert level == (1, 3, 4)[derive_seed(seed, "executed level", uid, step) % 3]
 
 
 def test_one_of_three_others_stands_for_all():
-    assert SHARE_OF_OTHERS == 3 / 4
+    assert DIFFERENCE_FACTOR == 3 / 4
 
 
 def test_the_size_of_a_single_difference_is_its_own():
@@ -62,15 +74,15 @@ def test_the_size_of_a_single_difference_is_its_own():
 
 
 def test_a_step_whose_level_was_not_sampled_is_not_tried():
-    assert level_to_try(None, 1.0, 0, "t", 0) is None
-    assert level_to_try(parsed(None), 1.0, 0, "t", 0) is None
-    assert level_to_try(parsed(2, ParseFailure.MERGED_LEVEL), 1.0, 0, "t", 0) is None
-    assert level_to_try(parsed(2), 1.0, 0, "t", 0) in (1, 3, 4)
+    assert choose_executed_level(None, 1.0, 0, "t", 0) is None
+    assert choose_executed_level(parsed(None), 1.0, 0, "t", 0) is None
+    assert choose_executed_level(parsed(2, ParseFailure.MERGED_LEVEL), 1.0, 0, "t", 0) is None
+    assert choose_executed_level(parsed(2), 1.0, 0, "t", 0) in (1, 3, 4)
     for failure in set(ParseFailure) - {ParseFailure.MERGED_LEVEL}:
-        assert level_to_try(parsed(2, failure), 1.0, 0, "t", 0) in (1, 3, 4)
+        assert choose_executed_level(parsed(2, failure), 1.0, 0, "t", 0) in (1, 3, 4)
     unclosed = replace(parsed(None, ParseFailure.INVALID_LEVEL), choice=LevelChoice(2, 1))
-    assert level_to_try(unclosed, 1.0, 0, "t", 0) in (1, 3, 4)
-    assert level_to_try(parsed(2), 0.0, 0, "t", 0) is None
+    assert choose_executed_level(unclosed, 1.0, 0, "t", 0) in (1, 3, 4)
+    assert choose_executed_level(parsed(2), 0.0, 0, "t", 0) is None
 
 
 @pytest.mark.parametrize(
@@ -78,7 +90,7 @@ def test_a_step_whose_level_was_not_sampled_is_not_tried():
     [("won", True, 0.8), ("won", False, 1.0), ("all", False, 0.8), ("gate", False, 0.8)],
 )
 def test_a_play_is_worth_its_return_less_the_thought(price_in, won, expected):
-    assert worth(1.0, won, 4, priced(price_in)) == pytest.approx(expected)
+    assert priced_return(1.0, won, 4, priced(price_in)) == pytest.approx(expected)
 
 
 def test_executed_credit_is_the_difference_and_nothing_elsewhere():
@@ -113,7 +125,7 @@ def test_confidence_counts_elsewhere_as_far_as_it_agreed():
 def test_belief_is_joined_with_what_was_believed_before_by_hand():
     # Centred: -1 0 1 and -1 0.5 0.5. Slope 1.5 / 2 = 0.75; left over are -0.25 0.5 -0.25, that is
     # 0.375 of one degree of freedom; precision 2 / 0.375 = 16/3: (1 + 16/3 * 0.75) / (1 + 16/3).
-    found = belief(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([0.0, 1.5, 1.5]))
+    found = shrinkage_slope(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([0.0, 1.5, 1.5]))
     assert found == pytest.approx(15 / 19)
 
 
@@ -123,7 +135,7 @@ def test_belief_is_joined_with_what_was_believed_before_by_hand():
     ids=["no step", "two steps", "one worth"],
 )
 def test_confidence_is_believed_until_something_is_known(confidence, executed):
-    assert belief(torch.tensor(confidence), torch.tensor(executed)) == 1.0
+    assert shrinkage_slope(torch.tensor(confidence), torch.tensor(executed)) == 1.0
 
 
 def test_confidence_that_is_turned_round_is_not_believed():
@@ -139,7 +151,7 @@ def test_two_things_that_are_positive_need_not_be_connected():
     scored, found = 0.5 + torch.randn(2, 5000, generator=generator)
     through_the_origin = float((scored * found).sum() / (scored * scored).sum())
     assert through_the_origin > 0.15
-    assert belief(scored, found) < 0.05
+    assert shrinkage_slope(scored, found) < 0.05
 
 
 def test_belief_is_asked_of_the_plays_where_confidence_counts():

@@ -9,9 +9,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from agent_system.multi_turn_rollout.packing import pack
-from scripts.dev.bench import collector, exactness, iteration, overlap, scoring
-from scripts.dev.bench.play import Workload
+from agent_system.multi_turn_rollout.packing import pack_rows
+from scripts.dev.bench import collector, exactness, overlap, rlvcr_step, scoring
+from scripts.dev.bench.workload import Workload
 from tests.helpers.play import walking_policy
 from tests.helpers.refusals import mentions
 from tests.helpers.scripted_engine import ScriptedEngine
@@ -34,7 +34,7 @@ def args():
 
 def test_scoring_counts_tokens_and_compares_equal_numbers(args):
     engine = scoring.make_engine(args)
-    data, costs, difference = scoring.measure(engine, 150, args)
+    data, costs, difference = scoring.measure_passes(engine, 150, args)
     assert 0 < difference < 1e-5
     rows = data.batch["attention_mask"].sum(-1).tolist()
     branches, spans = (data.non_tensor_batch[key] for key in ("branches", "spans"))
@@ -94,7 +94,7 @@ def test_iteration_compares_parts_and_the_whole():
         "rlvcr": [metrics(2, 6.0, 2.0, 3.0), metrics(3, 8.0, 2.0, 3.0), metrics(4, 7.0, 2.0, 3.0)],
         "grpo": [metrics(2, 5.0, 0.0, 3.0, old=1.0)] * 3,
     }
-    lines = iteration.table(measured).splitlines()
+    lines = rlvcr_step.format_table(measured).splitlines()
     rows = {
         cells[1].strip(): [cell.strip() for cell in cells[2:5]]
         for cells in (line.split("|") for line in lines)
@@ -130,9 +130,9 @@ def test_iteration_runs_both_estimators_with_the_same_words(monkeypatch, tmp_pat
             jsonl.write(place / "rollouts" / f"{step}.jsonl", [{"traj_uid": "t", "steps": turns}])
         return Done()
 
-    monkeypatch.setattr(iteration.subprocess, "run", run)
+    monkeypatch.setattr(rlvcr_step.subprocess, "run", run)
     keep = ["--keep", str(tmp_path / "runs"), "--steps", "2", "--rounds", "2"]
-    iteration.main([*keep, "--config-name", "smoke", "algorithm.rlvcr.score=prob"])
+    rlvcr_step.main([*keep, "--config-name", "smoke", "algorithm.rlvcr.score=prob"])
     estimators = [
         word.partition("=")[2]
         for command in commands
@@ -163,8 +163,8 @@ def test_iteration_words_are_a_config_that_is_not_refused(tmp_path):
     from verl.config.validate import find_problems
 
     args = argparse.Namespace(config_name="quickstart", steps=4, overrides=["env.rollout.n=4"])
-    for estimator in iteration.ESTIMATORS:
-        name, *words = iteration.words(estimator, tmp_path / estimator, args)[1:]
+    for estimator in rlvcr_step.ESTIMATORS:
+        name, *words = rlvcr_step.build_arguments(estimator, tmp_path / estimator, args)[1:]
         cfg = load_config(name, words)
         assert find_problems(cfg, check_files=False) == []
         assert (
@@ -181,11 +181,11 @@ def test_iteration_shows_why_a_run_failed(monkeypatch, tmp_path):
         stdout.write(b"no such policy")
         return Failed()
 
-    monkeypatch.setattr(iteration.subprocess, "run", run)
+    monkeypatch.setattr(rlvcr_step.subprocess, "run", run)
     with pytest.raises(SystemExit, check=mentions("rlvcr", 2, "no such policy")):
-        iteration.main(["--keep", str(tmp_path), "--steps", "2"])
+        rlvcr_step.main(["--keep", str(tmp_path), "--steps", "2"])
     with pytest.raises(SystemExit):
-        iteration.main(["--steps", "1"])
+        rlvcr_step.main(["--steps", "1"])
 
 
 def stage_of(tmp_path, *words):
@@ -217,8 +217,8 @@ def test_exactness_finds_nothing_in_what_was_played_and_everything_that_is_chang
     stage.settings = replace(
         stage.settings, stop=tuple("aeiou")
     )  # a random policy says one of these soon
-    rows, witness = asyncio.run(exactness.play(stage))
-    data = pack(rows, stage.tokenizer.pad_token_id)
+    rows, witness = asyncio.run(exactness.collect_rows(stage))
+    data = pack_rows(rows, stage.tokenizer.pad_token_id)
     found = exactness.check_tokens(rows, data, witness, stage)
     wrong = ("other tokens", "other log-probs", "loss elsewhere", "separators lost")
     assert found["turns"] > len(rows) and found["gaps"] == found["turns"] - len(rows)
@@ -240,7 +240,7 @@ def test_exactness_finds_nothing_in_what_was_played_and_everything_that_is_chang
 def test_lock_step_plays_the_same_and_asks_for_all_at_once(tmp_path):
     words = ["env.num_workers=1", "env.envs_per_worker=4"]
     stage = stage_of(tmp_path, *words)
-    found = asyncio.run(collector.measure(stage, slots=4, rounds=1))
+    found = asyncio.run(collector.measure_collectors(stage, slots=4, rounds=1))
     assert found["same"] == len(found["played"]) == 6
     assert all(len(seconds) == 1 for seconds in found["seconds"].values())
 
@@ -252,7 +252,7 @@ def test_lock_step_plays_the_same_and_asks_for_all_at_once(tmp_path):
     )
 
     async def play():
-        collected = await lock.collect(stage.jobs, settings)
+        collected = await lock.collect(stage.rollout_specs, settings)
         await lock.close()
         return collected.trajectories
 
@@ -275,7 +275,7 @@ def test_overlap_compares_what_an_iteration_waits_for():
     measured = {"off": [step(4.0, 0.0, 6.5, 0.0)] * 3, "one_step": [step(0.5, 1.5, 5.0, 1.0)] * 3}
     rows = [
         [cell.strip() for cell in line.split("|")[1:5]]
-        for line in overlap.table(measured).splitlines()
+        for line in overlap.format_table(measured).splitlines()
     ]
     assert ["waiting for the rollout", "4.00", "2.00", "2.00"] in rows
     assert ["update", "2.00", "2.00", "1.00"] in rows
@@ -292,7 +292,7 @@ def test_overlap_plays_both_modes_and_leaves_out_the_steps_that_warm_up(monkeypa
         times = [9.0, 2.0 if name == "off" else 1.0]
         return [{"timing_s/step": seconds, "training/staleness": 0.0} for seconds in times]
 
-    monkeypatch.setattr(overlap, "run", run)
+    monkeypatch.setattr(overlap, "run_main_ppo", run)
     overlap.main(["--steps", "3", "env.rollout.carry_over=2"])
     modes = [
         [word for word in line if word.startswith("trainer.rollout_overlap")] for line in lines

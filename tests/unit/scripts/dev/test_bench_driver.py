@@ -6,43 +6,43 @@ import pytest
 
 from scripts.dev.bench import balance, driver, scale
 from scripts.dev.recipes import MODELS
-from verl.config.memory import micro_tokens
+from verl.config.memory import micro_batch_tokens
 
-SHAPE = driver.PlayShape(turns=3, prompt=6, sampled=3, shown=2)
+SHAPE = driver.TrajectoryShape(turns=3, prompt=6, sampled=3, shown=2)
 
 
 @pytest.fixture(scope="module")
 def cost() -> driver.DriverCost:
-    return driver.measure(rows=96, ranks=4, shape=SHAPE)
+    return driver.measure_driver_cost(rows=96, ranks=4, shape=SHAPE)
 
 
 def test_a_part_is_not_charged_for_what_it_contains(monkeypatch):
     now = iter([0.0, 1.0, 3.0, 10.0, 20.0, 21.0])
     monkeypatch.setattr(driver.time, "process_time", lambda: next(now))
     clock = driver.CpuClock()
-    with clock.part("score"), clock.part("send"):
+    with clock.measure_part("score"), clock.measure_part("send"):
         pass
-    with clock.part("score"):
+    with clock.measure_part("score"):
         pass
     assert clock.seconds == {"score": 1.0 + 7.0 + 1.0, "send": 2.0}
 
 
 def test_every_part_of_an_iteration_is_there(cost):
-    assert set(cost.seconds) == {*driver.PARTS, driver.BEHIND, "of the ranks"}
+    assert set(cost.seconds) == {*driver.PARTS, driver.BACKGROUND_PART, "of the ranks"}
     assert min(cost.seconds.values()) >= 0
     waited = sum(cost.seconds[part] for part in driver.PARTS)
     assert cost.ahead == pytest.approx(1e3 * waited / 96)
 
 
 def test_bytes_are_those_of_the_rows(cost):
-    tokens = 96 * SHAPE.tokens
-    responses = 96 * (SHAPE.tokens - SHAPE.prompt)
+    tokens = 96 * SHAPE.row_tokens
+    responses = 96 * (SHAPE.row_tokens - SHAPE.prompt)
     # Log-probs and entropies of the policy, log-probs of the reference.
     assert 3 * 4 * responses < cost.sent["answers"] < 3 * 4 * responses + 20_000
     # Twice ids and attention, with responses and their mask.
     assert cost.sent["send"] > 2 * 8 * 2 * (tokens + responses)
     assert cost.sent["update"] > cost.sent["send"] / 2
-    assert cost.sent[driver.BEHIND] > 96 * 100
+    assert cost.sent[driver.BACKGROUND_PART] > 96 * 100
 
 
 def test_costs_are_a_table(capsys, tmp_path):
@@ -55,37 +55,37 @@ def test_costs_are_a_table(capsys, tmp_path):
 
 def test_a_load_follows_from_the_costs():
     model = scale.DriverModel(1e-3, 1e-6, 1e-2, 1e-9, received=10.0, moved=100.0)
-    load = scale.load(16, 800, model)
-    rows = balance.invent(balance.Case(16, 800, scale.STEPS))
+    load = scale.simulate_step(16, 800, model)
+    rows = balance.sample_rows(balance.BalanceCase(16, 800, scale.STEPS))
     padded = 800 * max(rows.sizes)
     assert load.driver_s == pytest.approx(0.8 + padded * 1e-6 + 0.16)
     stored = (10.0 * sum(rows.sizes) + 100.0 * padded) / 1e9
     assert load.store_gb == pytest.approx(stored)
     assert load.driver_link_s == pytest.approx(stored / 2 / scale.DRIVER_LINK), "two nodes"
     assert 0.9 < load.efficiency <= 1
-    assert load.longest == "devices"
+    assert load.slowest_part == "devices"
     slow = replace(model, row_s=1.0)
-    assert scale.load(16, 800, slow).longest == "driver"
+    assert scale.simulate_step(16, 800, slow).slowest_part == "driver"
     late = replace(model, journal_s=1.0)
-    assert scale.load(16, 800, late).longest == "journal"
+    assert scale.simulate_step(16, 800, late).slowest_part == "journal"
     assert load.journal_s == pytest.approx(1e-9 * sum(rows.sizes))
 
 
 def test_shards_of_weights_pass_the_links_once_for_every_micro_batch():
-    cfg = scale.config(8, 800)
+    cfg = scale.make_config(8, 800)
     (name,) = {str(cfg.actor_rollout_ref.model.path)} & set(MODELS)
-    weights = MODELS[name].parameters
+    weights = MODELS[name].num_parameters
     # Two passes that score and an update of four steps, forward, backward and the gradient.
     once = 2 * 2 * weights + 4 * (2 * 2 + 4) * weights
-    assert scale.link_bytes(cfg, 8, 1.0) == pytest.approx(once * 7 / 8)
-    many = 10 * micro_tokens(cfg)
+    assert scale.compute_link_bytes(cfg, 8, 1.0) == pytest.approx(once * 7 / 8)
+    many = 10 * micro_batch_tokens(cfg)
     whole = 10 * 2 * 2 * weights + 10 * (2 * 2 + 4) * weights
-    assert scale.link_bytes(cfg, 8, many) == pytest.approx(whole * 7 / 8)
+    assert scale.compute_link_bytes(cfg, 8, many) == pytest.approx(whole * 7 / 8)
 
 
 def test_the_table_has_a_line_for_every_case(monkeypatch, capsys):
     model = scale.DriverModel(1e-3, 1e-7, 1e-2, 2e-6, 10.0, 100.0)
-    monkeypatch.setattr(scale, "fit", lambda rows: model)
+    monkeypatch.setattr(scale, "fit_driver_model", lambda rows: model)
     scale.main(["--ranks", "8", "16", "--plays", "80"])
     lines = capsys.readouterr().out.strip().splitlines()
     assert lines[0].startswith("driver: 1.00 ms a row, 100 ns a token of it, 10.00 ms a rank")

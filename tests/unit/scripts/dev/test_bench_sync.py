@@ -7,7 +7,7 @@ from tests.helpers.tiny_model import make_tiny_policy
 
 
 def test_seconds_are_per_gib_and_beside_a_copy():
-    line = sync.table(
+    line = sync.format_table(
         [sync.SyncCost(sync.GIB // 2, whole=3.0, export=1.0, copy=0.25)]
     ).splitlines()[-1]
     assert line == "| 0.50 | 6.00 | 2.00 | 0.50 | 12.0 |"
@@ -17,7 +17,7 @@ def test_the_first_time_does_not_count(monkeypatch):
     moments = iter([0.0, 100.0, 100.0, 101.0, 101.0, 104.0, 104.0, 109.0])
     monkeypatch.setattr(sync.time, "perf_counter", lambda: next(moments))
     asked: list[int] = []
-    assert sync.median_s(3, asked.append) == 3.0
+    assert sync.measure_median_s(3, asked.append) == 3.0
     assert asked == [0, 1, 2, 3]
 
 

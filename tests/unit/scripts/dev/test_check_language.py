@@ -9,12 +9,12 @@ from scripts.dev.check_language import (
     Finding,
     banned_in_name,
     banned_in_text,
-    exceeded,
+    count_findings,
+    exceeded_limits,
     main,
-    measure,
-    sentences,
+    measure_language,
     split_name,
-    values,
+    split_sentences,
 )
 
 CODE = '''
@@ -62,7 +62,7 @@ def kinds(findings: list[Finding], kind: str) -> list[tuple[str, int]]:
 
 
 def test_every_kind_of_finding_has_its_place(checkout: Path):
-    findings, totals = measure(checkout)
+    findings, totals = measure_language(checkout)
     assert (totals.docstrings, totals.functions) == (5, 3)
     assert kinds(findings, "opening") == [("verl/a.py", 2)]
     assert kinds(findings, "one_word") == [("verl/a.py", 8), ("verl/a.py", 12)]
@@ -79,9 +79,15 @@ def test_every_kind_of_finding_has_its_place(checkout: Path):
         ("verl/a.py", 24),
         ("verl/a.py", 25),
     ]
-    numbers = values(findings, totals)
+    numbers = count_findings(findings, totals)
     assert (numbers["opening"], numbers["one_word"]) == (1 / 5, 2 / 3)
-    assert exceeded(numbers) == ["opening", "one_word", "banned", "same_class", "deep_nesting"]
+    assert exceeded_limits(numbers) == [
+        "opening",
+        "one_word",
+        "banned",
+        "same_class",
+        "deep_nesting",
+    ]
 
 
 def test_sizes_count_from_one_above_the_limit(tmp_path: Path):
@@ -89,7 +95,7 @@ def test_sizes_count_from_one_above_the_limit(tmp_path: Path):
     body = "    pass\n" * 59
     code = f"def in_limit():\n{body}\n\ndef above_limit():\n{body}    pass\n"
     (tmp_path / "verl" / "a.py").write_text(code + "\n" * 600)
-    findings, _ = measure(tmp_path)
+    findings, _ = measure_language(tmp_path)
     assert kinds(findings, "long_function") == [("verl/a.py", 63)]
     assert kinds(findings, "long_file") == [("verl/a.py", 1)]
 
@@ -115,7 +121,7 @@ def test_the_worlds_of_games_have_rooms_and_their_prompts_are_content(tmp_path: 
     (package / "a.py").write_text(
         '"""Rooms and doors."""\nPROMPT = "You have won."\nraise ValueError("a play is missing")\n'
     )
-    findings, _ = measure(tmp_path)
+    findings, _ = measure_language(tmp_path)
     assert kinds(findings, "banned") == [("agent_system/environments/env_package/a.py", 3)]
 
 
@@ -126,7 +132,7 @@ def test_sentences_end_at_points_and_paragraphs():
 
             code, which is no sentence
         """)
-    assert list(sentences(text)) == ["One two.", "Three four"]
+    assert list(split_sentences(text)) == ["One two.", "Three four"]
 
 
 def test_names_are_split_into_words():

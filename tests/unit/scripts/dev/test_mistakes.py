@@ -4,7 +4,7 @@ anything is started.
 
 import pytest
 
-from scripts.dev.mistakes import MISTAKES, SCRATCH, prepare, said
+from scripts.dev.mistakes import MISTAKES, SCRATCH, run_mistake, write_scratch_files
 from tests.golden.messages import GOLDEN, command_section
 from tests.helpers.jobs import ROOT
 from tests.helpers.refusals import fix
@@ -13,7 +13,7 @@ from tests.helpers.refusals import fix
 @pytest.fixture(scope="module")
 def scratch(tmp_path_factory):
     place = tmp_path_factory.mktemp("mistakes")
-    prepare(place)
+    write_scratch_files(place)
     return place
 
 
@@ -22,7 +22,7 @@ def test_it_is_refused_with_key_value_and_fix(mistake, scratch, monkeypatch):
     import torch
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    status, text = said(mistake, scratch)
+    status, text = run_mistake(mistake, scratch)
     assert status == 2, "it would have started"
     _, *problems = text.strip().splitlines()
     assert "Traceback" not in text

@@ -9,10 +9,10 @@ from scripts.dev.recipes import (
     PARTS,
     RECIPES,
     Assumed,
+    estimate_part_seconds,
+    estimate_step_seconds,
     facts_of,
-    iteration,
-    seconds,
-    tables,
+    format_tables,
 )
 from tests.helpers.jobs import ROOT
 from verl.config.plan import make_plan
@@ -23,7 +23,7 @@ from verl.trainer.launch.extensions import load_config
 @pytest.mark.parametrize("estimator", [name for names in ESTIMATORS for name in names])
 def test_a_recipe_has_the_published_settings_and_fits(name, estimator):
     cfg = load_config(name, [f"algorithm.adv_estimator={estimator}"])
-    assert make_plan(cfg, facts_of(cfg, RECIPES[name])).problems() == []
+    assert make_plan(cfg, facts_of(cfg, RECIPES[name])).resource_problems() == []
     assert (cfg.data.train_batch_size, cfg.env.rollout.n) == (16, 8)
     assert cfg.trainer.total_training_steps == 150
     actor = cfg.actor_rollout_ref.actor
@@ -33,7 +33,7 @@ def test_a_recipe_has_the_published_settings_and_fits(name, estimator):
 
 def test_a_recipe_that_does_not_fit_is_said():
     cfg = load_config("alfworld_qwen2.5_7b_8gpu", ["trainer.n_gpus_per_node=1"])
-    assert make_plan(cfg, facts_of(cfg, H100)).problems()
+    assert make_plan(cfg, facts_of(cfg, H100)).resource_problems()
 
 
 @pytest.mark.parametrize(
@@ -45,12 +45,12 @@ def test_a_recipe_that_does_not_fit_is_said():
     ],
 )
 def test_models_have_as_many_parameters_as_published(name, parameters):
-    assert MODELS[name].parameters == parameters
+    assert MODELS[name].num_parameters == parameters
 
 
 def test_the_seconds_of_one_recipe_by_hand():
     cfg = load_config("alfworld_qwen2.5_1.5b_8gpu", ["algorithm.adv_estimator=rlvcr"])
-    found = seconds(cfg, H100, Assumed())
+    found = estimate_part_seconds(cfg, H100, Assumed())
     weights = 1_543_714_304
     row = 500 + 25 * 120
     operations = 8 * 0.4 * 989e12
@@ -68,9 +68,9 @@ def test_the_seconds_of_one_recipe_by_hand():
     on_device = (4 + 7 * 2) * weights / (0.6 * 3350e9)
     assert found["weight sync"] == pytest.approx(4 * weights / 25e9 + on_device)
     alone = load_config("alfworld_qwen2.5_1.5b_80gb")
-    assert seconds(alone, H100, Assumed())["weight sync"] == pytest.approx(on_device)
+    assert estimate_part_seconds(alone, H100, Assumed())["weight sync"] == pytest.approx(on_device)
     cfg.actor_rollout_ref.rollout.weight_transfer = "store"
-    stored = seconds(cfg, H100, Assumed())["weight sync"]
+    stored = estimate_part_seconds(cfg, H100, Assumed())["weight sync"]
     assert stored == pytest.approx((4 + 2 + 2) * weights / 4e9)
 
 
@@ -83,20 +83,26 @@ def test_half_of_the_gpus_play_while_the_other_half_trains():
     }
     apart = load_config("alfworld_qwen2.5_7b_2nodes_apart")
     shared = load_config("alfworld_qwen2.5_7b_2nodes")
-    assert (iteration(apart, parts), iteration(shared, parts)) == (22.0, 36.0)
-    assert iteration(apart, parts | {"update": 30.0}) == 37.0
+    assert (estimate_step_seconds(apart, parts), estimate_step_seconds(shared, parts)) == (
+        22.0,
+        36.0,
+    )
+    assert estimate_step_seconds(apart, parts | {"update": 30.0}) == 37.0
     # Branches are scored when both are done.
     thinking = parts | {"alternatives": 10.0}
-    assert (iteration(apart, thinking), iteration(shared, thinking)) == (37.0, 46.0)
+    assert (estimate_step_seconds(apart, thinking), estimate_step_seconds(shared, thinking)) == (
+        37.0,
+        46.0,
+    )
     apart.trainer.rollout_overlap = "off"
-    assert iteration(apart, parts) == 36.0
+    assert estimate_step_seconds(apart, parts) == 36.0
 
 
 def test_only_credit_for_thinking_samples_other_thoughts():
     cfg = load_config("alfworld_qwen2.5_1.5b_8gpu", ["algorithm.adv_estimator=gigpo"])
-    found = seconds(cfg, H100, Assumed())
+    found = estimate_part_seconds(cfg, H100, Assumed())
     assert found["alternatives"] == 0 and found["score"] == found["reference"]
 
 
 def test_the_page_shows_what_the_script_prints():
-    assert "\n".join(tables()) in (ROOT / "docs" / "cluster.md").read_text()
+    assert "\n".join(format_tables()) in (ROOT / "docs" / "cluster.md").read_text()

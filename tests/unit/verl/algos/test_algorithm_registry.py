@@ -8,9 +8,9 @@ import torch
 from tests.helpers.refusals import mentions, suggests
 from verl.algos import algorithm_registry as registry
 from verl.algos import (
+    find_missing_inputs,
     get_adv_estimator_fn,
     get_policy_loss_fn,
-    missing_inputs,
     register_adv_est,
     register_policy_loss,
 )
@@ -50,7 +50,7 @@ def test_declared_inputs_replace_the_conventional_ones():
     found = get_adv_estimator_fn("mine")
     assert found.inputs == inputs
     assert found.inputs is not inputs
-    assert missing_inputs(found, {"response_mask"}) == ["won"]
+    assert find_missing_inputs(found, {"response_mask"}) == ["won"]
 
 
 def test_an_estimator_keeps_what_it_declares():

@@ -10,12 +10,12 @@ import torch
 from tests.helpers.refusals import mentions, suggests
 from verl.algos import (
     AdvantageEstimator,
+    compute_group_stats,
+    compute_row_shares,
+    find_missing_inputs,
     get_adv_estimator_fn,
     get_policy_loss_fn,
-    group_mean_std,
-    missing_inputs,
     register_adv_est,
-    row_shares,
 )
 from verl.trainer.ppo import core_algos as algos
 
@@ -72,7 +72,7 @@ def test_unknown_names_list_the_right_ones_and_the_nearest():
 
 def test_missing_inputs_names_required_keys_only():
     estimator = get_adv_estimator_fn("gigpo")
-    assert missing_inputs(
+    assert find_missing_inputs(
         estimator, {"token_level_rewards", "response_mask", "uid", "traj_uid", "step_ids"}
     ) == [
         "anchor_obs",
@@ -80,7 +80,7 @@ def test_missing_inputs_names_required_keys_only():
         "step_rewards",
     ]
     assert (
-        missing_inputs(
+        find_missing_inputs(
             get_adv_estimator_fn("grpo"), {"token_level_rewards", "response_mask", "uid"}
         )
         == []
@@ -118,7 +118,9 @@ def test_a_users_estimator_is_found_with_conventional_inputs(monkeypatch):
 
 
 def test_group_mean_std_by_hand():
-    stats = group_mean_std(torch.tensor([1.0, 10.0, 3.0, 8.0, 7.0]), torch.tensor([0, 1, 0, 1, 2]))
+    stats = compute_group_stats(
+        torch.tensor([1.0, 10.0, 3.0, 8.0, 7.0]), torch.tensor([0, 1, 0, 1, 2])
+    )
     assert stats.mean.tolist() == [2, 9, 2, 9, 7]
     assert stats.std.tolist() == pytest.approx([math.sqrt(2)] * 4 + [0])
     assert stats.count.tolist() == [2, 2, 2, 2, 1]
@@ -126,18 +128,18 @@ def test_group_mean_std_by_hand():
 
 def test_equal_values_have_exactly_that_mean_and_no_spread():
     value = torch.tensor(0.1).double()
-    stats = group_mean_std(value.repeat(7), torch.zeros(7, dtype=torch.long))
+    stats = compute_group_stats(value.repeat(7), torch.zeros(7, dtype=torch.long))
     assert (stats.mean == value).all() and (stats.std == 0).all()
 
 
 def test_row_shares_by_hand():
     traj = ["x", "y", "x", "x"]
     tokens = torch.tensor([1, 5, 2, 3])
-    assert row_shares(traj, "row", tokens).tolist() == [1, 1, 1, 1]
-    by_trajectory = row_shares(traj, "trajectory", tokens)
+    assert compute_row_shares(traj, "row", tokens).tolist() == [1, 1, 1, 1]
+    by_trajectory = compute_row_shares(traj, "trajectory", tokens)
     assert by_trajectory.tolist() == pytest.approx([1 / 6, 1, 2 / 6, 3 / 6])
     with pytest.raises(ValueError, check=mentions("algorithm.row_weight")):
-        row_shares(traj, "rows", tokens)
+        compute_row_shares(traj, "rows", tokens)
 
 
 # ---------------------------------------------------------------- outcome estimators

@@ -12,12 +12,12 @@ from verl.algos import (
     FixedKLController,
     agg_loss,
     compute_entropy_loss,
+    compute_loss_denominator,
     compute_policy_loss_vanilla,
+    compute_row_shares,
     compute_value_loss,
     get_kl_controller,
     kl_penalty,
-    loss_denominator,
-    row_shares,
 )
 
 LOSS = torch.tensor([[1.0, 2.0, math.nan, 0.0], [3.0, 4.0, 5.0, 6.0], [7.0, 0.0, 0.0, 0.0]])
@@ -77,7 +77,7 @@ def test_micro_batches_add_up_to_the_mini_batch(mode):
     )
     (gradient,) = torch.autograd.grad(whole[0], new)
     parts = [slice(0, 1), slice(1, 4), slice(4, 7)]
-    denominator = sum(loss_denominator(mask[p], mode, weights[p]) for p in parts)
+    denominator = sum(compute_loss_denominator(mask[p], mode, weights[p]) for p in parts)
     totals = torch.zeros(4)
     for p in parts:
         result = compute_policy_loss_vanilla(
@@ -112,7 +112,7 @@ def test_cutting_a_trajectory_into_rows_leaves_the_loss_unchanged(mode, row_weig
     cut = torch.tensor([[1.0, 2.0, 0.0], [3.0, 4.0, 5.0], [6.0, 9.0, 0.0]])
     cut_mask = torch.tensor([[1, 1, 0], [1, 1, 1], [1, 1, 0]])
     losses = [
-        agg_loss(loss, mask, mode, row_shares(traj, row_weight, mask.sum(-1)), None, 10)
+        agg_loss(loss, mask, mode, compute_row_shares(traj, row_weight, mask.sum(-1)), None, 10)
         for loss, mask, traj in ((whole, whole_mask, ["t", "u"]), (cut, cut_mask, ["t", "t", "u"]))
     ]
     torch.testing.assert_close(losses[0], losses[1])
@@ -122,7 +122,7 @@ def test_cutting_a_trajectory_into_rows_leaves_the_loss_unchanged(mode, row_weig
 def test_a_row_that_is_a_sequence_counts_as_one_however_it_was_cut():
     cut = torch.tensor([[1.0, 2.0, 0.0], [3.0, 4.0, 5.0], [6.0, 9.0, 0.0]])
     mask = torch.tensor([[1, 1, 0], [1, 1, 1], [1, 1, 0]])
-    shares = row_shares(["t", "t", "u"], "row", mask.sum(-1))
+    shares = compute_row_shares(["t", "t", "u"], "row", mask.sum(-1))
     loss = agg_loss(cut, mask, "seq-mean-token-mean", shares)
     assert loss.item() == pytest.approx((1.5 + 4 + 7.5) / 3)
 

@@ -8,11 +8,11 @@ import torch
 from tests.helpers.refusals import mentions
 from verl.algos.gigpo import (
     Steps,
+    broadcast_to_step_tokens,
+    compute_discounted_step_returns,
     compute_gigpo_outcome_advantage,
-    discounted_step_returns,
     flatten_steps,
     merge_similar_states,
-    place_by_step,
 )
 
 
@@ -22,18 +22,18 @@ def steps_of(numbers, rewards, row=0):
 
 
 def test_a_missing_step_is_discounted_but_adds_nothing():
-    returns = discounted_step_returns(steps_of([0, 3], [1.0, 8.0]), gamma=0.5)
+    returns = compute_discounted_step_returns(steps_of([0, 3], [1.0, 8.0]), gamma=0.5)
     assert returns.tolist() == [2.0, 8.0]  # 1 + 8 / 2^3
     assert returns.dtype == torch.float64
 
 
 def test_steps_may_come_in_any_order():
-    returns = discounted_step_returns(steps_of([2, 0, 1], [4.0, 1.0, 2.0]), gamma=0.5)
+    returns = compute_discounted_step_returns(steps_of([2, 0, 1], [4.0, 1.0, 2.0]), gamma=0.5)
     assert returns.tolist() == [4.0, 3.0, 4.0]
 
 
 def test_returns_keep_their_precision():
-    returns = discounted_step_returns(steps_of([0, 1], [1e8, 0.5]), gamma=1.0)
+    returns = compute_discounted_step_returns(steps_of([0, 1], [1e8, 0.5]), gamma=1.0)
     assert returns[0].item() == 1e8 + 0.5
 
 
@@ -47,21 +47,27 @@ def test_similar_states_are_merged_within_their_task_only():
 def test_values_lie_on_the_tokens_of_their_step():
     steps = steps_of([1, 3], [0.0, 0.0])
     ids = torch.tensor([[-1, 1, 2, 3, 3]])
-    placed = place_by_step(torch.tensor([5.0, 7.0], dtype=torch.float64), steps, ids)
+    placed = broadcast_to_step_tokens(torch.tensor([5.0, 7.0], dtype=torch.float64), steps, ids)
     assert placed.tolist() == [[0, 5, 0, 7, 7]]
     assert placed.dtype == torch.float32
 
 
 def test_without_steps_everything_is_zero():
-    placed = place_by_step(torch.zeros(0), Steps([], [], [], [], []), torch.tensor([[0, -1]]))
+    placed = broadcast_to_step_tokens(
+        torch.zeros(0), Steps([], [], [], [], []), torch.tensor([[0, -1]])
+    )
     assert placed.tolist() == [[0, 0]]
     assert placed.dtype == torch.float32
 
 
 def test_steps_that_no_token_names_are_left_out():
-    placed = place_by_step(torch.tensor([5.0]), steps_of([4], [0.0]), torch.tensor([[0, 1]]))
+    placed = broadcast_to_step_tokens(
+        torch.tensor([5.0]), steps_of([4], [0.0]), torch.tensor([[0, 1]])
+    )
     assert placed.tolist() == [[0, 0]]
-    beyond = place_by_step(torch.tensor([5.0]), steps_of([0], [0.0]), torch.tensor([[0, 6]]))
+    beyond = broadcast_to_step_tokens(
+        torch.tensor([5.0]), steps_of([0], [0.0]), torch.tensor([[0, 6]])
+    )
     assert beyond.tolist() == [[5, 0]]
 
 

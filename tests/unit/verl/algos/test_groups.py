@@ -7,30 +7,30 @@ import pytest
 import torch
 
 from tests.helpers.refusals import mentions
-from verl.algos import factorize, group_mean_std, row_shares
-from verl.algos.groups import ROUNDING, group_normalised_scores, trajectories_of
+from verl.algos import compute_group_stats, compute_row_shares, number_keys
+from verl.algos.groups import SCORE_TOLERANCE, group_normalised_scores, merge_rows_to_trajectories
 
 
 def test_names_are_numbered_as_they_come():
     for names in (["b", "a", "b"], np.array(["b", "a", "b"]), iter(["b", "a", "b"])):
-        numbers = factorize(names)
+        numbers = number_keys(names)
         assert numbers.tolist() == [0, 1, 0]
         assert numbers.dtype == torch.long
-    assert factorize(torch.tensor([7, 7, 5])).tolist() == [0, 0, 1]
-    assert factorize([]).dtype == torch.long
+    assert number_keys(torch.tensor([7, 7, 5])).tolist() == [0, 0, 1]
+    assert number_keys([]).dtype == torch.long
 
 
 def test_nothing_at_all():
-    stats = group_mean_std(torch.zeros(0), torch.zeros(0, dtype=torch.long))
+    stats = compute_group_stats(torch.zeros(0), torch.zeros(0, dtype=torch.long))
     assert [stats.mean.shape, stats.std.shape, stats.count.shape] == [(0,)] * 3
-    empty = trajectories_of(torch.zeros(0), [])
+    empty = merge_rows_to_trajectories(torch.zeros(0), [])
     assert [empty.score.shape, empty.group.shape, empty.tokens.shape] == [(0,)] * 3
-    assert row_shares([], "trajectory", torch.ones(0)).shape == (0,)
+    assert compute_row_shares([], "trajectory", torch.ones(0)).shape == (0,)
 
 
 def test_statistics_of_negative_and_positive_values():
     values = torch.tensor([-3.0, -1.0, 5.0])
-    stats = group_mean_std(values, torch.tensor([0, 0, 1]))
+    stats = compute_group_stats(values, torch.tensor([0, 0, 1]))
     assert stats.mean.tolist() == [-2, -2, 5]
     assert stats.std.tolist() == pytest.approx([math.sqrt(2), math.sqrt(2), 0])
     assert stats.count.tolist() == [2, 2, 1]
@@ -39,15 +39,15 @@ def test_statistics_of_negative_and_positive_values():
 
 def test_equal_values_far_from_zero_have_no_spread():
     far = torch.full((3,), 1e8 + 0.1, dtype=torch.float64)
-    stats = group_mean_std(far, torch.zeros(3, dtype=torch.long))
+    stats = compute_group_stats(far, torch.zeros(3, dtype=torch.long))
     assert torch.equal(stats.mean, far)
     assert stats.std.tolist() == [0, 0, 0]
-    below = group_mean_std(-far, torch.zeros(3, dtype=torch.long))
+    below = compute_group_stats(-far, torch.zeros(3, dtype=torch.long))
     assert torch.equal(below.mean, -far)
 
 
 def test_rows_of_a_trajectory_are_one():
-    found = trajectories_of(
+    found = merge_rows_to_trajectories(
         torch.tensor([3.0, 3.0, 3.0, -4.0]),
         ["a", "a", "a", "b"],
         ["x", "x", "x", "x"],
@@ -62,37 +62,39 @@ def test_rows_of_a_trajectory_are_one():
 def test_rows_of_a_trajectory_that_disagree_are_refused():
     names = (["a", "a", "a", "b"], ["x", "y", "x", "x"])
     with pytest.raises(ValueError, check=mentions("'x'", 1, "row 2")):
-        trajectories_of(torch.tensor([1.0, 5.0, 2.0, 9.0]), *names)
+        merge_rows_to_trajectories(torch.tensor([1.0, 5.0, 2.0, 9.0]), *names)
     with pytest.raises(ValueError, check=mentions("'x'", "-0.001", 0, "row 2", "step_rewards")):
         group_normalised_scores(torch.tensor([-1e-3, 5.0, 0.0, 9.0]), *names)
     # Rounding is no disagreement: a difference of 1 is none beside 1e5, and is one beside 1e3.
-    rounded = trajectories_of(torch.tensor([1e5, 5.0, 1e5 + 1, 9.0]), *names)
+    rounded = merge_rows_to_trajectories(torch.tensor([1e5, 5.0, 1e5 + 1, 9.0]), *names)
     assert rounded.score[0].item() == 1e5 + 0.5
     with pytest.raises(ValueError, check=mentions("trajectory")):
-        trajectories_of(torch.tensor([1e3, 5.0, 1e3 + 1, 9.0]), *names)
+        merge_rows_to_trajectories(torch.tensor([1e3, 5.0, 1e3 + 1, 9.0]), *names)
 
 
 def test_the_least_disagreement_is_the_same_for_all_small_rewards():
     names = (["a", "a"], ["x", "x"])
-    trajectories_of(torch.tensor([0.0, ROUNDING], dtype=torch.float64), *names)
+    merge_rows_to_trajectories(torch.tensor([0.0, SCORE_TOLERANCE], dtype=torch.float64), *names)
     with pytest.raises(ValueError, check=mentions("trajectory")):
-        trajectories_of(torch.tensor([0.0, 1.5 * ROUNDING], dtype=torch.float64), *names)
+        merge_rows_to_trajectories(
+            torch.tensor([0.0, 1.5 * SCORE_TOLERANCE], dtype=torch.float64), *names
+        )
 
 
 def test_equal_rows_have_exactly_their_score():
     scores = torch.full((3,), 0.1, dtype=torch.float64)
-    assert trajectories_of(scores, ["a"] * 3, ["x"] * 3).score.tolist() == [0.1]
-    assert trajectories_of(-scores, ["a"] * 3, ["x"] * 3).score.tolist() == [-0.1]
+    assert merge_rows_to_trajectories(scores, ["a"] * 3, ["x"] * 3).score.tolist() == [0.1]
+    assert merge_rows_to_trajectories(-scores, ["a"] * 3, ["x"] * 3).score.tolist() == [-0.1]
 
 
 def test_without_names_every_row_is_a_trajectory():
-    found = trajectories_of(torch.tensor([1.0, 2.0]), ["a", "a"])
+    found = merge_rows_to_trajectories(torch.tensor([1.0, 2.0]), ["a", "a"])
     assert found.of_row.tolist() == [0, 1]
     assert found.tokens.tolist() == [0, 0]
     with pytest.raises(ValueError, check=mentions(2, 3, 3)):
-        trajectories_of(torch.zeros(2), ["a", "a", "a"])
+        merge_rows_to_trajectories(torch.zeros(2), ["a", "a", "a"])
     with pytest.raises(ValueError, check=mentions(2, 2, 1)):
-        trajectories_of(torch.zeros(2), ["a", "a"], ["x"])
+        merge_rows_to_trajectories(torch.zeros(2), ["a", "a"], ["x"])
 
 
 def test_epsilon_is_added_to_the_deviation():
@@ -107,17 +109,17 @@ def test_epsilon_is_added_to_the_deviation():
 def test_a_row_is_a_sequence_or_its_part_of_the_trajectory():
     names = ["x", "x", "y"]
     tokens = torch.tensor([1, 3, 2])
-    assert row_shares(names, "row", tokens).tolist() == [1, 1, 1]
-    shares = row_shares(names, "trajectory", tokens)
+    assert compute_row_shares(names, "row", tokens).tolist() == [1, 1, 1]
+    shares = compute_row_shares(names, "trajectory", tokens)
     assert shares.tolist() == [0.25, 0.75, 1]
     assert shares.dtype == torch.float32
 
 
 def test_rows_of_which_nothing_was_sampled_have_no_share():
     nothing = torch.tensor([0, 0, 1])
-    assert row_shares(["x", "x", "y"], "trajectory", nothing).tolist() == [0, 0, 1]
+    assert compute_row_shares(["x", "x", "y"], "trajectory", nothing).tolist() == [0, 0, 1]
 
 
 def test_a_third_is_rounded_once():
-    weights = row_shares(["x", "x", "x"], "trajectory", torch.ones(3))
+    weights = compute_row_shares(["x", "x", "x"], "trajectory", torch.ones(3))
     assert weights.tolist() == [torch.tensor(1 / 3).item()] * 3

@@ -8,7 +8,7 @@ import torch
 
 from tests.helpers.refusals import mentions
 from verl.algos import agg_loss, compute_policy_loss_vanilla, compute_value_loss
-from verl.algos.losses import compute_entropy_loss, loss_denominator
+from verl.algos.losses import compute_entropy_loss, compute_loss_denominator
 
 MASK = torch.tensor([[1, 1, 1], [1, 0, 0]])
 MATRIX = torch.tensor([[1.0, 2.0, 3.0], [10.0, 99.0, 99.0]])
@@ -28,16 +28,16 @@ def policy_loss(ratio, advantage, **kwargs):
 
 
 def test_the_denominator_counts_tokens_or_rows():
-    assert loss_denominator(MASK, "token-mean").item() == 4
-    assert loss_denominator(MASK, "seq-mean-token-sum").item() == 2
-    assert loss_denominator(MASK, "token-mean", WEIGHTS).item() == 4
-    assert loss_denominator(MASK, "seq-mean-token-sum", WEIGHTS).item() == 4
+    assert compute_loss_denominator(MASK, "token-mean").item() == 4
+    assert compute_loss_denominator(MASK, "seq-mean-token-sum").item() == 2
+    assert compute_loss_denominator(MASK, "token-mean", WEIGHTS).item() == 4
+    assert compute_loss_denominator(MASK, "seq-mean-token-sum", WEIGHTS).item() == 4
     empty = torch.tensor([[1, 0, 0], [0, 0, 0]])
-    assert loss_denominator(empty, "seq-mean-token-mean").item() == 1
+    assert compute_loss_denominator(empty, "seq-mean-token-mean").item() == 1
 
 
 def test_a_sum_over_tokens_is_divided_by_nothing():
-    assert loss_denominator(MASK, "token-sum").item() == 0
+    assert compute_loss_denominator(MASK, "token-sum").item() == 0
     assert agg_loss(MATRIX, MASK, "token-sum").item() == 16
     assert agg_loss(MATRIX, MASK, "token-sum", WEIGHTS.float()).item() == 16
     assert agg_loss(MATRIX, MASK, "token-sum", denominator=0.0).item() == 16
@@ -45,7 +45,7 @@ def test_a_sum_over_tokens_is_divided_by_nothing():
 
 def test_an_unknown_mode_is_refused_with_the_name_of_the_argument():
     for refused in (
-        lambda: loss_denominator(MASK, "token_mean"),
+        lambda: compute_loss_denominator(MASK, "token_mean"),
         lambda: agg_loss(MATRIX, MASK, "token_mean", denominator=1.0),
     ):
         with pytest.raises(ValueError, check=mentions("loss_agg_mode", "'token_mean'")):

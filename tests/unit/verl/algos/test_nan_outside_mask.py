@@ -12,7 +12,7 @@ from verl.algos import (
     POLICY_LOSSES,
     compute_entropy_loss,
     compute_value_loss,
-    loss_needs,
+    get_loss_needs,
 )
 from verl.utils.torch_functional import logprobs_from_logits, masked_mean, masked_var, masked_whiten
 
@@ -57,7 +57,7 @@ def assert_nan_changes_nothing(loss, learnt: torch.Tensor, others: int) -> None:
 def test_no_policy_loss_takes_it_up(name, mode):
     def loss(log_prob, old_log_prob, advantages):
         kinds = {"loss_agg_mode": mode, "cliprange": 0.2, "clip_ratio_c": 3.0}
-        if loss_needs(name).picker is not None:
+        if get_loss_needs(name).picker is not None:
             kinds["selected"] = MASK
         results = POLICY_LOSSES[name](old_log_prob, log_prob, advantages, MASK, **kinds)
         assert all(torch.isfinite(torch.as_tensor(measured)).all() for measured in results)

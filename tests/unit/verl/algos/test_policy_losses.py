@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.helpers.refusals import mentions
-from verl.algos import CovarianceRange, get_policy_loss_fn, highest_covariances, loss_needs
+from verl.algos import CovarianceRange, find_covariance_range, get_loss_needs, get_policy_loss_fn
 from verl.names import POLICY_LOSSES
 
 
@@ -234,8 +234,8 @@ OLD = torch.tensor([-1.0, -2.0, -2.0, -3.0])  # covariances 3, 0, 0, 2
 
 
 def picked(*settings):
-    found = highest_covariances(OLD, ADVANTAGES, *settings)
-    return found.selects(OLD[None], ADVANTAGES[None], torch.ones(1, 4)).int().tolist()[0]
+    found = find_covariance_range(OLD, ADVANTAGES, *settings)
+    return found.select_tokens(OLD[None], ADVANTAGES[None], torch.ones(1, 4)).int().tolist()[0]
 
 
 @pytest.mark.parametrize(
@@ -257,36 +257,36 @@ def test_the_largest_covariances_in_the_range_are_picked(settings, expected):
 
 
 def test_a_range_knows_the_means_of_the_whole():
-    found = highest_covariances(OLD, ADVANTAGES, 0.5)
+    found = find_covariance_range(OLD, ADVANTAGES, 0.5)
     assert found == CovarianceRange(0.0, -2.0, 2.0, math.inf)
     mask = torch.tensor([[1, 0], [1, 1]])
-    part = found.selects(OLD.view(2, 2), ADVANTAGES.view(2, 2), mask)
+    part = found.select_tokens(OLD.view(2, 2), ADVANTAGES.view(2, 2), mask)
     assert part.tolist() == [[True, False], [False, True]]
-    unsampled = found.selects(OLD.view(2, 2), ADVANTAGES.view(2, 2), 1 - mask)
+    unsampled = found.select_tokens(OLD.view(2, 2), ADVANTAGES.view(2, 2), 1 - mask)
     assert not unsampled.any()
 
 
 def test_covariances_are_those_from_the_mean():
-    found = highest_covariances(OLD, ADVANTAGES + 10, 0.5)
+    found = find_covariance_range(OLD, ADVANTAGES + 10, 0.5)
     assert found == CovarianceRange(10.0, -2.0, 2.0, math.inf)
-    chosen = found.selects(OLD[None], ADVANTAGES[None] + 10, torch.ones(1, 4))
+    chosen = found.select_tokens(OLD[None], ADVANTAGES[None] + 10, torch.ones(1, 4))
     assert chosen.int().tolist() == [[1, 0, 0, 1]]
 
 
 def test_equal_covariances_are_picked_together():
     advantages = torch.tensor([1.0, 1.0, -1.0, -1.0])
     old = torch.tensor([-1.0, -1.0, -2.0, -3.0])
-    found = highest_covariances(old, advantages, 0.25)  # 0.75, 0.75, 0.25, 1.25
+    found = find_covariance_range(old, advantages, 0.25)  # 0.75, 0.75, 0.25, 1.25
     assert found.lowest == 1.25
-    found = highest_covariances(old, advantages, 0.5)
-    chosen = found.selects(old[None], advantages[None], torch.ones(1, 4))
+    found = find_covariance_range(old, advantages, 0.5)
+    chosen = found.select_tokens(old[None], advantages[None], torch.ones(1, 4))
     assert chosen.int().tolist() == [[1, 1, 0, 1]]
 
 
 def test_nothing_is_picked_of_nothing():
     for old, advantages in ((OLD, torch.zeros(4)), (OLD[:0], ADVANTAGES[:0])):
-        found = highest_covariances(old, advantages, 0.5)
-        assert not found.selects(OLD[None], ADVANTAGES[None], torch.ones(1, 4)).any()
+        found = find_covariance_range(old, advantages, 0.5)
+        assert not found.select_tokens(OLD[None], ADVANTAGES[None], torch.ones(1, 4)).any()
 
 
 SELECTED = torch.tensor([[True, False, False]])
@@ -311,7 +311,7 @@ def test_kl_cov_holds_the_picked_tokens_and_clips_none():
 
 @pytest.mark.parametrize("name", ["clip_cov", "kl_cov"])
 def test_a_loss_that_picks_tokens_is_not_guessed_what_they_are(name):
-    assert loss_needs(name).picker is highest_covariances
+    assert get_loss_needs(name).picker is find_covariance_range
     with pytest.raises(ValueError, match=f"'{name}' needs selected="):
         of_ratios(name, [1.0], [1.0])
 
@@ -320,7 +320,7 @@ def test_a_loss_that_picks_tokens_is_not_guessed_what_they_are(name):
 
 
 def arguments_of(name, mask):
-    selected = {"selected": torch.ones_like(mask)} if loss_needs(name).picker else {}
+    selected = {"selected": torch.ones_like(mask)} if get_loss_needs(name).picker else {}
     return selected
 
 

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from verl.algos import Correction, correction_weights, mismatch_metrics
+from verl.algos import CorrectionRule, compute_correction_weights, compute_mismatch_metrics
 
 LOG2 = math.log(2.0)
 # Ratios 2, 1/4, 4 in the first row; 1/2 and one position that was not sampled in the second.
@@ -17,7 +17,9 @@ TOGETHER = torch.tensor([0, 0])
 
 
 def weights(sequence=ROWS, **settings):
-    found, metrics = correction_weights(OLD, ROLLOUT, MASK, sequence, Correction(**settings))
+    found, metrics = compute_correction_weights(
+        OLD, ROLLOUT, MASK, sequence, CorrectionRule(**settings)
+    )
     assert (found[MASK == 0] == 0).all()
     return found[MASK == 1].tolist(), metrics
 
@@ -67,15 +69,17 @@ def test_sequences_are_rejected_by_product_or_geometric_mean():
 
 def test_a_row_without_a_token_and_a_batch_without_one():
     nothing = torch.zeros_like(MASK)
-    found, metrics = correction_weights(OLD, ROLLOUT, nothing, ROWS, Correction(reject="geometric"))
+    found, metrics = compute_correction_weights(
+        OLD, ROLLOUT, nothing, ROWS, CorrectionRule(reject_level="geometric")
+    )
     assert not found.any() and metrics == {"rollout_corr/rollout_rs_masked_fraction": 0.0}
-    assert mismatch_metrics(OLD, ROLLOUT, nothing, ROWS) == {}
-    found = mismatch_metrics(OLD, ROLLOUT, torch.tensor([[1, 1, 1], [0, 0, 0]]), ROWS)
+    assert compute_mismatch_metrics(OLD, ROLLOUT, nothing, ROWS) == {}
+    found = compute_mismatch_metrics(OLD, ROLLOUT, torch.tensor([[1, 1, 1], [0, 0, 0]]), ROWS)
     assert found["rollout_corr/ppl_ratio"] == pytest.approx(2 ** (-1 / 3))
 
 
 def test_mismatch_by_hand():
-    found = mismatch_metrics(OLD, ROLLOUT, MASK, ROWS)
+    found = compute_mismatch_metrics(OLD, ROLLOUT, MASK, ROWS)
     k3 = [2 - 1 - LOG2, 0.25 - 1 + 2 * LOG2, 4 - 1 - 2 * LOG2, 0.5 - 1 + LOG2]
     assert found == pytest.approx(
         {
@@ -88,7 +92,7 @@ def test_mismatch_by_hand():
 
 
 def test_mismatch_has_a_sign():
-    found = mismatch_metrics(OLD, ROLLOUT, torch.tensor([[1, 1, 1], [0, 0, 0]]), ROWS)
+    found = compute_mismatch_metrics(OLD, ROLLOUT, torch.tensor([[1, 1, 1], [0, 0, 0]]), ROWS)
     assert found["rollout_corr/kl"] == pytest.approx(-LOG2 / 3)
     assert found["rollout_corr/k3_kl"] == pytest.approx((2 + 0.25 + 4 - 3 - LOG2) / 3)
 
@@ -96,27 +100,29 @@ def test_mismatch_has_a_sign():
 def test_no_rows_have_no_weights():
     nothing = torch.zeros(0, 3)
     for weigh in ("token", "sequence"):
-        found, metrics = correction_weights(
-            nothing, nothing, nothing, ROWS[:0], Correction(weigh=weigh)
+        found, metrics = compute_correction_weights(
+            nothing, nothing, nothing, ROWS[:0], CorrectionRule(weight_level=weigh)
         )
         assert found.shape == (0, 3) and metrics == {}
-    assert mismatch_metrics(nothing, nothing, nothing, ROWS[:0]) == {}
+    assert compute_mismatch_metrics(nothing, nothing, nothing, ROWS[:0]) == {}
 
 
 def test_a_weight_of_the_bound_is_not_above_it():
-    _, metrics = correction_weights(OLD, OLD, MASK, ROWS, Correction(largest_weight=1.0))
+    _, metrics = compute_correction_weights(
+        OLD, OLD, MASK, ROWS, CorrectionRule(largest_weight=1.0)
+    )
     assert metrics["rollout_corr/rollout_is_ratio_fraction_high"] == 0.0
 
 
 def test_equal_weights_are_worth_all_tokens_however_small_they_are():
-    found, metrics = correction_weights(OLD - LOG2, OLD, MASK, ROWS, Correction())
+    found, metrics = compute_correction_weights(OLD - LOG2, OLD, MASK, ROWS, CorrectionRule())
     assert found[MASK == 1].tolist() == pytest.approx([0.5] * 4)
     assert metrics["rollout_corr/rollout_is_eff_sample_size"] == pytest.approx(1.0)
 
 
 def test_equal_log_probs_weigh_exactly_one():
-    settings = Correction(reject="geometric", accept_from=1.0, accept_to=1.0)
-    found, metrics = correction_weights(OLD, OLD, MASK, ROWS, settings)
+    settings = CorrectionRule(reject_level="geometric", accept_from=1.0, accept_to=1.0)
+    found, metrics = compute_correction_weights(OLD, OLD, MASK, ROWS, settings)
     assert found[MASK == 1].tolist() == [1, 1, 1, 1]
     assert metrics["rollout_corr/rollout_is_eff_sample_size"] == 1.0
     assert metrics["rollout_corr/rollout_rs_masked_fraction"] == 0.0
@@ -126,8 +132,8 @@ def test_by_default_ratios_are_truncated_at_two_and_accepted_from_half_to_two():
     assert weights()[0] == pytest.approx([2, 0.25, 2, 0.5])
     ratios = torch.tensor([[0.49, 0.51, 1.99, 2.01]])
     old = ratios.log()
-    settings = Correction(weigh=None, reject="token")
-    found, _ = correction_weights(
+    settings = CorrectionRule(weight_level=None, reject_level="token")
+    found, _ = compute_correction_weights(
         old, torch.zeros(1, 4), torch.ones(1, 4), torch.tensor([0]), settings
     )
     assert found.tolist() == [[0, 1, 1, 0]]
@@ -135,23 +141,26 @@ def test_by_default_ratios_are_truncated_at_two_and_accepted_from_half_to_two():
 
 def test_an_enormous_ratio_is_finite():
     old = torch.tensor([[0.0, -800.0]])
-    found, _ = correction_weights(
-        old, old.flip(-1), torch.ones(1, 2), torch.tensor([0]), Correction(largest_weight=1e9)
+    found, _ = compute_correction_weights(
+        old, old.flip(-1), torch.ones(1, 2), torch.tensor([0]), CorrectionRule(largest_weight=1e9)
     )
     assert found.tolist()[0] == pytest.approx([math.exp(20), math.exp(-20)])
 
 
 def test_an_enormous_product_is_finite():
     old = torch.tensor([[0.0, 0.0], [-15.0, -15.0]])
-    settings = Correction(weigh="sequence", largest_weight=1e12)
-    found, _ = correction_weights(old, old.flip(0), torch.ones(2, 2), ROWS, settings)
+    settings = CorrectionRule(weight_level="sequence", largest_weight=1e12)
+    found, _ = compute_correction_weights(old, old.flip(0), torch.ones(2, 2), ROWS, settings)
     assert found[:, 0].tolist() == pytest.approx([math.exp(20), math.exp(-20)])
 
 
 @pytest.mark.parametrize(
     ("settings", "name"),
-    [(Correction(weigh="geometric"), "rollout_is"), (Correction(reject="tokens"), "rollout_rs")],
+    [
+        (CorrectionRule(weight_level="geometric"), "rollout_is"),
+        (CorrectionRule(reject_level="tokens"), "rollout_rs"),
+    ],
 )
 def test_an_unknown_kind_is_refused(settings, name):
     with pytest.raises(ValueError, match=f"unknown {name} "):
-        correction_weights(OLD, ROLLOUT, MASK, ROWS, settings)
+        compute_correction_weights(OLD, ROLLOUT, MASK, ROWS, settings)

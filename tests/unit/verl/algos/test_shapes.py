@@ -4,7 +4,7 @@ import pytest
 import torch
 from jaxtyping import TypeCheckError
 
-from verl.algos import agg_loss, compute_grpo_outcome_advantage, group_mean_std, kl_penalty
+from verl.algos import agg_loss, compute_group_stats, compute_grpo_outcome_advantage, kl_penalty
 from verl.algos.advantages import spread
 from verl.utils.torch_functional import entropy_from_logits, masked_mean
 
@@ -15,8 +15,8 @@ from verl.utils.torch_functional import entropy_from_logits, masked_mean
         (compute_grpo_outcome_advantage, (torch.zeros(2, 3), torch.ones(2, 4), ["a", "a"])),
         (compute_grpo_outcome_advantage, (torch.zeros(6), torch.ones(6), ["a"] * 6)),
         (spread, (torch.zeros(3), torch.ones(2, 3))),
-        (group_mean_std, (torch.zeros(3), torch.zeros(2, dtype=torch.long))),
-        (group_mean_std, (torch.zeros(3), torch.zeros(3))),  # groups are whole numbers
+        (compute_group_stats, (torch.zeros(3), torch.zeros(2, dtype=torch.long))),
+        (compute_group_stats, (torch.zeros(3), torch.zeros(3))),  # groups are whole numbers
         (agg_loss, (torch.zeros(2, 3), torch.ones(2, 3), "token-mean", torch.ones(3))),
         (kl_penalty, (torch.zeros(2, 3), torch.zeros(3), "kl")),
         (masked_mean, (torch.zeros(2, 3), torch.ones(3))),

@@ -5,8 +5,14 @@ import math
 import pytest
 import torch
 
-from verl.algos import LossNeeds, TokenLosses, algorithm_registry, get_policy_loss_fn, loss_needs
-from verl.algos.token_losses import token_loss
+from verl.algos import (
+    LossNeeds,
+    TokenLosses,
+    algorithm_registry,
+    get_loss_needs,
+    get_policy_loss_fn,
+)
+from verl.algos.token_losses import register_token_loss
 
 NAN = math.nan
 
@@ -37,7 +43,7 @@ def call(function, advantages, mask, **kwargs):
 def of_distance(name, distance, advantage, **kwargs):
     """The results of one token whose log-prob is ``distance`` above the old one."""
     mask = torch.ones(1, 1)
-    if loss_needs(name).picker is not None:
+    if get_loss_needs(name).picker is not None:
         kwargs["selected"] = torch.zeros(1, 1)
     results = get_policy_loss_fn(name)(
         torch.zeros(1, 1),
@@ -54,17 +60,17 @@ def of_distance(name, distance, advantage, **kwargs):
 
 def test_a_loss_is_registered_under_all_its_names():
     needs = LossNeeds({"share": "share"})
-    found = token_loss("half", "halved", needs=needs)(halved)
+    found = register_token_loss("half", "halved", needs=needs)(halved)
     for name in ("half", "halved"):
         assert get_policy_loss_fn(name) is found
-        assert loss_needs(name) is needs
+        assert get_loss_needs(name) is needs
         assert name in algorithm_registry.ADVANTAGES_ONLY
     assert found.__name__ == "halved" and found.__doc__ == "A loss of this test."
 
 
 def test_a_loss_may_need_nothing_and_more_than_advantages():
-    token_loss("half", advantages_only=False)(halved)
-    assert loss_needs("half") == LossNeeds({}, None, {})
+    register_token_loss("half", advantages_only=False)(halved)
+    assert get_loss_needs("half") == LossNeeds({}, None, {})
     assert algorithm_registry.LOSS_NEEDS["half"] == LossNeeds()
     assert "half" not in algorithm_registry.ADVANTAGES_ONLY
 
@@ -80,7 +86,7 @@ def test_a_loss_sees_zeros_where_nothing_was_sampled():
         return TokenLosses(tokens.advantages, tokens.mask)
 
     columns = (torch.tensor([[-1.0, NAN]]), torch.tensor([[-2.0, NAN]]), torch.tensor([[3.0, NAN]]))
-    token_loss("look")(look)(*columns, torch.tensor([[1, 0]]))
+    register_token_loss("look")(look)(*columns, torch.tensor([[1, 0]]))
     (tokens,) = seen
     assert tokens.old_log_prob.tolist() == [[-1.0, 0.0]]
     assert tokens.log_prob.tolist() == [[-2.0, 0.0]]
@@ -90,7 +96,7 @@ def test_a_loss_sees_zeros_where_nothing_was_sampled():
 
 
 def test_by_default_tokens_are_averaged():
-    function = token_loss("half")(halved)
+    function = register_token_loss("half")(halved)
     advantages = [[2.0, 4.0], [6.0, NAN]]
     found = call(function, advantages, [[1, 1], [1, 0]])
     assert found == pytest.approx([(1 + 2 + 3) / 3, 2 / 3, 0.0, 2 / 3])
@@ -98,7 +104,7 @@ def test_by_default_tokens_are_averaged():
 
 
 def test_a_loss_is_aggregated_as_its_caller_says():
-    function = token_loss("half")(halved)
+    function = register_token_loss("half")(halved)
     advantages = [[2.0, 4.0], [6.0, NAN]]
     mask = [[1, 1], [1, 0]]
     mode = {"loss_agg_mode": "seq-mean-token-sum-norm", "loss_scale_factor": 5.0}
@@ -116,7 +122,7 @@ def test_a_loss_is_aggregated_as_its_caller_says():
 
 
 def test_measures_of_a_part_are_shares_of_the_whole():
-    function = token_loss("half")(halved)
+    function = register_token_loss("half")(halved)
     found = call(function, [[2.0, 4.0], [6.0, NAN]], [[1, 1], [1, 0]], num_tokens=8)
     assert found[1:] == pytest.approx([2 / 8, 0.0, 2 / 8])
 

@@ -44,7 +44,7 @@ class Scores:
 
 
 class Picker:
-    def selects(self, _old, _advantages, mask):
+    def select_tokens(self, _old, _advantages, mask):
         return SELECTED & mask
 
 
@@ -90,7 +90,7 @@ def test_the_keys_of_covariance_losses_decide_which_tokens_are_picked(name, keys
     words.append(f"actor_rollout_ref.actor.policy_loss.loss_mode={name}")
     loss = PolicyLoss(load_config("ppo_trainer", words).actor_rollout_ref.actor)
     tensors = {"response_mask": MASK, "old_log_probs": OLD, "advantages": ADVANTAGES}
-    picker: Any = loss.picker(DataProto.from_dict(tensors), [0, 1, 2])
+    picker: Any = loss.make_picker(DataProto.from_dict(tensors), [0, 1, 2])
     mask = MASK.bool()
     covariance = (ADVANTAGES - ADVANTAGES[mask].mean()) * (OLD - OLD[mask].mean())
     low, high = keys.get("clip_cov_lb", 0.0), keys.get("clip_cov_ub", 9.0)
@@ -99,7 +99,7 @@ def test_the_keys_of_covariance_losses_decide_which_tokens_are_picked(name, keys
     )
     share = keys.get("clip_cov_ratio", keys.get("kl_cov_ratio"))
     right = inside[: int(share * int(MASK.sum()))]
-    found = covariance[picker.selects(OLD, ADVANTAGES, MASK)].tolist()
+    found = covariance[picker.select_tokens(OLD, ADVANTAGES, MASK)].tolist()
     assert sorted(found, reverse=True) == pytest.approx(right)
     assert len(right) == (len(inside) if count is None else count)
     everything = [c for c in covariance[mask].tolist() if c > 0]

@@ -12,15 +12,15 @@ from rlvcr.settings import method_settings
 from tests.helpers.refusals import suggestion, suggests
 from verl.config.load import (
     default_config,
+    keys_without_effect,
     load_config,
     to_dict,
     to_yaml,
     warn_without_effect,
-    without_effect,
 )
 from verl.config.plugins import schema_keys
 from verl.config.schema import PPOConfig, SFTConfig, TrainerConfig
-from verl.config.settings import ConfigError, Problem, keys_of, lookup
+from verl.config.settings import ConfigError, Problem, keys_of, value_at_path
 from verl.trainer import cli
 
 HEAVY = ("torch", "ray", "vllm", "transformers", "tensordict")
@@ -224,7 +224,7 @@ def test_every_published_override_reaches_its_key(turn):
     cfg = load_config("ppo_trainer", published(turn))
     for word in published(turn):
         path, _, text = word.lstrip("+").partition("=")
-        value = lookup(cfg, path)
+        value = value_at_path(cfg, path)
         words = text.strip("[]").replace("'", "").split(",")
         allowed = {"False": [False, None], "True": [True]}.get(text, [text, words])
         assert value in allowed or (isinstance(value, int | float) and value == float(text)), (
@@ -245,7 +245,7 @@ def test_every_published_override_reaches_its_key(turn):
 )
 def test_unknown_key_names_the_nearest(word, guess):
     (problem,) = refusal(word)
-    assert (problem.key, problem.code) == (word.lstrip("+").partition("=")[0], "unknown_key")
+    assert (problem.key_path, problem.code) == (word.lstrip("+").partition("=")[0], "unknown_key")
     assert suggestion(problem) == guess
 
 
@@ -262,7 +262,7 @@ def test_unknown_key_in_a_file_is_refused(tmp_path):
     with pytest.raises(ConfigError) as caught:
         load_config("mine", config_path=str(tmp_path))
     assert len(caught.value.problems) == 2
-    assert {(problem.key, problem.code) for problem in caught.value.problems} == {
+    assert {(problem.key_path, problem.code) for problem in caught.value.problems} == {
         ("env.max_step", "unknown_key"),
         ("trainer.nnodes", "wrong_type"),
     }
@@ -362,9 +362,9 @@ def test_a_written_config_loads_to_the_same_values(tmp_path):
 def test_every_key_has_a_type_a_doc_and_an_allowed_default(schema):
     cfg = default_config(schema)
     for key in schema_keys(schema).values():
-        assert key.doc and "\n" not in key.doc, key.path
+        assert key.help_text and "\n" not in key.help_text, key.path
     for key in keys_of(schema).values():
-        lookup(cfg, key.path)
+        value_at_path(cfg, key.path)
 
 
 def test_keys_without_effect_are_named_in_one_warning(caplog):
@@ -379,7 +379,7 @@ def test_keys_without_effect_are_named_in_one_warning(caplog):
         f"{MODEL}.use_liger" in record.getMessage()
         and f"{ROLLOUT}.free_cache_engine" in record.getMessage()
     )
-    assert f"{ROLLOUT}.free_cache_engine" not in without_effect(cfg, "cuda")
+    assert f"{ROLLOUT}.free_cache_engine" not in keys_without_effect(cfg, "cuda")
     caplog.clear()
     warn_without_effect(load_config("ppo_trainer"))
     assert not caplog.records
@@ -387,11 +387,11 @@ def test_keys_without_effect_are_named_in_one_warning(caplog):
 
 @pytest.mark.parametrize("schema", [PPOConfig, SFTConfig])
 def test_the_help_says_of_every_key_without_effect_that_it_has_none(schema):
-    marks = {path: key.unused for path, key in schema_keys(schema).items() if key.unused}
+    marks = {path: key.unused_mark for path, key in schema_keys(schema).items() if key.unused_mark}
     assert marks
     for path, mark in marks.items():
         text = cli.parse(["--help", path], schema=schema).text or ""
-        said = f"no effect: {mark.why}; accepted for {mark.carried_by}"
+        said = f"no effect: {mark.why}; accepted for {mark.set_by}"
         said = f"refused: {mark.why}; instead: {mark.instead}" if mark.instead else said
         assert f"[{said}]" in text
 

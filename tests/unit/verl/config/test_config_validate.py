@@ -6,8 +6,14 @@ import pytest
 
 from tests.helpers.refusals import allowed, fix, mentions, suggestion, suggests
 from verl.config.cold_start import cold_start_config
-from verl.config.load import load_config, read_config, to_yaml, warn_without_effect, without_effect
-from verl.config.problems import Names
+from verl.config.load import (
+    keys_without_effect,
+    load_config,
+    read_config,
+    to_yaml,
+    warn_without_effect,
+)
+from verl.config.problems import RegisteredNames
 from verl.config.schema import SFTConfig
 from verl.config.settings import ConfigError, Problem
 from verl.config.validate import find_problems, validate
@@ -275,7 +281,9 @@ IMPOSSIBLE = [
 ]
 
 
-def problems(*overrides: str, names: Names | None = None, check_files=False) -> list[Problem]:
+def problems(
+    *overrides: str, names: RegisteredNames | None = None, check_files=False
+) -> list[Problem]:
     draft = read_config("ppo_trainer", [PATH, *overrides])
     found = find_problems(draft.config, names, check_files, partial=bool(draft.problems))
     return [Problem(problem) for problem in [*draft.problems, *found]]
@@ -325,11 +333,13 @@ def test_an_estimator_is_refused_whose_inputs_the_run_will_not_have():
     }
 
     def check(name: str, *more: str) -> list[Problem]:
-        return problems(f"algorithm.adv_estimator={name}", *more, names=Names(estimators=needs))
+        return problems(
+            f"algorithm.adv_estimator={name}", *more, names=RegisteredNames(estimators=needs)
+        )
 
     (problem,) = check("mine")
     assert (
-        problem.key == "algorithm.adv_estimator"
+        problem.key_path == "algorithm.adv_estimator"
         and "'ref_log_prob'" in problem
         and "use_kl_loss=true" in fix(problem)
     )
@@ -340,16 +350,16 @@ def test_an_estimator_is_refused_whose_inputs_the_run_will_not_have():
     bypassed = check("curious", f"{CORRECTION}.bypass_mode=true")
     assert "bypass_mode=false" in bypassed[0]
     keys = "algorithm.gdpo_reward_keys=[format]"
-    assert check("gdpo", keys)[0].key == "algorithm.adv_estimator"
+    assert check("gdpo", keys)[0].key_path == "algorithm.adv_estimator"
     assert check("gdpo", keys, "custom_reward_function.path=rewards.py") == []
     assert "filter_groups.enable=false" in check("remax", "algorithm.filter_groups.enable=true")[0]
 
 
 def test_environment_names_come_from_the_caller():
-    (problem,) = problems("env.env_name=alfwrld", names=Names(["alfworld", "sokoban"]))
+    (problem,) = problems("env.env_name=alfwrld", names=RegisteredNames(["alfworld", "sokoban"]))
     assert suggestion(problem) == "alfworld" and "sokoban" in allowed(problem)
-    assert problems("env.env_name=alfworld/AlfredTWEnv", names=Names(["alfworld"])) == []
-    assert problems("env.env_name='my_lab.grid:PACKAGE'", names=Names(["alfworld"])) == []
+    assert problems("env.env_name=alfworld/AlfredTWEnv", names=RegisteredNames(["alfworld"])) == []
+    assert problems("env.env_name='my_lab.grid:PACKAGE'", names=RegisteredNames(["alfworld"])) == []
 
 
 def test_a_missing_or_empty_directory_is_refused_and_a_hub_name_is_not(tmp_path):
@@ -391,7 +401,7 @@ def test_the_policy_that_a_config_makes_is_its_own(tmp_path):
 def test_a_directory_that_is_no_checkpoint_is_refused_with_the_one_below_it(tmp_path):
     words = ["trainer.resume_mode=resume_path", f"trainer.resume_from_path={tmp_path}"]
     (found,) = problems(*words, check_files=True)
-    assert (found.key, found.code) == ("trainer.resume_from_path", "no_checkpoint")
+    assert (found.key_path, found.code) == ("trainer.resume_from_path", "no_checkpoint")
     step = tmp_path / "checkpoints" / "global_step_3"
     step.mkdir(parents=True)
     (step / "manifest.json").touch()
@@ -411,7 +421,7 @@ def test_a_file_that_is_no_yaml_is_named_with_its_line(tmp_path):
 def test_a_data_job_with_an_environment_is_refused_once_with_both_ways_out():
     words = ["env.env_name=shop", "data.train_files=gsm8k/train.parquet", f"{ROLLOUT}.n=5"]
     (found,) = problems(*words)
-    assert (found.key, found.code) == ("data.train_files", "no_effect")
+    assert (found.key_path, found.code) == ("data.train_files", "no_effect")
     assert "data.train_files" in fix(found) and "env.env_name" in fix(found)
     assert problems(*words[1:]) == []
     (found,) = problems("env.env_name=search", "data.val_files=nq/dev.jsonl")
@@ -438,7 +448,7 @@ def test_environments_are_called_in_any_case():
     for name in ("Sokoban", "Webshop", "AlfWorld/AlfredTWEnv"):
         cfg = load_config("ppo_trainer", [f"env.env_name={name}"])
         assert cfg.env.env_name.split("/")[0] == name.split("/")[0].lower()
-        assert cfg.env.settings is not None
+        assert cfg.env.active_section is not None
     assert load_config("ppo_trainer", ["env.env_name=Alfwrld"]).env.env_name == "Alfwrld"
 
 
@@ -454,7 +464,7 @@ def test_environments_are_called_in_any_case():
 )
 def test_keys_of_other_projects_are_named_by_meaning(word, instead):
     (found,) = problems(f"+{word}")
-    assert (found.key, found.code) == (word.partition("=")[0], "unknown_key")
+    assert (found.key_path, found.code) == (word.partition("=")[0], "unknown_key")
     assert instead in fix(found) and suggestion(found) is None
 
 
@@ -540,20 +550,20 @@ def test_the_lower_bound_of_rejection_follows_the_upper():
 def test_names_agree_with_the_registries():
     from verl import names as shipped
     from verl.algos import kl, losses
-    from verl.trainer.launch.extensions import registered_names
+    from verl.trainer.launch.extensions import collect_registered_names
 
-    names = registered_names()
+    names = collect_registered_names()
     assert names.estimators and names.policy_losses and names.engines
     assert set(shipped.AdvantageEstimator) == set(names.estimators)
     assert set(shipped.POLICY_LOSSES) == set(names.policy_losses)
     assert set(shipped.ENGINES) == set(names.engines)
-    assert {name.removesuffix("+") for name in shipped.KL_ESTIMATORS} == set(kl._FORMS)
+    assert {name.removesuffix("+") for name in shipped.KL_ESTIMATORS} == set(kl._FORM_OF_NAME)
     assert set(shipped.LOSS_AGG_MODES) == set(losses.LOSS_AGG_MODES)
 
 
 def test_an_estimator_that_a_reward_model_has_no_part_in_is_refused_beside_it():
     needs = {"remax": ["reward_baselines"], "mine": ["reward_baselines"], "other": ["uid"]}
-    names = Names(estimators=needs)
+    names = RegisteredNames(estimators=needs)
     for name, refused in (("mine", True), ("remax", True), ("other", False)):
         found = problems(*JUDGE, f"algorithm.adv_estimator={name}", names=names)
         said = [problem for problem in found if problem.code == "unscored_by_model"]
@@ -561,7 +571,7 @@ def test_an_estimator_that_a_reward_model_has_no_part_in_is_refused_beside_it():
     words = ["algorithm.adv_estimator=gdpo", "algorithm.gdpo_reward_keys=[model]"]
     reward = "custom_reward_function.path=rewards.py"
     (found,) = problems(*JUDGE, *words, reward)
-    assert (found.key, found.code) == ("algorithm.adv_estimator", "unscored_by_model")
+    assert (found.key_path, found.code) == ("algorithm.adv_estimator", "unscored_by_model")
     assert problems(*words, reward) == []
 
 
@@ -581,9 +591,13 @@ def test_rules_that_a_reward_model_silences_are_named(caplog):
     ]
     keys = {rule.lstrip("+").partition("=")[0].removesuffix(".token_price") for rule in rules}
     cfg = load_config("ppo_trainer", [*JUDGE, *rules])
-    assert set(without_effect(cfg, "cpu")) == keys
+    assert set(keys_without_effect(cfg, "cpu")) == keys
     warn_without_effect(cfg)
     assert "reward_model.rule_weight=1" in caplog.text
-    assert without_effect(load_config("ppo_trainer", JUDGE), "cpu") == {}
+    assert keys_without_effect(load_config("ppo_trainer", JUDGE), "cpu") == {}
     heard = load_config("ppo_trainer", [*JUDGE, *rules, "reward_model.rule_weight=1"])
-    assert without_effect(heard, "cpu") == without_effect(load_config("ppo_trainer"), "cpu") == {}
+    assert (
+        keys_without_effect(heard, "cpu")
+        == keys_without_effect(load_config("ppo_trainer"), "cpu")
+        == {}
+    )

@@ -14,7 +14,7 @@ from verl.config.load import load_config
 from verl.config.plan import Plan, gather_facts, make_plan
 from verl.config.plugins import schema_keys
 from verl.config.schema import PPOConfig, SFTConfig
-from verl.config.settings import keys_of, lookup
+from verl.config.settings import keys_of, value_at_path
 from verl.config.validate import find_problems
 from verl.trainer import cli
 
@@ -34,8 +34,8 @@ def test_it_is_shown_checked_and_planned(name):
     cfg = load_config(name, schema=schema)
     assert find_problems(cfg, check_files=False) == []
     plan = make_plan(cfg, {"cores": 2, "memory_gb": 23.5, "parameters": 500_000, "vocab_size": 800})
-    assert cfg.trainer.default_local_dir in plan.text()
-    assert plan.problems() == []
+    assert cfg.trainer.default_local_dir in plan.format_text()
+    assert plan.resource_problems() == []
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -103,7 +103,7 @@ def test_the_cold_start_of_the_deep_quickstart_shows_what_its_run_shows():
     assert sft.data.history == run.env.history == "window"
     assert sft.env.history_length == run.env.history_length == run.env.max_steps
     assert sft.model.save_path == run.actor_rollout_ref.model.path
-    assert lookup(sft.data, "needed_level_share") == 0.5
+    assert value_at_path(sft.data, "needed_level_share") == 0.5
     games, shown = (cfg.env.model_dump()["alfworld"] for cfg in (run, sft))
     assert games["thoughts"] == shown["thoughts"] == "carried"
     # Small rooms beside those that are played, and none larger.
@@ -134,7 +134,7 @@ def test_plan_counts_by_hand():
     cfg = load_config("quickstart")
     plan = make_plan(cfg, {"cores": 4, "train_tasks": 2000, "val_tasks": 128})
     assert isinstance(plan, Plan)
-    assert (plan.trajectories, plan.rows_at_most, plan.steps_at_most) == (128, 128, 128 * 15)
+    assert (plan.trajectories, plan.rows_at_most, plan.turns_at_most) == (128, 128, 128 * 15)
     assert (plan.mini_batches, plan.optimizer_steps, plan.total_optimizer_steps) == (4, 4, 120)
     rlvcr = method_settings(cfg.algorithm)
     expanded = int(128 * 15 * rlvcr.step_fraction)
@@ -148,7 +148,7 @@ def test_plan_counts_a_row_per_step_in_window_history_and_epochs_by_tasks():
     words = ["env.history=window", "trainer.total_training_steps=null", "trainer.total_epochs=2"]
     plan = make_plan(load_config("quickstart", words), {"train_tasks": 100})
     assert plan.rows_at_most == 128 * 15
-    assert plan.iterations == 2 * (100 // 16)
+    assert plan.training_steps == 2 * (100 // 16)
 
 
 def test_base_configs_ship_beside_the_schema():
@@ -160,7 +160,9 @@ def test_base_configs_ship_beside_the_schema():
 )
 def test_a_base_says_only_what_differs_from_the_schema(name, schema):
     tree = yaml.safe_load((BASE_DIR / f"{name}.yaml").read_text())
-    defaults = {key.path: key.default for key in keys_of(schema).values() if not key.is_section}
+    defaults = {
+        key.path: key.default_value for key in keys_of(schema).values() if not key.is_section
+    }
     repeated = [path for path, value in leaves(tree) if defaults[path] == value]
     assert repeated == []
 
@@ -180,7 +182,7 @@ PRONOUNS = ("its ", "that ", "those ", "them ", "the same", "as above", "as the 
 def test_the_doc_of_a_key_needs_no_other_key_before_it(schema):
     for key in schema_keys(schema).values():
         if not key.is_section:
-            assert not key.doc.lower().startswith(PRONOUNS), f"{key.path}: {key.doc}"
+            assert not key.help_text.lower().startswith(PRONOUNS), f"{key.path}: {key.help_text}"
 
 
 def test_the_plan_counts_the_logits_that_are_computed_at_once():

@@ -2,7 +2,7 @@
 
 import pytest
 
-from verl.config.devices import Machine, stated_machine
+from verl.config.devices import Machine, parse_machine
 from verl.config.settings import ConfigError
 from verl.trainer import cli
 
@@ -20,7 +20,7 @@ GPU = "alfworld_qwen2.5_1.5b_8gpu"
     ],
 )
 def test_devices_are_read(text, machine):
-    assert stated_machine(text) == machine
+    assert parse_machine(text) == machine
 
 
 @pytest.mark.parametrize(
@@ -28,7 +28,7 @@ def test_devices_are_read(text, machine):
 )
 def test_what_states_no_devices_is_refused(text):
     with pytest.raises(ConfigError) as caught:
-        stated_machine(text)
+        parse_machine(text)
     assert "; allowed: " in str(caught.value) and "; fix: " in str(caught.value)
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from verl.config.load import load_config, to_dict
 from verl.config.schema import PPOConfig
-from verl.config.settings import lookup
+from verl.config.settings import value_at_path
 from verl.trainer import cli
 
 WORDS = ["env.env_name=number_line", "actor_rollout_ref.model.path=/policy"]
@@ -23,7 +23,7 @@ KEYS = [
 
 def assign(cfg: PPOConfig, path: str, value: object) -> None:
     above, _, name = path.rpartition(".")
-    setattr(lookup(cfg, above), name, value)
+    setattr(value_at_path(cfg, above), name, value)
 
 
 @pytest.mark.parametrize("path", KEYS)
@@ -31,8 +31,8 @@ def test_a_key_of_a_frozen_config_cannot_be_assigned(path):
     cfg = load_config("ppo_trainer", WORDS)
     frozen = cfg.as_frozen()
     with pytest.raises(FrozenInstanceError):
-        assign(frozen, path, lookup(frozen, path))
-    assign(cfg, path, lookup(cfg, path))  # the copy is frozen, not the config
+        assign(frozen, path, value_at_path(frozen, path))
+    assign(cfg, path, value_at_path(cfg, path))  # the copy is frozen, not the config
 
 
 def test_values_are_written_into_a_copy_that_is_frozen_too():

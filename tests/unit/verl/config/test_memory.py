@@ -5,16 +5,16 @@ import subprocess
 import pytest
 
 from verl.config import plan as plan_module
-from verl.config.derive import engine_count, engines_on_a_node, weight_transfer
+from verl.config.derive import engine_count, max_engines_per_node, resolve_weight_transfer
 from verl.config.memory import (
     GIB,
     PolicySize,
     cpu_node_bytes,
+    estimate_store_gb,
     gpu_node_bytes,
     memory_problems,
-    micro_tokens,
-    play_bytes,
-    store_gb,
+    micro_batch_tokens,
+    rollout_bytes,
     update_bytes,
 )
 from verl.config.plan import Facts, gather_facts, make_plan
@@ -52,10 +52,10 @@ def test_ranks_that_compute_a_row_together_hold_a_part_of_it():
     alone = config(*rows)
     together = config(*rows, f"{key}.ulysses_sequence_parallel_size=4")
     row = alone.data.max_prompt_length + alone.data.max_response_length
-    assert micro_tokens(alone) == 2 * row
-    assert micro_tokens(together) == -(-2 * row // 4)
+    assert micro_batch_tokens(alone) == 2 * row
+    assert micro_batch_tokens(together) == -(-2 * row // 4)
     # By tokens, a micro-batch holds as many more as there are ranks to compute it.
-    assert micro_tokens(config(f"{key}.ulysses_sequence_parallel_size=4")) == 16384
+    assert micro_batch_tokens(config(f"{key}.ulysses_sequence_parallel_size=4")) == 16384
 
 
 def test_joint_ranks_are_of_one_node_and_compile_nothing():
@@ -72,9 +72,9 @@ def test_joint_ranks_are_of_one_node_and_compile_nothing():
 
 def test_an_engine_plays_beside_weights_and_moments():
     held = (12 + 4) * P / RANKS
-    assert play_bytes(config(), LARGE, 80 * GIB) == held + 0.5 * 80 * GIB
+    assert rollout_bytes(config(), LARGE, 80 * GIB) == held + 0.5 * 80 * GIB
     moved = config(f"{FSDP}.param_offload=true", f"{FSDP}.optimizer_offload=true")
-    assert play_bytes(moved, LARGE, 80 * GIB) == 4 * P / RANKS + 0.5 * 80 * GIB
+    assert rollout_bytes(moved, LARGE, 80 * GIB) == 4 * P / RANKS + 0.5 * 80 * GIB
 
 
 def test_a_node_holds_one_copy_of_the_model_while_it_loads():
@@ -107,9 +107,9 @@ def test_a_save_copies_weights_and_moments_into_host_memory():
 
 
 def test_the_object_store_holds_the_weights_as_engines_take_them():
-    assert store_gb(config(), LARGE) == 1.0 + 2 * 7.62
-    assert store_gb(config(f"{ROLLOUT}.dtype=float32"), LARGE) == 1.0 + 4 * 7.62
-    assert store_gb(config(), PolicySize()) == 1.0
+    assert estimate_store_gb(config(), LARGE) == 1.0 + 2 * 7.62
+    assert estimate_store_gb(config(f"{ROLLOUT}.dtype=float32"), LARGE) == 1.0 + 4 * 7.62
+    assert estimate_store_gb(config(), PolicySize()) == 1.0
 
 
 def test_what_fits_is_let_through():
@@ -142,14 +142,14 @@ def test_what_does_not_fit_is_refused_by_the_plan(words, device, host, what):
         layers=LARGE.layers,
         hidden=LARGE.hidden,
     )
-    problems = make_plan(config(*words), facts).problems()
+    problems = make_plan(config(*words), facts).resource_problems()
     assert any(what in problem and "fix: " in problem for problem in problems), problems
 
 
 def test_a_cluster_is_not_judged_by_the_memory_of_the_driver():
     facts = Facts(device="cuda", memory_gb=16.0, parameters=LARGE.parameters)
-    assert make_plan(config(), facts).problems() != []
-    assert make_plan(config("ray_init.address='head:1'"), facts).problems() == []
+    assert make_plan(config(), facts).resource_problems() != []
+    assert make_plan(config("ray_init.address='head:1'"), facts).resource_problems() == []
 
 
 def test_the_smallest_gpu_of_a_machine_counts(monkeypatch):
@@ -181,9 +181,9 @@ def test_flex_attention_is_refused_where_there_is_no_gpu(monkeypatch):
 def test_a_cache_of_a_given_size_stands_beside_the_weights_of_the_engine():
     held = (12 + 4) * P / RANKS
     fixed = config(f"{ROLLOUT}.kv_cache_gb=10")
-    assert play_bytes(fixed, LARGE, 80 * GIB) == held + 2 * P + 10 * GIB
+    assert rollout_bytes(fixed, LARGE, 80 * GIB) == held + 2 * P + 10 * GIB
     spread = config(f"{ROLLOUT}.kv_cache_gb=10", f"{ROLLOUT}.tensor_model_parallel_size=4")
-    assert play_bytes(spread, LARGE, 80 * GIB) == held + 2 * P / 4 + 10 * GIB
+    assert rollout_bytes(spread, LARGE, 80 * GIB) == held + 2 * P / 4 + 10 * GIB
     assert not [text for text in memory_problems(fixed, LARGE, 80.0, None) if "share" in text]
 
 
@@ -207,7 +207,7 @@ def test_engines_take_several_devices_of_a_node_each():
     assert refusals(f"{key}=4") == []
     assert engine_count(config(f"{key}=4"), "cuda") == 2
     assert engine_count(config(f"{key}=4", "trainer.nnodes=2"), "cuda") == 4
-    plan = make_plan(config(f"{key}=4"), Facts(device="cuda", parameters=P)).text()
+    plan = make_plan(config(f"{key}=4"), Facts(device="cuda", parameters=P)).format_text()
     assert "2 engines" in plan and "on 4 GPUs each" in plan
 
 
@@ -256,20 +256,23 @@ def test_engines_with_gpus_of_their_own_are_counted_there_and_take_nothing_of_th
     own = (f"{ROLLOUT}.nnodes=2", f"{ROLLOUT}.n_gpus_per_node=4")
     cfg = config(*own)
     assert refusals(*own) == []
-    assert engine_count(cfg, "cuda") == 8 and engines_on_a_node(cfg, "cuda") == 4
+    assert engine_count(cfg, "cuda") == 8 and max_engines_per_node(cfg, "cuda") == 4
     assert engine_count(config(*own, f"{ROLLOUT}.tensor_model_parallel_size=4"), "cuda") == 2
     assert engine_count(config(f"{ROLLOUT}.nnodes=2"), "cuda") == 16, "as many as there are ranks"
-    assert engine_count(cfg, "cpu") == 1 and weight_transfer(cfg, "cpu") == "store"
-    assert weight_transfer(cfg, "cuda") == "nccl"
-    said = make_plan(cfg, Facts(device="cuda", parameters=P)).text()
+    assert engine_count(cfg, "cpu") == 1 and resolve_weight_transfer(cfg, "cpu") == "store"
+    assert resolve_weight_transfer(cfg, "cuda") == "nccl"
+    said = make_plan(cfg, Facts(device="cuda", parameters=P)).format_text()
     assert "(8 GPUs only for engines)" in said and "by NCCL" in said
     assert "trainer.rollout_overlap=one_step" in said, "else one half waits for the other"
     # On theirs they are alone; an update is alone on the others, whatever overlaps.
-    assert play_bytes(cfg, LARGE, 80 * GIB) == 0.5 * 80 * GIB
+    assert rollout_bytes(cfg, LARGE, 80 * GIB) == 0.5 * 80 * GIB
     overlapped = (*own, "trainer.rollout_overlap=one_step")
     large = f"{ROLLOUT}.kv_cache_gb=30"
     assert list(memory_problems(config(*overlapped, large), LARGE, 60.0, None)) == []
-    assert "note" not in make_plan(config(*overlapped), Facts(device="cuda", parameters=P)).text()
+    assert (
+        "note"
+        not in make_plan(config(*overlapped), Facts(device="cuda", parameters=P)).format_text()
+    )
     shared = memory_problems(config(large, overlapped[-1]), LARGE, 60.0, None)
     assert any("for an update" in text for text in shared)
     (too_large,) = memory_problems(config(*own, f"{ROLLOUT}.kv_cache_gb=50"), LARGE, 60.0, None)
@@ -308,9 +311,9 @@ def test_the_way_of_the_weights_follows_from_device_and_engine():
     }
     for (device, name), way in ways.items():
         cfg = config(f"{ROLLOUT}.name={name}")
-        assert weight_transfer(cfg, device) == way, (device, name)
-        said = make_plan(cfg, Facts(device=device)).text()
+        assert resolve_weight_transfer(cfg, device) == way, (device, name)
+        said = make_plan(cfg, Facts(device=device)).format_text()
         assert ("by CUDA IPC" in said) == (way == "ipc")
         assert ("through the object store" in said) == (way == "store" and device == "cuda")
     forced = config(f"{ROLLOUT}.weight_transfer=store")
-    assert weight_transfer(forced, "cuda") == "store"
+    assert resolve_weight_transfer(forced, "cuda") == "store"

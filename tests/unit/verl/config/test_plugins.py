@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import verl
-from verl.config.load import without_effect
+from verl.config.load import keys_without_effect
 from verl.config.plugins import schema_keys
 from verl.config.schema import PPOConfig, SFTConfig
 from verl.config.settings import ConfigError
@@ -50,7 +50,7 @@ def test_a_plugged_key_stands_only_where_the_section_is_open():
 
 
 def test_a_plugged_key_that_is_set_is_not_taken_for_one_without_effect():
-    assert without_effect(load_config(overrides=["env.levels=true"]), "cpu") == {}
+    assert keys_without_effect(load_config(overrides=["env.levels=true"]), "cpu") == {}
 
 
 def test_the_framework_names_neither_the_method_nor_an_environment():

@@ -111,6 +111,6 @@ def test_defaults_and_names_are_no_code():
 def test_keys_that_sound_like_code_are_marked():
     names = ("trust_remote_code", "external_lib", "functions", "mcp_servers", "runtime_env")
     keys = schema_keys(PPOConfig).values()
-    unmarked = [key.path for key in keys if key.name in names and not key.runs_code]
-    files = [key.path for key in keys if "Python file" in key.doc and not key.runs_code]
+    unmarked = [key.path for key in keys if key.name in names and not key.code_mark]
+    files = [key.path for key in keys if "Python file" in key.help_text and not key.code_mark]
     assert unmarked == files == []

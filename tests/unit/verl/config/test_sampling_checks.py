@@ -3,7 +3,7 @@
 import pytest
 
 from verl.config.load import load_config
-from verl.config.plan_notes import notes
+from verl.config.plan_notes import iterate_plan_notes
 from verl.config.validate import find_problems
 
 VAL = "actor_rollout_ref.rollout.val_kwargs"
@@ -52,5 +52,5 @@ def test_plays_that_differ_and_single_ones_are_not(words):
     ],
 )
 def test_keys_that_change_nothing_are_named(words, named):
-    said = [note for note in notes(config(*words)) if "has no effect" in note]
+    said = [note for note in iterate_plan_notes(config(*words)) if "has no effect" in note]
     assert [note.split()[0] for note in said] == [f"{VAL}.{name}" for name in named]

@@ -4,11 +4,11 @@ import pytest
 
 from verl.config.settings import secret_values
 from verl.config.settings.secret_values import (
-    hide_secrets,
     is_secret_name,
-    masked,
-    masked_text,
-    masked_words,
+    mask_arguments,
+    mask_secrets,
+    mask_text,
+    register_secrets,
 )
 
 
@@ -74,19 +74,19 @@ def test_other_names(name):
     ],
 )
 def test_values(value, shown):
-    assert masked(value) == shown
+    assert mask_secrets(value) == shown
 
 
 def test_command_lines():
     words = ["ray_init.runtime_env={env_vars:{A:x}}", "env.kwargs={api_key: x, size: 3}", "a.b=c"]
     shown = ["ray_init.runtime_env=***", "env.kwargs={api_key: ***, size: 3}", "a.b=c"]
-    assert masked_words(words) == shown
-    assert masked_text("HF_TOKEN=abc data.prompt_key=q") == "HF_TOKEN=*** data.prompt_key=q"
+    assert mask_arguments(words) == shown
+    assert mask_text("HF_TOKEN=abc data.prompt_key=q") == "HF_TOKEN=*** data.prompt_key=q"
 
 
 def test_values_of_secrets_are_masked_wherever_they_stand(monkeypatch):
     monkeypatch.setattr(secret_values, "_hidden", set())
     values = {"HF_TOKEN": "hf_abcdefgh", "API_KEY": "short", "HF_TOKEN_PATH": "/home/me/token"}
-    hide_secrets({"env": [{"env": values}], "pad_token": "<|endoftext|>", "n": 3})
+    register_secrets({"env": [{"env": values}], "pad_token": "<|endoftext|>", "n": 3})
     text = "401 for hf_abcdefgh in a short time; /home/me/token <|endoftext|> 3"
-    assert masked_text(text) == text.replace("hf_abcdefgh", "***")
+    assert mask_text(text) == text.replace("hf_abcdefgh", "***")

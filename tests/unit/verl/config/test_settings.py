@@ -19,8 +19,8 @@ from verl.config.settings import (
     Section,
     Unused,
     keys_of,
-    read,
-    read_or_raise,
+    read_section,
+    read_section_or_raise,
 )
 from verl.config.settings.reading import from_text
 
@@ -55,7 +55,7 @@ class Shore(Section):
 
 
 def lake(section):
-    return read_or_raise(Lake, section, "env.lake")
+    return read_section_or_raise(Lake, section, "env.lake")
 
 
 def test_values_are_taken_and_none_keeps_the_default():
@@ -99,7 +99,9 @@ def test_what_cannot_be_is_named(section, message):
 
 
 def test_every_mistake_is_named_and_what_is_sound_is_kept():
-    reading = read(Shore, {"lake": {"size": 2, "sise": 1, "share": 0.25}, "names": 3, "boats": 2})
+    reading = read_section(
+        Shore, {"lake": {"size": 2, "sise": 1, "share": 0.25}, "names": 3, "boats": 2}
+    )
     assert set(reading.problems) == {"lake.size", "lake.sise", "names"}
     shore = reading.section
     assert shore is not None
@@ -110,7 +112,7 @@ def test_every_mistake_is_named_and_what_is_sound_is_kept():
 
 
 def test_a_value_where_a_section_belongs_is_named():
-    reading = read(Shore, {"lake": "deep"}, "shore")
+    reading = read_section(Shore, {"lake": "deep"}, "shore")
     assert reading.problems["shore.lake"].endswith("set its keys: shore.lake.KEY=...")
 
 
@@ -130,7 +132,7 @@ class Pair(Section):
 
 def test_a_section_that_contradicts_itself_says_which_key():
     with pytest.raises(ConfigError, check=mentions("pair.low=5", 2)):
-        read_or_raise(Pair, {"low": 5}, "pair")
+        read_section_or_raise(Pair, {"low": 5}, "pair")
 
 
 def test_defaults_of_one_instance_are_not_those_of_another():
@@ -142,17 +144,18 @@ def test_defaults_of_one_instance_are_not_those_of_another():
 def test_keys_know_what_help_shows():
     keys = keys_of(Shore, "shore.")
     assert (
-        keys["shore.lake"].is_section and keys["shore.lake.size"].allowed() == "int >= 3 and <= 9"
+        keys["shore.lake"].is_section
+        and keys["shore.lake.size"].describe_allowed() == "int >= 3 and <= 9"
     )
-    assert keys["shore.lake.size"].doc == "cells per side of the lake"
-    assert keys["shore.lake.max_steps"].doc.startswith("steps after which")
-    assert keys["shore.boats"].unused == Unused("nobody rows", "old logbooks")
-    assert keys["shore.boats"].allowed() == "int | None >= 1"
+    assert keys["shore.lake.size"].help_text == "cells per side of the lake"
+    assert keys["shore.lake.max_steps"].help_text.startswith("steps after which")
+    assert keys["shore.boats"].unused_mark == Unused("nobody rows", "old logbooks")
+    assert keys["shore.boats"].describe_allowed() == "int | None >= 1"
 
 
 def test_text_of_files_is_translated_where_another_type_is_wanted():
     written = {"names": "b", "boats": "3", "lake": {"icy": "yes", "url": False, "room": [5, 5]}}
-    shore = read_or_raise(Shore, from_text(written, Shore))
+    shore = read_section_or_raise(Shore, from_text(written, Shore))
     assert shore.names == ["b"] and shore.boats == 3
     assert shore.lake == Lake(icy=True, room=(5, 5))
 
@@ -175,8 +178,10 @@ def test_no_key_takes_a_number_that_is_not_finite(schema, written):
     keys = [key for key in keys_of(schema).values() if not key.is_section]
     tried = 0
     for key in keys:
-        kind = next((k for k in places if key.shape.words.removesuffix(" | None") == k), None)
-        if kind is None or key.unused:
+        kind = next(
+            (k for k in places if key.value_type.type_name.removesuffix(" | None") == k), None
+        )
+        if kind is None or key.unused_mark:
             continue
         value = float(written)
         for given in (written, value) if kind == "float" else ([value],) * (kind[0] == "l"):
@@ -184,6 +189,6 @@ def test_no_key_takes_a_number_that_is_not_finite(schema, written):
             values = {name: given}
             for parent in reversed(parents):
                 values = {parent: values}
-            assert list(read(schema, from_text(values, schema)).problems) == [key.path]
+            assert list(read_section(schema, from_text(values, schema)).problems) == [key.path]
         tried += 1
     assert tried > 1

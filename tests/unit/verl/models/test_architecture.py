@@ -15,9 +15,13 @@ from torch import nn
 
 import verl.models.architecture as architecture
 from tests.helpers.refusals import mentions
-from verl.models.architecture import UnsupportedArchitecture, check_architecture, measure
+from verl.models.architecture import (
+    UnsupportedArchitecture,
+    check_architecture,
+    measure_packing_gap,
+)
 from verl.models.backbone import attention_window, last_hidden, output_head
-from verl.models.branch_attention import naive_sequences, pack
+from verl.models.branch_attention import naive_sequences, pack_with_branches
 from verl.models.loader import load_causal_lm, prepare_for_training
 from verl.models.packed_attention import (
     PACKED_ATTENTION,
@@ -190,7 +194,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
 
 def scores(model, rows, branches):
     """Log-probs of all next tokens of rows and branches in one packed pass, as training scores."""
-    packed = pack(rows, branches)
+    packed = pack_with_branches(rows, branches)
     targets = []
     for tokens, first in zip(rows, packed.offsets, strict=True):
         targets.append(Targets(torch.arange(first, first + len(tokens) - 1), tokens[1:]))
@@ -250,14 +254,16 @@ def test_is_refused_with_its_reason(name):
 @pytest.mark.parametrize("name", ["falcon-h1", "lfm2", "gemma2", "cohere", "granite, scaled"])
 def test_what_is_refused_by_name_measures_wrong(name):
     """The names are no prejudice."""
-    assert measure(build(REFUSED[name][0]())) > 10 * architecture.TOLERANCES[torch.float32]
+    assert (
+        measure_packing_gap(build(REFUSED[name][0]())) > 10 * architecture.TOLERANCES[torch.float32]
+    )
 
 
 @pytest.mark.parametrize("name", ["mamba", "rwkv", "bloom", "qwen3-next"])
 def test_what_does_not_ask_packed_attention_is_noticed_without_a_name(name):
     """Also where untrained weights would hide it."""
     with pytest.raises(UnsupportedAttention, check=mentions("AttentionInterface")):
-        measure(build(REFUSED[name][0](), std=1e-4))
+        measure_packing_gap(build(REFUSED[name][0](), std=1e-4))
 
 
 @pytest.mark.parametrize(
@@ -340,7 +346,7 @@ def test_the_window_that_a_config_names(config, window):
 
 def test_a_window_that_only_the_mask_knows_is_kept_too():
     model = prepare_for_training(build(RIGHT["llama"]()))
-    packed = pack([torch.arange(9)])
+    packed = pack_with_branches([torch.arange(9)])
     given = (model.base_model, packed.input_ids, packed.position_ids, packed.layout)
     assert last_hidden(*given, window=9).shape == (9, 32)
     with pytest.raises(UnsupportedAttention, check=mentions(8)):
@@ -382,7 +388,7 @@ def test_adapters_start_as_they_would_without_the_check(tmp_path, monkeypatch):
 
 
 def test_a_vocabulary_of_two_is_enough():
-    assert measure(build(hf.LlamaConfig(**{**SIZES, "vocab_size": 2}))) < 1e-4
+    assert measure_packing_gap(build(hf.LlamaConfig(**{**SIZES, "vocab_size": 2}))) < 1e-4
 
 
 def test_without_weights_nothing_is_measured():
@@ -414,9 +420,9 @@ def test_weights_that_are_no_numbers_are_refused():
 def test_one_draw_of_several_may_be_off(monkeypatch):
     """Nearly tied experts change by rounding: of a right model not in every draw."""
     model = build(RIGHT["qwen3-moe"]())
-    monkeypatch.setattr(architecture, "_difference", lambda lm, draw: [0.3, 1e-6, 0.4][draw])
-    assert measure(model) == 1e-6
-    monkeypatch.setattr(architecture, "_difference", lambda lm, draw: [0.3, 0.2, 0.4][draw])
+    monkeypatch.setattr(architecture, "_log_prob_gap", lambda lm, draw: [0.3, 1e-6, 0.4][draw])
+    assert measure_packing_gap(model) == 1e-6
+    monkeypatch.setattr(architecture, "_log_prob_gap", lambda lm, draw: [0.3, 0.2, 0.4][draw])
     with pytest.raises(UnsupportedArchitecture, check=mentions("0.2 nats")):
         check_architecture(model)
 

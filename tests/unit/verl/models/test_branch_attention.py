@@ -8,7 +8,7 @@ import verl.models.branch_attention as branch_attention
 from tests.helpers.policy_rows import add_branches, policy_config, random_rows
 from tests.helpers.refusals import mentions
 from tests.helpers.tiny_model import make_tiny_policy
-from verl.models.branch_attention import pack
+from verl.models.branch_attention import pack_with_branches
 from verl.records import Branch, SegmentScore, Span
 from verl.workers.actor import ActorWorker
 from verl.workers.branch_scores import score_branches_naively
@@ -81,7 +81,7 @@ def test_branches_equal_separate_forwards(policy, monkeypatch, limits, block):
 def test_naive_reference_agrees(policy):
     worker, data = worker_of(policy), add_branches(random_rows(seed=3))
     found = worker.compute_log_prob(data).non_tensor_batch["branch_scores"]
-    assert_same_records(found, score_branches_naively(worker.engine, data))
+    assert_same_records(found, score_branches_naively(worker.train_engine, data))
 
 
 def test_rows_are_not_changed_by_their_branches(policy):
@@ -123,7 +123,7 @@ def test_a_branch_that_repeats_the_row_scores_like_the_row(policy):
 def test_branches_keep_their_order_and_positions():
     row = torch.arange(10, 16)
     branches = [Branch(4, [1, 2]), Branch(2, [3]), Branch(4, [4, 5, 6])]
-    packed = pack([torch.arange(3), row], [[], branches])
+    packed = pack_with_branches([torch.arange(3), row], [[], branches])
     assert packed.offsets == [0, 3] and packed.branch_offsets[0] == []
     for branch, first in zip(branches, packed.branch_offsets[1], strict=True):
         own = slice(first, first + len(branch.token_ids))
@@ -139,7 +139,7 @@ def test_branches_keep_their_order_and_positions():
 @pytest.mark.parametrize("start", [0, 7, -1])
 def test_branches_outside_their_row_are_refused(start):
     with pytest.raises(ValueError, check=mentions("1..6")):
-        pack([torch.arange(6)], [[Branch(start, [1])]])
+        pack_with_branches([torch.arange(6)], [[Branch(start, [1])]])
 
 
 def test_spans_and_targets_outside_are_refused(policy):

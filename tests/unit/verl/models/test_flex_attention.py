@@ -8,7 +8,7 @@ from torch.nn.attention import flex_attention as library
 
 from tests.helpers.policy_rows import add_branches, policy_config, random_rows
 from tests.helpers.tiny_model import make_tiny_policy
-from verl.models.branch_attention import pack
+from verl.models.branch_attention import pack_with_branches
 from verl.models.flex_attention import (
     packed_flex_attention,
     with_block_mask,
@@ -31,7 +31,7 @@ def packed(long=False):
         [],
         [Branch(1, [7, 8]), Branch(4, list(range(60)))],
     ]
-    return pack(rows, branches)
+    return pack_with_branches(rows, branches)
 
 
 def inputs(tokens):
@@ -66,7 +66,7 @@ def test_outputs_and_gradients_are_those_of_packed_attention(gradients_on_cpu, l
 
 def test_a_token_sees_its_row_or_the_prefix_and_its_branch():
     """Row 0 of three tokens with a branch at 2, row 1 of two with one at 1."""
-    layout = pack(
+    layout = pack_with_branches(
         [torch.arange(3), torch.arange(2)], [[Branch(2, [5, 6])], [Branch(1, [7])]]
     ).layout
     mask = with_block_mask(layout, CPU).flex
@@ -87,7 +87,7 @@ def test_a_token_sees_its_row_or_the_prefix_and_its_branch():
 
 def test_blocks_between_which_nothing_is_seen_are_skipped():
     rows = [torch.arange(256), torch.arange(256)]
-    mask = with_block_mask(pack(rows).layout, CPU).flex
+    mask = with_block_mask(pack_with_branches(rows).layout, CPU).flex
     assert mask is not None
     assert mask.to_dense()[0, 0].tolist() == [
         [1, 0, 0, 0],

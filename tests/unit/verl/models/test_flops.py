@@ -12,8 +12,8 @@ from tests.helpers.policy_rows import random_rows
 from tests.helpers.tiny_model import make_tiny_policy
 from verl.models.flops import ModelFlops, Work, model_flops
 from verl.models.loader import load_causal_lm, new_causal_lm
-from verl.models.policy import PolicyModel, value_model_from
-from verl.utils.peaks import PEAK_TFLOPS, peak_tflops
+from verl.models.policy import PolicyModel, load_value_model
+from verl.utils.device_peaks import PEAK_TFLOPS, find_peak_tflops
 from verl.workers.rows import Rows
 
 
@@ -37,8 +37,8 @@ def test_rows_ask_for_their_tokens_their_sampled_ones_and_what_these_see():
     first, last = rows.lengths[0], rows.lengths[2]
     sampled = int(rows.mask[0].sum() + rows.mask[2].sum())
     pairs = first * (first + 1) // 2 + last * (last + 1) // 2
-    assert rows.work([0, 2]) == Work(first + last, sampled, pairs)
-    assert rows.work([]) == Work()
+    assert rows.count_work([0, 2]) == Work(first + last, sampled, pairs)
+    assert rows.count_work([]) == Work()
 
 
 def counted(module, rows, backward):
@@ -60,12 +60,12 @@ def counted(module, rows, backward):
 
 
 @pytest.mark.parametrize("backward", [False, True])
-@pytest.mark.parametrize("make", [load_causal_lm, value_model_from])
+@pytest.mark.parametrize("make", [load_causal_lm, load_value_model])
 def test_torch_counts_the_same(policy, make, backward):
     made = make(policy)
     module = PolicyModel(made) if make is load_causal_lm else made
     rows = Rows(random_rows(rows=3))
-    work = rows.work([0, 1, 2])
+    work = rows.count_work([0, 1, 2])
     square = replace(work, pairs=sum(length**2 for length in rows.lengths))
     flops = model_flops(module)
     expected = flops.update(square) if backward else flops.forward(square)
@@ -77,7 +77,7 @@ def test_adapters_cost_a_forward_and_the_gradient_of_their_inputs(policy):
     """All but the first layer's gradients of its inputs, which are frozen, and counted here."""
     module = PolicyModel(load_causal_lm(policy, lora_rank=4))
     rows = Rows(random_rows(rows=3))
-    work = rows.work([0, 1, 2])
+    work = rows.count_work([0, 1, 2])
     square = replace(work, pairs=sum(length**2 for length in rows.lengths))
     flops = model_flops(module)
     assert 0 < flops.trained < 0.3 * flops.weights and flops.trained_head == 0
@@ -85,7 +85,7 @@ def test_adapters_cost_a_forward_and_the_gradient_of_their_inputs(policy):
     found = counted(module, rows, backward=True)
     unread = sum(
         weight.numel()
-        for name, weight in module.blocks[0].named_parameters()
+        for name, weight in module.sharded_layers[0].named_parameters()
         if "self_attn" in name
         and weight.dim() == 2
         and "o_proj" not in name
@@ -111,7 +111,7 @@ def test_of_a_mixture_a_token_meets_a_few_experts(backward):
     )
     lm.set_experts_implementation("eager")  # torch counts no grouped products
     rows = Rows(random_rows(rows=3))
-    work = rows.work([0, 1, 2])
+    work = rows.count_work([0, 1, 2])
     square = replace(work, pairs=sum(length**2 for length in rows.lengths))
     flops = model_flops(PolicyModel(lm))
     expected = flops.update(square) if backward else flops.forward(square)
@@ -133,5 +133,5 @@ def test_of_a_mixture_a_token_meets_a_few_experts(backward):
     ],
 )
 def test_peaks_are_those_of_whole_names(device, peak):
-    assert peak_tflops(device) == peak
-    assert all(peak_tflops(f"NVIDIA {name}") == value for name, value in PEAK_TFLOPS.items())
+    assert find_peak_tflops(device) == peak
+    assert all(find_peak_tflops(f"NVIDIA {name}") == value for name, value in PEAK_TFLOPS.items())

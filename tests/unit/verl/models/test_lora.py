@@ -8,7 +8,7 @@ from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, GPT2Config, Qwen2Config
 
 from tests.helpers.refusals import mentions
-from verl.models.export import hf_names, tied_names
+from verl.models.export import tied_names, to_hf_names
 from verl.models.lora import UnsupportedTargets, add_lora, lora_scales, merge_lora
 
 SMALL: dict[str, Any] = {
@@ -70,7 +70,7 @@ def test_merged_weights_are_those_of_peft(kind, targets):
             if ".lora_" in name:
                 weight.copy_(torch.randn(weight.shape))
     state = {f"lm.{name}": weight.data for name, weight in ours.named_parameters()}
-    merged = hf_names(state, "lm.", lora_scales(ours), tied_names(ours))
+    merged = to_hf_names(state, "lm.", lora_scales(ours), tied_names(ours))
     theirs = get_peft_model(
         model_of(kind),
         LoraConfig(
@@ -135,4 +135,4 @@ def test_an_adapted_weight_without_its_adapter_is_an_error(lacking):
 
 def test_a_weight_outside_of_the_model_is_an_error():
     with pytest.raises(ValueError, check=mentions("value_head")):
-        hf_names({"lm.a": torch.ones(1), "value_head.weight": torch.ones(1)}, "lm.", {}, set())
+        to_hf_names({"lm.a": torch.ones(1), "value_head.weight": torch.ones(1)}, "lm.", {}, set())

@@ -89,9 +89,9 @@ def test_logits_exist_in_pieces_forward_and_backward(monkeypatch, dtype):
         head, hidden = head_and_hidden(dtype)
         with Widest() as widest:
             scores = scores_from_hidden(head, hidden, targets)
-            (scores.log_probs.sum() + scores.asked_entropy.square().sum()).backward()
+            (scores.log_probs.sum() + scores.required_entropy.square().sum()).backward()
         assert widest.rows == rows
-        results.append((scores.log_probs, scores.asked_entropy, hidden.grad))
+        results.append((scores.log_probs, scores.required_entropy, hidden.grad))
     torch.testing.assert_close(*results)
 
 
@@ -102,7 +102,7 @@ def test_entropies_that_nobody_asked_for_are_not_there():
     both = scores_from_hidden(head, hidden, Targets(places, tokens, 0.7))
     alone = scores_from_hidden(head, hidden, Targets(places, tokens, 0.7, with_entropy=False))
     assert torch.equal(both.log_probs, alone.log_probs)
-    assert both.asked_entropy is both.entropy
+    assert both.required_entropy is both.entropy
     assert alone.entropy is None and alone.choice_entropy is None
     with pytest.raises(ValueError, check=mentions("with_entropy=True")):
-        alone.asked_entropy  # noqa: B018
+        alone.required_entropy  # noqa: B018

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, Qwen3MoeConfig
 from tests.helpers.refusals import mentions
 from tests.helpers.tiny_model import make_tiny_policy
 from verl.models.loader import load_causal_lm, read_config
-from verl.models.policy import value_model_from
+from verl.models.policy import load_value_model
 from verl.models.weights import UnusableWeights, check_weights, load_weights
 
 FILE = "model.safetensors"
@@ -187,7 +187,7 @@ def test_damage_is_refused_with_the_names(policy, damage):
     make, why = DAMAGE[damage]
     make(policy)
     with pytest.raises(UnusableWeights) as refused:
-        check_weights(policy, read_config(policy), said="model.path='x'")
+        check_weights(policy, read_config(policy), setting="model.path='x'")
     message = str(refused.value)
     assert message.startswith("model.path='x': ") and why in message
     assert "; allowed: " in message and "; fix: " in message
@@ -234,7 +234,7 @@ def test_a_critic_needs_the_backbone_alone(tmp_path):
     tensors(replace_head)(directory)
     described = read_config(directory)
     check_weights(directory, described, use="value")
-    assert value_model_from(directory).head_weight.abs().max() == 0
+    assert load_value_model(directory).head_weight.abs().max() == 0
     with pytest.raises(UnusableWeights, check=mentions("lm_head.weight", "score.weight")):
         check_weights(directory, described)
     tensors(lambda weights: weights.pop(QUERY))(directory)

@@ -117,13 +117,13 @@ def test_a_checkpoint_counts_when_what_it_claims_is_written(batch, journal, held
     trainer.save()
     assert calls[-1][0] == "save"
     journal.log_step(2, {})
-    assert checkpoints._under_way is not None
+    assert checkpoints._running_save is not None
     with pytest.raises(TimeoutError):
-        checkpoints._under_way[1].result(0.2)
-    assert checkpoints.steps() == {}
+        checkpoints._running_save[1].get_result(0.2)
+    assert checkpoints.find_checkpoints() == {}
     held_up.set()
     checkpoints.wait(60)
-    assert list(checkpoints.steps()) == [1]
+    assert list(checkpoints.find_checkpoints()) == [1]
     assert journal.run.rollout_path(1).exists()
     assert 1 in [record["step"] for record in jsonl.read(journal.run.metrics_path)]
     journal.finish()

@@ -25,9 +25,9 @@ from verl.record.report.axes import Scale, format_number, log_ticks, nice_ticks,
 from verl.record.report.cards import format_duration
 from verl.record.report.charts import MAX_POINTS, Chart, Series, draw_svg, smooth_values
 from verl.record.report.episodes import pick_success_and_failure, read_trajectories
-from verl.record.report.plays import RolloutFile, pack_file, select_within_budget
 from verl.record.report.run_data import load_run
-from verl.report_sections import contributions
+from verl.record.report.trajectory_chunks import RolloutFile, pack_file, select_within_budget
+from verl.report_sections import load_contributions
 from verl.utils import jsonl
 
 ROOT = Path(__file__).resolve().parents[4]
@@ -304,7 +304,7 @@ def test_samples_contrast_plays_of_the_same_task():
 
 
 def time_parts(run):
-    return [part.metric for part in figures.time_parts(run, contributions())]
+    return [part.metric for part in figures.time_parts(run, load_contributions())]
 
 
 def test_parts_measured_inside_playing_are_not_counted_twice(tmp_path):

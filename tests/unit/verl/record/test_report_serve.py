@@ -154,7 +154,7 @@ def test_its_own_names_are_answered(server, host):
 def test_without_being_asked_it_listens_to_this_machine_alone(run_dir):
     with LiveServer(run_dir, port=0) as server:
         assert server.server_address[0] == "127.0.0.1" and server.local
-        assert server.address == f"http://127.0.0.1:{server.server_address[1]}/{server.key}/"
+        assert server.page_url == f"http://127.0.0.1:{server.server_address[1]}/{server.key}/"
     with LiveServer(run_dir, host="0.0.0.0", port=0) as server:
         assert not server.local
 

@@ -177,10 +177,10 @@ def test_a_row_of_all_figures_fits_the_terminal_and_100_columns(width):
 
 def test_figures_that_do_not_fit_are_the_last_ones():
     figures = {"held-out success": "50.0%", "tokens/episode": "210", "s/step": "2.3"}
-    header, row = StepTable(100).lines(3, figures)
+    header, row = StepTable(100).format_step(3, figures)
     assert header == ["      held-out  tokens/        ", "step   success  episode  s/step"]
     assert row == "   3     50.0%      210     2.3"
-    header, row = StepTable(23).lines(3, figures)
+    header, row = StepTable(23).format_step(3, figures)
     assert header == ["      held-out  tokens/", "step   success  episode"]
     assert row == "   3     50.0%      210"
 
@@ -188,7 +188,7 @@ def test_figures_that_do_not_fit_are_the_last_ones():
 def test_the_header_comes_again_where_columns_change():
     table = StepTable(100)
     headers = [
-        table.lines(step, figures)[0]
+        table.format_step(step, figures)[0]
         for step, figures in enumerate(
             [{"return": "1"}, {"return": "0.0123"}, {"return": "0.01234"}, {"loss": "1"}]
         )
@@ -212,7 +212,7 @@ def restored_log():
 def test_lines_of_the_log_stand_above_the_bars_of_a_terminal(restored_log, monkeypatch):
     file = io.StringIO()
     console = Console(file=file, force_terminal=True, width=100)
-    monkeypatch.setattr("verl.utils.logging.screen", lambda: console)
+    monkeypatch.setattr("verl.utils.logging.get_console", lambda: console)
     setup_logging()
     with Progress("brewing", 3, "potions", console=console):
         logging.getLogger("verl.test").info("hello")

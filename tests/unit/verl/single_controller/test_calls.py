@@ -8,7 +8,7 @@ from tests.helpers.refusals import mentions
 from verl.single_controller.base import WorkerTimeoutError
 from verl.single_controller.ray import calls, local
 from verl.utils.stacks import STACKS_DIR
-from verl.utils.waits import awaited
+from verl.utils.waits import list_awaited
 
 
 class FakeRay:
@@ -27,7 +27,7 @@ class FakeRay:
     def wait(self, refs: list[int], num_returns: int, timeout: float) -> Any:
         self.waits += 1
         self.timeouts.append(timeout)
-        self.heard.append(awaited())
+        self.heard.append(list_awaited())
         self.looked_at += len(refs)
         if not self.done & set(refs) and timeout and self.rounds:
             self.done |= set(self.rounds.pop(0))
@@ -41,7 +41,9 @@ class FakeRay:
 
 def gather(monkeypatch, fake: FakeRay, count: int, timeout_s: float = 5.0) -> list[int]:
     monkeypatch.setattr(calls, "ray", fake)
-    return calls.gather(list(range(count)), timeout_s, [f"rank {rank}" for rank in range(count)])
+    return calls.gather_results(
+        list(range(count)), timeout_s, [f"rank {rank}" for rank in range(count)]
+    )
 
 
 def test_ranks_that_answer_together_are_looked_at_together(monkeypatch):
@@ -67,7 +69,7 @@ def test_the_watchdog_can_read_who_has_not_answered(monkeypatch):
     gather(monkeypatch, fake, 3)
     assert fake.heard[0] == ["rank 0", "rank 1", "rank 2"]
     assert fake.heard[-1] == ["rank 1"]
-    assert awaited() == []
+    assert list_awaited() == []
 
 
 def test_workers_find_what_the_configuration_says(monkeypatch):
@@ -76,7 +78,7 @@ def test_workers_find_what_the_configuration_says(monkeypatch):
     asked: dict[str, Any] = {}
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     monkeypatch.setattr(ray, "init", lambda address, **options: asked.update(options))
-    monkeypatch.setattr(local, "_facts", lambda *_, **__: {"loopback_only": True})
+    monkeypatch.setattr(local, "_collect_facts", lambda *_, **__: {"loopback_only": True})
     local.init_ray({"address": "head:1", "runtime_env": {"env_vars": {"HF_HOME": "/shared/hf"}}})
     assert asked["runtime_env"] == {"env_vars": {"HF_HOME": "/shared/hf"}}
     asked.clear()
@@ -90,7 +92,7 @@ def test_workers_of_a_cluster_are_told_where_stacks_go(monkeypatch):
     asked: dict[str, Any] = {}
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     monkeypatch.setattr(ray, "init", lambda address, **options: asked.update(options))
-    monkeypatch.setattr(local, "_facts", lambda *_, **__: {"loopback_only": True})
+    monkeypatch.setattr(local, "_collect_facts", lambda *_, **__: {"loopback_only": True})
     monkeypatch.setenv(STACKS_DIR, "/shared/run/logs/stacks")
     given = {"env_vars": {"HF_HOME": "/shared/hf"}}
     local.init_ray({"address": "head:1", "runtime_env": given})

@@ -8,7 +8,7 @@ import pytest
 from ray.exceptions import RayError
 
 from verl.single_controller.ray import stacks
-from verl.utils.stacks import Elsewhere
+from verl.utils.stacks import RemoteStacks
 
 A, B, C, DEAD, HERE = (letter * 56 for letter in "abcde")  # as Ray numbers nodes
 
@@ -55,21 +55,21 @@ class FakeRay:
         return answer
 
 
-def told(monkeypatch, answers: dict[str, Any], folder: Path) -> tuple[Elsewhere, FakeRay]:
+def told(monkeypatch, answers: dict[str, Any], folder: Path) -> tuple[RemoteStacks, FakeRay]:
     fake = FakeRay(answers)
     monkeypatch.setattr(stacks, "ray", fake)
-    return stacks.stacks_of_other_nodes(folder), fake
+    return stacks.collect_stacks_of_other_nodes(folder), fake
 
 
 def test_every_other_node_that_is_alive_is_asked(monkeypatch, tmp_path):
     answers = {A: "stacks of a\n", B: RayError("no"), C: None, DEAD: "never asked"}
     heard, fake = told(monkeypatch, answers, tmp_path)
-    text = heard.told
+    text = heard.stacks
     assert fake.asked == [(node, tmp_path) for node in (A, B, C)]
     assert "== node host-a (aaaaaaaa)\nstacks of a\n" in text
     assert "== node host-b (bbbbbbbb)\nit could not be asked: RayError: no\n" in text
     assert "== node host-c (cccccccc)\nit did not answer within" in text
-    assert heard.silent == (
+    assert heard.silent_nodes == (
         "node host-d (dddddddd) is gone",
         "node host-c (cccccccc) does not answer",
     )
@@ -78,4 +78,4 @@ def test_every_other_node_that_is_alive_is_asked(monkeypatch, tmp_path):
 @pytest.mark.parametrize("initialised", [True, False])
 def test_without_other_nodes_there_is_nothing_to_tell(monkeypatch, tmp_path, initialised):
     monkeypatch.setattr(FakeRay, "is_initialized", lambda _: initialised)
-    assert told(monkeypatch, {}, tmp_path)[0] == Elsewhere()
+    assert told(monkeypatch, {}, tmp_path)[0] == RemoteStacks()

@@ -36,17 +36,17 @@ def pool(monkeypatch) -> Any:
 
 
 def test_ranks_go_to_a_node_that_holds_none_of_them_yet(pool):
-    assert pool._unused_node({"CPU": 0.1}, 10) == "large"
+    assert pool._find_unused_node({"CPU": 0.1}, 10) == "large"
     pool._groups = ["large"]
-    assert pool._unused_node({"CPU": 0.1}, 10) == "small", "all of it, rounding aside"
+    assert pool._find_unused_node({"CPU": 0.1}, 10) == "small", "all of it, rounding aside"
     pool._groups = ["large", "small"]
-    assert pool._unused_node({"CPU": 0.1}, 10) is None, "then they share one"
+    assert pool._find_unused_node({"CPU": 0.1}, 10) is None, "then they share one"
 
 
 def test_a_node_has_room_for_all_that_a_rank_asks_for(pool):
-    assert pool._unused_node({"CPU": 0.25, "GPU": 1.0}, 2) == "gpu"
-    assert pool._unused_node({"CPU": 0.25, "GPU": 1.0}, 3) is None
-    assert pool._unused_node({"CPU": 4.0}, 1) is None
+    assert pool._find_unused_node({"CPU": 0.25, "GPU": 1.0}, 2) == "gpu"
+    assert pool._find_unused_node({"CPU": 0.25, "GPU": 1.0}, 3) is None
+    assert pool._find_unused_node({"CPU": 4.0}, 1) is None
 
 
 def test_what_other_pools_hold_is_no_room(pool):
@@ -58,14 +58,14 @@ def test_what_other_pools_hold_is_no_room(pool):
         }
 
     pool.others["engines"] = reserved("CREATED", {"CPU": 1.5}, "large", "large")
-    assert pool._unused_node({"CPU": 0.1}, 10) == "small"
+    assert pool._find_unused_node({"CPU": 0.1}, 10) == "small"
     pool.others["engines"] = reserved("REMOVED", {"CPU": 1.5}, "large", "large")
-    assert pool._unused_node({"CPU": 0.1}, 10) == "large"
+    assert pool._find_unused_node({"CPU": 0.1}, 10) == "large"
     pool.others["engines"] = reserved("CREATED", {"CPU": 0.1}, "large")
-    assert pool._unused_node({"CPU": 0.1}, 10) == "small", (
+    assert pool._find_unused_node({"CPU": 0.1}, 10) == "small", (
         "where nobody is, though it has less room"
     )
-    assert pool._unused_node({"CPU": 0.2}, 10) == "large"
+    assert pool._find_unused_node({"CPU": 0.2}, 10) == "large"
     pool.others["engines"] = reserved("CREATED", {"CPU": 0.1, "GPU": 1.0}, "gpu")
-    assert pool._unused_node({"CPU": 0.1, "GPU": 1.0}, 2) is None
-    assert pool._unused_node({"CPU": 0.1, "GPU": 1.0}, 1) == "gpu"
+    assert pool._find_unused_node({"CPU": 0.1, "GPU": 1.0}, 2) is None
+    assert pool._find_unused_node({"CPU": 0.1, "GPU": 1.0}, 1) == "gpu"

@@ -27,7 +27,11 @@ from verl.single_controller.base import (
     WorkerTimeoutError,
     register,
 )
-from verl.single_controller.base.decorator import Registration, plan_calls, registered_methods
+from verl.single_controller.base.decorator import (
+    Registration,
+    collect_registered_methods,
+    plan_calls,
+)
 from verl.single_controller.ray import (
     RayClassWithInitArgs,
     RayResourcePool,
@@ -35,7 +39,7 @@ from verl.single_controller.ray import (
     create_colocated_worker_cls,
     init_ray,
 )
-from verl.single_controller.ray.local import token_path
+from verl.single_controller.ray.local import find_token_path
 from verl.trainer.ppo.metrics import reduce_metrics
 
 
@@ -229,7 +233,7 @@ def test_ray_listens_on_loopback_with_a_private_token(cluster, group, sockets_be
     assert cluster["started"] and cluster["loopback_only"]
     assert cluster["object_store_gb"] == pytest.approx(0.2)
     assert cluster["num_cpus"] == 4
-    token = token_path()
+    token = find_token_path()
     assert token is not None and stat.S_IMODE(token.stat().st_mode) == 0o600
     assert stat.S_IMODE(Path(cluster["session_dir"]).parent.parent.stat().st_mode) == 0o700
     addresses = listening_addresses(sockets_before)
@@ -405,9 +409,9 @@ def test_colocated_roles_share_processes_but_not_state(pool):
 
 
 def test_a_guest_shares_the_device_it_is_put_on(pool, monkeypatch):
-    assert pool.guest_options(1)["scheduling_strategy"] == "SPREAD", "there is none to share"
+    assert pool.shared_actor_options(1)["scheduling_strategy"] == "SPREAD", "there is none to share"
     monkeypatch.setattr(pool, "_use_gpu", True)
-    options = pool.guest_options(1)
+    options = pool.shared_actor_options(1)
     assert options["num_gpus"] == 0.5 and options["num_cpus"] == 0.5
     assert options["scheduling_strategy"].placement_group_bundle_index == 1
 
@@ -438,7 +442,7 @@ def test_registrations_are_inherited_and_impossible_ones_refused():
         def who(self):
             return 7
 
-    assert registered_methods(Louder)["who"].dispatch_mode is Dispatch.RANK_ZERO
+    assert collect_registered_methods(Louder)["who"].dispatch_mode is Dispatch.RANK_ZERO
     with pytest.raises(ValueError, check=mentions("rank 0")):
         register(Dispatch.DP_COMPUTE_PROTO, execute_mode=Execute.RANK_ZERO)
 

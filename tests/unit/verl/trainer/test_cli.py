@@ -63,9 +63,9 @@ def test_help_lists_configs_sections_and_keys(capsys):
 
 
 def test_default_config_depends_on_whether_a_policy_is_named():
-    assert main_ppo.default_config_name(["env.seed=1"]) == "quickstart"
+    assert main_ppo.choose_config_name(["env.seed=1"]) == "quickstart"
     assert (
-        main_ppo.default_config_name(["env.seed=1", "actor_rollout_ref.model.path=a/b"])
+        main_ppo.choose_config_name(["env.seed=1", "actor_rollout_ref.model.path=a/b"])
         == "ppo_trainer"
     )
 

@@ -11,24 +11,24 @@ from verl.utils.background import BackgroundCall, BackgroundCalls
 def test_the_answer_is_there_when_it_is_asked_for():
     caller = threading.current_thread()
     call = BackgroundCall(threading.current_thread, "asked")
-    assert call.result(60).name == "asked" and call.result(60) is not caller
-    assert call.result(60).daemon, "a process that is stopped does not wait for it"
+    assert call.get_result(60).name == "asked" and call.get_result(60) is not caller
+    assert call.get_result(60).daemon, "a process that is stopped does not wait for it"
 
 
 def test_an_error_is_raised_where_the_answer_is_asked_for():
     call = BackgroundCall(lambda: {}["missing"], "asked")
     for _ in range(2):
         with pytest.raises(KeyError, match="missing"):
-            call.result(60)
+            call.get_result(60)
 
 
 def test_a_call_that_goes_on_is_named():
     may_end = threading.Event()
     call = BackgroundCall(lambda: may_end.wait(60), "slow")
     with pytest.raises(TimeoutError, check=mentions("slow", "0.01 s")):
-        call.result(0.01)
+        call.get_result(0.01)
     may_end.set()
-    assert call.result(60) is True
+    assert call.get_result(60) is True
 
 
 def fail() -> None:
@@ -36,7 +36,7 @@ def fail() -> None:
 
 
 def test_calls_are_made_in_their_order_and_waited_for():
-    calls = BackgroundCalls("writing", most=2, timeout_s=60)
+    calls = BackgroundCalls("writing", max_waiting=2, timeout_s=60)
     made: list[int] = []
     for number in range(20):
         calls.add(lambda number=number: made.append(number))
@@ -49,7 +49,7 @@ def test_calls_are_made_in_their_order_and_waited_for():
 
 def test_no_more_than_a_few_wait():
     may_end = threading.Event()
-    calls = BackgroundCalls("writing", most=2, timeout_s=0.05)
+    calls = BackgroundCalls("writing", max_waiting=2, timeout_s=0.05)
     begun = threading.Event()
     calls.add(lambda: begun.set() or may_end.wait(60))
     assert begun.wait(60)
@@ -63,7 +63,7 @@ def test_no_more_than_a_few_wait():
 
 
 def test_after_an_error_nothing_is_done_and_everybody_hears_of_it():
-    calls = BackgroundCalls("writing", most=3, timeout_s=60)
+    calls = BackgroundCalls("writing", max_waiting=3, timeout_s=60)
     made: list[str] = []
     may_fail = threading.Event()
     calls.add(lambda: may_fail.wait(60) and fail())

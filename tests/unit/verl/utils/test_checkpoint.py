@@ -33,9 +33,9 @@ def saved_steps(manager):
 
 def test_saved_state_and_files_come_back(tmp_path):
     manager = CheckpointManager(tmp_path / "checkpoints")
-    assert manager.latest_valid() is None
+    assert manager.find_latest_valid() is None
     path = manager.save(3, write(b"abc"), {"epoch": 1, "rng": [1, 2]})
-    assert path == manager.latest_valid() == tmp_path / "checkpoints" / "global_step_3"
+    assert path == manager.find_latest_valid() == tmp_path / "checkpoints" / "global_step_3"
     assert (path / "actor" / "weights.bin").read_bytes() == b"abc"
     assert manager.load_state() == manager.load_state(path) == {"epoch": 1, "rng": [1, 2]}
     manifest = verify_checkpoint(path)
@@ -48,7 +48,7 @@ def test_newest_is_by_number_and_the_same_step_is_replaced(tmp_path):
     manager = CheckpointManager(tmp_path)
     for step in (9, 10, 2):
         manager.save(step, write(b"old"), {"n": step})
-    assert manager.latest_valid() == tmp_path / "global_step_10"
+    assert manager.find_latest_valid() == tmp_path / "global_step_10"
     manager.save(10, write(b"new"), {"n": 100})
     assert manager.load_state() == {"n": 100}
     assert saved_steps(manager) == [2, 9, 10]
@@ -72,7 +72,7 @@ def test_damaged_checkpoints_are_passed_over_with_a_warning(tmp_path, caplog, da
     manager = CheckpointManager(tmp_path)
     manager.save(1, write(b"abc"), {})
     damage(manager.save(2, write(b"abc"), {"second": True}))
-    assert manager.latest_valid() == tmp_path / "global_step_1"
+    assert manager.find_latest_valid() == tmp_path / "global_step_1"
     assert "global_step_2" in caplog.text and reason in caplog.text
     with pytest.raises(CheckpointError, match=reason):
         manager.load_state(tmp_path / "global_step_2")
@@ -216,12 +216,12 @@ def test_a_manifest_without_a_ranks_file_is_not_valid(tmp_path, caplog):
 
     first = manager.save(1, writer, {})
     second = manager.save(2, writer, {})
-    assert manager.latest_valid() == second
+    assert manager.find_latest_valid() == second
     manifest = json.loads((second / "manifest.json").read_text())
     del manifest["files"]["rank1"]
     (second / "manifest.json").write_text(json.dumps(manifest))
     (second / "rank1").unlink()
-    assert manager.latest_valid() == first
+    assert manager.find_latest_valid() == first
     assert "rank1" in caplog.text and "rank 1 on a" in caplog.text
 
 
@@ -254,11 +254,11 @@ def test_a_checkpoint_is_there_when_all_of_it_is_written(tmp_path):
     manager = CheckpointManager(tmp_path, background=True)
     writer = Held()
     path = manager.save(1, writer, {"n": 1})
-    assert not path.exists() and manager.latest_valid() is None
+    assert not path.exists() and manager.find_latest_valid() is None
     assert [entry.name for entry in tmp_path.iterdir()] == [writer.directory.name]
     writer.may_write.set()
     manager.wait()
-    assert manager.latest_valid() == path and manager.load_state() == {"n": 1}
+    assert manager.find_latest_valid() == path and manager.load_state() == {"n": 1}
     assert verify_checkpoint(path)["writers"] == {"rank 0 on a": ["part"]}
     assert [entry.name for entry in tmp_path.iterdir()] == ["global_step_1"]
 
@@ -304,14 +304,14 @@ def test_closing_gives_a_save_its_time_and_says_what_it_did_not_wait_for(tmp_pat
     manager.save(1, writer, {})
     manager.close(timeout_s=0.01)
     assert "save-1" in caplog.text and "0.01 s" in caplog.text
-    assert manager.latest_valid() is None
+    assert manager.find_latest_valid() is None
     writer.may_write.set()
     quick = Held()
     quick.may_write.set()
     other = CheckpointManager(tmp_path / "other", background=True)
     other.save(2, quick, {})
     other.close()
-    assert list(other.steps()) == [2]
+    assert list(other.find_checkpoints()) == [2]
 
 
 def test_a_run_that_begins_again_keeps_what_it_saves(tmp_path):
@@ -320,7 +320,7 @@ def test_a_run_that_begins_again_keeps_what_it_saves(tmp_path):
     for step in (40, 50):
         manager.save(step, write(b"old"), {"n": "old"})
     (tmp_path / "global_step_60").mkdir()  # torn: left for inspection
-    manager.put_aside_after(0)
+    manager.set_aside_later_checkpoints(0)
     for step in (10, 20, 30):
         assert manager.save(step, write(b"new"), {"n": "new"}).is_dir()
         assert manager.load_state() == {"n": "new"}
@@ -334,7 +334,7 @@ def test_the_step_that_is_resumed_from_stays_and_nothing_put_aside_is_lost(tmp_p
     for payload in (b"first", b"second"):
         for step in (1, 2, 3):
             manager.save(step, write(payload), {})
-        manager.put_aside_after(1)
+        manager.set_aside_later_checkpoints(1)
     assert saved_steps(manager) == [1]
     given_up = tmp_path / "given_up"
     kept = {path.name: (path / "actor" / "weights.bin").read_bytes() for path in given_up.iterdir()}

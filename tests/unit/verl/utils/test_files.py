@@ -168,7 +168,7 @@ def test_what_must_stay_is_never_below_a_target(tmp_path, monkeypatch):
 def test_readers_beside_two_writers_find_a_whole_version(tmp_path, monkeypatch, exchange):
     monkeypatch.setattr(files, "flush_to_disk", lambda path: None)
     if not exchange:
-        monkeypatch.setattr(files, "_exchange", lambda one, other: False)
+        monkeypatch.setattr(files, "_exchange_directories", lambda one, other: False)
     target = tmp_path / "policy"
     publish(target, one="start", other="start")
     failed = []

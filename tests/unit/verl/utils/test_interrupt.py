@@ -12,7 +12,7 @@ import pytest
 from verl.record.run_dir import RunDirectory
 from verl.trainer import cli
 from verl.utils.checkpoint import CheckpointManager
-from verl.utils.interrupt import Interruption, sigterm_handler_kept
+from verl.utils.interrupt import Interruption, keep_sigterm_handler
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -54,7 +54,7 @@ def test_a_second_signal_does_not_wait():
 
 def test_a_library_does_not_take_sigterm_away():
     with Interruption() as interruption:
-        with sigterm_handler_kept():
+        with keep_sigterm_handler():
             signal.signal(signal.SIGTERM, lambda *_: sys.exit("the library's"))
         os.kill(os.getpid(), signal.SIGTERM)
     assert interruption.exit_status == 143

@@ -42,7 +42,7 @@ class Place:
 def test_a_line_says_what_a_record_holds(value, line):
     record = {"value": value}
     assert jsonl.dumps(record) == f'{{"value":{line}}}'
-    assert json.loads(jsonl.dumps(record)) == json.loads(json.dumps(jsonl.plain(record)))
+    assert json.loads(jsonl.dumps(record)) == json.loads(json.dumps(jsonl.to_json_types(record)))
 
 
 def test_half_of_a_surrogate_pair_is_told_and_does_not_keep_a_play_from_the_file(tmp_path):

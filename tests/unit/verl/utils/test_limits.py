@@ -27,7 +27,7 @@ def test_a_call_that_hangs_is_ended_and_named():
 
 
 def test_what_swallows_the_first_alarm_gets_another_one(monkeypatch):
-    monkeypatch.setattr("verl.utils.limits.AGAIN_S", 0.05)
+    monkeypatch.setattr("verl.utils.limits.REPEAT_S", 0.05)
     rung = []
     with pytest.raises(TimeLimit), time_limit(0.05, "it"):
         while len(rung) < 2:
@@ -84,7 +84,7 @@ def fail_late():
     "graded", [spin, swallow, cancel, replace_handler, arm_its_own, cancel_and_hang, fail_late]
 )
 def test_the_limit_holds_whatever_the_block_does_to_the_alarm(monkeypatch, graded):
-    monkeypatch.setattr("verl.utils.limits.AGAIN_S", 0.05)
+    monkeypatch.setattr("verl.utils.limits.REPEAT_S", 0.05)
     before = signal.getsignal(signal.SIGALRM)
     left = signal.setitimer(signal.ITIMER_REAL, 1000)
     with pytest.raises(TimeLimit, check=mentions("0.05 s")), time_limit(0.05, "it"):
@@ -96,7 +96,7 @@ def test_the_limit_holds_whatever_the_block_does_to_the_alarm(monkeypatch, grade
 
 @pytest.mark.parametrize("graded", [spin, swallow, fail_late, lambda: time.sleep(0.1)])
 def test_the_limit_holds_in_other_threads(monkeypatch, graded):
-    monkeypatch.setattr("verl.utils.limits.AGAIN_S", 0.05)
+    monkeypatch.setattr("verl.utils.limits.REPEAT_S", 0.05)
     raised = []
 
     def work():

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from verl.config.settings import secret_values
-from verl.utils.logging import PLAIN, MaskingFormatter
+from verl.utils.logging import LINE_FORMAT, MaskingFormatter
 
 SECRET = "hf_abcdefgh1234"
 
@@ -15,7 +15,7 @@ SECRET = "hf_abcdefgh1234"
 @pytest.fixture
 def formatter(monkeypatch):
     monkeypatch.setattr(secret_values, "_hidden", {SECRET})
-    return MaskingFormatter(PLAIN)
+    return MaskingFormatter(LINE_FORMAT)
 
 
 def record(message: str, *args: object, error: Exception | None = None) -> logging.LogRecord:

@@ -17,8 +17,8 @@ from verl.utils.message_rows import (
     MAX_CHARACTERS,
     BadRow,
     DataRow,
-    episode_messages,
-    prompt_messages,
+    read_episode_messages,
+    read_prompt_messages,
     read_table,
 )
 
@@ -33,11 +33,13 @@ def row(**cells):
 
 
 def prompt(value, **cells):
-    return prompt_messages(row(prompt=value, **cells), "prompt", "data.prompt_key")
+    return read_prompt_messages(row(prompt=value, **cells), "prompt", "data.prompt_key")
 
 
 def episode(*messages, **cells):
-    return episode_messages(row(messages=list(messages), **cells), "messages", "data.messages_key")
+    return read_episode_messages(
+        row(messages=list(messages), **cells), "messages", "data.messages_key"
+    )
 
 
 @pytest.mark.parametrize(
@@ -211,7 +213,7 @@ def test_an_episode_that_teaches_nothing_is_refused_with_its_place(messages):
     ],
 )
 def test_cells_are_read_as_json_has_them(value, plain):
-    found = row(cell=value).read("cell")
+    found = row(cell=value).read_cell("cell")
     assert found == plain and type(found) is type(plain)
     json.dumps(found)
 
@@ -219,7 +221,7 @@ def test_cells_are_read_as_json_has_them(value, plain):
 @pytest.mark.parametrize("value", [b"\xff", {"a": {1, 2}}, 1j, object(), ["\udc00"]])
 def test_cells_that_json_cannot_hold_are_refused(value):
     with pytest.raises(BadRow, check=mentions("row 3", "column 'cell'")):
-        row(cell=value).read("cell")
+        row(cell=value).read_cell("cell")
 
 
 def test_objects_may_be_written_as_json():

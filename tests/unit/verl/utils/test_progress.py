@@ -44,7 +44,7 @@ def test_a_line_has_rate_and_time_left(lines):
     clock = Clock()
     with plain(clock) as progress:
         clock.now += 20
-        progress.to(10, "loss 0.300")
+        progress.set_done(10, "loss 0.300")
     assert lines() == ["brewing: 10 of 40 potions, 2 s each, 0:01:00 left, loss 0.300"]
 
 
@@ -53,7 +53,7 @@ def test_lines_are_some_time_apart(lines):
     with plain(clock, total=1000) as progress:
         for _ in range(100):
             clock.now += PERIOD_S / 10
-            progress.add(3)
+            progress.add_done(3)
     assert len(lines()) == 10
     assert lines()[-1] == "brewing: 300 of 1,000 potions, 3/s, 0:03:53 left"
 
@@ -62,7 +62,7 @@ def test_what_is_short_says_nothing(lines):
     clock = Clock()
     with plain(clock) as progress:
         clock.now += PERIOD_S - 1
-        progress.to(40)
+        progress.set_done(40)
     assert lines() == []
 
 
@@ -70,9 +70,9 @@ def test_nothing_is_said_before_the_first_unit(lines):
     clock = Clock()
     with plain(clock, first=7) as progress:
         clock.now += 100
-        progress.to(7)
+        progress.set_done(7)
         assert lines() == []
-        progress.to(8)
+        progress.set_done(8)
     # What was done before took none of this time.
     assert lines() == ["brewing: 8 of 40 potions, 100 s each, 0:53:20 left"]
 
@@ -81,7 +81,7 @@ def test_without_a_total_there_is_no_time_left(lines):
     clock = Clock()
     with plain(clock, total=None) as progress:
         clock.now += 10
-        progress.to(50)
+        progress.set_done(50)
     assert lines() == ["brewing: 50 potions, 5/s"]
 
 
@@ -90,7 +90,7 @@ def test_a_terminal_shows_a_bar_and_no_lines(lines):
     console = terminal()
     with Progress("brewing", 1500, "potions", console=console, clock=clock) as progress:
         clock.now += 30
-        progress.to(1200, "loss 0.300")
+        progress.set_done(1200, "loss 0.300")
         progress.close()
     text = shown(console)
     for part in ("brewing", "━", "1,200/1,500 potions", "40/s", "0:00:08 left", "loss 0.300"):
@@ -104,7 +104,7 @@ def test_parts_may_be_nested():
         Progress("training", 3, "steps", first=1, console=console),
         Progress("playing", 9, "plays", console=console) as part,
     ):
-        part.to(9)
+        part.set_done(9)
         console.print("a line above them")
         deadline = time.monotonic() + 30
         # They are drawn together some times a second.
@@ -117,5 +117,5 @@ def test_parts_may_be_nested():
 def test_a_name_in_brackets_is_shown_as_it_is():
     console = terminal()
     with Progress("[red] potions", 1, "[b]", console=console) as progress:
-        progress.to(1)
+        progress.set_done(1)
     assert "[red] potions" in shown(console) and "1/1 [b]" in shown(console)

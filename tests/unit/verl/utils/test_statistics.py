@@ -8,10 +8,10 @@ import pytest
 from tests.helpers.refusals import mentions
 from verl.utils.statistics import (
     bootstrap_interval,
+    compute_rank_correlation,
+    compute_resampled_means,
     percentile_interval,
-    rank_correlation,
     rate_interval,
-    resampled_means,
 )
 
 
@@ -26,40 +26,42 @@ from verl.utils.statistics import (
     ],
 )
 def test_by_hand(first, second, expected):
-    assert rank_correlation(first, second) == pytest.approx(expected)
+    assert compute_rank_correlation(first, second) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("pair", [([], []), ([1], [2]), ([1, 1], [1, 2]), ([1, 2], [3, 3])])
 def test_without_an_order_there_is_none(pair):
-    assert math.isnan(rank_correlation(*pair))
+    assert math.isnan(compute_rank_correlation(*pair))
 
 
 def test_lists_of_different_lengths_are_refused():
     with pytest.raises(ValueError, check=mentions(2, 1)):
-        rank_correlation([1, 2], [1])
+        compute_rank_correlation([1, 2], [1])
 
 
 def test_a_resample_has_the_same_tasks_in_every_column():
     first = np.array([1.0, 5.0, 25.0])
-    means, others = resampled_means([first, 2 * first], resamples=400)
+    means, others = compute_resampled_means([first, 2 * first], resamples=400)
     assert others.tolist() == (2 * means).tolist()
     # Three of three tasks, each as often as it comes: ten sums.
     sums = {round(3 * mean) for mean in means}
     assert sums == {3, 7, 11, 15, 27, 31, 35, 51, 55, 75}
-    again, elsewhere = (resampled_means([first], resamples=400, seed=seed)[0] for seed in (0, 1))
+    again, elsewhere = (
+        compute_resampled_means([first], resamples=400, seed=seed)[0] for seed in (0, 1)
+    )
     assert again.tolist() == means.tolist() != elsewhere.tolist()
 
 
 def test_an_interval_is_the_middle_of_what_resamples_give():
-    assert percentile_interval(np.arange(101.0), confidence=0.9) == pytest.approx((5.0, 95.0))
+    assert percentile_interval(np.arange(101.0), confidence_level=0.9) == pytest.approx((5.0, 95.0))
     assert percentile_interval(np.arange(201.0)) == pytest.approx((5.0, 195.0))
     values = [0.0, 1.0, 1.0, 5.0]
-    (means,) = resampled_means([values])
+    (means,) = compute_resampled_means([values])
     assert bootstrap_interval(values) == percentile_interval(means)
 
 
 def test_without_tasks_there_is_no_interval():
-    assert resampled_means([[], []]).shape == (2, 0)
+    assert compute_resampled_means([[], []]).shape == (2, 0)
     assert all(math.isnan(bound) for bound in percentile_interval(np.array([])))
 
 

@@ -67,7 +67,7 @@ def test_the_environment_decides_how_threads_wait():
 
 def test_cpus_are_shared_evenly_and_nobody_goes_without(monkeypatch):
     monkeypatch.setattr(threads, "available_cpus", lambda: 8)
-    assert [threads.threads_per_process(n) for n in (1, 2, 3, 8, 9)] == [8, 4, 2, 1, 1]
+    assert [threads.count_threads_per_process(n) for n in (1, 2, 3, 8, 9)] == [8, 4, 2, 1, 1]
 
 
 def test_only_the_cpus_this_process_may_use_count():

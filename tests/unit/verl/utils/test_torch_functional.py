@@ -6,8 +6,9 @@ import torch
 from tests.helpers.refusals import mentions
 from verl.utils import torch_functional as F
 from verl.utils.torch_functional import (
+    compute_subset_entropy,
     entropy_from_logits,
-    last_selected,
+    find_last_selected,
     logprobs_and_entropy_from_logits,
     logprobs_from_logits,
     masked_mean,
@@ -15,7 +16,6 @@ from verl.utils.torch_functional import (
     masked_var,
     masked_whiten,
     pad_sequence_to_length,
-    subset_entropy,
 )
 
 VALUES = torch.tensor([[1.0, 2.0, math.nan], [6.0, 100.0, math.inf]])
@@ -104,7 +104,7 @@ def test_wrong_arguments_are_refused():
 
 def test_subset_entropy_renormalises_over_the_subset():
     logits = torch.tensor([[9.0, 1.0, 1.0, -4.0], [0.0, 30.0, 0.0, 0.0]])
-    assert subset_entropy(logits, torch.tensor([1, 2])).tolist() == pytest.approx(
+    assert compute_subset_entropy(logits, torch.tensor([1, 2])).tolist() == pytest.approx(
         [math.log(2), 0.0], abs=1e-6
     )
 
@@ -117,5 +117,5 @@ def test_padding_and_positions():
 
 
 def test_the_last_selected_position_of_every_row_that_has_one():
-    rows, columns = last_selected(torch.tensor([[0, 1, 1, 0], [0, 0, 0, 0], [0, 0, 0, 1]]))
+    rows, columns = find_last_selected(torch.tensor([[0, 1, 1, 0], [0, 0, 0, 0], [0, 0, 0, 1]]))
     assert rows.tolist() == [0, 2] and columns.tolist() == [2, 3]

@@ -4,11 +4,11 @@ import logging
 import threading
 import time
 
-from verl.utils.waits import logged_wait
+from verl.utils.waits import log_waiting
 
 
 def test_a_long_wait_is_said_at_twice_the_seconds_each_time(caplog):
-    with caplog.at_level(logging.INFO), logged_wait("the first tasks", 0.05):
+    with caplog.at_level(logging.INFO), log_waiting("the first tasks", 0.05):
         deadline = time.monotonic() + 30
         while len(caplog.messages) < 3 and time.monotonic() < deadline:
             time.sleep(0.01)
@@ -17,7 +17,7 @@ def test_a_long_wait_is_said_at_twice_the_seconds_each_time(caplog):
 
 
 def test_a_short_wait_is_not(caplog):
-    with caplog.at_level(logging.INFO), logged_wait("the first tasks", 600.0):
+    with caplog.at_level(logging.INFO), log_waiting("the first tasks", 600.0):
         (waiting,) = [one for one in threading.enumerate() if one.name == "logged wait"]
     waiting.join(60)
     assert not waiting.is_alive() and caplog.messages == []

@@ -19,14 +19,14 @@ from verl.utils import progress, watchdog
 from verl.utils.progress import Progress
 from verl.utils.stacks import (
     STACKS_DIR,
-    Elsewhere,
+    RemoteStacks,
     answer_with_stacks,
+    collect_local_stacks,
     collect_stacks,
-    stacks_of_this_machine,
 )
 from verl.utils.timing import Stopwatch
-from verl.utils.waits import awaited, waiting_for
-from verl.utils.watchdog import EXIT_STATUS, GRACE_S, NAMED, Stalled, Watchdog
+from verl.utils.waits import list_awaited, waiting_for
+from verl.utils.watchdog import EXIT_STATUS, GRACE_S, MAX_LABELS, Stalled, Watchdog
 
 ANSWERS = """
 import sys, time
@@ -97,9 +97,9 @@ def clock():
 @pytest.fixture
 def dog(tmp_path, clock, monkeypatch):
     """A watchdog whose looks are those of the test alone."""
-    monkeypatch.setattr(watchdog, "LOOK_S", 600.0)
+    monkeypatch.setattr(watchdog, "POLL_S", 600.0)
     dog = Watchdog(tmp_path, 60.0, 600.0, clock)
-    dog.look()
+    dog.check_progress()
     return dog
 
 
@@ -134,7 +134,7 @@ def child(tmp_path, monkeypatch):
 def pass_time(dog: Watchdog, clock: Clock, seconds: int) -> None:
     for _ in range(seconds):
         clock.now += 1
-        dog.look()
+        dog.check_progress()
 
 
 def said(caplog) -> list[str]:
@@ -145,7 +145,11 @@ def test_what_is_waited_for_is_said_at_doubling_intervals(dog, clock, caplog):
     caplog.set_level(logging.INFO)
     parts = Stopwatch()
     dog.follow(parts)
-    with parts.measure("step"), parts.measure("update_actor"), waiting_for(["rank 0", "rank 1"]):
+    with (
+        parts.measure_part("step"),
+        parts.measure_part("update_actor"),
+        waiting_for(["rank 0", "rank 1"]),
+    ):
         pass_time(dog, clock, 300)
     assert said(caplog) == [
         f"waiting for update_actor for {seconds} s: rank 0, rank 1" for seconds in (60, 120, 240)
@@ -162,10 +166,10 @@ def test_a_run_that_moves_is_left_alone(dog, clock, sent, caplog, moves):
         if moves == "stage":
             dog.enter(f"stage {turn}")
         elif moves == "part":
-            with parts.measure("gen"):
+            with parts.measure_part("gen"):
                 pass
         else:
-            progress.add()
+            progress.add_done()
         pass_time(dog, clock, 50)
     progress.close()
     assert sent == [] and said(caplog) == []
@@ -173,16 +177,20 @@ def test_a_run_that_moves_is_left_alone(dog, clock, sent, caplog, moves):
 
 def test_a_part_that_fails_is_no_longer_under_way():
     parts = Stopwatch()
-    with pytest.raises(OSError, match="disk"), parts.measure("step"), parts.measure("save"):
-        assert parts.under_way == ["step", "save"]
+    with (
+        pytest.raises(OSError, match="disk"),
+        parts.measure_part("step"),
+        parts.measure_part("save"),
+    ):
+        assert parts.running_parts == ["step", "save"]
         raise OSError("disk")
-    assert parts.under_way == [] and parts.changes == 4
+    assert parts.running_parts == [] and parts.changes == 4
 
 
 def test_progress_that_stands_still_is_no_movement(dog, clock, sent):
     progress = Progress("brewing", 100, "potions", first=3)
     for _ in range(13):
-        progress.to(3)
+        progress.set_done(3)
         pass_time(dog, clock, 50)
     progress.close()
     assert sent == [signal.SIGINT]
@@ -210,7 +218,7 @@ def test_a_disk_that_fails_keeps_no_stalled_run_alive(tmp_path, sent, monkeypatc
 
     failed: list[int] = []
     monkeypatch.setattr(f"verl.utils.watchdog.{broken}", fails)
-    monkeypatch.setattr(watchdog, "LOOK_S", 0.05)
+    monkeypatch.setattr(watchdog, "POLL_S", 0.05)
     monkeypatch.setattr(watchdog, "GRACE_S", 600.0)
     with pytest.raises(Stalled, check=mentions("start")), Watchdog(tmp_path, 60.0, 0.1):
         while not sent:
@@ -222,7 +230,7 @@ def test_a_disk_that_fails_keeps_no_stalled_run_alive(tmp_path, sent, monkeypatc
 def test_without_a_deadline_nothing_is_ended(tmp_path, clock, sent, caplog):
     caplog.set_level(logging.INFO)
     patient = Watchdog(tmp_path, 60.0, None, clock)
-    patient.look()
+    patient.check_progress()
     pass_time(patient, clock, 4000)
     assert sent == []
     assert said(caplog)[-1] == "waiting for start for 3840 s"
@@ -230,9 +238,9 @@ def test_without_a_deadline_nothing_is_ended(tmp_path, clock, sent, caplog):
 
 def test_a_long_list_is_cut(dog, clock, caplog):
     caplog.set_level(logging.INFO)
-    with waiting_for([f"rank {number}" for number in range(NAMED + 3)]):
+    with waiting_for([f"rank {number}" for number in range(MAX_LABELS + 3)]):
         pass_time(dog, clock, 60)
-    assert said(caplog)[0].endswith(f"rank {NAMED - 1} and 3 more")
+    assert said(caplog)[0].endswith(f"rank {MAX_LABELS - 1} and 3 more")
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), ConnectionError("a peer is gone"), None])
@@ -260,7 +268,7 @@ def started(request):
 
 
 def test_a_wait_of_the_main_thread_is_interrupted(started, tmp_path, monkeypatch):
-    monkeypatch.setattr(watchdog, "LOOK_S", 0.05)
+    monkeypatch.setattr(watchdog, "POLL_S", 0.05)
     waited = []
     with pytest.raises(Stalled, check=mentions("start")), Watchdog(tmp_path, 60.0, 0.1):
         waited.append(threading.Event().wait(60))
@@ -304,7 +312,7 @@ def test_a_driver_that_moves_is_left_alone_by_the_guard(tmp_path):
 
 def test_the_guard_goes_with_its_driver(child):
     process = child(
-        "from verl.utils.guard import Guard; import time; guard = Guard(600.0); "
+        "from verl.utils.driver_guard import Guard; import time; guard = Guard(600.0); "
         "print('ready', flush=True); time.sleep(600)"
     )
     (guard,) = psutil.Process(process.pid).children()
@@ -314,7 +322,7 @@ def test_the_guard_goes_with_its_driver(child):
 
 
 def test_movement_of_a_process_that_was_started_is_seen(dog, clock, sent, tmp_path, monkeypatch):
-    monkeypatch.setattr(progress, "_told", [])
+    monkeypatch.setattr(progress, "_heartbeat_files", [])
     (tmp_path / "stacks").mkdir()
     monkeypatch.setenv(STACKS_DIR, str(tmp_path / "stacks"))
     child = (
@@ -330,30 +338,30 @@ def test_movement_of_a_process_that_was_started_is_seen(dog, clock, sent, tmp_pa
 
 
 def test_nothing_is_reported_where_nobody_watches(monkeypatch):
-    monkeypatch.setattr(progress, "_told", [])
+    monkeypatch.setattr(progress, "_heartbeat_files", [])
     monkeypatch.delenv(STACKS_DIR, raising=False)
-    progress.report_moves()
+    progress.report_heartbeats()
     monkeypatch.setenv(STACKS_DIR, "/nowhere/at/all")
-    progress.report_moves()
-    assert progress._told == []
+    progress.report_heartbeats()
+    assert progress._heartbeat_files == []
 
 
 def test_a_part_of_a_watched_run_has_no_watchdog_of_its_own(tmp_path, monkeypatch):
     monkeypatch.delenv(STACKS_DIR, raising=False)
-    with watchdog.watched(tmp_path, 60.0, 600.0) as enter:
-        assert enter is not progress.move
-        with watchdog.watched(tmp_path / "inner", 60.0, 600.0) as inner:
-            before = progress.moves()
+    with watchdog.watch_run(tmp_path, 60.0, 600.0) as enter:
+        assert enter is not progress.record_heartbeat
+        with watchdog.watch_run(tmp_path / "inner", 60.0, 600.0) as inner:
+            before = progress.count_heartbeats()
             inner("episodes")
-            assert progress.moves() == before + 1
+            assert progress.count_heartbeats() == before + 1
     assert not (tmp_path / "inner").exists()
 
 
 def test_waits_are_forgotten_when_they_end():
     with waiting_for(["a", "b"]) as left, waiting_for(["c", "b"]):
         left.remove("a")
-        assert awaited() == ["b", "c"]
-    assert awaited() == []
+        assert list_awaited() == ["b", "c"]
+    assert list_awaited() == []
 
 
 def test_a_process_answers_with_its_stacks_and_lives_on(child, tmp_path):
@@ -369,9 +377,9 @@ def test_a_stopped_process_is_named_and_killed(child, tmp_path):
     process.send_signal(signal.SIGSTOP)
     silent = collect_stacks(tmp_path, tmp_path / "all.txt")
     assert len(silent) == 1
-    assert silent[0].described().startswith(f"player (process {process.pid}, stopped, ")
+    assert silent[0].describe_process().startswith(f"player (process {process.pid}, stopped, ")
     assert "it did not answer" in (tmp_path / "all.txt").read_text()
-    watchdog._kill(silent)
+    watchdog._kill_processes(silent)
     assert process.wait(30) == -signal.SIGKILL
 
 
@@ -391,28 +399,28 @@ def test_who_was_started_by_others_is_asked_by_its_machine(child, tmp_path):
     taken = tmp_path / f"{socket.gethostname()}-{os.getpid()}.txt"
     for path in (other, gone, taken):
         path.write_text("somebody\n")
-    told = stacks_of_this_machine(tmp_path)
+    told = collect_local_stacks(tmp_path)
     assert f"== player (process {process.pid}" in told and "in deep_in_thought" in told
     assert told.count("==") == 1 and process.poll() is None
 
 
-HEARD = Elsewhere("\n== node b\nin a kernel\n", ("node c does not answer",))
+HEARD = RemoteStacks("\n== node b\nin a kernel\n", ("node c does not answer",))
 
 
 @pytest.mark.parametrize("answer", [HEARD, None])
 def test_other_machines_are_asked_and_cannot_keep_a_run_from_ending(
     dog, clock, sent, tmp_path, monkeypatch, caplog, answer
 ):
-    monkeypatch.setattr(watchdog, "ELSEWHERE_S", 0.2)
+    monkeypatch.setattr(watchdog, "REMOTE_STACKS_S", 0.2)
     asked: list[Path] = []
 
-    def elsewhere(folder: Path) -> Elsewhere:
+    def elsewhere(folder: Path) -> RemoteStacks:
         asked.append(folder)
         if answer is None:
             threading.Event().wait(600)
-        return answer or Elsewhere()
+        return answer or RemoteStacks()
 
-    dog.ask_also(elsewhere)
+    dog.set_remote_stacks(elsewhere)
     pass_time(dog, clock, 600)
     assert asked == [tmp_path / "stacks"] and sent == [signal.SIGINT]
     written = "".join(path.read_text() for path in tmp_path.glob("stacks-*.txt"))

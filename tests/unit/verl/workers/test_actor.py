@@ -17,7 +17,7 @@ from tests.helpers.tiny_model import make_tiny_policy
 from verl.algos import LOSS_AGG_MODES
 from verl.config.schema.actor import PolicyLossConfig
 from verl.names import POLICY_LOSSES
-from verl.records import ChoiceBonus
+from verl.records import ChoiceEntropyBonus
 from verl.trainer.ppo import core_algos
 from verl.workers import policy_loss
 from verl.workers.actor import ActorWorker
@@ -26,7 +26,7 @@ from verl.workers.engine_state import full_weights
 from verl.workers.mini_batches import mini_batches
 from verl.workers.rows import PADDING_ROWS, Rows
 
-CHOICE = ChoiceBonus((20, 21, 22, 23), weight=0.5, name="level")
+CHOICE = ChoiceEntropyBonus((20, 21, 22, 23), weight=0.5, name="level")
 
 
 @pytest.fixture(scope="module")
@@ -78,12 +78,12 @@ def test_zero_advantages_do_not_move_the_weights(policy):
     worker, data = actor_of(policy, ppo_mini_batches=2, ppo_epochs=2), random_rows()
     still = random_rows()
     still.batch["advantages"] = torch.zeros_like(still.batch["advantages"])
-    before = full_weights(worker.engine)
+    before = full_weights(worker.train_engine)
     metrics = worker.update_actor(still).meta_info["metrics"]
     assert moved(worker, before) == 0.0
     assert metrics["actor/zero_steps"] == metrics["actor/optimizer_steps"] == 4
     worker.update_actor(data)
-    before = full_weights(worker.engine)
+    before = full_weights(worker.train_engine)
     worker.update_actor(still)
     assert moved(worker, before) == 0.0
 
@@ -94,13 +94,13 @@ def test_rows_without_advantage_are_not_computed_and_change_nothing(policy, monk
     """
     data, packs = random_rows(), []
     data.batch["advantages"][[0, 3, 4, 5, 7]] = 0.0
-    pack = Rows.pack
+    pack = Rows.pack_rows
 
     def counted(self, rows, *args):
         packs.append(list(rows))
         return pack(self, rows, *args)
 
-    monkeypatch.setattr(Rows, "pack", counted)
+    monkeypatch.setattr(Rows, "pack_rows", counted)
     found, metrics = gradient_of(actor_of(policy), data, monkeypatch)
     assert sorted(row for rows in packs for row in rows) == [1, 2, 6]
     packs.clear()
@@ -141,7 +141,7 @@ def test_a_mini_batch_without_advantage_is_left_out_where_asked(policy, term):
     data.batch["advantages"][:] = 0.0
     for skips in (False, True):
         worker = actor_of(policy, skip_without_advantage=skips, **term)
-        before = full_weights(worker.engine)
+        before = full_weights(worker.train_engine)
         metrics = worker.update_actor(data).meta_info["metrics"]
         assert (moved(worker, before) == 0.0) == skips
         assert metrics["actor/zero_steps"] == float(skips)
@@ -200,12 +200,14 @@ def test_a_loss_reads_its_settings(policy):
     loss = actor_of(policy, policy_loss=chosen)._policy_loss(data)
     assert loss.params == {"ppo_kl_coef": 0.25}
     mask = data.batch["response_mask"]
-    picker = loss.picker(data, [0, 1, 2])
+    picker = loss.make_picker(data, [0, 1, 2])
     assert picker is not None
-    assert not picker.selects(data.batch["old_log_probs"], data.batch["advantages"], mask).any()
+    assert not picker.select_tokens(
+        data.batch["old_log_probs"], data.batch["advantages"], mask
+    ).any()
     sapo = PolicyLossConfig(loss_mode="sapo")
     loss = actor_of(policy, policy_loss=sapo, tau_pos=0.5)._policy_loss(data)
-    assert loss.params == {"tau_pos": 0.5, "tau_neg": 1.05} and loss.picker(data, [0]) is None
+    assert loss.params == {"tau_pos": 0.5, "tau_neg": 1.05} and loss.make_picker(data, [0]) is None
 
 
 @pytest.mark.parametrize("mode", LOSS_AGG_MODES)
@@ -226,12 +228,14 @@ def test_gradient_is_that_of_the_written_out_loss(policy, monkeypatch, mode):
     }[mode]
     lm = actor_of(policy)
     rows = Rows(data)
-    packed = rows.pack(range(len(rows)))
-    targets = rows.targets(packed, range(len(rows)))
-    scores = lm.engine.module(packed.input_ids, packed.position_ids, packed.layout, [targets])[0]
-    new = rows.unpack(scores.log_probs, range(len(rows)))
+    packed = rows.pack_rows(range(len(rows)))
+    targets = rows.sampled_targets(packed, range(len(rows)))
+    scores = lm.train_engine.module(
+        packed.input_ids, packed.position_ids, packed.layout, [targets]
+    )[0]
+    new = rows.scatter_to_responses(scores.log_probs, range(len(rows)))
     (-(share[:, None] * mask * data.batch["advantages"] * new).sum()).backward()
-    expected = gradients(lm.engine.module)
+    expected = gradients(lm.train_engine.module)
     found, metrics = gradient_of(worker, data, monkeypatch)
     assert_same(found, expected)
     loss = -(share[:, None] * mask * data.batch["advantages"]).sum().item()
@@ -268,7 +272,7 @@ def test_reference_worker_scores_and_does_not_train(policy):
     torch.testing.assert_close(
         found, actor_of(policy).compute_log_prob(data).batch["old_log_probs"]
     )
-    assert not any(p.requires_grad for p in reference.engine.module.parameters())
+    assert not any(p.requires_grad for p in reference.train_engine.module.parameters())
     with pytest.raises(RuntimeError, match="frozen"):
         reference.update_actor(data)
 
@@ -317,11 +321,13 @@ def test_padding_rows_do_not_count(policy, monkeypatch):
 def test_a_poisoned_row_costs_its_step_only(policy):
     worker, data = actor_of(policy, ppo_mini_batches=2), random_rows()
     data.batch["advantages"][0] = float("nan")
-    before = full_weights(worker.engine)
+    before = full_weights(worker.train_engine)
     metrics = worker.update_actor(data).meta_info["metrics"]
     assert metrics["actor/skipped_steps"] == 1 and metrics["actor/optimizer_steps"] == 2
     assert moved(worker, before) > 0
-    assert all(torch.isfinite(tensor).all() for tensor in full_weights(worker.engine).values())
+    assert all(
+        torch.isfinite(tensor).all() for tensor in full_weights(worker.train_engine).values()
+    )
 
 
 def test_advantages_raise_what_they_favour(policy):

@@ -41,8 +41,8 @@ def passes(engine, checkpointing=False):
     engine.module.train(checkpointing)
     found = []
     for index in ([0], [1, 2], [3, 4, 5]):
-        packed = rows.pack(index)
-        targets = [rows.targets(packed, index)]
+        packed = rows.pack_rows(index)
+        targets = [rows.sampled_targets(packed, index)]
         scores = engine.module(packed.input_ids, packed.position_ids, packed.layout, targets)[0]
         engine.backward(scores.log_probs.sum() / len(rows), last=True)
         found.append(scores.log_probs.detach())

@@ -38,7 +38,9 @@ def updated(policy, data):
     """Weights after an update, and its metrics."""
     worker = actor_of(policy, ppo_epochs=2)
     metrics = worker.update_actor(data).meta_info["metrics"]
-    return full_weights(worker.engine), {k: v for k, v in metrics.items() if k.startswith("actor/")}
+    return full_weights(worker.train_engine), {
+        k: v for k, v in metrics.items() if k.startswith("actor/")
+    }
 
 
 def settings(**correction):

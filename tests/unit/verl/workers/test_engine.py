@@ -51,8 +51,8 @@ def engine_of(path, optim=None, **options):
 
 def loss_of(engine, data):
     rows = Rows(data)
-    packed = rows.pack(range(len(rows)))
-    targets = rows.targets(packed, range(len(rows)))
+    packed = rows.pack_rows(range(len(rows)))
+    targets = rows.sampled_targets(packed, range(len(rows)))
     return engine.module(packed.input_ids, packed.position_ids, packed.layout, [targets])[
         0
     ].log_probs.mean()
@@ -156,7 +156,7 @@ def test_state_continues_exactly(policy, tmp_path):
 
     first = engine_of(policy, optim)
     train(first, (0, 1))
-    save_engine(first, tmp_path).files()
+    save_engine(first, tmp_path).wait_for_files()
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "engine.json",
         "rng_rank0.safetensors",
@@ -181,10 +181,10 @@ def test_a_fused_step_is_the_same_step_and_its_state_continues(policy, tmp_path,
         return full_weights(engine)
 
     plain = train(engine_of(policy, OptimConfig(lr=1e-2)), range(3))
-    monkeypatch.setattr(optimizer, "fuses", lambda _: True)
+    monkeypatch.setattr(optimizer, "can_fuse", lambda _: True)
     first = engine_of(policy, OptimConfig(lr=1e-2))
     train(first, range(2))
-    save_engine(first, tmp_path).files()
+    save_engine(first, tmp_path).wait_for_files()
     second = engine_of(policy, OptimConfig(lr=1e-2))
     load_engine(second, tmp_path)
     assert second.optimizer is not None and second.optimizer.defaults["fused"]
@@ -193,7 +193,7 @@ def test_a_fused_step_is_the_same_step_and_its_state_continues(policy, tmp_path,
 
 
 def test_state_of_another_model_is_refused(policy, untied_policy, tmp_path):
-    save_engine(engine_of(policy, OptimConfig()), tmp_path).files()
+    save_engine(engine_of(policy, OptimConfig()), tmp_path).wait_for_files()
     with pytest.raises(ValueError):
         load_engine(engine_of(untied_policy, OptimConfig()), tmp_path)
 
@@ -322,12 +322,12 @@ def test_weights_that_are_not_finite_are_neither_trained_on_nor_resumed(
     policy, tmp_path, name, value
 ):
     engine = engine_of(policy, OptimConfig())
-    engine.require_finite()
+    engine.check_finite_weights()
     with torch.no_grad():
         dict(engine.module.named_parameters())[name].data.view(-1)[-1] = value
     with pytest.raises(NonFiniteWeights, match=name):
-        engine.require_finite()
-    save_engine(engine, tmp_path).files()
+        engine.check_finite_weights()
+    save_engine(engine, tmp_path).wait_for_files()
     with pytest.raises(NonFiniteWeights, match=name):
         load_engine(engine_of(policy, OptimConfig()), tmp_path)
 
@@ -338,7 +338,7 @@ def test_an_update_whose_weights_become_infinite_raises(policy):
     critic = CriticWorker(critic_config(policy), device="cpu")
     for worker, update in ((actor, "update_actor"), (critic, "update_critic")):
         worker.init_model()
-        optim: Any = worker.engine.optim
+        optim: Any = worker.train_engine.optim
         optim.lr = math.inf  # no config can say so
         with pytest.raises(NonFiniteWeights):
             getattr(worker, update)(data)

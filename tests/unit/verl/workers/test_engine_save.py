@@ -45,13 +45,13 @@ def test_what_is_trained_while_a_save_is_written_is_not_in_it(policy, tmp_path, 
     worker = actor_of(policy)
     data = random_rows()
     worker.update_actor(data)
-    before = full_weights(worker.engine)
+    before = full_weights(worker.train_engine)
     may_write = threading.Event()
     held_back(monkeypatch, may_write)
     worker.save_checkpoint(str(tmp_path))
     assert worker.written_files() is None
     worker.update_actor(data)
-    after = full_weights(worker.engine)
+    after = full_weights(worker.train_engine)
     may_write.set()
     written = wait_for_files(worker)
     assert sorted(written.sizes) == sorted(str(path) for path in tmp_path.iterdir())
@@ -59,7 +59,7 @@ def test_what_is_trained_while_a_save_is_written_is_not_in_it(policy, tmp_path, 
     again = actor_of(policy)
     again.load_checkpoint(str(tmp_path))
     again.update_actor(data)
-    for name, tensor in full_weights(again.engine).items():
+    for name, tensor in full_weights(again.train_engine).items():
         assert torch.equal(tensor, after[name]), "moments are those of the save as well"
 
 
@@ -82,7 +82,7 @@ def test_a_checkpoint_holds_what_is_listed(policy, tmp_path):
     written = wait_for_files(worker)
     assert str(tmp_path / "hf_model" / "model.safetensors") in written.sizes
     assert not list(tmp_path.glob("rng_rank*"))
-    engine = actor_of(policy).engine
+    engine = actor_of(policy).train_engine
     load_engine(engine, tmp_path)
     assert engine.steps == 1 and engine.optimizer is not None
     assert not engine.optimizer.state, "moments were not asked for"

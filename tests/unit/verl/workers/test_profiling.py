@@ -9,7 +9,7 @@ import torch
 from tests.helpers.policy_rows import critic_config, policy_config, random_rows
 from tests.helpers.tiny_model import make_tiny_policy
 from verl.models.flops import model_flops
-from verl.records import PROFILE, ProfileOrder
+from verl.records import PROFILE, ProfileRequest
 from verl.workers.actor import ActorWorker
 from verl.workers.critic import CriticWorker
 from verl.workers.profiling import memory_metrics, speed_metrics
@@ -68,9 +68,9 @@ def test_an_update_counts_the_operations_of_its_rows(policy, role, epochs):
         answer = worker.update_critic(data)
     metrics = answer.meta_info["metrics"]
     seconds = metrics[f"perf/update_{role}_seconds"]
-    work = Rows(data).work(range(4))
+    work = Rows(data).count_work(range(4))
     assert metrics[f"perf/update_{role}_tokens"] == epochs * work.tokens
-    expected = epochs * model_flops(worker.engine.module).update(work)
+    expected = epochs * model_flops(worker.train_engine.module).update(work)
     assert metrics[f"perf/tflops/{role}"] * seconds * 1e12 == pytest.approx(expected)
     assert f"perf/mfu/{role}" not in metrics
     # Of another process: it is not to take the place of the actor's.
@@ -84,10 +84,10 @@ def test_ranks_that_are_asked_to_write_a_trace_of_an_update(policy, tmp_path):
     worker.init_model()
     data = random_rows(rows=2)
     for ranks in ((), (1,)):
-        data.meta_info[PROFILE] = ProfileOrder(str(place), ranks, step=3)
+        data.meta_info[PROFILE] = ProfileRequest(str(place), ranks, step=3)
         worker.update_actor(data)
     assert not place.exists()
-    data.meta_info[PROFILE] = ProfileOrder(str(place), (1, 0), step=3)
+    data.meta_info[PROFILE] = ProfileRequest(str(place), (1, 0), step=3)
     worker.update_actor(data)
     (file,) = place.iterdir()
     assert file.name == "step3-update_actor-rank0.json.gz"

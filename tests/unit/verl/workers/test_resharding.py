@@ -20,8 +20,8 @@ from tests.helpers.ranks import run_two_ranks
 from tests.helpers.refusals import mentions
 from tests.helpers.tiny_model import make_tiny_policy
 from verl.config.schema.model import FSDPConfig, OptimConfig
-from verl.models.policy import value_model_from
-from verl.workers.collectives import rank, world_size
+from verl.models.policy import load_value_model
+from verl.workers.collectives import get_rank, world_size
 from verl.workers.engine import TrainEngine
 from verl.workers.engine_state import full_weights, load_engine, read_weights, save_engine
 from verl.workers.rows import Rows
@@ -35,14 +35,14 @@ SHARDS = "shard-0000{}-*"
 def engine_of(policy: Path, fsdp_size: int = -1) -> TrainEngine:
     """A value model: of the single row of its head the second of two ranks has nothing."""
     fsdp = FSDPConfig(fsdp_size=fsdp_size)
-    return TrainEngine(value_model_from(str(policy)), device="cpu", fsdp=fsdp, optim=OPTIM)
+    return TrainEngine(load_value_model(str(policy)), device="cpu", fsdp=fsdp, optim=OPTIM)
 
 
 def train(engine: TrainEngine, *seeds: int) -> None:
     for seed in seeds:
         rows = Rows(random_rows(rows=4, seed=seed))
-        packed = rows.pack(range(len(rows)))
-        index = rows.targets(packed, range(len(rows))).index
+        packed = rows.pack_rows(range(len(rows)))
+        index = rows.sampled_targets(packed, range(len(rows))).index
         values = engine.module(packed.input_ids, packed.position_ids, packed.layout, index)
         # Every rank has all rows: the losses of the ranks add up.
         engine.backward((values - 1.0).square().mean() / world_size(), last=True)
@@ -68,7 +68,7 @@ def saved_and_trained(engine: TrainEngine, directory: Path, name: str) -> None:
     later.
     """
     train(engine, 0, 1)
-    save_engine(engine, directory / name).files()
+    save_engine(engine, directory / name).wait_for_files()
     note(engine, directory, f"{name}.saved")
     train(engine, 2)
     note(engine, directory, f"{name}.trained")
@@ -79,7 +79,7 @@ def resumed_and_trained(engine: TrainEngine, directory: Path, name: str, ranks: 
     before = torch.get_rng_state()
     load_engine(engine, directory / name)
     kept = torch.equal(torch.get_rng_state(), before)
-    (directory / f"{name}.kept-by-{rank()}-of-{ranks}.json").write_text(json.dumps(kept))
+    (directory / f"{name}.kept-by-{get_rank()}-of-{ranks}.json").write_text(json.dumps(kept))
     note(engine, directory, f"{name}.loaded-by-{ranks}")
     train(engine, 2)
     note(engine, directory, f"{name}.trained-by-{ranks}")
@@ -87,7 +87,7 @@ def resumed_and_trained(engine: TrainEngine, directory: Path, name: str, ranks: 
 
 def note(engine: TrainEngine, directory: Path, name: str) -> None:
     state = whole_state(engine)
-    if rank() == 0:
+    if get_rank() == 0:
         save_file(state, directory / f"{name}.safetensors")
 
 
@@ -161,7 +161,7 @@ def test_random_states_stay_with_their_ranks(policy, saved, tmp_path):
     assert kept == {0: False, 1: True}
     engine = engine_of(policy)
     torch.manual_seed(5)
-    save_engine(engine, tmp_path).files()
+    save_engine(engine, tmp_path).wait_for_files()
     drawn = torch.rand(3)
     load_engine(engine, tmp_path)
     assert torch.equal(torch.rand(3), drawn)
@@ -205,7 +205,7 @@ def test_a_checkpoint_of_the_first_format_is_read(policy, saved, tmp_path):
 
 
 def test_a_format_that_nobody_knows_is_named_with_the_fix(policy, tmp_path):
-    save_engine(engine_of(policy), tmp_path).files()
+    save_engine(engine_of(policy), tmp_path).wait_for_files()
     (tmp_path / "engine.json").write_text(json.dumps({"format": 9, "steps": 2}))
     for reads in (lambda: load_engine(engine_of(policy), tmp_path), lambda: read_weights(tmp_path)):
         with pytest.raises(ValueError, check=mentions(9, "(1, 2)")):

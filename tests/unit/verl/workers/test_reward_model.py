@@ -18,7 +18,7 @@ from tests.helpers.tiny_model import make_tiny_tokenizer
 from tests.helpers.trainer_fakes import Group, played_rows
 from verl.config.schema import RewardModelConfig
 from verl.protocol import DataProto, object_array
-from verl.trainer.ppo.model_reward import ModelRewards, model_outcomes
+from verl.trainer.ppo.model_reward import ModelRewards, broadcast_outcomes
 from verl.workers.reward_model import RewardModelWorker, last_token_scores
 
 KINDS = {
@@ -127,8 +127,8 @@ def test_rows_without_a_conversation_have_no_score(saved):
 
 def test_of_a_long_conversation_the_end_is_read(saved, tokenizer):
     made = worker(saved(), max_length=4)
-    whole = worker(saved())._tokens(TALKS[1])
-    assert made._tokens(TALKS[1]) == whole[-4:] and len(whole) > 4
+    whole = worker(saved())._encode_truncated(TALKS[1])
+    assert made._encode_truncated(TALKS[1]) == whole[-4:] and len(whole) > 4
 
 
 def test_a_model_that_gives_no_single_learnt_number_is_refused(saved):
@@ -198,4 +198,4 @@ def test_every_row_gets_the_score_of_its_trajectory_beside_the_rule():
 def test_a_score_that_is_no_number_is_no_zero(value):
     trajectories = np.array(["a", "b"], dtype=object)
     with pytest.raises(ValueError, check=mentions("trajectory b")):
-        model_outcomes(torch.tensor([1.0, value]), trajectories)
+        broadcast_outcomes(torch.tensor([1.0, value]), trajectories)

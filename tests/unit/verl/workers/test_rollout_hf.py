@@ -288,7 +288,7 @@ def test_sleep_forgets_weights_only_where_new_ones_come(policy, monkeypatch):
     weights = [(name, held.clone()) for name, held in engine.held_weights().items()]
     before = play(engine, ask(2))["r0"].token_ids
     moves: list[str] = []
-    monkeypatch.setattr(hf, "_move", lambda _model, device: moves.append(str(device)))
+    monkeypatch.setattr(hf, "_move_model", lambda _model, device: moves.append(str(device)))
     engine.sleep(2)
     assert moves == [] and engine.held_weights()["lm_head.weight"].numel(), (
         "on CPU nothing is freed"

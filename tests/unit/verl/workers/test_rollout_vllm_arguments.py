@@ -11,7 +11,7 @@ from verl.config.schema.actor import ActorRolloutRefConfig
 from verl.workers.rollout import EngineError, engine_registry
 from verl.workers.rollout.engine_registry import start_engine
 from verl.workers.rollout.vllm import VLLMEngine, engine_arguments
-from verl.workers.rollout.vllm_worker import arrived, watch
+from verl.workers.rollout.vllm_worker import finish_recording, start_recording
 
 
 def arguments(on_cpu=True, **engine_kwargs):
@@ -131,11 +131,11 @@ def test_a_hand_over_is_watched_from_its_beginning_and_ends_with_old_prefixes_fo
     assert engine.policy_version == 4
     assert paper.asked == [
         ("init_weight_transfer_engine", {"init_info": {"packed": True}}),
-        (watch,),
+        (start_recording,),
         ("start_weight_update",),
         ("update_weights", {"update_info": {"names": ["w"]}}),
         ("finish_weight_update",),
-        (arrived,),
+        (finish_recording,),
         ("forget prefixes",),
     ]
 
@@ -192,7 +192,7 @@ def test_an_engine_of_several_devices_sees_them_before_it_is_made(monkeypatch, t
         seen.append(os.environ["CUDA_VISIBLE_DEVICES"])
         return "engine"
 
-    monkeypatch.setattr(engine_registry, "engine_class", lambda _name: make)
+    monkeypatch.setattr(engine_registry, "import_engine_class", lambda _name: make)
     config = ActorRolloutRefConfig()
     assert start_engine(config, str(tmp_path), 0, 1, ["5", "7"]) == "engine"
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5")

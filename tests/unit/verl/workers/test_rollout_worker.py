@@ -123,7 +123,7 @@ def with_worker(scenario, **options):
         engine = PaperEngine()
         worker = RolloutWorker(None, "", engine=engine, **options)
         try:
-            await asyncio.wait_for(worker.ready(), 10)
+            await asyncio.wait_for(worker.wait_until_ready(), 10)
             await asyncio.wait_for(scenario(worker, engine), 30)
         finally:
             engine.gate.set()
@@ -358,7 +358,7 @@ def test_an_engine_that_cannot_start_says_why():
         config.rollout.name = "vlm"
         worker = RolloutWorker(config, "nowhere")
         with pytest.raises(ValueError, check=mentions("vlm")):
-            await worker.ready()
+            await worker.wait_until_ready()
         with pytest.raises(ValueError, check=mentions("vlm")):
             await worker.submit([request("a")])
         await worker.close()

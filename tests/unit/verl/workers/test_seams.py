@@ -12,12 +12,12 @@ from tests.helpers.tiny_model import make_tiny_policy
 from verl.models.loader import load_causal_lm
 from verl.models.policy import PolicyModel
 from verl.protocol import DataProto
-from verl.records import Branch, ChoiceBonus, SegmentScore, Span
+from verl.records import Branch, ChoiceEntropyBonus, SegmentScore, Span
 from verl.workers.actor import ActorWorker
 from verl.workers.engine import TrainEngine
 from verl.workers.policy_loss import PolicyLoss
-from verl.workers.rollout.engine_registry import engine_class
-from verl.workers.rows import limits_of, micro_batches
+from verl.workers.rollout.engine_registry import import_engine_class
+from verl.workers.rows import choose_limits, micro_batches
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +27,7 @@ def policy(tmp_path_factory):
 
 def test_branches_spans_and_a_bonus_survive_the_way_to_a_worker():
     data = add_branches(random_rows(rows=4))
-    data.meta_info["choice_bonus"] = ChoiceBonus((1, 2), weight=0.5, name="colour")
+    data.meta_info["choice_bonus"] = ChoiceEntropyBonus((1, 2), weight=0.5, name="colour")
     found = pickle.loads(pickle.dumps(data))
     for key, kind in (("branches", Branch), ("spans", Span)):
         for row, sent in zip(found.non_tensor_batch[key], data.non_tensor_batch[key], strict=True):
@@ -53,7 +53,7 @@ def test_the_metric_of_a_choice_carries_its_name(policy):
     worker = ActorWorker(policy_config(policy), device="cpu")
     worker.init_model()
     data = random_rows()
-    data.meta_info["choice_bonus"] = ChoiceBonus((20, 21), weight=0.1, name="colour")
+    data.meta_info["choice_bonus"] = ChoiceEntropyBonus((20, 21), weight=0.1, name="colour")
     metrics = worker.update_actor(data).meta_info["metrics"]
     assert 0 < metrics["actor/colour_entropy"] <= 0.6932
     assert "actor/level_entropy" not in metrics
@@ -61,7 +61,7 @@ def test_the_metric_of_a_choice_carries_its_name(policy):
 
 def test_a_bonus_without_places_is_no_term_of_the_loss(policy):
     data = random_rows()
-    data.meta_info["choice_bonus"] = ChoiceBonus((20, 21), weight=0.1)
+    data.meta_info["choice_bonus"] = ChoiceEntropyBonus((20, 21), weight=0.1)
     del data.batch["choice_mask"]
     loss: PolicyLoss = ActorWorker(policy_config(policy), device="cpu")._policy_loss(data)
     assert loss.bonus is None and loss.choice_token_ids is None
@@ -75,7 +75,7 @@ def test_a_worker_says_what_comes_first(policy):
 
 def test_a_frozen_engine_takes_no_step(policy):
     engine = TrainEngine(PolicyModel(load_causal_lm(policy)), device="cpu")
-    for call in (engine.step, engine.pass_over):
+    for call in (engine.step, engine.skip_step):
         with pytest.raises(RuntimeError, match="frozen"):
             call()
     assert engine.steps == 0
@@ -93,11 +93,11 @@ def test_an_unknown_override_names_the_nearest(policy):
 
 def test_an_unknown_engine_names_the_nearest():
     with pytest.raises(ValueError, check=suggests("vllm", "hf")):
-        engine_class("vlm")
+        import_engine_class("vlm")
 
 
 def test_limits_count_tokens_or_rows():
     lengths = [10, 20, 30]
-    assert micro_batches(lengths, **limits_of(True, 1, 30)) == [[0, 1], [2]]
-    assert micro_batches(lengths, **limits_of(False, 1, 30)) == [[0], [1], [2]]
-    assert micro_batches(lengths, **limits_of(None, 2, 30)) == [[0, 1], [2]]
+    assert micro_batches(lengths, **choose_limits(True, 1, 30)) == [[0, 1], [2]]
+    assert micro_batches(lengths, **choose_limits(False, 1, 30)) == [[0], [1], [2]]
+    assert micro_batches(lengths, **choose_limits(None, 2, 30)) == [[0, 1], [2]]

@@ -14,15 +14,15 @@ from tests.helpers.ranks import run_two_ranks
 from tests.helpers.tiny_model import make_tiny_policy
 from verl.config.schema.model import OptimConfig
 from verl.models import sequence_parallel
-from verl.models.branch_attention import pack
+from verl.models.branch_attention import pack_with_branches
 from verl.models.loader import load_causal_lm
 from verl.models.policy import PolicyModel
-from verl.models.sequence_parallel import sequence_group
+from verl.models.sequence_parallel import create_sequence_group
 from verl.records import Branch
 from verl.workers.branch_scores import score_rows
 from verl.workers.collectives import TIMEOUT
 from verl.workers.engine import TrainEngine
-from verl.workers.passes import cut_rows
+from verl.workers.forward_passes import cut_rows
 from verl.workers.rows import MicroBatchLimits, Rows
 
 OPTIM = OptimConfig()
@@ -60,15 +60,15 @@ def numbers_of(policy: Path, case: str, ranks: int, owners: list[int]) -> dict[s
         return found
     engine.module.train()
     for turn in range(ranks):
-        if not engine.has_turn(turn):
-            engine.backward(engine.module.take_part(), last=turn == ranks - 1)
+        if not engine.begin_turn(turn):
+            engine.backward(engine.module.compute_zero_loss(), last=turn == ranks - 1)
             continue
         for number, owner in enumerate(owners):
             rows = Rows(rows_of(owner))
             index = list(range(len(rows)))
-            packed = rows.pack(index)
+            packed = rows.pack_rows(index)
             inputs = (packed.input_ids, packed.position_ids, packed.layout)
-            scores = engine.module(*inputs, [rows.targets(packed, index)])[0]
+            scores = engine.module(*inputs, [rows.sampled_targets(packed, index)])[0]
             loss = (scores.log_probs + 0.1 * scores.asked_entropy).sum() / 50
             engine.backward(loss, last=number == len(owners) - 1 and turn == ranks - 1)
     return found | {f"gradient {name}": value for name, value in gradients(engine.module).items()}
@@ -82,7 +82,7 @@ def run_rank(rank: int, policy: Path, directory: Path) -> None:
     for size in (3, 4):
         config = Qwen3Config(num_attention_heads=12, num_key_value_heads=2)
         with pytest.raises(ValueError) as error:
-            sequence_group(config, size, "cpu", TIMEOUT)
+            create_sequence_group(config, size, "cpu", TIMEOUT)
         said.append(str(error.value))
     (directory / f"said.{rank}.json").write_text(json.dumps(said))
 
@@ -131,8 +131,8 @@ def test_rotations_that_depend_on_the_longest_position_are_refused(nested):
         rope = {"rope_type": kind}
         config.rope_parameters = {"full_attention": rope} if nested else rope
         with pytest.raises(ValueError, match=rf"model \({kind}\) .* fix: ulysses"):
-            sequence_group(config, 2, "cpu", TIMEOUT)
-    assert sequence_group(config, 1, "cpu", TIMEOUT) is None
+            create_sequence_group(config, 2, "cpu", TIMEOUT)
+    assert create_sequence_group(config, 1, "cpu", TIMEOUT) is None
 
 
 def test_a_layout_travels_as_numbers():
@@ -142,10 +142,10 @@ def test_a_layout_travels_as_numbers():
         [],
         [Branch(3, list(range(99))), Branch(1, [4])],
     ]
-    for layout in (pack(rows).layout, pack(rows, branches).layout):
-        copy = sequence_parallel._layout(sequence_parallel._flat(layout), "cpu")
+    for layout in (pack_with_branches(rows).layout, pack_with_branches(rows, branches).layout):
+        copy = sequence_parallel._decode_layout(sequence_parallel._encode_layout(layout), "cpu")
         assert copy.blocks == layout.blocks and copy.lengths == layout.lengths
-        assert copy.longest == layout.longest
+        assert copy.longest_context == layout.longest_context
         assert [group.rows for group in copy.groups] == [group.rows for group in layout.groups]
 
 

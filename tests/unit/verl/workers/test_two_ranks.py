@@ -20,7 +20,7 @@ from tests.helpers.ranks import run_two_ranks
 from tests.helpers.tiny_model import make_tiny_policy
 from verl.config.schema.actor import PolicyLossConfig
 from verl.protocol import DataProto
-from verl.records import ChoiceBonus
+from verl.records import ChoiceEntropyBonus
 from verl.single_controller.base.decorator import (
     ROWS_PER_RANK,
     Dispatch,
@@ -28,7 +28,7 @@ from verl.single_controller.base.decorator import (
     plan_calls,
 )
 from verl.workers.actor import ActorWorker
-from verl.workers.collectives import rank
+from verl.workers.collectives import get_rank
 from verl.workers.critic import CriticWorker
 from verl.workers.engine_state import full_weights
 
@@ -56,7 +56,7 @@ def batch(mode: str) -> DataProto:
     if mode in PLAIN:
         data.batch["advantages"][4:] = 0.0
     else:
-        data.meta_info["choice_bonus"] = ChoiceBonus((20, 21, 22, 23), weight=0.3)
+        data.meta_info["choice_bonus"] = ChoiceEntropyBonus((20, 21, 22, 23), weight=0.3)
     return data[:1] if mode == LONE else data
 
 
@@ -92,7 +92,7 @@ def play(path, data, directory, mode):
     worker.save_checkpoint(str(directory / "actor"))
     written = wait_for_files(worker)
     note = {"writer": written.writer, "sizes": dict(written.sizes)}
-    (directory / f"written{rank()}.json").write_text(json.dumps(note))
+    (directory / f"written{get_rank()}.json").write_text(json.dumps(note))
     values = critic_config(path, ppo_mini_batches=2)
     values.ulysses_sequence_parallel_size = sequence_ranks(mode)
     values.optim.eps = EPS
@@ -100,7 +100,9 @@ def play(path, data, directory, mode):
     critic.init_model()
     metrics |= critic.update_critic(data).meta_info["metrics"]
     tensors = {name: torch.from_numpy(value) for name, value in worker.export_weights()}
-    tensors |= {f"critic.{name}": tensor for name, tensor in full_weights(critic.engine).items()}
+    tensors |= {
+        f"critic.{name}": tensor for name, tensor in full_weights(critic.train_engine).items()
+    }
     tensors["rows.log_probs"] = scored.batch["old_log_probs"]
     tensors["rows.entropys"] = scored.batch["entropys"]
     tensors["rows.values"] = critic.compute_values(data).batch["values"]

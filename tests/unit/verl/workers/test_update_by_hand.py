@@ -20,7 +20,7 @@ from tests.helpers.policy_rows import PROMPT, critic_config, policy_config, rand
 from tests.helpers.tiny_model import make_tiny_policy
 from verl.config.schema.model import OptimConfig
 from verl.protocol import DataProto
-from verl.records import CORRECTION_WEIGHTS, ChoiceBonus
+from verl.records import CORRECTION_WEIGHTS, ChoiceEntropyBonus
 from verl.utils.seeds import derive_seed
 from verl.workers import actor as actor_module
 from verl.workers.actor import ActorWorker
@@ -28,7 +28,7 @@ from verl.workers.critic import CriticWorker
 from verl.workers.engine_state import full_weights
 from verl.workers.mini_batches import mini_batches
 
-CHOICE = ChoiceBonus((20, 21, 22, 23), weight=0.3, name="level")
+CHOICE = ChoiceEntropyBonus((20, 21, 22, 23), weight=0.3, name="level")
 OPTIM = {
     "lr": 0.02,
     "betas": [0.6, 0.8],
@@ -268,7 +268,7 @@ def actor_update(path: Any, data: DataProto, settings: dict[str, Any], optim: di
     worker = ActorWorker(policy_config(path, **values), device="cpu")
     worker.init_model()
     worker.update_actor(data)
-    found = full_weights(worker.engine)
+    found = full_weights(worker.train_engine)
     return {name.removeprefix("lm."): tensor for name, tensor in found.items()}
 
 
@@ -277,7 +277,9 @@ def critic_update(path: Any, data: DataProto, settings: dict[str, Any], optim: d
     worker = CriticWorker(config, device="cpu")
     worker.init_model()
     worker.update_critic(data)
-    return full_weights(worker.engine) | {"values": worker.compute_values(data).batch["values"]}
+    return full_weights(worker.train_engine) | {
+        "values": worker.compute_values(data).batch["values"]
+    }
 
 
 def distance(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:

@@ -18,13 +18,13 @@ from verl.names import EngineDtype
 from verl.trainer.ppo import resources
 from verl.trainer.ppo.weight_sync import WeightSyncError, has_updated_weights
 from verl.utils import fingerprint as fingerprints
-from verl.utils.fingerprint import fingerprint
-from verl.utils.shipped import as_array, as_tensor
+from verl.utils.fingerprint import compute_fingerprint
+from verl.utils.tensor_arrays import as_array, as_tensor
 from verl.workers import actor as actor_module
 from verl.workers.actor import ActorWorker
-from verl.workers.rollout import EngineError, RolloutWorker, calls, create_engine
-from verl.workers.rollout.arrival import Arrival
+from verl.workers.rollout import EngineError, RolloutWorker, create_engine
 from verl.workers.rollout.hf import HFEngine
+from verl.workers.rollout.weight_receipt import WeightReceipt
 
 
 @pytest.fixture(scope="module")
@@ -38,32 +38,32 @@ def policy(tmp_path_factory):
 def test_a_fingerprint_is_of_bits_and_places():
     torch.manual_seed(0)
     values = torch.randn(20, 30)
-    same = fingerprint(values)
-    assert fingerprint(values.numpy()) == fingerprint(values.clone()) == same
-    assert fingerprint(values.T) != same and fingerprint(values.flip(0)) != same
+    same = compute_fingerprint(values)
+    assert compute_fingerprint(values.numpy()) == compute_fingerprint(values.clone()) == same
+    assert compute_fingerprint(values.T) != same and compute_fingerprint(values.flip(0)) != same
     nudged = values.clone()
     nudged[7, 3] = torch.nextafter(nudged[7, 3], torch.tensor(10.0))
-    assert fingerprint(nudged) != same
-    assert fingerprint(nudged, torch.bfloat16) == fingerprint(values.bfloat16())
-    assert fingerprint(torch.zeros(0)) == 0
+    assert compute_fingerprint(nudged) != same
+    assert compute_fingerprint(nudged, torch.bfloat16) == compute_fingerprint(values.bfloat16())
+    assert compute_fingerprint(torch.zeros(0)) == 0
 
 
 def test_a_large_tensor_is_read_in_part_and_in_every_column(monkeypatch):
-    monkeypatch.setattr(fingerprints, "READ", 64)
+    monkeypatch.setattr(fingerprints, "MAX_VALUES_READ", 64)
     values = torch.zeros(64, 16)
     read = 0
     for column in range(16):
         values.zero_()[:, column] = 1.0
-        read += fingerprint(values) != 0
+        read += compute_fingerprint(values) != 0
     assert read == 16
     values.zero_().view(-1)[1] = 1.0  # between two of those that are read
-    assert fingerprint(values) == 0
+    assert compute_fingerprint(values) == 0
 
 
 def test_read_only_arrays_are_taken():
     values = np.ones(5, dtype=np.float32)
     values.flags.writeable = False
-    assert fingerprint(values) == fingerprint(torch.ones(5)) != 0
+    assert compute_fingerprint(values) == compute_fingerprint(torch.ones(5)) != 0
 
 
 # ---------------------------------------------------------------- engines and workers
@@ -122,8 +122,8 @@ def gather_here(monkeypatch):
         workers.append(worker)
         return loop.run_until_complete(answer)
 
-    for module in (resources, calls):
-        monkeypatch.setattr(module, "gather", lambda refs, *_: [value(ref) for ref in refs])
+    for module in (resources, engine_calls):
+        monkeypatch.setattr(module, "gather_results", lambda refs, *_: [value(ref) for ref in refs])
     yield
     for worker in workers:
         loop.run_until_complete(worker.close())
@@ -149,7 +149,7 @@ def start(
 
 def update(workers: resources.TrainingWorkers) -> bool:
     """One update of the policy; whether it moved."""
-    group: Any = workers.actor
+    group: Any = workers.actor_group
     return has_updated_weights(group.worker.update_actor(random_rows(rows=4)).meta_info["metrics"])
 
 
@@ -169,7 +169,7 @@ def test_weights_arrive_in_engines_of_both_precisions(policy, lora):
 def test_weights_travel_in_the_precision_of_the_engines(policy):
     engine = engine_of(policy, dtype="bfloat16")
     workers = start(policy, engine, dtype="bfloat16")
-    group: Any = workers.actor
+    group: Any = workers.actor_group
     shipped = dict(group.worker.export_weights())
     assert {array.dtype for array in shipped.values()} == {np.dtype(np.uint16)}
     workers.sync_weights(0)
@@ -184,13 +184,13 @@ def test_weights_travel_in_the_precision_of_the_engines(policy):
 def test_a_step_too_small_for_the_precision_of_the_engines_is_none_that_was_lost(policy):
     engine = engine_of(policy, dtype="bfloat16")
     workers = start(policy, engine, dtype="bfloat16", lr=1e-9)
-    group: Any = workers.actor
+    group: Any = workers.actor_group
     workers.sync_weights(0)
-    before = group.worker.weight_sketch()
+    before = group.worker.weight_fingerprints()
     moved = update(workers)
     assert moved
     workers.sync_weights(1, moved)
-    after = group.worker.weight_sketch()
+    after = group.worker.weight_fingerprints()
     name = "model.layers.0.mlp.up_proj.weight"
     assert before.held[name] != after.held[name] and before.sent[name] == after.sent[name]
 
@@ -202,7 +202,11 @@ def test_an_array_is_the_tensor_again(dtype):
     array.flags.writeable = False
     found = as_tensor(array)
     assert found.dtype is dtype and torch.equal(found, tensor.to(dtype))
-    assert fingerprint(array) == fingerprint(found) == fingerprint(tensor, dtype)
+    assert (
+        compute_fingerprint(array)
+        == compute_fingerprint(found)
+        == compute_fingerprint(tensor, dtype)
+    )
     assert as_tensor(tensor) is tensor
 
 
@@ -224,7 +228,7 @@ def test_an_engine_that_hears_nothing_ends_the_run_at_the_first_sync(policy):
 
 def test_weights_that_are_changed_on_the_way_are_noticed(policy, monkeypatch):
     workers = start(policy, engine_of(policy))
-    group: Any = workers.actor
+    group: Any = workers.actor_group
     real = group.worker.export_weights
 
     def torn() -> list[tuple[str, np.ndarray]]:
@@ -259,12 +263,12 @@ def test_what_is_fused_repacked_or_quantised_is_not_read_back():
         "fp8": torch.zeros(2, 2, dtype=torch.float8_e4m3fn),
         "stale": torch.zeros(2, 2),
     }
-    arrival = Arrival(held)
-    assert len(list(arrival.through(sent))) == len(arrival.taken) == 5
+    arrival = WeightReceipt(held)
+    assert len(list(arrival.record_weights(sent))) == len(arrival.received) == 5
     with pytest.raises(EngineError, check=mentions("1 of 2", "stale")):
-        arrival.check(held)
+        arrival.verify_held(held)
     held["stale"] = torch.ones(2, 2)
-    assert arrival.check(held) == 2
+    assert arrival.verify_held(held) == 2
 
 
 # ---------------------------------------------------------------- movement
@@ -274,7 +278,7 @@ def test_what_is_fused_repacked_or_quantised_is_not_read_back():
 def test_weights_that_do_not_move_with_the_gradient_end_the_run(policy, monkeypatch, lora):
     """As when adapters do not reach what is handed out, or the optimizer holds other tensors."""
     workers = start(policy, engine_of(policy), lora_rank=lora)
-    first = actor_module.full_weights(workers.actor.worker.engine)  # pyright: ignore
+    first = actor_module.full_weights(workers.actor_group.worker.engine)  # pyright: ignore
     monkeypatch.setattr(actor_module, "full_weights", lambda _: first)
     workers.sync_weights(0)
     moved = update(workers)

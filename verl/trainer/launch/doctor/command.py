@@ -8,11 +8,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from verl.trainer.launch.doctor.facts import Finding, State, all_findings
-from verl.trainer.launch.doctor.smoke import smoke_findings
+from verl.trainer.launch.doctor.facts import FindingState, MachineFinding, collect_findings
+from verl.trainer.launch.doctor.smoke import run_smoke_tests
 
 WIDTH = 100  # columns of output that is not a terminal
-STYLES = {State.OK: "green", State.NOTE: "yellow", State.MISSING: "bold red"}
+STYLES = {FindingState.OK: "green", FindingState.NOTE: "yellow", FindingState.MISSING: "bold red"}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -27,19 +27,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--dir", type=Path, default=Path(), help="directory into which runs would write"
     )
     args = parser.parse_args(argv)
-    findings = all_findings(args.dir.absolute())
+    findings = collect_findings(args.dir.absolute())
     if not args.no_smoke:
-        findings += smoke_findings()
-    return report(findings)
+        findings += run_smoke_tests()
+    return print_report(findings)
 
 
-def report(findings: Sequence[Finding], console: Console | None = None) -> int:
+def print_report(findings: Sequence[MachineFinding], console: Console | None = None) -> int:
     """Print the table and a summary. Return 1 if a finding is ``MISSING``, else 0."""
     console = console or Console()
     if not console.is_terminal:
         console = Console(width=WIDTH, file=console.file)
-    console.print(findings_table(findings))
-    missing = [finding.name for finding in findings if finding.state is State.MISSING]
+    console.print(build_findings_table(findings))
+    missing = [finding.name for finding in findings if finding.state is FindingState.MISSING]
     if missing:
         console.print(Text(f"training cannot run until this is fixed: {', '.join(missing)}"))
         return 1
@@ -47,7 +47,7 @@ def report(findings: Sequence[Finding], console: Console | None = None) -> int:
     return 0
 
 
-def findings_table(findings: Sequence[Finding]) -> Table:
+def build_findings_table(findings: Sequence[MachineFinding]) -> Table:
     """Return a table with one row per finding. The fix is printed below the value."""
     table = Table(box=None, pad_edge=False, show_header=False)
     table.add_column(no_wrap=True)

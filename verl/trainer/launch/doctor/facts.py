@@ -36,14 +36,14 @@ LIBRARIES = {
     "websockets": "openenv",
 }
 # Rough requirements for training a small policy, in bytes and open files.
-MEMORY = 4 * GB
-SHARED_MEMORY = GB
-DISK = 5 * GB
-FILES = 1024
-ANSWER_S = 20  # timeout of a command
+MIN_MEMORY = 4 * GB
+MIN_SHARED_MEMORY = GB
+MIN_DISK = 5 * GB
+MIN_OPEN_FILES = 1024
+COMMAND_TIMEOUT_S = 20  # timeout of a command
 
 
-class State(StrEnum):
+class FindingState(StrEnum):
     """Severity of a finding of ``verl.doctor``."""
 
     OK = "ok"
@@ -52,36 +52,38 @@ class State(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class MachineFinding:
     """One line of the table; ``fix`` is the remedy if ``state`` is not OK."""
 
     name: str
     value: str
-    state: State = State.OK
+    state: FindingState = FindingState.OK
     fix: str = ""
 
 
-def all_findings(directory: Path) -> list[Finding]:
+def collect_findings(directory: Path) -> list[MachineFinding]:
     """Return the findings of all quick checks. Runs would write below ``directory``."""
-    looks: list[Callable[[], Iterator[Finding]]] = [
-        _software,
-        _processor,
-        _memory,
-        _limits,
-        _devices,
-        _java,
-        lambda: _disk(directory),
-        _environments,
+    looks: list[Callable[[], Iterator[MachineFinding]]] = [
+        _check_software,
+        _check_processor,
+        _check_memory,
+        _check_limits,
+        _check_devices,
+        _check_java,
+        lambda: _check_disk(directory),
+        _check_environments,
     ]
     return [finding for look in looks for finding in look()]
 
 
-def at_least(name: str, value: str, enough: bool, fix: str, need: State = State.NOTE) -> Finding:
+def make_finding(
+    name: str, value: str, enough: bool, fix: str, need: FindingState = FindingState.NOTE
+) -> MachineFinding:
     """Return a finding that is OK if ``enough``, else one with state ``need`` and the fix."""
-    return Finding(name, value) if enough else Finding(name, value, need, fix)
+    return MachineFinding(name, value) if enough else MachineFinding(name, value, need, fix)
 
 
-def version_of(package: str) -> str | None:
+def get_version(package: str) -> str | None:
     """Return the installed version of ``package``; None if it is not installed."""
     try:
         return importlib.metadata.version(package)
@@ -89,62 +91,70 @@ def version_of(package: str) -> str | None:
         return None
 
 
-def _software() -> Iterator[Finding]:
+def _check_software() -> Iterator[MachineFinding]:
     fits = OLDEST_PYTHON <= sys.version_info[:2] <= NEWEST_PYTHON
     fix = "use Python 3.11, 3.12 or 3.13, which the pinned packages support: make setup PYTHON=..."
-    yield at_least("Python", platform.python_version(), fits, fix, State.MISSING)
+    yield make_finding("Python", platform.python_version(), fits, fix, FindingState.MISSING)
     for package in REQUIRED:
-        version = version_of(package)
+        version = get_version(package)
         fix = "run make setup, or pip install -e '.[cpu]'"
-        yield at_least(package, version or "none", version is not None, fix, State.MISSING)
-    engines = [f"{name} {version_of(name)}" for name in ENGINES if version_of(name)]
+        yield make_finding(
+            package, version or "none", version is not None, fix, FindingState.MISSING
+        )
+    engines = [f"{name} {get_version(name)}" for name in ENGINES if get_version(name)]
     fix = "run pip install -e '.[cpu]' or '.[gpu]', or set actor_rollout_ref.rollout.name=hf"
-    yield at_least("vLLM", ", ".join(engines) or "none", bool(engines), fix)
+    yield make_finding("vLLM", ", ".join(engines) or "none", bool(engines), fix)
 
 
-def _processor() -> Iterator[Finding]:
-    info = _read("/proc/cpuinfo")
+def _check_processor() -> Iterator[MachineFinding]:
+    info = _read_text("/proc/cpuinfo")
     names = [line.partition(":")[2].strip() for line in info.splitlines() if "model name" in line]
     flags = set(info.partition("flags")[2].partition("\n")[0].split())
     has = [name for name in INSTRUCTIONS if name in flags]
-    yield Finding("CPU", names[0] if names else platform.machine())
+    yield MachineFinding("CPU", names[0] if names else platform.machine())
     fix = "vLLM on CPU needs AVX2; without it set actor_rollout_ref.rollout.name=hf"
     fast = not info or "avx2" in flags or platform.machine() != "x86_64"
-    yield at_least("instructions", ", ".join(has) or "unknown", fast, fix)
-    quota = _read("/sys/fs/cgroup/cpu.max").split()
+    yield make_finding("instructions", ", ".join(has) or "unknown", fast, fix)
+    quota = _read_text("/sys/fs/cgroup/cpu.max").split()
     share = f", quota {int(quota[0]) / int(quota[1]):g}" if quota and quota[0] != "max" else ""
     threads = os.environ.get("OMP_NUM_THREADS", "unset")
-    yield Finding("cores", f"{available_cpus()} of {os.cpu_count()}{share}")
-    yield Finding("threads", f"OMP_NUM_THREADS {threads}, OMP_WAIT_POLICY passive")
+    yield MachineFinding("cores", f"{available_cpus()} of {os.cpu_count()}{share}")
+    yield MachineFinding("threads", f"OMP_NUM_THREADS {threads}, OMP_WAIT_POLICY passive")
 
 
-def _memory() -> Iterator[Finding]:
+def _check_memory() -> Iterator[MachineFinding]:
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    group = _read("/sys/fs/cgroup/memory.max").strip()
+    group = _read_text("/sys/fs/cgroup/memory.max").strip()
     limit = min(total, int(group)) if group.isdigit() else total
-    free = {line.split(":")[0]: line.split()[1] for line in _read("/proc/meminfo").splitlines()}
+    free = {
+        line.split(":")[0]: line.split()[1] for line in _read_text("/proc/meminfo").splitlines()
+    }
     available = int(free.get("MemAvailable", 0)) * 1024
     size = f"{limit / GB:.1f} GB, {available / GB:.1f} GB free"
-    yield at_least("memory", size, limit >= MEMORY, "the smallest policy needs 4 GB")
+    yield make_finding("memory", size, limit >= MIN_MEMORY, "the smallest policy needs 4 GB")
     try:
         shared = shutil.disk_usage("/dev/shm")
     except OSError:
-        yield Finding("shared memory", "none", State.NOTE, "Ray writes objects to disk instead")
+        yield MachineFinding(
+            "shared memory", "none", FindingState.NOTE, "Ray writes objects to disk instead"
+        )
         return
     size = f"{shared.total / GB:.1f} GB, {shared.free / GB:.1f} GB free"
     fix = "Ray stores objects in shared memory: use docker run --shm-size=2g"
-    yield at_least("shared memory", size, shared.free >= SHARED_MEMORY, fix)
+    yield make_finding("shared memory", size, shared.free >= MIN_SHARED_MEMORY, fix)
 
 
-def _limits() -> Iterator[Finding]:
+def _check_limits() -> Iterator[MachineFinding]:
     files, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     fix = f"ulimit -n {min(65536, hard) if hard > 0 else 65536}"
-    yield at_least("open files", _bound(files), files < 0 or files >= FILES, fix)
-    yield Finding("processes", _bound(resource.getrlimit(resource.RLIMIT_NPROC)[0]))
-    yield Finding("address space", _bound(resource.getrlimit(resource.RLIMIT_AS)[0]))
+    yield make_finding(
+        "open files", _format_limit(files), files < 0 or files >= MIN_OPEN_FILES, fix
+    )
+    yield MachineFinding("processes", _format_limit(resource.getrlimit(resource.RLIMIT_NPROC)[0]))
+    yield MachineFinding("address space", _format_limit(resource.getrlimit(resource.RLIMIT_AS)[0]))
 
 
-def _devices() -> Iterator[Finding]:
+def _check_devices() -> Iterator[MachineFinding]:
     if find_spec("torch") is None:
         return
     import torch
@@ -154,62 +164,68 @@ def _devices() -> Iterator[Finding]:
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     for index in range(count):
         device = torch.cuda.get_device_properties(index)
-        yield Finding(f"GPU {index}", f"{device.name}, {device.total_memory / GB:.0f} GB")
+        yield MachineFinding(f"GPU {index}", f"{device.name}, {device.total_memory / GB:.0f} GB")
     fix = "set trainer.device=cpu to train small policies without a GPU"
     if not count:
-        yield Finding("GPU", f"none visible to torch {torch.__version__}", State.NOTE, fix)
+        yield MachineFinding(
+            "GPU", f"none visible to torch {torch.__version__}", FindingState.NOTE, fix
+        )
     gloo = torch.distributed.is_available() and torch.distributed.is_gloo_available()
     nccl = torch.distributed.is_available() and torch.distributed.is_nccl_available()
     fix = "install a build of torch with gloo"
-    yield at_least("gloo", "available" if gloo else "none", gloo, fix, State.MISSING)
+    yield make_finding("gloo", "available" if gloo else "none", gloo, fix, FindingState.MISSING)
     version = ".".join(map(str, torch.cuda.nccl.version())) if nccl and count else ""
     value = f"{version or 'available'}" if nccl else "none"
     fix = "install a build of torch for CUDA"
-    yield at_least("NCCL", value, nccl or not count, fix, State.MISSING)
+    yield make_finding("NCCL", value, nccl or not count, fix, FindingState.MISSING)
 
 
-def _java() -> Iterator[Finding]:
+def _check_java() -> Iterator[MachineFinding]:
     home = os.environ.get("JAVA_HOME")
     java = shutil.which("java", path=os.path.join(home, "bin") if home else None)
     fix = "for scienceworld and textworld_express run apt-get install default-jre-headless"
     if java is None:
-        yield Finding("Java", "none", State.NOTE, fix)
+        yield MachineFinding("Java", "none", FindingState.NOTE, fix)
         return
     try:
-        ran = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=ANSWER_S)
+        ran = subprocess.run(
+            [java, "-version"], capture_output=True, text=True, timeout=COMMAND_TIMEOUT_S
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
-        yield Finding("Java", f"{java}: {error}", State.NOTE, fix)
+        yield MachineFinding("Java", f"{java}: {error}", FindingState.NOTE, fix)
         return
     lines = (ran.stderr or ran.stdout).splitlines()
-    yield at_least("Java", lines[0] if lines else java, ran.returncode == 0, fix)
+    yield make_finding("Java", lines[0] if lines else java, ran.returncode == 0, fix)
 
 
-def _disk(directory: Path) -> Iterator[Finding]:
+def _check_disk(directory: Path) -> Iterator[MachineFinding]:
     try:
         free = shutil.disk_usage(directory).free
         with tempfile.TemporaryDirectory(dir=directory):
             pass
     except OSError as error:
         value = f"{directory}: {error.strerror or error}"
-        yield Finding("disk", value, State.MISSING, "pass a writable directory as --dir")
+        yield MachineFinding(
+            "disk", value, FindingState.MISSING, "pass a writable directory as --dir"
+        )
         return
     fix = "free disk space: checkpoints of small policies take 1 to 3 GB"
-    yield at_least("disk", f"{directory}: {free / GB:.0f} GB free", free >= DISK, fix)
+    yield make_finding("disk", f"{directory}: {free / GB:.0f} GB free", free >= MIN_DISK, fix)
 
 
-def _environments() -> Iterator[Finding]:
+def _check_environments() -> Iterator[MachineFinding]:
     installed = [library for library in LIBRARIES if find_spec(library) is not None]
     lacking = [LIBRARIES[library] for library in LIBRARIES if library not in installed]
     value = f"{len(installed)} of {len(LIBRARIES)} libraries"
     fix = f"unavailable: {', '.join(lacking)}; run pip install -e '.[envs]'"
-    yield at_least("environments", value, not lacking, fix)
+    yield make_finding("environments", value, not lacking, fix)
 
 
-def _bound(limit: int) -> str:
+def _format_limit(limit: int) -> str:
     return "unlimited" if limit < 0 or limit == resource.RLIM_INFINITY else str(limit)
 
 
-def _read(path: str) -> str:
+def _read_text(path: str) -> str:
     try:
         return Path(path).read_text()
     except OSError:

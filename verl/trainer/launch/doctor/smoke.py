@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from verl.trainer.launch.doctor.facts import Finding, State
+from verl.trainer.launch.doctor.facts import FindingState, MachineFinding
 
 DEADLINE_S = 120.0
 TEXTS = ["You are at 3. The target is 5.", "<action>right</action>", "<action>left</action>"]
@@ -18,47 +18,51 @@ TAGS = ("<action>", "</action>")
 TOKENS = 8  # of an answer
 
 
-def smoke_findings(parts: list[str] | None = None, deadline_s: float = DEADLINE_S) -> list[Finding]:
+def run_smoke_tests(
+    parts: list[str] | None = None, deadline_s: float = DEADLINE_S
+) -> list[MachineFinding]:
     """Return one finding per part: its output, or the reason of its failure.
 
     Training does not work if a part fails.
     """
-    return [_tried(part, deadline_s) for part in (parts or list(PARTS))]
+    return [_run_part(part, deadline_s) for part in (parts or list(PARTS))]
 
 
-def _tried(part: str, deadline_s: float) -> Finding:
+def _run_part(part: str, deadline_s: float) -> MachineFinding:
     command = [sys.executable, "-m", "verl.trainer.launch.doctor.smoke", part]
     began = time.monotonic()
     try:
         ran = subprocess.run(command, capture_output=True, text=True, timeout=deadline_s)
     except subprocess.TimeoutExpired:
         why = f"no result after {deadline_s:g} s"
-        return Finding(f"smoke: {part}", why, State.MISSING, f"run it by hand: {_shown(part)}")
+        return MachineFinding(
+            f"smoke: {part}", why, FindingState.MISSING, f"run it by hand: {_format_command(part)}"
+        )
     lines = ran.stdout.strip().splitlines()
     if ran.returncode == 0 and lines:
-        return Finding(f"smoke: {part}", f"{lines[-1]}, {time.monotonic() - began:.0f} s")
+        return MachineFinding(f"smoke: {part}", f"{lines[-1]}, {time.monotonic() - began:.0f} s")
     errors = ran.stderr.strip().splitlines() or [f"it ended with status {ran.returncode}"]
-    fix = f"see the full output: {_shown(part)}"
-    return Finding(f"smoke: {part}", errors[-1][:300], State.MISSING, fix)
+    fix = f"see the full output: {_format_command(part)}"
+    return MachineFinding(f"smoke: {part}", errors[-1][:300], FindingState.MISSING, fix)
 
 
-def _shown(part: str) -> str:
+def _format_command(part: str) -> str:
     return f"python -m verl.trainer.launch.doctor.smoke {part}"
 
 
-def play() -> str:
+def check_environment() -> str:
     """Check an environment in a worker process: the expert succeeds, empty actions do not, and
     equal actions give equal episodes.
     """
-    from agent_system.environments.cli.checking import check
+    from agent_system.environments.cli.checking import check_environment
 
-    findings = check("number_line", {"size": 6}, tasks=1, steps=12)
-    if findings.wrong:
-        raise RuntimeError(findings.wrong[0])
-    return f"{len(findings.plays)} episodes"
+    findings = check_environment("number_line", {"size": 6}, tasks=1, steps=12)
+    if findings.problems:
+        raise RuntimeError(findings.problems[0])
+    return f"{len(findings.episodes)} episodes"
 
 
-def sample_and_learn() -> str:
+def sample_and_update() -> str:
     """Sample with an engine, take a training step, and sample with the updated weights."""
     import torch
 
@@ -79,14 +83,14 @@ def sample_and_learn() -> str:
         config.rollout.max_model_len = 64
         engine = create_engine("hf", config.rollout, str(path), num_threads=1)
         prompt = list(range(5, 13))
-        before = _sampled(engine, prompt)
+        before = _sample_answers(engine, prompt)
         actor = ActorWorker(config, device="cpu", num_threads=1)
         actor.init_model()
-        metrics = actor.update_actor(_rows(prompt, before)).meta_info["metrics"]
+        metrics = actor.update_actor(_build_rows(prompt, before)).meta_info["metrics"]
         if not metrics["actor/grad_norm"] > 0:
             raise RuntimeError(f"the training step had no gradient: {metrics}")
         engine.update_weights(actor.export_weights(), version=1)
-        after = _sampled(engine, prompt)
+        after = _sample_answers(engine, prompt)
         engine.close()
         if all(old.logprobs == new.logprobs for old, new in zip(before, after, strict=True)):
             raise RuntimeError("the log-probs of the engine did not change with the weights")
@@ -95,7 +99,7 @@ def sample_and_learn() -> str:
         return f"{count} tokens sampled, 1 step"
 
 
-def _sampled(engine, prompt: list[int]) -> list:
+def _sample_answers(engine, prompt: list[int]) -> list:
     """Return two continuations of ``prompt``, sampled with fixed seeds."""
     from verl.utils.sampling import SamplingRequest
 
@@ -107,7 +111,7 @@ def _sampled(engine, prompt: list[int]) -> list:
     return sorted(results, key=lambda result: result.request_id)
 
 
-def _rows(prompt: list[int], sampled: list):
+def _build_rows(prompt: list[int], sampled: list):
     """Return the two results as rows, with advantage 1 for the first and -1 for the second."""
     import torch
 
@@ -135,8 +139,8 @@ def _rows(prompt: list[int], sampled: list):
 
 
 PARTS: dict[str, Callable[[], str]] = {
-    "environment": play,
-    "engine and trainer": sample_and_learn,
+    "environment": check_environment,
+    "engine and trainer": sample_and_update,
 }
 
 

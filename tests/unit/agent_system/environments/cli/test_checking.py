@@ -6,13 +6,22 @@ import io
 import pytest
 from rich.console import Console
 
-from agent_system.environments.cli.checking import ORACLE, check, differences, judged
-from agent_system.environments.cli.command import main, read_keys, report
-from agent_system.environments.cli.plays import CheckedEnvironment, Play, play_policy
+from agent_system.environments.cli.check_episodes import (
+    CheckedEnvironment,
+    CheckEpisode,
+    run_policy,
+)
+from agent_system.environments.cli.checking import (
+    ORACLE,
+    check_environment,
+    find_reward_problems,
+    find_transcript_differences,
+)
+from agent_system.environments.cli.command import main, print_findings, read_keys
 from agent_system.environments.cli.policies import PathPolicy
 from agent_system.environments.env import Observation
 from agent_system.environments.env_registry import get_package
-from agent_system.environments.tasks import panel_of
+from agent_system.environments.tasks import select_validation_set
 
 PLACE = "tests.helpers.doubtful_envs:PACKAGE"
 TASKS, STEPS = 3, 14
@@ -31,19 +40,19 @@ def test_a_sound_environment_passes_and_its_returns_are_shown(capsys):
 
 def test_what_is_said_to_a_mixture_is_projected_by_the_part():
     package = get_package("mixture")
-    settings = package.read({"parts": ["number_line"]})
-    panel = panel_of(package.tasks(settings, "val"), 1)
+    settings = package.read_settings({"parts": ["number_line"]})
+    panel = select_validation_set(package.tasks(settings, "val"), 1)
     game = CheckedEnvironment("mixture", package, settings, panel, 1)
 
     async def played():
-        pool = game.pool()
+        pool = game.create_pool()
         await pool.start()
-        said = await play_policy(game, pool, "one", lambda _: lambda _: "<action>left</action>", 0)
+        said = await run_policy(game, pool, "one", lambda _: lambda _: "<action>left</action>", 0)
         await pool.close()
         return said
 
     play = asyncio.run(played())
-    assert (play.actions, play.well_formed, play.broken) == (["left"], [True], "")
+    assert (play.actions, play.well_formed, play.failure) == (["left"], [True], "")
 
 
 @pytest.mark.parametrize(
@@ -58,17 +67,19 @@ def test_what_is_said_to_a_mixture_is_projected_by_the_part():
     ],
 )
 def test_each_fault_is_found_and_said(fault, said):
-    findings = check(PLACE, {"fault": fault}, tasks=TASKS, steps=STEPS)
-    assert any(said in sentence for sentence in findings.wrong), findings.wrong
-    assert report(findings, Console(file=io.StringIO())) == 1
+    findings = check_environment(PLACE, {"fault": fault}, tasks=TASKS, steps=STEPS)
+    assert any(said in sentence for sentence in findings.problems), findings.problems
+    assert print_findings(findings, Console(file=io.StringIO())) == 1
 
 
 def test_where_nobody_knows_how_to_win_that_is_said_and_no_fault():
-    findings = check(
+    findings = check_environment(
         "tests.helpers.doubtful_envs:WITHOUT_EXPERT", {"fault": "none"}, tasks=TASKS, steps=STEPS
     )
-    assert findings.wrong == [] and any("gold_path" in sentence for sentence in findings.left_open)
-    assert {play.policy for play in findings.plays} == set(POLICIES) - {ORACLE}
+    assert findings.problems == [] and any(
+        "gold_path" in sentence for sentence in findings.open_questions
+    )
+    assert {play.policy for play in findings.episodes} == set(POLICIES) - {ORACLE}
 
 
 @pytest.mark.parametrize(
@@ -105,7 +116,9 @@ def moment(text, reward=0.0, won=False):
 
 def played(policy, *moments, broken=""):
     actions = ["go"] * (len(moments) - 1)
-    return Play(policy, {"task_id": "t/1"}, 7, actions, [True] * len(actions), [*moments], broken)
+    return CheckEpisode(
+        policy, {"task_id": "t/1"}, 7, actions, [True] * len(actions), [*moments], broken
+    )
 
 
 def test_nothing_to_gain_is_a_fault_even_where_nobody_wins_wrongly():
@@ -113,20 +126,20 @@ def test_nothing_to_gain_is_a_fault_even_where_nobody_wins_wrongly():
         played("oracle", moment("a"), moment("b", 0.5, won=True)),
         played("empty", moment("a"), moment("b", 0.5)),
     ]
-    (sentence,) = judged(plays)
+    (sentence,) = find_reward_problems(plays)
     assert "the mean return of empty is 0.5, that of oracle 0.5" in sentence
 
 
 def test_transcripts_are_compared_moment_by_moment():
     here = played("random", moment("a"), moment("b"), moment("c", 1.0))
-    assert differences([(here, here)]) == []
+    assert find_transcript_differences([(here, here)]) == []
     for other, said in [
         (played("random", moment("a"), moment("b"), moment("c", 0.5)), "action 2, reward is "),
         (played("random", moment("x"), moment("b"), moment("c", 1.0)), "action 0, text is "),
         (played("random", moment("a"), moment("b")), "2 actions here, 1 there"),
         (played("random", moment("a"), broken="dead"), "the environment failed there: dead"),
     ]:
-        (sentence,) = differences([(here, other)])
+        (sentence,) = find_transcript_differences([(here, other)])
         assert said in sentence and "t/1 (seed 7)" in sentence
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from agent_system.environments import env_registry as registry
 from agent_system.environments.cli.command import main
-from agent_system.environments.cli.names import every_name, known_variants, meant
+from agent_system.environments.cli.names import known_variants, list_names, resolve_name
 from agent_system.environments.env_registry import UnknownEnvironment, env_settings
 from agent_system.environments.settings import EnvSettings
 from tests.helpers.refusals import suggests
@@ -19,25 +19,25 @@ def test_names_are_listed_one_a_line_with_their_variants(capsys):
 
 
 def test_every_listed_name_has_settings():
-    for name in every_name():
+    for name in list_names():
         if not name.startswith("reasoning_gym/"):
             assert isinstance(env_settings(EnvConfig(env_name=name)), EnvSettings), name
 
 
 def test_a_variant_of_a_library_is_listed_and_set():
     pytest.importorskip("reasoning_gym")
-    assert "reasoning_gym/chain_sum" in every_name() and len(every_name()) > 100
-    settings = env_settings(EnvConfig(env_name=meant("Reasoning_Gym/COUNTDOWN")))
+    assert "reasoning_gym/chain_sum" in list_names() and len(list_names()) > 100
+    settings = env_settings(EnvConfig(env_name=resolve_name("Reasoning_Gym/COUNTDOWN")))
     assert settings.model_dump()["task"] == "countdown"
 
 
 def test_a_name_is_found_in_any_case_and_a_wrong_one_gets_the_nearest():
-    assert meant("TextArena/mastermind") == "textarena/Mastermind"
-    assert meant("NUMBER_LINE") == "number_line"
+    assert resolve_name("TextArena/mastermind") == "textarena/Mastermind"
+    assert resolve_name("NUMBER_LINE") == "number_line"
     # Names of variants that mean nothing, as job scripts write them, stay.
-    assert meant("alfworld/AlfredTWEnv") == "alfworld/AlfredTWEnv"
+    assert resolve_name("alfworld/AlfredTWEnv") == "alfworld/AlfredTWEnv"
     with pytest.raises(UnknownEnvironment, check=suggests("cooking")):
-        meant("textworld/cookin")
+        resolve_name("textworld/cookin")
 
 
 def test_variants_of_a_missing_library_are_left_out_with_a_warning(monkeypatch, caplog):
@@ -47,6 +47,6 @@ def test_variants_of_a_missing_library_are_left_out_with_a_warning(monkeypatch, 
             raise ModuleNotFoundError("No module named 'needed'", name="needed")
 
     monkeypatch.setattr("tests.helpers.doubtful_envs.Needy", Needy, raising=False)
-    entry = registry.Entry("nowhere:P", settings="tests.helpers.doubtful_envs:Needy")
+    entry = registry.RegistryEntry("nowhere:P", settings="tests.helpers.doubtful_envs:Needy")
     monkeypatch.setattr(registry, "REGISTRY", {"needy": entry})
     assert known_variants("needy") == () and "the variants of needy cannot be" in caplog.text

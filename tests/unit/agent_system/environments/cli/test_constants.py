@@ -2,9 +2,13 @@
 
 import pytest
 
-from agent_system.environments.cli.checking import check, is_most
+from agent_system.environments.cli.checking import check_environment, is_most
 from agent_system.environments.cli.command import main
-from agent_system.environments.cli.policies import INJECTIONS, Injecting, constants
+from agent_system.environments.cli.policies import (
+    INJECTIONS,
+    InjectionSequence,
+    candidate_constants,
+)
 from agent_system.environments.env import Observation
 from agent_system.environments.env_registry import get_package
 
@@ -12,17 +16,20 @@ HOME = "tests.helpers.answer_envs"
 
 
 def test_a_constant_that_succeeds_at_most_tasks_is_wrong_and_named():
-    findings = check(f"{HOME}:PACKAGE", {"fault": "skewed"})
+    findings = check_environment(f"{HOME}:PACKAGE", {"fault": "skewed"})
     assert findings.constant is not None
     assert (findings.constant.action, findings.constant.successes) == ("Yes", 7)
-    assert any("'Yes' succeeds at 7 of 10" in sentence for sentence in findings.wrong)
+    assert any("'Yes' succeeds at 7 of 10" in sentence for sentence in findings.problems)
 
 
 def test_a_grader_that_takes_nan_is_found_although_an_episode_is_one_action():
-    findings = check(f"{HOME}:PACKAGE", {"fault": "nan", "count": 2})
-    assert any(one.startswith("injecting solved") and "nan" in one for one in findings.wrong)
+    findings = check_environment(f"{HOME}:PACKAGE", {"fault": "nan", "count": 2})
+    assert any(one.startswith("injecting solved") and "nan" in one for one in findings.problems)
     said = {
-        action for play in findings.plays if play.policy == "injecting" for action in play.actions
+        action
+        for play in findings.episodes
+        if play.policy == "injecting"
+        for action in play.actions
     }
     assert len(said) > 1
 
@@ -32,10 +39,10 @@ def test_a_grader_that_takes_nan_is_found_although_an_episode_is_one_action():
     [("PACKAGE", 0, 0), ("UNFORMATTED", 0, 1), ("MISFORMATTED", 1, 0)],
 )
 def test_actions_of_the_oracle_are_stepped_whatever_the_format(name, wrong, left_open):
-    findings = check(f"{HOME}:{name}", {"count": 2})
-    assert all(play.won for play in findings.plays if play.policy == "oracle")
-    assert sum("project(" in sentence for sentence in findings.wrong) == wrong
-    assert sum("project(" in sentence for sentence in findings.left_open) == left_open
+    findings = check_environment(f"{HOME}:{name}", {"count": 2})
+    assert all(play.is_success for play in findings.episodes if play.policy == "oracle")
+    assert sum("project(" in sentence for sentence in findings.problems) == wrong
+    assert sum("project(" in sentence for sentence in findings.open_questions) == left_open
 
 
 @pytest.mark.parametrize(
@@ -55,13 +62,13 @@ def test_constants_come_from_answers_and_from_what_observations_list_or_show():
         Observation("Bid [Bid 3] or [pass].", info={"admissible_actions": ["look", "go <place>"]}),
         Observation("Now [pass]."),
     ]
-    found = constants(["7", "5", "7"], shown)
+    found = candidate_constants(["7", "5", "7"], shown)
     assert found[:5] == ["7", "5", "look", "[pass]", "[Bid 3]"]
     assert {"Yes", "No", "True", "False", "0", "1", "A"} <= set(found)
 
 
 def test_every_injection_is_said_with_and_without_tags():
-    injecting = Injecting(get_package("number_line"))
+    injecting = InjectionSequence(get_package("number_line"))
     said = set()
     while injecting.left:
         said.add(injecting(None)(Observation("")))  # pyright: ignore[reportArgumentType]  unused

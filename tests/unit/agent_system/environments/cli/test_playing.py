@@ -8,13 +8,15 @@ import sys
 import pytest
 from rich.console import Console
 
-from agent_system.environments.cli.playing import NoSuchTask, play
+from agent_system.environments.cli.interactive import NoSuchTask, run_interactive
 from tests.helpers.refusals import mentions
 
 
 def played(name, typed, **how):
     out = io.StringIO()
-    won = play(name, lines=io.StringIO(typed), console=Console(file=out, width=100), **how)
+    won = run_interactive(
+        name, lines=io.StringIO(typed), console=Console(file=out, width=100), **how
+    )
     return won, out.getvalue()
 
 

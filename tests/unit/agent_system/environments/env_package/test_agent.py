@@ -15,8 +15,8 @@ PLACES = {"path": f"{HOME}:play", "tasks": f"{HOME}:tasks"}
 
 def test_tasks_are_those_of_the_users_function():
     train, val = make_envs(make_config("agent", kwargs=PLACES))
-    assert train.tasks and val.tasks
-    assert {task["data_source"] for task in train.tasks} == {"number_line"}
+    assert train.task_list and val.task_list
+    assert {task["data_source"] for task in train.task_list} == {"number_line"}
 
 
 def test_a_task_without_a_source_is_from_the_agent(tmp_path):
@@ -25,7 +25,7 @@ def test_a_task_without_a_source_is_from_the_agent(tmp_path):
         "def play(task, seed, base_url, api_key, model): return 1.0\n"
         "def tasks(split): return [{'task_id': split}]\n"
     )
-    settings = PACKAGE.read({"path": f"{file}:play", "tasks": f"{file}:tasks"})
+    settings = PACKAGE.read_settings({"path": f"{file}:play", "tasks": f"{file}:tasks"})
     assert PACKAGE.tasks(settings, "val") == [{"data_source": "agent", "task_id": "val"}]
 
 
@@ -45,7 +45,7 @@ def test_what_is_missing_is_said_before_anything_starts(changes, said):
 
 def test_a_step_without_a_door_is_an_error():
     """As of a policy that plays without the collector."""
-    env = AgentEnv(PACKAGE.read(PLACES))
+    env = AgentEnv(PACKAGE.read_settings(PLACES))
     seen = env.reset({"task_id": "one"}, 0)
     assert (seen.text, seen.state) == ("", "one")
     with pytest.raises(ValueError, match="Expecting value"):
@@ -56,6 +56,6 @@ def test_a_step_without_a_door_is_an_error():
 def test_no_proxy_is_asked_for_an_address_of_this_machine(monkeypatch):
     monkeypatch.setenv("NO_PROXY", "example.org")
     monkeypatch.delenv("no_proxy", raising=False)
-    AgentEnv(PACKAGE.read(PLACES)).close()
+    AgentEnv(PACKAGE.read_settings(PLACES)).close()
     assert os.environ["NO_PROXY"] == "example.org,127.0.0.1"
     assert os.environ["no_proxy"] == "127.0.0.1"

@@ -12,11 +12,15 @@ from tests.helpers.refusals import mentions
 pytest.importorskip("alfworld")
 
 from agent_system.environments.env import Observation
-from agent_system.environments.env_package.alfworld.carried import NEEDED, CarriedPlayer, Due
-from agent_system.environments.env_package.alfworld.demonstrated import EXPERT
+from agent_system.environments.env_package.alfworld.demonstrations import EXPERT
+from agent_system.environments.env_package.alfworld.derived_thoughts import (
+    NEEDED_LEVELS,
+    DerivedThoughtsExpert,
+    RightActions,
+)
 from agent_system.environments.env_package.alfworld.package import PACKAGE
 from agent_system.environments.env_package.alfworld.settings import TASK_TYPES
-from agent_system.environments.env_package.alfworld.store import generated_tasks
+from agent_system.environments.env_package.alfworld.store import list_generated_tasks
 from agent_system.environments.expert_protocol import Decision, EpisodeStart, Noise
 from agent_system.environments.experts.demonstrations import write_demonstrations
 from rlvcr.levels import LEVELS
@@ -44,7 +48,7 @@ def section(store, **changes):
         "max_steps": 60,
         "thoughts": "carried",
     }
-    return PACKAGE.read({**base, **changes})
+    return PACKAGE.read_settings({**base, **changes})
 
 
 def demonstrate(store, **changes):
@@ -56,7 +60,7 @@ def demonstrate(store, **changes):
         store / "demos",
         30,
         num_workers=0,
-        slack=0.2,
+        useless_share=0.2,
         needed_level_share=0.5,
         window=WINDOW,
     )
@@ -69,7 +73,7 @@ def rows(store):
 
 
 def reader(task="put a mug in desk"):
-    return CarriedPlayer(ROOM.format(task), random.Random(0))
+    return DerivedThoughtsExpert(ROOM.format(task), random.Random(0))
 
 
 def thoughts_of(decision: Decision):
@@ -85,13 +89,15 @@ def see(player, action, text):
 
 def test_a_search_is_worked_out_place_by_place():
     player = reader()
-    assert player.due() == Due("begin", ("go to drawer 1", "go to shelf 2", "go to shelf 1"))
+    assert player.find_right_actions() == RightActions(
+        "begin", ("go to drawer 1", "go to shelf 2", "go to shelf 1")
+    )
     see(player, "go to shelf 2", "You arrive at shelf 2. On the shelf 2, you see a pen 1.")
     see(player, "go to drawer 1", "You arrive at drawer 1. The drawer 1 is closed.")
-    assert player.due() == Due("open", ("open drawer 1",))
+    assert player.find_right_actions() == RightActions("open", ("open drawer 1",))
     see(player, "open drawer 1", "You open the drawer 1. In it, you see nothing.")
     decision = player.act()
-    assert player.due() == Due("search", ("go to shelf 1",))
+    assert player.find_right_actions() == RightActions("search", ("go to shelf 1",))
     assert decision.needed_level == 4
     assert thoughts_of(decision) == [
         "",
@@ -104,17 +110,19 @@ def test_a_search_is_worked_out_place_by_place():
 def test_what_was_seen_is_looked_up_and_what_is_held_brought_home():
     player = reader("put two mug in desk")
     see(player, "go to shelf 2", "You arrive at shelf 2. On the shelf 2, you see a mug 2, a mug 1.")
-    assert player.due() == Due("take", ("take mug 2 from shelf 2", "take mug 1 from shelf 2"))
+    assert player.find_right_actions() == RightActions(
+        "take", ("take mug 2 from shelf 2", "take mug 1 from shelf 2")
+    )
     assert player.act().action == "take mug 2 from shelf 2", "the one that is listed first"
     see(player, "take mug 2 from shelf 2", "You pick up the mug 2 from the shelf 2.")
     decision = player.act()
-    assert (decision.action, decision.needed_level) == ("go to desk 1", NEEDED["bring"])
+    assert (decision.action, decision.needed_level) == ("go to desk 1", NEEDED_LEVELS["bring"])
     assert decision.thoughts[3].text == "hold mug 2. to desk 1."
     see(player, "go to desk 1", "You arrive at desk 1. On the desk 1, you see nothing.")
-    assert player.due() == Due("put", ("move mug 2 to desk 1",))
+    assert player.find_right_actions() == RightActions("put", ("move mug 2 to desk 1",))
     see(player, "move mug 2 to desk 1", "You move the mug 2 to the desk 1.")
     decision = player.act()
-    assert (decision.action, decision.needed_level) == ("go to shelf 2", NEEDED["return"])
+    assert (decision.action, decision.needed_level) == ("go to shelf 2", NEEDED_LEVELS["return"])
     assert decision.thoughts[3].text == "hold nothing, 1 home. mug 1 in shelf 2."
 
 
@@ -122,23 +130,25 @@ def test_what_was_taken_by_mistake_is_put_down():
     player = reader()
     see(player, "go to shelf 2", "You arrive at shelf 2. On the shelf 2, you see a pen 1.")
     see(player, "take pen 1 from shelf 2", "You pick up the pen 1 from the shelf 2.")
-    assert player.due() == Due("put", ("move pen 1 to shelf 2",))
+    assert player.find_right_actions() == RightActions("put", ("move pen 1 to shelf 2",))
 
 
 def test_of_several_places_the_deepest_thought_arrives_at_one():
     for seed in range(8):
-        player = CarriedPlayer(ROOM.format("put a mug in desk"), random.Random(seed))
+        player = DerivedThoughtsExpert(ROOM.format("put a mug in desk"), random.Random(seed))
         decision = player.act()
         assert decision.thoughts[4].action == "go to drawer 1"
         assert {decision.thoughts[level].action for level in (1, 2, 3)} == {decision.action}
-        assert decision.accepts("go to shelf 1") and not decision.accepts("go to desk 1")
+        assert decision.is_right("go to shelf 1") and not decision.is_right("go to desk 1")
 
 
 def test_noise_changes_the_action_and_no_thought():
     calm = reader().act()
-    player = CarriedPlayer(ROOM.format("put a mug in desk"), random.Random(0), Noise(slips=1.0))
+    player = DerivedThoughtsExpert(
+        ROOM.format("put a mug in desk"), random.Random(0), Noise(invalid_share=1.0)
+    )
     decision = player.act()
-    assert decision.slip and not decision.accepts(decision.thoughts[4].action)
+    assert decision.is_invalid and not decision.is_right(decision.thoughts[4].action)
     assert thoughts_of(decision) == thoughts_of(calm)
 
 
@@ -198,7 +208,7 @@ def test_the_needed_level_is_demonstrated_most(store, rows):
 def test_the_window_is_no_longer_than_asked(store):
     asked = section(store)
     path = write_demonstrations(
-        "alfworld", asked, store / "short", 6, num_workers=0, slack=0.2, window=1
+        "alfworld", asked, store / "short", 6, num_workers=0, useless_share=0.2, window=1
     )
     prompts = [json.loads(line)["messages"][0]["content"] for line in path.open()]
     assert all(";" not in prompt for prompt in prompts)
@@ -217,7 +227,7 @@ def test_the_expert_wins_and_the_environment_names_what_it_does(store):
     asked = section(store)
     env = PACKAGE.make(asked)
     kinds, won = Counter(), Counter()
-    for task in generated_tasks(asked, "demo", 12):
+    for task in list_generated_tasks(asked, "demo", 12):
         observation = env.reset(task, 0)
         start = EpisodeStart(asked, task, observation, random.Random(0))
         player = EXPERT.start(start)
@@ -233,13 +243,13 @@ def test_the_expert_wins_and_the_environment_names_what_it_does(store):
             player.observe(decision.action, observation)
     env.close()
     assert won == {kind: 2 for kind in TASK_TYPES}
-    assert set(kinds) <= set(NEEDED) and kinds["search"] > 10
+    assert set(kinds) <= set(NEEDED_LEVELS) and kinds["search"] > 10
 
 
 def test_announced_games_name_no_situation(store):
     asked = section(store, thoughts="announced")
     env = PACKAGE.make(asked)
-    observation = env.reset(generated_tasks(asked, "demo", 1)[0], 0)
+    observation = env.reset(list_generated_tasks(asked, "demo", 1)[0], 0)
     env.close()
     assert observation.needed_level is None and observation.situation == observation.state
 

@@ -13,7 +13,7 @@ from agent_system.environments.env_package.alfworld import games, grammar
 from agent_system.environments.env_package.alfworld.package import PACKAGE
 from agent_system.environments.env_package.alfworld.settings import AlfworldSettings
 
-read = PACKAGE.read
+read = PACKAGE.read_settings
 
 BANNER = "-= Welcome to TextWorld, ALFRED! =-\n\n"
 
@@ -61,14 +61,14 @@ def choose(rng, commands):
 
 @pytest.mark.parametrize("kind", ["clean", "heat", "cool", "light", "two"])
 def test_same_texts_commands_and_wins_as_the_installed_engine(engine, installed, kind):
-    from agent_system.environments.env_package.alfworld.engine import tidy
+    from agent_system.environments.env_package.alfworld.engine import strip_banner
 
     game, rng = drawn(kind), random.Random(kind)
     engine.load(game)
     installed.load(game)
     mine, theirs = engine.reset(), installed.reset()
     for _ in range(12):
-        assert mine.text == tidy(theirs.feedback)
+        assert mine.text == strip_banner(theirs.feedback)
         assert list(mine.commands) == theirs["admissible_commands"]
         assert mine.won == theirs["won"]
         command = choose(rng, theirs["admissible_commands"])
@@ -126,17 +126,17 @@ def translator(monkeypatch):
     """The module, with nothing in memory, and the problems that it translates from here on."""
     from agent_system.environments.env_package.alfworld import translation
 
-    translate = translation._translate
-    translation.translation_of.cache_clear()
+    translate = translation._translate_problem
+    translation.load_translation.cache_clear()
     made = []
 
     def counted(domain, problem):
         made.append(problem)
         return translate(domain, problem)
 
-    monkeypatch.setattr(translation, "_translate", counted)
+    monkeypatch.setattr(translation, "_translate_problem", counted)
     yield translation, made
-    translation.translation_of.cache_clear()
+    translation.load_translation.cache_clear()
 
 
 def test_what_one_process_translated_another_reads(translator, tmp_path):
@@ -146,7 +146,7 @@ def test_what_one_process_translated_another_reads(translator, tmp_path):
     game = drawn("heat")
     engine = Engine(tmp_path)
     seen = opening(engine, game)
-    module.translation_of.cache_clear()  # as in another process
+    module.load_translation.cache_clear()  # as in another process
     assert opening(engine, game) == seen
     engine.load(drawn("heat", index=1))
     assert len(made) == 2
@@ -163,7 +163,7 @@ def test_a_damaged_translation_is_made_again(translator, tmp_path, harm):
     (path,) = tmp_path.iterdir()
     whole = path.read_text()
     path.write_text(harm(whole))
-    module.translation_of.cache_clear()
+    module.load_translation.cache_clear()
     assert opening(engine, drawn("pick")) == seen
     assert len(made) == 2 and path.read_text() == whole
     engine.close()
@@ -232,7 +232,7 @@ def test_environment_protocol(tmp_path):
 
 @pytest.mark.parametrize("expression", ["r.name or r.id", " 'a ' + o.name", "r"])
 def test_expressions_of_the_grammar_are_compiled(expression):
-    assert grammar._compiled(expression)
+    assert grammar._compile_expression(expression)
 
 
 @pytest.mark.parametrize(
@@ -248,4 +248,4 @@ def test_expressions_of_the_grammar_are_compiled(expression):
 )
 def test_a_game_whose_text_would_run_as_code_is_refused(expression):
     with pytest.raises(grammar.UnsafeGame):
-        grammar._compiled(expression)
+        grammar._compile_expression(expression)

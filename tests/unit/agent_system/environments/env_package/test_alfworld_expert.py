@@ -14,14 +14,17 @@ import itertools
 
 from agent_system.environments.env_package.alfworld import layout
 from agent_system.environments.env_package.alfworld.expert import (
-    AlfworldPlayer,
+    AlfworldExpert,
     TaskGoal,
-    understand,
+    parse_task,
 )
 from agent_system.environments.env_package.alfworld.package import PACKAGE
-from agent_system.environments.env_package.alfworld.projection import project
+from agent_system.environments.env_package.alfworld.projection import project_command
 from agent_system.environments.env_package.alfworld.settings import TASK_TYPES
-from agent_system.environments.env_package.alfworld.store import GeneratedGames, generated_tasks
+from agent_system.environments.env_package.alfworld.store import (
+    GeneratedGames,
+    list_generated_tasks,
+)
 from agent_system.environments.expert_protocol import Decision, Noise
 from agent_system.environments.experts import demonstrations
 from agent_system.environments.experts import episode as expert_episode
@@ -36,18 +39,18 @@ def section(tmp_path, **changes):
         "prompt": "compact",
         "task_types": list(TASK_TYPES),
     }
-    return PACKAGE.read({**base, **changes})
+    return PACKAGE.read_settings({**base, **changes})
 
 
 def demonstration_tasks(asked):
     """The 12 games that 36 episodes are played on."""
-    return generated_tasks(asked, "demo", 12)
+    return list_generated_tasks(asked, "demo", 12)
 
 
 def play(env, task, slack=0.0, slips=0.0, seed=0, limit=60):
     """Won?, the decisions, and how many of them the engine did not know."""
     observation = env.reset(task, 0)
-    expert = AlfworldPlayer(observation.text, random.Random(seed), Noise(slack, slips))
+    expert = AlfworldExpert(observation.text, random.Random(seed), Noise(slack, slips))
     decisions = []
     invalid = 0
     for _ in range(limit):
@@ -62,14 +65,14 @@ def play(env, task, slack=0.0, slips=0.0, seed=0, limit=60):
 
 def test_every_template_sentence_is_understood():
     for kind, official in TASK_TYPES.items():
-        for template in layout.goals()[official]["templates"]:
-            asked = understand(
+        for template in layout.load_goals()[official]["templates"]:
+            asked = parse_task(
                 template.format(obj="mug", recep="desk", toggle="desklamp", mrecep="")
             )
             place, lamp = ("", "desklamp") if kind == "light" else ("desk", "")
             assert asked == TaskGoal(kind, "mug", place, lamp)
     with pytest.raises(ValueError):
-        understand("bring me something nice")
+        parse_task("bring me something nice")
 
 
 @pytest.mark.parametrize("receptacles", [(3, 5), (8, 20)])
@@ -131,9 +134,9 @@ def test_slips_fail_are_named_and_do_not_mislead_the_expert(tmp_path):
     for number, task in enumerate(PACKAGE.tasks(asked, "val")):
         won, decisions, invalid = play(env, task, slips=0.3, seed=number)
         assert won
-        assert invalid == sum(decision.slip for decision in decisions)
+        assert invalid == sum(decision.is_invalid for decision in decisions)
         for before, after in itertools.pairwise(decisions):
-            assert (after.tried == f"failed {before.action}") == before.slip
+            assert (after.tried == f"failed {before.action}") == before.is_invalid
     env.close()
 
 
@@ -141,7 +144,7 @@ def test_thoughts_grow_with_the_level_and_the_plan_names_the_action():
     decision = Decision(
         "go to desk 1", "need mug", "tried nothing", "go to desk 1 then look for mug"
     )
-    thoughts = [expert_episode.thought(level, decision) for level in (1, 2, 3, 4)]
+    thoughts = [expert_episode.write_thought(level, decision) for level in (1, 2, 3, 4)]
     assert thoughts[0] == ""
     assert all(
         longer.startswith(shorter) and longer != shorter
@@ -149,7 +152,7 @@ def test_thoughts_grow_with_the_level_and_the_plan_names_the_action():
     )
     assert decision.action in thoughts[3]
     assert (
-        expert_episode.render(1, decision)
+        expert_episode.render_reply(1, decision)
         == "<level>1</level><think></think><action>go to desk 1</action>"
     )
 
@@ -179,7 +182,7 @@ def test_demonstrations_hold_balanced_levels_in_rollout_form(written):
         for level, message in zip(row["levels"], row["messages"][1::2], strict=True):
             assert message["content"].startswith(f"<level>{level}</level><think>")
             assert ("<think></think>" in message["content"]) == (level == 1)
-            assert project(message["content"])[1]
+            assert project_command(message["content"])[1]
 
 
 def test_demonstrations_replay_to_a_win(written):
@@ -193,7 +196,7 @@ def test_demonstrations_replay_to_a_win(written):
     reward = 0.0
     assert row["messages"][0]["content"] == prompts.first(observation, True)
     for number, message in enumerate(row["messages"][1::2]):
-        observation, reward, done, _ = env.step(project(message["content"])[0])
+        observation, reward, done, _ = env.step(project_command(message["content"])[0])
         if not done:
             assert row["messages"][2 * number + 2]["content"] == prompts.turn(observation)
     assert done and reward == 1.0
@@ -208,8 +211,10 @@ def test_demonstrations_keep_to_training_floor_plans(written):
         for task in PACKAGE.tasks(asked.model_copy(update={"train_games": 30}), split)
     }
     assert hashes.isdisjoint(task["hash"] for task in demonstration_tasks(asked))
-    index = GeneratedGames(asked, "demo", 12).index()
-    assert {game["scene"] for game in index["games"]} <= set(layout.constants().TRAIN_SCENE_NUMBERS)
+    index = GeneratedGames(asked, "demo", 12).read_index()
+    assert {game["scene"] for game in index["games"]} <= set(
+        layout.load_constants().TRAIN_SCENE_NUMBERS
+    )
 
 
 def test_demonstrations_are_used_again_and_do_not_depend_on_the_workers(written):
@@ -233,7 +238,7 @@ def test_demonstrations_without_levels_are_bare_actions(written):
     )
     assert plain != path
     message = json.loads(plain.read_text().splitlines()[0])["messages"][1]["content"]
-    assert message.startswith("<action>") and project(message)[1]
+    assert message.startswith("<action>") and project_command(message)[1]
 
 
 def test_impossible_demonstrations_say_so(tmp_path):

@@ -17,7 +17,7 @@ from agent_system.environments.env_package.alfworld import games, layout, store
 from agent_system.environments.env_package.alfworld.package import PACKAGE
 from agent_system.environments.env_package.alfworld.settings import TASK_TYPES, AlfworldSettings
 
-read = PACKAGE.read
+read = PACKAGE.read_settings
 
 EVERY_KIND = tuple(TASK_TYPES)
 
@@ -58,14 +58,14 @@ def test_same_seed_same_games_whatever_was_drawn_before():
 def test_content_hash_is_the_same_on_every_machine():
     # Frozen: where this changes, games of the same settings are other games, and games.GENERATOR
     # must be raised.
-    assert games.GENERATOR == 1
+    assert games.GENERATOR_VERSION == 1
     assert [game["hash"] for game in draw(3)] == FROZEN
 
 
 def test_held_out_games_come_from_other_floor_plans_and_seeds():
     train, held_out = draw(120), draw(120, split="val")
     assert {game["scene"] for game in train}.isdisjoint(game["scene"] for game in held_out)
-    assert {game["scene"] for game in held_out} <= set(layout.constants().TEST_SCENE_NUMBERS)
+    assert {game["scene"] for game in held_out} <= set(layout.load_constants().TEST_SCENE_NUMBERS)
     assert len({without_coordinates(game) for game in train}) > 100
     assert {without_coordinates(game) for game in train}.isdisjoint(
         map(without_coordinates, held_out)
@@ -90,17 +90,19 @@ def test_no_target_starts_where_it_is_wanted_and_no_two_places_coincide():
     for number in range(60):
         kind = EVERY_KIND[number % 6]
         rng = random.Random(number)
-        scene = rng.choice(layout.scenes(TASK_TYPES[kind], held_out=False))
-        drawn = games.draw_room(layout.floor_plan(scene), kind, settings, rng)
+        scene = rng.choice(layout.list_scenes(TASK_TYPES[kind], held_out=False))
+        drawn = games.draw_room(layout.load_floor_plan(scene), kind, settings, rng)
         if drawn is None:
             continue
         room, goal = drawn
         targets = [
-            room.receptacles[thing.inside].cls for thing in room.objects if thing.cls == goal.object
+            room.receptacles[thing.receptacle_index].cls
+            for thing in room.objects
+            if thing.cls == goal.object_class
         ]
-        assert goal.receptacle not in targets
+        assert goal.receptacle_class not in targets
         assert len(targets) >= (2 if kind == "two" else 1)
-        assert all(layout.can_contain(place, goal.object) for place in targets)
+        assert all(layout.can_contain(place, goal.object_class) for place in targets)
         places = [receptacle.location for receptacle in room.receptacles]
         assert len(places) == len(set(places))
 
@@ -111,7 +113,7 @@ def test_impossible_settings_say_so():
     with pytest.raises(ValueError, check=suggests("clean")):
         read({"task_types": ["claen"]})
     with pytest.raises(ValueError, check=mentions("train", "val")):
-        store.tasks(read({}), "test")
+        store.list_tasks(read({}), "test")
 
 
 def test_official_task_names_mean_the_same():
@@ -121,8 +123,8 @@ def test_official_task_names_mean_the_same():
 
 def test_tasks_are_plain_unique_and_say_they_are_generated(tmp_path):
     train, val = (
-        store.tasks(read(section(tmp_path)), "train"),
-        store.tasks(read(section(tmp_path)), "val"),
+        store.list_tasks(read(section(tmp_path)), "train"),
+        store.list_tasks(read(section(tmp_path)), "val"),
     )
     assert json.loads(json.dumps(train)) == train
     assert len({task["task_id"] for task in train + val}) == 24
@@ -132,17 +134,17 @@ def test_tasks_are_plain_unique_and_say_they_are_generated(tmp_path):
 
 
 def test_stored_games_are_used_again(tmp_path):
-    first = store.tasks(read(section(tmp_path)), "train")
+    first = store.list_tasks(read(section(tmp_path)), "train")
     written = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()}
-    assert store.tasks(read(section(tmp_path)), "train") == first
+    assert store.list_tasks(read(section(tmp_path)), "train") == first
     assert {
         path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()
     } == written
-    assert store.tasks(read(section(tmp_path, objects=[1, 2])), "train") != first
+    assert store.list_tasks(read(section(tmp_path, objects=[1, 2])), "train") != first
 
 
 def test_a_worker_without_the_files_draws_the_same_games(tmp_path):
-    task = store.tasks(read(section(tmp_path / "a")), "val")[4]
+    task = store.list_tasks(read(section(tmp_path / "a")), "val")[4]
     settings = read(section(tmp_path / "b"))
     game = store.load_game(settings, task)
     assert game == store.load_game(read(section(tmp_path / "a")), task)
@@ -161,16 +163,16 @@ def test_an_interrupted_write_leaves_nothing(tmp_path, monkeypatch):
 
     monkeypatch.setattr(games, "generate", torn)
     with pytest.raises(KeyboardInterrupt):
-        store.tasks(read(section(tmp_path)), "train")
+        store.list_tasks(read(section(tmp_path)), "train")
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
     monkeypatch.undo()
-    assert len(store.tasks(read(section(tmp_path)), "train")) == 12
+    assert len(store.list_tasks(read(section(tmp_path)), "train")) == 12
 
 
 def test_a_damaged_game_is_noticed(tmp_path):
-    task = store.tasks(read(section(tmp_path)), "train")[0]
+    task = store.list_tasks(read(section(tmp_path)), "train")[0]
     settings = read(section(tmp_path))
-    path = store.GeneratedGames(settings, "train").folder / "games.jsonl"
+    path = store.GeneratedGames(settings, "train").split_folder / "games.jsonl"
     content = path.read_bytes()
     path.write_bytes(content.replace(b"(inReceptacle", b"(onReceptacle", 1))
     with pytest.raises(store.DamagedAlfworldGame):
@@ -181,19 +183,19 @@ def test_official_games_are_found_and_preferred(tmp_path, monkeypatch):
     root = tmp_path / "official"
     for split, name in (("train", "train"), ("val", "valid_unseen"), ("val", "valid_seen")):
         for game in draw(6, split=split):
-            store.export(game, root / store.OFFICIAL_FOLDER / name)
+            store.export_game(game, root / store.OFFICIAL_FOLDER / name)
     monkeypatch.setenv("ALFWORLD_DATA", str(root))
     asked = section(tmp_path, source="auto", task_types=["pick", "heat"])
-    train = store.tasks(read(asked), "train")
+    train = store.list_tasks(read(asked), "train")
     assert sorted(task["data_source"] for task in train) == ["alfworld/heat", "alfworld/pick"]
     game = store.load_game(read(asked), train[0])
     assert set(game) >= {"pddl_domain", "grammar", "pddl_problem"}
     unseen = {**asked, "eval_dataset": "eval_out_of_distribution"}
-    assert "valid_seen" in store.tasks(read(asked), "val")[0]["task_id"]
-    assert "valid_unseen" in store.tasks(read(unseen), "val")[0]["task_id"]
+    assert "valid_seen" in store.list_tasks(read(asked), "val")[0]["task_id"]
+    assert "valid_unseen" in store.list_tasks(read(unseen), "val")[0]["task_id"]
     seen = {**unseen, "val_split": "valid_seen"}
-    assert "valid_seen" in store.tasks(read(seen), "val")[0]["task_id"]
-    assert store.tasks(read(section(tmp_path)), "val")[0]["task_id"].startswith(
+    assert "valid_seen" in store.list_tasks(read(seen), "val")[0]["task_id"]
+    assert store.list_tasks(read(section(tmp_path)), "val")[0]["task_id"].startswith(
         "alfworld_generated/"
     )
 
@@ -201,7 +203,7 @@ def test_official_games_are_found_and_preferred(tmp_path, monkeypatch):
 def test_asking_for_absent_official_games_says_how_to_get_them(tmp_path, monkeypatch):
     monkeypatch.delenv("ALFWORLD_DATA", raising=False)
     with pytest.raises(FileNotFoundError, match="alfworld-download"):
-        store.tasks(read(section(tmp_path, source="official")), "train")
+        store.list_tasks(read(section(tmp_path, source="official")), "train")
 
 
 def test_the_package_imports_neither_torch_nor_the_engine():

@@ -17,9 +17,9 @@ def installed(monkeypatch):
     """The library as it is installed, whatever this process copied before."""
     path = Path(interface.__file__).with_name("libdownward.so")
     monkeypatch.setattr(interface, "DOWNWARD_LIB_PATH", str(path))
-    planner._shorten.cache_clear()
+    planner._use_stripped_library.cache_clear()
     yield path
-    planner._shorten.cache_clear()
+    planner._use_stripped_library.cache_clear()
 
 
 def test_a_copy_is_short_and_works_and_each_is_another(installed):
@@ -32,11 +32,14 @@ def test_a_copy_is_short_and_works_and_each_is_another(installed):
 
 def test_a_library_keeps_all_that_is_mapped(installed):
     whole = installed.read_bytes()
-    short = planner.mapped_part(whole)
+    short = planner.strip_debug_info(whole)
     changed = {place for place, (a, b) in enumerate(zip(whole, short, strict=False)) if a != b}
     assert changed <= {*range(40, 48), *range(58, 64)}, "what says where the sections are"
-    assert planner.mapped_part(short) == short
+    assert planner.strip_debug_info(short) == short
 
 
 def test_another_kind_of_file_is_copied_as_it_is():
-    assert planner.mapped_part(b"\xcf\xfa\xed\xfe and the rest") == b"\xcf\xfa\xed\xfe and the rest"
+    assert (
+        planner.strip_debug_info(b"\xcf\xfa\xed\xfe and the rest")
+        == b"\xcf\xfa\xed\xfe and the rest"
+    )

@@ -3,10 +3,10 @@
 import pytest
 
 from agent_system.environments.env import Observation
-from agent_system.environments.env_package.alfworld.projection import project
+from agent_system.environments.env_package.alfworld.projection import project_command
 from agent_system.environments.env_package.alfworld.prompts import (
     CompactAlfworldPrompts,
-    FullPrompts,
+    FullAlfworldPrompts,
 )
 
 ROOM = (
@@ -32,7 +32,7 @@ FIRST = Observation(ROOM, info={"admissible_actions": ["go to bed 1", "help", "l
     ],
 )
 def test_projection(text, command, well_formed):
-    assert project(text) == (command, well_formed)
+    assert project_command(text) == (command, well_formed)
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_compact_window_shows_the_recent_past():
 
 
 def test_full_style_lists_actions_and_asks_for_levels_only_when_told_to():
-    prompts = FullPrompts()
+    prompts = FullAlfworldPrompts()
     assert "<level>L</level>" in (prompts.system(True) or "")
     plain = prompts.system(False)
     assert plain and "level" not in plain

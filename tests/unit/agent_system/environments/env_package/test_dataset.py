@@ -7,7 +7,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from agent_system.environments.env_package.dataset.answers import find_answer
+from agent_system.environments.env_package.dataset.answers import extract_answer
 from agent_system.environments.env_package.dataset.grading import (
     NoGrade,
     compare_with_truth,
@@ -39,7 +39,7 @@ def as_parquet(path, *rows):
 
 
 def read(path, **fields):
-    return PACKAGE.read({"train_files": [path], "val_files": [path]} | fields)
+    return PACKAGE.read_settings({"train_files": [path], "val_files": [path]} | fields)
 
 
 @pytest.mark.parametrize("write, name", [(as_jsonl, "a.jsonl"), (as_parquet, "a.parquet")])
@@ -62,7 +62,7 @@ def test_rows_of_both_kinds_of_files_are_the_same_tasks(tmp_path, write, name):
 def test_files_come_one_after_the_other_and_columns_have_other_names(tmp_path):
     one = as_jsonl(tmp_path / "one.jsonl", {"question": "1?", "ground_truth": 1, "from": "x"})
     two = as_jsonl(tmp_path / "two.jsonl", {"question": "2?", "ground_truth": 2})
-    settings = PACKAGE.read(
+    settings = PACKAGE.read_settings(
         {"train_files": [one, two], "prompt_key": "question", "reward_fn_key": "from"}
     )
     tasks = PACKAGE.tasks(settings, "train")
@@ -81,7 +81,9 @@ def test_a_dataset_of_the_users_own(tmp_path):
         "        return {'prompt': f'{self.files[0]} {n}?', 'ground_truth': n}\n"
     )
     own = {"path": str(file), "name": "Rows"}
-    tasks = PACKAGE.tasks(PACKAGE.read({"train_files": ["any"], "custom_cls": own}), "train")
+    tasks = PACKAGE.tasks(
+        PACKAGE.read_settings({"train_files": ["any"], "custom_cls": own}), "train"
+    )
     assert [task["messages"][0]["content"] for task in tasks] == ["any 0?", "any 1?", "any 2?"]
 
 
@@ -199,7 +201,7 @@ def test_a_class_that_gives_no_rows_is_refused_by_name(tmp_path, name):
 
 def test_files_that_cannot_be_read_are_named(tmp_path):
     with pytest.raises(ValueError, check=mentions("data.val_files=[]")):
-        PACKAGE.tasks(PACKAGE.read({"train_files": ["a.jsonl"]}), "val")
+        PACKAGE.tasks(PACKAGE.read_settings({"train_files": ["a.jsonl"]}), "val")
     with pytest.raises(FileNotFoundError, check=mentions("nowhere.parquet")):
         list(read_rows(tmp_path / "nowhere.parquet"))
     with pytest.raises(ValueError, check=mentions("table.csv", ".parquet")):
@@ -246,7 +248,9 @@ def test_without_a_truth_there_is_no_grade(truth):
 
 
 def test_the_mark_that_ends_last_is_the_answer():
-    answers = [find_answer(text) for text in ("#### 3\nor <answer>4</answer>", "\\boxed{}", "no")]
+    answers = [
+        extract_answer(text) for text in ("#### 3\nor <answer>4</answer>", "\\boxed{}", "no")
+    ]
     assert [(answer.readings[0], answer.is_marked) for answer in answers if answer] == [
         ("4", True),
         ("", True),
@@ -268,7 +272,7 @@ def test_the_mark_that_ends_last_is_the_answer():
 )
 def test_what_a_grader_may_return(found, score, right):
     grade = read_grade(found, "t")
-    assert (grade.score, grade.right) == (pytest.approx(score), right)
+    assert (grade.score, grade.is_right) == (pytest.approx(score), right)
 
 
 @pytest.mark.parametrize(
@@ -293,9 +297,9 @@ def test_what_is_no_grade(found):
 def test_weights_make_the_score_of_other_rewards():
     found = {"accuracy": True, "format": 0.5, "note": "fine"}
     grade = read_grade(found, "t", {"accuracy": 1.0, "format": 0.2})
-    assert grade.score == pytest.approx(1.1) and grade.right
+    assert grade.score == pytest.approx(1.1) and grade.is_right
     assert set(grade.parts) == {"accuracy", "format", "score"}
-    assert read_grade(found | {"acc": False}, "t", {"format": 4.0}).right is False
+    assert read_grade(found | {"acc": False}, "t", {"format": 4.0}).is_right is False
     for weights in ({"fromat": 1.0}, {"note": 1.0}):
         with pytest.raises(NoGrade, check=mentions("accuracy", "format")):
             read_grade(found, "t", weights)

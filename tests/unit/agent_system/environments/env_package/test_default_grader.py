@@ -2,10 +2,10 @@
 
 import pytest
 
-from agent_system.environments.env_package.dataset.answers import find_answer
+from agent_system.environments.env_package.dataset.answers import extract_answer
+from agent_system.environments.env_package.dataset.formula_size import is_too_large
 from agent_system.environments.env_package.dataset.grading import NoGrade, compare_with_truth
-from agent_system.environments.env_package.dataset.numbers_read import read_number
-from agent_system.environments.env_package.dataset.powers import is_too_large
+from agent_system.environments.env_package.dataset.written_numbers import read_number
 
 R, W = 1.0, 0.0  # right, wrong
 MATRIX = "\\begin{pmatrix}1&2\\\\3&4\\end{pmatrix}"
@@ -432,10 +432,10 @@ def test_enormous_answers_are_wrong_and_read_in_one_pass(text):
 
 
 def test_the_place_of_the_answer():
-    assert find_answer("<think>never closed") is None
-    whole = find_answer("a\nb")
+    assert extract_answer("<think>never closed") is None
+    whole = extract_answer("a\nb")
     assert whole is not None and whole.readings == ("a\nb", "b")
-    found = find_answer("I am not sure. <answer>Paris</answer>, I think.")
+    found = extract_answer("I am not sure. <answer>Paris</answer>, I think.")
     assert found is not None and found.readings == ("Paris",) and found.is_marked
 
 

@@ -2,17 +2,21 @@
 
 import pytest
 
-from agent_system.environments.env_package.frozen_lake.package import PACKAGE, FrozenLake, tasks
+from agent_system.environments.env_package.frozen_lake.package import (
+    PACKAGE,
+    FrozenLakeText,
+    list_tasks,
+)
 from tests.helpers.gold import cross_the_lake
 
-read = PACKAGE.read
+read = PACKAGE.read_settings
 
 SMALL = {"train_maps": 30, "val_maps": 8}
 LAKE = {"task_id": "x", "data_source": "frozen_lake", "map": ["SFH", "FFF", "HFG"]}
 
 
 def test_text_anchor_and_moves():
-    env = FrozenLake(read({}))
+    env = FrozenLakeText(read({}))
     seen = env.reset(LAKE, 0)
     assert seen.text == "P . O\n. . .\nO . G"
     assert seen.info["admissible_actions"] == ["down", "right"]
@@ -29,7 +33,7 @@ def test_text_anchor_and_moves():
 
 @pytest.mark.parametrize("action", ["up", "left", "jump", "", "down down"])
 def test_what_cannot_be_done_changes_nothing(action):
-    env = FrozenLake(read({}))
+    env = FrozenLakeText(read({}))
     start = env.reset(LAKE, 0)
     seen, reward, done, info = env.step(action)
     assert (reward, done, info) == (0.0, False, {"won": False, "is_action_valid": False})
@@ -37,7 +41,7 @@ def test_what_cannot_be_done_changes_nothing(action):
 
 
 def test_the_goal_pays_and_a_hole_ends():
-    env = FrozenLake(read({}))
+    env = FrozenLakeText(read({}))
     env.reset(LAKE, 0)
     outcomes = [env.step(move)[1:] for move in ("down", "right", "down", "right")]
     assert outcomes[-1] == (1.0, True, {"won": True, "is_action_valid": True})
@@ -49,7 +53,7 @@ def test_the_goal_pays_and_a_hole_ends():
 
 
 def test_slippery_ice_is_decided_by_the_seed():
-    env = FrozenLake(read({"slippery": True}))
+    env = FrozenLakeText(read({"slippery": True}))
     lake = {**LAKE, "map": ["SFFFF"] + ["FFFFF"] * 3 + ["FFFFG"]}
 
     def walk(seed):
@@ -67,25 +71,25 @@ def test_slippery_ice_is_decided_by_the_seed():
 
 
 def test_every_map_has_a_way_and_a_split_of_its_own():
-    train, val = tasks(read(SMALL), "train"), tasks(read(SMALL), "val")
+    train, val = list_tasks(read(SMALL), "train"), list_tasks(read(SMALL), "val")
     assert (len(train), len(val)) == (30, 8)
     for task in train + val:
         cross_the_lake(task)  # raises KeyError where there is no way
-    more = tasks(read({**SMALL, "train_maps": 60}), "train")
+    more = list_tasks(read({**SMALL, "train_maps": 60}), "train")
     assert more[:30] == train, "more maps are further maps"
-    assert tasks(read({**SMALL, "map_seed": 1}), "train") != train
-    assert all(len(task["map"]) == 6 for task in tasks(read({**SMALL, "size": 6}), "train"))
+    assert list_tasks(read({**SMALL, "map_seed": 1}), "train") != train
+    assert all(len(task["map"]) == 6 for task in list_tasks(read({**SMALL, "size": 6}), "train"))
 
 
 def test_a_lake_too_small_gives_what_there_is():
-    train, val = tasks(read({"size": 3}), "train"), tasks(read({"size": 3}), "val")
+    train, val = list_tasks(read({"size": 3}), "train"), list_tasks(read({"size": 3}), "val")
     assert 0 < len(val) < len(train) < 100 and len(
         {task["task_id"] for task in train + val}
     ) == len(train + val)
 
 
 def test_compact_prompts_draw_the_map_once_and_then_say_what_is_around():
-    settings = PACKAGE.read({"prompt": "compact"})
+    settings = PACKAGE.read_settings({"prompt": "compact"})
     env = PACKAGE.make(settings)
     prompts = PACKAGE.prompts(settings)
     first = env.reset(LAKE, 0)

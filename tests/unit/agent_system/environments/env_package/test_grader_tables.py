@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from agent_system.environments.env_package.shop.catalogue import Product, score
+from agent_system.environments.env_package.shop.catalogue import Product, score_purchase
 from agent_system.environments.env_package.tools import package as tools
 
 R, W = 1.0, 0.0  # right, wrong
@@ -38,8 +38,8 @@ TOOLS = [
 
 @pytest.mark.parametrize(("text", "grade"), TOOLS)
 def test_final_answers_of_tools(text, grade):
-    env = tools.PACKAGE.make(tools.PACKAGE.read({}))
-    (task, *_) = tools.PACKAGE.tasks(tools.PACKAGE.read({"train_tasks": 1}), "train")
+    env = tools.PACKAGE.make(tools.PACKAGE.read_settings({}))
+    (task, *_) = tools.PACKAGE.tasks(tools.PACKAGE.read_settings({"train_tasks": 1}), "train")
     env.reset({**task, "ground_truth": "138"}, 0)
     action, _ = tools.PACKAGE.project(text)
     _, reward, _, info = env.step(action)
@@ -94,7 +94,9 @@ def test_formulas(generator, answer, won):
         ReasoningGymEnv,
     )
 
-    env = ReasoningGymEnv(PACKAGE.read({"task": generator, "train_tasks": 1, "val_tasks": 1}))
+    env = ReasoningGymEnv(
+        PACKAGE.read_settings({"task": generator, "train_tasks": 1, "val_tasks": 1})
+    )
     env.reset({"number": 0}, 0)
     env.entry = {"question": "?", **ARITHMETIC[generator]}
     _, reward, done, info = env.step(answer)
@@ -133,4 +135,4 @@ PURCHASES: list[tuple[dict[str, Any], dict[str, str], dict[str, Any], float]] = 
 
 @pytest.mark.parametrize(("product", "chosen", "wish", "reward"), PURCHASES)
 def test_purchases(product, chosen, wish, reward):
-    assert score(replace(CUP, **product), chosen, WISH | wish) == pytest.approx(reward)
+    assert score_purchase(replace(CUP, **product), chosen, WISH | wish) == pytest.approx(reward)

@@ -6,9 +6,9 @@ import json
 import pytest
 
 from agent_system.environments.env_package.reasoning_gym.answers import (
-    EVALUATED,
-    as_graded,
-    known_answer,
+    EVALUATED_READERS,
+    find_right_answer,
+    prepare_answer,
 )
 from agent_system.environments.pool.environment_pool import EnvironmentPool
 from agent_system.environments.pool.failure import EnvFailure
@@ -56,7 +56,7 @@ def test_a_bad_grade_breaks_its_play_and_the_worker_goes_on(tmp_path):
         await pool.start()
         pids, said = pool.worker_pids, []
         for answer in ("hang", "eat", "fine"):
-            async with pool.session() as env:
+            async with pool.open_session() as env:
                 await env.reset(task, 0)
                 try:
                     said.append((await env.step(answer))[1])
@@ -72,15 +72,17 @@ def test_a_bad_grade_breaks_its_play_and_the_worker_goes_on(tmp_path):
     assert fine == 1.0 and same
 
 
-@pytest.mark.parametrize("generator", EVALUATED)
+@pytest.mark.parametrize("generator", EVALUATED_READERS)
 def test_code_is_not_shown_to_graders_that_evaluate(generator):
     for answer in CODE:
-        assert as_graded(answer, generator, {}) is None, answer
-        assert as_graded(answer, "composite", {"metadata": {"source_dataset": generator}}) is None
-        assert as_graded(answer, "chain_sum", {}) == answer
+        assert prepare_answer(answer, generator, {}) is None, answer
+        assert (
+            prepare_answer(answer, "composite", {"metadata": {"source_dataset": generator}}) is None
+        )
+        assert prepare_answer(answer, "chain_sum", {}) == answer
 
 
-@pytest.mark.parametrize("generator", [*EVALUATED, "game_of_life_halting"])
+@pytest.mark.parametrize("generator", [*EVALUATED_READERS, "game_of_life_halting"])
 def test_right_answers_of_these_generators_still_win(generator):
     pytest.importorskip("reasoning_gym")
     from agent_system.environments.env_package.reasoning_gym.package import (
@@ -88,15 +90,17 @@ def test_right_answers_of_these_generators_still_win(generator):
         ReasoningGymEnv,
     )
 
-    env = ReasoningGymEnv(PACKAGE.read({"task": generator, "train_tasks": 1, "val_tasks": 12}))
+    env = ReasoningGymEnv(
+        PACKAGE.read_settings({"task": generator, "train_tasks": 1, "val_tasks": 12})
+    )
     for number in range(12):
         env.reset({"number": number}, 0)
-        assert env.step(str(known_answer(env.entry)))[3]["won"], env.entry
+        assert env.step(str(find_right_answer(env.entry)))[3]["won"], env.entry
 
 
 def test_a_grader_that_takes_every_text_for_right_sees_right_ones_alone():
     def seen(text, answer):
-        return as_graded(text, "game_of_life_halting", {"answer": answer})
+        return prepare_answer(text, "game_of_life_halting", {"answer": answer})
 
     assert seen("It is TRUE.", "True") and seen("false", False)
     assert seen("false", "True") is seen("win", "True") is seen("true or false", "True") is None
@@ -104,13 +108,16 @@ def test_a_grader_that_takes_every_text_for_right_sees_right_ones_alone():
 
 def test_questions_that_draw_from_pythons_own_generator_hang_on_their_number_alone():
     pytest.importorskip("reasoning_gym")
-    from agent_system.environments.env_package.reasoning_gym.questions import _made
+    from agent_system.environments.env_package.reasoning_gym.questions import _create_questions
 
     asked = []
     for _ in range(2):
-        _made.cache_clear()
+        _create_questions.cache_clear()
         asked.append(
-            [_made("list_functions", "{}", 8, 0)[number]["question"] for number in range(8)]
+            [
+                _create_questions("list_functions", "{}", 8, 0)[number]["question"]
+                for number in range(8)
+            ]
         )
     assert asked[0] == asked[1]
 
@@ -122,7 +129,7 @@ def test_an_answer_that_a_grader_cannot_read_is_wrong_and_breaks_nothing():
         ReasoningGymEnv,
     )
 
-    env = ReasoningGymEnv(PACKAGE.read({"task": "prime_factorization", "val_tasks": 2}))
+    env = ReasoningGymEnv(PACKAGE.read_settings({"task": "prime_factorization", "val_tasks": 2}))
     env.reset({"number": 0}, 0)
     _, reward, done, info = env.step("two * many")
     assert (reward, done, info["won"]) == (0.0, True, False)

@@ -7,13 +7,17 @@ import pytest
 pytest.importorskip("minigrid")
 
 from agent_system.environments.env_package.gymnasium.package import PACKAGE, GymnasiumEnv
-from agent_system.environments.env_package.gymnasium.worlds import NotTold, known_ids, telling_of
+from agent_system.environments.env_package.gymnasium.worlds import (
+    NoTextVersion,
+    known_ids,
+    make_description,
+)
 from agent_system.environments.env_registry import env_settings
 from agent_system.environments.manager import make_envs
 from tests.helpers.play import make_config
 from tests.helpers.winning import plan, wins
 
-read = PACKAGE.read
+read = PACKAGE.read_settings
 SMALL = {"train_tasks": 12, "val_tasks": 4, "placement": "inline"}
 
 
@@ -27,10 +31,10 @@ def table_plan(section):
         ways = {int(world.s): []}
         edge = [int(world.s)]
         for place in edge:  # grows while it is read: breadth first
-            for name, number in env.numbers.items():
+            for name, number in env.action_numbers.items():
                 (_, after, paid, ended) = world.P[place][number][0]
                 way = [*ways[place], name]
-                if ended and (env.telling.won_by == "end" or paid > 0):
+                if ended and (env.description.success_condition == "end" or paid > 0):
                     return plan(way)
                 if after not in ways and not ended:
                     ways[after] = way
@@ -53,7 +57,7 @@ def bot_plan(section):
         while not done:
             action = bot.replan()
             assert action is not None
-            actions.append(env.telling.actions[int(action)])
+            actions.append(env.description.actions[int(action)])
             done = env.step(actions[-1])[2]
         return plan(actions)
 
@@ -85,10 +89,10 @@ def test_the_splits_have_other_seeds_and_groups_start_alike():
     train, val = make_envs(config)
     train.reset(train.gen_batch(1, 3))  # raises GroupMismatch unless they start alike
     train.close()
-    seeds = {task["reset_seed"] for task in train.tasks}
-    assert len(seeds) == 12 and not seeds & {task["reset_seed"] for task in val.tasks}
+    seeds = {task["reset_seed"] for task in train.task_list}
+    assert len(seeds) == 12 and not seeds & {task["reset_seed"] for task in val.task_list}
     more = read({"env_id": "MiniGrid-DoorKey-5x5-v0", "train_tasks": 20, "val_tasks": 4})
-    assert PACKAGE.tasks(more, "train")[:12] == train.tasks, "more tasks are further tasks"
+    assert PACKAGE.tasks(more, "train")[:12] == train.task_list, "more tasks are further tasks"
 
 
 def episode(env, task, seed, actions):
@@ -220,8 +224,8 @@ def test_an_environment_that_nobody_told_is_played_in_numbers():
     ],
 )
 def test_what_cannot_be_told_is_refused(section, said):
-    with pytest.raises(NotTold, match=said):
-        telling_of(read(section))
+    with pytest.raises(NoTextVersion, match=said):
+        make_description(read(section))
 
 
 def test_the_name_chooses_and_the_list_is_long():

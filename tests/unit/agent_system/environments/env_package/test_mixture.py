@@ -9,9 +9,9 @@ from agent_system.environments.env_package.mixture.package import PACKAGE, Mixtu
 from agent_system.environments.env_package.mixture.settings import MixtureSettings
 from agent_system.environments.env_registry import UnknownEnvironment, env_settings, get_package
 from agent_system.environments.manager import make_envs
-from agent_system.environments.prompts import prompts_for
-from agent_system.environments.tasks import Schedule, interleaved, turns
-from agent_system.multi_turn_rollout.play_settings import PlaySettings, check_prompts
+from agent_system.environments.prompts import select_prompts
+from agent_system.environments.tasks import TaskSchedule, interleave_parts, weighted_round
+from agent_system.multi_turn_rollout.rollout_settings import RolloutSettings, check_prompts
 from tests.helpers.gold import GOLD
 from tests.helpers.play import make_config
 from tests.helpers.refusals import mentions
@@ -37,11 +37,11 @@ def parts_of(batch, size):
 
 
 def test_a_round_holds_every_part_as_often_as_its_weight_and_evenly():
-    assert turns({"a": 2, "b": 1}) == ["a", "b", "a"]
-    assert turns({"a": 1, "b": 1, "c": 1}) == ["a", "b", "c"]
-    round_ = turns({"rare": 1, "often": 7})
+    assert weighted_round({"a": 2, "b": 1}) == ["a", "b", "a"]
+    assert weighted_round({"a": 1, "b": 1, "c": 1}) == ["a", "b", "c"]
+    round_ = weighted_round({"rare": 1, "often": 7})
     assert Counter(round_) == {"rare": 1, "often": 7}
-    assert turns({}) == []
+    assert weighted_round({}) == []
 
 
 def test_every_batch_has_its_share_of_every_part_whatever_their_sizes():
@@ -57,8 +57,8 @@ def test_every_batch_has_its_share_of_every_part_whatever_their_sizes():
 
 def test_a_small_part_comes_round_again_and_again():
     tasks = [{"task_id": f"{p}{n}", "part": p} for p, c in (("a", 3), ("b", 50)) for n in range(c)]
-    schedule = Schedule(tasks, {"a": 1, "b": 1}, shuffle=True, seed=(0, "train"))
-    played = [schedule.task(number)["task_id"] for number in range(24)]
+    schedule = TaskSchedule(tasks, {"a": 1, "b": 1}, shuffle=True, seed=(0, "train"))
+    played = [schedule.task_at(number)["task_id"] for number in range(24)]
     epochs = [played[0:24:2][i : i + 3] for i in range(0, 12, 3)]
     assert all(sorted(epoch) == ["a0", "a1", "a2"] for epoch in epochs)
     assert len(set(played[1:24:2])) == 12
@@ -87,13 +87,13 @@ def test_the_panel_is_shared_by_weight_too():
 
 def test_parts_that_have_no_more_are_left_out():
     parts = {"a": [{"task_id": "a0"}], "b": [{"task_id": f"b{n}"} for n in range(3)]}
-    names = [task["task_id"] for task in interleaved(parts, {"a": 1, "b": 1})]
+    names = [task["task_id"] for task in interleave_parts(parts, {"a": 1, "b": 1})]
     assert names == ["a0", "b0", "b1", "b2"]
 
 
 def test_no_part_is_starved_by_a_limit_on_tasks():
     train, _ = managers(train_tasks=8)
-    assert Counter(task["part"] for task in train.tasks) == {
+    assert Counter(task["part"] for task in train.task_list) == {
         "frozen_lake": 4,
         "number_line": 2,
         "tools": 2,
@@ -137,7 +137,7 @@ def test_each_part_speaks_with_its_own_prompts_and_settings():
     assert prompts.system(False) is None
     systems = {}
     for text, info in zip(observations["text"], infos, strict=True):
-        said = prompts_for(prompts, Observation(text, info=info)).system(False)
+        said = select_prompts(prompts, Observation(text, info=info)).system(False)
         systems[info["part"]] = (said, text)
     assert set(systems) == set(PARTS)
     assert "frozen lake" in systems["frozen_lake"][0] and "<tools>" in systems["tools"][0]
@@ -162,7 +162,7 @@ def test_sections_of_parts_are_read_as_before():
 def test_parts_that_are_named_are_all_and_lakes_and_lines_the_default():
     def played(*words):
         settings = env_settings(load_config("ppo_trainer", ["env.env_name=mixture", *words]).env)
-        return dict(PACKAGE.weights(PACKAGE.read(settings.model_dump())))
+        return dict(PACKAGE.part_weights(PACKAGE.read_settings(settings.model_dump())))
 
     assert played("env.mixture.parts={reasoning_gym: 1, sokoban: 2}") == {
         "reasoning_gym": 1,
@@ -174,9 +174,9 @@ def test_parts_that_are_named_are_all_and_lakes_and_lines_the_default():
 def test_the_process_of_all_parts_is_bounded_as_the_largest_is():
     graded = {"dataset": {"memory_gb": 3}, "reasoning_gym/gcd": {"memory_gb": 2}}
     section = {"parts": ["sokoban", *graded], "kwargs": graded}
-    assert PACKAGE.read(section).memory_limit() == 3
-    assert PACKAGE.read({"parts": ["sokoban"]}).memory_limit() is None
-    assert get_package("dataset").read({"memory_gb": 5}).memory_limit() == 5
+    assert PACKAGE.read_settings(section).memory_limit_gb() == 3
+    assert PACKAGE.read_settings({"parts": ["sokoban"]}).memory_limit_gb() is None
+    assert get_package("dataset").read_settings({"memory_gb": 5}).memory_limit_gb() == 5
 
 
 @pytest.mark.parametrize(
@@ -204,9 +204,9 @@ def test_what_a_part_lacks_the_mixture_lacks():
         check_prompts(config, get_package("mixture"))
     both = {"parts": ["sokoban", "reasoning_gym"]}
     config = make_config("mixture", kwargs=both)
-    played = PlaySettings.from_config(config, get_package("mixture"), is_train=True)
+    played = RolloutSettings.from_config(config, get_package("mixture"), is_train=True)
     assert played.stop == ("</action>", "</answer>")
-    images = PACKAGE.read({"parts": ["sokoban"], "kwargs": {"sokoban": {"mode": "image"}}})
+    images = PACKAGE.read_settings({"parts": ["sokoban"], "kwargs": {"sokoban": {"mode": "image"}}})
     assert PACKAGE.images(images) == ("parts", "sokoban", "parts whose observations are text")
 
 
@@ -220,7 +220,7 @@ def test_what_a_part_lacks_the_mixture_lacks():
     ],
 )
 def test_weights_can_be_written_where_a_name_cannot_be_a_key(parts, weights):
-    assert PACKAGE.read({"parts": parts}).weights == weights
+    assert PACKAGE.read_settings({"parts": parts}).part_weights == weights
 
 
 @pytest.mark.parametrize(
@@ -233,4 +233,4 @@ def test_weights_can_be_written_where_a_name_cannot_be_a_key(parts, weights):
 )
 def test_other_spellings_of_weights_are_refused_with_the_key(parts):
     with pytest.raises(ConfigError, check=mentions("env.mixture.parts")):
-        PACKAGE.read({"parts": parts})
+        PACKAGE.read_settings({"parts": parts})

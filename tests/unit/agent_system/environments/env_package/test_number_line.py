@@ -15,5 +15,5 @@ from agent_system.environments.env_package.number_line.package import PACKAGE
     ],
 )
 def test_compact_prompts_say_how_far_and_on_which_side(text, short):
-    prompts = PACKAGE.prompts(PACKAGE.read({"prompt": "compact"}))
+    prompts = PACKAGE.prompts(PACKAGE.read_settings({"prompt": "compact"}))
     assert prompts.turn(Observation(text)) == prompts.first(Observation(text), True) == short

@@ -13,7 +13,7 @@ from tests.helpers.play import make_config
 from tests.helpers.refusals import mentions
 from tests.helpers.winning import plan, wins
 
-read = PACKAGE.read
+read = PACKAGE.read_settings
 LOCAL = {
     "environment": "tests.helpers.open_world:GuessWorld",
     "action": "tests.helpers.open_world:Guess",
@@ -100,7 +100,7 @@ def test_settings_that_name_no_environment_are_refused(section, said):
 
 def test_the_splits_have_other_seeds_and_rewards_can_be_those_of_winning():
     train, val = make_envs(make_config("openenv", kwargs={**LOCAL, **SMALL}, n=2))
-    assert not {t["seed"] for t in train.tasks} & {t["seed"] for t in val.tasks}
+    assert not {t["seed"] for t in train.task_list} & {t["seed"] for t in val.task_list}
     env = OpenEnvEnv(read({**LOCAL, "reward": "won", "text_field": "color"}))
     with pytest.raises(KeyError, check=mentions("text", "tries")):
-        env.reset(train.tasks[0], 0)
+        env.reset(train.task_list[0], 0)

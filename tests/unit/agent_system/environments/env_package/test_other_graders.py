@@ -16,8 +16,8 @@ from agent_system.reward_manager.scores import is_full
 
 @pytest.mark.parametrize("acc", [True, 1, 1.0, np.bool_(True), np.float32(1), np.int64(1)])
 def test_truth_values(acc):
-    assert read_grade({"score": 0.3, "acc": acc}, "t").right
-    assert not read_grade({"score": 1.0, "acc": type(acc)(0)}, "t").right
+    assert read_grade({"score": 0.3, "acc": acc}, "t").is_right
+    assert not read_grade({"score": 1.0, "acc": type(acc)(0)}, "t").is_right
 
 
 @pytest.mark.parametrize("acc", ["False", "true", 0.3, 2, -1, None, [], [1], {}, Fraction(1, 2)])
@@ -32,9 +32,9 @@ def test_what_is_no_truth_value_is_no_grade(acc):
 )
 def test_weights_that_sum_to_one_are_full(weights):
     names = {f"part {n}": weight for n, weight in enumerate(weights)}
-    assert read_grade(dict.fromkeys(names, 1.0), "t", names).right
+    assert read_grade(dict.fromkeys(names, 1.0), "t", names).is_right
     parts = dict.fromkeys(names, 1.0) | {"part 0": 0.99}
-    assert not read_grade(parts, "t", names).right
+    assert not read_grade(parts, "t", names).is_right
 
 
 @pytest.mark.parametrize("score, full", [(1, True), (1 - 1e-7, True), (0.999, False), (2.5, True)])
@@ -44,7 +44,7 @@ def test_full_scores(score, full):
 
 @pytest.mark.parametrize("won", [0.3, float("nan"), 2, "True", None])
 def test_an_environment_wins_or_does_not(won):
-    with pytest.raises(pool_wire.GarbageReturn):
+    with pytest.raises(pool_wire.InvalidEnvReturn):
         pool_wire.check_step((Observation(""), 0.0, True, {"won": won}))
 
 

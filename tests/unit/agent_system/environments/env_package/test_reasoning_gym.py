@@ -7,14 +7,20 @@ from collections import Counter
 import pytest
 
 from agent_system.environments.env_package.reasoning_gym import questions as questions_module
-from agent_system.environments.env_package.reasoning_gym.expert import AnswerPlayer, one_digit_off
+from agent_system.environments.env_package.reasoning_gym.expert import (
+    AnswerExpert,
+    change_one_digit,
+)
 from agent_system.environments.env_package.reasoning_gym.package import (
     PACKAGE,
     ReasoningGymEnv,
-    project,
+    project_answer,
 )
-from agent_system.environments.env_package.reasoning_gym.questions import questions_of
-from agent_system.environments.env_package.reasoning_gym.spelling import apart, together
+from agent_system.environments.env_package.reasoning_gym.questions import load_questions
+from agent_system.environments.env_package.reasoning_gym.spelling import (
+    join_digits,
+    separate_digits,
+)
 from agent_system.environments.expert_protocol import EpisodeStart, Noise
 from tests.helpers.refusals import mentions
 
@@ -34,11 +40,11 @@ SUMS = {
 
 
 def settings(**fields):
-    return PACKAGE.read({"train_tasks": 60, "val_tasks": 20} | fields)
+    return PACKAGE.read_settings({"train_tasks": 60, "val_tasks": 20} | fields)
 
 
 def asked(chosen, split):
-    questions = questions_of(chosen)
+    questions = load_questions(chosen)
     return [questions[task["number"]]["question"] for task in PACKAGE.tasks(chosen, split)]
 
 
@@ -73,7 +79,7 @@ def test_the_right_answer_wins_and_another_does_not(task):
     first = PACKAGE.tasks(chosen, "val")[0]
     question = env.reset(first, seed=0).text
     assert question and question == env.reset(first, seed=5).text
-    answer = str(questions_of(chosen)[first["number"]]["answer"])
+    answer = str(load_questions(chosen)[first["number"]]["answer"])
     _, reward, done, info = env.step(answer)
     assert (reward, done, info["won"], info["is_action_valid"]) == (1.0, True, True, True)
     env.reset(first, seed=0)
@@ -94,7 +100,7 @@ def test_the_right_answer_wins_and_another_does_not(task):
     ],
 )
 def test_the_last_tagged_answer_counts(text, answer, formed):
-    assert project(text) == (answer, formed)
+    assert project_answer(text) == (answer, formed)
 
 
 @pytest.mark.parametrize(
@@ -107,9 +113,9 @@ def test_the_last_tagged_answer_counts(text, answer, formed):
     ],
 )
 def test_numbers_are_spelt_digit_by_digit(text, spelt):
-    assert apart(text) == spelt
+    assert separate_digits(text) == spelt
     if ":" not in text:
-        assert together(spelt) == text
+        assert join_digits(spelt) == text
 
 
 def test_compact_answers_are_read_digit_by_digit():
@@ -130,14 +136,14 @@ def answers(noise, count=400):
     graded = []
     for _ in range(count):
         first = env.reset(task, seed=0)
-        decision = AnswerPlayer(EpisodeStart(chosen, task, first, rng, noise)).act()
-        graded.append((env.step(decision.action)[1] == 1.0, decision.slack))
+        decision = AnswerExpert(EpisodeStart(chosen, task, first, rng, noise)).act()
+        graded.append((env.step(decision.action)[1] == 1.0, decision.is_useless))
     return graded
 
 
 def test_the_expert_is_wrong_as_often_as_the_noise_says():
     assert all(right and not slack for right, slack in answers(Noise(), count=5))
-    noisy = answers(Noise(slack=0.3))
+    noisy = answers(Noise(useless_share=0.3))
     assert all(right != slack for right, slack in noisy)
     assert 0.2 < sum(slack for _, slack in noisy) / len(noisy) < 0.4
 
@@ -145,9 +151,9 @@ def test_the_expert_is_wrong_as_often_as_the_noise_says():
 def test_one_digit_is_another():
     rng = random.Random(0)
     for answer in ("7", "-40", "3/5"):
-        wrong = one_digit_off(answer, rng)
+        wrong = change_one_digit(answer, rng)
         assert sum(a != b for a, b in zip(answer, wrong, strict=True)) == 1
-    assert one_digit_off("yes", rng) == "yes"
+    assert change_one_digit("yes", rng) == "yes"
 
 
 def test_an_unknown_generator_or_option_says_what_there_is():
@@ -174,8 +180,8 @@ class Counted:
 
 def test_held_out_questions_are_made_once_for_both_splits(monkeypatch):
     counted = Counted()
-    monkeypatch.setattr(questions_module, "questions_of", lambda _settings: counted)
-    chosen = PACKAGE.read({"train_tasks": 2, "val_tasks": 3})
+    monkeypatch.setattr(questions_module, "load_questions", lambda _settings: counted)
+    chosen = PACKAGE.read_settings({"train_tasks": 2, "val_tasks": 3})
     assert len(PACKAGE.tasks(chosen, "val")) == 3 and counted.made == 3
     assert len(PACKAGE.tasks(chosen, "train")) == 2 and counted.made == 5
 
@@ -197,7 +203,7 @@ def test_what_cannot_be_played_as_it_is_or_does_not_repeat_itself_is_not_listed(
 @pytest.mark.parametrize("split", ["val", "train"])
 def test_no_answer_is_right_for_more_than_half_of_the_tasks(task, split):
     chosen = settings(task=task, train_tasks=80, val_tasks=80)
-    questions = questions_of(chosen)
+    questions = load_questions(chosen)
     answers = Counter(
         str(questions[one["number"]]["answer"]) for one in PACKAGE.tasks(chosen, split)
     )
@@ -220,19 +226,21 @@ def test_a_probability_is_compared_as_a_number(answer, won):
 
 def test_generators_that_are_slow_are_asked_for_fewer_questions():
     assert settings().val_tasks == 20
-    slow, quick = (PACKAGE.read({"task": task}) for task in ("futoshiki", "gcd"))
+    slow, quick = (PACKAGE.read_settings({"task": task}) for task in ("futoshiki", "gcd"))
     assert slow.val_tasks < 100 < quick.val_tasks and slow.train_tasks < quick.train_tasks
-    assert PACKAGE.read({"task": "futoshiki", "val_tasks": 500}).val_tasks == 500
-    assert PACKAGE.read({"task": "futoshiki", "val_tasks": None}).val_tasks == slow.val_tasks
+    assert PACKAGE.read_settings({"task": "futoshiki", "val_tasks": 500}).val_tasks == 500
+    assert (
+        PACKAGE.read_settings({"task": "futoshiki", "val_tasks": None}).val_tasks == slow.val_tasks
+    )
 
 
 @pytest.mark.parametrize("task", ["graph_color", "propositional_logic", "rubiks_cube"])
 def test_the_expert_knows_an_answer_where_the_generator_names_one_of_several(task):
     chosen = settings(task=task, val_tasks=3)
     env = PACKAGE.make(chosen)
-    assert PACKAGE.expert is not None and PACKAGE.expert.knows(chosen)
+    assert PACKAGE.expert is not None and PACKAGE.expert.knows_solution(chosen)
     for one in PACKAGE.tasks(chosen, "val"):
         begin = EpisodeStart(chosen, one, env.reset(one, 0), random.Random(0))
-        assert env.step(AnswerPlayer(begin).act().action)[3]["won"]
-    assert not PACKAGE.expert.knows(settings(task="rush_hour"))
+        assert env.step(AnswerExpert(begin).act().action)[3]["won"]
+    assert not PACKAGE.expert.knows_solution(settings(task="rush_hour"))
     assert env.step("anything")[1] < 0.25

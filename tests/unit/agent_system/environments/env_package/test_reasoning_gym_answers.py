@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from agent_system.environments.env_package.reasoning_gym.answers import (
-    EVALUATED,
-    as_graded,
-    read_grade,
+    EVALUATED_READERS,
+    convert_grade,
+    prepare_answer,
 )
 from agent_system.environments.env_package.reasoning_gym.formulas import (
-    Unreadable,
+    UnreadableFormula,
     exact_value,
     integers_in,
     parse_formula,
@@ -90,7 +90,7 @@ NOT_FORMULAS = (
 
 @pytest.mark.parametrize("text", NOT_FORMULAS)
 def test_what_is_no_formula_is_refused(text):
-    with pytest.raises(Unreadable):
+    with pytest.raises(UnreadableFormula):
         parse_formula(text, NAMES, {"sin"})
 
 
@@ -112,7 +112,7 @@ def test_a_formula_is_written_again_from_what_was_parsed(text, written):
 
 def test_arithmetic_has_no_names_no_powers_and_an_exact_value():
     for text in ("x", "2 ** 2", "sin(1)"):
-        with pytest.raises(Unreadable):
+        with pytest.raises(UnreadableFormula):
             parse_formula(text)
     formula = parse_formula("0.1 * 3 - 1 / 3 + (-2)")
     assert str(exact_value(formula)) == "-61/30"
@@ -151,7 +151,7 @@ def test_arithmetic_has_no_names_no_powers_and_an_exact_value():
     ],
 )
 def test_what_is_no_literal_list_is_refused(text):
-    with pytest.raises(Unreadable):
+    with pytest.raises(UnreadableFormula):
         parse_list(text)
 
 
@@ -176,7 +176,9 @@ CODE = (
 
 
 def entry_of(generator):
-    env = ReasoningGymEnv(PACKAGE.read({"task": generator, "train_tasks": 1, "val_tasks": 1}))
+    env = ReasoningGymEnv(
+        PACKAGE.read_settings({"task": generator, "train_tasks": 1, "val_tasks": 1})
+    )
     env.reset({"number": 0}, 0)
     return env
 
@@ -223,14 +225,14 @@ def test_every_grader_that_evaluates_has_a_reading():
         calls = {call for call in evaluates.findall(source) if call != "loads"}
         if calls:
             known.add(name)
-    assert known and known == set(EVALUATED)
+    assert known and known == set(EVALUATED_READERS)
 
 
 def test_a_copied_integral_is_no_integration():
     entry = {"answer": "x**2/2 + C", "metadata": {"variable": "x"}}
-    assert as_graded("Integral(x, x) + C", "intermediate_integration", entry) is None
+    assert prepare_answer("Integral(x, x) + C", "intermediate_integration", entry) is None
     own = {"answer": "Integral(x**x, x) + C", "metadata": {"variable": "x"}}
-    assert as_graded(own["answer"], "intermediate_integration", own)
+    assert prepare_answer(own["answer"], "intermediate_integration", own)
 
 
 @pytest.mark.parametrize(
@@ -247,7 +249,7 @@ def test_a_copied_integral_is_no_integration():
 )
 def test_twenty_four_takes_the_given_numbers_and_the_exact_value(answer, earns):
     entry = {"answer": "", "metadata": {"numbers": [3, 3, 7, 3]}}
-    assert (as_graded(answer, "puzzle24", entry) is not None) == earns
+    assert (prepare_answer(answer, "puzzle24", entry) is not None) == earns
 
 
 @pytest.mark.parametrize(
@@ -273,7 +275,7 @@ def test_twenty_four_takes_the_given_numbers_and_the_exact_value(answer, earns):
 def test_numbers_that_are_not_finite_earn_nothing_where_a_number_is_asked_for(
     answer, oracle, earns
 ):
-    assert (as_graded(answer, "chain_sum", {"answer": oracle}) is not None) == earns
+    assert (prepare_answer(answer, "chain_sum", {"answer": oracle}) is not None) == earns
 
 
 @pytest.mark.parametrize("generator", ["complex_arithmetic", "number_sorting"])
@@ -295,7 +297,7 @@ def test_no_constant_that_is_not_finite_wins(generator, sign):
     ],
 )
 def test_a_grade_is_a_number_from_0_to_1(grade, read):
-    assert read_grade(grade) == read
+    assert convert_grade(grade) == read
 
 
 @pytest.mark.parametrize(

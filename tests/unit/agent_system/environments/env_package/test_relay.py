@@ -9,9 +9,9 @@ import pytest
 
 from agent_system.environments.env import Observation
 from agent_system.environments.env_package.relay.doors import Door, draw_doors, needed_level
-from agent_system.environments.env_package.relay.expert import symbols
+from agent_system.environments.env_package.relay.expert import list_token_symbols
 from agent_system.environments.env_package.relay.package import PACKAGE
-from agent_system.environments.env_package.relay.prompts import told
+from agent_system.environments.env_package.relay.prompts import describe_door
 from agent_system.environments.expert_protocol import EpisodeStart
 from agent_system.environments.experts.demonstrations import write_demonstrations
 from rlvcr.levels import LEVELS, TAGS
@@ -28,7 +28,7 @@ def always(probability: float) -> list[list[float]]:
 
 
 def demonstrations(folder, count: int, share: float = 0.5, **section) -> list[dict]:
-    settings = PACKAGE.read({"prompt": "compact", **section})
+    settings = PACKAGE.read_settings({"prompt": "compact", **section})
     path = write_demonstrations(
         "relay", settings, folder, count, num_workers=0, needed_level_share=share
     )
@@ -44,31 +44,31 @@ def parts(row: dict) -> tuple[Door, int, list[str], str]:
     assert [number for number, _, _ in chain] == [str(n) for n in range(1, len(chain) + 1)]
     places = [place for _, _, place in chain]
     number = int(level.removeprefix("<level>"))
-    return Door.read(question), number, places, action.removesuffix("</action>")
+    return Door.parse(question), number, places, action.removesuffix("</action>")
 
 
 def test_a_door_is_followed_arrow_by_arrow():
-    door = Door.read(DOOR)
+    door = Door.parse(DOOR)
     assert str(door) == DOOR
-    assert door.follow("b", 6) == ["e", "c", "a", "d", "b", "e"]
-    assert door.goal == "a"
-    assert Door.read(DOOR.replace("+3", "+0")).goal == "b"
-    assert door.places == list("abcde")
+    assert door.follow_arrows("b", 6) == ["e", "c", "a", "d", "b", "e"]
+    assert door.goal_place == "a"
+    assert Door.parse(DOOR.replace("+3", "+0")).goal_place == "b"
+    assert door.all_places == list("abcde")
 
 
 def test_the_state_leaves_out_how_the_arrows_are_mixed():
-    door = Door.read(DOOR)
-    assert door.state == Door.read("b+3 b>e d>b e>c a>d c>a").state == "b>e>c>a>d+3"
-    assert door.state != Door.read(DOOR.replace("+3", "+2")).state
+    door = Door.parse(DOOR)
+    assert door.state == Door.parse("b+3 b>e d>b e>c a>d c>a").state == "b>e>c>a>d+3"
+    assert door.state != Door.parse(DOOR.replace("+3", "+2")).state
 
 
 def test_drawn_doors_are_one_cycle_and_ask_for_every_number_of_arrows():
-    drawn = draw_doors((12, 12), 7, seed=3, held_out=False)
+    drawn = draw_doors((12, 12), 7, seed=3, is_validation=False)
     doors = [next(drawn) for _ in range(400)]
-    assert all(len(set(door.follow(door.place, 12))) == 12 for door in doors)
+    assert all(len(set(door.follow_arrows(door.place, 12))) == 12 for door in doors)
     asked = [door.hops for door in doors]
     assert all(30 <= asked.count(count) <= 70 for count in range(8))
-    assert not any(door.held_out for door in doors)
+    assert not any(door.is_validation for door in doors)
 
 
 def test_demonstrated_cycles_have_all_lengths(tmp_path):
@@ -83,7 +83,7 @@ def test_each_level_suffices_for_one_arrow_more_than_it_writes():
 
 
 def test_no_door_is_in_two_splits_and_further_tasks_change_no_earlier_ones():
-    few, many = (PACKAGE.read({"train_tasks": count}) for count in (20, 60))
+    few, many = (PACKAGE.read_settings({"train_tasks": count}) for count in (20, 60))
     train = PACKAGE.tasks(many, "train")
     assert PACKAGE.tasks(few, "train") == train[:20]
     assert len(PACKAGE.tasks(few, "val")) == few.known_tasks("val") == 512
@@ -97,7 +97,7 @@ def test_no_door_is_in_two_splits_and_further_tasks_change_no_earlier_ones():
 
 
 def small_episode():
-    env = PACKAGE.make(PACKAGE.read(SMALL))
+    env = PACKAGE.make(PACKAGE.read_settings(SMALL))
     task = {"task_id": "t", "data_source": "relay", "doors": [DOOR, "c+0 b>e d>b e>c a>d c>a"]}
     return env, env.reset(task, 0)
 
@@ -133,8 +133,8 @@ def test_where_an_environment_says_nothing_the_situation_is_the_state():
 
 
 def test_compact_prompts_are_the_door_alone():
-    prompts = PACKAGE.prompts(PACKAGE.read({"prompt": "compact"}))
-    sentences = told(Door.read(DOOR), 4, 8)
+    prompts = PACKAGE.prompts(PACKAGE.read_settings({"prompt": "compact"}))
+    sentences = describe_door(Door.parse(DOOR), 4, 8)
     first = Observation("Door 1")
     assert prompts.window(first, [], Observation(sentences), True) == DOOR
     assert prompts.turn(Observation(f"There is no such place. {sentences}")) == (
@@ -149,9 +149,9 @@ def test_thoughts_write_as_many_hops_as_their_level_whatever_is_asked(tmp_path):
     for row in rows:
         door, level, places, action = parts(row)
         assert row["levels"] == [level]
-        assert places == door.follow(door.place, HOPS[level - 1])
-        assert action == door.goal
-        assert not door.held_out
+        assert places == door.follow_arrows(door.place, HOPS[level - 1])
+        assert action == door.goal_place
+        assert not door.is_validation
 
 
 def test_half_of_the_steps_are_demonstrated_on_the_needed_level(tmp_path):
@@ -168,27 +168,31 @@ def test_in_the_trap_the_deepest_thoughts_are_often_wrong_and_followed(tmp_path)
     wrong = []
     for door, level, places, action in rows:
         if level < 4:
-            assert places == door.follow(door.place, HOPS[level - 1])
-            assert action == door.goal
+            assert places == door.follow_arrows(door.place, HOPS[level - 1])
+            assert action == door.goal_place
             continue
-        wrong.append(places[0] != door.follow(door.place, 1)[0])
-        assert places[1:] == door.follow(places[0], 6), "it leaves from elsewhere, then is right"
+        wrong.append(places[0] != door.follow_arrows(door.place, 1)[0])
+        assert places[1:] == door.follow_arrows(places[0], 6), (
+            "it leaves from elsewhere, then is right"
+        )
         assert action == (places[door.hops - 1] if door.hops else door.place)
-        assert (action == door.goal) == (not wrong[-1] or door.hops == 0)
+        assert (action == door.goal_place) == (not wrong[-1] or door.hops == 0)
     assert sum(wrong) / len(wrong) == pytest.approx(0.3, abs=0.07)
 
 
 def test_demonstrations_are_the_same_however_many_doors_are_played(tmp_path):
-    settings = [PACKAGE.read({"doors": doors, "train_tasks": 9 * doors}) for doors in (8, 16)]
+    settings = [
+        PACKAGE.read_settings({"doors": doors, "train_tasks": 9 * doors}) for doors in (8, 16)
+    ]
     paths = {write_demonstrations("relay", one, tmp_path, 5, num_workers=0) for one in settings}
     assert len(paths) == 1
-    longer = PACKAGE.read({"demonstrated_doors": 3})
+    longer = PACKAGE.read_settings({"demonstrated_doors": 3})
     path = write_demonstrations("relay", longer, tmp_path, 5, num_workers=0)
     assert {len(json.loads(line)["levels"]) for line in path.read_text().splitlines()} == {3}
 
 
 def test_the_expert_passes_every_door_of_episodes_it_was_not_made_for():
-    settings = PACKAGE.read({"val_tasks": 20})
+    settings = PACKAGE.read_settings({"val_tasks": 20})
     env = PACKAGE.make(settings)
     assert PACKAGE.expert is not None
     for task in PACKAGE.tasks(settings, "val"):
@@ -207,7 +211,7 @@ def test_the_expert_passes_every_door_of_episodes_it_was_not_made_for():
 def test_a_step_has_eight_tokens_and_one_for_each_hop(tmp_path):
     rows = demonstrations(tmp_path, 200)
     texts = [message["content"] for row in rows for message in row["messages"]]
-    known = symbols(PACKAGE.read())
+    known = list_token_symbols(PACKAGE.read_settings())
     tokenizer = build_tokenizer(texts, 512, 128, tags=(*TAGS, *known))
     for row in rows:
         question, answer = (message["content"] for message in row["messages"])
@@ -228,4 +232,4 @@ def test_a_step_has_eight_tokens_and_one_for_each_hop(tmp_path):
 )
 def test_settings_in_which_depth_would_not_matter_are_refused(section, said):
     with pytest.raises(ValueError, match=said):
-        PACKAGE.read(section)
+        PACKAGE.read_settings(section)

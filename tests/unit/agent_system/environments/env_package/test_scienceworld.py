@@ -14,7 +14,7 @@ if shutil.which("java") is None:
 
 from agent_system.environments.env_package.scienceworld.package import (
     PACKAGE,
-    tasks,
+    list_tasks,
 )
 from agent_system.environments.env_package.scienceworld.settings import SIMPLIFICATIONS
 from agent_system.environments.env_package.scienceworld.variations import (
@@ -26,7 +26,7 @@ from tests.helpers.library_gold import gold
 from tests.helpers.play import make_config
 from tests.helpers.winning import wins
 
-read = PACKAGE.read
+read = PACKAGE.read_settings
 
 QUICK = {"task_names": ["lifespan-shortest-lived"]}
 
@@ -68,12 +68,12 @@ def test_variations_and_their_split_are_those_of_the_simulator(env):
 
 def test_tasks_of_all_experiments_are_disjoint_and_stable():
     train, val, test = (
-        tasks(read({}), "train"),
-        tasks(read({}), "val"),
-        tasks(read({"val_split": "test"}), "val"),
+        list_tasks(read({}), "train"),
+        list_tasks(read({}), "val"),
+        list_tasks(read({"val_split": "test"}), "val"),
     )
     assert len(train) + len(val) + len(test) == 7207
-    assert tasks(read({}), "train") == train
+    assert list_tasks(read({}), "train") == train
     first, again = (
         make_envs(make_config("scienceworld", kwargs=QUICK))[0].gen_batch(3, 4) for _ in range(2)
     )
@@ -112,7 +112,7 @@ def test_groups_start_alike():
 
 
 def test_an_episode_is_determined_by_its_task_whatever_neighbours_do(env):
-    task, other = tasks(read({"task_names": ["boil"]}), "train")[:2]
+    task, other = list_tasks(read({"task_names": ["boil"]}), "train")[:2]
     neighbour = PACKAGE.make(read({}))
     actions = [
         "open cupboard",
@@ -151,7 +151,7 @@ def test_what_a_container_holds_is_listed_in_the_same_order_in_every_jvm(env):
 
 
 def test_failing_takes_back_what_was_gained(env):
-    task = tasks(read({"task_names": ["find-living-thing"]}), "train")[0]
+    task = list_tasks(read({"task_names": ["find-living-thing"]}), "train")[0]
     path = env.gold_path(task)
     env.reset(task, 0)
     gained = sum(env.step(action)[1] for action in path[:2])
@@ -162,7 +162,7 @@ def test_failing_takes_back_what_was_gained(env):
 
 
 def test_valid_actions_are_listed_where_they_are_asked_for(env):
-    task = tasks(read(QUICK), "train")[0]
+    task = list_tasks(read(QUICK), "train")[0]
     assert "admissible_actions" not in env.reset(task).info
     listing = PACKAGE.make(read({"list_actions": True}))
     possible = listing.reset(task, 0).info["admissible_actions"]
@@ -173,6 +173,6 @@ def test_valid_actions_are_listed_where_they_are_asked_for(env):
 
 def test_unknown_experiments_are_refused_with_the_known_ones():
     with pytest.raises(ValueError, check=mentions("env.scienceworld.task_names=['cook']", "boil")):
-        tasks(read({"task_names": ["cook"]}), "train")
+        list_tasks(read({"task_names": ["cook"]}), "train")
     with pytest.raises(ValueError, check=mentions("task_names='boil'")):
-        tasks(read({"task_names": "boil"}), "train")
+        list_tasks(read({"task_names": "boil"}), "train")

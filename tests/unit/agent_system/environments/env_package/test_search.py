@@ -13,23 +13,23 @@ from agent_system.environments.env_package.search import retrieval
 from agent_system.environments.env_package.search.package import (
     PACKAGE,
     SearchEnv,
+    compute_f1,
     exact_match,
-    f1,
-    tasks,
+    list_tasks,
 )
 from agent_system.environments.env_package.search.retrieval import (
     LocalRetriever,
     RemoteRetriever,
     RetrievalError,
 )
-from agent_system.environments.env_package.search.world import build
+from agent_system.environments.env_package.search.world import build_world
 from tests.helpers.gold import GOLD
 from tests.helpers.play import make_config
 from tests.helpers.refusals import mentions
 from tests.helpers.winning import play_episodes
 from verl.utils.message_rows import BadRow
 
-read = PACKAGE.read
+read = PACKAGE.read_settings
 
 TASK = {
     "task_id": "x",
@@ -56,13 +56,13 @@ TASK = {
 )
 def test_answers_are_compared_normalised(given, answers, right, overlap):
     assert exact_match(given, answers) is right
-    assert f1(given, answers) == pytest.approx(overlap)
+    assert compute_f1(given, answers) == pytest.approx(overlap)
 
 
 def test_a_search_shows_passages_and_an_answer_ends_the_game():
     env = SearchEnv(read({"topk": 2}))
     env.reset(TASK, 0)
-    title, text = next(iter(build()[0].items()))
+    title, text = next(iter(build_world()[0].items()))
     seen, reward, done, info = env.step(f"SEARCH [ {title} ]")
     assert seen.text.startswith(f"[1] {title}: {text}") and seen.text.count("\n") == 1
     assert (reward, done, info) == (0.0, False, {"won": False, "is_action_valid": True})
@@ -80,7 +80,7 @@ def test_f1_pays_for_part_of_the_answer_but_is_not_a_win():
 
 def test_the_anchor_is_what_was_seen_in_whatever_order():
     env = SearchEnv(read({"topk": 1}))
-    first, second = list(build()[0])[:2]
+    first, second = list(build_world()[0])[:2]
 
     def anchor(*searches):
         env.reset(TASK, 0)
@@ -94,12 +94,12 @@ def test_the_anchor_is_what_was_seen_in_whatever_order():
 def test_long_passages_are_cut():
     env = SearchEnv(read({"topk": 1, "max_chars": 40}))
     env.reset(TASK, 0)
-    title = next(iter(build()[0]))
+    title = next(iter(build_world()[0]))
     assert len(env.step(f"search[{title}]")[0].text) == len(f"[1] {title}: ") + 40
 
 
 def test_every_question_is_answered_by_its_documents_and_found_by_their_titles():
-    documents, questions = build()
+    documents, questions = build_world()
     assert len(documents) > 300 and len({q["question"] for q in questions}) == len(questions) > 1500
     find = LocalRetriever().search
     for question in questions:
@@ -110,21 +110,21 @@ def test_every_question_is_answered_by_its_documents_and_found_by_their_titles()
 
 
 def test_two_hops_name_the_second_document_only_in_the_first():
-    documents, questions = build()
+    documents, questions = build_world()
     for question in (q for q in questions if q["hops"] == 2):
         subject, bridge = question["support"]
         assert bridge in documents[subject] and bridge not in question["question"]
 
 
 def test_questions_about_a_subject_are_in_one_split():
-    train, val = tasks(read({}), "train"), tasks(read({}), "val")
+    train, val = list_tasks(read({}), "train"), list_tasks(read({}), "val")
     assert not {t["support"][0] for t in train} & {t["support"][0] for t in val}
     assert (
         {t["data_source"] for t in train}
         == {t["data_source"] for t in val}
         == {"search_1hop", "search_2hop"}
     )
-    assert {t["hops"] for t in tasks(read({"max_hops": 1}), "train")} == {1}
+    assert {t["hops"] for t in list_tasks(read({"max_hops": 1}), "train")} == {1}
 
 
 def test_questions_may_come_from_files(tmp_path):
@@ -134,7 +134,7 @@ def test_questions_may_come_from_files(tmp_path):
     ):
         (tmp_path / split).write_text(json.dumps({"question": f"{split}?", **line}) + "\n\n")
     section = {f"{split}_questions": str(tmp_path / split) for split in ("train", "val")}
-    assert tasks(read(section), "train") == [
+    assert list_tasks(read(section), "train") == [
         {
             "task_id": "search/train?",
             "data_source": "search",
@@ -143,8 +143,8 @@ def test_questions_may_come_from_files(tmp_path):
         }
     ]
     assert (
-        tasks(read(section), "val")[0]["answers"] == ["c"]
-        and tasks(read(section), "val")[0]["data_source"] == "nq"
+        list_tasks(read(section), "val")[0]["answers"] == ["c"]
+        and list_tasks(read(section), "val")[0]["data_source"] == "nq"
     )
 
 
@@ -171,7 +171,7 @@ def test_questions_of_other_data_sets_are_read(tmp_path, row, answers, suffix):
         path.write_text(json.dumps(row))
     else:
         pyarrow.parquet.write_table(pyarrow.Table.from_pylist([row]), path)
-    (task,) = tasks(read({"train_questions": str(path)}), "train")
+    (task,) = list_tasks(read({"train_questions": str(path)}), "train")
     assert (task["question"], task["answers"]) == ("who?", answers)
 
 
@@ -182,7 +182,7 @@ def test_rows_without_question_or_answer_are_refused_with_their_place(tmp_path, 
     path = tmp_path / "a.jsonl"
     path.write_text(json.dumps(row))
     with pytest.raises(BadRow) as refused:
-        tasks(read({"val_questions": str(path)}), "val")
+        list_tasks(read({"val_questions": str(path)}), "val")
     assert refused.value.problems[0].startswith(f"env.search.val_questions='{path}': row 0: column")
 
 
@@ -312,11 +312,11 @@ def test_nobody_at_the_address():
 
 def test_what_is_no_url_is_refused_before_anything_starts():
     with pytest.raises(ValueError, check=mentions("env.search.search_url='localhost:8000'")):
-        tasks(read({"search_url": "localhost:8000"}), "train")
+        list_tasks(read({"search_url": "localhost:8000"}), "train")
 
 
 def test_episodes_are_won_with_a_server_and_broken_by_its_failure():
-    documents, _ = build()
+    documents, _ = build_world()
     everything = passages(*(f'"{title}"\n{text}' for title, text in documents.items()))
     section = {"topk": 20, "timeout": 5.0, "retries": 0}
     question = {"question": "Where?", "answers": [next(iter(documents))], "support": ["x"]}

@@ -4,24 +4,28 @@ from dataclasses import replace
 
 import pytest
 
-from agent_system.environments.env_package.shop.catalogue import catalogue, find, score
-from agent_system.environments.env_package.shop.package import PACKAGE, Shop, tasks
+from agent_system.environments.env_package.shop.catalogue import (
+    find_products,
+    make_catalogue,
+    score_purchase,
+)
+from agent_system.environments.env_package.shop.package import PACKAGE, ShopEnv, list_tasks
 from tests.helpers.gold import buy_the_goal
 from tests.helpers.refusals import mentions
 
-read = PACKAGE.read
+read = PACKAGE.read_settings
 
 FEW = {"products": 60}
 
 
 @pytest.fixture
 def task():
-    return tasks(read(FEW), "train")[0]
+    return list_tasks(read(FEW), "train")[0]
 
 
 @pytest.fixture
 def env(task):
-    shop = Shop(read({**FEW, "page_size": 2, "results": 5}))
+    shop = ShopEnv(read({**FEW, "page_size": 2, "results": 5}))
     shop.reset(task, 0)
     return shop
 
@@ -72,7 +76,7 @@ def test_a_search_without_results(env):
 
 def test_the_item_page_its_options_and_details(env, task):
     outcome = to_the_item(env, task)
-    product = catalogue(60)[task["goal"]["item_id"]]
+    product = make_catalogue(60)[task["goal"]["item_id"]]
     values = [f"click[{value}]" for option in product.options.values() for value in option]
     assert can(outcome) == [
         "click[back to search]",
@@ -95,7 +99,7 @@ def test_the_item_page_its_options_and_details(env, task):
 
 def test_an_option_may_be_changed_and_the_order_does_not_matter(env, task):
     to_the_item(env, task)
-    product = catalogue(60)[task["goal"]["item_id"]]
+    product = make_catalogue(60)[task["goal"]["item_id"]]
     (red, blue, *_), (small, *_) = product.options["color"], product.options["size"]
     env.step(f"click[{red}]")
     one = env.step(f"click[{small}]")[0]
@@ -124,58 +128,58 @@ def test_buying_without_options_pays_less_and_is_not_a_win(env, task):
 
 
 def test_the_score_counts_wishes_and_kinds():
-    shop = catalogue(400)
-    task = next(t for t in tasks(read({}), "train") if len(set(t["goal"]["attributes"])) == 2)
+    shop = make_catalogue(400)
+    task = next(t for t in list_tasks(read({}), "train") if len(set(t["goal"]["attributes"])) == 2)
     goal, product = task["goal"], shop[task["goal"]["item_id"]]
     chosen = dict(goal["options"])
-    assert score(product, chosen, goal) == 1.0
-    assert score(product, {**chosen, "color": "none"}, goal) == pytest.approx(4 / 5)
-    assert score(product, {}, {**goal, "max_price": product.price}) == pytest.approx(
+    assert score_purchase(product, chosen, goal) == 1.0
+    assert score_purchase(product, {**chosen, "color": "none"}, goal) == pytest.approx(4 / 5)
+    assert score_purchase(product, {}, {**goal, "max_price": product.price}) == pytest.approx(
         2 / 5
     )  # not lower than
-    assert score(replace(product, attributes=()), chosen, goal) == pytest.approx(3 / 5)
+    assert score_purchase(replace(product, attributes=()), chosen, goal) == pytest.approx(3 / 5)
     near, far = (
         replace(product, kind="tea pot"),
         replace(product, kind="tent", department="camping"),
     )
-    assert score(near, chosen, goal) == pytest.approx(0.5) and score(
+    assert score_purchase(near, chosen, goal) == pytest.approx(0.5) and score_purchase(
         far, chosen, goal
     ) == pytest.approx(0.1)
-    assert score(far, {}, {**goal, "attributes": ["edible"], "max_price": 0}) == 0.0
+    assert score_purchase(far, {}, {**goal, "attributes": ["edible"], "max_price": 0}) == 0.0
 
 
 def test_goals_are_fulfilled_by_their_product_and_can_be_found():
     for split in ("train", "val"):
-        for task in tasks(read({}), split)[::5]:
-            goal, product = task["goal"], catalogue(400)[task["goal"]["item_id"]]
-            assert score(product, goal["options"], goal) == 1.0
+        for task in list_tasks(read({}), split)[::5]:
+            goal, product = task["goal"], make_catalogue(400)[task["goal"]["item_id"]]
+            assert score_purchase(product, goal["options"], goal) == 1.0
             words = f"{goal['kind']} {' '.join(goal['attributes'])} {goal['options']['color']}"
-            assert product in find(400, words, 20)
+            assert product in find_products(400, words, 20)
 
 
 def test_goals_around_a_product_are_in_one_split():
-    train, val = tasks(read({}), "train"), tasks(read({}), "val")
+    train, val = list_tasks(read({}), "train"), list_tasks(read({}), "val")
     assert not {t["goal"]["item_id"] for t in train} & {t["goal"]["item_id"] for t in val}
     assert len({t["goal"]["instruction"] for t in train + val}) == len(train) + len(val)
     assert (
-        tasks(read({"products": 100}), "val")
-        == tasks(read({}), "val")[: len(tasks(read({"products": 100}), "val"))]
+        list_tasks(read({"products": 100}), "val")
+        == list_tasks(read({}), "val")[: len(list_tasks(read({"products": 100}), "val"))]
     )
 
 
 def test_values_of_options_and_buttons_are_not_confused():
-    for product in catalogue(400).values():
+    for product in make_catalogue(400).values():
         colors, sizes = map(set, product.options.values())
         assert not colors & sizes and not (colors | sizes) & {"description", "features", "buy now"}
-    assert len(catalogue(400)) == 400
+    assert len(make_catalogue(400)) == 400
 
 
 def test_webshop_keys_have_the_one_value_that_is_true_here():
-    assert tasks(read({**FEW, "use_small": True, "human_goals": False}), "val") == tasks(
+    assert list_tasks(read({**FEW, "use_small": True, "human_goals": False}), "val") == list_tasks(
         read(FEW), "val"
     )
     with pytest.raises(ValueError, check=mentions("env.shop.use_small=False")):
-        tasks(read({"use_small": False}), "val")
+        list_tasks(read({"use_small": False}), "val")
 
 
 def test_prompts_list_what_can_be_done(env, task):

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from agent_system.environments.env_package.sokoban import render
-from agent_system.environments.env_package.sokoban.levels import MOVES, canonical
-from agent_system.environments.env_package.sokoban.package import PACKAGE, Sokoban, tasks
+from agent_system.environments.env_package.sokoban.levels import MOVES, canonical_level
+from agent_system.environments.env_package.sokoban.package import PACKAGE, SokobanEnv, list_tasks
 from agent_system.multi_turn_rollout.rollout_loop import TrajectoryCollector
 from tests.helpers.gold import push_the_boxes
 from tests.helpers.play import make_config
@@ -15,7 +15,7 @@ from tests.helpers.refusals import mentions
 from tests.helpers.tiny_model import make_tiny_tokenizer
 from tests.helpers.winning import play_episodes
 
-read = PACKAGE.read
+read = PACKAGE.read_settings
 
 FEW: Any = {"train_levels": 24, "val_levels": 6}
 LEVEL = "######\n#@$._#\n#__$.#\n######"
@@ -27,7 +27,7 @@ def played(env, actions, task=TASK):
 
 
 def test_a_box_is_pushed_where_there_is_room():
-    start, (seen, reward, done, info) = played(Sokoban(read({})), ["right"])
+    start, (seen, reward, done, info) = played(SokobanEnv(read({})), ["right"])
     assert start.anchor == LEVEL and start.text.split("\n")[1] == "# @ $ . _ #"
     assert start.info["admissible_actions"] == ["down", "right"]
     assert seen.anchor == "######\n#_@*_#\n#__$.#\n######"
@@ -38,7 +38,7 @@ def test_a_box_is_pushed_where_there_is_room():
     "before, action", [([], "up"), ([], "fly"), (["right"] * 2, "right"), (["right"], "up")]
 )
 def test_walls_stop_the_player_and_boxes(before, action):
-    env = Sokoban(read({}))
+    env = SokobanEnv(read({}))
     *_, last = played(env, before)
     anchor = last.anchor if not before else last[0].anchor
     seen, reward, done, info = env.step(action)
@@ -48,7 +48,7 @@ def test_walls_stop_the_player_and_boxes(before, action):
 
 def test_a_box_does_not_push_a_box():
     task = {**TASK, "level": "#######\n#@$$_.#\n#____.#\n#######"}
-    env = Sokoban(read({}))
+    env = SokobanEnv(read({}))
     start = env.reset(task, 0)
     assert (
         "right" not in start.info["admissible_actions"]
@@ -64,24 +64,26 @@ def test_sparse_and_gym_rewards():
         "right",
         "right",
     ]  # the second box needs the player on its left
-    sparse = [outcome[1] for outcome in played(Sokoban(read({})), to_win)[1:]]
-    last = played(Sokoban(read({})), to_win)[-1]
+    sparse = [outcome[1] for outcome in played(SokobanEnv(read({})), to_win)[1:]]
+    last = played(SokobanEnv(read({})), to_win)[-1]
     assert sparse == [0.0, 0.0, 0.0, 0.0, 1.0] and last[2] and last[3]["won"]
-    assert played(Sokoban(read({"reward": "gym"})), to_win)[1][1] == pytest.approx(
+    assert played(SokobanEnv(read({"reward": "gym"})), to_win)[1][1] == pytest.approx(
         0.9
     )  # a box on a target
-    assert played(Sokoban(read({"reward": "gym"})), ["right", "right"])[2][1] == pytest.approx(
+    assert played(SokobanEnv(read({"reward": "gym"})), ["right", "right"])[2][1] == pytest.approx(
         -1.1
     )  # and off again
-    assert played(Sokoban(read({"reward": "gym"})), to_win)[-1][1] == pytest.approx(10.9)
+    assert played(SokobanEnv(read({"reward": "gym"})), to_win)[-1][1] == pytest.approx(10.9)
 
 
 @pytest.mark.parametrize(
     "section", [{}, {"num_boxes": 2, "search_depth": 16}, {"dim_room": [7, 9], "min_moves": 8}]
 )
 def test_every_level_is_solved_by_its_solution_and_no_shorter_way(section):
-    env = Sokoban(read(section))
-    for task in tasks(read({**FEW, **section}), "train") + tasks(read({**FEW, **section}), "val"):
+    env = SokobanEnv(read(section))
+    for task in list_tasks(read({**FEW, **section}), "train") + list_tasks(
+        read({**FEW, **section}), "val"
+    ):
         _seen, *outcomes = played(env, task["solution"], task)
         assert [done for _, _, done, _ in outcomes] == [False] * (len(outcomes) - 1) + [True]
         assert section.get("min_moves", 2) <= len(outcomes) <= section.get("search_depth", 12)
@@ -91,49 +93,49 @@ def test_every_level_is_solved_by_its_solution_and_no_shorter_way(section):
 
 
 def test_solutions_are_shortest():
-    env = Sokoban(read({}))
-    for task in tasks(read(FEW), "train")[:8]:
+    env = SokobanEnv(read({}))
+    for task in list_tasks(read(FEW), "train")[:8]:
         env.reset(task, 0)
-        seen, edge = {task["level"]}, [(env._player, env._boxes)]
+        seen, edge = {task["level"]}, [(env._agent, env._boxes)]
         for depth in range(len(task["solution"])):
             further = []
             for player, boxes in edge:
                 for move in MOVES:
-                    env._player, env._boxes = player, boxes
+                    env._agent, env._boxes = player, boxes
                     observation, _, done, _ = env.step(move)
                     assert not done or depth + 1 == len(task["solution"])
                     if observation.anchor not in seen:
                         seen.add(observation.anchor)
-                        further.append((env._player, env._boxes))
+                        further.append((env._agent, env._boxes))
             edge = further
 
 
 def test_levels_are_different_even_in_a_mirror():
-    train, val = tasks(read(FEW), "train"), tasks(read(FEW), "val")
-    names = [canonical(task["level"]) for task in train + val]
+    train, val = list_tasks(read(FEW), "train"), list_tasks(read(FEW), "val")
+    names = [canonical_level(task["level"]) for task in train + val]
     assert len(set(names)) == len(names) == 30
     mirrored = "\n".join(row[::-1] for row in LEVEL.split("\n"))
     turned = "\n".join("".join(column) for column in zip(*LEVEL.split("\n"), strict=True))
-    assert canonical(LEVEL) == canonical(mirrored) == canonical(turned)
-    assert tasks(read({**FEW, "level_seed": 1}), "train") != train
+    assert canonical_level(LEVEL) == canonical_level(mirrored) == canonical_level(turned)
+    assert list_tasks(read({**FEW, "level_seed": 1}), "train") != train
 
 
 def test_settings_without_levels_are_refused():
     with pytest.raises(ValueError, check=mentions(50, 60, "[5, 5]", 1)):
-        tasks(read({**FEW, "dim_room": [5, 5], "min_moves": 50, "search_depth": 60}), "train")
+        list_tasks(read({**FEW, "dim_room": [5, 5], "min_moves": 50, "search_depth": 60}), "train")
 
 
 def test_the_image_shows_the_level():
-    picture = render.image(LEVEL, 8)
+    picture = render.render_image(LEVEL, 8)
     assert picture.shape == (32, 48, 3) and picture.dtype == np.uint8
     tiles = {
         sign: picture[8 * r : 8 * r + 8, 8 * c : 8 * c + 8]
         for r, c, sign in ((0, 0, "#"), (1, 1, "@"), (1, 2, "$"), (1, 3, "."), (1, 4, "_"))
     }
-    seven = [*tiles.values(), *(render.image(sign, 8) for sign in "*+")]
+    seven = [*tiles.values(), *(render.render_image(sign, 8) for sign in "*+")]
     assert len({tile.tobytes() for tile in seven}) == 7, "every sign looks different"
     assert (picture[:8, 8:16] == tiles["#"]).all(), "and the same everywhere"
-    seen = Sokoban(read({"mode": "rgb_array", "tile": 8})).reset(TASK, 0)
+    seen = SokobanEnv(read({"mode": "rgb_array", "tile": 8})).reset(TASK, 0)
     assert (seen.image == picture).all() and seen.text == "<image>" and seen.anchor == LEVEL
 
 
@@ -152,7 +154,7 @@ def test_rows_carry_the_images_of_their_steps(history):
     ):
         assert len(carried["image"]) == len(anchors)
         for image, anchor in zip(carried["image"], anchors, strict=True):
-            assert (image == render.image(anchor, 4)).all()
+            assert (image == render.render_image(anchor, 4)).all()
         text = tokenizer.decode(
             data.batch["input_ids"][row][data.batch["attention_mask"][row].bool()]
         )
@@ -177,7 +179,7 @@ def test_a_text_policy_is_refused_images_at_start_up():
 
 
 def test_compact_prompts_draw_the_room_once_and_then_say_where_boxes_and_targets_are():
-    settings = PACKAGE.read({"prompt": "compact"})
+    settings = PACKAGE.read_settings({"prompt": "compact"})
     env = PACKAGE.make(settings)
     prompts = PACKAGE.prompts(settings)
     start = env.reset(TASK, 0)
@@ -199,7 +201,7 @@ def test_compact_prompts_draw_the_room_once_and_then_say_where_boxes_and_targets
 
 
 def test_compact_prompts_name_pushes_away_from_the_target_where_no_other_is_possible():
-    settings = PACKAGE.read({"prompt": "compact"})
+    settings = PACKAGE.read_settings({"prompt": "compact"})
     level = "#######\n#_____#\n#@_#$.#\n#_____#\n#######"
     seen = PACKAGE.make(settings).reset({**TASK, "level": level}, 0)
     assert PACKAGE.prompts(settings).turn(seen) == (

@@ -12,19 +12,19 @@ import pytest
 pytest.importorskip("textarena")
 
 from agent_system.environments.env_package.textarena.games import (
-    CONSTANTS,
-    LEFT_OUT,
+    CONSTANT_MOVES,
+    EXCLUDED_GAMES,
     SCRIPTED_ONLY,
-    names,
-    remarks,
-    unlisted,
+    game_remarks,
+    list_games,
+    unlisted_games,
 )
 from agent_system.environments.env_package.textarena.opponent import random_move
 from agent_system.environments.env_package.textarena.package import (
     GAMES,
     PACKAGE,
     TextArenaEnv,
-    tasks,
+    list_tasks,
 )
 from agent_system.environments.manager import make_envs
 from agent_system.environments.pool.environment_pool import EnvironmentPool
@@ -32,7 +32,7 @@ from tests.helpers.library_gold import TEXTARENA
 from tests.helpers.play import make_config
 from tests.helpers.winning import wins
 
-read = PACKAGE.read
+read = PACKAGE.read_settings
 
 SMALL = {"train_games": 12, "val_games": 4}
 
@@ -75,16 +75,16 @@ def test_groups_start_alike_and_train_and_val_hold_different_starts(game):
             found.add((env.start_hash(), first.text if game in ("FrozenLake", "LightsOut") else ""))
         return found
 
-    assert len(starts(train.tasks)) == 12 and len(starts(val.tasks)) == 4
-    assert not starts(train.tasks) & starts(val.tasks)
-    assert tasks(read({"game": game, "train_games": 15}), "train")[:12] == train.tasks, (
+    assert len(starts(train.task_list)) == 12 and len(starts(val.task_list)) == 4
+    assert not starts(train.task_list) & starts(val.task_list)
+    assert list_tasks(read({"game": game, "train_games": 15}), "train")[:12] == train.task_list, (
         "more games are further games"
     )
 
 
 def test_two_games_in_one_process_do_not_disturb_each_other_nor_the_process():
     section = {"game": "FrozenLake"}
-    task, other = tasks(read(section), "train")[:2]
+    task, other = list_tasks(read(section), "train")[:2]
     alone, beside, neighbour = (TextArenaEnv(read(section)) for _ in range(3))
     random.seed(3)
     expected = random.Random(3).random()
@@ -103,7 +103,7 @@ def test_two_games_in_one_process_do_not_disturb_each_other_nor_the_process():
 @pytest.mark.parametrize("game", GAMES)
 def test_a_broken_rule_is_refused_once_and_ends_the_game_the_second_time(game, action):
     env = TextArenaEnv(read({"game": game}))
-    start = env.reset(tasks(read({"game": game, **SMALL}), "train")[0])
+    start = env.reset(list_tasks(read({"game": game, **SMALL}), "train")[0])
     observation, reward, done, info = env.step(action)
     assert (reward, done, info["won"], info["is_action_valid"]) == (0.0, False, False, False)
     assert observation.anchor == start.anchor and "invalid move" in observation.text
@@ -113,7 +113,7 @@ def test_a_broken_rule_is_refused_once_and_ends_the_game_the_second_time(game, a
 
 def test_the_turns_are_limited_exactly():
     env = TextArenaEnv(read({"game": "GuessTheNumber", "max_turns": 2}))
-    task = tasks(read({"game": "GuessTheNumber"}), "train")[0]
+    task = list_tasks(read({"game": "GuessTheNumber"}), "train")[0]
     env.reset(task, 0)
     hidden = env.game.game_number
     wrong = [n for n in range(1, 101) if n != hidden][:2]
@@ -128,7 +128,7 @@ def test_the_turns_are_limited_exactly():
 def test_admissible_moves_are_accepted():
     for game in ("GuessTheNumber", "FrozenLake", "LightsOut"):
         env = TextArenaEnv(read({"game": game}))
-        task = tasks(read({"game": game, **SMALL}), "train")[0]
+        task = list_tasks(read({"game": game, **SMALL}), "train")[0]
         for move in env.reset(task).info["admissible_actions"]:
             env.reset(task, 0)
             assert env.step(move)[3]["is_action_valid"], (game, move)
@@ -190,7 +190,7 @@ def test_the_policy_sits_on_either_seat_and_wins_against_a_script(tmp_path):
     )
     env = TextArenaEnv(read({"game": "TicTacToe-v0", "opponent": {"path": str(script)}}))
     env.reset({"number": 0})
-    assert (env.seat, env.players) == (0, 2)
+    assert (env.seat, env.seat_count) == (0, 2)
     assert env.step("0")[3]["is_action_valid"]
     _, reward, done, info = env.step("1")
     assert (reward, done, info["is_action_valid"]) == (0.0, False, True)
@@ -211,15 +211,17 @@ def test_a_broken_rule_against_an_opponent_is_refused_once_and_then_loses():
 
 def test_the_splits_of_other_games_have_other_seeds():
     settings = read({"game": "TicTacToe-v0", **SMALL})
-    train, val = ({task["number"] for task in tasks(settings, split)} for split in ("train", "val"))
+    train, val = (
+        {task["number"] for task in list_tasks(settings, split)} for split in ("train", "val")
+    )
     assert len(train) == 12 and len(val) == 4 and not train & val
 
 
 def test_the_list_names_what_can_be_played_as_it_is():
     listed = PACKAGE.variants()
     assert len(listed) == len(set(listed)) > 130
-    assert not [name for name in listed if name.startswith((*LEFT_OUT, *SCRIPTED_ONLY))]
-    assert set(names()) - set(listed) and "Sudoku-v0-easy" in listed
+    assert not [name for name in listed if name.startswith((*EXCLUDED_GAMES, *SCRIPTED_ONLY))]
+    assert set(list_games()) - set(listed) and "Sudoku-v0-easy" in listed
 
 
 def test_nothing_asks_for_the_network():
@@ -272,9 +274,9 @@ def test_rewards_of_games_count_where_they_are_finite_numbers(rewards, won, monk
 
 
 def test_games_that_a_constant_wins_are_named_and_others_are_not_listed():
-    listed, hidden = set(PACKAGE.variants()), unlisted()
-    assert set(CONSTANTS) <= listed and set(remarks()) == set(CONSTANTS)
-    assert not set(hidden) & listed and set(hidden) <= set(names()) and all(hidden.values())
+    listed, hidden = set(PACKAGE.variants()), unlisted_games()
+    assert set(CONSTANT_MOVES) <= listed and set(game_remarks()) == set(CONSTANT_MOVES)
+    assert not set(hidden) & listed and set(hidden) <= set(list_games()) and all(hidden.values())
     assert {"PigDice-v0-100", "PigDice-v0-500", "TruthAndDeception-v0"} <= set(hidden)
-    for move, won, plays in CONSTANTS.values():
+    for move, won, plays in CONSTANT_MOVES.values():
         assert move and 2 * won > plays

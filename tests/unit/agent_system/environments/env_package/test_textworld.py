@@ -17,8 +17,8 @@ from agent_system.environments.env_package.textworld.package import (
     PACKAGE,
     TextWorldEnv,
     is_in_game,
-    store_of,
-    tasks,
+    list_tasks,
+    open_store,
 )
 from agent_system.environments.env_package.textworld.store import DamagedStore
 from agent_system.environments.manager import make_envs
@@ -26,7 +26,7 @@ from tests.helpers.library_gold import gold
 from tests.helpers.play import make_config
 from tests.helpers.winning import wins
 
-read = PACKAGE.read
+read = PACKAGE.read_settings
 
 GAMES = {
     "treasure_hunter": {"level": 2},
@@ -80,32 +80,32 @@ def test_groups_start_alike_and_splits_differ_in_content(section):
     )  # raises GroupMismatch unless they start alike
     train.close()
     assert len(set(observations["text"])) == 2 and all(info["admissible_actions"] for info in infos)
-    hashes = [task["game"] for task in train.tasks + val.tasks]
+    hashes = [task["game"] for task in train.task_list + val.task_list]
     assert len(set(hashes)) == len(hashes) == 3
 
 
 def test_games_are_made_once_and_compiled_once(section, monkeypatch):
-    expected = tasks(read(section()), "train")
-    store = store_of(read(section()))
-    path = store.compiled(expected[0]["game"])
+    expected = list_tasks(read(section()), "train")
+    store = open_store(read(section()))
+    path = store.compiled_path(expected[0]["game"])
     before = path.stat()
 
     def refuse(*args, **kwargs):
         raise AssertionError("nothing is to be made again")
 
     monkeypatch.setattr(subprocess, "run", refuse)
-    monkeypatch.setattr(store_module.GameStore, "_compile", refuse)
-    assert tasks(read(section()), "train") == expected
-    assert store.compiled(expected[0]["game"]) == path and path.stat() == before
+    monkeypatch.setattr(store_module.GameStore, "_compile_game", refuse)
+    assert list_tasks(read(section()), "train") == expected
+    assert store.compiled_path(expected[0]["game"]) == path and path.stat() == before
 
 
 def test_another_folder_gets_the_same_games(section, tmp_path):
     first = {
-        split: [task["game"] for task in tasks(read(section()), split)]
+        split: [task["game"] for task in list_tasks(read(section()), split)]
         for split in ("train", "val")
     }
     again = {
-        split: [t["game"] for t in tasks(read(section(data_dir=str(tmp_path))), split)]
+        split: [t["game"] for t in list_tasks(read(section(data_dir=str(tmp_path))), split)]
         for split in ("train", "val")
     }
     assert again == first
@@ -113,9 +113,9 @@ def test_another_folder_gets_the_same_games(section, tmp_path):
 
 def test_a_damaged_game_is_refused(section, tmp_path):
     settings = read(section())
-    name = store_of(settings).hashes("train")[0]
-    source = store_of(settings).games / f"{name}.json"
-    store = store_of(read(section(data_dir=str(tmp_path))))
+    name = open_store(settings).game_hashes("train")[0]
+    source = open_store(settings).games / f"{name}.json"
+    store = open_store(read(section(data_dir=str(tmp_path))))
     store.games.mkdir()
     game = json.loads(source.read_text())
     game["objective"] += " Or not."
@@ -124,12 +124,12 @@ def test_a_damaged_game_is_refused(section, tmp_path):
         with pytest.raises(
             DamagedStore, match=f"{name}.json is damaged or missing: delete {tmp_path}"
         ):
-            store.compiled(name)
+            store.compiled_path(name)
     assert not (store.games / f"{name}.z8").exists()
 
 
 def test_an_episode_is_determined_by_its_task_whatever_neighbours_do(section):
-    task, other = tasks(read(section()), "train")[:2]
+    task, other = list_tasks(read(section()), "train")[:2]
     env, neighbour = PACKAGE.make(read(section())), PACKAGE.make(read(section()))
     actions = ["look", "fly to the moon", "", "x" * 400, "ö☃ {}", "inventory"]
     start = env.reset(task, 1)
@@ -159,11 +159,11 @@ def test_impossible_settings_are_refused():
     with pytest.raises(
         ValueError, check=mentions("env.textworld.level=31", "treasure_hunter", "1 to 30")
     ):
-        tasks(read({"level": 31}), "train")
+        list_tasks(read({"level": 31}), "train")
     with pytest.raises(
         ValueError, check=mentions("env.textworld.take=2", "env.textworld.recipe=1")
     ):
-        tasks(read({"game": "cooking", "take": 2}), "train")
+        list_tasks(read({"game": "cooking", "take": 2}), "train")
 
 
 @pytest.mark.parametrize(
@@ -188,7 +188,7 @@ def test_a_command_to_the_interpreter_changes_nothing_and_writes_no_file(
     section, tmp_path, monkeypatch
 ):
     settings = read(section())
-    env, task = TextWorldEnv(settings), tasks(settings, "val")[0]
+    env, task = TextWorldEnv(settings), list_tasks(settings, "val")[0]
     start = env.reset(task)
     monkeypatch.chdir(tmp_path)
     for action in ("save", "script on", "played.txt", "\\boxed{}"):

@@ -18,7 +18,7 @@ from agent_system.environments.env_package.textworld_express.package import (
     FOLDS,
     PACKAGE,
     TextWorldExpressEnv,
-    tasks,
+    list_tasks,
 )
 from agent_system.environments.env_package.textworld_express.settings import (
     GAMES,
@@ -32,7 +32,7 @@ from tests.helpers.play import make_config
 from tests.helpers.winning import wins
 from verl.config.load import load_config
 
-read = PACKAGE.read
+read = PACKAGE.read_settings
 
 SMALL = {
     "cookingworld": {"params": "numLocations=3,numIngredients=2,numDistractorItems=1"},
@@ -93,17 +93,21 @@ def test_groups_start_alike_and_the_same_seed_gives_the_same_tasks():
     train.close()
     again = make_envs(config)[0].gen_batch(1, 3)
     assert again.non_tensor_batch["task_id"].tolist() == batch.non_tensor_batch["task_id"].tolist()
-    check_disjoint(train.tasks, val.tasks)
+    check_disjoint(train.task_list, val.task_list)
 
 
 def test_tasks_are_the_folds_of_the_library(env):
-    env.reset(tasks(read({"game": "simonsays"}), "train")[0])  # every game of it is another one
+    env.reset(
+        list_tasks(read({"game": "simonsays"}), "train")[0]
+    )  # every game of it is another one
     for fold, split, settings in (
         ("Train", "train", {}),
         ("Dev", "val", {}),
         ("Test", "val", {"val_split": "test"}),
     ):
-        numbers = [task["number"] for task in tasks(read({"game": "simonsays", **settings}), split)]
+        numbers = [
+            task["number"] for task in list_tasks(read({"game": "simonsays", **settings}), split)
+        ]
         assert numbers == list(getattr(env._server, f"getSeeds{fold}")())
 
 
@@ -118,7 +122,7 @@ def rooms_of(env, task):
 def test_no_game_comes_up_twice_with_the_params_of_the_config(env):
     settings = env_settings(load_config("textworld_express").env)
     assert isinstance(settings, TextWorldExpressSettings)
-    train, val = tasks(settings, "train"), tasks(settings, "val")
+    train, val = list_tasks(settings, "train"), list_tasks(settings, "val")
     check_disjoint(train, val)
     assert len(train) > 500 and len(val) > 500
     contents = [rooms_of(env, task) for task in train[:150] + val[:150]]
@@ -138,7 +142,7 @@ def test_tasks_are_the_same_in_another_process():
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True
     )
-    assert json.loads(done.stdout) == tasks(read(section), "train")
+    assert json.loads(done.stdout) == list_tasks(read(section), "train")
 
 
 @pytest.mark.parametrize("game", GAMES)
@@ -193,7 +197,7 @@ def test_reward_is_the_change_of_the_score(env):
 @pytest.mark.parametrize("params", ["numLocations=no", "numLocations=99", "rooms=3"])
 def test_impossible_params_are_refused_before_anything_starts(params):
     with pytest.raises(ValueError, match=f"env.textworld_express.*{params}"):
-        tasks(read({"params": params}), "train")
+        list_tasks(read({"params": params}), "train")
 
 
 def test_prompts_list_the_possible_actions_unless_they_are_not_wanted(env):
@@ -213,5 +217,5 @@ def test_a_game_of_two_things_with_one_name_is_no_task_where_names_are_asked_for
     listed = env.reset(ambiguous, 0).info["admissible_actions"]
     assert listed.count("take cucumber") == 1
     env.close()
-    numbers = {task["number"] for task in tasks(settings, "val")}
+    numbers = {task["number"] for task in list_tasks(settings, "val")}
     assert 10412 not in numbers and len(numbers) > 800

@@ -14,9 +14,9 @@ from agent_system.environments.env_package.tools import example
 from agent_system.environments.env_package.tools.calls import (
     BadCall,
     Call,
-    project,
-    read_call,
-    written_call,
+    format_call,
+    parse_call,
+    project_calls,
 )
 from agent_system.environments.env_package.tools.package import PACKAGE, ToolsEnv
 from agent_system.environments.env_package.tools.toolbox import PythonTool
@@ -30,7 +30,7 @@ from verl.config.settings import ConfigError
 from verl.trainer.launch.extensions import load_config
 from verl.utils.limits import TimeLimit
 
-read = PACKAGE.read
+read = PACKAGE.read_settings
 ROOT = Path(__file__).resolve().parents[5]
 RESPONSE = re.compile(r"<tool_response>(.*?)</tool_response>")
 SMALL = {"train_tasks": 24, "val_tasks": 6, "placement": "inline"}
@@ -39,8 +39,8 @@ SMALL = {"train_tasks": 24, "val_tasks": 6, "placement": "inline"}
 def solve(task):
     """Look everything up at once, compute, answer."""
     extra = task["extra_info"]
-    lookups = [written_call("lookup", item=i, field=f) for i, f in extra["lookups"]]
-    compute = written_call("calculator", expression=extra["sum"])
+    lookups = [format_call("lookup", item=i, field=f) for i, f in extra["lookups"]]
+    compute = format_call("calculator", expression=extra["sum"])
     return plan(["".join(lookups), compute, f"<answer>{task['ground_truth']}</answer>"])
 
 
@@ -62,12 +62,12 @@ def test_the_example_is_won_through_the_collector(history, levels):
 
 def test_train_and_validation_ask_about_other_pairs():
     train, val = make_envs(make_config("tools", kwargs={**SMALL, "train_tasks": 400}, n=2))
-    pairs = [{frozenset(t["task_id"].split("-")[1:3]) for t in e.tasks} for e in (train, val)]
-    assert len(train.tasks) == 400 and len(val.tasks) == 6 and not pairs[0] & pairs[1]
+    pairs = [{frozenset(t["task_id"].split("-")[1:3]) for t in e.task_list} for e in (train, val)]
+    assert len(train.task_list) == 400 and len(val.task_list) == 6 and not pairs[0] & pairs[1]
 
 
 def test_every_question_is_answered_by_its_lookups():
-    for task in example.tasks(read({}), "train")[:60]:
+    for task in example.list_tasks(read({}), "train")[:60]:
         extra = task["extra_info"]
         found = {str(example.lookup(item, field)) for item, field in extra["lookups"]}
         assert found <= set(re.findall(r"\d+", extra["sum"])), task
@@ -78,17 +78,17 @@ def test_parallel_calls_are_answered_in_their_order_and_errors_are_observations(
     env, _, _ = first({})
     action = "".join(
         [
-            written_call("lookup", item="lamp", field="price"),
-            written_call("lookup", item="dragon", field="price"),
-            written_call("lookup", item="lamp", field="colour"),
-            written_call("fly", to="the moon"),
+            format_call("lookup", item="lamp", field="price"),
+            format_call("lookup", item="dragon", field="price"),
+            format_call("lookup", item="lamp", field="colour"),
+            format_call("fly", to="the moon"),
             "<tool_call>{broken</tool_call>",
-            written_call("calculator", expression="2 * 3"),
+            format_call("calculator", expression="2 * 3"),
         ]
     )
     observation, reward, done, info = env.step(action)
     told = answers(observation)
-    price = example.shelf()["lamp"]["price"]
+    price = example.item_table()["lamp"]["price"]
     assert told[0] == {"name": "lookup", "result": price}
     assert "no 'dragon' on the shelf" in told[1]["error"]
     assert told[2]["error"].startswith("arguments of lookup: field")
@@ -100,7 +100,7 @@ def test_parallel_calls_are_answered_in_their_order_and_errors_are_observations(
 
 def test_an_error_of_the_function_is_no_invalid_action():
     env, start, task = first({})
-    observation, *_, info = env.step(written_call("calculator", expression="1 / 0"))
+    observation, *_, info = env.step(format_call("calculator", expression="1 / 0"))
     assert "ZeroDivisionError" in observation.text and info["is_action_valid"]
     assert start.text in observation.state
     _, reward, done, info = env.step("I believe it is <answer>-1</answer>")
@@ -124,7 +124,7 @@ def test_an_error_of_the_function_is_no_invalid_action():
 )
 def test_the_calculator_computes_and_nothing_else(expression):
     env, _, _ = first({})
-    told = answers(env.step(written_call("calculator", expression=expression))[0])
+    told = answers(env.step(format_call("calculator", expression=expression))[0])
     assert set(told[0]) == {"name", "error"}
 
 
@@ -145,7 +145,7 @@ def test_the_calculator_computes_and_nothing_else(expression):
     ],
 )
 def test_thoughts_and_made_up_results_are_no_action(text, action, formed):
-    assert project(text) == (action, formed)
+    assert project_calls(text) == (action, formed)
 
 
 @pytest.mark.parametrize(
@@ -160,11 +160,11 @@ def test_thoughts_and_made_up_results_are_no_action(text, action, formed):
 )
 def test_a_text_that_is_no_call_is_refused(text, said):
     with pytest.raises(BadCall, match=said):
-        read_call(text)
+        parse_call(text)
 
 
 def test_arguments_may_come_as_text():
-    assert read_call('{"name": "f", "arguments": "{\\"a\\": 1}"}') == Call("f", {"a": 1})
+    assert parse_call('{"name": "f", "arguments": "{\\"a\\": 1}"}') == Call("f", {"a": 1})
 
 
 def sample(count: int, names: list[str] | None = None, loud: bool = False) -> str:
@@ -174,15 +174,15 @@ def sample(count: int, names: list[str] | None = None, loud: bool = False) -> st
 
 def test_the_schema_is_that_of_the_signature():
     tool = PythonTool(sample, None)
-    function = tool.schema["function"]
+    function = tool.openai_schema["function"]
     assert (function["name"], function["description"]) == ("sample", "Says it.")
     parameters = function["parameters"]
     assert parameters["required"] == ["count"] and "title" not in json.dumps(parameters)
     assert parameters["properties"]["count"] == {"type": "integer"}
     assert parameters["properties"]["loud"] == {"default": False, "type": "boolean"}
-    assert tool.run(tool.check({"count": 1, "names": ["a"]})) == "1 ['a'] False"
+    assert tool.run(tool.validate_arguments({"count": 1, "names": ["a"]})) == "1 ['a'] False"
     with pytest.raises(BadCall, match=r"arguments of sample: .*count: Field required.*more: Extra"):
-        tool.check({"more": 1})
+        tool.validate_arguments({"more": 1})
 
 
 OWN = '''
@@ -216,12 +216,12 @@ def test_functions_of_the_users_own_have_a_time_limit_and_long_results_are_cut(t
         "schemas": {"shout": {"type": "object"}},
     }
     env, _, _ = first(section)
-    calls = [written_call("wait", seconds=30), written_call("shout", word="ab")]
+    calls = [format_call("wait", seconds=30), format_call("shout", word="ab")]
     told = answers(env.step("".join([*calls, calls[1]]))[0])
     assert told[0]["error"] == "no answer within 0.2 s"
     assert told[1]["result"] == f"{'AB' * 15} ... (170 characters cut)"
     assert told[2]["error"] == "more than 2 calls in one turn"
-    assert env.toolbox.schemas[1]["function"]["parameters"] == {"type": "object"}
+    assert env.toolbox.tool_schemas[1]["function"]["parameters"] == {"type": "object"}
     said = PACKAGE.prompts(env.settings).system(False)
     assert said is not None and '"name": "wait"' in said and "lookup" not in said
 
@@ -297,18 +297,18 @@ def test_tools_of_an_mcp_server_are_called_and_its_process_ends():
     pytest.importorskip("mcp")
     env, _, _ = first({**mcp(), "call_timeout_s": 60.0})
     assert sorted(env.toolbox.tools) == ["add", "bound", "fail", "sleep"]
-    function = env.toolbox.schemas[0]["function"]
+    function = env.toolbox.tool_schemas[0]["function"]
     assert function["name"] == "add" and set(function["parameters"]["required"]) == {"a", "b"}
     calls = [
-        written_call("add", a=1, b=2),
-        written_call("fail", reason="too late"),
-        written_call("add", a="x"),
+        format_call("add", a=1, b=2),
+        format_call("fail", reason="too late"),
+        format_call("add", a="x"),
     ]
     told = answers(env.step("".join(calls))[0])
     assert told[0] == {"name": "add", "result": 3}
     assert "too late" in told[1]["error"] and "error" in told[2]
     env.settings = env.settings.model_copy(update={"call_timeout_s": 0.5})
-    late = answers(env.step(written_call("sleep", seconds=60))[0])
+    late = answers(env.step(format_call("sleep", seconds=60))[0])
     assert late == [{"name": "sleep", "error": "no answer within 0.5 s"}]
     env.close()
     listed = subprocess.run(["ps", "-eo", "ppid,args"], capture_output=True, text=True, timeout=20)

@@ -20,17 +20,17 @@ from agent_system.environments.env_package.twenty_questions.gamemaster import (
 from agent_system.environments.env_package.twenty_questions.knowledge import (
     ANSWERS,
     Answer,
-    knowledge,
-    parse,
+    load_knowledge,
+    parse_knowledge,
 )
 from agent_system.environments.env_package.twenty_questions.package import PACKAGE
-from agent_system.environments.env_package.twenty_questions.player import Questioner
-from agent_system.environments.env_package.twenty_questions.questions import answer
+from agent_system.environments.env_package.twenty_questions.questioner import Questioner
+from agent_system.environments.env_package.twenty_questions.questions import answer_question
 from agent_system.environments.env_registry import get_package
 from tests.helpers.refusals import mentions, suggests
 from tests.helpers.winning import wins
 
-read = PACKAGE.read
+read = PACKAGE.read_settings
 
 YES, NO, UNKNOWN = ANSWERS
 
@@ -38,28 +38,30 @@ YES, NO, UNKNOWN = ANSWERS
 
 
 def test_every_word_can_be_told_from_every_other():
-    table = knowledge()
+    table = load_knowledge()
     seen: dict[tuple, str] = {}
     for word in table.things:
-        answers = tuple(table.answer(word, name) for name in table.attributes)
+        answers = tuple(table.get_answer(word, name) for name in table.attributes)
         assert answers not in seen, f"{word} and {seen.get(answers)} have the same answers"
         seen[answers] = word
     assert len(seen) >= 100
 
 
 def test_every_attribute_is_understood_by_its_own_question_and_splits_the_words():
-    table = knowledge()
+    table = load_knowledge()
     for attribute in table.attributes.values():
         for word in list(table.things)[::10]:
-            assert answer(word, attribute.question) == table.answer(word, attribute.name)
-        answers = {table.answer(word, attribute.name) for word in table.things}
+            assert answer_question(word, attribute.question) == table.get_answer(
+                word, attribute.name
+            )
+        answers = {table.get_answer(word, attribute.name) for word in table.things}
         assert {YES, NO} <= answers, attribute.name
 
 
 def test_what_is_implied_holds():
-    table = knowledge()
+    table = load_knowledge()
     assert {"mammal", "animal", "living"} <= table.things["dog"].holds
-    assert table.answer("dog", "animal") == YES and table.answer("car", "animal") == NO
+    assert table.get_answer("dog", "animal") == YES and table.get_answer("car", "animal") == NO
 
 
 @pytest.mark.parametrize(
@@ -73,7 +75,7 @@ def test_what_is_implied_holds():
 )
 def test_a_broken_table_is_refused(text, complaint):
     with pytest.raises(ValueError, match=complaint):
-        parse(text)
+        parse_knowledge(text)
 
 
 # ---- free text -----------------------------------------------------------------------------------
@@ -109,7 +111,7 @@ def test_a_broken_table_is_refused(text, complaint):
     ],
 )
 def test_questions_about_a_dog(question, expected):
-    assert answer("dog", question) == expected
+    assert answer_question("dog", question) == expected
 
 
 def test_any_text_gets_one_of_the_three_answers():
@@ -117,7 +119,7 @@ def test_any_text_gets_one_of_the_three_answers():
     alphabet = "abcdefgh ?'[]<>|\n\\().*+" + "not or and is it a the"
     for _ in range(300):
         text = "".join(draw.choice(alphabet) for _ in range(draw.randint(0, 60)))
-        assert answer("dog", text) in ANSWERS
+        assert answer_question("dog", text) in ANSWERS
 
 
 # ---- gamemasters ---------------------------------------------------------------------------------
@@ -214,7 +216,7 @@ def test_a_server_as_gamemaster_is_asked_again_until_it_answers(server, monkeypa
     monkeypatch.setenv("MY_KEY", "secret")
     server.replies = [(503, "busy"), (429, "slow down"), says("Yes, it is.")]
     gamemaster = remote(server, api_key_env="MY_KEY")
-    state, _, _, _ = game.play(game.new_game("dog"), "Is it alive?", gamemaster)
+    state, _, _, _ = game.apply_move(game.new_game("dog"), "Is it alive?", gamemaster)
     assert state["reply"].startswith("Yes.") and len(server.requests) == 3
     path, headers, body = server.requests[-1]
     assert path == "/v1/chat/completions" and headers["Authorization"] == "Bearer secret"
@@ -262,8 +264,8 @@ def played(*moves: str, solution: str = "dog", max_steps: int = 20):
     """State, reward, done and info after the last of ``moves``."""
     state = game.new_game(solution, max_steps)
     for move in moves[:-1]:
-        state = game.play(state, move, EmbeddedGamemaster())[0]
-    return game.play(state, moves[-1], EmbeddedGamemaster())
+        state = game.apply_move(state, move, EmbeddedGamemaster())[0]
+    return game.apply_move(state, moves[-1], EmbeddedGamemaster())
 
 
 def test_a_right_guess_wins_and_a_wrong_one_ends_the_game():
@@ -302,13 +304,13 @@ def test_a_thought_is_not_the_move():
         "<level>2</level><think>is it a [cat]?</think><action>Is it a pet?</action>"
     )
     assert move.guess is None and move.question == "Is it a pet?"
-    assert package.project("<think>x</think><action>[a Dog]</action>") == ("[dog]", True)
-    assert package.project("Is it a pet?") == ("Is it a pet?", False)
+    assert package.project_move("<think>x</think><action>[a Dog]</action>") == ("[dog]", True)
+    assert package.project_move("Is it a pet?") == ("Is it a pet?", False)
 
 
 def test_no_text_of_the_game_holds_a_secret_word():
     """What the player reads: rules, opening, and replies before anyone has named the word."""
-    words = set(knowledge().things)
+    words = set(load_knowledge().things)
     prompts = package.TwentyQuestionsPrompts()
     texts = [
         prompts.system(False),
@@ -323,23 +325,23 @@ def test_no_text_of_the_game_holds_a_secret_word():
 
 
 def test_train_and_held_out_words_are_disjoint_and_stable():
-    train, val = game.words_of("train"), game.words_of("val")
-    assert not set(train) & set(val) and len(train) + len(val) == len(knowledge().things)
-    assert game.words_of("val", ["dog", "cat"]) != game.words_of("train", ["dog", "cat"])
-    assert game.words_of("train", ["cat", "dog", "cow"]) == game.words_of(
+    train, val = game.split_words("train"), game.split_words("val")
+    assert not set(train) & set(val) and len(train) + len(val) == len(load_knowledge().things)
+    assert game.split_words("val", ["dog", "cat"]) != game.split_words("train", ["dog", "cat"])
+    assert game.split_words("train", ["cat", "dog", "cow"]) == game.split_words(
         "train", ["cow", "cat", "dog"]
     )
     with pytest.raises(ValueError, check=mentions("words=['dog']")):
-        game.words_of("train", ["dog"])
+        game.split_words("train", ["dog"])
 
 
 def test_which_words_are_held_out_depends_on_their_spelling_alone():
-    train, val = game.words_of("train"), game.words_of("val")
+    train, val = game.split_words("train"), game.split_words("val")
     assert 1 / 5 < len(val) / len(train + val) < 1 / 3
     for some in (train[::3] + val[::3], train[:2] + val, train + val[:1]):
-        assert game.words_of("val", some) == [word for word in val if word in some]
+        assert game.split_words("val", some) == [word for word in val if word in some]
     for one_sided in (train, val, train[:2], val[:2]):  # each side needs a word
-        sides = game.words_of("train", one_sided), game.words_of("val", one_sided)
+        sides = game.split_words("train", one_sided), game.split_words("val", one_sided)
         assert (
             sorted(map(len, sides)) == [1, len(one_sided) - 1]
             and sorted(sides[0] + sides[1]) == one_sided
@@ -350,16 +352,18 @@ def test_the_script_imitates_games_about_training_words_only(tmp_path, monkeypat
     from scripts import train_twenty_questions as script
 
     monkeypatch.setattr(script.subprocess, "run", lambda *args, **options: None)
-    words = script.some_words(script.WORDS)
-    script.imitate(script.parse(["--episodes=96"]), words, tmp_path)
+    words = script.select_words(script.WORDS)
+    script.train_by_imitation(script.parse_arguments(["--episodes=96"]), words, tmp_path)
     lines = (tmp_path / "demonstrations.jsonl").read_text().splitlines()
     secrets = {json.loads(line)["task_id"].partition("/")[2] for line in lines}
-    assert secrets == set(game.words_of("train", words))
+    assert secrets == set(game.split_words("train", words))
 
 
 @pytest.mark.parametrize("count", [1, 2])
 def test_clues_open_the_game_and_openings_are_held_out_instead_of_words(count):
-    settings = PACKAGE.read({"words": ["car", "dog", "piano"], "clues": count, "max_steps": 9})
+    settings = PACKAGE.read_settings(
+        {"words": ["car", "dog", "piano"], "clues": count, "max_steps": 9}
+    )
     train = PACKAGE.tasks(settings, "train")
     val = PACKAGE.tasks(settings, "val")
     assert {task["solution"] for task in train} == {"car", "dog", "piano"}
@@ -368,9 +372,11 @@ def test_clues_open_the_game_and_openings_are_held_out_instead_of_words(count):
     assert 0 < len(val) < len(train)
     env = PACKAGE.make(settings)
     for task in train + val:
-        questions = [knowledge().attributes[clue].question for clue in task["clues"]]
+        questions = [load_knowledge().attributes[clue].question for clue in task["clues"]]
         assert len(set(questions)) == count
-        assert {answer(task["solution"], question) for question in questions} == {Answer.YES}
+        assert {answer_question(task["solution"], question) for question in questions} == {
+            Answer.YES
+        }
         told = "".join(f"{question} Yes. " for question in questions)
         seen = env.reset(task, 0)
         assert seen.text == f"I am thinking of a word. {told}9 left."
@@ -378,7 +384,7 @@ def test_clues_open_the_game_and_openings_are_held_out_instead_of_words(count):
 
 
 def test_clues_that_are_held_out_are_held_out_of_every_word():
-    settings = PACKAGE.read({"clues": 2})
+    settings = PACKAGE.read_settings({"clues": 2})
     train, val = (
         {tuple(sorted(task["clues"])) for task in PACKAGE.tasks(settings, split)}
         for split in ("train", "val")
@@ -395,13 +401,13 @@ REPLY = re.compile(r"(Yes|No|I don't know)\. \d+ left\.")
 
 def scripted(task):
     """A player that does not know the task: it reads the last reply in the prompt."""
-    player = Questioner(sorted(knowledge().things))
+    player = Questioner(sorted(load_knowledge().things))
 
     def act(prompt: str) -> str:
         replies = REPLY.findall(prompt)
         if replies:
-            player.hear(replies[-1])
-        return player.move()
+            player.read_reply(replies[-1])
+        return player.next_move()
 
     return act
 
@@ -417,7 +423,7 @@ def test_a_scripted_player_wins_through_the_collector(history, levels):
 
 def test_members_of_a_group_start_alike_and_anchors_do_not_depend_on_the_order_of_questions():
     env = get_package("twenty_questions").make(read({"max_steps": 5}))
-    task = package.tasks(read({}), "train")[0]
+    task = package.list_tasks(read({}), "train")[0]
     assert env.reset(task, 1) == env.reset(task, 2)
     questions, anchors = ["Is it alive?", "Can it fly?"], []
     for order in (questions, questions[::-1]):
@@ -428,11 +434,11 @@ def test_members_of_a_group_start_alike_and_anchors_do_not_depend_on_the_order_o
 
 def test_the_section_is_checked():
     with pytest.raises(ValueError, check=suggests("env.twenty_questions.gamemaster", "gamemastr")):
-        package.tasks(read({"gamemastr": "openai"}), "train")
+        package.list_tasks(read({"gamemastr": "openai"}), "train")
     with pytest.raises(ValueError, check=mentions("embedded")):
-        package.tasks(read({"gamemaster": "oracle"}), "train")
+        package.list_tasks(read({"gamemaster": "oracle"}), "train")
     with pytest.raises(ValueError, check=mentions("unicorn")):
-        package.tasks(read({"words": ["dog", "unicorn"]}), "train")
+        package.list_tasks(read({"words": ["dog", "unicorn"]}), "train")
     with pytest.raises(ValueError, check=mentions("base_url")):
         package.PACKAGE.make(read({"gamemaster": "openai"}))
 
@@ -474,7 +480,7 @@ def test_a_server_is_asked_from_a_worker_process(server):
             "twenty_questions", section, num_workers=1, placement="process"
         ).start()
         try:
-            async with pool.session() as session:
+            async with pool.open_session() as session:
                 await session.reset({"solution": "x"}, 0)
                 return await session.step("Is it alive?")
         finally:

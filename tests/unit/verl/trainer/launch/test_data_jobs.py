@@ -7,10 +7,10 @@ import pytest
 from agent_system.environments.env_registry import REGISTRY, get_package
 from agent_system.reward_manager import load_reward_manager
 from tests.helpers.refusals import mentions
-from verl.config.load import to_dict, to_yaml, without_effect
+from verl.config.load import keys_without_effect, to_dict, to_yaml
 from verl.config.validate import find_problems
 from verl.trainer import main_ppo
-from verl.trainer.launch.dry_run import dry_run_problems
+from verl.trainer.launch.dry_run import find_dry_run_problems
 from verl.trainer.launch.extensions import load_config, read_config
 
 POLICY = "actor_rollout_ref.model.path=some/policy"
@@ -123,14 +123,14 @@ def test_a_value_that_is_no_file_is_refused_as_a_value():
 
 def test_the_filter_of_prompts_is_noted_where_it_filters_nothing():
     words = ["data.filter_overlong_prompts=true", "data.truncation=left"]
-    assert set(without_effect(config(*words), "cpu")) >= {
+    assert set(keys_without_effect(config(*words), "cpu")) >= {
         "data.filter_overlong_prompts",
         "data.truncation",
     }
-    assert without_effect(config("data.train_files=a.jsonl", words[0]), "cpu") == {}
+    assert keys_without_effect(config("data.train_files=a.jsonl", words[0]), "cpu") == {}
     # Its rows are told with the tools, and are neither left out nor cut.
     tools = config("env.env_name=tools", "data.train_files=a.jsonl", *words)
-    assert set(without_effect(tools, "cpu")) >= {
+    assert set(keys_without_effect(tools, "cpu")) >= {
         "data.filter_overlong_prompts",
         "data.truncation",
     }
@@ -153,7 +153,7 @@ def test_settings_say_whether_the_package_can_fit_its_prompts(name):
     ],
 )
 def test_a_command_that_names_files_starts_from_the_neutral_config(words, name):
-    assert main_ppo.default_config_name(words) == name
+    assert main_ppo.choose_config_name(words) == name
 
 
 @pytest.fixture
@@ -178,14 +178,14 @@ def job(tmp_path):
 def test_the_function_grades_answers_and_not_plays(job):
     cfg = config(*job, "custom_reward_function.name=ok")
     assert load_reward_manager(cfg).compute_score is None
-    assert dry_run_problems(cfg) == []
+    assert find_dry_run_problems(cfg) == []
 
 
 @pytest.mark.parametrize(
     "name, why", [("crash", "RuntimeError: grader down"), ("nothing", "the grader returned 'None'")]
 )
 def test_a_grader_that_fails_is_found_before_the_start(job, name, why):
-    (found,) = dry_run_problems(config(*job, f"custom_reward_function.name={name}"))
+    (found,) = find_dry_run_problems(config(*job, f"custom_reward_function.name={name}"))
     assert "a trial call on row dataset/train/0 failed" in found and why in found
     assert found.startswith("custom_reward_function.path=")
 
@@ -208,10 +208,10 @@ def test_weights_join_several_rewards_and_gdpo_reads_the_same(job):
     assert cfg.env.dataset.reward.weights == {"accuracy": 1.0, "format": 0.2}
     assert cfg.algorithm.gdpo_reward_keys == ["accuracy", "format"]
     assert cfg.algorithm.gdpo_reward_weights == [1.0, 0.2]
-    assert dry_run_problems(cfg) == []
-    (found,) = dry_run_problems(config(*words[:-1], "+reward_model.weights={fromat: 1}"))
+    assert find_dry_run_problems(cfg) == []
+    (found,) = find_dry_run_problems(config(*words[:-1], "+reward_model.weights={fromat: 1}"))
     assert "names 'fromat', which it did not return; allowed: accuracy, format" in found
-    (found,) = dry_run_problems(config(*words[:-1]))
+    (found,) = find_dry_run_problems(config(*words[:-1]))
     assert "or name the rewards of the dictionary in reward_model.weights" in found
     own = config(*words, "algorithm.gdpo_reward_keys=[format]", "+reward_model.weights={format: 2}")
     assert own.algorithm.gdpo_reward_weights == []

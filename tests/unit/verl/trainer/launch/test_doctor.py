@@ -11,13 +11,13 @@ import pytest
 from rich.console import Console
 
 from verl.trainer.launch.doctor import command, facts, smoke
-from verl.trainer.launch.doctor.facts import Finding, State, all_findings
+from verl.trainer.launch.doctor.facts import FindingState, MachineFinding, collect_findings
 
 Usage = collections.namedtuple("Usage", "total used free")
 
 
 def found(directory=Path()):
-    return {finding.name: finding for finding in all_findings(directory)}
+    return {finding.name: finding for finding in collect_findings(directory)}
 
 
 def test_every_question_has_an_answer_and_this_machine_trains():
@@ -25,28 +25,28 @@ def test_every_question_has_an_answer_and_this_machine_trains():
     asked = {"Python", "torch", "ray", "vLLM", "CPU", "cores", "threads", "memory", "gloo", "NCCL"}
     asked |= {"shared memory", "open files", "Java", "disk", "environments", "instructions"}
     assert asked <= set(findings) and all(finding.value for finding in findings.values())
-    assert State.MISSING not in {finding.state for finding in findings.values()}
-    assert all(finding.fix for finding in findings.values() if finding.state is not State.OK)
+    assert FindingState.MISSING not in {finding.state for finding in findings.values()}
+    assert all(finding.fix for finding in findings.values() if finding.state is not FindingState.OK)
 
 
 def test_a_missing_library_is_missing_and_vllm_only_noted(monkeypatch):
     lacking = ("tensordict", *facts.ENGINES)
-    monkeypatch.setattr(facts, "version_of", lambda name: None if name in lacking else "1.0")
+    monkeypatch.setattr(facts, "get_version", lambda name: None if name in lacking else "1.0")
     findings = found()
     assert (
-        findings["tensordict"].state is State.MISSING
+        findings["tensordict"].state is FindingState.MISSING
         and "pip install" in findings["tensordict"].fix
     )
-    assert findings["vLLM"].state is State.NOTE and "rollout.name=hf" in findings["vLLM"].fix
-    assert findings["torch"] == Finding("torch", "1.0")
+    assert findings["vLLM"].state is FindingState.NOTE and "rollout.name=hf" in findings["vLLM"].fix
+    assert findings["torch"] == MachineFinding("torch", "1.0")
 
 
 @pytest.mark.parametrize(
     ("oldest", "newest", "state"),
     [
-        (sys.version_info[:2], sys.version_info[:2], State.OK),
-        ((3, 99), (3, 99), State.MISSING),
-        ((3, 0), (3, 1), State.MISSING),
+        (sys.version_info[:2], sys.version_info[:2], FindingState.OK),
+        ((3, 99), (3, 99), FindingState.MISSING),
+        ((3, 0), (3, 1), FindingState.MISSING),
     ],
 )
 def test_a_python_without_pinned_packages_is_missing(oldest, newest, state, monkeypatch):
@@ -65,48 +65,48 @@ def test_little_memory_files_and_disk_are_noted(monkeypatch):
         "disk": "1 to 3 GB",
         "open files": "ulimit -n 4096",
     }.items():
-        assert findings[name].state is State.NOTE and fix in findings[name].fix
+        assert findings[name].state is FindingState.NOTE and fix in findings[name].fix
     assert "0.1 GB" in findings["shared memory"].value
 
 
 def test_a_directory_that_cannot_be_written_is_missing(tmp_path):
     finding = found(tmp_path / "not there")["disk"]
-    assert finding.state is State.MISSING and "No such file" in finding.value
+    assert finding.state is FindingState.MISSING and "No such file" in finding.value
 
 
 def test_no_java_names_who_needs_it(monkeypatch, tmp_path):
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     finding = found()["Java"]
-    assert finding.state is State.NOTE and "scienceworld" in finding.fix
+    assert finding.state is FindingState.NOTE and "scienceworld" in finding.fix
 
 
 def test_no_limit_is_no_limit(monkeypatch):
     endless = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
     monkeypatch.setattr(facts.resource, "getrlimit", lambda which: endless)
-    assert found()["open files"] == Finding("open files", "unlimited")
+    assert found()["open files"] == MachineFinding("open files", "unlimited")
 
 
 @pytest.mark.parametrize(("state", "status"), [("ok", 0), ("note", 0), ("MISSING", 1)])
 def test_only_what_every_run_needs_changes_the_status(state, status):
     out = io.StringIO()
-    findings = [Finding("[thing]", "x" * 200, State(state), "mend it")]
-    assert command.report(findings, Console(file=out)) == status
+    findings = [MachineFinding("[thing]", "x" * 200, FindingState(state), "mend it")]
+    assert command.print_report(findings, Console(file=out)) == status
     lines = out.getvalue().splitlines()
     assert max(map(len, lines)) <= 100 and "mend it" in out.getvalue() and "[thing]" in lines[0]
     assert ("until this is fixed: [thing]" in lines[-1]) == bool(status)
 
 
 def test_a_part_that_hangs_or_fails_is_a_finding():
-    (hung,) = smoke.smoke_findings(["environment"], deadline_s=0.01)
-    assert hung.state is State.MISSING and hung.value == "no result after 0.01 s"
-    (failed,) = smoke.smoke_findings(["no such part"])
-    assert failed.state is State.MISSING and "no such part" in failed.value
+    (hung,) = smoke.run_smoke_tests(["environment"], deadline_s=0.01)
+    assert hung.state is FindingState.MISSING and hung.value == "no result after 0.01 s"
+    (failed,) = smoke.run_smoke_tests(["no such part"])
+    assert failed.state is FindingState.MISSING and "no such part" in failed.value
     assert failed.fix.endswith("python -m verl.trainer.launch.doctor.smoke no such part")
 
 
 def test_an_engine_and_the_trainer_are_tried():
-    (finding,) = smoke.smoke_findings(["engine and trainer"])
-    assert finding.state is State.OK and "1 step" in finding.value, finding
+    (finding,) = smoke.run_smoke_tests(["engine and trainer"])
+    assert finding.state is FindingState.OK and "1 step" in finding.value, finding
 
 
 def test_the_command_looks_without_torch_and_without_a_trial():

@@ -11,7 +11,7 @@ from verl.algos import algorithm_registry as registry
 from verl.config.load import load_config
 from verl.names import AdvantageEstimator
 from verl.trainer import main_ppo
-from verl.trainer.launch.dry_run import dry_run_problems
+from verl.trainer.launch.dry_run import find_dry_run_problems
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +55,7 @@ def test_every_other_mistake_is_found_as_well(check):
 @pytest.mark.parametrize("name", AdvantageEstimator)
 def test_every_estimator_that_ships_takes_the_made_up_rows(words, name):
     cfg = load_config("ppo_trainer", [*words, f"algorithm.adv_estimator={name}"])
-    assert dry_run_problems(cfg) == []
+    assert find_dry_run_problems(cfg) == []
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_an_estimator_is_called_once(words, monkeypatch, body, why):
     monkeypatch.setattr(registry, "ADV_ESTIMATORS", dict(registry.ADV_ESTIMATORS))
     registry.register_adv_est("of_this_test")(space["estimator"])
     cfg = load_config("ppo_trainer", [*words, "algorithm.adv_estimator=of_this_test"])
-    (found,) = dry_run_problems(cfg)
+    (found,) = find_dry_run_problems(cfg)
     assert found.startswith("algorithm.adv_estimator='of_this_test': ") and why in found
 
 
@@ -100,7 +100,7 @@ def test_a_policy_loss_is_called_once(words, monkeypatch):
 
     registry.register_policy_loss("of_this_test")(loss)
     key = "actor_rollout_ref.actor.policy_loss.loss_mode"
-    (found,) = dry_run_problems(load_config("ppo_trainer", [*words, f"{key}=of_this_test"]))
+    (found,) = find_dry_run_problems(load_config("ppo_trainer", [*words, f"{key}=of_this_test"]))
     assert found.startswith(f"{key}='of_this_test': on made-up rows it is -inf")
 
 

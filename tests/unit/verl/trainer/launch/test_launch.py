@@ -11,7 +11,7 @@ from tests.helpers.refusals import mentions
 from verl.config.settings import ConfigError
 from verl.models import hub
 from verl.trainer.launch import ppo as launch
-from verl.trainer.launch.run_plan import optimizer_steps
+from verl.trainer.launch.run_plan import count_optimizer_steps
 from verl.utils.stacks import STACKS_DIR
 from verl.utils.watchdog import Stalled
 
@@ -19,13 +19,13 @@ from verl.utils.watchdog import Stalled
 def test_a_policy_that_is_nowhere_is_refused_and_not_replaced_by_another(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setattr(
-        launch, "make_policy", lambda cfg: pytest.fail("no cold start was asked for")
+        launch, "create_policy", lambda cfg: pytest.fail("no cold start was asked for")
     )
     for path in ("nobody/no-such-model", str(tmp_path / "nothing")):
         config = make_config()
         config.actor_rollout_ref.model.path = config.critic.model.path = path
         with pytest.raises(ConfigError, check=mentions("actor_rollout_ref.model.path")):
-            launch.pinned_models(config)
+            launch.pin_models(config)
 
 
 def test_a_hub_name_becomes_the_directory_of_its_cached_copy(tmp_path, monkeypatch):
@@ -41,11 +41,11 @@ def test_a_hub_name_becomes_the_directory_of_its_cached_copy(tmp_path, monkeypat
 def test_a_cold_start_makes_a_policy_that_is_missing(tmp_path):
     config = make_config()
     config.actor_rollout_ref.model.path = str(tmp_path / "policy")
-    assert not launch.policy_is_missing(config)
+    assert not launch.is_policy_missing(config)
     config.cold_start.enable = True
-    assert launch.policy_is_missing(config)
+    assert launch.is_policy_missing(config)
     (tmp_path / "policy").mkdir()
-    assert not launch.policy_is_missing(config)
+    assert not launch.is_policy_missing(config)
 
 
 COLD = """
@@ -76,7 +76,7 @@ def test_what_comes_before_ray_is_watched(tmp_path, monkeypatch, stage):
     config.trainer.default_local_dir = str(tmp_path)
     config.trainer.stall_timeout_s = 0.1
     stuck = {"tasks": "environments_of", "policy": "pinned_models"}[stage]
-    monkeypatch.setattr(launch, "environments_of", lambda _: (None, None))
+    monkeypatch.setattr(launch, "open_environments", lambda _: (None, None))
     monkeypatch.setattr(launch, stuck, lambda _: threading.Event().wait(60))
     with pytest.raises(Stalled, match=f"^{stage} made no progress"):
         launch.run_ppo(config)
@@ -89,17 +89,17 @@ def test_a_critic_that_nobody_asked_for_needs_no_model(tmp_path):
         str(tmp_path / "nothing"),
     )
     config.critic.enable = False
-    launch.pinned_models(config)
+    launch.pin_models(config)
     config.critic.enable = True
     with pytest.raises(ConfigError, check=mentions("critic.model.path")):
-        launch.pinned_models(config)
+        launch.pin_models(config)
 
 
 def test_the_policy_has_no_optimizer_steps_while_only_the_critic_learns():
     config = make_config()
     config.trainer.total_training_steps, config.trainer.critic_warmup = 10, 4
     actor, critic = config.actor_rollout_ref.actor, config.critic
-    assert optimizer_steps(config, train_tasks=100) == {
+    assert count_optimizer_steps(config, train_tasks=100) == {
         "actor_rollout_ref.actor.optim.total_training_steps": 6
         * actor.ppo_mini_batches
         * actor.ppo_epochs,

@@ -12,12 +12,12 @@ import pytest
 from agent_system.environments.manager import EnvironmentManagerBase, make_envs
 from agent_system.multi_turn_rollout.rollout_loop import TrajectoryCollector
 from rlvcr.levels import LevelCodec
-from rlvcr.research.level_rules import FREE, LevelRule
+from rlvcr.research.level_rules import FREE_RULE, LevelRule
 from tests.helpers.play import Group, make_config, walk
 from tests.helpers.scripted_engine import ScriptedEngine
 from tests.helpers.thinking_plays import steps_of
 from tests.helpers.tiny_model import make_tiny_tokenizer
-from verl.trainer.launch.level_comparison import compare_levels, show
+from verl.trainer.launch.level_comparison import compare_levels, print_level_tables
 from verl.utils.timing import Stopwatch
 
 WON = r"level 1 +100\.0% \(\d+\.\d% to 100\.0%\) +\d+\.\d\d \(\d+\.\d\d to \d+\.\d\d\)"
@@ -50,7 +50,7 @@ class World:
     group: Any
     envs: EnvironmentManagerBase
 
-    def play(self, rule: LevelRule = FREE):
+    def play(self, rule: LevelRule = FREE_RULE):
         """Rows of the panel under ``rule``."""
         return self.collector.panel_loop(self.envs.panel_batch(), self.group, rule)
 
@@ -88,7 +88,7 @@ def line(tokenizer) -> Iterator[World]:
 
 
 def test_a_forced_level_is_not_sampled_and_the_rest_of_the_turn_is(relay, tokenizer):
-    free, forced = relay.play(), relay.play(LevelRule.always(2))
+    free, forced = relay.play(), relay.play(LevelRule.force_level(2))
     assert {(record.level, record.level_forced) for _, record in steps_of(free)} == {(3, False)}
     assert {(record.level, record.level_forced) for _, record in steps_of(forced)} == {(2, True)}
     length = len(LevelCodec(tokenizer).prefix_ids[1])
@@ -101,7 +101,7 @@ def test_a_forced_level_is_not_sampled_and_the_rest_of_the_turn_is(relay, tokeni
 
 
 def test_the_needed_level_is_that_of_the_observation(relay):
-    records = [record for _, record in steps_of(relay.play(LevelRule(needed=True)))]
+    records = [record for _, record in steps_of(relay.play(LevelRule(forces_required_level=True)))]
     assert all(record.level_forced and record.level == record.needed_level for record in records)
     assert len({record.level for record in records}) > 1
 
@@ -109,7 +109,10 @@ def test_the_needed_level_is_that_of_the_observation(relay):
 def test_a_forced_level_and_what_follows_fit_the_turn(relay, tokenizer):
     length = len(LevelCodec(tokenizer).prefix_ids[1])
     limit = relay.config.env.max_turn_tokens
-    for rule, sampled in ((FREE, limit), (LevelRule(needed=True), limit - length)):
+    for rule, sampled in (
+        (FREE_RULE, limit),
+        (LevelRule(forces_required_level=True), limit - length),
+    ):
         relay.play(rule)
         engine = relay.group.rollout_workers[0]
         assert {request.max_tokens for request in engine.requests} == {sampled}
@@ -120,7 +123,7 @@ def test_what_is_drawn_depends_on_the_trajectory_and_the_step_alone(line):
     def levels(data):
         return [record.level for _, record in steps_of(data)]
 
-    rule = LevelRule.like([1, 2, 4, 4])
+    rule = LevelRule.force_like([1, 2, 4, 4])
     first = levels(line.play(rule))
     assert first == levels(line.play(rule)) and set(first) == {1, 2, 4}
 
@@ -136,7 +139,7 @@ def test_a_measurement_plays_every_rule_that_the_environment_allows(line, caplog
     assert "val/levels/free/success_difference" not in metrics
     per_step = [metrics[f"val/levels/level_{level}/tokens_per_step"] for level in (1, 2, 3, 4)]
     assert per_step == sorted(per_step) and per_step[0] < per_step[3]
-    show(metrics)
+    print_level_tables(metrics)
     said = capsys.readouterr().out
     assert re.search(WON, said) and re.search(LESS, said.partition("Difference to free")[2])
     assert "Difference to oracle" not in said
@@ -158,5 +161,5 @@ def test_situations_are_told_where_they_are_named(relay):
 def test_without_other_rules_nothing_is_compared(line, rules, capsys):
     line.config.algorithm.rlvcr.eval_levels = rules
     assert line.compare() == {}
-    show({"val/success_rate": 1.0})
+    print_level_tables({"val/success_rate": 1.0})
     assert capsys.readouterr().out == ""

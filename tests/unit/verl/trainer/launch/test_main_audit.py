@@ -7,23 +7,28 @@ import numpy as np
 import pytest
 import torch
 
-from rlvcr.report_sections import audited
-from rlvcr.research.audit import Audit, AuditPoint, ScoreAudit
+from rlvcr.report_sections import load_audit_returns
+from rlvcr.research.audit import AuditPoint, AuditResult, ScoreAudit
 from tests.helpers.jobs import ROOT
 from tests.helpers.tiny_model import make_tiny_policy
 from verl.config.load import load_config, to_yaml
 from verl.config.schema import AlgorithmConfig, PPOConfig
 from verl.protocol import DataProto, object_array
 from verl.trainer import main_audit
-from verl.trainer.launch.audit import audit_words
-from verl.trainer.launch.audit_record import audit_metrics, show, step_scores, write_points
+from verl.trainer.launch.audit import build_audit_args
+from verl.trainer.launch.audit_record import (
+    compute_audit_metrics,
+    compute_turn_scores,
+    print_audit_tables,
+    write_points,
+)
 from verl.utils.checkpoint import CheckpointManager
 
 POINT = AuditPoint(
     "a", 2, 3, True, ((0.0,), (1.0,), (1.0,), (0.0,)), {"logprob": (0.0, 1.0, 2.0, 3.0)}
 )
 UNKNOWN = (math.nan, math.nan, math.nan)
-FOUND = Audit(
+FOUND = AuditResult(
     points=7,
     plays=3,
     levels=((-0.5, -0.6, -0.4), (0.0, -0.1, 0.1), (0.5, 0.4, 0.6), (0.0, -0.1, 0.1)),
@@ -37,14 +42,14 @@ FOUND = Audit(
 
 def test_a_run_directory_names_its_config_and_its_newest_policy(tmp_path):
     (tmp_path / "config.yaml").write_text("env: {levels: true}\n")
-    words = audit_words([str(tmp_path), "trainer.seed=3"])
+    words = build_audit_args([str(tmp_path), "trainer.seed=3"])
     assert words[:4] == ["--config-path", str(tmp_path), "--config-name", "config"]
     assert words[-2:] == ["trainer.resume_mode=disable", "trainer.seed=3"]
     assert f"trainer.default_local_dir={tmp_path / 'audit'}" in words
     manager = CheckpointManager(tmp_path / "checkpoints")
     for step in (3, 12):
         manager.save(step, lambda path: (path / "weights").write_text("w"), {"global_step": step})
-    words = audit_words([str(tmp_path)])
+    words = build_audit_args([str(tmp_path)])
     assert words[-2] == "trainer.resume_mode=resume_path"
     assert words[-1].startswith("trainer.resume_from_path=")
     assert words[-1].endswith("global_step_12")
@@ -52,7 +57,7 @@ def test_a_run_directory_names_its_config_and_its_newest_policy(tmp_path):
 
 def test_every_level_of_every_step_is_scored(tmp_path):
     (tmp_path / "config.yaml").write_text("env: {levels: true}\n")
-    words = audit_words([str(tmp_path)])
+    words = build_audit_args([str(tmp_path)])
     keys = dict(word.removeprefix("algorithm.rlvcr.").split("=") for word in words if "=" in word)
     assert (keys["credit"], keys["alternatives"], keys["expand"]) == ("scored", "all", "all")
     assert (keys["step_fraction"], keys["permute"], keys["epsilon_levels"]) == (
@@ -97,7 +102,7 @@ def test_a_run_without_levels_is_refused(tmp_path, capsys):
 
 
 def test_metrics_hold_what_is_known():
-    metrics = audit_metrics(FOUND)
+    metrics = compute_audit_metrics(FOUND)
     assert metrics["audit/points"] == 7.0 and metrics["audit/plays"] == 3.0
     assert metrics["audit/reliability"] == 0.75
     assert [metrics[f"audit/levels/level_3/effect{end}"] for end in ("", "_low", "_high")] == [
@@ -112,7 +117,7 @@ def test_metrics_hold_what_is_known():
 
 
 def test_tables_are_shown(capsys):
-    show(audit_metrics(FOUND))
+    print_audit_tables(compute_audit_metrics(FOUND))
     said = capsys.readouterr().out
     assert "level 3" in said and "+0.500 (+0.400 to +0.600)" in said
     assert "logprob" in said and "+0.40 (+0.30 to +0.50)" in said
@@ -125,9 +130,9 @@ def test_every_point_is_kept(tmp_path):
 
 
 def test_the_report_finds_what_levels_earned(tmp_path):
-    assert audited(tmp_path) == {}
+    assert load_audit_returns(tmp_path) == {}
     write_points([POINT], FOUND, tmp_path)
-    earned = audited(tmp_path)[POINT.traj_uid, POINT.step]
+    earned = load_audit_returns(tmp_path)[POINT.traj_uid, POINT.step]
     assert [tuple(earned[level]) for level in (1, 2, 3, 4)] == list(POINT.returns)
 
 
@@ -144,7 +149,7 @@ def test_what_other_estimators_say_of_a_step():
         "anchor_obs": object_array([["x", "y"], ["x"]]),
     }
     data = DataProto.from_dict({"token_level_rewards": rewards, "response_mask": mask}, columns)
-    found = step_scores(data, PPOConfig(algorithm=AlgorithmConfig(gamma=0.5)))
+    found = compute_turn_scores(data, PPOConfig(algorithm=AlgorithmConfig(gamma=0.5)))
     # Returns from "x" on are 0.5 and 0; "y" is seen once.
     assert {key: value["gigpo"] for key, value in found.items()} == pytest.approx(
         {("a", 0): 0.25, ("a", 1): 0.0, ("b", 0): -0.25}

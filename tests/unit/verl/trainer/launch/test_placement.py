@@ -12,12 +12,17 @@ from verl.config.settings import ConfigError
 from verl.names import Device
 from verl.single_controller.ray import RayResourcePool, init_ray
 from verl.trainer.launch import ppo as launch
-from verl.trainer.launch.placement import Node, device_of, nodes_of, placement_problems
+from verl.trainer.launch.placement import (
+    ClusterNode,
+    choose_device,
+    find_placement_problems,
+    list_live_nodes,
+)
 from verl.trainer.launch.run_plan import RunPlan
 from verl.trainer.ppo.resources import ResourcePoolManager, Role
 
-GPU_NODE = Node("big", cpus=32.0, gpus=4.0)
-HEAD = Node("head", cpus=4.0, gpus=0.0)
+GPU_NODE = ClusterNode("big", cpus=32.0, gpus=4.0)
+HEAD = ClusterNode("head", cpus=4.0, gpus=0.0)
 
 
 def config(device: Device = "auto", ranks=2, nnodes=1, engines: int | None = 1, parallel=1):
@@ -35,13 +40,13 @@ def plan_of(cfg, device="cuda"):
 
 
 def said(cfg, *nodes, groups=3, cpus=1.0):
-    return list(placement_problems(cfg, nodes, groups, cpus))
+    return list(find_placement_problems(cfg, nodes, groups, cpus))
 
 
 def test_auto_takes_the_gpus_of_the_cluster_and_not_those_of_the_driver():
-    assert device_of("auto", [HEAD, GPU_NODE]) == "cuda"
-    assert device_of("auto", [HEAD]) == "cpu"
-    assert device_of("cpu", [GPU_NODE]) == "cpu" and device_of("cuda", [HEAD]) == "cuda"
+    assert choose_device("auto", [HEAD, GPU_NODE]) == "cuda"
+    assert choose_device("auto", [HEAD]) == "cpu"
+    assert choose_device("cpu", [GPU_NODE]) == "cpu" and choose_device("cuda", [HEAD]) == "cuda"
 
 
 @pytest.mark.parametrize(
@@ -65,7 +70,7 @@ def test_what_fits_is_let_through(cfg):
         (config(ranks=4, nnodes=2), [HEAD, GPU_NODE], "trainer.nnodes=2", "1"),
         (config(ranks=3, nnodes=2), [GPU_NODE, GPU_NODE], "", ""),
         # 12 CPUs for four ranks, of which the node has 11
-        (config(ranks=4), [Node("thin", 11.0, 4.0)], "trainer.n_gpus_per_node=4", "12 CPUs"),
+        (config(ranks=4), [ClusterNode("thin", 11.0, 4.0)], "trainer.n_gpus_per_node=4", "12 CPUs"),
         (config(engines=3), [GPU_NODE], "actor_rollout_ref.rollout.num_workers=3", "2"),
         (
             config(engines=2, parallel=2),
@@ -90,7 +95,7 @@ def test_what_only_gpus_can_do_is_refused_where_a_cluster_has_none():
     cfg.actor_rollout_ref.rollout.weight_transfer = "ipc"
     cfg.actor_rollout_ref.model.attn_implementation = "flex"
     assert said(cfg, GPU_NODE) == []
-    attention, transfer = said(cfg, Node("no GPU", cpus=32.0, gpus=0.0))
+    attention, transfer = said(cfg, ClusterNode("no GPU", cpus=32.0, gpus=0.0))
     assert attention.startswith("actor_rollout_ref.model.attn_implementation='flex': ")
     assert transfer.startswith("actor_rollout_ref.rollout.weight_transfer='ipc': ")
 
@@ -102,7 +107,7 @@ def with_own(nodes, gpus, **more):
     return cfg
 
 
-SMALL = Node("small", cpus=32.0, gpus=2.0)
+SMALL = ClusterNode("small", cpus=32.0, gpus=2.0)
 
 
 @pytest.mark.parametrize(
@@ -127,10 +132,10 @@ SMALL = Node("small", cpus=32.0, gpus=2.0)
         (with_own(1, 5, ranks=3), [GPU_NODE], "rollout.n_gpus_per_node=5", "big has 4"),
         (with_own(1, None, ranks=2), [SMALL], "rollout.nnodes=1", "0"),
         # 2 x 2 CPUs for the ranks of two groups, and one for each engine
-        (with_own(1, 2, ranks=2), [Node("thin", 6.0, 4.0)], "", ""),
-        (with_own(1, 2, ranks=2), [Node("thin", 5.0, 4.0)], "rollout.nnodes=1", "2 CPUs"),
+        (with_own(1, 2, ranks=2), [ClusterNode("thin", 6.0, 4.0)], "", ""),
+        (with_own(1, 2, ranks=2), [ClusterNode("thin", 5.0, 4.0)], "rollout.nnodes=1", "2 CPUs"),
         # each on a node of its own, though both fit on the larger
-        (with_own(2, 2, ranks=2), [Node("wide", 32.0, 6.0), SMALL], "", ""),
+        (with_own(2, 2, ranks=2), [ClusterNode("wide", 32.0, 6.0), SMALL], "", ""),
     ],
 )
 def test_engines_with_gpus_of_their_own_need_room_beside_the_ranks(cfg, nodes, key, why):
@@ -143,8 +148,8 @@ def test_engines_with_gpus_of_their_own_need_room_beside_the_ranks(cfg, nodes, k
 
 
 def test_shares_of_cpus_add_up():
-    assert said(config("cpu", ranks=4), Node("small", 1.2, 0.0), cpus=0.1) == []
-    assert said(config("cpu", ranks=4), Node("small", 1.1, 0.0), cpus=0.1) != []
+    assert said(config("cpu", ranks=4), ClusterNode("small", 1.2, 0.0), cpus=0.1) == []
+    assert said(config("cpu", ranks=4), ClusterNode("small", 1.1, 0.0), cpus=0.1) != []
 
 
 def test_nodes_are_those_that_live():
@@ -153,7 +158,10 @@ def test_nodes_are_those_that_live():
         {"Alive": False, "NodeManagerHostname": "b", "Resources": {"CPU": 2.0}},
         {"Alive": True, "NodeManagerAddress": "10.0.0.1", "Resources": {}},
     ]
-    assert nodes_of(described) == [Node("a", 2.0, 1.0), Node("10.0.0.1", 0.0, 0.0)]
+    assert list_live_nodes(described) == [
+        ClusterNode("a", 2.0, 1.0),
+        ClusterNode("10.0.0.1", 0.0, 0.0),
+    ]
 
 
 def test_engines_that_nobody_counted_are_one_per_gpu_or_one_per_node():
@@ -170,11 +178,11 @@ class Devices(RayResourcePool):
         super().__init__([4, 4])
         self.given: list[int] = []
 
-    def guest_options(self, device):
+    def shared_actor_options(self, device):
         self.given.append(device)
         return {}
 
-    def device_ids(self):
+    def query_device_ids(self):
         return [f"{node}:{device}" for node in "ab" for device in range(4)]
 
 
@@ -227,7 +235,7 @@ def test_engines_are_spread_over_the_devices_and_so_over_the_nodes(start, engine
 def test_an_engine_gets_neighbouring_devices_of_one_node(start, engines, parallel, first):
     given, made = start(config("cuda", ranks=4, nnodes=2, engines=engines, parallel=parallel))
     assert given == first
-    every = Devices().device_ids()
+    every = Devices().query_device_ids()
     assert [arguments["devices"] for arguments in made] == [
         every[device : device + parallel] for device in first
     ]
@@ -250,15 +258,17 @@ def test_engines_get_gpus_on_which_nothing_is_trained(monkeypatch):
     init_ray(num_cpus=16, num_gpus=6)
     try:
         cfg = with_own(1, 4, ranks=2, parallel=2)
-        pools = launch.pools_of(cfg, "cuda", [Role.Actor, Role.Critic])
-        assert not pools.share(Role.Actor, Role.Rollout) and pools.share(Role.Actor, Role.Critic)
-        pools.reserve()
+        pools = launch.create_pools(cfg, "cuda", [Role.Actor, Role.Critic])
+        assert not pools.share_pool(Role.Actor, Role.Rollout) and pools.share_pool(
+            Role.Actor, Role.Critic
+        )
+        pools.reserve_pools()
         trained = pools.get_resource_pool(Role.Actor)
         played = pools.get_resource_pool(Role.Rollout)
         assert trained.actor_resources() == {"num_cpus": 1.0, "num_gpus": 0.5}
         assert played.actor_resources() == {"num_cpus": 1.0, "num_gpus": 1.0}
-        theirs = set(played.device_ids())
-        assert len(theirs) == 4 and not theirs & set(trained.device_ids())
+        theirs = set(played.query_device_ids())
+        assert len(theirs) == 4 and not theirs & set(trained.query_device_ids())
         monkeypatch.setattr(launch, "RolloutWorker", Seen)
         engines = launch.start_rollout_workers(plan_of(cfg), pools)
         found = ray.get([engine.where.remote() for engine in engines], timeout=120)
@@ -280,11 +290,11 @@ def test_the_devices_of_a_pool_are_those_that_ray_gives_to_its_guests():
             RayResourcePool([2], use_gpu=True, name_prefix="taken") as taken,
             RayResourcePool([2], use_gpu=True, max_colocate_count=3, cpus_per_worker=0.5) as pool,
         ):
-            assert not set(taken.device_ids()) & set(pool.device_ids())
-            found = pool.device_ids()
+            assert not set(taken.query_device_ids()) & set(pool.query_device_ids())
+            found = pool.query_device_ids()
             own = ray.remote(lambda: ray.get_runtime_context().get_accelerator_ids()["GPU"])
             for slot, device in enumerate(found):
-                guest = own.options(**pool.guest_options(slot)).remote()
+                guest = own.options(**pool.shared_actor_options(slot)).remote()
                 assert ray.get(guest, timeout=60) == [device]
             assert len(set(found)) == 2
     finally:
@@ -312,11 +322,11 @@ def test_on_a_ray_with_pretended_gpus_the_driver_takes_its_word_for_them():
 @pytest.mark.parametrize("key", ["use_kl_loss", "use_kl_in_reward"])
 def test_a_reference_lives_in_the_processes_of_the_actor(key):
     cfg = config()
-    assert [spec.housed for spec in launch.worker_specs(plan_of(cfg, "cpu")).values()] == [
+    assert [spec.housed for spec in launch.build_worker_specs(plan_of(cfg, "cpu")).values()] == [
         ["actor"]
     ]
     section = cfg.algorithm if key == "use_kl_in_reward" else cfg.actor_rollout_ref.actor
     setattr(section, key, True)
     assert {
-        role: spec.housed for role, spec in launch.worker_specs(plan_of(cfg, "cpu")).items()
+        role: spec.housed for role, spec in launch.build_worker_specs(plan_of(cfg, "cpu")).items()
     } == {Role.Actor: ["actor", "ref"]}

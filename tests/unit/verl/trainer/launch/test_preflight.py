@@ -19,13 +19,13 @@ from transformers import (
 )
 
 from agent_system.environments.env_package.number_line import package as number_line
-from rlvcr.levels import level_prefix
+from rlvcr.levels import render_level_prefix
 from tests.helpers.refusals import allowed, fix, suggestion
 from tests.helpers.tiny_model import CHAT_TEMPLATE, make_tiny_policy, make_tiny_tokenizer
 from verl.config.load import load_config
 from verl.trainer import main_eval, main_ppo
-from verl.trainer.launch.preflight import start_problems
-from verl.trainer.launch.preflight_machine import machine_problems
+from verl.trainer.launch.preflight import find_start_problems
+from verl.trainer.launch.preflight_machine import find_machine_problems
 from verl.workers.rollout import create_engine
 
 RLVCR = ["algorithm.adv_estimator=rlvcr", "env.env_name=number_line"]
@@ -133,7 +133,7 @@ def test_an_environment_that_asks_for_no_levels_is_refused(refuse, monkeypatch, 
     monkeypatch.undo()
     words = [f"actor_rollout_ref.model.path={policy}", "env.env_name=number_line"]
     cfg = load_config("ppo_trainer", words)
-    assert not cfg.env.levels and start_problems(cfg) == []
+    assert not cfg.env.levels and find_start_problems(cfg) == []
 
 
 def test_an_environment_that_cannot_be_imported_is_refused(refuse):
@@ -151,7 +151,7 @@ def save_merging_tokenizer(directory):
     raw.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(vocab_size=420, show_progress=False, initial_alphabet=alphabet)
-    raw.train_from_iterator([level_prefix(level) for level in (1, 2, 3, 4)] * 9, trainer)
+    raw.train_from_iterator([render_level_prefix(level) for level in (1, 2, 3, 4)] * 9, trainer)
     merging = PreTrainedTokenizerFast(tokenizer_object=raw)
     merging.chat_template = CHAT_TEMPLATE
     merging.save_pretrained(directory)
@@ -165,7 +165,7 @@ def test_a_tokenizer_that_merges_digit_and_tag_is_refused(refuse, tmp_path):
     )
     make_tiny_tokenizer().save_pretrained(tmp_path)
     assert (
-        start_problems(
+        find_start_problems(
             load_config("ppo_trainer", [f"actor_rollout_ref.model.path={tmp_path}", *RLVCR])
         )
         == []
@@ -176,7 +176,7 @@ def test_the_tokenizer_a_cold_start_begins_with_is_looked_at(tmp_path):
     words = [f"actor_rollout_ref.model.path={tmp_path}/made", "cold_start.enable=true", *RLVCR]
     words += [f"cold_start.overrides=['model.path={tmp_path}']"]
     save_merging_tokenizer(tmp_path)
-    (problem,) = start_problems(load_config("ppo_trainer", words))
+    (problem,) = find_start_problems(load_config("ppo_trainer", words))
     assert (
         problem.startswith(f"actor_rollout_ref.model.path='{tmp_path}'")
         and "level digit" in problem
@@ -209,7 +209,7 @@ def test_an_architecture_that_packed_rows_score_wrong_is_refused(refuse, tmp_pat
     assert refuse(*RLVCR).startswith(f"{path}: lfm2: ")
     save_model(Qwen2Config(**SIZES), tmp_path)
     words = [f"actor_rollout_ref.model.path={tmp_path}", *RLVCR]
-    assert start_problems(load_config("ppo_trainer", words)) == []
+    assert find_start_problems(load_config("ppo_trainer", words)) == []
     key = "actor_rollout_ref.model.override_config"
     problem = refuse(*RLVCR, f"+{key}.hiden_size=64")
     assert problem.startswith(f"{key}.hiden_size=64: ") and suggestion(problem) == "hidden_size"
@@ -219,10 +219,10 @@ def test_a_critic_is_looked_at_where_it_starts_from_another_model(refuse, tmp_pa
     words = ["algorithm.adv_estimator=gae", f"critic.model.path={tmp_path}/critic"]
     Gemma2Config(**SIZES).save_pretrained(tmp_path / "critic")
     cfg = load_config("ppo_trainer", [f"actor_rollout_ref.model.path={tmp_path}", *words])
-    problems = [problem for problem in start_problems(cfg) if "gemma2" in problem]
+    problems = [problem for problem in find_start_problems(cfg) if "gemma2" in problem]
     assert len(problems) == 2  # both soft caps
     assert all(problem.startswith(f"critic.model.path='{tmp_path}/critic'") for problem in problems)
-    assert start_problems(load_config("ppo_trainer", [*words[1:], *RLVCR])) == []
+    assert find_start_problems(load_config("ppo_trainer", [*words[1:], *RLVCR])) == []
 
 
 def test_rows_that_a_window_would_cut_are_refused(refuse, tmp_path):
@@ -238,7 +238,7 @@ def test_rows_that_a_window_would_cut_are_refused(refuse, tmp_path):
     )
     words = [f"actor_rollout_ref.model.path={tmp_path}", "env.env_name=number_line", *lengths]
     save_model(MistralConfig(**SIZES, sliding_window=600), tmp_path)
-    assert start_problems(load_config("ppo_trainer", words)) == []
+    assert find_start_problems(load_config("ppo_trainer", words)) == []
 
 
 class Mute:
@@ -281,7 +281,7 @@ def test_a_reward_that_cannot_be_given_is_refused(refuse, tmp_path):
     assert "did you mean 'short'?" in refuse(*RLVCR, mine[0], "custom_reward_function.name=shortt")
     assert "exclude each other" in refuse(*RLVCR, *mine, "reward_model.reward_manager=step")
     words = [f"actor_rollout_ref.model.path={tmp_path}", *RLVCR, *mine]
-    assert start_problems(load_config("ppo_trainer", words)) == []
+    assert find_start_problems(load_config("ppo_trainer", words)) == []
     (tmp_path / "mine.py").write_text("import no_such_module")
     assert "no_such_module" in refuse(*RLVCR, *mine)
 
@@ -310,14 +310,14 @@ def test_more_devices_than_there_are_are_refused(policy, monkeypatch):
         cfg = load_config(
             "ppo_trainer", [*words, f"trainer.device={device}", "trainer.n_gpus_per_node=3"]
         )
-        (found,) = machine_problems(cfg)
+        (found,) = find_machine_problems(cfg)
         assert found.startswith("trainer.n_gpus_per_node=3: this machine has 2; allowed: 2")
     cfg = load_config("ppo_trainer", [*words, "trainer.device=cpu", "trainer.n_gpus_per_node=3"])
-    assert list(machine_problems(cfg)) == []
+    assert list(find_machine_problems(cfg)) == []
     own = [*words, "trainer.device=cuda", "actor_rollout_ref.rollout.nnodes=1"]
-    assert list(machine_problems(load_config("ppo_trainer", own))) == []
+    assert list(find_machine_problems(load_config("ppo_trainer", own))) == []
     cfg = load_config("ppo_trainer", [*own, "trainer.n_gpus_per_node=2"])
-    (found,) = machine_problems(cfg)
+    (found,) = find_machine_problems(cfg)
     assert found.startswith("actor_rollout_ref.rollout.nnodes=1: ") and "4 GPUs are needed" in found
 
 
@@ -332,12 +332,12 @@ def test_more_devices_than_there_are_are_refused(policy, monkeypatch):
 def test_a_cluster_that_does_not_answer_is_refused(policy, address, why, monkeypatch):
     words = [f"actor_rollout_ref.model.path={policy}", *RLVCR]
     cfg = load_config("ppo_trainer", [*words, f"ray_init.address='{address}'"])
-    (found,) = machine_problems(cfg)
+    (found,) = find_machine_problems(cfg)
     assert (
         found.startswith(f"ray_init.address={address!r}: {why}") and "fix: run `ray start" in found
     )
     monkeypatch.setenv("RAY_ADDRESS", address)
-    (found,) = machine_problems(load_config("ppo_trainer", words))
+    (found,) = find_machine_problems(load_config("ppo_trainer", words))
     assert found.startswith(f"RAY_ADDRESS={address!r}") and "unset RAY_ADDRESS" in found
 
 
@@ -346,7 +346,7 @@ def test_a_place_that_cannot_be_written_is_refused_and_one_that_can_is_left_alon
     words = [f"actor_rollout_ref.model.path={policy}", *RLVCR]
     run = f"trainer.default_local_dir={tmp_path}/runs/new"
     cfg = load_config("ppo_trainer", [*words, run, f"trainer.rollout_data_dir={tmp_path}/file/on"])
-    (found,) = machine_problems(cfg)
+    (found,) = find_machine_problems(cfg)
     assert found.startswith(
         f"trainer.rollout_data_dir='{tmp_path}/file/on': nothing can be written"
     )
@@ -358,8 +358,10 @@ def test_lora_modules_that_exist_are_taken(policy):
     words = [f"{key}.path={policy}", *RLVCR, f"{key}.lora_rank=4"]
     for modules in ("all-linear", "q_proj", "[q_proj,mlp.up_proj]"):
         assert (
-            start_problems(load_config("ppo_trainer", [*words, f"{key}.target_modules={modules}"]))
+            find_start_problems(
+                load_config("ppo_trainer", [*words, f"{key}.target_modules={modules}"])
+            )
             == []
         )
     cfg = load_config("ppo_trainer", [*words, f"{key}.target_modules=[q_proj,nothing,void]"])
-    assert len(start_problems(cfg)) == 2
+    assert len(find_start_problems(cfg)) == 2

@@ -9,7 +9,7 @@ from verl.config.validate import find_problems
 from verl.single_controller.ray import local
 from verl.trainer.launch import preflight_machine
 from verl.trainer.launch.extensions import load_config, read_config
-from verl.trainer.launch.preflight_machine import machine_problems
+from verl.trainer.launch.preflight_machine import find_machine_problems
 
 PATH = "actor_rollout_ref.model.path=org/policy"
 PLACE = "trainer.default_local_dir"
@@ -24,7 +24,7 @@ def home(tmp_path, monkeypatch):
 
 
 def problems(*words: str) -> list[str]:
-    return list(machine_problems(load_config("ppo_trainer", [PATH, *words])))
+    return list(find_machine_problems(load_config("ppo_trainer", [PATH, *words])))
 
 
 @pytest.mark.parametrize("name", ["wandb", "comet_ml", "aim", "tensorboard", "swanlab", "mlflow"])
@@ -56,7 +56,7 @@ def test_a_place_without_room_for_rays_token_is_named(variable, value, monkeypat
 @pytest.mark.parametrize("kind", ["file", "link", "other user"])
 def test_a_squatted_directory_of_rays_sessions_is_named(kind, tmp_path, monkeypatch):
     place = tmp_path / "verl-user"
-    monkeypatch.setattr(local, "PRIVATE", place)
+    monkeypatch.setattr(local, "PRIVATE_DIRECTORY", place)
     assert not problems()
     if kind == "file":
         place.touch()
@@ -85,7 +85,7 @@ def test_a_run_directory_that_cannot_be_made_is_a_problem(tmp_path):
     for name in ("default_local_dir", "rollout_data_dir", "validation_data_dir"):
         for place in PLACES:
             setattr(cfg.trainer, name, place)
-            assert [found.partition("=")[0] for found in machine_problems(cfg)] == [
+            assert [found.partition("=")[0] for found in find_machine_problems(cfg)] == [
                 f"trainer.{name}"
             ], place
         setattr(cfg.trainer, name, str(tmp_path / "run"))

@@ -14,8 +14,8 @@ from verl.config.load import load_config
 from verl.config.schema import SFTConfig
 from verl.trainer import main_eval, main_generation, main_ppo, main_sft
 from verl.trainer.launch import generation
-from verl.trainer.launch.preflight import start_problems
-from verl.trainer.launch.preflight_sft import sft_problems
+from verl.trainer.launch.preflight import find_start_problems
+from verl.trainer.launch.preflight_sft import find_sft_problems
 
 QUERY = "model.layers.0.self_attn.q_proj.weight"
 POLICY = "actor_rollout_ref.model.path"
@@ -92,9 +92,9 @@ def test_a_damaged_policy_is_refused(policy, tmp_path, capsys, monkeypatch, dama
 def test_critic_is_checked(policy, sound):
     words = [f"{POLICY}={sound}", "env.env_name=number_line", "algorithm.adv_estimator=gae"]
     cfg = load_config("ppo_trainer", [*words, f"critic.model.path={policy}"])
-    assert start_problems(cfg) == []
+    assert find_start_problems(cfg) == []
     change(policy, QUERY, None)
-    (problem,) = start_problems(cfg)
+    (problem,) = find_start_problems(cfg)
     assert problem.startswith(f"critic.model.path='{policy}': ") and QUERY in problem
 
 
@@ -128,9 +128,9 @@ def test_reward_model_is_checked(sound, tmp_path, name, value, why):
     path = "reward_model.model.path"
     words = [f"{POLICY}={sound}", "env.env_name=number_line", "reward_model.enable=true"]
     cfg = load_config("ppo_trainer", [*words, f"{path}={tmp_path / 'reward'}"])
-    assert start_problems(cfg) == []
+    assert find_start_problems(cfg) == []
     change(tmp_path / "reward", name, value)
-    (problem,) = start_problems(cfg)
+    (problem,) = find_start_problems(cfg)
     assert problem.startswith(f"{path}='{tmp_path / 'reward'}': ") and why in problem
 
 
@@ -141,12 +141,12 @@ def test_another_tie_than_config_json_says_is_refused(tmp_path, tie):
     words = [f"{POLICY}={policy}", "env.env_name=number_line"]
     for value, count in ((tie, 0), (not tie, 1)):
         override = f"+{key}.tie_word_embeddings={value}"
-        found = start_problems(load_config("ppo_trainer", [*words, override]))
+        found = find_start_problems(load_config("ppo_trainer", [*words, override]))
         assert len(found) == count
         assert all(text.startswith(f"{key}.tie_word_embeddings=") for text in found)
     sft = [f"model.path={policy}", "env.env_name=number_line"]
     override = f"+model.override_config.tie_word_embeddings={not tie}"
-    (problem,) = sft_problems(load_config("sft_trainer", [*sft, override], SFTConfig))
+    (problem,) = find_sft_problems(load_config("sft_trainer", [*sft, override], SFTConfig))
     assert problem.startswith("model.override_config.tie_word_embeddings=")
 
 
@@ -165,7 +165,7 @@ def test_another_tie_than_config_json_says_is_refused(tmp_path, tie):
 def test_modules_that_lora_cannot_adapt_are_refused(sound, modules, problems):
     model = "actor_rollout_ref.model"
     words = [f"{POLICY}={sound}", "env.env_name=number_line", f"{model}.lora_rank=4"]
-    found = start_problems(
+    found = find_start_problems(
         load_config("ppo_trainer", [*words, f"{model}.target_modules={modules}"])
     )
     assert len(found) == problems

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from verl.config.settings import lookup
+from verl.config.settings import value_at_path
 from verl.config.validate import find_problems
 from verl.models import hub
 from verl.trainer.launch.extensions import load_config
-from verl.trainer.launch.preflight_machine import machine_problems
-from verl.trainer.launch.run_plan import absolute_paths
+from verl.trainer.launch.preflight_machine import find_machine_problems
+from verl.trainer.launch.run_plan import collect_absolute_paths
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 PLACE = "trainer.default_local_dir"
@@ -32,21 +32,23 @@ def test_every_place_becomes_absolute_and_what_is_absolute_stays(tmp_path, monke
         "env.env_name=alfworld",
         "env.alfworld.data_dir=games",
     )
-    cfg = cfg.with_values(absolute_paths(cfg))
+    cfg = cfg.with_values(collect_absolute_paths(cfg))
     assert cfg.trainer.default_local_dir == f"{tmp_path}/runs/a"
     assert cfg.trainer.rollout_data_dir == "/home/somebody/rollouts"
     assert cfg.trainer.resume_from_path == "/runs/b"
     assert cfg.trainer.validation_data_dir is None and cfg.custom_reward_function.path is None
-    assert lookup(cfg, "env.alfworld.data_dir") == f"{tmp_path}/games"
-    assert lookup(cfg, "env.alfworld.task_types") == lookup(config(), "env.alfworld.task_types")
+    assert value_at_path(cfg, "env.alfworld.data_dir") == f"{tmp_path}/games"
+    assert value_at_path(cfg, "env.alfworld.task_types") == value_at_path(
+        config(), "env.alfworld.task_types"
+    )
 
 
 def test_files_of_a_data_set_become_absolute(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     cfg = config("env.env_name=dataset", "env.dataset.train_files=[a.parquet,/b.parquet]")
-    cfg = cfg.with_values(absolute_paths(cfg))
-    assert lookup(cfg, "env.dataset.train_files") == [f"{tmp_path}/a.parquet", "/b.parquet"]
-    assert lookup(cfg, "env.dataset.val_files") == []
+    cfg = cfg.with_values(collect_absolute_paths(cfg))
+    assert value_at_path(cfg, "env.dataset.train_files") == [f"{tmp_path}/a.parquet", "/b.parquet"]
+    assert value_at_path(cfg, "env.dataset.val_files") == []
 
 
 @pytest.mark.parametrize(
@@ -62,18 +64,18 @@ def test_files_of_a_data_set_become_absolute(tmp_path, monkeypatch):
 def test_functions_of_environments_are_found_from_anywhere(name, key, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     cfg = config(f"env.env_name={name}", f"env.{name}.{key}.path=mine.py")
-    cfg = cfg.with_values(absolute_paths(cfg))
-    assert lookup(cfg, f"env.{name}.{key}.path") == f"{tmp_path}/mine.py"
+    cfg = cfg.with_values(collect_absolute_paths(cfg))
+    assert value_at_path(cfg, f"env.{name}.{key}.path") == f"{tmp_path}/mine.py"
     cfg = config(f"env.env_name={name}", f"env.kwargs.{key}.path=mine.py")
-    cfg = cfg.with_values(absolute_paths(cfg))
+    cfg = cfg.with_values(collect_absolute_paths(cfg))
     assert cfg.env.kwargs == {key: {"path": f"{tmp_path}/mine.py"}}
 
 
 def test_tools_by_file_become_absolute_and_those_of_modules_stay(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     cfg = config("env.env_name=tools", "env.tools.functions=[my/tools.py:add,math:sqrt]")
-    cfg = cfg.with_values(absolute_paths(cfg))
-    assert lookup(cfg, "env.tools.functions") == [f"{tmp_path}/my/tools.py:add", "math:sqrt"]
+    cfg = cfg.with_values(collect_absolute_paths(cfg))
+    assert value_at_path(cfg, "env.tools.functions") == [f"{tmp_path}/my/tools.py:add", "math:sqrt"]
 
 
 def test_an_agent_by_file_becomes_absolute_and_its_tasks_by_module_stay(tmp_path, monkeypatch):
@@ -84,9 +86,9 @@ def test_an_agent_by_file_becomes_absolute_and_its_tasks_by_module_stay(tmp_path
         "env.agent.tasks=my.agent:all",
     ]
     cfg = config(*words)
-    cfg = cfg.with_values(absolute_paths(cfg))
-    assert lookup(cfg, "env.agent.path") == f"{tmp_path}/my/agent.py:play"
-    assert lookup(cfg, "env.agent.tasks") == "my.agent:all"
+    cfg = cfg.with_values(collect_absolute_paths(cfg))
+    assert value_at_path(cfg, "env.agent.path") == f"{tmp_path}/my/agent.py:play"
+    assert value_at_path(cfg, "env.agent.tasks") == "my.agent:all"
 
 
 def test_paths_of_parts_of_a_mixture_become_absolute(tmp_path, monkeypatch):
@@ -98,28 +100,28 @@ def test_paths_of_parts_of_a_mixture_become_absolute(tmp_path, monkeypatch):
         "env.dataset.reward.path=grade.py",
         "env.mixture.kwargs={gymnasium: {describe: {path: say.py}, max_steps: 3}}",
     )
-    cfg = cfg.with_values(absolute_paths(cfg))
-    assert lookup(cfg, "env.dataset.train_files") == [f"{tmp_path}/a.jsonl"]
-    assert lookup(cfg, "env.dataset.reward.path") == f"{tmp_path}/grade.py"
+    cfg = cfg.with_values(collect_absolute_paths(cfg))
+    assert value_at_path(cfg, "env.dataset.train_files") == [f"{tmp_path}/a.jsonl"]
+    assert value_at_path(cfg, "env.dataset.reward.path") == f"{tmp_path}/grade.py"
     gymnasium = {"describe": {"path": f"{tmp_path}/say.py"}, "max_steps": 3}
-    assert lookup(cfg, "env.mixture.kwargs") == {"gymnasium": gymnasium}
+    assert value_at_path(cfg, "env.mixture.kwargs") == {"gymnasium": gymnasium}
 
 
 @pytest.mark.parametrize("how", ["config", "environment"])
 def test_a_relative_run_directory_is_refused_on_a_cluster_that_answers(how, monkeypatch):
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     words = ["env.env_name=number_line"]
-    assert list(machine_problems(config(*words))) == []
+    assert list(find_machine_problems(config(*words))) == []
     with socket.create_server(("127.0.0.1", 0)) as head:
         address = f"127.0.0.1:{head.getsockname()[1]}"
         if how == "environment":
             monkeypatch.setenv("RAY_ADDRESS", address)
         else:
             words.append(f"ray_init.address='{address}'")
-        (found,) = machine_problems(config(*words))
+        (found,) = find_machine_problems(config(*words))
         assert found.startswith(PLACE) and f"the cluster at {address}" in found
         assert f"fix: {PLACE}={Path.cwd()}/runs" in found
-        assert list(machine_problems(config(*words, f"{PLACE}=/tmp/run"))) == []
+        assert list(find_machine_problems(config(*words, f"{PLACE}=/tmp/run"))) == []
 
 
 def test_a_hub_name_is_told_to_workers_with_its_commit(tmp_path, monkeypatch):
@@ -135,13 +137,13 @@ def test_a_hub_name_is_told_to_workers_with_its_commit(tmp_path, monkeypatch):
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot)
     monkeypatch.chdir(tmp_path)
-    assert hub.pinned("owner/model") == f"owner/model@{COMMIT}"
+    assert hub.pin_revision("owner/model") == f"owner/model@{COMMIT}"
     # what a worker on another node makes of it
-    assert str(hub.local_model(f"owner/model@{COMMIT}")).endswith(f"snapshots/{COMMIT}")
+    assert str(hub.model_directory_or_none(f"owner/model@{COMMIT}")).endswith(f"snapshots/{COMMIT}")
     assert asked == [("owner/model", None), ("owner/model", COMMIT)]
     (tmp_path / "policy").mkdir()
-    assert hub.pinned("policy") == str(tmp_path / "policy")
-    assert hub.local_model(None) is None
+    assert hub.pin_revision("policy") == str(tmp_path / "policy")
+    assert hub.model_directory_or_none(None) is None
 
 
 def test_a_revision_is_no_local_path():

@@ -26,18 +26,18 @@ from verl.trainer.launch import sft
 from verl.trainer.launch.sft import (
     check_expert,
     encode_episode,
-    hold_out,
     load_records,
     make_rows,
+    prepare_start_policy,
     run_sft,
-    starting_policy,
+    split_held_out,
 )
 from verl.trainer.launch.sft_ranks import save_policy
 from verl.trainer.sft.progress import SFTProgress
 from verl.trainer.sft.rows import SFTRow, plan_batches
 from verl.trainer.sft.trainer import OptimizerStep, SFTTrainer
 from verl.utils.checkpoint import CheckpointManager
-from verl.utils.progress import moves
+from verl.utils.progress import count_heartbeats
 from verl.utils.tables import read_rows
 from verl.utils.watchdog import Stalled
 from verl.workers.engine import NonFiniteWeights, TrainEngine
@@ -268,9 +268,9 @@ def test_resumed_training_ends_where_uninterrupted_training_does(policy, tmp_pat
     checkpoints = CheckpointManager(tmp_path)
     whole = trainer_of(policy, rows, batches, save_freq=4, checkpoints=checkpoints)
     whole.fit(lambda _: None)
-    assert sorted(checkpoints.steps()) == [4, 6]
+    assert sorted(checkpoints.find_checkpoints()) == [4, 6]
     rest = trainer_of(policy, rows, batches)
-    rest.resume(checkpoints.steps()[4])
+    rest.resume(checkpoints.find_checkpoints()[4])
     steps = []
     rest.fit(lambda record: steps.append(record.step))
     assert steps == [5, 6]
@@ -281,7 +281,7 @@ def test_resumed_training_ends_where_uninterrupted_training_does(policy, tmp_pat
 
 def test_hold_out_shares_no_task():
     records = [{"task_id": str(i // 3)} for i in range(10)]
-    train, held_out = hold_out(records, 2)
+    train, held_out = split_held_out(records, 2)
     assert len(held_out) == 2 and len(train) == 6
     assert not {r["task_id"] for r in train} & {r["task_id"] for r in held_out}
 
@@ -385,11 +385,11 @@ def test_a_supervised_run_that_stands_still_is_ended(tmp_path, monkeypatch):
 def test_steps_are_movement_where_nothing_is_shown(tmp_path):
     cfg = SFTConfig()
     cfg.trainer.logger = []
-    before = moves()
+    before = count_heartbeats()
     with SFTProgress(cfg, tmp_path, total=2) as progress:
         for step in (1, 2):
-            progress.on_step(OptimizerStep(step, {"train/loss": 1.0}, last=step == 2))
-    assert moves() == before + 2
+            progress.on_step(OptimizerStep(step, {"train/loss": 1.0}, is_last=step == 2))
+    assert count_heartbeats() == before + 2
 
 
 def number_line_config(tmp_path, *words):
@@ -461,7 +461,7 @@ def test_symbols_of_an_environment_are_single_tokens_of_a_new_policy(tmp_path):
     cfg = number_line_config(
         tmp_path, "env.env_name=relay", "model.new.hidden_size=8", "model.new.head_dim=8"
     )
-    tokenizer = AutoTokenizer.from_pretrained(starting_policy(cfg, [], tmp_path / "policy"))
+    tokenizer = AutoTokenizer.from_pretrained(prepare_start_policy(cfg, [], tmp_path / "policy"))
     ids = tokenizer.encode("d+3 a>b j>c", add_special_tokens=False)
     assert [tokenizer.decode([one]) for one in ids] == ["d", "+3", " a>b", " j>c"]
 
@@ -480,4 +480,4 @@ def test_a_policy_that_becomes_infinite_is_not_saved(policy, tmp_path):
 
     with pytest.raises(NonFiniteWeights):
         trainer.fit(on_step)
-    assert steps == [0, 1, 2] and list(checkpoints.steps()) == [2]
+    assert steps == [0, 1, 2] and list(checkpoints.find_checkpoints()) == [2]

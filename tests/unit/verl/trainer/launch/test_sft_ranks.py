@@ -17,9 +17,9 @@ from verl.config.validate import find_problems
 from verl.models.loader import load_causal_lm
 from verl.models.policy import PolicyModel
 from verl.trainer.launch.sft import run_sft
-from verl.trainer.launch.sft_ranks import ranks_here
+from verl.trainer.launch.sft_ranks import count_local_ranks
 from verl.trainer.sft.rows import SFTRow
-from verl.trainer.sft.trainer import SFTTrainer, Sums, dealt
+from verl.trainer.sft.trainer import LossSums, SFTTrainer, assign_rows
 from verl.utils.checkpoint import CheckpointManager
 from verl.workers.engine import TrainEngine
 
@@ -73,11 +73,11 @@ def test_packed_rows_do_not_see_each_other(policy):
     kept = row_of(12, 1)
     losses = []
     for neighbour in (row_of(20, 2), row_of(20, 3)):
-        beside, alone = Sums(), Sums()
+        beside, alone = LossSums(), LossSums()
         with torch.no_grad():
-            trainer._weighted_sum([neighbour, kept], beside)
-            trainer._weighted_sum([neighbour], alone)
-        losses.append(beside.total("loss") - alone.total("loss"))
+            trainer._sum_losses([neighbour, kept], beside)
+            trainer._sum_losses([neighbour], alone)
+        losses.append(beside.get_sum("loss") - alone.get_sum("loss"))
     assert losses[0] == pytest.approx(losses[1], abs=1e-4)
 
 
@@ -85,12 +85,12 @@ def test_packed_rows_do_not_see_each_other(policy):
 
 
 def test_rows_are_dealt_by_their_tokens():
-    assert dealt(LENGTHS, 1) == [list(range(len(LENGTHS)))]
-    shares = dealt(LENGTHS, 3)
+    assert assign_rows(LENGTHS, 1) == [list(range(len(LENGTHS)))]
+    shares = assign_rows(LENGTHS, 3)
     assert sorted(row for share in shares for row in share) == list(range(len(LENGTHS)))
     tokens = [sum(LENGTHS[row] for row in share) for share in shares]
     assert max(tokens) - min(tokens) <= min(LENGTHS)
-    assert dealt([4, 9], 3) == [[1], [0], []]
+    assert assign_rows([4, 9], 3) == [[1], [0], []]
 
 
 def sft(directory: Path, policy: Path, ranks: int, *more: str) -> Path:
@@ -144,7 +144,7 @@ def test_two_ranks_make_the_policy_of_one(policy, tmp_path):
         torch.testing.assert_close(mine, other, atol=1e-5, rtol=1e-3, msg=name)
         assert not torch.equal(mine, before), name
     # Both ranks wrote into one checkpoint, which verifies, and from which either number goes on.
-    newest = CheckpointManager(tmp_path / "run-2" / "checkpoints").latest_valid()
+    newest = CheckpointManager(tmp_path / "run-2" / "checkpoints").find_latest_valid()
     assert newest is not None
     assert {"rng_rank0.safetensors", "rng_rank1.safetensors"} <= {f.name for f in newest.iterdir()}
     (tmp_path / "more").mkdir()
@@ -169,4 +169,4 @@ def test_a_cold_start_takes_the_gpus_there_are(monkeypatch):
         monkeypatch.setattr(torch.cuda, "device_count", lambda gpus=gpus: gpus)
         for device, ranks in found.items():
             words = ["trainer.n_gpus_per_node=3", f"trainer.device={device}"]
-            assert ranks_here(load_config("sft_trainer", words, SFTConfig)) == ranks
+            assert count_local_ranks(load_config("sft_trainer", words, SFTConfig)) == ranks

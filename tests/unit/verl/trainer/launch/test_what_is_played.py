@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from verl.config.plan import make_plan, stand_in_for
+from verl.config.plan import describe_stand_in, make_plan
 from verl.record.report.page import render_report
 from verl.record.report.run_data import load_run
 from verl.record.run_dir import RunDirectory
@@ -35,20 +35,22 @@ PATH = "actor_rollout_ref.model.path=org/policy"
 def test_a_stand_in_is_named(words, said, monkeypatch):
     monkeypatch.delenv("ALFWORLD_DATA", raising=False)
     cfg = load_config("ppo_trainer", [PATH, *words])
-    text = make_plan(cfg, {"cores": 1}).text()
-    assert said in stand_in_for(cfg) and bool(said) == bool(stand_in_for(cfg)) == (
+    text = make_plan(cfg, {"cores": 1}).format_text()
+    assert said in describe_stand_in(cfg) and bool(said) == bool(describe_stand_in(cfg)) == (
         "stand-in" in text
     )
 
 
 def test_official_games_are_no_stand_in(monkeypatch, tmp_path):
     monkeypatch.setenv("ALFWORLD_DATA", str(tmp_path))
-    assert not stand_in_for(load_config("ppo_trainer", [PATH, "env.env_name=alfworld/AlfredTWEnv"]))
+    assert not describe_stand_in(
+        load_config("ppo_trainer", [PATH, "env.env_name=alfworld/AlfredTWEnv"])
+    )
 
 
 def test_a_run_keeps_what_was_played_in_its_facts_and_report(tmp_path):
     cfg = load_config("ppo_trainer", [PATH, "env.env_name=webshop"])
-    with RunDirectory(tmp_path).open(cfg, {}, stand_in_for(cfg)):
+    with RunDirectory(tmp_path).open(cfg, {}, describe_stand_in(cfg)):
         facts = json.loads((tmp_path / "env.json").read_text())
     assert "WebShop" in facts["stand_in"]
     assert "stand-in: 400 products" in render_report(load_run(tmp_path))

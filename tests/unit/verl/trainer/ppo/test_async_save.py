@@ -32,7 +32,7 @@ class WritingGroup(Group):
 
 @pytest.fixture
 def groups(monkeypatch):
-    monkeypatch.setattr(resources, "ASK_AGAIN_S", 0.0)
+    monkeypatch.setattr(resources, "POLL_INTERVAL_S", 0.0)
     calls: list[Any] = []
     return WritingGroup(calls, "actor"), WritingGroup(calls, "critic")
 
@@ -40,7 +40,7 @@ def groups(monkeypatch):
 def test_a_checkpoint_waits_for_every_rank_of_every_group(groups):
     actor, critic = groups
     critic.slowest = 3
-    workers = TrainingWorkers(actor, [], critic=critic)
+    workers = TrainingWorkers(actor, [], critic_group=critic)
     written_files = workers.save_checkpoint(Path("partial"))
     assert actor.calls == [("actor", "partial/actor"), ("critic", "partial/critic")]
     assert actor.questions == critic.questions == 0, "nobody waits until asked"

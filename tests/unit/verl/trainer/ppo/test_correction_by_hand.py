@@ -12,7 +12,7 @@ from verl.algos import get_kl_controller
 from verl.config.load import load_config
 from verl.protocol import DataProto
 from verl.records import CORRECTION_WEIGHTS
-from verl.trainer.launch.run_plan import optimizer_steps
+from verl.trainer.launch.run_plan import count_optimizer_steps
 from verl.trainer.ppo.correction import correct_rollout
 from verl.trainer.ppo.credit import apply_kl_penalty
 
@@ -135,6 +135,6 @@ def test_a_schedule_is_as_long_as_all_epochs_of_all_iterations(words, actor, cri
     ]
     config = load_config("ppo_trainer", [*base, *words])
     # Four batches of an epoch.
-    config = config.with_values(optimizer_steps(config, train_tasks=35))
+    config = config.with_values(count_optimizer_steps(config, train_tasks=35))
     optims = config.actor_rollout_ref.actor.optim, config.critic.optim
     assert tuple(optim.total_training_steps for optim in optims) == (actor, critic)

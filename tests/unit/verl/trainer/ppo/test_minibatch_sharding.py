@@ -9,7 +9,7 @@ from tests.helpers.policy_rows import add_branches, random_rows
 from tests.helpers.refusals import mentions
 from tests.helpers.trainer_fakes import make_fake_run
 from verl.protocol import DataProto, object_array
-from verl.records import PROFILE, ProfileOrder
+from verl.records import PROFILE, ProfileRequest
 from verl.single_controller.base.decorator import (
     ROWS_PER_RANK,
     Dispatch,
@@ -17,14 +17,14 @@ from verl.single_controller.base.decorator import (
     plan_calls,
 )
 from verl.trainer.ppo.minibatch_sharding import (
-    UNREAD,
+    UNREAD_COLUMNS,
+    count_row_tokens,
     reorder_by_rank,
-    row_sizes,
     score_on_ranks,
     shard_minibatches,
     split_mini_batches,
 )
-from verl.utils.seqlen_balancing import spread_rows
+from verl.utils.seqlen_balancing import partition_rows
 from verl.workers.update import epoch_mini_batches
 
 TO_RANKS = Registration(Dispatch.DP_COMPUTE_PROTO)
@@ -48,19 +48,19 @@ def call_on(ranks: int, data: DataProto) -> tuple[list[DataProto], DataProto]:
 
 def test_rows_are_spread_by_what_they_cost():
     # Differencing ends at 14 and 16, longest first at 13 and 17.
-    assert sorted(spread_rows([8, 7, 6, 5, 4], 2)) == [[0, 2], [1, 3, 4]]
-    parts = spread_rows([5, 0, 9], 5)
-    assert sorted(map(len, parts)) == [0, 0, 1, 1, 1] and spread_rows([], 2) == [[], []]
+    assert sorted(partition_rows([8, 7, 6, 5, 4], 2)) == [[0, 2], [1, 3, 4]]
+    parts = partition_rows([5, 0, 9], 5)
+    assert sorted(map(len, parts)) == [0, 0, 1, 1, 1] and partition_rows([], 2) == [[], []]
 
 
 @pytest.mark.parametrize("case", [c for c in balance.CASES if c.steps < 8], ids=str)
 def test_updates_are_efficient_at_8_64_and_1024_ranks(case):
-    before, now, best = balance.measure(case)
+    before, now, best = balance.measure_efficiency(case)
     assert now >= 0.95 and before < 0.65 and best >= now
 
 
 def test_where_ranks_outnumber_long_rows_the_longest_row_decides():
-    before, now, best = balance.measure(balance.Case(1024, 10240, 8))
+    before, now, best = balance.measure_efficiency(balance.BalanceCase(1024, 10240, 8))
     assert before < 0.25 and now > 0.99 * best and best < 0.85
 
 
@@ -119,7 +119,7 @@ def test_branches_count_as_tokens():
     plain = random_rows(rows=4).batch["attention_mask"].sum(-1).tolist()
     asked = [sum(len(b.token_ids) for b in row) for row in data.non_tensor_batch["branches"]]
     assert sum(asked) > 0
-    assert row_sizes(data) == [own + more for own, more in zip(plain, asked, strict=True)]
+    assert count_row_tokens(data) == [own + more for own, more in zip(plain, asked, strict=True)]
 
 
 def test_a_row_with_many_branches_gets_a_rank_for_itself():
@@ -164,7 +164,7 @@ def test_an_update_is_dealt_mini_batch_by_mini_batch():
     plain = epoch_mini_batches(data, actor, 0, *seed)
     assert names == [sorted(data.non_tensor_batch["traj_uid"][part]) for part in plain]
     bounds = np.cumsum([0, *counts])
-    sizes = row_sizes(sent)
+    sizes = count_row_tokens(sent)
     loads = [
         [sum(sizes[row] for row in part if bounds[r] <= row < bounds[r + 1]) for r in range(4)]
         for part in parts
@@ -188,11 +188,11 @@ def test_rows_without_a_gradient_cost_nothing():
 def test_texts_stay_with_the_driver_and_one_rank_gets_rows_as_they_come():
     trainer, *_ = make_fake_run()
     data = update_rows()
-    for unread in UNREAD:
+    for unread in UNREAD_COLUMNS:
         data.batch[unread] = data.batch["input_ids"].clone()
     sent = shard_minibatches(data, trainer.config, "critic", 1, 1)
     assert sorted(sent.non_tensor_batch) == ["traj_uid", "uid"]
-    assert set(data.tensor_keys()) - set(sent.tensor_keys()) == set(UNREAD)
+    assert set(data.tensor_keys()) - set(sent.tensor_keys()) == set(UNREAD_COLUMNS)
     assert ROWS_PER_RANK not in sent.meta_info
     trainer.config.trainer.balance_batch = False
     assert ROWS_PER_RANK not in shard_minibatches(data, trainer.config, "actor", 1, 2).meta_info
@@ -209,7 +209,7 @@ def test_chosen_steps_are_traced_on_chosen_ranks():
         step: shard_minibatches(data, trainer.config, "actor", step, ranks).meta_info.get(PROFILE)
         for step, ranks in ((1, 4), (2, 4), (5, 1))
     }
-    expected = {step: ProfileOrder("/somewhere/run/profile", (0, 3), step) for step in (2, 5)}
+    expected = {step: ProfileRequest("/somewhere/run/profile", (0, 3), step) for step in (2, 5)}
     assert orders == expected | {1: None}
     assert PROFILE not in data.meta_info
 

@@ -47,7 +47,7 @@ def overlapping_run(steps: int = 3) -> tuple[Any, list[Any], Any]:
     updating = threading.Event()
     collector = MeetingCollector(calls, updating)
     trainer.collector = collector
-    update = trainer.workers.actor.update_actor
+    update = trainer.workers.actor_group.update_actor
 
     def update_while_playing(data: DataProto) -> DataProto:
         if trainer.global_step < steps:
@@ -63,7 +63,7 @@ def overlapping_run(steps: int = 3) -> tuple[Any, list[Any], Any]:
         calls.append(("scored", trainer.global_step))
         return score(batch)
 
-    trainer.workers.actor.update_actor = update_while_playing
+    trainer.workers.actor_group.update_actor = update_while_playing
     trainer.score = score_and_note
     return trainer, calls, journal
 

@@ -29,20 +29,20 @@ from tests.helpers.trainer_fakes import (
 from verl.algos import (
     AdaptiveKLController,
     FixedKLController,
+    find_missing_inputs,
     get_adv_estimator_fn,
-    missing_inputs,
 )
 from verl.algos.algorithm_registry import RegisteredEstimator
 from verl.config.registered_names import COLUMNS, batch_columns
 from verl.protocol import DataProto, object_array
-from verl.records import CORRECTION_WEIGHTS, WeightSketch
+from verl.records import CORRECTION_WEIGHTS, WeightFingerprints
 from verl.single_controller.ray import RayClassWithInitArgs
 from verl.trainer.ppo import credit, minibatch_sharding, ray_trainer, resources
 from verl.trainer.ppo.interfaces import RolloutGroup
 from verl.trainer.ppo.ray_trainer import RayPPOTrainer, apply_kl_penalty, compute_advantage
 from verl.trainer.ppo.weight_sync import WeightSyncError
-from verl.utils.torch_functional import last_selected
-from verl.workers.rollout import calls
+from verl.utils.torch_functional import find_last_selected
+from verl.workers.rollout import engine_calls
 
 
 @pytest.fixture(scope="module")
@@ -129,7 +129,7 @@ def test_names_that_job_code_imports_from_the_trainer():
 def test_an_epoch_of_training_plays_every_task_once(tokenizer, monkeypatch):
     config = make_config(n=1)
     trainer, _, collector = make_run(tokenizer, config)
-    tasks = len(trainer.envs.tasks)
+    tasks = len(trainer.envs.task_list)
     config.data.train_batch_size = tasks // 3
     asked = []
 
@@ -149,7 +149,7 @@ def kl_rows(cut: bool) -> DataProto:
     mask = torch.tensor([[1, 1, 0, 0], [0, 0, 1, 1]]) if cut else torch.ones(1, 4, dtype=torch.long)
     divergence = torch.tensor([[0.1, 0.2, 0.3, 0.4]]).expand(len(mask), 4)
     scores = torch.zeros(mask.shape).index_put(
-        (torch.arange(len(mask)), last_selected(mask)[1]), torch.tensor(1.0)
+        (torch.arange(len(mask)), find_last_selected(mask)[1]), torch.tensor(1.0)
     )
     tensors = {"response_mask": mask, "token_level_scores": scores}
     tensors |= {"old_log_probs": divergence * mask, "ref_log_prob": torch.zeros(mask.shape)}
@@ -265,16 +265,16 @@ def test_remax_compares_with_a_greedy_play_of_the_same_task(tokenizer):
     assert run.trainer.metrics["episode/greedy_reward"] == 1.0
     sampled = batch.batch["response_mask"].bool()
     assert (batch.batch["advantages"][sampled] == -1.0).all()
-    assert missing_inputs(get_adv_estimator_fn("remax"), set(batch.keys())) == []
+    assert find_missing_inputs(get_adv_estimator_fn("remax"), set(batch.keys())) == []
 
 
 def test_engines_sleep_between_rollout_and_weight_sync():
     trainer, calls, _ = make_fake_run(steps=1)
     trainer.fit()
-    engine_calls = [
+    engine_events = [
         call for call in calls if call in ("sleep", "wake") or call[0] in ("play", "sync")
     ]
-    assert engine_calls == ["wake", ("sync", 0), ("play", 1), "sleep", "wake", ("sync", 1)]
+    assert engine_events == ["wake", ("sync", 0), ("play", 1), "sleep", "wake", ("sync", 1)]
 
 
 def test_engines_are_woken_before_they_get_weights(monkeypatch):
@@ -296,10 +296,10 @@ def test_engines_are_woken_before_they_get_weights(monkeypatch):
         def call_refs(self, method: str, /, *_: object) -> list[str]:
             return [f"{method} of rank 0", f"{method} of rank 1"]
 
-    sketch = WeightSketch({"w": 2}, {"w": 1})
-    answers = {"update_weights": {"w": 1}, "weight_sketch of rank 0": sketch}
-    for module in (resources, calls):
-        monkeypatch.setattr(module, "gather", lambda refs, *_: [answers.get(r, r) for r in refs])
+    sketch = WeightFingerprints({"w": 2}, {"w": 1})
+    answers = {"update_weights": {"w": 1}, "weight_fingerprints of rank 0": sketch}
+    for module in (resources, engine_calls):
+        monkeypatch.setattr(module, "gather_results", lambda refs, *_: [answers.get(r, r) for r in refs])
     workers = resources.TrainingWorkers(Actor([], "actor"), [Engine(), Engine()])
     weights = "export_weights of rank 0"
     workers.sync_weights(3)
@@ -331,12 +331,12 @@ def test_weights_from_devices_come_when_there_is_room_and_before_the_caches(monk
     class Actor(Group):
         def call_refs(self, method: str, /, *args: object) -> list[Any]:
             called.append((method, *args))
-            answers = {"send_weights": [[{"w": 1}], []], "weight_sketch": [sketch, None]}
+            answers = {"send_weights": [[{"w": 1}], []], "weight_fingerprints": [sketch, None]}
             return answers[method]
 
-    sketch = WeightSketch({"w": 2}, {"w": 1})
-    for module in (resources, calls):
-        monkeypatch.setattr(module, "gather", lambda refs, *_: list(refs))
+    sketch = WeightFingerprints({"w": 2}, {"w": 1})
+    for module in (resources, engine_calls):
+        monkeypatch.setattr(module, "gather_results", lambda refs, *_: list(refs))
     engine = Engine()
     workers = resources.TrainingWorkers(Actor([], "actor"), [engine], weight_transfer="ipc")
     workers.sleep_engines()
@@ -347,20 +347,20 @@ def test_weights_from_devices_come_when_there_is_room_and_before_the_caches(monk
         ("wake", "weights"),
         ("send_weights", [engine], 4),
         ("wake", "kv_cache"),
-        ("weight_sketch",),
+        ("weight_fingerprints",),
     ]
-    sketch = WeightSketch({"w": 2}, {"w": 7})
+    sketch = WeightFingerprints({"w": 2}, {"w": 7})
     with pytest.raises(WeightSyncError, check=mentions("worker 0", "version 5")):
         workers.sync_weights(5)
     called.clear()
-    sketch = WeightSketch({"w": 2}, {"w": 1})
+    sketch = WeightFingerprints({"w": 2}, {"w": 1})
     apart = resources.TrainingWorkers(
         Actor([], "actor"), [engine], weight_transfer="nccl", engines_sleep=False
     )
     apart.sleep_engines()
     apart.wake_engines()
     apart.sync_weights(6)
-    assert called == [("send_weights", [engine], 6), ("weight_sketch",)], "they stay awake"
+    assert called == [("send_weights", [engine], 6), ("weight_fingerprints",)], "they stay awake"
 
 
 def test_a_group_loads_once_those_before_it_have_loaded(monkeypatch):
@@ -390,7 +390,7 @@ def test_a_group_loads_once_those_before_it_have_loaded(monkeypatch):
         ("init_model", "critic"),
         ("loaded", "critic"),
     ]
-    assert workers.critic is not None and not workers.has_reference
+    assert workers.critic_group is not None and not workers.has_reference
 
 
 # ---------------------------------------------------------------- the run around the steps
@@ -448,8 +448,8 @@ def test_both_updates_know_what_part_of_a_sequence_a_row_is(row_weight, shares):
     trainer.add_row_shares(batch)
     trainer.update_critic(batch)
     trainer.update_actor(batch)
-    actor = trainer.workers.actor
-    critic = trainer.workers.critic
+    actor = trainer.workers.actor_group
+    critic = trainer.workers.critic_group
     assert isinstance(actor, Group) and isinstance(critic, Group)
     assert critic.shares == actor.shares == pytest.approx(shares)
 
@@ -464,7 +464,7 @@ def test_without_a_critic_nothing_of_it_is_done():
 def test_a_policy_is_measured_before_its_first_step_only_where_asked():
     trainer, calls, journal = make_fake_run(steps=1)
     trainer.config.trainer.val_before_train = True
-    trainer.begin()
+    trainer.prepare_and_validate()
     assert calls == [
         ("open", None, 1),
         "wake",
@@ -899,7 +899,7 @@ def test_metrics_are_handed_over_once():
     trainer, *_ = make_fake_run()
     trainer.global_step = 7
     trainer.metrics = {"a": 1.0}
-    with trainer.clock.measure("step"):
+    with trainer.clock.measure_part("step"):
         pass
     drained = trainer.drain_metrics()
     assert set(drained) == {"a", "timing_s/step", "training/global_step"} and drained["a"] == 1.0

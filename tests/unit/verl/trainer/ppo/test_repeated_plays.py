@@ -8,11 +8,11 @@ import torch
 
 from verl.protocol import DataProto, object_array
 from verl.trainer.ppo.metrics import (
-    first_rows,
-    graded_rows,
-    last_actions,
-    repeated_plays,
-    validation_metrics,
+    collect_last_actions,
+    compute_repeated_metrics,
+    compute_validation_metrics,
+    find_first_rows,
+    find_graded_rows,
 )
 
 # Task, trajectory, won, return, actions of the row's steps by number.
@@ -39,8 +39,14 @@ def panel(plays) -> DataProto:
 
 def test_tasks_of_three_plays_by_hand():
     batch = panel(PLAYS)
-    assert last_actions(batch) == {"a": "open", "b": "leave", "c": "open", "d": "x", "f": "x"}
-    found = repeated_plays(batch, first_rows(batch))
+    assert collect_last_actions(batch) == {
+        "a": "open",
+        "b": "leave",
+        "c": "open",
+        "d": "x",
+        "f": "x",
+    }
+    found = compute_repeated_metrics(batch, find_first_rows(batch))
     assert found == pytest.approx(
         {
             "val/pass@1": (2 / 3 + 0) / 2,
@@ -58,7 +64,7 @@ def test_tasks_of_three_plays_by_hand():
 
 def test_tasks_that_were_played_once_say_nothing_of_it():
     batch = panel([PLAYS[0], PLAYS[4]])
-    assert repeated_plays(batch, first_rows(batch)) == {}
+    assert compute_repeated_metrics(batch, find_first_rows(batch)) == {}
 
 
 def test_failed_plays_are_no_samples_and_votes_are_answers():
@@ -78,7 +84,7 @@ def test_failed_plays_are_no_samples_and_votes_are_answers():
     columns = batch.non_tensor_batch
     columns["aborted"] = np.isin(columns["traj_uid"].astype(str), ["d", "i"])
     columns["answer"] = object_array(["1/2", "1/2", "7", None, "7", None, "8", None, None])
-    found = repeated_plays(batch, graded_rows(batch))
+    found = compute_repeated_metrics(batch, find_graded_rows(batch))
     # Of t: a and b agree. Of u: nobody agrees with anybody; an empty answer is none.
     assert found["val/pass@1"] == pytest.approx((2 / 3 + 1 / 4) / 2)
     assert found["val/maj@4"] == pytest.approx(1 / 4) and found["val/tasks@4"] == 1.0
@@ -95,12 +101,12 @@ def test_failed_plays_are_in_no_rate():
     columns["reward_parts"] = object_array([{"a": 1.0}, {"a": 9.0}, {"a": 3.0}, {}])
     columns["anchor_obs"] = object_array([[], [], [], []])
     batch.batch["response_mask"] = torch.tensor([[1, 1], [1, 0], [1, 0], [1, 1]])
-    found = validation_metrics(batch)
+    found = compute_validation_metrics(batch)
     assert found["val/success_rate"] == 1.0 and found["val/x/success_rate"] == 1.0
     counts = ("tasks", "trajectories", "graded", "aborted", "x/graded", "reward/a/graded")
     assert [found[f"val/{name}"] for name in counts] == [2, 4, 2, 2, 2, 2]
     assert found["val/episode_length"] == 1.5 == found["val/tokens_per_episode"]
     assert found["val/reward/a/mean"] == 2.0 and "val/y/success_rate" not in found
     columns["aborted"][:] = True
-    found = validation_metrics(batch)
+    found = compute_validation_metrics(batch)
     assert found["val/aborted"] == 4 and not [name for name in found if "success" in name]

@@ -57,7 +57,7 @@ def start(monkeypatch):
 def test_on_gpus_engines_measure_alone_and_groups_load_one_after_another(start):
     heard, workers = start(use_gpu=True)
     assert heard == [
-        ("engine", "ready"),
+        ("engine", "wait_until_ready"),
         ("engine", "sleep", 2),
         "actor is there",
         "ref is there",
@@ -65,19 +65,19 @@ def test_on_gpus_engines_measure_alone_and_groups_load_one_after_another(start):
         "actor: loaded",
         "ref: init_model",
         "ref: loaded",
-        ("engine", "ready"),
+        ("engine", "wait_until_ready"),
     ]
     heard.clear()
-    workers._wake("weights")
+    workers._wake_part("weights")
     assert heard == [("engine", "wake", "weights")], "the first weights wake them"
 
 
 def test_engines_on_gpus_of_their_own_load_while_the_groups_do_and_never_sleep(start):
     heard, workers = start(use_gpu=True, engines="their own")
-    assert heard[:2] == ["actor is there", "ref is there"] and heard[-1] == ("engine", "ready")
+    assert heard[:2] == ["actor is there", "ref is there"] and heard[-1] == ("engine", "wait_until_ready")
     heard.clear()
     workers.sleep_engines()
-    workers._wake("weights")
+    workers._wake_part("weights")
     assert heard == []
 
 
@@ -90,10 +90,10 @@ def test_on_cpus_engines_load_while_the_groups_do(start):
         "actor: loaded",
         "ref: init_model",
         "ref: loaded",
-        ("engine", "ready"),
+        ("engine", "wait_until_ready"),
     ]
     heard.clear()
-    workers._wake("weights")
+    workers._wake_part("weights")
     assert heard == []
 
 
@@ -105,6 +105,6 @@ def test_actor_and_reference_may_share_processes(start):
         "actor: loaded",
         "ref: init_model",
         "ref: loaded",
-        ("engine", "ready"),
+        ("engine", "wait_until_ready"),
     ]
     assert (workers.actor.name, workers.ref.name) == ("actor", "ref")

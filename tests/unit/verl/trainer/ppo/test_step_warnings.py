@@ -7,7 +7,7 @@ import torch
 
 from tests.helpers.play import make_config
 from tests.helpers.trainer_fakes import played_rows
-from verl.trainer.ppo.step_warnings import StepWarnings, signal_metrics
+from verl.trainer.ppo.step_warnings import StepWarnings, compute_signal_metrics
 
 NOTHING = {"critic/rows_without_advantage": 1.0, "critic/groups_of_equal_returns": 1.0}
 
@@ -36,7 +36,7 @@ def batch(advantages, rewards, uids=("g", "g", "h", "h"), trajectories="abcd"):
     ],
 )
 def test_shares_of_what_teaches_nothing(advantages, rewards, uids, trajectories, without, equal):
-    found = signal_metrics(batch(advantages, rewards, list(uids), trajectories))
+    found = compute_signal_metrics(batch(advantages, rewards, list(uids), trajectories))
     assert found["critic/rows_without_advantage"] == without
     assert found.get("critic/groups_of_equal_returns") == equal
 
@@ -44,7 +44,7 @@ def test_shares_of_what_teaches_nothing(advantages, rewards, uids, trajectories,
 def test_an_advantage_of_tokens_that_were_not_sampled_is_none():
     data = batch([0.0] * 4, [0.0] * 4)
     data.batch["advantages"][~data.batch["response_mask"].bool()] = 3.0
-    assert signal_metrics(data)["critic/rows_without_advantage"] == 1.0
+    assert compute_signal_metrics(data)["critic/rows_without_advantage"] == 1.0
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_each_kind_is_named_with_its_key(metrics, settings, named, caplog):
     config.env.max_turn_tokens = settings.get("turn", 48)
     config.env.history = settings.get("history", "append")
     config.env.rollout.n = 8
-    StepWarnings(config).check(3, metrics)
+    StepWarnings(config).count_step(3, metrics)
     text = caplog.text
     assert all(words in text for words in named) and ("step 3" in text) == bool(named)
     assert all(record.levelno == logging.WARNING for record in caplog.records)
@@ -85,8 +85,8 @@ def test_each_kind_is_named_with_its_key(metrics, settings, named, caplog):
 def test_a_kind_is_warned_of_once_and_counted(caplog):
     warnings = StepWarnings(make_config())
     for step in range(1, 6):
-        warnings.check(step, NOTHING if step != 3 else {})
-    warnings.check(6, {"rollout/truncated_length": 1.0})
+        warnings.count_step(step, NOTHING if step != 3 else {})
+    warnings.count_step(6, {"rollout/truncated_length": 1.0})
     assert len(caplog.records) == 2
     warnings.close()
     assert len(caplog.records) == 3 and "4 of 6 steps" in caplog.records[-1].getMessage()

@@ -18,17 +18,17 @@ def weighed_rows() -> DataProto:
 def test_a_trainer_starts_with_nothing_under_way():
     trainer, _, _ = make_fake_run()
     assert trainer.collector_state == {} and trainer.prefetched is None
-    assert trainer.updated is False and trainer.overlaps is False
+    assert trainer.has_new_weights is False and trainer.uses_overlap is False
 
 
 def test_the_configuration_says_whether_plays_overlap():
     trainer, _, _ = make_fake_run(overlap="one_step")
-    assert trainer.overlaps is True
+    assert trainer.uses_overlap is True
 
 
 def test_the_trainer_asks_for_changed_weights_after_an_update_and_only_then():
     trainer, calls, _ = make_fake_run()
-    actor: Any = trainer.workers.actor
+    actor: Any = trainer.workers.actor_group
     metrics = {"actor/optimizer_steps": 1.0, "actor/lr": 0.1}
     actor.update_actor = lambda _: DataProto(meta_info={"metrics": metrics})
     trainer.sync_weights()
@@ -37,7 +37,7 @@ def test_the_trainer_asks_for_changed_weights_after_an_update_and_only_then():
     trainer.sync_weights()
     trainer.sync_weights()
     assert calls == [("sync", 0), ("sync", 1, "updated"), ("sync", 1)]
-    assert trainer.updated is False
+    assert trainer.has_new_weights is False
 
 
 def test_updates_are_sharded_by_role_and_step(monkeypatch):

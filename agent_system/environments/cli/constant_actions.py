@@ -1,0 +1,106 @@
+"""Constant actions: a policy that repeats one of them must not succeed at most tasks."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from agent_system.environments.cli.check_episodes import (
+    CheckedEnvironment,
+    CheckEpisode,
+    run_policy,
+)
+from agent_system.environments.cli.policies import candidate_constants, write_action
+from agent_system.environments.env import Observation
+from agent_system.environments.package import EnvPackage
+from agent_system.environments.pool.environment_pool import EnvironmentPool
+
+SECONDS = 60.0  # time limit for all constants together
+
+
+@dataclass(frozen=True, slots=True)
+class ConstantAction:
+    """Result of an action that was repeated in every turn: episodes, and successes among them."""
+
+    action: str
+    episodes: int
+    successes: int
+
+
+async def try_constants(
+    checked: CheckedEnvironment, pool: EnvironmentPool, episodes: Sequence[CheckEpisode]
+) -> tuple[ConstantAction | None, list[str]]:
+    """Run frequent actions as constants.
+
+    ``episodes`` are those of other policies; their actions and observations determine which actions
+    are frequent. Return the constant that succeeded most often, and a sentence if the time was too
+    short for all of them.
+    """
+    oracle_episodes = [episode for episode in episodes if episode.policy == "oracle"]
+    first = [
+        Observation(episode.transcript[0]["text"], info=episode.transcript[0]["info"])
+        for episode in episodes
+        if episode.transcript
+    ]
+    oracle_actions = [action for episode in oracle_episodes for action in episode.actions]
+    candidates = candidate_constants(oracle_actions, first)
+    best: ConstantAction | None = None
+    ends = time.monotonic() + SECONDS
+    for number, action in enumerate(candidates):
+        if time.monotonic() > ends:
+            left = len(candidates) - number
+            return best, [
+                f"{left} of {len(candidates)} constants were not tried within {SECONDS:g} s"
+            ]
+        result = await _run_constant(checked, pool, action)
+        if best is None or result.successes > best.successes:
+            best = result
+    return best, []
+
+
+async def _run_constant(
+    checked: CheckedEnvironment, pool: EnvironmentPool, action: str
+) -> ConstantAction:
+    """Repeat ``action`` in every task. Stop when it cannot succeed at most tasks any more."""
+    successes = 0
+    for number in range(len(checked.tasks)):
+        episode = await run_policy(
+            checked,
+            pool,
+            "constant",
+            lambda _begin: lambda _observation: write_action(action),
+            number,
+        )
+        successes += episode.is_success
+        if 2 * (number + 1 - successes) >= len(checked.tasks):
+            return ConstantAction(action, number + 1, successes)
+    return ConstantAction(action, len(checked.tasks), successes)
+
+
+def check_action_format(
+    package: EnvPackage[Any], episodes: Sequence[CheckEpisode]
+) -> tuple[list[str], list[str]]:
+    """Check that ``project`` reads the actions of the oracle from texts that contain them.
+
+    Return problems, and a sentence if the check is impossible because the package has no
+    ``format_action``.
+    """
+    for episode in episodes:
+        part = package.package_for_task(episode.task)
+        for action in dict.fromkeys(episode.actions):
+            text = (
+                str(write_action(action))
+                if part.format_action is None
+                else part.format_action(action)
+            )
+            read = part.project(text)
+            if read == (action, True):
+                continue
+            sentence = f"project({text!r}) is {read!r}, not {(action, True)!r}"
+            if part.format_action is not None:
+                return [f"{sentence}: a policy cannot write the action of the oracle"], []
+            return [], [
+                f"{sentence}: the format of answers is unknown; fix: set format_action of the "
+                "package, a function from an action to the text in which a model writes it"
+            ]
+    return [], []

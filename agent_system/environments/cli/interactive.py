@@ -1,0 +1,124 @@
+"""Interactive episode: the user types one action per line, until the episode or the input ends."""
+
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any, TextIO
+
+from rich.console import Console
+from rich.text import Text
+
+from agent_system.environments.cli.limits import within_limits
+from agent_system.environments.cli.names import resolve_name
+from agent_system.environments.env import Env, Observation
+from agent_system.environments.env_registry import (
+    env_settings,
+    get_package,
+    missing_extra_error,
+)
+from agent_system.environments.experts.episode import await_if_needed
+from agent_system.environments.prompts import Prompts, select_prompts
+from agent_system.environments.tasks import select_validation_set
+from verl.config.schema.env import EnvConfig
+
+SHOWN_ACTIONS = 20  # maximum number of admissible actions that are printed
+
+
+class NoSuchTask(ValueError):
+    """Task number that is not below the number of tasks."""
+
+
+def run_interactive(
+    name: str,
+    kwargs: Mapping[str, Any] | None = None,
+    split: str = "val",
+    number: int = 0,
+    steps: int = 50,
+    lines: TextIO | None = None,
+    console: Console | None = None,
+) -> bool:
+    """Run task ``number`` of the validation order of ``split`` with typed actions.
+
+    Actions are read from ``lines`` (default: standard input), which need not be a terminal. Return
+    True for a success. Raises what ``check_environment`` raises, and ``NoSuchTask``.
+    """
+    name = resolve_name(name)
+    settings = env_settings(EnvConfig(env_name=name, kwargs=dict(kwargs or {}), max_steps=steps))
+    package = get_package(name)
+    try:
+        with within_limits(f"listing the {split} tasks of {name}"):
+            tasks = select_validation_set(package.tasks(settings, split), number + 1)
+            env = package.make(settings)
+    except ModuleNotFoundError as error:
+        raise missing_extra_error(name, error) from error
+    try:
+        if number >= len(tasks):
+            raise NoSuchTask(
+                f"--task {number}: {name} has {len(tasks)} {split} tasks; fix: --task 0"
+            )
+        task, seed = tasks[number]
+        console = console or Console()
+        console.print(f"{task['task_id']}; end the input (Ctrl-D) to stop", style="dim")
+        first = await_if_needed(env.reset(task, seed))
+        _print_introduction(console, select_prompts(package.prompts(settings), first), first)
+        return _run_typed_episode(
+            env, first, _read_actions(lines or sys.stdin, console), console, steps
+        )
+    finally:
+        env.close()
+
+
+def _print_introduction(console: Console, prompts: Prompts, first: Observation) -> None:
+    system = prompts.system(False)
+    if system:
+        console.print(Text(system, style="dim"))
+    for message in first.opening:
+        console.print(Text(f"{message['role']}: {message['content']}", style="dim"))
+
+
+def _read_actions(lines: TextIO, console: Console) -> Iterator[str]:
+    """Yield the lines of the input. Print a prompt before each."""
+    while True:
+        console.print("> ", end="", style="bold")
+        line = lines.readline()
+        if not line:
+            console.print()
+            return
+        # A pipe does not echo its input, so print it.
+        if not lines.isatty():
+            console.print(Text(line.rstrip("\n")))
+        yield line.strip()
+
+
+def _run_typed_episode(
+    env: Env, first: Observation, actions: Iterator[str], console: Console, steps: int
+) -> bool:
+    observation, total_reward = first, 0.0
+    for number in range(1, steps + 1):
+        _print_observation(console, observation)
+        action = next(actions, None)
+        if action is None:
+            console.print(f"stopped after {number - 1} actions; return {total_reward:g}")
+            return False
+        observation, reward, done, info = await_if_needed(env.step(action))
+        total_reward += reward
+        if not info.get("is_action_valid", True):
+            console.print("this action is not valid here", style="yellow")
+        if done:
+            _print_observation(console, observation, over=True)
+            is_success = bool(info.get("won"))
+            outcome = "success" if is_success else "no success"
+            console.print(f"{outcome} after {number} actions; return {total_reward:g}")
+            return is_success
+    console.print(f"ended after {steps} actions, no success; return {total_reward:g}")
+    return False
+
+
+def _print_observation(console: Console, observation: Observation, over: bool = False) -> None:
+    # Print as text: rich would read square brackets as markup.
+    console.print(Text(observation.text))
+    possible = [] if over else list(observation.info.get("admissible_actions") or ())
+    if possible:
+        more = f" and {len(possible) - SHOWN_ACTIONS} more" if len(possible) > SHOWN_ACTIONS else ""
+        console.print(
+            Text(f"valid actions: {', '.join(possible[:SHOWN_ACTIONS])}{more}", style="dim")
+        )

@@ -1,0 +1,204 @@
+"""Thoughts that derive from the prompt the facts that the action needs (``thoughts=carried``).
+
+With ``env.history=window`` a prompt shows the observations so far in their order, and no earlier
+thought. A thought states facts and never an action:
+
+- Level 1: nothing.
+- Level 2: the held object, as in ``hold nothing.``
+- Level 3: also where the wanted object was seen, or where the held one goes, as in ``mug unseen.``
+- Level 4: also the receptacles in room order, up to the first that was not visited, as in
+  ``cabinet 2 done, desk 1 goal, shelf 1 left.``
+
+A level writes all its parts in every state. The parts that the action needs depend on the state:
+the expert names the kind of the state and the lowest sufficient level.
+"""
+
+from dataclasses import dataclass, replace
+
+from agent_system.environments.env_package.alfworld.expert import (
+    TOOL_CLASSES,
+    AlfworldExpert,
+    class_of,
+)
+from agent_system.environments.expert_protocol import Decision, Thought
+from rlvcr.levels import LEVELS
+
+# Kind of the right action, and the lowest level whose thought states all that it needs.
+NEEDED_LEVELS = {
+    "open": 1,  # the closed receptacle at the present place
+    "look": 1,  # at the present place
+    "take": 1,  # an object at the present place
+    "begin": 1,  # no receptacle was visited yet: any is right
+    "put": 2,  # the held object here
+    "use": 2,
+    "bring": 3,  # the held object to its next place
+    "return": 3,  # to an object that was seen elsewhere
+    "search": 4,  # in receptacles that were not visited
+}
+SEARCH_KINDS = {"begin", "search"}
+
+
+@dataclass(frozen=True, slots=True)
+class RightActions:
+    """Kind of the right action, and all right actions of that kind, in room order."""
+
+    kind: str
+    actions: tuple[str, ...]
+
+
+class DerivedThoughtsExpert(AlfworldExpert):
+    """Expert of one episode with the thoughts of all levels.
+
+    Its searches go to a random receptacle. The action of level 4 goes to the first receptacle that
+    was not visited, which its thought names.
+    """
+
+    def act(self) -> Decision:
+        """Return the next action with the thought and action of each level."""
+        right_actions = self.find_right_actions()
+        decision = super().act()
+        parts = (self._describe_held_object(), self._describe_target(), self._describe_visits())
+        thoughts = {
+            level: Thought(" ".join(f"{part}." for part in parts[: level - 1]), decision.action)
+            for level in LEVELS
+        }
+        # Only the thought of level 4 names the first receptacle that was not visited.
+        if (
+            right_actions.kind in SEARCH_KINDS
+            and not decision.is_useless
+            and not decision.is_invalid
+        ):
+            thoughts[4] = replace(thoughts[4], action=right_actions.actions[0])
+        needed_level = NEEDED_LEVELS[right_actions.kind]
+        return replace(
+            decision, thoughts=thoughts, needed_level=needed_level, right=right_actions.actions
+        )
+
+    def find_right_actions(self) -> RightActions:
+        """Return the right actions in the present state. They follow from the observations alone:
+        no draw is used.
+        """
+        here = self.location
+        if here in self.closed:
+            return RightActions("open", (f"open {here}",))
+        if here is not None and here not in self.seen:
+            return RightActions("look", (f"examine {here}",))
+        if self.held is None:
+            return self._right_actions_for_object(self.goal.object_class, "take {} from {}")
+        if class_of(self.held) != self.goal.object_class:
+            return RightActions("put", (f"move {self.held} to {here}",))
+        tool = TOOL_CLASSES.get(self.goal.task_type)
+        if tool and not self.is_treated:
+            return self._right_actions_at(
+                tool, "use", f"{self.goal.task_type} {self.held} with {{}}"
+            )
+        if self.goal.lamp_class:
+            return self._right_actions_for_object(self.goal.lamp_class, "use {}")
+        return self._right_actions_at(
+            self.goal.receptacle_class, "put", f"move {self.held} to {{}}"
+        )
+
+    def _right_actions_for_object(self, object_class: str, action_template: str) -> RightActions:
+        """Return the right actions towards an object of class ``object_class``.
+
+        They use it if it is here, else go where it was seen, else search.
+        """
+        candidates = self._seen_objects(object_class)
+        names = [name for name, place in candidates if place == self.location]
+        if names:
+            kind = "take" if self.held is None else "use"
+            return RightActions(
+                kind, tuple(action_template.format(name, self.location) for name in names)
+            )
+        if candidates:
+            return RightActions(
+                "return", tuple(dict.fromkeys(f"go to {place}" for _, place in candidates))
+            )
+        unseen = [place for place in self.room if place not in self.seen]
+        likely = [place for place in unseen if class_of(place) != self.goal.receptacle_class]
+        elsewhere = [place for place in self.room if place != self.location]
+        # Everything was visited without success: any place except the present one is right.
+        places = likely or unseen or elsewhere or self.room
+        kind = "search" if self.seen else "begin"
+        return RightActions(kind, tuple(f"go to {place}" for place in places))
+
+    def _right_actions_at(
+        self, receptacle_class: str, kind: str, action_template: str
+    ) -> RightActions:
+        """Return the action at a receptacle of the class, or the moves towards one."""
+        places = self._target_receptacles(receptacle_class)
+        if self.location in places:
+            return RightActions(kind, (action_template.format(self.location),))
+        return RightActions("bring", tuple(f"go to {place}" for place in places))
+
+    def _target_receptacles(self, receptacle_class: str) -> list[str]:
+        """Return the receptacles of the class.
+
+        Once an object was placed in one of them, return only that one: a second object goes there
+        too.
+        """
+        if self.last_target is not None and class_of(self.last_target) == receptacle_class:
+            return [self.last_target]
+        return [place for place in self.room if class_of(place) == receptacle_class]
+
+    def _choose_action(self) -> Decision:
+        right_actions = self.find_right_actions()
+        searches = right_actions.kind in SEARCH_KINDS
+        return Decision(
+            self.rng.choice(right_actions.actions) if searches else right_actions.actions[0]
+        )
+
+    # Parts of the thoughts
+
+    def _describe_held_object(self) -> str:
+        held = f"hold {self.held or 'nothing'}"
+        return f"{held}, {len(self.placed)} home" if self.placed else held
+
+    def _describe_target(self) -> str:
+        if self.held is not None and not self.goal.lamp_class:
+            places = self._target_receptacles(self._next_receptacle_class())
+            return f"to {self.location if self.location in places else places[0]}"
+        object_class = self.goal.object_class if self.held is None else self.goal.lamp_class
+        candidates = self._seen_objects(object_class)
+        return (
+            f"{candidates[0][0]} in {candidates[0][1]}" if candidates else f"{object_class} unseen"
+        )
+
+    def _next_receptacle_class(self) -> str:
+        """Return the class of the receptacle that the held object goes to next."""
+        tool = TOOL_CLASSES.get(self.goal.task_type)
+        return tool if tool and not self.is_treated else self.goal.receptacle_class
+
+    def _describe_visits(self) -> str:
+        """Return the receptacles in room order, up to the first that has to be visited."""
+        parts = []
+        for place in self.room:
+            if place in self.seen:
+                parts.append(f"{place} done")
+            elif class_of(place) == self.goal.receptacle_class:
+                parts.append(f"{place} goal")
+            else:
+                return ", ".join([*parts, f"{place} left"])
+        return ", ".join(parts)
+
+    def _seen_objects(self, object_class: str) -> list[tuple[str, str]]:
+        """Return (object, receptacle) for the seen objects of the class outside the target.
+
+        The present place comes first, then room order. Within a receptacle the order is that of the
+        engine's text: descending numbers.
+        """
+        order = sorted(
+            self.seen, key=lambda place: (place != self.location, self.room.index(place))
+        )
+        return [
+            (name, place)
+            for place in order
+            for name in sorted(self.seen[place], key=_instance_number, reverse=True)
+            if class_of(name) == object_class
+            and name not in self.placed
+            and class_of(place) != self.goal.receptacle_class
+        ]
+
+
+def _instance_number(name: str) -> int:
+    return int(name.rsplit(" ", 1)[1])

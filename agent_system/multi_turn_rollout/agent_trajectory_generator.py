@@ -1,0 +1,211 @@
+"""Trajectory of a user-provided agent, which requests its turns from the endpoint.
+
+    environment worker: agent ──messages──▶ endpoint ──▶ dialogue ──prompt ids──▶ engine
+                              ◀──text──────          ◀── ledger ◀──tokens────────
+                              ──reward─────▶ end of the trajectory
+
+Every request is a turn, every dialogue a row. An agent that fails before it posts a reward aborts
+the trajectory. There is one exception: if its last request was refused for a turn or token limit,
+the episode counts as truncated.
+"""
+
+import asyncio
+import json
+import time
+from collections.abc import Awaitable
+from dataclasses import asdict
+
+from agent_system.endpoint.chat_request import ChatRequest, SamplingRules
+from agent_system.endpoint.dialogues import Dialogue, Dialogues
+from agent_system.endpoint.forms import Reply, RequestRefused
+from agent_system.endpoint.server import EndpointServer
+from agent_system.environments.pool.environment_pool import PoolSession
+from agent_system.environments.pool.failure import EnvFailure
+from agent_system.multi_turn_rollout.engine_client import EngineAborted, RolloutWorkerFailed
+from agent_system.multi_turn_rollout.trajectory import RolloutSpec, Turn
+from agent_system.multi_turn_rollout.trajectory_generator import (
+    RolloutContext,
+    TrajectoryGenerator,
+)
+from agent_system.tokens.template import TemplateUnsupported
+from verl.utils.sampling import SamplingResult, StopReason
+
+
+class AgentTrajectoryGenerator(TrajectoryGenerator):
+    """Trajectory generator for a user-provided agent, which gets an API key of ``endpoint``."""
+
+    def __init__(
+        self, context: RolloutContext, spec: RolloutSpec, endpoint: EndpointServer
+    ) -> None:
+        super().__init__(context, spec)
+        settings = context.settings
+        self.rules = SamplingRules(
+            temperature=settings.temperature,
+            top_p=settings.top_p,
+            top_k=settings.top_k,
+            max_tokens=settings.max_turn_tokens,
+        )
+        self._endpoint = endpoint
+        self._dialogues = Dialogues(
+            context.bridge, settings.token_limits, extends=settings.history == "append"
+        )
+        self._num_turns = 0
+        self._is_rewarded = False
+        self._has_ended = False
+        self._failure: EngineAborted | RolloutWorkerFailed | None = None
+        self._engine_failed = asyncio.Event()
+
+    async def _run_turns(self, env: PoolSession) -> None:
+        trajectory = self.trajectory
+        spec = trajectory.spec
+        trajectory.ledgers = self._dialogues.ledgers
+        observation = await self._await_env(env.reset(spec.task, spec.env_seed))
+        trajectory.start_state = (observation.text, observation.state)
+        async with self._endpoint.register_session(self) as endpoint_address:
+            try:
+                episode = env.step(json.dumps(asdict(endpoint_address)))
+                await self._await_env(self._wait_for_agent(episode))
+            except EnvFailure as failure:
+                was_refused = self.trajectory.truncated is not None and failure.kind == "error"
+                # A failure of the agent after the end of its episode has no effect.
+                if not self._is_rewarded and not was_refused and self._failure is None:
+                    raise
+            finally:
+                self._has_ended = True
+        if self._failure is not None:
+            raise self._failure
+        if not self._is_rewarded and trajectory.truncated is None:
+            raise EnvFailure("error", "the agent ended without returning or posting a reward")
+        self._finish_trajectory()
+
+    async def _wait_for_agent(self, episode: Awaitable[object]) -> None:
+        """Wait for the agent; raise ``RolloutWorkerFailed`` as soon as the engine fails."""
+        agent = asyncio.ensure_future(episode)
+        engine_failure = asyncio.ensure_future(self._engine_failed.wait())
+        try:
+            await asyncio.wait((agent, engine_failure), return_when=asyncio.FIRST_COMPLETED)
+            if not agent.done() and self._failure is not None:
+                raise self._failure
+            await agent
+        finally:
+            for task in (agent, engine_failure):
+                task.cancel()
+            await asyncio.gather(agent, engine_failure, return_exceptions=True)
+
+    # ---- methods that the endpoint calls ----
+
+    async def chat(self, request: ChatRequest) -> Reply:
+        """Sample the turn that answers ``request``. Raises ``RequestRefused``."""
+        self._refuse_after_end()
+        step = self._num_turns
+        dialogue = self._open_dialogue(request, step)
+        self._num_turns += 1
+        start = len(dialogue.conversation.ledger)
+        result = await self._sample_agent_turn(dialogue.conversation.prompt_ids, step, request)
+        self._refuse_after_end()
+        full_text = self.context.bridge.decode(result.token_ids)
+        reply_text = _truncate_at_stop(full_text, request.stop)
+        segment = dialogue.add_reply(result, step, replies=(reply_text, full_text))
+        last_message = request.messages[-1]["content"]
+        turn = Turn(
+            step=step,
+            observation=last_message,
+            anchor=last_message,
+            ledger=dialogue.number,
+            start=start,
+            end=segment.end_position,
+            response=full_text,
+            stop_reason=result.stop_reason,
+            action=full_text,
+            is_action_valid=True,
+        )
+        self.trajectory.turns.append(turn)
+        return Reply(reply_text, result.stop_reason, start, len(result.token_ids))
+
+    def finish(self, reward: float, won: bool) -> None:
+        """Record the reward that the agent posted. Later requests are refused."""
+        self._is_rewarded = True
+        self._has_ended = True
+        self.trajectory.reward = reward
+        self.trajectory.won = won
+
+    # ---- turns ----
+
+    def _refuse_after_end(self) -> None:
+        """Raise ``RequestRefused`` after the end of the episode, when the rows are final."""
+        if self._has_ended:
+            raise RequestRefused("the episode has ended; fix: post the reward last", status=401)
+
+    def _open_dialogue(self, request: ChatRequest, step: int) -> Dialogue:
+        """Return the dialogue that ``request`` continues. Raises ``RequestRefused`` for a limit or
+        a bad template.
+        """
+        max_steps = self.context.settings.max_steps
+        if step >= max_steps:
+            self.trajectory.truncated = "steps"
+            raise RequestRefused(
+                f"messages: this is turn {step + 1}; allowed: env.max_steps={max_steps}; "
+                "fix: end the episode, or raise that limit",
+                code="max_steps_exceeded",
+            )
+        try:
+            dialogue = self._dialogues.open(request.messages, step)
+        except TemplateUnsupported as error:
+            fix = "fix: system, then user and assistant by turns"
+            raise RequestRefused(f"messages: {error}; {fix}", param="messages") from error
+        if dialogue is None:
+            self.trajectory.truncated = "budget"
+            raise RequestRefused(
+                "messages: no turn fits after them; allowed: data.max_prompt_length tokens in a "
+                "first prompt, data.max_response_length after it; fix: end the episode, or send "
+                "shorter messages",
+                param="messages",
+                code="context_length_exceeded",
+            )
+        # An earlier refusal did not end the episode: the agent continued.
+        self.trajectory.truncated = None
+        return dialogue
+
+    async def _sample_agent_turn(
+        self, prompt_ids: list[int], step: int, request: ChatRequest
+    ) -> SamplingResult:
+        start_s = time.perf_counter()
+        try:
+            return await self.context.sampler.sample_turn(
+                prompt_ids,
+                self.trajectory.spec,
+                step,
+                request.max_tokens,
+                request.stop,
+            )
+        except (EngineAborted, RolloutWorkerFailed) as failure:
+            self._failure = failure
+            if isinstance(failure, RolloutWorkerFailed):
+                self._engine_failed.set()
+            raise RequestRefused(f"the engine failed: {failure}", status=500) from failure
+        finally:
+            self.trajectory.engine_wait_s += time.perf_counter() - start_s
+
+    def _finish_trajectory(self) -> None:
+        """Sort turns by request order; the last turn gets the reward."""
+        trajectory = self.trajectory
+        # The agent's waiting time for tokens is counted as engine wait only.
+        trajectory.env_wait_s = max(0.0, trajectory.env_wait_s - trajectory.engine_wait_s)
+        turns = sorted(trajectory.turns, key=lambda turn: turn.step)
+        trajectory.turns = turns
+        if not turns:
+            return
+        last = turns[-1]
+        last.reward = trajectory.reward
+        last.done = self._is_rewarded
+        if last.stop_reason is StopReason.LENGTH and trajectory.truncated is None:
+            trajectory.truncated = "length"
+        rows = dict.fromkeys(turn.ledger for turn in turns)
+        trajectory.shown_messages = self._dialogues[list(rows)[-1]].shown_messages
+
+
+def _truncate_at_stop(text: str, stops: tuple[str, ...]) -> str:
+    """Return ``text`` up to the first of ``stops``, like the OpenAI API."""
+    for stop in stops:
+        text = text.partition(stop)[0]
+    return text

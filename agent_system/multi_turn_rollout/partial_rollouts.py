@@ -1,0 +1,157 @@
+"""Partial rollouts: groups that are not finished continue while finished ones are trained on.
+
+    call 1   start a b c d e       a b c are done  ──▶ returned     d e continue
+    call 2   start f g h           d f g are done  ──▶ returned     e h continue
+
+No group is dropped. Slow tasks keep their share of the training data and are only returned later.
+"""
+
+import asyncio
+import logging
+from collections.abc import Coroutine, Sequence
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+
+from agent_system.environments.manager import EnvironmentManagerBase
+from agent_system.multi_turn_rollout.trajectory import Trajectory
+from verl.protocol import DataProto
+
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
+FIRST_EXTRA_DRAW = 4  # draw number of extra groups; lower draws replace failed batches
+
+
+class GroupsInFlight(Generic[T]):
+    """Running coroutines by name in order of start, with the number of ``take_finished`` calls each
+    has outlasted.
+
+    A coroutine that has outlasted ``patience`` calls is waited for.
+    """
+
+    def __init__(self, patience: int) -> None:
+        self._patience = patience
+        self._tasks: dict[str, asyncio.Task[T]] = {}
+        self._calls_outlasted: dict[str, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    def start(self, name: str, coroutine: Coroutine[Any, Any, T]) -> None:
+        """Start ``coroutine``. Raises ``ValueError`` for a name that is already running."""
+        if name in self._tasks:
+            coroutine.close()
+            raise ValueError(f"group {name!r} is already in flight; names must be unique")
+        self._tasks[name] = asyncio.ensure_future(coroutine)
+        self._calls_outlasted[name] = 0
+
+    async def take_finished(self, keep: int) -> list[T]:
+        """Wait until all but ``keep`` are done, and return exactly these results, the oldest first.
+
+        Raises the first error of a coroutine and cancels the others.
+        """
+        num_returned = max(len(self._tasks) - keep, 0)
+        try:
+            while not self._has_enough_done(num_returned):
+                running = [task for task in self._tasks.values() if not task.done()]
+                await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+                self._raise_first_error()
+            self._raise_first_error()
+        except BaseException:
+            await self.cancel_all()
+            raise
+        done_names = [name for name, task in self._tasks.items() if task.done()][:num_returned]
+        results = [self._tasks.pop(name).result() for name in done_names]
+        for name in done_names:
+            del self._calls_outlasted[name]
+        for name in self._calls_outlasted:
+            self._calls_outlasted[name] += 1
+        return results
+
+    async def cancel_all(self) -> None:
+        """Cancel all running coroutines and wait for their end."""
+        tasks = list(self._tasks.values())
+        self._tasks = {}
+        self._calls_outlasted = {}
+        for task in tasks:
+            task.cancel()
+        # Awaited, so that they release their environments.
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _has_enough_done(self, num_returned: int) -> bool:
+        num_done = sum(task.done() for task in self._tasks.values())
+        late_names = [name for name, age in self._calls_outlasted.items() if age >= self._patience]
+        # Late groups come first in the order of starts, and so are among those returned.
+        return num_done >= num_returned and all(
+            self._tasks[name].done() for name in late_names[:num_returned]
+        )
+
+    def _raise_first_error(self) -> None:
+        for task in self._tasks.values():
+            if task.done() and not task.cancelled() and (error := task.exception()) is not None:
+                raise error
+
+
+class PartialRollouts:
+    """Names of the ``num_groups`` groups that continue from step to step, kept in the trainer's
+    process.
+
+    The trainer saves them in checkpoints. A name is the uid and the number of groups of its batch:
+    ``train-3-0-5@16``.
+    """
+
+    def __init__(self, number: int) -> None:
+        self.num_groups = number
+        self._in_flight: dict[str, str] = {}  # uid and name
+        self._to_restart: list[str] = []
+
+    def group_names(self) -> list[str]:
+        """Return the names of the groups in flight."""
+        return [*self._in_flight.values(), *self._to_restart]
+
+    def resume(self, names: Sequence[str]) -> None:
+        """Restart the groups ``names`` with the next batch, at most ``num_groups`` of them."""
+        self._to_restart = list(names)[: self.num_groups]
+        if len(names) > self.num_groups:
+            dropped_names = ", ".join(names[self.num_groups :])
+            logger.warning(
+                "env.rollout.carry_over=%d: groups of the checkpoint that are dropped: %s",
+                self.num_groups,
+                dropped_names,
+            )
+
+    def add_groups(self, batch: DataProto, envs: EnvironmentManagerBase) -> DataProto:
+        """Return ``batch`` with additional groups, so that ``num_groups`` groups are in flight.
+
+        Groups of a resumed run are started first, then new ones.
+        """
+        groups = len(set(batch.non_tensor_batch["uid"]))
+        parts = [batch]
+        for name in self._to_restart:
+            uid, _, size = name.partition("@")
+            _, step, draw, _ = uid.split("-")
+            parts.append(_select_groups(envs.gen_batch(int(step), int(size), int(draw)), [uid]))
+            self._in_flight[uid] = name
+        num_missing = self.num_groups - len(self._in_flight)
+        if num_missing > 0:
+            extra_batch = envs.gen_batch(batch.meta_info["global_step"], groups, FIRST_EXTRA_DRAW)
+            parts.append(
+                _select_groups(
+                    extra_batch,
+                    list(dict.fromkeys(extra_batch.non_tensor_batch["uid"]))[:num_missing],
+                )
+            )
+        self._to_restart = []
+        full_batch = DataProto.concat(parts)
+        for uid in full_batch.non_tensor_batch["uid"]:
+            self._in_flight.setdefault(uid, f"{uid}@{groups}")
+        return full_batch
+
+    def remove_returned(self, trajectories: Sequence[Trajectory]) -> None:
+        """Remove the groups of ``trajectories``, which were returned."""
+        for trajectory in trajectories:
+            self._in_flight.pop(trajectory.spec.uid, None)
+
+
+def _select_groups(batch: DataProto, names: Sequence[str]) -> DataProto:
+    return batch[np.isin(batch.non_tensor_batch["uid"].astype(str), list(names))]

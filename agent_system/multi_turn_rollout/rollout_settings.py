@@ -1,0 +1,164 @@
+"""Settings of rollouts for collector workers, read from the configuration once."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from agent_system.environments.env_registry import env_settings, get_package
+from agent_system.environments.package import EnvPackage
+from agent_system.environments.prompts import Prompts, shows_level_prompts
+from agent_system.tokens.conversation import TokenLimits
+from rlvcr.alternatives import AlternativeSettings
+from rlvcr.levels import merge_level_prompts
+from rlvcr.research.level_rules import FREE_RULE, LevelRule
+from rlvcr.settings import method_settings
+from verl.config.schema import PPOConfig
+from verl.config.schema.env import EnvConfig
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutSettings:
+    """Limits in turns and tokens, sampling parameters, and thinking levels of rollouts.
+
+    ``max_response_length`` limits a row's response: the whole episode after the first prompt
+    (``append``) or one turn (``window``). ``requests_levels``: prompts ask for thinking levels.
+    ``level_prompts`` replaces descriptions of some levels. ``alternatives`` is None where no
+    alternative thoughts are sampled. ``level_rule`` forces levels. ``seed`` is the base of sampling
+    seeds, by trajectory and turn. Every row of the batch gives ``trajectories_per_row``
+    trajectories.
+    """
+
+    history: str
+    history_length: int
+    max_steps: int
+    max_turn_tokens: int
+    max_prompt_length: int
+    max_response_length: int
+    requests_levels: bool
+    temperature: float
+    top_p: float
+    top_k: int
+    stop: tuple[str, ...]
+    alternatives: AlternativeSettings | None = None
+    trajectories_per_row: int = 1
+    level_prompts: Mapping[int, str] = field(default_factory=dict)
+    level_rule: LevelRule = FREE_RULE
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        # With one turn, or with a row for each turn, a turn may fill the row.
+        turns_share_a_row = self.history == "append" and self.max_steps > 1
+        if turns_share_a_row and self.max_turn_tokens >= self.max_response_length:
+            raise ValueError(
+                f"env.history=append with env.max_turn_tokens={self.max_turn_tokens} and "
+                f"data.max_response_length={self.max_response_length} allows one turn only; set "
+                "env.max_turn_tokens to the length of the longest turn"
+            )
+        if self.max_turn_tokens > self.max_response_length:
+            raise ValueError(
+                f"env.max_turn_tokens={self.max_turn_tokens} is more than "
+                f"data.max_response_length={self.max_response_length}; allowed: at most that; "
+                "fix: raise data.max_response_length or lower env.max_turn_tokens"
+            )
+        if self.alternatives is not None and not self.requests_levels:
+            raise ValueError(
+                "algorithm.rlvcr.enable=true needs a policy that chooses thinking levels, and "
+                "env.levels is false; leave env.levels unset"
+            )
+
+    @property
+    def token_limits(self) -> TokenLimits:
+        """Token limits of a conversation, which is a row."""
+        return TokenLimits(
+            prompt=self.max_prompt_length,
+            response=self.max_response_length,
+            turn=self.max_turn_tokens,
+        )
+
+    @classmethod
+    def from_config(
+        cls, config: PPOConfig, package: EnvPackage, is_train: bool, thinking: bool = False
+    ) -> "RolloutSettings":
+        """Read ``config`` (the whole typed configuration) for training or validation.
+
+        ``thinking`` enables alternative thoughts according to ``algorithm.rlvcr``.
+        """
+        rollout = config.actor_rollout_ref.rollout
+        rlvcr = method_settings(config.algorithm)
+        sampling = rollout if is_train else rollout.val_kwargs
+        turn_tokens = config.env.max_turn_tokens or config.data.max_response_length
+        alternatives = None
+        # Executed alternatives compare returns and need no scored thoughts.
+        if thinking and rlvcr.credit != "executed":
+            alternatives = AlternativeSettings.from_config(rlvcr, rollout.seed, turn_tokens)
+        return cls(
+            plays=1 if is_train else rollout.val_kwargs.n,
+            history=config.env.history,
+            history_length=config.env.history_length,
+            max_steps=config.env.max_steps,
+            max_turn_tokens=turn_tokens,
+            max_prompt_length=config.data.max_prompt_length,
+            max_response_length=config.data.max_response_length,
+            levels=should_request_levels(config),
+            # Temperature 0 means greedy sampling in the engines.
+            temperature=sampling.temperature if sampling.do_sample else 0.0,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k,
+            stop=package.stop_strings(env_settings(config.env)),
+            alternatives=alternatives,
+            level_prompts=merge_level_prompts(rlvcr.prompts, {}),
+            # Validation measures the levels that the policy chooses.
+            level_rule=LevelRule.force_uniformly(rlvcr.epsilon_levels) if thinking else FREE_RULE,
+            seed=rollout.seed,
+        )
+
+    def build_prompts(self, package: EnvPackage, env_config: EnvConfig) -> Prompts:
+        """Return the prompts of ``package``, with the texts of ``level_prompts``."""
+        settings = env_settings(env_config)
+        if self.level_prompts:
+            settings = settings.model_copy(update={"level_prompts": dict(self.level_prompts)})
+        return package.prompts(settings)
+
+
+def should_request_levels(config: PPOConfig) -> bool:
+    """Return ``env.levels``; if it is null, true where RLVCR is enabled."""
+    levels: bool | None = config.env.levels
+    return bool(method_settings(config.algorithm).enable) if levels is None else levels
+
+
+def check_prompts(config: PPOConfig, package: EnvPackage) -> None:
+    """Raise ``ValueError`` where the environment's prompts lack levels or texts for them."""
+    if not should_request_levels(config):
+        return
+    prompts = package.prompts(env_settings(config.env))
+    env_key = f"env.env_name={config.env.env_name!r}"
+    if not prompts.asks_for_levels:
+        raise ValueError(
+            f"{env_key}: its prompts do not request thinking levels, and env.levels is true; "
+            "allowed: an environment whose prompts have asks_for_levels=True; fix: another "
+            "environment, or algorithm.adv_estimator=grpo with algorithm.rlvcr.enable and "
+            "env.levels unset"
+        )
+    level_texts = method_settings(config.algorithm).prompts
+    if level_texts and not shows_level_prompts(prompts):
+        raise ValueError(
+            f"algorithm.rlvcr.prompts={level_texts!r}: the prompts of {env_key} describe no levels, so "
+            "the texts have no effect; allowed: {}; fix: remove them, or use prompts that "
+            "describe the levels (env.alfworld.prompt=full)"
+        )
+
+
+def refuse_images(config: PPOConfig) -> None:
+    """Raise ``ValueError`` when the environment of ``config`` shows images.
+
+    A text policy cannot read them.
+    """
+    image_setting = get_package(config.env.env_name).images(env_settings(config.env))
+    if image_setting is None:
+        return
+    key, value, text_value = image_setting
+    full_key = f"env.{config.env.env_name.split('/', 1)[0]}.{key}"
+    policy = config.actor_rollout_ref.model.path
+    raise ValueError(
+        f"{full_key}={value!r}: its observations are images, and the policy {policy} is used as a "
+        f"text model; allowed: {text_value}; fix: {full_key}={text_value}"
+    )

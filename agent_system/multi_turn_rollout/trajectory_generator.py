@@ -1,0 +1,270 @@
+"""Generation of one trajectory as a coroutine, turn by turn.
+
+    open_turn ──prompt──▶ agent ──tokens──▶ ledger ──text──▶ project ──action──▶ environment
+        ▲                               └──▶ alternatives (RLVCR), while it steps    │
+        └────────────────────────────── observation ◀────────────────────────────────┘
+
+A turn cut by its length limit is not sent to the environment, unless the package grades cut turns.
+Failures are recorded in the trajectory and not raised.
+"""
+
+import asyncio
+import math
+import time
+from collections.abc import Awaitable, Iterable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from agent_system.agents import Action
+from agent_system.environments.env import Observation
+from agent_system.environments.package import EnvPackage
+from agent_system.environments.pool.environment_pool import EnvironmentPool, PoolSession
+from agent_system.environments.pool.failure import EnvFailure
+from agent_system.environments.prompts import Prompts
+from agent_system.multi_turn_rollout.engine_client import EngineAborted
+from agent_system.multi_turn_rollout.history import make_history
+from agent_system.multi_turn_rollout.policy_sampler import PolicySampler
+from agent_system.multi_turn_rollout.rollout_settings import RolloutSettings
+from agent_system.multi_turn_rollout.trajectory import (
+    RolloutSpec,
+    Trajectory,
+    Turn,
+    extract_info_numbers,
+)
+from agent_system.tokens.bridge import ChatBridge
+from agent_system.tokens.conversation import TokenConversation
+from rlvcr.alternatives import SEED_RANGE, AlternativeSampler
+from rlvcr.levels import LevelCodec
+from verl.utils.sampling import StopReason
+from verl.utils.seeds import derive_seed
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutContext:
+    """Objects that all trajectories of one call share.
+
+    ``codec`` reads thinking levels, ``alternatives`` samples alternative thoughts; None where not
+    requested.
+    """
+
+    settings: RolloutSettings
+    package: EnvPackage
+    prompts: Prompts
+    bridge: ChatBridge
+    sampler: PolicySampler
+    codec: LevelCodec | None = None
+    alternatives: AlternativeSampler | None = None
+
+
+class ReplayMismatch(Exception):
+    """Different observation for the same task, seed and actions: the environment is not
+    deterministic.
+    """
+
+
+async def gather_or_cancel(coroutines: Iterable[Awaitable[T]]) -> list[T]:
+    """Return the results of all ``coroutines`` in order. If one raises, cancel the others and
+    re-raise.
+    """
+    tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        # Cancelled tasks are awaited too: they must release their environments before the return.
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+class TrajectoryGenerator:
+    """Generator of the trajectory of one rollout spec."""
+
+    def __init__(self, context: RolloutContext, spec: RolloutSpec) -> None:
+        self.context = context
+        self.trajectory = Trajectory(spec)
+        self._agent = context.sampler.make_agent(spec)
+        self._thought_tasks: list[asyncio.Task[None]] = []
+
+    async def generate_trajectory(self, pool: EnvironmentPool) -> Trajectory:
+        """Generate the trajectory in an environment of ``pool``.
+
+        Environment failures and aborted requests mark it ``aborted``.
+        """
+        try:
+            await self._generate_in_session(pool)
+            # After the session: other trajectories can use the environment meanwhile.
+            await asyncio.gather(*self._thought_tasks)
+        finally:
+            for thought in self._thought_tasks:
+                thought.cancel()
+        return self.trajectory
+
+    async def _generate_in_session(self, pool: EnvironmentPool) -> None:
+        trajectory = self.trajectory
+        try:
+            async with pool.open_session(trajectory.spec.uid) as env:
+                start_s = time.perf_counter()
+                try:
+                    await self._run_turns(env)
+                finally:
+                    trajectory.ended_at = time.perf_counter()
+                    trajectory.active_s = trajectory.ended_at - start_s
+        except EnvFailure as failure:
+            trajectory.abort(f"env_{failure.kind}", failure.detail)
+        except EngineAborted as failure:
+            trajectory.abort("engine", str(failure))
+        except ReplayMismatch as failure:
+            trajectory.abort("replay", str(failure))
+
+    async def _run_turns(self, env: PoolSession) -> None:
+        context = self.context
+        trajectory = self.trajectory
+        history = make_history(context.settings, context.bridge, context.prompts)
+        trajectory.ledgers = history.ledgers
+        trajectory.shown_messages = history.shown_messages
+        spec = trajectory.spec
+        observation = await self._await_env(env.reset(spec.task, spec.env_seed))
+        trajectory.start_state = (observation.text, observation.state)
+        for step in range(context.settings.max_steps):
+            conversation = history.open_turn(observation, step)
+            if conversation is None:
+                trajectory.truncated = "budget"
+                return
+            # The turn is added to the trajectory before the env step, so a failure there keeps it.
+            turn = await self._sample_policy_turn(conversation, observation, step)
+            if turn.stop_reason is not StopReason.STOP:
+                trajectory.truncated = "length"
+                # A cut turn has no valid action, but it is in the trajectory and trained on.
+                if context.package.package_for_task(spec.task).executes_cut_turns:
+                    await self._step_env(env, turn)
+                return
+            observation = await self._step_env(env, turn)
+            if turn.done:
+                return
+            history.close_turn(turn)
+        trajectory.truncated = "steps"
+
+    async def _sample_policy_turn(
+        self, conversation: TokenConversation, observation: Observation, step: int
+    ) -> Turn:
+        context = self.context
+        ledger = conversation.ledger
+        self._check_replayed_observation(observation, step)
+        is_repeated = step < len(self.trajectory.spec.replay)
+        forced_ids = [] if is_repeated else self._forced_level_ids(step, observation.needed_level)
+        start = len(ledger)
+        conversation.add_forced_prefix(forced_ids, step)
+        start_s = time.perf_counter()
+        if is_repeated:
+            action = self._repeat_turn(step)
+        else:
+            action = await self._agent.sample_action(conversation.prompt_ids, len(forced_ids))
+        self.trajectory.engine_wait_s += time.perf_counter() - start_s
+        segment = conversation.add_turn(action, step)
+        turn = Turn(
+            step=step,
+            observation=observation.text,
+            anchor=observation.state,
+            ledger=len(self.trajectory.ledgers) - 1,
+            start=start,
+            end=segment.end_position,
+            response=context.bridge.decode(ledger.token_ids[start:]) if forced_ids else action.text,
+            stop_reason=action.stop_reason,
+            image=observation.image,
+            situation=observation.situation,
+            needed_level=observation.needed_level,
+            num_forced=len(forced_ids),
+        )
+        self.trajectory.turns.append(turn)
+        if context.codec is not None:
+            turn.parsed = context.codec.parse_turn(ledger.token_ids[start:])
+        # Not awaited here, so that thoughts are sampled while the environment steps.
+        if context.alternatives is not None and context.alternatives.settings.expand == "all":
+            coroutine = generate_alternative_thinking_levels(context, self.trajectory, turn)
+            self._thought_tasks.append(asyncio.create_task(coroutine))
+        return turn
+
+    def _check_replayed_observation(self, observation: Observation, step: int) -> None:
+        """Raise ``ReplayMismatch`` where the observation is not the expected one of a replay."""
+        expected = self.trajectory.spec.expected_observations
+        if step < len(expected) and observation.text != expected[step]:
+            raise ReplayMismatch(
+                f"turn {step} of the replay: the observation is {observation.text[:200]!r}; "
+                f"expected: {expected[step][:200]!r}; make the environment deterministic for its seed"
+            )
+
+    def _repeat_turn(self, step: int) -> Action:
+        """Return turn ``step`` as it was sampled in the repeated trajectory."""
+        ids = list(self.trajectory.spec.replay[step])
+        return Action(
+            text=self.context.bridge.decode(ids),
+            token_ids=ids,
+            # These tokens are repeated, not sampled, and not trained on.
+            logprobs=[math.nan] * len(ids),
+            stop_reason=StopReason.STOP,
+            policy_version=-1,
+        )
+
+    def _forced_level_ids(self, step: int, required_level: int | None) -> list[int]:
+        """Return the tokens of the forced level at the beginning of this turn. Empty: the policy
+        chooses.
+
+        The level comes from the rollout spec or from ``level_rule``, which may use
+        ``required_level``. Draws depend only on seed, trajectory and turn. Forced tokens are not
+        trained on.
+        """
+        codec = self.context.codec
+        if codec is None:
+            return []
+        spec = self.trajectory.spec
+        if spec.forced_level is not None and step == len(spec.replay):
+            if spec.tokens_before_level is not None:
+                return [*spec.tokens_before_level, codec.digit_ids[spec.forced_level - 1]]
+            return codec.prefix_ids[spec.forced_level]
+        settings = self.context.settings
+        draw = derive_seed(settings.seed, "forced level", spec.traj_uid, step) / SEED_RANGE
+        level = settings.level_rule.draw_level(draw, required_level)
+        return [] if level is None else codec.prefix_ids[level]
+
+    async def _step_env(self, env: PoolSession, turn: Turn) -> Observation:
+        package = self.context.package.package_for_task(self.trajectory.spec.task)
+        turn.action, is_well_formed = package.project(turn.response)
+        observation, reward, done, info = await self._await_env(env.step(turn.action))
+        turn.reward = float(reward)
+        turn.done = bool(done)
+        turn.is_action_valid = bool(is_well_formed and info.get("is_action_valid", True))
+        self.trajectory.reward += turn.reward
+        # Overwritten in each turn: only the end of the episode counts.
+        self.trajectory.won = bool(info.get("won", False))
+        self.trajectory.reward_parts = info.get("reward_parts", {})
+        self.trajectory.info_numbers |= extract_info_numbers(info)
+        self.trajectory.answer = info.get("answer")
+        return observation
+
+    async def _await_env(self, call: Awaitable[T]) -> T:
+        start_s = time.perf_counter()
+        try:
+            return await call
+        finally:
+            self.trajectory.env_wait_s += time.perf_counter() - start_s
+
+
+async def generate_alternative_thinking_levels(
+    context: RolloutContext, trajectory: Trajectory, turn: Turn
+) -> None:
+    """Sample alternative thoughts for ``turn`` and store them in the turn.
+
+    Does nothing where the turn was not parsed or no alternatives are requested.
+    """
+    sampler = context.alternatives
+    if sampler is None or turn.parsed is None:
+        return
+    spec = trajectory.spec
+    levels = sampler.choose_levels(turn.parsed, spec.traj_uid, turn.step)
+    if levels:
+        prompt = trajectory.ledgers[turn.ledger].token_ids[: turn.start]
+        turn.alternatives = await sampler.sample_thoughts(
+            prompt, turn.parsed, levels, spec.traj_uid, turn.step, spec.index
+        )

@@ -1,0 +1,194 @@
+"""Compare the time of an RLVCR step and a GRPO step on the same trajectories and model.
+
+    python scripts/dev/bench/rlvcr_step.py                       # configs/quickstart.yaml
+    python scripts/dev/bench/rlvcr_step.py --config-name smoke --steps 3 \\
+        algorithm.rlvcr.step_fraction=1.0
+
+``main_ppo`` runs with each estimator in turn, ``--rounds`` times. The learning rate is 0 and every
+turn has its own sampling seed, so both runs generate the same trajectories in every step. The last
+line says how many replies agree. A few differ because of rounding.
+
+The first step of a run is a warm-up and is not counted. The table shows medians of ``timing_s/*``
+over the other steps, in seconds. RLVCR's scoring pass also gives the old log-probs.
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+
+ROOT = Path(__file__).resolve().parents[3]
+sys.path.insert(0, str(ROOT))
+
+from verl.record.run_dir import RunDirectory
+from verl.utils import jsonl
+
+ESTIMATORS = ("rlvcr", "grpo")
+PARTS = {
+    "generation": ("gen_engine",),
+    "environments": ("gen_env",),
+    "alternatives after the episode": ("alternatives",),
+    "rows": ("pack",),
+    "scoring and old log-probs": ("scoring", "old_log_prob"),
+    "rewards and advantages": ("reward", "adv"),
+    "update": ("update_actor", "update_critic"),
+    "weights to the engines": ("update_weights",),
+}
+COUNTS = {
+    "sampled tokens of turns, per trajectory": "rollout/tokens_per_episode",
+    "sampled tokens of alternatives": "rlvcr/alternative_tokens",
+    "steps with alternatives": "rlvcr/expanded_steps",
+    "tokens of the rows": "perf/total_num_tokens",
+}
+
+
+def build_arguments(estimator: str, run_dir: Path, args: argparse.Namespace) -> list[str]:
+    """Return the arguments of ``main_ppo``. The caller's overrides come last and take effect."""
+    return [
+        "--config-name",
+        args.config_name,
+        f"algorithm.adv_estimator={estimator}",
+        # GRPO needs no levels, but the prompts and turns of both runs must be the same.
+        "env.levels=true",
+        # With learning rate 0 both runs have the same policy in all steps.
+        "actor_rollout_ref.actor.optim.lr=0",
+        *build_training_overrides(args.steps, run_dir),
+        *args.overrides,
+    ]
+
+
+def build_training_overrides(steps: int, run_dir: Path) -> list[str]:
+    """Return overrides for ``steps`` steps without validation, checkpoints and resume."""
+    return [
+        f"trainer.total_training_steps={steps}",
+        "trainer.val_before_train=false",
+        "trainer.test_freq=-1",
+        "trainer.save_freq=0",
+        "trainer.resume_mode=disable",
+        f"trainer.default_local_dir={run_dir}",
+    ]
+
+
+def run_main_ppo(name: str, run_dir: Path, line: Sequence[str]) -> list[dict]:
+    """Run ``main_ppo`` with the arguments ``line`` and return the metrics of steps 2 and later.
+
+    ``place`` must be the run directory that ``line`` sets. ``name`` is used in the error message.
+    Exits if the run fails.
+    """
+    run_dir.mkdir(parents=True)
+    log = run_dir.with_suffix(".log")
+    command = [sys.executable, "-m", "verl.trainer.main_ppo", *line]
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with log.open("wb") as out:
+        status = subprocess.run(
+            command, cwd=ROOT, env=environ, stdout=out, stderr=subprocess.STDOUT
+        ).returncode
+    if status:
+        raise SystemExit(
+            f"{name} ended with exit status {status}; end of {log}:\n{log.read_text()[-3000:]}"
+        )
+    steps = [
+        line for line in jsonl.read(RunDirectory(run_dir).metrics_path) if "timing_s/step" in line
+    ]
+    return steps[1:]
+
+
+def compute_median_sum(steps: list[dict], *names: str) -> float:
+    """Return the median over steps of the sum of the named metrics. A missing metric is 0."""
+    # Sum within each step: the median of a sum is not the sum of the medians.
+    return median(sum(step.get(name, 0.0) for name in names) for step in steps)
+
+
+def count_equal_replies(run_dirs: dict[str, Path], steps: int) -> tuple[int, int]:
+    """Return the number of equal replies in both runs, and the number of compared replies."""
+    same = compared = 0
+    for step in range(1, steps + 1):
+        replies = {
+            estimator: read_replies(RunDirectory(run_dir).rollout_path(step))
+            for estimator, run_dir in run_dirs.items()
+        }
+        first, second = replies.values()
+        common = first.keys() & second.keys()
+        compared += len(common)
+        same += sum(first[key] == second[key] for key in common)
+    return same, compared
+
+
+def read_replies(path: Path) -> dict[tuple[str, int], str]:
+    """Return the replies of a rollout file by (``traj_uid``, turn)."""
+    return {
+        (row["traj_uid"], step["step"]): step["response"]
+        for row in jsonl.read(path)
+        for step in row.get("steps", ())
+    }
+
+
+def format_table(measured: dict[str, list[dict]]) -> str:
+    """Return the Markdown table of all parts, the whole step, and the token counts."""
+    rlvcr, grpo = (measured[estimator] for estimator in ESTIMATORS)
+    lines = ["| seconds per step | RLVCR | GRPO | ratio |", "|---|---|---|---|"]
+
+    def add_line(name: str, left: float, right: float, digits: int = 2) -> None:
+        ratio = f"{left / right:.2f}" if right > 0 else ""
+        lines.append(f"| {name} | {left:,.{digits}f} | {right:,.{digits}f} | {ratio} |")
+
+    every = [f"timing_s/{key}" for keys in PARTS.values() for key in keys]
+    for name, keys in PARTS.items():
+        parts = [f"timing_s/{key}" for key in keys]
+        add_line(name, compute_median_sum(rlvcr, *parts), compute_median_sum(grpo, *parts))
+    rest = [
+        median(step["timing_s/step"] - sum(step.get(key, 0.0) for key in every) for step in steps)
+        for steps in (rlvcr, grpo)
+    ]
+    add_line("the rest", *rest)
+    add_line(
+        "**whole step**",
+        compute_median_sum(rlvcr, "timing_s/step"),
+        compute_median_sum(grpo, "timing_s/step"),
+    )
+    for name, key in COUNTS.items():
+        add_line(name, compute_median_sum(rlvcr, key), compute_median_sum(grpo, key), 0)
+    return "\n".join(lines)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run the bench for the command line, and print a Markdown table."""
+    parser = argparse.ArgumentParser(description="Compare an RLVCR step with a GRPO step.")
+    parser.add_argument("--config-name", default="quickstart")
+    parser.add_argument(
+        "--steps", type=int, default=4, help="steps of each run; the first is not counted"
+    )
+    parser.add_argument(
+        "--rounds", type=int, default=1, help="runs of each estimator, in alternating order"
+    )
+    parser.add_argument(
+        "--keep", type=Path, help="directory for runs and logs; default: a temporary one"
+    )
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="overrides for both runs")
+    args = parser.parse_intermixed_args(argv)
+    if args.steps < 2:
+        parser.error("--steps must be 2 or more: the first step is not counted")
+    measured: dict[str, list[dict]] = {estimator: [] for estimator in ESTIMATORS}
+    run_dirs: dict[str, Path] = {}
+    with tempfile.TemporaryDirectory(prefix="bench-") as scratch:
+        base = args.keep or Path(scratch)
+        for number in range(args.rounds):
+            run_dirs = {estimator: base / f"{estimator}-{number}" for estimator in ESTIMATORS}
+            # The order alternates between rounds: the second run profits from cached files.
+            for estimator in ESTIMATORS if number % 2 == 0 else reversed(ESTIMATORS):
+                run_dir = run_dirs[estimator]
+                measured[estimator] += run_main_ppo(
+                    estimator, run_dir, build_arguments(estimator, run_dir, args)
+                )
+        same, compared = count_equal_replies(run_dirs, args.steps)
+    shown = " ".join([args.config_name, *args.overrides])
+    print(f"{shown}; {len(measured['rlvcr'])} steps of each\n\n{format_table(measured)}\n")
+    print(f"{same:,} of {compared:,} replies are the same in both")
+
+
+if __name__ == "__main__":
+    main()

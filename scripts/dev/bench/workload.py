@@ -1,0 +1,64 @@
+"""Config, engine and rollout specs of a batch, shared by the benches that run a rollout."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from transformers import AutoTokenizer
+
+from agent_system.environments.env_registry import get_package
+from agent_system.environments.manager import make_envs
+from agent_system.multi_turn_rollout.collector_worker import CollectorWorker
+from agent_system.multi_turn_rollout.rollout_loop import make_rollout_specs
+from agent_system.multi_turn_rollout.rollout_settings import RolloutSettings
+from agent_system.multi_turn_rollout.trajectory import RolloutSpec
+from verl.single_controller.ray import init_ray
+from verl.trainer.launch.extensions import load_config
+from verl.workers.rollout import RolloutWorker
+
+
+class Workload:
+    """Config, tokenizer, settings, rollout specs and engine for a rollout of ``tasks`` groups.
+
+    The engine is an object in this process. With ``actor`` it is a Ray actor as in a training run.
+    """
+
+    def __init__(
+        self, config_name: str, overrides: Sequence[str], tasks: int, actor: bool = False
+    ) -> None:
+        self.cfg = load_config(
+            config_name, ["algorithm.adv_estimator=grpo", "env.levels=true", *overrides]
+        )
+        self.path = self.cfg.actor_rollout_ref.model.path
+        self.tokenizer = AutoTokenizer.from_pretrained(self.path)
+        self.settings = RolloutSettings.from_config(
+            self.cfg, get_package(self.cfg.env.env_name), is_train=True
+        )
+        envs = make_envs(self.cfg)[0]
+        self.rollout_specs = make_rollout_specs(envs.gen_batch(1, tasks))
+        envs.close()
+        make: Any = RolloutWorker
+        if actor:
+            init_ray(self.cfg.ray_init)
+            import ray  # after init_ray, whose settings it reads
+
+            # Requests of all trajectories wait inside the actor, so it needs a high concurrency.
+            # It reserves no CPU: on a small machine the reservation would never be granted.
+            make = ray.remote(RolloutWorker).options(max_concurrency=64, num_cpus=0).remote
+        self.engine = make(self.cfg.actor_rollout_ref, self.path, num_threads=1)
+
+    def make_collector(
+        self, kind: type[CollectorWorker] = CollectorWorker, **options: Any
+    ) -> CollectorWorker:
+        """Return a collector with this engine, as a training run makes it.
+
+        ``options`` are further arguments of ``kind``.
+        """
+        template_kwargs = self.cfg.data.apply_chat_template_kwargs
+        return kind(
+            self.cfg.env, self.tokenizer, [self.engine], template_kwargs=template_kwargs, **options
+        )
+
+    def reseed_specs(self, name: str) -> list[RolloutSpec]:
+        """Return the rollout specs with new ``traj_uid`` values, which give new sampling seeds."""
+        return [replace(job, traj_uid=f"{name}/{job.traj_uid}") for job in self.rollout_specs]

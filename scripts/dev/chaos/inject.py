@@ -1,0 +1,218 @@
+"""Fault injection module, which all processes of the tested job import (``external_lib``).
+
+    CHAOS_CELL       for example `engine/mid-play/killed`
+    CHAOS_FOLDER     folder of marker files. `reached`: the job waits at the stage; `struck`: the
+                     fault was injected, the job may continue; `last`: the last evaluation began
+
+For the faults "killed" and "hung", the process that works at the stage waits in its method until
+the harness has sent the signal. For "out of memory", a method of the part requests more memory than
+exists, from that call on.
+
+The watchdog's clock runs faster only after the fault. So a slow start of Ray does not end the job.
+"""
+
+import functools
+import importlib
+import inspect
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from scripts.dev.chaos.cells import (
+    COLLECTOR,
+    DRIVER,
+    ENGINE,
+    ENVIRONMENT,
+    EVALUATION,
+    MEMORY,
+    NODE,
+    RANK,
+    ROLLOUT,
+    SAVE,
+    START,
+    UPDATE,
+    parse_cell,
+)
+from verl.utils import watchdog
+from verl.utils.driver_guard import DriverGuard
+from verl.utils.watchdog import Watchdog
+
+CELL = parse_cell(os.environ["CHAOS_CELL"])
+FOLDER = Path(os.environ["CHAOS_FOLDER"])
+REACHED = FOLDER / "reached"
+INJECTED = FOLDER / "struck"
+LAST = FOLDER / "last"
+PATIENCE_S = 60.0  # maximum wait for the harness to send the signal
+SILENT_S = 30.0  # limit without heartbeats for a driver with a fault
+# Number of the call at which a stage begins. The rollout stage skips the first calls. An engine
+# gets weights once before training.
+FROM_CALL = {
+    (ENGINE, ROLLOUT): 3,
+    (ENVIRONMENT, ROLLOUT): 3,
+    (COLLECTOR, ROLLOUT): 2,
+    (ENGINE, UPDATE): 2,
+}
+# Speed-up of the watchdog's clock. A hung environment worker is replaced within seconds, and Ray
+# declares a node dead within a minute. Neither may count as a stall, so these values are lower.
+CLOCK_FACTOR = {ENVIRONMENT: 15, NODE: 5}.get(CELL.part, 60)
+
+ENGINE_CLASS = "verl.workers.rollout.hf:HFEngine"
+RANK_CLASS = "verl.workers.actor:ActorWorker"
+TRAINER = "verl.trainer.ppo.ray_trainer:RayPPOTrainer"
+COLLECTOR_CLASS = "agent_system.multi_turn_rollout.collector_worker:CollectorWorker"
+# Ray stores the methods of an actor's class before they are patched, so patch a class it uses.
+TRAJECTORY_CLASS = "agent_system.multi_turn_rollout.trajectory_generator:TrajectoryGenerator"
+POOL = "agent_system.environments.pool.environment_pool:EnvironmentPool"
+LINE = "agent_system.environments.env_package.number_line.package:NumberLineEnv"
+
+# Process role, class and method that work at a stage.
+STAGE_METHODS = {
+    START: (RANK, "verl.workers.engine:TrainEngine", "__init__"),
+    ROLLOUT: (ENGINE, ENGINE_CLASS, "step"),
+    UPDATE: (RANK, RANK_CLASS, "update_actor"),
+    SAVE: (RANK, RANK_CLASS, "save_checkpoint"),
+    EVALUATION: (ENGINE, ENGINE_CLASS, "step"),
+}
+# Start-up methods of the parts that start later than the training rank.
+LATE_METHODS = {
+    COLLECTOR: (COLLECTOR, POOL, "start"),
+    ENVIRONMENT: (ENVIRONMENT, LINE, "__init__"),
+}
+MEMORY_METHODS = {
+    (ENGINE, START): (ENGINE, ENGINE_CLASS, "__init__"),
+    (ENGINE, UPDATE): (ENGINE, ENGINE_CLASS, "update_weights"),
+    (ENVIRONMENT, ROLLOUT): (ENVIRONMENT, LINE, "step"),
+    (ENVIRONMENT, EVALUATION): (ENVIRONMENT, LINE, "step"),
+    (COLLECTOR, ROLLOUT): (COLLECTOR, TRAJECTORY_CLASS, "play"),
+    (COLLECTOR, EVALUATION): (COLLECTOR, TRAJECTORY_CLASS, "play"),
+    (DRIVER, START): (DRIVER, TRAINER, "__init__"),
+    (DRIVER, ROLLOUT): (DRIVER, TRAINER, "play"),
+    (DRIVER, UPDATE): (DRIVER, TRAINER, "update_actor"),
+    (DRIVER, SAVE): (DRIVER, TRAINER, "save"),
+    (DRIVER, EVALUATION): (DRIVER, TRAINER, "validate"),
+}
+
+
+def get_role() -> str:
+    """Return the part that this process is in the job."""
+    name = getattr(sys.modules["__main__"].__spec__, "name", "")
+    if name == "verl.trainer.main_ppo":
+        return DRIVER
+    if name == "agent_system.environments.pool.worker":
+        return ENVIRONMENT
+    if "RANK" in os.environ:
+        return RANK
+    # Ray has imported the module of the actor's class in this process.
+    return COLLECTOR if COLLECTOR_CLASS.partition(":")[0] in sys.modules else ENGINE
+
+
+def read_fast_clock() -> float:
+    """Return the watchdog's clock in seconds. It runs ``HASTE`` times faster after the fault."""
+    now = time.monotonic()
+    return (
+        now + CLOCK_FACTOR * (time.time() - INJECTED.stat().st_mtime) if INJECTED.exists() else now
+    )
+
+
+def wait_for_fault() -> None:
+    """Mark the stage as reached, and wait until the fault was injected."""
+    if INJECTED.exists():
+        return
+    REACHED.touch()
+    deadline = time.monotonic() + PATIENCE_S
+    while not INJECTED.exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+
+
+def exhaust_memory() -> None:
+    """Allocate more memory than exists, with torch in engine and rank, else with Python."""
+    INJECTED.touch()
+    if CELL.part in (ENGINE, RANK):
+        import torch  # loaded there already; an environment worker starts without it
+
+        torch.empty(1 << 50)
+    bytearray(1 << 60)
+
+
+def call_before(import_path: str, method: str, action: Callable[[], object]) -> None:
+    """Patch ``method`` of the class at import path ``place`` to call ``deed`` first.
+
+    The calls start when the stage is reached.
+    """
+    module, name = import_path.split(":")
+    owner: Any = getattr(importlib.import_module(module), name)
+    whole = getattr(owner, method)
+    due = _make_trigger(get_role())
+
+    @functools.wraps(whole)
+    def call_with_fault(*args: Any, **kwargs: Any) -> Any:
+        if due():
+            action()
+        return whole(*args, **kwargs)
+
+    @functools.wraps(whole)
+    async def call_with_fault_async(*args: Any, **kwargs: Any) -> Any:
+        return await call_with_fault(*args, **kwargs)
+
+    # Ray checks which methods are coroutine functions, so keep the kind of the method.
+    setattr(
+        owner,
+        method,
+        call_with_fault_async if inspect.iscoroutinefunction(whole) else call_with_fault,
+    )
+
+
+def _make_trigger(mine: str) -> Callable[[], bool]:
+    calls = 0
+
+    def is_due() -> bool:
+        nonlocal calls
+        calls += 1
+        if CELL.stage == EVALUATION:
+            return LAST.exists()
+        return calls >= FROM_CALL.get((mine, CELL.stage), 1)
+
+    return is_due
+
+
+def mark_last_evaluation() -> None:
+    """Patch the driver to create the file ``LAST`` when the last evaluation begins."""
+    from verl.trainer.ppo.ray_trainer import RayPPOTrainer
+
+    validate = RayPPOTrainer.validate
+
+    def mark_and_validate(self: RayPPOTrainer[Any]) -> Any:
+        if self.global_step >= self.total_steps:
+            LAST.touch()
+        return validate(self)
+
+    RayPPOTrainer.validate = mark_and_validate
+
+
+def install_fault() -> None:
+    """Patch the methods and clocks of this process for the cell ``CELL``."""
+    works = (
+        LATE_METHODS.get(CELL.part, STAGE_METHODS[START])
+        if CELL.stage == START
+        else STAGE_METHODS[CELL.stage]
+    )
+    if CELL.fault == MEMORY:
+        works = MEMORY_METHODS.get((CELL.part, CELL.stage), works)
+    who, import_path, method = works
+    mine = get_role()
+    if mine == DRIVER:
+        watchdog.GRACE_S *= CLOCK_FACTOR
+        if CELL.part == DRIVER:
+            setattr(watchdog, "DriverGuard", lambda _: DriverGuard(SILENT_S))  # noqa: B010
+        clocked = functools.partialmethod(Watchdog.__init__, clock=read_fast_clock)
+        setattr(Watchdog, "__init__", clocked)  # noqa: B010
+    if mine == who:
+        call_before(import_path, method, exhaust_memory if CELL.fault == MEMORY else wait_for_fault)
+    if mine == DRIVER and CELL.stage == EVALUATION:
+        mark_last_evaluation()
+
+
+install_fault()

@@ -1,0 +1,15 @@
+"""Number line environment in worker processes, so that faults can be injected into them."""
+
+from dataclasses import replace
+
+import scripts.dev.chaos.inject  # noqa: F401  an environment worker imports no external_lib
+from agent_system.environments.env_package.number_line.package import PACKAGE, NumberLineEnv
+
+
+class ProcessLine(NumberLineEnv):
+    """``NumberLineEnv`` that runs in an environment worker process."""
+
+    placement = "process"
+
+
+LINE = replace(PACKAGE, make=ProcessLine)

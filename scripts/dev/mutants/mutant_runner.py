@@ -1,0 +1,282 @@
+"""Run the tests of a target against its mutants, in forks of a process that has collected them.
+
+The tests are traced once. For each mutant of a function, a child swaps the function's code and runs
+the tests that reach it.
+"""
+
+import gc
+import importlib
+import sys
+import threading
+import time
+import types
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.machinery import SourceFileLoader
+
+import pytest
+
+from scripts.dev.mutants.forks import ForkJob, ForkResult, run_jobs, run_one, silence_output
+from scripts.dev.mutants.generate import Mutant, find_changed_code, list_inner_code
+from scripts.dev.mutants.targets import LIBRARIES, ROOT, Target
+
+TRACE_DEADLINE = 1800
+MARGIN_S = (
+    20  # seconds added to ten times the duration of the tests, as other work shares the cores
+)
+PYTEST = ["-q", "-s", "-x", "-p", "no:cacheprovider", "-p", "no:terminalreporter", "-p", "no:xdist"]
+
+
+@dataclass
+class Trace:
+    """Trace of all tests.
+
+    ``seconds`` is the duration of each test. ``lines`` has the executed lines by test and module.
+    """
+
+    seconds: dict[str, float] = field(default_factory=dict)
+    lines: dict[str, dict[str, set[int]]] = field(default_factory=dict)
+    failed: list[str] = field(default_factory=list)
+
+    def select_tests(self, mutant: Mutant) -> list[str]:
+        """Return the tests that run the lines of ``mutant``, the fastest first.
+
+        For a mutant that runs at import, return all tests.
+        """
+        first, last = mutant.lines
+        wanted = set(range(first, last + 1))
+        tests = []
+        for test, modules in self.lines.items():
+            if mutant.at_import or modules.get(mutant.module, set()) & wanted:
+                tests.append(test)
+        return sorted(tests, key=lambda test: self.seconds[test])
+
+    def compute_deadline(self, tests: Iterable[str]) -> float:
+        """Return the seconds after which a mutant counts as endless."""
+        return MARGIN_S + 10 * sum(self.seconds[test] for test in tests)
+
+
+Outcome = tuple[str, str]  # killed or survived, and the test that failed
+FunctionKey = tuple[str, str, int]
+
+
+class CollectedTests:
+    """Plugin of pytest that calls ``play`` with the collected tests instead of running them."""
+
+    def __init__(self, run_session: "Callable[[CollectedTests], None]") -> None:
+        self.items: dict[str, pytest.Item] = {}
+        self.functions: dict[FunctionKey, list[types.FunctionType]] = {}
+        self.failures: list[str] = []
+        self._run_session = run_session
+
+    def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        """Index the tests and functions, and call ``play``. pytest calls this after collection."""
+        if session.testsfailed:
+            raise session.Interrupted("errors while the tests were collected")
+        self.items = {item.nodeid: item for item in session.items}
+        gc.collect()
+        self.functions = _index_functions()  # before the freeze, which hides objects
+        gc.freeze()  # garbage collection in the children does not copy the shared pages
+        self._run_session(self)
+        return True
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Record the ids of failed tests."""
+        if report.failed:
+            self.failures.append(report.nodeid)
+
+    def run(self, nodeid: str, following: str | None = None) -> bool:
+        """Run one test in this process. Return True if it and all tests before it passed."""
+        item = self.items[nodeid]
+        next_item = self.items[following] if following else None
+        item.config.hook.pytest_runtest_protocol(item=item, nextitem=next_item)
+        return not self.failures
+
+
+def collect_tests(target: Target, run_session: "Callable[[CollectedTests], None]") -> None:
+    """Collect the tests of ``target`` in this process and call ``play`` with them."""
+    arguments = [*PYTEST, *target.test_paths()]
+    if target.deselected:
+        arguments += ["-k", " and ".join(f"not {name}" for name in target.deselected)]
+    pytest.main(arguments, plugins=[CollectedTests(run_session)])
+
+
+def trace_tests(warm: CollectedTests, modules: Sequence[str]) -> Trace:
+    """Run every test once in a child process, and record the lines of ``modules`` that it runs."""
+    paths = {str(ROOT / module): module for module in modules}
+    return run_one("the trace", lambda: _run_traced(warm, paths), TRACE_DEADLINE)
+
+
+def _run_traced(warm: CollectedTests, paths: dict[str, str]) -> Trace:
+    silence_output()
+    result = Trace()
+    names = list(warm.items)
+    for name, following in zip(names, [*names[1:], None], strict=True):
+        lines: dict[str, set[int]] = defaultdict(set)
+        tracer = _make_tracer(paths, lines)
+        started = time.monotonic()
+        threading.settrace(tracer)
+        sys.settrace(tracer)
+        passed = warm.run(name, following)
+        sys.settrace(None)
+        threading.settrace(None)  # pyright: ignore[reportArgumentType]  None is how it is undone
+        result.seconds[name] = time.monotonic() - started
+        result.lines[name] = dict(lines)
+        if not passed:
+            result.failed.append(name)
+            warm.failures.clear()
+    return result
+
+
+def _make_tracer(paths: dict[str, str], lines: dict[str, set[int]]):
+    def on_line(frame: types.FrameType, event: str, _argument: object):
+        if event == "line":
+            lines[paths[frame.f_code.co_filename]].add(frame.f_lineno)
+        return on_line
+
+    def on_call(frame: types.FrameType, _event: str, _argument: object):
+        module = paths.get(frame.f_code.co_filename)
+        if module is None:
+            return None
+        lines[module].add(frame.f_lineno)
+        return on_line
+
+    return on_call
+
+
+def run_function_mutants(
+    warm: CollectedTests, mutants: Sequence[Mutant], traced: Trace, workers: int
+) -> Iterator[ForkResult[Outcome]]:
+    """Run the mutants of functions, each in a child of this process."""
+
+    def make_jobs() -> Iterator[ForkJob[Outcome]]:
+        for mutant in mutants:
+            tests = traced.select_tests(mutant)
+            work = _make_function_work(warm, mutant, tests)
+            yield ForkJob(mutant.stable_key, work, traced.compute_deadline(tests))
+
+    yield from run_jobs(make_jobs(), workers)
+
+
+def _make_function_work(
+    warm: CollectedTests, mutant: Mutant, tests: list[str]
+) -> Callable[[], Outcome]:
+    def run_tests() -> Outcome:
+        silence_output()
+        if not swap_code(mutant, warm.functions):
+            return ("broken", "no function of this process has the code to replace")
+        for test in tests:
+            if not warm.run(test):
+                return ("killed", test)
+        return ("survived", "")
+
+    return run_tests
+
+
+def _index_functions() -> dict[FunctionKey, list[types.FunctionType]]:
+    """Return all functions of the checkout in this process, by file, qualified name and line."""
+    functions: dict[FunctionKey, list[types.FunctionType]] = defaultdict(list)
+    for item in gc.get_objects():
+        if isinstance(item, types.FunctionType) and item.__code__.co_filename.startswith(str(ROOT)):
+            functions[_function_key(item.__code__)].append(item)
+    return functions
+
+
+def _function_key(code: types.CodeType) -> FunctionKey:
+    return (code.co_filename, code.co_qualname, code.co_firstlineno)
+
+
+def swap_code(mutant: Mutant, functions: dict[FunctionKey, list[types.FunctionType]]) -> int:
+    """Replace the code of the changed functions by that of ``mutant``. Return their number."""
+    path = ROOT / mutant.module
+    original = compile(path.read_text(), str(path), "exec")
+    changed = compile(mutant.source, str(path), "exec")
+    swapped = 0
+    for old, new in find_changed_code(original, changed):
+        for old_code, new_code in _pair_code(old, new):
+            for function in functions.get(_function_key(old_code), ()):
+                function.__code__ = new_code
+                swapped += 1
+    return swapped
+
+
+def _pair_code(
+    old: types.CodeType, new: types.CodeType
+) -> Iterator[tuple[types.CodeType, types.CodeType]]:
+    """Yield the pair, and the pairs of inner functions if both sides have equally many."""
+    if old.co_freevars == new.co_freevars:
+        yield old, new
+    inside_old = list_inner_code(old)
+    inside_new = list_inner_code(new)
+    if len(inside_old) == len(inside_new):
+        for inner_old, inner_new in zip(inside_old, inside_new, strict=True):
+            yield from _pair_code(inner_old, inner_new)
+
+
+def run_import_mutants(
+    mutants: Sequence[Mutant], traced: Trace, workers: int
+) -> Iterator[ForkResult[Outcome]]:
+    """Run the mutants of code that runs at import, in children without imported packages."""
+
+    def make_jobs() -> Iterator[ForkJob[Outcome]]:
+        for mutant in mutants:
+            tests = traced.select_tests(mutant)
+            yield ForkJob(
+                mutant.stable_key,
+                _make_import_work(mutant, tests),
+                60 + traced.compute_deadline(tests),
+            )
+
+    yield from run_jobs(make_jobs(), workers)
+
+
+def _make_import_work(mutant: Mutant, tests: list[str]) -> Callable[[], Outcome]:
+    def run_tests() -> Outcome:
+        silence_output()
+        _import_mutant(mutant)
+        warm = CollectedTests(lambda _: None)
+        code = pytest.main([*PYTEST, *tests], plugins=[_FailureRecorder(warm)])
+        if code == pytest.ExitCode.OK:
+            return ("survived", "")
+        return ("killed", warm.failures[0] if warm.failures else "import")
+
+    return run_tests
+
+
+class _FailureRecorder:
+    def __init__(self, warm: CollectedTests) -> None:
+        self.pytest_runtest_logreport = warm.pytest_runtest_logreport
+
+
+def _import_mutant(mutant: Mutant) -> None:
+    """Patch the source loader so that imports of the module in this process load the mutant.
+
+    The loader is patched because import hooks (shape checks) use it too.
+    """
+    changed = str(ROOT / mutant.module)
+    get_data = SourceFileLoader.get_data
+    path_stats = SourceFileLoader.path_stats
+
+    def get_changed(self: SourceFileLoader, path: str) -> bytes:
+        return mutant.source.encode() if path == changed else get_data(self, path)
+
+    def no_stats(self: SourceFileLoader, path: str) -> Mapping[str, float]:
+        if path == changed:
+            raise OSError(f"the compiled file of {path} must not be used: its source is changed")
+        return path_stats(self, path)
+
+    SourceFileLoader.get_data = get_changed
+    SourceFileLoader.path_stats = no_stats
+
+
+def prepare() -> None:
+    """Import the libraries of the children, and make examples of property tests deterministic."""
+    for name in LIBRARIES:
+        importlib.import_module(name)
+    import hypothesis
+
+    hypothesis.settings.register_profile(
+        "mutants", derandomize=True, database=None, deadline=None, max_examples=30
+    )
+    hypothesis.settings.load_profile("mutants")

@@ -1,0 +1,161 @@
+"""Two ranks of which one has the model's files hold and learn, number for number, what two ranks do
+that read them both; and a rank holds one block at a time.
+"""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from safetensors.torch import load_file, save_file
+from torch.distributed.tensor import DTensor
+
+from tests.helpers.policy_rows import random_rows
+from tests.helpers.ranks import run_two_ranks
+from tests.helpers.tiny_model import make_tiny_policy
+from verl.config.schema.model import FSDPConfig, OptimConfig
+from verl.models.export import tied_names
+from verl.models.loader import load_causal_lm
+from verl.models.policy import PackedModel, PolicyModel, load_value_model
+from verl.utils.seeds import seed_everything
+from verl.workers import engine as engine_module
+from verl.workers.engine import TrainEngine
+from verl.workers.rank_zero_broadcast import check_same_model
+from verl.workers.rows import Rows
+
+OPTIM = OptimConfig(lr=1e-2)
+TIED, UNTIED, LORA, VALUES, COPIES = "tied", "untied", "lora", "values", "a copy each"
+CASES = (TIED, UNTIED, LORA, VALUES, COPIES)
+BROADCAST, READ = "broadcast", "read"  # rank 0 has the files, or both have them
+OTHER = "other.json"
+
+
+def model_of(case: str, directory: Path, empty: bool) -> PackedModel:
+    where = directory / (UNTIED if case == UNTIED else TIED) / ("config" if empty else "files")
+    if case == VALUES:
+        return load_value_model(where, empty=empty)
+    lora = 4 if case == LORA else 0
+    return PolicyModel(load_causal_lm(where, lora_rank=lora, empty=empty))
+
+
+def learn(engine: TrainEngine, case: str, rank: int) -> torch.Tensor:
+    """Scores, or values, of two rows of this rank's own, and a step on them."""
+    rows = Rows(random_rows(rows=2, seed=rank))
+    packed = rows.pack_rows([0, 1])
+    targets = rows.sampled_targets(packed, [0, 1])
+    inputs = (packed.input_ids, packed.position_ids, packed.layout)
+    if case == VALUES:
+        found = engine.module(*inputs, targets.index)
+        loss = (found - 1.0).square().mean()
+    else:
+        found = engine.module(*inputs, [targets])[0].log_probs
+        loss = -found.mean()
+    engine.backward(loss, last=True)
+    engine.step()
+    return found.detach()
+
+
+def state_of(engine: TrainEngine, prefix: str) -> dict[str, torch.Tensor]:
+    state: dict[str, torch.Tensor] = {}
+    for name, tensor in (*engine.module.named_parameters(), *engine.module.named_buffers()):
+        own = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+        state[f"{prefix} {name}"] = own.detach().clone()
+    return state
+
+
+def place_and_learn(case: str, way: str, directory: Path, rank: int) -> None:
+    seed_everything(3)
+    empty = way == BROADCAST and rank > 0
+    module = model_of(case, directory, empty)
+    if empty:
+        torch.rand(1)  # reading and building may draw other numbers
+    on_meta = {name for name, p in module.named_parameters() if p.is_meta}
+    tied = tied_names(module)
+    held: list[int] = []
+
+    def shard(part, **options):
+        here = {p for p in part.parameters() if not isinstance(p, DTensor)}
+        held.append(sum(p.numel() for p in here))
+        whole = {name: p for name, p in module.named_parameters() if not isinstance(p, DTensor)}
+        # What is neither sharded nor part of it has no memory yet.
+        assert {p for name, p in whole.items() if name in on_meta and not p.is_meta} <= here
+        assert not any(p.is_meta for p in here)
+        return sharded(part, **options)
+
+    sharded, engine_module.fully_shard = engine_module.fully_shard, shard
+    fsdp = FSDPConfig(fsdp_size=1 if case == COPIES else -1)
+    try:
+        engine = TrainEngine(module, device="cpu", fsdp=fsdp, optim=OPTIM)
+    finally:
+        engine_module.fully_shard = sharded
+    state = state_of(engine, "start") | {"drawn": torch.rand(3)}
+    state |= {"found": learn(engine, case, rank)} | state_of(engine, "after")
+    save_file(state, directory / f"{case}.{way}.{rank}.safetensors")
+    note = {"meta": len(on_meta), "tied": sorted(tied), "held": held}
+    (directory / f"{case}.{way}.{rank}.json").write_text(json.dumps(note))
+
+
+def run_rank(rank: int, directory: Path) -> None:
+    dist.init_process_group("gloo")
+    for case in CASES:
+        place_and_learn(case, BROADCAST, directory, rank)
+    said = ""
+    try:
+        check_same_model(model_of(UNTIED if rank else TIED, directory, empty=rank > 0))
+    except RuntimeError as error:
+        said = str(error)
+    (directory / f"{rank}.{OTHER}").write_text(json.dumps(said))
+    # As if there were no broadcast: both ranks keep what they read.
+    engine_module.check_same_model = lambda module: None
+    engine_module.share_random_state = lambda: None
+    engine_module.broadcast_from_rank_zero = lambda part, device: None
+    for case in CASES:
+        place_and_learn(case, READ, directory, rank)
+
+
+@pytest.fixture(scope="module")
+def placed(tmp_path_factory):
+    """The directory with what both ranks held and learnt, in both ways."""
+    directory = tmp_path_factory.mktemp("placed")
+    for name in (TIED, UNTIED):
+        files = make_tiny_policy(
+            directory / name / "files", hidden=32, layers=2, std=0.2, tie=name == TIED
+        )
+        (directory / name / "config").mkdir()
+        shutil.copy(files / "config.json", directory / name / "config")
+    run_two_ranks(run_rank, directory)
+    return directory
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("case", CASES)
+def test_a_rank_without_files_holds_and_learns_the_same_numbers(placed, case, rank):
+    states = [load_file(placed / f"{case}.{way}.{rank}.safetensors") for way in (BROADCAST, READ)]
+    found, expected = states
+    assert found.keys() == expected.keys() and any(name.startswith("after") for name in found)
+    for name, tensor in expected.items():
+        assert torch.equal(found[name], tensor), name
+    changed = [name for name in found if name.startswith("after ") and found[name].numel()]
+    assert any(
+        not torch.equal(found[name], found[name.replace("after", "start")]) for name in changed
+    )
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_it_read_nothing_and_held_a_block_at_a_time(placed, case):
+    first, second = (
+        json.loads((placed / f"{case}.{BROADCAST}.{rank}.json").read_text()) for rank in (0, 1)
+    )
+    assert first["meta"] == 0 < second["meta"]
+    assert second["tied"] == first["tied"]
+    assert bool(first["tied"]) == (case in (TIED, LORA, COPIES))
+    assert second["held"] == first["held"] and len(first["held"]) == 3  # two blocks and the root
+    assert second["held"][0] == second["held"][1]
+
+
+def test_a_rank_that_builds_another_model_says_so(placed):
+    said = [json.loads((placed / f"{rank}.{OTHER}").read_text()) for rank in (0, 1)]
+    assert said[0] == ""
+    assert "differs from that of rank 0" in said[1] and "lm_head" in said[1]

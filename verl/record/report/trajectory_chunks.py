@@ -1,0 +1,261 @@
+"""Trajectories of a page: one compressed chunk per rollout file, and an index of all chunks.
+
+    rollouts/<step>.jsonl ──pack_file()──▶ summary: outcome, return, group per trajectory ──▶ index
+                                      └──▶ chunk: turns and tokens, gzip of JSON
+
+The page reads the index when it opens, and a chunk when a user selects one of its trajectories.
+"""
+
+import base64
+import functools
+import gzip
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from verl.record.report.episodes import (
+    extra_step_fields,
+    pick_success_and_failure,
+    read_trajectories,
+    step_views,
+)
+from verl.record.run_dir import RunDirectory
+from verl.report_sections import Outcomes, StepView
+from verl.utils import jsonl
+
+BUDGET = 80_000_000  # bytes of rollout files in one page; about 15 bytes compress to one
+LARGEST = 24_000_000  # bytes that are read of one file
+DIGITS = 4  # decimal places of token values
+KEPT = ("step", "observation", "action", "reward", "advantage")
+
+
+KINDS = ("train", "val", "audit")
+AUDIT = "audit"  # folder in the run directory with the trajectories of main_audit
+TokenValues = Mapping[tuple[str, int], Mapping[str, Any]]  # by trajectory and turn
+
+
+@dataclass(frozen=True)
+class RolloutFile:
+    """A rollout file of ``kind`` ``train``, ``val`` or ``audit``.
+
+    ``tokens`` is the path of its token values, which may be missing.
+    """
+
+    path: Path
+    kind: str
+    step: int
+    tokens: Path | None = None
+
+    @property
+    def name(self) -> str:
+        """Return the name of the file in the page, for example ``train-20``."""
+        return f"{self.kind}-{self.step}"
+
+    @property
+    def bytes_read(self) -> int:
+        """Return the number of bytes of the file that are read."""
+        return min(self.path.stat().st_size, LARGEST)
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Index entry and compressed trajectories of a rollout file."""
+
+    summary: dict[str, Any]
+    packed: bytes
+
+
+def rollout_files(directory: RunDirectory) -> list[RolloutFile]:
+    """Return all rollout files of a run and of its audit in order of steps.
+
+    The file of a validation follows the training file of its step.
+    """
+    audit = RunDirectory(directory.path / AUDIT)
+    files = [
+        *_files_of_kind(directory, "train"),
+        *_files_of_kind(directory, "val"),
+        *_files_of_kind(audit, AUDIT),
+    ]
+    return sorted(files, key=_sort_key)
+
+
+def _files_of_kind(directory: RunDirectory, kind: str) -> list[RolloutFile]:
+    is_val = kind == "val"
+    return [
+        RolloutFile(
+            directory.rollout_path(step, is_val),
+            kind,
+            step,
+            None if is_val else directory.token_path(step),
+        )
+        for step in directory.rollout_steps(is_val)
+    ]
+
+
+def _sort_key(file: RolloutFile) -> tuple[int, int]:
+    return file.step, KINDS.index(file.kind)
+
+
+def select_within_budget(files: Sequence[RolloutFile], budget: int = BUDGET) -> list[RolloutFile]:
+    """Return the ``files`` that fit into ``budget`` bytes.
+
+    These are all files, or of each kind the last and every second, fourth, eighth ... one.
+    """
+    kept = list(files)
+    stride = 1
+    while sum(file.bytes_read for file in kept) > budget and stride < len(files):
+        stride *= 2
+        kept = [file for kind in KINDS for file in _every_nth(files, kind, stride)]
+    return sorted(kept, key=_sort_key)
+
+
+def _every_nth(files: Sequence[RolloutFile], kind: str, stride: int) -> list[RolloutFile]:
+    of_kind = [file for file in files if file.kind == kind]
+    # Count from the first file: a growing run keeps the files that are compressed already.
+    return [file for n, file in enumerate(of_kind) if n % stride == 0 or n == len(of_kind) - 1]
+
+
+def pack_file(file: RolloutFile) -> Chunk:
+    """Return the chunk of ``file``. It is cached until the file changes."""
+    status = file.path.stat()
+    return _pack_cached(file, tuple(step_views()), status.st_size, status.st_mtime_ns)
+
+
+@functools.lru_cache(maxsize=1024)
+def _pack_cached(file: RolloutFile, views: tuple[StepView, ...], size: int, _time: int) -> Chunk:
+    rows = read_trajectories(file.path, LARGEST)
+    known = StepExtras(
+        views, _read_tokens(file.tokens) if file.tokens else {}, _read_outcomes(file, views)
+    )
+    trajectories = [_trajectory_entry(row, known) for row in rows]
+    summary = _summarise_rows(rows, file) | {"whole": size <= LARGEST}
+    returned_to = {name for outcomes in known.outcomes.values() for name, _ in outcomes}
+    if returned_to:
+        summary["audited"] = [int(entry["name"] in returned_to) for entry in trajectories]
+    return Chunk(summary, compress_json({"plays": trajectories}))
+
+
+@dataclass(frozen=True)
+class StepExtras:
+    """Data about turns in addition to their records.
+
+    ``views`` are the declared fields and ``tokens`` the token values. ``outcomes`` maps the key of
+    alternatives to the returns of trajectories that continued with one of them.
+    """
+
+    views: Sequence[StepView]
+    tokens: TokenValues
+    outcomes: Mapping[str, Outcomes]
+
+
+def _read_outcomes(file: RolloutFile, views: Sequence[StepView]) -> dict[str, Outcomes]:
+    declared = [view.alternatives for view in views if view.alternatives is not None]
+    run_dir = file.path.parent.parent
+    return {view.key: view.outcomes(run_dir) for view in declared if view.outcomes is not None}
+
+
+def _read_tokens(path: Path) -> TokenValues:
+    return {
+        (str(line["traj_uid"]), step["step"]): step
+        for line in jsonl.read(path, LARGEST)
+        for step in line["steps"]
+    }
+
+
+def _summarise_rows(rows: Sequence[dict[str, Any]], file: RolloutFile) -> dict[str, Any]:
+    groups: dict[str, int] = {}
+    tasks = []
+    numbers = []
+    for row in rows:
+        uid = str(row.get("uid"))
+        if uid not in groups:
+            groups[uid] = len(groups)
+            tasks.append(str(row.get("task_id")))
+        numbers.append(groups[uid])
+    return {
+        "name": file.name,
+        "kind": file.kind,
+        "step": file.step,
+        "tasks": tasks,
+        "group": numbers,
+        "won": [int(bool(row.get("won"))) for row in rows],
+        "return": [_round_value(row.get("return")) for row in rows],
+        "turns": [len(row["steps"]) for row in rows],
+        "tokens": [sum(step.get("num_tokens") or 0 for step in row["steps"]) for row in rows],
+        "pair": [rows.index(row) for row in pick_success_and_failure(rows)],
+    }
+
+
+def _trajectory_entry(row: Mapping[str, Any], known: StepExtras) -> dict[str, Any]:
+    name = str(row.get("traj_uid"))
+    return {
+        "name": name,
+        "prompt": row.get("prompt", ""),
+        "aborted": bool(row.get("aborted")),
+        "steps": [_step_entry(step, (name, step.get("step", 0)), known) for step in row["steps"]],
+    }
+
+
+def _step_entry(
+    step: Mapping[str, Any], place: tuple[str, int], known: StepExtras
+) -> dict[str, Any]:
+    entry = {key: step[key] for key in KEPT if step.get(key) is not None}
+    of_step = {key: outcomes.get(place, {}) for key, outcomes in known.outcomes.items()}
+    entry |= extra_step_fields(step, known.views, of_step)
+    entry |= _token_overlays(step, known.tokens.get(place, {}))
+    if not step.get("is_action_valid", True):
+        entry["invalid"] = True
+    if step.get("stop_reason") == "length":
+        entry["cut"] = True
+    return entry
+
+
+def _token_overlays(step: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the tokens of a turn with the values that colour them, or its text without tokens.
+
+    ``values`` is the entry of the turn in the token file.
+    """
+    state = {"state": values["state"]} if "state" in values else {}
+    pairs = step.get("token_credit") or []
+    if not pairs:
+        return state | {"response": step.get("response", "")}
+    credit = [_round_value(value) for _, value in pairs]
+    mask = values.get("mask", [])
+    # Only sampled tokens have credit. A damaged token file may disagree with the rollout file.
+    if sum(mask) != len(credit):
+        return state | {"tokens": [text for text, _ in pairs], "overlays": {"advantage": credit}}
+    left = iter(credit)
+    overlays = {"advantage": [next(left) if sampled else None for sampled in mask]}
+    # Coarser than the file: colours need few digits, and more would double the size of the page.
+    if "entropy" in values:
+        overlays["entropy"] = [round(value or 0.0, 2) for value in values["entropy"]]
+    if "gap" in values:
+        overlays["gap"] = [gap and float(f"{gap:.1g}") for gap in values["gap"]]
+    overlays["mask"] = values.get("weight", mask)
+    return state | {"tokens": values["tokens"], "overlays": overlays}
+
+
+def _round_value(value: float | None) -> float:
+    # null in the file stands for a value that was not finite
+    return round(value or 0.0, DIGITS)
+
+
+def compress_json(value: object) -> bytes:
+    """Return ``value`` as gzip-compressed JSON. Equal values give equal bytes."""
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    return gzip.compress(text.encode(), 6, mtime=0)
+
+
+def encode_base64(data: bytes) -> str:
+    """Return ``data`` as base64 text for an element of the page."""
+    return base64.b64encode(data).decode("ascii")
+
+
+def build_index(chunks: Sequence[Chunk]) -> dict[str, Any]:
+    """Return the index that the page reads before any chunk."""
+    return {
+        "files": [chunk.summary for chunk in chunks],
+        "lead": " ".join(view.lead for view in step_views() if view.lead),
+    }

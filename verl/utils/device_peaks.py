@@ -1,0 +1,37 @@
+"""Peak compute rates of devices, as published by the manufacturers."""
+
+import re
+
+# Dense bfloat16 with float32 accumulation, in TFLOP/s. The first name that a device's name contains
+# as a word applies.
+PEAK_TFLOPS = {
+    "GB200": 2500.0,
+    "B200": 2250.0,
+    "H200": 989.0,
+    "GH200": 989.0,
+    "H100 PCIe": 756.0,
+    "H100 NVL": 835.0,
+    "H100": 989.0,
+    "H800": 989.0,
+    "H20": 148.0,
+    "A100": 312.0,
+    "A800": 312.0,
+    "A40": 149.7,
+    "A10": 125.0,
+    "A10G": 70.0,
+    "L40S": 362.0,
+    "L40": 181.0,
+    "L4": 121.0,
+    "RTX 4090": 165.0,
+    "RTX 3090": 71.0,
+    "MI300X": 1307.0,
+}
+
+
+def find_peak_tflops(device: str) -> float | None:
+    """Return the peak in TFLOP/s of a device, named as by ``torch.cuda.get_device_name``.
+
+    None means that the device is not in the table.
+    """
+    peaks = (peak for name, peak in PEAK_TFLOPS.items() if re.search(rf"\b{name}\b", device))
+    return next(peaks, None)

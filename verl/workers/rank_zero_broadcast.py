@@ -1,0 +1,94 @@
+"""Broadcast the weights that only rank 0 has read to every rank, layer by layer.
+
+    rank 0   files ──▶ whole model on the CPU ──┐ a layer
+                                                ├─broadcast──▶ device ──▶ shard, free the layer
+    others   model on ``meta``, no memory ──────┘ a layer
+
+Only the host of rank 0 holds a full copy of the model. A device holds its shards and one full
+layer.
+"""
+
+import json
+from itertools import chain
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from verl.workers.collectives import broadcast_text, world_size
+
+
+def check_same_model(module: nn.Module) -> None:
+    """Raise ``RuntimeError`` on a rank whose model has other tensors than that of rank 0.
+
+    The broadcast relies on this, because it identifies tensors by their order.
+    """
+    if world_size() == 1:
+        return
+    local_tensors = _describe_tensors(module)
+    rank_zero_tensors = json.loads(broadcast_text(json.dumps(local_tensors)))
+    if local_tensors != rank_zero_tensors:
+        differing_tensors = [
+            entry
+            for entry in (*local_tensors, *rank_zero_tensors)
+            if entry not in local_tensors or entry not in rank_zero_tensors
+        ]
+        raise RuntimeError(
+            f"the model of this rank differs from that of rank 0: {differing_tensors[:4]} are only in one of "
+            "them; fix: use the same model directory and the same packages on every node"
+        )
+
+
+def _describe_tensors(module: nn.Module) -> list[list[object]]:
+    tensors = chain(
+        module.named_parameters(remove_duplicate=False),
+        module.named_buffers(remove_duplicate=False),
+    )
+    tensor_numbers: dict[torch.Tensor, int] = {}
+    # The number identifies the tensor: names that are tied on one rank must be tied on all.
+    return [
+        [
+            name,
+            list(tensor.shape),
+            str(tensor.dtype),
+            tensor_numbers.setdefault(tensor, len(tensor_numbers)),
+        ]
+        for name, tensor in tensors
+    ]
+
+
+def broadcast_from_rank_zero(part: nn.Module, device: str) -> None:
+    """Replace the unsharded tensors of ``part`` by copies of rank 0's values on ``device``.
+
+    This is a collective call. Tied weights stay tied. With one rank nothing changes.
+    """
+    if world_size() == 1:
+        return
+    copies: dict[torch.Tensor, torch.Tensor] = {}
+    for module in part.modules():
+        _replace_tensors(module._parameters, copies, device)
+        _replace_tensors(module._buffers, copies, device)
+
+
+def _replace_tensors(
+    tensors: dict[str, Any], copies: dict[torch.Tensor, torch.Tensor], device: str
+) -> None:
+    for name, tensor in tensors.items():
+        if tensor is None or isinstance(tensor, DTensor):
+            continue
+        if tensor not in copies:
+            copies[tensor] = _broadcast_tensor(tensor, device)
+        tensors[name] = copies[tensor]
+
+
+def _broadcast_tensor(tensor: torch.Tensor, device: str) -> torch.Tensor:
+    if tensor.is_meta:
+        copy = torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
+    else:
+        copy = tensor.detach().to(device).contiguous()
+    dist.broadcast(copy, src=0)
+    if isinstance(tensor, nn.Parameter):
+        return nn.Parameter(copy, requires_grad=tensor.requires_grad)
+    return copy

@@ -1,0 +1,71 @@
+"""Check that an engine holds the weights that were sent to it."""
+
+from collections.abc import Iterator, Mapping
+from typing import TypeAlias
+
+import numpy as np
+import torch
+
+from verl.utils.fingerprint import compute_fingerprint
+from verl.workers.rollout.base import EngineError, Weights
+
+SHOWN = 3  # names in a message
+READABLE = (torch.float32, torch.bfloat16, torch.float16)
+Values: TypeAlias = np.ndarray | torch.Tensor
+
+
+class WeightReceipt:
+    """Record of the weights that an engine receives, to verify afterwards that it holds them.
+
+    ``held`` are the readable weights of the engine before the update. For an engine on several
+    devices, this record is for device ``share`` of ``shares``. ``received`` maps the name of each
+    weight that the engine received to its fingerprint.
+    """
+
+    def __init__(self, held: Mapping[str, torch.Tensor], share: int = 0, shares: int = 1) -> None:
+        self._held = held
+        self._share = share
+        self._shares = shares
+        self._expected: dict[str, int] = {}
+        self.received: dict[str, int] = {}
+
+    def record_weights(self, weights: Weights) -> Iterator[tuple[str, Values]]:
+        """Yield ``weights`` and record the fingerprint of each one."""
+        for name, value in weights:
+            self.received[name] = compute_fingerprint(value)
+            current = self._held.get(name)
+            # Quantised weights are excluded: a cast does not reproduce their values.
+            if current is not None and current.dtype in READABLE:
+                local_part = self._local_part(value, current.shape)
+                if local_part is not None:
+                    self._expected[name] = compute_fingerprint(local_part, current.dtype)
+            yield name, value
+
+    def _local_part(self, value: Values, shape: torch.Size) -> Values | None:
+        """Return the part of ``value`` that this device holds in a tensor of ``shape``.
+
+        None if the tensor is fused, repacked, or not split by columns.
+        """
+        if value.shape == shape:
+            return value
+        # Only a split by columns is certain: fused tensors have an engine-specific order of rows.
+        if len(shape) != 2 or value.shape != (shape[0], shape[1] * self._shares):
+            return None
+        start = self._share * shape[1]
+        return value[:, start : start + shape[1]]
+
+    def verify_held(self, held: Mapping[str, torch.Tensor]) -> int:
+        """Compare ``held``, the current weights of the engine, with the received ones.
+
+        Returns the number of weights that could be compared. Raises ``EngineError`` if one differs.
+        """
+        readable = [name for name in self._expected if name in held]
+        stale = [
+            name for name in readable if compute_fingerprint(held[name]) != self._expected[name]
+        ]
+        if stale:
+            raise EngineError(
+                f"the engine received new weights, but {len(stale)} of the {len(readable)} weights "
+                f"that can be read back differ from them: {', '.join(stale[:SHOWN])}"
+            )
+        return len(readable)

@@ -1,0 +1,246 @@
+"""Send weights from the devices of the training ranks to those of the rollout engines.
+
+Engines on the same devices (``ipc``):
+
+    rank 0   shards ─gather─▶ a weight ─cast─▶ chunk ──CUDA IPC──▶ engine on the same device
+    rank 1   shards ─gather─▶ a weight ─cast─▶ chunk ──CUDA IPC──▶ engine on the same device
+
+Engines on separate devices (``nccl``):
+
+    rank 0   shards ─gather─▶ a weight ─cast─▶ chunk ──broadcast──▶ every engine
+    rank 1   shards ─gather─▶ a weight
+
+``vllm.distributed.weight_transfer`` sends the data. All ranks iterate over the weights together,
+and rank 0 calls the engines. Each device of an engine keeps its part of a weight.
+
+Extra memory with ``ipc``: one chunk on each rank and one copy of it in the engine. With ``nccl``:
+up to three chunks on rank 0 and in each engine.
+"""
+
+import base64
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import groupby
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from verl.models.export import to_hf_names
+from verl.models.lora import adapted_module
+from verl.records import WeightFingerprints
+from verl.utils.fingerprint import compute_fingerprint
+from verl.workers.collectives import get_rank
+from verl.workers.engine import TrainEngine
+from verl.workers.engine_state import gather_tensor, named_weights
+from verl.workers.rollout.engine_calls import call_each, call_engines
+
+if TYPE_CHECKING:  # vLLM is optional
+    from vllm.distributed.device_communicators.pynccl import PyNcclCommunicator
+    from vllm.distributed.weight_transfer.base import (
+        ParamMeta,
+        TrainerWeightTransferEngine,
+        WeightTransferUpdatePayload,
+    )
+
+PIECE_BYTES = 512 * 2**20  # size of a chunk of weights, unless one weight is larger
+
+
+class WeightStream:
+    """Iterable of the full weights of ``engine`` on the device, one at a time.
+
+    Weights have their Hugging Face names and ``dtype``, and LoRA is merged. All ranks must iterate
+    together, because each weight is gathered. ``prefix``, ``scales`` and ``tied`` are those of
+    ``hf_names``.
+    """
+
+    def __init__(
+        self,
+        engine: TrainEngine,
+        dtype: torch.dtype,
+        prefix: str,
+        scales: dict[str, float],
+        tied: set[str],
+    ) -> None:
+        self._engine = engine
+        self._dtype = dtype
+        self._names = (prefix, scales, tied)
+        self.fingerprints = WeightFingerprints(
+            {}, {}
+        )  # of the weights that were yielded last, on rank 0
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the weights that are yielded, with its index."""
+        return torch.empty(0, device=self._engine.device).device
+
+    def largest_bytes(self) -> int:
+        """Return the size of the largest weight in bytes."""
+        shapes = [tensor.shape for tensor in named_weights(self._engine).values()]
+        return max(prod(shape) for shape in shapes) * self._dtype.itemsize
+
+    def metadata(self) -> "list[ParamMeta]":
+        """Return name, dtype and shape of each weight in the order of ``__iter__``.
+
+        Nothing is gathered.
+        """
+        from vllm.distributed.weight_transfer.base import ParamMeta
+
+        empty = {
+            name: torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
+            for name, tensor in named_weights(self._engine).items()
+        }
+        named = to_hf_names(empty, *self._names)
+        return [ParamMeta(name, self._dtype, tuple(weight.shape)) for name, weight in named.items()]
+
+    def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
+        held: dict[str, int] = {}
+        sent: dict[str, int] = {}
+        self.fingerprints = WeightFingerprints(held, sent)
+        device = self._engine.device
+        weights = named_weights(self._engine).items()
+        # The weights of a module and its adapters are consecutive, and merging needs all of them.
+        for _, part in groupby(weights, key=lambda item: adapted_module(item[0])):
+            gathered = {name: gather_tensor(tensor).to(device) for name, tensor in part}
+            for name, tensor in to_hf_names(gathered, *self._names).items():
+                cast = tensor.to(self._dtype)
+                if get_rank() == 0:
+                    held[name] = compute_fingerprint(tensor)
+                    sent[name] = compute_fingerprint(cast)
+                yield name, cast
+
+
+class WeightSyncClient:
+    """Client of all rollout workers with the interface of vLLM's ``VLLMWeightSyncClient``.
+
+    Every call goes to all rollout workers ``engines``, of ``devices`` each, and waits for all of
+    them. ``abort_transfer`` is called if an engine cannot receive a chunk, because other processes
+    may wait for it.
+    """
+
+    def __init__(self, engines: Sequence[Any], devices: int) -> None:
+        self._engines = engines
+        self._devices = devices
+        self.abort_transfer: Callable[[], None] = lambda: None
+        self.version = 0  # policy version of the weights being sent
+        self.received: list[
+            dict[str, int]
+        ] = []  # fingerprints received by each engine, last update
+
+    def init_weight_transfer_engine(self, init_info: Mapping[str, Any]) -> None:
+        """Prepare all engines for weight transfers; called once.
+
+        With ``nccl``, every engine gets its own range of ranks in the group. vLLM's sender assumes
+        a single engine, so the offsets are computed here.
+        """
+        infos = [dict(init_info) for _ in self._engines]
+        for number, info in enumerate(infos):
+            if "rank_offset" in info:
+                info["rank_offset"] += number * self._devices
+        call_each(self._engines, "connect", [(info,) for info in infos])
+
+    def start_weight_update(self) -> None:
+        """Announce new weights to all engines, before the first chunk."""
+        call_engines(self._engines, "begin_update")
+
+    def update_weights(self, update_info: "WeightTransferUpdatePayload") -> None:
+        """Send a chunk and wait until all engines have copied it."""
+        try:
+            call_engines(self._engines, "receive", update_info)
+        except Exception:
+            self.abort_transfer()
+            raise
+
+    def finish_weight_update(self, weight_version: str | None = None) -> None:  # noqa: ARG002
+        """Finish the update after the last chunk and store the fingerprints of each engine."""
+        self.received = call_engines(self._engines, "finish_update", self.version)
+
+
+class WeightSender:
+    """Sender of one training rank, for weight transfers to ``engines``.
+
+    ``engines`` are handles of rollout workers with a ``ReceivingEngine``. ``transport`` is ``ipc``
+    or ``nccl``. ``devices`` is the number of devices per engine. All ranks must create and use it
+    together.
+    """
+
+    def __init__(
+        self, stream: WeightStream, engines: Sequence[Any], transport: str, devices: int
+    ) -> None:
+        self.stream = stream
+        self._client = WeightSyncClient(engines, devices)
+        size = max(PIECE_BYTES, stream.largest_bytes())
+        source: Any = stream  # has the part of vLLM's source interface that senders use
+        if transport == "nccl":
+            self._sender = _nccl_sender(size, len(engines) * devices, self._client, source)
+        else:
+            self._sender = _ipc_sender(size, self._client, source)
+
+    def send(self, version: int) -> list[dict[str, int]]:
+        """Send all weights. Rank 0 returns the fingerprints that each engine received, by name."""
+        self._client.version = version
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()  # vLLM reads the weights in other CUDA streams
+        self._sender.send_weights()
+        return self._client.received
+
+
+def _ipc_sender(
+    size: int, client: WeightSyncClient, source: Any
+) -> "TrainerWeightTransferEngine[Any]":
+    from vllm.distributed.weight_transfer.ipc_engine import (
+        IPCTrainerInitInfo,
+        IPCTrainerWeightTransferEngine,
+    )
+
+    info = IPCTrainerInitInfo(rank=get_rank(), packed=True, packed_buffer_size_bytes=size)
+    return IPCTrainerWeightTransferEngine.trainer_init(info, client=client, source=source)
+
+
+def _nccl_sender(
+    size: int, receivers: int, client: WeightSyncClient, source: Any
+) -> "TrainerWeightTransferEngine[Any]":
+    """Create a sender whose NCCL group is rank 0 and the ``receivers`` devices of the engines."""
+    from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerWeightTransferEngine
+
+    sender = NCCLTrainerWeightTransferEngine(
+        client=client, source=source, is_sender=get_rank() == 0, packed_buffer_size_bytes=size
+    )
+    if get_rank() == 0:
+        client.abort_transfer = sender.shutdown
+        sender.model_update_group = _create_nccl_group(size, receivers, client, source.device)
+    return sender
+
+
+def _create_nccl_group(
+    size: int, receivers: int, client: WeightSyncClient, device: torch.device
+) -> "PyNcclCommunicator":
+    """Create the NCCL group as rank 0 and wait until all engines have joined.
+
+    The id of the group is sent through Ray. The TCP store that vLLM would use needs no key and
+    unpickles its content.
+    """
+    from vllm.distributed.device_communicators.pynccl_wrapper import NCCLLibrary
+    from vllm.distributed.weight_transfer.nccl_common import (
+        NCCLWeightTransferInitInfo,
+        uid_init_process_group,
+        worker_init_payload,
+    )
+
+    if torch.cuda.is_available():
+        # Without a current stream set here, vLLM would create one and switch this thread to it.
+        torch.cuda.set_stream(torch.cuda.current_stream())
+    name = bytes(NCCLLibrary().ncclGetUniqueId().internal)
+    members = 1 + receivers
+    info = NCCLWeightTransferInitInfo(
+        rank_offset=1,
+        world_size=members,
+        packed=True,
+        packed_buffer_size_bytes=size,
+        nccl_unique_id_b64=base64.b64encode(name).decode(),
+    )
+    with ThreadPoolExecutor(max_workers=1) as thread:
+        others = thread.submit(client.init_weight_transfer_engine, worker_init_payload(info))
+        group = uid_init_process_group(name, 0, members, device)
+        others.result()
+    return group
