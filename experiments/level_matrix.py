@@ -214,7 +214,7 @@ def collect_expert_states(
 def run_episodes(
     world: MatrixEnvironment, policy: StepSampler, tasks: Sequence[Task], how: int | str
 ) -> list[EpisodeOutcome]:
-    """Run complete episodes of ``player`` at level ``how``, or by the rule ``FREE`` or ``NEEDED``.
+    """Run complete episodes of ``policy`` at level ``how``, or by the rule ``FREE`` or ``NEEDED``.
 
     Up to ``AT_A_TIME`` episodes run in parallel.
     """
@@ -277,7 +277,7 @@ def measure_levels(
 def measure_accuracies(
     states: list[DecisionState], policy: StepSampler
 ) -> tuple[list[dict], list[float]]:
-    """Return the accuracies of ``player`` by situation, and the mean tokens of a turn by level.
+    """Return the accuracies of ``policy`` by situation, and the mean tokens of a turn by level.
 
     The situations are ordered by their required level.
     """
@@ -328,17 +328,15 @@ def half_width(share: float, count: int) -> float:
 
 def print_measurement(measurement: dict) -> None:
     """Print the result of ``measure_levels`` as tables."""
-    print(
-        f"share of right actions by level in {measurement['states']} states, +- half the 95% interval"
-    )
+    states = measurement["states"]
+    print(f"share of right actions by level in {states} states, +- half the 95% interval")
     for line in measurement["situations"]:
         shares = [*line["accuracy"], line["free"]]
         cells = [f"{share:4.2f}+-{half_width(share, line['states']):4.2f}" for share in shares]
         needed = line["needed"] or "-"
         print(f"  {line['situation']:10} needs {needed} {line['states']:5}  {'  '.join(cells)}")
-    print(
-        f"free choice: {measurement['level_information']:.3f} nats mutual information with situation"
-    )
+    information = measurement["level_information"]
+    print(f"free choice: {information:.3f} nats mutual information with situation")
     print(
         "tokens per turn: " + " ".join(f"{count:.1f}" for count in measurement["tokens_by_level"])
     )

@@ -166,8 +166,8 @@ def is_finished(run: Run) -> bool:
     if stored_settings != current_settings:
         other = sorted(set(stored_settings) ^ set(current_settings))
         raise UsageError(
-            f"{run.result_path}: it was made with other settings ({', '.join(other)}); fix: delete it, "
-            "or give the arm another name"
+            f"{run.result_path}: it was made with other settings ({', '.join(other)}); fix: delete "
+            "it, or give the arm another name"
         )
     return True
 

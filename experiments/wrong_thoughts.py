@@ -50,12 +50,12 @@ class ClassifiedStep:
 
 def classify_step(step: dict[str, Any]) -> ClassifiedStep:
     """Compare thought and action of a stored turn with the right ones in its observation."""
-    door_state = parse_door(step["observation"])
+    state = parse_door(step["observation"])
     hops = HOP.findall(step["response"].partition("</think>")[0])
-    thought_right = hops == door_state.follow_arrows(door_state.place, len(hops))
+    thought_right = hops == state.follow_arrows(state.place, len(hops))
     original_contexts = [context for context in step.get("contexts") or () if context["original"]]
     return ClassifiedStep(
-        StepKind(step["level"], thought_right, step["action"] == door_state.goal_place),
+        StepKind(step["level"], thought_right, step["action"] == state.goal_place),
         step.get("think_advantage"),
         original_contexts[0]["score_entropy"] if original_contexts else None,
     )

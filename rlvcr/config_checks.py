@@ -75,7 +75,8 @@ def _check_ignored_keys(cfg: PPOConfig) -> Problems:
     if settings.combine == "additive" and settings.price_in == "gate":
         key = f"{PREFIX}.price_in"
         why = f"{PREFIX}.combine=additive has no gate to put the token cost behind"
-        yield build_problem(cfg, key, why, "won, all", f"{key}=won, or {PREFIX}.combine=gated")
+        allowed = ", ".join(("won", "all"))
+        yield build_problem(cfg, key, why, allowed, f"{key}=won, or {PREFIX}.combine=gated")
     fix = "algorithm.adv_estimator=rlvcr, or remove the key"
     if settings.epsilon_levels and not settings.enable:
         why = "levels are drawn only in trajectories with scored thoughts, and none are scored"

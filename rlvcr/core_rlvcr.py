@@ -226,16 +226,13 @@ def compute_rlvcr_outcome_advantage(
     trajectory = _compute_trajectory_advantage(
         scores, response_mask, index, traj_index, mode, epsilon
     )
-    is_success = scores > 0
-    if success is not None:
-        is_success = torch.as_tensor(np.asarray(success).astype(bool), device=scores.device)
     sampled = response_mask.float()
     advantages = combine_advantages(
         trajectory,
         thinking_level_entropies.float() * sampled,
         step_advantage_w,
         combine,
-        is_success,
+        _read_success(success, scores),
         thinking_reweight,
         price_share=thinking_token_costs.float() * sampled,
         price_in=price_in,
@@ -245,8 +242,15 @@ def compute_rlvcr_outcome_advantage(
         advantages = advantages + step_advantage_w * thinking_executed.float() * sampled
     # Added after the gates of ``combine``: rare levels get the bonus in all trajectories.
     if thinking_level_bonus is not None:
-        advantages = advantages + thinking_level_bonus * response_mask.float()
+        advantages = advantages + thinking_level_bonus * sampled
     return advantages, trajectory
+
+
+def _read_success(success: Sequence[bool] | np.ndarray | Tensor | None, scores: Tensor) -> RowMask:
+    """Return ``success [B]`` as bool tensor. Without it: ``scores [B]`` above 0."""
+    if success is None:
+        return scores > 0
+    return torch.as_tensor(np.asarray(success).astype(bool), device=scores.device)
 
 
 @register_adv_est(

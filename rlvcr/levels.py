@@ -515,8 +515,9 @@ class LevelCodec:
         if pieces[position] != str(level).encode():
             tokens = [piece.decode(errors="replace") for piece in pieces]
             raise ValueError(
-                f"the tokenizer merges level digit {level} with its tag: {turn_format.render_prefix(level)!r} "
-                f"becomes {tokens}; add the digits or the tags as separate tokens"
+                f"the tokenizer merges level digit {level} with its tag: "
+                f"{turn_format.render_prefix(level)!r} becomes {tokens}; add the digits or the "
+                "tags as separate tokens"
             )
         return position
 

@@ -351,7 +351,7 @@ def _add_to_records(
             if credit.executed is not None:
                 advantage += float(credit.executed[s])
             price_share = float(credit.price_share[s])
-            new_records[row].append(record.credited(contexts, advantage, price_share))
+            new_records[row].append(record.with_credit(contexts, advantage, price_share))
     data.non_tensor_batch["steps"] = object_array(new_records)
 
 

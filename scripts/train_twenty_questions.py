@@ -110,7 +110,7 @@ def train_by_imitation(args: argparse.Namespace, words: list[str], directory: Pa
 def success_and_turns(
     model: "Module", env: TwentyQuestionsEnv, words: list[str], num_games: int, seed: int
 ) -> tuple[float, float]:
-    """Return success rate and turns per game over about ``plays`` games, at temperature 1."""
+    """Return success rate and turns per game over about ``num_games`` games, at temperature 1."""
     from agent_system.integrations.trl.policies import LivePolicy, TurnSampling
 
     tokenizer = env.tokenizer

@@ -313,7 +313,7 @@ P = TypeVar("P", bound=PlacedEntry)
 
 
 def insert_entries(entries: Sequence[P], added: Iterable[P]) -> list[P]:
-    """Return ``own`` in order, with each of ``added`` after the entry that it names, or last."""
+    """Return ``entries`` in order. Insert each of ``added`` after the entry it names, or last."""
     arranged = list(entries)
     for item in added:
         # Collect the names again for each item: it may follow another added item.

@@ -67,8 +67,8 @@ def read_request(body: Mapping[str, Any], rules: SamplingRules) -> ChatRequest:
     values = {key: value for key, value in body.items() if value is not None}
     if values.get("model") != MODEL:
         raise RequestRefused(
-            f"model={_shorten_value(values.get('model'))}: this model does not exist; allowed: {MODEL!r}; "
-            f"fix: model={MODEL!r}",
+            f"model={_shorten_value(values.get('model'))}: this model does not exist; allowed: "
+            f"{MODEL!r}; fix: model={MODEL!r}",
             status=404,
             param="model",
             code="model_not_found",

@@ -22,11 +22,18 @@ CHARACTERS_PER_TOKEN = 64
 class Dialogue:
     """One conversation, which becomes one row.
 
-    ``number`` is the index of its ledger. ``heard`` are the messages before its first turn, then
-    one message before each later turn that was answered.
+    ``number`` is the index of its ledger. ``shown_messages`` are the messages before its first
+    turn, then one message before each later turn that was answered.
     """
 
-    __slots__ = ("_answered_messages", "_new", "_replies", "conversation", "heard", "number")
+    __slots__ = (
+        "_answered_messages",
+        "_pending_messages",
+        "_replies",
+        "conversation",
+        "number",
+        "shown_messages",
+    )
 
     def __init__(
         self, conversation: TokenConversation, number: int, messages: list[Message]

@@ -76,7 +76,7 @@ class EndpointServer:
 
     @contextlib.asynccontextmanager
     async def register_session(self, session: EndpointSession) -> AsyncIterator[EndpointAddress]:
-        """Serve ``guest`` under a new key until its reward is posted or the context exits."""
+        """Serve ``session`` under a new key until its reward is posted or the context exits."""
         base_url = await self._ensure_listening()
         key = secrets.token_urlsafe(KEY_BYTES)
         self._sessions[key] = session

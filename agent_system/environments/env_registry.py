@@ -67,7 +67,7 @@ REGISTRY: dict[str, RegistryEntry] = {
         "textworld_express", "TextWorldExpressSettings", extra="envs"
     ),
     "tools": _builtin_entry("tools", "ToolsSettings", extra="envs"),
-    "twenty_questions": _builtin_entry("twenty_questions", "GameSettings"),
+    "twenty_questions": _builtin_entry("twenty_questions", "TwentyQuestionsSettings"),
     # Name of the shop in published job scripts.
     "webshop": _builtin_entry("shop", "ShopSettings", extra="envs"),
 }

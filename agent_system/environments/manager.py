@@ -116,7 +116,7 @@ class EnvironmentManagerBase(VectorisedPlay):
 
     @property
     def task_schedule(self) -> TaskSchedule:
-        """Order of the tasks. Rebuilt after ``tasks`` was replaced."""
+        """Order of the tasks. Rebuilt after ``task_list`` was replaced."""
         if self._schedule is None or self._schedule[0] is not self.task_list:
             weights = self.package.part_weights(self.settings)
             seed = (self.env_config.seed, self.split)

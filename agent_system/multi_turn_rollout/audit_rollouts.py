@@ -40,7 +40,7 @@ def select_decision_points(
             record = records[trajectory.spec.traj_uid, turn.step]
             if len(record.contexts) == len(LEVELS):
                 points.append((trajectory, turn, record))
-    points.sort(key=lambda point: derive_seed(seed, "audit", point[0].job.traj_uid, point[1].step))
+    points.sort(key=lambda point: derive_seed(seed, "audit", point[0].spec.traj_uid, point[1].step))
     return points[:count]
 
 

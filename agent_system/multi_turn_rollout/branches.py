@@ -37,8 +37,8 @@ def make_branch_spec(trajectory: Trajectory, turn: Turn, level: int, name: str =
         replay=tuple(
             tuple(trajectory.ledgers[t.ledger].token_ids[t.start : t.end]) for t in repeated_turns
         ),
-        seen=tuple(t.observation for t in (*repeated_turns, turn)),
-        level=level,
+        expected_observations=tuple(t.observation for t in (*repeated_turns, turn)),
+        forced_level=level,
     )
 
 
@@ -53,7 +53,7 @@ def _make_executed_spec(trajectory: Trajectory, turn: Turn, level: int) -> Rollo
     if choice is None:
         return spec
     ids = trajectory.ledgers[turn.ledger].token_ids
-    return replace(spec, opening=tuple(ids[turn.start : turn.start + choice.position]))
+    return replace(spec, tokens_before_level=tuple(ids[turn.start : turn.start + choice.position]))
 
 
 def execute_alternatives(

@@ -89,15 +89,15 @@ def shorten_task(
         if length <= limit:
             return task
     raise PromptsTooLong(
-        f"{LIMIT_KEY}={limit}: the prompt of {task['task_id']} has more tokens even without its last "
-        f"text; allowed: at least the tokens of the rest; fix: {LIMIT_KEY}={length}"
+        f"{LIMIT_KEY}={limit}: the prompt of {task['task_id']} has more tokens even without its "
+        f"last text; allowed: at least the tokens of the rest; fix: {LIMIT_KEY}={length}"
     )
 
 
 def cut_ids(ids: Sequence[int], surplus: int, side: str) -> list[int]:
     """Return ``ids`` without ``surplus`` of them, removed at the ``left``, ``right`` or ``middle``.
 
-    cut([1, 2, 3, 4], 2, "middle") == [1, 4]
+    cut_ids([1, 2, 3, 4], 2, "middle") == [1, 4]
     """
     keep = max(0, len(ids) - surplus)
     head = {"left": 0, "right": keep, "middle": keep // 2}[side]
@@ -149,7 +149,7 @@ def _refusal_message(config: PPOConfig, split: str, lengths: Sequence[int]) -> s
     num_longer = sum(length > limit for length in lengths)
     filtered = "" if num_longer == len(lengths) else ", or data.filter_overlong_prompts=true"
     return (
-        f"{LIMIT_KEY}={limit}: the prompts of {num_longer} of {len(lengths)} rows of data.{split}_files "
-        f"are longer; the longest has {longest} tokens; allowed: {longest} or more; "
-        f"fix: {LIMIT_KEY}={longest}{filtered}"
+        f"{LIMIT_KEY}={limit}: the prompts of {num_longer} of {len(lengths)} rows of "
+        f"data.{split}_files are longer; the longest has {longest} tokens; allowed: {longest} or "
+        f"more; fix: {LIMIT_KEY}={longest}{filtered}"
     )

@@ -194,7 +194,9 @@ class TrajectoryCollector:
         Rows of failed trajectories are included, with ``aborted`` true.
         """
         settings = replace(
-            self._build_settings(is_train=False, thinking=False), temperature=0.0, plays=1
+            self._build_settings(is_train=False, thinking=False),
+            temperature=0.0,
+            trajectories_per_row=1,
         )
         collected = self._generate_batch(gen_batch, actor_rollout_wg, settings)
         return self.gather_rollout_data(collected, is_train=False)[0]

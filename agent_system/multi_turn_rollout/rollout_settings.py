@@ -91,14 +91,14 @@ class RolloutSettings:
         if thinking and rlvcr.credit != "executed":
             alternatives = AlternativeSettings.from_config(rlvcr, rollout.seed, turn_tokens)
         return cls(
-            plays=1 if is_train else rollout.val_kwargs.n,
+            trajectories_per_row=1 if is_train else rollout.val_kwargs.n,
             history=config.env.history,
             history_length=config.env.history_length,
             max_steps=config.env.max_steps,
             max_turn_tokens=turn_tokens,
             max_prompt_length=config.data.max_prompt_length,
             max_response_length=config.data.max_response_length,
-            levels=should_request_levels(config),
+            requests_levels=should_request_levels(config),
             # Temperature 0 means greedy sampling in the engines.
             temperature=sampling.temperature if sampling.do_sample else 0.0,
             top_p=sampling.top_p,
@@ -141,9 +141,9 @@ def check_prompts(config: PPOConfig, package: EnvPackage) -> None:
     level_texts = method_settings(config.algorithm).prompts
     if level_texts and not shows_level_prompts(prompts):
         raise ValueError(
-            f"algorithm.rlvcr.prompts={level_texts!r}: the prompts of {env_key} describe no levels, so "
-            "the texts have no effect; allowed: {}; fix: remove them, or use prompts that "
-            "describe the levels (env.alfworld.prompt=full)"
+            f"algorithm.rlvcr.prompts={level_texts!r}: the prompts of {env_key} describe no "
+            "levels, so the texts have no effect; allowed: {}; fix: remove them, or use prompts "
+            "that describe the levels (env.alfworld.prompt=full)"
         )
 
 

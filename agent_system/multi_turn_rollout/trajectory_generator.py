@@ -192,7 +192,8 @@ class TrajectoryGenerator:
         if step < len(expected) and observation.text != expected[step]:
             raise ReplayMismatch(
                 f"turn {step} of the replay: the observation is {observation.text[:200]!r}; "
-                f"expected: {expected[step][:200]!r}; make the environment deterministic for its seed"
+                f"expected: {expected[step][:200]!r}; make the environment deterministic for its "
+                "seed"
             )
 
     def _repeat_turn(self, step: int) -> Action:

@@ -59,8 +59,8 @@ def reward_manager_class(name: str) -> RewardManagerFactory:
         return REWARD_MANAGERS[name]
     if ":" not in name:
         raise ValueError(
-            f"{REWARD_MANAGER_KEY}={name!r}: unknown{did_you_mean(name, REWARD_MANAGERS)}; allowed: "
-            f"{', '.join(sorted(REWARD_MANAGERS))}, module:Class or FILE.py:Class; "
+            f"{REWARD_MANAGER_KEY}={name!r}: unknown{did_you_mean(name, REWARD_MANAGERS)}; "
+            f"allowed: {', '.join(sorted(REWARD_MANAGERS))}, module:Class or FILE.py:Class; "
             "fix: name one of them"
         )
     return load_import_path(name, REWARD_MANAGER_KEY)

@@ -47,8 +47,8 @@ def read_flag(value: Any, source: str) -> bool:
     if isinstance(plain, numbers.Real) and plain in (0, 1):
         return bool(plain)
     raise ValueError(
-        f"{source}: the value is {str(value)[:80]!r} ({type(value).__name__}); allowed: true, false, "
-        "0, 1; fix: return a bool, and a fraction under another name"
+        f"{source}: the value is {str(value)[:80]!r} ({type(value).__name__}); allowed: true, "
+        "false, 0, 1; fix: return a bool, and a fraction under another name"
     )
 
 
@@ -66,8 +66,8 @@ def weighted_sum(parts: Mapping[str, float], weights: Mapping[str, float], sourc
     if absent:
         available = ", ".join(sorted(parts)) or "none"
         raise ValueError(
-            f"{source}: reward_model.weights names {absent[0]!r}, which it did not return; allowed: "
-            f"{available}; fix: name one of them, or return it"
+            f"{source}: reward_model.weights names {absent[0]!r}, which it did not return; "
+            f"allowed: {available}; fix: name one of them, or return it"
         )
     return sum(weight * parts[name] for name, weight in weights.items())
 

@@ -80,8 +80,8 @@ class TokenLedger:
             )
         if kind is not SegmentKind.AGENT and token_logprobs:
             raise ValueError(
-                f"a segment of kind {kind.value!r} has {len(token_logprobs)} log-probs; allowed: none, "
-                "because only agent segments are sampled"
+                f"a segment of kind {kind.value!r} has {len(token_logprobs)} log-probs; allowed: "
+                "none, because only agent segments are sampled"
             )
         if kind is SegmentKind.PROMPT and self.agent_segments:
             raise ValueError(

@@ -208,8 +208,9 @@ def _check_generation_prompt(template: ChatTemplate) -> None:
     writes_tags = CHANNEL_TAG.search(rest) is not None and closed != template.render(turns[:1])
     if not begun.startswith(opened) or (rest and not writes_tags):
         raise TemplateUnsupported(
-            f"its generation prompt is {template.render_generation_prompt()!r}, but it writes {between!r} "
-            "between the content of a user turn and of an assistant turn: both must agree"
+            f"its generation prompt is {template.render_generation_prompt()!r}, but it writes "
+            f"{between!r} between the content of a user turn and of an assistant turn: both must "
+            "agree"
         )
 
 

@@ -55,8 +55,8 @@ KINDS = {
 }
 OPENING = re.compile(r"(What|Who|Whose|Whom|Whether|Where|Which|How)\b")
 QUOTATION = re.compile(r"```.*?```|``.*?``|`[^`]*`", re.DOTALL)
-# Keys, paths, overrides and identifiers inside prose are names, which are checked on their own.
-CODE_WORD = re.compile(r"[\w/.-]*(?:\w[_=/.]\w|=)[\w/.=-]*")
+# Keys, paths, overrides, options and identifiers inside prose are checked on their own, as names.
+CODE_WORD = re.compile(r'[\w/.-]*(?:\w[_=/.]\w|=)[\w/.=-]*|--[\w-]+|"\w+"(?=:)')
 
 
 class Finding(NamedTuple):
@@ -154,7 +154,7 @@ def check_function(node: ast.FunctionDef | ast.AsyncFunctionDef, file: str) -> I
     name = node.name.strip("_")
     if "_" not in name and not node.name.startswith("__"):
         yield Finding("one_word", file, node.lineno, node.name)
-        if name not in words.ACCEPTED.split():
+        if name not in words.PUBLIC and name not in words.ACCEPTED.split():
             yield Finding("unaccepted_word", file, node.lineno, node.name)
     lines = (node.end_lineno or node.lineno) - node.lineno + 1
     if lines > 60:

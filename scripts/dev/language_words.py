@@ -89,6 +89,12 @@ PUBLIC = {
     "choose",
     "spread",
     "VectorisedPlay",
+    "export_plays",
+    "plays",
+    "in_won",
+    "won_by",
+    "current_player_id",
+    "carry_over_steps",
     "panel",
     "panel_batch",
     "panel_hash",
@@ -103,13 +109,15 @@ PUBLIC = {
     "aborted_env_garbage",
     "left_out_aborted",
 }
-# One-word function names that the field uses: part of the share, but not listed as unaccepted.
+# One-word function names that the field or a documented protocol uses: part of the share, but not
+# listed as unaccepted.
 ACCEPTED = """
-abort acquire add append backup backward build call chunk clear close collect compute concat connect
-copy decode device dtype encode evaluate exit export filter fit flush forward from generate get help
-index init items join keys kill len list load lock log main map mean name observe open parse poll
-pop prepare print put read receive record recv register release rename render reorder repeat replay
-reset resume reward run sample save score search seed select send serve set shutdown size sleep
-split start state std step stop submit to tokenize train union update validate values wait wake
-write
+abort acquire act add append backup backward build calculator call chat chunk clear close collect
+compute concat connect content copy decode derive device dtype dumps encode evaluate exit export
+filter finish first fit flush format forward from generate get help index init interrupt items join
+keys kill len list load lock log logprobs lookup main map mean metadata name observe of open outputs
+parse poll pop prepare print put rank read receive record recv register release rename render
+reorder repeat replay reset resume reward rules run sample save score search seed select send serve
+set shutdown situation size sleep spawn special split stage start state std step stop submit system
+to tokenize train turn union unwrapped update validate values wait wake window workers write
 """

@@ -34,5 +34,5 @@ def test_a_rank_that_hangs_in_a_save_is_named_and_its_stacks_are_asked_for(polic
 
 def test_an_environment_worker_that_is_killed_is_replaced(policy, tmp_path):
     result = run_cell(Cell(ENVIRONMENT, ROLLOUT, KILLED), policy, tmp_path / "cell")
-    assert (result.verdict, result.status) == ("goes on", 0)
+    assert (result.verdict, result.status) == ("continues", 0)
     assert "the environment worker" in result.sentence

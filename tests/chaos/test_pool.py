@@ -60,7 +60,7 @@ async def until(condition, seconds=10.0):
 
 
 async def one_episode(pool, steps=3):
-    async with pool.session() as env:
+    async with pool.open_session() as env:
         await env.reset(TASK, 1)
         return [(await env.step("go"))[0].text for _ in range(steps)]
 
@@ -69,7 +69,7 @@ def test_many_sessions_share_few_environments():
     async def test(pool):
         played = await asyncio.gather(*(one_episode(pool) for _ in range(20)))
         assert played == [["step 1", "step 2", "step 3"]] * 20
-        stats = pool.stats()
+        stats = pool.collect_totals()
         assert stats["calls"] == 80 and stats["restarts"] == 0 and stats["wait_s"] > 0
 
     play(test)
@@ -77,14 +77,14 @@ def test_many_sessions_share_few_environments():
 
 def test_sessions_are_spread_over_the_workers_and_environments_are_reused():
     async def test(pool):
-        async with pool.session() as a, pool.session() as b:
+        async with pool.open_session() as a, pool.open_session() as b:
             first, second = await a.reset(TASK, 0), await b.reset(TASK, 0)
         assert first.text != second.text  # the text holds the process id
         seen = set()
         for _ in range(8):
-            async with pool.session() as env:
+            async with pool.open_session() as env:
                 seen.add(((await env.reset(TASK, 0)).info["env"], (await env.reset(TASK, 0)).text))
-        assert len(seen) <= pool.capacity
+        assert len(seen) <= pool.max_sessions
 
     play(test)
 
@@ -93,7 +93,7 @@ def test_sessions_of_a_group_share_a_worker():
     async def test(pool):
         async with contextlib.AsyncExitStack() as lent:
             order = ["a", "b", "a", "b", "a", None, "b", "c"]
-            sessions = [await lent.enter_async_context(pool.session(group)) for group in order]
+            sessions = [await lent.enter_async_context(pool.open_session(group)) for group in order]
             workers = [session._slot.worker for session in sessions]
         a, b = workers[:2]
         assert a is not b and workers[:7] == [a, b, a, b, a, b, b], (
@@ -108,7 +108,7 @@ def test_sessions_of_a_group_share_a_worker():
 def test_a_killed_worker_fails_its_own_sessions_only_and_is_replaced():
     async def test(pool):
         async with contextlib.AsyncExitStack() as stack:
-            envs = [await stack.enter_async_context(pool.session()) for _ in range(4)]
+            envs = [await stack.enter_async_context(pool.open_session()) for _ in range(4)]
             pids = [int((await env.reset(TASK, 0)).text.split()[-1]) for env in envs]
             victim = pids[0]
             os.kill(victim, signal.SIGKILL)
@@ -120,7 +120,9 @@ def test_a_killed_worker_fails_its_own_sessions_only_and_is_replaced():
                     assert (await env.step("go"))[0].text == "step 1"
             await until(lambda: len(pool.worker_pids) == 2 and victim not in pool.worker_pids)
         assert len(await asyncio.gather(*(one_episode(pool) for _ in range(8)))) == 8
-        assert pool.stats()["restarts"] == 1 and pool.stats()["replace_s_max"] < 3.0
+        assert (
+            pool.collect_totals()["restarts"] == 1 and pool.collect_totals()["replace_s_max"] < 3.0
+        )
 
     play(test)
 
@@ -128,7 +130,7 @@ def test_a_killed_worker_fails_its_own_sessions_only_and_is_replaced():
 @pytest.mark.parametrize("fault", ["kill", "exit"])
 def test_a_worker_that_dies_during_a_call(fault):
     async def test(pool):
-        async with pool.session() as env:
+        async with pool.open_session() as env:
             await env.reset(TASK, 0)
             await fails("dead", env.step(fault))
             await fails("dead", env.step("go"))
@@ -139,7 +141,7 @@ def test_a_worker_that_dies_during_a_call(fault):
 
 def test_a_hung_step_is_cut_at_its_deadline_and_waiting_sessions_get_the_replacement():
     async def test(pool):
-        async with pool.session() as hangs, pool.session() as neighbour:
+        async with pool.open_session() as hangs, pool.open_session() as neighbour:
             await hangs.reset(TASK, 0)
             await neighbour.reset(TASK, 0)
             waiting = asyncio.create_task(one_episode(pool))
@@ -150,7 +152,10 @@ def test_a_hung_step_is_cut_at_its_deadline_and_waiting_sessions_get_the_replace
             await fails("timeout", hung)
             await fails("dead", beside)
             assert await waiting == ["step 1", "step 2", "step 3"]
-        assert pool.stats()["failed_timeout"] == 1 and pool.stats()["failed_dead"] == 1
+        assert (
+            pool.collect_totals()["failed_timeout"] == 1
+            and pool.collect_totals()["failed_dead"] == 1
+        )
 
     play(test, workers=1, slots=2, step_timeout_s=0.7)
 
@@ -170,7 +175,7 @@ def test_a_call_does_not_pay_for_the_neighbours_before_it():
 )
 def test_faults_in_reset(fault, kind):
     async def test(pool):
-        async with pool.session() as env:
+        async with pool.open_session() as env:
             await fails(kind, env.reset({**TASK, "fault": fault}, 0))
         assert await one_episode(pool) == ["step 1", "step 2", "step 3"]
 
@@ -186,7 +191,7 @@ def test_faults_in_reset(fault, kind):
 def test_an_exception_fails_one_session_and_keeps_the_worker():
     async def test(pool):
         pids = pool.worker_pids
-        async with pool.session() as env, pool.session() as neighbour:
+        async with pool.open_session() as env, pool.open_session() as neighbour:
             await env.reset(TASK, 0)
             await neighbour.reset(TASK, 0)
             failure = await fails("error", env.step("raise"))
@@ -194,7 +199,7 @@ def test_an_exception_fails_one_session_and_keeps_the_worker():
             await fails("error", env.step("go"))  # no episode is going on
             assert (await neighbour.step("go"))[0].text == "step 1"
             assert (await env.reset(TASK, 0)).text.startswith("start")
-        assert pool.worker_pids == pids and pool.stats()["restarts"] == 0
+        assert pool.worker_pids == pids and pool.collect_totals()["restarts"] == 0
 
     play(test, workers=1)
 
@@ -202,27 +207,27 @@ def test_an_exception_fails_one_session_and_keeps_the_worker():
 @pytest.mark.parametrize("fault", sorted(RETURNS))
 def test_wrong_returns_are_garbage_and_keep_the_worker(fault):
     async def test(pool):
-        async with pool.session() as env:
+        async with pool.open_session() as env:
             await env.reset(TASK, 0)
             await fails("garbage", env.step(fault))
-        assert await one_episode(pool) and pool.stats()["restarts"] == 0
+        assert await one_episode(pool) and pool.collect_totals()["restarts"] == 0
 
     play(test, workers=1, slots=1)
 
 
 def test_noise_on_the_socket_is_garbage_and_costs_the_worker():
     async def test(pool):
-        async with pool.session() as env:
+        async with pool.open_session() as env:
             await env.reset(TASK, 0)
             await fails("garbage", env.step("noise"))
-        assert await one_episode(pool) and pool.stats()["restarts"] == 1
+        assert await one_episode(pool) and pool.collect_totals()["restarts"] == 1
 
     play(test, workers=1, slots=1)
 
 
 def test_prints_of_an_environment_are_harmless():
     async def test(pool):
-        async with pool.session() as env:
+        async with pool.open_session() as env:
             await env.reset({**TASK, "fault": "print"}, 0)
             assert (await env.step("print"))[0].text == "step 1"
 
@@ -235,11 +240,11 @@ def test_prints_of_days_do_not_pile_up(monkeypatch):
     async def test(pool):
         (worker,) = pool._workers
         for _ in range(20):
-            async with pool.session() as env:
+            async with pool.open_session() as env:
                 await env.reset({**TASK, "fault": "print"}, 0)
                 await env.step("print")
         size = os.fstat(worker._output.fileno()).st_size
-        assert size < 120 and "printed by the environment" in worker._said()
+        assert size < 120 and "printed by the environment" in worker._last_output()
 
     play(test, workers=1, slots=1)
 
@@ -259,7 +264,7 @@ def test_a_spare_stands_in_for_workers_that_start_slowly():
 def test_cancelled_trajectories_leave_a_usable_environment():
     async def test(pool):
         async def hangs():
-            async with pool.session() as env:
+            async with pool.open_session() as env:
                 await env.reset(TASK, 0)
                 await env.step("nap")
 
@@ -278,14 +283,14 @@ def test_coroutine_environments_play_side_by_side_in_one_process():
         order = []
 
         async def one(name, action):
-            async with pool.session() as env:
+            async with pool.open_session() as env:
                 await env.reset(TASK, 0)
                 await env.step(action)
                 order.append(name)
 
         await asyncio.gather(one("slow", "sleep"), one("quick", "go"))
         assert order == ["quick", "slow"]
-        async with pool.session() as env:
+        async with pool.open_session() as env:
             await env.reset(TASK, 0)
             await fails("timeout", env.step("hang"))
         assert await one_episode(pool)
@@ -299,7 +304,7 @@ def test_placements_inside_the_process(placement):
         played = await asyncio.gather(*(one_episode(pool) for _ in range(6)))
         assert played == [["step 1", "step 2", "step 3"]] * 6
         for fault, kind in [("raise", "error"), ("none", "garbage"), ("hang", "timeout")]:
-            async with pool.session() as env:
+            async with pool.open_session() as env:
                 assert "start" in (await env.reset(TASK, 0)).text
                 await fails(kind, env.step(fault))
             assert await one_episode(pool)
@@ -317,7 +322,7 @@ def test_placements_inside_the_process(placement):
 def test_one_call_at_a_time_where_the_class_is_locked():
     async def test(pool):
         async def one(begins):
-            async with pool.session() as env:
+            async with pool.open_session() as env:
                 await env.reset(TASK, 0)
                 await asyncio.sleep(begins)
                 return (await env.step("overlap"))[3]["overlap"]
@@ -333,7 +338,11 @@ def test_a_call_that_hangs_in_a_locked_class_holds_up_the_others_until_it_return
         monkeypatch.setattr(OverlapEnv, name, value)
 
     async def test(pool):
-        async with pool.session() as hangs, pool.session() as beside, pool.session() as late:
+        async with (
+            pool.open_session() as hangs,
+            pool.open_session() as beside,
+            pool.open_session() as late,
+        ):
             for env in (hangs, beside, late):
                 await env.reset(TASK, 0)
             hung = asyncio.create_task(hangs.step("hang"))
@@ -351,7 +360,7 @@ def test_a_call_that_hangs_in_a_locked_class_holds_up_the_others_until_it_return
                 observation.text.startswith("start") and not (await beside.step("go"))[3]["overlap"]
             )
             await until(lambda: OverlapEnv.closed == 3)
-        assert pool.stats()["failed_timeout"] == 5
+        assert pool.collect_totals()["failed_timeout"] == 5
 
     try:
         play(
@@ -368,10 +377,10 @@ def test_a_call_that_hangs_in_a_locked_class_holds_up_the_others_until_it_return
 
 def test_what_a_late_make_brings_is_no_later_sessions_environment():
     async def test(pool):
-        async with pool.session() as env:
+        async with pool.open_session() as env:
             await fails("timeout", env.reset(TASK, 0))
         pool.section["start_s"] = 0  # the slots' own section
-        async with pool.session() as env:
+        async with pool.open_session() as env:
             first = (await env.reset(TASK, 0)).info["env"]
             await asyncio.sleep(0.5)  # the late one is made meanwhile
             assert (await env.reset(TASK, 0)).info["env"] == first
@@ -391,7 +400,7 @@ def test_what_a_late_make_brings_is_no_later_sessions_environment():
 @pytest.mark.parametrize("fault", ["time out", "run dry"])
 def test_what_an_environment_raises_is_no_hang(placement, kind_of_env, fault):
     async def test(pool):
-        async with pool.session() as env, pool.session() as neighbour:
+        async with pool.open_session() as env, pool.open_session() as neighbour:
             await env.reset(TASK, 0)
             await neighbour.reset(TASK, 0)
             failed, (observation, *_) = await asyncio.gather(
@@ -401,7 +410,7 @@ def test_what_an_environment_raises_is_no_hang(placement, kind_of_env, fault):
                 "TimeoutError" in str(failed) or "StopIteration" in str(failed)
             )
             assert (await neighbour.step("go"))[0].text == "step 2"
-        assert pool.stats()["failed_timeout"] == pool.stats()["restarts"] == 0
+        assert pool.collect_totals()["failed_timeout"] == pool.collect_totals()["restarts"] == 0
 
     play(test, f"tests.helpers.faulty_envs:{kind_of_env}", workers=1, slots=2, placement=placement)
 
@@ -409,7 +418,7 @@ def test_what_an_environment_raises_is_no_hang(placement, kind_of_env, fault):
 @pytest.mark.parametrize("placement", ["thread", "locked"])
 def test_an_environment_that_exits_does_not_take_its_thread_along(placement):
     async def test(pool):
-        async with pool.session() as env:
+        async with pool.open_session() as env:
             await env.reset(TASK, 0)
             assert "SystemExit" in str(await fails("error", env.step("leave")))
         assert await one_episode(pool) == ["step 1", "step 2", "step 3"]
@@ -447,7 +456,7 @@ def test_a_start_past_its_deadline_is_refused():
 
 def test_what_a_worker_started_goes_with_it():
     async def test(pool):
-        async with pool.session() as env:
+        async with pool.open_session() as env:
             await env.reset(TASK, 0)
             grandchild = (await env.step("child"))[3]["child"]
             assert psutil.pid_exists(grandchild)
@@ -467,7 +476,7 @@ def test_workers_die_with_a_killed_parent():
         from agent_system.environments.pool.environment_pool import EnvironmentPool
         async def main():
             pool = await EnvironmentPool({FAULTY!r}, {{}}, 2, 1).start()
-            async with pool.session() as env:
+            async with pool.open_session() as env:
                 await env.reset({TASK!r}, 0)
                 print(*pool.worker_pids, flush=True)
                 await env.step("hang")
@@ -484,7 +493,7 @@ def test_workers_die_with_a_killed_parent():
 
 def test_images_and_numbers_arrive_as_they_were():
     async def test(pool):
-        async with pool.session() as env:
+        async with pool.open_session() as env:
             observation = await env.reset(TASK, 0)
             assert observation.image.shape == (2, 3, 3) and observation.image.dtype.name == "uint8"
             assert observation.image.sum() == 153 and observation.info["score"] == 7

@@ -205,8 +205,8 @@ class Journal:
 
 
 class Checkpoints:
-    """Checkpoints in memory; ``newest`` is what ``latest_valid`` finds, ``waited`` says whether the
-    last save was waited for.
+    """Checkpoints in memory. ``newest`` is what ``find_latest_valid`` finds; ``waited`` says
+    whether the last save was waited for.
     """
 
     waited = False

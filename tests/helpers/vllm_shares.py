@@ -29,7 +29,7 @@ from verl.utils.sampling import SamplingRequest, SamplingResult
 from verl.workers import weight_transfer
 from verl.workers.actor import PREFIX, ActorWorker
 from verl.workers.engine_state import full_weights
-from verl.workers.rollout import RolloutWorker
+from verl.workers.rollout import RolloutWorker, engine_calls
 from verl.workers.rollout.vllm import VLLMEngine, engine_arguments
 
 SHARES = 2
@@ -179,11 +179,11 @@ def start(directory: str, way: WeightTransfer) -> None:
     """Start engine and policy from ``directory``."""
     global _run
     engine: Any = VLLMEngine
-    engine._mend_for_cpu = lambda _self: None  # it mends a worker in this process
+    engine._install_cpu_sampler = lambda _self: None  # would patch this process
     os.environ["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
     _run = Run(directory, way)
     for module in (resources, engine_calls):
-        vars(module)["gather"] = _run.gather
+        vars(module)["gather_results"] = _run.gather
 
 
 def running() -> Run:

@@ -70,6 +70,7 @@ def _read_reward_column(
             present_keys = ", ".join(sorted(parts)) or "none"
             raise ValueError(
                 f"algorithm.gdpo_reward_keys: row {row} has no reward {key!r}; "
-                f"allowed: {present_keys}; fix: name one of these, or return the reward from the grader"
+                f"allowed: {present_keys}; "
+                "fix: name one of these, or return the reward from the grader"
             )
     return torch.tensor([float(parts[key]) for parts in reward_parts], dtype=torch.float64)

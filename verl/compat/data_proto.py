@@ -106,7 +106,7 @@ def to_json_value(value: object, location: str) -> Any:
     """Return the JSON form of ``value``.
 
     A type that JSON lacks becomes ``{"__kind__": ..., "value": ...}``. Raises ``TypeError`` that
-    names ``place`` for a value without a JSON form.
+    names ``location`` for a value without a JSON form.
     """
     if value is None or isinstance(value, (bool, int, float, str)):
         return value

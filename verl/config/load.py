@@ -129,7 +129,7 @@ def default_config(schema: type[Schema] = PPOConfig) -> Schema:
 
 
 def _parse_tree(config_values: Tree, schema: type[Schema]) -> ParsedConfig[Schema]:
-    """Read ``written``, which may contain interpolations, as ``schema``."""
+    """Read ``config_values``, which may contain interpolations, as ``schema``."""
     tree = merge_trees(to_dict(schema()), config_values)
     # Before interpolations are resolved, because they may refer to defaults of environments.
     problems = _fill_env_defaults(tree, schema)

@@ -244,19 +244,24 @@ def _device_problems(cfg: PPOConfig, size: PolicySize, device_bytes: float) -> I
             "fewer tokens per micro-batch, enable_gradient_checkpointing=true, more ranks, or "
             f"{fsdp}.offload_policy=true"
         )
-        yield f"plan: a GPU needs {_format_gib(update + awake, device_bytes)} for an update; fix: {fix}"
+        gib = _format_gib(update + awake, device_bytes)
+        yield f"plan: a GPU needs {gib} for an update; fix: {fix}"
     generating = rollout_bytes(cfg, size, device_bytes)
     if generating is not None and generating > device_bytes:
         fix = f"a smaller {size_key}"
         if not engines_have_separate_gpus(cfg, "cuda"):
             fix += f", or {fsdp}.param_offload=true {fsdp}.optimizer_offload=true"
-        yield f"plan: a GPU needs {_format_gib(generating, device_bytes)} while its engine generates; fix: {fix}"
+        gib = _format_gib(generating, device_bytes)
+        yield f"plan: a GPU needs {gib} while its engine generates; fix: {fix}"
     engine = engine_bytes(cfg, size)
     share = rollout.gpu_memory_utilization
     if rollout.kv_cache_gb is None and engine is not None and engine > share * device_bytes:
-        what = f"{_format_gib(engine, share * device_bytes, 'its share')} for the weights of its engine"
+        gib = _format_gib(engine, share * device_bytes, "its share")
         fix = f"a larger {key}, or a larger actor_rollout_ref.rollout.tensor_model_parallel_size"
-        yield f"{key}={share}: a GPU needs {what}; allowed: more than that; fix: {fix}"
+        yield (
+            f"{key}={share}: a GPU needs {gib} for the weights of its engine; "
+            f"allowed: more than that; fix: {fix}"
+        )
 
 
 def _trained_bytes(cfg: PPOConfig, fsdp: FSDPConfig, parameters: int, per_weight: int) -> float:

@@ -131,8 +131,9 @@ class Plan:
 
     def labelled_lines(self) -> Iterator[tuple[str, str]]:
         """Yield label and value of each printed line."""
-        ranks = f"{_format_count(self.ranks, 'training rank')} x {_format_count(self.threads_per_rank, 'thread')}"
-        yield "device", f"{self.device}, {ranks}"
+        ranks = _format_count(self.ranks, "training rank")
+        threads = _format_count(self.threads_per_rank, "thread")
+        yield "device", f"{self.device}, {ranks} x {threads}"
         yield from self._rollout_lines() if self.engines else ()
         if self.stand_in:
             yield "stand-in", f"{self.stand_in}: not comparable with published numbers"
@@ -178,25 +179,22 @@ class Plan:
         yield "updates", "none: no training"
 
     def _rollout_lines(self) -> Iterator[tuple[str, str]]:
-        engines = f"{_format_count(self.engines, 'engine')} x {_format_count(self.threads_per_engine, 'thread')}"
+        threads = _format_count(self.threads_per_engine, "thread")
+        engines = f"{_format_count(self.engines, 'engine')} x {threads}"
         if self.gpus_per_engine > 1:
             engines += f" on {self.gpus_per_engine} GPUs each"
         if self.engine_gpus:
             engines += f" ({_format_count(self.engine_gpus, 'GPU')} only for engines)"
         processes = _format_count(self.env_processes, "environment process", "es")
         envs = _format_count(self.envs, "environment")
-        yield (
-            "rollout",
-            f"{engines}, {_format_count(self.collectors, 'collector')}, {processes} ({envs} at once)",
-        )
+        collectors = _format_count(self.collectors, "collector")
+        yield "rollout", f"{engines}, {collectors}, {processes} ({envs} at once)"
         if self.device != "cpu":
             yield "weights", f"to the engines {TRANSFER_TEXTS[self.weight_transfer]}"
         if self.evaluates:
             return
-        yield (
-            "tasks",
-            f"{_format_optional(self.train_tasks)} to train on, {_format_optional(self.val_tasks)} to validate on",
-        )
+        train_tasks, val_tasks = map(_format_optional, (self.train_tasks, self.val_tasks))
+        yield "tasks", f"{train_tasks} to train on, {val_tasks} to validate on"
         default = f" (env.rollout.n; default: {self.default_group_size})"
         note = default if self.default_group_size else ""
         tasks = f"{_format_count(self.tasks_per_step, 'task')} x {self.group_size}{note}"

@@ -71,7 +71,7 @@ def save_hf(
 ) -> None:
     """Write the config, ``model.safetensors`` and the tokenizer files of ``source``.
 
-    ``state`` holds the weights under their Hugging Face names (see ``hf_names``).
+    ``state`` holds the weights under their Hugging Face names (see ``to_hf_names``).
     """
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)

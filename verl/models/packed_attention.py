@@ -214,8 +214,9 @@ def check_window(window: int | None, layout: PackedLayout) -> None:
     """Raise ``UnsupportedAttention`` if a row or branch of ``layout`` is longer than ``window``."""
     if window is not None and layout.longest_context > window:
         raise UnsupportedAttention(
-            f"a row or branch of {layout.longest_context} tokens (a branch includes its prefix) is longer "
-            f"than the sliding window of {window} tokens; packed rows support no sliding windows"
+            f"a row or branch of {layout.longest_context} tokens (a branch includes its prefix) is "
+            f"longer than the sliding window of {window} tokens; packed rows support no sliding "
+            "windows"
         )
 
 

@@ -168,8 +168,8 @@ def check_files(directory: Path, setting: str) -> list[Path]:
     ]
     if others and files[0].name == "model.safetensors":
         why = (
-            f"it holds model.safetensors and {_join_names(others)}: transformers would read only the "
-            "first, vLLM all of them"
+            f"it holds model.safetensors and {_join_names(others)}: transformers would read only "
+            "the first, vLLM all of them"
         )
         raise _unusable_error(setting, why, "remove the files that do not belong to the model")
     return files
@@ -205,7 +205,8 @@ def _indexed_shards(index: Path, setting: str) -> list[Path]:
         raise _unusable_error(setting, why) from error
     lacking = [name for name in shards if not (index.parent / name).is_file()]
     if lacking or not shards:
-        why = f"{len(lacking)} of {len(shards)} shards of {index.name} are missing: {_join_names(lacking)}"
+        missing = f"{len(lacking)} of {len(shards)} shards of {index.name} are missing"
+        why = f"{missing}: {_join_names(lacking)}"
         raise _unusable_error(setting, why)
     return [index.parent / name for name in shards]
 

@@ -93,7 +93,8 @@ def _check_writers(
         missing_names = [name for name in names if name not in files]
         if missing_names:
             raise CheckpointError(
-                f"{path / MANIFEST}: {missing_names[0]}, which {writer} wrote, is not in the list of files"
+                f"{path / MANIFEST}: {missing_names[0]}, which {writer} wrote, is not in the list "
+                "of files"
             )
 
 

@@ -101,7 +101,7 @@ class DataRow:
                 value = self._as_json(column, parse_json(value))
         if value is None or isinstance(value, dict):
             return value
-        why = f"holds {_shorten(value)}"
+        why = f"holds {_shorten_repr(value)}"
         raise self.make_error(
             column, why, "an object ({...}) or null", "write an object, or remove the value"
         )
@@ -117,7 +117,7 @@ class DataRow:
             parsed_value = parse_json(text)
         except ValueError as error:
             if _LIKE_MESSAGES.match(text):
-                why = f"holds {_shorten(text)}, which is not JSON ({error})"
+                why = f"holds {_shorten_repr(text)}, which is not JSON ({error})"
                 raise self.make_error(
                     column, why, "messages, or JSON of them", "write JSON"
                 ) from error
@@ -146,7 +146,7 @@ class DataRow:
             if column in self.cells and not _is_empty(self.cells[column]):
                 raise self.make_error(
                     column,
-                    f"holds {_shorten(self.cells[column])}, which would be ignored: {why}",
+                    f"holds {_shorten_repr(self.cells[column])}, which would be ignored: {why}",
                     "rows without it",
                     "remove these rows, or the column if the text is complete without it",
                 )
@@ -301,7 +301,7 @@ def _read_weight(row: DataRow, column: str, message: Mapping[str, Any]) -> float
     given = {field: message[field] for field in WEIGHTS if message.get(field) is not None}
     for field, value in given.items():
         if isinstance(value, (list, str, Mapping)) or value not in (0, 1):
-            why = f"has a message with {field}={_shorten(value)}"
+            why = f"has a message with {field}={_shorten_repr(value)}"
             raise row.make_error(column, why, "0 and 1", "remove the field")
     if len(set(map(float, given.values()))) > 1:
         raise row.make_error(
@@ -321,7 +321,7 @@ def _to_plain(value: Any, depth: int) -> Any:
         return value
     if isinstance(value, str):
         if SURROGATES.search(value):
-            raise _NotJsonValue(f"holds a lone surrogate: {_shorten(value)}")
+            raise _NotJsonValue(f"holds a lone surrogate: {_shorten_repr(value)}")
         return value
     if isinstance(value, float):
         return None if math.isnan(value) else value
@@ -341,7 +341,7 @@ def _scalar_to_plain(value: Any, depth: int) -> Any:
             return _to_plain(bytes(value).decode("utf-8"), depth)
         except UnicodeDecodeError as error:
             raise _NotJsonValue(
-                f"holds bytes that are not UTF-8 text: {_shorten(value)}"
+                f"holds bytes that are not UTF-8 text: {_shorten_repr(value)}"
             ) from error
     if str(value) in ("NaT", "<NA>", "NaN"):  # missing values of pandas, numpy and decimal
         return None
@@ -356,7 +356,7 @@ def _scalar_to_plain(value: Any, depth: int) -> Any:
         return str(value)
     to_list = getattr(value, "tolist", None)  # arrays, tensors and their scalars
     if to_list is None:
-        raise _NotJsonValue(f"holds a {type(value).__name__}: {_shorten(value)}")
+        raise _NotJsonValue(f"holds a {type(value).__name__}: {_shorten_repr(value)}")
     return _to_plain(to_list(), depth + 1)
 
 
@@ -372,6 +372,6 @@ def _is_empty(value: Any) -> bool:
     return value is None or value is False or (isinstance(value, (str, bytes)) and not value)
 
 
-def _shorten(value: Any) -> str:
+def _shorten_repr(value: Any) -> str:
     """Return the first ``SHOWN_CHARACTERS`` of ``repr(value)``."""
     return repr(value)[:SHOWN_CHARACTERS]

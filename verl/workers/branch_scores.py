@@ -100,7 +100,9 @@ class _BatchScorer:
         )
         row_index = torch.as_tensor(index)
         self._log_probs[row_index] = self.rows.scatter_to_responses(plain.log_probs, index).cpu()
-        self._entropy[row_index] = self.rows.scatter_to_responses(plain.asked_entropy, index).cpu()
+        self._entropy[row_index] = self.rows.scatter_to_responses(
+            plain.required_entropy, index
+        ).cpu()
         if not self._has_segments:
             return
         branch_scores = _segment_scores([b for row in branches for b in row], of_branches)

@@ -131,8 +131,8 @@ def load_engine(engine: TrainEngine, directory: str | Path) -> None:
         if state.keys() != names:
             differing_names = sorted(state.keys() ^ names)[:5]
             raise ValueError(
-                f"the weights do not fit the model: {differing_names} are only in the model or only in the "
-                "checkpoint"
+                f"the weights do not fit the model: {differing_names} are only in the model or "
+                "only in the checkpoint"
             )
         if engine.optimizer is not None:
             moments = metadata.keys() - names - set(RANDOM_STATES)

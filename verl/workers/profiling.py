@@ -17,7 +17,7 @@ def speed_metrics(role: str, flops: float, seconds: float, dtype: str | None) ->
     """Return ``perf/tflops/<role>`` and, if the peak of the device is known, ``perf/mfu/<role>``.
 
     The first is in 10^12 operations per second and device. The second is its share of the peak. The
-    peak is known for bfloat16 on GPUs of ``peak_tflops``. ``flops`` are those of this rank,
+    peak is known for bfloat16 on GPUs of ``find_peak_tflops``. ``flops`` are those of this rank,
     ``seconds`` those of the slowest rank. A collective call.
     """
     per_device = sum_over_ranks([flops])[0] / world_size() / max(seconds, 1e-9) / 1e12

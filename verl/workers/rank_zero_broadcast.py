@@ -36,8 +36,8 @@ def check_same_model(module: nn.Module) -> None:
             if entry not in local_tensors or entry not in rank_zero_tensors
         ]
         raise RuntimeError(
-            f"the model of this rank differs from that of rank 0: {differing_tensors[:4]} are only in one of "
-            "them; fix: use the same model directory and the same packages on every node"
+            f"the model of this rank differs from that of rank 0: {differing_tensors[:4]} are only "
+            "in one of them; fix: use the same model directory and the same packages on every node"
         )
 
 

@@ -51,7 +51,7 @@ class WeightStream:
 
     Weights have their Hugging Face names and ``dtype``, and LoRA is merged. All ranks must iterate
     together, because each weight is gathered. ``prefix``, ``scales`` and ``tied`` are those of
-    ``hf_names``.
+    ``to_hf_names``.
     """
 
     def __init__(

@@ -110,7 +110,7 @@ async def _run_turns(
 
 
 async def repeat_episode(pool: EnvironmentPool, original: CheckEpisode) -> CheckEpisode:
-    """Repeat the task, seed and actions of ``old`` and return the new episode."""
+    """Repeat the task, seed and actions of ``original`` and return the new episode."""
     episode = CheckEpisode(original.policy, original.task, original.seed)
     try:
         async with pool.open_session() as session:

@@ -325,7 +325,8 @@ def _describe_difference(episode: CheckEpisode, other: CheckEpisode) -> str:
     for number, (here, there) in enumerate(zip(episode.transcript, other.transcript, strict=False)):
         for key, value in here.items():
             if value != there[key]:
-                return f"after action {number}, {key} is {_texts_at_difference(str(value), str(there[key]))}"
+                texts = _texts_at_difference(str(value), str(there[key]))
+                return f"after action {number}, {key} is {texts}"
     if len(episode.transcript) != len(other.transcript):
         return f"{len(episode.actions)} actions here, {len(other.transcript) - 1} there"
     return ""

@@ -121,8 +121,8 @@ def _read_value(override: str, text: str) -> Any:
     except (yaml.YAMLError, RecursionError, ValueError) as error:
         mark = getattr(error, "problem", None) or type(error).__name__
         raise ValueError(
-            f"{override[:SHOWN_CHARS]!r}: the value cannot be read: {mark}; allowed: YAML, such as 5, text, "
-            "[a, b] or {a: 1}; fix: close brackets and quotes"
+            f"{override[:SHOWN_CHARS]!r}: the value cannot be read: {mark}; allowed: YAML, such as "
+            "5, text, [a, b] or {a: 1}; fix: close brackets and quotes"
         ) from error
 
 

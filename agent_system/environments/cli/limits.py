@@ -26,8 +26,8 @@ def within_limits(operation: str) -> Iterator[None]:
         raise OutOfLimits(f"{error}; fix: set keys that make fewer or smaller tasks") from error
     except MemoryError as error:
         raise OutOfLimits(
-            f"{operation} needs more than {GIGABYTES:g} GB of memory; fix: set keys that make fewer or "
-            "smaller tasks"
+            f"{operation} needs more than {GIGABYTES:g} GB of memory; fix: set keys that make "
+            "fewer or smaller tasks"
         ) from error
     finally:
         resource.setrlimit(resource.RLIMIT_AS, before)

@@ -61,10 +61,10 @@ def add_noise(
     draw = rng.random()
     if draw < noise.invalid_share and impossible:
         action = rng.choice(impossible)
-        return replace(decision, action=action, plan=action, slip=True)
+        return replace(decision, action=action, plan=action, is_invalid=True)
     if noise.invalid_share <= draw < noise.invalid_share + noise.useless_share and useless:
         action = rng.choice(useless)
-        return replace(decision, action=action, plan=action, slack=True)
+        return replace(decision, action=action, plan=action, is_useless=True)
     return decision
 
 

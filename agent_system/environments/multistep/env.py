@@ -267,8 +267,8 @@ class MultistepEnv:
         given_inputs = [values for values in (inputs, prompts) if values is not None]
         if len(given_inputs) != 1:
             raise TypeError(
-                f"run_trial got {len(given_inputs)} of the arguments inputs and prompts; allowed: one of "
-                "them; fix: pass inputs"
+                f"run_trial got {len(given_inputs)} of the arguments inputs and prompts; allowed: "
+                "one of them; fix: pass inputs"
             )
         agent = _select_agent(agent, llm, sampling_params)
         runner = TrialRunner(self, agent, self._limits_for(agent, max_completion_length))

@@ -154,7 +154,7 @@ def completion_mask(ledger: TokenLedger, mask_mode: str) -> list[int]:
     if mask_mode == "all" or not ledger.agent_segments:
         return mask
     last = ledger.agent_segments[-1]
-    return [int(last.start <= index < last.end) for index in range(len(mask))]
+    return [int(last.start <= index < last.end_position) for index in range(len(mask))]
 
 
 def _final_messages(trial: Trial) -> list[dict[str, str]]:

@@ -115,8 +115,8 @@ def _check_info(info: object, method: str) -> None:
     actions = info.get("admissible_actions", ())
     if not isinstance(actions, (list, tuple)) or not all(map(_is_text, actions)):
         raise InvalidEnvReturn(
-            f"{method} returned info['admissible_actions'] = {_describe_value(actions)}, not a list of "
-            "strings"
+            f"{method} returned info['admissible_actions'] = {_describe_value(actions)}, not a "
+            "list of strings"
         )
 
 

@@ -126,11 +126,7 @@ class GRPOEnvTrainer(GRPOTrainer):
             peft_config=peft_config,
         )
         self.env = env
-        if env.bridge is not None:
-            # Use the same end tokens for sampling, ledgers and texts. TRL does not know the
-            # end-of-turn token of a chat template.
-            env.bridge.end_ids = env.bridge.end_ids.union(self.eos_token_ids)
-            self.eos_token_ids = sorted(env.bridge.end_ids)
+        self._share_end_tokens()
         self.old_logps = old_logps
         self.loss_path = loss_path
         self.allow_retokenized = allow_retokenized
@@ -144,6 +140,15 @@ class GRPOEnvTrainer(GRPOTrainer):
         self._rows: list[dict[str, Any]] = []
         self._openings: list[list[dict[str, str]]] = []
         self._trials: dict[str, list] = {}
+
+    def _share_end_tokens(self) -> None:
+        """Use the same end tokens for sampling, ledgers and texts.
+
+        TRL does not know the end-of-turn token of a chat template.
+        """
+        if self.env.bridge is not None:
+            self.env.bridge.end_ids = self.env.bridge.end_ids.union(self.eos_token_ids)
+            self.eos_token_ids = sorted(self.env.bridge.end_ids)
 
     # ---- rollout ----
 

@@ -355,12 +355,13 @@ def format_table(ours: Sequence[dict], theirs: Sequence[dict]) -> str:
     our_seconds = median(step["timing_s/step"] for step in ours)
     trl_seconds = median(seconds for result in theirs for seconds in result["seconds"])
     sampled = mean(step["perf/engine_tokens"] for step in ours)
-    by_trl = mean(found["tokens"] for found in theirs)
+    by_trl = mean(result["tokens"] for result in theirs)
+    ratio = trl_seconds / our_seconds
     return "\n".join(
         [
             "| | main_ppo | TRL | ratio |",
             "|---|---|---|---|",
-            f"| seconds per step | {our_seconds:.2f} | {trl_seconds:.2f} | **{trl_seconds / our_seconds:.2f}** |",
+            f"| seconds per step | {our_seconds:.2f} | {trl_seconds:.2f} | **{ratio:.2f}** |",
             f"| sampled tokens | {sampled:,.0f} | {by_trl:,.0f} | {by_trl / sampled:.2f} |",
         ]
     )

@@ -107,24 +107,24 @@ class LockStepCollector(CollectorWorker):
         self._engine = self._gate
 
     async def collect(
-        self, jobs: Sequence[RolloutSpec], settings: RolloutSettings
+        self, specs: Sequence[RolloutSpec], settings: RolloutSettings
     ) -> CollectedTrajectories:
-        """Generate the trajectories of ``jobs`` in batches of ``slots``."""
+        """Generate the trajectories of ``specs`` in batches of ``slots``."""
         collected = CollectedTrajectories([], 0.0, 0.0)
-        for start in range(0, len(jobs), self._slots):
-            batch = jobs[start : start + self._slots]
+        for start in range(0, len(specs), self._slots):
+            batch = specs[start : start + self._slots]
             self._gate.num_active = len(batch)
             collected.add(await super().collect(batch, settings))
         return collected
 
     async def _generate_group(
-        self, context: RolloutContext, jobs: list[RolloutSpec]
+        self, context: RolloutContext, specs: list[RolloutSpec]
     ) -> list[Trajectory]:
-        return await gather_or_cancel(self._generate_one(context, job) for job in jobs)
+        return await gather_or_cancel(self._generate_one(context, spec) for spec in specs)
 
-    async def _generate_one(self, context: RolloutContext, job: RolloutSpec) -> Trajectory:
+    async def _generate_one(self, context: RolloutContext, spec: RolloutSpec) -> Trajectory:
         try:
-            return await TrajectoryGenerator(context, job).generate_trajectory(self._pool)
+            return await TrajectoryGenerator(context, spec).generate_trajectory(self._pool)
         finally:
             # Also after a failure: otherwise the other trajectories wait for this one forever.
             self._gate.remove_trajectory()

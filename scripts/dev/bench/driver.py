@@ -286,7 +286,7 @@ def receive_chunks(
         for number, trajectory in enumerate(chunk.trajectories, start=first):
             uid = f"train-1-0-{number // GROUP}"
             names = {"index": number, "uid": uid, "traj_uid": f"{uid}/{number % GROUP}"}
-            trajectory.job = replace(trajectory.job, **names)
+            trajectory.spec = replace(trajectory.spec, **names)
     del every.trajectories[rows:]
     return every
 
@@ -343,7 +343,8 @@ def format_table(costs: Sequence[DriverCost]) -> Iterator[str]:
     yield f"|---|{'---|' * len(costs)}"
     for part in PARTS:
         yield f"| {part} | {' | '.join(f'{cost.per_row(part):.3f}' for cost in costs)} |"
-    yield f"| **for which the run waits** | {' | '.join(f'{cost.blocking_ms:.2f}' for cost in costs)} |"
+    blocking = (f"{cost.blocking_ms:.2f}" for cost in costs)
+    yield f"| **for which the run waits** | {' | '.join(blocking)} |"
     behind = (f"{cost.per_row(BACKGROUND_PART):.2f}" for cost in costs)
     yield f"| {BACKGROUND_PART}, behind the step | {' | '.join(behind)} |"
 

@@ -78,7 +78,7 @@ def read_memory_mib() -> float:
 
 
 def run_episode(env: Env, observation: Observation, rng: random.Random) -> int:
-    """Run random actions until done, at most ``EPISODE`` env steps. Return the number of steps."""
+    """Run random actions until done, at most ``MAX_ENV_STEPS``. Return the number of actions."""
     for step in range(MAX_ENV_STEPS):
         observation, _, done, _ = env.step(
             rng.choice(observation.info.get("admissible_actions") or FALLBACK_ACTIONS)

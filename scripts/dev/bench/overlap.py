@@ -38,9 +38,7 @@ PARTS = {
 
 def build_arguments(mode: str, run_dir: Path, args: argparse.Namespace) -> list[str]:
     """Return the arguments of ``main_ppo``. The caller's overrides come last and take effect."""
-    without_carry_over = [
-        word for word in args.overrides if not word.startswith("env.rollout.carry_over")
-    ]
+    synchronous = [item for item in args.overrides if not item.startswith("env.rollout.carry_over")]
     return [
         "--config-name",
         args.config_name,
@@ -53,7 +51,7 @@ def build_arguments(mode: str, run_dir: Path, args: argparse.Namespace) -> list[
         f"trainer.rollout_overlap={mode}",
         *build_training_overrides(args.steps, run_dir),
         # Partial rollouts (``carry_over``) need the overlap.
-        *(args.overrides if mode != "off" else without_carry_over),
+        *(args.overrides if mode != "off" else synchronous),
     ]
 
 

@@ -76,7 +76,7 @@ def build_training_overrides(steps: int, run_dir: Path) -> list[str]:
 def run_main_ppo(name: str, run_dir: Path, line: Sequence[str]) -> list[dict]:
     """Run ``main_ppo`` with the arguments ``line`` and return the metrics of steps 2 and later.
 
-    ``place`` must be the run directory that ``line`` sets. ``name`` is used in the error message.
+    ``run_dir`` must be the run directory that ``line`` sets. ``name`` is used in the error message.
     Exits if the run fails.
     """
     run_dir.mkdir(parents=True)

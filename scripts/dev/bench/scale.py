@@ -111,7 +111,7 @@ def fit_driver_model(rows: int) -> DriverModel:
 
 
 def make_config(ranks: int, num_trajectories: int) -> PPOConfig:
-    """Return the recipe's config for ``ranks`` devices and ``plays`` trajectories per step."""
+    """Return the recipe's config for ``ranks`` devices and ``num_trajectories`` per step."""
     nodes = max(1, ranks // ON_A_NODE)
     group = balance.GROUP
     overrides = [f"trainer.nnodes={nodes}", f"data.train_batch_size={num_trajectories // group}"]
@@ -151,7 +151,7 @@ def compute_link_bytes(cfg: PPOConfig, ranks: int, tokens: float) -> float:
 
 
 def simulate_step(ranks: int, num_trajectories: int, model: DriverModel, seed: int = 0) -> StepLoad:
-    """Estimate the load of a step with ``plays`` trajectories on ``ranks`` devices."""
+    """Estimate the load of a step with ``num_trajectories`` on ``ranks`` devices."""
     cfg = make_config(ranks, num_trajectories)
     rows = balance.sample_rows(balance.BalanceCase(ranks, num_trajectories, STEPS), seed)
     shard_s, efficiency = measure_sharding(rows, ranks, seed)

@@ -230,7 +230,7 @@ def find_largest_difference(shared: RowScores, naive: RowScores) -> float:
     """
     if naive.span_scores is None or shared.span_scores is None or shared.branch_scores is None:
         raise ValueError("scores of spans or branches are missing; pass batches with both")
-    # The order is that of ``naive_batch``: a row's spans, then its branches.
+    # The order is that of ``make_naive_batch``: a row's spans, then its branches.
     expected = iter([record for row in naive.span_scores for record in row])
     worst = 0.0
     for spans, branches in zip(shared.span_scores, shared.branch_scores, strict=True):

@@ -12,7 +12,7 @@ DRIVER = "driver"
 PARTS = (ENGINE, ENVIRONMENT, COLLECTOR, RANK, NODE, DRIVER)
 
 START = "start"
-ROLLOUT = "mid-play"
+ROLLOUT = "rollout"
 UPDATE = "update"
 SAVE = "save"
 EVALUATION = "last evaluation"
@@ -38,7 +38,7 @@ SKIPPED = {
 
 @dataclass(frozen=True)
 class Cell:
-    """Fault ``deed`` of ``part`` at ``stage``."""
+    """Fault ``fault`` of ``part`` at ``stage``."""
 
     part: str
     stage: str

@@ -1,6 +1,6 @@
 """Fault injection module, which all processes of the tested job import (``external_lib``).
 
-    CHAOS_CELL       for example `engine/mid-play/killed`
+    CHAOS_CELL       for example `engine/rollout/killed`
     CHAOS_FOLDER     folder of marker files. `reached`: the job waits at the stage; `struck`: the
                      fault was injected, the job may continue; `last`: the last evaluation began
 
@@ -110,7 +110,7 @@ def get_role() -> str:
 
 
 def read_fast_clock() -> float:
-    """Return the watchdog's clock in seconds. It runs ``HASTE`` times faster after the fault."""
+    """Return the watchdog's clock in seconds. A fault makes it ``CLOCK_FACTOR`` times faster."""
     now = time.monotonic()
     return (
         now + CLOCK_FACTOR * (time.time() - INJECTED.stat().st_mtime) if INJECTED.exists() else now
@@ -138,7 +138,7 @@ def exhaust_memory() -> None:
 
 
 def call_before(import_path: str, method: str, action: Callable[[], object]) -> None:
-    """Patch ``method`` of the class at import path ``place`` to call ``deed`` first.
+    """Patch ``method`` of the class at ``import_path`` to call ``action`` first.
 
     The calls start when the stage is reached.
     """

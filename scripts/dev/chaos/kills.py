@@ -126,7 +126,7 @@ def run(count: int, seed: int) -> int:
 
 
 def build_overrides(run_dir: Path) -> list[str]:
-    """Return the overrides of ``main_ppo`` for the run in ``place``."""
+    """Return the overrides of ``main_ppo`` for the run in ``run_dir``."""
     return [
         *OVERRIDES,
         *DETERMINISTIC,
@@ -147,7 +147,7 @@ def draw_kill(number: int, reference: Path, draw: random.Random) -> Kill:
 
 
 def run_and_kill(kill: Kill, run_dir: Path) -> bool:
-    """Start the run of ``place`` and kill it. Return True if it completed before the kill."""
+    """Start the run in ``run_dir`` and kill it. Return True if it completed before the kill."""
     log = run_dir.with_suffix(".txt")
     log.unlink(missing_ok=True)
     job = start(build_overrides(run_dir), log)
@@ -207,7 +207,7 @@ def _is_done(run_dir: Path) -> bool:
 
 
 def find_differences(reference: Path, run_dir: Path) -> Iterator[str]:
-    """Yield the differences of the finished run of ``place`` from ``reference``.
+    """Yield the differences of the finished run in ``run_dir`` from ``reference``.
 
     Compares the metrics of all steps, and the content of the last checkpoint bit by bit.
     """

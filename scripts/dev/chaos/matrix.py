@@ -61,7 +61,7 @@ WRITERS = (RANK, NODE, DRIVER)
 
 @dataclass
 class CellResult:
-    """Result of a cell. ``verdict`` is ``ends``, ``goes on``, or ``WRONG`` with the problems."""
+    """Result of a cell. ``verdict`` is ``ends``, ``continues``, or ``WRONG`` with the problems."""
 
     key: str
     verdict: str
@@ -151,11 +151,11 @@ def find_process(part: str, job: Job) -> psutil.Process:
 
 
 def compute_verdict(ended: EndedJob) -> str:
-    """Return ``ends``, ``goes on``, or ``WRONG`` with the problems."""
+    """Return ``ends``, ``continues``, or ``WRONG`` with the problems."""
     wrong = list(_find_problems(ended))
     if wrong:
         return f"{WRONG}: {'; '.join(wrong)}"
-    return "ends" if ended.status else "goes on"
+    return "ends" if ended.status else "continues"
 
 
 def _find_problems(ended: EndedJob) -> Iterator[str]:
@@ -171,9 +171,11 @@ def _find_problems(ended: EndedJob) -> Iterator[str]:
         if steps != list(range(1, NUM_STEPS + 1)) or NUM_STEPS not in whole:
             yield f"exit status 0 after steps {steps} and checkpoints {whole}"
         for step in steps:
-            traj_uids = {line["traj_uid"] for line in _read_whole_trajectories(ended.run, step)}
-            if len(traj_uids) != TRAJECTORIES_PER_STEP:
-                yield f"step {step} was trained on {len(traj_uids)} trajectories, not {TRAJECTORIES_PER_STEP}"
+            count = len({line["traj_uid"] for line in _read_whole_trajectories(ended.run, step)})
+            if count != TRAJECTORIES_PER_STEP:
+                yield (
+                    f"step {step} was trained on {count} trajectories, not {TRAJECTORIES_PER_STEP}"
+                )
     elif whole and ended.cell.stage == SAVE and ended.cell.part in WRITERS:
         yield f"the save with the fault left complete checkpoints: {whole}"
     # A killed driver cannot log an error. Its exit status shows the kill.

@@ -119,9 +119,9 @@ def damage_and_load(
     for damage in done:
         damage.restore_files()
     wrong = (
-        None if loaded_path == expected else f"{done[0].deed} {places}: step {loaded} was loaded"
+        None if loaded_path == expected else f"{done[0].fault} {places}: step {loaded} was loaded"
     )
-    return done[0].deed, wrong
+    return done[0].fault, wrong
 
 
 def run(count: int, seed: int) -> int:

@@ -80,7 +80,7 @@ def _run_target(
         _run_mutants(target, pending, _Progress(results, pending, tests_hash), args.workers)
         # Read the results again: child processes wrote most of them.
         results = Results()
-    return [outcomes.count_fates(module, found, results) for module, found in mutants.items()]
+    return [outcomes.count_fates(module, mutated, results) for module, mutated in mutants.items()]
 
 
 def _run_mutants(

@@ -62,7 +62,7 @@ FunctionKey = tuple[str, str, int]
 
 
 class CollectedTests:
-    """Plugin of pytest that calls ``play`` with the collected tests instead of running them."""
+    """pytest plugin that calls ``run_session`` with the collected tests and does not run them."""
 
     def __init__(self, run_session: "Callable[[CollectedTests], None]") -> None:
         self.items: dict[str, pytest.Item] = {}
@@ -71,7 +71,7 @@ class CollectedTests:
         self._run_session = run_session
 
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
-        """Index the tests and functions, and call ``play``. pytest calls this after collection."""
+        """Index tests and functions, and call ``run_session``. pytest calls it after collection."""
         if session.testsfailed:
             raise session.Interrupted("errors while the tests were collected")
         self.items = {item.nodeid: item for item in session.items}
@@ -95,7 +95,7 @@ class CollectedTests:
 
 
 def collect_tests(target: Target, run_session: "Callable[[CollectedTests], None]") -> None:
-    """Collect the tests of ``target`` in this process and call ``play`` with them."""
+    """Collect the tests of ``target`` in this process and call ``run_session`` with them."""
     arguments = [*PYTEST, *target.test_paths()]
     if target.deselected:
         arguments += ["-k", " and ".join(f"not {name}" for name in target.deselected)]

@@ -116,7 +116,7 @@ TARGETS = (
             "agent_system/multi_turn_rollout/packing.py",
             "agent_system/multi_turn_rollout/collector_worker.py",
         ),
-        # test_branches, test_audit_plays and tests/golden are not used: they generate whole
+        # test_branches, test_audit_rollouts and tests/golden are not used: they generate whole
         # batches, and the other tests find the same mutants sooner.
         (
             "tests/unit/agent_system/multi_turn_rollout/test_partial_rollouts.py",

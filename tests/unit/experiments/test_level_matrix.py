@@ -38,7 +38,9 @@ def tasks_of(place):
 class KnowingPlayer:
     """Is right exactly where the level suffices, and chooses the needed one."""
 
-    def answer(self, prompts: Sequence[str], levels: Sequence[int | None]) -> list[SampledStep]:
+    def sample_steps(
+        self, prompts: Sequence[str], levels: Sequence[int | None]
+    ) -> list[SampledStep]:
         answers = []
         for prompt, level in zip(prompts, levels, strict=True):
             door = Door.parse(prompt)
@@ -85,7 +87,7 @@ def test_useless_actions_lead_the_walk_elsewhere_and_are_not_right():
 
 def test_episodes_end_at_the_limit_of_steps():
     class Idle:
-        def answer(self, prompts, levels):
+        def sample_steps(self, prompts, levels):
             return [SampledStep(level, "nowhere", 5) for level in levels]
 
     place = world(doors=2)

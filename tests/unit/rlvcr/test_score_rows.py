@@ -261,7 +261,7 @@ EXECUTED = {(0, 0): 0.75, (2, 1): -0.25}  # row and step -> how much more its ow
 
 def tried_steps() -> list[list[RowTurn]]:
     return [
-        [replace(step, executed=EXECUTED.get((number, step.step))) for step in row]
+        [replace(step, executed_credit=EXECUTED.get((number, step.step))) for step in row]
         for number, row in enumerate(steps())
     ]
 
@@ -291,7 +291,7 @@ def test_a_step_that_cannot_be_read_gets_what_was_executed(credit, credit_end, t
     data = returns_of(rows(), 1.0, 0.0, 1.0)
     cut = replace(UNREAD, choice=LevelChoice(2, 0, (2, 3), (3, 4)))
     tried = tried_steps()
-    tried[1][0] = replace(tried[1][0], parsed=cut, executed=-0.75)
+    tried[1][0] = replace(tried[1][0], parsed=cut, executed_credit=-0.75)
     config = settings(credit=credit, mode="mean_norm", credit_end=credit_end)
     data = score_rows(data, tried, Actor(), config, CODEC)
     expected = placed((1, [0, *thought], -0.75))[1]

@@ -61,8 +61,8 @@ def read_section(
 ) -> ReadResult[S]:
     """Read ``values`` as the section at dotted ``path`` (empty: the root).
 
-    ``known`` returns the keys among which an unknown key's correction is searched. The default is
-    the keys of ``cls``.
+    ``known_keys`` returns the keys among which an unknown key's correction is searched. The default
+    is the keys of ``cls``.
     """
     prefix = f"{path}." if path else ""
     known_keys = known_keys or (lambda: keys_of(cls, prefix))

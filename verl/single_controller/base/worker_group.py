@@ -64,8 +64,8 @@ class WorkerGroup(ABC):
         conflicting = [method for method in self._methods if hasattr(type(self), method)]
         if conflicting:
             raise ValueError(
-                f"{worker_cls.__name__}: the registered methods {conflicting} have names of WorkerGroup "
-                "methods; fix: rename the methods of the worker"
+                f"{worker_cls.__name__}: the registered methods {conflicting} have names of "
+                "WorkerGroup methods; fix: rename the methods of the worker"
             )
         for method, registration in self._methods.items():
             setattr(self, method, self._make_group_method(method, registration))

@@ -128,8 +128,9 @@ def explain_directory_refusal() -> str:
     if stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid():
         return ""
     return (
-        f"{PRIVATE_DIRECTORY}: is not a directory of this user, but must hold Ray's session directories; "
-        "allowed: a directory of this user; fix: ask its owner or the administrator to remove it"
+        f"{PRIVATE_DIRECTORY}: is not a directory of this user, but must hold Ray's session "
+        "directories; allowed: a directory of this user; fix: ask its owner or the administrator "
+        "to remove it"
     )
 
 

@@ -15,8 +15,8 @@ NODE_TIMEOUT_S = 30.0  # time for a node to start the collecting task and return
 def collect_stacks_of_other_nodes(folder: Path) -> RemoteStacks:
     """Collect the stacks of the run's processes on all nodes except the driver's.
 
-    The result names the nodes that are lost or do not answer within ``NODE_S``. ``folder`` must be
-    the same shared directory on all nodes.
+    The result names the nodes that are lost or do not answer within ``NODE_TIMEOUT_S``. ``folder``
+    must be the same shared directory on all nodes.
     """
     if not ray.is_initialized():
         return RemoteStacks()

@@ -54,7 +54,8 @@ class AnswerFile:
             why = "writing Parquet needs pyarrow, which is not installed"
         if why:
             raise ConfigError(
-                f"{OUTPUT_KEY}={str(path)!r}: {why}; allowed: {ALLOWED_OUTPUT}; fix: {OUTPUT_KEY}=FILE"
+                f"{OUTPUT_KEY}={str(path)!r}: {why}; allowed: {ALLOWED_OUTPUT}; "
+                f"fix: {OUTPUT_KEY}=FILE"
             )
         self.path = path
         self.records = [dict(row.cells) for row in rows]

@@ -112,7 +112,7 @@ def run_audit(cfg: PPOConfig) -> None:
         trainer.prepare()
         rlvcr = method_settings(cfg.algorithm)
         # At most the existing tasks, and at most one task per audited turn.
-        count = min(rlvcr.audit_tasks, rlvcr.audit_points, len(trainer.val_envs.tasks))
+        count = min(rlvcr.audit_tasks, rlvcr.audit_points, len(trainer.val_envs.task_list))
         tasks = trainer.val_envs.gen_batch(1, count)
         data, points = run.collector.audit_loop(tasks, trainer.workers, trainer.val_envs)
         failed = data.meta_info["metrics"]["audit/points_failed"]

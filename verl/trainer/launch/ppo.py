@@ -166,7 +166,7 @@ def prepare_config_and_tasks(
     for manager in dict.fromkeys((envs, val_envs)):
         fit_prompts(cfg, tokenizer, manager)
     # After fit_prompts, which may drop tasks.
-    steps = count_optimizer_steps(cfg, len(envs.tasks))
+    steps = count_optimizer_steps(cfg, len(envs.task_list))
     run_config = cfg.with_values({**collect_absolute_paths(cfg), **models, **steps})
     return run_config, TasksAndTokenizer(envs, val_envs, tokenizer)
 
@@ -344,7 +344,7 @@ def start_workers(
     # Collector workers load while the groups load. This callback closes them if a group does not
     # start. Otherwise ``start_run`` closes them first, before the groups.
     stack.callback(collector.close)
-    collector.open(rollout_workers)
+    collector.start_collectors(rollout_workers)
     transfer = plan.config.actor_rollout_ref.rollout.weight_transfer
     workers = TrainingWorkers.start(
         specs, pools, rollout_workers, cfg.trainer.balance_batch, transfer

@@ -48,10 +48,10 @@ def find_tie_problems(
     tied = bool(getattr(config.get_text_config(), TIE_KEY, False))
     if bool(override.get(TIE_KEY, tied)) != tied:
         yield (
-            f"{where}.{TIE_KEY}={override[TIE_KEY]!r}: the model's config.json has {str(tied).lower()}, "
-            "with which the weights were saved and which the rollout engine reads; allowed: "
-            f"{str(tied).lower()}; fix: remove the key, or save the model again with another "
-            "config.json"
+            f"{where}.{TIE_KEY}={override[TIE_KEY]!r}: the model's config.json has "
+            f"{str(tied).lower()}, with which the weights were saved and which the rollout engine "
+            f"reads; allowed: {str(tied).lower()}; fix: remove the key, or save the model again "
+            "with another config.json"
         )
 
 

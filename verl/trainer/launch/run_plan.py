@@ -61,7 +61,7 @@ def collect_absolute_paths(cfg: PPOConfig) -> dict[str, Any]:
     """Return the keys of ``cfg`` that are paths, with values relative to the working directory.
 
     The values are absolute because Ray may start its workers in another directory. The paths of
-    models are not included; see ``verl.models.hub.pinned``.
+    models are not included; see ``verl.models.hub.pin_revision``.
     """
     values: dict[str, Any] = {
         path: make_absolute(value_at_path(cfg, path))

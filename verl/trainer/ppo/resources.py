@@ -77,7 +77,7 @@ class ResourcePoolManager:
         """
         pools = self.resource_pool_dict.values()
         for pool in sorted(pools, key=lambda pool: max(pool.process_on_nodes), reverse=True):
-            pool.slots()
+            pool.reserve_slots()
 
     def share_pool(self, *roles: Role) -> bool:
         """Return whether all ``roles`` are in the same pool."""
@@ -156,7 +156,7 @@ class TrainingWorkers:
         groups: dict[Role, RayWorkerGroup] = {}
         for role, spec in specs.items():
             group = RayWorkerGroup(pools.get_resource_pool(role), spec, name_prefix=role.value)
-            parts = group.spawn(spec.housed)
+            parts = group.spawn(spec.role_names)
             groups |= {Role(name): part for name, part in parts.items()} or {role: group}
         actor = groups[Role.Actor]
         ref = groups.get(Role.RefPolicy)

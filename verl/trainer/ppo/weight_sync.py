@@ -26,9 +26,9 @@ def verify_weights_received(
         if wrong:
             raise WeightSyncError(
                 f"rollout worker {number} did not receive version {version} of the weights: "
-                f"{len(wrong)} of {len(fingerprints.sent_weights)} are missing or differ from those that "
-                f"were sent, for example {', '.join(wrong[:SHOWN_NAMES])}; it would generate with an "
-                "older policy"
+                f"{len(wrong)} of {len(fingerprints.sent_weights)} are missing or differ from "
+                f"those that were sent, for example {', '.join(wrong[:SHOWN_NAMES])}; it would "
+                "generate with an older policy"
             )
 
 

@@ -1,9 +1,12 @@
 """Registry of rollout engines by name. An engine is imported when it is created."""
 
 import importlib
+import json
 import os
-from collections.abc import Sequence
-from typing import Protocol
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
 
 from verl.config.schema.actor import ActorRolloutRefConfig
 from verl.config.schema.rollout import RolloutConfig
@@ -15,6 +18,7 @@ ENGINES = {
     "vllm": "verl.workers.rollout.vllm:VLLMEngine",
     "hf": "verl.workers.rollout.hf:HFEngine",
 }
+_OVERRIDDEN_MODELS: list[tempfile.TemporaryDirectory[str]] = []
 
 
 class EngineClass(Protocol):
@@ -80,6 +84,27 @@ def create_engine(
     )
 
 
+def apply_overrides(directory: str, override_config: Mapping[str, Any]) -> str:
+    """Return a model directory whose ``config.json`` has the values of ``override_config``.
+
+    Without overrides it is ``directory``. Otherwise it is a temporary directory with links to the
+    other files. It is deleted when the process ends. So every engine loads the model that the
+    training worker loads, and no engine needs a setting for it.
+    """
+    if not override_config:
+        return directory
+    view = tempfile.TemporaryDirectory(prefix="overridden-model-")
+    _OVERRIDDEN_MODELS.append(view)  # the directory is deleted with this object
+    source, target = Path(directory).absolute(), Path(view.name)
+    for path in source.iterdir():
+        if path.name != "config.json":
+            (target / path.name).symlink_to(path)
+    config = json.loads((source / "config.json").read_text(encoding="utf-8"))
+    text = json.dumps(config | dict(override_config))
+    (target / "config.json").write_text(text, encoding="utf-8")
+    return str(target)
+
+
 def start_engine(
     config: ActorRolloutRefConfig | None,
     model_path: str,
@@ -102,7 +127,7 @@ def start_engine(
     rollout = config.rollout
     import_engine_class(rollout.name)  # raises for a wrong name before a model is downloaded
     # Resolved here, because a hub name refers to the cache of this node.
-    directory = model_directory(model_path)
+    directory = apply_overrides(model_directory(model_path), config.model.override_config)
     trust = config.model.trust_remote_code
     return create_engine(
         rollout.name, rollout, directory, seed, num_threads, trust_remote_code=trust

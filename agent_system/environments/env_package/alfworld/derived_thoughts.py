@@ -71,7 +71,10 @@ class DerivedThoughtsExpert(AlfworldExpert):
             thoughts[4] = replace(thoughts[4], action=right_actions.actions[0])
         needed_level = NEEDED_LEVELS[right_actions.kind]
         return replace(
-            decision, thoughts=thoughts, needed_level=needed_level, right=right_actions.actions
+            decision,
+            thoughts=thoughts,
+            needed_level=needed_level,
+            right_actions=right_actions.actions,
         )
 
     def find_right_actions(self) -> RightActions:

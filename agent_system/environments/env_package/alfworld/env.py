@@ -1,7 +1,7 @@
 """ALFWorld environment: one engine that runs one game at a time."""
 
 import random
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from agent_system.environments.env import Observation, Task
 from agent_system.environments.env_package.alfworld.derived_thoughts import (
@@ -13,6 +13,9 @@ from agent_system.environments.env_package.alfworld.store import (
     load_game,
     translations_folder,
 )
+
+if TYPE_CHECKING:
+    from agent_system.environments.env_package.alfworld.engine import EngineOutput
 
 CHANGING_PREDICATES = frozenset(
     {"atlocation", "holds", "opened", "isclean", "ishot", "iscool", "istoggled", "issliced"}
@@ -73,7 +76,7 @@ class AlfworldEnv:
         observation = self._add_labels(observation)
         return observation, float(output.won), output.won, observation.info
 
-    def _make_observation(self, output) -> Observation:
+    def _make_observation(self, output: "EngineOutput") -> Observation:
         # Start positions are fixed by the task, so only the moved objects distinguish states.
         moved_facts = [
             fact
@@ -83,7 +86,7 @@ class AlfworldEnv:
         anchor = "; ".join(self._engine.list_facts(CHANGING_PREDICATES) + moved_facts)
         info = {
             "won": output.won,
-            "is_action_valid": output.valid,
+            "is_action_valid": output.is_valid,
             "admissible_actions": list(output.commands),
         }
         return Observation(output.text, anchor=anchor, info=info)

@@ -293,9 +293,8 @@ class AlfworldExpert:
             elsewhere = [place for place in self.room if place != self.location] or self.room
             options.append(f"move {self.held} to {self.rng.choice(elsewhere)}")
         else:
-            options.append(
-                f"take {self.goal.object_class} 1 from {self._receptacle_without_object(self.location or self.room[0])}"
-            )
+            receptacle = self._receptacle_without_object(self.location or self.room[0])
+            options.append(f"take {self.goal.object_class} 1 from {receptacle}")
         action = self.rng.choice(options)
         return Decision(action, decision.situation, decision.tried, action, is_invalid=True)
 

@@ -115,7 +115,8 @@ def draw_room(
         if property_name and cls not in layout.load_constants().VAL_ACTION_OBJECTS[property_name]:
             continue
         containing_classes = [place for place in present if layout.can_contain(place, cls)]
-        # ``homes[1:]``: a class that fits into the target class only could not start elsewhere.
+        # ``containing_classes[1:]``: a class that fits only into the target class could not start
+        # elsewhere.
         goals += (
             [(cls, "")]
             if task_type == "light"

@@ -1,6 +1,11 @@
 """PDDL problem text of a room: locations and properties of its objects, and the goal."""
 
+from typing import TYPE_CHECKING
+
 from agent_system.environments.env_package.alfworld import layout
+
+if TYPE_CHECKING:
+    from agent_system.environments.env_package.alfworld.games import Room
 
 START_LOCATION = "loc|0|0|0|30"
 PROPERTIES = {
@@ -23,7 +28,7 @@ def encode_symbol(identifier: str) -> str:
     return identifier.translate(_ENCODING)
 
 
-def write_problem(room, goal: str) -> str:
+def write_problem(room: "Room", goal: str) -> str:
     """Return the PDDL problem of a ``games.Room``.
 
     ``goal`` is the goal clause, including the bracket that closes the problem.
@@ -44,7 +49,7 @@ def write_problem(room, goal: str) -> str:
         fitting = [cls for cls in object_classes if layout.can_contain(receptacle_cls, cls)]
         lines += [f"(canContain {receptacle_cls}Type {cls}Type)" for cls in fitting]
     for thing in room.objects:
-        lines += _object_facts(thing, room.receptacles[thing.inside])
+        lines += _object_facts(thing, room.receptacles[thing.receptacle_index])
     lines += [f"(atLocation agent1 {encode_symbol(START_LOCATION)})", ")", goal.strip()]
     return "\n".join(lines)
 

@@ -8,7 +8,7 @@ MAX_LENGTH = 120  # characters; the longest command the engine knows has about 6
 def project_command(text: str) -> tuple[str, bool]:
     """Return the command inside ``<action>..</action>``, and True if the text is well formed.
 
-    Like ``chat_prompts.parse_action``, but in lower case and without a final full stop. Text that
+    Like ``chat_prompts.project_action``, but in lower case and without a final full stop. Text that
     is not well formed still gives a command, which the engine may reject.
 
     >>> project_command("<action>Go to desk 1.</action>")

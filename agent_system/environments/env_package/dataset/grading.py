@@ -94,8 +94,8 @@ def read_grade(returned: Any, task_id: str, weights: Mapping[str, float] | None 
         parts["score"] = _weighted_score(parts, weights, context)
     if "score" not in parts:
         raise NoGrade(
-            f"{context}; allowed: a finite number, or a dictionary with one as score; fix: return such "
-            "a value, or name the rewards of the dictionary in reward_model.weights"
+            f"{context}; allowed: a finite number, or a dictionary with one as score; fix: return "
+            "such a value, or name the rewards of the dictionary in reward_model.weights"
         )
     right = is_full(parts["score"])
     if "acc" in rewards:

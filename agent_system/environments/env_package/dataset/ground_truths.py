@@ -27,8 +27,8 @@ def read_truths(ground_truth: Any) -> list[str]:
     truths = list(_accepted_texts(ground_truth))
     if not truths or not all(map(normalize_answer, truths)):
         raise ValueError(
-            f"ground_truth={_quote_value(ground_truth)} is no ground truth; allowed: a text, a number, "
-            f"or a list of them; {_FIX}"
+            f"ground_truth={_quote_value(ground_truth)} is no ground truth; allowed: a text, a "
+            f"number, or a list of them; {_FIX}"
         )
     return list(dict.fromkeys(truths))
 
@@ -38,9 +38,9 @@ def _accepted_texts(truth: Any) -> Iterator[str]:
         unknown = [key for key in truth if key not in ALIASES]
         if unknown or not truth:
             raise ValueError(
-                f"ground_truth={_quote_value(truth)}: an answer cannot be compared with a dictionary "
-                f"with {unknown[:1] or 'no keys'}; allowed: the keys {', '.join(sorted(ALIASES))}; "
-                f"{_FIX}"
+                f"ground_truth={_quote_value(truth)}: an answer cannot be compared with a "
+                f"dictionary with {unknown[:1] or 'no keys'}; allowed: the keys "
+                f"{', '.join(sorted(ALIASES))}; {_FIX}"
             )
         for value in truth.values():
             yield from _accepted_texts(value)
@@ -48,8 +48,8 @@ def _accepted_texts(truth: Any) -> Iterator[str]:
         for alias in truth:
             if isinstance(alias, (list, tuple, Mapping)):
                 raise ValueError(
-                    f"ground_truth={_quote_value(truth)} contains {_quote_value(alias)}; allowed: a list of "
-                    f"texts and numbers; {_FIX}"
+                    f"ground_truth={_quote_value(truth)} contains {_quote_value(alias)}; allowed: "
+                    f"a list of texts and numbers; {_FIX}"
                 )
             yield from _accepted_texts(alias)
     elif isinstance(truth, bool):

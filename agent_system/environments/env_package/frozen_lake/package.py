@@ -84,11 +84,11 @@ class FrozenLakeText:
     def close(self) -> None:
         """Do nothing: no resources are in use."""
 
-    def _position(self) -> tuple[int, int]:
+    def _agent_cell(self) -> tuple[int, int]:
         return divmod(int(self._lake.s), len(self._map))
 
     def _possible_moves(self) -> list[str]:
-        row, column = self._position()
+        row, column = self._agent_cell()
         size = len(self._map)
         inside = {
             m
@@ -99,7 +99,7 @@ class FrozenLakeText:
         return [move for move in MOVES if self.settings.slippery or move in inside]
 
     def _make_observation(self, message: str) -> Observation:
-        row, column = self._position()
+        row, column = self._agent_cell()
         cells = [list(line.translate(DRAWING_SIGNS)) for line in self._map]
         cells[row][column] = "P"
         drawn = "\n".join(" ".join(line) for line in cells)

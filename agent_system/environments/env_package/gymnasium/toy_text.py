@@ -37,8 +37,8 @@ def describe_taxi(observation: Any, info: Mapping[str, Any], world: GymnasiumWor
         passenger_place = f"at the {TAXI_STANDS[passenger]} stand ({stand_positions[passenger]})"
     return (
         f"You are at {_format_cell(row, column)}. Free sides: {sides}.\n"
-        f"The passenger is {passenger_place} and wants to go to the {TAXI_STANDS[destination]} stand "
-        f"({stand_positions[destination]})."
+        f"The passenger is {passenger_place} and wants to go to the {TAXI_STANDS[destination]} "
+        f"stand ({stand_positions[destination]})."
     )
 
 

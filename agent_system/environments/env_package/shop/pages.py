@@ -101,13 +101,14 @@ class Page:
             return "\n".join(
                 [f"Page {self.number + 1} of {pages}, {len(self.results)} products", *lines]
             )
+        product = self.current_product
         if self.name == "description":
-            return f"Description: {self.current_product.title}. Department: {self.current_product.department}."
+            return f"Description: {product.title}. Department: {product.department}."
         if self.name == "features":
-            return f"Features of {self.current_product.title}: {', '.join(self.current_product.attributes)}."
+            return f"Features of {product.title}: {', '.join(product.attributes)}."
         chosen = dict(self.chosen)
         lines = []
-        for option, values in self.current_product.options.items():
+        for option, values in product.options.items():
             choice = f" (chosen: {chosen[option]})" if option in chosen else ""
             lines.append(f"{option}: {', '.join(values)}{choice}")
         return "\n".join(

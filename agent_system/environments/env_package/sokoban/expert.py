@@ -34,7 +34,7 @@ class SokobanExpert:
 
     def act(self) -> Decision:
         """Return the next move of the plan, with the next push and the cell to push from."""
-        states_by_move = dict(self._successors(self.state))
+        states_by_move = dict(self._next_states(self.state))
         decision = Decision(
             action=self.plan[0],
             situation=self._next_push(),
@@ -84,12 +84,12 @@ class SokobanExpert:
         ]
 
     def _find_solution(self, state: State) -> list[str] | None:
-        return find_shortest_path(state, self._successors, self._is_solved, MAX_STATES)
+        return find_shortest_path(state, self._next_states, self._is_solved, MAX_STATES)
 
     def _is_solved(self, state: State) -> bool:
         return all(box in self.targets for box in state[1])
 
-    def _successors(self, state: State) -> Iterator[tuple[str, State]]:
+    def _next_states(self, state: State) -> Iterator[tuple[str, State]]:
         agent, boxes = state
         for move, step in MOVES.items():
             ahead = shift_cell(agent, step)

@@ -154,14 +154,14 @@ def _search_backwards(
 def _add_predecessors(floor: set[Cell], state: State, next_moves: dict) -> list[State]:
     """Add the new predecessors of ``state`` to ``next_moves`` and return them."""
     added = []
-    for move, before in _predecessors(floor, state):
+    for move, before in _earlier_states(floor, state):
         if before not in next_moves:
             next_moves[before] = (move, state)
             added.append(before)
     return added
 
 
-def _predecessors(floor: set[Cell], state: State) -> Iterator[tuple[str, State]]:
+def _earlier_states(floor: set[Cell], state: State) -> Iterator[tuple[str, State]]:
     """Yield each (move, earlier state) whose move leads to ``state``, by a walk or by a push."""
     agent, boxes = state
     for move, step in MOVES.items():

@@ -232,8 +232,8 @@ def unlisted_games() -> dict[str, str]:
 def game_remarks() -> dict[str, str]:
     """Return a remark for each game in which a constant move usually succeeds."""
     return {
-        name: f"the constant move {move} solves {success_count} of {episode_count} episodes against random moves"
-        for name, (move, success_count, episode_count) in CONSTANT_MOVES.items()
+        name: f"the constant move {move} solves {count} of {total} episodes against random moves"
+        for name, (move, count, total) in CONSTANT_MOVES.items()
     }
 
 

@@ -83,8 +83,8 @@ def _arguments_of(function: Callable[..., Any]) -> type[BaseModel]:
     for name, parameter in inspect.signature(function, eval_str=True).parameters.items():
         if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
             raise TypeError(
-                f"{FUNCTIONS_KEY}: {function.__name__} has the parameter {parameter}; allowed: parameters "
-                "that can be passed by name; fix: replace it by such parameters"
+                f"{FUNCTIONS_KEY}: {function.__name__} has the parameter {parameter}; allowed: "
+                "parameters that can be passed by name; fix: replace it by such parameters"
             )
         kind = Any if parameter.annotation is parameter.empty else parameter.annotation
         fields[name] = (kind, ... if parameter.default is parameter.empty else parameter.default)
@@ -119,8 +119,8 @@ def _load_tool(import_path: str, settings: ToolsSettings) -> PythonTool:
         raise
     except Exception as error:  # user-provided module
         raise ValueError(
-            f"{FUNCTIONS_KEY}={import_path!r} cannot be imported: {error!r}; allowed: FILE.py:NAME, MODULE:NAME; "
-            "fix: correct the import path or the module"
+            f"{FUNCTIONS_KEY}={import_path!r} cannot be imported: {error!r}; allowed: "
+            "FILE.py:NAME, MODULE:NAME; fix: correct the import path or the module"
         ) from error
     name = getattr(function, "__name__", "")
     try:
@@ -129,8 +129,8 @@ def _load_tool(import_path: str, settings: ToolsSettings) -> PythonTool:
         raise
     except Exception as error:  # undefined annotations, or types that pydantic does not support
         raise ValueError(
-            f"{FUNCTIONS_KEY}={import_path!r}: its signature cannot be read: {error}; allowed: annotations of "
-            "JSON-able types; fix: correct the annotations of its arguments"
+            f"{FUNCTIONS_KEY}={import_path!r}: its signature cannot be read: {error}; allowed: "
+            "annotations of JSON-able types; fix: correct the annotations of its arguments"
         ) from error
 
 

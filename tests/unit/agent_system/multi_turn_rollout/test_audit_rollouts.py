@@ -130,7 +130,7 @@ def test_a_point_whose_plays_broke_is_left_out(tokenizer, monkeypatch):
         job = made(trajectory, turn, level, name)
         if not job.replay or level != 2:
             return job
-        return replace(job, seen=("elsewhere", *job.expected_observations[1:]))
+        return replace(job, expected_observations=("elsewhere", *job.expected_observations[1:]))
 
     monkeypatch.setattr(audit_rollouts, "make_branch_spec", first_one_is_lost)
     _, points = audited(tokenizer, worth)

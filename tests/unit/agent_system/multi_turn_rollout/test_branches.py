@@ -113,7 +113,7 @@ def test_a_state_that_is_not_found_again_breaks_the_branch(world, step, other):
         "You are elsewhere.",
         *job.expected_observations[other + 1 :],
     ]
-    (branch,) = world.play([replace(job, index=0, seen=tuple(seen))]).trajectories
+    (branch,) = world.play([replace(job, index=0, expected_observations=tuple(seen))]).trajectories
     assert branch.aborted == "replay"
     assert f"turn {other}" in branch.abort_detail and "elsewhere" in branch.abort_detail
     assert len(branch.turns) == other
@@ -125,8 +125,8 @@ def test_a_branch_of_another_task_breaks_before_its_first_turn(world_append):
     job = replace(
         make_branch_spec(one, one.turns[0], 3),
         index=0,
-        task=two.job.task,
-        env_seed=two.job.env_seed,
+        task=two.spec.task,
+        env_seed=two.spec.env_seed,
     )
     (branch,) = world_append.play([job]).trajectories
     assert (branch.aborted, branch.turns) == ("replay", [])
@@ -136,9 +136,13 @@ def test_branches_of_a_step_have_names_and_draw_alike_at_every_level(world_appen
     whole = world_append.played[0]
     turn = whole.turns[1]
     one, two = make_branch_spec(whole, turn, 1), make_branch_spec(whole, turn, 2)
-    assert one.traj_uid == two.traj_uid == f"{whole.job.traj_uid}@1"
-    assert make_branch_spec(whole, turn, 1, "#7").traj_uid == f"{whole.job.traj_uid}@1#7"
-    assert (one.uid, one.env_seed, one.task) == (whole.job.uid, whole.job.env_seed, whole.job.task)
+    assert one.traj_uid == two.traj_uid == f"{whole.spec.traj_uid}@1"
+    assert make_branch_spec(whole, turn, 1, "#7").traj_uid == f"{whole.spec.traj_uid}@1#7"
+    assert (one.uid, one.env_seed, one.task) == (
+        whole.spec.uid,
+        whole.spec.env_seed,
+        whole.spec.task,
+    )
 
 
 @pytest.fixture
@@ -156,7 +160,7 @@ def test_the_difference_of_returns_is_noted_at_every_step(world_append):
     for trajectory in world_append.played:
         assert trajectory.won
         for turn in trajectory.turns:
-            level = choose_executed_level(turn.parsed, 1.0, 5, trajectory.job.traj_uid, turn.step)
+            level = choose_executed_level(turn.parsed, 1.0, 5, trajectory.spec.traj_uid, turn.step)
             assert level is not None
             tried.append(level)
             assert turn.executed == pytest.approx(expected[level] * trajectory.reward), level
@@ -174,7 +178,7 @@ def test_a_branch_differs_from_its_turn_by_the_level_digit_alone(world_append, t
         return world_append.play(asked)
 
     execute_alternatives(world_append.played, play, world_append.config.algorithm.rlvcr, seed=5)
-    of_play = {t.job.traj_uid: t for t in world_append.played}
+    of_play = {t.spec.traj_uid: t for t in world_append.played}
     codec = LevelCodec(tokenizer)
     prompts = [r.prompt_ids for r in world_append.engines[0].requests[asked_before:]]
     for job in jobs:

@@ -135,7 +135,9 @@ def watched(monkeypatch):
         monkeypatch.setattr(collector_group, "ray_get", get)
         monkeypatch.setattr(collector_group, "ray", SimpleNamespace(wait=wait))
         monkeypatch.setattr(CollectorGroup, "_count_finished", lambda self: next(over))
-        monkeypatch.setattr(CollectorGroup, "_replace_worker", lambda self, number: started.append(number))
+        monkeypatch.setattr(
+            CollectorGroup, "_replace_worker", lambda self, number: started.append(number)
+        )
         progress: Any = SimpleNamespace(to=heard.append)
         group = object.__new__(CollectorGroup)
         return CollectorGroup._wait_for_parts(group, ask, [0, 1], 60.0, progress), heard, started

@@ -107,7 +107,7 @@ def test_template_arguments_reach_the_chat_template(tokenizer, monkeypatch):
 def test_trajectories_come_back_in_the_order_of_their_jobs(world):
     jobs = [world.jobs[place] for place in (4, 0, 5, 2)]
     played = world.play(jobs)
-    assert [t.job for t in played.trajectories] == jobs
+    assert [t.spec for t in played.trajectories] == jobs
     assert played.env_restarts == 0
 
 
@@ -170,13 +170,13 @@ def test_times_are_of_this_call(world):
 def test_restarts_are_those_of_this_call(world):
     world.worker._pool.counts["restarts"] = 5
     assert world.play().env_restarts == 0
-    play_group = world.worker._play_group
+    play_group = world.worker._generate_group
 
     async def with_a_restart(context, jobs):
         world.worker._pool.counts["restarts"] += 1
         return await play_group(context, jobs)
 
-    world.worker._play_group = with_a_restart
+    world.worker._generate_group = with_a_restart
     assert world.play().env_restarts == 3, "one for each of three groups"
 
 
@@ -213,11 +213,11 @@ class Thinker:
         async def play(_pool):
             return played
 
-        return SimpleNamespace(play=play)
+        return SimpleNamespace(generate_trajectory=play)
 
     async def expand(self, context, played, turn) -> None:
         assert context is not None
-        self.expanded.append((played.job.index, turn.step))
+        self.expanded.append((played.spec.index, turn.step))
 
 
 EVERY_TURN = [(0, 0), (0, 1), (1, 0), (1, 1)]
@@ -236,9 +236,9 @@ def test_thoughts_are_asked_for_where_returns_differ(world, monkeypatch, expand,
     thinker = Thinker(monkeypatch, returns)
     settings = SimpleNamespace(alternatives=SimpleNamespace(expand=expand))
     jobs = [RolloutSpec(index, {}, "u", f"u/{index}", index, 0) for index in (0, 1)]
-    group = world.runner.run(world.worker._play_group(SimpleNamespace(settings=settings), jobs))
+    group = world.runner.run(world.worker._generate_group(SimpleNamespace(settings=settings), jobs))
     assert thinker.expanded == expanded
-    assert [t.job.index for t in group] == [0, 1]
+    assert [t.spec.index for t in group] == [0, 1]
 
 
 @pytest.mark.parametrize(("on_abort", "expanded"), [("drop_group", []), ("keep_rest", EVERY_TURN)])
@@ -247,7 +247,7 @@ def test_thoughts_are_asked_for_in_what_is_trained_on(world, monkeypatch, on_abo
     world.config.env.on_abort = on_abort
     settings = SimpleNamespace(alternatives=SimpleNamespace(expand="mixed_groups"))
     jobs = [RolloutSpec(index, {}, "u", f"u/{index}", index, 0) for index in (0, 1, 2)]
-    world.runner.run(world.worker._play_group(SimpleNamespace(settings=settings), jobs))
+    world.runner.run(world.worker._generate_group(SimpleNamespace(settings=settings), jobs))
     assert thinker.expanded == expanded
 
 
@@ -255,7 +255,7 @@ def test_without_alternatives_nothing_is_asked(world, monkeypatch):
     thinker = Thinker(monkeypatch, (0.0, 1.0))
     settings = SimpleNamespace(alternatives=None)
     jobs = [RolloutSpec(index, {}, "u", f"u/{index}", index, 0) for index in (0, 1)]
-    world.runner.run(world.worker._play_group(SimpleNamespace(settings=settings), jobs))
+    world.runner.run(world.worker._generate_group(SimpleNamespace(settings=settings), jobs))
     assert thinker.expanded == []
 
 
@@ -269,14 +269,14 @@ def test_a_collector_without_a_name_is_the_first(tokenizer):
 @pytest.mark.parametrize("levels", [True, False])
 def test_plays_share_a_codec_and_who_thinks_where_levels_are_asked_for(world, levels):
     asked = AlternativeSettings(which="one") if levels else None
-    settings = replace(world.settings, levels=levels, alternatives=asked)
-    context = world.worker._context(settings)
+    settings = replace(world.settings, requests_levels=levels, alternatives=asked)
+    context = world.worker._make_context(settings)
     assert (context.codec is not None) == levels == (context.alternatives is not None)
     if context.alternatives is not None:
         assert context.alternatives.settings == asked
         assert context.alternatives._encode == world.worker._bridge.encode_text
     # Levels without other thoughts.
-    plain = world.worker._context(replace(world.settings, levels=True))
+    plain = world.worker._make_context(replace(world.settings, requests_levels=True))
     assert plain.alternatives is None and plain.codec is not None
 
 
@@ -293,7 +293,7 @@ def test_ended_plays_are_counted_over_all_calls(world):
 
 def test_restarts_while_groups_are_carried_are_those_of_the_call(world, monkeypatch):
     world.worker._pool.counts["restarts"] = 5
-    take = world.worker._under_way.take
+    take = world.worker._in_flight.take_finished
 
     async def with_a_restart(keep):
         world.worker._pool.counts["restarts"] += 2
@@ -306,10 +306,10 @@ def test_restarts_while_groups_are_carried_are_those_of_the_call(world, monkeypa
 
 
 def test_an_agent_of_the_users_own_plays_through_the_endpoint(world, monkeypatch):
-    context = world.worker._context(world.settings)
-    package: Any = SimpleNamespace(for_task=lambda _: SimpleNamespace(brings_agent=True))
+    context = world.worker._make_context(world.settings)
+    package: Any = SimpleNamespace(package_for_task=lambda _: SimpleNamespace(runs_agent=True))
     monkeypatch.setattr(world.worker, "_package", package)
-    player: Any = world.worker._player(context, world.jobs[1])
+    player: Any = world.worker._make_generator(context, world.jobs[1])
     assert isinstance(player, AgentTrajectoryGenerator)
     assert player.context is context and player.trajectory.spec is world.jobs[1]
     assert player._endpoint is world.worker._endpoint

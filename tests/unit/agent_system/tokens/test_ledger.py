@@ -94,23 +94,23 @@ def test_a_ledger_that_travelled_is_the_same_and_goes_on():
     ledger.append([11, 12], SegmentKind.AGENT, turn=2, episode=1, retokenized=True)
     there = pickle.loads(pickle.dumps(ledger))
     for found in (there, pickle.loads(pickle.dumps(there))):
-        assert found.segments == ledger.all_segments
-        assert found.ids == ledger.token_ids and len(found) == 12
-        assert found.logprobs() == ledger.token_logprobs()
+        assert found.all_segments == ledger.all_segments
+        assert found.token_ids == ledger.token_ids and len(found) == 12
+        assert found.token_logprobs() == ledger.token_logprobs()
         assert found.completion_only_mask() == ledger.completion_only_mask()
         assert found.turn_ids() == ledger.turn_ids()
-        assert found.retokenized and found.prompt_length == 3
+        assert found.has_retokenized_tokens and found.prompt_length == 3
     # As arrays first: what is added then is not lost.
     again = pickle.loads(pickle.dumps(ledger))
     for one in (ledger, again):
         one.append([13], SegmentKind.ENV, turn=3)
         assert one.to_arrays().ids.tolist() == [*range(1, 14)]
-    assert again.segments == ledger.all_segments
+    assert again.all_segments == ledger.all_segments
 
 
 def test_an_empty_ledger_travels():
     there = pickle.loads(pickle.dumps(TokenLedger()))
-    assert len(there) == 0 and there.segments == () and there.logprobs() == []
+    assert len(there) == 0 and there.all_segments == () and there.token_logprobs() == []
 
 
 def test_sampled_tokens_are_counted_by_the_version_of_the_weights():

@@ -31,7 +31,7 @@ def test_every_part_of_an_iteration_is_there(cost):
     assert set(cost.seconds) == {*driver.PARTS, driver.BACKGROUND_PART, "of the ranks"}
     assert min(cost.seconds.values()) >= 0
     waited = sum(cost.seconds[part] for part in driver.PARTS)
-    assert cost.ahead == pytest.approx(1e3 * waited / 96)
+    assert cost.blocking_ms == pytest.approx(1e3 * waited / 96)
 
 
 def test_bytes_are_those_of_the_rows(cost):

@@ -104,7 +104,7 @@ def test_a_torn_checkpoint_is_wrong(tmp_path):
 
 def test_a_run_that_goes_on_reaches_its_end(tmp_path):
     whole = run_of(tmp_path / "a", range(1, NUM_STEPS + 1), range(1, NUM_STEPS + 1))
-    assert compute_verdict(ended(PLAYING, whole, status=0, said="")) == "goes on"
+    assert compute_verdict(ended(PLAYING, whole, status=0, said="")) == "continues"
     twice = run_of(tmp_path / "b", [1, 1, *range(2, NUM_STEPS + 1)], range(1, NUM_STEPS + 1))
     assert "exit status 0 after" in compute_verdict(ended(PLAYING, twice, status=0))
     broken = run_of(
@@ -114,10 +114,8 @@ def test_a_run_that_goes_on_reaches_its_end(tmp_path):
         plays=TRAJECTORIES_PER_STEP - 1,
     )
     found = compute_verdict(ended(PLAYING, broken, status=0, said=""))
-    assert (
-        f"step {NUM_STEPS} was trained on {TRAJECTORIES_PER_STEP - 1} trajectories, not {TRAJECTORIES_PER_STEP}"
-        in found
-    )
+    missing = f"{TRAJECTORIES_PER_STEP - 1} trajectories, not {TRAJECTORIES_PER_STEP}"
+    assert f"step {NUM_STEPS} was trained on {missing}" in found
 
 
 def test_who_is_killed_says_nothing(tmp_path):
@@ -129,7 +127,7 @@ def test_who_is_killed_says_nothing(tmp_path):
 def test_the_table_has_what_is_known(tmp_path):
     results = {
         "engine/start/killed": CellResult("engine/start/killed", "ends", 4.4, 1, "gone"),
-        "collector/save/hung": CellResult("collector/save/hung", "goes on"),
+        "collector/save/hung": CellResult("collector/save/hung", "continues"),
     }
     outcomes.write_results(results, tmp_path / "matrix.json")
     assert outcomes.read_results(tmp_path / "matrix.json") == results
@@ -138,7 +136,7 @@ def test_the_table_has_what_is_known(tmp_path):
     assert len(rows) == 2 + 6 * 5
     assert rows[2] == f"| {ENGINE} | start | ends after 4 s, status 1 | not run | not run |"
     (row,) = [row for row in rows if row.startswith(f"| {COLLECTOR} | {SAVE}")]
-    assert row.endswith("| not run | goes on | (asks for no memory then) |")
+    assert row.endswith("| not run | continues | (asks for no memory then) |")
     assert f"| {NODE} | {START} | not run | not run | (" in "\n".join(rows)
 
 

@@ -47,7 +47,7 @@ def counted(module, rows, backward):
     """
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         for row in range(len(rows)):
-            packed = rows.pack([row])
+            packed = rows.pack_rows([row])
             targets = rows.targets(packed, [row])
             inputs = (packed.input_ids, packed.position_ids, packed.layout)
             if isinstance(module, PolicyModel):

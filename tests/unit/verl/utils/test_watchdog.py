@@ -73,7 +73,7 @@ watchdog.GRACE_S = 2.0
 with watchdog.Watchdog(Path(sys.argv[1]), 60.0, 4.0) as dog:
     for turn in range(35):
         time.sleep(0.2)
-        dog.enter(f"stage {turn}")
+        dog.enter_stage(f"stage {turn}")
 print("as it should")
 """
 MUTE = "print('ready', flush=True); import time; time.sleep(600)"
@@ -144,7 +144,7 @@ def said(caplog) -> list[str]:
 def test_what_is_waited_for_is_said_at_doubling_intervals(dog, clock, caplog):
     caplog.set_level(logging.INFO)
     parts = Stopwatch()
-    dog.follow(parts)
+    dog.follow_stopwatch(parts)
     with (
         parts.measure_part("step"),
         parts.measure_part("update_actor"),
@@ -160,11 +160,11 @@ def test_what_is_waited_for_is_said_at_doubling_intervals(dog, clock, caplog):
 def test_a_run_that_moves_is_left_alone(dog, clock, sent, caplog, moves):
     caplog.set_level(logging.INFO, logger=watchdog.__name__)
     parts = Stopwatch()
-    dog.follow(parts)
+    dog.follow_stopwatch(parts)
     progress = Progress("brewing", 100, "potions")
     for turn in range(40):
         if moves == "stage":
-            dog.enter(f"stage {turn}")
+            dog.enter_stage(f"stage {turn}")
         elif moves == "part":
             with parts.measure_part("gen"):
                 pass
@@ -246,7 +246,7 @@ def test_a_long_list_is_cut(dog, clock, caplog):
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), ConnectionError("a peer is gone"), None])
 def test_the_block_raises_stalled_whatever_it_ended_with(dog, clock, sent, tmp_path, error):
     with pytest.raises(Stalled, check=mentions("save", "stall_timeout_s=600")) as caught, dog:
-        dog.enter("save")
+        dog.enter_stage("save")
         pass_time(dog, clock, 601)
         if error is not None:
             raise error

@@ -20,9 +20,12 @@ from tests.helpers.engine_cases import (
 )
 from tests.helpers.refusals import mentions
 from tests.helpers.tiny_model import make_tiny_policy
+from verl.config.schema.actor import ActorRolloutRefConfig
+from verl.models.loader import read_config
 from verl.utils.sampling import SamplingRequest, StopReason
 from verl.workers.rollout import create_engine, hf
 from verl.workers.rollout.base import EngineError
+from verl.workers.rollout.engine_registry import start_engine
 
 END = 1  # <|im_end|> in the tiny tokenizer
 
@@ -96,6 +99,21 @@ def test_a_bfloat16_model_whose_head_is_no_linear_map_samples_as_it_is(tmp_path,
     monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", load_with_head)
     engine = create_engine("hf", rollout_section(dtype="bfloat16"), str(make_tiny_policy(tmp_path)))
     assert len(play(engine, ask(2, max_tokens=3))) == 2
+
+
+def test_the_engine_uses_the_overridden_config_of_the_model(policy):
+    rope = {"rope_theta": 100.0, "rope_type": "default"}
+    config = ActorRolloutRefConfig(rollout=rollout_section(name="hf"))
+    config.model.override_config = {"rope_parameters": rope}
+    overridden = start_engine(config, str(policy), 0, 1, [])
+    request = ask(1, temperature=1.0, max_tokens=12)[0]
+    result = play(overridden, [request])[request.request_id]
+    as_trained = read_config(policy, override_config=config.model.override_config)
+    trained = AutoModelForCausalLM.from_pretrained(policy, config=as_trained)
+    plain = AutoModelForCausalLM.from_pretrained(policy)
+    for model, is_equal in ((trained, True), (plain, False)):
+        expected = reference_logprobs(model, request, list(result.token_ids))
+        assert (np.abs(np.array(result.logprobs) - np.array(expected)).max() < 1e-4) == is_equal
 
 
 def test_greedy_is_the_argmax(engine, model):

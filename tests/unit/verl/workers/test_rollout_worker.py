@@ -138,7 +138,7 @@ def test_every_request_gets_one_result_at_its_own_client():
         mine, yours = await asyncio.gather(collect(worker, 2), collect(worker, 1, "you"))
         assert sorted(mine) == ["a", "c"] and sorted(yours) == ["b"]
         assert mine["c"].token_ids == [0, 1, 2, 3, 4]
-        stats = await worker.stats()
+        stats = await worker.get_stats()
         assert (stats["tokens"], stats["requests"], stats["prompt_tokens"], stats["running"]) == (
             11,
             3,
@@ -188,7 +188,7 @@ def test_weights_wait_for_running_requests_and_hold_new_ones_back():
         results = await collect(worker, 2)
         assert (results["old"].policy_version, results["new"].policy_version) == (0, 7)
         assert engine.weights == [("w", np.ones(1))]
-        assert (await worker.ready())["policy_version"] == 7
+        assert (await worker.wait_until_ready())["policy_version"] == 7
 
     with_worker(scenario)
 
@@ -266,7 +266,7 @@ def test_a_failing_step_aborts_what_ran_and_the_worker_lives_on():
         assert "the paper tore" in results["a"].info["error"]
         await worker.submit([request("c")])
         assert (await collect(worker, 1))["c"].stop_reason is StopReason.LENGTH
-        assert (await worker.stats())["aborted"] == 2
+        assert (await worker.get_stats())["aborted"] == 2
 
     with_worker(scenario)
 

@@ -22,7 +22,7 @@ from verl.utils.fingerprint import compute_fingerprint
 from verl.utils.tensor_arrays import as_array, as_tensor
 from verl.workers import actor as actor_module
 from verl.workers.actor import ActorWorker
-from verl.workers.rollout import EngineError, RolloutWorker, create_engine
+from verl.workers.rollout import EngineError, RolloutWorker, create_engine, engine_calls
 from verl.workers.rollout.hf import HFEngine
 from verl.workers.rollout.weight_receipt import WeightReceipt
 

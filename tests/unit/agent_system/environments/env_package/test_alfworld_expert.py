@@ -121,7 +121,7 @@ def test_slack_is_valid_and_costs_steps(tmp_path):
         shortest += len(play(env, task)[1])
         _, decisions, invalid = play(env, task, slack=0.4, seed=1)
         assert invalid == 0
-        idle += sum(decision.slack for decision in decisions)
+        idle += sum(decision.is_useless for decision in decisions)
         total += len(decisions)
     env.close()
     assert 0.25 < idle / total < 0.55

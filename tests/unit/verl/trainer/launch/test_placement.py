@@ -322,11 +322,12 @@ def test_on_a_ray_with_pretended_gpus_the_driver_takes_its_word_for_them():
 @pytest.mark.parametrize("key", ["use_kl_loss", "use_kl_in_reward"])
 def test_a_reference_lives_in_the_processes_of_the_actor(key):
     cfg = config()
-    assert [spec.housed for spec in launch.build_worker_specs(plan_of(cfg, "cpu")).values()] == [
-        ["actor"]
-    ]
+    assert [
+        spec.role_names for spec in launch.build_worker_specs(plan_of(cfg, "cpu")).values()
+    ] == [["actor"]]
     section = cfg.algorithm if key == "use_kl_in_reward" else cfg.actor_rollout_ref.actor
     setattr(section, key, True)
     assert {
-        role: spec.housed for role, spec in launch.build_worker_specs(plan_of(cfg, "cpu")).items()
+        role: spec.role_names
+        for role, spec in launch.build_worker_specs(plan_of(cfg, "cpu")).items()
     } == {Role.Actor: ["actor", "ref"]}

@@ -299,7 +299,9 @@ def test_engines_are_woken_before_they_get_weights(monkeypatch):
     sketch = WeightFingerprints({"w": 2}, {"w": 1})
     answers = {"update_weights": {"w": 1}, "weight_fingerprints of rank 0": sketch}
     for module in (resources, engine_calls):
-        monkeypatch.setattr(module, "gather_results", lambda refs, *_: [answers.get(r, r) for r in refs])
+        monkeypatch.setattr(
+            module, "gather_results", lambda refs, *_: [answers.get(r, r) for r in refs]
+        )
     workers = resources.TrainingWorkers(Actor([], "actor"), [Engine(), Engine()])
     weights = "export_weights of rank 0"
     workers.sync_weights(3)

@@ -48,7 +48,7 @@ def start(monkeypatch):
         places = dict.fromkeys(roles, "pool") | {Role.Rollout: engines}
         pools = ResourcePoolManager({}, places, use_gpu, resource_pool_dict={"pool": pool})
         housed = ["actor", "ref"] if shared else []
-        specs: Any = dict.fromkeys(roles, SimpleNamespace(housed=housed))
+        specs: Any = dict.fromkeys(roles, SimpleNamespace(role_names=housed))
         return heard, TrainingWorkers.start(specs, pools, ["engine"])
 
     return run
@@ -74,7 +74,10 @@ def test_on_gpus_engines_measure_alone_and_groups_load_one_after_another(start):
 
 def test_engines_on_gpus_of_their_own_load_while_the_groups_do_and_never_sleep(start):
     heard, workers = start(use_gpu=True, engines="their own")
-    assert heard[:2] == ["actor is there", "ref is there"] and heard[-1] == ("engine", "wait_until_ready")
+    assert heard[:2] == ["actor is there", "ref is there"] and heard[-1] == (
+        "engine",
+        "wait_until_ready",
+    )
     heard.clear()
     workers.sleep_engines()
     workers._wake_part("weights")
