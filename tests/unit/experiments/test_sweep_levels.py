@@ -68,7 +68,7 @@ def trained(monkeypatch, success):
 
     def train(run, core):
         runs.append(run.name)
-        CheckpointManager(run.directory / "checkpoints").save(4, lambda directory: None, {})
+        CheckpointManager(run.run_directory / "checkpoints").save(4, lambda directory: None, {})
         return result(success)
 
     monkeypatch.setattr(sweep, "train_run", train)

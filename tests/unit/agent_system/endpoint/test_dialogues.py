@@ -47,7 +47,7 @@ def test_a_reply_that_is_quoted_stays_in_the_tokens_it_was_sampled_in(bridge, to
     first.add_reply(Said(sampled), 0, ["the apple"])
     again = dialogues.open([SYSTEM, user("one"), reply("the apple"), user("two")], 1)
     assert again is first
-    between = bridge.between(sampled, "two")
+    between = bridge.make_bridge(sampled, "two")
     added = [*between.before, *between.observation, *between.after]
     assert first.conversation.prompt_ids == [*before, *sampled, *added]
     (agent,) = first.conversation.ledger.agent_segments

@@ -77,12 +77,12 @@ def test_a_branch_sees_what_the_play_saw_and_begins_with_the_level(world, tokeni
     asked_before = len(world.engines[0].requests)
     (branch,) = world.play([replace(make_branch_spec(whole, turn, 3), index=0)]).trajectories
     first = world.engines[0].requests[asked_before]
-    prompt = whole.ledgers[turn.ledger].ids[: turn.start]
+    prompt = whole.ledgers[turn.ledger].token_ids[: turn.start]
     prefix = LevelCodec(tokenizer).prefix_ids[3]
     assert first.prompt_ids == prompt + prefix
     assert first.max_tokens == world.settings.max_turn_tokens - len(prefix)
     assert [played.action for played in branch.turns[:2]] == [t.action for t in whole.turns[:2]]
-    assert [played.forced for played in branch.turns[:3]] == [0, 0, len(prefix)]
+    assert [played.num_forced for played in branch.turns[:3]] == [0, 0, len(prefix)]
     assert branch.turns[2].parsed.level == 3
     assert (branch.aborted, branch.start_state) == (None, whole.start_state)
 
@@ -96,9 +96,9 @@ def test_what_is_repeated_is_not_sampled(world):
     ).trajectories[0]
     assert len(world.engines[0].requests) - before == len(branch.turns) - 1
     repeated = branch.turns[0]
-    ids = branch.ledgers[repeated.ledger].ids[repeated.start : repeated.end]
+    ids = branch.ledgers[repeated.ledger].token_ids[repeated.start : repeated.end]
     own = whole.turns[0]
-    assert ids == whole.ledgers[own.ledger].ids[own.start : own.end]
+    assert ids == whole.ledgers[own.ledger].token_ids[own.start : own.end]
 
 
 @both_worlds
@@ -163,7 +163,7 @@ def test_the_difference_of_returns_is_noted_at_every_step(world_append):
             level = choose_executed_level(turn.parsed, 1.0, 5, trajectory.spec.traj_uid, turn.step)
             assert level is not None
             tried.append(level)
-            assert turn.executed == pytest.approx(expected[level] * trajectory.reward), level
+            assert turn.executed_credit == pytest.approx(expected[level] * trajectory.reward), level
     assert set(tried) == {1, 3, 4}
     assert found["rlvcr/executed_dropped"] == 0.0
     assert found["rlvcr/executed_tokens"] > 0
@@ -184,9 +184,9 @@ def test_a_branch_differs_from_its_turn_by_the_level_digit_alone(world_append, t
     for job in jobs:
         uid, _, step = job.traj_uid.partition("@")
         turn = of_play[uid].turns[int(step)]
-        ids = of_play[uid].ledgers[turn.ledger].ids
+        ids = of_play[uid].ledgers[turn.ledger].token_ids
         digit = turn.start + turn.parsed.level_span[0]
-        assert [*ids[:digit], codec.digit_ids[job.level - 1]] in prompts
+        assert [*ids[:digit], codec.digit_ids[job.forced_level - 1]] in prompts
 
 
 def test_a_branch_that_broke_says_nothing(world_append, monkeypatch):
@@ -200,7 +200,7 @@ def test_a_branch_that_broke_says_nothing(world_append, monkeypatch):
 
     found = execute_alternatives(world_append.played, broken, rlvcr, seed=5)
     assert found["rlvcr/executed_dropped"] == 1.0
-    assert {turn.executed for t in world_append.played for turn in t.turns} == {None}
+    assert {turn.executed_credit for t in world_append.played for turn in t.turns} == {None}
 
 
 def test_a_share_of_nothing_plays_nothing(world_append):

@@ -138,7 +138,7 @@ def watched(monkeypatch):
         monkeypatch.setattr(
             CollectorGroup, "_replace_worker", lambda self, number: started.append(number)
         )
-        progress: Any = SimpleNamespace(to=heard.append)
+        progress: Any = SimpleNamespace(set_done=heard.append)
         group = object.__new__(CollectorGroup)
         return CollectorGroup._wait_for_parts(group, ask, [0, 1], 60.0, progress), heard, started
 
@@ -156,7 +156,7 @@ def test_a_worker_that_failed_is_told_while_the_others_play(watched):
 
 def test_a_collector_that_is_gone_is_asked_again_in_another_process(watched, caplog):
     parts, _, started = watched(**{"0": WorkerDiedError("the node is gone")})
-    assert [part.lost for part in parts] == [1, 0] and started == [0]
+    assert [part.lost_collectors for part in parts] == [1, 0] and started == [0]
     assert [part.thoughts_s for part in parts] == [2.0, 1.0], "the answer of the second one"
     assert "collector-0" in caplog.text
 

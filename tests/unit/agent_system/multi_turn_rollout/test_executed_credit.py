@@ -79,7 +79,7 @@ def credited(world: dict[int, list[Outcome]], level: int, rlvcr: Any) -> float:
                 played = [trajectory_of("b", other, branch)]
 
                 def play(jobs: Any, played: Any = played, other: int = other) -> Any:
-                    assert [job.level for job in jobs] == [other]
+                    assert [job.forced_level for job in jobs] == [other]
                     return SimpleNamespace(trajectories=played)
 
                 execute_alternatives([trajectory], play, rlvcr, SEED)

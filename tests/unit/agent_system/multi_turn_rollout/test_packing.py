@@ -262,7 +262,7 @@ def test_training_and_validation_relate_levels_to_the_same_situations(name):
 
 
 def test_a_record_knows_how_the_step_was_read():
-    played = turn(0, 0, 10, 20, parsed=parsed(), forced=1)
+    played = turn(0, 0, 10, 20, parsed=parsed(), num_forced=1)
     record = make_turn_record(played)
     assert (record.level, record.level_forced, record.parse_failure) == (3, True, None)
     assert (record.thought_tokens, record.num_tokens) == (2, 9)
@@ -307,7 +307,7 @@ def test_what_was_executed_reaches_scoring():
 def test_a_conversation_is_shown_as_it_was_said():
     heard = [{"role": "user", "content": f"<{CUT}|a|>"}, {"role": "user", "content": f"b{CUT}"}]
     turns = [SimpleNamespace(response="one"), SimpleNamespace(response="two")]
-    row: Any = SimpleNamespace(trajectory=SimpleNamespace(heard=heard), turns=turns)
+    row: Any = SimpleNamespace(trajectory=SimpleNamespace(shown_messages=heard), turns=turns)
     assert _rebuild_conversation(row) == [
         {"role": "user", "content": "<|a|>"},
         {"role": "assistant", "content": "one"},

@@ -46,7 +46,7 @@ def envs(tmp_path):
 
 
 def lengths(config, tokenizer, envs):
-    shown = [envs.package.task_text.first_observation(task) for task in envs.tasks]
+    shown = [envs.package.task_text.first_observation(task) for task in envs.task_list]
     return measure_first_prompts(config, tokenizer, shown)
 
 
@@ -56,7 +56,7 @@ def test_longer_rows_are_left_out_and_counted(envs, tokenizer, caplog, split):
     config.data.max_prompt_length = max(lengths(config, tokenizer, manager)) - 1
     with caplog.at_level(logging.WARNING):
         fit_prompts(config, tokenizer, manager)
-    assert [task["task_id"][-1] for task in manager.tasks] == ["0", "2"]
+    assert [task["task_id"][-1] for task in manager.task_list] == ["0", "2"]
     assert "1 of 3" in caplog.text
     assert len(manager.panel) == (2 if split == "val" else 0)
     assert len(manager.gen_batch(1, 2)) == 2 * config.env.rollout.n
@@ -66,7 +66,7 @@ def test_a_row_that_just_fits_is_kept(envs, tokenizer, caplog):
     config, manager = envs("2?", WORDS)
     config.data.max_prompt_length = max(lengths(config, tokenizer, manager))
     fit_prompts(config, tokenizer, manager)
-    assert len(manager.tasks) == 2 and not caplog.records
+    assert len(manager.task_list) == 2 and not caplog.records
 
 
 def test_without_a_word_about_it_a_longer_row_is_refused(envs, tokenizer):
@@ -93,7 +93,7 @@ def test_the_last_message_is_cut_until_the_prompt_fits(envs, tokenizer, side):
     limit = max(lengths(config, tokenizer, manager)) - 5
     config.data.max_prompt_length = limit
     fit_prompts(config, tokenizer, manager)
-    short, long = manager.tasks
+    short, long = manager.task_list
     text = long["messages"][1]["content"]
     assert short["messages"][1]["content"] == "2?" and long["messages"][0]["content"] == "Be short."
     assert max(lengths(config, tokenizer, manager)) <= limit and 0 < len(text) < len(WORDS)

@@ -397,7 +397,7 @@ def test_a_play_that_takes_too_long_to_score_counts_as_the_mean_of_its_group(
     config.custom_reward_function.path = str(path)
     config.custom_reward_function.timeout_s = 0.2
     manager: Any = load_reward_manager(config)
-    outcomes = manager.outcomes(data)
+    outcomes = manager.compute_outcomes(data)
     uids = data.non_tensor_batch["uid"].tolist()
     peers = [
         o

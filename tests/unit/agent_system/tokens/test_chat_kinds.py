@@ -99,7 +99,7 @@ def compare_turn(bridge, template: str, answer: str, observation: str) -> None:
     # An end that was not sampled is put behind the sampled tokens, white space before it included.
     inserted = [[]] if bridge.closing == bridge.closing.lstrip() else []
     for sampled in [*inserted, [] if end is None else [end]]:
-        link = bridge.between(sampled, observation)
+        link = bridge.make_bridge(sampled, observation)
         tail = [*link.before, *link.observation, *link.after]
         assert whole[len(whole) - len(tail) :] == tail
     if template == "opens a thought":
@@ -110,7 +110,7 @@ def compare_turn(bridge, template: str, answer: str, observation: str) -> None:
     assert end is None or said[-1] == end
     # What was sampled stays, where the template leaves it out or joins it to the prompt.
     if whole[: len(prompt)] == prompt and "think" not in answer:
-        link = bridge.between(said, observation)
+        link = bridge.make_bridge(said, observation)
         assert [*prompt, *said, *link.before, *link.observation, *link.after] == whole
 
 

@@ -33,7 +33,7 @@ def letters(*, opening=(), **limits):
 
 
 def kinds(conversation):
-    return [(s.kind, s.turn, s.episode, len(s.ids)) for s in conversation.ledger.segments]
+    return [(s.kind, s.turn, s.episode, len(s.ids)) for s in conversation.ledger.all_segments]
 
 
 # ---- what joins ---------------------------------------------------------------------------------

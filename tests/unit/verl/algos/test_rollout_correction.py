@@ -42,29 +42,29 @@ def test_tokens_are_weighed_by_their_truncated_ratio():
 
 def test_sequences_are_weighed_by_the_product_of_their_tokens():
     # 2 * 1/4 * 4 = 2, and 1/2; together 1
-    assert weights(weigh="sequence")[0] == pytest.approx([2, 2, 2, 0.5])
-    found, metrics = weights(weigh="sequence", largest_weight=1.5)
+    assert weights(weight_level="sequence")[0] == pytest.approx([2, 2, 2, 0.5])
+    found, metrics = weights(weight_level="sequence", largest_weight=1.5)
     assert found == pytest.approx([1.5, 1.5, 1.5, 0.5])
     assert metrics["rollout_corr/rollout_is_ratio_fraction_high"] == 0.75
-    assert weights(TOGETHER, weigh="sequence")[0] == pytest.approx([1, 1, 1, 1])
+    assert weights(TOGETHER, weight_level="sequence")[0] == pytest.approx([1, 1, 1, 1])
 
 
 def test_rejected_tokens_weigh_nothing():
-    found, metrics = weights(weigh=None, reject="token", accept_from=0.49, accept_to=2.01)
+    found, metrics = weights(weight_level=None, reject_level="token", accept_from=0.49, accept_to=2.01)
     assert found == [1, 0, 0, 1]
     assert metrics == {"rollout_corr/rollout_rs_masked_fraction": 0.5}
-    found, _ = weights(reject="token", accept_from=0.3, accept_to=9.0, largest_weight=3.0)
+    found, _ = weights(reject_level="token", accept_from=0.3, accept_to=9.0, largest_weight=3.0)
     assert found == pytest.approx([2, 0, 3, 0.5])
 
 
 def test_sequences_are_rejected_by_product_or_geometric_mean():
-    options = {"weigh": None, "accept_from": 0.6}
-    assert weights(reject="sequence", accept_to=1.9, **options)[0] == [0, 0, 0, 0]
-    assert weights(reject="sequence", accept_to=2.1, **options)[0] == [1, 1, 1, 0]
+    options = {"weight_level": None, "accept_from": 0.6}
+    assert weights(reject_level="sequence", accept_to=1.9, **options)[0] == [0, 0, 0, 0]
+    assert weights(reject_level="sequence", accept_to=2.1, **options)[0] == [1, 1, 1, 0]
     # 2^(1/3) = 1.26 and 1/2
-    assert weights(reject="geometric", accept_to=1.25, **options)[0] == [0, 0, 0, 0]
-    assert weights(reject="geometric", accept_to=1.27, **options)[0] == [1, 1, 1, 0]
-    assert weights(TOGETHER, reject="geometric", accept_to=1.01, **options)[0] == [1, 1, 1, 1]
+    assert weights(reject_level="geometric", accept_to=1.25, **options)[0] == [0, 0, 0, 0]
+    assert weights(reject_level="geometric", accept_to=1.27, **options)[0] == [1, 1, 1, 0]
+    assert weights(TOGETHER, reject_level="geometric", accept_to=1.01, **options)[0] == [1, 1, 1, 1]
 
 
 def test_a_row_without_a_token_and_a_batch_without_one():

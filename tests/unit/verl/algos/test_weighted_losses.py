@@ -32,7 +32,7 @@ SELECTED[:, :2] = True
 class Rows:
     """Scores of whole rows, as they are."""
 
-    def unpack(self, values, _index):
+    def scatter_to_responses(self, values, _index):
         return values
 
 
@@ -40,7 +40,7 @@ class Scores:
     def __init__(self, log_probs):
         self.log_probs = log_probs
         self.choice_entropy = None
-        self.asked_entropy = -log_probs
+        self.required_entropy = -log_probs
 
 
 class Picker:

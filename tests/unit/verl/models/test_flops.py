@@ -48,7 +48,7 @@ def counted(module, rows, backward):
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         for row in range(len(rows)):
             packed = rows.pack_rows([row])
-            targets = rows.targets(packed, [row])
+            targets = rows.sampled_targets(packed, [row])
             inputs = (packed.input_ids, packed.position_ids, packed.layout)
             if isinstance(module, PolicyModel):
                 loss = module(*inputs, [targets])[0].log_probs.sum()

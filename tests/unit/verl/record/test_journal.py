@@ -81,7 +81,7 @@ def test_files_hold_what_was_reported_whatever_becomes_of_the_table(
     table.pop(["response_mask"], ["steps"])
     metrics["actor/loss"] = 2.0
     held_up.set()
-    journal.finish()
+    journal.finish_run()
     run = journal.run
     assert run.rollout_path(1).read_bytes() == (tmp_path / "plays").read_bytes()
     assert run.token_path(1).read_bytes() == (tmp_path / "tokens").read_bytes()
@@ -101,8 +101,8 @@ def test_what_writing_raises_ends_the_run_at_the_next_report(batch, journal, mon
     with pytest.raises(OSError, match="no space left"):
         journal.log_step(1, {})
     with pytest.raises(OSError, match="no space left"):
-        journal.finish()
-    journal.finish()
+        journal.finish_run()
+    journal.finish_run()
     assert not journal.run.metrics_path.exists(), "the metrics of a step come after its plays"
 
 
@@ -126,7 +126,7 @@ def test_a_checkpoint_counts_when_what_it_claims_is_written(batch, journal, held
     assert list(checkpoints.find_checkpoints()) == [1]
     assert journal.run.rollout_path(1).exists()
     assert 1 in [record["step"] for record in jsonl.read(journal.run.metrics_path)]
-    journal.finish()
+    journal.finish_run()
 
 
 @pytest.mark.parametrize("history", ["append", "window"])

@@ -321,8 +321,8 @@ def test_large_arguments_arrive_whole_on_every_rank(group):
 
 def test_non_blocking_calls_return_futures_that_other_calls_accept(group):
     future = group.slow(0.5)
-    assert not future.done()
-    assert future.get() == [0, 1] and future.done()
+    assert not future.is_done()
+    assert future.get() == [0, 1] and future.is_done()
     scaled = group.submit("scale", table(2))
     assert group.submit("describe", note=scaled).get()[1]["note"].batch["y"].tolist() == [100, 102]
 
@@ -432,7 +432,7 @@ def test_a_second_driver_joins_the_cluster_by_its_address(cluster):
 @pytest.mark.usefixtures("cluster")
 def test_a_pool_that_cannot_be_granted_says_what_is_free():
     with pytest.raises(WorkerTimeoutError, check=mentions("'greedy'", 64, "'CPU'")):
-        RayResourcePool([64], name_prefix="greedy", timeout_s=0.5).slots()
+        RayResourcePool([64], name_prefix="greedy", timeout_s=0.5).reserve_slots()
     with pytest.raises(ValueError, check=mentions(1)):
         RayResourcePool([0])
 

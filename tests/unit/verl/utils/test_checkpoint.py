@@ -28,7 +28,7 @@ def write(payload: bytes):
 
 
 def saved_steps(manager):
-    return list(manager.steps())
+    return list(manager.find_checkpoints())
 
 
 def test_saved_state_and_files_come_back(tmp_path):

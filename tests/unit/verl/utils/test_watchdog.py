@@ -209,7 +209,7 @@ def test_a_stall_interrupts_the_run_once_and_then_ends_the_process(dog, clock, s
     assert EXIT_STATUS != 0
 
 
-@pytest.mark.parametrize("broken", ["collect_stacks", "progress.last_reported"])
+@pytest.mark.parametrize("broken", ["collect_stacks", "progress.find_last_heartbeat"])
 def test_a_disk_that_fails_keeps_no_stalled_run_alive(tmp_path, sent, monkeypatch, caplog, broken):
     def fails(*_):
         if broken == "collect_stacks" or not failed:
@@ -424,7 +424,7 @@ def test_other_machines_are_asked_and_cannot_keep_a_run_from_ending(
     pass_time(dog, clock, 600)
     assert asked == [tmp_path / "stacks"] and sent == [signal.SIGINT]
     written = "".join(path.read_text() for path in tmp_path.glob("stacks-*.txt"))
-    assert written == (answer.told if answer else "")
+    assert written == (answer.stacks if answer else "")
     assert ("node c" in caplog.text) == (answer is not None)
 
 

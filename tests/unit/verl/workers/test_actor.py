@@ -48,11 +48,11 @@ def gradient_of(worker, data, monkeypatch):
 
     def step():
         if not seen:
-            seen.update(gradients(worker.engine.module))
+            seen.update(gradients(worker.train_engine.module))
         return original()
 
-    original = worker.engine.step
-    monkeypatch.setattr(worker.engine, "step", step)
+    original = worker.train_engine.step
+    monkeypatch.setattr(worker.train_engine, "step", step)
     update = worker.update_actor if isinstance(worker, ActorWorker) else worker.update_critic
     return seen, update(data).meta_info["metrics"]
 
@@ -67,7 +67,7 @@ def assert_same(found, expected, **tolerance):
 def moved(worker, before):
     return max(
         (tensor - before[name]).abs().max().item()
-        for name, tensor in full_weights(worker.engine).items()
+        for name, tensor in full_weights(worker.train_engine).items()
     )
 
 

@@ -69,7 +69,7 @@ def numbers_of(policy: Path, case: str, ranks: int, owners: list[int]) -> dict[s
             packed = rows.pack_rows(index)
             inputs = (packed.input_ids, packed.position_ids, packed.layout)
             scores = engine.module(*inputs, [rows.sampled_targets(packed, index)])[0]
-            loss = (scores.log_probs + 0.1 * scores.asked_entropy).sum() / 50
+            loss = (scores.log_probs + 0.1 * scores.required_entropy).sum() / 50
             engine.backward(loss, last=number == len(owners) - 1 and turn == ranks - 1)
     return found | {f"gradient {name}": value for name, value in gradients(engine.module).items()}
 

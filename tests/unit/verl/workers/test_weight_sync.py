@@ -176,7 +176,7 @@ def test_weights_travel_in_the_precision_of_the_engines(policy):
     moved = update(workers)
     workers.sync_weights(1, moved)
     held = engine.held_weights()
-    masters = actor_module.full_weights(group.worker.engine)
+    masters = actor_module.full_weights(group.worker.train_engine)
     name = "model.layers.0.mlp.up_proj.weight"
     assert torch.equal(held[name], masters[f"{actor_module.PREFIX}{name}"].bfloat16())
 
@@ -192,7 +192,7 @@ def test_a_step_too_small_for_the_precision_of_the_engines_is_none_that_was_lost
     workers.sync_weights(1, moved)
     after = group.worker.weight_fingerprints()
     name = "model.layers.0.mlp.up_proj.weight"
-    assert before.held[name] != after.held[name] and before.sent[name] == after.sent[name]
+    assert before.master_weights[name] != after.master_weights[name] and before.sent_weights[name] == after.sent_weights[name]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -278,7 +278,7 @@ def test_what_is_fused_repacked_or_quantised_is_not_read_back():
 def test_weights_that_do_not_move_with_the_gradient_end_the_run(policy, monkeypatch, lora):
     """As when adapters do not reach what is handed out, or the optimizer holds other tensors."""
     workers = start(policy, engine_of(policy), lora_rank=lora)
-    first = actor_module.full_weights(workers.actor_group.worker.engine)  # pyright: ignore
+    first = actor_module.full_weights(workers.actor_group.worker.train_engine)  # pyright: ignore
     monkeypatch.setattr(actor_module, "full_weights", lambda _: first)
     workers.sync_weights(0)
     moved = update(workers)

@@ -34,7 +34,7 @@ def actor(request, tmp_path_factory):
 def test_the_stream_is_what_the_store_would_get_weight_by_weight(actor):
     stored = {name: as_tensor(array) for name, array in actor.export_weights()}
     sketch = actor.weight_fingerprints()
-    stream = WeightStream(actor.engine, torch.bfloat16, PREFIX, actor.scales, actor.tied)
+    stream = WeightStream(actor.train_engine, torch.bfloat16, PREFIX, actor.scales, actor.tied)
     for _ in range(2):  # every hand-over begins anew
         streamed = dict(stream)
         assert list(streamed) == list(stored)
@@ -45,7 +45,7 @@ def test_the_stream_is_what_the_store_would_get_weight_by_weight(actor):
 
 def test_what_will_come_is_known_before_anything_is_gathered(actor, monkeypatch):
     pytest.importorskip("vllm")
-    stream = WeightStream(actor.engine, torch.bfloat16, PREFIX, actor.scales, actor.tied)
+    stream = WeightStream(actor.train_engine, torch.bfloat16, PREFIX, actor.scales, actor.tied)
     streamed = [(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in stream]
 
     def gathered(_tensor: torch.Tensor) -> torch.Tensor:

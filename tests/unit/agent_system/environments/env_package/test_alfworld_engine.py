@@ -73,7 +73,7 @@ def test_same_texts_commands_and_wins_as_the_installed_engine(engine, installed,
         assert mine.won == theirs["won"]
         command = choose(rng, theirs["admissible_commands"])
         mine, theirs = engine.step(command), installed.step(command)[0]
-        assert mine.valid == (theirs.feedback != "Nothing happens.")
+        assert mine.is_valid == (theirs.feedback != "Nothing happens.")
 
 
 def test_a_game_starts_the_same_again_and_engines_do_not_share_state(engine, kept):

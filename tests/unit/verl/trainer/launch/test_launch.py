@@ -75,7 +75,7 @@ def test_what_comes_before_ray_is_watched(tmp_path, monkeypatch, stage):
     config = make_config()
     config.trainer.default_local_dir = str(tmp_path)
     config.trainer.stall_timeout_s = 0.1
-    stuck = {"tasks": "environments_of", "policy": "pinned_models"}[stage]
+    stuck = {"tasks": "open_environments", "policy": "pin_models"}[stage]
     monkeypatch.setattr(launch, "open_environments", lambda _: (None, None))
     monkeypatch.setattr(launch, stuck, lambda _: threading.Event().wait(60))
     with pytest.raises(Stalled, match=f"^{stage} made no progress"):

@@ -99,7 +99,7 @@ def test_an_episode_is_written_as_a_rollout_would(bridge):
         expected, weights = expected + spoken, weights + [1.0] * len(spoken)
         if heard:
             # The end of turn was not sampled: it is in the bridge.
-            link = bridge.between(spoken, heard["content"])
+            link = bridge.make_bridge(spoken, heard["content"])
             expected += [*link.before, *link.observation, *link.after]
             weights += [1.0] + [0.25] * (len(link) - 1)
     assert row.input_ids == (*expected, bridge.end_of_turn_id)
@@ -258,7 +258,7 @@ def test_training_lowers_the_held_out_loss(policy):
     train = [row for i, row in enumerate(rows) if i % 5]
     trainer_of(policy, train, batches, val_rows=rows[::5], test_freq=10).fit(records.append)
     losses = {r.step: r.metrics["val/loss"] for r in records if "val/loss" in r.metrics}
-    assert list(losses) == [0, 10, 20, 30, 40, len(batches)] and records[-1].last
+    assert list(losses) == [0, 10, 20, 30, 40, len(batches)] and records[-1].is_last
     assert losses[len(batches)] < 0.5 * losses[0]
 
 

@@ -110,4 +110,4 @@ def test_actor_and_reference_may_share_processes(start):
         "ref: loaded",
         ("engine", "wait_until_ready"),
     ]
-    assert (workers.actor.name, workers.ref.name) == ("actor", "ref")
+    assert (workers.actor_group.name, workers.reference_group.name) == ("actor", "ref")
