@@ -54,7 +54,7 @@ MISTAKES = (
         "a reward model that gives several numbers",
         (*LINE, "reward_model.enable=true", f"reward_model.model.path={SCRATCH}/judge"),
         f"reward_model.model.path='{SCRATCH}/judge'",
-        "name one",
+        "such a model",
     ),
     Mistake(
         "a reward function with other arguments",
@@ -118,7 +118,7 @@ MISTAKES = (
         "a run directory that cannot be written",
         (*LINE, "trainer.default_local_dir=/proc/run"),
         "trainer.default_local_dir='/proc/run'",
-        "a directory that can be written",
+        "a writable directory",
     ),
     Mistake(
         "a directory that is no checkpoint",

@@ -56,7 +56,7 @@ class Group:
     def spawn(self, roles: Iterable[str]) -> dict[str, Self]:
         return {role: type(self)(self.calls, role) for role in roles}
 
-    def call_refs(self, method: str, /, *_args: object) -> list[Any]:
+    def call_for_refs(self, method: str, /, *_args: object) -> list[Any]:
         return [method]
 
     def compute_log_prob(self, data: DataProto, /) -> DataProto:

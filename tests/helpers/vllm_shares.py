@@ -93,7 +93,7 @@ class Actors(Group):
         super().__init__([], "actor")
         self.worker = worker
 
-    def call_refs(self, method: str, /, *args: object) -> list[Any]:
+    def call_for_refs(self, method: str, /, *args: object) -> list[Any]:
         return [(self.worker, method, args)]
 
 

@@ -106,7 +106,7 @@ def export_to_store(workers: TrainerWorkers) -> ray.ObjectRef:
 
     Raises ``TimeoutError`` after ``EXPORT_S`` seconds.
     """
-    ref = workers.actor_group.call_refs("export_weights")[0]
+    ref = workers.actor_group.call_for_refs("export_weights")[0]
     if not ray.wait([ref], timeout=EXPORT_S, fetch_local=False)[0]:
         raise TimeoutError(f"the rank has not exported its weights within {EXPORT_S:g} s")
     return ref

@@ -69,7 +69,7 @@ def play_fake(monkeypatch, code="pass"):
     """Runs are Python programs that find their own run directory made."""
 
     def command(run):
-        fake_run(run.directory, steps=4, validate_every=4, rollouts=False)
+        fake_run(run.run_directory, steps=4, validate_every=4, rollouts=False)
         return [sys.executable, "-c", code]
 
     monkeypatch.setattr(sweep.Run, "build_command", command)

@@ -257,7 +257,7 @@ class TrainingWorkers:
         )
         self._wake_part("kv_cache")
         self._asleep = False
-        answer = self.actor_group.call_refs("weight_fingerprints")[:1]
+        answer = self.actor_group.call_for_refs("weight_fingerprints")[:1]
         sent: WeightFingerprints = gather_results(
             answer, SYNC_TIMEOUT_S, ["fingerprints of the weights"]
         )[0]
@@ -268,7 +268,7 @@ class TrainingWorkers:
 
     def _send_by_object_store(self, version: int) -> list[dict[str, int]]:
         """Send the weights of rank 0 through the object store."""
-        weights, *others = self.actor_group.call_refs("export_weights")
+        weights, *others = self.actor_group.call_for_refs("export_weights")
         received = call_engines(self.rollout_workers, "update_weights", weights, version)
         # The other ranks take part and send nothing. Raise their errors here.
         gather_results(others, SYNC_TIMEOUT_S, ["export of the weights"] * len(others))
@@ -276,7 +276,7 @@ class TrainingWorkers:
 
     def _send_by_device(self, version: int) -> list[dict[str, int]]:
         """Send the weights from the devices of the ranks to those of the engines."""
-        sending = self.actor_group.call_refs("send_weights", self.rollout_workers, version)
+        sending = self.actor_group.call_for_refs("send_weights", self.rollout_workers, version)
         labels = ["sending of the weights"] * len(sending)
         return gather_results(sending, SYNC_TIMEOUT_S, labels)[0]
 

@@ -111,7 +111,7 @@ def test_another_process_makes_the_same_tasks():
         "cases = json.loads(sys.argv[1])\n"
         "packages = [(get_package(name), section) for name, section in cases.items()]\n"
         "splits = ('train', 'val')\n"
-        "tasks = [p.tasks(p.read(section), s) for p, section in packages for s in splits]\n"
+        "tasks = [p.tasks(p.read_settings(section), s) for p, section in packages for s in splits]\n"
         "print(hashlib.sha256(json.dumps(tasks).encode()).hexdigest())"
     )
     command = [sys.executable, "-c", code, json.dumps(CASES)]

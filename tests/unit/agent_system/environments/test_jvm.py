@@ -193,7 +193,7 @@ def test_a_jvm_ends_by_itself_when_its_process_is_killed():
     code = (
         "import sys, time\n"
         "from agent_system.environments.env_package.textworld_express.package import PACKAGE\n"
-        "env = PACKAGE.make(PACKAGE.read({'game': 'coin'}))\n"
+        "env = PACKAGE.make(PACKAGE.read_settings({'game': 'coin'}))\n"
         "print(env._jvm.process.pid, flush=True)\n"
         "time.sleep(600)\n"
     )

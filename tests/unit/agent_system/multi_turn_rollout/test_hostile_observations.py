@@ -28,7 +28,7 @@ NAME = f"{__name__}:PACKAGE"
 class HostileEnv(NumberLineEnv):
     """A number line that says, and lists as possible, ``HOSTILE``."""
 
-    def _look(self, before):
+    def _make_observation(self, before):
         seen = super()._make_observation(before)
         listed = [*seen.info["admissible_actions"], HOSTILE]
         return replace(seen, text=f"{HOSTILE}{seen.text}", info={"admissible_actions": listed})

@@ -441,9 +441,9 @@ def test_the_command_line_writes_and_shows(run_dir, tmp_path):
         "12",
     ]
     shown = subprocess.run(script, capture_output=True, text=True, timeout=60, cwd=tmp_path)
-    assert "won alfworld/pick_and_place_simple" in shown.stdout and "(sampled)" in shown.stdout, (
+    assert "success alfworld/pick_and_place_simple" in shown.stdout and "(sampled)" in shown.stdout, (
         shown.stderr
     )
     script[-1] = "11"
     refused = subprocess.run(script, capture_output=True, text=True, timeout=60, cwd=tmp_path)
-    assert "there are: [1, 12]" in refused.stderr and refused.returncode != 0
+    assert "one of [1, 12]" in refused.stderr and refused.returncode != 0

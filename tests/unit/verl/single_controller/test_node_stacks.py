@@ -67,7 +67,7 @@ def test_every_other_node_that_is_alive_is_asked(monkeypatch, tmp_path):
     text = heard.stacks
     assert fake.asked == [(node, tmp_path) for node in (A, B, C)]
     assert "== node host-a (aaaaaaaa)\nstacks of a\n" in text
-    assert "== node host-b (bbbbbbbb)\nit could not be asked: RayError: no\n" in text
+    assert "== node host-b (bbbbbbbb)\nits stacks could not be collected: RayError: no\n" in text
     assert "== node host-c (cccccccc)\nit did not answer within" in text
     assert heard.silent_nodes == (
         "node host-d (dddddddd) is gone",

@@ -83,7 +83,7 @@ def test_tasks_that_cannot_be_had_are_a_problem_of_the_config_and_no_traceback(c
 def test_a_run_is_planned_before_it_starts(capsys, ran):
     assert main_ppo.main(["trainer.total_training_steps=5"]) == 0
     text = capsys.readouterr().out
-    assert "5 iterations, 20 optimizer steps" in text and "(config quickstart)" in text
+    assert "5 training steps, 20 optimizer steps" in text and "(config quickstart)" in text
     assert [cfg.trainer.total_training_steps for cfg in ran] == [5]
 
 

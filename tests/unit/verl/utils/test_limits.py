@@ -125,12 +125,12 @@ def test_errors_in_time_and_the_users_interrupt_stay_what_they_are():
 def test_a_bound_that_was_there_is_not_raised_and_is_lifted_for_a_block_alone():
     code = (
         "import resource\n"
-        "from verl.utils.limits import limit_memory, memory_unlimited\n"
+        "from verl.utils.limits import limit_memory, lift_memory_limit\n"
         "def soft(): return resource.getrlimit(resource.RLIMIT_AS)[0]\n"
         "limit_memory(2)\n"
         "limit_memory(3)\n"
         "assert soft() == 2 * 2**30\n"
-        "with memory_unlimited(): assert soft() == resource.getrlimit(resource.RLIMIT_AS)[1]\n"
+        "with lift_memory_limit(): assert soft() == resource.getrlimit(resource.RLIMIT_AS)[1]\n"
         "assert soft() == 2 * 2**30\n"
         "limit_memory(1)\n"
         "print(soft() / 2**30)"

@@ -312,7 +312,7 @@ def test_a_driver_that_moves_is_left_alone_by_the_guard(tmp_path):
 
 def test_the_guard_goes_with_its_driver(child):
     process = child(
-        "from verl.utils.driver_guard import Guard; import time; guard = Guard(600.0); "
+        "from verl.utils.driver_guard import DriverGuard; import time; guard = DriverGuard(600.0); "
         "print('ready', flush=True); time.sleep(600)"
     )
     (guard,) = psutil.Process(process.pid).children()
@@ -326,8 +326,8 @@ def test_movement_of_a_process_that_was_started_is_seen(dog, clock, sent, tmp_pa
     (tmp_path / "stacks").mkdir()
     monkeypatch.setenv(STACKS_DIR, str(tmp_path / "stacks"))
     child = (
-        "import sys; from verl.utils import progress; progress.report_moves(); "
-        "progress.move('brewing')"
+        "import sys; from verl.utils import progress; progress.report_heartbeats(); "
+        "progress.record_heartbeat('brewing')"
     )
     pass_time(dog, clock, 599)
     subprocess.run([sys.executable, "-c", child], check=True)

@@ -102,7 +102,7 @@ class ActorGroup(Group):
         super().__init__([], "actor")
         self.worker = worker
 
-    def call_refs(self, method: str, /, *args: object) -> list[Any]:
+    def call_for_refs(self, method: str, /, *args: object) -> list[Any]:
         return [(self.worker, method, args)]
 
 
@@ -265,7 +265,7 @@ def test_what_is_fused_repacked_or_quantised_is_not_read_back():
     }
     arrival = WeightReceipt(held)
     assert len(list(arrival.record_weights(sent))) == len(arrival.received) == 5
-    with pytest.raises(EngineError, check=mentions("1 of 2", "stale")):
+    with pytest.raises(EngineError, check=mentions("1 of the 2", "stale")):
         arrival.verify_held(held)
     held["stale"] = torch.ones(2, 2)
     assert arrival.verify_held(held) == 2

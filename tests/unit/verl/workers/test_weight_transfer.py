@@ -169,7 +169,7 @@ def test_a_share_of_the_columns_is_read_back_and_what_is_cut_otherwise_is_not():
     held["columns"] = whole[:, 4:].clone()
     assert arrival.verify_held(held) == 2
     held["columns"] = whole[:, :4].clone()  # what the other device should have
-    with pytest.raises(EngineError, check=mentions("1 of 2", "columns")):
+    with pytest.raises(EngineError, check=mentions("1 of the 2", "columns")):
         arrival.verify_held(held)
 
 

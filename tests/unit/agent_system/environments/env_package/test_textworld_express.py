@@ -137,7 +137,7 @@ def test_tasks_are_the_same_in_another_process():
     section = {"game": "coin", **SMALL["coin"]}
     code = (
         f"import json; from {package.__name__} import PACKAGE; "
-        f"print(json.dumps(PACKAGE.tasks(PACKAGE.read({section!r}), 'train')))"
+        f"print(json.dumps(PACKAGE.tasks(PACKAGE.read_settings({section!r}), 'train')))"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True

@@ -322,7 +322,7 @@ def test_a_server_does_not_inherit_the_bound_of_the_worker():
         "import json, subprocess, sys\n"
         "from agent_system.environments.env_package.tools.package import PACKAGE, ToolsEnv\n"
         "from verl.utils.limits import limit_memory\n"
-        "settings = PACKAGE.read(json.loads(sys.argv[1]))\n"
+        "settings = PACKAGE.read_settings(json.loads(sys.argv[1]))\n"
         "limit_memory(4)\n"
         "env = ToolsEnv(settings)\n"
         "print(env.toolbox.tools['bound'].run({}))\n"

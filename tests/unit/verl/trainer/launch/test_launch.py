@@ -56,10 +56,10 @@ from verl.utils.progress import Progress
 
 def stand_in(cfg):
     with Progress("imitating", 2, "steps") as progress:
-        progress.add()
+        progress.add_done()
 
 ppo.run_sft = stand_in
-ppo.cold_start(SFTConfig())
+ppo.run_cold_start(SFTConfig())
 """
 
 

@@ -121,7 +121,7 @@ SMALL = ClusterNode("small", cpus=32.0, gpus=2.0)
             with_own(1, 3, ranks=2),
             [GPU_NODE],
             "trainer.nnodes=1",
-            "0 beside the engines: big has 4",
+            "only 0 fit in addition to the engines: big has 4",
         ),
         (
             with_own(1, 2, ranks=3),

@@ -137,7 +137,7 @@ def test_an_environment_that_asks_for_no_levels_is_refused(refuse, monkeypatch, 
 
 
 def test_an_environment_that_cannot_be_imported_is_refused(refuse):
-    assert "no module 'no_such_lab' can be imported from here" in refuse(
+    assert "no module 'no_such_lab' can be imported" in refuse(
         RLVCR[0], "env.env_name='no_such_lab.grid:PACKAGE'"
     )
     assert "is a dict, not an EnvPackage" in refuse(
@@ -161,7 +161,7 @@ def test_a_tokenizer_that_merges_digit_and_tag_is_refused(refuse, tmp_path):
     save_merging_tokenizer(tmp_path)
     problem = refuse(*RLVCR)
     assert problem.startswith(
-        f"actor_rollout_ref.model.path='{tmp_path}': tokenizer merges level digit 1 with its tag"
+        f"actor_rollout_ref.model.path='{tmp_path}': the tokenizer"
     )
     make_tiny_tokenizer().save_pretrained(tmp_path)
     assert (
@@ -318,7 +318,7 @@ def test_more_devices_than_there_are_are_refused(policy, monkeypatch):
     assert list(find_machine_problems(load_config("ppo_trainer", own))) == []
     cfg = load_config("ppo_trainer", [*own, "trainer.n_gpus_per_node=2"])
     (found,) = find_machine_problems(cfg)
-    assert found.startswith("actor_rollout_ref.rollout.nnodes=1: ") and "4 GPUs are needed" in found
+    assert found.startswith("actor_rollout_ref.rollout.nnodes=1: ") and "need 4 GPUs" in found
 
 
 @pytest.mark.parametrize(

@@ -120,7 +120,7 @@ def test_a_relative_run_directory_is_refused_on_a_cluster_that_answers(how, monk
             words.append(f"ray_init.address='{address}'")
         (found,) = find_machine_problems(config(*words))
         assert found.startswith(PLACE) and f"the cluster at {address}" in found
-        assert f"fix: {PLACE}={Path.cwd()}/runs" in found
+        assert f"{PLACE}={Path.cwd()}/runs" in found
         assert list(find_machine_problems(config(*words, f"{PLACE}=/tmp/run"))) == []
 
 

@@ -17,7 +17,7 @@ PATH = "actor_rollout_ref.model.path=org/policy"
     ("words", "said"),
     [
         (["env.env_name=Webshop"], "WebShop"),
-        (["env.env_name=webshop", "env.webshop.products=100"], "100 products"),
+        (["env.env_name=webshop", "env.webshop.products=100"], "100 generated products"),
         (["env.env_name=shop"], ""),
         (["env.env_name=alfworld/AlfredTWEnv"], "no ALFWORLD_DATA"),
         (["env.env_name=alfworld"], "no ALFWORLD_DATA"),
@@ -53,7 +53,7 @@ def test_a_run_keeps_what_was_played_in_its_facts_and_report(tmp_path):
     with RunDirectory(tmp_path).open(cfg, {}, describe_stand_in(cfg)):
         facts = json.loads((tmp_path / "env.json").read_text())
     assert "WebShop" in facts["stand_in"]
-    assert "stand-in: 400 products" in render_report(load_run(tmp_path))
+    assert "400 generated products" in render_report(load_run(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_a_section_of_another_environment_is_refused(words, refused):
     found = read_config("ppo_trainer", [PATH, *words]).unused_keys
     assert [problem.partition("=")[0] for problem in found] == refused
     if "my_alf" in words[0]:
-        assert "fix: env.kwargs.train_games=" in found[0]
+        assert "env.kwargs.train_games=" in found[0]
 
 
 def test_so_is_one_in_a_file_of_the_callers_but_not_in_one_that_ships(tmp_path):

@@ -293,7 +293,7 @@ def test_engines_are_woken_before_they_get_weights(monkeypatch):
             return Method(name)
 
     class Actor(Group):
-        def call_refs(self, method: str, /, *_: object) -> list[str]:
+        def call_for_refs(self, method: str, /, *_: object) -> list[str]:
             return [f"{method} of rank 0", f"{method} of rank 1"]
 
     sketch = WeightFingerprints({"w": 2}, {"w": 1})
@@ -331,7 +331,7 @@ def test_weights_from_devices_come_when_there_is_room_and_before_the_caches(monk
             return SimpleNamespace(remote=remote)
 
     class Actor(Group):
-        def call_refs(self, method: str, /, *args: object) -> list[Any]:
+        def call_for_refs(self, method: str, /, *args: object) -> list[Any]:
             called.append((method, *args))
             answers = {"send_weights": [[{"w": 1}], []], "weight_fingerprints": [sketch, None]}
             return answers[method]
