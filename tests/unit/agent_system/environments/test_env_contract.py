@@ -110,8 +110,8 @@ def test_another_process_makes_the_same_tasks():
         "from agent_system.environments.env_registry import get_package\n"
         "cases = json.loads(sys.argv[1])\n"
         "packages = [(get_package(name), section) for name, section in cases.items()]\n"
-        "splits = ('train', 'val')\n"
-        "tasks = [p.tasks(p.read_settings(section), s) for p, section in packages for s in splits]\n"
+        "read = [(p, p.read_settings(section)) for p, section in packages]\n"
+        "tasks = [p.tasks(settings, s) for p, settings in read for s in ('train', 'val')]\n"
         "print(hashlib.sha256(json.dumps(tasks).encode()).hexdigest())"
     )
     command = [sys.executable, "-c", code, json.dumps(CASES)]

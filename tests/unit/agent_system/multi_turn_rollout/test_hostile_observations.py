@@ -28,8 +28,8 @@ NAME = f"{__name__}:PACKAGE"
 class HostileEnv(NumberLineEnv):
     """A number line that says, and lists as possible, ``HOSTILE``."""
 
-    def _make_observation(self, before):
-        seen = super()._make_observation(before)
+    def _make_observation(self, prefix: str):
+        seen = super()._make_observation(prefix)
         listed = [*seen.info["admissible_actions"], HOSTILE]
         return replace(seen, text=f"{HOSTILE}{seen.text}", info={"admissible_actions": listed})
 

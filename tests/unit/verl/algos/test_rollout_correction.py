@@ -50,7 +50,9 @@ def test_sequences_are_weighed_by_the_product_of_their_tokens():
 
 
 def test_rejected_tokens_weigh_nothing():
-    found, metrics = weights(weight_level=None, reject_level="token", accept_from=0.49, accept_to=2.01)
+    found, metrics = weights(
+        weight_level=None, reject_level="token", accept_from=0.49, accept_to=2.01
+    )
     assert found == [1, 0, 0, 1]
     assert metrics == {"rollout_corr/rollout_rs_masked_fraction": 0.5}
     found, _ = weights(reject_level="token", accept_from=0.3, accept_to=9.0, largest_weight=3.0)

@@ -441,9 +441,8 @@ def test_the_command_line_writes_and_shows(run_dir, tmp_path):
         "12",
     ]
     shown = subprocess.run(script, capture_output=True, text=True, timeout=60, cwd=tmp_path)
-    assert "success alfworld/pick_and_place_simple" in shown.stdout and "(sampled)" in shown.stdout, (
-        shown.stderr
-    )
+    assert "success alfworld/pick_and_place_simple" in shown.stdout, shown.stderr
+    assert "(sampled)" in shown.stdout
     script[-1] = "11"
     refused = subprocess.run(script, capture_output=True, text=True, timeout=60, cwd=tmp_path)
     assert "one of [1, 12]" in refused.stderr and refused.returncode != 0

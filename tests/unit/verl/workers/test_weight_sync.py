@@ -192,7 +192,8 @@ def test_a_step_too_small_for_the_precision_of_the_engines_is_none_that_was_lost
     workers.sync_weights(1, moved)
     after = group.worker.weight_fingerprints()
     name = "model.layers.0.mlp.up_proj.weight"
-    assert before.master_weights[name] != after.master_weights[name] and before.sent_weights[name] == after.sent_weights[name]
+    assert before.master_weights[name] != after.master_weights[name]
+    assert before.sent_weights[name] == after.sent_weights[name]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

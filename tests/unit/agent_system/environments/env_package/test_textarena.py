@@ -232,7 +232,8 @@ def test_nothing_asks_for_the_network():
         "from agent_system.environments.env_package.textarena.package import GAMES, PACKAGE\n"
         "for game in GAMES:\n"
         "    env = PACKAGE.make(PACKAGE.read_settings({'game': game}))\n"
-        "    env.reset(PACKAGE.tasks(PACKAGE.read_settings({'game': game, 'train_games': 2}), 'train')[0])\n"
+        "    settings = PACKAGE.read_settings({'game': game, 'train_games': 2})\n"
+        "    env.reset(PACKAGE.tasks(settings, 'train')[0])\n"
         "    env.step('1')\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)

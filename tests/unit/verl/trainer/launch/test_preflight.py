@@ -160,9 +160,7 @@ def save_merging_tokenizer(directory):
 def test_a_tokenizer_that_merges_digit_and_tag_is_refused(refuse, tmp_path):
     save_merging_tokenizer(tmp_path)
     problem = refuse(*RLVCR)
-    assert problem.startswith(
-        f"actor_rollout_ref.model.path='{tmp_path}': the tokenizer"
-    )
+    assert problem.startswith(f"actor_rollout_ref.model.path='{tmp_path}': the tokenizer")
     make_tiny_tokenizer().save_pretrained(tmp_path)
     assert (
         find_start_problems(
