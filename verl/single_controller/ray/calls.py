@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 # Time to wait for failures of other ranks after one rank fails. A rank that loses its peer in a
 # collective often fails before Ray notices that the peer's process has ended, which is the cause.
-_CAUSE_GRACE_S = 2.0
+_CAUSE_GRACE_S = 5.0
 # Time to wait for further results after the first one. ray.wait checks all pending references, so
 # one call per result would be quadratic in the number of ranks.
 _FURTHER_RESULTS_S = 0.05
