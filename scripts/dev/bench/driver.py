@@ -92,7 +92,7 @@ class TrajectoryShape:
 
 
 class CpuClock:
-    """CPU seconds of this process by part. Nested parts are not counted in the outer part."""
+    """Clock of CPU seconds by part of a step. Nested parts are not counted in the outer part."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = defaultdict(float)
