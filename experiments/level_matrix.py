@@ -63,7 +63,7 @@ class MatrixEnvironment:
 
     @classmethod
     def from_config(cls, cfg: PPOConfig) -> "MatrixEnvironment":
-        """Return the environment of ``cfg``. ``ValueError`` unless ``env.history`` is ``window``."""
+        """Return the environment of ``cfg``. Raises ``ValueError`` for ``env.history=append``."""
         env = cfg.env
         if env.history != "window":
             raise ValueError(

@@ -92,7 +92,7 @@ class TrajectoryShape:
 
 
 class CpuClock:
-    """Clock of CPU seconds by part of a step. Nested parts are not counted in the outer part."""
+    """Clock of the CPU seconds of each part of a step. An outer part excludes its nested parts."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = defaultdict(float)
