@@ -101,7 +101,7 @@ def runtime_env_of(words: Sequence[str], names: Sequence[str]) -> dict[str, Any]
 def connect(address: str) -> "JobSubmissionClient":
     """Return a client of the cluster whose dashboard listens at ``address``.
 
-    Raises ``UsageError`` for another kind of address, and where nothing answers there.
+    Raises ``UsageError`` if it is no http(s) address, or if no cluster answers there.
     """
     allowed = "allowed: the dashboard's URL; fix: RAY_ADDRESS=http://head:8265"
     try:

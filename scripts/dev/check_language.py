@@ -2,8 +2,9 @@
 
     python scripts/dev/check_language.py [--list KIND]
 
-Prints one number per kind of finding and the worst files. ``--list KIND`` prints the findings of
-one kind as ``file:line: text``. Exits with 1 where a number exceeds its limit.
+Prints one number per kind of finding (for example ``banned`` words) and the worst files.
+``--list KIND`` prints the findings of one kind as ``file:line: text``. Exits with 1 if a number
+exceeds its limit.
 
 Text in backticks and code blocks is a quotation and is not read. The strings of environment
 packages are the content of games, so only the texts of their errors are read.

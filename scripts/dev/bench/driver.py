@@ -14,7 +14,7 @@ pickled as Ray does, and copied into a store.
     reward    ``compute_rewards``
     credit    ``compute_advantages``
     update    shard the rows of the update by mini-batch, and send them
-    journal   write trajectories and tokens as JSON lines: a background thread in a run
+    journal   write trajectories and tokens as JSON lines (in a run, a background thread does this)
 
 Seconds are CPU seconds of this process on one thread, so other work on the machine matters little.
 """

@@ -41,7 +41,7 @@ EXPORT_S = 600.0
 
 @dataclass
 class SyncCost:
-    """Seconds for ``size`` bytes: whole sync, export by the rank, and plain copy."""
+    """Seconds for ``size`` bytes: complete sync, export by the rank, and plain copy."""
 
     size: int
     whole: float

@@ -8,8 +8,8 @@ function stateOf(step) {
 }
 
 // Return nodes { text, depth, count } and edges { from, to, action, rows, credit }. The depth of a node
-// is the earliest turn in which its state occurs. Each kind of end is a separate node. Later turns are
-// left out if there are more than `most` states.
+// is the earliest turn in which its state occurs. Success, failure and "later turns" are separate end
+// nodes. With more than `most` states, later turns are not drawn.
 function stateGraph(rows, plays, most = MOST_STATES) {
   const length = Math.max(0, ...plays.map((play) => play.steps.length));
   let turns = length;
