@@ -1,7 +1,8 @@
 r"""Draw the thinking levels that policies choose, by situation, as an SVG.
 
-A square per situation and level is the darker the more often the level is chosen there. The
-required level of the situation has a frame.
+A situation is a kind of state that the environment names. The SVG has a square for each situation
+and level. The more often the level is chosen there, the darker is the square. The required level of
+the situation has a frame.
 
     python experiments/draw_levels.py before=runs/relay/cold-eval after=runs/relay/rlvcr-eval \
         --svg levels.svg
@@ -23,10 +24,10 @@ from verl.utils.commands import run_reporting_mistakes
 from verl.utils.files import write_page
 
 PREFIX = "val/levels_in/"
-SIDE = 44  # of a square
+SIDE = 44  # side of a square, in pixels
 LEFT = 64
 TOP = 66
-GAP = 48  # between two grids
+GAP = 48  # pixels between two grids
 INK = "#1a2230"
 SHADE = "#2563c9"
 FRAME = "#d9772b"
@@ -34,7 +35,7 @@ FRAME = "#d9772b"
 
 @dataclass(frozen=True)
 class SituationShares:
-    """Shares of each level in every situation, and the required level where it is known."""
+    """Share of turns at each level, and the required level if it is known, by situation."""
 
     title: str
     situations: tuple[str, ...]
@@ -43,7 +44,10 @@ class SituationShares:
 
 
 def read_situation_shares(title: str, directory: str) -> SituationShares:
-    """Read the last measurement in ``directory``. Raises ``SystemExit`` if there is none."""
+    """Read the last ``val/levels_in/*`` metrics of the run directory ``directory``.
+
+    Raises ``SystemExit`` if there are none.
+    """
     lines = [
         line for line in read_metrics(directory) if any(key.startswith(PREFIX) for key in line)
     ]

@@ -1,7 +1,8 @@
 """Measure the accuracy of a policy at each thinking level, by situation.
 
-For every situation and forced level: the share of right actions. For every level rule: success,
-length and tokens of complete episodes.
+A situation is a kind of state that the environment names. For every situation and forced level, the
+share of right actions is measured. For every level rule, success, length and tokens of complete
+episodes are measured.
 
     python experiments/level_matrix.py data/models/relay --config-name relay --out matrix.json
     python experiments/level_matrix.py data/models/quickstart_depth --config-name quickstart_depth
@@ -52,7 +53,7 @@ AT_A_TIME = 128  # episodes that run in parallel
 
 @dataclass(frozen=True, slots=True)
 class MatrixEnvironment:
-    """Environment, expert and limits of a measurement."""
+    """Environment, its expert, and the limits of history and turns."""
 
     package: EnvPackage
     settings: EnvSettings
@@ -62,7 +63,7 @@ class MatrixEnvironment:
 
     @classmethod
     def from_config(cls, cfg: PPOConfig) -> "MatrixEnvironment":
-        """Build it from ``cfg``. Raises ``ValueError`` if ``env.history`` is not ``window``."""
+        """Return the environment of ``cfg``. Raises ``ValueError`` for ``env.history=append``."""
         env = cfg.env
         if env.history != "window":
             raise ValueError(
@@ -76,7 +77,7 @@ class MatrixEnvironment:
 
 @dataclass(frozen=True, slots=True)
 class DecisionState:
-    """Prompt of a state, its situation and required level, and the decision of the expert."""
+    """Prompt of a state, its situation and required level, and the expert's decision about it."""
 
     prompt: str
     situation: str
@@ -108,7 +109,10 @@ class StepSampler(Protocol):
     def sample_steps(
         self, prompts: Sequence[str], levels: Sequence[int | None]
     ) -> list[SampledStep]:
-        """Sample a turn for each of ``prompts`` at its level. None: the policy chooses a level."""
+        """Sample a turn for each of ``prompts``, at the level in ``levels``.
+
+        At None the policy chooses the level.
+        """
         ...
 
 
@@ -130,7 +134,7 @@ class Policy:
     def sample_steps(
         self, prompts: Sequence[str], levels: Sequence[int | None]
     ) -> list[SampledStep]:
-        """Sample a turn for each of ``prompts``. It starts with the tags of a forced level."""
+        """Sample a turn for each of ``prompts``. If a level is given, its tags begin the turn."""
         forced = [[] if level is None else self.codec.prefix_ids[level] for level in levels]
         for number, (prompt, begun) in enumerate(zip(prompts, forced, strict=True)):
             messages = [*self.opening, {"role": "user", "content": prompt}]
@@ -174,7 +178,7 @@ class StepwiseEpisode:
         return self.prompts.window(self.first, self.memory.stored_turns(), self.now, True)
 
     def step(self, action: str) -> None:
-        """Execute ``action``. The episode also ends at the limit of turns."""
+        """Execute ``action``. After ``max_steps`` turns the episode ends in any case."""
         self.memory.add(self.now.text, action)
         self.now, _, done, info = self.env.step(action)
         self.steps += 1
@@ -187,13 +191,17 @@ class StepwiseEpisode:
 def collect_expert_states(
     world: MatrixEnvironment, tasks: Sequence[Task], noise: float
 ) -> list[DecisionState]:
-    """Return the states of the expert's episodes. ``noise`` is the share of useless actions."""
+    """Return the states of one expert episode per task.
+
+    ``noise`` is the share of useless actions in these episodes.
+    """
     states = []
     for number, task in enumerate(tasks):
         seed = derive_seed("level matrix walk", number)
         episode = StepwiseEpisode(world, task, seed & 0x7FFFFFFF)
         first = episode.first
-        # The first expert acts with noise. The second reads the same and gives the right action.
+        # The first expert acts with noise. The second gets the same observations and decides
+        # without noise: its decision is the right action.
         begin = EpisodeStart(world.settings, task, first, random.Random(seed), Noise(noise))
         acting = world.expert.start(begin)
         knowing = world.expert.start(EpisodeStart(world.settings, task, first, random.Random(seed)))
@@ -214,9 +222,10 @@ def collect_expert_states(
 def run_episodes(
     world: MatrixEnvironment, policy: StepSampler, tasks: Sequence[Task], how: int | str
 ) -> list[EpisodeOutcome]:
-    """Run complete episodes of ``policy`` at level ``how``, or by the rule ``FREE`` or ``NEEDED``.
+    """Run one complete episode of ``policy`` per task.
 
-    Up to ``AT_A_TIME`` episodes run in parallel.
+    ``how`` is a fixed level, or a rule: ``FREE`` (the policy chooses) or ``NEEDED`` (the required
+    level). Up to ``AT_A_TIME`` episodes run in parallel.
     """
     outcomes = []
     for start in range(0, len(tasks), AT_A_TIME):
@@ -238,7 +247,7 @@ def run_episodes(
 
 
 def level_of(how: int | str, needed: int | None) -> int | None:
-    """Return the level to force, or None if the policy chooses."""
+    """Return the level to force under the rule ``how``, or None if the policy chooses."""
     if isinstance(how, int):
         return how
     return needed if how == NEEDED else None
@@ -251,7 +260,7 @@ def measure_levels(
     noise: float,
     episodes: int | None = None,
 ) -> dict:
-    """Return all numbers of the script as a JSON-serializable dict; see the module's docstring.
+    """Return all results as a JSON-serializable dict: accuracies, and results of episodes.
 
     Complete episodes are run for the first ``episodes`` of ``tasks`` (None: for all).
     """
@@ -277,7 +286,7 @@ def measure_levels(
 def measure_accuracies(
     states: list[DecisionState], policy: StepSampler
 ) -> tuple[list[dict], list[float]]:
-    """Return the accuracies of ``policy`` by situation, and the mean tokens of a turn by level.
+    """Return the share of right actions by situation, and the mean tokens of a turn by level.
 
     The situations are ordered by their required level.
     """

@@ -57,7 +57,7 @@ ENDS = "val/"
 
 
 class Arm(Section):
-    """Runs that differ only in their seed."""
+    """Arm of a plan: runs with the same overrides and different seeds."""
 
     words: tuple[str, ...] = ()
     """overrides of this arm"""
@@ -66,7 +66,7 @@ class Arm(Section):
 
 
 class SweepPlan(Section):
-    """Settings that all runs of a comparison share."""
+    """Config, overrides, baseline and threads that all runs of a plan have in common."""
 
     config: str = "relay"
     """config of main_ppo"""
@@ -122,7 +122,7 @@ class Run:
 def read_plan(path: Path) -> tuple[SweepPlan, list[Run]]:
     """Read the plan in ``path`` and list its runs.
 
-    The runs are ordered by seed first, so an interrupted sweep has comparable arms.
+    The runs are ordered by seed, then by arm. So an interrupted sweep has equal seeds of all arms.
     Raises ``ConfigError`` that names every wrong key.
     """
     values = read_yaml_mapping(path)
@@ -353,7 +353,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _in_training(results: Sequence[Mapping[str, Any]]) -> dict[str, list[Points]]:
-    """Return the training curves by arm, one per seed. Results have one value per step."""
+    """Return the curves (steps, success rates in training) by arm, one for each seed."""
     arms: dict[str, list[Points]] = {}
     for result in results:
         values = result["metrics"][IN_TRAINING]
@@ -372,7 +372,7 @@ def print_results(outcomes: Iterable[tuple[bool, str]]) -> int:
 
 
 def require_known_arms(arms: Sequence[str], runs: Sequence[Run], option: str) -> Sequence[str]:
-    """Return ``arms`` unchanged. Raises ``SystemExit`` that names those without a run."""
+    """Return ``arms`` unchanged. Raises ``SystemExit`` if one of them is not an arm of the plan."""
     there = list(dict.fromkeys(run.arm for run in runs))
     unknown = sorted(set(arms) - set(there))
     if unknown:

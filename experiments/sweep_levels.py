@@ -5,9 +5,10 @@
     python experiments/sweep_levels.py experiments/relay8.yaml --report
 
 ``level_matrix.py`` measures the last checkpoint of each run in the episodes of ``--config-name``.
-Its output is kept as ``<plan>/levels/<run>.json``, and such runs are not measured again. A run
-without checkpoints is first trained again. It must reach the success rate of its result. On
-another CPU model it may not, and then nothing is written.
+Its output is kept as ``<plan>/levels/<run>.json``. A run with this file is not measured again.
+
+A run without checkpoints is first trained again. If its success rate then differs from that of its
+stored result, nothing is written. This can happen on another CPU model.
 """
 
 import argparse

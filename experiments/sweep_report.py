@@ -9,7 +9,7 @@ from verl.utils.statistics import bootstrap_interval
 Result = Mapping[str, Any]
 AREA = "success in training, mean"
 TOKENS = "tokens per step"
-# Column, metric, digits. The cell is empty if a run does not have the metric.
+# Title of a table column, metric, decimal places. Without the metric the cell is empty.
 COLUMNS = (
     ("success", "val/success_rate", 3),
     ("tokens/step", TOKENS, 2),
@@ -31,9 +31,10 @@ def format_sweep_report(results: Sequence[Result], baseline: str) -> str:
 
 
 def value_of(result: Result, name: str) -> float | None:
-    """Return the last value of a metric, the mean of ``AREA``, or the ratio ``TOKENS``.
+    """Return one number of a run: the last value of the metric ``name``, or a derived value.
 
-    Tokens are counted per turn, because an episode that fails early has few tokens.
+    ``AREA`` is the mean of the success rate over all training steps. ``TOKENS`` is the last number
+    of sampled tokens per turn. It is per turn because an episode that fails early has few tokens.
     """
     metrics = result["metrics"]
     if name == AREA:
@@ -65,7 +66,7 @@ def _format_initial_success(results: Sequence[Result]) -> str:
 
 
 def _format_mean_and_std(results: Sequence[Result], metric: str, digits: int) -> str:
-    """Return mean and standard deviation over seeds as text."""
+    """Return mean and standard deviation over seeds as text: "0.612 ± 0.034"."""
     seed_values = [value for result in results if (value := value_of(result, metric)) is not None]
     if not seed_values:
         return ""
@@ -100,7 +101,10 @@ def _format_differences(arms: Mapping[str, Mapping[int, Result]], baseline: str)
 def _paired_differences(
     pairs: Sequence[tuple[Result, Result]], metric: str, relative: bool
 ) -> list[float]:
-    """Return first minus second of each pair. ``relative``: in percent of the second."""
+    """Return the metric of the first run minus that of the second, for each pair.
+
+    With ``relative`` the differences are in percent of the second.
+    """
     differences = []
     for one, other in pairs:
         arm_value, base = value_of(one, metric), value_of(other, metric)

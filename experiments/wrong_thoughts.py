@@ -32,7 +32,7 @@ HOP = re.compile(r"\d+=(\w)")
 
 @dataclass(frozen=True, slots=True, order=True)
 class StepKind:
-    """Key of a table line: level, right thought, right action."""
+    """Key of a table line: level, and whether the thought and the action are right."""
 
     level: int
     thought_right: bool
@@ -41,7 +41,7 @@ class StepKind:
 
 @dataclass(frozen=True, slots=True)
 class ClassifiedStep:
-    """Kind of one turn, with its credit if the run scored its thought."""
+    """Kind of one turn, with its thinking advantage and entropy if the run scored its thought."""
 
     kind: StepKind
     think_advantage: float | None
@@ -49,7 +49,7 @@ class ClassifiedStep:
 
 
 def classify_step(step: dict[str, Any]) -> ClassifiedStep:
-    """Compare thought and action of a stored turn with the right ones in its observation."""
+    """Compare thought and action of a stored turn with those that its observation makes right."""
     state = parse_door(step["observation"])
     hops = HOP.findall(step["response"].partition("</think>")[0])
     thought_right = hops == state.follow_arrows(state.place, len(hops))
@@ -62,7 +62,7 @@ def classify_step(step: dict[str, Any]) -> ClassifiedStep:
 
 
 def format_kind_table(steps: Iterable[ClassifiedStep]) -> str:
-    """Return a Markdown table with a row per kind."""
+    """Return a Markdown table with a row for each level, right or wrong thought and action."""
     kinds: dict[StepKind, list[ClassifiedStep]] = defaultdict(list)
     for step in steps:
         kinds[step.kind].append(step)

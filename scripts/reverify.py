@@ -3,8 +3,9 @@
     python scripts/reverify.py runs/rlvcr/quickstart                  # every rollout file
     python scripts/reverify.py runs/rlvcr/quickstart --file val_30 --limit 20
 
-Task, seed and settings are those of the run. Failed trajectories are skipped. Replay stops at a
-truncated turn, because the environment never received its action. Exit status 1: rewards differ.
+Task, seed and settings are those of the run. Trajectories with a failed environment are skipped.
+Replay stops at a truncated turn, because the environment never received its action. The exit status
+is 1 if rewards differ.
 """
 
 import argparse
@@ -38,14 +39,14 @@ COMPLETE_TURN = "stop"  # stop reason of a turn that was not truncated
 
 @dataclass(slots=True)
 class StoredTrajectory:
-    """A trajectory of a rollout file: its first row, and the turns of all its rows in order."""
+    """A trajectory of a rollout file: its first line, and the turns of all its lines in order."""
 
     row: dict[str, Any]
     steps: list[dict[str, Any]] = field(default_factory=list)
 
 
 def read_stored_trajectories(path: Path) -> Iterator[StoredTrajectory]:
-    """Yield the trajectories of a rollout file that did not fail."""
+    """Yield the trajectories of a rollout file, without aborted ones."""
     trajectories: dict[str, StoredTrajectory] = {}
     for row in jsonl.read(path):
         if not row.get("aborted"):
@@ -74,7 +75,7 @@ def seed_of(row: dict[str, Any], run_seed: int) -> int:
 async def replay_trajectory(
     pool: EnvironmentPool, task: Task, seed: int, trajectory: StoredTrajectory
 ) -> str:
-    """Replay a trajectory and describe its first difference; return "" if there is none."""
+    """Replay a trajectory. Return its first difference from the stored one, "" without any."""
     try:
         async with pool.open_session() as env:
             return await _compare_turns(env, task, seed, trajectory)

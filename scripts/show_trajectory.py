@@ -1,4 +1,4 @@
-"""Print one trajectory of a run readably: levels and credit in colour.
+"""Print one trajectory of a run, with levels and the advantages of tokens in colour.
 
 python scripts/show_trajectory.py runs/rlvcr/quickstart        # a success of the last training step
 python scripts/show_trajectory.py runs/rlvcr/quickstart/rollouts/12.jsonl -n 3 --contexts
@@ -34,9 +34,9 @@ LEVEL_STYLES: dict[object, str] = {
 def credit_style(strength: float) -> str:
     """Return the background of a token: green if its credit is positive, red if negative.
 
-    ``strength`` is the credit scaled to [-1, 1].
+    Credit is the advantage of the token. ``strength`` is the credit scaled to [-1, 1].
     """
-    # Start at a visible shade, so that small credit differs from none.
+    # Start at a visible shade, so that a small credit looks different from zero.
     shade = int(40 + 110 * abs(strength))
     if strength > 0:
         return f"on rgb(20,{shade},60)"
@@ -57,7 +57,7 @@ def response_text(turn: dict) -> Text:
 
 
 def context_table(turn: dict) -> Table:
-    """Return a table of the thoughts of all levels, with their scores of the sampled action."""
+    """Return a table: thoughts at all levels, and how likely each makes the sampled action."""
     table = Table(box=None, pad_edge=False, header_style="dim")
     for name in ("level", "thought", "tokens", "cost", "log-prob", "entropy"):
         table.add_column(name, justify="left" if name == "thought" else "right")

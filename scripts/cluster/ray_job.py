@@ -3,10 +3,10 @@
     RAY_ADDRESS=http://head:8265 python scripts/cluster/ray_job.py NAME \\
         trainer.default_local_dir=/shared/run [key=value ...]
 
-NAME is one that --config-name takes; the run directory is an absolute path on storage that all
-nodes share. A failed run is submitted again up to three times and resumes from its newest
-checkpoint (trainer.resume_mode=auto). The cluster's token is read from RAY_AUTH_TOKEN or
-~/.ray/auth_token; RAY_AUTH_MODE=disabled for a cluster without one.
+NAME is a value of --config-name. The run directory is an absolute path on storage that all nodes
+share. A failed run is submitted again up to three times and resumes from its newest checkpoint
+(trainer.resume_mode=auto). The cluster's token is read from RAY_AUTH_TOKEN or ~/.ray/auth_token.
+Set RAY_AUTH_MODE=disabled for a cluster without a token.
 
 The job gets the environment variables of ``PASSED_VARIABLES``. ``--env NAME`` passes another one,
 whose value the dashboard shows. The folder ``data`` is uploaded if an override names a path in it.
@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-if TYPE_CHECKING:  # imported in connect
+if TYPE_CHECKING:  # connect() imports Ray at run time
     from ray.job_submission import JobDetails, JobSubmissionClient
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -44,7 +44,7 @@ PASSED_VARIABLES = (
     "WANDB_PROJECT",
 )
 PAUSE_S = 5.0
-NO_ANSWER_TIMEOUT_S = 600.0  # for a cluster that does not answer
+NO_ANSWER_TIMEOUT_S = 600.0  # limit for a cluster that does not answer
 WRONG_SETTINGS = 2  # exit status of invalid settings, which another attempt would repeat
 
 
@@ -101,7 +101,7 @@ def runtime_env_of(words: Sequence[str], names: Sequence[str]) -> dict[str, Any]
 def connect(address: str) -> "JobSubmissionClient":
     """Return a client of the cluster whose dashboard listens at ``address``.
 
-    Raises ``UsageError`` for another kind of address, and where nothing answers there.
+    Raises ``UsageError`` if it is no http(s) address, or if no cluster answers there.
     """
     allowed = "allowed: the dashboard's URL; fix: RAY_ADDRESS=http://head:8265"
     try:

@@ -1,4 +1,5 @@
-"""Print how many of a job's nodes train: all but those that its configuration has for engines.
+"""Print the number of training nodes of a job: all nodes, minus those for rollout engines only
+(``actor_rollout_ref.rollout.nnodes``).
 
 python scripts/cluster/training_nodes.py NODES GPUS CONFIG [key=value ...]
 
@@ -22,8 +23,8 @@ from verl.utils.commands import UsageError, parse_positive_int, run_reporting_mi
 def main(argv: Sequence[str]) -> int:
     """Return the number of training nodes.
 
-    An invalid configuration gives all nodes: the run itself reports the mistakes. Raises
-    ``UsageError`` if GPUs are missing.
+    For an invalid configuration, return the number of all nodes: the run itself then reports the
+    mistakes. Raises ``UsageError`` if the configuration needs GPUs and there are none.
     """
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("nodes", type=parse_positive_int)

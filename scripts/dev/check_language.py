@@ -2,8 +2,9 @@
 
     python scripts/dev/check_language.py [--list KIND]
 
-Prints one number per kind of finding and the worst files. ``--list KIND`` prints the findings of
-one kind as ``file:line: text``. Exits with 1 where a number exceeds its limit.
+Prints one number per kind of finding (for example ``banned`` words) and the worst files.
+``--list KIND`` prints the findings of one kind as ``file:line: text``. Exits with 1 if a number
+exceeds its limit.
 
 Text in backticks and code blocks is a quotation and is not read. The strings of environment
 packages are the content of games, so only the texts of their errors are read.
@@ -31,7 +32,8 @@ from scripts.dev.measure_code import FUNCTIONS, depth_of
 PACKAGES = ("verl", "agent_system", "rlvcr", "scripts", "experiments")
 PAGES = ("docs/*.md", "README.md", "CONTRIBUTING.md")
 GAMES = "agent_system/environments/env_package/"
-# The highest value of each number: shares are of all docstrings and of all functions.
+# Highest allowed number of findings by kind. ``opening`` is a fraction of all docstrings, and
+# ``one_word`` a fraction of all functions.
 LIMITS = {
     "opening": 0.01,
     "one_word": 0.22,
@@ -60,7 +62,7 @@ CODE_WORD = re.compile(r'[\w/.-]*(?:\w[_=/.]\w|=)[\w/.=-]*|--[\w-]+|"\w+"(?=:)')
 
 
 class Finding(NamedTuple):
-    """One violation: its kind, file, line and the text that shows it."""
+    """One violation: its kind (a key of ``KINDS``), file, line and the violating text."""
 
     kind: str
     file: str
@@ -70,7 +72,7 @@ class Finding(NamedTuple):
 
 @dataclass
 class Totals:
-    """Numbers of docstrings and functions: the denominators of the shares."""
+    """Numbers of all docstrings and functions, which turn counts into fractions."""
 
     docstrings: int = 0
     functions: int = 0
@@ -96,7 +98,7 @@ def split_name(name: str) -> str:
 
 
 def banned_in_name(name: str, file: str, line: int) -> Iterator[Finding]:
-    """Yield a finding for each banned word of an identifier that is no public name."""
+    """Yield a finding for each banned word in an identifier. Names in ``PUBLIC`` have none."""
     if name.strip("_") in words.PUBLIC:
         return
     if name.strip("_") in words.BANNED_NAMES:
@@ -137,7 +139,7 @@ def split_sentences(text: str) -> Iterator[str]:
 
 
 def check_docstring(node: ast.Constant, file: str) -> Iterator[Finding]:
-    """Yield what is wrong with one docstring."""
+    """Yield the findings of one docstring: its first word, banned words, and long sentences."""
     text = str(node.value).strip()
     first = text.splitlines()[0] if text else ""
     if OPENING.match(text):
@@ -150,7 +152,7 @@ def check_docstring(node: ast.Constant, file: str) -> Iterator[Finding]:
 
 
 def check_function(node: ast.FunctionDef | ast.AsyncFunctionDef, file: str) -> Iterator[Finding]:
-    """Yield what is wrong with the name and the size of one function."""
+    """Yield the findings of one function: one-word name, length and nesting."""
     name = node.name.strip("_")
     if "_" not in name and not node.name.startswith("__"):
         yield Finding("one_word", file, node.lineno, node.name)
@@ -238,7 +240,7 @@ def _list_modules(root: Path, packages: tuple[str, ...]) -> Iterator[tuple[Path,
 def measure_language(
     root: Path, packages: tuple[str, ...] = PACKAGES
 ) -> tuple[list[Finding], Totals]:
-    """Return all findings under ``root``, and the denominators of the shares."""
+    """Return all findings under ``root``, and the numbers of docstrings and functions."""
     totals = Totals()
     findings = [*same_classes(root, packages)]
     for path, file in _list_modules(root, packages):
@@ -251,7 +253,7 @@ def measure_language(
 
 
 def count_findings(findings: list[Finding], totals: Totals) -> dict[str, float]:
-    """Return the number of each kind: a share where its limit is one, a count elsewhere."""
+    """Return the number of findings by kind: a fraction for ``opening`` and ``one_word``."""
     counts = Counter(finding.kind for finding in findings)
     numbers: dict[str, float] = {kind: counts[kind] for kind in KINDS}
     numbers["opening"] /= max(1, totals.docstrings)

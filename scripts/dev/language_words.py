@@ -1,7 +1,7 @@
-"""Word lists of ``check_language``: banned words, banned names, and the public names that stay.
+"""Word lists of ``check_language``: banned words, banned names, and allowed public names.
 
-A pattern is matched against lower-case prose, and against identifiers that are split into words
-(``left_out_rows`` is read as "left out rows").
+A banned word is a regular expression, mapped to the words to use instead. It is matched against
+lower-case prose, and against identifiers split into words (``left_out_rows``: "left out rows").
 """
 
 # Banned in names, docstrings, comments, messages and docs.
@@ -51,15 +51,15 @@ BANNED = {
     r"go(es|ing)? on|went on|gone on": "continue",
     r"nobody|whoever": "the real subject",
 }
-# Banned as above, outside of the packages of environments, whose worlds have such things.
+# Also banned, except in the packages of environments, where games have rooms and doors.
 BANNED_OUTSIDE_GAMES = {r"rooms?": "package, module", r"houses?": "package", r"doors?": "address"}
-# Banned in prose alone, and in names alone.
+# Banned only in prose, and banned only in names.
 BANNED_IN_TEXT = {r"said|told": "name the mechanism"}
 BANNED_IN_NAMES = {
     r"found|said|asked|told|own": "name the content",
     r"go on|let in|others tell|name of": "verb + object",
 }
-# Identifiers that the glossary renames, where their words alone are not banned.
+# Old identifiers with their new names. Only the whole identifier is banned, not its words.
 BANNED_NAMES = {
     "Job": "RolloutSpec",
     "jobs_of": "rollout_specs",
@@ -81,7 +81,8 @@ BANNED_NAMES = {
     "load_place": "load_import_path",
     "Elsewhere": "RemoteStacks",
 }
-# Public names, kept as they are: the end of the glossary and the list of interfaces.
+# Public names (config keys, columns, metrics) that users rely on. They are allowed although they
+# contain banned words.
 PUBLIC = {
     "won",
     "play",
@@ -109,8 +110,8 @@ PUBLIC = {
     "aborted_env_garbage",
     "left_out_aborted",
 }
-# One-word function names that the field or a documented protocol uses: part of the share, but not
-# listed as unaccepted.
+# One-word function names that the field or a documented protocol uses. They count as ``one_word``,
+# but not as ``unaccepted_word``.
 ACCEPTED = """
 abort acquire act add append backup backward build calculator call chat chunk clear close collect
 compute concat connect content copy decode derive device dtype dumps encode evaluate exit export

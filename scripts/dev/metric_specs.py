@@ -1,4 +1,4 @@
-"""All metrics of a run, declared: name, formula, what it is over, unit.
+"""Declarations of all metrics of a run: name, formula, the items that are averaged, and unit.
 
 ``python -m scripts.dev.reference`` writes the page ``docs/reference/metrics.md``.
 """
@@ -10,7 +10,7 @@ from fnmatch import fnmatchcase
 
 @dataclass(frozen=True, slots=True)
 class MetricSpec:
-    """A metric, or a family of them: ``*`` in ``name`` stands for any text."""
+    """A metric, or several: ``*`` in ``name`` stands for any text. ``over``: the averaged items."""
 
     name: str
     formula: str
@@ -231,7 +231,10 @@ The metric is their mean.
 
 
 def spec_of(name: str, specs: Iterable[MetricSpec] = SPECS) -> MetricSpec | None:
-    """Return the declaration of the metric ``name``; counts are looked for first."""
+    """Return the first declaration that matches the metric ``name``, or None.
+
+    Metrics of unit ``count`` are tried first.
+    """
     ordered = sorted(specs, key=lambda spec: spec.unit != "count")
     return next((spec for spec in ordered if fnmatchcase(name, spec.name)), None)
 

@@ -1,6 +1,6 @@
 """Print the messages of 25 mistaken commands as Markdown: ``python scripts/dev/mistakes.py``.
 
-Nothing is started: if a mistake is not noticed, the table says so.
+No run is started. If a command would start although it is mistaken, the page says so.
 ``docs/reference/mistakes.md`` keeps the output, and a test compares every command.
 """
 
@@ -15,7 +15,7 @@ from pathlib import Path
 
 from verl.trainer import main_ppo
 
-SCRATCH = "SCRATCH"  # stands for the directory of the files that mistakes name
+SCRATCH = "SCRATCH"  # placeholder for the directory of the files that the commands name
 POLICY = f"actor_rollout_ref.model.path={SCRATCH}/policy"
 LINE = (POLICY, "env.env_name=number_line")
 PATH = "actor_rollout_ref.model.path"
@@ -27,7 +27,7 @@ class Mistake:
 
     what: str
     words: tuple[str, ...]
-    names: str  # "key=value" as the message begins
+    names: str  # the first words of the message: "key=value"
     fix: str
 
 
@@ -194,8 +194,8 @@ MISTAKES = (
 
 
 def write_scratch_files(scratch: Path) -> None:
-    """Write the files that the mistakes name: a tiny policy, one without template, and others."""
-    # Import here: these load torch, which the table itself does not need.
+    """Write the files that the commands name: a tiny policy, one without template, and others."""
+    # Import here: these load torch, which the list of mistakes does not need.
     from rlvcr.levels import TAGS
     from verl.models.new_policy import build_policy
 
@@ -227,7 +227,7 @@ def _build_reward_model(directory: Path, policy: Path) -> None:
 
 
 def run_mistake(mistake: Mistake, scratch: Path) -> tuple[int | None, str]:
-    """Return exit status and message of the command; None as status if it would have started."""
+    """Return exit status and message of the command. Status None: it would have started."""
     started: list[object] = []
     words = [word.replace(SCRATCH, str(scratch)) for word in mistake.words]
     out = io.StringIO()

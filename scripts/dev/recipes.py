@@ -82,17 +82,17 @@ class Device:
 class Assumed:
     """Assumptions about episodes and hardware that no configuration contains."""
 
-    steps: float = 0.5  # mean turns of an episode / env.max_steps
+    steps: float = 0.5  # mean turns of an episode, as a fraction of env.max_steps
     turn: int = 60  # sampled tokens of a turn
-    thought: int = 40  # tokens of these that belong to the thought
+    thought: int = 40  # tokens of the thought, included in ``turn``
     observation: int = 60  # tokens that the environment adds per turn
     prompt: int = 500  # tokens before the first turn
     compute: float = 0.4  # share of the device's peak FLOPs in training and scoring
     bandwidth: float = 0.6  # share of the device's peak bandwidth in decoding
     engine_step_s: float = 0.005  # overhead of an engine step, apart from reading memory
-    env_step_s: float = 0.05  # time of a turn of an environment
-    store: float = 4.0  # GB/s of weights through host memory
-    link: float = 25.0  # GB/s at which a rank gathers weights from the others
+    env_step_s: float = 0.05  # seconds of an environment step
+    store: float = 4.0  # GB/s, weights through host memory
+    link: float = 25.0  # GB/s, weights that a rank gathers from the other ranks
 
 
 MODELS = {
@@ -111,7 +111,7 @@ RECIPES = {
     "alfworld_qwen2.5_7b_2nodes": H100,
     "alfworld_qwen2.5_7b_2nodes_apart": H100,
 }
-# Estimators of one tuple have the same cost.
+# Estimators in the same tuple have the same cost.
 ESTIMATORS = (("grpo", "gigpo"), ("copo", "rlvcr"))
 ROLLOUT_PARTS = ("rollout", "alternatives")
 TRAINING_PARTS = ("score", "reference", "update")
@@ -119,7 +119,7 @@ PARTS = (*ROLLOUT_PARTS, *TRAINING_PARTS, "weight sync")
 
 
 def facts_of(cfg: PPOConfig, device: Device) -> Facts:
-    """Return the facts of a machine with ``device`` and the model of ``cfg`` for the plan."""
+    """Return machine and model sizes, which the memory plan needs, without a real machine."""
     model = MODELS[str(cfg.actor_rollout_ref.model.path)]
     return Facts(
         cores=64,
@@ -160,7 +160,7 @@ def estimate_part_seconds(cfg: PPOConfig, device: Device, assumed: Assumed) -> d
         return passes * 2 * model.num_parameters * tokens / each
 
     rounds = max(1.0, num_trajectories / (engines * rollout.max_num_seqs))
-    # A forward pass, the same again for checkpointing, and twice it backward.
+    # In units of a forward pass: 1 forward, 2 backward, and 1 for gradient checkpointing.
     passes = 3 + cfg.actor_rollout_ref.model.enable_gradient_checkpointing
     return {
         "rollout": decode(num_trajectories / engines, steps * assumed.turn)
@@ -190,7 +190,7 @@ def estimate_step_seconds(cfg: PPOConfig, parts: dict[str, float]) -> float:
 
 
 def estimate_sync_seconds(cfg: PPOConfig, device: Device, assumed: Assumed) -> float:
-    """Estimate the seconds of a weight sync. Weights are gathered in float32."""
+    """Estimate the seconds of sending the weights to the engines. They are gathered in float32."""
     parameters = MODELS[str(cfg.actor_rollout_ref.model.path)].num_parameters
     gathered = parameters * FLOAT32_BYTES
     if resolve_weight_transfer(cfg, "cuda") == "store":
@@ -198,7 +198,8 @@ def estimate_sync_seconds(cfg: PPOConfig, device: Device, assumed: Assumed) -> f
         return (gathered + parameters * 2 * BF16_BYTES) / (assumed.store * GIGA)
     others = cfg.trainer.n_gpus_per_node * cfg.trainer.nnodes > 1
     sent = others * gathered + engines_have_separate_gpus(cfg, "cuda") * parameters * BF16_BYTES
-    # On the device: cast, packed into a piece, copied out of it, loaded; each reads and writes.
+    # On the device, weights are cast, packed into a buffer, copied out of it and loaded. Each of
+    # these reads and writes all weights.
     moved = gathered + parameters * 7 * BF16_BYTES
     seconds_there = moved / (device.gigabytes_per_s * GIGA * assumed.bandwidth)
     return sent / (assumed.link * GIGA) + seconds_there

@@ -2,9 +2,9 @@
 
     python scripts/dev/same_transcripts.py [NAME ...] [--steps 12] [--seed 0]
 
-Runs an episode of each name in two processes with different hash seeds. Without names: all
-registered environments and their variants. Prints the names whose transcripts differ or whose
-episode failed, with the reason. Exits with 1 if there is one.
+NAME is a value of ``env.env_name``; by default all registered environments and their variants are
+run. An episode of each runs in two processes with different hash seeds. Prints the names whose
+transcripts differ or whose episode failed, with the reason. Then the exit status is 1.
 """
 
 import argparse
@@ -24,11 +24,11 @@ from verl.utils.limits import time_limit
 
 # The first three need user-provided code, files or servers; webshop is an alias of shop.
 EXCLUDED_PACKAGES = ("agent", "dataset", "openenv", "webshop")
-LIMIT_S = 120  # for a name
+LIMIT_S = 120  # seconds for an episode
 
 
 def all_names() -> list[str]:
-    """Return every name that runs without further settings, ordered by package."""
+    """Return every environment name that needs no further settings, ordered by package."""
     packages = [name for name in sorted(REGISTRY) if name not in EXCLUDED_PACKAGES]
     return [name for package in packages for name in selectable_names(package)]
 

@@ -1,4 +1,7 @@
-"""Hook of mkdocs: adds pages outside of ``docs/``, and removes marks of blocks that tests read."""
+"""Hook of mkdocs: adds pages outside of ``docs/``, and simplifies the first line of code blocks.
+
+Some code blocks have further words after their language, which tests read and mkdocs cannot.
+"""
 
 import posixpath
 import re
@@ -38,9 +41,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, **_rest: Any) -> str:
-    """Return ``markdown`` with links as the site needs them, and blocks with their language alone:
-    mkdocs does not recognise a fence with more words.
-    """
+    """Return ``markdown`` with paths of the site in links, and only the language at code blocks."""
     source = page.file.src_uri
     return MARKED.sub(r"```\1", LINK.sub(lambda link: _site_link(source, link), markdown))
 

@@ -74,7 +74,7 @@ def test_a_bar_of_the_returns_opens_its_plays(browser, report):
     assert [label.split(":")[0] for label in bars] == ["return 0", "return 1"]
     browser.click(".bin:last-of-type .hit")
     won = int(bars[1].split()[2])
-    assert set(values_of(browser, "button.play .outcome")) == {"won"}
+    assert set(values_of(browser, "button.play .outcome")) == {"success"}
     assert len(values_of(browser, "button.play")) == won
     browser.click(".bin.chosen .hit")
     assert len(values_of(browser, "button.play")) == 32
@@ -118,12 +118,12 @@ def test_the_plays_of_a_group_stand_side_by_side(browser, report):
     browser.press("g")
     browser.wait("document.querySelector('.besides') !== null")
     assert len(values_of(browser, ".besides th[scope=col]")) == 8
-    assert values_of(browser, ".besides th[scope=col] .outcome")[:2] == ["won", "not won"]
+    assert values_of(browser, ".besides th[scope=col] .outcome")[:2] == ["success", "failure"]
     marked = len(values_of(browser, ".besides td.parts"))
-    said = [text for text in values_of(browser, ".besides th p") if "parts at turn" in text]
+    said = [text for text in values_of(browser, ".besides th p") if "differs from turn" in text]
     assert marked == len(said) > 0
     browser.click(".besides th[scope=col]:nth-child(3) button")
-    browser.wait("document.querySelector('.besides .outcome').textContent === 'not won'")
+    browser.wait("document.querySelector('.besides .outcome').textContent === 'failure'")
     assert browser.evaluate("location.hash").endswith("/group")
     browser.press("p")
     browser.wait("document.querySelector('.besides') === null")
@@ -136,7 +136,7 @@ def test_an_arrow_of_the_state_graph_opens_the_plays_that_took_it(browser, repor
     colours = values_of(browser, ".way .edge", "getAttribute('class')")
     assert {"edge up", "edge down"} <= set(colours)
     states = values_of(browser, ".state", "getAttribute('aria-label')")
-    assert "at countertop 1" in states and {"won", "not won"} <= set(states)
+    assert "at countertop 1" in states and {"success", "failure"} <= set(states)
     browser.click(".way")
     assert "credit" in values_of(browser, ".told b")[0]
     browser.evaluate("shown.scrollIntoView()")

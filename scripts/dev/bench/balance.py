@@ -7,9 +7,9 @@ difficulty of their task. A trajectory without success has the maximum number of
 Efficiency is the mean load of a rank divided by the load of the busiest rank, in tokens, over all
 optimizer steps of a step. Loads of 80 and 100 tokens on two ranks give 90 / 100 = 0.9.
 
-    before   rows are sharded once for the whole batch, mini-batches are cut over all ranks
+    before   the whole batch is sharded once, and mini-batches ignore this sharding
     now      every mini-batch is sharded separately
-    at best  upper bound with whole rows: the longest row is on one rank
+    at best  upper bound if no row is split: one rank has at least the longest row
 """
 
 import argparse
@@ -86,8 +86,8 @@ def compute_efficiency(
 ) -> float:
     """Return the mean load of the ranks divided by the load of the busiest rank.
 
-    Rank ``r`` computes the rows ``shares[r]``. All ranks wait for each other after each mini-batch
-    of ``parts``.
+    ``shares[r]``: the rows that rank ``r`` computes. ``parts``: the rows of each mini-batch. All
+    ranks wait for each other after each mini-batch. ``sizes``: tokens of each row.
     """
     step_of = {row: step for step, part in enumerate(parts) for row in part}
     loads = np.zeros((len(parts), len(shares)))
@@ -100,7 +100,7 @@ def compute_efficiency(
 def compute_best_efficiency(
     parts: Sequence[Sequence[int]], sizes: Sequence[int], ranks: int
 ) -> float:
-    """Return the upper bound of the efficiency when rows are not split."""
+    """Return the highest possible efficiency if no row is split between ranks."""
     loads = [[sizes[row] for row in part] for part in parts]
     needed = [max(sum(load) / ranks, max(load)) for load in loads]
     return sum(sum(load) for load in loads) / ranks / sum(needed)

@@ -6,9 +6,9 @@
 Two passes are measured on the same rows and model: log-probs without gradient, and one GRPO update.
 The update is one optimizer step with micro-batches of equally many tokens.
 
-*Bare* pads micro-batches of rows of similar length, takes the log-softmax of the logits, and steps
-AdamW. It has no checks and no metrics, and runs on one device. Rows of one length need no padding,
-which is its best case. Rows with the lengths of a game are the case of training.
+*Bare* is the plain loop. It pads micro-batches of rows of similar length, takes the log-softmax of
+the logits, and steps AdamW. It has no checks and no metrics, and runs on one device. Rows of equal
+length need no padding, which is its best case. Rows of different lengths are usual in training.
 
 Both start with the same weights and end with the same weights up to rounding. The last column shows
 the largest difference of log-probs. For the update it shows the distance between the two final

@@ -131,7 +131,7 @@ class LockStepCollector(CollectorWorker):
 
 
 def list_token_ids(trajectories: Sequence[Trajectory]) -> list[list[list[int]]]:
-    """Return the token ids of every ledger of every trajectory."""
+    """Return the token ids of every ledger (all tokens of a row) of every trajectory."""
     return [
         [list(ledger.token_ids) for ledger in trajectory.ledgers] for trajectory in trajectories
     ]

@@ -14,7 +14,7 @@ pickled as Ray does, and copied into a store.
     reward    ``compute_rewards``
     credit    ``compute_advantages``
     update    shard the rows of the update by mini-batch, and send them
-    journal   write trajectories and tokens as JSON lines: a background thread in a run
+    journal   write trajectories and tokens as JSON lines (in a run, a background thread does this)
 
 Seconds are CPU seconds of this process on one thread, so other work on the machine matters little.
 """
@@ -92,7 +92,7 @@ class TrajectoryShape:
 
 
 class CpuClock:
-    """CPU seconds of this process by part. Nested parts are not counted in the outer part."""
+    """Clock of the CPU seconds of each part of a step. An outer part excludes its nested parts."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = defaultdict(float)

@@ -41,7 +41,7 @@ from verl.utils.sampling import SamplingResult
 from verl.workers.branch_scores import score_rows
 from verl.workers.engine import TrainEngine
 
-MAX_TOKENS = 8192  # of a micro-batch
+MAX_TOKENS = 8192  # limit of a micro-batch
 
 
 class RecordingClient:
@@ -134,7 +134,7 @@ COUNTS = (
 def check_tokens(
     rows: Sequence[TrajectoryRow], data: DataProto, recorder: RecordingClient, workload: Workload
 ) -> dict[str, int]:
-    """Return the counts ``COUNTS``: turns and tokens checked, and errors by kind."""
+    """Return the numbers of checked turns and tokens, and of errors by kind (keys: ``COUNTS``)."""
     separators = find_separators(workload)
     counts: dict[str, int] = dict.fromkeys(COUNTS, 0)
     for number, row in enumerate(rows):

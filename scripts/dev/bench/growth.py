@@ -2,9 +2,9 @@
 
     python -m scripts.dev.bench.growth --iterations 1000
 
-A run that grows by a little in every step fails after a day on a cluster. The table gives, for
-each kind of process, the median of the second tenth of the run and of its last tenth. The first
-tenth is not used, because caches and allocators fill in it.
+A run whose memory grows a little in every step fails after a day on a cluster. The measurements are
+repeated every few seconds. The table gives, for each kind of process, the median of the second
+tenth of the run and of its last tenth. The first tenth is not used, because caches fill in it.
 """
 
 import argparse
@@ -24,7 +24,8 @@ import psutil
 ROOT = Path(__file__).resolve().parents[3]
 PERIOD_S = 5.0
 MEASURES = ("rss_mib", "threads", "files")
-Sample = dict[str, dict[str, float]]  # kind of process -> measure -> sum over its processes
+# One measurement: kind of process -> name in MEASURES -> sum over the processes of this kind.
+Sample = dict[str, dict[str, float]]
 
 
 def start_run(num_steps: int, run_dir: Path, overrides: Sequence[str]) -> subprocess.Popen[bytes]:
@@ -56,7 +57,10 @@ def start_run(num_steps: int, run_dir: Path, overrides: Sequence[str]) -> subpro
 
 
 def sample_processes(driver: psutil.Process) -> Sample:
-    """Return the sums of ``MEASURES`` of the driver and of its descendants, by kind of process."""
+    """Measure memory (MiB), threads and open files of the driver and its descendants.
+
+    Processes of one kind are summed.
+    """
     sums: Sample = collections.defaultdict(lambda: dict.fromkeys(MEASURES, 0.0))
     for process in [driver, *driver.children(recursive=True)]:
         try:
@@ -71,15 +75,15 @@ def sample_processes(driver: psutil.Process) -> Sample:
 
 
 def get_process_kind(process: psutil.Process) -> str:
-    """Return the name of a process without its number, the same for all of a kind."""
+    """Return the name of a process without its number: "ray::RolloutWorker"."""
     words = process.cmdline()
     title = words[0] if words and words[0].startswith("ray::") else process.name()
     return title.partition(".")[0].rstrip("0123456789_-:")
 
 
 def compare_tenths(samples: Sequence[Sample]) -> list[dict[str, Any]]:
-    """Return, for each kind of process and measure, the medians of the second and last tenth."""
-    # Use only samples with all kinds of processes: they do not start and end together.
+    """Return a row per kind of process: medians of the second and the last tenth, by measure."""
+    # Use only measurements with all kinds of processes: they do not start and end together.
     whole = max((len(sample) for sample in samples), default=0)
     samples = [sample for sample in samples if len(sample) == whole]
     tenth = max(1, len(samples) // 10)
@@ -101,7 +105,10 @@ def compute_median(samples: Sequence[Sample], kind: str, measure: str) -> float:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Start the run, sample it and print the table. Return the exit status of the run."""
+    """Start the run, measure its processes at intervals and print the table.
+
+    Return the exit status of the run.
+    """
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--iterations", type=int, default=1000)
     parser.add_argument("--out", type=Path, help="JSON file for the table")
@@ -129,7 +136,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def sample_run(run: subprocess.Popen[bytes], metrics: Path) -> list[Sample]:
-    """Sample the processes of ``run`` from its first step to its end."""
+    """Measure the processes of ``run`` every ``PERIOD_S`` seconds, after its first step."""
     driver = psutil.Process(run.pid)
     samples: list[Sample] = []
     while run.poll() is None:

@@ -46,14 +46,17 @@ MANY = 128
 
 @dataclass(frozen=True)
 class DriverModel:
-    """Cost model of the driver: seconds per row, per token and per rank, and bytes per token."""
+    """Cost model of the driver: seconds per row, per token and per rank, and bytes per token.
+
+    The cost of a step is linear in these numbers.
+    """
 
     row_s: float
     token_s: float
     rank_s: float
     journal_s: float  # per token of a trajectory
-    received: float  # bytes per token from the collectors
-    moved: float  # bytes per token of padded rows, to the ranks and back
+    received: float  # bytes from the collectors, per token of a trajectory
+    moved: float  # bytes to the ranks and back, per token of padded rows
 
 
 @dataclass(frozen=True)

@@ -104,9 +104,10 @@ class _BatchRow:
 
 
 def make_batch(context: int, args: argparse.Namespace) -> DataProto:
-    """Return rows of about ``context`` tokens in append history.
+    """Return rows of about ``context`` tokens, each with all turns of an episode.
 
-    Their spans and branches have the form of ``rlvcr.scoring``.
+    As in ``rlvcr.scoring``, a span is a sampled action to score. A branch is an alternative
+    thought, followed by the same action.
     """
     draw = np.random.default_rng(context)
     batch_rows = [_make_row(context, args, draw) for _ in range(args.rows)]

@@ -8,7 +8,7 @@ the engine. The training rank has float32 weights.
 
     whole   ``sync_weights``: gather and cast on the rank, transfer through Ray's object store (or
             between devices: ``weight_transfer``), load into the engine, verify bit by bit
-    export  the part of the training rank
+    export  gather and cast on the training rank, until the weights are in the object store
     copy    copy of as many bytes between two arrays in this process: the lower bound
 
 The table shows medians without the first repeat.
@@ -41,7 +41,7 @@ EXPORT_S = 600.0
 
 @dataclass
 class SyncCost:
-    """Seconds for ``size`` bytes: whole sync, export by the rank, and plain copy."""
+    """Seconds for ``size`` bytes: complete sync, export by the rank, and plain copy."""
 
     size: int
     whole: float

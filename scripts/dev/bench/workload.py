@@ -1,4 +1,4 @@
-"""Config, engine and rollout specs of a batch, shared by the benches that run a rollout."""
+"""Config, engine and rollout specs (task, group and seed of each trajectory) for the benches."""
 
 from collections.abc import Sequence
 from dataclasses import replace

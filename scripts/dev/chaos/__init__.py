@@ -1,4 +1,5 @@
-"""Fault injection: check that a run names the failed part, and that it resumes after a kill.
+"""Fault injection: check that a run names the failed part (an engine, the driver ...) in its error,
+and that it resumes after a kill.
 
     python -m scripts.dev.chaos matrix              every part of a small job fails at every stage
     python -m scripts.dev.chaos matrix --report     run nothing, write docs/reliability.md
@@ -8,5 +9,6 @@
     harness    start job ─▶ wait for `reached` ─▶ signal the part ─▶ `struck` ─▶ wait, check
     job             waits in a method of the stage ──┘                  └─▶ continues
 
-Results are kept in docs/chaos. Cells with a result are not run again.
+``reached`` and ``struck`` (fault injected) are marker files. Results are kept in docs/chaos. Cells
+of the matrix that have a result are not run again.
 """

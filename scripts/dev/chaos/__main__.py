@@ -13,7 +13,7 @@ from scripts.dev.chaos.matrix import WRONG, run_cell
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the chosen command. Return 1 if it found any problem."""
+    """Run the command (matrix, kills or torn). Return 1 if it found any problem."""
     parser = argparse.ArgumentParser(
         description=scripts.dev.chaos.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,4 +1,4 @@
-"""Cells of the fault matrix: part, stage and fault; and the cells that are skipped."""
+"""Cells of the fault matrix: part of a job, stage of the run, and fault; and the skipped cells."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -38,7 +38,7 @@ SKIPPED = {
 
 @dataclass(frozen=True)
 class Cell:
-    """Fault ``fault`` of ``part`` at ``stage``."""
+    """One test of the matrix: ``part`` of the job gets ``fault`` when the run is at ``stage``."""
 
     part: str
     stage: str

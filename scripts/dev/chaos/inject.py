@@ -47,8 +47,8 @@ INJECTED = FOLDER / "struck"
 LAST = FOLDER / "last"
 PATIENCE_S = 60.0  # maximum wait for the harness to send the signal
 SILENT_S = 30.0  # limit without heartbeats for a driver with a fault
-# Number of the call at which a stage begins. The rollout stage skips the first calls. An engine
-# gets weights once before training.
+# Number of the method call at which a stage begins; 1 for all others. The rollout stage skips the
+# first calls. An engine gets weights once before training.
 FROM_CALL = {
     (ENGINE, ROLLOUT): 3,
     (ENVIRONMENT, ROLLOUT): 3,
@@ -68,7 +68,7 @@ TRAJECTORY_CLASS = "agent_system.multi_turn_rollout.trajectory_generator:Traject
 POOL = "agent_system.environments.pool.environment_pool:EnvironmentPool"
 LINE = "agent_system.environments.env_package.number_line.package:NumberLineEnv"
 
-# Process role, class and method that work at a stage.
+# Process role, class and method that run during a stage.
 STAGE_METHODS = {
     START: (RANK, "verl.workers.engine:TrainEngine", "__init__"),
     ROLLOUT: (ENGINE, ENGINE_CLASS, "step"),
@@ -97,7 +97,7 @@ MEMORY_METHODS = {
 
 
 def get_role() -> str:
-    """Return the part that this process is in the job."""
+    """Return the part of the job that runs in this process: ``DRIVER``, ``ENGINE`` ..."""
     name = getattr(sys.modules["__main__"].__spec__, "name", "")
     if name == "verl.trainer.main_ppo":
         return DRIVER
@@ -118,7 +118,10 @@ def read_fast_clock() -> float:
 
 
 def wait_for_fault() -> None:
-    """Mark the stage as reached, and wait until the fault was injected."""
+    """Create the file ``REACHED``, and wait until the harness has created ``INJECTED``.
+
+    Gives up after ``PATIENCE_S`` seconds. Does nothing if the fault was injected before.
+    """
     if INJECTED.exists():
         return
     REACHED.touch()
@@ -140,7 +143,7 @@ def exhaust_memory() -> None:
 def call_before(import_path: str, method: str, action: Callable[[], object]) -> None:
     """Patch ``method`` of the class at ``import_path`` to call ``action`` first.
 
-    The calls start when the stage is reached.
+    ``action`` is not called before the run reaches the stage of ``CELL``, such as the rollout.
     """
     module, name = import_path.split(":")
     owner: Any = getattr(importlib.import_module(module), name)
@@ -157,7 +160,7 @@ def call_before(import_path: str, method: str, action: Callable[[], object]) -> 
     async def call_with_fault_async(*args: Any, **kwargs: Any) -> Any:
         return await call_with_fault(*args, **kwargs)
 
-    # Ray checks which methods are coroutine functions, so keep the kind of the method.
+    # Ray checks which methods are coroutine functions: a patch of one must be one too.
     setattr(
         owner,
         method,

@@ -54,7 +54,7 @@ WAITED = "rollout/active_ratio"
 
 @dataclass
 class Kill:
-    """One SIGKILL of the ``whole`` process tree, or of the driver only.
+    """One SIGKILL, of all processes of the run (``whole``) or of the driver only.
 
     With ``early`` it happens ``after_s`` seconds after the start. Otherwise it happens ``after_s``
     seconds after the run was ready and had recorded ``further`` new steps. ``step`` is the last
@@ -73,7 +73,7 @@ class Kill:
 
 @dataclass
 class KillRecord:
-    """All kills so far, and the differences from the reference of each finished round."""
+    """All kills so far, and for each finished round its differences from the reference run."""
 
     kills: list[Kill]
     rounds: list[list[str]]
@@ -92,7 +92,7 @@ class KillRecord:
             json.dump(asdict(self), file, indent=1)
 
     def list_problems(self) -> list[str]:
-        """Return all problems of kills and rounds."""
+        """Return a line for each problem after a kill and each difference of a round."""
         problems = [f"kill {kill.number}: {why}" for kill in self.kills for why in kill.wrong]
         return problems + [
             f"round {number}: {why}" for number, whys in enumerate(self.rounds) for why in whys
@@ -136,7 +136,7 @@ def build_overrides(run_dir: Path) -> list[str]:
 
 
 def draw_kill(number: int, reference: Path, draw: random.Random) -> Kill:
-    """Draw a kill at a random moment. The times of the run ``reference`` set the range."""
+    """Draw a kill at a random moment, within the start-up time or step time of ``reference``."""
     early = draw.random() < EARLY_SHARE
     ready = READY.search(reference.with_suffix(".txt").read_text())
     step_s = statistics.median(record["timing_s/step"] for record in _read_records(reference))

@@ -43,14 +43,14 @@ PROCESSES = {
     RANK: "ray::WorkerHost",
     ENVIRONMENT: "agent_system.environments.pool.worker",
 }
-# Pattern that names a part in an error line, which must also match ``FAILS``.
+# Patterns of the names of a part. An error line must match one, and ``FAILS``.
 NAME_PATTERNS = {
     ENGINE: r"[Rr]ollout ?[Ww]orker|rollout engine|export of the weights",
     ENVIRONMENT: r"environment worker|env_\w+",
     COLLECTOR: r"collector-\d",
     RANK: r"actor\[rank 0\]|ActorWorker",
     NODE: r"\bnode\b|raylet",
-    DRIVER: r"driver|^MemoryError",  # a MemoryError of another part starts with its name
+    DRIVER: r"driver|^MemoryError",  # for other parts, the part's name precedes "MemoryError"
 }
 FAILS = re.compile(r"Error|Failed|Stalled|failed|died|gone|killed|not ready|raised in")
 WRONG = "WRONG"
@@ -61,7 +61,11 @@ WRITERS = (RANK, NODE, DRIVER)
 
 @dataclass
 class CellResult:
-    """Result of a cell. ``verdict`` is ``ends``, ``continues``, or ``WRONG`` with the problems."""
+    """Result of a cell.
+
+    ``verdict`` is ``ends`` (nonzero exit status, without problems), ``continues`` (all steps were
+    done), or ``WRONG`` with the problems. ``sentence`` is the error line.
+    """
 
     key: str
     verdict: str
@@ -151,7 +155,7 @@ def find_process(part: str, job: Job) -> psutil.Process:
 
 
 def compute_verdict(ended: EndedJob) -> str:
-    """Return ``ends``, ``continues``, or ``WRONG`` with the problems."""
+    """Return the verdict of the job, as in ``CellResult``."""
     wrong = list(_find_problems(ended))
     if wrong:
         return f"{WRONG}: {'; '.join(wrong)}"
@@ -189,7 +193,10 @@ def _read_whole_trajectories(run: Path, step: int) -> Iterator[dict[str, Any]]:
 
 
 def _verify_checkpoints(run: Path) -> tuple[list[int], list[int]]:
-    """Return the steps of valid checkpoints, and of invalid ones with a final name."""
+    """Return the steps of valid and of invalid checkpoints, without those of temporary names.
+
+    A save writes to a temporary name first. Only a complete checkpoint may get its final name.
+    """
     whole, torn = [], []
     for step, path in CheckpointManager(run / "checkpoints").find_checkpoints().items():
         try:

@@ -27,7 +27,7 @@ class Nodes:
 
 @contextlib.contextmanager
 def two_nodes(environ: Mapping[str, str]) -> Iterator[Nodes]:
-    """Run the cluster during the block. ``environ`` is added to the environment of its workers."""
+    """Run the cluster during the block. ``environ``: environment variables of its workers."""
     variables = {LOOPBACK_SWITCH: "0", "RAY_USAGE_STATS_ENABLED": "0", **environ}
     with patch.dict(os.environ, variables), _start_cluster() as nodes:
         yield nodes
@@ -35,7 +35,7 @@ def two_nodes(environ: Mapping[str, str]) -> Iterator[Nodes]:
 
 @contextlib.contextmanager
 def _start_cluster() -> Iterator[Nodes]:
-    from ray.cluster_utils import Cluster  # reads the switch
+    from ray.cluster_utils import Cluster  # reads LOOPBACK_SWITCH when it is imported
 
     head: dict[str, Any] = {"num_cpus": 0, "include_dashboard": False}
     cluster = Cluster(initialize_head=True, head_node_args=head)

@@ -1,4 +1,4 @@
-"""Number line environment in worker processes, so that faults can be injected into them."""
+"""Number line environment that runs in worker processes, into which faults can be injected."""
 
 from dataclasses import replace
 

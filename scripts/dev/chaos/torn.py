@@ -20,13 +20,13 @@ STEPS = (1, 2, 3)
 
 @dataclass(frozen=True)
 class Damage:
-    """Kind of a damage, and the previous bytes of the damaged files."""
+    """Kind of damage ("torn", "flipped" ...), and the original bytes of the damaged files."""
 
     fault: str
     before: dict[Path, bytes]
 
     def restore_files(self) -> None:
-        """Write the previous bytes back to all files."""
+        """Write the original bytes back to all files."""
         for path, data in self.before.items():
             path.write_bytes(data)
 
@@ -48,7 +48,7 @@ def flip_byte(file: Path, draw: random.Random) -> Damage:
 
 
 def delete_file(file: Path, _draw: random.Random) -> Damage:
-    """Delete ``file``, and return its bytes in the damage."""
+    """Delete ``file``. The returned damage contains its bytes."""
     whole = file.read_bytes()
     file.unlink()
     return Damage("deleted", {file: whole})
@@ -103,7 +103,8 @@ def damage_and_load(
 ) -> tuple[str, str | None]:
     """Damage the newest checkpoint, and every third time also the one before it.
 
-    Return the kind of damage, and the problem or None. The files are restored afterwards.
+    Return the kind of damage, and the problem: None if the newest undamaged checkpoint was loaded.
+    The files are restored afterwards.
     """
     newest_first = sorted(STEPS, reverse=True)
     damaged_steps = newest_first[: 2 if number % 3 == 2 else 1]
@@ -125,7 +126,7 @@ def damage_and_load(
 
 
 def run(count: int, seed: int) -> int:
-    """Damage checkpoints ``count`` times. Return 1 if a wrong checkpoint was loaded once."""
+    """Damage checkpoints ``count`` times. Return 1 if a wrong checkpoint was ever loaded."""
     root = Path(tempfile.mkdtemp(prefix="torn-"))
     draw = random.Random(seed)
     try:

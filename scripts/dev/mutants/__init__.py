@@ -10,8 +10,8 @@ decorated functions (all registered estimators, all properties) and constants of
     main process: imports the libraries, never the packages
       |- one process per target, forked: imports the packages, collects the tests
       |    |- one child traces which test runs which line
-      |    `- one child per mutant of a function: swaps its code, runs the tests that reach it
-      `- one child per mutant of what runs at import: imports the changed source, runs the tests
+      |    `- one child per mutant of a function: swaps its code, runs the tests that call it
+      `- one child per mutant of import-time code: imports the changed source, runs the tests
 
 A fork costs tens of milliseconds, an import of torch and the packages several seconds.
 """

@@ -67,7 +67,7 @@ def _relative_path(path: Path) -> str:
 def _run_target(
     target: Target, chosen: Sequence[str], results: Results, args: argparse.Namespace
 ) -> list[ModuleRow]:
-    """Run the pending mutants of the chosen modules of ``target``. Return their table rows."""
+    """Run the pending mutants of ``target``, of all modules or of ``chosen``. Return table rows."""
     files = [path for path in target.list_modules() if not chosen or _relative_path(path) in chosen]
     if not files:
         return []

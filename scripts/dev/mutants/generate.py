@@ -167,7 +167,7 @@ def _is_text(node: cst.BaseString) -> bool:
 
 
 def _text_only(before: cst.CSTNode, after: cst.CSTNode) -> bool:
-    """Return True if the mutant differs only in a text or in an argument of ``GUARDS``."""
+    """Return True if the mutant changes only a text for people or an argument of ``GUARDS``."""
     if isinstance(before, cst.Assign | cst.AnnAssign) and isinstance(before.value, cst.Call):
         return _is_text_call(before.value.func)
     if isinstance(before, cst.Assign | cst.AnnAssign) and isinstance(before.value, cst.BaseString):
@@ -253,7 +253,10 @@ def _find_statement(node: cst.CSTNode, parents) -> cst.CSTNode:
 
 
 def _last_line(node: cst.CSTNode, statement: cst.CSTNode, positions, parents) -> int:
-    """Return the last line of a simple statement, or of a compound one's part with ``node``."""
+    """Return the last line of ``statement``.
+
+    For a compound statement, such as ``if``, return that of its part that contains ``node``.
+    """
     if not isinstance(statement, cst.BaseCompoundStatement) or node is statement:
         return positions[statement].end.line
     while parents[node] is not statement:

@@ -175,7 +175,7 @@ def _make_function_work(
 
 
 def _index_functions() -> dict[FunctionKey, list[types.FunctionType]]:
-    """Return all functions of the checkout in this process, by file, qualified name and line."""
+    """Return all loaded functions of this repository, by file, qualified name and line."""
     functions: dict[FunctionKey, list[types.FunctionType]] = defaultdict(list)
     for item in gc.get_objects():
         if isinstance(item, types.FunctionType) and item.__code__.co_filename.startswith(str(ROOT)):

@@ -53,7 +53,7 @@ class Results:
         return self._results_by_key.get(mutant.stable_key)
 
     def select_pending(self, mutants: Iterable[Mutant], tests_hash: str) -> list[Mutant]:
-        """Return mutants without a result, and survivors whose tests have changed since."""
+        """Return mutants without a valid result, and survivors whose tests have changed since."""
         waiting = []
         for mutant in mutants:
             result = self.get(mutant)
@@ -120,7 +120,7 @@ def _word_end(text: str, position: int) -> int:
 
 @dataclass(frozen=True)
 class ModuleRow:
-    """Counts of mutants of one module, and its survivors."""
+    """Numbers of mutants of one module: all, killed, and without a result; and its survivors."""
 
     module: str
     mutants: int
@@ -130,7 +130,7 @@ class ModuleRow:
 
 
 def count_fates(module: str, mutants: Sequence[Mutant], results: Results) -> ModuleRow:
-    """Count the fates of the mutants of ``module``."""
+    """Count the killed, surviving and untested mutants of ``module``."""
     survivors = []
     unknown = 0
     for mutant in mutants:
@@ -144,7 +144,7 @@ def count_fates(module: str, mutants: Sequence[Mutant], results: Results) -> Mod
 
 
 def find_reason(mutant: Mutant, reasons: Iterable[Reason]) -> str | None:
-    """Return the reason for ``mutant``, or None if there is none."""
+    """Return the reason why the survivor ``mutant`` is accepted, or None if there is none."""
     for reason in reasons:
         function = mutant.function.partition("#")[0] or "module"
         same_place = (reason.module, reason.function) == (mutant.module, function)

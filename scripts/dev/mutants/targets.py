@@ -5,7 +5,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[3]
 
-# Modules without anything to mutate: names and annotations.
+# Modules without anything to mutate. They contain only names and annotations.
 NAMES_ONLY = {"__init__.py", "shapes.py"}
 
 # Imported once, before anything is forked. None of them may start threads or import the packages.

@@ -99,7 +99,7 @@ def test_the_page_shows_charts_figures_and_episodes(page):
         "Time per step",
         "Policy loss",
         "Engine against trainer",
-        "Plays",
+        "Trajectories",
         "Configuration",
     ):
         assert heading in text, heading

@@ -95,10 +95,15 @@ def test_colours_are_full_below_the_outliers():
 
 
 def test_numbers_are_short():
-    body = (
-        "return [shortNumber(0.123456), shortNumber(-2), plural(1, 'play'), plural(1200, 'play')];"
-    )
-    assert chosen(body) == ["0.123", "-2", "1 play", "1,200 plays"]
+    body = "return [shortNumber(0.123456), shortNumber(-2)];"
+    assert chosen(body) == ["0.123", "-2"]
+
+
+def test_counts_have_the_plural_of_their_word():
+    body = "return counts.map(([count, word]) => plural(count, word));"
+    counts = [[1, "turn"], [1200, "turn"], [1, "trajectory"], [0, "trajectory"], [2, "play"]]
+    texts = ["1 turn", "1,200 turns", "1 trajectory", "0 trajectories", "2 plays"]
+    assert chosen(body, counts=counts) == texts
 
 
 def test_plays_part_where_they_did_or_saw_something_else():
@@ -154,8 +159,8 @@ def test_states_are_joined_by_actions_with_the_mean_credit_of_their_steps():
     assert nodes == {
         "state hall": (0, 4),
         "state cave": (1, 1),
-        "end won": (2, 1),
-        "end not won": (2, 2),
+        "end success": (2, 1),
+        "end failure": (2, 2),
     }
     edges = {
         (edge["from"], edge["action"], edge["to"]): (len(edge["rows"]), edge["credit"])
@@ -164,9 +169,9 @@ def test_states_are_joined_by_actions_with_the_mean_credit_of_their_steps():
     assert edges == {
         ("state hall", "go", "state cave"): (1, 1),
         ("state hall", "go", "state hall"): (1, -2),
-        ("state hall", "go", "end not won"): (1, 0),
-        ("state cave", "dig", "end won"): (1, 0.5),
-        ("state hall", "sit", "end not won"): (1, -0.5),
+        ("state hall", "go", "end failure"): (1, 0),
+        ("state cave", "dig", "end success"): (1, 0.5),
+        ("state hall", "sit", "end failure"): (1, -0.5),
     }
     assert graph["measured"] and not graph["cut"]
 
@@ -176,8 +181,8 @@ def test_without_advantages_credit_is_what_the_plays_earned():
     graph = drawn(body + "return stateGraph(rows, plays);")
     credit = {(edge["action"], edge["to"]): edge["credit"] for edge in graph["edges"]}
     assert not graph["measured"]
-    assert credit["dig", "end won"] == pytest.approx(2 / 3)
-    assert credit["sit", "end not won"] == pytest.approx(-1 / 3)
+    assert credit["dig", "end success"] == pytest.approx(2 / 3)
+    assert credit["sit", "end failure"] == pytest.approx(-1 / 3)
 
 
 def test_the_name_that_estimators_know_a_state_by_counts():
@@ -185,7 +190,7 @@ def test_the_name_that_estimators_know_a_state_by_counts():
         plays[0].steps[1].state = "hall";
         return stateGraph(rows, plays).nodes.map((node) => node.name);
     """
-    assert sorted(drawn(body)) == ["end not won", "end won", "state hall"]
+    assert sorted(drawn(body)) == ["end failure", "end success", "state hall"]
 
 
 def test_of_many_states_the_first_turns_are_drawn():

@@ -1,19 +1,19 @@
-// The plays of a page: choose a step, see returns and a list, read one.
+// Browser of the trajectories: choose a step, see a histogram of returns and a list, read one.
 
-const BATCH = 60; // rows of the list that are made at once
-const VIEWS = { play: "play", group: "side by side", states: "state graph" };
+const BATCH = 60; // list rows that are created at a time
+const VIEWS = { play: "trajectory", group: "side by side", states: "state graph" };
 const KINDS = { train: "in training", val: "held-out", audit: "audited" };
 
 class Browser {
   constructor(index, readChunk) {
     this.files = index.files;
     this.readChunk = readChunk;
-    this.chunks = new Map(); // name -> promise of the plays of a file
+    this.chunks = new Map(); // file name -> promise of its trajectories
     this.choice = { kind: "train", step: "all", outcome: "", search: "", bin: null };
     this.overlay = "advantage";
-    this.rows = []; // what the choice leaves, in the order of the list
-    this.made = 0; // how many of them have an element
-    this.open = null; // the row whose play is shown
+    this.rows = []; // trajectories that match the choice, in the order of the list
+    this.made = 0; // number of rows that have a list element
+    this.open = null; // the row whose trajectory is shown
     this.view = "play"; // one of VIEWS
     byId("lead").textContent = index.lead;
     this.more = new IntersectionObserver((seen) => {
@@ -44,7 +44,7 @@ class Browser {
     return this.files.filter((file) => file.kind === kind);
   }
 
-  // Changes what is asked for; another step or kind forgets the bin, which was one of its returns.
+  // Change the choice. A change of step or kind clears the chosen bin, because the returns differ.
   choose(change) {
     const before = this.choice;
     this.choice = { ...before, ...change };
@@ -86,10 +86,10 @@ class Browser {
   }
 
   showCount(files, all) {
-    const parts = [plural(this.rows.length, "play")];
+    const parts = [plural(this.rows.length, "trajectory")];
     if (this.rows.length !== all) parts.push("of " + all.toLocaleString("en"));
     if (this.choice.bin) parts.push("with return " + binLabel(this.choice.bin));
-    if (files.some((file) => !file.whole)) parts.push("· more are in the rollout file than a page holds");
+    if (files.some((file) => !file.whole)) parts.push("· the rollout file has more of them than the page");
     byId("count").textContent = parts.join(" ");
   }
 
@@ -102,12 +102,12 @@ class Browser {
     const wide = width / Math.max(bins.length, 4);
     const svg = drawn("svg", { viewBox: `0 0 ${width} ${height}`, "aria-label": "distribution of returns" });
     bins.forEach((bin, place) => svg.append(this.bar(bin, place * wide, wide, height - foot, most)));
-    byId("returns-title").textContent = "Returns, " + plural(rows.length, "play") + " (the filled part won)";
+    byId("returns-title").textContent = "Returns, " + plural(rows.length, "trajectory") + " (filled part: success)";
     return svg;
   }
 
   bar(bin, left, wide, height, most) {
-    const room = height - 14; // above the highest bar stands its number
+    const room = height - 14; // space for the count above the highest bar
     const tall = (count) => Math.max(count ? 1.5 : 0, (count / most) * room);
     const rect = (count, name) => drawn("rect", {
       class: name, x: left + 2, width: wide - 4, y: height - tall(count), height: tall(count), rx: 2,
@@ -119,7 +119,7 @@ class Browser {
       rect(bin.count, "bar"), rect(bin.won, "bar won"),
       text(bin.count || "", height - tall(bin.count) - 3), text(shortNumber(bin.high), height + 14),
     ];
-    const label = `return ${binLabel(bin)}: ${plural(bin.count, "play")}, ${bin.won} won`;
+    const label = `return ${binLabel(bin)}: ${plural(bin.count, "trajectory")}, ${bin.won} successful`;
     const group = drawn("g", { class: chosen ? "bin chosen" : "bin" }, ...parts);
     return pressable(group, label, () => {
       this.choose({ bin: chosen ? null : bin });
@@ -146,7 +146,7 @@ class Browser {
     const won = members.filter((member) => member.won).length;
     const where = this.choice.step === "all" ? `step ${row.step} · ` : "";
     const words = make("span", { textContent: row.task });
-    const count = make("span", { className: "quiet", textContent: `${where}${won} of ${members.length} won` });
+    const count = make("span", { className: "quiet", textContent: `${where}success ${won} of ${members.length}` });
     return make("li", { className: "group" }, words, " ", count);
   }
 
@@ -200,11 +200,11 @@ class Browser {
     if (!act) return;
     event.preventDefault();
     act();
-    // The list was made anew: the keyboard goes on in it.
+    // The list was created again and lost the keyboard focus: focus its first row.
     if (inside && document.activeElement === document.body) this.button(0)?.focus();
   }
 
-  // ---- one play
+  // ---- one trajectory
 
   plays(name) {
     if (!this.chunks.has(name)) this.chunks.set(name, this.readChunk(name).then((chunk) => chunk.plays));
@@ -218,7 +218,7 @@ class Browser {
     }
   }
 
-  // Brings a row of the list into its view, without moving the page.
+  // Scroll the list to a row, without scrolling the page.
   reveal(place) {
     while (this.made <= place && this.made < this.rows.length) this.makeRows();
     const [list, button] = [byId("list"), this.button(place)];
@@ -230,7 +230,7 @@ class Browser {
     this.mark(row);
     this.view = view;
     const plays = await this.plays(row.file);
-    if (this.open !== row || this.view !== view) return; // another one was asked for meanwhile
+    if (this.open !== row || this.view !== view) return; // the user opened another one meanwhile
     const members = besides(this.members(row), row);
     const rows = view === "play" ? [row] : members;
     const head = this.head(row, plays[row.number], members.length);
@@ -263,7 +263,7 @@ class Browser {
     return members > 1 ? [...parts, this.tools(row)] : parts;
   }
 
-  // What can be looked at of a play and its group.
+  // Buttons for the views of a trajectory and its group.
   tools(row) {
     const buttons = Object.entries(VIEWS).map(([view, text]) => {
       const button = make("button", { textContent: text, title: `key ${view[0]}` });
@@ -274,7 +274,7 @@ class Browser {
     return make("p", { className: "tools" }, ...buttons);
   }
 
-  // The turns of one play, or of several beside each other, in the colours that are asked for.
+  // The turns of one trajectory, or of several side by side, coloured by the chosen overlay.
   body(rows, plays) {
     const body = make("div");
     const names = overlaysOf(plays);
@@ -299,9 +299,9 @@ class Browser {
     this.button(Math.max(place, 0))?.focus();
   }
 
-  // ---- from outside
+  // ---- called by charts and by live updates
 
-  // The plays of a step, as a chart asks for them.
+  // Show the trajectories of a step, after a click on a chart.
   showStep(kind, step) {
     const there = this.filesOf(kind).length ? kind : this.files[0].kind;
     this.choose({ kind: there, step, outcome: "", search: "", bin: null });
@@ -310,7 +310,7 @@ class Browser {
     this.button(0)?.focus();
   }
 
-  // The index of a later state of the run: what is asked for and what is open stay.
+  // Use the index of a later state of the run. The choice and the open trajectory stay.
   renew(index) {
     const before = new Map(this.files.map((file) => [file.name, JSON.stringify(file)]));
     const changed = index.files.filter((file) => before.get(file.name) !== JSON.stringify(file));
@@ -326,7 +326,7 @@ class Browser {
     this.button(focused).focus({ preventScroll: true });
   }
 
-  // What the address names, else a won and a lost play of the last training step.
+  // Open the trajectory that the address names, else a successful one of the last training step.
   async begin(address) {
     const [, name, number, view] = /^#([a-z]+-\d+)\/(\d+)(?:\/([a-z]+))?$/.exec(address) ?? [];
     const named = this.files.find((file) => file.name === name);

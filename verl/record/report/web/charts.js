@@ -1,4 +1,4 @@
-// Charts answer the cursor: values of a step beside it, and the plays of the step on a click.
+// Interactive charts: the values of a step beside the cursor, and its trajectories after a click.
 
 const tip = byId("tip");
 
@@ -14,21 +14,22 @@ function tipLine(series, index) {
   return make("div", {}, mark, series.y[index] + " ", make("span", { textContent: name }));
 }
 
-// Of which plays the point of a step tells that is nearest to a height, in pixels of the drawing.
+// Kind of trajectories (train, val, audit) of the series whose point at `step` is nearest to `height`,
+// in pixels of the drawing.
 function kindAt(chart, step, height) {
   const here = chart.series.filter((series) => series.x.includes(step));
   const distance = (series) => Math.abs(series.at[series.x.indexOf(step)] - height);
   return here.reduce((best, series) => (distance(series) < distance(best) ? series : best)).plays;
 }
 
-// One chart: a line at a step with its values beside it, moved by the mouse or by arrow keys.
+// One chart with a vertical line at a step. The mouse or the arrow keys move the line.
 class Answering {
   constructor(svg, showPlays) {
     this.svg = svg;
     this.chart = JSON.parse(svg.dataset.hover);
     this.showPlays = showPlays;
     this.steps = [...new Set(this.chart.series.flatMap((series) => series.x))].sort((a, b) => a - b);
-    this.at = null; // the step that is pointed at
+    this.at = null; // the step under the cursor line
     const { top, bottom } = this.chart;
     this.cursor = drawn("line", { class: "cursor", y1: top, y2: bottom, visibility: "hidden" });
     svg.append(this.cursor);
@@ -51,7 +52,7 @@ class Answering {
     });
   }
 
-  // Where the mouse is, in pixels of the drawing.
+  // Position of the mouse in pixels of the drawing.
   placeOf(event) {
     const box = this.svg.getBoundingClientRect();
     const scale = this.svg.viewBox.baseVal.width / box.width;
@@ -76,7 +77,7 @@ class Answering {
     else this.point(step, event.clientX, event.clientY);
   }
 
-  // Shows the values of a step beside a place of the window.
+  // Show the values of a step beside a point of the window.
   point(step, left, top) {
     this.at = step;
     for (const end of ["x1", "x2"]) this.cursor.setAttribute(end, this.pixelOf(step));
@@ -104,7 +105,7 @@ class Answering {
     if (!move && !(event.key === "Enter" && this.at !== null)) return;
     event.preventDefault();
     if (move) this.step(move);
-    // The last series is drawn on top: it is the one the chart is about.
+    // The last series is drawn on top, because it is the main one of the chart.
     else this.showPlays(kindAt(this.chart, this.at, this.chart.series.at(-1).at[0]), this.at);
   }
 

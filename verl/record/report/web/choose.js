@@ -1,8 +1,8 @@
-// Which plays are shown, without a page: functions of what the index says.
+// Selection of the trajectories to show: functions of the index that need no page.
 
 const MOST_BINS = 20;
 
-// One row per play of a file of the index.
+// One row for each trajectory of a file in the index.
 function rowsOf(file) {
   return file.group.map((group, number) => ({
     file: file.name,
@@ -18,7 +18,7 @@ function rowsOf(file) {
   }));
 }
 
-// Plays of one group stand together; the groups keep their order.
+// Sort rows so that the trajectories of a group follow each other. Groups keep their order.
 function byGroup(rows) {
   const first = new Map();
   rows.forEach((row, place) => {
@@ -33,7 +33,7 @@ function groupName(row) {
   return row.file + "/" + row.group;
 }
 
-// The file of a kind whose step is nearest to the one asked for; null without any.
+// The file of a kind whose step is nearest to `step`, or null if the kind has no file.
 function nearestFile(files, kind, step) {
   const own = files.filter((file) => file.kind === kind);
   if (!own.length) return null;
@@ -41,7 +41,7 @@ function nearestFile(files, kind, step) {
   return own.reduce((best, file) => (distance(file) < distance(best) ? file : best));
 }
 
-// Where values lie: one bin for every value if they are few, else bins of equal width.
+// Bins of a histogram: one for each different value, or `most` of equal width if there are more.
 function binsOf(values, most = MOST_BINS) {
   const known = [...new Set(values)].sort((one, other) => one - other);
   if (known.length <= most) return known.map((value) => ({ low: value, high: value }));
@@ -55,7 +55,7 @@ function binsOf(values, most = MOST_BINS) {
   return bins;
 }
 
-// Every bin with how many of the rows lie in it and how many of these won.
+// Bins of the returns, with the number of rows and of successful rows in each.
 function countedBins(rows) {
   const bins = binsOf(rows.map((row) => row.earned)).map((bin) => ({ ...bin, count: 0, won: 0 }));
   for (const row of rows) {
@@ -83,8 +83,8 @@ function matches(row, choice) {
   return row.task.toLowerCase().includes(choice.search.toLowerCase());
 }
 
-// The size at which colours are full: 95% of the values lie below it, so that a single outlier
-// leaves the others their colour.
+// Absolute value that gets the full colour: 95% of the values lie below it. So a single outlier does
+// not make all other colours pale.
 function fullSize(values) {
   const sizes = values.map(Math.abs).sort((one, other) => one - other);
   return Math.max(sizes[Math.floor(0.95 * (sizes.length - 1))] ?? 0, 1e-9);
@@ -95,5 +95,5 @@ function shortNumber(value) {
 }
 
 function plural(count, word) {
-  return count.toLocaleString("en") + " " + word + (count === 1 ? "" : "s");
+  return count.toLocaleString("en") + " " + (count === 1 ? word : word.replace(/([^aeiou])y$/, "$1ie") + "s");
 }

@@ -1,5 +1,5 @@
 "use strict";
-// What the page holds packed: base64 of gzip of JSON.
+// Decoder of the data in the page: JSON, compressed with gzip, encoded in base64.
 
 function bytesOf(text) {
   return Uint8Array.from(atob(text.trim()), (letter) => letter.charCodeAt(0));

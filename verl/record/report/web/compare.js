@@ -1,7 +1,8 @@
-// The plays of a group side by side, turn by turn, and where each parts from the first one.
+// The trajectories of a group side by side, turn by turn. A mark shows where each first differs from
+// the first one.
 
-// The first turn in which two plays did or saw something else, or which one of them has not; null
-// where they are the same throughout. What they thought may differ before that.
+// The first turn in which the actions or observations of two trajectories differ, or that only one
+// of them has. null if all turns are the same. Thoughts are not compared.
 function partingTurn(one, other) {
   const length = Math.max(one.steps.length, other.steps.length);
   for (let place = 0; place < length; place += 1) {
@@ -12,7 +13,7 @@ function partingTurn(one, other) {
   return null;
 }
 
-// The members of a group with one of them first, then those with the other outcome.
+// The members of a group: the reference, then those with another outcome, then all others.
 function besides(members, reference) {
   const others = members.filter((row) => row.number !== reference.number);
   const differs = (row) => (row.won === reference.won ? 1 : 0);
@@ -26,7 +27,7 @@ function columnHead(row, parting, choose) {
   if (choose) {
     const button = make("button", { textContent: "put first" });
     button.addEventListener("click", choose);
-    line.append(parting === null ? "the same throughout " : `parts at turn ${parting + 1} `, button);
+    line.append(parting === null ? "the same in all turns " : `differs from turn ${parting + 1} `, button);
   } else {
     line.append("the others are compared with this one");
   }
@@ -50,8 +51,8 @@ function comparison(rows, plays, name, choose) {
 
 function cell(step, parts, name, scale) {
   const found = make("td", { className: parts ? "parts" : "" });
-  if (parts) found.append(make("p", { className: "mark", textContent: "parts here" }));
+  if (parts) found.append(make("p", { className: "mark", textContent: "differs here" }));
   if (step) found.append(said(step, name, scale));
-  else if (parts) found.append(make("p", { className: "quiet", textContent: "had ended" }));
+  else if (parts) found.append(make("p", { className: "quiet", textContent: "already ended" }));
   return found;
 }

@@ -1,4 +1,4 @@
-// Elements are made of properties and text: nothing that a play says is ever read as markup.
+// Elements are made of properties and text, so the text of a trajectory is never parsed as markup.
 
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -19,7 +19,7 @@ function drawn(tag, attributes = {}, ...children) {
   return node;
 }
 
-// A part of a drawing that acts like a button, for the mouse and for the keyboard.
+// Make an SVG element act like a button, for the mouse and for the keyboard.
 function pressable(node, label, act) {
   node.setAttribute("role", "button");
   node.setAttribute("tabindex", "0");

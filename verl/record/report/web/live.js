@@ -1,11 +1,11 @@
-// A page that a server hands out follows its run: it asks for the state of the run, and where that is
-// another one for the page again, of which it takes what is new.
+// Updates of a page that a server delivers during a run. The page polls a stamp of the run's state.
+// When the stamp changes, it loads the page again and replaces its own head and figures.
 
 const EVERY_MS = 2000;
 
 async function readServed(name) {
   const answer = await fetch("plays/" + encodeURIComponent(name));
-  if (!answer.ok) throw new Error(`plays ${name}: ${answer.status}`);
+  if (!answer.ok) throw new Error(`trajectories ${name}: ${answer.status}`);
   return unpack(new Uint8Array(await answer.arrayBuffer()));
 }
 
@@ -15,7 +15,7 @@ async function servedText(name) {
   return answer.text();
 }
 
-// Head and figures of another state of the run; the scripts of that page do not come along.
+// Replace head and figures by those of `page`. Its scripts are not taken over.
 function takeFigures(page) {
   for (const name of ["head", "figures"]) byId(name).replaceChildren(...page.getElementById(name).childNodes);
 }
@@ -24,7 +24,7 @@ async function follow(takePage) {
   let shown = root.dataset.live;
   for (;;) {
     await new Promise((done) => setTimeout(done, EVERY_MS));
-    // A chart with the keyboard on it is left alone until the keyboard goes on.
+    // Do not replace the figures while one of them has the keyboard focus.
     if (document.activeElement.closest("#figures")) continue;
     try {
       const stamp = await servedText("stamp");
@@ -34,7 +34,7 @@ async function follow(takePage) {
       }
       byId("live").textContent = "live";
     } catch (error) {
-      byId("live").textContent = `not live, this page stays as it is (${error.message})`;
+      byId("live").textContent = `not live: this page is no longer updated (${error.message})`;
     }
   }
 }

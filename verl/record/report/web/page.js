@@ -1,4 +1,4 @@
-// What happens when the page opens.
+// Start of the page: theme, trajectories, charts and live updates.
 
 const root = document.documentElement;
 const dark = window.matchMedia("(prefers-color-scheme: dark)");
@@ -12,7 +12,7 @@ async function readEmbedded(name) {
   return unpack(bytesOf(document.querySelector(`[data-plays="${name}"]`).textContent));
 }
 
-// The index of the plays in a page; one that compares runs has none.
+// The index of the trajectories in a page. A page that compares runs has none.
 async function indexOf(page) {
   const element = page.getElementById("index");
   return element ? unpack(bytesOf(element.textContent)) : { files: [] };

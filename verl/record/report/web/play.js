@@ -1,10 +1,10 @@
-// One play, turn by turn, its tokens in the colour of one of their numbers.
+// One trajectory, turn by turn. The colour of a token shows one of its values (see OVERLAYS).
 
 const OVERLAYS = {
   advantage: { label: "advantage", signed: true, low: "made less likely", high: "made more likely" },
   entropy: { label: "entropy, nats", high: "the policy was unsure" },
   gap: { label: "log-prob, engine minus trainer", signed: true, low: "lower in the engine", high: "higher in the engine" },
-  mask: { label: "weight in the loss", masks: true, low: "not learned from" },
+  mask: { label: "weight in the loss", masks: true, low: "not in the loss" },
 };
 
 function badge(number) {
@@ -16,14 +16,14 @@ function flag(text, tone = "") {
 }
 
 function outcome(won) {
-  return make("span", { className: "outcome " + (won ? "won" : "lost"), textContent: won ? "won" : "not won" });
+  return make("span", { className: "outcome " + (won ? "won" : "lost"), textContent: won ? "success" : "failure" });
 }
 
 function signedNumber(value, digits) {
   return (value < 0 ? "" : "+") + value.toFixed(digits);
 }
 
-// The names of the overlays that some step of the plays has values for.
+// The names of the overlays for which at least one turn has values.
 function overlaysOf(plays) {
   const steps = plays.flatMap((play) => play.steps);
   return Object.keys(OVERLAYS).filter((name) => steps.some((step) => step.overlays?.[name]));
@@ -65,7 +65,7 @@ function actionLine(step) {
   const line = make("p", { className: "action" });
   line.append(...(step.badges ?? []).map(badge), make("b", { textContent: step.action ?? "" }));
   if (step.invalid) line.append(flag("not valid"));
-  if (step.cut) line.append(flag("cut"));
+  if (step.cut) line.append(flag("truncated"));
   line.append(...(step.flags ?? []).map((text) => flag(text)));
   if (step.reward) line.append(flag("reward " + shortNumber(step.reward), "good"));
   if (step.advantage !== undefined && step.tokens) {
@@ -107,7 +107,7 @@ function turns(play, name) {
   return make("ol", { className: "turns" }, ...play.steps.map((step) => turn(step, name, scale)));
 }
 
-// What the colours mean, and a choice among them where there are several.
+// Legend of the token colours, with a menu of overlays if there are several.
 function overlayChoice(names, chosen, choose) {
   const line = make("p", { className: "overlays" });
   if (!names.length) return line;

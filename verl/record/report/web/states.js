@@ -1,4 +1,4 @@
-// The states of a group as a graph: who went where, by which action, and what credit that got.
+// State graph of a group: states as nodes, actions as edges, coloured by the credit of the action.
 
 const MOST_STATES = 60;
 const STATE = { wide: 150, high: 34, across: 250, down: 62, margin: 24, apart: 24 };
@@ -7,9 +7,9 @@ function stateOf(step) {
   return step.state ?? step.observation ?? "";
 }
 
-// Nodes { text, depth, count } and edges { from, to, action, rows, credit, turns }. A node stands as
-// deep as the earliest turn that saw it; the ends are nodes of their own. Of long plays the first
-// turns, until there are too many states.
+// Return nodes { text, depth, count } and edges { from, to, action, rows, credit }. The depth of a node
+// is the earliest turn in which its state occurs. Success, failure and "later turns" are separate end
+// nodes. With more than `most` states, later turns are not drawn.
 function stateGraph(rows, plays, most = MOST_STATES) {
   const length = Math.max(0, ...plays.map((play) => play.steps.length));
   let turns = length;
@@ -29,7 +29,7 @@ function stateGraph(rows, plays, most = MOST_STATES) {
     const steps = play.steps.slice(0, turns);
     const cut = play.steps.length > turns;
     const names = steps.map((step, depth) => visit(stateOf(step), depth, false));
-    names.push(visit(cut ? "later turns" : rows[which].won ? "won" : "not won", turns, true));
+    names.push(visit(cut ? "later turns" : rows[which].won ? "success" : "failure", turns, true));
     steps.forEach((step, place) => {
       const name = JSON.stringify([names[place], step.action ?? "", names[place + 1]]);
       const edge = edges.get(name) ?? { from: names[place], to: names[place + 1], action: step.action ?? "", rows: [], credits: [] };
@@ -43,8 +43,8 @@ function stateGraph(rows, plays, most = MOST_STATES) {
   return { nodes: [...nodes.values()], edges: found, turns, cut: turns < length, measured };
 }
 
-// The credit of an edge: the mean advantage of its steps; where plays have none, what they earned
-// less what the group did.
+// Set the credit of each edge: the mean advantage of its turns. Without advantages: the mean return of
+// its trajectories minus the mean return of the group.
 function credited(edges, rows) {
   const mean = (values) => values.reduce((sum, value) => sum + value, 0) / values.length;
   const measured = edges.some((edge) => edge.credits.some((credit) => credit !== null));
@@ -57,7 +57,8 @@ function credited(edges, rows) {
   return measured;
 }
 
-// Every node gets x and y: layers by depth, in each the order of where its edges come from.
+// Set x and y of every node. Depth gives the column. Within a column, nodes are ordered by the mean
+// position of their predecessors, so that fewer edges cross.
 function placed(graph) {
   const layers = [];
   for (const node of graph.nodes) (layers[node.depth] ??= []).push(node);
@@ -84,8 +85,8 @@ function placed(graph) {
   return { ...graph, width, height };
 }
 
-// How far an arrow hangs down between its ends: actions between the same two states lie beside each
-// other, and what passes a column of states passes below their middle.
+// How far an arrow bends downwards, in pixels. Arrows between the same two states get different bends.
+// An arrow that skips a column bends more, so that it does not cross the states of that column.
 function bendOf(edge, edges, nodes) {
   const beside = edges.filter((other) => other.from === edge.from && other.to === edge.to);
   const columns = Math.abs(nodes.get(edge.to).x - nodes.get(edge.from).x) / STATE.across;
@@ -97,7 +98,8 @@ function cutShort(text, most) {
   return text.length > most ? text.slice(0, most - 1) + "…" : text;
 }
 
-// From the right side of a node to the left side of the next; back and round where it does not go on.
+// Path from the right side of a node to the left side of the next. It loops below if `to` is not to the
+// right of `from`.
 function edgePath(from, to, bend) {
   const [x1, y1] = [from.x + STATE.wide, from.y + STATE.high / 2];
   const [x2, y2] = [to.x, to.y + STATE.high / 2];
@@ -130,21 +132,21 @@ function drawEdge(edge, nodes, scale, tell) {
 function drawState(node, edges, tell) {
   const box = drawn("rect", { x: node.x, y: node.y, width: STATE.wide, height: STATE.high, rx: 8 });
   const text = drawn("text", { x: node.x + 8, y: node.y + 15 }, cutShort(node.text, 24));
-  const count = drawn("text", { class: "few", x: node.x + 8, y: node.y + 28 }, plural(node.count, node.end ? "play" : "time"));
-  const kind = node.end ? (node.text === "won" ? "state end won" : "state end") : "state";
+  const count = drawn("text", { class: "few", x: node.x + 8, y: node.y + 28 }, plural(node.count, node.end ? "trajectory" : "time"));
+  const kind = node.end ? (node.text === "success" ? "state end won" : "state end") : "state";
   const touching = edges.filter((edge) => edge.from === node.name || edge.to === node.name);
   const rows = touching.flatMap((edge) => edge.rows);
   const group = drawn("g", { class: kind }, box, text, count);
-  return pressable(group, node.text, () => tell(plural(new Set(rows).size, "play") + " here", node.text, rows));
+  return pressable(group, node.text, () => tell(plural(new Set(rows).size, "trajectory") + " here", node.text, rows));
 }
 
-// The drawing, and below it what was last pressed with the plays that went there.
+// The graph, and below it the state or action that was clicked last, with its trajectories.
 function stateDrawing(rows, plays, open) {
   const graph = placed(stateGraph(rows, plays));
   const told = make("div", { className: "told", role: "status" });
   const tell = (words, state, chosen) => {
     const buttons = [...new Set(chosen)].map((row) => {
-      const button = make("button", {}, outcome(row.won), ` play ${row.number + 1}`);
+      const button = make("button", {}, outcome(row.won), ` trajectory ${row.number + 1}`);
       button.addEventListener("click", () => open(row));
       return button;
     });
@@ -155,9 +157,9 @@ function stateDrawing(rows, plays, open) {
   const svg = drawn("svg", { viewBox: `0 0 ${graph.width} ${graph.height}`, width: graph.width, height: graph.height, class: "states", "aria-label": "states of the group" });
   svg.append(...graph.edges.map((edge) => drawEdge(edge, nodes, scale, tell)));
   svg.append(...graph.nodes.map((node) => drawState(node, graph.edges, tell)));
-  const what = graph.measured ? "mean advantage of its steps" : "mean return minus the mean of the group";
+  const what = graph.measured ? "mean advantage of its turns" : "mean return minus the mean of the group";
   const lead = make("p", { className: "quiet" });
-  lead.append(`An arrow is an action, as wide as it is frequent; green where its credit is above 0, red below: ${what}.`);
-  if (graph.cut) lead.append(` The first ${graph.turns} turns: later ones see too many states.`);
+  lead.append(`An arrow is an action. Frequent actions have wide arrows. Credit (${what}) above 0 is green, below 0 red.`);
+  if (graph.cut) lead.append(` Only the first ${graph.turns} turns are drawn: later turns have too many states.`);
   return make("div", {}, lead, make("div", { className: "wide", tabIndex: 0 }, svg), told);
 }
