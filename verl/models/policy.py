@@ -36,7 +36,8 @@ class PackedModel(nn.Module):
     ) -> torch.Tensor:
         """Return the last hidden states [T, H] of a packed sequence.
 
-        Without inputs, the sequence is that of the rank of the group whose turn it is.
+        With sequence parallelism, a rank without inputs helps to compute the sequence of another
+        rank of its group.
         """
         inputs = None
         if input_ids is not None and position_ids is not None and layout is not None:
@@ -62,7 +63,7 @@ class PackedModel(nn.Module):
 
 
 class PolicyModel(PackedModel):
-    """Causal LM whose forward computes logits and scores at chosen tokens only."""
+    """Causal LM whose forward computes logits, log-probs and entropies only at given positions."""
 
     lm: "PreTrainedModel"
 

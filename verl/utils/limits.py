@@ -18,8 +18,9 @@ class TimeLimit(RuntimeError):
 
 @contextlib.contextmanager
 def time_limit(seconds: float, what: str) -> Iterator[None]:
-    """Interrupt the block with ``TimeLimit``, which names ``what``, after ``seconds``.
+    """Interrupt the ``with`` block by a ``TimeLimit`` exception after ``seconds``.
 
+    ``what`` is the subject of the error message, for example the name of the function.
     A late block always raises ``TimeLimit``, also if it caught the interrupt, cancelled the alarm
     or raised another error. Python code is interrupted repeatedly until it ends. Native code
     outside of the main thread, and code that catches every exception, cannot be interrupted.

@@ -35,7 +35,7 @@ _heartbeat_files: list[Path] = []
 
 
 def record_heartbeat(name: str) -> None:
-    """Record a heartbeat of the operation ``name``: it has made progress."""
+    """Record that the operation ``name`` has made progress, which the watchdog checks."""
     _heartbeats[name] += 1
     for path in _heartbeat_files:
         path.touch()
@@ -47,7 +47,7 @@ def count_heartbeats() -> int:
 
 
 def report_heartbeats() -> None:
-    """Report further heartbeats of this process to the watchdog of the run.
+    """Report the following heartbeats of this process to the watchdog of the run, by a file.
 
     Does nothing if no watchdog watches the run.
     """

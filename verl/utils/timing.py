@@ -20,7 +20,7 @@ class Stopwatch:
 
     @contextmanager
     def measure_part(self, name: str) -> Iterator[None]:
-        """Add the duration of the block to ``name``, also when it raises."""
+        """Add the seconds of the ``with`` block to the part ``name``, also when it raises."""
         start = time.perf_counter()
         self.running_parts.append(name)
         self.changes += 1

@@ -6,9 +6,9 @@ After a time without progress:
     stall_s    write the stacks of all processes, log a message and raise an error in the run
     GRACE_S    later: end the process. If the whole driver is stopped, the guard process kills it.
 
-Progress is the start or end of a part of a step (``Stopwatch``), the start of another stage
-(``enter_stage``), or a heartbeat (``verl.utils.progress``). The driver and the processes that
-report to it send heartbeats.
+Progress is the start or end of a part of a training step (``Stopwatch``), a call of
+``enter_stage`` when another part of the run begins, or a heartbeat (``verl.utils.progress``). The
+driver and the processes that report to it send heartbeats.
 """
 
 import contextlib
@@ -48,7 +48,7 @@ class Stalled(RuntimeError):
 
 
 class Watchdog:
-    """Context manager that watches its block from a thread.
+    """Context manager that watches the progress of its ``with`` block from a thread.
 
     Args:
         logs: directory for the stacks, ``stacks-<time>.txt``.
@@ -88,7 +88,10 @@ class Watchdog:
         self._thread = threading.Thread(target=self._run, name="watchdog", daemon=True)
 
     def enter_stage(self, stage: str) -> None:
-        """Record that the run has entered ``stage``, which counts as progress."""
+        """Record the name of the part of the run that begins, which counts as progress.
+
+        Log lines say that the run waits for ``stage``.
+        """
         self._stage = stage
 
     def follow_stopwatch(self, parts: Stopwatch) -> None:
@@ -211,7 +214,7 @@ class Watchdog:
 
 @contextlib.contextmanager
 def watch_run(logs: Path, quiet_s: float, stall_s: float | None) -> Iterator[Callable[[str], None]]:
-    """Run a watchdog around the block, and yield the function that enters a stage.
+    """Run a watchdog around the ``with`` block, and yield its method ``enter_stage``.
 
     In a child process of a watched run, the yielded function sends a heartbeat to that run's
     watchdog instead.

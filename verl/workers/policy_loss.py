@@ -1,7 +1,7 @@
 """Policy loss of one micro-batch, as its exact share of the loss of the mini-batch.
 
     loss = policy loss - entropy_coeff * entropy + kl_loss_coef * KL(policy || reference)
-           - bonus.weight * entropy of a choice among a few tokens
+           - bonus.weight * entropy over the few tokens that are allowed at a choice
 
 Every term is divided by the denominator of the *mini-batch*, which is summed over micro-batches and
 ranks beforehand. So the shares add up, and the gradient does not depend on the split into
@@ -41,8 +41,9 @@ CHOICE_MASK = "choice_mask"  # [B, R]: 1 at tokens where the entropy bonus appli
 class Denominators:
     """Denominators of one mini-batch, summed over all ranks.
 
-    ``loss``: of the aggregated losses. ``tokens``: sampled tokens. ``choices``: sampled tokens with
-    ``choice_mask``. ``rows``: rows that are computed.
+    ``loss``: denominator of the policy, entropy and KL terms. ``tokens``: number of sampled tokens.
+    ``choices``: number of sampled tokens with ``choice_mask``. ``rows``: number of rows that pass
+    through the model.
     """
 
     loss: float
@@ -108,9 +109,10 @@ class PolicyLoss:
         return bool(self.section.entropy_coeff)
 
     def make_picker(self, data: DataProto, rows: list[int]) -> TokenPicker | None:
-        """Make the token picker of the mini-batch with ``rows`` on this rank.
+        """Make the token picker, which selects the tokens that the loss treats differently.
 
-        Returns None if the loss selects no tokens. A collective call for losses that do.
+        ``rows`` are those of the mini-batch on this rank. Returns None if the loss selects no
+        tokens. A collective call for losses that do.
         """
         if self.needs.picker is None:
             return None
@@ -123,8 +125,8 @@ class PolicyLoss:
     def rows_with_gradient(self, data: DataProto, rows: list[int]) -> list[int]:
         """Return the ``rows`` that can have a gradient.
 
-        These are the rows with an advantage if the policy loss is the only term and is zero without
-        advantages. Otherwise they are all rows.
+        If the policy loss is the only term and is zero for zero advantages, these are the rows with
+        a nonzero advantage. Otherwise they are all rows.
         """
         section = self.section
         has_bonus = self.bonus is not None and self.bonus.weight

@@ -144,7 +144,7 @@ class VLLMEngine:
         self._call_workers("update_weights", update_info=info)
 
     def finish_update(self, version: int) -> dict[str, int]:
-        """Complete the update, clear the prefix cache and return the fingerprints by name.
+        """Complete the update, clear the prefix cache and return weight checksums by name.
 
         Raises ``EngineError`` if a device does not hold the received weights, and if devices
         received different weights.
@@ -164,8 +164,8 @@ class VLLMEngine:
     def held_weights(self) -> "dict[str, torch.Tensor]":
         """Return the parameters of vLLM's model.
 
-        Some have the name and shape of the checkpoint. On CPU these are only parameters outside of
-        matrix products, because vLLM repacks the others.
+        Only some have the same name and shape as in the checkpoint. On CPU these are only
+        parameters that no matrix product uses, because vLLM repacks the others.
         """
         return dict(self._model_runner().get_model().named_parameters())
 
@@ -336,7 +336,7 @@ def _cuda_arguments(config: RolloutConfig) -> dict[str, Any]:
 def _prepare_process(num_threads: int | None, compiles: bool) -> bool:
     """Set environment variables that vLLM and OpenMP read at import. Return True for CPU.
 
-    ``compiles`` allows compilation on CPU.
+    ``compiles``: allow vLLM to use ``torch.compile`` on CPU.
     """
     # run the engine core in this process, so that weights are passed without a copy
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"

@@ -85,7 +85,7 @@ class CountedSampler:
 
 
 def repack_output_head(model: torch.nn.Module) -> None:
-    """Rebuild the packed GEMM of ``lm_head`` from its weight.
+    """Rebuild the repacked copy of the ``lm_head`` weight that matrix products on CPU use.
 
     With tied embeddings, ``reload_weights`` updates the embedding but not the packed copy that the
     output head uses. Without this function the engine would sample with an old head.

@@ -32,15 +32,15 @@ logger = logging.getLogger(__name__)
 P = ParamSpec("P")
 T = TypeVar("T")
 
-# Waiting time of ``poll`` for a result: idle clients cost little, and a caller notices soon that
-# the engine has stopped.
+# Longest wait of ``poll`` for a result. Long enough that idle clients cost little, short enough
+# that a caller soon notices a stopped engine.
 POLL_S = 1.0
 BURST_S = 0.05  # longest time between two reports of the engine thread, to check deadlines
 # Time limit for one request, from submit to result. The longest turn on a busy CPU takes less.
 REQUEST_TIMEOUT_S = 600.0
 # Time limit for the clean-up of the engine. Ray kills the process afterwards.
 CLOSE_TIMEOUT_S = 10.0
-MAX_FAILURES = 3  # consecutive engine steps that raise until the worker stops
+MAX_FAILURES = 3  # consecutive engine steps that raise an error before the worker stops
 
 
 @dataclass
