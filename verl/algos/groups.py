@@ -1,4 +1,4 @@
-"""Statistics of groups of trajectories. A trajectory counts once, however many rows it has.
+"""Statistics of groups of trajectories. A trajectory counts once, for any number of its rows.
 
 Sums are float64, so that the order of the rows does not change float32 results.
 """
@@ -28,7 +28,7 @@ SCORE_TOLERANCE = 1e-4
 
 @dataclass(frozen=True, slots=True)
 class GroupStats:
-    """Mean, sample standard deviation (0 for one member) and size of each element's group."""
+    """Statistics of the group of each element, ``[N]``: mean, sample std (0 for one), size."""
 
     mean: PerElement
     std: PerElement

@@ -116,7 +116,7 @@ def adapter_config(model: "PreTrainedModel") -> Any:
 
 
 def linear_names(model: "PreTrainedModel") -> list[str]:
-    """Return the last name parts of all linear layers except the output head, sorted."""
+    """Return the last part of the name (``q_proj``) of each linear layer but the output head."""
     head = model.get_output_embeddings()
     last_parts: set[str] = set()
     for name, module in model.named_modules():

@@ -100,7 +100,7 @@ def build_tokenizer(
     """Build a byte-level BPE tokenizer of at most ``vocab_size`` entries.
 
     The vocabulary consists of the special tokens in ``MARKS``, ``tags``, the 256 bytes, the most
-    frequent words of ``texts`` and a few merges for other words. ``words`` are additional words of
+    frequent words of ``texts`` and merges for other words. ``words`` are additional words of
     the tasks that may be missing in ``texts``. Each counts as one occurrence and is written with
     the space before it (``" mug"``). Raises ``ValueError`` if ``vocab_size`` is too small for
     bytes, tags and special tokens.

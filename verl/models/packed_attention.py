@@ -11,7 +11,7 @@ through ``AttentionInterface`` of transformers. So architectures with plain caus
 unchanged if they use the interface (``verl.models.architecture`` checks this).
 
 No ``[T, T]`` mask is made. Each row is one causal call of scaled dot-product attention. Rows of
-similar length share a call. The branches of a row are computed in blocks. A block is one call, whose
+similar length share a call. The branches of a row are computed in blocks. A block is one call. Its
 keys are the row up to the start of the branches and the branches themselves.
 ``verl.models.flex_attention`` computes the same in one call.
 """

@@ -1,4 +1,6 @@
-"""Request and result of one generation, sent between a collector and a rollout engine.
+"""Request and result of one generation.
+
+Collectors, the processes that run the environments, send requests to rollout engines.
 
 Plain dataclasses without torch: they import fast, and Ray serialises them fast.
 """

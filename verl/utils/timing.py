@@ -1,4 +1,4 @@
-"""Stopwatch of the parts of a training step, for the metrics ``timing_s/*``."""
+"""Measurement of the seconds of each part of a training step, for the metrics ``timing_s/*``."""
 
 import time
 from collections import defaultdict

@@ -6,9 +6,9 @@ After a time without progress:
     stall_s    write the stacks of all processes, log a message and raise an error in the run
     GRACE_S    later: end the process. If the whole driver is stopped, the guard process kills it.
 
-Progress is the start or end of a part of a training step (``Stopwatch``), a call of
-``enter_stage`` when another part of the run begins, or a heartbeat (``verl.utils.progress``). The
-driver and the processes that report to it send heartbeats.
+Three events count as progress. A part of a training step starts or ends (``Stopwatch``). Another
+part of the run begins (``enter_stage``). The driver, or a process that reports to it, sends a
+heartbeat (``verl.utils.progress``).
 """
 
 import contextlib

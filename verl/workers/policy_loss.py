@@ -1,11 +1,10 @@
-"""Policy loss of one micro-batch, as its exact share of the loss of the mini-batch.
+"""Policy loss of one micro-batch. The losses of all micro-batches add up to the mini-batch's.
 
     loss = policy loss - entropy_coeff * entropy + kl_loss_coef * KL(policy || reference)
            - bonus.weight * entropy over the few tokens that are allowed at a choice
 
 Every term is divided by the denominator of the *mini-batch*, which is summed over micro-batches and
-ranks beforehand. So the shares add up, and the gradient does not depend on the split into
-micro-batches and ranks.
+ranks beforehand. The gradient therefore does not depend on the split into micro-batches and ranks.
 """
 
 from collections.abc import Mapping
@@ -244,6 +243,9 @@ def rows_trained_on(section: ActorConfig, data: DataProto) -> list[int]:
 def _mean_of_choices(
     entropy: torch.Tensor, batch: TensorDict, mask: torch.Tensor, totals: Denominators
 ) -> torch.Tensor:
-    """Return this micro-batch's share of the mean ``entropy`` [B, R] over all choices."""
+    """Return the sum of ``entropy`` [B, R] over choices, divided by the mini-batch's choices.
+
+    Choices are the sampled tokens with ``choice_mask``.
+    """
     chosen = batch[CHOICE_MASK].bool() & mask
     return masked_sum(entropy, chosen) / (totals.choices or 1.0)

@@ -35,7 +35,7 @@ T = TypeVar("T")
 # Longest wait of ``poll`` for a result. Long enough that idle clients cost little, short enough
 # that a caller soon notices a stopped engine.
 POLL_S = 1.0
-BURST_S = 0.05  # longest time between two reports of the engine thread, to check deadlines
+BURST_S = 0.05  # longest time that the engine thread runs before the deadlines are checked
 # Time limit for one request, from submit to result. The longest turn on a busy CPU takes less.
 REQUEST_TIMEOUT_S = 600.0
 # Time limit for the clean-up of the engine. Ray kills the process afterwards.
