@@ -1,4 +1,4 @@
-"""GiGPO (Feng et al., 2025): trajectory groups plus step groups of the same state within a task.
+"""GiGPO (Feng et al., 2025): compare the trajectories of a task, and its steps from equal states.
 
 ``A = A_trajectory + step_advantage_w * A_step``. The return of an environment step is the
 discounted sum of its reward and all later rewards. It is compared with the returns of all steps of

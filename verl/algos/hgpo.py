@@ -1,4 +1,4 @@
-"""HGPO, hierarchy-of-groups: GiGPO's step groups in contexts of several lengths.
+"""HGPO (hierarchy of groups): GiGPO that also compares steps with the same preceding states.
 
 ``A_k`` compares the steps of a task whose last k + 1 states are the same. The step advantage is the
 weighted mean of ``A_0`` to ``A_K`` with weights ``(k + 1)^alpha``. Steps with a longer common

@@ -1,4 +1,7 @@
-"""GRPO for pass@k (Tang et al., 2025, arXiv 2503.19595): only a group's best gets an advantage."""
+"""GRPO for pass@k (Tang et al., 2025, arXiv 2503.19595).
+
+Only the best trajectory of a group gets an advantage.
+"""
 
 import torch
 

@@ -21,9 +21,10 @@ def time_limit(seconds: float, what: str) -> Iterator[None]:
     """Interrupt the ``with`` block by a ``TimeLimit`` exception after ``seconds``.
 
     ``what`` is the subject of the error message, for example the name of the function.
-    A late block always raises ``TimeLimit``, also if it caught the interrupt, cancelled the alarm
-    or raised another error. Python code is interrupted repeatedly until it ends. Native code
-    outside of the main thread, and code that catches every exception, cannot be interrupted.
+    A block that takes longer always raises ``TimeLimit``, also if it caught the interrupt,
+    cancelled the alarm or raised another error. Python code is interrupted repeatedly until it
+    ends. Native code outside of the main thread cannot be interrupted, and neither can code that
+    catches every exception.
     Callers of such code need another deadline, such as that of the environment pool.
     """
     late = f"{what} took over {seconds:g} s"

@@ -95,7 +95,7 @@ class Watchdog:
         self._stage = stage
 
     def follow_stopwatch(self, parts: Stopwatch) -> None:
-        """Watch the parts of a stopwatch. Log lines name its running part instead of the stage."""
+        """Treat starts and ends of the stopwatch's parts as progress, and log its running part."""
         self._parts = parts
 
     def set_remote_stacks(self, collect_remote_stacks: Callable[[Path], RemoteStacks]) -> None:

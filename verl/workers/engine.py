@@ -198,7 +198,7 @@ class TrainEngine:
     # ------------------------------------------------------------------ training
 
     def backward(self, loss: torch.Tensor, last: bool) -> None:
-        """Accumulate the gradient of this rank's share of the mini-batch loss.
+        """Add the gradient of ``loss``, this rank's part of the mini-batch loss.
 
         ``last`` marks the last micro-batch. Gradients are reduced over ranks in every call, or only
         in the last one without ``fsdp.reduce_every_micro_batch``. Losses of all micro-batches and

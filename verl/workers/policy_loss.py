@@ -56,8 +56,9 @@ def compute_denominators(
 ) -> Denominators:
     """Compute the denominators of a mini-batch with ``rows`` on this rank. A collective call.
 
-    If only the rows ``computed`` go through the model, tokens, choices and rows count only these,
-    because metrics are means over them. The loss denominator always counts all ``rows``.
+    ``computed`` are the rows that go through the model (None: all). ``tokens``, ``choices`` and
+    ``rows`` of the result count only these, because metrics are means over them. The denominator
+    ``loss`` always counts all rows of the mini-batch.
     """
     batch = data.batch
     index = torch.as_tensor(rows, dtype=torch.long)
@@ -233,8 +234,8 @@ class PolicyLoss:
 def rows_trained_on(section: ActorConfig, data: DataProto) -> list[int]:
     """Return the rows of ``data`` that can have a gradient in an update.
 
-    Used on the driver. It ignores rules that depend on the whole mini-batch
-    (``skip_without_advantage``).
+    Used on the driver. ``skip_without_advantage`` is ignored, because it depends on the rows of the
+    whole mini-batch.
     """
     bonus = data.meta_info.get("choice_bonus") if CHOICE_MASK in data.tensor_keys() else None
     return PolicyLoss(section, bonus).rows_with_gradient(data, list(range(len(data))))

@@ -171,7 +171,7 @@ class RayResourcePool:
             free = Counter(node["Resources"] if node["Alive"] else {})
             free.subtract(reserved.get(node["NodeID"], {}))
             times = min(free[kind] / (amount * count) for kind, amount in bundle.items())
-            # Tolerance for the rounding of sums of CPU shares.
+            # Tolerance for rounding, because CPU numbers may be fractions.
             if times > 1 - 1e-6 and node["NodeID"] not in used:
                 capacity[node["NodeID"]] = (node["NodeID"] not in reserved, times)
         return max(capacity, key=capacity.__getitem__, default=None)

@@ -140,7 +140,7 @@ class VLLMEngine:
         self._call_workers("start_weight_update")
 
     def receive(self, info: Mapping[str, object]) -> None:
-        """Load one chunk. Every device gets the whole chunk and keeps its part."""
+        """Load one chunk of weights. Each device receives all of it and loads its own part."""
         self._call_workers("update_weights", update_info=info)
 
     def finish_update(self, version: int) -> dict[str, int]:
