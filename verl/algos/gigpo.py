@@ -155,7 +155,7 @@ def add_step_advantages(
     step_ids: TokenIndex,
     response_mask: TokenMask,
 ) -> PerToken:
-    """Return the row's advantage plus ``weight`` times the advantage of the step, ``[B, R]``."""
+    """Return token advantages ``[B, R]``: the row's plus ``weight`` times that of the step."""
     advantages = spread(per_row, response_mask)
     step_advantages = broadcast_to_step_tokens(per_step, steps, step_ids) * response_mask.float()
     return advantages + weight * step_advantages.to(advantages.device)

@@ -171,7 +171,7 @@ def compute_row_shares(traj_index: Ids, mode: str, row_tokens: PerRow) -> PerRow
 
 
 def _sum_over_trajectory(values: PerRow, of_row: RowIndex) -> PerRow:
-    """Return the sum of ``values`` over the row's trajectory for every row."""
+    """Return for every row the sum of ``values`` over all rows of its trajectory."""
     size = int(of_row.max()) + 1 if of_row.numel() else 0
     return values.new_zeros(size).index_add(0, of_row, values)[of_row]
 

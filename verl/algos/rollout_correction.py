@@ -102,7 +102,7 @@ def compute_mismatch_metrics(
 
 
 class _ProbRatios:
-    """Ratios ``p / q`` of tokens and sequences, float64."""
+    """Ratios of the trainer's to the engine's probability (``p / q``), float64."""
 
     def __init__(
         self,

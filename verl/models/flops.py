@@ -25,7 +25,7 @@ if TYPE_CHECKING:  # transformers takes seconds to import
 
 @dataclass(frozen=True)
 class Work:
-    """Size of one or more passes: tokens T, head positions N, attended pairs P."""
+    """Size of one or more forward passes: T, N and P of the module docstring."""
 
     tokens: int = 0
     positions: int = 0

@@ -113,7 +113,7 @@ class PackedLayout:
 
     @property
     def longest_context(self) -> int:
-        """Largest number of tokens that any token sees, including itself."""
+        """Largest number of tokens that any token attends to, including itself."""
         return max(self.longest_branch, *self.lengths)
 
 

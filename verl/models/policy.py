@@ -91,7 +91,7 @@ class PolicyModel(PackedModel):
         targets: Sequence[Targets],
         choice_token_ids: torch.Tensor | None = None,
     ) -> list[TokenScores]:
-        """Score each element of ``targets`` in one packed sequence; ids and positions are [T]."""
+        """Return one ``TokenScores`` per element of ``targets``. Ids and positions are [T]."""
         hidden = self.compute_last_hidden(self.lm.base_model, input_ids, position_ids, layout)
         head = output_head(self.lm)
         return [scores_from_hidden(head, hidden, group, choice_token_ids) for group in targets]

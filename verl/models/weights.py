@@ -238,7 +238,10 @@ def _describe_lfs_pointer(file: Path) -> str:
 
 
 def _check_names(model: Any, info: Mapping[str, Any], setting: str, use: Use) -> None:
-    """Raise ``UnusableWeights`` for problems in the loading ``info`` of transformers."""
+    """Raise ``UnusableWeights`` for missing, unexpected or mismatched weights.
+
+    ``info`` is the loading info that ``from_pretrained`` returns.
+    """
     base = f"{model.base_model_prefix}."
     of_backbone = (base, *(f"{name}." for name, _ in model.base_model.named_children()))
     missing = sorted(info["missing_keys"])

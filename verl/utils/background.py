@@ -31,7 +31,7 @@ class BackgroundCall(Generic[AnswerT]):
             self._error = error
 
     def wait(self) -> None:
-        """Wait until the call has ended. Its error is not raised here."""
+        """Wait until the call has ended. Its error is only raised by ``get_result``."""
         self._thread.join()
 
     def get_result(self, timeout_s: float | None = None) -> AnswerT:

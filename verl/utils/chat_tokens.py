@@ -93,7 +93,7 @@ class ChatTokens:
         self.encode = lru_cache(ENCODED_TEXTS)(self._encode)
 
     def mark_control_tokens(self, content: str) -> str:
-        """Replace each control token in the text of ``content`` by its number between marks."""
+        """Replace each control token in ``content`` by its number between ``MARK`` characters."""
         if MARK not in content and not self.pattern.search(content):
             return content
         return self.pattern.sub(

@@ -98,7 +98,7 @@ def require_replaceable(target: Path, key: str, overwrite: bool, keep: Iterable[
 
 @contextlib.contextmanager
 def _lock_directory(directory: Path) -> Iterator[None]:
-    """Lock ``directory`` against ``publish_directory`` in other processes during the block."""
+    """Hold a lock on ``directory``, so that other processes cannot publish there meanwhile."""
     if not directory.is_dir():
         yield
         return

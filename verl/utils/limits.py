@@ -42,7 +42,10 @@ def time_limit(seconds: float, what: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _interrupt_by_alarm(seconds: float, late: str) -> Iterator[None]:
-    """Interrupt the block after ``seconds``, also in a system call. Main thread only."""
+    """Raise ``TimeLimit`` in the block after ``seconds``, also during a system call.
+
+    It has an effect only in the main thread, which alone handles signals.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return

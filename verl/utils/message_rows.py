@@ -59,7 +59,7 @@ class BadRow(ConfigError):
 
 
 class _NotJsonValue(ValueError):
-    """A value that JSON cannot represent. The message says what the column holds."""
+    """A value that JSON cannot represent. The message describes the value."""
 
 
 @dataclass(frozen=True, slots=True)

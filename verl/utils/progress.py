@@ -42,7 +42,7 @@ def record_heartbeat(name: str) -> None:
 
 
 def count_heartbeats() -> int:
-    """Return the number of heartbeats of this process."""
+    """Return how often this process has called ``record_heartbeat``."""
     return _heartbeats.total()
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 
 class StopReason(StrEnum):
-    """Reason for the end of a generated segment."""
+    """Reason why the engine stopped the generation for a request."""
 
     STOP = "stop"  # an end-of-turn token or a stop string, at the end of ``token_ids``
     LENGTH = "length"  # ``max_tokens`` reached

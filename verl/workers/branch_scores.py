@@ -112,7 +112,7 @@ class _BatchScorer:
             self._span_scores[row] = [next(span_scores) for _ in self.spans[row]]
 
     def collect_scores(self) -> RowScores:
-        """Return the scores of all rows that were scored."""
+        """Return the scores that ``score_micro_batch`` has stored, for all rows of the batch."""
         if not self._has_segments:
             return RowScores(self._log_probs, self._entropy)
         return RowScores(self._log_probs, self._entropy, self._branch_scores, self._span_scores)
@@ -168,7 +168,10 @@ def _concat_targets(before: list[torch.Tensor], tokens: list[torch.Tensor], devi
 def _segment_scores(
     segments: Sequence[Branch | Span], scores: TokenScores
 ) -> Iterator[SegmentScore]:
-    """Yield one score per segment; ``scores`` holds the tokens of all segments in order."""
+    """Yield one score per branch or span, averaged over its tokens.
+
+    ``scores`` holds the tokens of all ``segments`` in order.
+    """
     sizes = torch.tensor([segment.num_targets for segment in segments], dtype=torch.long)
     owner = torch.repeat_interleave(torch.arange(len(segments)), sizes)
     per_token = torch.stack(

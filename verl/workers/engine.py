@@ -55,7 +55,7 @@ class NonFiniteWeights(RuntimeError):
 
 @dataclass(frozen=True)
 class StepReport:
-    """Result of one optimizer step: gradient norm before clipping, learning rate and flags."""
+    """Result of one optimizer step. ``grad_norm`` is the norm of the gradient before clipping."""
 
     grad_norm: float
     lr: float

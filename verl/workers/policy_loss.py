@@ -199,7 +199,7 @@ class PolicyLoss:
         picker: TokenPicker | None,
         shared: dict[str, Any],
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        """Return the registered policy loss and its metrics."""
+        """Compute the loss selected by ``policy_loss.loss_mode`` and its metrics."""
         section = self.section
         mask = batch["response_mask"].bool()
         arguments: dict[str, Any] = shared | self.params

@@ -60,7 +60,7 @@ class Rows:
 
     @staticmethod
     def pack_single(tokens: torch.Tensor, device: str = "cpu") -> PackedBranches:
-        """Return one sequence [length] of tokens as a packed sequence."""
+        """Return a packed sequence that holds only the row ``tokens`` [length]."""
         return pack_with_branches([tokens], None, device)
 
     def sampled_targets(
@@ -118,7 +118,7 @@ class MicroBatchLimits(TypedDict, total=False):
 def choose_limits(
     by_tokens: bool | None, max_rows: int | None, max_tokens: int | None
 ) -> MicroBatchLimits:
-    """Return the limit in tokens if ``by_tokens`` (``use_dynamic_bsz``), else that in rows."""
+    """Limit by ``max_tokens`` if ``by_tokens`` (``use_dynamic_bsz``), else by ``max_rows``."""
     return (
         MicroBatchLimits(max_tokens=max_tokens)
         if by_tokens

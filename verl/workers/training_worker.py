@@ -42,7 +42,7 @@ class TrainingWorker(Worker):
 
     @property
     def train_engine(self) -> TrainEngine:
-        """Model engine. Raises ``RuntimeError`` before ``init_model``."""
+        """The ``TrainEngine`` of this rank. Raises ``RuntimeError`` before ``init_model``."""
         if self._engine is None:
             raise RuntimeError(f"{type(self).__name__}: init_model() must be called first")
         return self._engine

@@ -94,7 +94,7 @@ class HFEngine:
         model.eval().requires_grad_(False)
         head = model.get_output_embeddings()
         if model.dtype != torch.float32 and isinstance(head, torch.nn.Linear):
-            # computes logits as the trainer does; nn.Module calls the attribute of the instance
+            # Compute logits as the trainer does. nn.Module calls ``forward`` of the instance.
             head.forward = partial(full_logits, head)  # pyright: ignore[reportAttributeAccessIssue]
         tokenizer = AutoTokenizer.from_pretrained(model_path, trust_remote_code=trust_remote_code)
         rules = StopRules(tokenizer, end_token_ids(model_path, tokenizer))
@@ -322,7 +322,7 @@ class HFEngine:
         if not keep or prefixes is None:
             self._prefixes = None
             return
-        # Without its longest row, the batch needs fewer columns.
+        # If the longest row was removed, columns at the start hold only padding.
         mask = prefixes.mask[keep]
         cut = int(mask.any(dim=0).int().argmax())  # the first column that holds a token
         prefixes.mask = mask[:, cut:]

@@ -57,7 +57,7 @@ class CountedSampler:
         sampling_metadata: "SamplingMetadata",
         logprobs_mode_override: str | None = None,  # noqa: ARG002  given by vLLM
     ) -> tuple[torch.Tensor, None]:
-        """Sample tokens [N] from ``logits`` [N, V]. None means that vLLM gets no log-probs."""
+        """Sample tokens [N] from ``logits`` [N, V]. Returns them, and None for vLLM's log-probs."""
         batch = self._runner.input_batch
         rows = logits.shape[0]
         ids = batch.req_ids[:rows]

@@ -30,7 +30,7 @@ class WeightReceipt:
         self.received: dict[str, int] = {}
 
     def record_weights(self, weights: Weights) -> Iterator[tuple[str, Values]]:
-        """Yield ``weights`` and record the fingerprint of each one."""
+        """Yield ``weights`` unchanged and record the fingerprint (checksum) of each one."""
         for name, value in weights:
             self.received[name] = compute_fingerprint(value)
             current = self._held.get(name)

@@ -348,7 +348,7 @@ class RolloutWorker(ExclusiveCalls):
         logger.error("the engine failed with %d requests running", len(running_ids), exc_info=error)
         try:
             self._started_engine.abort(running_ids)
-        except Exception as second:  # boundary of the engine: it cannot abort requests either
+        except Exception as second:  # the engine cannot abort requests either: stop the worker
             self._stop_cause = f"{error!r}, and then {second!r}"
         if self._failures >= MAX_FAILURES:
             self._stop_cause = (
