@@ -35,7 +35,8 @@ def _move_rewards_to_sampled_tokens(
 ) -> PerToken:
     """Return float64 rewards ``[B, R]`` with the rewards of unsampled positions moved.
 
-    Each is added to the last sampled token before it, or to the first one if there is none before.
+    A reward at an unsampled position is added to the last sampled token before it. If there is none
+    before it, it is added to the first sampled token.
     """
     mask = response_mask.bool()
     columns = torch.arange(mask.shape[-1], device=mask.device).expand_as(mask)
@@ -215,7 +216,7 @@ def compute_gpg_outcome_advantage(
     trajectories = merge_rows_to_trajectories(
         token_level_rewards.double().sum(-1), index, traj_index
     )
-    # GPG counts trajectories of return 0 as uninformative; alpha compensates for their number.
+    # GPG regards trajectories with return 0 as uninformative; alpha compensates for their number.
     alpha = len(trajectories.score) / trajectories.score.count_nonzero().clamp(min=1)
     stats = compute_group_stats(trajectories.score, trajectories.group)
     centred = trajectories.score - torch.where(stats.count > 1, stats.mean, 0.0)

@@ -1,9 +1,9 @@
 """Dictionaries of advantage estimators and policy losses, filled by decorators.
 
-The entry of an estimator declares all that the trainer needs. ``inputs`` maps keyword arguments to
-keys of ``batch`` or ``non_tensor_batch``; a trailing ``?`` marks an optional key. ``params`` maps
-keyword arguments to dotted configuration paths. ``compares_group`` is true if the estimator
-compares the trajectories of one task.
+The entry of an estimator declares all that the trainer needs. ``inputs`` maps the estimator's
+keyword arguments to keys of ``batch`` or ``non_tensor_batch``; a trailing ``?`` marks an optional
+key. ``params`` maps its keyword arguments to dotted configuration paths. ``compares_group`` is true
+if the estimator compares the trajectories of one task.
 """
 
 import inspect
@@ -27,7 +27,7 @@ PolicyLossFunctionT = TypeVar("PolicyLossFunctionT", bound=PolicyLossFunction)
 EntryT = TypeVar("EntryT", bound=Callable[..., object])
 
 GROUP_COLUMN = "uid"  # column with the group id of a row
-# Batch key of each conventional argument name of an estimator.
+# Batch key that an argument of an estimator is read from if its name is one of these.
 CONVENTIONAL_INPUTS = {
     "token_level_rewards": "token_level_rewards",
     "response_mask": "response_mask",
@@ -81,12 +81,12 @@ class TokenPicker(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LossNeeds:
-    """Arguments of a policy loss in addition to the conventional ones.
+    """Arguments of a policy loss in addition to those of ``compute_policy_loss_vanilla``.
 
     ``params`` maps an argument to a dotted path below ``actor_rollout_ref.actor``, and so does
     ``picker_params``. ``picker(old_log_prob, advantages, **picker_params)`` is called with all
-    sampled tokens ``[N]`` of a mini-batch. The ``TokenPicker`` it returns selects the tokens
-    ``selected [B, R]`` that are passed to the loss, in each micro-batch separately.
+    sampled tokens ``[N]`` of a mini-batch and returns a ``TokenPicker``. In each micro-batch, the
+    ``TokenPicker`` computes the mask ``selected [B, R]``, which is passed to the loss.
     """
 
     params: Mapping[str, str] = field(default_factory=dict)
@@ -115,15 +115,15 @@ def register_adv_est(
 ) -> Callable[[AdvantageFunctionT], AdvantageFunctionT]:
     """Register an estimator ``f(**inputs, **params) -> (advantages [B, R], returns [B, R])``.
 
-    ``name`` is a string or an enum member with a string value. Without ``inputs``, arguments with
-    conventional names are read as in ``CONVENTIONAL_INPUTS``; those with a default are optional.
+    ``name`` is a string or an enum member with a string value. Without ``inputs``, arguments named
+    in ``CONVENTIONAL_INPUTS`` are read from the keys there; those with a default are optional.
     ``metrics(advantages, returns, **inputs)`` returns numbers to log and does not get ``params``.
     An optional input that the batch lacks is omitted from both calls.
 
-    ``compares_group`` declares that the estimator needs several trajectories of each task. This
-    sets the default of ``env.rollout.n``, and ``env.rollout.n=1`` is refused. None means that the
-    estimator compares groups if it reads ``uid``. Raises ``ValueError`` for a name that another
-    function has, and for an argument without a source.
+    ``compares_group`` declares that the estimator needs several trajectories of each task. Then
+    ``env.rollout.n`` has a default above 1, and ``env.rollout.n=1`` is an error. None means that
+    the estimator compares groups if it reads ``uid``. Raises ``ValueError`` for a name that another
+    function has, and for a required argument that is neither in ``inputs`` nor in ``params``.
     """
     paths = dict(params or {})
 
@@ -198,9 +198,10 @@ def get_policy_loss_fn(name: str | Enum) -> PolicyLossFunction:
 
 
 def choose(value: str, allowed: Collection[str], what: str) -> str:
-    """Return ``value`` if it is allowed.
+    """Return ``value`` if it is one of ``allowed``.
 
-    Else raise ``ValueError`` with ``what``, the allowed values and the nearest one.
+    Else raise ``ValueError``. The message names the setting (``what``), the allowed values and the
+    nearest one.
     """
     if value in allowed:
         return value
@@ -224,7 +225,7 @@ def _add_entry(table: dict[str, EntryT], name: str, entry: EntryT, what: str) ->
 
 
 def _get_qualified_name(entry: Callable[..., object]) -> tuple[str, str]:
-    """Return the module and the qualified name of the function of ``entry``."""
+    """Return the module and the qualified name of a registered function."""
     function = entry.function if isinstance(entry, RegisteredEstimator) else entry
     return str(function.__module__), str(getattr(function, "__qualname__", function))
 

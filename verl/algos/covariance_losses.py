@@ -23,9 +23,10 @@ from verl.algos.token_losses import (
 
 @dataclass(frozen=True, slots=True)
 class CovarianceRange:
-    """Range of token covariances, ``lowest`` to ``highest``, with the means of the mini-batch.
+    """Token picker that selects tokens with a covariance from ``lowest`` to ``highest``.
 
-    The covariance of a token is ``(A - mean_advantage) (log p_old - mean_log_prob)``.
+    The covariance of a token is ``(A - mean_advantage) (log p_old - mean_log_prob)``. The means are
+    those of the mini-batch.
     """
 
     mean_advantage: float
@@ -63,7 +64,8 @@ def find_covariance_range(
 ) -> CovarianceRange:
     """Return the range of the largest positive covariances within ``lowest`` to ``highest``.
 
-    It selects ``share`` of all tokens, rounded down, at least one. ``old_log_prob [N]`` and
+    ``share`` is the fraction of all tokens to select; their number is rounded down, but at least
+    one. ``old_log_prob [N]`` and
     ``advantages [N]`` are all sampled tokens of a mini-batch, in any order. The range is empty if
     no covariance qualifies. Example: with covariances (0.5, 0.1, -0.3, 0.2) and ``share=0.5`` the
     range is 0.2 to ``highest``.
@@ -104,9 +106,9 @@ def find_covariance_range(
 def compute_policy_loss_clip_cov(tokens: SampledTokens) -> TokenLosses:
     """Clip-Cov: PPO's clipped loss, and 0 for the selected tokens.
 
-    Selected are ``clip_cov_ratio`` of all tokens: those with the largest covariance within
-    ``clip_cov_lb`` to ``clip_cov_ub``. The paper draws them at random from that range. Here the
-    choice is deterministic, so that all micro-batches and ranks agree.
+    The fraction ``clip_cov_ratio`` of all tokens is selected: those with the largest covariance
+    within ``clip_cov_lb`` to ``clip_cov_ub``. The paper draws them at random from that range. Here
+    the selection is deterministic, so that all micro-batches and ranks agree.
     """
     surrogate = compute_clipped_surrogate(tokens.prob_ratio, tokens)
     losses = torch.where(tokens.selected, 0.0, surrogate.losses)
@@ -126,7 +128,8 @@ def compute_policy_loss_clip_cov(tokens: SampledTokens) -> TokenLosses:
 def compute_policy_loss_kl_cov(tokens: SampledTokens, ppo_kl_coef: float = 1.0) -> TokenLosses:
     """KL-Cov: ``-r A``, and ``-r A + ppo_kl_coef |d|`` for the selected tokens.
 
-    Selected are the ``kl_cov_ratio`` of all tokens with the largest covariance above 0.
+    ``d`` is the new minus the old log-prob and ``r = exp(d)``. The fraction ``kl_cov_ratio`` of all
+    tokens is selected: those with the largest covariance above 0.
     """
     plain = -tokens.prob_ratio * tokens.advantages
     with_kl_term = plain + ppo_kl_coef * tokens.log_ratio.abs()

@@ -1,4 +1,4 @@
-"""GiGPO (Feng et al., 2025): trajectory groups plus step groups of the same state within a task.
+"""GiGPO (Feng et al., 2025): compare the trajectories of a task, and its steps from equal states.
 
 ``A = A_trajectory + step_advantage_w * A_step``. The return of an environment step is the
 discounted sum of its reward and all later rewards. It is compared with the returns of all steps of
@@ -34,7 +34,9 @@ STEP_INPUTS = OUTCOME_INPUTS | {
 class Steps(NamedTuple):
     """The S environment steps of a batch. Every field has S entries.
 
-    ``state`` is the key of the step's state group.
+    ``row`` is the row that holds the step, ``number`` its number in the trajectory. ``trajectory``
+    is the pair of ``uid`` and ``traj_uid``. Steps with equal ``state`` (``uid`` and anchor
+    observation) are compared with each other.
     """
 
     row: list[int]
@@ -135,8 +137,9 @@ def broadcast_to_step_tokens(values: PerStep, steps: Steps, step_ids: TokenIndex
 def compute_step_advantages(
     returns: PerStep, groups: Sequence[Hashable], by_std: bool, epsilon: float
 ) -> PerStep:
-    """Return each return minus its group's mean, float64 ``[S]``; exactly 0 in a group of one.
+    """Return the return of each step minus its group's mean, float64 ``[S]``.
 
+    The result is exactly 0 in a group of one.
     ``by_std`` also divides by the group's sample standard deviation plus ``epsilon``.
     """
     stats = compute_group_stats(returns, number_keys(groups))
@@ -152,7 +155,7 @@ def add_step_advantages(
     step_ids: TokenIndex,
     response_mask: TokenMask,
 ) -> PerToken:
-    """Return the row's advantage plus ``weight`` times the advantage of the step, ``[B, R]``."""
+    """Return token advantages ``[B, R]``: the row's plus ``weight`` times that of the step."""
     advantages = spread(per_row, response_mask)
     step_advantages = broadcast_to_step_tokens(per_step, steps, step_ids) * response_mask.float()
     return advantages + weight * step_advantages.to(advantages.device)
@@ -190,8 +193,9 @@ def compute_gigpo_outcome_advantage(
     ``step_rewards``, ``step_index`` and ``anchor_obs`` are ``[B]`` object arrays. Each row has a
     list with one entry per environment step. ``step_ids [B, R]`` is the step of each sampled token.
     ``mode`` applies at both levels: ``mean_norm`` subtracts the group's mean, ``mean_std_norm``
-    also divides by its sample standard deviation. A state that occurs once has step advantage 0. A
-    trajectory alone in its group keeps its return, as in GRPO. ``returns`` is the same tensor.
+    also divides by its sample standard deviation. A state that occurs once has step advantage 0.
+    The trajectory advantage of a group of one is its return, as in GRPO. ``returns`` is the same
+    tensor as the advantages.
     """
     by_std = choose(mode, NORM_MODES, "mode (algorithm.gigpo.mode)") == "mean_std_norm"
     scores = token_level_rewards.double().sum(-1)

@@ -75,7 +75,10 @@ def compute_goal_distances(
 def compute_graph_returns(
     steps: Steps, successful_trajectories: set[Hashable], gamma: float, goal_value: float
 ) -> PerStep:
-    """Return the graph return of every step, float64 ``[S]``; see the module docstring."""
+    """Return ``goal_value * gamma^d`` of every step, float64 ``[S]``; 0 without a path to the goal.
+
+    ``d`` is the number of steps from the state after the step to the goal.
+    """
     following = find_next_states(steps, successful_trajectories)
     goal_distances = compute_goal_distances(steps.state, following)
     values = [
@@ -114,7 +117,7 @@ def compute_graphgpo_outcome_advantage(
 
     A step is compared with all steps of its task from the same state. Columns and ``mode`` are
     those of GiGPO, plus ``won [B]``. The step advantage is exactly 0 in a task without success and
-    in a state that occurs once. ``returns`` is the same tensor.
+    in a state that occurs once. ``returns`` is the same tensor as the advantages.
     """
     by_std = choose(mode, NORM_MODES, "mode (algorithm.graphgpo.mode)") == "mean_std_norm"
     scores = token_level_rewards.double().sum(-1)

@@ -1,4 +1,4 @@
-"""Statistics of groups of trajectories. A trajectory counts once, however many rows it has.
+"""Statistics of groups of trajectories. A trajectory counts once, for any number of its rows.
 
 Sums are float64, so that the order of the rows does not change float32 results.
 """
@@ -28,7 +28,7 @@ SCORE_TOLERANCE = 1e-4
 
 @dataclass(frozen=True, slots=True)
 class GroupStats:
-    """Mean, sample standard deviation (0 for one member) and size of each element's group."""
+    """Statistics of the group of each element, ``[N]``: mean, sample std (0 for one), size."""
 
     mean: PerElement
     std: PerElement
@@ -171,7 +171,7 @@ def compute_row_shares(traj_index: Ids, mode: str, row_tokens: PerRow) -> PerRow
 
 
 def _sum_over_trajectory(values: PerRow, of_row: RowIndex) -> PerRow:
-    """Return the sum of ``values`` over the row's trajectory for every row."""
+    """Return for every row the sum of ``values`` over all rows of its trajectory."""
     size = int(of_row.max()) + 1 if of_row.numel() else 0
     return values.new_zeros(size).index_add(0, of_row, values)[of_row]
 

@@ -1,4 +1,4 @@
-"""HGPO, hierarchy-of-groups: GiGPO's step groups in contexts of several lengths.
+"""HGPO (hierarchy of groups): GiGPO that also compares steps with the same preceding states.
 
 ``A_k`` compares the steps of a task whose last k + 1 states are the same. The step advantage is the
 weighted mean of ``A_0`` to ``A_K`` with weights ``(k + 1)^alpha``. Steps with a longer common
@@ -40,10 +40,10 @@ def build_contexts(steps: Steps, length: int) -> list[Hashable]:
 def compute_hierarchical_advantages(
     returns: PerStep, steps: Steps, context: int, alpha: float, by_std: bool, epsilon: float
 ) -> PerStep:
-    """Return the weighted mean of the advantages over contexts, float64 ``[S]``.
+    """Return the weighted mean of the step advantages over context lengths, float64 ``[S]``.
 
-    The contexts have 0 to ``context`` previous states. A context that occurs once adds 0 and keeps
-    its weight.
+    The contexts have 0 to ``context`` previous states. A context that occurs once has advantage 0,
+    which counts in the mean.
     """
     total = torch.zeros_like(returns)
     weights = [(k + 1.0) ** alpha for k in range(context + 1)]
@@ -83,7 +83,7 @@ def compute_hgpo_outcome_advantage(
     """Compute HGPO advantages: GRPO's plus ``step_advantage_w`` times the step advantage.
 
     Columns and ``mode`` are those of GiGPO; ``context=0`` equals GiGPO. ``returns`` is the same
-    tensor.
+    tensor as the advantages.
     """
     by_std = choose(mode, NORM_MODES, "mode (algorithm.hgpo.mode)") == "mean_std_norm"
     scores = token_level_rewards.double().sum(-1)

@@ -61,10 +61,10 @@ def agg_loss(
     * ``seq-mean-token-sum-norm``: ``seq-mean-token-sum`` divided by the constant
       ``loss_scale_factor`` (Dr.GRPO's constant length; None: R, which depends on the padding).
 
-    A row is a sequence, or the part ``row_shares [B]`` of one (``groups.compute_row_shares``). The
-    first two modes ignore it. ``denominator`` replaces that of these rows, see the module
-    docstring. Rows without a token are ignored, and the result without any token is 0. Raises
-    ``ValueError`` for an unknown mode.
+    A row is a sequence, or the fraction ``row_shares [B]`` of one (``groups.compute_row_shares``).
+    The first two modes ignore ``row_shares``. ``denominator`` is used instead of the denominator of
+    these rows; see the module docstring. Rows without a token are ignored, and the result without
+    any token is 0. Raises ``ValueError`` for an unknown mode.
     """
     if denominator is None:
         denominator = compute_loss_denominator(loss_mask, loss_agg_mode, row_shares)
@@ -95,7 +95,7 @@ def compute_token_mean(
 def resolve_clip_range(
     cliprange: float | None, low: float | None, high: float | None
 ) -> tuple[float, float]:
-    """Return the clip range below and above 1. ``cliprange`` (default 0.2) fills missing bounds."""
+    """Return the clip bounds (low, high). A bound of None is ``cliprange``, or 0.2 without one."""
     default_bound = 0.2 if cliprange is None else cliprange
     return (default_bound if low is None else low), (default_bound if high is None else high)
 
@@ -120,12 +120,13 @@ def compute_policy_loss_vanilla(
 
     All inputs are ``[B, R]``. With ratio r the token loss is
     ``-min(r A, clip(r, 1 - low, 1 + high) A)``. For A < 0 it is at most ``-clip_ratio_c A``.
-    ``cliprange`` (default 0.2) fills missing bounds.
+    A bound of None is ``cliprange`` (default 0.2).
 
-    Returns ``(loss, clipfrac, ppo_kl, clipfrac_lower)``: share of tokens where the clip binds, mean
-    of ``old - new`` log-prob, share where the dual clip binds. With ``num_tokens`` (sampled tokens
-    of the whole mini-batch) these three add up over micro-batches. Raises ``ValueError`` unless
-    ``clip_ratio_c > 1``.
+    Returns ``(loss, clipfrac, ppo_kl, clipfrac_lower)``. ``clipfrac`` is the fraction of tokens
+    whose clipped term is used. ``ppo_kl`` is the mean of ``old - new`` log-prob.
+    ``clipfrac_lower`` is the fraction of tokens with the dual clip. With ``num_tokens`` (sampled
+    tokens of the whole mini-batch) these three add up over micro-batches. Raises ``ValueError``
+    unless ``clip_ratio_c > 1``.
     """
     if clip_ratio_c <= 1.0:
         raise ValueError(f"clip_ratio_c must be greater than 1.0, got {clip_ratio_c}")
@@ -165,7 +166,7 @@ def compute_value_loss(
     """Compute half the squared error of ``vpreds`` to ``returns``; all ``[B, R]``.
 
     The larger of two errors counts: the plain one, and the one with ``vpreds`` clipped to ``values
-    +- cliprange_value``. Returns ``(loss, clipfrac)``; clipfrac is the share of tokens where the
+    +- cliprange_value``. Returns ``(loss, clipfrac)``; clipfrac is the fraction of tokens where the
     clipped error is larger.
     """
     mask = response_mask.bool()
@@ -173,7 +174,7 @@ def compute_value_loss(
     clipped = torch.clamp(vpreds, values - cliprange_value, values + cliprange_value)
     plain_error = (vpreds - returns) ** 2
     clipped_error = (clipped - returns) ** 2
-    # Take the larger error, as in the policy loss: leaving the bounds never lowers the loss.
+    # Take the larger error, as in the policy loss: values outside the bounds never lower the loss.
     losses = 0.5 * torch.maximum(plain_error, clipped_error)
     loss = agg_loss(
         losses, response_mask, loss_agg_mode, row_shares, denominator, loss_scale_factor

@@ -1,4 +1,7 @@
-"""GRPO for pass@k (Tang et al., 2025, arXiv 2503.19595): only a group's best gets an advantage."""
+"""GRPO for pass@k (Tang et al., 2025, arXiv 2503.19595).
+
+Only the best trajectory of a group gets an advantage.
+"""
 
 import torch
 
@@ -23,8 +26,9 @@ def compute_grpo_passk_outcome_advantage(
 ) -> tuple[PerToken, PerToken]:
     """Give the best trajectory of a group its return minus the second best; 0 to the others.
 
-    This is its contribution to the group's maximum. ``norm_adv_by_std_in_grpo`` divides by the
-    group's sample standard deviation plus ``epsilon``. If the two best returns are equal, and in a
+    Without it, the maximum of the group would be lower by this difference.
+    ``norm_adv_by_std_in_grpo`` divides by the group's sample standard deviation plus ``epsilon``.
+    If the two best returns are equal, and in a
     group of one, all advantages are 0. Example: returns (3, 1, 0) give (2, 0, 0) before the
     division.
     """

@@ -3,9 +3,9 @@
 ``d`` is the new minus the old log-prob of the token, ``r = exp(d)`` its ratio and ``A`` its
 advantage. ``loss_agg_mode`` selects the aggregation over tokens for all losses.
 
-A *sequence* is a row here, also with ``algorithm.row_weight=trajectory``. The ratio of a sequence
-belongs to one prompt and its response, and each row of a trajectory (``env.history=window``) has a
-different prompt. A ratio therefore depends only on its row, in any split of the mini-batch.
+A *sequence* is a row here, also with ``algorithm.row_weight=trajectory``. A sequence ratio is that
+of one prompt and its response, and with ``env.history=window`` each row of a trajectory has a
+different prompt. A ratio therefore depends only on its row, not on the split of the mini-batch.
 ``row_weight`` still determines the weights of the rows.
 """
 
@@ -22,7 +22,7 @@ from verl.algos.token_losses import (
 
 
 def _ones_with_gradient(values: Tensor) -> Tensor:
-    """Return ones with the gradient of ``values``: x times it has the gradient of x * values."""
+    """Return ones whose gradient is that of ``values``: multiply by it to add this gradient."""
     return (values - values.detach()).exp()
 
 

@@ -102,7 +102,7 @@ def compute_mismatch_metrics(
 
 
 class _ProbRatios:
-    """Ratios ``p / q`` of tokens and sequences, float64."""
+    """Ratios of the trainer's to the engine's probability (``p / q``), float64."""
 
     def __init__(
         self,
@@ -135,7 +135,7 @@ def _sum_per_sequence(values: PerRow, sequence: RowIndex) -> PerTrajectory:
 def _compute_weight_metrics(weights: torch.Tensor, truncated: torch.Tensor) -> dict[str, float]:
     if not len(weights):
         return {}
-    # Kish's effective sample size as a share of the tokens; 1 if all weights are equal.
+    # Kish's effective sample size divided by the number of tokens; 1 if all weights are equal.
     effective = weights.mean() ** 2 / weights.square().mean().clamp(min=1e-30)
     prefix = "rollout_corr/rollout_is"
     return {

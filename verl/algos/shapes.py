@@ -37,7 +37,7 @@ TrajectoryIndex = Int[Tensor, " T"]
 """The group number of every trajectory, from 0."""
 
 PerElement = Num[Tensor, " N"]
-"""A number for every element of a list that is grouped."""
+"""A number for every element of a list whose elements belong to groups."""
 
 ElementIndex = Int[Tensor, " N"]
 """The group number of every element, from 0."""

@@ -54,9 +54,10 @@ class SampledTokens:
 
 @dataclass(frozen=True, slots=True)
 class TokenLosses:
-    """Token losses ``[B, R]``, and the tokens where the clip binds and where the ceiling binds.
+    """Token losses ``[B, R]``, and masks of the tokens that a bound changed.
 
-    ``capped`` None means that the ceiling binds nowhere.
+    ``clipped`` marks tokens whose loss the clip range or the token selection changes. ``capped``
+    marks tokens whose loss ``ceiling`` changes; None means that there are none.
     """
 
     losses: PerToken
@@ -81,8 +82,8 @@ def register_token_loss(
 
     The decorated function has the arguments and results of ``compute_policy_loss_vanilla`` and the
     arguments of ``needs``. ``weights [B, R]`` multiply the token losses. A token of weight 0 has no
-    gradient, also if other tokens share its ratio. The function raises ``ValueError`` if a loss
-    with a picker gets no ``selected``. Unsampled positions may have any value, also NaN.
+    gradient, also in losses whose ratio is that of a whole row. The function raises ``ValueError``
+    if a loss with a picker gets no ``selected``. Unsampled positions may have any value, also NaN.
     """
     loss_needs = needs or LossNeeds()
 

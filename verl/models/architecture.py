@@ -25,8 +25,9 @@ if TYPE_CHECKING:  # transformers takes seconds to import
     from transformers import PreTrainedConfig, PreTrainedModel
 
 # Largest difference of log-probs (nats) that counts as rounding. 65 tiny supported models differed
-# by at most 9e-6 in float32, and by 0.07 in bfloat16 without a change of expert. Unsupported models
-# differed by at least 0.01. Training loads float32 weights, also for mixed precision.
+# by at most 9e-6 in float32. In bfloat16 they differed by at most 0.07 if each token kept its
+# experts. Unsupported models differed by at least 0.01. Training loads float32 weights, also for
+# mixed precision.
 TOLERANCES = {torch.float32: 1e-3, torch.float64: 1e-3}
 ROUGH_TOLERANCE = 0.25
 # In a mixture of experts, rounding can change the expert of a token if two experts are nearly tied.
@@ -86,7 +87,7 @@ def check_architecture(lm: "PreTrainedModel") -> None:
 
 
 def unsupported_model_error(config: "PreTrainedConfig", reason: str) -> UnsupportedArchitecture:
-    """Return the error that refuses a model of ``config`` for ``reason``."""
+    """Return the error that says why a model with ``config`` is not supported."""
     model_name = config.name_or_path or "built from a config"
     return UnsupportedArchitecture(
         f"model {model_name} ({config.model_type}): {reason}; allowed: {ALLOWED}; fix: {FIX}"
@@ -97,7 +98,7 @@ def unsupported_model_error(config: "PreTrainedConfig", reason: str) -> Unsuppor
 
 
 def config_reasons(config: "PreTrainedConfig") -> Iterator[str]:
-    """Yield the unsupported features that ``config`` names, as parts of an error message."""
+    """Yield a phrase for an error message for each unsupported feature in ``config``."""
     text = config.get_text_config()
     for name in ("final_logit_softcapping", "logit_scale", "logits_scaling"):
         if getattr(text, name, None) not in (None, 1.0):
@@ -162,7 +163,7 @@ def _smallest_gap(lm: "PreTrainedModel", tolerance: float) -> float:
 def _check_reached(lm: "PreTrainedModel") -> None:
     """Raise ``UnsupportedAttention`` for a model that does not call packed attention.
 
-    The comparison of log-probs can miss such a model: with random weights attention is nearly
+    The comparison of log-probs can overlook such a model: with random weights attention is nearly
     uniform, so the difference is small.
     """
     tokens = torch.zeros(1, 2, dtype=torch.long, device=lm.device)

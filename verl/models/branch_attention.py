@@ -1,8 +1,9 @@
 """Branches: continuations of a row's prefix, computed in the same forward as the row itself.
 
 A branch of row ``b`` attends to the row's unpadded tokens ``[0, start)`` and causally to itself;
-its position ids continue from ``start``. One forward of ``trunk + branches`` tokens replaces a
-separate forward of ``start + branch`` tokens for each branch.
+its position ids continue from ``start``. The trunk is the part of the packed sequence with the
+rows themselves. One forward of ``trunk + branches`` tokens replaces a separate forward of
+``start + branch`` tokens for each branch.
 
 Example: a row of 6 tokens with two branches at 4 and one at 2 is packed as ::
 
@@ -103,7 +104,7 @@ def _group_into_blocks(row: Sequence[Branch]) -> list[list[int]]:
     queries = BLOCK_QUERIES
     # The keys of a block reach to its largest start. Sorting keeps the masked part small.
     for index in sorted(range(len(row)), key=lambda i: row[i].start):
-        # keep branches with the same start together: they share their whole prefix
+        # keep branches with the same start in one block: they share their whole prefix
         same = bool(blocks) and row[blocks[-1][-1]].start == row[index].start
         if queries >= BLOCK_QUERIES and not same:
             blocks.append([])
@@ -122,9 +123,9 @@ def _branch_block(block: list[Branch], first: int, trunk: int) -> BranchBlock:
 def naive_sequences(
     rows: Sequence[torch.Tensor], branches: Sequence[Sequence[Branch]]
 ) -> list[list[torch.Tensor]]:
-    """Return each branch as the plain sequence ``row[:start] + token_ids``, per row.
+    """Return, for each row, the sequences ``row[:start] + token_ids`` of its branches.
 
-    A separate forward of each sequence is the reference for packed branches.
+    Tests compare a separate forward of each sequence with the forward of packed branches.
     """
     sequences: list[list[torch.Tensor]] = []
     for tokens, row in zip(rows, branches, strict=True):

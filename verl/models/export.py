@@ -30,10 +30,10 @@ TOKENIZER_FILES = (
 def to_hf_names(
     state: dict[str, torch.Tensor], prefix: str, scales: dict[str, float], tied: set[str]
 ) -> dict[str, torch.Tensor]:
-    """Convert the full state of a wrapper module to the weights of the plain model.
+    """Convert the unsharded weights of a ``PolicyModel`` to those of the Hugging Face model.
 
-    ``prefix`` ("lm.") is removed from the names and LoRA adapters are merged (``scales`` from
-    ``lora_scales``). ``tied`` names, which repeat another weight, are omitted as in
+    ``prefix`` ("lm.") is removed from the names. LoRA adapters are merged with the ``scales`` of
+    ``lora_scales``. The names in ``tied`` repeat another weight and are omitted, as in
     ``save_pretrained``. Raises ``ValueError`` for a name without ``prefix``, and for adapters that
     cannot be merged.
     """
@@ -95,8 +95,8 @@ def save_adapters(
     """Write only the LoRA adapters of ``lm``, in the format of peft and vLLM.
 
     The files are ``adapter_config.json``, ``adapter_model.safetensors`` and the tokenizer files of
-    ``source``, the base model. ``state`` is the full state of the wrapper module, with ``prefix``
-    before the names of the model. Raises ``ValueError`` if the model has no adapters.
+    ``source``, the base model. ``state`` holds the unsharded weights of the ``PolicyModel``, whose
+    names start with ``prefix``. Raises ``ValueError`` if the model has no adapters.
     """
     config = adapter_config(lm)
     if config is None:

@@ -1,14 +1,14 @@
 """Attention over packed rows and branches in one call of FlexAttention.
 
-``packed_attention`` makes one call per row group and branch block. Here a rule for two tokens
-replaces these calls::
+``packed_attention`` makes one attention call per group of rows and per block of branches. Here a
+mask function for a query token q and a key token k replaces these calls::
 
-    q sees k    if both are in the trunk of one row, or in one branch, and k is not after q
-                or if k is in the trunk of q's row, before the start of q's branch
+    q sees k    if both are in one row, or in one branch, and k is not after q
+                or if q is in a branch, and k is in its row before the start of the branch
 
-Blocks of token pairs that are completely masked are skipped. On a GPU the call is compiled for the
-rule. On a CPU it computes all pairs, and torch does not support gradients; that case is only used
-to check that both implementations agree.
+Blocks of token pairs that are completely masked are skipped. On a GPU the call is compiled with the
+mask function. On a CPU it computes all pairs, and torch does not support gradients. That case is
+only used to check that both implementations agree.
 """
 
 import functools

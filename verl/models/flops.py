@@ -25,7 +25,7 @@ if TYPE_CHECKING:  # transformers takes seconds to import
 
 @dataclass(frozen=True)
 class Work:
-    """Size of one or more passes: tokens T, head positions N, attended pairs P."""
+    """Size of one or more forward passes: T, N and P of the module docstring."""
 
     tokens: int = 0
     positions: int = 0
@@ -41,8 +41,10 @@ class Work:
 
 @dataclass(frozen=True)
 class ModelFlops:
-    """Weight counts of a model: W, V and A of the module docstring, and the trained part of W and
-    V.
+    """Weight counts of a model, from which FLOPs are computed.
+
+    ``weights``, ``head`` and ``queries`` are W, V and A of the module docstring. ``trained`` and
+    ``trained_head`` are the parts of W and V that require gradients.
     """
 
     weights: float
@@ -84,7 +86,7 @@ def model_flops(module: PackedModel) -> ModelFlops:
 def _count_weights_per_token(
     parameter: nn.Parameter, text: "PreTrainedConfig"
 ) -> tuple[float, bool]:
-    """Return the number of weights that a token is multiplied with, and if they are trained."""
+    """Return the number of weights that one token is multiplied with, and ``requires_grad``."""
     count = float(parameter.numel()) if parameter.dim() > 1 else 0.0
     if parameter.dim() == 3:  # mixture of experts: a token is sent to a few of them
         count *= text.num_experts_per_tok / parameter.shape[0]

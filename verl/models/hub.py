@@ -43,7 +43,7 @@ def description_directory(path: str) -> str:
     """Return the directory of a model as ``model_directory`` does, but download no weights.
 
     The result holds the small files: config, tokenizer and chat template. Raises
-    ``FileNotFoundError``.
+    ``FileNotFoundError`` as ``model_directory`` does.
     """
     return _resolve_directory(path, DESCRIPTION)
 

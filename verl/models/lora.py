@@ -10,7 +10,7 @@ if TYPE_CHECKING:  # transformers takes seconds to import
     from transformers import PreTrainedModel
 
 ADAPTER = "default"
-# Parts of names of tensors that peft adds and that ``merge_lora`` cannot merge.
+# A name that contains one of these after ``merge_lora`` belongs to a tensor that was not merged.
 UNMERGED = (".lora_", ".modules_to_save.", ".original_module.")
 _CONFIG = "_verl_adapter_config"
 
@@ -47,7 +47,7 @@ def add_lora(
     targets = check_targets(model, target_modules)
     for parameter in model.parameters():
         parameter.requires_grad_(False)
-    # no dropout: log-probs of one row would differ between passes
+    # no dropout: with it, the log-probs of one row would differ between forward passes
     config = LoraConfig(
         r=rank,
         lora_alpha=alpha,  # pyright: ignore[reportArgumentType]  peft computes with fractions too
@@ -62,7 +62,7 @@ def add_lora(
 
 
 def check_targets(model: "PreTrainedModel", target_modules: object) -> list[Any]:
-    """Return the names of the modules to adapt, as peft matches them: by the end of a module name.
+    """Return the target names for peft, which adapts each module whose name ends in one of them.
 
     Raises the first error of ``target_problems``.
     """
@@ -116,7 +116,7 @@ def adapter_config(model: "PreTrainedModel") -> Any:
 
 
 def linear_names(model: "PreTrainedModel") -> list[str]:
-    """Return the last name parts of all linear layers except the output head, sorted."""
+    """Return the last part of the name (``q_proj``) of each linear layer but the output head."""
     head = model.get_output_embeddings()
     last_parts: set[str] = set()
     for name, module in model.named_modules():

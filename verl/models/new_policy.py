@@ -1,9 +1,10 @@
 """Create a small policy of the Qwen3 architecture, with a tokenizer built from task texts.
 
-The tokenizer is byte-level BPE, so encode and decode preserve every text. Frequent words, tags and
-chat marks are single tokens. The chat template adds two marks per turn. Chat marks are special
-tokens: an observation encoded with ``split_special_tokens`` cannot produce them. Tags are not
-special, so they are kept when special tokens are skipped in decoding.
+The tokenizer is byte-level BPE, so encode and decode preserve every text. Single tokens are:
+frequent words, tags such as ``<think>``, and the special tokens in ``MARKS`` (padding, end of turn,
+roles). The chat template adds two special tokens per turn. An observation encoded with
+``split_special_tokens`` cannot produce them. Tags are not special tokens, so they are kept when
+special tokens are skipped in decoding.
 """
 
 import json
@@ -30,7 +31,7 @@ CHAT_TEMPLATE = (
     "{%- if add_generation_prompt -%}{{- '<|assistant|>' -}}{%- endif -%}"
 )
 MAX_MERGES = 96  # entries reserved for BPE merges, which spell words outside the vocabulary
-MAX_REPEATS = 200  # occurrences of one word for the merge trainer; the limit keeps it fast
+MAX_REPEATS = 200  # the BPE trainer gets one word at most this often, which keeps it fast
 
 
 def build_policy(
@@ -56,7 +57,8 @@ def build_policy(
 
     ``texts``, ``words`` and ``tags`` are those of ``build_tokenizer``. The model has one embedding
     per tokenizer entry (at most ``vocab_size``), so every id that can be sampled has a text. Raises
-    ``ValueError`` if ``vocab_size`` is too small for bytes, tags and marks. Returns ``out_dir``.
+    ``ValueError`` if ``vocab_size`` is too small for bytes, tags and special tokens. Returns
+    ``out_dir``.
     """
     tokenizer = build_tokenizer(texts, vocab_size, max_length, words=words, tags=tags)
     ids = tokenizer.get_vocab()
@@ -97,11 +99,11 @@ def build_tokenizer(
 ) -> PreTrainedTokenizerFast:
     """Build a byte-level BPE tokenizer of at most ``vocab_size`` entries.
 
-    The vocabulary consists of marks and ``tags``, the 256 bytes, the most frequent words of
-    ``texts`` and a few merges for other words. ``words`` are additional words of the tasks that
-    may be missing in ``texts``. Each counts as one occurrence and is written with the space
-    before it (``" mug"``). Raises ``ValueError`` if ``vocab_size`` is too small for bytes, tags
-    and marks.
+    The vocabulary consists of the special tokens in ``MARKS``, ``tags``, the 256 bytes, the most
+    frequent words of ``texts`` and merges for other words. ``words`` are additional words of
+    the tasks that may be missing in ``texts``. Each counts as one occurrence and is written with
+    the space before it (``" mug"``). Raises ``ValueError`` if ``vocab_size`` is too small for
+    bytes, tags and special tokens.
     """
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     free_entries = vocab_size - len(alphabet) - len(MARKS) - len(tags)

@@ -11,7 +11,8 @@ through ``AttentionInterface`` of transformers. So architectures with plain caus
 unchanged if they use the interface (``verl.models.architecture`` checks this).
 
 No ``[T, T]`` mask is made. Each row is one causal call of scaled dot-product attention. Rows of
-similar length share a call. A branch block is one call against the keys that it may see.
+similar length share a call. The branches of a row are computed in blocks. A block is one call. Its
+keys are the row up to the start of the branches and the branches themselves.
 ``verl.models.flex_attention`` computes the same in one call.
 """
 
@@ -29,8 +30,9 @@ if TYPE_CHECKING:  # the first import loads torch's compiler, the second imports
     from verl.models.sequence_parallel import SequenceGroup
 
 PACKED_ATTENTION = "verl_packed"
-# Largest share of padding in a group of rows that share one attention call. On a CPU, grouping
-# saves a seventh of the time of rows of about 200 tokens. More padding or longer rows gain nothing.
+# Largest fraction of padding in a group of rows that share one attention call. On a CPU, grouping
+# saves a seventh of the time for rows of about 200 tokens. It saves nothing for longer rows or with
+# more padding.
 MAX_ROW_PADDING = 0.05
 # Keyword arguments of attention functions that do not change the result.
 HARMLESS = frozenset(
@@ -57,7 +59,7 @@ class RowGroup:
 
     ``gather`` [G * L] holds the packed positions of the padded rows. ``scatter`` [sum of lengths]
     holds the positions of the unpadded tokens in the padded result. Both are None if all rows have
-    the same length: then a slice is enough.
+    the same length, because then the rows are a slice of the packed sequence.
     """
 
     start: int
@@ -111,7 +113,7 @@ class PackedLayout:
 
     @property
     def longest_context(self) -> int:
-        """Largest number of tokens that any token sees, including itself."""
+        """Largest number of tokens that any token attends to, including itself."""
         return max(self.longest_branch, *self.lengths)
 
 
@@ -251,8 +253,9 @@ def _attend_rows(
 
 
 def _even_rows(x: torch.Tensor, group: RowGroup) -> torch.Tensor:
-    """Return the rows of ``group``, all of one length, from ``x`` [1, H, T, D] as
-    [rows, H, length, D].
+    """Return the rows of ``group``, which have equal length, from ``x`` [1, H, T, D].
+
+    The result is [rows, H, length, D].
     """
     tokens = x[0, :, group.start : group.end]
     return tokens.unflatten(1, (group.rows, group.length)).transpose(0, 1)

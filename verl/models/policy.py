@@ -36,7 +36,8 @@ class PackedModel(nn.Module):
     ) -> torch.Tensor:
         """Return the last hidden states [T, H] of a packed sequence.
 
-        Without inputs, the sequence is that of the rank of the group whose turn it is.
+        With sequence parallelism, a rank without inputs helps to compute the sequence of another
+        rank of its group.
         """
         inputs = None
         if input_ids is not None and position_ids is not None and layout is not None:
@@ -62,7 +63,7 @@ class PackedModel(nn.Module):
 
 
 class PolicyModel(PackedModel):
-    """Causal LM whose forward computes logits and scores at chosen tokens only."""
+    """Causal LM whose forward computes logits, log-probs and entropies only at given positions."""
 
     lm: "PreTrainedModel"
 
@@ -90,7 +91,7 @@ class PolicyModel(PackedModel):
         targets: Sequence[Targets],
         choice_token_ids: torch.Tensor | None = None,
     ) -> list[TokenScores]:
-        """Score each element of ``targets`` in one packed sequence; ids and positions are [T]."""
+        """Return one ``TokenScores`` per element of ``targets``. Ids and positions are [T]."""
         hidden = self.compute_last_hidden(self.lm.base_model, input_ids, position_ids, layout)
         head = output_head(self.lm)
         return [scores_from_hidden(head, hidden, group, choice_token_ids) for group in targets]

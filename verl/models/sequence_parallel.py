@@ -47,7 +47,7 @@ class SequenceGroup:
         self.tokens = 0
 
     def begin_turn(self, owner: int) -> bool:
-        """Begin a pass for the rows of rank ``owner``. Return True if that is this rank."""
+        """Begin a pass for the rows of rank ``owner`` of the group. Return True for this rank."""
         self.owner = owner
         return owner == self.index
 
@@ -167,8 +167,8 @@ def _rotated_by_length(text: "PreTrainedConfig") -> str:
 def _encode_layout(layout: PackedLayout) -> list[int]:
     """Encode a layout as integers.
 
-    First the number of rows and their lengths. Then for each block: start, trunk, number of
-    branches, their sizes, their starts.
+    The order is: number of rows, their lengths, and then for each block of branches ``start``,
+    ``trunk``, number of branches, their sizes, their starts.
     """
     numbers = [len(layout.lengths), *layout.lengths]
     for block in layout.blocks:

@@ -1,4 +1,4 @@
-"""Log-probs and entropies of chosen tokens from hidden states, without storing all logits."""
+"""Log-probs and entropies at given positions from hidden states, without storing all logits."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -3,8 +3,9 @@
     files ──▶ names and shapes ──▶ values
 
 Files are checked for completeness. transformers compares names and shapes, because it knows how
-checkpoints map to models. It loads on ``meta``, which reads only headers. Values are read in
-pieces, up to ``SCANNED_BYTES``. A model that is loaded is checked completely.
+checkpoints map to models. It loads on ``meta``, which reads only headers. Before a run starts, at
+most about ``SCANNED_BYTES`` of values are checked for NaN and infinity. When a worker loads the
+model, all values are checked.
 """
 
 import contextlib
@@ -27,9 +28,9 @@ logger = logging.getLogger(__name__)
 # Purpose of the weights: ``value`` ignores the output head, ``reward`` ignores all heads that the
 # model class does not have.
 Use = Literal["policy", "value", "reward"]
-SCANNED_BYTES = 8 * 2**30  # of values that are read before a run starts; takes seconds
+SCANNED_BYTES = 8 * 2**30  # bytes of weights that are checked before a run starts, within seconds
 PIECE_BYTES = 64 * 2**20
-SHOWN = 3  # names in a message
+SHOWN = 3  # largest number of tensor names in an error message
 INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 POINTER = b"version https://git-lfs.github.com"
 # Prefixes of files that neither transformers nor vLLM reads as weights of the model.
@@ -93,8 +94,9 @@ def check_weights(
 
 
 def is_comparable(config: "PreTrainedConfig") -> bool:
-    """Return True if transformers has a causal LM for ``config`` and its weights are not
-    quantised.
+    """Return True if transformers can load the weights, so that their names can be compared.
+
+    It needs a causal LM class for ``config`` and weights that are not quantised.
     """
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 
@@ -236,7 +238,10 @@ def _describe_lfs_pointer(file: Path) -> str:
 
 
 def _check_names(model: Any, info: Mapping[str, Any], setting: str, use: Use) -> None:
-    """Raise ``UnusableWeights`` for problems in the loading ``info`` of transformers."""
+    """Raise ``UnusableWeights`` for missing, unexpected or mismatched weights.
+
+    ``info`` is the loading info that ``from_pretrained`` returns.
+    """
     base = f"{model.base_model_prefix}."
     of_backbone = (base, *(f"{name}." for name, _ in model.base_model.named_children()))
     missing = sorted(info["missing_keys"])
@@ -369,7 +374,7 @@ def _safetensors_slices(file: Path) -> Iterator[tuple[str, Any]]:
 
 
 def _sample_values(tensor: Any, share: float) -> Iterator[torch.Tensor]:
-    """Yield evenly spaced parts of ``tensor`` that together are ``share`` of it."""
+    """Yield evenly spaced parts of ``tensor``; together they are the fraction ``share`` of it."""
     shape = list(tensor.shape if isinstance(tensor, torch.Tensor) else tensor.get_shape())
     if not shape:
         yield tensor[...] if isinstance(tensor, torch.Tensor) else tensor[:]

@@ -11,7 +11,7 @@ AnswerT = TypeVar("AnswerT")
 
 
 class BackgroundCall(Generic[AnswerT]):
-    """Call of ``work`` in a thread ``name``, which starts at once.
+    """Call of ``work`` in a background thread with the name ``name``, which starts at once.
 
     Example: ``BackgroundCall(save, "save").get_result()``.
     """
@@ -31,7 +31,7 @@ class BackgroundCall(Generic[AnswerT]):
             self._error = error
 
     def wait(self) -> None:
-        """Wait until the call has ended. Its error is not raised here."""
+        """Wait until the call has ended. Its error is only raised by ``get_result``."""
         self._thread.join()
 
     def get_result(self, timeout_s: float | None = None) -> AnswerT:
@@ -49,8 +49,9 @@ class BackgroundCall(Generic[AnswerT]):
 
 
 class BackgroundCalls:
-    """Queue of at most ``max_waiting`` calls, which a thread ``name`` makes one after another.
+    """Queue of at most ``max_waiting`` functions, which a background thread calls in order.
 
+    ``name`` is the name of the thread.
     After a call has raised, no further call is made, and ``add`` and ``wait`` raise its error. They
     raise ``TimeoutError`` after waiting for ``timeout_s``.
     """

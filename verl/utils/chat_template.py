@@ -1,6 +1,6 @@
 """Rendering of a chat template, and the text that it writes around the messages.
 
-The text around the messages is found by rendering anchors (placeholders) as their contents.
+The text around the messages is found by rendering messages whose contents are placeholders.
 """
 
 import contextlib
@@ -16,7 +16,7 @@ Message = dict[str, str]
 
 # The letter at the end distinguishes message 1 from message 10.
 ANCHOR = re.compile(r"xANCHOR(\d+)x")
-# Exceptions of a template: raised on purpose, or caused by roles or fields it does not expect.
+# Exceptions that a template may raise, on purpose or for roles or fields that it does not expect.
 RENDER_ERRORS = (TemplateError, TypeError, KeyError, ValueError, AttributeError)
 # Arguments of ``apply_chat_template`` that this module sets.
 RESERVED = (
@@ -137,7 +137,10 @@ class ChatTemplate:
         )[2]
 
     def render_between_turns(self) -> tuple[str, str]:
-        """Return the text between an assistant's content and the next user content, and after it.
+        """Return the template text before and after a user content that follows an assistant turn.
+
+        The first starts at the end of the assistant's content. The second ends with the generation
+        prompt.
 
         Raises:
             TemplateUnsupported: The template cannot render a user turn after an assistant turn.

@@ -1,11 +1,12 @@
-"""Token ids of rendered conversations. Only the chat template can produce control tokens.
+"""Token ids of rendered conversations, in which only the chat template produces control tokens.
 
     contents ── mark ──▶ template ──▶ text ── encode ──▶ ids
 
 A rendered text is encoded as a whole, as ``apply_chat_template(tokenize=True)`` does. Encoding it
 in pieces gives different tokens if the tokenizer puts a space before a text. A control token
-(``<|im_end|>``) in a message content would end its turn. It is encoded as ordinary letters, and so
-is a tag in the text of an environment.
+(``<|im_end|>``) in a message content would end its turn. Before rendering, it is therefore replaced
+by its number between two ``MARK`` characters ("marked"), and then encoded as ordinary letters. A
+tag in the text of an environment is also encoded as letters.
 """
 
 import re
@@ -13,26 +14,27 @@ from collections.abc import Iterable, Sequence
 from functools import cached_property, lru_cache
 from typing import Any
 
-# Tags of the policy's replies. Prompts have them in the same tokens.
+# Tags of the policy's replies. In prompts they are encoded as the same tokens.
 TAG = re.compile(r"</?(level|think|action)>")
 # Added tokens that are not control tokens: these tags and byte-fallback tokens.
 NO_CONTROL = re.compile(rf"{TAG.pattern}|<0x[0-9A-F]{{2}}>")
-# Unicode noncharacters. CUT splits a text of an environment so that it contains no added token.
-# MARK encloses the number of a control token in a content.
+# Unicode noncharacters, which no ordinary text contains. CUT is put inside the text of an added
+# token, so that it is not encoded as this token. MARK encloses the number of a control token.
 CUT = "\ufdd0"
 MARK = "\ufdd1"
 MARKED = re.compile(f"{MARK}([0-9]+){MARK}")
 WORD = re.compile(r"\s*\S+|\s+\Z")
 # Characters of vocabularies for the space before a word.
 SPACES = ("\u2581", "\u0120")
-# Texts to put before another text while it is encoded. No vocabulary merges the first one.
+# Texts that may precede a text while it is encoded, so that it is not at the start. No vocabulary
+# merges the first one with the text after it.
 CONTEXTS = (CUT, ".", "x", "0")
 # Number of texts in the cache: prompts and observations repeat within a group.
 ENCODED_TEXTS = 2048
 
 
 class TextEncoder:
-    """Encoder of texts at the start or in the middle of another text, without special tokens.
+    """Encoder of texts that stand alone or continue another text, without added BOS or EOS.
 
     ``tokenizer`` is a Hugging Face tokenizer.
     """
@@ -45,7 +47,7 @@ class TextEncoder:
         return list(self._tokenizer.encode(text, add_special_tokens=False, **options))
 
     def encode_inside(self, text: str, **options: bool) -> list[int]:
-        """Return the token ids of ``text`` in the middle of another text."""
+        """Return the token ids of ``text`` as the continuation of another text."""
         if not text or not self.puts_space:
             return self.encode(text, **options)
         unknown = getattr(self._tokenizer, "unk_token_id", None)
@@ -67,7 +69,8 @@ class TextEncoder:
 class ChatTokens:
     """Encoder of the rendered texts of a chat template for a Hugging Face ``tokenizer``.
 
-    ``frame`` is a text that contains all that the template writes around the messages.
+    ``frame`` is a rendered conversation with all texts that the template adds to messages. Added
+    tokens of the tokenizer in it are control tokens, even if they are not special tokens.
     """
 
     def __init__(self, tokenizer: Any, frame: str) -> None:
@@ -90,7 +93,7 @@ class ChatTokens:
         self.encode = lru_cache(ENCODED_TEXTS)(self._encode)
 
     def mark_control_tokens(self, content: str) -> str:
-        """Replace each control token in the text of ``content`` by its number between marks."""
+        """Replace each control token in ``content`` by its number between ``MARK`` characters."""
         if MARK not in content and not self.pattern.search(content):
             return content
         return self.pattern.sub(
@@ -106,9 +109,9 @@ class ChatTokens:
         return text[: match.end()] if match else ""
 
     def continue_text(self, before: str, text: str) -> tuple[int, ...]:
-        """Return the token ids of ``text`` after ``before``, whose tokens are fixed.
+        """Return the token ids of ``text`` after ``before``, whose token ids do not change.
 
-        The contents of both texts are marked.
+        Message contents in both texts have passed ``mark_control_tokens``.
         """
         starts = [match.start() for match in self.pattern.finditer(before)]
         context = before[starts[-1] :] if starts else before
@@ -118,7 +121,10 @@ class ChatTokens:
         return self.encode(text, inside=True)
 
     def _encode(self, marked: str, inside: bool = False) -> tuple[int, ...]:
-        """Return the token ids of a marked text. ``inside``: it continues another text."""
+        """Return the token ids of a text whose contents passed ``mark_control_tokens``.
+
+        With ``inside`` the text continues another text.
+        """
         if CUT not in marked:
             plain = MARKED.sub(self._get_control_text, marked)
             whole = self._encoder.encode_inside(plain) if inside else self._encoder.encode(plain)
@@ -174,7 +180,7 @@ class ChatTokens:
 
     @cached_property
     def _continues_after_control(self) -> bool:
-        """True if a text after a control token is encoded as the middle of a text."""
+        """True if the tokenizer puts no space before a text that follows a control token."""
         if not self._order or not self._encoder.puts_space:
             return False
         return self._encoder.encode(f"{self._order[0]}x y")[1:] != self._encoder.encode("x y")

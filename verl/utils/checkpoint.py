@@ -61,9 +61,9 @@ _STEP_DIR = re.compile(r"global_step_(\d+)")
 class CheckpointManager:
     """Saves, finds and removes the checkpoints under ``root``.
 
-    ``max_to_keep`` None keeps all of them. ``seen_within_s`` is the time that a save waits until
-    files of other nodes are visible here. With ``background``, ``save`` returns when the state is
-    copied, and ``wait`` waits for the last save.
+    The newest ``max_to_keep`` checkpoints are kept, or all for None. ``seen_within_s`` is the
+    longest time (seconds) that a save waits for files of other nodes to be visible here. With
+    ``background``, ``save`` returns when the state is copied, and ``wait`` waits for the last save.
     """
 
     def __init__(
@@ -168,7 +168,7 @@ class CheckpointManager:
         self._remove_old_checkpoints(step)
 
     def find_checkpoints(self) -> dict[int, Path]:
-        """Return all directories with a checkpoint's name by step, ascending, valid or not."""
+        """Return all directories named ``global_step_<n>`` by n, ascending, valid or not."""
         if not self.root.is_dir():
             return {}
         checkpoints: dict[int, Path] = {}

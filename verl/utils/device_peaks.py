@@ -2,8 +2,8 @@
 
 import re
 
-# Dense bfloat16 with float32 accumulation, in TFLOP/s. The first name that a device's name contains
-# as a word applies.
+# Dense bfloat16 with float32 accumulation, in TFLOP/s. The first key that occurs as a word in the
+# name of the device is used.
 PEAK_TFLOPS = {
     "GB200": 2500.0,
     "B200": 2250.0,

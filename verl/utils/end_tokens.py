@@ -1,4 +1,4 @@
-"""Token ids that end a turn. Engines, token ledgers, graders and decoders use the same set."""
+"""Token ids that end a turn. All code that samples or reads model output uses the same set."""
 
 import contextlib
 import json

@@ -24,7 +24,7 @@ AT_FDCWD, RENAME_EXCHANGE = -100, 2
 
 @contextlib.contextmanager
 def add_path_to_errors(path: Path) -> Iterator[None]:
-    """Add ``path`` to an ``OSError`` of the block that has no file name.
+    """Set ``path`` as the file name of an ``OSError`` in the ``with`` block that has none.
 
     For example, the error of a write to a full disk has a number but no file name.
     """
@@ -98,7 +98,7 @@ def require_replaceable(target: Path, key: str, overwrite: bool, keep: Iterable[
 
 @contextlib.contextmanager
 def _lock_directory(directory: Path) -> Iterator[None]:
-    """Lock ``directory`` against ``publish_directory`` in other processes during the block."""
+    """Hold a lock on ``directory``, so that other processes cannot publish there meanwhile."""
     if not directory.is_dir():
         yield
         return
@@ -155,7 +155,7 @@ def require_new_file(target: Path, key: str, overwrite: bool, fix: str = "overwr
 
 
 def _find_foreign_file(directory: Path) -> str:
-    """Return the name of a file that ``publish_directory`` did not write so; empty if none."""
+    """Return the name of a file that is new or changed since ``publish_directory``, "" if none."""
     try:
         written = json.loads((directory / MARKER).read_text(encoding="utf-8"))["files"]
     except (OSError, ValueError, KeyError, TypeError):

@@ -5,10 +5,11 @@ import torch
 
 from verl.utils.tensor_arrays import as_tensor
 
-# Values read per tensor. That is enough for some of them to change in bfloat16 in every optimizer
-# step, and the cost is small compared with sending the weights.
+# Largest number of values read per tensor. Among so many, at least one changes in bfloat16 in every
+# optimizer step. Reading them costs little compared with sending the weights.
 MAX_VALUES_READ = 1 << 18
-# Number of position factors. It is prime, so that no row length repeats them.
+# A value is multiplied by a factor that depends on its position. The factors repeat after this
+# number of values. It is prime, so that they do not repeat with the rows of a matrix.
 POSITION_FACTORS = 1021
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 

@@ -1,4 +1,4 @@
-"""Handling of SIGTERM and Ctrl-C: the first one unwinds the run, a second one exits at once.
+"""Handling of SIGTERM and Ctrl-C: the first raises ``KeyboardInterrupt``, a second one exits.
 
 with Interruption() as interruption:
     train()                    # raises KeyboardInterrupt at the signal
@@ -56,9 +56,9 @@ class Interruption:
 
 @contextlib.contextmanager
 def keep_sigterm_handler() -> Iterator[None]:
-    """Restore the SIGTERM handler after the block.
+    """Restore the SIGTERM handler after the ``with`` block.
 
-    If it was the default action before, the handler that the block installed stays.
+    If there was no handler before, the one that was installed inside the block stays.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -44,7 +44,7 @@ def to_json_types(value: object) -> Any:
 
 
 def dumps(record: Mapping[str, Any]) -> str:
-    """Encode ``record`` as one line without newline. Arrays need no conversion before."""
+    """Encode ``record`` as one JSON line without newline. Values may be arrays and tensors."""
     try:
         return orjson.dumps(record, to_json_types, _ORJSON_OPTIONS).decode()
     except TypeError:

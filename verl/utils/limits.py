@@ -18,11 +18,13 @@ class TimeLimit(RuntimeError):
 
 @contextlib.contextmanager
 def time_limit(seconds: float, what: str) -> Iterator[None]:
-    """Interrupt the block with ``TimeLimit``, which names ``what``, after ``seconds``.
+    """Interrupt the ``with`` block by a ``TimeLimit`` exception after ``seconds``.
 
-    A late block always raises ``TimeLimit``, also if it caught the interrupt, cancelled the alarm
-    or raised another error. Python code is interrupted repeatedly until it ends. Native code
-    outside of the main thread, and code that catches every exception, cannot be interrupted.
+    ``what`` is the subject of the error message, for example the name of the function.
+    A block that takes longer always raises ``TimeLimit``, also if it caught the interrupt,
+    cancelled the alarm or raised another error. Python code is interrupted repeatedly until it
+    ends. Native code outside of the main thread cannot be interrupted, and neither can code that
+    catches every exception.
     Callers of such code need another deadline, such as that of the environment pool.
     """
     late = f"{what} took over {seconds:g} s"
@@ -40,7 +42,10 @@ def time_limit(seconds: float, what: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _interrupt_by_alarm(seconds: float, late: str) -> Iterator[None]:
-    """Interrupt the block after ``seconds``, also in a system call. Main thread only."""
+    """Raise ``TimeLimit`` in the block after ``seconds``, also during a system call.
+
+    It has an effect only in the main thread, which alone handles signals.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return

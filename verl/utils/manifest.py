@@ -88,7 +88,10 @@ def _list_relative_paths(directory: Path, paths: Iterable[str]) -> list[str]:
 def _check_writers(
     path: Path, files: Mapping[str, object], writers: Mapping[str, Sequence[str]]
 ) -> None:
-    """Raise ``CheckpointError`` unless ``files`` has the files of every process."""
+    """Raise ``CheckpointError`` unless ``files`` has all files that ``writers`` lists.
+
+    ``writers`` maps the name of a process to the files that it wrote.
+    """
     for writer, names in writers.items():
         missing_names = [name for name in names if name not in files]
         if missing_names:

@@ -1,11 +1,11 @@
-"""Reader of messages and other cells of rows from files, for datasets, SFT and generation.
+"""Reader of messages and other cells from rows of data files, for datasets, SFT and generation.
 
     file ──read_table──▶ DataRow ──▶ read_prompt_messages    messages that the policy answers
                                  ──▶ read_episode_messages   messages that the policy is trained on
                                  ──▶ read_cell               any other cell, as JSON types
 
-The content of a row is used or refused, never ignored. A refusal is a ``BadRow``. Its message names
-the configuration key, the file, the row and the column, the value, what is allowed, and the fix.
+If a row has content that would be ignored, it raises ``BadRow``. The message names the
+configuration key, the file, the row and the column, the value, what is allowed, and the fix.
 """
 
 import contextlib
@@ -59,7 +59,7 @@ class BadRow(ConfigError):
 
 
 class _NotJsonValue(ValueError):
-    """A value that JSON cannot represent. The message says what the column holds."""
+    """A value that JSON cannot represent. The message describes the value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ class DataRow:
         return f"{self.source}: row {self.number}"
 
     def make_error(self, column: str, why: str, allowed: str, fix: str) -> BadRow:
-        """Return the error that refuses the row because of the value in ``column``."""
+        """Return the error that says why the value in ``column`` cannot be used."""
         return BadRow(
             f"{self.row_location}: column {column!r} {why}; allowed: {allowed}; fix: {fix}"
         )
@@ -141,7 +141,10 @@ class DataRow:
             ) from None
 
     def refuse_unread(self, columns: Mapping[str, str]) -> None:
-        """Raise ``BadRow`` if one of ``columns`` (column to reason) is not empty."""
+        """Raise ``BadRow`` if the row has a value in one of ``columns``, which would be ignored.
+
+        ``columns`` maps the name of a column to the reason why it is not read.
+        """
         for column, why in columns.items():
             if column in self.cells and not _is_empty(self.cells[column]):
                 raise self.make_error(

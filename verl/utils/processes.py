@@ -24,7 +24,7 @@ def die_with_parent() -> None:
 def adopt_orphans() -> None:
     """Make this process the parent of descendants whose parent ends (Linux only).
 
-    They are then found in the process tree.
+    They stay below this process in the process tree, where ``kill_descendants`` finds them.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)

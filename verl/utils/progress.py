@@ -35,19 +35,19 @@ _heartbeat_files: list[Path] = []
 
 
 def record_heartbeat(name: str) -> None:
-    """Record a heartbeat of the operation ``name``: it has made progress."""
+    """Record that the operation ``name`` has made progress, which the watchdog checks."""
     _heartbeats[name] += 1
     for path in _heartbeat_files:
         path.touch()
 
 
 def count_heartbeats() -> int:
-    """Return the number of heartbeats of this process."""
+    """Return how often this process has called ``record_heartbeat``."""
     return _heartbeats.total()
 
 
 def report_heartbeats() -> None:
-    """Report further heartbeats of this process to the watchdog of the run.
+    """Report the following heartbeats of this process to the watchdog of the run, by a file.
 
     Does nothing if no watchdog watches the run.
     """

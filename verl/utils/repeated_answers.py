@@ -39,8 +39,9 @@ def best_at_k(scores: Sequence[float], k: int) -> float:
 
 
 def maj_at_k(answers: Sequence[Hashable], scores: Sequence[float], k: int, seed: int = 0) -> float:
-    """Return the expected score of the most frequent of ``k`` answers; the mean over tied answers.
+    """Return the expected score of the most frequent answer among ``k`` of the ``answers``.
 
+    If several are equally frequent, their mean score counts.
     Answers are compared for equality. An answer's score is the mean over its occurrences in the
     subset. All subsets are used if there are at most ``MAX_LISTED_SUBSETS``, else as many are
     drawn with ``seed``. Raises ``ValueError`` for lists of different lengths, and unless ``1 <= k

@@ -1,4 +1,6 @@
-"""Request and result of one generation, sent between a collector and a rollout engine.
+"""Request and result of one generation.
+
+Collectors, the processes that run the environments, send requests to rollout engines.
 
 Plain dataclasses without torch: they import fast, and Ray serialises them fast.
 """
@@ -9,7 +11,7 @@ from typing import Any
 
 
 class StopReason(StrEnum):
-    """Reason for the end of a generated segment."""
+    """Reason why the engine stopped the generation for a request."""
 
     STOP = "stop"  # an end-of-turn token or a stop string, at the end of ``token_ids``
     LENGTH = "length"  # ``max_tokens`` reached

@@ -1,4 +1,4 @@
-"""Counter-based seeds: a draw depends on its purpose and number, not on earlier draws."""
+"""Counter-based seeds: a random number depends on its purpose and index, not on earlier ones."""
 
 import hashlib
 import json

@@ -6,7 +6,7 @@ from itertools import count
 
 from verl.utils.lazy import make_lazy_exports
 
-# Job code written for verl imports these from here. The workers use verl.workers.rows instead.
+# Scripts written for verl import these from here. The workers use verl.workers.rows instead.
 __getattr__, _lazy_names = make_lazy_exports(
     "verl.compat",
     {"get_reverse_idx": "micro_batches", "rearrange_micro_batches": "micro_batches"},

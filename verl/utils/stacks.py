@@ -72,7 +72,7 @@ class StackRequest:
             return file.read()
 
     def format_section(self) -> str:
-        """Return the section of the process in the file of stacks."""
+        """Return a heading and the stacks of the process, or a note that it did not answer."""
         return f"\n== {self.describe_process()}\n{self.read_answer() or 'it did not answer'}\n"
 
     def describe_process(self) -> str:
@@ -104,7 +104,7 @@ def collect_stacks(folder: Path, target: Path) -> list[StackRequest]:
 
 
 def collect_local_stacks(folder: Path) -> str:
-    """Return the stacks of all processes of this node that answer in ``folder``."""
+    """Return the stacks of all processes of this node that write them to files in ``folder``."""
     requests = []
     for path in folder.glob(f"{socket.gethostname()}-*.txt"):
         pid = int(path.stem.rpartition("-")[2])

@@ -55,7 +55,7 @@ def compute_resampled_means(
 
 
 def percentile_interval(values: np.ndarray, confidence_level: float = 0.95) -> tuple[float, float]:
-    """Return the bounds of the central part ``confidence_level`` of ``values [R]``.
+    """Return the bounds that enclose the central fraction ``confidence_level`` of ``values [R]``.
 
     ``values`` are a statistic of R resamples. Without values the result is ``(nan, nan)``.
     """

@@ -1,7 +1,7 @@
 """Conversion of tensors to arrays, which Ray sends through shared memory without a copy.
 
-Ray would pickle tensors. numpy has no bfloat16, so its bits are sent as uint16, a type that no
-weight has.
+Ray would pickle tensors. numpy has no bfloat16, so bfloat16 bits are sent as uint16. No weight has
+the dtype uint16, so the receiver can tell them apart.
 """
 
 from typing import TYPE_CHECKING
@@ -21,7 +21,7 @@ def as_array(tensor: "torch.Tensor", dtype: "torch.dtype") -> np.ndarray:
 
 
 def as_tensor(array: "np.ndarray | torch.Tensor") -> "torch.Tensor":
-    """Convert an array of ``as_array`` back to a tensor.
+    """Convert an array from ``as_array`` back to a tensor.
 
     Read-only memory, as from Ray's object store, is copied.
     """

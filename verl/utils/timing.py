@@ -1,4 +1,4 @@
-"""Stopwatch of the parts of a training step, for the metrics ``timing_s/*``."""
+"""Measurement of the seconds of each part of a training step, for the metrics ``timing_s/*``."""
 
 import time
 from collections import defaultdict
@@ -20,7 +20,7 @@ class Stopwatch:
 
     @contextmanager
     def measure_part(self, name: str) -> Iterator[None]:
-        """Add the duration of the block to ``name``, also when it raises."""
+        """Add the seconds of the ``with`` block to the part ``name``, also when it raises."""
         start = time.perf_counter()
         self.running_parts.append(name)
         self.changes += 1

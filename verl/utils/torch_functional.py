@@ -201,7 +201,10 @@ def compute_subset_entropy(logits: Logits, token_ids: TokenIds) -> PerLabel:
 
 
 def find_last_selected(mask: RowMask) -> tuple[Positions, Positions]:
-    """Return the N rows of ``mask [B, L]`` with a selected position, and the last such columns."""
+    """Return row and column of the last non-zero entry of each row of ``mask [B, L]``.
+
+    Rows without such an entry are omitted, so both results are ``[N]`` with N at most B.
+    """
     selected = mask.bool()
     columns = torch.arange(selected.shape[1], device=selected.device).expand_as(selected)
     last = torch.where(selected, columns, -1).amax(-1)

@@ -1,4 +1,4 @@
-"""Alias of ``verl.record.tracking.Tracking`` under the path that job code imports."""
+"""Alias of ``verl.record.tracking.Tracking`` under the path that verl scripts import."""
 
 from verl.utils.lazy import make_lazy_exports
 

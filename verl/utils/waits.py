@@ -31,7 +31,7 @@ def list_awaited() -> list[str]:
 
 @contextmanager
 def log_waiting(what: str, quiet_s: float) -> Iterator[None]:
-    """Log that ``what`` is awaited while the block runs.
+    """Log "waiting for ``what``" at growing intervals while the ``with`` block runs.
 
     The first line follows after ``quiet_s``, the next ones after 2, 4, ... times as many seconds.
     Use it before the watchdog runs.

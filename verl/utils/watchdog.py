@@ -6,9 +6,9 @@ After a time without progress:
     stall_s    write the stacks of all processes, log a message and raise an error in the run
     GRACE_S    later: end the process. If the whole driver is stopped, the guard process kills it.
 
-Progress is the start or end of a part of a step (``Stopwatch``), the start of another stage
-(``enter_stage``), or a heartbeat (``verl.utils.progress``). The driver and the processes that
-report to it send heartbeats.
+Three events count as progress. A part of a training step starts or ends (``Stopwatch``). Another
+part of the run begins (``enter_stage``). The driver, or a process that reports to it, sends a
+heartbeat (``verl.utils.progress``).
 """
 
 import contextlib
@@ -48,7 +48,7 @@ class Stalled(RuntimeError):
 
 
 class Watchdog:
-    """Context manager that watches its block from a thread.
+    """Context manager that watches the progress of its ``with`` block from a thread.
 
     Args:
         logs: directory for the stacks, ``stacks-<time>.txt``.
@@ -88,11 +88,14 @@ class Watchdog:
         self._thread = threading.Thread(target=self._run, name="watchdog", daemon=True)
 
     def enter_stage(self, stage: str) -> None:
-        """Record that the run has entered ``stage``, which counts as progress."""
+        """Record the name of the part of the run that begins, which counts as progress.
+
+        Log lines say that the run waits for ``stage``.
+        """
         self._stage = stage
 
     def follow_stopwatch(self, parts: Stopwatch) -> None:
-        """Watch the parts of a stopwatch. Log lines name its running part instead of the stage."""
+        """Treat starts and ends of the stopwatch's parts as progress, and log its running part."""
         self._parts = parts
 
     def set_remote_stacks(self, collect_remote_stacks: Callable[[Path], RemoteStacks]) -> None:
@@ -211,7 +214,7 @@ class Watchdog:
 
 @contextlib.contextmanager
 def watch_run(logs: Path, quiet_s: float, stall_s: float | None) -> Iterator[Callable[[str], None]]:
-    """Run a watchdog around the block, and yield the function that enters a stage.
+    """Run a watchdog around the ``with`` block, and yield its method ``enter_stage``.
 
     In a child process of a watched run, the yielded function sends a heartbeat to that run's
     watchdog instead.

@@ -33,7 +33,7 @@ from verl.workers.training_worker import TrainingWorker
 from verl.workers.update import StepOutcome, optimizer_step, plan_mini_batches, update_metrics
 from verl.workers.weight_transfer import WeightSender, WeightStream
 
-PREFIX = "lm."  # of the names of the causal LM's weights in PolicyModel
+PREFIX = "lm."  # prefix that PolicyModel adds to the weight names of its causal LM
 
 
 class ActorWorker(TrainingWorker):
@@ -85,7 +85,7 @@ class ActorWorker(TrainingWorker):
             attention=model.attn_implementation,
             empty=get_rank() > 0,
         )
-        # read before sharding, which removes this information
+        # Read before sharding: sharded parameters no longer show ties and LoRA scales.
         self.tied = tied_names(self.lm)
         self.scales = lora_scales(self.lm)
         module = PolicyModel(self.lm)
@@ -139,20 +139,21 @@ class ActorWorker(TrainingWorker):
     def update_actor(self, data: DataProto) -> DataProto:
         """Train ``ppo_epochs`` epochs on the rows and return ``meta_info["metrics"]``.
 
-        The metrics are equal on every rank. The number of optimizer steps depends only on groups
-        and trajectories. The gradient of a step is that of its whole mini-batch and does not depend
-        on the split into micro-batches and ranks.
+        The metrics are equal on every rank. The number of optimizer steps depends only on the
+        number of groups and trajectories, not on rows or ranks. The gradient of a step is that of
+        its whole mini-batch and does not depend on the split into micro-batches and ranks.
 
-        Rows without advantage are not computed if no other loss term gives them a gradient. A step
-        with only such rows is counted but not taken. Steps with a non-finite gradient are skipped
-        and counted.
+        Rows whose advantages are all zero skip the forward and backward pass if no other loss term
+        gives them a gradient. If a mini-batch has only such rows, the learning rate schedule
+        advances but the weights do not change. Steps with a non-finite gradient are skipped. Both
+        kinds of step are counted in the metrics.
         """
         if self.role != "actor":
             raise RuntimeError("the reference policy is frozen; update_actor needs role='actor'")
         started = time.perf_counter()
         section = self.config.actor
-        # Made before padding rows are dropped: a rank without other rows passes one of them through
-        # the model. Padding rows are last, so the indices of the other rows stay valid.
+        # Created before padding rows are dropped: a rank with only padding rows still passes one
+        # through the model. Padding rows are last, so the indices of the other rows stay valid.
         rows = Rows(data, self.device_name)
         data = drop_padding(data)
         loss = self._policy_loss(data)
@@ -238,7 +239,7 @@ class ActorWorker(TrainingWorker):
         """Send all weights to the rollout workers ``engines``, directly between devices.
 
         The weights are those of ``export_weights``; see ``verl.workers.weight_transfer``. Rank 0
-        returns the fingerprints that each engine received, by name.
+        returns one dict per engine, from weight name to the checksum of the received weight.
         """
         if self._sender is None:
             dtype = getattr(torch, self.config.rollout.dtype)
@@ -253,7 +254,7 @@ class ActorWorker(TrainingWorker):
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def weight_fingerprints(self) -> WeightFingerprints:
-        """Return the fingerprints of the weights that rank 0 sent last."""
+        """Return checksums of the weights sent last by rank 0, before and after the dtype cast."""
         return self._sent_fingerprints
 
     def _hf_weights(self) -> dict[str, torch.Tensor]:

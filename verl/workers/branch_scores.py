@@ -1,4 +1,4 @@
-"""Score rows, branches and spans in shared forwards.
+"""Score rows, branches (alternative continuations) and spans (token ranges) in shared forwards.
 
 row   [prompt ... sampled tokens ...]   -> log_probs, entropy [B, R], at the rollout temperature
 span  tokens [start, end) of the row    -> one score at temperature 1
@@ -46,9 +46,9 @@ def score_rows(
 ) -> RowScores:
     """Score all rows in micro-batches of ``max_rows`` rows or ``max_tokens`` tokens.
 
-    Tokens of branches count. ``branches`` and ``spans`` in ``non_tensor_batch`` hold the ``Branch``
-    and ``Span`` objects of each row. Raises ``ValueError`` for one outside its row. Every rank of
-    the engine must call this function.
+    The tokens of a row include those of its branches. ``branches`` and ``spans`` in
+    ``non_tensor_batch`` hold the ``Branch`` and ``Span`` objects of each row. Raises ``ValueError``
+    for a span outside its row. Every rank of the engine must call this function.
     """
     scorer = _BatchScorer(engine, data, temperature)
     limits = MicroBatchLimits(max_rows=max_rows, max_tokens=max_tokens)
@@ -112,7 +112,7 @@ class _BatchScorer:
             self._span_scores[row] = [next(span_scores) for _ in self.spans[row]]
 
     def collect_scores(self) -> RowScores:
-        """Return the scores of all rows that were scored."""
+        """Return the scores that ``score_micro_batch`` has stored, for all rows of the batch."""
         if not self._has_segments:
             return RowScores(self._log_probs, self._entropy)
         return RowScores(self._log_probs, self._entropy, self._branch_scores, self._span_scores)
@@ -121,7 +121,7 @@ class _BatchScorer:
 def _branch_targets(
     packed: PackedBranches, branches: Sequence[Sequence[Branch]], device: str
 ) -> Targets:
-    """Return the targets of all branches of a micro-batch, in order, at temperature 1."""
+    """Return the branch tokens to score in a micro-batch, in order, at temperature 1."""
     before: list[torch.Tensor] = []
     tokens: list[torch.Tensor] = []
     rows_with_offsets = zip(branches, packed.offsets, packed.branch_offsets, strict=True)
@@ -144,7 +144,7 @@ def _branch_targets(
 def _span_targets(
     rows: Rows, packed: PackedBranches, index: Sequence[int], spans: Sequence[Sequence[Span]]
 ) -> Targets:
-    """Return the targets of all spans of a micro-batch, in order, at temperature 1."""
+    """Return the span tokens to score in a micro-batch, in order, at temperature 1."""
     before: list[torch.Tensor] = []
     tokens: list[torch.Tensor] = []
     for row, row_spans, offset in zip(index, spans, packed.offsets, strict=True):
@@ -168,7 +168,10 @@ def _concat_targets(before: list[torch.Tensor], tokens: list[torch.Tensor], devi
 def _segment_scores(
     segments: Sequence[Branch | Span], scores: TokenScores
 ) -> Iterator[SegmentScore]:
-    """Yield one score per segment; ``scores`` holds the tokens of all segments in order."""
+    """Yield one score per branch or span, averaged over its tokens.
+
+    ``scores`` holds the tokens of all ``segments`` in order.
+    """
     sizes = torch.tensor([segment.num_targets for segment in segments], dtype=torch.long)
     owner = torch.repeat_interleave(torch.arange(len(segments)), sizes)
     per_token = torch.stack(

@@ -1,4 +1,4 @@
-"""Collective operations of the workers on plain numbers. With one rank they do nothing.
+"""Collective operations of the workers on numbers and texts. With one rank the result is the input.
 
 Only tensors are sent, because object collectives of torch unpickle data from sockets.
 """
@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-# Of every collective operation. Long, because one rank may load a model or write a checkpoint
+# Timeout of every collective operation. Long, because a rank may load a model or write a checkpoint
 # while the others wait. The controller detects a dead rank much earlier.
 TIMEOUT = timedelta(minutes=30)
 
@@ -38,7 +38,7 @@ def backend_of(device: str) -> str:
 def init_distributed(device: str) -> None:
     """Join the process group of ``MASTER_ADDR``, ``RANK`` and ``WORLD_SIZE``.
 
-    A single rank gets a group without a port. Does nothing if a group exists.
+    A single rank gets a group that opens no network port. Does nothing if a group exists.
     """
     if dist.is_initialized():
         return
@@ -46,7 +46,7 @@ def init_distributed(device: str) -> None:
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         dist.init_process_group(backend, timeout=TIMEOUT)
     else:
-        # a store in memory needs no port, so it cannot fail because a port is in use
+        # a store in memory opens no port, so it cannot fail because a port is in use
         store = dist.HashStore()  # pyright: ignore[reportPrivateImportUsage]  documented as public
         dist.init_process_group(backend, store=store, rank=0, world_size=1, timeout=TIMEOUT)
 
@@ -87,7 +87,7 @@ def wait_for_ranks() -> None:
 
 
 def _wire_device() -> str:
-    """Return the device of tensors for collectives of the default group."""
+    """Return the device that tensors must be on for collectives of the default group."""
     return "cpu" if "gloo" in dist.get_backend_config() else "cuda"
 
 

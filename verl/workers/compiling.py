@@ -25,7 +25,7 @@ def compile_blocks(module: PackedModel, device: str) -> None:
 
 
 def _try_compiler(device: str) -> None:
-    """Compile a tiny function, so that a missing compiler is an error before the first update."""
+    """Compile a tiny function, so that a missing compiler raises before the first update."""
     # Imported here, because importing a compiler takes seconds, and few runs use it.
     from torch._dynamo.exc import TorchDynamoException
     from torch._inductor.exc import InvalidCxxCompiler

@@ -50,12 +50,12 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 class NonFiniteWeights(RuntimeError):
-    """Error for weights that became NaN or infinite, so that training cannot continue."""
+    """Error raised when a weight became NaN or infinite, so that training cannot continue."""
 
 
 @dataclass(frozen=True)
 class StepReport:
-    """Result of one optimizer step: gradient norm before clipping, learning rate and flags."""
+    """Result of one optimizer step. ``grad_norm`` is the norm of the gradient before clipping."""
 
     grad_norm: float
     lr: float
@@ -76,7 +76,7 @@ class TrainEngine:
         grad_clip: largest gradient norm.
         sequence_ranks: number of neighbouring ranks that compute a row together. Raises
             ``ValueError`` if it does not fit the number of ranks or heads.
-        compiled: run the decoder layers through ``torch.compile``. Raises ``RuntimeError`` if
+        compiled: compile the decoder layers with ``torch.compile``. Raises ``RuntimeError`` if
             compilation fails.
     """
 
@@ -188,8 +188,8 @@ class TrainEngine:
             self._offload_state()
 
     def begin_turn(self, turn: int) -> bool:
-        """Begin pass ``turn`` (0 to ``sequence_ranks - 1``). Return True if it is for rows of this
-        rank.
+        """Begin pass ``turn`` (0 to ``sequence_ranks - 1``) of a micro-batch. In each pass, the
+        ranks of a sequence group compute the rows of one of them. Returns True for this rank's.
 
         Otherwise the caller runs ``module.compute_zero_loss()`` for the rows of another rank.
         """
@@ -198,7 +198,7 @@ class TrainEngine:
     # ------------------------------------------------------------------ training
 
     def backward(self, loss: torch.Tensor, last: bool) -> None:
-        """Accumulate the gradient of this rank's share of the mini-batch loss.
+        """Add the gradient of ``loss``, this rank's part of the mini-batch loss.
 
         ``last`` marks the last micro-batch. Gradients are reduced over ranks in every call, or only
         in the last one without ``fsdp.reduce_every_micro_batch``. Losses of all micro-batches and
@@ -234,7 +234,7 @@ class TrainEngine:
         )
 
     def skip_step(self) -> StepReport:
-        """Count a step whose gradient is known to be zero. Only the schedule advances."""
+        """Count a step whose gradient is known to be zero. Only the learning rate changes."""
         return StepReport(grad_norm=0.0, lr=self._next_lr(self._require_optimizer()), zero=True)
 
     def check_finite_weights(self) -> None:

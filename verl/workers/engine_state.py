@@ -42,9 +42,9 @@ RANDOM_STATES = ("cpu", "cuda")
 
 @dataclass(frozen=True)
 class EngineSave:
-    """Save in progress of this rank: the state is copied, shards may still be being written.
+    """Save in progress of this rank. The state is copied; a thread may still write shard files.
 
-    ``others`` are the files without shards, which are already written.
+    ``others`` are the files that hold no shards. They are already written.
     """
 
     directory: Path
@@ -99,7 +99,7 @@ def save_engine(
     """Copy the state and begin to write it to ``directory``. Every rank must call this function.
 
     The directory is complete when the ``EngineSave`` of every rank is done. The caller must make
-    the checkpoint atomic.
+    sure that an incomplete directory is never loaded.
     """
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
@@ -154,7 +154,7 @@ def has_engine_state(directory: Path) -> bool:
 def read_weights(directory: Path) -> dict[str, torch.Tensor]:
     """Read the full weights that ``save_engine`` wrote, by module name, without an engine.
 
-    Raises ``ValueError`` for an unknown format or a missing part.
+    Raises ``ValueError`` for an unknown format or a missing shard.
     """
     _read_record(directory)
     metadata = read_tensor_metadata(directory)

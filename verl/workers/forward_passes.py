@@ -43,8 +43,9 @@ def score_micro_batches(
     """Call ``score`` with the rows of every micro-batch, with the model on the device and without
     gradient.
 
-    ``sizes`` are the tokens of each row of this rank. Every rank of the engine must call this
-    function. ``score`` runs equally often on each rank and may get row 0 again.
+    ``sizes`` are the numbers of tokens of the rows of this rank. Every rank of the engine must call
+    this function. ``score`` runs equally often on each rank. A rank with fewer micro-batches calls
+    it with row 0 again.
     """
     cuts = cut_rows(engine, sizes, limits)
     with engine.model_on_device():

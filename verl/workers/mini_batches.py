@@ -16,7 +16,7 @@ from verl.workers.collectives import gather_vectors, get_rank
 
 
 def _hash_ids(values: Iterable[object]) -> torch.Tensor:
-    # Hashed to integers, because ranks only exchange tensors and must agree on the numbers.
+    # Hashed to integers, because ranks exchange only tensors. A hash is equal on all ranks.
     return torch.tensor([derive_seed(str(value)) for value in values], dtype=torch.int64)
 
 
@@ -30,8 +30,8 @@ def mini_batches(
     trajectories is cut into ``num_steps`` mini-batches whose sizes differ by at most one
     trajectory. Without ``num_steps`` there is one mini-batch per ``tasks_per_step`` groups.
 
-    The result does not depend on the number of rows or their ranks. Without these columns every
-    row counts as a separate trajectory and group.
+    The split does not depend on the number of rows or on which rank has them. Without ``uid`` and
+    ``traj_uid`` every row counts as a separate trajectory and group.
 
     Example: 4 groups of 2 trajectories and ``tasks_per_step=2`` give 2 mini-batches with 4
     trajectories each.

@@ -1,11 +1,10 @@
-"""Policy loss of one micro-batch, as its exact share of the loss of the mini-batch.
+"""Policy loss of one micro-batch. The losses of all micro-batches add up to the mini-batch's.
 
     loss = policy loss - entropy_coeff * entropy + kl_loss_coef * KL(policy || reference)
-           - bonus.weight * entropy of a choice among a few tokens
+           - bonus.weight * entropy over the few tokens that are allowed at a choice
 
 Every term is divided by the denominator of the *mini-batch*, which is summed over micro-batches and
-ranks beforehand. So the shares add up, and the gradient does not depend on the split into
-micro-batches and ranks.
+ranks beforehand. The gradient therefore does not depend on the split into micro-batches and ranks.
 """
 
 from collections.abc import Mapping
@@ -41,8 +40,9 @@ CHOICE_MASK = "choice_mask"  # [B, R]: 1 at tokens where the entropy bonus appli
 class Denominators:
     """Denominators of one mini-batch, summed over all ranks.
 
-    ``loss``: of the aggregated losses. ``tokens``: sampled tokens. ``choices``: sampled tokens with
-    ``choice_mask``. ``rows``: rows that are computed.
+    ``loss``: denominator of the policy, entropy and KL terms. ``tokens``: number of sampled tokens.
+    ``choices``: number of sampled tokens with ``choice_mask``. ``rows``: number of rows that pass
+    through the model.
     """
 
     loss: float
@@ -56,8 +56,9 @@ def compute_denominators(
 ) -> Denominators:
     """Compute the denominators of a mini-batch with ``rows`` on this rank. A collective call.
 
-    If only the rows ``computed`` go through the model, tokens, choices and rows count only these,
-    because metrics are means over them. The loss denominator always counts all ``rows``.
+    ``computed`` are the rows that go through the model (None: all). ``tokens``, ``choices`` and
+    ``rows`` of the result count only these, because metrics are means over them. The denominator
+    ``loss`` always counts all rows of the mini-batch.
     """
     batch = data.batch
     index = torch.as_tensor(rows, dtype=torch.long)
@@ -108,9 +109,10 @@ class PolicyLoss:
         return bool(self.section.entropy_coeff)
 
     def make_picker(self, data: DataProto, rows: list[int]) -> TokenPicker | None:
-        """Make the token picker of the mini-batch with ``rows`` on this rank.
+        """Make the token picker, which selects the tokens that the loss treats differently.
 
-        Returns None if the loss selects no tokens. A collective call for losses that do.
+        ``rows`` are those of the mini-batch on this rank. Returns None if the loss selects no
+        tokens. A collective call for losses that do.
         """
         if self.needs.picker is None:
             return None
@@ -123,8 +125,8 @@ class PolicyLoss:
     def rows_with_gradient(self, data: DataProto, rows: list[int]) -> list[int]:
         """Return the ``rows`` that can have a gradient.
 
-        These are the rows with an advantage if the policy loss is the only term and is zero without
-        advantages. Otherwise they are all rows.
+        If the policy loss is the only term and is zero for zero advantages, these are the rows with
+        a nonzero advantage. Otherwise they are all rows.
         """
         section = self.section
         has_bonus = self.bonus is not None and self.bonus.weight
@@ -197,7 +199,7 @@ class PolicyLoss:
         picker: TokenPicker | None,
         shared: dict[str, Any],
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        """Return the registered policy loss and its metrics."""
+        """Compute the loss selected by ``policy_loss.loss_mode`` and its metrics."""
         section = self.section
         mask = batch["response_mask"].bool()
         arguments: dict[str, Any] = shared | self.params
@@ -232,8 +234,8 @@ class PolicyLoss:
 def rows_trained_on(section: ActorConfig, data: DataProto) -> list[int]:
     """Return the rows of ``data`` that can have a gradient in an update.
 
-    Used on the driver. It ignores rules that depend on the whole mini-batch
-    (``skip_without_advantage``).
+    Used on the driver. ``skip_without_advantage`` is ignored, because it depends on the rows of the
+    whole mini-batch.
     """
     bonus = data.meta_info.get("choice_bonus") if CHOICE_MASK in data.tensor_keys() else None
     return PolicyLoss(section, bonus).rows_with_gradient(data, list(range(len(data))))
@@ -242,6 +244,9 @@ def rows_trained_on(section: ActorConfig, data: DataProto) -> list[int]:
 def _mean_of_choices(
     entropy: torch.Tensor, batch: TensorDict, mask: torch.Tensor, totals: Denominators
 ) -> torch.Tensor:
-    """Return this micro-batch's share of the mean ``entropy`` [B, R] over all choices."""
+    """Return the sum of ``entropy`` [B, R] over choices, divided by the mini-batch's choices.
+
+    Choices are the sampled tokens with ``choice_mask``.
+    """
     chosen = batch[CHOICE_MASK].bool() & mask
     return masked_sum(entropy, chosen) / (totals.choices or 1.0)

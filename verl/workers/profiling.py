@@ -16,9 +16,9 @@ from verl.workers.collectives import get_rank, max_over_ranks, sum_over_ranks, w
 def speed_metrics(role: str, flops: float, seconds: float, dtype: str | None) -> dict[str, float]:
     """Return ``perf/tflops/<role>`` and, if the peak of the device is known, ``perf/mfu/<role>``.
 
-    The first is in 10^12 operations per second and device. The second is its share of the peak. The
-    peak is known for bfloat16 on GPUs of ``find_peak_tflops``. ``flops`` are those of this rank,
-    ``seconds`` those of the slowest rank. A collective call.
+    The first is in 10^12 operations per second and device. The second is the first divided by the
+    peak. The peak is known for bfloat16 on the GPUs that ``find_peak_tflops`` lists. ``flops`` are
+    those of this rank, ``seconds`` the time of the slowest rank. A collective call.
     """
     per_device = sum_over_ranks([flops])[0] / world_size() / max(seconds, 1e-9) / 1e12
     metrics = {f"perf/tflops/{role}": per_device}
@@ -47,7 +47,7 @@ def memory_metrics(role: str) -> dict[str, float]:
 
 @contextlib.contextmanager
 def trace_call(order: ProfileRequest | None, call: str) -> Iterator[None]:
-    """Trace the block by the PyTorch profiler if ``order`` names this rank.
+    """Trace the code in the ``with`` block by the PyTorch profiler if ``order`` lists this rank.
 
     The file is ``<directory>/step<n>-<call>-rank<r>.json.gz``, for ui.perfetto.dev or
     chrome://tracing.

@@ -23,7 +23,7 @@ from verl.workers.collectives import broadcast_text, world_size
 def check_same_model(module: nn.Module) -> None:
     """Raise ``RuntimeError`` on a rank whose model has other tensors than that of rank 0.
 
-    The broadcast relies on this, because it identifies tensors by their order.
+    Names, shapes, dtypes and ties must be equal: the broadcast identifies tensors by their order.
     """
     if world_size() == 1:
         return

@@ -117,7 +117,7 @@ class RewardModelWorker(Worker):
     def _encode_truncated(self, messages: Sequence[dict[str, str]]) -> list[int]:
         ids = self._encode(messages)
         limit = self.config.max_length
-        # The end is kept, because it holds the answer.
+        # The first tokens are removed, because the answer is at the end.
         return ids if limit is None else ids[-limit:]
 
 

@@ -60,7 +60,7 @@ class Rows:
 
     @staticmethod
     def pack_single(tokens: torch.Tensor, device: str = "cpu") -> PackedBranches:
-        """Return one sequence [length] of tokens as a packed sequence."""
+        """Return a packed sequence that holds only the row ``tokens`` [length]."""
         return pack_with_branches([tokens], None, device)
 
     def sampled_targets(
@@ -70,7 +70,10 @@ class Rows:
         temperature: float = 1.0,
         with_entropy: bool = True,
     ) -> Targets:
-        """Return all sampled tokens of the given rows as targets, row by row."""
+        """Return the sampled tokens of the given rows, with the packed positions that predict them.
+
+        The tokens are concatenated row by row.
+        """
         index = torch.as_tensor(rows)
         mask = self.mask[index]
         # -1, because the logits at a position predict the next token
@@ -80,7 +83,7 @@ class Rows:
         return Targets(packed_index, tokens.to(self.device), temperature, with_entropy)
 
     def count_work(self, rows: Sequence[int]) -> Work:
-        """Return the size of a forward of the given rows with targets at their sampled tokens."""
+        """Return the size of a forward pass of the given rows, from which FLOPs are computed."""
         lengths = [self.lengths[row] for row in rows]
         return Work(
             tokens=sum(lengths),
@@ -115,7 +118,7 @@ class MicroBatchLimits(TypedDict, total=False):
 def choose_limits(
     by_tokens: bool | None, max_rows: int | None, max_tokens: int | None
 ) -> MicroBatchLimits:
-    """Return the limit in tokens if ``by_tokens`` (``use_dynamic_bsz``), else that in rows."""
+    """Limit by ``max_tokens`` if ``by_tokens`` (``use_dynamic_bsz``), else by ``max_rows``."""
     return (
         MicroBatchLimits(max_tokens=max_tokens)
         if by_tokens
@@ -129,8 +132,8 @@ def micro_batches(
     """Return the row indices of each micro-batch of at most ``max_tokens`` tokens or ``max_rows``
     rows.
 
-    Rows are sorted by length, because neighbours of similar length share an attention call. A row
-    longer than ``max_tokens`` gets a separate micro-batch. Example: lengths [3, 9, 4] with
+    Rows are sorted by length, because rows of similar length share an attention call. A row longer
+    than ``max_tokens`` gets a separate micro-batch. Example: lengths [3, 9, 4] with
     ``max_tokens=8`` give [[0, 2], [1]].
     """
     parts: list[list[int]] = []

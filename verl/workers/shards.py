@@ -94,7 +94,7 @@ def _is_writer(tensor: torch.Tensor) -> bool:
 
 
 def read_tensor_metadata(directory: Path) -> dict[str, TensorStorageMetadata]:
-    """Read the size and parts of every tensor in the safetensors files of ``directory``."""
+    """Read the size and the stored chunks of every tensor in the safetensors files."""
     metadata = HuggingFaceStorageReader(str(directory)).read_metadata().state_dict_metadata
     return {
         name: entry for name, entry in metadata.items() if isinstance(entry, TensorStorageMetadata)
@@ -104,7 +104,7 @@ def read_tensor_metadata(directory: Path) -> dict[str, TensorStorageMetadata]:
 def read_into(state: Mapping[str, torch.Tensor], directory: Path) -> None:
     """Fill the tensors of ``state``, sharded or not, from the files in ``directory``.
 
-    Raises ``ValueError`` for a tensor that is missing, has another shape, or lacks a part.
+    Raises ``ValueError`` for a tensor that is missing, has another shape, or lacks a shard.
     """
     metadata = read_tensor_metadata(directory)
     for name in state.keys() & metadata.keys():

@@ -24,7 +24,7 @@ class TrainingWorker(Worker):
         seed: seed of all random generators of this worker; equal on all ranks.
         num_threads: CPU threads of this rank; None keeps the default of PyTorch.
         device: ``auto``, ``cpu`` or ``cuda``.
-        checkpoint: the ``checkpoint`` section, with the contents of a checkpoint.
+        checkpoint: the ``checkpoint`` section, which lists what a checkpoint contains.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class TrainingWorker(Worker):
 
     @property
     def train_engine(self) -> TrainEngine:
-        """Model engine. Raises ``RuntimeError`` before ``init_model``."""
+        """The ``TrainEngine`` of this rank. Raises ``RuntimeError`` before ``init_model``."""
         if self._engine is None:
             raise RuntimeError(f"{type(self).__name__}: init_model() must be called first")
         return self._engine
@@ -79,8 +79,8 @@ class TrainingWorker(Worker):
     def save_checkpoint(self, directory: str) -> None:
         """Copy the state listed in ``checkpoint.contents`` and begin to write it to ``directory``.
 
-        ``written_files`` returns the files when writing has ended. The caller must make the
-        checkpoint atomic.
+        ``written_files`` returns the files when writing has ended. The caller must make sure that
+        an incomplete checkpoint is never loaded.
         """
         contents = self._checkpoint.contents
         self._exported = self._export(Path(directory)) if "hf_model" in contents else []

@@ -20,8 +20,8 @@ from verl.workers.mini_batches import mini_batches
 from verl.workers.profiling import memory_metrics, speed_metrics
 from verl.workers.rows import Rows, choose_limits
 
-# Maps row indices of a micro-batch to its share of the mini-batch loss and metrics to be summed.
-# An empty list gives a zero loss.
+# Function from the row indices of a micro-batch to its part of the mini-batch loss and its metrics.
+# Both are summed over micro-batches and ranks. An empty list gives a zero loss.
 LossShare = Callable[[list[int]], tuple[torch.Tensor, dict[str, torch.Tensor]]]
 # Metrics and report of one optimizer step.
 StepOutcome = tuple[dict[str, float], StepReport]
@@ -58,7 +58,9 @@ def optimizer_step(
     loss_share: LossShare,
     names: Sequence[str],
 ) -> StepOutcome:
-    """Accumulate the gradient of the mini-batch ``part`` in micro-batches and take one step.
+    """Accumulate the gradient of the mini-batch in micro-batches and take one optimizer step.
+
+    ``part`` are the rows of the mini-batch on this rank.
 
     Returns the metrics ``names``, summed over micro-batches and ranks (zero if never measured), and
     the report of the step.

@@ -113,9 +113,9 @@ class WeightStream:
 class WeightSyncClient:
     """Client of all rollout workers with the interface of vLLM's ``VLLMWeightSyncClient``.
 
-    Every call goes to all rollout workers ``engines``, of ``devices`` each, and waits for all of
-    them. ``abort_transfer`` is called if an engine cannot receive a chunk, because other processes
-    may wait for it.
+    Every call goes to all rollout workers ``engines`` and waits for all of them. Each engine has
+    ``devices`` GPUs. ``abort_transfer`` is called if an engine cannot receive a chunk, because
+    other processes may wait for this engine.
     """
 
     def __init__(self, engines: Sequence[Any], devices: int) -> None:
@@ -152,7 +152,7 @@ class WeightSyncClient:
             raise
 
     def finish_weight_update(self, weight_version: str | None = None) -> None:  # noqa: ARG002
-        """Finish the update after the last chunk and store the fingerprints of each engine."""
+        """Finish the update after the last chunk and store the checksums that engines return."""
         self.received = call_engines(self._engines, "finish_update", self.version)
 
 
@@ -170,14 +170,14 @@ class WeightSender:
         self.stream = stream
         self._client = WeightSyncClient(engines, devices)
         size = max(PIECE_BYTES, stream.largest_bytes())
-        source: Any = stream  # has the part of vLLM's source interface that senders use
+        source: Any = stream  # it has the methods of vLLM's source interface that senders call
         if transport == "nccl":
             self._sender = _nccl_sender(size, len(engines) * devices, self._client, source)
         else:
             self._sender = _ipc_sender(size, self._client, source)
 
     def send(self, version: int) -> list[dict[str, int]]:
-        """Send all weights. Rank 0 returns the fingerprints that each engine received, by name."""
+        """Send all weights. Rank 0 returns, per engine, the checksum of each received weight."""
         self._client.version = version
         if torch.cuda.is_available():
             torch.cuda.synchronize()  # vLLM reads the weights in other CUDA streams

@@ -15,11 +15,11 @@ DP_COMPUTE_PROTO  its shard of every ``DataProto``, other     one ``DataProto`` 
 RANK_ZERO         rank 0 alone: all arguments                 rank 0's result
 ================  ==========================================  ==================================
 
-DP_COMPUTE_PROTO pads the table with repeated rows to a multiple of the world size, and drops these
-rows from the result. ``meta_info["rows_per_rank"]``, if present, gives the number of rows of each
-rank. A rank without rows then gets a copy of the first row. ``meta_info["padding_rows"]`` of a
-shard is the number of its padding rows, which are its last rows. A worker that sums over rows (a
-loss, a metric) must exclude them.
+DP_COMPUTE_PROTO pads a ``DataProto`` with repeated rows to a multiple of the world size, and drops
+these rows from the result. If ``meta_info["rows_per_rank"]`` is present, it gives the number of
+rows of each rank. A rank without rows then gets a copy of the first row. ``meta_info
+["padding_rows"]`` of a shard is the number of its padding rows, which are its last rows. A worker
+that sums over rows (a loss, a metric) must exclude them.
 """
 
 from collections.abc import Callable
@@ -54,7 +54,7 @@ class Dispatch(Enum):
 
 
 class Execute(Enum):
-    """Ranks that run the call. Kept for workers that register methods of rank 0 this way."""
+    """Ranks that run the call. Kept for verl workers, which use it for methods of rank 0."""
 
     ALL = auto()
     RANK_ZERO = auto()
@@ -76,7 +76,7 @@ def register(
     blocking: bool = True,
     timeout_s: float | None = None,
 ) -> Callable[[MethodT], MethodT]:
-    """Make a worker's method callable on the group; a coroutine method is awaited in the worker.
+    """Make a worker's method callable on its ``WorkerGroup``. Coroutines are awaited in the worker.
 
     The method itself is not changed. With ``blocking=False`` the group call returns a
     ``GroupFuture`` at once. Raises ``ValueError`` if ``Execute.RANK_ZERO`` is combined with a
@@ -181,7 +181,7 @@ def _plan_dp_compute(world_size: int, args: tuple[Any, ...], kwargs: dict[str, A
 
 def _plan_dp_compute_proto(world_size: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plan:
     tables = [v for v in (*args, *kwargs.values()) if isinstance(v, DataProto)]
-    # A table without columns has no rows to split. Every rank gets its meta_info.
+    # A DataProto without columns has no rows to split. Every rank gets its meta_info.
     sizes = {len(table) for table in tables if table.keys()}
     if not tables or len(sizes) > 1:
         problem = f"tables of {sorted(sizes)} rows" if tables else "no DataProto"
@@ -203,7 +203,7 @@ def _plan_dp_compute_proto(world_size: int, args: tuple[Any, ...], kwargs: dict[
 
 
 def _read_rows_per_rank(tables: list[DataProto], size: int, world_size: int) -> list[int] | None:
-    """Return the row count of each rank if a table specifies it, else None."""
+    """Return the row count of each rank if an argument has ``rows_per_rank``, else None."""
     given_counts = [
         table.meta_info[ROWS_PER_RANK] for table in tables if ROWS_PER_RANK in table.meta_info
     ]
@@ -225,7 +225,8 @@ def _split_value(value: object, world_size: int, counts: list[int] | None) -> li
         return [value] * world_size
     if counts is not None and value.keys():
         return _split_by_counts(value, counts)
-    # Pad with copied rows, counted below: a rank without rows could not join the collectives.
+    # Pad with copied rows: a rank without rows could not join the collectives. The number of
+    # padding rows of each shard is stored below.
     padded, padding = pad_dataproto_to_divisor(value, world_size)
     rows = len(padded) // world_size
     shards = padded.chunk(world_size)

@@ -1,4 +1,4 @@
-"""WorkerGroup: one object that calls methods on many workers. Subclasses run the workers."""
+"""WorkerGroup: one object that calls methods on many workers. Subclasses start the workers."""
 
 import functools
 from abc import ABC, abstractmethod
@@ -86,7 +86,7 @@ class WorkerGroup(ABC):
         )
 
     def submit(self, method: str, *args: object, **kwargs: object) -> GroupFuture:
-        """Start the registered ``method`` and return its future, also if it is ``blocking``."""
+        """Start the registered ``method`` and return a future, also for a blocking method."""
         if method not in self._methods:
             getattr(self, method)  # raises with the nearest match
             raise AttributeError(
@@ -97,7 +97,7 @@ class WorkerGroup(ABC):
     def execute_all(self, method: str, *args: object, **kwargs: object) -> list[Any]:
         """Call ``method``, registered or not, with the same arguments on every rank.
 
-        Returns the results in rank order. Kept for job code that calls methods by name.
+        Returns the results in rank order. Kept for verl scripts that call methods by name.
         """
         calls = [_resolve_futures(args, kwargs)] * self.world_size
         return self._start_calls(method, calls, list, self.call_timeout_s).get()
@@ -105,7 +105,7 @@ class WorkerGroup(ABC):
     def execute_rank_zero(self, method: str, *args: object, **kwargs: object) -> Any:
         """Call ``method``, registered or not, on rank 0 only, and return its result.
 
-        Kept for job code that calls methods by name.
+        Kept for verl scripts that call methods by name.
         """
         calls = [_resolve_futures(args, kwargs)]
         return self._start_calls(method, calls, list, self.call_timeout_s).get()[0]

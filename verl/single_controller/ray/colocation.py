@@ -1,4 +1,4 @@
-"""Colocation of several roles in one process, which share one device context and one start.
+"""Colocation of several roles in one process, so that they share one device context.
 
 both = create_colocated_worker_cls({"actor": RayClassWithInitArgs(ActorWorker, config),
                                     "ref": RayClassWithInitArgs(ActorWorker, config, role="ref")})

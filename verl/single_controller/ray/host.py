@@ -1,6 +1,7 @@
-"""WorkerHost: the actor class of all groups. It sets up the environment, then holds the workers.
+"""WorkerHost: the Ray actor class of all worker groups.
 
-This module imports no torch, so that ``prepare`` takes effect before a worker's module imports it.
+It sets environment variables and then creates the workers. This module imports no torch, so that
+``prepare`` takes effect before a worker's module imports torch.
 """
 
 import asyncio
@@ -43,7 +44,7 @@ class WorkerHost:
         import ray
 
         address = ray.util.get_node_ip_address()
-        # Keep it open until rank 0 uses it. Another process could take a port that is only chosen.
+        # Keep it open until rank 0 uses it. Another process could take a port that is not bound.
         listener = socket.create_server((address, 0), backlog=512)
         port = listener.getsockname()[1]
         os.environ[LISTEN_FD] = str(listener.detach())
@@ -66,7 +67,7 @@ class WorkerHost:
         self._workers[role] = worker_cls(*args, **kwargs)
 
     def call(self, role: str, method: str, /, *args: object, **kwargs: object) -> Any:
-        """Call ``method`` of the worker of ``role`` and await the result of a coroutine method."""
+        """Call ``method`` of the worker of ``role``; await the result if it is a coroutine."""
         return self._await_result(getattr(self._workers[role], method)(*args, **kwargs))
 
     def _await_result(self, result: Any) -> Any:

@@ -53,7 +53,7 @@ def init_ray(ray_init_cfg: object = None, **overrides: object) -> dict[str, Any]
     local = not address or address == "local"
     if local:
         _prefer_loopback()
-    import ray  # import it after the switch, which Ray reads at import
+    import ray  # after the environment variable is set, which Ray reads at import
 
     if ray.is_initialized():
         return _collect_facts(ray, started=False)
@@ -68,7 +68,7 @@ def init_ray(ray_init_cfg: object = None, **overrides: object) -> dict[str, Any]
     common = {"logging_level": logging.WARNING, "log_to_driver": options["log_to_driver"]}
     runtime_env = dict(options["runtime_env"] or {})
     if not local and STACKS_DIR in os.environ:
-        # Nodes of a cluster do not inherit the environment of this process.
+        # Workers on other nodes do not inherit the environment of this process.
         given = {STACKS_DIR: os.environ[STACKS_DIR]}
         runtime_env["env_vars"] = {**given, **runtime_env.get("env_vars", {})}
     if runtime_env:
@@ -115,7 +115,7 @@ def _read_options(cfg: object, overrides: Mapping[str, object]) -> dict[str, Any
 def _prefer_loopback() -> None:
     os.environ[LOOPBACK_SWITCH] = "0"
     constants = sys.modules.get("ray._private.ray_constants")
-    if constants is not None:  # Ray was imported before the switch was set
+    if constants is not None:  # Ray was imported before the environment variable was set
         setattr(constants, "ENABLE_RAY_CLUSTER", False)  # noqa: B010  a module has no such field
 
 
@@ -199,7 +199,7 @@ def _protect_token(create: bool) -> None:
 
 
 def _write_token(path: Path) -> None:
-    # Write another file, then link it: a second run that starts now sees a whole token or none.
+    # Write a temporary file, then link it: a run that starts now reads a complete token or none.
     temporary_path = path.with_name(f".{path.name}.{os.getpid()}")
     descriptor = os.open(temporary_path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(descriptor, "w", encoding="ascii") as file:

@@ -13,7 +13,8 @@ from ray.exceptions import RayError
 
 from verl.single_controller.base.errors import WorkerError
 
-# Nodes that were dead when the block of add_lost_nodes_to_errors began: Ray lists all former nodes.
+# Ids of the nodes that were already dead when add_lost_nodes_to_errors was entered. They are not
+# reported, because Ray lists all former nodes.
 _dead_before: set[str] = set()
 DETECTION_TIMEOUT_S = 30.0  # Ray declares a node dead after several failed health checks
 POLL_S = 1.0
@@ -25,7 +26,7 @@ def format_node_name(node: Mapping[str, Any]) -> str:
 
 
 def is_lost(node: Mapping[str, Any]) -> bool:
-    """Return true if this node of ``ray.nodes()`` died in ``add_lost_nodes_to_errors``."""
+    """Return true if this node of ``ray.nodes()`` died since ``add_lost_nodes_to_errors`` began."""
     return not node["Alive"] and node["NodeID"] not in _dead_before
 
 
@@ -46,7 +47,7 @@ def find_lost_nodes(within_s: float = DETECTION_TIMEOUT_S) -> list[str]:
 
 @contextlib.contextmanager
 def add_lost_nodes_to_errors() -> Iterator[None]:
-    """Add a note about each lost node to the Ray and worker errors that the block raises."""
+    """Add a note about each lost node to Ray and worker errors raised in the ``with`` block."""
     _dead_before.clear()
     _dead_before.update(node["NodeID"] for node in ray.nodes() if not node["Alive"])
     try:

@@ -39,11 +39,11 @@ class Slot:
 class RayResourcePool:
     """Reservation of ``process_on_nodes[k]`` devices on the k-th node, in rank order.
 
-    One node serves several entries only if there are fewer nodes than entries. ``use_gpu`` None
+    A node is used for several entries only if there are fewer nodes than entries. ``use_gpu`` None
     means that devices are GPUs if the cluster has any. A device has ``cpus_per_worker`` CPUs for
-    each of the ``max_colocate_count`` groups that may share the pool. Each of these groups gets an
-    equal share of the GPU. The reservation is made on first use. Use the pool as a context manager
-    to release it.
+    each of the ``max_colocate_count`` groups that may share the pool. Ray gives each of these
+    groups an equal fraction of the GPU. The reservation is made on first use. As a context manager,
+    the pool releases it at the end.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class RayResourcePool:
         ]
 
     def shared_actor_options(self, device: int) -> dict[str, Any]:
-        """Return the Ray options of an actor that shares device number ``device`` of this pool.
+        """Return the Ray options of an additional actor on device number ``device`` of this pool.
 
         Without GPUs there is no device to share, and Ray spreads such actors over the nodes.
         """
@@ -114,8 +114,8 @@ class RayResourcePool:
     def query_device_ids(self) -> list[str]:
         """Return the GPU id of every slot, as in ``CUDA_VISIBLE_DEVICES`` of its node.
 
-        Actors that use several GPUs need these ids. A task on each slot reads its id. Raises
-        ``WorkerTimeoutError`` if a slot has no free share of its GPU for the task.
+        Actors that use several GPUs need these ids. A Ray task on each slot reads its id. Raises
+        ``WorkerTimeoutError`` if no fraction of a slot's GPU is free for the task.
         """
         resource_share = {"num_cpus": 0, "num_gpus": self.actor_resources()["num_gpus"]}
         id_task = ray.remote(_get_device_id)
@@ -171,7 +171,7 @@ class RayResourcePool:
             free = Counter(node["Resources"] if node["Alive"] else {})
             free.subtract(reserved.get(node["NodeID"], {}))
             times = min(free[kind] / (amount * count) for kind, amount in bundle.items())
-            # Tolerance for the rounding of sums of CPU shares.
+            # Tolerance for rounding, because CPU numbers may be fractions.
             if times > 1 - 1e-6 and node["NodeID"] not in used:
                 capacity[node["NodeID"]] = (node["NodeID"] not in reserved, times)
         return max(capacity, key=capacity.__getitem__, default=None)
@@ -204,6 +204,6 @@ def _select_cpus_and_gpus(resources: dict[str, Any]) -> dict[str, float]:
 
 
 def _get_device_id() -> str:
-    """Return the id of the GPU that this process has a share of."""
+    """Return the id of the GPU that Ray assigned to this process."""
     (device,) = ray.get_runtime_context().get_accelerator_ids()["GPU"]
     return device

@@ -239,7 +239,7 @@ def _unwrap_class(cls: object) -> type:
 def _make_rank_environments(
     placement: list[dict[str, Any]], address: str, port: int
 ) -> list[dict[str, str]]:
-    """Return the environment of each rank. A local rank counts the group's ranks on one node."""
+    """Return the ``torch.distributed`` environment variables of each rank, such as ``RANK``."""
     on_node = Counter(place["node_id"] for place in placement)
     seen: Counter = Counter()
     sockets = make_loopback_environment(address)
@@ -271,7 +271,7 @@ def make_loopback_environment(address: str) -> dict[str, str]:
 
 
 def _store_shared_arguments(calls: list[Call]) -> list[Call]:
-    """Replace arguments of several ranks by object references, so they are serialised once."""
+    """Replace arguments that several ranks get by object references: they are serialised once."""
     values: list[Any] = []
     for args, kwargs in calls:
         values += [

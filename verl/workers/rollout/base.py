@@ -49,7 +49,7 @@ class RolloutEngine(Protocol):
 
     @property
     def gives_logprobs(self) -> bool:
-        """True if results have log-probs (a class attribute). Other engines are refused."""
+        """True if results have log-probs (a class attribute). Training refuses other engines."""
         ...
 
     def add(self, request: SamplingRequest) -> None:
@@ -80,10 +80,10 @@ class RolloutEngine(Protocol):
         ...
 
     def held_weights(self) -> "Mapping[str, torch.Tensor]":
-        """Return the current weights that can be read, with the names of ``update_weights``.
+        """Return the current weights of the engine, with the names of ``update_weights``.
 
-        Other tensors may be included. A user-provided engine may lack this method; then its weights
-        are not verified after an update.
+        Weights that cannot be read may be missing, and other tensors may be included. A
+        user-provided engine may lack this method; then its weights are not verified after updates.
         """
         ...
 
@@ -125,8 +125,8 @@ class ReceivingEngine(RolloutEngine, Protocol):
         ...
 
     def finish_update(self, version: int) -> dict[str, int]:
-        """Complete the update, clear the prefix cache and return the fingerprints of the received
-        weights by name.
+        """Complete the update, clear the prefix cache and return a checksum of each received
+        weight, by name.
 
         Raises ``EngineError`` if the engine does not hold the received weights.
         """
@@ -220,8 +220,8 @@ def end_token_ids(model_path: str | Path, tokenizer: StopTokenizer) -> frozenset
 def counter_seeds(seeds: np.ndarray, counters: np.ndarray) -> np.ndarray:
     """Derive uint64 seeds [N] from request seeds [N] and token counters [N].
 
-    Applies the finaliser of SplitMix64 twice. The result does not depend on the batch, chunked
-    prefill or preemption.
+    The counter is the index of the sampled token in its request. Applies the finaliser of
+    SplitMix64 twice. The result does not depend on the batch, chunked prefill or preemption.
     """
     with np.errstate(over="ignore"):  # arithmetic modulo 2**64 is intended
         streams = _mix_bits(seeds.astype(np.uint64) + _GOLDEN)
@@ -235,7 +235,7 @@ def _mix_bits(x: np.ndarray) -> np.ndarray:
 
 
 class RequestSeeds:
-    """Source of 63-bit request seeds: the seed of the request, or one derived from the engine's."""
+    """Source of 63-bit seeds for requests. Requests without a seed get one from the engine's."""
 
     def __init__(self, engine_seed: int) -> None:
         self._engine_seed = np.array([engine_seed & _63_BITS], dtype=np.uint64)

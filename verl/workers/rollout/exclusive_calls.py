@@ -46,7 +46,7 @@ class ExclusiveCalls(ABC):
     async def update_weights(self, weights: Weights, version: int) -> dict[str, int]:
         """Load new weights when no request runs and set the policy version to ``version``.
 
-        Returns the fingerprints of the weights that the engine received, by name. Raises
+        Returns a checksum of each weight that the engine received, by name. Raises
         ``EngineError`` if requests still run after the request timeout, and if the engine does not
         hold the new weights afterwards.
         """
@@ -76,7 +76,7 @@ class ExclusiveCalls(ABC):
         await self._in_thread(self._receiving_engine.receive, info)
 
     async def finish_update(self, version: int) -> dict[str, int]:
-        """Complete the update and return the fingerprints of the received weights by name.
+        """Complete the update and return a checksum of each received weight, by name.
 
         Raises ``EngineError`` if the engine does not hold the received weights.
         """
@@ -108,14 +108,14 @@ class ExclusiveCalls(ABC):
 
     @property
     def _receiving_engine(self) -> ReceivingEngine:
-        # The caller must know that the engine is a ReceivingEngine.
+        # Not checked here: only callers whose engine is a ReceivingEngine may use it.
         return cast(ReceivingEngine, self._started_engine)
 
 
 def load_and_verify_weights(
     engine: RolloutEngine, weights: Weights, version: int
 ) -> dict[str, int]:
-    """Load ``weights`` into ``engine``, verify them and return their fingerprints by name.
+    """Load ``weights`` into ``engine``, verify them and return their checksums by name.
 
     Only weights that the engine can return are verified. Raises ``EngineError`` if one differs.
     """

@@ -39,7 +39,8 @@ from verl.workers.rollout.base import (
 )
 from verl.workers.rollout.token_sampling import sample_tokens, uniform_numbers
 
-# New rows join the batch when they are this share of the running rows, or after this many steps.
+# New rows join the batch when their number is at least ``_JOIN_SHARE`` of the running rows, or
+# after they have waited ``_JOIN_WAIT`` steps.
 _JOIN_SHARE = 1 / 4
 _JOIN_WAIT = 4
 
@@ -93,7 +94,7 @@ class HFEngine:
         model.eval().requires_grad_(False)
         head = model.get_output_embeddings()
         if model.dtype != torch.float32 and isinstance(head, torch.nn.Linear):
-            # computes logits as the trainer does; nn.Module calls the attribute of the instance
+            # Compute logits as the trainer does. nn.Module calls ``forward`` of the instance.
             head.forward = partial(full_logits, head)  # pyright: ignore[reportAttributeAccessIssue]
         tokenizer = AutoTokenizer.from_pretrained(model_path, trust_remote_code=trust_remote_code)
         rules = StopRules(tokenizer, end_token_ids(model_path, tokenizer))
@@ -243,7 +244,10 @@ class HFEngine:
         self._waiting = deque()
 
     def _take_joining(self) -> list[_Row]:
-        """Return the waiting rows that join now: none, or as many as ``max_num_seqs`` allows."""
+        """Remove and return the waiting rows that join the batch in this step.
+
+        These are none, or as many as ``max_num_seqs`` allows.
+        """
         count = min(len(self._waiting), self._max_num_seqs - len(self._rows))
         if count < len(self._rows) * _JOIN_SHARE and self._waited < _JOIN_WAIT:
             self._waited += bool(count)
@@ -318,7 +322,7 @@ class HFEngine:
         if not keep or prefixes is None:
             self._prefixes = None
             return
-        # Without its longest row, the batch needs fewer columns.
+        # If the longest row was removed, columns at the start hold only padding.
         mask = prefixes.mask[keep]
         cut = int(mask.any(dim=0).int().argmax())  # the first column that holds a token
         prefixes.mask = mask[:, cut:]
@@ -381,7 +385,7 @@ def allocate_weights(model: torch.nn.Module, shapes: Mapping[str, torch.Size]) -
 
 
 def _cache_layers(cache: DynamicCache) -> list[CacheLayerMixin]:
-    """Return the layers of a key-value cache. Raises ``EngineError`` for other kinds of layers."""
+    """Return the layers of ``cache``. Raises ``EngineError`` for layers without keys and values."""
     layers = [layer for layer in cache.layers if isinstance(layer, CacheLayerMixin)]
     if len(layers) < len(cache.layers):
         raise EngineError(

@@ -140,11 +140,11 @@ class VLLMEngine:
         self._call_workers("start_weight_update")
 
     def receive(self, info: Mapping[str, object]) -> None:
-        """Load one chunk. Every device gets the whole chunk and keeps its part."""
+        """Load one chunk of weights. Each device receives all of it and loads its own part."""
         self._call_workers("update_weights", update_info=info)
 
     def finish_update(self, version: int) -> dict[str, int]:
-        """Complete the update, clear the prefix cache and return the fingerprints by name.
+        """Complete the update, clear the prefix cache and return weight checksums by name.
 
         Raises ``EngineError`` if a device does not hold the received weights, and if devices
         received different weights.
@@ -164,8 +164,8 @@ class VLLMEngine:
     def held_weights(self) -> "dict[str, torch.Tensor]":
         """Return the parameters of vLLM's model.
 
-        Some have the name and shape of the checkpoint. On CPU these are only parameters outside of
-        matrix products, because vLLM repacks the others.
+        Only some have the same name and shape as in the checkpoint. On CPU these are only
+        parameters that no matrix product uses, because vLLM repacks the others.
         """
         return dict(self._model_runner().get_model().named_parameters())
 
@@ -286,7 +286,8 @@ def engine_arguments(
         "trust_remote_code": trust_remote_code,
     }
     if on_cpu:
-        # Compilation takes up to 30 s at the start and saves 10% of the time of a training step.
+        # Not compiled unless enforce_eager=false: compilation takes up to 30 s at the start and
+        # shortens a training step by 10%.
         arguments["enforce_eager"] = config.enforce_eager is not False
         arguments["block_size"] = CPU_BLOCK_SIZE
         cache_gb = CPU_CACHE_GB if config.kv_cache_gb is None else config.kv_cache_gb
@@ -336,7 +337,7 @@ def _cuda_arguments(config: RolloutConfig) -> dict[str, Any]:
 def _prepare_process(num_threads: int | None, compiles: bool) -> bool:
     """Set environment variables that vLLM and OpenMP read at import. Return True for CPU.
 
-    ``compiles`` allows compilation on CPU.
+    ``compiles``: allow vLLM to use ``torch.compile`` on CPU.
     """
     # run the engine core in this process, so that weights are passed without a copy
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
@@ -353,7 +354,7 @@ def _prepare_process(num_threads: int | None, compiles: bool) -> bool:
     if not compiles:
         # otherwise vLLM compiles a helper during the first requests, which takes 4 to 20 s
         os.environ.setdefault("TORCH_COMPILE_DISABLE", "1")
-    # it would override kv_cache_memory_bytes, and allows only whole GiB
+    # this variable would override kv_cache_memory_bytes, and allows only whole GiB
     os.environ.pop("VLLM_CPU_KVCACHE_SPACE", None)
     if num_threads is not None:
         torch.set_num_threads(num_threads)

@@ -57,7 +57,7 @@ class CountedSampler:
         sampling_metadata: "SamplingMetadata",
         logprobs_mode_override: str | None = None,  # noqa: ARG002  given by vLLM
     ) -> tuple[torch.Tensor, None]:
-        """Sample tokens [N] from ``logits`` [N, V]. None means that vLLM gets no log-probs."""
+        """Sample tokens [N] from ``logits`` [N, V]. Returns them, and None for vLLM's log-probs."""
         batch = self._runner.input_batch
         rows = logits.shape[0]
         ids = batch.req_ids[:rows]
@@ -85,7 +85,7 @@ class CountedSampler:
 
 
 def repack_output_head(model: torch.nn.Module) -> None:
-    """Rebuild the packed GEMM of ``lm_head`` from its weight.
+    """Rebuild the repacked copy of the ``lm_head`` weight that matrix products on CPU use.
 
     With tied embeddings, ``reload_weights`` updates the embedding but not the packed copy that the
     output head uses. Without this function the engine would sample with an old head.

@@ -18,7 +18,7 @@ RECEIPT_ATTRIBUTE = "_verl_arrival"
 
 
 def start_recording(worker: "WorkerBase") -> None:
-    """Begin to record every weight that is loaded into the model, by any transport."""
+    """Begin to record the checksum of every weight that is loaded into the model."""
     from vllm.distributed import (
         get_tensor_model_parallel_rank,
         get_tensor_model_parallel_world_size,
@@ -40,7 +40,7 @@ def start_recording(worker: "WorkerBase") -> None:
 
 
 def finish_recording(worker: "WorkerBase") -> dict[str, int]:
-    """Finish recording and return the fingerprints of the received weights by name.
+    """Finish recording and return a checksum of each received weight, by name.
 
     Raises ``EngineError`` if the model does not hold the received weights, or if
     ``start_recording`` was not called.

@@ -9,7 +9,7 @@ import torch
 from verl.utils.fingerprint import compute_fingerprint
 from verl.workers.rollout.base import EngineError, Weights
 
-SHOWN = 3  # names in a message
+SHOWN = 3  # largest number of weight names in an error message
 READABLE = (torch.float32, torch.bfloat16, torch.float16)
 Values: TypeAlias = np.ndarray | torch.Tensor
 
@@ -17,9 +17,9 @@ Values: TypeAlias = np.ndarray | torch.Tensor
 class WeightReceipt:
     """Record of the weights that an engine receives, to verify afterwards that it holds them.
 
-    ``held`` are the readable weights of the engine before the update. For an engine on several
-    devices, this record is for device ``share`` of ``shares``. ``received`` maps the name of each
-    weight that the engine received to its fingerprint.
+    ``held`` are the readable weights of the engine before the update. For an engine with tensor
+    parallelism, this record is for device number ``share`` of ``shares`` devices. ``received`` maps
+    the name of each weight that the engine received to its fingerprint (checksum).
     """
 
     def __init__(self, held: Mapping[str, torch.Tensor], share: int = 0, shares: int = 1) -> None:
@@ -30,7 +30,7 @@ class WeightReceipt:
         self.received: dict[str, int] = {}
 
     def record_weights(self, weights: Weights) -> Iterator[tuple[str, Values]]:
-        """Yield ``weights`` and record the fingerprint of each one."""
+        """Yield ``weights`` unchanged and record the fingerprint (checksum) of each one."""
         for name, value in weights:
             self.received[name] = compute_fingerprint(value)
             current = self._held.get(name)

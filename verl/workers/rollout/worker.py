@@ -32,15 +32,15 @@ logger = logging.getLogger(__name__)
 P = ParamSpec("P")
 T = TypeVar("T")
 
-# Waiting time of ``poll`` for a result: idle clients cost little, and a caller notices soon that
-# the engine has stopped.
+# Longest wait of ``poll`` for a result. Long enough that idle clients cost little, short enough
+# that a caller soon notices a stopped engine.
 POLL_S = 1.0
-BURST_S = 0.05  # longest time between two reports of the engine thread, to check deadlines
+BURST_S = 0.05  # longest time that the engine thread runs before the deadlines are checked
 # Time limit for one request, from submit to result. The longest turn on a busy CPU takes less.
 REQUEST_TIMEOUT_S = 600.0
 # Time limit for the clean-up of the engine. Ray kills the process afterwards.
 CLOSE_TIMEOUT_S = 10.0
-MAX_FAILURES = 3  # consecutive engine steps that raise until the worker stops
+MAX_FAILURES = 3  # consecutive engine steps that raise an error before the worker stops
 
 
 @dataclass
@@ -348,7 +348,7 @@ class RolloutWorker(ExclusiveCalls):
         logger.error("the engine failed with %d requests running", len(running_ids), exc_info=error)
         try:
             self._started_engine.abort(running_ids)
-        except Exception as second:  # boundary of the engine: it cannot abort requests either
+        except Exception as second:  # the engine cannot abort requests either: stop the worker
             self._stop_cause = f"{error!r}, and then {second!r}"
         if self._failures >= MAX_FAILURES:
             self._stop_cause = (
