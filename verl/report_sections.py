@@ -234,8 +234,9 @@ class AlternativesView:
 
     The record of the turn has a list of dictionaries under ``key``, one for each alternative.
     ``badge``, ``text`` and ``chosen`` are keys of these dictionaries. ``badge`` has a number from 1
-    to 4 that orders them. ``chosen`` is true for the text that the agent used. ``note`` is a key of the turn and a sentence with a placeholder for its value. ``outcomes``
-    reads the returns of trajectories that were continued with an alternative.
+    to 4 that orders them. ``chosen`` is true for the text that the agent used. ``note`` is a key of
+    the turn's record and a sentence with a placeholder for its value. ``outcomes`` reads the
+    returns of trajectories that were continued with an alternative.
     """
 
     key: str

@@ -106,7 +106,7 @@ class _Mistake:
     ) -> "_Mistake":
         """Return the mistake that ``details`` of pydantic describe.
 
-            Pydantic's location of an error can also name an item in the value of a key. The path of the
+            The location in ``details`` can also name an item in the value of a key. The path of the
         mistake does not include that item.
         """
         refusal = details.get("ctx", {}).get("error")

@@ -86,7 +86,7 @@ class AnswerFile:
         self.partial_path.unlink(missing_ok=True)
 
     def append_answer(self, row: int, sample: int, text: str) -> None:
-        """Append ``text``, answer number ``sample`` to the prompt in ``row``, to the partial file."""
+        """Append ``text``, the answer ``sample`` to the prompt in ``row``, to the partial file."""
         record = {"row": row, "sample": sample, self.column: text}
         with (
             add_path_to_errors(self.partial_path),

@@ -19,7 +19,7 @@ class SFTProgress:
 
     def __init__(self, cfg: SFTConfig, run_dir: Path, total: int, first: int = 0) -> None:
         trainer = cfg.trainer
-        # The console of ``Tracking`` is for episodes. The bar below replaces it.
+        # The console output of ``Tracking`` is for rollouts. The progress bar below replaces it.
         services = [name for name in trainer.logger if name != "console"]
         resumed = first if first else None
         self.tracking = Tracking(
