@@ -58,7 +58,11 @@ def max_engines_per_node(cfg: PPOConfig, device: str) -> int:
 
 
 def resolve_weight_transfer(cfg: PPOConfig, device: str) -> WeightTransfer:
-    """Return the weight transfer of a run on ``device``: ``store``, ``ipc`` or ``nccl``."""
+    """Return the transport of weights from trainer to engines of a run on ``device``.
+
+    It is ``store`` (Ray's object store), ``ipc`` (CUDA IPC on the same GPU) or ``nccl`` (between
+    GPUs).
+    """
     rollout = cfg.actor_rollout_ref.rollout
     if rollout.weight_transfer != "auto":
         return rollout.weight_transfer
@@ -66,7 +70,7 @@ def resolve_weight_transfer(cfg: PPOConfig, device: str) -> WeightTransfer:
 
 
 def vllm_transfer_backend(cfg: PPOConfig) -> WeightTransfer:
-    """Return vLLM's weight transfer: ``nccl`` if engines have separate GPUs, else ``ipc``."""
+    """Return the weight transport of vLLM: ``nccl`` if engines have separate GPUs, else ``ipc``."""
     return "nccl" if engines_have_separate_gpus(cfg, "cuda") else "ipc"
 
 

@@ -1,6 +1,7 @@
 """Evaluation of a policy on the validation set, with a comparison of thinking levels.
 
-The policy chooses its levels first. Then each rule of ``algorithm.rlvcr.eval_levels`` forces them.
+A thinking level states how long the agent thinks in a turn (1 to 4). First the policy chooses the
+levels itself. Then each rule of ``algorithm.rlvcr.eval_levels`` forces the levels of all turns.
 
     validation set ──policy's levels──▶ rows ──▶ level shares, required levels ──▶ rules
     validation set ──levels of a rule──▶ rows ──▶ comparison

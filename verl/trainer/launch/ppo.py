@@ -264,7 +264,7 @@ def pin_models(cfg: PPOConfig) -> dict[str, str]:
 def _find_download_problems(
     key: str, model: ModelConfig | CriticModelConfig | RewardNetworkConfig, fetched: str
 ) -> Iterator[str]:
-    """Yield problems of weights from the hub: incomplete files, or files that do not fit."""
+    """Yield problems of weights from the hub: missing files, or shapes unlike the config's."""
     use: Use = "policy" if isinstance(model, ModelConfig) else "value"
     use = "reward" if isinstance(model, RewardNetworkConfig) else use
     directory = Path(model_directory(fetched))

@@ -47,7 +47,10 @@ MEASURED_TASKS = 16  # number of tasks whose first prompts are measured
 
 
 def find_start_problems(cfg: PPOConfig) -> list[str]:
-    """Return the problems of all checks on a config that passed ``verl.config.validate``."""
+    """Return the problems of the checks that open environment, models, engine and machine.
+
+    ``cfg`` must have passed ``verl.config.validate``.
+    """
     return list(inspect_start(cfg).problems)
 
 

@@ -42,7 +42,7 @@ class SFTProgress:
 
         Of the steps without a held-out loss, about ``MAX_RECORDS`` are written.
         """
-        # The heartbeat is also needed without a progress bar.
+        # The watchdog needs this report of progress also if no progress bar is shown.
         record_heartbeat("imitating")
         metrics = record.metrics | {"training/global_step": float(record.step)}
         self.tokens += metrics.get("perf/tokens", 0.0)
