@@ -250,7 +250,7 @@ class AlternativesView:
 
 @dataclass(frozen=True, slots=True)
 class StepView:
-    """Additions to the report's view of a turn, which shows observation, action and credit.
+    """Additions to the report's view of a turn, which shows observation, action and advantage.
 
     ``badge`` is a key of the turn's record whose value is a number from 1 to 4, shown as a coloured
     label. ``flags`` are keys whose values are shown as warnings. ``lead`` is a sentence above the

@@ -36,7 +36,7 @@ def check_devices(cfg: PPOConfig, ctx: CheckContext) -> Problems:
     for where in ("actor_rollout_ref.actor", "actor_rollout_ref.ref", "critic.model"):
         key = f"{where}.fsdp_config.fsdp_size"
         size = value_at_path(cfg, key)
-        # Every fsdp_size ranks share one copy of the parameters; a remainder cannot form a copy.
+        # fsdp_size ranks hold one copy of the parameters, so it must divide the number of ranks.
         if size != -1 and (size < 1 or ranks % size):
             yield build_problem(
                 cfg,

@@ -33,7 +33,7 @@ def child_names(path: str, keys: Mapping[str, Key]) -> list[str]:
 
 
 def nearest_key(path: str, keys: Mapping[str, Key]) -> str | None:
-    """Return the declared key that was most likely meant, or None.
+    """Return the declared key most similar to the unknown key ``path``, or None.
 
     Candidates in this order: a similar name in the same section, a similar name in any section, a
     similar path.

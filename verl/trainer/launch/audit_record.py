@@ -72,7 +72,7 @@ def compute_audit_metrics(result: AuditResult) -> dict[str, float]:
 
 
 def write_points(points: Sequence[AuditPoint], result: AuditResult, directory: Path) -> Path:
-    """Write all points with their returns and scores as JSON below ``directory``.
+    """Write all points (audited turns) with returns and scores as JSON below ``directory``.
 
     Return the path of the file.
     """

@@ -1,4 +1,4 @@
-"""Dry run of ``--check``: reward, estimator and policy loss are called once on made-up rows.
+"""Dry run of ``--check``: reward, estimator and policy loss are called once on two dummy rows.
 
 two trajectories of one turn ──▶ reward ──▶ estimator ──▶ policy loss
 """
