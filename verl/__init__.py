@@ -9,6 +9,6 @@ from verl.utils.threads import wait_passively
 __version__ = "0.7.0"
 __getattr__, __all__ = make_lazy_exports(__name__, {"DataProto": "protocol"})
 
-# Every process of a run imports this package first: driver, cold start, training ranks, engines,
-# collectors.
+# Every process of a run imports this package first: driver, training of a missing policy, training
+# ranks, engines and collectors.
 wait_passively()

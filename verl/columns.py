@@ -15,7 +15,7 @@ from tensordict import TensorDict, TensorDictBase
 # Integer dtype that represents a dtype which numpy lacks, by bytes per element.
 _SHIPPED_AS = {1: torch.uint8, 2: torch.int16}
 
-METRICS = "metrics"  # key of meta_info: numbers of one part, which concat collects in lists
+METRICS = "metrics"  # key of meta_info: metrics of one table, which concat collects in lists
 
 
 # ---- construction ------------------------------------------------------------------------------
@@ -34,7 +34,8 @@ def object_array(values: Iterable[object]) -> np.ndarray:
 def as_column(key: str, values: object) -> np.ndarray:
     """Return ``values`` as an array [B]; an iterable that is no array becomes an object array.
 
-    Raises ``TypeError`` for text, a dict or no iterable, and ``ValueError`` for a scalar array.
+    Raises ``TypeError`` for text, a dict or a value that is not iterable, and ``ValueError`` for an
+    array without dimensions.
     """
     if isinstance(values, np.ndarray):
         column = values
@@ -73,7 +74,8 @@ def collate_fn(samples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 def require_dense_tensor(key: str, tensor: object) -> None:
     """Raise ``TypeError`` for a tensor column that is not one dense tensor [B, ...].
 
-    Nested tables and jagged tensors do not support row selection and serialisation like others.
+    Nested ``TensorDict`` objects and jagged tensors are refused, because row selection and
+    serialisation do not support them.
     """
     what = f"batch[{key!r}]"
     if isinstance(tensor, TensorDictBase):
@@ -104,9 +106,9 @@ def as_keys(keys: str | Iterable[str] | None) -> list[str]:
 
 
 def require_keys(what: str, wanted: Iterable[str], present: Iterable[str]) -> None:
-    """Raise ``KeyError`` for the first key of ``wanted`` not in ``present``, with a similar name.
+    """Raise ``KeyError`` for the first key of ``wanted`` that is not in ``present``.
 
-    ``what`` names the container in the message.
+    The message names the container (``what``) and suggests the most similar key of ``present``.
     """
     present = list(present)
     for key in wanted:
@@ -151,7 +153,7 @@ def _are_equal_tensors(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def union_dict(what: str, first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the entries of both; raise ``ValueError`` if a common key holds different values."""
+    """Return the entries of both dicts. Raise ``ValueError`` if a common key has two values."""
     for key in first.keys() & second.keys():
         if not is_deeply_equal(first[key], second[key]):
             raise ValueError(f"union: both sides have {what}[{key!r}] and the values differ")
@@ -187,9 +189,10 @@ def concat_tensors(key: str, parts: Sequence[torch.Tensor]) -> torch.Tensor:
 def concat_meta_info(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the ``meta_info`` of concatenated tables.
 
-    Each key has the value of the first part that has it. Under ``metrics`` every name gets the list
-    of all parts' values in order; a list of one part adds all of its values. Metrics stay unchanged
-    if only one part has some, or if the parts share one dictionary (rows cut from one table).
+    ``parts`` are the ``meta_info`` of the tables. Each key gets the value of the first part that
+    has it. Under ``metrics`` every name gets the list of all parts' values, in order. If a part has
+    a list of values, all of them are added. Metrics stay plain numbers in two cases: only one part
+    has metrics, or all parts share one dictionary (rows selected from one table).
     """
     joined: dict[str, Any] = {}
     for part in parts:

@@ -43,8 +43,9 @@ ResumeMode = Literal["auto", "disable", "resume_path"]
 History = Literal["append", "window"]
 
 
-# Built-in advantage estimators; True if it compares the trajectories of one task. The package
-# ``rlvcr`` registers ``rlvcr`` and ``copo``. ``register_adv_est`` adds those of users.
+# Built-in advantage estimators. True: it compares trajectories of one task, so it needs groups of
+# several. The package ``rlvcr`` registers ``rlvcr`` and ``copo``. Users register theirs with
+# ``register_adv_est``.
 ESTIMATORS: dict[str, bool] = {
     "gae": False,
     "grpo": True,

@@ -13,13 +13,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 
 ANSWER = "answer"  # column [B]: answer that the environment parsed from the trajectory, or None
-REWARD_PARTS = "reward_parts"  # column [B]: rewards of the row's trajectory by name, or none
-INFO_NUMBERS = "info_numbers"  # column [B]: numbers of the environment's info by name, or none
+REWARD_PARTS = "reward_parts"  # column [B]: dict of named rewards of the trajectory, may be empty
+INFO_NUMBERS = "info_numbers"  # column [B]: dict of the numbers in the environment's ``info``
 MESSAGES = "messages"  # column [B]: the conversation of a trajectory, in its last row
 MODEL_SCORES = "rm_scores"  # column [B]: score of the conversation by a reward model, else NaN
 CORRECTION_WEIGHTS = "rollout_is_weights"  # column [B, R]: weight of a token in the loss
-BRANCHES = "branches"  # column [B]: the ``Branch`` objects of the row
-SPANS = "spans"  # column [B]: the ``Span`` objects of the row
+BRANCHES = "branches"  # column [B]: the ``Branch`` objects to be scored for the row
+SPANS = "spans"  # column [B]: the ``Span`` objects to be scored for the row
 PROFILE = "profile"  # key of meta_info: the ``ProfileRequest`` of a call that is profiled
 
 
@@ -80,9 +80,10 @@ class StepRecord:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Tokens ``[start, end)`` of a row, to be scored given the tokens before them in the row.
+    """Request to score the tokens ``[start, end)`` of a row, given the tokens before them.
 
-    ``step`` and ``label`` are copied to the score.
+    ``step`` (number of the turn) and ``label`` (number chosen by the method) identify the result.
+    They are copied to the ``SegmentScore``.
     """
 
     start: int
@@ -98,9 +99,10 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """``token_ids`` in place of what follows the first ``start`` tokens of a row.
+    """Request to score ``token_ids`` as a continuation of the first ``start`` tokens of a row.
 
-    ``token_ids[target_start:]`` are scored. ``step`` and ``label`` are copied to the score.
+    Only ``token_ids[target_start:]`` are scored. ``step`` (number of the turn) and ``label``
+    (number chosen by the method) are copied to the ``SegmentScore``.
     """
 
     start: int
@@ -117,10 +119,10 @@ class Branch:
 
 @dataclass(frozen=True, slots=True)
 class SegmentScore:
-    """Score of a span or branch at temperature 1, over its ``num_tokens`` scored tokens.
+    """Probabilities of the ``num_tokens`` scored tokens of a span or branch, at temperature 1.
 
-    ``logprob``, ``entropy`` (nats) and ``mean_prob`` are means over the targets; ``geometric_prob``
-    is the exponential of the mean log-prob, the geometric mean of the targets' probabilities.
+    ``logprob``, ``entropy`` (nats) and ``mean_prob`` are means over these tokens.
+    ``geometric_prob`` is the geometric mean of their probabilities.
     """
 
     step: int
@@ -148,7 +150,7 @@ class ChoiceEntropyBonus:
 
 @dataclass(frozen=True, slots=True)
 class ProfileRequest:
-    """Order to profile a call in training step ``step``: by which ranks, into which directory."""
+    """Request to profile a call in training step ``step``, with the ranks and output directory."""
 
     directory: str
     ranks: tuple[int, ...]

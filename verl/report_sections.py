@@ -1,4 +1,4 @@
-"""Declarations of the figures that a method or environment adds to console, report and validation.
+"""Declarations of the metrics and charts that a method adds to console, report and validation.
 
     rlvcr/report_sections.py ──append(Contribution(...))──▶ CONTRIBUTIONS
                                                              │ load_contributions()
@@ -27,8 +27,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 CONTRIBUTORS = ("rlvcr.report_sections",)
 
-# (trajectory, turn) -> number of an alternative -> returns of the trajectories that continued from
-# that turn with the alternative. ``ReadOutcomes`` gets the directory of the run.
+# (uid of a trajectory, turn number) -> index of an alternative text of that turn -> returns of the
+# trajectories that were continued from there with that text. ``ReadOutcomes`` is called with the
+# run directory.
 Outcomes = Mapping[tuple[str, int], Mapping[int, Sequence[float]]]
 ReadOutcomes = Callable[[Path], Outcomes]
 
@@ -50,9 +51,10 @@ class NamedByFirstField:
 
 @dataclass(frozen=True, slots=True)
 class ConsoleFigure(NamedByFirstField):
-    """A figure in the console line of every training step: ``metrics``, formatted with ``form``.
+    """A part of the console line of every training step: ``label`` and values of ``metrics``.
 
-    It is omitted in a step that lacks one of the metrics.
+    ``form`` is a format string that gets the values in order. The part is omitted in a step that
+    lacks one of the metrics.
     """
 
     label: str
@@ -63,7 +65,7 @@ class ConsoleFigure(NamedByFirstField):
 
 @dataclass(frozen=True, slots=True)
 class KeyFigure(NamedByFirstField):
-    """A figure at the top of the report: mean of a metric's last three values, and first value."""
+    """A number at the top of the report: mean of a metric's last three values, and first value."""
 
     label: str
     metric: str
@@ -97,8 +99,9 @@ class Plot(NamedByFirstField):
     """A chart of the report.
 
     ``kind`` is ``line`` or ``stacked``. ``form`` is the format of values: ``number``, ``percent``
-    or ``seconds``. ``log`` makes the y axis logarithmic. None in ``y_range`` takes that end from
-    the values. ``width`` and ``height`` are in pixels; 540 fits two charts in a line, 352 three.
+    or ``seconds``. ``log`` makes the y axis logarithmic. If an end of ``y_range`` is None, it is
+    the minimum or maximum of the values. ``width`` and ``height`` are in pixels. Two charts of
+    width 540 fit side by side, or three of width 352.
     """
 
     title: str
@@ -115,7 +118,7 @@ class Plot(NamedByFirstField):
 
 @dataclass(frozen=True, slots=True)
 class MetricColumn:
-    """A column of a table: metric ``key`` of each line times ``scale``, formatted with ``form``.
+    """A column of a ``MetricTable``: metric ``key`` times ``scale``, formatted with ``form``.
 
     If there are metrics ``<key>_low`` and ``<key>_high``, the interval follows in brackets.
     """
@@ -143,7 +146,7 @@ class MetricColumn:
 
 @dataclass(frozen=True, slots=True)
 class MetricTable:
-    """A table of metrics ``<prefix>/<name>/<key>``: a line for every name, a column for some keys.
+    """A table of metrics ``<prefix>/<name>/<key>``: one line per name, one column per ``columns``.
 
     ``head`` is the heading of the column of names.
     """
@@ -154,7 +157,7 @@ class MetricTable:
     columns: tuple[MetricColumn, ...]
 
     def line_names(self, metrics: Mapping[str, float]) -> list[str]:
-        """Return the names with a metric for some column, in the order of ``metrics``."""
+        """Return the names that have a metric for any column, in the order of ``metrics``."""
         start = f"{self.prefix}/"
         columns = {column.key for column in self.columns}
         parts = [
@@ -175,8 +178,8 @@ class MetricTable:
 class Scatter(NamedByFirstField):
     """A chart with one point for every line of ``table``: metric ``y`` over metric ``x``.
 
-    Intervals are drawn if the metrics have them. ``colors`` are (name of a line, colour); other
-    lines have the first colour.
+    Intervals are drawn if the metrics have them. ``colors`` are pairs (name of a line, colour). The
+    points of other lines have the default colour.
     """
 
     title: str
@@ -194,7 +197,7 @@ class Scatter(NamedByFirstField):
 
 @dataclass(frozen=True, slots=True)
 class ReportSection(NamedByFirstField):
-    """A part of the report: title, sentence, charts with ``columns`` of them in a line, tables."""
+    """A section of the report: title, ``lead`` sentence, charts in ``columns`` columns, tables."""
 
     title: str
     lead: str
@@ -206,7 +209,7 @@ class ReportSection(NamedByFirstField):
 
 @dataclass(frozen=True, slots=True)
 class TimePart(NamedByFirstField):
-    """A part of a training step's time; ``within`` is the metric of the part that contains it."""
+    """A timed part of a training step; ``within`` is the metric of the part that includes it."""
 
     metric: str
     label: str
@@ -216,7 +219,7 @@ class TimePart(NamedByFirstField):
 
 @dataclass(frozen=True, slots=True)
 class NumberColumn:
-    """A column of numbers in a table of alternatives; ``best`` marks the largest number."""
+    """A column of an ``AlternativesView``; ``best`` highlights its largest number."""
 
     key: str
     title: str
@@ -227,13 +230,13 @@ class NumberColumn:
 
 @dataclass(frozen=True, slots=True)
 class AlternativesView:
-    """A table below a turn with the alternatives to a part of its text.
+    """A table below a turn of the report, with alternative texts for a part of the turn.
 
-    The turn has a list of dictionaries under ``key``, one for each alternative. ``badge`` is their
-    key with a number from 1 to 4 that orders them. ``text`` is the key of the alternative text, and
-    ``chosen`` the key that is true for the text in use. ``note`` is a key of the turn and a
-    sentence with a placeholder for its value. ``outcomes`` reads the returns of executed
-    alternatives.
+    The record of the turn has a list of dictionaries under ``key``, one for each alternative.
+    ``badge``, ``text`` and ``chosen`` are keys of these dictionaries. ``badge`` has a number from 1
+    to 4 that orders them. ``chosen`` is true for the text that the agent used. ``note`` is a key of
+    the turn's record and a sentence with a placeholder for its value. ``outcomes`` reads the
+    returns of trajectories that were continued with an alternative.
     """
 
     key: str
@@ -247,10 +250,11 @@ class AlternativesView:
 
 @dataclass(frozen=True, slots=True)
 class StepView:
-    """Additions to the report's view of a turn, which shows observation, action and credit.
+    """Additions to the report's view of a turn, which shows observation, action and advantage.
 
-    ``badge`` is a key of the turn with a number from 1 to 4. ``flags`` are keys whose values are
-    warnings. ``lead`` is a sentence above the episodes.
+    ``badge`` is a key of the turn's record whose value is a number from 1 to 4, shown as a coloured
+    label. ``flags`` are keys whose values are shown as warnings. ``lead`` is a sentence above the
+    episodes.
     """
 
     badge: str | None = None
@@ -261,9 +265,9 @@ class StepView:
 
 @dataclass(frozen=True, slots=True)
 class Contribution:
-    """Everything that the method or environment ``name`` adds.
+    """All additions of the method or environment ``name`` to console, report and validation.
 
-    ``plots`` are pairs (title of a section that exists already, chart).
+    ``plots`` are pairs (title of an existing section, chart to append to it).
     """
 
     name: str
@@ -295,7 +299,7 @@ def import_contributors() -> None:
     for module in CONTRIBUTORS:
         try:
             importlib.import_module(module)
-        except Exception:  # the tracker boundary
+        except Exception:  # a missing report section must not end the run
             logger.warning("the report sections of %s cannot be loaded", module, exc_info=True)
 
 

@@ -1,7 +1,7 @@
 """Public names that code outside this repository imports and this repository does not use.
 
-Each name can be imported from where job code expects it. It is loaded on first use
-(``verl.utils.lazy``).
+Job code is a script or module that a user wrote for verl or verl-agent. Each name can be imported
+from the module of the original project. It is loaded on first use (``verl.utils.lazy``).
 
 | public name | defined in | needed by |
 |---|---|---|

@@ -1,4 +1,4 @@
-"""Methods of ``DataProto`` that job code calls: mini-batch iterator, saving and loading.
+"""Methods of ``DataProto`` that scripts written for verl call: mini-batches, saving and loading.
 
 Object columns are stored as JSON, because this framework does not unpickle files.
 """
@@ -133,7 +133,8 @@ def _json_items(values: Iterable[object], location: str) -> list[Any]:
 
 
 def _json_dict(value: dict[Any, object], location: str) -> dict[str, Any]:
-    # A dict that contains the mark is stored as pairs, so that it is not read as a marked form.
+    # A dict that has the key "__kind__" itself is stored as pairs. Otherwise loading would take it
+    # for the JSON form of another type.
     if all(isinstance(key, str) for key in value) and _KIND not in value:
         return {key: to_json_value(item, f"{location}[{key!r}]") for key, item in value.items()}
     pairs = [

@@ -1,6 +1,6 @@
-"""Micro-batches of bounded token counts, for job code that makes its micro-batches itself.
+"""Micro-batches with a maximum token count, for workers of users that split batches themselves.
 
-Job code imports ``rearrange_micro_batches`` and ``get_reverse_idx`` from
+Code written for verl imports ``rearrange_micro_batches`` and ``get_reverse_idx`` from
 ``verl.utils.seqlen_balancing``. The workers of this framework use
 ``verl.workers.rows.micro_batches``.
 """
@@ -27,8 +27,9 @@ def token_bounded_partitions(
 
     Returns lists of row indices; every index is in exactly one part. There are at least
     ``min_partitions`` parts and a multiple of ``divided_by``, but not more parts than rows. The
-    smallest count whose balanced partition fits is used, else first-fit-decreasing. Raises
-    ``ValueError`` for a row that is longer than ``max_token_len``.
+    number of parts is the smallest for which balancing by length keeps ``max_token_len``. If there
+    is none, rows are packed first-fit-decreasing. Raises ``ValueError`` for a row that is longer
+    than ``max_token_len``.
     """
     lengths = [int(length) for length in lengths]
     n = len(lengths)
@@ -45,7 +46,8 @@ def token_bounded_partitions(
     by_tokens = -(-sum(lengths) // max_token_len)  # rounded up
     lowest = _round_up_parts(max(min_partitions, by_tokens, 1), divided_by, n)
     highest = max(lowest, _round_up_parts(len(packed), divided_by, n))
-    # Balanced parts may exceed the bound at one count and keep it at the next: try larger counts.
+    # A balanced partition into k parts may exceed max_token_len although one into more parts does
+    # not: try larger k.
     for k in range(lowest, highest + 1, divided_by):
         parts = get_seqlen_balanced_partitions(lengths, min(k, n))
         if max(sum(lengths[i] for i in part) for part in parts) <= max_token_len:
@@ -114,7 +116,7 @@ def _real_tokens(batch: DataProto | TensorDict | dict[str, Tensor]) -> list[int]
 def _match_largest_rank(
     parts: list[list[int]], lengths: Sequence[int], max_token_len: int, dp_group: ProcessGroup
 ) -> list[list[int]]:
-    """Return as many parts as the rank with the largest number of parts has."""
+    """Return ``parts`` split further, into the largest number of parts that any rank has."""
     most = torch.tensor([len(parts)])
     # NCCL communicates GPU tensors only.
     if dist.get_backend(dp_group) == "nccl":
@@ -127,13 +129,13 @@ def _match_largest_rank(
             f"another rank needs {int(most)} micro-batches but this one holds only "
             f"{len(lengths)} rows"
         )
-    # Balancing may exceed the bound at this count; halving parts that keep the bound cannot.
+    # A balanced partition may exceed max_token_len. Splitting parts that keep the limit cannot.
     balanced = get_seqlen_balanced_partitions(lengths, int(most))
     fits = max(sum(lengths[i] for i in part) for part in balanced) <= max_token_len
     return balanced if fits else _split_into(parts, int(most))
 
 
-def _select(batch: Any, rows: list[int]) -> Any:  # of the same type as batch
+def _select(batch: Any, rows: list[int]) -> Any:  # the result has the type of batch
     index = torch.as_tensor(rows, dtype=torch.long)
     if isinstance(batch, DataProto | TensorDict):
         return batch[index]

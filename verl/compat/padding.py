@@ -1,4 +1,4 @@
-"""Padding of tensors, for job code that builds the rows of a batch itself."""
+"""Padding of tensors, for code of users that builds the rows of a batch itself."""
 
 import torch
 from torch import Tensor

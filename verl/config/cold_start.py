@@ -1,4 +1,4 @@
-"""Config of the supervised run that trains a missing policy."""
+"""Config of the cold start: the supervised run that trains the policy if it does not exist."""
 
 from verl.config.load import load_config
 from verl.config.schema import PPOConfig, SFTConfig
@@ -19,7 +19,7 @@ def cold_start_config(cfg: PPOConfig) -> SFTConfig:
     arguments of the chat template, device, project and directory of the policy come from ``cfg``.
     Raises ``ConfigError`` if it cannot be composed.
     """
-    # The values of the run below would silently overwrite these.
+    # The values that are copied from ``cfg`` below would silently overwrite these overrides.
     conflicting = [
         override
         for override in cfg.cold_start.overrides
@@ -31,8 +31,8 @@ def cold_start_config(cfg: PPOConfig) -> SFTConfig:
             "allowed: keys other than env.* and model.save_path; "
             "fix: set env.* and actor_rollout_ref.model.path of this run instead"
         )
-    # The project, because runs of two projects must not share the directory of the cold start. It
-    # comes first, so that overrides can replace it.
+    # Use the project name of ``cfg``: runs of two projects must not share the directory of the cold
+    # start. It comes first, so that the overrides of the cold start can replace it.
     project = f'trainer.project_name="{cfg.trainer.project_name}"'
     sft = load_config(cold_start_name(cfg), [project, *cfg.cold_start.overrides], SFTConfig)
     return sft.with_values(

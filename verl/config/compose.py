@@ -1,4 +1,4 @@
-"""Composition of a config name and overrides to one plain tree with Hydra."""
+"""Composition of a named config and overrides to one nested dictionary, with Hydra."""
 
 import itertools
 from collections.abc import Sequence
@@ -137,9 +137,9 @@ def _refusal_reason(override: Override, schema: type[Section]) -> str | None:
 
 
 def _is_known_path(path: str, schema: type[Section]) -> bool:
-    """Return True if a value is allowed at ``path``.
+    """Return True if ``path`` is a declared key or a key below a dictionary.
 
-    Only the environment that the path names is imported.
+    For a path ``env.NAME...`` only the environment NAME is imported.
     """
     if find_containing_key(path, keys_of(schema)) is not None:
         return True
@@ -159,11 +159,11 @@ def compose_tree(
     schema: type[Section],
     config_path: str | None = None,
 ) -> tuple[DictConfig, list[str]]:
-    """Compose config ``name`` with ``overrides`` into a plain tree.
+    """Compose config ``name`` with ``overrides`` into a tree of dictionaries, lists and values.
 
-    Interpolations are kept and types are not checked. Also returns a message for each override that
-    was not applied. Raises ``ConfigError`` for an unknown config and for files that cannot be
-    composed.
+    Interpolations (``${...}``) are not resolved and types are not checked. Also returns a message
+    for each override that was not applied. Raises ``ConfigError`` for an unknown config and for
+    files that cannot be composed.
     """
     dirs = config_dirs(config_path)
     name = name.removesuffix(".yaml")
@@ -193,13 +193,13 @@ def compose_tree(
 
 
 def _group_files(overrides: Sequence[str]) -> list[str]:
-    """Return the files (GROUP/NAME) that ``overrides`` for Hydra choose from config groups."""
+    """Return the config files ``GROUP/NAME`` that overrides of the form ``GROUP=NAME`` select."""
     chosen = [text.lstrip("+").partition("=") for text in overrides if not text.startswith("++")]
     return [f"{group.partition('@')[0]}/{name}" for group, _, name in chosen]
 
 
 def _composition_message(file: Path, error: Exception) -> str:
-    """Return the message about a ``file`` that Hydra cannot compose with its defaults."""
+    """Return the message about a ``file`` that Hydra cannot merge with its ``defaults`` list."""
     # Some of Hydra's errors have an empty message; then take their cause.
     lines = f"{error}\n{error.__cause__ or type(error).__name__}".splitlines()
     reason = next(line.strip() for line in lines if line.strip())
@@ -210,7 +210,7 @@ def _composition_message(file: Path, error: Exception) -> str:
 
 
 def user_files(name: str, config_path: str | None) -> dict[Path, dict[Any, Any]]:
-    """Return the user's files among those that config ``name`` is composed of, with contents."""
+    """Return the contents of the YAML files of config ``name``, by path, without built-in files."""
     dirs = config_dirs(config_path)
     files = included_files([name.removesuffix(".yaml")], dirs)
     shipped = (EXPERIMENTS_DIR, BASE_DIR)
@@ -218,7 +218,7 @@ def user_files(name: str, config_path: str | None) -> dict[Path, dict[Any, Any]]
 
 
 def _unreadable_message(file: Path, error: yaml.YAMLError | UnicodeDecodeError) -> str:
-    """Return the message about a ``file`` that is not YAML, or has such a file in its defaults."""
+    """Return the message about a ``file`` that is not YAML, or that includes such a file."""
     mark = getattr(error, "problem_mark", None)
     where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
     what = getattr(error, "problem", None) or str(error)

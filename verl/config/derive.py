@@ -1,4 +1,4 @@
-"""Config values that are computed from others, so that workers never read ``None`` for them."""
+"""Derived config values: keys that are null by default and are computed from other keys."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -58,7 +58,11 @@ def max_engines_per_node(cfg: PPOConfig, device: str) -> int:
 
 
 def resolve_weight_transfer(cfg: PPOConfig, device: str) -> WeightTransfer:
-    """Return the weight transfer of a run on ``device``: ``store``, ``ipc`` or ``nccl``."""
+    """Return the transport of weights from trainer to engines of a run on ``device``.
+
+    It is ``store`` (Ray's object store), ``ipc`` (CUDA IPC on the same GPU) or ``nccl`` (between
+    GPUs).
+    """
     rollout = cfg.actor_rollout_ref.rollout
     if rollout.weight_transfer != "auto":
         return rollout.weight_transfer
@@ -66,20 +70,23 @@ def resolve_weight_transfer(cfg: PPOConfig, device: str) -> WeightTransfer:
 
 
 def vllm_transfer_backend(cfg: PPOConfig) -> WeightTransfer:
-    """Return vLLM's weight transfer: ``nccl`` if engines have separate GPUs, else ``ipc``."""
+    """Return the weight transport of vLLM: ``nccl`` if engines have separate GPUs, else ``ipc``."""
     return "nccl" if engines_have_separate_gpus(cfg, "cuda") else "ipc"
 
 
 def is_placeholder(files: Sequence[str]) -> bool:
-    """Return True if ``files`` are placeholders that job scripts for environments name."""
+    """Return True if all ``files`` are placeholders, which verl-agent scripts name as data files.
+
+    Such a file states only the modality and the batch size. The tasks come from an environment.
+    """
     return bool(files) and all(PLACEHOLDER.search(file) for file in files)
 
 
 def shared_data_keys(cfg: PPOConfig) -> Mapping[str, str]:
-    """Return the keys of ``cfg`` that set keys of the environment's section.
+    """Return the keys outside of ``env`` whose values are copied into the section ``env.<name>``.
 
-    Maps the path of a key to the name in the section. Only environments whose tasks are rows of
-    files have such keys.
+    Maps the dotted path of the key, for example ``data.train_files``, to the key of the section.
+    Empty unless the tasks of the environment are rows of files.
     """
     settings = cfg.env.active_section
     return {} if settings is None else settings.data_keys
@@ -91,7 +98,7 @@ def uses_file_tasks(cfg: PPOConfig) -> bool:
 
 
 def grades_file_tasks(cfg: PPOConfig) -> bool:
-    """Return True if a user-provided function grades rows of files."""
+    """Return True if tasks are rows of files and a user-provided function computes the rewards."""
     key = shared_data_keys(cfg).get("custom_reward_function.path")
     return key is not None and bool(value_at_path(cfg.env.active_section, key))
 
@@ -109,7 +116,10 @@ def post_rollout_reward_key(cfg: PPOConfig) -> str | None:
 
 
 def unused_rule_reward_keys(cfg: PPOConfig) -> dict[str, str]:
-    """Return keys of rule rewards that are ignored, with the reason: the rule weight is 0."""
+    """Return the keys without effect because ``reward_model.rule_weight`` is 0, with the reason.
+
+    They configure the rule-based reward, which has that weight in the sum with the model's score.
+    """
     if not cfg.reward_model.enable or cfg.reward_model.rule_weight != 0:
         return {}
     why = "reward_model.rule_weight is 0; reward_model.rule_weight=1 adds it to the model's score"
@@ -122,7 +132,7 @@ def unused_rule_reward_keys(cfg: PPOConfig) -> dict[str, str]:
 
 
 def fits_prompts(cfg: PPOConfig) -> bool:
-    """Return True if tasks with too long prompts can be dropped or cut."""
+    """Return True if the environment can drop tasks with too long prompts, or truncate these."""
     settings = cfg.env.active_section
     return settings is not None and settings.fits_prompts
 
@@ -253,11 +263,15 @@ def _fill_value(cfg: Config, path: str, rule: str | Callable[[Config], object]) 
 
 
 def _choose_correction(cfg: PPOConfig) -> None:
-    """Replace ``rollout_is=auto``. The default is ``auto`` because null turns the weights off."""
+    """Replace ``rollout_is=auto`` by ``token`` (importance weight per token) or null (no weights).
+
+    The default is not null, because a user sets null to disable the weights.
+    """
     correction = cfg.algorithm.rollout_correction
     if correction.rollout_is != "auto":
         return
-    # Text that an agent returned without tokens has no rollout log-probs.
+    # With allow_retokenized an agent may return text without token ids. Such text has no rollout
+    # log-probs.
     comparable = not correction.bypass_mode and not cfg.env.allow_retokenized
     less_precise = cfg.actor_rollout_ref.rollout.dtype != "float32"
     off_policy = cfg.trainer.rollout_overlap != "off"
@@ -265,7 +279,7 @@ def _choose_correction(cfg: PPOConfig) -> None:
 
 
 def _choose_rewards(cfg: PPOConfig) -> None:
-    """Use the rewards and weights of ``reward_model.weights`` for gdpo if it has none."""
+    """Copy ``reward_model.weights`` to ``algorithm.gdpo_reward_*`` if these are not set."""
     algorithm = cfg.algorithm
     weights = cfg.reward_model.weights
     if not algorithm.gdpo_reward_keys and not algorithm.gdpo_reward_weights:

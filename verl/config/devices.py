@@ -72,7 +72,7 @@ def parse_machine(text: str) -> Machine:
 
 
 def apply_machine(cfg: PPOConfig, machine: Machine) -> list[str]:
-    """Set ``cfg`` to GPUs for a check on ``machine``; return a message for each missing device."""
+    """Set ``trainer.device`` to GPUs; return messages about devices that ``machine`` lacks."""
     if cfg.trainer.device == "cpu":
         why = f"it contradicts --on {machine}"
         return [build_problem(cfg, "trainer.device", why, "auto, cuda", "trainer.device=auto")]

@@ -11,7 +11,7 @@ from verl.config.settings import ConfigError, Key, MissingKey, value_at_path
 from verl.config.settings.unknown_keys import equivalent_setting, nearest_key
 
 ACTOR = "actor_rollout_ref.actor"
-# Lines of the plan, and of ``_update_lines``, that a key changes.
+# Config keys -> labels of the lines of the plan, and of ``_update_lines``, that these keys change.
 LINES_OF_KEYS = {
     ("data.train_batch_size", "env.rollout.n", "actor_rollout_ref.rollout.n"): ("one step", "rows"),
     (f"{ACTOR}.ppo_mini_batch_size", f"{ACTOR}.ppo_mini_batches", f"{ACTOR}.ppo_epochs"): (

@@ -33,11 +33,11 @@ REFERENCE = re.compile(r"\$\{([\w.]+)\}")
 
 @dataclass
 class ParsedConfig(Generic[Schema]):
-    """A config without its refused keys, and a message for each of them."""
+    """A config from which invalid keys were removed, and a message for each of these keys."""
 
     config: Schema
     problems: list[str] = field(default_factory=list)
-    # Messages about keys that are valid and have no effect; a command line refuses them.
+    # Messages about valid keys without effect. The command line refuses such a config.
     unused_keys: list[str] = field(default_factory=list)
     tree: Tree = field(default_factory=dict)  # all keys, interpolations not resolved
 
@@ -95,10 +95,10 @@ def _names_another_policy(
     schema: type[Section],
     config_path: str | None,
 ) -> bool:
-    """Return True if ``overrides`` name another policy than the config, and no cold start.
+    """Return True if ``overrides`` set another policy path than the config, but no cold start key.
 
-    The cold start of the config is for the config's policy. It must not train a policy under the
-    name of another one.
+    The cold start of the config trains the config's own policy. It must not write that policy to
+    the path of another one.
     """
     keys = [override.lstrip("+").partition("=")[0] for override in overrides]
     sets_cold_start = any(key == "cold_start" or key.startswith("cold_start.") for key in keys)
@@ -158,7 +158,8 @@ def _parse_tree(config_values: Tree, schema: type[Schema]) -> ParsedConfig[Schem
         _delete_value(config, path)
     problems += _independent_problems(messages | unresolved, tree)
     if not problems:
-        # Before derive(): --cfg job shows null for derived values, --resolve their values.
+        # Copy the tree before derived values are filled in: --cfg job prints null for them, and
+        # only --resolve prints their values.
         tree = _with_interpolations(to_dict(config), tree)
     return ParsedConfig(derive_values(config), problems, tree=tree)
 
@@ -293,9 +294,9 @@ def _resolve_interpolations(tree: Tree) -> tuple[Tree, dict[str, str]]:
 
 
 def _find_circles(paths: Sequence[str], tree: Tree) -> dict[str, str]:
-    """Return the values among ``paths`` that refer to themselves, directly or through others.
+    """Return the ``paths`` whose interpolations refer back to themselves, possibly through others.
 
-    Maps the first path of each circle to a message, and the other paths to an empty text.
+    Of each such circle, the first path is mapped to an error message, the others to "".
     """
     leads_to = {
         path: [
@@ -353,7 +354,7 @@ def _nest_value(path: str, value: object) -> Tree:
 
 
 def _independent_problems(problems: Mapping[str, str], tree: Tree) -> list[str]:
-    """Return the messages without those about values that refer to another wrong value."""
+    """Return the messages, without those about values that only refer to another invalid value."""
     paths = _interpolated_paths(tree)
     circles = _find_circles(paths, tree)
     repeated = {path for path, message in problems.items() if not message}
@@ -380,7 +381,7 @@ def _with_interpolations(values: Tree, tree: Tree) -> Tree:
 
 
 def keys_without_effect(cfg: Section, device: str) -> dict[str, str]:
-    """Return the keys that were set and have no effect on ``device``, each with the reason."""
+    """Return the non-default keys that have no effect on ``device``, each with the reason."""
     reasons = {}
     for key in keys_of(type(cfg)).values():
         if key.is_section or not (key.unused_mark or key.is_gpu_only):

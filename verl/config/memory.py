@@ -2,13 +2,13 @@
 
 P parameters, R ranks that share one copy of them, T tokens of a micro-batch, L layers of width H:
 
-    trained model      4P weights + 4P gradient + 8P moments, divided by R
-    frozen reference   4P divided by R
-    gathered layers    two layers with all their parameters
+    trained model      4P bytes weights + 4P gradient + 8P Adam moments, divided by R
+    frozen reference   4P bytes divided by R
+    gathered layers    all parameters of two layers, which FSDP2 gathers at the same time
     activations        T L H numbers with gradient checkpointing, 16 T L H without
-    logits             values and gradient of one chunk
-    engine             its share of the device while it generates; 0 on the device of a training
-                       rank while it sleeps or if it has separate GPUs
+    logits             values and gradient of the largest chunk (``MAX_LOGITS``)
+    engine             gpu_memory_utilization, or weights and KV cache, while it generates; 0 on the
+                       device of a training rank while it sleeps or if it has separate GPUs
 
 The estimates are lower bounds, so that a run which fits is never refused.
 """
@@ -22,12 +22,12 @@ from verl.config.schema.model import FSDPConfig
 from verl.names import CPU_CACHE_GB, MAX_LOGITS
 
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-WEIGHT_BYTES = 4  # master weights, float32
-TRAINING_BYTES = 16  # master weight, gradient and two moments, float32 each
-RESTING_BYTES = 12  # between updates, without the gradient
+WEIGHT_BYTES = 4  # per parameter: master weight, float32
+TRAINING_BYTES = 16  # per parameter in an update: master weight, gradient and two moments, float32
+RESTING_BYTES = 12  # per parameter between updates: master weight and two moments, no gradient
 # Activations per token and layer that backward needs (inputs of matrix products), in units of H.
 SAVED_WIDTHS = 16
-ROWS_GB = 1.0  # GB of trajectories in the object store
+ROWS_GB = 1.0  # assumed size of all trajectories in Ray's object store, GB
 GIB = 2**30
 
 
@@ -62,7 +62,9 @@ def cpu_node_bytes(cfg: PPOConfig, size: PolicySize) -> float:
 
 
 def update_bytes(cfg: PPOConfig, size: PolicySize) -> float | None:
-    """Return the memory of a training rank's GPU in an update while engines sleep, in bytes.
+    """Return the memory that a training rank needs on its GPU in an update, in bytes.
+
+    The memory of a rollout engine on the same GPU is not included.
 
     None if the size of the policy is not known.
     """
@@ -84,9 +86,9 @@ def update_bytes(cfg: PPOConfig, size: PolicySize) -> float | None:
 
 
 def rollout_bytes(cfg: PPOConfig, size: PolicySize, device_bytes: float) -> float | None:
-    """Return the memory of a GPU of ``device_bytes`` while its engine generates, in bytes.
+    """Return the memory used on a GPU while its rollout engine generates, in bytes.
 
-    None if the size of the policy is not known.
+    ``device_bytes`` is the total memory of the GPU. None if the size of the policy is not known.
     """
     parameters = size.parameters
     if parameters is None:
@@ -113,7 +115,7 @@ def _engine_weight_bytes(cfg: PPOConfig, parameters: int) -> float:
 
 
 def _awake_engine_bytes(cfg: PPOConfig, parameters: int, device_bytes: float) -> float:
-    """Return the bytes of an engine that is awake, on one of its GPUs."""
+    """Return the bytes of weights and KV cache of an engine that is not asleep, on one GPU."""
     rollout = cfg.actor_rollout_ref.rollout
     if rollout.kv_cache_gb is None:
         return rollout.gpu_memory_utilization * device_bytes
@@ -133,7 +135,7 @@ def gpu_node_bytes(cfg: PPOConfig, size: PolicySize) -> float | None:
     whole = size.parameters * WEIGHT_BYTES
     rollout = cfg.actor_rollout_ref.rollout
     weights = size.parameters * BYTES[rollout.dtype]
-    # The gathered copy, the cast one and the one in the store.
+    # Three copies of the weights: gathered (float32), cast, and in the object store.
     syncing = whole + 2 * weights if resolve_weight_transfer(cfg, "cuda") == "store" else 0
     saving = size.parameters * _checkpoint_bytes_per_parameter(cfg) / _nodes_per_copy(cfg)
     # An asynchronous save continues during the next training steps.
@@ -142,7 +144,10 @@ def gpu_node_bytes(cfg: PPOConfig, size: PolicySize) -> float | None:
 
 
 def _checkpoint_bytes_per_parameter(cfg: PPOConfig) -> int:
-    """Return the bytes in a checkpoint per parameter of the policy; a critic has equal size."""
+    """Return the bytes of a checkpoint divided by the number of parameters of the policy.
+
+    A critic counts as a second model with the same number of parameters.
+    """
     if cfg.trainer.save_freq == 0:
         return 0
     policy = cfg.actor_rollout_ref
@@ -156,7 +161,10 @@ def _checkpoint_bytes_per_parameter(cfg: PPOConfig) -> int:
 
 
 def _nodes_per_copy(cfg: PPOConfig) -> int:
-    """Return the nodes over which one copy of the policy is sharded; these save it."""
+    """Return the number of nodes over which one copy of the policy is sharded.
+
+    Only their ranks write the policy to a checkpoint.
+    """
     ranks = _ranks_per_copy(cfg, cfg.actor_rollout_ref.actor.fsdp_config)
     return -(-ranks // cfg.trainer.n_gpus_per_node)
 
@@ -204,8 +212,8 @@ def memory_problems(
 ) -> Iterator[str]:
     """Yield a message for each estimate that exceeds the memory of a GPU or of a node.
 
-    ``device_gb`` and ``host_gb`` are GiB; None is not checked. Attention heads that do not divide
-    over the devices of an engine give a message too.
+    ``device_gb`` (one GPU) and ``host_gb`` (host of a node) are in GiB; None skips that check. A
+    number of attention heads that is not divisible among the devices of an engine is reported too.
     """
     yield from _head_problems(cfg, size)
     if device_gb is not None:

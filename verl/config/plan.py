@@ -56,9 +56,9 @@ class Facts:
     train_tasks: int | None = None
     val_tasks: int | None = None
     parameters: int | None = None
-    trained_parameters: int | None = None  # of LoRA adapters
-    made_by: str = ""  # config of the cold start that trains the policy
-    audit: str = ""  # description of the trajectories of main_audit
+    trained_parameters: int | None = None  # number of parameters of the LoRA adapters
+    made_by: str = ""  # config name of the cold start that trains the policy
+    audit: str = ""  # number of tasks, turns and trajectories of main_audit, as text
     vocab_size: int | None = None
     layers: int | None = None
     hidden: int | None = None
@@ -75,10 +75,10 @@ class Facts:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """Counts of a run.
+    """Numbers of tasks, rows, steps, workers and tokens of a run, and its memory.
 
-    None: not known before the tasks or the policy exist. Upper bounds have ``at_most`` in their
-    name.
+    A value is None if it is not known before the tasks or the policy exist. Upper bounds have
+    ``at_most`` in their name.
     """
 
     title: str
@@ -99,22 +99,23 @@ class Plan:
     total_optimizer_steps: int | None = None
     row_tokens: int = 0
     sampled_tokens_at_most: int = 0
-    # Tokens sampled outside of turns, by their purpose, from the method plugins.
+    # Tokens of a step that are sampled in addition to the agent's turns: purpose -> upper bound.
+    # Method plugins state them.
     other_tokens_at_most: Mapping[str, int] = dataclasses.field(default_factory=dict)
     ranks: int = 1
     threads_per_rank: int = 1
     engines: int = 0
     gpus_per_engine: int = 1
-    engine_gpus: int = 0  # without training ranks
+    engine_gpus: int = 0  # number of GPUs that only rollout engines use
     weight_transfer: str = "store"
     threads_per_engine: int = 1
     collectors: int = 0
     env_processes: int = 0
     envs: int = 0
-    evaluates: bool = False  # no training: an evaluation on validation tasks, or an audit
-    audit: str = ""  # description of the trajectories of an audit
-    trajectories_per_val_task: int = 1  # trajectories of each validation task
-    sampling: str = ""  # sampling in validation
+    evaluates: bool = False  # no training: an evaluation on validation tasks, or main_audit
+    audit: str = ""  # number of tasks, turns and trajectories of main_audit, as text
+    trajectories_per_val_task: int = 1
+    sampling: str = ""  # sampling parameters of validation
     policy: str | None = None  # path or checkpoint of the policy
     parameters: int | None = None
     trained_parameters: int | None = None
@@ -122,11 +123,12 @@ class Plan:
     made_by: str = ""
     memory_gb: float | None = None
     machine_memory_gb: float | None = None
-    device_memory_gb: float | None = None  # GiB of a GPU that an update needs
-    gpu_problems: tuple[str, ...] = ()  # memory that exceeds a GPU or its host
+    device_memory_gb: float | None = None  # GiB that an update needs on a GPU
+    gpu_problems: tuple[str, ...] = ()  # messages: more memory is needed than GPU or host have
     default_group_size: int | None = None  # group size if env.rollout.n is not set
-    stand_in: str = ""  # replacement of the environment that the config names
-    # Differences from published jobs with the same keys, and overrides that remove them.
+    stand_in: str = ""  # simulation that is used in place of the environment that the config names
+    # Where this run differs from a verl-agent script with the same keys, with the overrides that
+    # restore the behaviour of the script.
     notes: tuple[str, ...] = ()
 
     def labelled_lines(self) -> Iterator[tuple[str, str]]:
@@ -253,7 +255,7 @@ def _format_memory(
 
 
 def gather_facts(cfg: PPOConfig | SFTConfig) -> Facts:
-    """Return the facts that need no torch: cores, memory, and the size of a policy on disk."""
+    """Return facts that are found without torch: CPU cores, memory, size of a policy on disk."""
     pages = (
         os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else None
     )
@@ -375,7 +377,10 @@ def _training_steps(cfg: PPOConfig, train_tasks: int | None) -> int | None:
 
 
 def _sampled_tokens(cfg: PPOConfig, trajectories: int, turns: int) -> dict[str, Any]:
-    """Return upper bounds of the tokens sampled in a training step, in and outside of turns."""
+    """Return upper bounds of the tokens sampled in a training step, as fields of ``Plan``.
+
+    They are for the agent's turns, and for other purposes of the method plugins.
+    """
     env = cfg.env
     others = [plugin.sampled_tokens(cfg, turns) for plugin in METHODS]
     if env.history == "append":
@@ -416,7 +421,7 @@ def _worker_counts(cfg: PPOConfig, facts: Facts) -> dict[str, Any]:
 
 
 def describe_stand_in(cfg: PPOConfig | SFTConfig) -> str:
-    """Describe the replacement of the environment that ``cfg`` names; empty if there is none."""
+    """Describe the simulation that replaces the environment of ``cfg``; "" if there is none."""
     return "; ".join(filter(None, (plugin.stand_in(cfg) for plugin in ENVIRONMENTS)))
 
 
@@ -482,7 +487,7 @@ def _update_memory_gb(cfg: PPOConfig, facts: Facts) -> float | None:
 def _gpu_problems(cfg: PPOConfig, facts: Facts) -> Iterator[str]:
     if facts.device == "cpu":
         return
-    # The nodes of a joined cluster may have another memory than this machine.
+    # The nodes of a Ray cluster that the run joins may have more or less memory than this machine.
     joins = cfg.ray_init.address or os.environ.get("RAY_ADDRESS")
     host = None if joins else facts.memory_gb
     yield from memory_problems(cfg, facts.size, facts.device_memory_gb, host)

@@ -1,4 +1,4 @@
-"""Notes of the plan: numbers that mean something else in published job scripts."""
+"""Notes of the plan: keys that have another meaning in the job scripts of verl-agent."""
 
 from collections.abc import Iterator
 
@@ -19,16 +19,20 @@ STEPS = "trainer.total_training_steps"
 
 
 def rows_at_most(cfg: PPOConfig) -> int:
-    """Return the rows of a training step: one per trajectory (append) or per turn (window)."""
+    """Return the largest number of rows of a training step.
+
+    A trajectory is one row with ``env.history=append``, and one row per turn with ``window``.
+    """
     trajectories = trajectories_per_step(cfg)
     return trajectories if cfg.env.history == "append" else trajectories * cfg.env.max_steps
 
 
 def iterate_plan_notes(cfg: PPOConfig, tasks: int | None = None) -> Iterator[str]:
-    """Yield notes on numbers that differ from published jobs, with the override to make them equal.
+    """Yield notes about the plan, each with the override that changes it.
 
-    Other notes are about idle GPUs and settings without effect. ``tasks`` is the number of training
-    tasks, if it is known.
+    Most are about numbers of steps that differ from a verl-agent script with the same keys. Others
+    are about idle GPUs and keys without effect. ``tasks`` is the number of training tasks; None if
+    it is not known.
     """
     yield from _rows_per_step(cfg)
     yield from _length_of_an_epoch(cfg, tasks)
@@ -80,7 +84,7 @@ def _rows_per_step(cfg: PPOConfig) -> Iterator[str]:
 
 def _length_of_an_epoch(cfg: PPOConfig, tasks: int | None = None) -> Iterator[str]:
     trainer = cfg.trainer
-    # For rows of files, an epoch means the same as in published jobs.
+    # If the tasks are rows of files, an epoch means the same as in verl-agent.
     if trainer.total_training_steps is not None or uses_file_tasks(cfg):
         return
     if is_placeholder(cfg.data.train_files):

@@ -1,4 +1,4 @@
-"""Sections and rules that the packages above ``verl`` add to the configuration.
+"""Sections and checks that packages which import ``verl`` add to the configuration.
 
 ``verl.trainer.launch.extensions`` fills the two lists. Without it, the schema has only the keys of
 ``verl.config.schema``, and there are no sections ``env.<name>``.
@@ -17,13 +17,13 @@ Schema = TypeVar("Schema", bound=Section)
 
 @dataclass(frozen=True)
 class EnvironmentPlugin:
-    """Sections ``env.<name>`` of the registered environments, and rules about them.
+    """Sections ``env.<name>`` of the registered environments, and checks of them.
 
     ``section`` returns the class of a section, or None if its package cannot be imported.
     ``preprocess`` changes the tree of files and overrides before it is read, for example to add
     values that follow from others. ``check_set_keys`` gets the tree and the dotted paths of the
-    keys that the user set, and refuses those without effect. ``stand_in`` describes the replacement
-    of the environment that the config names, or returns "".
+    keys that the user set, and refuses those without effect. ``stand_in`` describes the simulation
+    that replaces the environment named by the config, or returns "".
     """
 
     names: Callable[[], Collection[str]]
@@ -35,12 +35,12 @@ class EnvironmentPlugin:
 
 @dataclass(frozen=True)
 class MethodPlugin:
-    """Keys and rules of a method.
+    """Config keys and checks of a training method (such as ``rlvcr``).
 
     ``schemas`` maps a class of the schema to its subclass with the keys of the method. ``derive``
-    fills in derived values. ``columns`` maps the columns that the method can add to the batch to
-    the overrides that they need, or to "". ``sampled_tokens`` returns upper bounds, by purpose, of
-    the tokens that are sampled outside of turns, for a number of turns.
+    fills in derived values. ``columns`` maps each batch column of the method to "" if the config
+    produces it, else to the override that does. ``sampled_tokens`` gets a number of turns. It
+    returns upper bounds of the tokens that are sampled in addition to these turns, by purpose.
     """
 
     schemas: Mapping[type[Section], type[Section]]

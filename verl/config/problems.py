@@ -14,7 +14,8 @@ Problems = Iterator[str]
 class RegisteredNames:
     """Names in the registries of this process, including those of user-provided modules.
 
-    None: the registry was not read. ``estimators`` maps a name to the batch columns that it needs.
+    A field is None if its registry was not read. ``estimators`` maps the name of an estimator to
+    the batch columns that it needs.
     """
 
     environments: Collection[str] | None = None

@@ -98,7 +98,10 @@ def _known_names(
 
 
 def batch_columns(cfg: PPOConfig) -> dict[str, str]:
-    """Map columns that depend on the config to "" if the batch has them, else to the override."""
+    """Map each batch column that depends on the config to the override that would add it.
+
+    The text is "" if the batch has the column with this config.
+    """
     algorithm = cfg.algorithm
     actor = "actor_rollout_ref.actor"
     use_kl = f"{actor}.use_kl_loss=true or algorithm.use_kl_in_reward=true"

@@ -1,4 +1,7 @@
-"""Refusal of code that a run's stored configuration names, unless the command line allows it."""
+"""Refusal to run code (files, modules, commands) named by the stored config of another run.
+
+The command line can allow it.
+"""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
@@ -28,15 +31,17 @@ def _iterate_code_keys(
         path = f"{above}{name}"
         key = keys.get(path)
         if isinstance(value, str) and "${" in value:
-            # A run stores resolved values. An interpolation could insert code from a key with
-            # another name, so one at or above a code key counts as code.
+            # A run stores resolved values. An interpolation could copy code from a key with another
+            # name. So it counts as code if it replaces a key that names code, or a section with
+            # such a key.
             is_code = any(
                 other.code_mark and f"{at}.".startswith(f"{path}.") for at, other in keys.items()
             )
         elif key is not None:
             is_code = key.code_mark is not None and key.code_mark.names_code(value)
         else:
-            # Undeclared keys: in a dictionary (env.kwargs) or in the section of a missing package.
+            # The schema does not declare this key: it is in a dictionary (env.kwargs), or in the
+            # section of an environment whose package is missing.
             is_code = name in names and bool(value) and not isinstance(value, Mapping)
         if is_code:
             yield path
@@ -51,9 +56,9 @@ def refuse_stored_code(
     fix: str = f"{TRUST}=true",
     schema: type[Section] = PPOConfig,
 ) -> None:
-    """Raise ``ConfigError`` for keys of ``stored`` that name code.
+    """Raise ``ConfigError`` if the values in ``stored`` name code (a file, module or command).
 
-    Keys of the command line (``given``) are allowed.
+    Keys that the command line sets (``given``) are allowed.
     """
     refused = [path for path in code_keys(stored, schema) if not _is_given(path, given)]
     if refused:

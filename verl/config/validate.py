@@ -1,4 +1,4 @@
-"""Run of all cross-field checks.
+"""Entry point of all checks of combinations of config keys.
 
 Each check yields messages with key, value, reason, allowed values and fix. ``validate`` raises one
 ``ConfigError`` with all of them. The checks are in ``verl.config.checks``.
@@ -60,7 +60,8 @@ def find_problems(
 
     ``names`` are the registered names; with None, built-in names are known and environments are not
     checked. With ``check_files``, files and directories that the config names must exist on this
-    machine. A ``partial`` config lacks refused keys; a check that needs one of them ends there.
+    machine. A ``partial`` config lacks the keys that were refused. A check that reads one of them
+    stops without a message about it.
     """
     ctx = CheckContext(names or RegisteredNames(), check_files, guess_device(_device_or_cpu(cfg)))
     messages: list[str] = []

@@ -29,7 +29,7 @@ _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 @dataclass
 class _Size:
-    """Number of values in a node with aliases expanded, and depth of its nesting."""
+    """Number of values in a YAML node after aliases are expanded, and its nesting depth."""
 
     values: int = 1
     depth: int = 1
@@ -41,7 +41,7 @@ class _Size:
 
 @dataclass
 class _Files:
-    """Files that a config includes through its defaults, with contents, in the order of reading."""
+    """Files that a config includes through its ``defaults`` list, and their contents by path."""
 
     dirs: Sequence[Path]
     contents: dict[Path, dict[Any, Any]] = field(default_factory=dict)

@@ -10,7 +10,7 @@ _Base: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 
 
 class _Dumper(_Base):
-    """YAML dumper that quotes texts which some readers convert: 1e-6 to a number, n to False."""
+    """YAML dumper that quotes strings which some parsers convert: 1e-6 to a number, n to False."""
 
 
 def _write_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:

@@ -32,7 +32,7 @@ from verl.config.validate import find_problems
 from verl.utils.commands import run_reporting_mistakes
 from verl.utils.interrupt import Interruption
 
-# A config name, or a choice that reads the overrides.
+# The name of a config, or a function that chooses it from the overrides.
 ConfigDefault = str | Callable[[Sequence[str]], str]
 COMPOSED_NOTE = "# composed, not checked: use --check to test whether this run could start"
 CHECKED_NOTE = "checked, nothing was started: run without --check to start"
@@ -48,18 +48,21 @@ class Command:
     configs: list[Config] = field(default_factory=list)
     text: str | None = None
     only_check: bool = False
-    machine: Machine | None = None  # checked instead of this machine
+    machine: Machine | None = None  # machine of ``--on``, for which the config is checked
 
 
 @dataclass(frozen=True)
 class Inspection:
-    """Result of opening what a config names: problems, and fields of ``Facts`` for the plan."""
+    """Result of opening the environment, models and files of a config.
+
+    ``problems`` are messages about them, ``facts`` are fields of ``Facts`` for the plan.
+    """
 
     problems: Collection[str] = ()
     facts: Mapping[str, Any] = field(default_factory=dict)
 
 
-# An inspection without facts returns only its problems.
+# Function that checks a config. It may return only the problems, if it finds no facts.
 Inspect = Callable[..., Collection[str] | Inspection]
 
 
@@ -184,7 +187,10 @@ def _read_stated_machine(args: argparse.Namespace, schema: Schema) -> Machine | 
 
 
 def _collect_problems(parsed: ParsedConfig) -> list[str]:
-    """Return all problems of a config that cannot be read, across keys too; [] if it can be."""
+    """Return all problems of a config with invalid keys, those of the other keys too.
+
+    Return [] if no key is invalid.
+    """
     if not parsed.problems:
         return []
     return [
@@ -194,7 +200,7 @@ def _collect_problems(parsed: ParsedConfig) -> list[str]:
 
 
 def _list_light_names(parsed: ParsedConfig) -> RegisteredNames:
-    """Return the names that are known without importing the modules that register the others."""
+    """Return the registered names that are known without the import of slow modules."""
     section = getattr(parsed.config, "actor_rollout_ref", None)
     if section is not None and value_at_path(parsed.config, EXTERNAL_LIB):
         # A user-provided module may register more names, and its import may be slow.

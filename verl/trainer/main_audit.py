@@ -1,10 +1,10 @@
-"""Compare the credit per turn of a finished run with measured returns: ``python -m
+"""Compare the estimated advantages per turn of a finished run with measured returns: ``python -m
 verl.trainer.main_audit RUN_DIR [key=value ...]``.
 
 Generate trajectories of validation tasks with the newest policy of the run. At some of their turns
-force every choice that the method gives credit for, and continue each to the end. Compare the
-returns with the scores that the estimators gave before. Keys are those of ``main_ppo``; their
-defaults are the configuration of the run. Results are written to ``RUN_DIR/audit``.
+force every thinking level in turn, and continue each trajectory to the end. Compare the returns
+with the advantages that the estimators gave to the levels before. Keys are those of ``main_ppo``;
+their defaults are the configuration of the run. Results are written to ``RUN_DIR/audit``.
 """
 
 import sys

@@ -20,8 +20,8 @@ def check_lengths(cfg: PPOConfig, _ctx: CheckContext) -> Problems:
         yield build_problem(
             cfg, "actor_rollout_ref.rollout.max_model_len", why, f"{row} or more, or null", fix
         )
-    # The default is data.max_response_length. That fits windows, where a response is one turn, but
-    # is too large for append.
+    # The default is data.max_response_length. That is right for env.history=window, where a
+    # response is one turn. It is too large for append, where a response is the whole trajectory.
     if cfg.env.max_turn_tokens > data.max_response_length:
         why = "a turn must fit into the response"
         allowed = f"data.max_response_length ({data.max_response_length}) or less"
@@ -69,7 +69,8 @@ def check_batches(cfg: PPOConfig, _ctx: CheckContext) -> Problems:
     trajectories = trajectories_per_step(cfg)
     ranks = cfg.trainer.n_gpus_per_node * cfg.trainer.nnodes
     prefix = "actor_rollout_ref.actor"
-    # True if the number was derived from the size: the message has to name the key that was set.
+    # True if the number of mini-batches was derived from ppo_mini_batch_size. The message then
+    # names ppo_mini_batch_size, which is the key that the user set.
     by_size = actor.ppo_mini_batches == max(1, tasks // actor.ppo_mini_batch_size)
     if by_size and tasks > actor.ppo_mini_batch_size and tasks % actor.ppo_mini_batch_size:
         allowed = f"a divisor of data.train_batch_size ({tasks}), or any larger number"
@@ -91,7 +92,7 @@ def check_batches(cfg: PPOConfig, _ctx: CheckContext) -> Problems:
 
 
 def check_sampling(cfg: PPOConfig, _ctx: CheckContext) -> Problems:
-    """Check that training samples from all tokens, and the group size."""
+    """Check that training samples from all tokens of the vocabulary, and check the group size."""
     rollout = cfg.actor_rollout_ref.rollout
     prefix = "actor_rollout_ref.rollout"
     if (rollout.temperature == 0 or not rollout.do_sample) and not cfg.trainer.val_only:
@@ -114,9 +115,9 @@ def check_sampling(cfg: PPOConfig, _ctx: CheckContext) -> Problems:
 
 
 def _group_size_problems(cfg: PPOConfig) -> Problems:
-    """Refuse an engine's ``n`` that would be ignored, because groups would have another size.
+    """Refuse a ``rollout.n`` that is ignored because ``env.rollout.n`` sets the group size.
 
-    For rows of files, ``n`` is the group size.
+    If the tasks are rows of files, ``rollout.n`` is the group size.
     """
     key = "actor_rollout_ref.rollout.n"
     n = cfg.actor_rollout_ref.rollout.n
@@ -133,7 +134,10 @@ def _group_size_problems(cfg: PPOConfig) -> Problems:
 
 
 def _truncation_problems(cfg: PPOConfig, where: str, trained: bool) -> Problems:
-    """Check that ``top_p`` and ``top_k`` keep a token, and if it is ``trained`` on, all tokens."""
+    """Check that ``top_p`` and ``top_k`` keep at least one token, and all tokens if ``trained``.
+
+    ``trained`` is True for the sampling of training trajectories, False for validation.
+    """
     whole = {"top_p": 1.0, "top_k": -1}
     for name, all_tokens in whole.items():
         key = f"{where}.{name}"

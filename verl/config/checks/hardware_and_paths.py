@@ -24,7 +24,7 @@ def check_devices(cfg: PPOConfig, ctx: CheckContext) -> Problems:
     """Check that ranks and engines fit the devices."""
     trainer = cfg.trainer
     ranks = trainer.n_gpus_per_node * trainer.nnodes
-    # A cluster may have the GPUs that this machine lacks.
+    # A cluster that the run joins may have GPUs although this machine has none.
     joins = cfg.ray_init.address or os.environ.get("RAY_ADDRESS")
     if ctx.device == "cuda":
         yield from engine_problems(cfg)
@@ -36,7 +36,7 @@ def check_devices(cfg: PPOConfig, ctx: CheckContext) -> Problems:
     for where in ("actor_rollout_ref.actor", "actor_rollout_ref.ref", "critic.model"):
         key = f"{where}.fsdp_config.fsdp_size"
         size = value_at_path(cfg, key)
-        # Every fsdp_size ranks share one copy of the parameters; a remainder cannot form a copy.
+        # fsdp_size ranks hold one copy of the parameters, so it must divide the number of ranks.
         if size != -1 and (size < 1 or ranks % size):
             yield build_problem(
                 cfg,
@@ -70,7 +70,7 @@ def cpu_problems(cfg: PPOConfig) -> Problems:
 
 
 def _sequence_parallel_problems(cfg: PPOConfig) -> Problems:
-    """Check that ranks which compute a row together are on one node, and are not compiled."""
+    """Check sequence parallelism: its ranks must be on one node, without torch.compile."""
     ranks = cfg.trainer.n_gpus_per_node
     for where in ("actor_rollout_ref.actor", "critic"):
         key = f"{where}.ulysses_sequence_parallel_size"
@@ -149,7 +149,7 @@ def _transfer_problems(cfg: PPOConfig, device: str) -> Problems:
 
 
 def _gpu_transfers(cfg: PPOConfig) -> list[str]:
-    """Return the weight transfers that vLLM supports on the GPUs of its engines."""
+    """Return the values of ``weight_transfer`` that vLLM supports on the GPUs of its engines."""
     each = cfg.actor_rollout_ref.rollout.tensor_model_parallel_size
     return [vllm_transfer_backend(cfg)] if each > 1 else [vllm_transfer_backend(cfg), "store"]
 
@@ -188,7 +188,7 @@ def check_run(cfg: PPOConfig | SFTConfig, ctx: CheckContext) -> Problems:
 
 
 def _name_problems(cfg: PPOConfig | SFTConfig) -> Problems:
-    """Check that names give a directory below ``runs/``, and that the run directory has a name."""
+    """Check that project and experiment name form a directory below ``runs/``."""
     for name in ("project_name", "experiment_name", "default_local_dir"):
         key = f"trainer.{name}"
         value = str(value_at_path(cfg, key))

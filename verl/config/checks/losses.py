@@ -52,7 +52,7 @@ def check_losses(cfg: PPOConfig, _ctx: CheckContext) -> Problems:
 
 
 def check_rollout_correction(cfg: PPOConfig, _ctx: CheckContext) -> Problems:
-    """Check that both log-probs exist that a rollout correction compares."""
+    """Check that the log-probs of trainer and rollout engine exist, which a correction compares."""
     correction = cfg.algorithm.rollout_correction
     prefix = "algorithm.rollout_correction"
     for name in ("rollout_is", "rollout_rs"):
@@ -73,7 +73,7 @@ def check_rollout_correction(cfg: PPOConfig, _ctx: CheckContext) -> Problems:
 
 
 def check_overlap(cfg: PPOConfig, ctx: CheckContext) -> Problems:
-    """Check that off-policy rollouts are corrected, and that partial rollouts are possible."""
+    """Check that overlapped (off-policy) rollouts are corrected, and keys of partial rollouts."""
     yield from _partial_rollout_problems(cfg)
     if cfg.trainer.rollout_overlap == "off":
         return
@@ -112,7 +112,7 @@ def _partial_rollout_problems(cfg: PPOConfig) -> Problems:
 
 
 def check_gdpo(cfg: PPOConfig, _ctx: CheckContext) -> Problems:
-    """Check that GDPO has rewards to sum, and that no other setting changes the reward."""
+    """Check that GDPO has named rewards to sum, and that no other key modifies the reward."""
     algorithm = cfg.algorithm
     if algorithm.adv_estimator != "gdpo":
         return
@@ -135,7 +135,7 @@ def check_gdpo(cfg: PPOConfig, _ctx: CheckContext) -> Problems:
 
 
 def _loss_problems(cfg: PPOConfig, prefix: str) -> Problems:
-    """Check the settings that the chosen policy loss reads."""
+    """Check the keys that are parameters of the configured policy loss."""
     actor = cfg.actor_rollout_ref.actor
     loss = actor.policy_loss
     for name in ("tau_pos", "tau_neg"):

@@ -14,11 +14,11 @@ from verl.config.settings.hints import nearest_name
 POLICY = "actor_rollout_ref.model.path"
 COLD_START_FIX = "train one there with a cold start: cold_start.enable=true"
 ALLOWED = "a directory in Hugging Face format, or a hub name"
-CHECKSUMS = "SHA256SUMS"  # file in a policy of the package, in the format of `sha256sum --check`
+CHECKSUMS = "SHA256SUMS"  # file of a policy shipped with the package, for `sha256sum --check`
 
 
 def is_local(path: str) -> bool:
-    """Return True if ``path`` can only be a directory.
+    """Return True if ``path`` cannot be a name on the Hugging Face hub, so it is a directory.
 
     A hub name is ``name`` or ``owner/name``, with or without ``@revision``.
     """
@@ -30,7 +30,7 @@ def check_directory(
 ) -> Problems:
     """Check that the value of ``key`` is a hub name, or a directory with a model.
 
-    If a cold start makes the model (``made``), the directory may be missing.
+    ``made`` is True if a cold start creates the model. The directory may be missing then.
     """
     path = value_at_path(cfg, key)
     if path is None or not ctx.check_files:
@@ -49,7 +49,8 @@ def check_directory(
             fix = "remove it, so that the cold start trains a policy there" if made else fix
             yield build_problem(cfg, key, why, ALLOWED, fix, code)
     elif made and not is_local(path):
-        # Every later job in this working directory would load that policy instead of the hub's.
+        # A relative path that looks like a hub name: later jobs in this working directory would
+        # load the trained policy instead of the model on the hub.
         why = "a cold start would write a small policy under the name of a hub model"
         allowed = "a directory that starts with . or /"
         fix = f"cold_start.enable=false to train the hub's model, or {key}=./{path}"
@@ -64,7 +65,7 @@ def fix_for_missing(cfg: PPOConfig | SFTConfig, key: str) -> str:
     path = str(value_at_path(cfg, key))
     if is_local(path):
         fixes = [_suggest_sibling(Path(path)) or "correct the path"]
-        # Only a config with a cold start of its policy can make the policy that was meant.
+        # Only a config whose cold start trains this policy can create it.
         if key == POLICY and isinstance(cfg, PPOConfig) and cfg.cold_start.config_name:
             fixes.append(COLD_START_FIX)
         return "; or ".join(fixes)
@@ -92,7 +93,7 @@ def _missing_model_file(directory: Path) -> Iterator[tuple[str, str]]:
 def _altered_file(directory: Path) -> str:
     """Return the first file whose SHA-256 differs from the checksums of ``directory``, or "".
 
-    Only policies of the package must have checksums.
+    Only the policies that are shipped with the package must have checksums.
     """
     checksums = directory / CHECKSUMS
     if not checksums.is_file():

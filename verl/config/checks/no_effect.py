@@ -1,4 +1,4 @@
-"""Checks of keys without effect that name data, models or rewards: these are refused."""
+"""Refusal of keys that have no effect here, but name data, models or rewards."""
 
 from verl.config.derive import grades_file_tasks, is_placeholder, shared_data_keys, uses_file_tasks
 from verl.config.problems import CheckContext, Problems, build_problem
@@ -36,12 +36,12 @@ def check_no_effect(cfg: PPOConfig | SFTConfig, _ctx: CheckContext) -> Problems:
 
 
 def check_data_files(cfg: PPOConfig, _ctx: CheckContext) -> Problems:
-    """Refuse files that an environment would ignore, and keys that contradict its section."""
+    """Refuse data files that the environment ignores, and keys that contradict ``env.<name>``."""
     yield from _contradiction_problems(cfg) if uses_file_tasks(cfg) else _unused_data_files(cfg)
 
 
 def _contradiction_problems(cfg: PPOConfig) -> Problems:
-    """Check that keys which set keys of the environment's section have the same value there."""
+    """Refuse ``data.*`` keys whose copy in ``env.<name>`` is set to another value."""
     keys = keys_of(PPOConfig)
     settings = cfg.env.active_section
     for key, name in shared_data_keys(cfg).items():

@@ -21,7 +21,8 @@ def check_model(cfg: PPOConfig, ctx: CheckContext) -> Problems:
     yield from check_directory(cfg, key, ctx, cfg.cold_start.enable)
     if cfg.critic.enable and cfg.critic.model.path != path:
         yield from check_directory(cfg, "critic.model.path", ctx)
-    # Check the cold start here, because otherwise its mistakes show only after tasks were made.
+    # Check the cold start here. Otherwise its mistakes are reported only after the tasks were
+    # created.
     if cfg.cold_start.enable and path is not None:
         yield from _cold_start_problems(cfg, ctx)
 
@@ -29,7 +30,7 @@ def check_model(cfg: PPOConfig, ctx: CheckContext) -> Problems:
 def check_reward_model(cfg: PPOConfig, ctx: CheckContext) -> Problems:
     """Check that a reward model is enabled if it is named, and named if it is enabled.
 
-    Refuses estimators whose rewards would lack its scores.
+    Also refuses estimators that compute their rewards without the scores of the reward model.
     """
     section = cfg.reward_model
     key = "reward_model.model.path"
@@ -49,7 +50,7 @@ def check_reward_model(cfg: PPOConfig, ctx: CheckContext) -> Problems:
 
 
 def _unscored_estimator_problems(cfg: PPOConfig, ctx: CheckContext) -> Problems:
-    """Refuse estimators whose rewards lack the scores of the reward model."""
+    """Refuse estimators that compute their rewards without the scores of the reward model."""
     key, fix = "algorithm.adv_estimator", "algorithm.adv_estimator=rloo"
     if estimator_uses_greedy_baseline(cfg, ctx):
         why = "the reward model does not score greedy trajectories, which are the baseline"
@@ -78,7 +79,7 @@ def check_estimator(cfg: PPOConfig, _ctx: CheckContext) -> Problems:
         yield build_problem(
             cfg, "critic.enable", "gae needs values", "true or null", "do not set critic.enable"
         )
-    # In a group of one every advantage would be 0, without an error.
+    # In a group of one trajectory every advantage would be 0, without an error.
     if ESTIMATORS.get(name) and n < 2:
         fix = "env.rollout.n=8, or an estimator without groups: gae, reinforce_plus_plus"
         if name not in {*AdvantageEstimator}:
@@ -90,7 +91,7 @@ def check_estimator(cfg: PPOConfig, _ctx: CheckContext) -> Problems:
         why = f"groups are filtered by rewards of environments, before {reward_key} scores them"
         filtered = "algorithm.filter_groups.enable"
         yield build_problem(cfg, filtered, why, "false", f"{filtered}=false")
-    # The returns in a group of one never differ, so every group would be dropped.
+    # The returns in a group of one trajectory cannot differ, so every group would be dropped.
     if cfg.algorithm.filter_groups.enable and n < 2:
         why = "filter_groups.enable keeps groups whose returns differ"
         yield build_problem(cfg, "env.rollout.n", why, "2 or more", "env.rollout.n=8")

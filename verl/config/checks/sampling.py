@@ -7,7 +7,7 @@ from verl.config.schema import PPOConfig
 from verl.config.schema.rollout import RolloutConfig, ValSamplingConfig
 
 PREFIX = "actor_rollout_ref.rollout.val_kwargs"
-WITHOUT_EFFECT = ("temperature", "top_p", "top_k")  # in greedy validation
+WITHOUT_EFFECT = ("temperature", "top_p", "top_k")  # keys that greedy validation ignores
 SAMPLED = f"{PREFIX}.do_sample=true {PREFIX}.temperature=1.0"
 
 
@@ -37,7 +37,7 @@ def greedy_validation_notes(cfg: PPOConfig) -> Iterator[str]:
 
 
 def greedy_key(sampling: ValSamplingConfig | RolloutConfig) -> str | None:
-    """Return the setting that makes ``sampling`` greedy; None if it samples."""
+    """Return the ``key=value`` that makes ``sampling`` greedy; None if it draws random tokens."""
     if not sampling.do_sample:
         return "do_sample=false"
     if sampling.temperature == 0:

@@ -1,10 +1,10 @@
 """Keys that job scripts of verl and verl-agent set and that have no effect in this framework.
 
-Keys for kernels, loaders and the division of work are accepted. One warning names the keys that
-were set and the reasons. Keys that name data, a model or a reward are refused; their mark
-(``Unused``) names the key to set ``instead``. Each mark names the project whose scripts set the
-key. The sections inherit from these classes, so that the other modules declare only keys with
-effect.
+Keys for kernels, data loaders and sharding are accepted. One warning names the keys that were set
+and the reasons. Keys that name data, a model or a reward are refused. The ``Unused`` annotation of
+a key gives the reason and the project whose scripts set it. For a refused key it also names the key
+to set ``instead``. The sections inherit from these classes, so that the other modules declare only
+keys with effect.
 """
 
 from typing import Annotated, Literal

@@ -30,7 +30,7 @@ class KLControl(Section):
 
 
 class GiGPOConfig(Section):
-    """GiGPO: turns that start from the same anchor state are compared as a group."""
+    """GiGPO: turns that start from the same environment state (anchor state) form a group."""
 
     step_advantage_w: NonNegative = 1.0
     """weight of the turn-level advantage"""
@@ -43,7 +43,10 @@ class GiGPOConfig(Section):
 
 
 class GraphGPOConfig(Section):
-    """GraphGPO: credit of a turn by its progress towards success in the graph of anchor states."""
+    """GraphGPO: the advantage of a turn is its progress towards success in a graph of states.
+
+    The nodes of the graph are the anchor states of all trajectories of a group.
+    """
 
     step_advantage_w: NonNegative = 1.0
     """weight of the turn-level advantage"""

@@ -18,7 +18,8 @@ class CustomClass(Section):
 class DataConfig(AcceptedData):
     """Batch sizes are counted in tasks (prompts), lengths in tokens.
 
-    With files, every row is a task of one turn, and the job names no environment.
+    If ``data.train_files`` names files, every row is a task of one turn. The config then must not
+    name an environment.
     """
 
     train_files: list[str] = []

@@ -7,12 +7,13 @@ from verl.config.settings.section import Section
 
 
 class EnvSection(Section):
-    """Settings of one environment, and the facts that the whole configuration reads from them."""
+    """Settings of one environment, and properties of it that other sections depend on."""
 
-    # Dotted path of a key of the whole configuration -> key of this section that it sets, for
-    # environments whose tasks are the rows of ``data.train_files`` and ``data.val_files``.
+    # Dotted path of a key outside of ``env`` -> key of this section to which its value is copied.
+    # For environments whose tasks are the rows of ``data.train_files`` and ``data.val_files``.
     data_keys: ClassVar[Mapping[str, str]] = {}
-    # True if tasks with too long prompts can be dropped or cut: the package has ``task_text``.
+    # True if the environment can drop tasks with too long prompts, or truncate these. Its package
+    # then has a function ``task_text``.
     fits_prompts: ClassVar[bool] = False
 
     def known_tasks(self, split: str) -> int | None:

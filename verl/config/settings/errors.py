@@ -39,7 +39,7 @@ class ConfigError(ValueError):
 
 
 class Refusal(ValueError):
-    """Error that the validator of a section raises about the value of its ``key``."""
+    """Error that a validator of a section raises if the value of ``key`` is not allowed."""
 
     def __init__(self, key: str, why: str, allowed: str, fix: str):
         self.key = key
@@ -48,4 +48,4 @@ class Refusal(ValueError):
 
 
 class MissingKey(AttributeError):
-    """Error on reading a key without value: its value was refused, or no section declares it."""
+    """Error for access to a key that has no value, because it was refused or is not declared."""

@@ -7,8 +7,9 @@ from collections.abc import Iterable
 def nearest_name(name: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
     """Return the name in ``known`` that is most similar to ``name``.
 
-    None if no similarity reaches ``cutoff`` (0: anything matches, 1: only an equal name). Between
-    equally similar names, one with the same letters comes first, then one with the same initial.
+    None if no similarity reaches ``cutoff`` (0: anything matches, 1: only an equal name). Among
+    equally similar names, one with the same letters in another order is preferred, then one with
+    the same first letter.
     """
     names = list(known)
     matches = difflib.get_close_matches(name, names, n=len(names) or 1, cutoff=cutoff)

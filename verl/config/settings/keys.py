@@ -154,7 +154,7 @@ class Key:
 
     @property
     def unused_mark(self) -> Unused | None:
-        """Return the mark of a key without effect; None for a key with effect."""
+        """Return the ``Unused`` annotation of a key without effect; None for a key with effect."""
         return next((mark for mark in self.field.metadata if isinstance(mark, Unused)), None)
 
     @property
@@ -164,7 +164,7 @@ class Key:
 
     @property
     def code_mark(self) -> RunsCode | None:
-        """Return the mark of a key whose value names code; None for any other key."""
+        """Return the ``RunsCode`` annotation of a key that can name code; None for others."""
         return next((mark for mark in self.field.metadata if isinstance(mark, RunsCode)), None)
 
     def describe_allowed(self) -> str:
@@ -207,7 +207,7 @@ def keys_of(cls: type[Section], prefix: str = "") -> Mapping[str, Key]:
 
 
 def section_key(path: str, cls: type[Section]) -> Key:
-    """Return the key of section ``cls`` at ``path``, which no class declares as an attribute."""
+    """Return a ``Key`` for a section ``cls`` at ``path`` that a plugin added to the schema."""
     summary = " ".join((inspect.getdoc(cls) or "").partition("\n\n")[0].split())
     field = FieldInfo(annotation=cls, default_factory=cls, description=summary)
     return Key(path, cls, field, section=cls)
@@ -215,15 +215,15 @@ def section_key(path: str, cls: type[Section]) -> Key:
 
 def attribute_doc(cls: type, name: str) -> str:
     """Return the docstring below attribute ``name`` of ``cls`` or of one of its base classes."""
-    # The class comes before its bases: a subclass that declares the key again may document it.
+    # Search the class before its bases: a subclass may declare a key again with another docstring.
     class_docs = (_attribute_docs(base) for base in cls.__mro__ if issubclass(base, Section))
     return next((docs[name] for docs in class_docs if name in docs), "")
 
 
 @functools.cache
 def _attribute_docs(cls: type) -> Mapping[str, str]:
-    # Pydantic can read these docstrings too, but when it makes the class. That costs 0.1 s at every
-    # start, for texts that only --help shows.
+    # Pydantic can read these docstrings too, but it does so when it creates the class. That would
+    # add 0.1 s to every start, although only --help shows the texts.
     body = _class_bodies(cls.__module__).get(cls.__name__, [])
     docs = {}
     for statement, below in itertools.pairwise(body):

@@ -61,8 +61,8 @@ def read_section(
 ) -> ReadResult[S]:
     """Read ``values`` as the section at dotted ``path`` (empty: the root).
 
-    ``known_keys`` returns the keys among which an unknown key's correction is searched. The default
-    is the keys of ``cls``.
+    For an unknown key, the message suggests the most similar of the keys that ``known_keys``
+    returns. By default these are the keys of ``cls``.
     """
     prefix = f"{path}." if path else ""
     known_keys = known_keys or (lambda: keys_of(cls, prefix))
@@ -84,11 +84,11 @@ def read_section(
         accepted: dict[str, Any] = remaining
         for mistake in mistakes:
             accepted = _without_key(accepted, mistake.path.removeprefix(prefix).split("."))
-        if accepted == remaining:  # the defaults themselves are refused: there is nothing to remove
+        if accepted == remaining:  # default values are refused, which cannot be removed
             return result
         remaining = accepted
     for key in refused:
-        # A refused key must not be read as if its default had been written.
+        # Reading a refused key must raise MissingKey and not return the default.
         _delete_key(result.section, key.path.removeprefix(prefix))
     return result
 
@@ -106,7 +106,8 @@ class _Mistake:
     ) -> "_Mistake":
         """Return the mistake that ``details`` of pydantic describe.
 
-        Pydantic's location can lead into the value; the path of the key ends before it.
+            The location in ``details`` can also name an item in the value of a key. The path of the
+        mistake does not include that item.
         """
         refusal = details.get("ctx", {}).get("error")
         location = [*details["loc"], *([refusal.key] if isinstance(refusal, Refusal) else [])]

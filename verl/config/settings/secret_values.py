@@ -12,7 +12,7 @@ _KEYS = {"api", "access", "private", "secret", "auth", "account", "service", "en
 _SPECIAL_TOKENS = {"pad", "eos", "bos", "unk", "sep", "cls", "mask", "image", "end", "start"}
 _IN_URL = re.compile(r"(://[^/\s:@]*):[^/\s@]+@")
 _PAIR = re.compile(r"""(['"]?([A-Za-z_]\w*)['"]?\s*[:=]\s*)(['"]?)([^\s,{}\[\]'"]+)\3""")
-_MIN_HIDDEN = 8  # characters: a shorter value may also occur in texts as an ordinary word
+_MIN_HIDDEN = 8  # minimum characters of a masked value: a shorter one may be an ordinary word
 _hidden: set[str] = set()
 _ENVIRONMENTS = ("runtime_env", "env_vars", "mcp_servers")
 
@@ -55,7 +55,10 @@ def mask_secrets(value: Any, secret: bool = False) -> Any:
 
 
 def _is_environment(name: object, siblings: Mapping[Any, Any]) -> bool:
-    """Return True if ``name`` holds environment variables of Ray workers or of a server."""
+    """Return True if the value of ``name`` is a dict of environment variables of a process.
+
+    ``siblings`` are the other keys of the same dictionary.
+    """
     return name == "env_vars" or (name == "env" and "command" in siblings)
 
 

@@ -45,7 +45,7 @@ else:
 
 
 class Section(BaseModel):
-    """A group of keys. Values are checked when the section is made, not when they are assigned.
+    """A group of keys. Values are validated on construction of the section, not on assignment.
 
     Types are strict: ``true`` is not a number, ``"4"`` is not an integer, and numbers are finite.
     ``verl.config.settings.reading`` converts the text of files and command lines first.
@@ -103,11 +103,11 @@ class Section(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Unused:
-    """Mark of a key without effect in this framework.
+    """Annotation of a key without effect in this framework.
 
     ``why`` gives the reason and ``set_by`` the project whose scripts set the key. A key with
-    ``instead`` is refused, because elsewhere it changes tasks, training or rewards; ``instead``
-    names the key to set. Without ``instead`` the key is ignored with a note.
+    ``instead`` is refused, because in that project it changes tasks, training or rewards.
+    ``instead`` names the key to set here. A key without ``instead`` is ignored with a warning.
     """
 
     why: str
@@ -117,12 +117,14 @@ class Unused:
 
 @dataclass(frozen=True, slots=True)
 class GpuOnly:
-    """Mark of a key without effect on CPU."""
+    """Annotation of a key without effect on CPU."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunsCode:
-    """Mark of a key whose value runs code: a file, a module, a command or the permission to do so.
+    """Annotation of a key whose value names code to run: a file, a module or a command.
+
+    Keys that permit the execution of such code have it too.
 
     With ``only_import_paths`` the value can also be a plain name. Then only an import path
     (MODULE:NAME or FILE.py:NAME) is code.
@@ -136,7 +138,7 @@ class RunsCode:
 
 
 class OpenSection(Section):
-    """Section to which packages above ``verl`` add sections.
+    """Section to which packages that import ``verl`` can add sections.
 
     The added sections are attributes like the declared ones. ``verl.config.load`` reads and checks
     them.

@@ -33,7 +33,7 @@ def child_names(path: str, keys: Mapping[str, Key]) -> list[str]:
 
 
 def nearest_key(path: str, keys: Mapping[str, Key]) -> str | None:
-    """Return the declared key that was most likely meant, or None.
+    """Return the declared key most similar to the unknown key ``path``, or None.
 
     Candidates in this order: a similar name in the same section, a similar name in any section, a
     similar path.
@@ -48,7 +48,8 @@ def nearest_key(path: str, keys: Mapping[str, Key]) -> str | None:
     if similar:
         candidates = [key for key in keys if key.rpartition(".")[2] == similar]
         return max(candidates, key=lambda key: _path_similarity(key, path) if section else 0)
-    if child_names(section, keys):  # all paths of one section are similar, so that is no hint
+    # In an existing section all paths are similar, so the most similar path is a random guess.
+    if child_names(section, keys):
         return None
     return nearest_name(path, keys, cutoff=0.8)
 

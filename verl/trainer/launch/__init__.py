@@ -1,7 +1,7 @@
-"""Composition root of the entry points: the only package of ``verl`` that imports
+"""Construction of runs for the entry points: the only package of ``verl`` that imports
 ``agent_system`` and ``rlvcr``.
 
-``ppo`` and ``sft`` build a run from the concrete classes of all packages. ``level_comparison``
-does so for an evaluation. ``preflight`` checks a configuration before the run starts.
-``extensions`` adds the keys and names of environments and methods.
+``ppo`` and ``sft`` create the objects of a run from the classes of all packages.
+``level_comparison`` does so for an evaluation. ``preflight`` checks a configuration before the run
+starts. ``extensions`` adds the keys and names of environments and methods.
 """

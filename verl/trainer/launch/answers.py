@@ -1,4 +1,4 @@
-"""Output file of ``main_generation``. It is checked before sampling, and answers survive a failure.
+"""Output file of ``main_generation``. Answers are also written to a partial file as they arrive.
 
 rows ──▶ checks ──▶ each answer ──▶ NAME.partial.jsonl ──▶ all answers ──▶ NAME.jsonl, NAME.parquet
 """
@@ -28,7 +28,7 @@ Record = dict[str, Any]
 
 
 class AnswerFile:
-    """Output file with the prompt ``rows`` and their answers, and a file of the answers so far.
+    """Output file with the prompt ``rows`` and their answers, and a partial file during sampling.
 
     Answers are added in the new column ``column``. If a Parquet table cannot represent the rows,
     the file is written as JSON lines, with a warning.
@@ -66,14 +66,14 @@ class AnswerFile:
 
     @property
     def partial_path(self) -> Path:
-        """Path of the file with the answers so far."""
+        """Path of the partial file, which has the answers sampled until now."""
         return _make_partial_path(self.path)
 
     @contextlib.contextmanager
     def keep_partial_answers(self) -> Iterator[None]:
         """Return a context in which ``append_answer`` may be called.
 
-        Remove the file of the answers so far on success. On an error keep it and log its path.
+        On success the partial file is removed. On an error it is kept and its path is logged.
         """
         if self.partial_path.exists():
             logger.warning("%s is now %s", self.partial_path, rename_aside(self.partial_path))
@@ -86,7 +86,7 @@ class AnswerFile:
         self.partial_path.unlink(missing_ok=True)
 
     def append_answer(self, row: int, sample: int, text: str) -> None:
-        """Append the answer ``text`` to the file of the answers so far."""
+        """Append ``text``, the answer ``sample`` to the prompt in ``row``, to the partial file."""
         record = {"row": row, "sample": sample, self.column: text}
         with (
             add_path_to_errors(self.partial_path),
@@ -155,7 +155,8 @@ def _find_free_path(path: Path) -> Path:
 def build_table(records: Sequence[Record]) -> "pyarrow.Table":
     """Return a table with the columns of all ``records``.
 
-    Missing values are null. Objects without keys too, because Parquet cannot represent them.
+    Missing values are null. Empty dictionaries become null too, because Parquet cannot represent
+    them.
     """
     import pyarrow
 

@@ -1,8 +1,8 @@
-"""Composition root of a credit audit.
+"""Construction of ``main_audit``, which compares estimated advantages of levels with returns.
 
-RUN_DIR ─▶ its config and newest policy ─▶ trajectories with scores
-    ─▶ executed alternatives from their turns at every level
-    ─▶ comparison of effects and scores ─▶ RUN_DIR/audit
+RUN_DIR ─▶ its config and newest policy ─▶ trajectories with estimated advantages (scores)
+    ─▶ from some of their turns: trajectories continued with every level
+    ─▶ comparison of their returns with the scores ─▶ RUN_DIR/audit
 """
 
 import logging
@@ -17,8 +17,8 @@ from verl.trainer.launch.extensions import inspect_start
 
 logger = logging.getLogger(__name__)
 CONFIG_FILE = "config.yaml"
-# Score every turn at all four levels. Trajectories are on-policy: no forced levels, no permuted
-# credit, no dropped turns, no partial rollouts.
+# Estimate the advantage of all four levels in every turn. Trajectories are on-policy: no forced
+# levels, no permuted advantages, no omitted turns, no partial rollouts.
 SCORED_OVERRIDES = (
     "algorithm.rlvcr.credit=scored",
     "algorithm.rlvcr.alternatives=all",
@@ -68,7 +68,7 @@ def _build_policy_overrides(directory: Path) -> list[str]:
 
 
 def inspect_audit(cfg: PPOConfig, elsewhere: bool = False) -> Inspection:
-    """Return the problems of ``inspect_start``, and the size of the audit for the plan."""
+    """Return the problems of ``inspect_start``, and the numbers of trajectories for the plan."""
     from agent_system.multi_turn_rollout.rollout_settings import should_request_levels
     from rlvcr.levels import LEVELS
     from rlvcr.settings import method_settings
@@ -94,7 +94,7 @@ def inspect_audit(cfg: PPOConfig, elsewhere: bool = False) -> Inspection:
 
 
 def run_audit(cfg: PPOConfig) -> None:
-    """Audit the policy of ``cfg``. Heavy packages are imported only here."""
+    """Run the comparison for the policy of ``cfg``. Heavy packages are imported only here."""
     from rlvcr.research.audit import audit_scores
     from rlvcr.settings import method_settings
     from verl.trainer.launch.audit_record import (

@@ -1,4 +1,8 @@
-"""Results of a credit audit: metrics for the report and the console, and a file with all points."""
+"""Results of ``main_audit``: metrics for report and console, and a file of all measured turns.
+
+A point is one turn of a trajectory that was continued with every thinking level. A score is the
+advantage that an estimator gives to a level. The effect of a level is measured from the returns.
+"""
 
 import dataclasses
 import json
@@ -17,10 +21,12 @@ from verl.utils.files import atomic_write
 
 
 def compute_turn_scores(data: DataProto, cfg: PPOConfig) -> dict[tuple[str, int], dict[str, float]]:
-    """Return the advantages of estimators without thinking levels, by (trajectory, turn number).
+    """Return the advantages of two estimators without thinking levels, for comparison.
+
+    The keys are (uid of the trajectory, turn number).
 
     ``grpo`` is the advantage of the trajectory. ``gigpo`` is the discounted return of the turn
-    minus the mean of all turns in the same state.
+    minus the mean discounted return of all turns in the same state.
     """
     columns = data.non_tensor_batch
     steps = flatten_steps(
@@ -47,7 +53,7 @@ def compute_turn_scores(data: DataProto, cfg: PPOConfig) -> dict[tuple[str, int]
 
 
 def compute_audit_metrics(result: AuditResult) -> dict[str, float]:
-    """Return ``audit/*``: effects of the levels, and the agreement of every score with them."""
+    """Return ``audit/*``: measured effects of the levels, and correlations of scores with them."""
     metrics = {
         "audit/points": float(result.points),
         "audit/plays": float(result.plays),
@@ -61,12 +67,12 @@ def compute_audit_metrics(result: AuditResult) -> dict[str, float]:
             interval = getattr(score, name)
             if interval is not None:
                 metrics |= _interval_metrics(f"{line}/{name}", interval)
-    # A constant score has no correlation (NaN), which the journal cannot store.
+    # The correlation of a constant score is NaN, which the journal cannot store.
     return {name: value for name, value in metrics.items() if math.isfinite(value)}
 
 
 def write_points(points: Sequence[AuditPoint], result: AuditResult, directory: Path) -> Path:
-    """Write all points with their returns and scores as JSON below ``directory``.
+    """Write all points (audited turns) with returns and scores as JSON below ``directory``.
 
     Return the path of the file.
     """
@@ -81,7 +87,7 @@ def write_points(points: Sequence[AuditPoint], result: AuditResult, directory: P
 
 
 def print_audit_tables(metrics: dict[str, float]) -> None:
-    """Print the tables of the audit to standard output."""
+    """Print the tables of effects and correlations to standard output."""
     show_tables((LEVEL_EFFECT_TABLE, SCORE_AGREEMENT_TABLE), metrics)
 
 

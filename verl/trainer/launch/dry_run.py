@@ -1,4 +1,4 @@
-"""Dry run of ``--check``: reward, estimator and policy loss are called once on made-up rows.
+"""Dry run of ``--check``: reward, estimator and policy loss are called once on two dummy rows.
 
 two trajectories of one turn ──▶ reward ──▶ estimator ──▶ policy loss
 """
@@ -172,7 +172,7 @@ def _find_learning_problems(cfg: PPOConfig, data: DataProto) -> Iterator[str]:
 
 
 def _compute_loss(cfg: PPOConfig, data: DataProto) -> torch.Tensor:
-    """Return the policy loss of ``data`` with log-probs of -0.1, slightly below the old ones."""
+    """Return the policy loss of ``data`` for new log-probs of -0.1."""
     section = cfg.actor_rollout_ref.actor
     index = list(range(ROWS))
     whole = compute_denominators(data, index, section.loss_agg_mode)

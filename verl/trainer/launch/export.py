@@ -1,8 +1,7 @@
-"""Composition root of an export: from a checkpoint and the config of its run to a Hugging Face
-directory.
+"""Export of a checkpoint, with the config of its run, to a Hugging Face directory.
 
-    RUN/config.yaml ─▶ model section ─▶ the model it started from ─┐
-    RUN/checkpoints/global_step_N[/actor]/shard-*.safetensors ─────┴─▶ names, shapes checked ─▶ HF
+RUN/config.yaml ─▶ model section ─▶ the model it started from ─┐
+RUN/checkpoints/global_step_N[/actor]/shard-*.safetensors ─────┴─▶ names, shapes checked ─▶ HF
 """
 
 import logging
@@ -37,7 +36,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class ModelOrigin:
-    """Directory and load options of the model from which a run started."""
+    """Path and load options of the model with which the training of a run started."""
 
     path: str
     options: dict[str, Any] = field(default_factory=dict)
@@ -60,7 +59,7 @@ def export_checkpoint(cfg: ExportConfig) -> Path:
     origin = find_origin(cfg)
     _require_target(target, cfg, origin)
     lm = _load_model(origin)
-    # Compute both before the weights are read, from the parameters as they were created.
+    # Find tied parameters and LoRA scales before the weights of the checkpoint are loaded.
     tied, scales = tied_names(lm), lora_scales(lm)
     state = _read_policy_weights(policy, cfg)
     _require_fit(state, PolicyModel(lm), cfg)
@@ -78,7 +77,7 @@ def export_checkpoint(cfg: ExportConfig) -> Path:
 
 
 def _require_target(target: Path, cfg: ExportConfig, origin: ModelOrigin) -> None:
-    """Raise ``ConfigError`` if writing ``target`` would delete or change a run or foreign files."""
+    """Raise ``ConfigError`` if ``target`` is in a run directory or has files of other programs."""
     checkpoint = Path(cfg.checkpoint).resolve()
     keep = [checkpoint, *([Path(origin.path)] if Path(origin.path).exists() else [])]
     require_replaceable(target, "target", cfg.overwrite, keep)

@@ -68,7 +68,7 @@ def inspect_start(cfg: PPOConfig, elsewhere: bool = False) -> Inspection:
 
 
 def inspect_calls(cfg: PPOConfig) -> Inspection:
-    """Return problems and facts of trial calls of reward, estimator and loss."""
+    """Call reward, estimator and loss once on made-up rows; return problems and facts."""
     from verl.trainer.launch.dry_run import inspect_calls
 
     return inspect_calls(cfg)

@@ -1,4 +1,4 @@
-"""Replacements of config keys that related published projects use.
+"""Config keys of other RL projects, with the equivalent key of this framework for error messages.
 
 Each key is an ``fnmatch`` pattern for a path or for ``path=value``. The first match applies.
 """

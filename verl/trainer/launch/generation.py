@@ -1,4 +1,4 @@
-"""Composition root of ``main_generation``, which samples answers to the prompts of a file.
+"""Construction of ``main_generation``, which samples answers to the prompts of a file.
 
 rows ─▶ chat template ─▶ engine in this process ─▶ texts ─▶ rows with an additional column
 """
@@ -263,5 +263,5 @@ def sample_answers(
                 done += 1
             record_heartbeat(
                 "generation"
-            )  # heartbeat: one answer may take longer than the stall timeout
+            )  # report progress: one answer may take longer than the stall timeout
             progress.set_done(done)

@@ -1,6 +1,7 @@
 """Evaluation of a policy on the validation set, with a comparison of thinking levels.
 
-The policy chooses its levels first. Then each rule of ``algorithm.rlvcr.eval_levels`` forces them.
+A thinking level states how long the agent thinks in a turn (1 to 4). First the policy chooses the
+levels itself. Then each rule of ``algorithm.rlvcr.eval_levels`` forces the levels of all turns.
 
     validation set ──policy's levels──▶ rows ──▶ level shares, required levels ──▶ rules
     validation set ──levels of a rule──▶ rows ──▶ comparison
@@ -58,7 +59,7 @@ def print_source_table(metrics: Mapping[str, float]) -> None:
     """Print success and return on the validation set, per source of the tasks."""
     rates = [key for key in metrics if SOURCE_RATE.fullmatch(key)]
     sources = tuple(key.removesuffix("success_rate") for key in rates)
-    # Show the k of the whole validation set for every source.
+    # Show pass@k, best@k and maj@k of every source, for the values of k of the whole set.
     repeated = [key.removeprefix("val/") for key in metrics if REPEATED.fullmatch(key)]
     columns = [
         MetricColumn("success_rate", "success", "{:.1%}"),
@@ -70,7 +71,7 @@ def print_source_table(metrics: Mapping[str, float]) -> None:
 
 
 def compare_levels(run: OpenRun, cfg: PPOConfig, free_rows: DataProto) -> dict[str, float]:
-    """Run the validation set under every rule, and return metrics of the comparison.
+    """Run the validation set with the levels that each rule forces; return comparison metrics.
 
     ``free_rows`` are the rows of the validation in which the policy chose the levels. Return {} if
     ``algorithm.rlvcr.eval_levels`` has no rule.
@@ -95,7 +96,7 @@ def compare_levels(run: OpenRun, cfg: PPOConfig, free_rows: DataProto) -> dict[s
 
 
 def print_level_tables(metrics: dict[str, float]) -> None:
-    """Print the tables of the comparison, as far as ``metrics`` contain them."""
+    """Print the tables of the comparison. Tables without values in ``metrics`` are omitted."""
     show_tables(
         (RULE_TABLE, FREE_DIFFERENCE_TABLE, ORACLE_DIFFERENCE_TABLE, SITUATION_TABLE), metrics
     )

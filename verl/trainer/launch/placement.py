@@ -19,8 +19,8 @@ RANKS = "trainer.n_gpus_per_node"
 NODES = "trainer.nnodes"
 ENGINE_GPUS = "actor_rollout_ref.rollout.n_gpus_per_node"
 ENGINE_NODES = "actor_rollout_ref.rollout.nnodes"
-# CPUs that a worker reserves in Ray with trainer.device=cpu. There the thread counts limit the use
-# of CPUs, so Ray need not.
+# CPUs that a worker reserves in Ray with trainer.device=cpu. The number of threads per process
+# already limits the use of CPUs, so a small reservation suffices.
 CPU_SHARE = 0.1
 
 
@@ -35,12 +35,15 @@ class ClusterNode:
 
 @dataclass(frozen=True)
 class PoolNeed:
-    """Resources that a pool needs on each of ``nodes`` nodes, and the keys that set them."""
+    """CPUs and GPUs that a pool of workers needs on each of ``nodes`` nodes.
+
+    ``keys`` are the config keys that set these numbers.
+    """
 
     nodes: int
     cpus: float
     gpus: int
-    keys: tuple[str, str]  # key of the number of nodes, key of the devices per node
+    keys: tuple[str, str]  # config key of the number of nodes, config key of the devices per node
 
 
 def list_live_nodes(described: Sequence[Mapping[str, Any]]) -> list[ClusterNode]:
@@ -123,7 +126,7 @@ def find_placement_problems(
 def _find_capacity_problems(
     cfg: PPOConfig, need: PoolNeed, nodes: Sequence[ClusterNode], free: Sequence[ClusterNode]
 ) -> Iterator[str]:
-    # One node may satisfy the need several times.
+    # One node may have enough resources for several of the ``need.nodes`` parts of the pool.
     capacity = sum(int(_count_fits(node, need)) for node in free)
     if capacity < need.nodes:
         key = need.keys[0 if any(_count_fits(node, need) >= 1 for node in nodes) else 1]
@@ -144,10 +147,11 @@ def _find_capacity_problems(
 def _subtract_need(
     nodes: Sequence[ClusterNode], free: Sequence[ClusterNode], need: PoolNeed
 ) -> list[ClusterNode]:
-    """Return the ``free`` resources of ``nodes`` minus those of ``need``, as Ray would assign them.
+    """Return the free resources of each node after the pool ``need`` was placed as Ray would.
 
-    Nodes that ``need`` does not use yet come first; among these, nodes without other pools, then
-    those with the most capacity. A node is used again only if there are too few nodes.
+    ``nodes`` have the total resources, ``free`` those without the pools that were placed before.
+    Each part of the pool gets another node if possible. Nodes without other pools are preferred,
+    then those with the most free resources.
     """
     free = list(free)
     unused = set(range(len(free)))
@@ -166,7 +170,7 @@ def _subtract_need(
 
 
 def _count_fits(node: ClusterNode, need: PoolNeed) -> float:
-    """Return how many times the resources per node of ``need`` fit on ``node``, as a fraction."""
+    """Return the resources of ``node`` divided by the resources per node of ``need``."""
     # Tolerance: sums of CPU shares have rounding errors.
     by_cpus = (node.cpus + 1e-6) / need.cpus
     return min(by_cpus, node.gpus / need.gpus) if need.gpus else by_cpus

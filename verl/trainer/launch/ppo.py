@@ -1,4 +1,4 @@
-"""Composition root of a PPO run: the module that imports the concrete classes of all packages.
+"""Construction of a PPO run: the module that imports the concrete classes of all packages.
 
     environments ─▶ policy ─▶ tokenizer ─▶ checks ─▶ Ray ─▶ worker groups and engines
         ─▶ collector ─▶ trainer.fit()
@@ -123,7 +123,7 @@ def open_run(cfg: PPOConfig) -> Iterator[OpenRun]:
         schedule = cfg.trainer
         watchdog = Watchdog(run.logs, schedule.waiting_log_s, schedule.stall_timeout_s)
         watchdog.set_remote_stacks(collect_stacks_of_other_nodes)
-        # The stack unwinds in reverse: the journal is finished first, Ray ends last.
+        # The exit stack closes in reverse order: first the journal is finished, last Ray ends.
         with watchdog, contextlib.ExitStack() as stack:
             # run_config has absolute paths. config.yaml keeps relative ones, so that the run
             # directory can be moved.
@@ -144,7 +144,8 @@ def prepare_config_and_tasks(
 ) -> tuple[PPOConfig, TasksAndTokenizer]:
     """Return the configuration of the processes of the run, and its tasks and tokenizer.
 
-    Call ``enter`` with the name of each stage.
+    ``enter`` is called with the name of each stage of the start (``tasks``, ``policy``), which the
+    watchdog reports if the run stalls.
 
     Raises:
         ConfigError: tasks or policy are missing, or do not fit the configuration.
@@ -165,7 +166,7 @@ def prepare_config_and_tasks(
         raise_problems(find_prompt_problems(cfg, tokenizer))
     for manager in dict.fromkeys((envs, val_envs)):
         fit_prompts(cfg, tokenizer, manager)
-    # After fit_prompts, which may drop tasks.
+    # Count the steps after fit_prompts, which may drop tasks.
     steps = count_optimizer_steps(cfg, len(envs.task_list))
     run_config = cfg.with_values({**collect_absolute_paths(cfg), **models, **steps})
     return run_config, TasksAndTokenizer(envs, val_envs, tokenizer)
@@ -263,7 +264,7 @@ def pin_models(cfg: PPOConfig) -> dict[str, str]:
 def _find_download_problems(
     key: str, model: ModelConfig | CriticModelConfig | RewardNetworkConfig, fetched: str
 ) -> Iterator[str]:
-    """Yield problems of weights from the hub: incomplete files, or files that do not fit."""
+    """Yield problems of weights from the hub: missing files, or shapes unlike the config's."""
     use: Use = "policy" if isinstance(model, ModelConfig) else "value"
     use = "reward" if isinstance(model, RewardNetworkConfig) else use
     directory = Path(model_directory(fetched))
@@ -356,7 +357,8 @@ def start_workers(
 def choose_devices(cfg: PPOConfig, joined: bool) -> RunPlan:
     """Return the plan of a run on the nodes that Ray knows.
 
-    ``joined`` states that the cluster was running before, so its GPUs are those that Ray reports.
+    ``joined`` is True if the run uses a Ray cluster that it did not start. The GPUs are then those
+    that Ray reports.
 
     Raises:
         ConfigError: the workers do not fit on the nodes.
@@ -374,7 +376,7 @@ def choose_devices(cfg: PPOConfig, joined: bool) -> RunPlan:
             f"{rollout}.weight_transfer": resolve_weight_transfer(cfg, device),
         }
     )
-    # Actor and reference share a group. The engines count as a group.
+    # Groups per training device: actor with reference, rollout engines, critic, reward model.
     groups = 2 + bool(cfg.critic.enable) + cfg.reward_model.enable
     raise_problems(find_placement_problems(config, nodes, groups, get_worker_cpus(device)))
     return RunPlan(config, device, engines)
@@ -386,7 +388,7 @@ def build_worker_specs(plan: RunPlan) -> dict[Role, RayClassWithInitArgs]:
     trainer = cfg.trainer
     policy = cfg.actor_rollout_ref
     threads = trainer.num_threads or count_threads_per_process(trainer.n_gpus_per_node)
-    # As an environment variable: OpenMP reads it once, when torch is loaded.
+    # Set an environment variable, because OpenMP reads the thread count only when torch is loaded.
     env_vars = {"OMP_NUM_THREADS": str(threads)}
 
     def make_spec(cls: type, section: Section, **more: str) -> RayClassWithInitArgs:

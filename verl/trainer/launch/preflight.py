@@ -42,12 +42,15 @@ from verl.workers.rollout.engine_registry import ENGINES, import_engine_class
 
 ENGINE_KEY = "actor_rollout_ref.rollout.name"
 PROMPT_KEY = "data.max_prompt_length"
-Counts = dict[str, int]  # train_tasks, val_tasks
+Counts = dict[str, int]  # number of tasks under the keys train_tasks and val_tasks
 MEASURED_TASKS = 16  # number of tasks whose first prompts are measured
 
 
 def find_start_problems(cfg: PPOConfig) -> list[str]:
-    """Return the problems of all checks on a config that passed ``verl.config.validate``."""
+    """Return the problems of the checks that open environment, models, engine and machine.
+
+    ``cfg`` must have passed ``verl.config.validate``.
+    """
     return list(inspect_start(cfg).problems)
 
 
@@ -130,9 +133,9 @@ def open_tasks(cfg: PPOConfig) -> tuple[EnvironmentManagerBase, EnvironmentManag
 
 
 def _find_row_problems(cfg: PPOConfig, tokenizer: PolicyTokenizer, counts: Counts) -> Iterator[str]:
-    """Yield problems of prompts from files, all of which are measured.
+    """Yield problems of the prompts in the data files. The token counts of all prompts are checked.
 
-    Prompts that are too long are dropped, truncated or refused, by ``data.truncation``.
+    Prompts that are too long are dropped, truncated or refused, as ``data.truncation`` states.
     """
     try:
         train, val = open_tasks(cfg)
@@ -146,7 +149,7 @@ def _find_row_problems(cfg: PPOConfig, tokenizer: PolicyTokenizer, counts: Count
 
 
 def _open_environment(cfg: PPOConfig, counts: Counts) -> tuple[list[Observation], Sequence[str]]:
-    """Return the first observations of some tasks, and the problems."""
+    """Return the first observations of up to 16 tasks, and the problems of opening them."""
     name = f"env.env_name={cfg.env.env_name!r}"
     try:
         with log_waiting(f"the first tasks of {cfg.env.env_name}", cfg.trainer.waiting_log_s):
@@ -180,7 +183,10 @@ def _count_tasks(cfg: PPOConfig, envs: EnvironmentManagerBase) -> Counts:
 
 
 def _round_up(tokens: int) -> int:
-    """Return ``tokens`` plus 25%, rounded up to a multiple of 64, for prompts not measured."""
+    """Return ``tokens`` plus 25%, rounded up to a multiple of 64.
+
+    The margin is for prompts of other tasks, whose lengths were not measured.
+    """
     return -(-tokens * 5 // 4 // 64) * 64
 
 

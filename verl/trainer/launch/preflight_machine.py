@@ -88,7 +88,7 @@ def _find_directory_problems(cfg: PPOConfig | SFTConfig) -> Iterator[str]:
 
 
 def _find_run_directory_problems(cfg: PPOConfig | SFTConfig) -> Iterator[str]:
-    """Yield a problem if the run directory has foreign files, or another run is using it."""
+    """Yield a problem if the run directory has files of other programs, or is in use by a run."""
     lock = Path(value_at_path(cfg, RUN_DIR_KEY)) / LOCK
     try:
         directory = RunDirectory(value_at_path(cfg, RUN_DIR_KEY))

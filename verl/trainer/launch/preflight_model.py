@@ -127,7 +127,10 @@ def _describe_unknown_override(
 
 
 def _find_window_problems(cfg: PPOConfig, setting: str, window: int | None) -> Iterator[str]:
-    """Yield a problem if rows or their branches may be longer than the attention ``window``."""
+    """Yield a problem if rows may be longer than the attention ``window`` of the model, in tokens.
+
+    Alternative texts that the method scores as continuations of a row count too.
+    """
     rows = cfg.data.max_prompt_length + cfg.data.max_response_length
     keys = "data.max_prompt_length + data.max_response_length"
     method = method_settings(cfg.algorithm)
@@ -197,7 +200,8 @@ def collect_model_facts(cfg: PPOConfig) -> dict[str, int]:
 def _find_tokenizer_problems(cfg: PPOConfig, fits: bool) -> Iterator[str]:
     """Yield problems of the policy's tokenizer: files, vocabulary, chat template, level tokens.
 
-    The vocabulary is compared with the model if ``fits``, that is if config and weights are valid.
+    ``fits`` is True if config and weights of the model are valid. Only then the size of the
+    vocabulary is compared with the model.
     """
     path = find_tokenizer_directory(cfg)
     if path is None:

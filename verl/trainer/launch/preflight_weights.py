@@ -42,8 +42,8 @@ def find_tie_problems(
 ) -> Iterator[str]:
     """Yield a problem if ``override`` changes whether ``config`` ties the output head.
 
-    The rollout engine reads only config.json, so it would not see the change. ``where`` is the key
-    of ``override``, for the message.
+    The rollout engine reads only config.json, so it would not use the override. ``where`` is the
+    key of ``override``, for the message.
     """
     tied = bool(getattr(config.get_text_config(), TIE_KEY, False))
     if bool(override.get(TIE_KEY, tied)) != tied:

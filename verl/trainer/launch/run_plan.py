@@ -40,9 +40,9 @@ class RunPlan:
 
 
 def count_optimizer_steps(cfg: PPOConfig, train_tasks: int) -> dict[str, int]:
-    """Return the total steps of each optimizer by key, for those that ``cfg`` does not set.
+    """Return the number of steps of actor and critic optimizer, for the learning-rate schedules.
 
-    Warm-up ratios and cosine schedules need them.
+    The keys are ``<section>.optim.total_training_steps``. Numbers that ``cfg`` sets are omitted.
     """
     total = count_training_steps(cfg, train_tasks)
     # The actor is not updated in the training steps of critic_warmup.

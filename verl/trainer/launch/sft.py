@@ -1,4 +1,4 @@
-"""Composition root of a supervised run.
+"""Construction of a supervised run.
 
     episodes ─▶ messages ─▶ policy and tokenizer (new or given) ─▶ token rows ─▶ ranks ─▶ HF
 
@@ -51,7 +51,7 @@ from verl.utils.threads import available_cpus
 from verl.utils.watchdog import watch_run
 
 logger = logging.getLogger(__name__)
-# Keys of the method (rlvcr.settings).
+# Config keys that the method declares (rlvcr.settings).
 LEVELS_KEY = "data.levels"
 NEEDED_SHARE_KEY = "data.needed_level_share"
 
@@ -225,10 +225,10 @@ def encode_records(cfg: SFTConfig, records: Iterable[Record], tokenizer) -> Iter
 
 
 def _check_probe(probe: TemplateProbe, messages: Sequence[Message]) -> None:
-    """Raise ``TemplateUnsupported`` if the template cannot render ``messages``.
+    """Raise ``TemplateUnsupported`` if the chat template cannot render ``messages``.
 
-    It needs a generation prompt. For several turns, the text of a turn must begin with the text of
-    the turns before.
+    The template needs a generation prompt. With several turns, the text rendered up to a turn must
+    begin with the text rendered up to the turn before.
     """
     probe.require_history("window")
     turns = sum(message["role"] == "assistant" for message in messages)
@@ -256,9 +256,10 @@ def encode_episode(
 ) -> SFTRow | None:
     """Return the row of an episode with ``append`` history.
 
-    A message may have a ``weight``, the loss weight of its tokens. By default agent tokens and
-    ends of turns have weight 1, all others ``env_weight``. An episode longer than ``max_length``
-    tokens is truncated after a whole turn. Return None if no whole turn fits, or all weights are 0.
+    A message may have a ``weight``, the loss weight of its tokens. By default the tokens of the
+    agent, with the end-of-turn token, have weight 1 and all others ``env_weight``. An episode
+    longer than ``max_length`` tokens is truncated after a whole turn. Return None if no whole turn
+    fits, or if all weights are 0.
     """
     first = next((i for i, message in enumerate(messages) if message["role"] == "assistant"), None)
     if not first:
@@ -272,7 +273,8 @@ def encode_episode(
         weights = weights + [reply.get("weight", AGENT_WEIGHT)] * len(reply_ids)
         if len(ids) > max_length:
             break
-        # A row ends with a reply: the observation after the last one is cut off below.
+        # A row ends with an assistant message. The tokens of an observation after it are removed
+        # below.
         whole_turns = len(ids)
         if observation is not None:
             link = bridge.make_bridge(reply_ids, observation["content"])

@@ -56,7 +56,8 @@ TasksT_contra = TypeVar("TasksT_contra", contravariant=True)
 class Collector(Protocol[TasksT_contra]):
     """Generator of trajectories, which it packs into rows.
 
-    Rows may contain questions (columns ``branches`` and ``spans``). Training workers answer them.
+    Rows may contain score requests: texts whose log-probs the method needs (columns ``branches``
+    and ``spans``). Training workers compute the scores together with the old log-probs.
     """
 
     def multi_turn_loop(
@@ -72,7 +73,10 @@ class Collector(Protocol[TasksT_contra]):
     ) -> DataProto: ...
 
     def read_answers(self, data: DataProto) -> DataProto:
-        """Replace questions and their answers (``branch_scores``, ``span_scores``) by columns."""
+        """Replace score requests and their results by columns that the advantage estimator reads.
+
+        The results are ``branch_scores`` and ``span_scores``.
+        """
         ...
 
     def state(self) -> dict[str, Any]:
@@ -85,7 +89,7 @@ class Collector(Protocol[TasksT_contra]):
 
 
 class RewardFunction(Protocol):
-    """Function that returns the ``token_level_scores`` [B, R] of rows."""
+    """Function that returns the ``token_level_scores`` [B, R], the rewards before a KL penalty."""
 
     def __call__(self, data: DataProto, /) -> torch.Tensor: ...
 

@@ -49,7 +49,7 @@ def compute_data_metrics(batch: DataProto) -> dict[str, float]:
 
 
 def compute_named_rewards(batch: DataProto) -> dict[str, float]:
-    """Return ``reward/<name>/{mean,max,min,graded}`` of the named parts of the rewards.
+    """Return ``reward/<name>/{mean,max,min,graded}`` of the named parts that rewards are sums of.
 
     Each trajectory counts once. Trajectories without a part ``name`` are not counted in it;
     ``graded`` is the number of those that have it.
@@ -71,7 +71,10 @@ def compute_info_metrics(batch: DataProto) -> dict[str, float]:
 
 
 def _collect_values_by_name(batch: DataProto, name: str) -> dict[str, list[float]]:
-    """Return the dictionaries in column ``name`` of graded trajectories as lists per key."""
+    """Return the values under each key of the dictionaries in column ``name``.
+
+    Each trajectory that did not fail contributes one dictionary.
+    """
     column = batch.non_tensor_batch.get(name)
     values: dict[str, list[float]] = {}
     for parts in [] if column is None else column[find_graded_rows(batch)]:
@@ -136,7 +139,8 @@ def find_first_rows(batch: DataProto) -> np.ndarray:
 def find_graded_rows(batch: DataProto) -> np.ndarray:
     """Return the index of the first row of every trajectory that did not fail.
 
-    A failed trajectory (column ``aborted``) counts neither as success nor as no success.
+    A trajectory has failed if its environment or engine had an error (column ``aborted``). It is
+    excluded from success rates.
     """
     rows = find_first_rows(batch)
     failed = batch.non_tensor_batch.get("aborted")
@@ -147,8 +151,8 @@ def compute_validation_metrics(batch: DataProto) -> dict[str, float]:
     """Return success, return, length and tokens on the validation set, with a bootstrap interval.
 
     Each trajectory counts once. Metrics that methods register in ``verl.report_sections`` are
-    added. Rates and means are over the ``val/graded`` trajectories that did not fail, and are
-    omitted if all failed. ``val/aborted`` of ``val/trajectories`` failed.
+    added. ``val/trajectories`` counts all trajectories, ``val/aborted`` those that failed and
+    ``val/graded`` the others. Rates and means are over the latter, and are omitted if all failed.
     """
     fields = batch.non_tensor_batch
     every = find_first_rows(batch)

@@ -20,10 +20,10 @@ from verl.utils.seqlen_balancing import get_seqlen_balanced_partitions, partitio
 from verl.workers.policy_loss import rows_trained_on
 from verl.workers.update import epoch_mini_batches
 
-# Columns that a forward pass reads, and columns with questions that it answers.
+# Columns that a forward pass reads, and columns that name additional tokens to score.
 FORWARD_COLUMNS = ("input_ids", "attention_mask", "responses", "response_mask")
 QUESTION_COLUMNS = (BRANCHES, SPANS)
-# Columns without tensors that an update reads.
+# Columns of ``non_tensor_batch`` that an update reads.
 NON_TENSOR_COLUMNS = ("uid", "traj_uid")
 # Token columns that no update reads: input_ids and attention_mask contain the same information, or
 # the advantages and returns were computed from them.
@@ -36,9 +36,9 @@ UNREAD_COLUMNS = (
 def select_columns(
     data: DataProto, tensors: Iterable[str] | None, others: Iterable[str]
 ) -> DataProto:
-    """Return ``data`` with those of the named columns that it has.
+    """Return ``data`` with only the columns that the ranks read. Names that it lacks are ignored.
 
-    ``tensors`` None selects all tensors. Used to send only the columns that the ranks read.
+    ``tensors`` names columns of ``batch`` (None: all), ``others`` columns of ``non_tensor_batch``.
     """
     kept = None if tensors is None else [key for key in tensors if key in data.tensor_keys()]
     return data.select(kept, [key for key in others if key in data.non_tensor_batch])
@@ -49,8 +49,8 @@ def score_on_ranks(
 ) -> DataProto:
     """Return ``call(data)`` in the order of the rows of ``data``.
 
-    ``call`` gets the rows assigned to ``ranks`` by their numbers of tokens, and returns one row per
-    row. If not ``balanced``, or with one rank, it gets ``data`` unchanged.
+    ``call`` gets the rows reordered, so that ``ranks`` get about equal numbers of tokens. It must
+    return one row for each. If not ``balanced``, or with one rank, it gets ``data`` unchanged.
     """
     if ranks == 1 or not balanced:
         return call(data)
@@ -61,9 +61,10 @@ def score_on_ranks(
 
 
 def balance_rows(batch: DataProto, ranks: int) -> None:
-    """Reorder rows in place: equal consecutive parts for ``ranks`` get about equal token counts.
+    """Reorder rows in place, so that all ranks get about equal numbers of tokens.
 
-    Do nothing for one rank, or for fewer rows than ranks.
+    Rank ``r`` of ``ranks`` processes the ``r``-th part of consecutive rows. Do nothing for one
+    rank, or for fewer rows than ranks.
     """
     if ranks == 1 or len(batch) < ranks:
         return
@@ -97,7 +98,7 @@ def shard_minibatches(
     sizes = count_row_tokens(sent)
     if role == "actor":
         computed = set(rows_trained_on(config.actor_rollout_ref.actor, sent))
-        # A row without trained tokens is not computed: it has size 0 and may go to any rank.
+        # The update skips a row without trained tokens, so the row counts as 0 tokens.
         sizes = [size if row in computed else 0 for row, size in enumerate(sizes)]
     return reorder_by_rank(sent, split_mini_batches(mini_batches, sizes, ranks))
 
@@ -111,7 +112,7 @@ def reorder_by_rank(data: DataProto, rows_per_rank: Sequence[Sequence[int]]) -> 
 
 
 def count_row_tokens(data: DataProto) -> list[int]:
-    """Return the number of tokens of each row, those of its branches included."""
+    """Return the tokens of each row, including those of alternative continuations to be scored."""
     sizes = data.batch["attention_mask"].sum(-1).tolist()
     branches = data.non_tensor_batch.get(BRANCHES)
     if branches is None:

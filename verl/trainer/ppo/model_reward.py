@@ -15,9 +15,9 @@ MODEL_PART = "model"  # key of the model's score in the column of named reward p
 class ModelRewards:
     """Weighted sum of rule-based rewards and the scores of a reward model.
 
-    ``token_level_scores`` are those of ``rules`` times ``rule_weight``. The last sampled token of
-    every row also gets ``weight`` times the score of its trajectory. The score is added to the
-    named reward parts as ``model``.
+    ``token_level_scores`` are those of the rule-based reward function ``rules``, times
+    ``rule_weight``. The last sampled token of every row also gets ``weight`` times the score of its
+    trajectory. The score is added to the named reward parts as ``model``.
     """
 
     def __init__(

@@ -1,7 +1,8 @@
 """RayPPOTrainer: the training loop.
 
-The trainer does not depend on environments or methods. Its collector packs rows and converts the
-answers to their questions into columns. The advantage estimator comes from a registry.
+The trainer does not depend on environments or methods. Its collector packs rows. Rows may contain
+score requests: texts whose log-probs a method needs in addition to those of the sampled tokens. The
+collector converts the scores into columns. The advantage estimator comes from a registry.
 """
 
 import logging
@@ -51,7 +52,7 @@ TasksT = TypeVar("TasksT", bound=TaskSource)
 class RayPPOTrainer(Generic[TasksT]):
     """Trainer of a policy with PPO and related algorithms, on Ray worker groups.
 
-        tasks ──collect──▶ rows with questions ──score──▶ old log-probs, columns of the method
+        tasks ──collect──▶ rows, score requests ──score──▶ old log-probs, columns of the method
               ──compute_log_probs_and_values──▶ reference log-probs, values
               ──compute_rewards──▶ rewards ──compute_advantages──▶ advantages
               ──update_critic, update_actor──▶ weights ──sync_weights──▶ rollout engines
@@ -111,7 +112,7 @@ class RayPPOTrainer(Generic[TasksT]):
         self.uses_overlap = config.trainer.rollout_overlap == "one_step"
         self.engines = RolloutGroup(workers.rollout_workers)
         self.prefetched: BackgroundCall[DataProto] | None = None
-        self.collector_state: dict[str, Any] = {}  # state before the prefetched batch
+        self.collector_state: dict[str, Any] = {}  # collector's state before the prefetched batch
         self.has_new_weights = False  # the weights changed since the last sync
         self.clock = Stopwatch()
         self.metrics: dict[str, float] = {}
@@ -227,7 +228,7 @@ class RayPPOTrainer(Generic[TasksT]):
         return batch
 
     def generate_rows(self, step: int) -> DataProto:
-        """Generate the rows of the tasks of ``step``. They may contain questions for ``score``."""
+        """Generate the rows of the tasks of ``step``, possibly with requests for ``score``."""
         tasks = self.envs.gen_batch(step, self.config.data.train_batch_size)
         batch = self.collector.multi_turn_loop(tasks, self.engines, self.envs, is_train=True)
         batch.meta_info["global_step"] = step
@@ -266,16 +267,16 @@ class RayPPOTrainer(Generic[TasksT]):
                 self.workers.sleep_engines()
 
     def score(self, batch: DataProto) -> DataProto:
-        """Add old log-probs, answers to the questions of the rows and rollout correction weights.
+        """Add old log-probs, columns of the method and rollout correction weights.
 
-        One forward pass of the training workers computes log-probs and answers. The collector
-        converts the answers into columns.
+        One forward pass of the training workers computes the log-probs of the sampled tokens and of
+        the score requests. The collector converts the latter into columns of the method.
         """
         batch.meta_info["temperature"] = self.config.actor_rollout_ref.rollout.temperature
         has_questions = BRANCHES in batch.non_tensor_batch
         bypass = self.config.algorithm.rollout_correction.bypass_mode
-        # The pass assigns rows to ranks itself. The row order determines its micro-batches, and so
-        # the last bits of the log-probs. Therefore rows with questions are reordered after it.
+        # The forward pass assigns rows to ranks itself. The row order determines its micro-batches
+        # and the rounding of the log-probs. So rows with score requests are reordered after it.
         if not has_questions:
             self._balance_batch(batch)
         if has_questions or not bypass:
@@ -327,7 +328,7 @@ class RayPPOTrainer(Generic[TasksT]):
         return batch
 
     def compute_advantages(self, batch: DataProto) -> DataProto:
-        """Add advantages, returns and the weight of each row in its sequence."""
+        """Add advantages, returns and ``row_shares``, the weights of rows for the loss."""
         with self.clock.measure_part("adv"):
             batch = compute_advantage(batch, self.config)
             self.metrics |= batch.meta_info.pop("metrics", {})
@@ -336,7 +337,10 @@ class RayPPOTrainer(Generic[TasksT]):
         return batch
 
     def add_row_shares(self, batch: DataProto) -> None:
-        """Add ``row_shares``: the weight of each row in its sequence, for means over sequences."""
+        """Add ``row_shares`` [B]: the weight of each row, for loss means over sequences.
+
+        A sequence is a row, or all rows of a trajectory (``algorithm.row_weight``).
+        """
         batch.batch["row_shares"] = compute_row_shares(
             batch.non_tensor_batch["traj_uid"],
             self.config.algorithm.row_weight,

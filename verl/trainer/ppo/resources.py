@@ -199,7 +199,7 @@ class TrainingWorkers:
         return self.reference_group is not None
 
     def compute_log_prob(self, data: DataProto) -> DataProto:
-        """Return old log-probs and entropies of rows and the answers to their questions."""
+        """Return old log-probs and entropies of rows, and the results of their score requests."""
         return self._call_on_ranks(
             self.actor_group.compute_log_prob,
             select_columns(data, FORWARD_COLUMNS, QUESTION_COLUMNS),
@@ -305,7 +305,7 @@ class TrainingWorkers:
         }
 
     def save_checkpoint(self, directory: Path) -> Callable[[], list[WrittenFiles]]:
-        """Make every trained group copy its state and start to write it below ``directory``.
+        """Copy the state of actor and critic, and start to write it below ``directory``.
 
         The returned function waits for all ranks and returns the files that each rank wrote.
         """
@@ -315,8 +315,8 @@ class TrainingWorkers:
         return self._wait_for_files
 
     def _wait_for_files(self) -> list[WrittenFiles]:
-        # Poll the ranks, from another thread. A call that waited for the write would block the
-        # rank, which has to train meanwhile.
+        # This runs in another thread and polls the ranks. A remote call that waits for the write
+        # would block the rank, which has to train at the same time.
         groups = [group for group in (self.actor_group, self.critic_group) if group is not None]
         deadline = time.monotonic() + WRITE_TIMEOUT_S
         while True:

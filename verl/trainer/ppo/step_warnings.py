@@ -1,4 +1,7 @@
-"""Warnings about steps without learning signal: once per kind, and a count at the end."""
+"""Warnings about training steps that learn little or nothing, for example without advantages.
+
+Each kind of warning is logged once, and counted at the end of the run.
+"""
 
 import logging
 from collections import Counter
@@ -42,9 +45,10 @@ def compute_signal_metrics(batch: DataProto) -> dict[str, float]:
 
 
 class StepWarnings:
-    """Counter of steps without learning signal.
+    """Counter of training steps that learn little or nothing.
 
-    It logs a warning at the first step of a kind, and the number of such steps at the end.
+    Kinds are: nearly all turns truncated, nearly all rows full, no advantages. The first step of a
+    kind logs a warning. The number of such steps is logged at the end.
     """
 
     def __init__(self, config: PPOConfig) -> None:
@@ -53,7 +57,7 @@ class StepWarnings:
         self.counts: Counter[str] = Counter()
 
     def count_step(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Count the kinds of ``step`` by its metrics, and warn of those that are new."""
+        """Count the kinds of warnings that the metrics of ``step`` cause; log each new kind."""
         self.steps += 1
         for kind, message in self._find_messages(metrics).items():
             self.counts[kind] += 1
@@ -61,7 +65,7 @@ class StepWarnings:
                 logger.warning("step %d: %s", step, message)
 
     def close(self) -> None:
-        """Log the number of steps of each kind that occurred more than once."""
+        """Log the number of steps with each kind of warning that occurred more than once."""
         for kind, count in self.counts.items():
             if count > 1:
                 logger.warning("%s in %d of %d steps", kind, count, self.steps)

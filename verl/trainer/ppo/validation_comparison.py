@@ -111,8 +111,8 @@ def compute_paired_difference(
     95% intervals over resampled tasks. Both outcomes use the same resampled tasks, so task
     difficulty that they share does not widen the intervals.
 
-    Tasks that lack a graded trajectory in one outcome are excluded from both; ``tasks`` then is the
-    number of the remaining ones. Token metrics are omitted if one outcome has no tokens.
+    Tasks whose trajectories all failed in one outcome are excluded from both. The metric ``tasks``
+    then is the number of the other tasks. Token metrics are omitted if one outcome has no tokens.
 
     Raises:
         ValueError: the outcomes have different tasks.

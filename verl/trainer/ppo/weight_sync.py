@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from verl.records import WeightFingerprints
 
-SHOWN_NAMES = 3  # names in a message
+SHOWN_NAMES = 3  # largest number of tensor names in a message
 
 
 class WeightSyncError(RuntimeError):
@@ -48,7 +48,7 @@ def verify_weights_changed(
 
 
 def has_updated_weights(metrics: Mapping[str, float]) -> bool:
-    """Return whether a policy update with these ``actor/`` metrics changed weights."""
+    """Return True if a policy update with these ``actor/`` metrics changed weights."""
     steps = metrics.get("actor/optimizer_steps", 0.0)
     idle = metrics.get("actor/skipped_steps", 0.0) + metrics.get("actor/zero_steps", 0.0)
     return steps > idle and metrics.get("actor/lr", 0.0) > 0.0

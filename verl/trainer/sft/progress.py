@@ -19,7 +19,7 @@ class SFTProgress:
 
     def __init__(self, cfg: SFTConfig, run_dir: Path, total: int, first: int = 0) -> None:
         trainer = cfg.trainer
-        # The console of ``Tracking`` is for episodes. The bar below replaces it.
+        # The console output of ``Tracking`` is for rollouts. The progress bar below replaces it.
         services = [name for name in trainer.logger if name != "console"]
         resumed = first if first else None
         self.tracking = Tracking(
@@ -42,7 +42,7 @@ class SFTProgress:
 
         Of the steps without a held-out loss, about ``MAX_RECORDS`` are written.
         """
-        # The heartbeat is also needed without a progress bar.
+        # The watchdog needs this report of progress also if no progress bar is shown.
         record_heartbeat("imitating")
         metrics = record.metrics | {"training/global_step": float(record.step)}
         self.tokens += metrics.get("perf/tokens", 0.0)

@@ -126,7 +126,7 @@ def _cut_batches(order: Sequence[int], lengths: Sequence[int], size: int) -> Ite
     batch: list[int] = []
     tokens = 0
     for row in order:
-        # Start a new batch if the size of this one is closer to ``size`` without the row.
+        # Start a new batch if the token count of this one is closer to ``size`` without the row.
         if batch and tokens + lengths[row] / 2 > size:
             yield batch
             batch = []

@@ -25,7 +25,7 @@ from verl.workers.forward_passes import common_passes
 from verl.workers.rows import micro_batches
 
 logger = logging.getLogger(__name__)
-EVAL_TOKENS = 4096  # per forward of the held-out rows
+EVAL_TOKENS = 4096  # tokens per forward pass for the held-out loss
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,8 @@ class SFTTrainer:
             parts = self._split_rank_rows(rows, self.max_tokens)
             for number, part in enumerate(parts, start=1):
                 loss = self._sum_losses(part or rows[:1], sums if part else LossSums())
-                # Divide by the weight of the whole batch: gradients do not depend on its split.
+                # Divide by the weight of the whole batch, so that gradients do not depend on the
+                # micro-batches.
                 share = loss / weight if part else loss * 0.0
                 self.engine.backward(share, last=number == len(parts))
             report = self.engine.step()
@@ -159,12 +160,13 @@ class SFTTrainer:
             rows[i] for i in assign_rows([len(row) for row in rows], world_size())[get_rank()]
         ]
         cuts = micro_batches([len(row) for row in rank_rows], max_tokens=max_tokens)
-        # A pass through a sharded model is a collective operation, so all ranks need equal counts.
+        # A forward pass through a sharded model is a collective operation, so all ranks need the
+        # same number of micro-batches.
         empty = [[] for _ in range(common_passes(cuts) - len(cuts))]
         return [[rank_rows[i] for i in cut] for cut in cuts] + empty
 
     def _sum_losses(self, rows: Sequence[SFTRow], sums: "LossSums") -> torch.Tensor:
-        """Return the sum over tokens of ``weight * -log p``. Add it and its parts to ``sums``."""
+        """Return the sum over tokens of ``weight * -log p``; add losses and weights to ``sums``."""
         device = self.engine.device
         packed = pack_with_branches([torch.tensor(row.input_ids) for row in rows], device=device)
         weights = torch.cat([torch.tensor((0.0, *row.loss_weights[1:])) for row in rows]).to(device)

@@ -15,7 +15,7 @@ from verl.trainer.launch.doctor.facts import FindingState, MachineFinding
 DEADLINE_S = 120.0
 TEXTS = ["You are at 3. The target is 5.", "<action>right</action>", "<action>left</action>"]
 TAGS = ("<action>", "</action>")
-TOKENS = 8  # of an answer
+TOKENS = 8  # number of tokens that are sampled per answer
 
 
 def run_smoke_tests(
@@ -23,7 +23,7 @@ def run_smoke_tests(
 ) -> list[MachineFinding]:
     """Return one finding per part: its output, or the reason of its failure.
 
-    Training does not work if a part fails.
+    A failure has the state ``MISSING``: training does not work on this machine.
     """
     return [_run_part(part, deadline_s) for part in (parts or list(PARTS))]
 
@@ -112,7 +112,7 @@ def _sample_answers(engine, prompt: list[int]) -> list:
 
 
 def _build_rows(prompt: list[int], sampled: list):
-    """Return the two results as rows, with advantage 1 for the first and -1 for the second."""
+    """Return the two ``sampled`` answers as rows, with advantage 1 and -1."""
     import torch
 
     from verl.protocol import DataProto
