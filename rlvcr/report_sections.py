@@ -35,10 +35,10 @@ LEVEL_NAMES = {1: "1 act at once", 2: "2 read the situation", 3: "3 reflect", 4:
 
 
 def compute_level_shares(batch: "DataProto", prefix: str) -> dict[str, float]:
-    """Return ``<prefix>/level_share_1..4`` and the information of levels about situations.
+    """Return ``<prefix>/level_share_1..4`` and the mutual information of levels and situations.
 
-    Shares are among the turns with a level. Situations are those that the environment names, else
-    its states (``anchor_obs``).
+    Shares are among the turns with a level. A situation is the kind of state that the environment
+    names. Where it names none, the observation (``anchor_obs``) is used.
     """
     columns = batch.non_tensor_batch
     turns = [step for row in columns["steps"] for step in row]
@@ -60,9 +60,9 @@ def compute_level_shares(batch: "DataProto", prefix: str) -> dict[str, float]:
 
 
 def load_audit_returns(directory: Path) -> Outcomes:
-    """Return the returns of the audit rollouts in ``directory``, by turn and level.
+    """Return the trajectory returns that ``main_audit`` measured in ``directory``.
 
-    The dict is empty where no audit was made.
+    The keys are (``traj_uid``, turn number) and then the level. Empty without ``audit.json``.
     """
     path = directory / AUDIT_FILE
     if not path.exists():

@@ -22,7 +22,7 @@ class RowTurn:
     """Turn of a row. Its ``token_ids`` begin at unpadded index ``start`` of the row.
 
     The first ``num_forced`` of them, a forced level, were not sampled. ``executed_credit``: credit
-    from the executed alternative, None where none was executed.
+    from a replay with another level (``rlvcr.research.executed``), None without a replay.
     """
 
     step: int
@@ -34,15 +34,15 @@ class RowTurn:
     executed_credit: float | None = None
 
     def credit_spans(self, offset: int, with_end: bool = False) -> list[tuple[int, int]]:
-        """Return the token ranges of the thinking advantage, with indices from ``offset`` on.
+        """Return the token ranges that get the thinking advantage, shifted by ``offset``.
 
         ``with_end`` includes the token that ended the thought. Forced tokens are never included.
         """
         return self._drop_forced(self.parsed.credit_spans(offset, with_end), offset)
 
     def choice_spans(self, offset: int, with_end: bool = False) -> list[tuple[int, int]]:
-        """Return the token ranges of credit from returns, also for a turn that was cut or cannot be
-        read.
+        """Return the token ranges that get credit from returns.
+        Turns that were cut by length or cannot be parsed have ranges too.
         """
         return self._drop_forced(self.parsed.choice_spans(offset, with_end), offset)
 
@@ -79,9 +79,10 @@ class ScoredTurns:
 
 
 def build_queries(rows: Sequence[Sequence[RowTurn]]) -> tuple[np.ndarray, np.ndarray]:
-    """Return ``branches`` and ``spans`` [B]: sequences for ``compute_log_prob`` to score.
+    """Return the columns ``branches`` and ``spans`` [B], which ``compute_log_prob`` scores.
 
-    An unparsed turn has neither; a turn without alternative thoughts has only a span.
+    A span is the action in its row. A branch is the same action after an alternative thought. An
+    unparsed turn has neither; a turn without alternative thoughts has only a span.
     """
     branches: list[list[Branch]] = []
     spans: list[list[Span]] = []
@@ -99,7 +100,7 @@ def _build_span(turn: RowTurn) -> Span:
 
 
 def _build_branches(turn: RowTurn) -> list[Branch]:
-    """Return the branches of the same action tokens after each alternative thought."""
+    """Return one branch per alternative thought: the thought followed by the same action."""
     if turn.alternatives is None:
         return []
     _, (first, last) = turn.parsed.level_and_score_span
@@ -161,8 +162,8 @@ def compute_scoring_metrics(table: ScoredTurns, advantage: torch.Tensor) -> dict
     """Return ``rlvcr/*`` of one batch: scores of sampled thoughts, valid contexts, dropped
     thoughts.
 
-    ``advantage`` [S]. An expanded turn is one with requested alternatives, even if all were
-    dropped.
+    ``advantage`` [S]: thinking advantage of each turn. A turn counts in ``rlvcr/expanded_steps`` if
+    alternative thoughts were requested, even if all were dropped.
     """
     expanded = [s for s, step in enumerate(table.turns) if step.alternatives is not None]
     requested = [step.alternatives for step in table.turns if step.alternatives is not None]
@@ -193,9 +194,7 @@ def compute_scoring_metrics(table: ScoredTurns, advantage: torch.Tensor) -> dict
 
 
 def _sampled_thought_scores(table: ScoredTurns) -> list[SegmentScore]:
-    """Return the scores of the action after the thought that was sampled with it, of every parsed
-    turn.
-    """
+    """Return, for every parsed turn, the scores of its action after its own sampled thought."""
     scores = []
     for step, entries in zip(table.turns, table.entries, strict=True):
         if entries:

@@ -1,5 +1,5 @@
-"""Settings ``algorithm.rlvcr``, and other keys about thinking levels. Imports no torch: the command
-line imports this module.
+"""Settings ``algorithm.rlvcr``, and other keys about thinking levels.
+Imports no torch, because the command line imports this module.
 """
 
 from typing import Literal

@@ -1,7 +1,7 @@
-"""Shapes of the arguments of the maths. One letter is one number throughout a call.
+"""Tensor shapes of arguments. Within one call a letter stands for the same size everywhere.
 
-S: turns of all rows; B: rows; R: response positions. The unit tests check the shapes; at run time
-they are documentation. The second dimension of ``PerLevel`` is 4, which the functions check.
+S: turns of all rows; B: rows; R: response positions. Only the unit tests check these shapes. The
+second dimension of ``PerLevel`` is 4, which the functions check.
 """
 
 from collections.abc import Hashable, Iterable

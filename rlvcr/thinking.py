@@ -48,9 +48,9 @@ def compute_token_cost(tokens: Tensor, cost_coef: float, cost_max: float) -> Ten
 class Utilities(NamedTuple):
     """Utilities of the contexts of every turn.
 
-    ``utility`` and ``token_cost`` are float64 and 0 where not ``valid``. ``column`` is the chosen
-    one, 0 without one. ``is_comparable`` marks turns with a valid chosen context and at least one
-    other.
+    ``utility`` (score minus token cost) and ``token_cost`` are float64, and 0 where not ``valid``.
+    ``column`` is the column of the chosen level, 0 without one. ``is_comparable`` is true for turns
+    with a valid chosen context and at least one other.
     """
 
     utility: PerLevel
@@ -94,7 +94,7 @@ def compute_thinking_advantage(
     std_floor: float = 0.1,
     alternatives: str = "all",
 ) -> tuple[PerTurn, PerTurn]:
-    """Return ``A_think [S]`` of the chosen level among the four, and its price share ``[S]``.
+    """Return ``A_think [S]`` of the chosen level, and the part of it due to token cost ``[S]``.
 
     ``scores [S, 4]``, ``valid [S, 4]`` (context exists), ``chosen [S]`` (0..3, -1 unparsed),
     ``costs [S, 4]`` thought tokens. ``U_k = score_k - cost_coef min(T_k, cost_max) / cost_max``.
@@ -103,9 +103,9 @@ def compute_thinking_advantage(
     single other level j was drawn. ``3/4 (U_l - U_j)``, which has the same expectation, replaces
     the difference.
 
-    The price share is contained in the advantage: subtracting it leaves the advantage by score
-    alone. Turns with an unparsed level, an invalid chosen context or fewer than two valid ones get
-    0, and so do ties.
+    The second result (price share) is contained in the first. Subtracting it leaves the advantage
+    by score alone. Turns with an unparsed level, an invalid chosen context or fewer than two valid
+    ones get 0, and so do ties.
 
         scores [-1.0, -0.5, -0.3, -0.2], no cost, chosen 2: A_think = -0.3 - (-0.5) = 0.2
     """
@@ -199,7 +199,7 @@ def place_turn_values(
 
 
 def compute_level_count_bonus(levels: LevelColumn, group_index: Ids) -> PerTurn:
-    """Return the count bonus ``[S]``: ``-log f_l`` minus its group mean.
+    """Return the bonus ``[S]`` for rare levels: ``-log f_l`` minus its group mean.
 
     f_l is the frequency of the turn's level in its group. ``levels [S]`` is 0..3 (-1: unparsed, not
     counted, bonus 0). ``group_index [S]`` is for example the uid of each turn. Bonuses of a group

@@ -25,13 +25,15 @@ from agent_system.tokens.tokenizer import ChatTokenizer
 from verl.utils.chat_tokens import CUT, ENCODED_TEXTS, ChatTokens
 from verl.utils.end_tokens import find_end_ids, find_end_of_turn_id
 
-# Added tokens that are tags instead of words: <tool_call>, [INST], <|vision_start|>.
+# Added tokens that look like tags, not like words: <tool_call>, [INST], <|vision_start|>.
 TAG_PATTERN = re.compile(r"\s*[<\[].*[>\]]\s*", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
 class Bridge:
-    """Tokens between two turns of the agent: template, observation, template."""
+    """Tokens between two turns of the agent.
+    ``before`` and ``after`` are template tokens around the ``observation``.
+    """
 
     before: tuple[int, ...]
     observation: tuple[int, ...]
@@ -42,7 +44,7 @@ class Bridge:
 
 
 def strip_end_ids(sampled_ids: Sequence[int], end_ids: frozenset[int]) -> list[int]:
-    """Return ``sampled_ids`` without the tokens of ``end_ids`` at its end."""
+    """Return ``sampled_ids`` without trailing tokens that are in ``end_ids``."""
     end = len(sampled_ids)
     while end and sampled_ids[end - 1] in end_ids:
         end -= 1
@@ -105,7 +107,7 @@ class ChatBridge:
         return list(messages)
 
     def is_plain(self, messages: Sequence[Message]) -> bool:
-        """Return True if no content spells a control token or was split by ``escape_added_tokens``.
+        """Return True if no content has a control token or was changed by ``escape_added_tokens``.
 
         Only then do the tokens of ``first_prompt`` equal those of ``apply_chat_template``.
         """
@@ -193,11 +195,11 @@ class ChatBridge:
         return ids
 
     def encode_text(self, text: str) -> tuple[int, ...]:
-        """Return the ids of text that continues other text, without any control token."""
+        """Return the ids of text that continues other text, with control tokens as plain text."""
         return self.encode(self._tokens.mark_control_tokens(text), inside=True)
 
     def encode_template(self, text: str) -> tuple[int, ...]:
-        """Return the ids of text that continues other text, control tokens included."""
+        """Return the ids of text that continues other text; control tokens in it keep their ids."""
         return self.encode(text, inside=True)
 
     def decode(self, sampled_ids: Sequence[int]) -> str:
@@ -209,9 +211,10 @@ class ChatBridge:
         )
 
     def escape_added_tokens(self, text: str) -> str:
-        """Return the text of an environment with marks that split every added token in it.
+        """Return ``text`` with an invisible character inside every added token in it.
 
-        The text stays the same. It is encoded as ordinary tokens.
+        The tokenizer then encodes the added token as ordinary text. ``remove_cuts`` removes the
+        characters.
         """
         plain = remove_cuts(text)
         return self._added_token_pattern.sub(

@@ -54,7 +54,7 @@ class Segment:
 
 _KINDS = tuple(SegmentKind)
 _REASONS = tuple(StopReason)
-_NONE = -(2**62)  # stands for None in a column of numbers
+_NONE = -(2**62)  # represents None in a column of numbers
 _AGENT = _KINDS.index(SegmentKind.AGENT)
 
 

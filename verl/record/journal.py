@@ -20,7 +20,8 @@ from verl.record.tracking import Tracking
 from verl.utils.background import BackgroundCalls
 
 logger = logging.getLogger(__name__)
-# Writes that may wait in memory: one validation and one training step. The next step blocks.
+# Number of writes that may wait in memory: one validation and one training step. A further write
+# blocks the caller.
 MOST_WAITING = 2
 WRITE_TIMEOUT_S = 1800.0  # for all waiting writes
 TEXT_COLUMNS = ["task", "return", "play"]
@@ -68,7 +69,7 @@ class Journal:
         self._writing.add(partial(self._write_step, self._open_tracking, step, dict(metrics)))
 
     def log_rollouts(self, step: int, batch: DataProto, validation: bool = False) -> None:
-        """Write every trajectory of a step with its credit, and in training its token values.
+        """Write every trajectory of a step with its advantages, and in training its token values.
 
         The trackers get the texts of a few validation trajectories.
         """
