@@ -98,8 +98,8 @@ class AlternativeSampler:
     def choose_levels(self, parsed: ParsedTurn, traj_uid: str, step: int) -> list[int]:
         """Return the levels to sample thoughts at.
 
-        Empty for a turn that cannot be scored, or that ``step_fraction`` leaves out at random. The
-        draw depends only on the seed, the trajectory and the turn number ``step``.
+        Empty for a turn that cannot be scored. With ``step_fraction`` below 1, also empty for turns
+        drawn at random. The draw depends only on the seed, the trajectory and the turn ``step``.
         """
         if parsed.failure is not None or parsed.level is None:
             return []

@@ -18,7 +18,7 @@ from rlvcr.levels import ParsedTurn
 from verl.protocol import DataProto
 from verl.utils.sampling import StopReason
 
-# Keys of an environment's ``info`` that ``info_numbers`` leaves out: they have their own columns.
+# Keys of an environment's ``info`` that ``info_numbers`` omits: they have their own columns.
 RESERVED_INFO_KEYS = {"won", "is_action_valid", "needed_level"}
 MAX_INFO_NUMBERS = 32
 

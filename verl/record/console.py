@@ -46,7 +46,7 @@ FAILED = (
 
 def format_figures(metrics: Mapping[str, float | None]) -> dict[str, str]:
     """Return the numbers that the console shows, as text by label.
-    Figures whose metrics are missing are left out.
+    Figures whose metrics are missing are omitted.
     """
     added = [figure for contribution in load_contributions() for figure in contribution.console]
     shown = format_failures(metrics)
