@@ -81,7 +81,7 @@ class TurnAlternatives:
 
 
 class AlternativeSampler:
-    """Sampler of alternative thoughts. ``sample`` uses the sampling settings of the turn itself."""
+    """Sampler of alternative thoughts. ``sample`` calls the engine with the settings of a turn."""
 
     def __init__(
         self,
@@ -152,7 +152,7 @@ class AlternativeSampler:
         turn_format: TurnFormat,
         alternatives: TurnAlternatives,
     ) -> None:
-        """Add the result at ``level`` to the alternatives: its thought, or the drop reason."""
+        """Add the thought of ``result`` to ``alternatives``, or count the reason for a drop."""
         if result is None:
             alternatives.dropped["engine"] += 1
             return

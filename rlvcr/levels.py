@@ -422,7 +422,7 @@ class LevelCodec:
         return ForcedThought(level, [*prefix, *sampled, *forced], span, thought)
 
     def build_empty_thought(self, turn_format: TurnFormat = PLAIN_FORMAT) -> ForcedThought:
-        """Return the context of level 1, which needs no generation."""
+        """Return the tokens of an empty thought at level 1, which needs no generation."""
         tokens = self.encode_format(turn_format)
         position = len(tokens.prefix_ids[1])
         return ForcedThought(1, list(tokens.empty_ids), (position, position), "")

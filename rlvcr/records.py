@@ -32,7 +32,7 @@ class ThoughtContext:
     scores: SegmentScore
 
     def to_json(self) -> dict[str, object]:
-        """Return the context in the form of a rollout file."""
+        """Return the fields and the scores as a dict, as a rollout file stores them."""
         line: dict[str, object] = {
             "level": self.level,
             "thought": self.thought,
@@ -73,7 +73,7 @@ class ThinkingTurnRecord(StepRecord):
         return replace(self, contexts=contexts, think_advantage=advantage, think_cost=cost)
 
     def to_json(self) -> dict[str, object]:
-        """Return the record in the form of a rollout file."""
+        """Return the record as a dict, as a rollout file stores it."""
         # Not super(): dataclass(slots=True) creates a second class, and super() uses the first.
         line = StepRecord.to_json(self)
         line["contexts"] = [context.to_json() for context in self.contexts]

@@ -30,7 +30,7 @@ from verl.report_sections import (
 if TYPE_CHECKING:
     from verl.protocol import DataProto
 
-AUDIT_FILE = "audit.json"  # written by an audit into its run directory
+AUDIT_FILE = "audit.json"  # written by ``main_audit`` into its run directory
 LEVEL_NAMES = {1: "1 act at once", 2: "2 read the situation", 3: "3 reflect", 4: "4 plan"}
 
 

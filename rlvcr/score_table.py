@@ -50,7 +50,7 @@ class RowTurn:
         return [(start, end) for start, end in spans if start >= offset + self.num_forced]
 
     def thoughts_by_level(self) -> dict[int, tuple[str, int]]:
-        """Return text and token count of the thought at each level that has a context."""
+        """Return text and token count of the thought at each level that has one."""
         thoughts: dict[int, tuple[str, int]] = {}
         if self.parsed.level is not None:
             thoughts[self.parsed.level] = (self.parsed.thought, self.parsed.thought_tokens)
@@ -94,7 +94,7 @@ def build_queries(rows: Sequence[Sequence[RowTurn]]) -> tuple[np.ndarray, np.nda
 
 
 def _build_span(turn: RowTurn) -> Span:
-    """Return the span of the turn's action in the row."""
+    """Return the index range of the turn's action in the row, as a request for its score."""
     level, (first, last) = turn.parsed.level_and_score_span
     return Span(turn.start + first, turn.start + last, step=turn.step, label=level)
 
@@ -123,7 +123,10 @@ def build_score_table(
     span_scores: Sequence[Sequence[SegmentScore]],
     score: str,
 ) -> ScoredTurns:
-    """Build the table of turns and levels from the scores of branches and spans."""
+    """Build the table of scores by turn and level.
+    ``span_scores`` are of actions after the sampled thoughts, ``branch_scores`` after alternative
+    thoughts. ``score`` is the value of ``algorithm.rlvcr.score``.
+    """
     entries: list[dict[int, SegmentScore]] = []
     for row, row_span_scores, row_branch_scores in zip(
         rows, span_scores, branch_scores, strict=True
@@ -131,7 +134,7 @@ def build_score_table(
         by_step: dict[int, dict[int, SegmentScore]] = {}
         for segment_score in (*row_span_scores, *row_branch_scores):
             by_step.setdefault(segment_score.step, {})[segment_score.label] = segment_score
-        # No score was requested for an unparsed turn: it has no valid context.
+        # No score was requested for an unparsed turn, so its dict is empty.
         entries.extend(by_step.get(step.step, {}) for step in row)
     turns = [step for row in rows for step in row]
     shape = (len(turns), len(LEVELS))

@@ -138,7 +138,7 @@ def add_level_entropy_bonus(
     row_indices = [number for number, row in enumerate(rows) for _ in row]
     turns = [step for row in rows for step in row]
     offsets = _response_offsets(data, row_indices, turns)
-    # The first credit span of a turn is its sampled level digit.
+    # The first token range that ``credit_spans`` returns is the sampled level digit.
     digit_spans = [
         [] if step.num_forced else step.credit_spans(offset)[:1]
         for step, offset in zip(turns, offsets, strict=True)

@@ -48,7 +48,9 @@ def _decode_sentence_piece(token: str) -> bytes:
     # A byte without a token for its character, such as <0x0A>.
     if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
         return bytes([int(token[3:5], 16)])
-    return token.replace("\u2581", " ").encode()  # SentencePiece's mark for a space
+    return token.replace(
+        "\u2581", " "
+    ).encode()  # the character that SentencePiece writes for a space
 
 
 class TokenBytes:

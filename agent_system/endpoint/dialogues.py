@@ -112,7 +112,7 @@ class Dialogues:
     def _begin_dialogue(self, messages: list[Message], step: int) -> Dialogue | None:
         shown = [self._escape_user_text(message) for message in messages]
         conversation = TokenConversation(self._bridge, self._limits, shown[:-1])
-        # Check before adding the ledger: a conversation that does not fit is not a row.
+        # Check before adding the ledger, because every ledger becomes a row of the batch.
         if not conversation.add_observation(shown[-1]["content"], step):
             return None
         dialogue = Dialogue(conversation, len(self._all), messages)

@@ -76,7 +76,9 @@ class EndpointServer:
 
     @contextlib.asynccontextmanager
     async def register_session(self, session: EndpointSession) -> AsyncIterator[EndpointAddress]:
-        """Serve ``session`` under a new key until its reward is posted or the context exits."""
+        """Context manager that serves ``session`` under a new API key and yields its address.
+        The key is valid until the reward is posted or the context exits.
+        """
         base_url = await self._ensure_listening()
         key = secrets.token_urlsafe(KEY_BYTES)
         self._sessions[key] = session

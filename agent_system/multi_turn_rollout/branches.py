@@ -25,7 +25,7 @@ from rlvcr.settings import RLVCRSettings
 
 
 def make_branch_spec(trajectory: Trajectory, turn: Turn, level: int, name: str = "") -> RolloutSpec:
-    """Return the spec that repeats ``trajectory`` up to ``turn`` and forces ``level`` there.
+    """Return the request to repeat ``trajectory`` up to ``turn`` and to force ``level`` there.
 
     ``name`` distinguishes branches of one turn. Sampling seeds depend on it and on the turn, not on
     the level: branches with different levels use the same seeds.
@@ -43,7 +43,7 @@ def make_branch_spec(trajectory: Trajectory, turn: Turn, level: int, name: str =
 
 
 def _make_executed_spec(trajectory: Trajectory, turn: Turn, level: int) -> RolloutSpec:
-    """Return the spec of a branch in which ``turn`` differs only by its level digit.
+    """Return the request for a branch in which only the level digit of ``turn`` is forced.
 
     The policy samples everything after the digit, as in the original turn. A branch therefore has
     cut turns, empty thoughts and parse failures as often as a sampled turn.

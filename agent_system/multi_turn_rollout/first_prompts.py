@@ -71,7 +71,7 @@ def check_first_tokens(
 def _open_conversations(
     config: PPOConfig, tokenizer: PolicyTokenizer, observations: Sequence[Observation]
 ) -> Iterator[tuple[ChatBridge, list[Message], TokenConversation]]:
-    """Yield the conversations that begin with ``observations``, with their bridge and messages."""
+    """Yield template encoder, messages and tokens of the first prompt for each observation."""
     package = get_package(config.env.env_name)
     settings = RolloutSettings.from_config(config, package, is_train=True)
     unlimited = replace(settings, max_prompt_length=sys.maxsize)

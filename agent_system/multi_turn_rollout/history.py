@@ -37,7 +37,7 @@ class History(Protocol):
         ...
 
     def close_turn(self, turn: Turn) -> None:
-        """Add a finished turn to the history."""
+        """Add a turn that the environment has answered to the history."""
         ...
 
 
@@ -76,7 +76,7 @@ class _BaseHistory:
         if not opening and system is not None:
             opening = [{"role": "system", "content": system}]
         conversation = TokenConversation(self._bridge, self._settings.token_limits, opening)
-        # Checked before the ledger is added: a conversation that does not fit is no row.
+        # Checked before the ledger is added, because every ledger becomes a row of the batch.
         if not conversation.add_observation(user_text, step):
             return None
         self.ledgers.append(conversation.ledger)

@@ -34,7 +34,7 @@ ABORT_POLICIES = ("drop_group", "keep_rest")
 
 @dataclass(frozen=True, slots=True)
 class TrajectoryRow:
-    """One ledger of a trajectory with the turns whose tokens it holds."""
+    """One row of the batch: the tokens of one conversation (ledger) and the turns in it."""
 
     trajectory: Trajectory
     ledger: TokenLedger

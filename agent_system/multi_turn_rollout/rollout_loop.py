@@ -215,9 +215,10 @@ class TrajectoryCollector:
     def audit_loop(
         self, gen_batch: DataProto, actor_rollout_wg: ScoringWorkers, envs: EnvironmentManagerBase
     ) -> tuple[DataProto, list[AuditPoint]]:
-        """Generate and score as ``rlvcr_multi_turn_loop`` does, then run the audit.
+        """Generate and score as ``rlvcr_multi_turn_loop`` does, then measure effects of levels.
 
-        The audit continues from ``audit_points`` turns with every level, ``audit_plays`` times.
+        At ``audit_points`` turns every level is forced ``audit_plays`` times, and the episode
+        continues to its end. Returns the rows, and one audit point with the returns per turn.
         """
         data, rows = self._generate_training_rows(gen_batch, actor_rollout_wg, envs, thinking=True)
         data = self._score_if_possible(data, actor_rollout_wg)

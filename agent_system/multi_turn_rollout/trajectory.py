@@ -95,7 +95,7 @@ class Turn:
 
 @dataclass(slots=True)
 class Trajectory:
-    """Trajectory of one rollout spec. ``reward`` is the return; times are in seconds.
+    """One generated trajectory. ``reward`` is the return; times are in seconds.
 
     ``reward_parts``: components of the return by name, where the environment has several.
     ``info_numbers``: last value of each number in the environment's ``info``. ``answer``: the

@@ -80,7 +80,7 @@ async def gather_or_cancel(coroutines: Iterable[Awaitable[T]]) -> list[T]:
 
 
 class TrajectoryGenerator:
-    """Generator of the trajectory of one rollout spec."""
+    """Generator of the trajectory that ``spec`` describes."""
 
     def __init__(self, context: RolloutContext, spec: RolloutSpec) -> None:
         self.context = context

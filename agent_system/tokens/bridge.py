@@ -57,7 +57,7 @@ def remove_cuts(text: str) -> str:
 
 
 class ChatBridge:
-    """Encoder of first prompts and bridges with the chat template of one tokenizer.
+    """Encoder of first prompts and of the tokens between turns, with a tokenizer's chat template.
 
     ``tokenizer`` is a Hugging Face tokenizer with a chat template. ``template_kwargs`` are passed
     to the template.
@@ -117,7 +117,7 @@ class ChatBridge:
         )
 
     def make_bridge(self, sampled_ids: Sequence[int], observation: str) -> Bridge:
-        """Return the bridge after a turn of ``sampled_ids``.
+        """Return the template and observation tokens between the turn ``sampled_ids`` and the next.
 
         An end-of-turn token that the policy sampled is not repeated. A missing one is part of
         ``before``.
@@ -158,7 +158,7 @@ class ChatBridge:
     def append_bridge(
         self, ledger: TokenLedger, bridge: Bridge, turn: int, episode: int = 0
     ) -> None:
-        """Append ``bridge`` to ``ledger`` as the tokens in front of ``turn``."""
+        """Append the template and observation tokens of ``bridge``, which precede ``turn``."""
         ledger.append(bridge.before, SegmentKind.BRIDGE, turn=turn, episode=episode)
         ledger.append(bridge.observation, SegmentKind.ENV, turn=turn, episode=episode)
         ledger.append(bridge.after, SegmentKind.BRIDGE, turn=turn, episode=episode)

@@ -57,7 +57,7 @@ class TurnBridge(Protocol):
     def append_bridge(
         self, ledger: TokenLedger, bridge: Bridge, turn: int, episode: int = 0
     ) -> None:
-        """Append ``bridge`` to ``ledger`` as the tokens in front of ``turn``."""
+        """Append the tokens of ``bridge`` to ``ledger``, before the tokens of ``turn``."""
         ...
 
     def encode_template(self, text: str) -> tuple[int, ...]:

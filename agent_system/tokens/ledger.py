@@ -41,7 +41,7 @@ class TokenLedger:
         self._arrays = arrays
 
     def to_arrays(self) -> SegmentArrays:
-        """Return the ledger as arrays. They are shared and must not be changed."""
+        """Return the segments as arrays. The arrays are cached and must not be changed."""
         if self._arrays is None:
             self._arrays = SegmentArrays.from_segments(self._segments)
         return self._arrays
@@ -142,7 +142,7 @@ class TokenLedger:
         return self.to_arrays().agent_mask().tolist()
 
     def full_attention_mask(self) -> list[int]:
-        """Return 1 for every token: the policy has seen the whole ledger."""
+        """Return a 1 for every token: all of them were in the input of the policy."""
         return [1] * len(self)
 
     def turn_ids(self) -> list[int]:

@@ -54,7 +54,7 @@ class PlainBridge:
     def append_bridge(
         self, ledger: TokenLedger, bridge: Bridge, turn: int, episode: int = 0
     ) -> None:
-        """Append ``bridge`` to ``ledger`` as the tokens in front of ``turn``."""
+        """Append the observation of ``bridge`` to ``ledger``, before the tokens of ``turn``."""
         ledger.append(bridge.observation, SegmentKind.ENV, turn=turn, episode=episode)
 
     def decode(self, sampled_ids: Sequence[int]) -> str:
@@ -87,7 +87,7 @@ class PlainBridge:
 
 
 def bridge_for_appending(tokenizer: TextTokenizer) -> ChatBridge | PlainBridge:
-    """Return a bridge for append-only conversations.
+    """Return the encoder of prompts and observations for append-only conversations.
 
     It is a ``ChatBridge``, or a ``PlainBridge`` if the tokenizer has no chat template.
 

@@ -25,7 +25,7 @@ from agent_system.tokens.tokenizer import ChatTokenizer
 from verl.utils.limits import TimeLimit, time_limit
 
 PROBE_S = 20.0  # time limit in seconds: the template of a model may contain an endless loop
-# Three turns have two bridges, the minimum to see whether bridges differ by position.
+# Three turns have two gaps between turns, the minimum to see if their template text differs.
 TURNS = 3
 THINK = "<think>"
 # Text that a template may write before the content of an assistant turn and not in the prompt.
@@ -154,7 +154,7 @@ def check_first_prompt(bridge: ChatBridge, messages: Sequence[Message]) -> None:
 
 
 def check_next_turn(bridge: ChatBridge, opening: Sequence[Message] = ()) -> None:
-    """Raise ``TemplateUnsupported`` if a bridge differs from ``apply_chat_template``.
+    """Raise ``TemplateUnsupported`` if the tokens between turns differ from the template's.
 
     Compares the tokens around a turn that follows ``opening``, by default one user message.
     """

@@ -31,7 +31,7 @@ class SegmentKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Tokens of one kind, from position ``start`` of the ledger.
+    """Consecutive tokens of one kind, from index ``start`` of the conversation's tokens.
 
     Only agent segments have ``logprobs``.
     """
@@ -48,7 +48,7 @@ class Segment:
 
     @property
     def end_position(self) -> int:
-        """Position in the ledger after the last token."""
+        """Index after the last token, counted in the whole conversation."""
         return self.start + len(self.ids)
 
 
@@ -68,7 +68,7 @@ class SegmentArrays:
 
     @classmethod
     def from_segments(cls, segments: Sequence[Segment]) -> "SegmentArrays":
-        """Convert ``segments``, which must be in the order of the ledger."""
+        """Return the arrays of ``segments``, which must be in the order of the conversation."""
         lines = [
             (
                 _KINDS.index(segment.kind),

@@ -1,4 +1,4 @@
-"""Executed alternatives: returns of replays in which another level is forced in one turn.
+"""Credit from replays: returns of branches in which another level is forced in one turn.
 
     original   s0 ──3── s1 ──2── s2 ──4── ...   return R
     branch               └───1── s2' ── ...     return R'     credit of level 2 at s1: 3/4 (R - R')
@@ -21,8 +21,8 @@ from rlvcr.thinking import compute_token_cost
 from verl.utils.seeds import derive_seed
 from verl.utils.statistics import compute_rank_correlation
 
-# One of three other levels was drawn: the expectation of 3/4 of the difference is the return of the
-# chosen level minus the mean over all four.
+# One of the three other levels was drawn at random. The expectation of 3/4 of the difference is the
+# return of the chosen level minus the mean over all four levels.
 DIFFERENCE_FACTOR = 0.75
 PRIOR_SLOPE = 1.0  # prior mean of the slope that predicts credit from returns by credit from scores
 MIN_SUM_OF_SQUARES = 1e-12
@@ -128,7 +128,7 @@ def shrinkage_slope(scored: PerTurn, executed: PerTurn) -> float:
         scored_squares, MIN_SUM_OF_SQUARES
     )
     residual_squares = float(((executed_deviation - slope * scored_deviation) ** 2).sum())
-    # A line fits two turns exactly, and equal executed credit has no information about the slope.
+    # A line fits two turns exactly, and equal credit at all turns says nothing about the slope.
     if (
         len(scored_deviation) < 3
         or float((executed_deviation * executed_deviation).sum()) < MIN_SUM_OF_SQUARES

@@ -104,7 +104,7 @@ class Journal:
         # Write token values first: a reader that sees a rollout file can rely on its token file.
         if not validation:
             self.run.write_tokens(step, token_lines(batch, self.tokenizer))
-        # Line by line: with the credit of every token the lines need far more memory than the rows.
+        # An iterator, because all lines together need far more memory than the rows.
         lines = rollout_lines(batch, self.tokenizer)
         written = self.run.write_rollouts(step, lines, validation)
         second = trainer.validation_data_dir if validation else trainer.rollout_data_dir

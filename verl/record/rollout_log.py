@@ -64,7 +64,7 @@ def rollout_lines(batch: "DataProto", tokenizer: Decoder) -> Iterator[dict[str, 
         prompts = tensors["prompts"][row]
         is_prompt = tensors["attention_mask"][row][: len(prompts)].astype(bool)
         line["prompt"] = tokenizer.decode(prompts[is_prompt].tolist())
-        # Tokens that the policy did not sample get no credit.
+        # Tokens that the policy did not sample have no advantage.
         is_sampled = tensors["response_mask"][row].astype(bool)
         positions = positions_by_step(np.where(is_sampled, tensors["step_ids"][row], -1))
         line["steps"] = []

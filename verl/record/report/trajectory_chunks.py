@@ -68,7 +68,7 @@ class Chunk:
 
 
 def rollout_files(directory: RunDirectory) -> list[RolloutFile]:
-    """Return all rollout files of a run and of its audit in order of steps.
+    """Return all rollout files of a run and of ``main_audit`` on it, in order of steps.
 
     The file of a validation follows the training file of its step.
     """
