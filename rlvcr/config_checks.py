@@ -41,7 +41,7 @@ def derive_method_keys(cfg: PPOConfig | SFTConfig) -> None:
 
 
 def check_method_keys(cfg: PPOConfig | SFTConfig, _ctx: CheckContext) -> Problems:
-    """Refuse settings of the method that contradict each other or other keys."""
+    """Yield a problem for each setting in ``algorithm.rlvcr`` that contradicts another setting."""
     if isinstance(cfg, PPOConfig):
         yield from _check_switches(cfg)
         yield from _check_ignored_keys(cfg)
@@ -154,7 +154,7 @@ def _check_executed_credit(cfg: PPOConfig) -> Problems:
 
 
 def _return_modifying_keys(cfg: PPOConfig) -> list[str]:
-    """Return the keys that change the return of a trajectory after the rollout."""
+    """Return the set config keys that change the return of a trajectory after the rollout."""
     reward = cfg.reward_model
     changes = {
         post_rollout_reward_key(cfg) or "": True,

@@ -171,7 +171,7 @@ class ParsedTurn:
 
     @property
     def sampled_level(self) -> int | None:
-        """Level whose digit was sampled as a separate token; None without one."""
+        """Level whose digit was sampled as a token without other text; None if there is none."""
         if self.choice is not None:
             return self.choice.level
         return None if self.failure is ParseFailure.MERGED_LEVEL else self.level
@@ -523,7 +523,7 @@ class LevelCodec:
 
 
 def _extract_format(match: re.Match[bytes]) -> TurnFormat:
-    """Return the format of a turn whose level, thought and action were located."""
+    """Return the texts around level digit and thought, from the ``match`` of a valid turn."""
     digit, thought, action = (match.span(part) for part in ("level", "thought", "action"))
     edges = (0, digit[0]), (digit[1], thought[0]), (thought[1], action[0])
     # The pattern allows only ASCII characters there.

@@ -74,7 +74,7 @@ def load_audit_returns(directory: Path) -> Outcomes:
 
 
 def _curves_by_level(metric: str, smooth: bool = False) -> tuple[Curve, ...]:
-    """Return one curve per level of a metric whose name ends with the level."""
+    """Return four curves, one for each of the metrics ``<metric>_1`` to ``<metric>_4``."""
     return tuple(
         Curve(f"{metric}_{level}", LEVEL_NAMES[level], f"ramp-{level}", smooth) for level in LEVELS
     )

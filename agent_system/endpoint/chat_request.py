@@ -82,7 +82,7 @@ def read_request(body: Mapping[str, Any], rules: SamplingRules) -> ChatRequest:
 
 
 def refusal_of_value(key: str, value: object, why: str, allowed: str, fix: str) -> RequestRefused:
-    """Return the error that refuses ``value`` under ``key``."""
+    """Return the error for a request whose ``key`` has an invalid ``value``."""
     message = f"{key}={_shorten_value(value)}: {why}; allowed: {allowed}; fix: {fix}"
     return RequestRefused(message, param=key)
 

@@ -24,7 +24,7 @@ class BoundedConnections:
         self._trusted: set[RequestHandler] = set()
 
     def __call__(self) -> asyncio.Protocol:
-        """Return the protocol of a new connection."""
+        """Return the asyncio protocol object for a new connection."""
         # In the order in which the connections were opened.
         connections = self._server.connections
         self._trusted.intersection_update(connections)

@@ -45,7 +45,7 @@ class EndpointAddress:
 
 
 class EndpointSession(Protocol):
-    """One episode in flight at the endpoint, identified by its API key."""
+    """One running episode of an agent; its requests have the API key of the session."""
 
     @property
     def rules(self) -> SamplingRules:

@@ -46,7 +46,7 @@ from verl.utils.stacks import answer_with_stacks
 
 
 class PolicyTokenizer(ChatTokenizer, Tokenizer, Protocol):
-    """Tokenizer of a policy, for chat templates and for reading thinking levels."""
+    """Tokenizer with the methods that chat templates and the parser of thinking levels need."""
 
 
 @dataclass(slots=True)
@@ -73,7 +73,7 @@ class CollectedTrajectories:
         self.lost_collectors += other.lost_collectors
 
     def replacement_metrics(self) -> dict[str, float]:
-        """Return metrics of replaced environment workers and collectors."""
+        """Return the numbers of replaced environment workers and collectors as metrics."""
         return {
             "rollout/env_restarts": float(self.env_restarts),
             "rollout/collectors_lost": float(self.lost_collectors),

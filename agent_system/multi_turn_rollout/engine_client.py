@@ -84,7 +84,7 @@ class _PendingRequest:
 
 
 class _WorkerConnection:
-    """Connection to one worker: requests to send and results to receive."""
+    """Connection to one rollout worker: queue of requests, and futures of the expected results."""
 
     def __init__(self, worker: RolloutWorkerHandle, client: str, timeout_s: float) -> None:
         self._worker = worker

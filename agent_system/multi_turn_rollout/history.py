@@ -105,7 +105,7 @@ class AppendHistory(_BaseHistory):
         return self._conversation
 
     def close_turn(self, turn: Turn) -> None:
-        """Do nothing: the conversation already holds the turn."""
+        """Do nothing: the conversation already contains the turn."""
 
 
 class WindowHistory(_BaseHistory):

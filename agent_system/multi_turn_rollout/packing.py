@@ -144,7 +144,7 @@ def pack_rows(
 
 
 def _build_tensors(rows: Sequence[TrajectoryRow], pad_token_id: int) -> dict[str, torch.Tensor]:
-    """Return the tensors of B rows, P prompt and R response tokens wide."""
+    """Return the padded tensors of B rows, with P prompt and R response columns."""
     # At least one column, also for empty rows: code that uses a batch expects a width above 0.
     prompt_width = max(1, *(row.response_start for row in rows))
     response_width = max(1, *(row.response_end - row.response_start for row in rows))

@@ -46,7 +46,7 @@ class RolloutSpec:
 
     @property
     def data_source(self) -> str:
-        """Source of the task, as in the ``data_source`` column."""
+        """Data source of the task, as in the column ``data_source``."""
         return self.task["data_source"]
 
 

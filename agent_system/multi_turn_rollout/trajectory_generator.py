@@ -198,7 +198,7 @@ class TrajectoryGenerator:
             )
 
     def _repeat_turn(self, step: int) -> Action:
-        """Return turn ``step`` as it was sampled in the repeated trajectory."""
+        """Return the recorded tokens of turn ``step`` of the trajectory that is replayed."""
         ids = list(self.trajectory.spec.replay[step])
         return Action(
             text=self.context.bridge.decode(ids),

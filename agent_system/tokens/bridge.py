@@ -52,7 +52,7 @@ def strip_end_ids(sampled_ids: Sequence[int], end_ids: frozenset[int]) -> list[i
 
 
 def remove_cuts(text: str) -> str:
-    """Return ``text`` as it was before ``ChatBridge.escape_added_tokens``."""
+    """Return ``text`` without the characters that ``ChatBridge.escape_added_tokens`` inserts."""
     return text.replace(CUT, "")
 
 
@@ -140,7 +140,7 @@ class ChatBridge:
         return self._split_bridge(self.encode(tail)[1:], self.encode(before)[1:], after)
 
     def _encode_after_turn(self, text: str) -> tuple[int, ...]:
-        """Return the ids of ``text`` that follows the text of a turn."""
+        """Return the ids of template ``text`` that directly follows the text of a turn."""
         return self.encode(text, inside=not self._starts_with_control(text))
 
     def _split_bridge(self, ids: tuple[int, ...], before: tuple[int, ...], after: str) -> Bridge:

@@ -40,7 +40,7 @@ AssistantMessages = Callable[[int], Message]
 
 
 class Verdict(StrEnum):
-    """Kinds of history that a template can be used for."""
+    """Result of the test: ``append`` history works, only ``window`` works, or neither works."""
 
     APPEND = "append works"
     WINDOW = "window needed"

@@ -20,7 +20,7 @@ from verl.utils.sampling import StopReason
 
 
 class SegmentKind(StrEnum):
-    """Origin of the tokens of a segment."""
+    """Origin of tokens: prompt, policy, environment or chat template."""
 
     PROMPT = "prompt"  # the first prompt: template and text
     AGENT = "agent"  # sampled by the policy; the only kind that is trained on

@@ -56,7 +56,7 @@ class LevelRule:
 
     @property
     def may_force(self) -> bool:
-        """True if the rule may force a level."""
+        """False for the rule ``free``, under which the policy chooses in every turn."""
         return self.forces_required_level or any(self.shares)
 
     def draw_level(self, draw: float, required_level: int | None) -> int | None:

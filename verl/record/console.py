@@ -80,7 +80,7 @@ def build_metric_table(declared: MetricTable, metrics: Mapping[str, float]) -> T
 
 
 def show_tables(declared: Iterable[MetricTable], metrics: Mapping[str, float]) -> None:
-    """Print the ``declared`` tables that have lines in ``metrics``."""
+    """Print those of the ``declared`` tables for which ``metrics`` has values."""
     console = Console()
     if not console.is_terminal:
         console = Console(width=MIN_WIDTH)
@@ -169,7 +169,7 @@ class TrainingConsole:
         self.console.print(Text(row))
 
     def close(self) -> None:
-        """Remove the bar. May be called twice."""
+        """Remove the progress bar. May be called twice."""
         if self._progress is not None:
             self._progress.close()
             self._progress = None

@@ -65,7 +65,7 @@ class Journal:
         return self.tracking
 
     def log_step(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Write a line of metrics. With validation metrics, also write the report."""
+        """Write the metrics of a step. After a validation, also write the report."""
         self._writing.add(partial(self._write_step, self._open_tracking, step, dict(metrics)))
 
     def log_rollouts(self, step: int, batch: DataProto, validation: bool = False) -> None:

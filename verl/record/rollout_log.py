@@ -125,7 +125,9 @@ def token_lines(batch: "DataProto", tokenizer: Decoder) -> Iterator[dict[str, An
 
 
 def _token_numbers(of_row: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Return the token values of a row by their names in the file, [R] each."""
+    """Return ``mask``, ``weight``, ``entropy`` and ``gap`` of a row's tokens, [R] each.
+    Values that the batch does not have are omitted.
+    """
     values = {"mask": of_row["response_mask"].astype(np.int8)}
     if CORRECTION_WEIGHTS in of_row:
         values["weight"] = round_decimals(of_row[CORRECTION_WEIGHTS], ENTROPY_DIGITS)

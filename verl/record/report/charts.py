@@ -286,7 +286,7 @@ def _draw_line(series: Series, x: Scale, y: Scale) -> list[str]:
 
 
 def _vertical_whiskers(series: Series, x: Scale, y: Scale) -> Iterator[str]:
-    """Yield the whisker paths of the intervals of the values."""
+    """Yield SVG paths of vertical error bars from ``low`` to ``high``."""
     if series.low is None or series.high is None:
         return
     for step, low, high in zip(series.xs, series.low, series.high, strict=True):
@@ -297,7 +297,7 @@ def _vertical_whiskers(series: Series, x: Scale, y: Scale) -> Iterator[str]:
 
 
 def _horizontal_whiskers(series: Series, x: Scale, y: Scale) -> Iterator[str]:
-    """Yield the whisker paths of the intervals of ``xs``."""
+    """Yield SVG paths of horizontal error bars from ``left`` to ``right``."""
     if series.left is None or series.right is None:
         return
     for value, left, right in zip(series.ys, series.left, series.right, strict=True):

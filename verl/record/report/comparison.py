@@ -133,7 +133,7 @@ def _draw_section(groups: Arms, plan: ReportSection) -> DrawnSection:
 
 
 def draw_arms(groups: Arms, plot: Plot) -> Chart:
-    """Draw the first curve of ``plot``, once for each arm that has it."""
+    """Draw the first metric of ``plot`` with one curve per arm that has logged it."""
     curve = plot.curves[0]
     series = []
     # Colours repeat if there are more arms than colours; the cursor shows the name of an arm.

@@ -21,7 +21,7 @@ class NumberTable:
 
 @dataclass
 class DrawnSection:
-    """Heading with charts, ``columns`` per row, and tables below them."""
+    """Section of the report: heading, charts (``columns`` in a row) and tables below them."""
 
     title: str
     lead: str

@@ -20,7 +20,7 @@ Points = tuple[list[int], list[float]]  # steps and values
 
 @dataclass
 class RunData:
-    """Configuration, facts, metrics by step, and the run directory."""
+    """Content of a run directory: configuration, ``env.json`` as ``facts``, and metrics by step."""
 
     directory: RunDirectory
     config: dict[str, Any]

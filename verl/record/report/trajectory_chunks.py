@@ -50,12 +50,12 @@ class RolloutFile:
 
     @property
     def name(self) -> str:
-        """Return the name of the file in the page, for example ``train-20``."""
+        """Return the name by which the page requests the file, for example ``train-20``."""
         return f"{self.kind}-{self.step}"
 
     @property
     def bytes_read(self) -> int:
-        """Return the number of bytes of the file that are read."""
+        """Return the number of bytes that the report reads: the file size, at most ``LARGEST``."""
         return min(self.path.stat().st_size, LARGEST)
 
 
@@ -256,7 +256,7 @@ def encode_base64(data: bytes) -> str:
 
 
 def build_index(chunks: Sequence[Chunk]) -> dict[str, Any]:
-    """Return the index that the page reads before any chunk."""
+    """Return the index of all trajectories, which the page reads when it opens."""
     return {
         "files": [chunk.summary for chunk in chunks],
         "lead": " ".join(view.lead for view in step_views() if view.lead),
