@@ -7,7 +7,7 @@
         └──forced──▶ <level>4</level><think> ──sampled──▶ thought </think>|<action>
 
 Forced tokens have the format of the sampled turn, with the same white space between blocks. A
-thought without an end, or with an invalid format, is dropped and counted.
+thought without a closing tag, or with an invalid format, is dropped and counted.
 """
 
 import asyncio
@@ -32,8 +32,8 @@ THOUGHT_STOPS = (THINK_END, ACTION_START)
 SEED_RANGE = float(2**63)  # seeds are in [0, SEED_RANGE)
 
 EncodeText = Callable[[str], Sequence[int]]
-# (prompt_ids, max_tokens, stop, route, seed) -> sampled tokens; None where the engine aborted the
-# request
+# (prompt_ids, max_tokens, stop, route, seed) -> sampled tokens, or None where the engine aborted
+# the request. Requests of one ``route`` go to the same rollout worker.
 SampleTokens = Callable[
     [list[int], int, tuple[str, ...], int, int], Awaitable[SamplingResult | None]
 ]
@@ -45,8 +45,8 @@ class AlternativeSettings:
 
     ``which``: ``all`` three other levels, or ``one`` of them, drawn uniformly. ``expand``: turns of
     ``all`` groups, or of ``mixed_groups``, whose returns differ. ``step_fraction``: share of the
-    turns. ``max_tokens``: limit of a thought in tokens. ``action_blind=False`` shows the action to
-    the thought. ``seed``: base of all draws.
+    turns. ``max_tokens``: limit of a thought in tokens. With ``action_blind=False`` the prompt of
+    a thought names the action. All random draws are derived from ``seed``.
     """
 
     which: str = "all"
@@ -81,7 +81,7 @@ class TurnAlternatives:
 
 
 class AlternativeSampler:
-    """Sampler of alternative thoughts. ``sample`` uses the sampling settings of the turn itself."""
+    """Sampler of alternative thoughts. ``sample`` calls the engine with the settings of a turn."""
 
     def __init__(
         self,
@@ -96,10 +96,10 @@ class AlternativeSampler:
         self._encode = encode
 
     def choose_levels(self, parsed: ParsedTurn, traj_uid: str, step: int) -> list[int]:
-        """Return the levels to sample thoughts at. Empty for a turn that cannot be scored or was
-        not drawn.
+        """Return the levels to sample thoughts at.
 
-        The result depends only on the seed, the trajectory and the turn number ``step``.
+        Empty for a turn that cannot be scored. With ``step_fraction`` below 1, also empty for turns
+        drawn at random. The draw depends only on the seed, the trajectory and the turn ``step``.
         """
         if parsed.failure is not None or parsed.level is None:
             return []
@@ -152,7 +152,7 @@ class AlternativeSampler:
         turn_format: TurnFormat,
         alternatives: TurnAlternatives,
     ) -> None:
-        """Add the result at ``level`` to the alternatives: its thought, or the drop reason."""
+        """Add the thought of ``result`` to ``alternatives``, or count the reason for a drop."""
         if result is None:
             alternatives.dropped["engine"] += 1
             return

@@ -13,7 +13,7 @@ PREFIX = "algorithm.rlvcr"
 PLAIN_ESTIMATORS = {*names.AdvantageEstimator} - {
     *THINKING_ESTIMATORS
 }  # none of these reads thinking advantages
-# Managers whose rewards sum to the return of the environment, unless their arguments change it.
+# Reward managers whose rewards sum to the environment's return, unless their arguments change it.
 RETURN_PRESERVING_MANAGERS = ("episode", "naive", "prime", "step")
 DEFAULT_DIVERSITY_W = 0.5  # weight of the level entropy in the published method
 
@@ -21,8 +21,8 @@ DEFAULT_DIVERSITY_W = 0.5  # weight of the level entropy in the published method
 def derive_method_keys(cfg: PPOConfig | SFTConfig) -> None:
     """Fill in the keys that are null: those of ``algorithm.rlvcr``, and ``env.levels``.
 
-    ``algorithm.rlvcr.enable`` follows the estimator. ``env.levels`` follows the method, or in a
-    supervised run the levels of the demonstrations.
+    ``algorithm.rlvcr.enable`` becomes true for the estimators rlvcr and copo. ``env.levels`` gets
+    the same value. In a supervised run it becomes true if the demonstrations have levels.
     """
     if isinstance(cfg, SFTConfig):
         uses_levels = bool(value_at_path(cfg, "data.levels"))
@@ -41,7 +41,7 @@ def derive_method_keys(cfg: PPOConfig | SFTConfig) -> None:
 
 
 def check_method_keys(cfg: PPOConfig | SFTConfig, _ctx: CheckContext) -> Problems:
-    """Refuse settings of the method that contradict each other or other keys."""
+    """Yield a problem for each setting in ``algorithm.rlvcr`` that contradicts another setting."""
     if isinstance(cfg, PPOConfig):
         yield from _check_switches(cfg)
         yield from _check_ignored_keys(cfg)
@@ -70,7 +70,7 @@ def _check_switches(cfg: PPOConfig) -> Problems:
 
 
 def _check_ignored_keys(cfg: PPOConfig) -> Problems:
-    """Refuse settings without effect for this estimator: the run would equal another arm."""
+    """Refuse settings without effect: the run would equal a run without them."""
     settings = method_settings(cfg.algorithm)
     if settings.combine == "additive" and settings.price_in == "gate":
         key = f"{PREFIX}.price_in"
@@ -144,7 +144,7 @@ def _check_executed_credit(cfg: PPOConfig) -> Problems:
         why = "replays continue with levels of the policy, and original trajectories would not"
         yield build_problem(cfg, f"{PREFIX}.epsilon_levels", why, "0", f"{PREFIX}.epsilon_levels=0")
     if cfg.algorithm.filter_groups.enable:
-        # The return of the trajectory would determine whether its difference to a branch counts.
+        # Otherwise the trajectory's own return would decide if its group counts, a biased choice.
         filtered = "algorithm.filter_groups.enable"
         why = "groups are dropped by their returns, and executed alternatives need all groups"
         yield build_problem(cfg, key, why, "scored", f"{key}=scored, or {filtered}=false")
@@ -154,7 +154,7 @@ def _check_executed_credit(cfg: PPOConfig) -> Problems:
 
 
 def _return_modifying_keys(cfg: PPOConfig) -> list[str]:
-    """Return the keys that change the return of a trajectory after the rollout."""
+    """Return the set config keys that change the return of a trajectory after the rollout."""
     reward = cfg.reward_model
     changes = {
         post_rollout_reward_key(cfg) or "": True,
@@ -185,7 +185,9 @@ def _check_std_floors(cfg: PPOConfig) -> Problems:
 
 
 def list_added_columns(cfg: PPOConfig) -> dict[str, str]:
-    """Return the columns that scored thoughts add to the batch."""
+    """Return the columns that RLVCR can add to the batch.
+    The value of a column is empty if this run adds it, else the overrides that would add it.
+    """
     settings = method_settings(cfg.algorithm)
     enabling_override = "" if settings.enable else f"{PREFIX}.enable=true"
     is_executed = settings.credit != "scored"
@@ -207,7 +209,7 @@ def list_added_columns(cfg: PPOConfig) -> dict[str, str]:
 
 
 def bound_sampled_tokens(cfg: PPOConfig, steps: int) -> dict[str, int]:
-    """Return upper bounds of the tokens of alternative thoughts in ``steps`` turns."""
+    """Return upper bounds of the tokens sampled in addition to ``steps`` turns, by purpose."""
     settings = method_settings(cfg.algorithm)
     if not settings.enable:
         return {}

@@ -1,5 +1,4 @@
-"""Maths of RLVCR: thinking advantage of the chosen level, and its sum with the trajectory
-advantage.
+"""Advantages of RLVCR: thinking advantage of the chosen level plus trajectory advantage.
 
 The action of a turn is fixed and scored in the contexts of all four levels. ``U_k`` is the score of
 context k minus the token cost of its thought. The thinking advantage is the U of the chosen level
@@ -15,8 +14,8 @@ get the trajectory advantage only::
 
 The action was sampled in the chosen context. With log-prob scores E[A_think] is therefore a sum of
 KL divergences and never negative: ``additive`` rewards any chosen level, in proportion to w.
-``returns`` is A_traj, so ``advantages - returns`` is the change by thinking advantages. The metrics
-report how often that change turns a sign.
+``returns`` is A_traj, so ``advantages - returns`` is the part due to thinking advantages. The
+metrics report how often it reverses the sign of the advantage.
 """
 
 from collections.abc import Sequence
@@ -84,10 +83,10 @@ def combine_advantages(
     * ``reweight``: ``A_traj g`` where ``reweight [B, R]`` holds a factor g; 0 means "no factor".
       w and ``thinking`` are not used.
 
-    ``price_share [B, R]`` is the part of ``thinking`` due to token cost. A gate would reverse its
-    sign where A_traj is negative, and reward long thoughts. It is therefore added outside of the
-    gate, unless ``price_in`` is ``gate``. With ``price_in=won``, unsuccessful trajectories have
-    price 0.
+    ``price_share [B, R]`` is the part of ``thinking`` due to token cost. ``gated`` would reverse
+    its sign where A_traj is negative, and so reward long thoughts. ``gated`` and ``success``
+    therefore add it unchanged, unless ``price_in`` is ``gate``. With ``price_in=won`` it is 0 in
+    unsuccessful trajectories.
 
     Raises ``ValueError`` for an unknown ``combine`` or a missing tensor.
     """
@@ -102,7 +101,7 @@ def combine_advantages(
     choose(price_in, PRICE_RULES, "price_in (algorithm.rlvcr.price_in)")
     gate = torch.ones_like(thinking)
     if combine == "gated":
-        # Where A_traj is negative, the thought with the best score made a bad action more likely.
+        # A negative A_traj means a bad action, and the best-scored thought made it more likely.
         gate = trajectory.sign()
     elif combine == "success":
         if success is None:
@@ -125,15 +124,15 @@ def compute_credit_metrics(
 ) -> dict[str, float]:
     """Return the size of the thinking advantage relative to the trajectory advantage.
 
-    Means are over the tokens with thinking advantage. ``thinking_share`` is its absolute change
-    over the sum of both absolute parts, at most 1. ``sign_flip_share`` is the share of tokens with
-    non-zero A_traj whose sign the thinking advantage turned. Other inputs of the estimators are
-    ignored.
+    Means are over the tokens with thinking advantage. With C = mean ``|advantages - returns|`` and
+    T = mean ``|returns|``, ``thinking_share`` is ``C / (C + T)``. ``sign_flip_share`` is the share
+    of tokens with non-zero A_traj whose sign the thinking advantage reversed. Other inputs of the
+    estimators are ignored.
     """
     sampled = response_mask.bool()
     thinking_change = advantages - returns
     credited = sampled & (thinking_change != 0)
-    # Tokens with a placed advantage also count where a gate or a 0 removes the change.
+    # Tokens with a thinking advantage also count where ``combine`` sets its effect to 0.
     for placed in (thinking_level_entropies, thinking_reweight):
         if placed is not None:
             credited = credited | (sampled & (placed != 0))
@@ -193,7 +192,7 @@ def compute_rlvcr_outcome_advantage(
     thinking_level_entropies: PerToken,
     thinking_token_costs: PerToken,
     step_advantage_w: float = 1.0,
-    # Part of the published signature, without effect here.
+    # Part of the signature in the published code, without effect here.
     thinking_diversity_w: float = 0.5,  # noqa: ARG001  the actor's loss reads it
     mode: str = "mean_norm",
     combine: str = "additive",
@@ -207,12 +206,12 @@ def compute_rlvcr_outcome_advantage(
     """Return ``(advantages, returns)``, both ``[B, R]`` float32: A_traj with A_think, and A_traj.
 
     ``thinking_level_entropies [B, R]`` is A_think, normalised and net of cost, on level digits and
-    thoughts, 0 elsewhere. ``thinking_token_costs [B, R]`` is its price share. ``price_in="gate"``
-    puts the price share behind the gate of ``combine``.
+    thoughts, 0 elsewhere. ``thinking_token_costs [B, R]`` is the part of it due to token cost. Only
+    with ``price_in="gate"`` does ``combine`` change the sign of that part.
 
     ``thinking_reweight [B, R]`` holds the factors of ``combine="reweight"``, 0 elsewhere.
-    ``thinking_level_bonus [B, R]`` is added without a gate. ``thinking_executed [B, R]``, the
-    credit of executed alternatives, is added with weight ``step_advantage_w``, also without a gate.
+    ``thinking_level_bonus [B, R]`` is added in all rows. ``thinking_executed [B, R]``, credit from
+    replays at another level, is added in all rows with weight ``step_advantage_w``.
 
     ``success [B]`` marks the rows of successful trajectories (default: return above 0). ``mode``
     normalises returns in their group as GRPO does; ``mean_norm`` does not divide.
@@ -238,9 +237,9 @@ def compute_rlvcr_outcome_advantage(
         price_in=price_in,
     )
     if thinking_executed is not None:
-        # Differences of returns already contain the outcome and need no gate.
+        # Differences of returns already contain the outcome, so ``combine`` does not apply.
         advantages = advantages + step_advantage_w * thinking_executed.float() * sampled
-    # Added after the gates of ``combine``: rare levels get the bonus in all trajectories.
+    # Added after ``combine``: rare levels get the bonus in all trajectories.
     if thinking_level_bonus is not None:
         advantages = advantages + thinking_level_bonus * sampled
     return advantages, trajectory
@@ -268,10 +267,9 @@ def compute_copo_outcome_advantage(
     mode: str = "mean_norm",
     epsilon: float = 1e-6,
 ) -> tuple[PerToken, PerToken]:
-    """Multiply positive trajectory advantages by the factor of the chosen level (CoPO); others
-    stay.
+    """Multiply positive trajectory advantages by the factor of the chosen level (CoPO).
 
-    Arguments and results as in ``compute_rlvcr_outcome_advantage``.
+    Other advantages are unchanged. Arguments and results as in ``compute_rlvcr_outcome_advantage``.
     """
     scores = token_level_rewards.double().sum(-1)
     trajectory = _compute_trajectory_advantage(

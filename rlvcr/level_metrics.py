@@ -1,4 +1,4 @@
-"""Metrics of the thinking levels in one step, and a detector of levels that are not sampled."""
+"""Metrics of the thinking levels in a training step, and a warning for levels no longer sampled."""
 
 import logging
 from collections import Counter
@@ -10,14 +10,14 @@ from rlvcr.levels import LEVELS
 from rlvcr.records import ThinkingTurnRecord
 
 logger = logging.getLogger(__name__)
-NUM_PERMUTATIONS = 20  # of the levels, to estimate their information by chance
-MAX_SITUATIONS = 16  # more rows would make the table unreadable
+NUM_PERMUTATIONS = 20  # shuffles of the levels, to estimate the information expected by chance
+MAX_SITUATIONS = 16  # the report has one table row per situation; more are unreadable
 
 
 def compute_level_metrics(
     levels: Sequence[int | None], success: Sequence[bool], failures: Sequence[str | None] = ()
 ) -> dict[str, float]:
-    """Return metrics over the S turns of one step.
+    """Return the metrics of levels and parse failures over the S turns of one training step.
 
     ``levels``: 1..4, or None for a turn whose level could not be read. ``success``: success of the
     turn's trajectory. ``failures``: parse failures, None for no failure.
@@ -156,9 +156,9 @@ class LevelCollapseDetector:
         return [level for level in LEVELS if self.unseen[level] >= self.patience]
 
     def state(self) -> list[int]:
-        """Return the values of ``unseen`` in order of level."""
+        """Return the number of steps since each level was last sampled, in order of level."""
         return [self.unseen[level] for level in LEVELS]
 
     def resume(self, state: Sequence[int]) -> None:
-        """Restore ``unseen`` from ``state``; all zero for an empty one."""
+        """Restore the counts that ``state()`` returned; an empty ``state`` sets them to 0."""
         self.unseen = dict(zip(LEVELS, state or [0] * len(LEVELS), strict=True))

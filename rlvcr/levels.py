@@ -1,14 +1,16 @@
-"""Four thinking levels: tags, prompts, and the codec between turns and token ids.
+"""Four thinking levels: tags, prompts, and the codec that parses turns and builds their tokens.
 
 A turn is ``<level>l</level><think>z</think><action>a</action>``. Level 1 has an empty think block:
 ``<level>1</level><think></think><action>``.
 
-The four contexts of a turn differ only in digit and thought. Alternatives therefore copy the format
-of the turn, with the white space between its blocks. A turn without a block or without ``</think>``
-is not scored, because the alternative thoughts would have other tags.
+The context of a level is the text before the action: prompt, level digit and thought. The four
+contexts of a turn differ only in digit and thought. Alternative thoughts therefore copy the white
+space between the tags of the turn. A turn without one of the tags is not scored, because the
+alternative contexts would have other tags.
 
 Parsing works on sampled token ids. Their bytes are joined, tags are located in the bytes, and byte
-ranges are mapped back to token ranges. Text is never tokenized again, and no level is assumed.
+ranges are mapped back to token ranges. Text is never tokenized again. A turn without a readable
+level has no level.
 """
 
 import re
@@ -68,7 +70,9 @@ def render_level_instructions(overrides: Overrides | None = None) -> str:
 
 @dataclass(frozen=True, slots=True)
 class TurnFormat:
-    """Text around digit and thought of a turn: tags, and the white space between them."""
+    """Texts before, between and after the level digit and the thought of a turn.
+    They consist of tags and the white space between the tags.
+    """
 
     before: str = "<level>"
     between: str = "</level><think>"
@@ -103,15 +107,15 @@ class ParseFailure(StrEnum):
     MISSING_LEVEL = "missing_level"
     # A <level> tag around something other than 1, 2, 3, 4, or unclosed.
     INVALID_LEVEL = "invalid_level"
-    # Text before the level or between the blocks, or a tag within a thought.
+    # Text before the level or between the tagged parts, or a tag within a thought.
     MISPLACED_LEVEL = "misplaced_level"
     # No think block.
     MISSING_THINK = "missing_think"
     # <think> without </think>.
     UNCLOSED_THINK = "unclosed_think"
-    # The digit's token also holds other text, or would do so at another level.
+    # The token of the digit also holds other text, at this or at another level.
     MERGED_LEVEL = "merged_level"
-    # The action's first token begins inside <action> and cannot follow a forced tag.
+    # The action's first token also holds the end of <action>, and cannot follow a forced <action>.
     MERGED_ACTION = "merged_action"
 
 
@@ -120,11 +124,11 @@ Span = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class LevelChoice:
-    """Sampled level digit of a turn, located without regard to the text after it.
+    """Sampled level digit of a turn, located even where the text after it cannot be parsed.
 
     ``position`` is the index of the digit's token, which holds nothing else. ``thought_span`` holds
     the text after ``<think>``, up to the next tag or the end of the turn. ``end_span`` is the token
-    after it. Membership of a token in a span depends only on the tokens before it.
+    after it, None at the end of the turn.
     """
 
     level: int
@@ -167,7 +171,7 @@ class ParsedTurn:
 
     @property
     def sampled_level(self) -> int | None:
-        """Level whose digit was sampled as a separate token; None without one."""
+        """Level whose digit was sampled as a token without other text; None if there is none."""
         if self.choice is not None:
             return self.choice.level
         return None if self.failure is ParseFailure.MERGED_LEVEL else self.level
@@ -179,17 +183,16 @@ class ParsedTurn:
 
     @property
     def level_and_score_span(self) -> tuple[int, Span]:
-        """Level and ``score_span`` of a turn. Raises ``ValueError`` after a ``failure``."""
+        """Level and ``score_span`` of a turn. Raises ``ValueError`` if it has a ``failure``."""
         if self.failure is not None or self.level is None or self.score_span is None:
             raise ValueError(f"a turn with the parse failure {self.failure} cannot be scored")
         return self.level, self.score_span
 
     def credit_spans(self, offset: int = 0, with_end: bool = False) -> list[Span]:
-        """Return the token ranges of the thinking advantage: level digit and thought. Empty after a
-        failure.
+        """Return the token ranges that get the thinking advantage: level digit and thought.
 
-        ``offset`` is the index of the turn's first token in the row, as ``place_turn_values`` needs
-        it. ``with_end`` extends the thought to the token that ended it.
+        Empty for a turn with a ``failure``. ``offset`` (index of the turn's first token in the row)
+        is added to all indices. ``with_end`` includes the token that ends the thought.
         """
         if self.failure is not None:
             return []
@@ -199,12 +202,11 @@ class ParsedTurn:
         )
 
     def choice_spans(self, offset: int = 0, with_end: bool = False) -> list[Span]:
-        """Return the token ranges of credit from returns, as ``credit_spans``, but also after a
-        failure.
+        """Return the token ranges that get credit from returns.
 
-        After a failure these are the sampled level digit and the sampled part of the thought. A
-        return is known for cut and unreadable turns too. Skipping them would bias the credit,
-        because the other turns have better endings.
+        These are the ranges of ``credit_spans``. A turn with a ``failure`` has ranges too: the
+        sampled level digit and the sampled part of the thought. Its return is known, and skipping
+        failed turns would bias the credit towards levels that fail often.
         """
         if self.failure is None or self.sampled_level is None:
             return self.credit_spans(offset, with_end)
@@ -216,8 +218,8 @@ class ParsedTurn:
 
 
 def _extend_to_end(thought: Span | None, end: Span | None) -> Span | None:
-    """Return ``thought`` extended to the token that ended it, which may begin before an empty
-    thought.
+    """Return ``thought`` extended to ``end``, the token that ends it.
+    The token may begin before the index of an empty thought.
     """
     if thought is None or end is None:
         return thought
@@ -230,8 +232,7 @@ def _shift_nonempty_spans(spans: Sequence[Span | None], offset: int) -> list[Spa
 
 @dataclass(frozen=True, slots=True)
 class ForcedThought:
-    """Context of another level: tokens to place between the chat prompt and the original action
-    tokens.
+    """Context of another level: the tokens between the chat prompt and the original action tokens.
 
     ``token_ids`` = forced prefix, sampled thought, forced rest up to and including ``<action>``.
     The thought is ``token_ids[thought_span[0]:thought_span[1]]``.
@@ -248,8 +249,8 @@ class ForcedThought:
         return self.thought_span[1] - self.thought_span[0]
 
 
-# Text without any tag. The look-ahead is repeated at every byte, so backtracking cannot put a tag
-# into a thought.
+# Text without any tag. The look-ahead is repeated at every byte, so backtracking in the regular
+# expression cannot put a tag into a thought.
 _TEXT = rb"(?:(?!</?level>|</?think>|</?action>).)*?"
 _LEVEL = rb"\A\s*<level>\s*(?P<level>[1-4])\s*</level>\s*"
 # The first level digit of a turn, and the thought after it up to any tag.
@@ -260,11 +261,11 @@ _CHOICE = re.compile(
     re.DOTALL,
 )
 _ACTION = rb"<action>(?P<action>.*?)</action>"
-# Up to the end of the sampled text: the turn was cut by its length limit.
+# Unclosed action up to the end of the sampled text: the turn was cut by its length limit.
 _OPEN_ACTION = rb"<action>(?P<action>(?:(?!</action>).)*)\Z"
 
-# Tried in order. The groups of a pattern are the parts of the turn. The failure is None for a valid
-# turn.
+# (name, pattern, failure), tried in order. The groups of a pattern are the parts of the turn. The
+# failure is None for a valid turn.
 _PARSERS: tuple[tuple[str, re.Pattern[bytes], ParseFailure | None], ...] = tuple(
     (name, re.compile(pattern, re.DOTALL), failure)
     for name, pattern, failure in (
@@ -327,10 +328,10 @@ class _JoinedBytes:
 
 @dataclass(frozen=True, slots=True)
 class FormatTokens:
-    """Token ids of a format.
+    """Token ids of the forced parts of a turn in one ``TurnFormat``.
 
-    ``prefix_ids[k]``: up to the thought of level k. ``close_ids``: from the thought to the action.
-    ``empty_ids``: a turn at level 1 up to the action. ``digit_ids``: the four digits.
+    ``prefix_ids[k]``: tokens before the thought of level k. ``close_ids``: tokens between thought
+    and action. ``empty_ids``: a turn at level 1 up to the action. ``digit_ids``: the four digits.
     """
 
     prefix_ids: Mapping[int, list[int]]
@@ -342,10 +343,9 @@ class FormatTokens:
 class LevelCodec:
     """Encoder and parser of turns for one tokenizer.
 
-    ``prefix_ids``, ``close_ids``, ``empty_ids`` and ``digit_ids`` are the tokens of the plain
-    format. All four digits follow the same tokens of ``<level>``. Tags may be single tokens or
-    several. Raises ``ValueError`` for a tokenizer that merges a level digit with its tag or encodes
-    the four prefixes differently.
+    ``prefix_ids``, ``close_ids``, ``empty_ids`` and ``digit_ids`` are the tokens of the format
+    without white space. A tag may be one token or several. Raises ``ValueError`` for a tokenizer
+    that merges a level digit with its tag, or whose four prefixes differ in more than the digit.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -409,8 +409,8 @@ class LevelCodec:
             return None
         tokens = self.encode_format(turn_format)
         prefix = tokens.prefix_ids[level]
-        # Encoded again only where a sampled token holds the beginning of the tag. All other
-        # contexts end with the same tokens.
+        # The tag is encoded again only where a sampled token holds its beginning. Otherwise every
+        # context ends with the same tokens.
         forced = (
             self._encode(turn_format.after[len(trailing_text) :])
             if trailing_text
@@ -422,7 +422,7 @@ class LevelCodec:
         return ForcedThought(level, [*prefix, *sampled, *forced], span, thought)
 
     def build_empty_thought(self, turn_format: TurnFormat = PLAIN_FORMAT) -> ForcedThought:
-        """Return the context of level 1, which needs no generation."""
+        """Return the tokens of an empty thought at level 1, which needs no generation."""
         tokens = self.encode_format(turn_format)
         position = len(tokens.prefix_ids[1])
         return ForcedThought(1, list(tokens.empty_ids), (position, position), "")
@@ -523,7 +523,7 @@ class LevelCodec:
 
 
 def _extract_format(match: re.Match[bytes]) -> TurnFormat:
-    """Return the format of a turn whose level, thought and action were located."""
+    """Return the texts around level digit and thought, from the ``match`` of a valid turn."""
     digit, thought, action = (match.span(part) for part in ("level", "thought", "action"))
     edges = (0, digit[0]), (digit[1], thought[0]), (thought[1], action[0])
     # The pattern allows only ASCII characters there.

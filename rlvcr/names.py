@@ -1,4 +1,4 @@
-"""Allowed values of the options of ``algorithm.rlvcr``, for the settings and for the maths."""
+"""Allowed values of the options in ``algorithm.rlvcr``."""
 
 from typing import Literal, get_args
 

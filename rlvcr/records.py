@@ -1,4 +1,4 @@
-"""Record of a turn with thinking levels: its level, the four contexts, and the credit.
+"""Record of a turn with thinking levels: level, scores of its four contexts, thinking advantage.
 
 packing ──record without contexts──▶ scoring ──record with credit──▶ rewards, rollout log, report
 """
@@ -32,7 +32,7 @@ class ThoughtContext:
     scores: SegmentScore
 
     def to_json(self) -> dict[str, object]:
-        """Return the context in the form of a rollout file."""
+        """Return the fields and the scores as a dict, as a rollout file stores them."""
         line: dict[str, object] = {
             "level": self.level,
             "thought": self.thought,
@@ -51,7 +51,7 @@ class ThinkingTurnRecord(StepRecord):
 
     ``level`` is None where it could not be read; ``parse_failure`` then gives the reason.
     ``level_forced``: the policy did not choose the level. ``contexts`` are in order of level.
-    ``think_advantage`` contains ``think_cost``, its price share. ``situation``: kind of state,
+    ``think_cost``: the part of ``think_advantage`` due to token costs. ``situation``: state type,
     empty where the environment names none. ``needed_level``: required level, None where it is
     unknown.
     """
@@ -69,11 +69,11 @@ class ThinkingTurnRecord(StepRecord):
     def with_credit(
         self, contexts: tuple[ThoughtContext, ...], advantage: float, cost: float
     ) -> "ThinkingTurnRecord":
-        """Return this record with the results of scoring."""
+        """Return a copy of this record with these contexts, thinking advantage and price share."""
         return replace(self, contexts=contexts, think_advantage=advantage, think_cost=cost)
 
     def to_json(self) -> dict[str, object]:
-        """Return the record in the form of a rollout file."""
+        """Return the record as a dict, as a rollout file stores it."""
         # Not super(): dataclass(slots=True) creates a second class, and super() uses the first.
         line = StepRecord.to_json(self)
         line["contexts"] = [context.to_json() for context in self.contexts]

@@ -30,15 +30,15 @@ from verl.report_sections import (
 if TYPE_CHECKING:
     from verl.protocol import DataProto
 
-AUDIT_FILE = "audit.json"  # written by an audit into its run directory
+AUDIT_FILE = "audit.json"  # written by ``main_audit`` into its run directory
 LEVEL_NAMES = {1: "1 act at once", 2: "2 read the situation", 3: "3 reflect", 4: "4 plan"}
 
 
 def compute_level_shares(batch: "DataProto", prefix: str) -> dict[str, float]:
-    """Return ``<prefix>/level_share_1..4`` and the information of levels about situations.
+    """Return ``<prefix>/level_share_1..4`` and the mutual information of levels and situations.
 
-    Shares are among the turns with a level. Situations are those that the environment names, else
-    its states (``anchor_obs``).
+    Shares are among the turns with a level. A situation is the kind of state that the environment
+    names. Where it names none, the observation (``anchor_obs``) is used.
     """
     columns = batch.non_tensor_batch
     turns = [step for row in columns["steps"] for step in row]
@@ -60,9 +60,9 @@ def compute_level_shares(batch: "DataProto", prefix: str) -> dict[str, float]:
 
 
 def load_audit_returns(directory: Path) -> Outcomes:
-    """Return the returns of the audit rollouts in ``directory``, by turn and level.
+    """Return the trajectory returns that ``main_audit`` measured in ``directory``.
 
-    The dict is empty where no audit was made.
+    The keys are (``traj_uid``, turn number) and then the level. Empty without ``audit.json``.
     """
     path = directory / AUDIT_FILE
     if not path.exists():
@@ -74,7 +74,7 @@ def load_audit_returns(directory: Path) -> Outcomes:
 
 
 def _curves_by_level(metric: str, smooth: bool = False) -> tuple[Curve, ...]:
-    """Return one curve per level of a metric whose name ends with the level."""
+    """Return four curves, one for each of the metrics ``<metric>_1`` to ``<metric>_4``."""
     return tuple(
         Curve(f"{metric}_{level}", LEVEL_NAMES[level], f"ramp-{level}", smooth) for level in LEVELS
     )

@@ -22,7 +22,7 @@ class RowTurn:
     """Turn of a row. Its ``token_ids`` begin at unpadded index ``start`` of the row.
 
     The first ``num_forced`` of them, a forced level, were not sampled. ``executed_credit``: credit
-    from the executed alternative, None where none was executed.
+    from a replay with another level (``rlvcr.research.executed``), None without a replay.
     """
 
     step: int
@@ -34,15 +34,15 @@ class RowTurn:
     executed_credit: float | None = None
 
     def credit_spans(self, offset: int, with_end: bool = False) -> list[tuple[int, int]]:
-        """Return the token ranges of the thinking advantage, with indices from ``offset`` on.
+        """Return the token ranges that get the thinking advantage, shifted by ``offset``.
 
         ``with_end`` includes the token that ended the thought. Forced tokens are never included.
         """
         return self._drop_forced(self.parsed.credit_spans(offset, with_end), offset)
 
     def choice_spans(self, offset: int, with_end: bool = False) -> list[tuple[int, int]]:
-        """Return the token ranges of credit from returns, also for a turn that was cut or cannot be
-        read.
+        """Return the token ranges that get credit from returns.
+        Turns that were cut by length or cannot be parsed have ranges too.
         """
         return self._drop_forced(self.parsed.choice_spans(offset, with_end), offset)
 
@@ -50,7 +50,7 @@ class RowTurn:
         return [(start, end) for start, end in spans if start >= offset + self.num_forced]
 
     def thoughts_by_level(self) -> dict[int, tuple[str, int]]:
-        """Return text and token count of the thought at each level that has a context."""
+        """Return text and token count of the thought at each level that has one."""
         thoughts: dict[int, tuple[str, int]] = {}
         if self.parsed.level is not None:
             thoughts[self.parsed.level] = (self.parsed.thought, self.parsed.thought_tokens)
@@ -79,9 +79,10 @@ class ScoredTurns:
 
 
 def build_queries(rows: Sequence[Sequence[RowTurn]]) -> tuple[np.ndarray, np.ndarray]:
-    """Return ``branches`` and ``spans`` [B]: sequences for ``compute_log_prob`` to score.
+    """Return the columns ``branches`` and ``spans`` [B], which ``compute_log_prob`` scores.
 
-    An unparsed turn has neither; a turn without alternative thoughts has only a span.
+    A span is the action in its row. A branch is the same action after an alternative thought. An
+    unparsed turn has neither; a turn without alternative thoughts has only a span.
     """
     branches: list[list[Branch]] = []
     spans: list[list[Span]] = []
@@ -93,13 +94,13 @@ def build_queries(rows: Sequence[Sequence[RowTurn]]) -> tuple[np.ndarray, np.nda
 
 
 def _build_span(turn: RowTurn) -> Span:
-    """Return the span of the turn's action in the row."""
+    """Return the index range of the turn's action in the row, as a request for its score."""
     level, (first, last) = turn.parsed.level_and_score_span
     return Span(turn.start + first, turn.start + last, step=turn.step, label=level)
 
 
 def _build_branches(turn: RowTurn) -> list[Branch]:
-    """Return the branches of the same action tokens after each alternative thought."""
+    """Return one branch per alternative thought: the thought followed by the same action."""
     if turn.alternatives is None:
         return []
     _, (first, last) = turn.parsed.level_and_score_span
@@ -122,7 +123,10 @@ def build_score_table(
     span_scores: Sequence[Sequence[SegmentScore]],
     score: str,
 ) -> ScoredTurns:
-    """Build the table of turns and levels from the scores of branches and spans."""
+    """Build the table of scores by turn and level.
+    ``span_scores`` are of actions after the sampled thoughts, ``branch_scores`` after alternative
+    thoughts. ``score`` is the value of ``algorithm.rlvcr.score``.
+    """
     entries: list[dict[int, SegmentScore]] = []
     for row, row_span_scores, row_branch_scores in zip(
         rows, span_scores, branch_scores, strict=True
@@ -130,7 +134,7 @@ def build_score_table(
         by_step: dict[int, dict[int, SegmentScore]] = {}
         for segment_score in (*row_span_scores, *row_branch_scores):
             by_step.setdefault(segment_score.step, {})[segment_score.label] = segment_score
-        # No score was requested for an unparsed turn: it has no valid context.
+        # No score was requested for an unparsed turn, so its dict is empty.
         entries.extend(by_step.get(step.step, {}) for step in row)
     turns = [step for row in rows for step in row]
     shape = (len(turns), len(LEVELS))
@@ -161,8 +165,8 @@ def compute_scoring_metrics(table: ScoredTurns, advantage: torch.Tensor) -> dict
     """Return ``rlvcr/*`` of one batch: scores of sampled thoughts, valid contexts, dropped
     thoughts.
 
-    ``advantage`` [S]. An expanded turn is one with requested alternatives, even if all were
-    dropped.
+    ``advantage`` [S]: thinking advantage of each turn. A turn counts in ``rlvcr/expanded_steps`` if
+    alternative thoughts were requested, even if all were dropped.
     """
     expanded = [s for s, step in enumerate(table.turns) if step.alternatives is not None]
     requested = [step.alternatives for step in table.turns if step.alternatives is not None]
@@ -193,9 +197,7 @@ def compute_scoring_metrics(table: ScoredTurns, advantage: torch.Tensor) -> dict
 
 
 def _sampled_thought_scores(table: ScoredTurns) -> list[SegmentScore]:
-    """Return the scores of the action after the thought that was sampled with it, of every parsed
-    turn.
-    """
+    """Return, for every parsed turn, the scores of its action after its own sampled thought."""
     scores = []
     for step, entries in zip(table.turns, table.entries, strict=True):
         if entries:

@@ -1,13 +1,13 @@
-"""Score requests for the four thoughts of each turn, and the columns computed from the scores.
+"""Score requests for the four thoughts of each turn, and batch columns computed from the scores.
 
     row:    [ prompt | <level>3</level><think>z</think><action> go to desk 1 </action> | ... ]
     span:                                                       └─ S, H at level 3 ─┘
     branch: [ prompt ] + <level>1</level><think></think><action> go to desk 1 </    S, H at level 1
     branch: [ prompt ] + <level>4</level><think>z'</think><action> go to desk 1 </  S, H at level 4
 
-Targets are the sampled tokens of the action and the first token of ``</action>``, the same ids
-under every thought. The policy that sampled them scores them, in the pass that also computes the
-old log-probs:
+S is the mean log-prob and H the mean entropy over the target tokens. Targets are the sampled tokens
+of the action and the first token of ``</action>``, the same ids after every thought. The policy
+that sampled them scores them, in the forward pass that also computes the old log-probs:
 
     add_score_requests ──branches, spans──▶ training workers ──branch_scores, span_scores──▶
         add_thinking_columns
@@ -57,15 +57,15 @@ __all__ = [
 ]
 
 logger = logging.getLogger(__name__)
-TURNS_COLUMN = "thinking_steps"  # column [B]: turns of the row, until scores are received
-DROPPED_LENGTH_METRIC = "rlvcr/dropped_length"  # share of the requested alternatives
+TURNS_COLUMN = "thinking_steps"  # column [B]: turns of the row; removed when scores arrive
+DROPPED_LENGTH_METRIC = "rlvcr/dropped_length"  # share of sampled thoughts cut by the length limit
 MAX_DROPPED_SHARE = 0.05
-EXECUTED_COLUMN = "thinking_executed"  # column [B, R]: credit from returns of executed alternatives
+EXECUTED_COLUMN = "thinking_executed"  # column [B, R]: credit from replays with another level
 ROUNDING_ERROR = 1e-9  # relative rounding error of a variance in float64
 
 
 def add_score_requests(data: DataProto, rows: Sequence[Sequence[RowTurn]]) -> None:
-    """Add ``branches`` and ``spans`` of ``rows``, the turns of each row of ``data``.
+    """Add the columns ``branches`` and ``spans`` for ``rows``, the turns of each row of ``data``.
 
     Also adds the turns themselves, which ``add_thinking_columns`` needs.
     """
@@ -74,14 +74,13 @@ def add_score_requests(data: DataProto, rows: Sequence[Sequence[RowTurn]]) -> No
 
 
 def add_thinking_columns(data: DataProto, config: PPOConfig) -> DataProto:
-    """Replace the score requests of ``data`` and their results by thinking advantages; return
-    ``data``.
+    """Replace the score requests of ``data`` and their results by thinking advantages.
 
     ``data`` has the columns of ``add_score_requests`` and, from the training workers,
     ``branch_scores`` and ``span_scores``. Adds ``thinking_level_entropies``,
     ``thinking_token_costs`` and, where they are used, ``thinking_level_bonus``,
-    ``thinking_reweight`` and ``thinking_executed``, all [B, R]. Scores go into the turn records,
-    ``rlvcr/*`` into ``meta_info["metrics"]``.
+    ``thinking_reweight`` and ``thinking_executed``, all [B, R]. Scores are added to the turn
+    records, metrics ``rlvcr/*`` to ``meta_info["metrics"]``. Returns ``data``.
     """
     rlvcr = method_settings(config.algorithm)
     names = (BRANCHES, SPANS, TURNS_COLUMN, "branch_scores", "span_scores")
@@ -114,7 +113,7 @@ def add_thinking_columns(data: DataProto, config: PPOConfig) -> DataProto:
     for key, values in columns.items():
         data.batch[key] = _scatter_to_tokens(data, table.row_indices, spans, values)
     if credit.executed is not None:
-        # Turns that cannot be read also get credit from returns.
+        # Turns that cannot be parsed also get credit from returns.
         spans = [step.choice_spans(offset, rlvcr.credit_end) for step, offset in turns]
         data.batch[EXECUTED_COLUMN] = _scatter_to_tokens(
             data, table.row_indices, spans, credit.executed
@@ -131,15 +130,15 @@ def add_thinking_columns(data: DataProto, config: PPOConfig) -> DataProto:
 def add_level_entropy_bonus(
     data: DataProto, rows: Sequence[Sequence[RowTurn]], rlvcr: RLVCRSettings, codec: LevelCodec
 ) -> None:
-    """Request the level entropy bonus from the actor.
+    """Add the columns with which the actor's loss rewards entropy over the four level digits.
 
-    Adds ``choice_mask`` [B, R], which is 1 on each sampled level digit, and ``choice_bonus`` in
-    ``meta_info``.
+    They are ``choice_mask`` [B, R], which is 1 on each sampled level digit, and ``choice_bonus`` in
+    ``meta_info``, with the digit tokens and the weight.
     """
     row_indices = [number for number, row in enumerate(rows) for _ in row]
     turns = [step for row in rows for step in row]
     offsets = _response_offsets(data, row_indices, turns)
-    # The first credit span of a turn is its sampled level digit.
+    # The first token range that ``credit_spans`` returns is the sampled level digit.
     digit_spans = [
         [] if step.num_forced else step.credit_spans(offset)[:1]
         for step, offset in zip(turns, offsets, strict=True)
@@ -167,8 +166,9 @@ def _warn_about_dropped(metrics: Mapping[str, float]) -> None:
 class _Credit(NamedTuple):
     """Thinking advantages of all turns, each [S].
 
-    ``price_share`` is part of ``advantage``. ``executed`` is added to ``advantage``. It comes from
-    returns, and is None where no other level was executed.
+    ``price_share``: the part of ``advantage`` due to token cost. ``factor``: factor of the
+    trajectory advantage with ``combine=reweight``. ``executed``: credit from replays with another
+    level, added to ``advantage`` later; None if ``algorithm.rlvcr.credit`` is ``scored``.
     """
 
     advantage: torch.Tensor
@@ -178,7 +178,7 @@ class _Credit(NamedTuple):
 
 
 def _compute_credit(table: ScoredTurns, costs: torch.Tensor, rlvcr: RLVCRSettings) -> _Credit:
-    """Return thinking advantages from scores and ``costs`` [S, 4], the thought tokens to charge."""
+    """Return thinking advantages; ``costs`` [S, 4] are the thought tokens with a token cost."""
     advantage, price_share = compute_thinking_advantage(
         table.scores,
         table.is_valid,
@@ -207,12 +207,13 @@ def _permute_credit(
 ) -> _Credit:
     """Return ``credit`` shuffled among the scored turns.
 
-    This control keeps the size of credit and removes its information about a turn.
+    It serves as a control experiment: the sizes stay, but the values say nothing about their turns.
     """
     generator = torch.Generator().manual_seed(seed)
     is_compared = (table.chosen >= 0) & (table.is_valid.sum(-1) >= 2)
     source_indices = torch.arange(len(table.chosen))
-    # Shuffled separately by success: token costs and gates may depend on it.
+    # Successful and other trajectories are shuffled separately: token costs and the formulas of
+    # ``combine`` may depend on success.
     for outcome in (True, False):
         members = (is_compared & (is_success == outcome)).nonzero().squeeze(-1)
         source_indices[members] = members[torch.randperm(len(members), generator=generator)]
@@ -231,11 +232,12 @@ def _join_executed_credit(
     seed: int,
     metrics: dict[str, float],
 ) -> _Credit:
-    """Return ``credit`` joined with that of executed alternatives; adds to ``metrics``."""
+    """Return ``credit`` combined with credit from replays at another level; adds to ``metrics``."""
     executed = [
         math.nan if step.executed_credit is None else step.executed_credit for step in table.turns
     ]
-    # Where no other trajectory succeeds, a successful branch is chance: it gets no credit.
+    # Where no other trajectory of the group succeeds and all returns are equal, a successful replay
+    # is chance: the turn gets no credit.
     is_informative = _other_members_differ(data)[table.row_indices]
     differences = torch.tensor(executed).masked_fill(~is_informative, math.nan)
     if rlvcr.permute:
@@ -306,7 +308,7 @@ def _compute_level_bonus(table: ScoredTurns, uid: np.ndarray) -> torch.Tensor:
 def _response_offsets(
     data: DataProto, row_of: Sequence[int], steps: Sequence[RowTurn]
 ) -> list[int]:
-    """Return the column of ``responses`` at which each turn begins; turn s is in row ``row_of[s]``.
+    """Return the index in ``responses`` at which each turn begins; turn s is in row ``row_of[s]``.
 
     A response begins where the row's unpadded prompt ends.
     """
@@ -337,7 +339,9 @@ def _scatter_to_tokens(
 def _add_to_records(
     data: DataProto, table: ScoredTurns, prices: torch.Tensor, credit: _Credit
 ) -> None:
-    """Add contexts (``prices`` [S, 4]: token costs) and credit to the turn records of ``data``."""
+    """Add the scored contexts and thinking advantages to the turn records of ``data``.
+    ``prices`` [S, 4] are the token costs of the thoughts.
+    """
     turn_index: dict[tuple[int, int], int] = {}
     for s, (row, step) in enumerate(zip(table.row_indices, table.turns, strict=True)):
         turn_index[row, step.step] = s
@@ -358,7 +362,7 @@ def _add_to_records(
 def _build_contexts(
     turn: RowTurn, entries: Mapping[int, SegmentScore], prices: torch.Tensor
 ) -> tuple[ThoughtContext, ...]:
-    """Return the contexts of a turn in order of level; ``prices`` [4]."""
+    """Return the contexts of a turn in order of level; ``prices`` [4] are their token costs."""
     thoughts = turn.thoughts_by_level()
     contexts = []
     for level, scores in sorted(entries.items()):

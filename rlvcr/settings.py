@@ -1,5 +1,5 @@
-"""Settings ``algorithm.rlvcr``, and other keys about thinking levels. Imports no torch: the command
-line imports this module.
+"""Settings ``algorithm.rlvcr``, and other keys about thinking levels.
+Imports no torch, because the command line imports this module.
 """
 
 from typing import Literal
@@ -112,14 +112,14 @@ class RLVCRSettings(Section):
 
 
 class MethodAlgorithmConfig(AlgorithmConfig):
-    """Section ``algorithm`` with the keys of the method."""
+    """Section ``algorithm`` with the keys of RLVCR."""
 
     rlvcr: RLVCRSettings = RLVCRSettings()
     """credit for thinking levels"""
 
 
 class MethodEnvConfig(EnvConfig):
-    """Section ``env`` with the key of the method."""
+    """Section ``env`` with the key ``levels`` of RLVCR."""
 
     levels: Derived[bool] = NULL
     """request thinking levels from the policy; null: where the method needs them"""
@@ -138,14 +138,14 @@ class MethodDataConfig(SFTDataConfig):
 
 # Pyright requires equal types for assignable attributes; these hold a subclass.
 class MethodPPOConfig(PPOConfig):
-    """Keys of ``main_ppo``, with those of the method."""
+    """Configuration of ``main_ppo`` with the keys of RLVCR."""
 
     algorithm: MethodAlgorithmConfig = MethodAlgorithmConfig()  # pyright: ignore[reportIncompatibleVariableOverride]
     env: MethodEnvConfig = MethodEnvConfig()  # pyright: ignore[reportIncompatibleVariableOverride]
 
 
 class MethodSFTConfig(SFTConfig):
-    """Keys of ``main_sft``, with those of the method."""
+    """Configuration of ``main_sft`` with the keys of RLVCR."""
 
     data: MethodDataConfig = MethodDataConfig()  # pyright: ignore[reportIncompatibleVariableOverride]
     env: MethodEnvConfig = MethodEnvConfig()  # pyright: ignore[reportIncompatibleVariableOverride]

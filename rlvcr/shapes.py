@@ -1,7 +1,7 @@
-"""Shapes of the arguments of the maths. One letter is one number throughout a call.
+"""Tensor shapes of arguments. Within one call a letter stands for the same size everywhere.
 
-S: turns of all rows; B: rows; R: response positions. The unit tests check the shapes; at run time
-they are documentation. The second dimension of ``PerLevel`` is 4, which the functions check.
+S: turns of all rows; B: rows; R: response positions. Only the unit tests check these shapes. The
+second dimension of ``PerLevel`` is 4, which the functions check.
 """
 
 from collections.abc import Hashable, Iterable
@@ -15,13 +15,13 @@ PerLevel: TypeAlias = Num[Tensor, "S _"]
 """One number for every turn and level; level k is column k - 1."""
 
 LevelMask: TypeAlias = Shaped[Tensor, "S _"]
-"""Non-zero for contexts that exist; bool, int or float."""
+"""Non-zero where a turn has a score at the level; bool, int or float."""
 
 PerTurn: TypeAlias = Num[Tensor, " S"]
 """One number for every turn."""
 
 TurnMask: TypeAlias = Bool[Tensor, " S"]
-"""True for turns that count."""
+"""True for the turns that a computation uses."""
 
 LevelColumn: TypeAlias = Int[Tensor, " S"]
 """Column of a level for every turn, -1 where the turn could not be parsed."""
@@ -33,7 +33,7 @@ TokenMask: TypeAlias = Shaped[Tensor, "B R"]
 """Non-zero where the policy sampled the token; bool, int or float."""
 
 RowMask: TypeAlias = Bool[Tensor, " B"]
-"""True for rows that count."""
+"""True for the rows that a computation uses."""
 
 Ids: TypeAlias = Iterable[Hashable] | Tensor | np.ndarray
 """Identifiers of groups or trajectories, one for each row or turn."""

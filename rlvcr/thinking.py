@@ -22,7 +22,7 @@ NUM_LEVELS = len(LEVELS)
 
 
 def select_score(entry: SegmentScore, score: str) -> float:
-    """Return the score of one context from its measurements over the action's tokens.
+    """Return the score of an action after one thought, from statistics over the action's tokens.
 
     ``entropy`` is -H, ``logprob`` the mean log-prob S, ``prob`` the geometric mean exp(S) of the
     tokens' probabilities.
@@ -46,11 +46,11 @@ def compute_token_cost(tokens: Tensor, cost_coef: float, cost_max: float) -> Ten
 
 
 class Utilities(NamedTuple):
-    """Utilities of the contexts of every turn.
+    """Utilities of the thinking levels of every turn.
 
-    ``utility`` and ``token_cost`` are float64 and 0 where not ``valid``. ``column`` is the chosen
-    one, 0 without one. ``is_comparable`` marks turns with a valid chosen context and at least one
-    other.
+    ``utility`` (score minus token cost) and ``token_cost`` are float64, and 0 where not ``valid``.
+    ``column`` is the column of the chosen level, 0 without one. ``is_comparable`` is true for turns
+    with a valid chosen context and at least one other.
     """
 
     utility: PerLevel
@@ -78,7 +78,7 @@ def _compute_utilities(
     utility = torch.where(is_usable, scores.double() - token_cost, 0.0)
     is_known = (chosen >= 0) & (chosen < NUM_LEVELS)
     column = torch.where(is_known, chosen, 0).long().unsqueeze(-1)
-    # A comparison needs the chosen context and at least one other.
+    # A comparison needs a score at the chosen level and at one other level or more.
     is_comparable = is_known & is_usable.gather(-1, column).squeeze(-1) & (is_usable.sum(-1) >= 2)
     return Utilities(utility, token_cost, is_usable, column, is_comparable)
 
@@ -94,7 +94,7 @@ def compute_thinking_advantage(
     std_floor: float = 0.1,
     alternatives: str = "all",
 ) -> tuple[PerTurn, PerTurn]:
-    """Return ``A_think [S]`` of the chosen level among the four, and its price share ``[S]``.
+    """Return ``A_think [S]`` of the chosen level, and the part of it due to token cost ``[S]``.
 
     ``scores [S, 4]``, ``valid [S, 4]`` (context exists), ``chosen [S]`` (0..3, -1 unparsed),
     ``costs [S, 4]`` thought tokens. ``U_k = score_k - cost_coef min(T_k, cost_max) / cost_max``.
@@ -103,9 +103,9 @@ def compute_thinking_advantage(
     single other level j was drawn. ``3/4 (U_l - U_j)``, which has the same expectation, replaces
     the difference.
 
-    The price share is contained in the advantage: subtracting it leaves the advantage by score
-    alone. Turns with an unparsed level, an invalid chosen context or fewer than two valid ones get
-    0, and so do ties.
+    The second result (price share) is contained in the first. Subtracting it leaves the advantage
+    by score alone. Turns with an unparsed level, an invalid chosen context or fewer than two valid
+    ones get 0, and so do ties.
 
         scores [-1.0, -0.5, -0.3, -0.2], no cost, chosen 2: A_think = -0.3 - (-0.5) = 0.2
     """
@@ -113,7 +113,7 @@ def compute_thinking_advantage(
     choose(alternatives, ("all", "one"), "alternatives (algorithm.rlvcr.alternatives)")
     utilities = _compute_utilities(scores, valid, chosen, costs, cost_coef, cost_max)
     num_valid = utilities.valid.sum(-1, keepdim=True).clamp(min=1)
-    # Deviations from the chosen context: equal utilities then cancel exactly.
+    # Deviations from the utility of the chosen level: equal utilities then cancel exactly.
     chosen_utility = utilities.utility.gather(-1, utilities.column)
     deviation = torch.where(utilities.valid, utilities.utility - chosen_utility, 0.0)
     mean = deviation.sum(-1, keepdim=True) / num_valid
@@ -163,7 +163,7 @@ def compute_reweight_factors(
     utilities = _compute_utilities(scores, valid, chosen, costs, cost_coef, cost_max)
     low = torch.where(utilities.valid, utilities.utility, torch.inf).amin(-1, keepdim=True)
     high = torch.where(utilities.valid, utilities.utility, -torch.inf).amax(-1, keepdim=True)
-    # Without a valid context the distance is -inf, and clamp returns the floor.
+    # Without any valid score the distance is -inf, and clamp returns ``spread_floor``.
     distance = (high - low).clamp(min=spread_floor)
     scaled = torch.where(utilities.valid, (utilities.utility - low) / distance, 0.0)
     # Scaled utilities are in [0, 1], so weights differ at most by the factor e^2 = 7.4.
@@ -199,7 +199,7 @@ def place_turn_values(
 
 
 def compute_level_count_bonus(levels: LevelColumn, group_index: Ids) -> PerTurn:
-    """Return the count bonus ``[S]``: ``-log f_l`` minus its group mean.
+    """Return the bonus ``[S]`` for rare levels: ``-log f_l`` minus its group mean.
 
     f_l is the frequency of the turn's level in its group. ``levels [S]`` is 0..3 (-1: unparsed, not
     counted, bonus 0). ``group_index [S]`` is for example the uid of each turn. Bonuses of a group

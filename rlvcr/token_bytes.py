@@ -3,15 +3,15 @@
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
-# Contains the cases of parsing: tags next to text, digits, words with and without a space before.
+# Contains the cases that parsing meets: tags next to text, digits, words with and without a space.
 _PROBE_TEXT = "<level>3</level><think>I see 2 desks.</think><action>go to desk 1</action>"
 
 
 class Tokenizer(Protocol):
-    """Methods of a transformers tokenizer that the codec uses.
+    """Methods of a transformers tokenizer that ``TokenBytes`` uses.
 
-    Return types are Any where transformers returns a text or a list of texts. For one list of ids,
-    or one id, it is a text; None for an id without an entry.
+    Return types are Any where transformers returns a text or a list of texts. Here ``decode``
+    returns a text, and ``convert_ids_to_tokens`` a text, or None for an unknown id.
     """
 
     def get_added_vocab(self) -> dict[str, int]: ...
@@ -48,7 +48,9 @@ def _decode_sentence_piece(token: str) -> bytes:
     # A byte without a token for its character, such as <0x0A>.
     if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
         return bytes([int(token[3:5], 16)])
-    return token.replace("\u2581", " ").encode()  # SentencePiece's mark for a space
+    return token.replace(
+        "\u2581", " "
+    ).encode()  # the character that SentencePiece writes for a space
 
 
 class TokenBytes:
@@ -80,7 +82,7 @@ class TokenBytes:
 
     def _choose_converter(self) -> Callable[[int], bytes]:
         def make_vocabulary_converter(convert: Callable[[str], bytes]) -> Callable[[int], bytes]:
-            # An id without an entry (padding of the embedding matrix) has no bytes.
+            # An id that is not in the vocabulary (padding of the embedding matrix) has no bytes.
             return lambda i: convert(self._tokenizer.convert_ids_to_tokens(i) or "")
 
         def decode_one_id(i: int) -> bytes:

@@ -1,4 +1,4 @@
-"""Call of an agent of either kind for the next turns of many conversations."""
+"""Call of a ``BatchAgent`` or a ``TextAgent`` for the next turns of many conversations."""
 
 from collections.abc import Sequence
 from typing import Any, TypeGuard

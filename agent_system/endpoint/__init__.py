@@ -1,4 +1,4 @@
-"""OpenAI-compatible endpoint: agents that know nothing about training generate episodes with it.
+"""OpenAI-compatible endpoint, with which agents without any training code generate episodes.
 
     agent ──POST /v1/chat/completions──▶ server ──messages──▶ dialogues ──tokens──▶ engine
           ◀──────────── text ──────────        ◀── sampled, with log-probs, in a ledger ──

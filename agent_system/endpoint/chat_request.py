@@ -1,4 +1,4 @@
-"""Reader of chat requests. Keys that would change the sampling of the run are refused."""
+"""Parser of chat requests. Keys that would change the sampling settings of the run are refused."""
 
 import itertools
 import reprlib
@@ -11,7 +11,7 @@ from agent_system.endpoint.forms import MODEL, RequestRefused
 from agent_system.tokens.template import Message
 
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
-# Accepted keys with their values that have no effect. null has no effect under any key.
+# Keys that are accepted only with these values, which have no effect. null is always accepted.
 NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
     "n": (1,),
     "stream": (False,),
@@ -34,7 +34,7 @@ HANDLED_KEYS = ("model", "messages", "stop", *LENGTH_KEYS)
 MAX_STOPS = 4
 MAX_MESSAGES = 10_000  # of a request
 MAX_VALUE_CHARACTERS = 120  # characters of a value in an error
-# Bounded, because the repr of a whole body would take seconds.
+# Limited length, because the repr of a whole request body would take seconds.
 _SHORT = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = MAX_VALUE_CHARACTERS
 
@@ -82,7 +82,7 @@ def read_request(body: Mapping[str, Any], rules: SamplingRules) -> ChatRequest:
 
 
 def refusal_of_value(key: str, value: object, why: str, allowed: str, fix: str) -> RequestRefused:
-    """Return the error that refuses ``value`` under ``key``."""
+    """Return the error for a request whose ``key`` has an invalid ``value``."""
     message = f"{key}={_shorten_value(value)}: {why}; allowed: {allowed}; fix: {fix}"
     return RequestRefused(message, param=key)
 
@@ -166,7 +166,7 @@ def _read_message(message: Any, where: str) -> Message:
             f"{where}.role", role, why, ", ".join(ROLES), "send results as user messages"
         )
     for key, value in message.items():
-        # Clients send replies back with their empty fields.
+        # Clients send earlier replies back with all fields, of which most are empty.
         if value and key not in ("role", "content"):
             why = "only text is shown to the policy"
             raise refusal_of_value(

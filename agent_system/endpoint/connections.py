@@ -1,4 +1,6 @@
-"""Limit on the connections of the endpoint: clients without a key cannot exhaust descriptors."""
+"""Limit on the connections of the endpoint.
+Without it, clients without a key could use up all file descriptors of the process.
+"""
 
 import asyncio
 import resource
@@ -22,8 +24,8 @@ class BoundedConnections:
         self._trusted: set[RequestHandler] = set()
 
     def __call__(self) -> asyncio.Protocol:
-        """Return the protocol of a new connection."""
-        # In the order in which they were opened.
+        """Return the asyncio protocol object for a new connection."""
+        # In the order in which the connections were opened.
         connections = self._server.connections
         self._trusted.intersection_update(connections)
         if len(connections) < self._most:
@@ -47,7 +49,7 @@ class _Rejected(asyncio.Protocol):
 
 
 def _default_limit() -> int:
-    """Return half of the descriptors that this process may open, at most ``MOST_CONNECTIONS``."""
+    """Return half of the file descriptors that this process may open, at most 4096."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
         return MOST_CONNECTIONS

@@ -14,16 +14,16 @@ from agent_system.tokens.conversation import SampledReply, TokenConversation, To
 from agent_system.tokens.ledger import Segment, TokenLedger
 from agent_system.tokens.template import Message
 
-# Requests with more characters per token of the limit are refused before tokenisation: they cannot
-# fit, and encoding them would block all other trajectories of the collector.
+# A request with more than this many characters per allowed token is refused before tokenisation. It
+# cannot fit, and encoding it would block all other trajectories of the collector.
 CHARACTERS_PER_TOKEN = 64
 
 
 class Dialogue:
     """One conversation, which becomes one row.
 
-    ``number`` is the index of its ledger. ``shown_messages`` are the messages before its first
-    turn, then one message before each later turn that was answered.
+    ``number`` is the index of its token list in ``Dialogues.ledgers``. ``shown_messages`` are the
+    messages before its first turn, then one message before each later turn that was sampled.
     """
 
     __slots__ = (
@@ -43,11 +43,11 @@ class Dialogue:
         self.shown_messages: list[Message] = []
         self._answered_messages = messages
         self._pending_messages: list[Message] = []  # shown to the policy and not answered yet
-        # Texts by which a client may quote the last turn. Empty until it is sampled.
+        # Texts with which a client may send the last turn back. Empty until it is sampled.
         self._replies: tuple[str, ...] = ()
 
     def is_continued_by(self, messages: Sequence[Message]) -> bool:
-        """Return True if ``messages`` are all messages so far, the reply and one new message."""
+        """Return True if ``messages`` are this dialogue, the last reply and one new message."""
         before = len(self._answered_messages)
         if len(messages) != before + 2 or list(messages[:before]) != self._answered_messages:
             return False
@@ -55,13 +55,15 @@ class Dialogue:
         return reply["role"] == "assistant" and reply["content"] in self._replies
 
     def await_reply(self, messages: list[Message], shown: list[Message]) -> None:
-        """Set ``messages`` as those to answer. ``shown`` are those of them that are new."""
+        """Set ``messages`` as the messages to answer.
+        ``shown`` are the new ones among them, with added tokens in user text escaped.
+        """
         self._answered_messages = messages
         self._pending_messages = shown
         self._replies = ()
 
     def add_reply(self, sampled: SampledReply, step: int, replies: Sequence[str]) -> Segment:
-        """Add the sampled turn ``step``, which a client may quote as any of ``replies``."""
+        """Add the sampled turn ``step``. A client may send it back as any text of ``replies``."""
         self._replies = tuple(replies)
         self.shown_messages += self._pending_messages
         self._pending_messages = []
@@ -69,7 +71,7 @@ class Dialogue:
 
 
 class Dialogues:
-    """All conversations of one episode. If ``extends`` is false, each request is a separate row.
+    """All conversations of one episode. If ``extends`` is false, each request begins a new row.
 
     User messages are treated as text of an environment (``ChatBridge.escape_added_tokens``).
     System messages and replies come from the author of the agent and from the policy.
@@ -110,7 +112,7 @@ class Dialogues:
     def _begin_dialogue(self, messages: list[Message], step: int) -> Dialogue | None:
         shown = [self._escape_user_text(message) for message in messages]
         conversation = TokenConversation(self._bridge, self._limits, shown[:-1])
-        # Check before adding the ledger: a conversation that does not fit is not a row.
+        # Check before adding the ledger, because every ledger becomes a row of the batch.
         if not conversation.add_observation(shown[-1]["content"], step):
             return None
         dialogue = Dialogue(conversation, len(self._all), messages)

@@ -7,7 +7,7 @@ from typing import Any
 
 from verl.utils.sampling import StopReason
 
-MODEL = "policy"  # name of the model for clients, independent of its weights
+MODEL = "policy"  # model name that clients must send; the same for every policy
 
 
 class RequestRefused(Exception):
@@ -40,7 +40,7 @@ class RequestRefused(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """One sampled turn as a client sees it."""
+    """One sampled turn in the form that a client receives."""
 
     text: str
     stop_reason: StopReason

@@ -1,4 +1,4 @@
-"""HTTP server of the endpoint. It listens on loopback and requires the key of a live session."""
+"""HTTP server of the endpoint. It listens on loopback and requires the key of a running episode."""
 
 import asyncio
 import contextlib
@@ -28,7 +28,7 @@ KEEPALIVE_S = 60.0
 BACKLOG = 1024  # connections that wait to be accepted
 CLOSE_S = 1.0  # seconds to finish open responses when the server closes
 BEARER = "Bearer "
-CLOSING = (401, 408)  # statuses after which the connection is closed
+CLOSING = (401, 408)  # HTTP statuses after which the server closes the connection
 # Tell clients not to retry after a failure: the same request would fail again.
 NO_RETRY = {"x-should-retry": "false"}
 
@@ -37,7 +37,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 @dataclass(frozen=True, slots=True)
 class EndpointAddress:
-    """Address of the policy for the agent of one episode."""
+    """URL, API key and model name with which the agent of one episode calls the policy."""
 
     base_url: str
     api_key: str
@@ -45,7 +45,7 @@ class EndpointAddress:
 
 
 class EndpointSession(Protocol):
-    """One episode in flight at the endpoint, identified by its API key."""
+    """One running episode of an agent; its requests have the API key of the session."""
 
     @property
     def rules(self) -> SamplingRules:
@@ -62,7 +62,7 @@ class EndpointSession(Protocol):
 
 
 class EndpointServer:
-    """Server of sessions by API key. Use it within one asyncio loop.
+    """Server of chat requests; the API key selects the session. Use it within one asyncio loop.
 
     It starts to listen when the first session opens.
     """
@@ -76,7 +76,9 @@ class EndpointServer:
 
     @contextlib.asynccontextmanager
     async def register_session(self, session: EndpointSession) -> AsyncIterator[EndpointAddress]:
-        """Serve ``session`` under a new key until its reward is posted or the context exits."""
+        """Context manager that serves ``session`` under a new API key and yields its address.
+        The key is valid until the reward is posted or the context exits.
+        """
         base_url = await self._ensure_listening()
         key = secrets.token_urlsafe(KEY_BYTES)
         self._sessions[key] = session
@@ -95,7 +97,7 @@ class EndpointServer:
             await runner.cleanup()
 
     async def _ensure_listening(self) -> str:
-        """Listen if nothing listens yet; return the base URL."""
+        """Start to listen if the server does not listen yet; return the base URL."""
         async with self._starting:
             if self._listener is None:
                 self._listener = await self._start_listening()

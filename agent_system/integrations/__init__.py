@@ -1,1 +1,1 @@
-"""Adapters of other trainers to this environment layer, one package for each trainer."""
+"""Adapters with which other trainers use these environments, one package per trainer."""

@@ -1,4 +1,4 @@
-"""Memory of an agent: the last turns of an episode, as text for a window prompt."""
+"""Memory for ``env.history=window``: the last turns of an episode, shown in the prompt."""
 
 from collections import deque
 

@@ -4,9 +4,9 @@
                               ◀──text──────          ◀── ledger ◀──tokens────────
                               ──reward─────▶ end of the trajectory
 
-Every request is a turn, every dialogue a row. An agent that fails before it posts a reward aborts
-the trajectory. There is one exception: if its last request was refused for a turn or token limit,
-the episode counts as truncated.
+Every request is a turn. Every dialogue (requests that continue each other) is a row. An agent that
+fails before it posts a reward aborts the trajectory. There is one exception: if its last request
+was refused for a turn or token limit, the episode counts as truncated.
 """
 
 import asyncio
@@ -137,8 +137,9 @@ class AgentTrajectoryGenerator(TrajectoryGenerator):
             raise RequestRefused("the episode has ended; fix: post the reward last", status=401)
 
     def _open_dialogue(self, request: ChatRequest, step: int) -> Dialogue:
-        """Return the dialogue that ``request`` continues. Raises ``RequestRefused`` for a limit or
-        a bad template.
+        """Return the dialogue that ``request`` continues, or a new one.
+        Raises ``RequestRefused`` beyond a turn or token limit, and where the chat template does not
+        support the messages.
         """
         max_steps = self.context.settings.max_steps
         if step >= max_steps:
@@ -162,7 +163,7 @@ class AgentTrajectoryGenerator(TrajectoryGenerator):
                 param="messages",
                 code="context_length_exceeded",
             )
-        # An earlier refusal did not end the episode: the agent continued.
+        # Reset: after an earlier refusal the agent continued, so the episode was not truncated.
         self.trajectory.truncated = None
         return dialogue
 
@@ -187,7 +188,7 @@ class AgentTrajectoryGenerator(TrajectoryGenerator):
             self.trajectory.engine_wait_s += time.perf_counter() - start_s
 
     def _finish_trajectory(self) -> None:
-        """Sort turns by request order; the last turn gets the reward."""
+        """Sort the turns in the order of requests, and give the reward to the last turn."""
         trajectory = self.trajectory
         # The agent's waiting time for tokens is counted as engine wait only.
         trajectory.env_wait_s = max(0.0, trajectory.env_wait_s - trajectory.engine_wait_s)

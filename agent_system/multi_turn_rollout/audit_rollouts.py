@@ -1,5 +1,5 @@
-"""Rollouts of a credit audit: at decision points every level is forced and the episode continues to
-its end.
+"""Rollouts of a credit audit, which measures the effect of thinking levels on the return.
+At selected turns of finished episodes every level is forced, and the episode continues to its end.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,7 +14,7 @@ from rlvcr.research.audit import AuditPoint
 from verl.protocol import DataProto
 from verl.utils.seeds import derive_seed
 
-TurnRecords = dict[tuple[str, int], ThinkingTurnRecord]  # by trajectory and step
+TurnRecords = dict[tuple[str, int], ThinkingTurnRecord]  # by traj_uid and turn number
 
 
 def index_records(data: DataProto) -> TurnRecords:
@@ -49,9 +49,10 @@ def continue_from_points(
     generate: Callable[[Sequence[RolloutSpec]], CollectedTrajectories],
     rollouts_per_level: int,
 ) -> list[AuditPoint]:
-    """Continue every point ``rollouts_per_level`` times with every level, and return the returns.
+    """Continue from every point ``rollouts_per_level`` times with every level.
 
-    A point is dropped where a rollout failed, for example because its state was not reproduced.
+    The result has the returns of these rollouts. A point is dropped where a rollout failed, for
+    example because its state was not reproduced.
     """
     specs = [
         make_branch_spec(trajectory, turn, level, f"#{number}")
@@ -89,12 +90,12 @@ def continue_from_points(
 def _collect_scores(record: ThinkingTurnRecord) -> dict[str, tuple[float, ...]]:
     """Return the scores of every level that the audit compares with returns; higher is better.
 
-    They are the measures of the action and ``deeper``, the level itself.
+    They are the scores of the action and ``deeper``: the number of the level.
     """
     scores = {
         name: tuple(float(getattr(context.scores, name)) for context in record.contexts)
         for name in SCORE_KEYS
     }
-    # Higher is better: negative entropy.
+    # Negated, because an action with low entropy is better.
     scores["entropy"] = tuple(-value for value in scores["entropy"])
     return scores | {"deeper": tuple(float(level) for level in LEVELS)}

@@ -25,7 +25,7 @@ from rlvcr.settings import RLVCRSettings
 
 
 def make_branch_spec(trajectory: Trajectory, turn: Turn, level: int, name: str = "") -> RolloutSpec:
-    """Return the spec that repeats ``trajectory`` up to ``turn`` and forces ``level`` there.
+    """Return the request to repeat ``trajectory`` up to ``turn`` and to force ``level`` there.
 
     ``name`` distinguishes branches of one turn. Sampling seeds depend on it and on the turn, not on
     the level: branches with different levels use the same seeds.
@@ -43,10 +43,10 @@ def make_branch_spec(trajectory: Trajectory, turn: Turn, level: int, name: str =
 
 
 def _make_executed_spec(trajectory: Trajectory, turn: Turn, level: int) -> RolloutSpec:
-    """Return the spec of a branch in which ``turn`` differs only by its level digit.
+    """Return the request for a branch in which only the level digit of ``turn`` is forced.
 
-    The policy samples everything after the digit, as in the original turn. A branch is therefore
-    cut, without thought or unreadable as often as a sampled turn.
+    The policy samples everything after the digit, as in the original turn. A branch therefore has
+    cut turns, empty thoughts and parse failures as often as a sampled turn.
     """
     spec = make_branch_spec(trajectory, turn, level)
     choice = None if turn.parsed is None else turn.parsed.choice
@@ -62,10 +62,10 @@ def execute_alternatives(
     rlvcr: RLVCRSettings,
     seed: int,
 ) -> dict[str, float]:
-    """Run branches with another level at a share of the turns, and store the credit in the turns.
+    """Replay a share of the turns with another level, and store the credit in the turns.
 
-    ``Turn.executed_credit`` is 3/4 of the original's priced return minus the branch's. Failed
-    branches give no credit. Returns metrics.
+    ``Turn.executed_credit`` is 3/4 of the difference between the original's and the branch's
+    return, both minus token cost. Failed branches give no credit. Returns metrics.
     """
     branch_points: list[tuple[Trajectory, Turn]] = []
     specs: list[RolloutSpec] = []

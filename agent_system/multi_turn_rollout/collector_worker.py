@@ -46,7 +46,7 @@ from verl.utils.stacks import answer_with_stacks
 
 
 class PolicyTokenizer(ChatTokenizer, Tokenizer, Protocol):
-    """Tokenizer of a policy, for chat templates and for reading thinking levels."""
+    """Tokenizer with the methods that chat templates and the parser of thinking levels need."""
 
 
 @dataclass(slots=True)
@@ -54,8 +54,8 @@ class CollectedTrajectories:
     """Trajectories in the order of their specs, and times in seconds.
 
     ``rollout_s``: from the start to the end of the last episode. ``thoughts_s``: from then to the
-    last alternative thought. ``env_restarts``: environment workers that died or hung and were
-    replaced. ``lost_collectors``: collectors that were replaced.
+    last alternative thought. ``env_restarts``: number of environment workers that died or hung and
+    were replaced. ``lost_collectors``: number of collector workers that died and were replaced.
     """
 
     trajectories: list[Trajectory]
@@ -73,7 +73,7 @@ class CollectedTrajectories:
         self.lost_collectors += other.lost_collectors
 
     def replacement_metrics(self) -> dict[str, float]:
-        """Return metrics of replaced environment workers and collectors."""
+        """Return the numbers of replaced environment workers and collectors as metrics."""
         return {
             "rollout/env_restarts": float(self.env_restarts),
             "rollout/collectors_lost": float(self.lost_collectors),
@@ -113,7 +113,7 @@ class CollectorWorker:
         self._env_config = env_config
         self._bridge = ChatBridge(tokenizer, template_kwargs)
         self._tokenizer = tokenizer
-        # Created on first use: some tokenizers cannot encode levels.
+        # Created on first use: ``LevelCodec`` refuses some tokenizers.
         self._codec: LevelCodec | None = None
         self._engine: TokenSource = EngineClient(rollout_workers, name)
         self._pool = EnvironmentPool(
@@ -168,11 +168,10 @@ class CollectorWorker:
     async def collect_ready(
         self, specs: Sequence[RolloutSpec], settings: RolloutSettings, keep: int
     ) -> CollectedTrajectories:
-        """Start ``specs`` and return finished groups, also of earlier calls, as soon as ``keep``
-        are left.
+        """Start ``specs``, wait until only ``keep`` groups are unfinished, and return the finished.
 
-        The remaining groups continue. Oldest groups come first. Raises the same errors as
-        ``collect``.
+        Groups of earlier calls are returned too, the oldest first. Unfinished groups continue.
+        Raises the same errors as ``collect``.
         """
         await self.start()
         context = self._make_context(settings)

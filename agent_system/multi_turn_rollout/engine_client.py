@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 from verl.utils.sampling import SamplingRequest, SamplingResult, StopReason
 
-# Seconds. Shorter than the time of a token, long enough to batch turns that end together.
+# Seconds. Shorter than the sampling of one token, long enough to batch turns that end together.
 BATCH_WINDOW_S = 0.002
 REQUEST_TIMEOUT_S = 600.0
 
@@ -27,8 +27,8 @@ class RolloutWorkerFailed(RuntimeError):
 
 
 class EngineAborted(Exception):
-    """Failure of one request: aborted by the engine, or past its deadline. Its trajectory is
-    aborted.
+    """Failure of one request: the engine aborted it, or its deadline passed.
+    The trajectory of the request is aborted.
     """
 
 
@@ -84,7 +84,7 @@ class _PendingRequest:
 
 
 class _WorkerConnection:
-    """Connection to one worker: requests to send and results to receive."""
+    """Connection to one rollout worker: queue of requests, and futures of the expected results."""
 
     def __init__(self, worker: RolloutWorkerHandle, client: str, timeout_s: float) -> None:
         self._worker = worker

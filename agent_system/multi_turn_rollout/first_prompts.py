@@ -1,4 +1,4 @@
-"""First prompts of tasks, checked before the rollout: their lengths, and their tokens."""
+"""Checks of the first prompts of tasks before a rollout: number of tokens, and chat template."""
 
 import sys
 from collections.abc import Iterator, Sequence
@@ -55,10 +55,10 @@ def measure_first_prompts(
 def check_first_tokens(
     config: PPOConfig, tokenizer: PolicyTokenizer, observations: Sequence[Observation]
 ) -> None:
-    """Check that prompt tokens are those of ``apply_chat_template``.
+    """Check that first prompts have the same tokens as ``apply_chat_template``.
 
-    Checks the prompts with all ``observations``, and the tokens around the turn after the first
-    one. Raises ``TemplateUnsupported`` where they differ.
+    Checks the prompts with all ``observations``. With ``append`` history it also checks the tokens
+    around the next turn, for the first observation. Raises ``TemplateUnsupported`` if they differ.
     """
     for number, (bridge, messages, _) in enumerate(
         _open_conversations(config, tokenizer, observations)
@@ -71,7 +71,7 @@ def check_first_tokens(
 def _open_conversations(
     config: PPOConfig, tokenizer: PolicyTokenizer, observations: Sequence[Observation]
 ) -> Iterator[tuple[ChatBridge, list[Message], TokenConversation]]:
-    """Yield the conversations that begin with ``observations``, with their bridge and messages."""
+    """Yield template encoder, messages and tokens of the first prompt for each observation."""
     package = get_package(config.env.env_name)
     settings = RolloutSettings.from_config(config, package, is_train=True)
     unlimited = replace(settings, max_prompt_length=sys.maxsize)

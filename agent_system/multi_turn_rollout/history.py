@@ -1,11 +1,11 @@
-"""History policies: conversion of observations and turns to the conversation for the policy.
+"""History: conversion of observations and turns to the conversation that the policy gets.
 
 ``append``: one conversation for the whole trajectory. Earlier turns are not encoded again.
 ``window``: every turn has a separate conversation, with a prompt that shows the last turns.
 
 Environment texts enter prompts as plain text (``ChatBridge.escape_added_tokens``): tags and control
-tokens in them have no effect. ``agent_system.tokens.conversation`` makes the tokens and checks
-whether the next turn fits.
+tokens in them have no effect. ``agent_system.tokens.conversation`` encodes the texts and checks the
+token limits.
 """
 
 from dataclasses import replace
@@ -37,18 +37,18 @@ class History(Protocol):
         ...
 
     def close_turn(self, turn: Turn) -> None:
-        """Add a finished turn to the history."""
+        """Add a turn that the environment has answered to the history."""
         ...
 
 
 def make_history(settings: RolloutSettings, bridge: ChatBridge, prompts: Prompts) -> History:
-    """Return the history policy named by ``settings.history``."""
+    """Return the ``append`` or ``window`` history, as ``settings.history`` requests."""
     policies = {"append": AppendHistory, "window": WindowHistory}
     return policies[settings.history](settings, bridge, prompts)
 
 
 class _BaseHistory:
-    """Common base of both policies: start of a conversation."""
+    """Common base of both histories: starts a conversation."""
 
     def __init__(self, settings: RolloutSettings, bridge: ChatBridge, prompts: Prompts) -> None:
         self.ledgers: list[TokenLedger] = []
@@ -58,7 +58,7 @@ class _BaseHistory:
         self._prompts = prompts
 
     def _convert_to_text(self, observation: Observation) -> Observation:
-        """Return ``observation`` with all parts that prompts show as plain text."""
+        """Return ``observation`` with the added tokens in all its texts escaped."""
         as_text = self._bridge.escape_added_tokens
         info = observation.info
         if info.get("admissible_actions"):
@@ -76,7 +76,7 @@ class _BaseHistory:
         if not opening and system is not None:
             opening = [{"role": "system", "content": system}]
         conversation = TokenConversation(self._bridge, self._settings.token_limits, opening)
-        # Checked before the ledger is added: a conversation that does not fit is no row.
+        # Checked before the ledger is added, because every ledger becomes a row of the batch.
         if not conversation.add_observation(user_text, step):
             return None
         self.ledgers.append(conversation.ledger)
@@ -85,7 +85,7 @@ class _BaseHistory:
 
 
 class AppendHistory(_BaseHistory):
-    """History in one growing conversation for the whole trajectory."""
+    """History as one growing conversation for the whole trajectory."""
 
     def __init__(self, settings: RolloutSettings, bridge: ChatBridge, prompts: Prompts) -> None:
         super().__init__(settings, bridge, prompts)
@@ -105,7 +105,7 @@ class AppendHistory(_BaseHistory):
         return self._conversation
 
     def close_turn(self, turn: Turn) -> None:
-        """Do nothing: the conversation already holds the turn."""
+        """Do nothing: the conversation already contains the turn."""
 
 
 class WindowHistory(_BaseHistory):

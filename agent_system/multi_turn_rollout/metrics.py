@@ -44,10 +44,10 @@ def compute_rollout_metrics(
 
 
 def compute_policy_versions(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    """Return ``rollout/policy_version``, the mean weight version over sampled tokens, and the
-    oldest one.
+    """Return the mean and the oldest version of the weights that sampled the tokens.
 
-    Replayed turns do not count. Empty where no version is known, for example for some agents.
+    The keys are ``rollout/policy_version`` and ``rollout/policy_version_min``. Replayed turns do
+    not count. Empty where no version is known, for example for some agents.
     """
     tokens: Counter[int] = Counter()
     for trajectory in trajectories:
@@ -60,9 +60,7 @@ def compute_policy_versions(trajectories: Sequence[Trajectory]) -> dict[str, flo
 
 
 def compute_episode_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    """Return ``episode/*`` of trajectories that did not fail, and ``rlvcr/*`` where levels were
-    read.
-    """
+    """Return ``episode/*`` of trajectories that did not fail, and ``rlvcr/*`` of parsed turns."""
     completed = [t for t in trajectories if t.aborted is None]
     if not completed:
         return {}
@@ -84,7 +82,7 @@ def compute_episode_metrics(trajectories: Sequence[Trajectory]) -> dict[str, flo
     sources: dict[str, list[bool]] = {}
     for trajectory in completed:
         sources.setdefault(trajectory.spec.data_source, []).append(trajectory.won)
-    # For a single source the rate equals ``episode/success_rate``.
+    # For a single data source the rate equals ``episode/success_rate``.
     if len(sources) > 1:
         for source, successes in sources.items():
             metrics[f"episode/{source}/success_rate"] = float(np.mean(successes))
@@ -126,9 +124,9 @@ def split_rollout_time(
     """Split the rollout time into seconds for policy turns, environments and alternative thoughts.
 
     ``rollout_s`` is split by the time that trajectories waited for the engine and for environments.
-    The engine's part is split by the tokens sampled for turns and thoughts. All of them work
-    concurrently, so these are shares of the rollout time, not busy times. ``thoughts_s``, the wait
-    for thoughts after the last episode, is added to the thoughts.
+    The engine's part is split by the tokens sampled for turns and thoughts. Engine and environments
+    work concurrently, so these are shares of the rollout time, not busy times. ``thoughts_s``, the
+    wait for alternative thoughts after the last episode, is added to the time of thoughts.
 
         rollout_s 10, waits 30 (engine) and 10 (environments): 7.5 s engine, 2.5 s environments
     """

@@ -1,4 +1,4 @@
-"""Packing of trajectories into rows of ``verl.protocol``: one row per ledger.
+"""Packing of trajectories into rows of a ``DataProto``: one row per ledger (conversation tokens).
 
     ledger    [prompt ........][agent][bridge env bridge][agent]
     row       prompts [P] left-padded | responses [R] right-padded
@@ -7,7 +7,7 @@
 
 With ``append`` history a trajectory is one row, with ``window`` history one row per turn. P and R
 are the longest prompt and response of the batch. Where observations are images,
-``multi_modal_data`` holds ``{"image": [...]}`` for every row: those of its turns in order.
+``multi_modal_data`` holds ``{"image": [...]}`` for every row: the images of its turns in order.
 """
 
 import logging
@@ -34,7 +34,7 @@ ABORT_POLICIES = ("drop_group", "keep_rest")
 
 @dataclass(frozen=True, slots=True)
 class TrajectoryRow:
-    """One ledger of a trajectory with the turns whose tokens it holds."""
+    """One row of the batch: the tokens of one conversation (ledger) and the turns in it."""
 
     trajectory: Trajectory
     ledger: TokenLedger
@@ -47,8 +47,8 @@ class TrajectoryRow:
 
     @property
     def response_end(self) -> int:
-        """End of the row: the end of the last turn. Later tokens are dropped, because no turn
-        follows.
+        """Index after the last token of the last turn.
+        Later tokens of the ledger are dropped, because no turn follows them.
         """
         return self.turns[-1].end if self.turns else 0
 
@@ -85,7 +85,7 @@ def select_trajectories(
 def select_differing_groups(
     trajectories: Sequence[Trajectory], limit: int
 ) -> list[list[Trajectory]]:
-    """Return the first ``limit`` groups whose members do not all have the same return."""
+    """Return the first ``limit`` groups whose trajectories do not all have the same return."""
     groups: dict[str, list[Trajectory]] = defaultdict(list)
     for trajectory in trajectories:
         groups[trajectory.spec.uid].append(trajectory)
@@ -105,7 +105,7 @@ def build_rows(trajectories: Sequence[Trajectory]) -> list[TrajectoryRow]:
     """
     rows: list[TrajectoryRow] = []
     for trajectory in trajectories:
-        # A ledger without a turn is skipped: a window prompt whose turn was never sampled.
+        # A ledger without a turn is skipped: with ``window`` history, its turn was never sampled.
         by_ledger: dict[int, list[Turn]] = {}
         for turn in trajectory.turns:
             by_ledger.setdefault(turn.ledger, []).append(turn)
@@ -144,8 +144,8 @@ def pack_rows(
 
 
 def _build_tensors(rows: Sequence[TrajectoryRow], pad_token_id: int) -> dict[str, torch.Tensor]:
-    """Return the tensors of B rows, P prompt and R response tokens wide."""
-    # At least one column, also for empty rows: widths of a batch are not 0.
+    """Return the padded tensors of B rows, with P prompt and R response columns."""
+    # At least one column, also for empty rows: code that uses a batch expects a width above 0.
     prompt_width = max(1, *(row.response_start for row in rows))
     response_width = max(1, *(row.response_end - row.response_start for row in rows))
     full_shape = (len(rows), prompt_width + response_width)
@@ -220,9 +220,10 @@ def _build_columns(rows: Sequence[TrajectoryRow]) -> dict[str, Any]:
 
 
 def collect_conversations(rows: Sequence[TrajectoryRow]) -> list[list[Message]]:
-    """Return [B] messages of the last conversation of each trajectory, at its last row.
+    """Return, for each of B rows, the messages of its trajectory's last conversation.
 
-    The list is empty at other rows. Marks of ``ChatBridge.escape_added_tokens`` are removed.
+    The list is empty for all rows but the last one of a trajectory. The characters that
+    ``ChatBridge.escape_added_tokens`` inserted are removed.
     """
     last_rows = {id(row.trajectory): number for number, row in enumerate(rows)}
     return [
@@ -248,7 +249,7 @@ def _rebuild_conversation(row: TrajectoryRow) -> list[Message]:
 def make_turn_record(turn: Turn) -> ThinkingTurnRecord:
     """Return the record of one turn for rewards, rollout files and reports.
 
-    Scoring adds contexts and credit.
+    ``rlvcr.scoring`` adds scored contexts and thinking advantages later.
     """
     parsed = turn.parsed
     return ThinkingTurnRecord(
@@ -266,7 +267,7 @@ def make_turn_record(turn: Turn) -> ThinkingTurnRecord:
         level_forced=turn.num_forced > 0,
         parse_failure=None if parsed is None or parsed.failure is None else parsed.failure.value,
         thought_tokens=0 if parsed is None else parsed.thought_tokens,
-        # The state is in the observation already.
+        # A situation that equals the state is omitted: the record has the observation already.
         situation="" if turn.situation == turn.anchor else turn.situation,
         needed_level=turn.needed_level,
     )

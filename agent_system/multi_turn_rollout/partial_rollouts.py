@@ -3,7 +3,7 @@
     call 1   start a b c d e       a b c are done  ──▶ returned     d e continue
     call 2   start f g h           d f g are done  ──▶ returned     e h continue
 
-No group is dropped. Slow tasks keep their share of the training data and are only returned later.
+No group is dropped. Slow tasks are as frequent in the training data, but are returned later.
 """
 
 import asyncio
@@ -19,14 +19,15 @@ from verl.protocol import DataProto
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
-FIRST_EXTRA_DRAW = 4  # draw number of extra groups; lower draws replace failed batches
+# Draw number with which tasks of additional groups are drawn. Lower draw numbers are used for the
+# batches that replace a failed batch.
+FIRST_EXTRA_DRAW = 4
 
 
 class GroupsInFlight(Generic[T]):
-    """Running coroutines by name in order of start, with the number of ``take_finished`` calls each
-    has outlasted.
+    """Running coroutines by name, in order of start.
 
-    A coroutine that has outlasted ``patience`` calls is waited for.
+    ``take_finished`` waits for a coroutine that was not finished in ``patience`` earlier calls.
     """
 
     def __init__(self, patience: int) -> None:
@@ -46,7 +47,7 @@ class GroupsInFlight(Generic[T]):
         self._calls_outlasted[name] = 0
 
     async def take_finished(self, keep: int) -> list[T]:
-        """Wait until all but ``keep`` are done, and return exactly these results, the oldest first.
+        """Wait until all but ``keep`` coroutines are done; return their results, oldest first.
 
         Raises the first error of a coroutine and cancels the others.
         """
@@ -93,11 +94,10 @@ class GroupsInFlight(Generic[T]):
 
 
 class PartialRollouts:
-    """Names of the ``num_groups`` groups that continue from step to step, kept in the trainer's
-    process.
+    """Names of the ``num_groups`` groups whose rollouts continue after a training step.
 
-    The trainer saves them in checkpoints. A name is the uid and the number of groups of its batch:
-    ``train-3-0-5@16``.
+    The trainer keeps them in its process and saves them in checkpoints. A name is the uid and the
+    number of groups of its batch: ``train-3-0-5@16``.
     """
 
     def __init__(self, number: int) -> None:
@@ -121,9 +121,10 @@ class PartialRollouts:
             )
 
     def add_groups(self, batch: DataProto, envs: EnvironmentManagerBase) -> DataProto:
-        """Return ``batch`` with additional groups, so that ``num_groups`` groups are in flight.
+        """Return ``batch`` with additional groups.
 
-        Groups of a resumed run are started first, then new ones.
+        When as many groups as ``batch`` has are returned, ``num_groups`` others are still in
+        flight. Groups of a resumed run are added first, then new ones.
         """
         groups = len(set(batch.non_tensor_batch["uid"]))
         parts = [batch]

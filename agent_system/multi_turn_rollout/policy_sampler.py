@@ -58,7 +58,8 @@ class PolicySampler:
             sampling=self._sampling,
             stop=(*self._settings.stop, *stop),
             route=spec.index,
-            # Seed of the trajectory, not of its group: members of a group differ only by it.
+            # Derived from the trajectory, not from its group: members of a group have equal
+            # prompts, and only the seed makes them differ.
             seed=derive_seed(self._settings.seed, "turn", spec.traj_uid, number),
         )
 

@@ -21,11 +21,11 @@ from verl.config.schema import PPOConfig
 logger = logging.getLogger(__name__)
 LIMIT_KEY = "data.max_prompt_length"
 JOINER = "\u200d"  # zero-width joiner: combines its neighbours into one character
-MAX_CUTS = 8  # attempts per text: the rest of a text may be encoded to more tokens than counted
+MAX_CUTS = 8  # attempts per text: a shortened text may be encoded to more tokens than expected
 
 
 class PromptsTooLong(ValueError):
-    """Error of prompts that do not fit. The message has key, value, allowed values and fix."""
+    """Error of prompts longer than ``data.max_prompt_length``."""
 
 
 def fit_prompts(
@@ -107,7 +107,7 @@ def cut_ids(ids: Sequence[int], surplus: int, side: str) -> list[int]:
 def cut_text(tokenizer: PolicyTokenizer, text: str, surplus: int, side: str) -> str:
     """Return ``text`` without the characters of ``surplus`` tokens, removed at ``side``.
 
-    A character in a removed token is removed as a whole, with its accents.
+    A character that is partly in a removed token is removed as a whole, with its accents.
     """
     spans = _token_spans(tokenizer, text)
     kept = cut_ids(range(len(spans)), surplus, side)

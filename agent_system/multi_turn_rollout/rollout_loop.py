@@ -62,11 +62,11 @@ from verl.protocol import DataProto, object_array
 from verl.records import BRANCHES, MESSAGES, SPANS
 
 logger = logging.getLogger(__name__)
-MAX_REDRAWS = 3  # batches of other tasks after a batch in which everything failed
+MAX_REDRAWS = 3  # number of batches of other tasks after a batch in which every trajectory failed
 
 
 class RolloutEngines(Protocol):
-    """Workers that generate trajectories, as the trainer passes them to the collector."""
+    """Object with the rollout workers (inference engines), which the trainer passes to rollouts."""
 
     @property
     def rollout_workers(self) -> Sequence[RolloutWorkerHandle]:
@@ -79,7 +79,7 @@ class ScoringWorkers(RolloutEngines, Protocol):
     """Rollout engines together with training workers that compute log-probs."""
 
     def compute_log_prob(self, data: DataProto) -> DataProto:
-        """Return old log-probs of rows and the answers to their ``branches`` and ``spans``."""
+        """Return old log-probs of rows and the scores of their ``branches`` and ``spans``."""
         ...
 
 
@@ -137,9 +137,9 @@ class TrajectoryCollector:
 
         ``actor_rollout_wg`` has ``rollout_workers``. For RLVCR it may also have
         ``compute_log_prob``: see ``rlvcr_multi_turn_loop``. The result's ``meta_info`` holds
-        ``metrics``, ``timing`` (seconds) and ``tasks``, which differ from those of ``gen_batch``
-        where all of these failed. Validation samples no alternative thoughts and keeps failed
-        trajectories, which count in no rate.
+        ``metrics``, ``timing`` (seconds) and ``tasks``. If all tasks of ``gen_batch`` failed,
+        ``tasks`` are other ones. Validation samples no alternative thoughts. It keeps failed
+        trajectories, but rates such as the success rate do not count them.
 
         Raises:
             RuntimeError: Nothing is left to train on, not even of other tasks.
@@ -172,10 +172,9 @@ class TrajectoryCollector:
     def panel_loop(
         self, panel: DataProto, actor_rollout_wg: RolloutEngines, level_rule: LevelRule = FREE_RULE
     ) -> DataProto:
-        """Generate the validation tasks ``panel`` with the levels that ``level_rule`` forces, and
-        pack.
+        """Generate the validation tasks ``panel`` with levels forced by ``level_rule``; pack them.
 
-        Failed trajectories have no grade.
+        Rows of failed trajectories are included, with ``aborted`` true.
         """
         settings = replace(
             self._build_settings(is_train=False, thinking=False), level_rule=level_rule
@@ -189,7 +188,7 @@ class TrajectoryCollector:
         actor_rollout_wg: RolloutEngines,
         envs: EnvironmentManagerBase,  # noqa: ARG002  the loops are called alike
     ) -> DataProto:
-        """Generate one trajectory per row of ``gen_batch`` at temperature 0 and pack.
+        """Generate one trajectory per row of ``gen_batch`` at temperature 0 and pack them.
 
         Rows of failed trajectories are included, with ``aborted`` true.
         """
@@ -206,9 +205,9 @@ class TrajectoryCollector:
     ) -> DataProto:
         """Generate with alternative thoughts and pack rows with score requests for every thought.
 
-        Where ``actor_rollout_wg`` has ``compute_log_prob``, it answers them at once: rows have old
-        log-probs, ``thinking_level_entropies`` and ``thinking_token_costs``. Otherwise the requests
-        stay in the rows for the trainer's ``score``.
+        If ``actor_rollout_wg`` has ``compute_log_prob``, the scores are computed here: rows have
+        old log-probs, ``thinking_level_entropies`` and ``thinking_token_costs``. Otherwise the
+        requests stay in the rows for the trainer's ``score``.
         """
         data, _ = self._generate_training_rows(gen_batch, actor_rollout_wg, envs, thinking=True)
         return self._score_if_possible(data, actor_rollout_wg)
@@ -216,9 +215,10 @@ class TrajectoryCollector:
     def audit_loop(
         self, gen_batch: DataProto, actor_rollout_wg: ScoringWorkers, envs: EnvironmentManagerBase
     ) -> tuple[DataProto, list[AuditPoint]]:
-        """Generate and score as ``rlvcr_multi_turn_loop`` does, then run the audit.
+        """Generate and score as ``rlvcr_multi_turn_loop`` does, then measure effects of levels.
 
-        The audit continues from ``audit_points`` turns with every level, ``audit_plays`` times.
+        At ``audit_points`` turns every level is forced ``audit_plays`` times, and the episode
+        continues to its end. Returns the rows, and one audit point with the returns per turn.
         """
         data, rows = self._generate_training_rows(gen_batch, actor_rollout_wg, envs, thinking=True)
         data = self._score_if_possible(data, actor_rollout_wg)
@@ -278,15 +278,15 @@ class TrajectoryCollector:
         return self._score_if_possible(data, actor_rollout_wg) if thinking else data
 
     def read_answers(self, data: DataProto) -> DataProto:
-        """Replace the score requests of ``data`` and their results by the columns of the method.
+        """Replace the score requests of ``data`` and their results by thinking advantages.
 
         The results are ``branch_scores`` and ``span_scores``.
         """
         return add_thinking_columns(data, self.config)
 
     def state(self) -> dict[str, Any]:
-        """Return the state for a checkpoint: groups in flight, and steps since each level was
-        sampled.
+        """Return the state for a checkpoint.
+        It has the groups in flight and the number of steps since each level was last sampled.
         """
         return {
             "under_way": self.partial_rollouts.group_names(),
@@ -294,7 +294,7 @@ class TrajectoryCollector:
         }
 
     def resume(self, state: Mapping[str, Any]) -> None:
-        """Restore ``state``. Its groups are generated again, together with the next batch."""
+        """Restore ``state``. Its groups in flight are generated again, with the next batch."""
         self.partial_rollouts.resume(state.get("under_way", []))
         self.collapse_detector.resume(state.get("levels_unseen", []))
 
@@ -346,7 +346,8 @@ class TrajectoryCollector:
     ) -> CollectedTrajectories:
         """Generate as many groups as ``gen_batch`` has.
 
-        With ``env.rollout.carry_over`` these are the first finished ones, also of earlier calls.
+        With ``env.rollout.carry_over`` these are the first groups that finish. They may have been
+        started in earlier calls.
         """
         if not self.partial_rollouts.num_groups:
             return self._generate_batch(gen_batch, actor_rollout_wg, settings)
@@ -367,7 +368,7 @@ class TrajectoryCollector:
         envs: EnvironmentManagerBase,
         thinking: bool,
     ) -> tuple[DataProto, list[TrajectoryRow]]:
-        """Generate and pack. Where failures leave no trajectory to train on, generate other tasks.
+        """Generate and pack trajectories. If failures leave none to train on, generate other tasks.
 
         A dead environment worker aborts all its trajectories, and ``drop_group`` then drops their
         groups.
@@ -401,8 +402,8 @@ class TrajectoryCollector:
         is_train: bool = True,
         chosen: Sequence[Trajectory] | None = None,
     ) -> tuple[DataProto, list[TrajectoryRow]]:
-        """Pack the ``chosen`` trajectories, by default all usable ones. Metrics are of all
-        ``collected`` ones.
+        """Pack the ``chosen`` trajectories, by default all that can be trained on.
+        Metrics are computed from all ``collected`` trajectories.
         """
         start_s = time.perf_counter()
         usable = collected.trajectories
@@ -444,7 +445,7 @@ class TrajectoryCollector:
         engines: RolloutEngines,
         thinking: bool,
     ) -> None:
-        """Add the level entropy bonus and, with ``thinking``, score requests for every thought."""
+        """Add the columns of the level entropy bonus and, with ``thinking``, score requests."""
         rlvcr = method_settings(self.config.algorithm)
         if self.codec is None:
             if thinking:
@@ -477,7 +478,7 @@ class TrajectoryCollector:
     def _execute_alternatives(
         self, data: DataProto, rows: Sequence[TrajectoryRow], actor_rollout_wg: RolloutEngines
     ) -> None:
-        """Run executed alternatives and store their credit in the turns of ``rows``."""
+        """Replay some turns of ``rows`` with another level and store the credit in these turns."""
         start_s = time.perf_counter()
         settings = self._build_settings(is_train=True, thinking=False)
         executed_metrics = execute_alternatives(

@@ -22,9 +22,9 @@ class RolloutSettings:
     ``max_response_length`` limits a row's response: the whole episode after the first prompt
     (``append``) or one turn (``window``). ``requests_levels``: prompts ask for thinking levels.
     ``level_prompts`` replaces descriptions of some levels. ``alternatives`` is None where no
-    alternative thoughts are sampled. ``level_rule`` forces levels. ``seed`` is the base of sampling
-    seeds, by trajectory and turn. Every row of the batch gives ``trajectories_per_row``
-    trajectories.
+    alternative thoughts are sampled. ``level_rule`` forces levels. The sampling seed of a turn is
+    derived from ``seed``, trajectory and turn. For every row of the task batch,
+    ``trajectories_per_row`` trajectories are generated.
     """
 
     history: str
@@ -67,7 +67,7 @@ class RolloutSettings:
 
     @property
     def token_limits(self) -> TokenLimits:
-        """Token limits of a conversation, which is a row."""
+        """Token limits of one conversation; every conversation becomes one row."""
         return TokenLimits(
             prompt=self.max_prompt_length,
             response=self.max_response_length,
@@ -87,7 +87,7 @@ class RolloutSettings:
         sampling = rollout if is_train else rollout.val_kwargs
         turn_tokens = config.env.max_turn_tokens or config.data.max_response_length
         alternatives = None
-        # Executed alternatives compare returns and need no scored thoughts.
+        # With ``credit=executed`` only returns of replays are compared, so no thought is scored.
         if thinking and rlvcr.credit != "executed":
             alternatives = AlternativeSettings.from_config(rlvcr, rollout.seed, turn_tokens)
         return cls(
@@ -126,7 +126,9 @@ def should_request_levels(config: PPOConfig) -> bool:
 
 
 def check_prompts(config: PPOConfig, package: EnvPackage) -> None:
-    """Raise ``ValueError`` where the environment's prompts lack levels or texts for them."""
+    """Raise ``ValueError`` if levels are requested and the prompts do not ask for them.
+    Also if ``algorithm.rlvcr.prompts`` has texts that the prompts do not show.
+    """
     if not should_request_levels(config):
         return
     prompts = package.prompts(env_settings(config.env))

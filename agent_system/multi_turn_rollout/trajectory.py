@@ -18,20 +18,19 @@ from rlvcr.levels import ParsedTurn
 from verl.protocol import DataProto
 from verl.utils.sampling import StopReason
 
-# Keys of an environment's ``info`` that have separate columns and metrics.
+# Keys of an environment's ``info`` that ``info_numbers`` omits: they have their own columns.
 RESERVED_INFO_KEYS = {"won", "is_action_valid", "needed_level"}
 MAX_INFO_NUMBERS = 32
 
 
 @dataclass(frozen=True, slots=True)
 class RolloutSpec:
-    """Specification of one trajectory to generate: row ``index`` of the batch, ``member`` of group
-    ``uid``.
+    """Request for one trajectory: number ``index`` of the request, ``member`` of group ``uid``.
 
-    The first turns repeat ``replay`` token by token. ``forced_level`` is for the next turn: its
-    digit after the tokens ``tokens_before_level``. If these are None, the tokens from ``<level>``
-    to ``<think>`` are forced. ``expected_observations`` are those of these turns and of the forced
-    one.
+    The first turns repeat the tokens ``replay``. The turn after them is forced to ``forced_level``:
+    it begins with ``tokens_before_level`` and the level digit. If ``tokens_before_level`` is None,
+    it begins with ``<level>k</level><think>``. ``expected_observations`` are the recorded
+    observations of the repeated turns and of the forced turn.
     """
 
     index: int
@@ -47,7 +46,7 @@ class RolloutSpec:
 
     @property
     def data_source(self) -> str:
-        """Source of the task, as in the ``data_source`` column."""
+        """Data source of the task, as in the column ``data_source``."""
         return self.task["data_source"]
 
 
@@ -58,8 +57,9 @@ class Turn:
     Its tokens are ``token_ids[start:end]`` of ledger ``ledger``. The first ``num_forced`` of them,
     a level, were not sampled. ``parsed``: level, thought and action (``rlvcr.levels``);
     ``alternatives``: thoughts at other levels; both None where not requested. ``executed_credit``:
-    credit from the executed alternative, None without one. ``image``: the observation's, None for
-    text. ``situation`` and ``needed_level`` are the observation's, for metrics.
+    credit from a replay with another level, None without one. ``image``: image of the observation,
+    None for text. ``situation`` and ``needed_level`` (kind of state and required level) come from
+    the observation and are used for metrics.
     """
 
     step: int
@@ -95,7 +95,7 @@ class Turn:
 
 @dataclass(slots=True)
 class Trajectory:
-    """Trajectory of one rollout spec. ``reward`` is the return; times are in seconds.
+    """One generated trajectory. ``reward`` is the return; times are in seconds.
 
     ``reward_parts``: components of the return by name, where the environment has several.
     ``info_numbers``: last value of each number in the environment's ``info``. ``answer``: the
@@ -138,9 +138,7 @@ class Trajectory:
 
 
 def make_rollout_specs(gen_batch: DataProto, trajectories_per_row: int = 1) -> list[RolloutSpec]:
-    """Return ``trajectories_per_row`` rollout specs per row of ``gen_batch``; members of a group
-    stay adjacent.
-    """
+    """Return ``trajectories_per_row`` rollout specs for each row of ``gen_batch``, in row order."""
     columns = gen_batch.non_tensor_batch
     rows = zip(columns["task"], columns["uid"], columns["member"], columns["env_seed"], strict=True)
     specs: list[RolloutSpec] = []
@@ -166,7 +164,7 @@ def extract_info_numbers(info: Mapping[str, Any]) -> dict[str, float]:
 
     Keys must be valid parts of a metric name. At most ``MAX_INFO_NUMBERS`` are returned.
 
-    >>> numbers_in({"is_action_valid": True, "score": 3, "key_found": False, "note": "x"})
+    >>> extract_info_numbers({"is_action_valid": True, "score": 3, "key_found": False, "a": "x"})
     {'score': 3.0, 'key_found': 0.0}
     """
     numbers = {

@@ -4,7 +4,8 @@
         ▲                               └──▶ alternatives (RLVCR), while it steps    │
         └────────────────────────────── observation ◀────────────────────────────────┘
 
-A turn cut by its length limit is not sent to the environment, unless the package grades cut turns.
+A turn cut by its length limit is not sent to the environment, unless the environment package has
+``executes_cut_turns``.
 Failures are recorded in the trajectory and not raised.
 """
 
@@ -45,8 +46,8 @@ T = TypeVar("T")
 class RolloutContext:
     """Objects that all trajectories of one call share.
 
-    ``codec`` reads thinking levels, ``alternatives`` samples alternative thoughts; None where not
-    requested.
+    ``codec`` parses thinking levels. ``alternatives`` samples alternative thoughts. Both are None
+    where the settings do not request them.
     """
 
     settings: RolloutSettings
@@ -59,8 +60,8 @@ class RolloutContext:
 
 
 class ReplayMismatch(Exception):
-    """Different observation for the same task, seed and actions: the environment is not
-    deterministic.
+    """Error of a replay whose observation differs from the recorded one.
+    Task, seed and actions are the same, so the environment is not deterministic.
     """
 
 
@@ -79,7 +80,7 @@ async def gather_or_cancel(coroutines: Iterable[Awaitable[T]]) -> list[T]:
 
 
 class TrajectoryGenerator:
-    """Generator of the trajectory of one rollout spec."""
+    """Generator of the trajectory that ``spec`` describes."""
 
     def __init__(self, context: RolloutContext, spec: RolloutSpec) -> None:
         self.context = context
@@ -187,7 +188,7 @@ class TrajectoryGenerator:
         return turn
 
     def _check_replayed_observation(self, observation: Observation, step: int) -> None:
-        """Raise ``ReplayMismatch`` where the observation is not the expected one of a replay."""
+        """Raise ``ReplayMismatch`` where a replay gives another observation than was recorded."""
         expected = self.trajectory.spec.expected_observations
         if step < len(expected) and observation.text != expected[step]:
             raise ReplayMismatch(
@@ -197,7 +198,7 @@ class TrajectoryGenerator:
             )
 
     def _repeat_turn(self, step: int) -> Action:
-        """Return turn ``step`` as it was sampled in the repeated trajectory."""
+        """Return the recorded tokens of turn ``step`` of the trajectory that is replayed."""
         ids = list(self.trajectory.spec.replay[step])
         return Action(
             text=self.context.bridge.decode(ids),
@@ -209,12 +210,11 @@ class TrajectoryGenerator:
         )
 
     def _forced_level_ids(self, step: int, required_level: int | None) -> list[int]:
-        """Return the tokens of the forced level at the beginning of this turn. Empty: the policy
-        chooses.
+        """Return the tokens that force a level at the beginning of this turn.
 
-        The level comes from the rollout spec or from ``level_rule``, which may use
-        ``required_level``. Draws depend only on seed, trajectory and turn. Forced tokens are not
-        trained on.
+        Empty if the policy chooses the level. The level comes from the rollout spec or from
+        ``level_rule``, which may use ``required_level``. Draws depend only on seed, trajectory and
+        turn. Forced tokens are not trained on.
         """
         codec = self.context.codec
         if codec is None:
@@ -237,7 +237,7 @@ class TrajectoryGenerator:
         turn.done = bool(done)
         turn.is_action_valid = bool(is_well_formed and info.get("is_action_valid", True))
         self.trajectory.reward += turn.reward
-        # Overwritten in each turn: only the end of the episode counts.
+        # Overwritten in each turn: the values at the end of the episode count.
         self.trajectory.won = bool(info.get("won", False))
         self.trajectory.reward_parts = info.get("reward_parts", {})
         self.trajectory.info_numbers |= extract_info_numbers(info)

@@ -41,9 +41,10 @@ def load_reward_manager(config: PPOConfig) -> RewardManager:
 
 
 def load_trajectory_function(config: PPOConfig) -> ScoreFunction | None:
-    """Return the user-provided function that scores trajectories, with its rewards weighted.
+    """Return the user-provided function that scores trajectories, or None.
 
-    None if there is none, or if the environment uses the function to grade answers.
+    Its ``score`` is the weighted sum of its rewards if ``reward_model.weights`` is set. None if
+    there is no function, or if the environment uses the function to grade answers.
     """
     custom = config.custom_reward_function
     settings = config.env.active_section
@@ -79,7 +80,7 @@ def with_time_limit(function: ScoreFunction, seconds: float) -> ScoreFunction:
 
 
 def _add_weighted_score(score: Any, weights: Mapping[str, float], name: str) -> dict[str, float]:
-    """Return the rewards in ``score``, with their weighted sum under ``score``."""
+    """Return the rewards in ``score`` as a dict, with their weighted sum as the key ``score``."""
     source = f"custom_reward_function {name}"
     parts = score if isinstance(score, Mapping) else {"score": score}
     numbers = {key: read_finite_number(value, f"{source}, {key!r}") for key, value in parts.items()}

@@ -144,7 +144,7 @@ class EpisodeRewardManager:
 
     def _compute_outcome(self, data: DataProto, rows: list[int]) -> float:
         columns = data.non_tensor_batch
-        # Read all rows of the trajectory: each row must sum to the same outcome.
+        # Count invalid actions in all rows of the trajectory: each row must get the same outcome.
         valid = [flag for row in rows for flag in columns["is_action_valid"][row]]
         outcome = float(columns["episode_rewards"][rows[0]])
         if self.compute_score is not None:

@@ -1,4 +1,4 @@
-"""Reading of the values that a grader returned: one score, or several rewards with weights."""
+"""Checks of the values that a user's score function returned: numbers, flags, weighted rewards."""
 
 import numbers
 from collections.abc import Mapping
@@ -29,7 +29,7 @@ def read_finite_number(score: Any, source: str) -> float:
 
 
 def is_full(score: float) -> bool:
-    """Return True if ``score`` is 1 or more, up to rounding errors of a sum.
+    """Return True if ``score`` is at least 1, the full score, within a rounding error of 1e-6.
 
     >>> is_full(0.7 + 0.2 + 0.1), is_full(0.999)
     (True, False)

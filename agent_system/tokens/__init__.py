@@ -1,6 +1,7 @@
-"""Tokens of a conversation: append-only ledger, chat-template bridge, conversation and probe.
+"""Tokens of conversations: append-only token list (ledger) and tokens between turns (bridge).
 
-This package tokenises everything that is trained on and renders the chat templates of it.
+All texts that are trained on are rendered by a chat template and tokenized here. ``probe_template``
+tests if a chat template keeps earlier turns unchanged.
 """
 
 from verl.utils.lazy import make_lazy_exports

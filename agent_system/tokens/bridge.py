@@ -25,13 +25,15 @@ from agent_system.tokens.tokenizer import ChatTokenizer
 from verl.utils.chat_tokens import CUT, ENCODED_TEXTS, ChatTokens
 from verl.utils.end_tokens import find_end_ids, find_end_of_turn_id
 
-# Added tokens that are tags instead of words: <tool_call>, [INST], <|vision_start|>.
+# Added tokens that look like tags, not like words: <tool_call>, [INST], <|vision_start|>.
 TAG_PATTERN = re.compile(r"\s*[<\[].*[>\]]\s*", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
 class Bridge:
-    """Tokens between two turns of the agent: template, observation, template."""
+    """Tokens between two turns of the agent.
+    ``before`` and ``after`` are template tokens around the ``observation``.
+    """
 
     before: tuple[int, ...]
     observation: tuple[int, ...]
@@ -42,7 +44,7 @@ class Bridge:
 
 
 def strip_end_ids(sampled_ids: Sequence[int], end_ids: frozenset[int]) -> list[int]:
-    """Return ``sampled_ids`` without the tokens of ``end_ids`` at its end."""
+    """Return ``sampled_ids`` without trailing tokens that are in ``end_ids``."""
     end = len(sampled_ids)
     while end and sampled_ids[end - 1] in end_ids:
         end -= 1
@@ -50,12 +52,12 @@ def strip_end_ids(sampled_ids: Sequence[int], end_ids: frozenset[int]) -> list[i
 
 
 def remove_cuts(text: str) -> str:
-    """Return ``text`` as it was before ``ChatBridge.escape_added_tokens``."""
+    """Return ``text`` without the characters that ``ChatBridge.escape_added_tokens`` inserts."""
     return text.replace(CUT, "")
 
 
 class ChatBridge:
-    """Encoder of first prompts and bridges with the chat template of one tokenizer.
+    """Encoder of first prompts and of the tokens between turns, with a tokenizer's chat template.
 
     ``tokenizer`` is a Hugging Face tokenizer with a chat template. ``template_kwargs`` are passed
     to the template.
@@ -105,7 +107,7 @@ class ChatBridge:
         return list(messages)
 
     def is_plain(self, messages: Sequence[Message]) -> bool:
-        """Return True if no content spells a control token or was split by ``escape_added_tokens``.
+        """Return True if no content has a control token or was changed by ``escape_added_tokens``.
 
         Only then do the tokens of ``first_prompt`` equal those of ``apply_chat_template``.
         """
@@ -115,7 +117,7 @@ class ChatBridge:
         )
 
     def make_bridge(self, sampled_ids: Sequence[int], observation: str) -> Bridge:
-        """Return the bridge after a turn of ``sampled_ids``.
+        """Return the template and observation tokens between the turn ``sampled_ids`` and the next.
 
         An end-of-turn token that the policy sampled is not repeated. A missing one is part of
         ``before``.
@@ -138,7 +140,7 @@ class ChatBridge:
         return self._split_bridge(self.encode(tail)[1:], self.encode(before)[1:], after)
 
     def _encode_after_turn(self, text: str) -> tuple[int, ...]:
-        """Return the ids of ``text`` that follows the text of a turn."""
+        """Return the ids of template ``text`` that directly follows the text of a turn."""
         return self.encode(text, inside=not self._starts_with_control(text))
 
     def _split_bridge(self, ids: tuple[int, ...], before: tuple[int, ...], after: str) -> Bridge:
@@ -156,7 +158,7 @@ class ChatBridge:
     def append_bridge(
         self, ledger: TokenLedger, bridge: Bridge, turn: int, episode: int = 0
     ) -> None:
-        """Append ``bridge`` to ``ledger`` as the tokens in front of ``turn``."""
+        """Append the template and observation tokens of ``bridge``, which precede ``turn``."""
         ledger.append(bridge.before, SegmentKind.BRIDGE, turn=turn, episode=episode)
         ledger.append(bridge.observation, SegmentKind.ENV, turn=turn, episode=episode)
         ledger.append(bridge.after, SegmentKind.BRIDGE, turn=turn, episode=episode)
@@ -193,11 +195,11 @@ class ChatBridge:
         return ids
 
     def encode_text(self, text: str) -> tuple[int, ...]:
-        """Return the ids of text that continues other text, without any control token."""
+        """Return the ids of text that continues other text, with control tokens as plain text."""
         return self.encode(self._tokens.mark_control_tokens(text), inside=True)
 
     def encode_template(self, text: str) -> tuple[int, ...]:
-        """Return the ids of text that continues other text, control tokens included."""
+        """Return the ids of text that continues other text; control tokens in it keep their ids."""
         return self.encode(text, inside=True)
 
     def decode(self, sampled_ids: Sequence[int]) -> str:
@@ -209,9 +211,10 @@ class ChatBridge:
         )
 
     def escape_added_tokens(self, text: str) -> str:
-        """Return the text of an environment with marks that split every added token in it.
+        """Return ``text`` with an invisible character inside every added token in it.
 
-        The text stays the same. It is encoded as ordinary tokens.
+        The tokenizer then encodes the added token as ordinary text. ``remove_cuts`` removes the
+        characters.
         """
         plain = remove_cuts(text)
         return self._added_token_pattern.sub(

@@ -1,6 +1,6 @@
 """Tokens of one conversation: appends prompts and turns to a ledger, within token limits.
 
-    add_observation     first prompt, or bridge + observation + bridge
+    add_observation     first prompt, or template tokens + observation + template tokens
     add_forced_prefix   prefix that the next turn begins with; not sampled, not trained on
     add_turn            tokens that the policy sampled, unchanged
 
@@ -20,7 +20,7 @@ from verl.utils.sampling import StopReason
 
 @dataclass(frozen=True, slots=True)
 class TokenLimits:
-    """Maximum numbers of tokens: in the first prompt, in the response after it, and in total.
+    """Maximum numbers of tokens: of the first prompt, of the response after it, and of both.
 
     ``turn`` is the maximum length of a turn. A turn starts only if that many tokens still fit.
     """
@@ -32,7 +32,7 @@ class TokenLimits:
     turn: int = 0
 
     def allows_turn(self, prompt: int, response: int) -> bool:
-        """Return True if a turn may begin after ``prompt`` tokens of prompt and ``response`` more.
+        """Return True if a turn fits after ``prompt`` prompt tokens and ``response`` later tokens.
 
         Example: ``TokenLimits(response=10, turn=4)`` allows a turn after 6 response tokens, not 7.
         """
@@ -51,17 +51,17 @@ class TurnBridge(Protocol):
         ...
 
     def make_bridge(self, sampled_ids: Sequence[int], observation: str) -> Bridge:
-        """Return the tokens between turn ``sampled_ids`` and the turn after ``observation``."""
+        """Return the tokens between the turn ``sampled_ids`` and the next turn."""
         ...
 
     def append_bridge(
         self, ledger: TokenLedger, bridge: Bridge, turn: int, episode: int = 0
     ) -> None:
-        """Append ``bridge`` to ``ledger`` as the tokens in front of ``turn``."""
+        """Append the tokens of ``bridge`` to ``ledger``, before the tokens of ``turn``."""
         ...
 
     def encode_template(self, text: str) -> tuple[int, ...]:
-        """Return the tokens of ``text``, control tokens included."""
+        """Return the tokens of ``text``; control tokens in it keep their ids."""
         ...
 
 
@@ -122,7 +122,7 @@ class TokenConversation:
         return True
 
     def add_forced_prefix(self, ids: Sequence[int], turn: int, episode: int = 0) -> None:
-        """Start ``turn`` with ``ids``, which are not sampled but count towards its length."""
+        """Add ``ids`` as the beginning of ``turn``. They are not sampled and not trained on."""
         if ids:
             self.ledger.append(ids, SegmentKind.BRIDGE, turn=turn, episode=episode)
 

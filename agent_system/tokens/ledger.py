@@ -1,8 +1,9 @@
 """Token ledger: the tokens that the policy was shown and those that it sampled.
 
-A ledger is append-only. Every token belongs to one segment, every segment has one kind, and all
-masks are derived from the kinds. Sampled tokens are stored unchanged. Decoding and encoding them
-again would change about one turn in ten at temperature 1.
+A ledger is append-only. It consists of segments, each with tokens of one kind: prompt, agent
+(sampled), env (observation) or bridge (template text). All masks are derived from the kinds.
+Sampled tokens are stored unchanged. Decoding and encoding them again would change about one turn in
+ten at temperature 1.
 
     prompt   agent         bridge              env            bridge                      agent
     [P P P]  [A A A A]     [EOT \\n user \\n]  [O O O O]      [EOT \\n assistant \\n]     [A A A]
@@ -18,9 +19,10 @@ __all__ = ["Segment", "SegmentKind", "TokenLedger"]
 
 
 class TokenLedger:
-    """Append-only record of one conversation (a trajectory, or a trial of several episodes).
+    """Append-only list of the tokens of one conversation.
 
-    ``token_ids`` is the live token list. Do not change it, and pass copies of it to engines.
+    A conversation is a trajectory, one of its turns, or a trial of several episodes. ``token_ids``
+    is the ledger's own list. Do not change it, and pass copies of it to engines.
     A ledger is pickled as arrays. The lists are built again on first access.
     """
 
@@ -39,7 +41,7 @@ class TokenLedger:
         self._arrays = arrays
 
     def to_arrays(self) -> SegmentArrays:
-        """Return the ledger as arrays. They are shared and must not be changed."""
+        """Return the segments as arrays. The arrays are cached and must not be changed."""
         if self._arrays is None:
             self._arrays = SegmentArrays.from_segments(self._segments)
         return self._arrays
@@ -72,7 +74,7 @@ class TokenLedger:
         """
         self._restore_lists()
         token_logprobs = () if logprobs is None else tuple(logprobs)
-        # The log-prob of a token without one reads as 0.0, which is a probability of 1.
+        # A missing log-prob would be read as 0.0, which is a probability of 1.
         if kind is SegmentKind.AGENT and not retokenized and len(token_logprobs) != len(ids):
             raise ValueError(
                 f"an agent segment of {len(ids)} tokens has {len(token_logprobs)} log-probs; "
@@ -109,7 +111,7 @@ class TokenLedger:
 
     @property
     def token_ids(self) -> list[int]:
-        """All tokens in order: the live list, which must not be changed."""
+        """All tokens in order: the ledger's own list, which must not be changed."""
         self._restore_lists()
         return self._ids
 
@@ -140,7 +142,7 @@ class TokenLedger:
         return self.to_arrays().agent_mask().tolist()
 
     def full_attention_mask(self) -> list[int]:
-        """Return 1 for every token: the policy has seen the whole ledger."""
+        """Return a 1 for every token: all of them were in the input of the policy."""
         return [1] * len(self)
 
     def turn_ids(self) -> list[int]:

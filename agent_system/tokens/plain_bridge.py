@@ -1,4 +1,4 @@
-"""Tokens of a conversation without a chat template: its texts in sequence."""
+"""Tokens of a conversation for tokenizers without a chat template: its texts, one after another."""
 
 from collections.abc import Sequence
 
@@ -23,7 +23,7 @@ class PlainBridge:
     def __init__(self, tokenizer: TextTokenizer) -> None:
         self.tokenizer = tokenizer
         self.end_ids = find_end_ids(tokenizer)
-        # Only tokenizers of transformers have control tokens that a text could spell.
+        # Only tokenizers of transformers have control tokens (<|im_end|>) that a text may contain.
         is_transformers = hasattr(tokenizer, "added_tokens_decoder")
         self._tokens = ChatTokens(tokenizer, "") if is_transformers else None
         self._decode_options = (
@@ -54,7 +54,7 @@ class PlainBridge:
     def append_bridge(
         self, ledger: TokenLedger, bridge: Bridge, turn: int, episode: int = 0
     ) -> None:
-        """Append ``bridge`` to ``ledger`` as the tokens in front of ``turn``."""
+        """Append the observation of ``bridge`` to ``ledger``, before the tokens of ``turn``."""
         ledger.append(bridge.observation, SegmentKind.ENV, turn=turn, episode=episode)
 
     def decode(self, sampled_ids: Sequence[int]) -> str:
@@ -63,13 +63,13 @@ class PlainBridge:
         return self.tokenizer.decode(turn_ids, **self._decode_options)
 
     def encode_text(self, text: str) -> tuple[int, ...]:
-        """Return the ids of text that continues other text, without any control token."""
+        """Return the ids of text that continues other text, with control tokens as plain text."""
         if self._tokens is None:
             return self._encode(text)
         return self._tokens.encode(self._tokens.mark_control_tokens(text), inside=True)
 
     def encode_template(self, text: str) -> tuple[int, ...]:
-        """Return the ids of text that continues other text, control tokens included."""
+        """Return the ids of text that continues other text; control tokens in it keep their ids."""
         return (
             self._encode(text) if self._tokens is None else self._tokens.encode(text, inside=True)
         )
@@ -87,7 +87,7 @@ class PlainBridge:
 
 
 def bridge_for_appending(tokenizer: TextTokenizer) -> ChatBridge | PlainBridge:
-    """Return a bridge for append-only conversations.
+    """Return the encoder of prompts and observations for append-only conversations.
 
     It is a ``ChatBridge``, or a ``PlainBridge`` if the tokenizer has no chat template.
 

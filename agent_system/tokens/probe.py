@@ -1,8 +1,9 @@
-"""Test of a chat template: does it keep earlier turns unchanged when a conversation continues?
+"""Test of chat templates: do earlier turns stay unchanged when a conversation continues?
 
-``append`` history sends the policy its earlier tokens followed by the bridge. This equals the
-output of the template only if every prompt is a prefix of the next one. A template that rewrites
-earlier turns needs ``window`` history, which renders a new prompt in each turn.
+``append`` history sends the policy its earlier tokens, followed by the template tokens and the
+observation of the next turn (the bridge). This equals the output of the template only if every
+prompt is a prefix of the next one. A template that rewrites earlier turns needs ``window`` history,
+which renders a new prompt in each turn.
 """
 
 import re
@@ -24,22 +25,22 @@ from agent_system.tokens.tokenizer import ChatTokenizer
 from verl.utils.limits import TimeLimit, time_limit
 
 PROBE_S = 20.0  # time limit in seconds: the template of a model may contain an endless loop
-# Three turns have two bridges, the minimum to see whether bridges differ by position.
+# Three turns have two gaps between turns, the minimum to see if their template text differs.
 TURNS = 3
 THINK = "<think>"
-# Text that may precede the content of an assistant turn without being in the prompt.
+# Text that a template may write before the content of an assistant turn and not in the prompt.
 UNSEEN = re.compile(r"\s+|</?think>")
 CHANNEL_TAG = re.compile(r"[<\[].*[>\]]", re.DOTALL)
 # Observations and answers of the turns whose tokens are compared.
 SAMPLES = ("You see a desk.", " A mug.\n1. a book\n")
 ANSWERS = ("look", "<action>go to desk 1</action>", "It is 4.")
 
-# Maps turn i to the message of the assistant, without its role.
+# Function from turn number i to the message of the assistant, without the key ``role``.
 AssistantMessages = Callable[[int], Message]
 
 
 class Verdict(StrEnum):
-    """Kinds of history that a template can be used for."""
+    """Result of the test: ``append`` history works, only ``window`` works, or neither works."""
 
     APPEND = "append works"
     WINDOW = "window needed"
@@ -55,8 +56,8 @@ class TemplateProbe:
     ``ChatTemplate``).
 
     ``keeps_thoughts``: the template renders the ``<think>`` thoughts of earlier turns. Without
-    them ``append`` still works, because the policy sees its own tokens. But a model trained on
-    that template has seen earlier turns without their thoughts.
+    them ``append`` still works, because the policy sees its own tokens. But a model that was
+    trained with this template has only seen earlier turns without thoughts.
     """
 
     verdict: Verdict
@@ -84,7 +85,7 @@ class TemplateProbe:
 def probe_template(
     tokenizer: ChatTokenizer, template_kwargs: dict[str, Any] | None = None
 ) -> TemplateProbe:
-    """Render conversations of one to three turns and return what the template can be used for.
+    """Render conversations of one to three turns and return the kinds of history that work.
 
     The verdict is ``UNSUPPORTED`` if this takes longer than ``PROBE_S`` seconds.
     """
@@ -131,7 +132,7 @@ def _probe_bridge(
 def check_first_prompt(bridge: ChatBridge, messages: Sequence[Message]) -> None:
     """Raise ``TemplateUnsupported`` if a first prompt differs from ``apply_chat_template``.
 
-    Messages that spell a control token are not checked: their tokens differ on purpose.
+    Messages that contain a control token as text are not checked: their tokens differ on purpose.
     """
     if not bridge.is_plain(messages):
         return
@@ -153,7 +154,7 @@ def check_first_prompt(bridge: ChatBridge, messages: Sequence[Message]) -> None:
 
 
 def check_next_turn(bridge: ChatBridge, opening: Sequence[Message] = ()) -> None:
-    """Raise ``TemplateUnsupported`` if a bridge differs from ``apply_chat_template``.
+    """Raise ``TemplateUnsupported`` if the tokens between turns differ from the template's.
 
     Compares the tokens around a turn that follows ``opening``, by default one user message.
     """
@@ -217,13 +218,15 @@ def _check_generation_prompt(template: ChatTemplate) -> None:
 def _first_reason(
     template: ChatTemplate, openings: Sequence[Sequence[Message]], words: AssistantMessages
 ) -> str:
-    """Return the first reason of ``_why_not_prefix`` over ``openings``, or an empty text."""
+    """Return the first reason that ``_why_not_prefix`` gives for one of ``openings``, or ""."""
     reasons = [_why_not_prefix(template, words, opening) for opening in openings]
     return next(filter(None, reasons), "")
 
 
 def _thinking_turns(opened: str) -> Iterator[AssistantMessages]:
-    """Yield the ways to pass a thinking turn to a template: inside the content, or as a field."""
+    """Yield functions that build an assistant message with a thought.
+    The thought is in the content between ``<think>`` tags, or in the key ``reasoning_content``.
+    """
     start = opened[opened.rindex(THINK) :] if opened.rstrip().endswith(THINK) else f"{THINK}\n"
     yield lambda i: {"content": f"{start}thought{i}\n</think>\n\n{make_anchor(i)}"}
     yield lambda i: {"content": f"{THINK}thought{i}</think>{make_anchor(i)}"}

@@ -20,7 +20,7 @@ from verl.utils.sampling import StopReason
 
 
 class SegmentKind(StrEnum):
-    """Origin of the tokens of a segment."""
+    """Origin of tokens: prompt, policy, environment or chat template."""
 
     PROMPT = "prompt"  # the first prompt: template and text
     AGENT = "agent"  # sampled by the policy; the only kind that is trained on
@@ -31,7 +31,7 @@ class SegmentKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Tokens of one kind, from position ``start`` of the ledger.
+    """Consecutive tokens of one kind, from index ``start`` of the conversation's tokens.
 
     Only agent segments have ``logprobs``.
     """
@@ -48,13 +48,13 @@ class Segment:
 
     @property
     def end_position(self) -> int:
-        """Position in the ledger after the last token."""
+        """Index after the last token, counted in the whole conversation."""
         return self.start + len(self.ids)
 
 
 _KINDS = tuple(SegmentKind)
 _REASONS = tuple(StopReason)
-_NONE = -(2**62)  # stands for None in a column of numbers
+_NONE = -(2**62)  # represents None in a column of numbers
 _AGENT = _KINDS.index(SegmentKind.AGENT)
 
 
@@ -68,7 +68,7 @@ class SegmentArrays:
 
     @classmethod
     def from_segments(cls, segments: Sequence[Segment]) -> "SegmentArrays":
-        """Convert ``segments``, which must be in the order of the ledger."""
+        """Return the arrays of ``segments``, which must be in the order of the conversation."""
         lines = [
             (
                 _KINDS.index(segment.kind),

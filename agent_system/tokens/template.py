@@ -1,4 +1,4 @@
-"""Names of ``verl.utils.chat_template`` for this package."""
+"""Re-exports of ``verl.utils.chat_template`` for this package."""
 
 from verl.utils.chat_template import (
     RENDER_ERRORS,

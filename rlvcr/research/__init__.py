@@ -1,1 +1,1 @@
-"""Research tools of the method: the audit, executed alternatives and fixed level rules."""
+"""Research tools: credit audit, replays with another thinking level, rules that force levels."""

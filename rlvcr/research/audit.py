@@ -1,8 +1,8 @@
-"""Credit audit: agreement of the scores of thinking levels with their effects on returns.
+"""Credit audit: compares scores of thinking levels with measured effects of levels on returns.
 
-At a decision point every level is forced and the episode continued to its end, M times. The mean
-return minus the mean over all levels is the effect of a level. Effects are compared with scores
-over all points.
+A decision point is a turn of a finished episode. There every level is forced and the episode is
+continued to its end, M times per level. The effect of a level is its mean return minus the mean
+over all levels. Effects are compared with scores over all points.
 
     point    level   returns         effect            score        centred
     p        1       0 0 1 0         0.25 - mean       -1.3         -1.3 - mean
@@ -30,7 +30,7 @@ Measure = Callable[[np.ndarray], float]  # argument: indices of points
 
 @dataclass(frozen=True, slots=True)
 class AuditPoint:
-    """Decision point of an audit.
+    """Turn at which an audit forced every level.
 
     ``level`` was chosen in the original trajectory, and ``won`` is its success. ``returns`` [4][M]:
     returns of the rollouts that continue with each level. ``scores`` [4]: scores of the levels, by
@@ -49,17 +49,17 @@ class AuditPoint:
 
     @property
     def level_effects(self) -> np.ndarray:
-        """Mean return of every level [4], minus that of all four."""
+        """Mean return of every level [4], minus the mean over all four levels."""
         return _subtract_mean([fmean(level_returns) for level_returns in self.returns])
 
 
 @dataclass(frozen=True, slots=True)
 class ScoreAudit:
-    """Rank correlations of a score with effects.
+    """Rank correlations of a score with the effects of levels on the return.
 
-    They are over all levels of all points, over those of points in successful (``in_won``) and
-    other (``in_lost``) trajectories, and over chosen levels only. None where the score has no such
-    values.
+    ``all_levels``: over all levels of all points. ``in_won`` and ``in_lost``: over the points in
+    successful and in other trajectories. ``chosen_level``: over the chosen level of every point.
+    The first three are None for a score that exists for the chosen level only.
     """
 
     name: str
@@ -147,7 +147,7 @@ def audit_scores(
 
 
 def compute_reliability(points: Sequence[AuditPoint]) -> float:
-    """Return the expected correlation of effects with those of a second audit of the same points.
+    """Return the expected correlation of the effects of two audits of the same points.
 
     It is computed from two halves of the rollouts (Spearman-Brown); NaN with one rollout per level.
 
@@ -162,7 +162,7 @@ def compute_reliability(points: Sequence[AuditPoint]) -> float:
 
 
 def _compute_half_effects(point: AuditPoint, which: int) -> np.ndarray:
-    """Return effects [4] from every other rollout, beginning at rollout ``which``."""
+    """Return the effects [4] from the rollouts ``which``, ``which + 2``, ... of every level."""
     halves = [level_returns[which::2] for level_returns in point.returns]
     return _subtract_mean([fmean(half) if half else math.nan for half in halves])
 

@@ -1,12 +1,12 @@
-"""Executed alternatives: returns of replays in which another level is forced in one turn.
+"""Credit from replays: returns of branches in which another level is forced in one turn.
 
     original   s0 ──3── s1 ──2── s2 ──4── ...   return R
     branch               └───1── s2' ── ...     return R'     credit of level 2 at s1: 3/4 (R - R')
 
 A score measures how likely a thought makes the sampled action, not whether the action was good. The
 difference of returns is an unbiased estimate of the effect of the level. It is noisy, because each
-return is of one rollout. It is measured at a share of the turns. It is used there only
-(``executed``), or also to scale the scores of all other turns (``corrected``).
+return is of one rollout. It is measured at a share of the turns only. With ``executed`` the other
+turns get no credit. With ``corrected`` they get credit from scores, scaled by a fitted slope.
 """
 
 from typing import NamedTuple
@@ -21,10 +21,10 @@ from rlvcr.thinking import compute_token_cost
 from verl.utils.seeds import derive_seed
 from verl.utils.statistics import compute_rank_correlation
 
-# One of three other levels was drawn: the expectation of 3/4 of the difference is the return of the
-# chosen level minus the mean over all four.
+# One of the three other levels was drawn at random. The expectation of 3/4 of the difference is the
+# return of the chosen level minus the mean over all four levels.
 DIFFERENCE_FACTOR = 0.75
-PRIOR_SLOPE = 1.0  # prior of the slope of executed on scored credit
+PRIOR_SLOPE = 1.0  # prior mean of the slope that predicts credit from returns by credit from scores
 MIN_SUM_OF_SQUARES = 1e-12
 
 
@@ -34,8 +34,8 @@ def choose_executed_level(
     """Return another level than the chosen one, drawn uniformly at a ``share`` of the turns.
 
     None at the other turns, and where no level digit was sampled. The draw depends only on seed,
-    trajectory, turn and chosen level. Turns that were cut or cannot be read are drawn as well:
-    otherwise a level would get credit for its better turns only.
+    trajectory, turn and chosen level. Turns that were cut by length or cannot be parsed are drawn
+    as well. Otherwise a level would get credit for its better turns only.
     """
     chosen = None if parsed is None else parsed.sampled_level
     if chosen is None:
@@ -49,8 +49,9 @@ def choose_executed_level(
 def count_priced_tokens(parsed: ParsedTurn | None, turn_tokens: int) -> int:
     """Return the number of tokens of a turn that have a token cost: those of its thought.
 
-    Where no thought can be located, all tokens between level digit and action count. A turn that
-    was cut or cannot be read (``turn_tokens`` tokens) is therefore not cheaper.
+    Where no thought can be located, all tokens between level digit and action count. Without an
+    action they count up to the end of the turn (``turn_tokens``). A turn that cannot be parsed is
+    therefore not cheaper.
     """
     if parsed is None:
         return 0
@@ -64,7 +65,9 @@ def count_priced_tokens(parsed: ParsedTurn | None, turn_tokens: int) -> int:
 def priced_return(
     reward: float, is_success: bool, thought_tokens: int, rlvcr: RLVCRSettings
 ) -> float:
-    """Return the return of a trajectory minus the token cost of the evaluated thought."""
+    """Return ``reward``, the return of a trajectory, minus the token cost of one thought.
+    With ``price_in=won`` an unsuccessful trajectory has no token cost.
+    """
     if rlvcr.price_in == "won" and not is_success:
         return reward
     price = compute_token_cost(torch.tensor(thought_tokens), rlvcr.cost_coef, rlvcr.cost_max)
@@ -72,7 +75,7 @@ def priced_return(
 
 
 class JoinedCredit(NamedTuple):
-    """Weights [S] that multiply scored credit, and executed credit [S] that is added to it."""
+    """Weights [S] for the credit from scores, and credit from returns [S] to add to the product."""
 
     weight: PerTurn
     executed: PerTurn
@@ -82,12 +85,12 @@ class JoinedCredit(NamedTuple):
 def join_credit(
     scored: PerTurn, differences: PerTurn, is_counted: TurnMask, rule: str, scale: float
 ) -> JoinedCredit:
-    """Join credit from scores, ``scored`` [S], with ``differences`` [S] of returns.
+    """Combine credit from scores, ``scored`` [S], with ``differences`` [S] of returns.
 
-    ``differences`` are NaN where no other level was executed. The rule ``executed`` uses only them,
-    divided by ``scale``. ``corrected`` also gives scored credit to all other turns, times a
-    shrinkage slope. The slope is fitted to the executed turns where ``is_counted`` [S] is true and
-    scored credit is not 0.
+    ``differences`` are NaN at turns without a replay at another level. The rule ``executed`` uses
+    only them, divided by ``scale``. The rule ``corrected`` also gives all other turns their credit
+    from scores, times a slope. The slope is fitted to the replayed turns where ``is_counted`` [S]
+    is true and ``scored`` is not 0.
     """
     is_executed = ~differences.isnan()
     executed = torch.where(is_executed, differences / scale, 0.0)
@@ -109,7 +112,7 @@ def join_credit(
 
 
 def shrinkage_slope(scored: PerTurn, executed: PerTurn) -> float:
-    """Return the factor for scored credit, fitted to the executed credit of the same turns [E].
+    """Return the factor for credit from scores, fitted to credit from returns of the turns [E].
 
     It is the least-squares slope, averaged with a prior slope of 1. Weights are the precisions of
     both; the prior slope has precision 1. The result is at least 0: near 1 without evidence, near 0
@@ -125,7 +128,7 @@ def shrinkage_slope(scored: PerTurn, executed: PerTurn) -> float:
         scored_squares, MIN_SUM_OF_SQUARES
     )
     residual_squares = float(((executed_deviation - slope * scored_deviation) ** 2).sum())
-    # A line fits two turns exactly, and equal executed credit has no information about the slope.
+    # A line fits two turns exactly, and equal credit at all turns says nothing about the slope.
     if (
         len(scored_deviation) < 3
         or float((executed_deviation * executed_deviation).sum()) < MIN_SUM_OF_SQUARES

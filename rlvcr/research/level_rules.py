@@ -2,7 +2,7 @@
 
 free       the policy chooses.
 level_1    level 1 in every turn; level_2 to level_4 alike.
-random     drawn with the shares of the policy: removes only the dependence on the state.
+random     levels drawn at random, as often as the policy chooses each: independent of the state.
 oracle     the required level that the environment names.
 """
 
@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class LevelRule:
-    """Rule that forces levels 1 to 4 with ``shares``. The policy chooses in the remaining turns.
+    """Rule that forces level k with probability ``shares[k - 1]``; else the policy chooses.
 
     ``forces_required_level`` forces the required level instead; the policy chooses where the
     environment names none. Raises ``ValueError`` for invalid shares.
@@ -51,20 +51,19 @@ class LevelRule:
 
     @classmethod
     def force_like(cls, levels: Sequence[int]) -> "LevelRule":
-        """Return the rule that forces levels with their shares among ``levels``, which is not
-        empty.
-        """
+        """Return the rule that forces each level with its frequency in ``levels`` (not empty)."""
         return cls(tuple(levels.count(level) / len(levels) for level in LEVELS))
 
     @property
     def may_force(self) -> bool:
-        """True if the rule may force a level."""
+        """False for the rule ``free``, under which the policy chooses in every turn."""
         return self.forces_required_level or any(self.shares)
 
     def draw_level(self, draw: float, required_level: int | None) -> int | None:
         """Return the level to force for the random number ``draw`` in [0, 1).
 
-        ``required_level`` is that of the turn. None where the policy chooses.
+        ``required_level``: level that the environment names for this turn. The result is None
+        where the policy chooses.
 
             shares (0.1, 0.1, 0.1, 0.1): draw 0.15 gives level 2, draw 0.5 gives None
         """
@@ -85,9 +84,10 @@ _FIXED_RULES: dict[str, LevelRule] = {"free": FREE_RULE} | {
 
 
 def build_level_rule(name: str, turns: Iterable[ThinkingTurnRecord]) -> LevelRule | None:
-    """Return the rule ``name``, with shares from the free rollout of ``turns``.
+    """Return the rule ``name``; ``turns`` are those of a rollout in which the policy chose levels.
 
-    None where these do not determine it. Raises ``ValueError`` for an unknown name.
+    ``random`` takes its shares from ``turns``. Returns None for ``random`` without a readable level
+    and for ``oracle`` without a required level. Raises ``ValueError`` for an unknown name.
     """
     if name in _FIXED_RULES:
         return _FIXED_RULES[name]
@@ -112,10 +112,10 @@ _MISSING_REASONS = {
 def select_level_rules(
     names: Sequence[LevelRuleName], turns: Sequence[ThinkingTurnRecord]
 ) -> dict[LevelRuleName, LevelRule]:
-    """Return the rules among ``names`` to compare with the free rollout of ``turns``.
+    """Return the rules ``names`` that force levels, to compare with the rollout of ``turns``.
 
-    The rule ``free`` is not included. A rule that ``turns`` do not determine is dropped with a
-    warning.
+    In ``turns`` the policy chose the levels, so ``free`` is not included. A rule for which
+    ``build_level_rule`` returns None is dropped with a warning.
     """
     rules: dict[LevelRuleName, LevelRule] = {}
     for name in names:

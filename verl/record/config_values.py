@@ -1,4 +1,4 @@
-"""Conversion of a configuration of any class to nested dictionaries and to flat names."""
+"""Conversion of a configuration object to nested dictionaries, or to one dict with dotted keys."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -34,7 +34,9 @@ def _as_dict(config: object) -> dict[str, Any]:
 
 
 def flatten_config(config: object, prefix: str = "") -> dict[str, bool | int | float | str]:
-    """Convert a configuration to ``{"a.b": value}``. Lists and None become text."""
+    """Convert a configuration to one dict with dotted keys: ``{"a.b": value}``.
+    Lists and None become text.
+    """
     flat: dict[str, bool | int | float | str] = {}
     for key, value in config_to_dict(config).items():
         name = f"{prefix}{key}"

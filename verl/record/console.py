@@ -15,8 +15,8 @@ from verl.utils.progress import Progress
 
 logger = logging.getLogger(__name__)
 
-MIN_WIDTH = 110  # columns of a table that is written to a file
-STEP_WIDTH = 100  # columns of the table of steps, at most
+MIN_WIDTH = 110  # characters per line of a table that is written to a file
+STEP_WIDTH = 100  # maximum number of characters per line of the table of steps
 GAP = "  "
 # A label may be wrapped at a space and after the slash between two words.
 BREAK = re.compile(r" |(?<=\w{3}/)")
@@ -45,20 +45,22 @@ FAILED = (
 
 
 def format_figures(metrics: Mapping[str, float | None]) -> dict[str, str]:
-    """Return the figures of the console as text by label. Skip those that ``metrics`` lacks."""
+    """Return the numbers that the console shows, as text by label.
+    Figures whose metrics are missing are omitted.
+    """
     added = [figure for contribution in load_contributions() for figure in contribution.console]
     shown = format_failures(metrics)
     for figure in insert_entries(FIGURES, added):
         values = [metrics.get(name) for name in figure.metrics]
         numbers = [float(value) for value in values if value is not None]
-        # Show a figure with all its numbers or not at all: a gap would be ambiguous.
+        # Show a figure only if all its numbers are there: it would be unclear which one is missing.
         if len(numbers) == len(figure.metrics):
             shown[figure.label] = " ".join(figure.form.format(number) for number in numbers)
     return shown
 
 
 def format_failures(metrics: Mapping[str, float | None]) -> dict[str, str]:
-    """Return "failed of total" by label. Omit labels without failures."""
+    """Return texts such as "3 of 64" (failed of total) by label. Omit labels without failures."""
     return {
         label: f"{metrics[failed]:.0f} of {metrics.get(every) or 0:.0f}"
         for label, failed, every in FAILED
@@ -78,7 +80,7 @@ def build_metric_table(declared: MetricTable, metrics: Mapping[str, float]) -> T
 
 
 def show_tables(declared: Iterable[MetricTable], metrics: Mapping[str, float]) -> None:
-    """Print the ``declared`` tables that have lines in ``metrics``."""
+    """Print those of the ``declared`` tables for which ``metrics`` has values."""
     console = Console()
     if not console.is_terminal:
         console = Console(width=MIN_WIDTH)
@@ -88,7 +90,7 @@ def show_tables(declared: Iterable[MetricTable], metrics: Mapping[str, float]) -
 
 
 class StepTable:
-    """Table with one row of figures per step, at most ``width`` columns wide.
+    """Table with one row of figures per step, at most ``width`` characters wide.
 
     Figures that do not fit are dropped, the last ones first.
     """
@@ -167,7 +169,7 @@ class TrainingConsole:
         self.console.print(Text(row))
 
     def close(self) -> None:
-        """Remove the bar. May be called twice."""
+        """Remove the progress bar. May be called twice."""
         if self._progress is not None:
             self._progress.close()
             self._progress = None

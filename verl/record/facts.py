@@ -1,4 +1,4 @@
-"""Facts about where a run took place: versions, devices, source revision."""
+"""Facts about the machine and the software of a run: package versions, devices, git revision."""
 
 import contextlib
 import importlib.metadata
@@ -20,7 +20,7 @@ PROJECT = "rlvcr"  # distribution whose requirements are recorded with their ver
 
 
 def environment_facts(seeds: Mapping[str, int] | None = None) -> dict[str, Any]:
-    """Return the content of ``env.json``. ``seeds`` maps a purpose to a seed.
+    """Return the content of ``env.json``. ``seeds`` are the seeds of the run by name.
 
     CUDA devices are listed only if torch is loaded already, because its import takes seconds.
     """

@@ -20,7 +20,8 @@ from verl.record.tracking import Tracking
 from verl.utils.background import BackgroundCalls
 
 logger = logging.getLogger(__name__)
-# Writes that may wait in memory: one validation and one training step. The next step blocks.
+# Number of writes that may wait in memory: one validation and one training step. A further write
+# blocks the caller.
 MOST_WAITING = 2
 WRITE_TIMEOUT_S = 1800.0  # for all waiting writes
 TEXT_COLUMNS = ["task", "return", "play"]
@@ -64,11 +65,11 @@ class Journal:
         return self.tracking
 
     def log_step(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Write a line of metrics. With validation metrics, also write the report."""
+        """Write the metrics of a step. After a validation, also write the report."""
         self._writing.add(partial(self._write_step, self._open_tracking, step, dict(metrics)))
 
     def log_rollouts(self, step: int, batch: DataProto, validation: bool = False) -> None:
-        """Write every trajectory of a step with its credit, and in training its token values.
+        """Write every trajectory of a step with its advantages, and in training its token values.
 
         The trackers get the texts of a few validation trajectories.
         """
@@ -103,7 +104,7 @@ class Journal:
         # Write token values first: a reader that sees a rollout file can rely on its token file.
         if not validation:
             self.run.write_tokens(step, token_lines(batch, self.tokenizer))
-        # Line by line: with the credit of every token the lines need far more memory than the rows.
+        # An iterator, because all lines together need far more memory than the rows.
         lines = rollout_lines(batch, self.tokenizer)
         written = self.run.write_rollouts(step, lines, validation)
         second = trainer.validation_data_dir if validation else trainer.rollout_data_dir

@@ -1,4 +1,4 @@
-"""Trajectories as readable JSON lines: observations, replies, actions and credit of sampled tokens.
+"""Trajectories as JSON lines: observations, replies, actions and advantages of sampled tokens.
 
 One object per row of the batch: per trajectory with ``append`` history, per turn with ``window``
 history:
@@ -32,7 +32,7 @@ ROW_KEYS = {  # name in the file -> column of the batch
     "length": "episode_lengths",
     "aborted": "aborted",
 }
-DIGITS = 5  # of an advantage
+DIGITS = 5  # decimal places of an advantage
 ENTROPY_DIGITS = 3
 GAP_DIGITS = 2  # significant digits, because gaps differ by orders of magnitude
 NO_POSITIONS = np.empty(0, dtype=np.intp)
@@ -41,7 +41,7 @@ NO_POSITIONS = np.empty(0, dtype=np.intp)
 class Decoder(Protocol):
     """Tokenizer that converts ids to text."""
 
-    # The annotation of transformers is text or list of texts. For one list of ids it is a text.
+    # Any, because transformers annotates text or list of texts. One list of ids gives a text.
     def decode(self, token_ids: list[int], /) -> Any: ...
 
 
@@ -64,7 +64,7 @@ def rollout_lines(batch: "DataProto", tokenizer: Decoder) -> Iterator[dict[str, 
         prompts = tensors["prompts"][row]
         is_prompt = tensors["attention_mask"][row][: len(prompts)].astype(bool)
         line["prompt"] = tokenizer.decode(prompts[is_prompt].tolist())
-        # Tokens that the policy did not sample get no credit.
+        # Tokens that the policy did not sample have no advantage.
         is_sampled = tensors["response_mask"][row].astype(bool)
         positions = positions_by_step(np.where(is_sampled, tensors["step_ids"][row], -1))
         line["steps"] = []
@@ -80,7 +80,7 @@ def rollout_lines(batch: "DataProto", tokenizer: Decoder) -> Iterator[dict[str, 
 def _turn_credit(
     tokens: np.ndarray, advantages: np.ndarray, texts: "TokenTextCache"
 ) -> dict[str, Any]:
-    """Return the mean credit of a turn and the credit of each of its sampled ``tokens`` [N]."""
+    """Return the mean advantage of a turn, and the advantage of each of its ``tokens`` [N]."""
     # No Python loop: a large step has millions of tokens.
     credits = round_decimals(advantages, DIGITS).tolist()
     pairs = list(zip(texts.decode_each(tokens), credits, strict=True))
@@ -125,11 +125,13 @@ def token_lines(batch: "DataProto", tokenizer: Decoder) -> Iterator[dict[str, An
 
 
 def _token_numbers(of_row: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Return the token values of a row by their names in the file, [R] each."""
+    """Return ``mask``, ``weight``, ``entropy`` and ``gap`` of a row's tokens, [R] each.
+    Values that the batch does not have are omitted.
+    """
     values = {"mask": of_row["response_mask"].astype(np.int8)}
     if CORRECTION_WEIGHTS in of_row:
         values["weight"] = round_decimals(of_row[CORRECTION_WEIGHTS], ENTROPY_DIGITS)
-    # Without entropies, only the engine has computed log-probs of these tokens.
+    # Without entropies the trainer has not scored these tokens, so there is no gap either.
     if "entropys" not in of_row:
         return values
     values["entropy"] = round_decimals(of_row["entropys"], ENTROPY_DIGITS)

@@ -1,4 +1,4 @@
-"""Run directory: all files of a run. It is sufficient to understand, resume and plot the run.
+"""Run directory: all files that a run writes. They are enough to resume, plot and inspect the run.
 
 runs/<project>/<experiment>/
     config.yaml             the resolved configuration
@@ -33,7 +33,7 @@ from verl.utils.files import rename_aside
 logger = logging.getLogger(__name__)
 VALIDATION = "val_"  # prefix of the files of validation trajectories
 LOCK = ".lock"  # every run leaves this file
-MAX_CHANGES = 12  # changed keys that one log line names
+MAX_CHANGES = 12  # maximum number of changed keys in one log line
 
 
 class RunDirectoryInUse(ConfigError):
@@ -41,7 +41,7 @@ class RunDirectoryInUse(ConfigError):
 
 
 class RunDirectory:
-    """Paths of a run directory and the few files that are written whole.
+    """Paths of a run directory, and methods that write its files.
 
     Reading needs no lock. ``open`` makes the folders and holds a lock for the life of this process,
     so that two runs cannot mix. The operating system releases the lock when the process dies.
@@ -189,7 +189,7 @@ class RunDirectory:
 
     def _write_config(self, config: object) -> None:
         new = jsonl.to_json_types(config_to_dict(config))
-        # The next write replaces the only record of the settings of the last start.
+        # Log the changes first: the next write overwrites the settings of the last start.
         if self.config_path.exists():
             self._log_changes(self._read_previous(self.config_path, yaml.safe_load), new)
         jsonl.write_text(self.config_path, yaml.safe_dump(new, sort_keys=False, allow_unicode=True))
@@ -230,7 +230,7 @@ class RunDirectory:
         starts = []
         if self.env_path.exists():
             starts = self._read_previous(self.env_path, json.loads).get("starts", [])
-        # The last start is stored in full. Earlier ones keep what distinguishes them.
+        # All facts of the last start are stored, and only these four of earlier starts.
         brief = {key: facts[key] for key in ("time", "host", "pid", "git")}
         content = jsonl.to_json_types({**facts, "starts": [*starts, brief]})
         jsonl.write_text(self.env_path, json.dumps(content, indent=2))

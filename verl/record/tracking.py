@@ -21,7 +21,7 @@ from verl.utils.files import rename_aside
 logger = logging.getLogger(__name__)
 METRICS_FILE = "metrics.jsonl"
 BUILT_IN = ("console", "file")  # loggers that need no service
-_CONFIG_KEYS = {"tensorboard": 100}  # most keys that are sent; more make the page unreadable
+_CONFIG_KEYS = {"tensorboard": 100}  # maximum number of config keys sent; more are unreadable there
 
 Arguments = ParamSpec("Arguments")
 
@@ -105,7 +105,7 @@ def _is_number(value: object) -> bool:
 
 
 def prepare_metrics(path: Path, resume_step: int | None) -> None:
-    """Keep the lines up to ``resume_step``, or rename the file if it is ``None``."""
+    """Remove the lines after ``resume_step``. If ``resume_step`` is None, rename the file."""
     if not path.exists():
         return
     if resume_step is None:
@@ -132,13 +132,13 @@ def read_metrics(run_dir: str | Path) -> list[dict[str, Any]]:
 
 
 class Service:
-    """One tracking service. It is switched off after its first failure."""
+    """One tracking service, such as wandb. It is switched off after its first failure."""
 
     def __init__(
         self, name: str, project: str, experiment: str, directory: Path, config: object
     ) -> None:
         self.name = name
-        # One of accelerate's tracker classes, which share no type with their methods.
+        # Any, because accelerate's tracker classes have no common base class with these methods.
         self._tracker: Any = None
         self._call_guarded(self._start, project, experiment, directory, config)
 
@@ -169,7 +169,7 @@ class Service:
     ) -> None:
         try:
             function(*args, **kwargs)
-        except Exception as error:  # the tracker boundary
+        except Exception as error:  # any error of a tracker: it must not end training
             self._tracker = None
             logger.warning(
                 "tracker %s is off for the rest of the run: %r; metrics.jsonl is still written",
@@ -193,7 +193,7 @@ class Service:
 
     def _tracker_arguments(self, project: str, experiment: str, directory: Path) -> dict[str, str]:
         """Return project, experiment and directory under the argument names of this service."""
-        # Accelerate passes these on to the service's own function, which has its own names.
+        # Accelerate passes the arguments to the service's own function. Each has other names.
         path = str(directory)
         if self.name in ("tensorboard", "aim"):
             return {"run_name": experiment, "logging_dir": path}

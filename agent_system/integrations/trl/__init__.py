@@ -1,6 +1,6 @@
 """TRL: ``GRPOEnvTrainer`` trains a policy on a ``MultistepEnv``.
 
-Needs the extra ``trl``. It is imported on first use.
+Needs the optional dependency ``trl`` (``pip install -e '.[trl]'``), which is imported on first use.
 """
 
 from verl.utils.lazy import make_lazy_exports

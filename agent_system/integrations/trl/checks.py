@@ -65,7 +65,7 @@ def _sampling_problems(args: "GRPOConfig") -> Iterator[str]:
             "set tokenizer.chat_template instead"
         )
     colocated = args.use_vllm and args.vllm_mode == "colocate"
-    # A live model and a server receive only the fields of ``TurnSampling``.
+    # ``LivePolicy`` and ``ServerPolicy`` receive only the fields of ``TurnSampling``.
     if not colocated and (args.min_p or args.repetition_penalty != 1.0 or args.generation_kwargs):
         yield (
             "min_p, repetition_penalty and generation_kwargs only have an effect in colocated "

@@ -1,4 +1,6 @@
-"""Samplers of turns while TRL trains, with the ``generate`` that ``DirectOutputAgent`` calls."""
+"""Samplers of turns from the policy that TRL trains.
+They have the method ``generate`` that ``DirectOutputAgent`` calls.
+"""
 
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -44,7 +46,7 @@ class PolicyOutput:
 
 
 class LiveTokenizer(TextTokenizer, StopTokenizer, Protocol):
-    """Tokenizer of a live policy: it encodes prompts and provides the end of turns."""
+    """Tokenizer of a ``LivePolicy``: it encodes prompts and has an end-of-sequence token."""
 
 
 class LivePolicy:
@@ -81,7 +83,7 @@ class LivePolicy:
                 engine.add(self._build_request(str(number), prompt, sampling_params))
             results = {}
             while engine.has_work():
-                # Turns are returned as they end, short ones first.
+                # Each call returns the turns that ended, so short ones come first.
                 results |= {int(result.request_id): result for result in engine.step()}
         turns = (results[number] for number in range(len(prompts)))
         return [

@@ -77,7 +77,7 @@ class GRPOEnvTrainer(GRPOTrainer):
     """
 
     _tag_names: ClassVar = ["trl", "grpo", "multistep-env"]
-    # More precise types of attributes that TRL's trainer sets.
+    # Attributes that TRL's trainer sets, with more precise types.
     args: GRPOConfig  # pyright: ignore[reportIncompatibleVariableOverride]  it is given no other
     model: Any
     max_completion_length: int  # pyright: ignore[reportIncompatibleVariableOverride]  see checks
@@ -142,7 +142,7 @@ class GRPOEnvTrainer(GRPOTrainer):
         self._trials: dict[str, list] = {}
 
     def _share_end_tokens(self) -> None:
-        """Use the same end tokens for sampling, ledgers and texts.
+        """Use the same end-of-turn tokens for sampling, token lists and decoded texts.
 
         TRL does not know the end-of-turn token of a chat template.
         """
@@ -348,8 +348,8 @@ class GRPOEnvTrainer(GRPOTrainer):
             max_completion_length=self.max_completion_length,
             num_tokens=num_tokens,
         )
-        # ``dapo`` is already divided by its share of all tokens. The others are means, so divide
-        # by the number of accumulated micro-batches.
+        # ``dapo`` is already divided by the number of tokens of the optimizer step. The others are
+        # means, so divide by the number of accumulated micro-batches.
         return loss if self.loss_type == "dapo" and num_tokens is not None else loss / windows
 
 

@@ -15,7 +15,7 @@ def nice_ticks(low: float, high: float, count: int = 5) -> list[float]:
         low, high = (low - margin, low + margin) if margin else (0.0, 1.0)
     raw = (high - low) / max(1, count - 1)
     power = 10.0 ** math.floor(math.log10(raw))
-    # Steps of 1, 2, 2.5, 5 times a power of ten. 0.999 tolerates rounding of the division.
+    # Tick distances are 1, 2, 2.5 or 5 times a power of ten. 0.999 tolerates rounding errors.
     step = next(m * power for m in (1, 2, 2.5, 5, 10) if m * power >= raw * 0.999)
     # 0.3 / 0.1 is 2.9999999999999996: the tolerance keeps that tick.
     first = math.floor(low / step + 1e-9)
@@ -24,7 +24,7 @@ def nice_ticks(low: float, high: float, count: int = 5) -> list[float]:
 
 
 def log_ticks(low: float, high: float) -> list[float]:
-    """Return powers of ten that cover [low, high], at most about six."""
+    """Return about six powers of ten or fewer that cover [low, high]."""
     first = math.floor(math.log10(low) + 1e-9)
     # At least one decade: otherwise the axis would have no length.
     last = max(math.ceil(math.log10(high) - 1e-9), first + 1)
@@ -62,7 +62,7 @@ class Scale:
 
 
 def format_number(value: float) -> str:
-    """Format a number shortly: 12,345 / 12.3 / 0.012 / 1.2e-07."""
+    """Format a number briefly, for example 12,345, 12.3, 0.012 or 1.2e-7."""
     size = abs(value)
     if value == 0:
         return "0"

@@ -7,13 +7,13 @@ from verl.record.report.axes import format_number
 from verl.record.report.run_data import RunData
 from verl.report_sections import KeyFigure, insert_entries, load_contributions
 
-LARGE_MISMATCH = 2e-2  # mean difference of engine and trainer probabilities that is marked
+LARGE_MISMATCH = 2e-2  # mean difference of engine and trainer probabilities that is shown as bad
 KEY_FIGURES = (KeyFigure("tokens per episode", "rollout/tokens_per_episode", "{:.0f}"),)
 
 
 @dataclass
 class Card:
-    """One key figure with a note."""
+    """One key figure of the report: label, value and a note below it."""
 
     label: str
     value: str
@@ -22,7 +22,7 @@ class Card:
 
 
 def key_figure_cards(run: RunData) -> list[Card]:
-    """Return the key figures that ``run`` has values for."""
+    """Return the key figures whose metrics ``run`` has logged."""
     added = [figure for contribution in load_contributions() for figure in contribution.key_figures]
     return [
         *_success_cards(run),
@@ -53,7 +53,7 @@ def _success_cards(run: RunData) -> list[Card]:
 
 
 def _change_cards(run: RunData, figures: Sequence[KeyFigure]) -> list[Card]:
-    """Return figures with their first and last values."""
+    """Return cards with the last value of each figure, and its first value in the note."""
     result = []
     for figure in figures:
         first = run.first_value(figure.metric)

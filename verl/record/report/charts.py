@@ -1,4 +1,4 @@
-"""Charts as inline SVG: lines with bands, stacked areas, and points of one measure against another.
+"""Charts as inline SVG: lines with bands, stacked areas, and points of one metric against another.
 
 Colours are classes that the page's style sheet defines.
 """
@@ -21,7 +21,7 @@ LABEL_LEFT_FROM = 0.88  # share of the axis from which labels are drawn left of 
 
 @dataclass
 class Series:
-    """Values over training steps, or over another measure.
+    """One curve of a chart: values ``ys`` over ``xs`` (training steps, or another metric).
 
     ``color`` is a colour name of the style sheet. ``low`` and ``high`` are an interval of the
     values, drawn as whiskers or as a ``band``. ``left`` and ``right`` are an interval of ``xs``.
@@ -66,8 +66,8 @@ class Series:
 class Chart:
     """One chart of the page.
 
-    ``kind`` is line, stacked or points. The x axis of points shows the measure ``x_label``, not
-    steps. ``form`` is the number format of the values (see ``axes.FORMATS``).
+    ``kind`` is line, stacked or points. The x axis of points shows another metric, named
+    ``x_label``, not steps. ``form`` is the number format of the values (see ``axes.FORMATS``).
     """
 
     title: str
@@ -90,7 +90,7 @@ class Chart:
     @property
     def legend_series(self) -> list[Series]:
         """Return the series that the legend names; none if there is only one."""
-        # Labelled points need no legend.
+        # Series with labels at their points need no legend.
         shown = [series for series in self.series if not series.faint and not series.labels]
         return shown if len(shown) > 1 else []
 
@@ -149,7 +149,7 @@ def _hover_values(series: Series, form: str) -> dict[str, Any]:
             f"{show(low)} to {show(high)}"
             for low, high in zip(series.low, series.high, strict=True)
         ]
-    # As text: the page's script would need the same formats again.
+    # Formatted here, because the page's script would otherwise have to repeat the formats.
     values = [show(value) for value in series.ys]
     return {
         "name": series.name,
@@ -200,7 +200,7 @@ def _make_scales(
     else:
         ticks = nice_ticks(low, high, max(3, chart.height // 48))
     if chart.y_range[1] is not None:
-        # A given bound is kept: no tick at 120% for a share of at most 1.
+        # Drop ticks above a given bound, for example 120% for a share of at most 1.
         ticks = [tick for tick in ticks if tick <= high + 1e-9]
     right = chart.width - RIGHT
     if chart.kind == "points":
@@ -286,7 +286,7 @@ def _draw_line(series: Series, x: Scale, y: Scale) -> list[str]:
 
 
 def _vertical_whiskers(series: Series, x: Scale, y: Scale) -> Iterator[str]:
-    """Yield the whisker paths of the intervals of the values."""
+    """Yield SVG paths of vertical error bars from ``low`` to ``high``."""
     if series.low is None or series.high is None:
         return
     for step, low, high in zip(series.xs, series.low, series.high, strict=True):
@@ -297,7 +297,7 @@ def _vertical_whiskers(series: Series, x: Scale, y: Scale) -> Iterator[str]:
 
 
 def _horizontal_whiskers(series: Series, x: Scale, y: Scale) -> Iterator[str]:
-    """Yield the whisker paths of the intervals of ``xs``."""
+    """Yield SVG paths of horizontal error bars from ``left`` to ``right``."""
     if series.left is None or series.right is None:
         return
     for value, left, right in zip(series.ys, series.left, series.right, strict=True):

@@ -1,4 +1,4 @@
-"""Page that compares several runs, grouped into arms: curves and a table.
+"""Page that compares several runs, grouped into arms of an experiment: curves and a table.
 
 Runs form one arm if their configurations differ only in seeds and names. A curve of an arm is the
 mean over its runs with the 95% bootstrap interval of that mean.
@@ -24,7 +24,7 @@ from verl.utils.statistics import bootstrap_interval
 
 ARM_COLORS = ("accent", "second", "ramp-4", "ramp-3", "time-5", "time-7")
 RESAMPLES = 1000  # bootstrap samples of the runs of an arm, for each point of a curve
-MOST_KEYS = 2  # settings that may form the name of an arm
+MOST_KEYS = 2  # maximum number of settings in the name of an arm
 # Keys that may differ within an arm, in addition to seeds.
 NAMES = ("trainer.experiment_name", "trainer.project_name", "trainer.default_local_dir")
 
@@ -102,7 +102,7 @@ def _shared_name(runs: Sequence[RunData]) -> str:
     if len(names) == 1:
         return names[0]
     common = takewhile(lambda letters: len(set(letters)) == 1, zip(*names, strict=False))
-    # Remove the rest of suffixes such as _s1 and -seed1.
+    # Remove the common beginning of suffixes such as _s1 and _s2.
     return re.sub(r"[_.-](seed|s)?$", "", "".join(letters[0] for letters in common)) or names[0]
 
 
@@ -133,7 +133,7 @@ def _draw_section(groups: Arms, plan: ReportSection) -> DrawnSection:
 
 
 def draw_arms(groups: Arms, plot: Plot) -> Chart:
-    """Draw the first curve of ``plot``, once for each arm that has it."""
+    """Draw the first metric of ``plot`` with one curve per arm that has logged it."""
     curve = plot.curves[0]
     series = []
     # Colours repeat if there are more arms than colours; the cursor shows the name of an arm.
@@ -180,7 +180,7 @@ COLUMNS = (
 
 
 def build_value_table(groups: Arms) -> NumberTable:
-    """Return the table of first and last values: per arm (mean and interval) and per run."""
+    """Return the table of metrics before and after training, per arm (mean, interval) and run."""
     head = ["arm", "seeds", *(title for title, _, _, _ in COLUMNS)]
     lines = []
     for name, runs in groups.items():
@@ -199,9 +199,9 @@ def _value_cells(runs: Sequence[RunData]) -> list[str]:
 
 
 def _value_cell(runs: Sequence[RunData], metric: str, place: int, form: str) -> str:
-    """Format the mean of the first or last value with its interval.
+    """Format the mean over ``runs`` of the value at index ``place``, with its interval.
 
-    The text is empty if a run has no value, or no value from before training.
+    ``place`` 0 is the value before training, -1 the last one. The text is empty if a run lacks it.
     """
     points = [run.metric_points(metric) for run in runs]
     if not all(values for _, values in points):

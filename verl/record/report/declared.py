@@ -12,7 +12,7 @@ NUM_TIME_COLORS = 8
 
 @dataclass
 class NumberTable:
-    """Table of texts. The first cell of a line is its name."""
+    """Table whose cells are texts. The first cell of a line is the name of the line."""
 
     title: str
     head: list[str]
@@ -21,7 +21,7 @@ class NumberTable:
 
 @dataclass
 class DrawnSection:
-    """Heading with charts, ``columns`` per row, and tables below them."""
+    """Section of the report: heading, charts (``columns`` in a row) and tables below them."""
 
     title: str
     lead: str
@@ -37,7 +37,7 @@ class DrawnSection:
 
 
 def draw_section(run: RunData, plan: ReportSection) -> DrawnSection:
-    """Draw a declared section with the values of ``run``."""
+    """Draw the section ``plan`` with the metrics of ``run``."""
     charts = [
         draw_scatter(run, plot) if isinstance(plot, Scatter) else draw_plot(run, plot)
         for plot in plan.plots
@@ -48,7 +48,7 @@ def draw_section(run: RunData, plan: ReportSection) -> DrawnSection:
 
 
 def draw_table(run: RunData, table: MetricTable) -> NumberTable:
-    """Fill a declared table with the last values of ``run``."""
+    """Fill ``table`` with the last values of its metrics in ``run``."""
     values = run.last_values(f"{table.prefix}/")
     head = [table.head, *(column.title for column in table.columns)]
     lines = [table.line_cells(values, name) for name in table.line_names(values)]
@@ -56,7 +56,7 @@ def draw_table(run: RunData, table: MetricTable) -> NumberTable:
 
 
 def draw_scatter(run: RunData, scatter: Scatter) -> Chart:
-    """Draw a declared chart of points with the last values of ``run``."""
+    """Draw ``scatter``: one point per table line, at the last values of its metrics in ``run``."""
     values = run.last_values(f"{scatter.table.prefix}/")
     points = [_scatter_point(scatter, name, values) for name in scatter.table.line_names(values)]
     return Chart(
@@ -73,7 +73,7 @@ def draw_scatter(run: RunData, scatter: Scatter) -> Chart:
 
 
 def _scatter_point(scatter: Scatter, name: str, values: Mapping[str, float]) -> Series:
-    """Return the labelled point of one line. It has no position if it was not measured."""
+    """Return the labelled point of one table line. It has no position if x or y was not logged."""
     line = f"{scatter.table.prefix}/{name}"
     shown = name.replace("_", " ")
     point = Series(shown, [], [], dict(scatter.colors).get(name, "accent"), labels=[shown])
@@ -94,7 +94,7 @@ def _scatter_point(scatter: Scatter, name: str, values: Mapping[str, float]) -> 
 
 
 def draw_plot(run: RunData, plot: Plot) -> Chart:
-    """Draw a declared chart with the values of ``run``."""
+    """Draw ``plot`` with the metrics of ``run``."""
     series = [one for curve in plot.curves for one in _curve_series(run, curve)]
     if plot.log:
         for one in series:
@@ -134,12 +134,12 @@ def _curve_series(run: RunData, curve: Curve | CurveFamily) -> list[Series]:
 
 
 def trajectory_kind_of(metric: str) -> str:
-    """Return the kind of trajectories of ``metric`` (see ``Series.trajectory_kind``)."""
+    """Return ``val`` if ``metric`` is computed from validation trajectories, else ``train``."""
     return "val" if metric.startswith("val/") else "train"
 
 
 def time_color(index: int) -> str:
-    """Return the colour of curve ``index`` among curves without an order."""
+    """Return the colour name of curve ``index``. Colours repeat after ``NUM_TIME_COLORS``."""
     return f"time-{index % NUM_TIME_COLORS}"
 
 

@@ -1,6 +1,7 @@
-"""Trajectories for the page and the terminal.
+"""Trajectories in the form in which the report page and the terminal show them.
 
-Rows of a trajectory are merged. Turns have badges, flags, tables and the credit of their tokens.
+The batch rows of a trajectory are merged. Its turns have badges, flags, tables of alternatives and
+the advantages of their tokens.
 """
 
 import math
@@ -14,7 +15,8 @@ from typing import Any
 from verl.report_sections import AlternativesView, NumberColumn, StepView, load_contributions
 from verl.utils import jsonl
 
-ReturnsByAlternative = Mapping[int, Sequence[float]]  # number of an alternative -> returns
+# For each alternative of a turn (its number): returns of trajectories that continued with it.
+ReturnsByAlternative = Mapping[int, Sequence[float]]
 MEAN_RETURN = NumberColumn(
     "mean_return",
     "executed return",
@@ -44,7 +46,7 @@ class EpisodeView:
 
     @property
     def credit_scale(self) -> float:
-        """Return the absolute advantage with the full colour: the tokens' 95th percentile."""
+        """Return the absolute advantage that gets the full colour: the tokens' 95th percentile."""
         # Not the maximum: one outlier would leave all other tokens without colour.
         sizes = sorted(
             abs(value or 0.0) for step in self.steps for _, value in step.get("token_credit", [])
@@ -52,13 +54,15 @@ class EpisodeView:
         return max(sizes[int(0.95 * (len(sizes) - 1))], 1e-9) if sizes else 1.0
 
     def turns_with_strengths(self) -> list[dict[str, Any]]:
-        """Return the turns. Their ``tokens`` have the strength of their credit."""
+        """Return the turns with ``tokens``: text, advantage and colour strength of every token."""
         scale = self.credit_scale
         return [{**step, "tokens": _token_strengths(step, scale)} for step in self.steps]
 
 
 def _token_strengths(step: Mapping[str, Any], scale: float) -> list[dict[str, Any]]:
-    """Return text, credit and strength of the credit in [-1, 1] of every sampled token."""
+    """Return text, advantage and colour strength of every sampled token of a turn.
+    The strength is the advantage divided by ``scale``, limited to [-1, 1].
+    """
     tokens = []
     for text, credit in step.get("token_credit", []):
         value = credit or 0.0  # null in the file stands for a value that was not finite
@@ -68,7 +72,7 @@ def _token_strengths(step: Mapping[str, Any], scale: float) -> list[dict[str, An
 
 
 def step_views() -> list[StepView]:
-    """Return the turn fields that methods and environments declare for display."""
+    """Return the declarations of turn fields to show, from methods and environments."""
     return [other.steps for other in load_contributions() if other.steps is not None]
 
 
@@ -79,8 +83,9 @@ def extra_step_fields(
 ) -> dict[str, Any]:
     """Return the non-empty fields that ``views`` declare for a turn, as texts.
 
-    The fields are ``badges``, ``flags`` and ``tables`` of alternatives. ``outcomes`` maps the key
-    of alternatives to the returns of the trajectories that continued with each of them.
+    The fields are ``badges``, ``flags`` and ``tables`` of alternatives. A turn record has the
+    alternatives under a key, for example ``contexts``. ``outcomes`` maps this key to the returns of
+    the trajectories that continued with each alternative.
     """
     badges = [step[view.badge] for view in views if view.badge and step.get(view.badge)]
     flags = [step[flag] for view in views for flag in view.flags if step.get(flag)]
@@ -125,10 +130,10 @@ def _alternatives_table(
 def _column_cells(
     entries: Sequence[dict[str, Any]], column: NumberColumn
 ) -> list[tuple[str, bool]]:
-    """Return for each entry its text, and True if its number is the best one."""
+    """Return for each entry the formatted number, and True if it is the largest of the column."""
     values = [entry.get(column.key) for entry in entries]
     known = [value for value in values if value is not None]
-    # Equal numbers have no best one.
+    # If all numbers are equal, none is marked.
     best = max(known) if column.best and len(set(known)) > 1 else None
     cells = []
     for value in values:
@@ -140,8 +145,8 @@ def _column_cells(
 def read_trajectories(path: Path, most: int | None = None) -> list[dict[str, Any]]:
     """Read the trajectories of a rollout file. Merge rows of the same ``traj_uid``.
 
-    Of a file with more than ``most`` characters, only its beginning is read, and trajectories that
-    are incomplete there are skipped.
+    Only the first ``most`` characters of the file are read. Trajectories that are incomplete there
+    are skipped.
     """
     merged: dict[str, dict[str, Any]] = {}
     for count, line in enumerate(jsonl.read(path, most)):
@@ -155,7 +160,9 @@ def read_trajectories(path: Path, most: int | None = None) -> list[dict[str, Any
 
 
 def pick_success_and_failure(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return a success and a failure, from the same group if possible. Prefer short ones."""
+    """Return a successful and a failed trajectory, from the same group if possible.
+    Trajectories with few turns are preferred.
+    """
     groups = defaultdict(list)
     for row in sorted(rows, key=lambda row: len(row["steps"])):
         groups[row.get("uid")].append(row)
@@ -166,7 +173,7 @@ def pick_success_and_failure(rows: Sequence[dict[str, Any]]) -> list[dict[str, A
 
 
 def first_of_each_outcome(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the first row with success and the first without that have turns."""
+    """Return the first successful and the first failed trajectory that has turns."""
     usable = [row for row in rows if row["steps"] and not row.get("aborted")]
     successes = [row for row in usable if row.get("won")]
     failures = [row for row in usable if not row.get("won")]

@@ -19,7 +19,7 @@ from verl.report_sections import (
     load_contributions,
 )
 
-# val/<source>/success_rate. Names with more parts are not sources.
+# val/<data source>/success_rate. Metric names with more parts are not of a data source.
 SOURCE_RATE = re.compile(r"val/[^/]+/success_rate")
 WIDE = 1120  # pixels of a chart that fills a row
 SOURCE_COLORS = ("accent", "second", "ramp-3", "ramp-4", "ramp-2", "ramp-1")
@@ -111,7 +111,7 @@ TOKENS = Plot(
     width=352,
     height=200,
 )
-# The only measure of tasks without a success criterion.
+# Needed for environments without a success criterion, which report only a return.
 RETURN = Plot(
     "Mean return",
     "return of a trajectory",
@@ -168,10 +168,10 @@ def _drop_empty(charts: Sequence[Chart]) -> list[Chart]:
 
 
 def success_section(run: RunData) -> DrawnSection:
-    """Return the section of held-out success with intervals and of training success."""
+    """Return the section with success rates on held-out tasks (with intervals) and in training."""
     charts = [_success_chart(run)]
     sources = [name for name in run.metric_names if SOURCE_RATE.fullmatch(name)]
-    # A single source is the whole validation set, which the first chart shows.
+    # A single data source is the whole validation set, which the first chart shows.
     if len(sources) > 1:
         charts.append(_source_chart(run, sources))
     charts += [draw_plot(run, RETURN), _tokens_chart(run)]
@@ -197,7 +197,7 @@ def _success_chart(run: RunData) -> Chart:
         form="percent",
         width=WIDE,
         height=330,
-        # Low rates fill the chart. High rates are shown against 100%.
+        # Above 75% the axis ends at 100%. Below, it ends at the highest value.
         y_range=(0.0, 1.0 if highest > 0.75 else None),
     )
 
@@ -245,7 +245,7 @@ def _source_chart(run: RunData, sources: Sequence[str]) -> Chart:
 
 
 def effort_section(run: RunData) -> DrawnSection:
-    """Return the section of tokens and turns per episode."""
+    """Return the section with charts of tokens and turns per episode."""
     tokens_xs, tokens_ys = run.metric_points("rollout/tokens_per_episode")
     lengths = dict(zip(*run.metric_points("episode/length"), strict=True))
     both = [(x, y) for x, y in zip(tokens_xs, tokens_ys, strict=True) if lengths.get(x)]
@@ -276,7 +276,7 @@ def time_parts(run: RunData, added: Sequence[Contribution]) -> list[TimePart]:
 
 
 def time_section(run: RunData, added: Sequence[Contribution]) -> DrawnSection:
-    """Return the section of stacked seconds per step and of throughput."""
+    """Return the section with charts of seconds per step (by part) and of throughput."""
     layers = [
         Series(part.label, *run.metric_points(part.metric), time_color(index))
         for index, part in enumerate(time_parts(run, added))

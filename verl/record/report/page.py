@@ -63,7 +63,7 @@ def refresh_report(run_dir: str | Path) -> Path | None:
     """Write the report during training. A failure is logged and does not end the run."""
     try:
         return write_report(run_dir)
-    except Exception:  # the tracker boundary
+    except Exception:  # any error: a report must not end training
         logger.warning("the report of %s could not be written", run_dir, exc_info=True)
         return None
 
@@ -82,7 +82,7 @@ def write_comparison(run_dirs: Sequence[str | Path], path: Path | None = None) -
 
 
 def render_report(run: RunData) -> str:
-    """Return the HTML text. It refers to no file, script, font or address outside of it."""
+    """Return the report as self-contained HTML: it loads no file, script or font from elsewhere."""
     chunks = [pack_file(file) for file in select_within_budget(rollout_files(run.directory))]
     texts = [(chunk.summary["name"], encode_base64(chunk.packed)) for chunk in chunks]
     return _render_template("page.html.j2", **_page_values(run, chunks), chunks=texts)
@@ -91,7 +91,7 @@ def render_report(run: RunData) -> str:
 def render_live(run: RunData, stamp: str) -> str:
     """Return the page for a server that sends trajectories on request.
 
-    ``stamp`` identifies the state of the run that the page shows.
+    ``stamp`` is a text that changes with the files of the run. The page polls for a newer one.
     """
     chunks = [pack_file(file) for file in select_within_budget(rollout_files(run.directory))]
     return _render_template("page.html.j2", **_page_values(run, chunks), chunks=[], stamp=stamp)

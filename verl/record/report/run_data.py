@@ -20,7 +20,7 @@ Points = tuple[list[int], list[float]]  # steps and values
 
 @dataclass
 class RunData:
-    """Configuration, facts, metrics by step, and the run directory."""
+    """Content of a run directory: configuration, ``env.json`` as ``facts``, and metrics by step."""
 
     directory: RunDirectory
     config: dict[str, Any]
@@ -33,7 +33,7 @@ class RunData:
         return sorted({key for line in self.metrics for key in line} - {"step", "time"})
 
     def metric_points(self, name: str) -> Points:
-        """Return steps and values of a metric at which it was logged and finite."""
+        """Return the steps at which a metric was logged as a number, and its values there."""
         return self._points_by_metric.get(name, ([], []))
 
     @functools.cached_property
@@ -50,7 +50,7 @@ class RunData:
 
     @functools.cached_property
     def _validation_lines(self) -> dict[int, dict[str, Any]]:
-        # Reversed, so that the first of two lines of a step counts.
+        # Reversed, because the dict keeps the last of two lines for a step, and the first counts.
         lines = reversed(self.metrics)
         return {line["step"]: line for line in lines if "val/success_rate" in line}
 
@@ -65,7 +65,7 @@ class RunData:
         return values[0] if values else None
 
     def last_values(self, prefix: str) -> dict[str, float]:
-        """Return the metrics whose names begin with ``prefix``, from the last step with any."""
+        """Return the metrics whose names begin with ``prefix``, from the last step that has one."""
         for line in reversed(self.metrics):
             numbers = {
                 name: float(value)

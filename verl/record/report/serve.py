@@ -4,8 +4,8 @@
     GET /KEY/stamp       a text that changes with the run's files
     GET /KEY/plays/NAME  the compressed trajectories of one file of the page's index
 
-The server writes nothing. It looks up requested names and never uses a request as a file path. The
-random key protects the data, because other users of the machine can also reach its loopback.
+The server writes no files. It looks up requested names in a list and never uses them as file paths.
+KEY is random. It protects the data, because other users of the machine can reach this port too.
 """
 
 import logging
@@ -24,12 +24,12 @@ from verl.utils.proxies import is_loopback
 
 logger = logging.getLogger(__name__)
 PORT = 8400
-WAIT_S = 30.0  # deadline of a request
+WAIT_S = 30.0  # seconds after which a connection without data is closed
 MOST_THREADS = 64  # requests that are answered at the same time; others wait
 
 
 class LiveRun:
-    """Current content of a run directory."""
+    """Report page and trajectories of a run directory whose files still change."""
 
     def __init__(self, run_dir: str | Path) -> None:
         self._directory = load_run(run_dir).directory  # raises FileNotFoundError

@@ -25,22 +25,22 @@ from verl.record.run_dir import RunDirectory
 from verl.report_sections import Outcomes, StepView
 from verl.utils import jsonl
 
-BUDGET = 80_000_000  # bytes of rollout files in one page; about 15 bytes compress to one
-LARGEST = 24_000_000  # bytes that are read of one file
+BUDGET = 80_000_000  # bytes of rollout files in one page; compressed they are about 1/15 of that
+LARGEST = 24_000_000  # maximum number of bytes that are read of one file
 DIGITS = 4  # decimal places of token values
 KEPT = ("step", "observation", "action", "reward", "advantage")
 
 
 KINDS = ("train", "val", "audit")
 AUDIT = "audit"  # folder in the run directory with the trajectories of main_audit
-TokenValues = Mapping[tuple[str, int], Mapping[str, Any]]  # by trajectory and turn
+TokenValues = Mapping[tuple[str, int], Mapping[str, Any]]  # by traj_uid and turn number
 
 
 @dataclass(frozen=True)
 class RolloutFile:
     """A rollout file of ``kind`` ``train``, ``val`` or ``audit``.
 
-    ``tokens`` is the path of its token values, which may be missing.
+    ``tokens`` is the path of the file with entropies and masks of its tokens, which may be missing.
     """
 
     path: Path
@@ -50,12 +50,12 @@ class RolloutFile:
 
     @property
     def name(self) -> str:
-        """Return the name of the file in the page, for example ``train-20``."""
+        """Return the name by which the page requests the file, for example ``train-20``."""
         return f"{self.kind}-{self.step}"
 
     @property
     def bytes_read(self) -> int:
-        """Return the number of bytes of the file that are read."""
+        """Return the number of bytes that the report reads: the file size, at most ``LARGEST``."""
         return min(self.path.stat().st_size, LARGEST)
 
 
@@ -68,7 +68,7 @@ class Chunk:
 
 
 def rollout_files(directory: RunDirectory) -> list[RolloutFile]:
-    """Return all rollout files of a run and of its audit in order of steps.
+    """Return all rollout files of a run and of ``main_audit`` on it, in order of steps.
 
     The file of a validation follows the training file of its step.
     """
@@ -99,9 +99,9 @@ def _sort_key(file: RolloutFile) -> tuple[int, int]:
 
 
 def select_within_budget(files: Sequence[RolloutFile], budget: int = BUDGET) -> list[RolloutFile]:
-    """Return the ``files`` that fit into ``budget`` bytes.
+    """Return all ``files``, or a selection with at most ``budget`` bytes.
 
-    These are all files, or of each kind the last and every second, fourth, eighth ... one.
+    The selection has the last file of each kind and every n-th file, with n = 2, 4, 8, ...
     """
     kept = list(files)
     stride = 1
@@ -113,12 +113,12 @@ def select_within_budget(files: Sequence[RolloutFile], budget: int = BUDGET) -> 
 
 def _every_nth(files: Sequence[RolloutFile], kind: str, stride: int) -> list[RolloutFile]:
     of_kind = [file for file in files if file.kind == kind]
-    # Count from the first file: a growing run keeps the files that are compressed already.
+    # Count from the first file: as a run grows, the selected files stay the same and are cached.
     return [file for n, file in enumerate(of_kind) if n % stride == 0 or n == len(of_kind) - 1]
 
 
 def pack_file(file: RolloutFile) -> Chunk:
-    """Return the chunk of ``file``. It is cached until the file changes."""
+    """Return summary and compressed trajectories of ``file``. Cached until the file changes."""
     status = file.path.stat()
     return _pack_cached(file, tuple(step_views()), status.st_size, status.st_mtime_ns)
 
@@ -141,8 +141,9 @@ def _pack_cached(file: RolloutFile, views: tuple[StepView, ...], size: int, _tim
 class StepExtras:
     """Data about turns in addition to their records.
 
-    ``views`` are the declared fields and ``tokens`` the token values. ``outcomes`` maps the key of
-    alternatives to the returns of trajectories that continued with one of them.
+    ``views`` declare which fields are shown, and ``tokens`` has the token values of each turn.
+    ``outcomes`` maps the record key of alternatives (for example ``contexts``) to the returns of
+    trajectories that continued with one of them.
     """
 
     views: Sequence[StepView]
@@ -213,9 +214,10 @@ def _step_entry(
 
 
 def _token_overlays(step: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the tokens of a turn with the values that colour them, or its text without tokens.
+    """Return the tokens of a turn with the values by which the page colours them.
 
-    ``values`` is the entry of the turn in the token file.
+    Without token texts, return the text of the turn. ``values`` is the turn's entry in the token
+    file.
     """
     state = {"state": values["state"]} if "state" in values else {}
     pairs = step.get("token_credit") or []
@@ -223,7 +225,7 @@ def _token_overlays(step: Mapping[str, Any], values: Mapping[str, Any]) -> dict[
         return state | {"response": step.get("response", "")}
     credit = [_round_value(value) for _, value in pairs]
     mask = values.get("mask", [])
-    # Only sampled tokens have credit. A damaged token file may disagree with the rollout file.
+    # Only sampled tokens have advantages. A damaged token file may not match the rollout file.
     if sum(mask) != len(credit):
         return state | {"tokens": [text for text, _ in pairs], "overlays": {"advantage": credit}}
     left = iter(credit)
@@ -254,7 +256,7 @@ def encode_base64(data: bytes) -> str:
 
 
 def build_index(chunks: Sequence[Chunk]) -> dict[str, Any]:
-    """Return the index that the page reads before any chunk."""
+    """Return the index of all trajectories, which the page reads when it opens."""
     return {
         "files": [chunk.summary for chunk in chunks],
         "lead": " ".join(view.lead for view in step_views() if view.lead),
