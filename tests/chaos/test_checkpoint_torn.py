@@ -144,7 +144,7 @@ manager = CheckpointManager(root, background=True)
 def save(directory):
     write = save_engine(engine, directory)
     def wait():
-        write.files()
+        write.wait_for_files()
     return wait
 
 manager.save(1, save, {"n": 1})

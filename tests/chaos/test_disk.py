@@ -67,13 +67,13 @@ with RunDirectory(disk / "run").open({"seed": 1}) as run:
     refused(run.write_rollouts, 1, [{"text": "x" * 10_000}])
     refused(tracking.log, {"text": "x" * 10_000}, 2)
 refused(RunDirectory(disk / "run").open, {"seed": 2})
-print("whole:", manager.latest_valid().name, manager.load_state())
+print("whole:", manager.find_latest_valid().name, manager.load_state())
 filler.unlink()
 with RunDirectory(disk / "run").open({"seed": 1}) as run:
     with Tracking("p", "e", [], {}, run.path, resume_step=1) as tracking:
         tracking.log({"loss": 0.5}, 2)
     save(2, 100_000)
-print("after:", manager.latest_valid().name, [row["step"] for row in jsonl.read(run.metrics_path)])
+print("after:", manager.find_latest_valid().name, [row["step"] for row in jsonl.read(run.metrics_path)])
 """
 READ_ONLY = """
 mount("size=400k")

@@ -41,7 +41,7 @@ DEAF = """
 import sys, time
 from pathlib import Path
 from verl.utils import watchdog
-watchdog.LOOK_S = 0.1
+watchdog.POLL_S = 0.1
 watchdog.GRACE_S = 2.0
 with watchdog.Watchdog(Path(sys.argv[1]), 60.0, 0.1):
     while True:
@@ -54,7 +54,7 @@ FROZEN = """
 import ctypes, os, signal, sys
 from pathlib import Path
 from verl.utils import watchdog
-watchdog.LOOK_S = 0.2
+watchdog.POLL_S = 0.2
 watchdog.GRACE_S = 2.0
 with watchdog.Watchdog(Path(sys.argv[1]), 60.0, 1.0):
     if sys.argv[2] == "stopped":
@@ -68,7 +68,7 @@ ALIVE = """
 import sys, time
 from pathlib import Path
 from verl.utils import watchdog
-watchdog.LOOK_S = 0.2
+watchdog.POLL_S = 0.2
 watchdog.GRACE_S = 2.0
 with watchdog.Watchdog(Path(sys.argv[1]), 60.0, 4.0) as dog:
     for turn in range(35):

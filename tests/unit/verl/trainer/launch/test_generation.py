@@ -29,7 +29,7 @@ def hang(engine):
     while True:
         time.sleep(600)
 HFEngine.step = hang
-watchdog.LOOK_S = 0.1
+watchdog.POLL_S = 0.1
 sys.exit(main_generation.main(sys.argv[1:]))
 """
 
