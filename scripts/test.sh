@@ -16,14 +16,19 @@ case "$*" in
     tests "$@"
     ;;
 *)
-    tests tests/unit tests/property tests/golden -n 2 --dist loadfile --no-loadscope-reorder "$@"
-    # Types take two minutes of one core: they are checked while the first jobs run.
-    types_log=$(mktemp)
-    pyright >"$types_log" 2>&1 &
-    types=$!
-    trap 'kill "$types" 2>/dev/null || true; rm -f "$types_log"' EXIT
-    tests tests/e2e tests/chaos tests/gpu "$@" # whole jobs: each has the machine to itself
-    wait "$types" || { cat "$types_log"; exit 1; }
-    tail -n 1 "$types_log"
+    # Both groups wait more than they compute, so they run at the same time. The jobs run one after
+    # the other. The output of the unit tests and of pyright follows at the end.
+    unit_log=$(mktemp)
+    {
+        tests tests/unit tests/property tests/golden -n 2 --dist loadfile --no-loadscope-reorder "$@"
+        pyright
+    } >"$unit_log" 2>&1 &
+    unit=$!
+    trap 'kill "$unit" 2>/dev/null || true; rm -f "$unit_log"' EXIT
+    status=0
+    tests tests/e2e tests/chaos tests/gpu "$@" || status=$?
+    wait "$unit" || status=$?
+    cat "$unit_log"
+    exit "$status"
     ;;
 esac

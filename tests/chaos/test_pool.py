@@ -252,11 +252,11 @@ def test_prints_of_days_do_not_pile_up(monkeypatch):
 def test_a_spare_stands_in_for_workers_that_start_slowly():
     async def test(pool):
         await until(lambda: pool._spare is not None)
-        spare = pool._spare.pid
+        spare = pool._spare.process_id
         os.kill(pool.worker_pids[0], signal.SIGKILL)
         await until(lambda: pool.worker_pids == [spare])
         assert await one_episode(pool)
-        await until(lambda: pool._spare is not None and pool._spare.pid != spare)
+        await until(lambda: pool._spare is not None and pool._spare.process_id != spare)
 
     play(test, workers=1, slots=1, section={"start_s": 1.2})
 
