@@ -62,7 +62,7 @@ class ProcessSlot:
         return group is not None and group in self.worker.groups
 
     def count_session(self, group: str | None, by: int) -> None:
-        """Add ``by`` (1 or -1) to the worker's number of open sessions, in total and of ``group``."""
+        """Add ``by`` (1 or -1) to the worker's counts of open sessions: total, and of ``group``."""
         self.worker.num_sessions += by
         groups = self.worker.groups
         groups[group] += by

@@ -101,8 +101,8 @@ class AlfworldSettings(EnvSettings):
 
     @property
     def uses_generated_games(self) -> bool:
-        """True if the games are generated. ``auto`` checks only that ``$ALFWORLD_DATA`` is unset;
-        the folder is not searched.
+        """True if the games are generated. With ``source=auto`` they are generated if
+        ``$ALFWORLD_DATA`` is unset. The content of that folder is not checked.
         """
         if self.source == "auto":
             return "ALFWORLD_DATA" not in os.environ
@@ -120,8 +120,9 @@ class AlfworldSettings(EnvSettings):
         return f"rooms generated here, in place of ALFWorld's games ({why})"
 
     def known_tasks(self, split: str) -> int | None:
-        """Return the number of generated games in ``split``, or None for official games, which are
-        counted when their folder is read.
+        """Return the number of generated games in ``split``.
+
+        Return None for official games, whose number is known only after their folder was read.
         """
         if not self.uses_generated_games:
             return None

@@ -25,7 +25,8 @@ class RewardFromFile(FunctionFromFile):
 class DatasetSettings(GradedSettings):
     """Settings of ``env.dataset``: files, columns and grader.
 
-    ``data_keys`` maps the keys of job scripts to these settings.
+    ``data_keys`` maps config keys outside ``env``, such as ``data.train_files``, to the settings
+    that get their values.
     """
 
     is_single_turn: ClassVar[bool] = True

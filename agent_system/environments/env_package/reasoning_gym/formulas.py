@@ -1,6 +1,7 @@
 """Safe parser for formulas and lists of a policy: a small grammar, checked node by node.
 
-Graders that evaluate text receive the text written from the parsed nodes, never the policy's.
+Graders that evaluate a text receive one that is generated from the parsed nodes. They never receive
+the text of the policy.
 """
 
 import ast
@@ -87,7 +88,7 @@ def _parse_expression(text: str, longest: int) -> ast.expr:
         raise UnreadableFormula(f"longer than {longest} characters")
     try:
         return ast.parse(text.strip(), mode="eval").body
-    # Null bytes, lone surrogates, numbers with thousands of digits, and too deep nesting.
+    # Causes: null bytes, lone surrogates, numbers with thousands of digits, too deep nesting.
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise UnreadableFormula(str(error)) from error
 
