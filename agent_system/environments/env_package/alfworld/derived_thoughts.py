@@ -132,7 +132,7 @@ class DerivedThoughtsExpert(AlfworldExpert):
     def _right_actions_at(
         self, receptacle_class: str, kind: str, action_template: str
     ) -> RightActions:
-        """Return ``action_template`` with the agent's location if its class is ``receptacle_class``.
+        """Return ``action_template`` at the agent's location if its class is ``receptacle_class``.
 
         Otherwise return the moves that go to a receptacle of that class.
         """

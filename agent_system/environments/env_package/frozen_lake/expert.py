@@ -34,7 +34,7 @@ class LakeExpert:
         self._read_observation(first)
 
     def act(self) -> Decision:
-        """Return the next move. ``Decision.situation`` lists the moves that do not end in a hole."""
+        """Return the next move. ``Decision.situation`` lists the moves that avoid all holes."""
         path = self._shortest_path(self.position)
         if path is None:
             raise ValueError("no path over this lake leads to the goal")

@@ -95,7 +95,8 @@ class FrozenLakeText:
             for m, (_, down, right) in MOVES.items()
             if 0 <= row + down < size and 0 <= column + right < size
         }
-        # On slippery ice a move may slip sideways, so also a move off the lake can change the cell.
+        # On slippery ice the agent may move sideways instead. A move off the lake can then change
+        # its cell.
         return [move for move in MOVES if self.settings.slippery or move in inside]
 
     def _make_observation(self, message: str) -> Observation:

@@ -153,7 +153,7 @@ def _read_proposition(answer: str, _entry: Entry) -> str | None:
 
 
 def _read_truth_value(answer: str, entry: Entry) -> str | None:
-    # The grader of this generator converts the text with ``bool``, so "False" is true.
+    # The grader of this generator accepts every text, also "False" where "True" is right.
     truth_values = {word.lower() for word in TRUTH.findall(answer)}
     return answer if truth_values == {str(entry.get("answer")).lower()} else None
 

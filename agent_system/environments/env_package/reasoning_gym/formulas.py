@@ -126,7 +126,10 @@ def _check_node(
 
 
 def _remaining_exponent(node: ast.expr, largest: int) -> int:
-    """Return the largest exponent allowed in nested powers. Raises ``UnreadableFormula``."""
+    """Return the largest exponent allowed in the base of a power whose exponent is ``node``.
+
+    The product of nested exponents must be at most ``largest``. Raises ``UnreadableFormula``.
+    """
     inner = list(ast.walk(node))
     if any(isinstance(part, ast.Pow) for part in inner):
         raise UnreadableFormula("an exponent contains a power")

@@ -68,8 +68,8 @@ class Door:
 def needed_level(count: int, hops: Sequence[int]) -> int:
     """Return the lowest level (from 1) whose ``hops`` suffice for ``count`` arrows.
 
-    ``hops`` are the numbers of arrows that a thought of each level follows. It may be one fewer than
-    ``count``, because the action itself follows one arrow. Example: with hops (0, 2, 4, 7), 3
+    ``hops`` are the numbers of arrows that a thought of each level follows. It may be one fewer
+    than ``count``, because the action itself follows one arrow. Example: with hops (0, 2, 4, 7), 3
     arrows need level 2 and 4 arrows need level 3.
     """
     for level, written in enumerate(hops, start=1):

@@ -92,12 +92,16 @@ def demonstration_key(settings: RelaySettings) -> list[Any]:
 
 
 def list_token_symbols(settings: RelaySettings) -> list[str]:
-    """Return arrows, questions and hops, each with the space in front of it in a sentence."""
+    """Return the texts that a new tokenizer encodes as one token each.
+
+    These are arrows (``a>b``), questions (``d+3``) and steps of a thought (``1=c``), each with a
+    leading space if one precedes it in a text.
+    """
     places = string.ascii_lowercase[: settings.places]
     counts = range(1, settings.hops[-1] + 1)
     arrows = [f" {tail}>{head}" for tail, head in permutations(places, 2)]
     questions = [f"+{count}" for count in (0, *counts)]
-    # The first hop starts a thought, so no space is in front of it.
+    # Step 1 begins a thought, so no space precedes it.
     hops = [f"{' ' if count > 1 else ''}{count}={place}" for count in counts for place in places]
     return [*arrows, *questions, *hops]
 
