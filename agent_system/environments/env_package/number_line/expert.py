@@ -1,4 +1,4 @@
-"""Expert for the number line. It jumps by 3 while the target is three or more away, then steps by 1."""
+"""Expert for the number line: jumps of 3 until the target is less than 3 away, then steps of 1."""
 
 import random
 import re

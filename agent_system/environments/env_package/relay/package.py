@@ -44,7 +44,7 @@ class RelayEnv:
         return self._make_observation("")
 
     def step(self, action: str) -> tuple[Observation, float, bool, dict[str, Any]]:
-        """Answer the current door with the place ``action``. For reward and ``done`` see the class."""
+        """Answer the current door with place ``action``. For reward and ``done`` see the class."""
         action = action.strip().lower()
         door = self._doors[self._passed]
         if action not in door.all_places:

@@ -42,10 +42,10 @@ def load_opponent(settings: TextArenaSettings) -> Opponent | None:
 
 
 def random_move(game: Any, read: Sequence[str], rng: random.Random) -> str:
-    """Return a random move for the player whose turn it is.
+    """Return a random move for the seat whose turn it is.
 
-    ``read`` are all texts that this player has received. The move is accepted by the game, unless
-    ``TRIES`` random moves in a row were refused.
+    ``read`` are all texts that this seat has received. The game accepts the move, unless ``TRIES``
+    random moves in a row were refused.
     """
     example_moves = list(dict.fromkeys(move for text in read for move in _BRACKETS.findall(text)))
     if not example_moves:
@@ -74,7 +74,7 @@ def is_accepted(game: Any, move: str) -> bool:
 
 
 def is_rule_violated(state: Any, seat: int) -> bool:
-    """Return True if the last move of a seat was refused, or ended the game as invalid."""
+    """Return True if the game refused the last move of ``seat``, or ended because of it."""
     refused = state.error_count > 0 and state.current_player_id == seat
     return bool(refused or state.game_info[seat]["invalid_move"])
 

@@ -16,8 +16,8 @@ from agent_system.environments.prompts import Prompts
 
 NAME = "textworld"
 COOKING = ("recipe", "take", "go", "open", "cook", "cut", "drop")
-# By kind of game: the settings that change it. Only these are part of the hash that names the stored
-# games. With other settings in the hash, the same games would be made again.
+# By kind of game: the settings that change it. Only these are part of the hash that names the
+# stored games. With other settings in the hash, the same games would be made again.
 GAME_SETTINGS = {
     "coin_collector": ("level",),
     "treasure_hunter": ("level",),
