@@ -16,7 +16,7 @@ VERSION = 2  # of the demonstrations: increase it when the code changes them for
 DERIVED_THOUGHTS_VERSION = 1  # as ``VERSION``, for env.alfworld.thoughts=carried
 # Settings that change an episode. The others set folders and the numbers of games.
 EPISODE_SETTINGS = {"task_types", "receptacles", "objects", "seed", "prompt"}
-EPISODES_PER_GAME = 3  # translating a new game takes as long as ten episodes of it
+EPISODES_PER_GAME = 3  # several, because translating a new game takes as long as ten episodes
 
 
 def start_expert(episode: EpisodeStart[AlfworldSettings]) -> AlfworldExpert:
@@ -28,7 +28,7 @@ def start_expert(episode: EpisodeStart[AlfworldSettings]) -> AlfworldExpert:
 
 
 def uses_derived_thoughts(settings: AlfworldSettings) -> bool:
-    """Return True if ``env.alfworld.thoughts=carried``: the expert knows the needed level."""
+    """Return True if ``env.alfworld.thoughts=carried``. Decisions then have a ``needed_level``."""
     return settings.thoughts == "carried"
 
 

@@ -109,10 +109,10 @@ class AlfworldSettings(EnvSettings):
         return self.source == "generated"
 
     def describe_substitute(self, env_name: str) -> str:
-        """Describe generated games that replace the official games which ``env_name`` names.
+        """Return a sentence about the generated games if they replace official games.
 
-        Return "" for official games, and where ``source=generated`` and ``env_name`` has no variant
-        such as ``/AlfredTWEnv``.
+        Return "" for official games. Also return "" if ``source=generated`` requests generated
+        games and ``env_name`` has no variant such as ``/AlfredTWEnv`` that names official ones.
         """
         if not self.uses_generated_games or (self.source == "generated" and "/" not in env_name):
             return ""

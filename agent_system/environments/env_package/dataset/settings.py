@@ -7,7 +7,7 @@ from agent_system.environments.settings import FunctionFromFile, GradedSettings
 
 
 class RewardFromFile(FunctionFromFile):
-    """User-provided grader.
+    """Config values that name a user-provided grader: the Python file and the function.
 
     ``compute_score(data_source, solution_str, ground_truth, extra_info, **kwargs)`` is a function
     or a coroutine function. It returns a number or a dictionary with ``score``.

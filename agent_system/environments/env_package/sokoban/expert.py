@@ -1,7 +1,7 @@
-"""Expert for Sokoban: follows a shortest solution, and searches again after an unplanned move.
+"""Expert for Sokoban. It follows a shortest solution, and searches a new one after a random move.
 
-The search is bounded. If it fails, as in large rooms with many boxes, the expert follows the
-stored solution of the level, and adds no noise.
+The search visits at most ``MAX_STATES`` states. If it fails, as in large rooms with many boxes, the
+expert follows the stored solution of the level, and makes no random moves (noise).
 """
 
 import random
