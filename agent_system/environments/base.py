@@ -1,4 +1,4 @@
-"""Re-export of the public names of environments, for user code that imports this older path."""
+"""Older import path of the public names of ``agent_system.environments``, for user code."""
 
 from agent_system.environments.env import (
     Env,

@@ -15,7 +15,7 @@ def tokenize_words(text: str) -> list[str]:
 
 
 class KeywordIndex:
-    """BM25 index over ``texts``. Ties are resolved by position, so results are deterministic."""
+    """BM25 index over ``texts``. Of two texts with equal scores the earlier one is ranked first."""
 
     def __init__(self, texts: Sequence[str]) -> None:
         self._index = BM25Okapi([tokenize_words(text) for text in texts])

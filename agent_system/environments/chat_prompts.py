@@ -30,7 +30,7 @@ class ChatPrompts:
     """
 
     asks_for_levels = True
-    shows_level_prompts = False  # one text describes the levels for all environments
+    shows_level_prompts = False  # the levels are described by one text for all environments
 
     def __init__(
         self, rules: str, example: str, list_actions: bool = False, keep_first: bool = False
@@ -68,7 +68,7 @@ class ChatPrompts:
         """
         del levels  # the system message asks for them
         shown = [observation.text, *(seen for seen, _ in history)]
-        # Skip the first text while the window contains it: the task would appear twice.
+        # Omit the first observation while ``history`` contains it: it would appear twice.
         parts = [first.text] if self.keep_first and first.text not in shown else []
         for seen, action in history:
             # A prompt has one image: that of the current observation.
@@ -120,9 +120,9 @@ class CompactPrompts:
     """Prompts of observations only, for small policies that learn rules and answer format from
     demonstrations.
 
-    The prompts with and without thinking levels are equal. ``shorten`` maps an observation's text
-    to a short one for small policies. ``shorten_first`` does so for the first observation of an
-    episode (default: ``shorten``). For ``keep_first`` see ``ChatPrompts``.
+    The prompts with and without thinking levels are equal. ``shorten`` maps the text of an
+    observation to a shorter text. ``shorten_first`` is used instead for the first observation of
+    an episode (default: ``shorten``). For ``keep_first`` see ``ChatPrompts``.
     """
 
     asks_for_levels = True
@@ -193,7 +193,7 @@ def project_action(text: str) -> tuple[str, bool]:
     closed = _CLOSED_ACTION.findall(text)
     if closed:
         action = " ".join(closed[0].split())
-        # Check before cutting: an action that is too long is cut and also counts as not valid.
+        # Check the length before truncating: a truncated action also counts as not well formed.
         well_formed = (
             len(closed) == 1 and 0 < len(action) <= MAX_ACTION_CHARS and _TAG.search(action) is None
         )
@@ -204,6 +204,6 @@ def project_action(text: str) -> tuple[str, bool]:
         rest = opened.group(1)
     else:
         lines = text.strip().splitlines()
-        # The environment needs some action; False in the result marks it as not valid.
+        # The environment needs some text as action. False marks it as not well formed.
         rest = lines[-1] if lines else ""
     return " ".join(rest.split())[:MAX_ACTION_CHARS], False

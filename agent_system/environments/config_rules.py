@@ -20,7 +20,7 @@ from verl.config.settings import Section
 Tree = dict[str, Any]
 DEFAULT_ENVIRONMENT = "alfworld"
 MIXTURE = "mixture"
-DATASET = "dataset"  # its tasks are rows of files
+DATASET = "dataset"  # environment whose tasks are the rows of data files
 FILE_KEYS = ("data.train_files", "data.val_files")
 GROUP_SIZE_KEY = "actor_rollout_ref.rollout.n"
 
@@ -34,11 +34,11 @@ def settings_class_or_none(name: str) -> type[EnvSettings] | None:
 
 
 def preprocess_tree(tree: Tree, schema: type[Section]) -> None:
-    """Fill in the environment in ``tree``, before it is read.
+    """Complete the environment's keys in the config ``tree`` before ``schema`` validates it.
 
-    Choose ``env.env_name`` if it is not set: ``dataset`` for a job that names data files, else
-    ``alfworld``. Spell the name as the registry does. Copy keys of other sections that the
-    environment reads (``data_keys``) into its section.
+    Choose ``env.env_name`` if it is not set: ``dataset`` for a config that names data files, else
+    ``alfworld``. Spell the name as the registry does. Copy the values of other sections that the
+    environment uses (listed in ``data_keys`` of its settings class) into ``env.<name>``.
     """
     env = tree.setdefault("env", {})
     if not isinstance(env, dict):
@@ -56,7 +56,7 @@ def preprocess_tree(tree: Tree, schema: type[Section]) -> None:
         if settings.is_single_turn:
             env.setdefault("max_steps", 1)
         if settings.data_keys:
-            # Validate on all rows of the files.
+            # None: the validation set contains all rows of the files.
             env.setdefault("val_tasks", None)
             _copy_value(tree, GROUP_SIZE_KEY, "env.rollout.n")
         for source, target in settings.data_keys.items():
@@ -77,7 +77,7 @@ def _is_placeholder(value: Any) -> bool:
 
 
 def _value_at(tree: Mapping[str, Any], path: str) -> Any:
-    """Return the value at the dotted ``path``; None if it is not set."""
+    """Return the value of the dotted key ``path`` in ``tree``; None if it is not set."""
     value: Any = tree
     for name in path.split("."):
         value = value.get(name) if isinstance(value, dict) else None
@@ -85,7 +85,7 @@ def _value_at(tree: Mapping[str, Any], path: str) -> Any:
 
 
 def _copy_value(tree: Tree, source: str, target: str) -> None:
-    """Copy the value at ``source`` to ``target`` unless ``target`` is set."""
+    """Copy the value of key ``source`` to key ``target`` (both dotted) unless ``target`` is set."""
     value = _value_at(tree, source)
     if value is None or _value_at(tree, target) is not None:
         return
@@ -95,7 +95,7 @@ def _copy_value(tree: Tree, source: str, target: str) -> None:
     section = tree
     for part in above:
         section = section.setdefault(part, {})
-        # A plain value instead of a section is refused when the config is read.
+        # A plain value instead of a section is an error, which the validation reports later.
         if not isinstance(section, dict):
             return
     section[name] = value

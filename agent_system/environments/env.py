@@ -32,17 +32,21 @@ class Observation:
 
     @property
     def state(self) -> str:
-        """Text that identifies the state: ``anchor``, or ``text`` without an anchor."""
+        """Text that identifies the state: ``anchor`` if it is set, else ``text``."""
         return self.text if self.anchor is None else self.anchor
 
     @property
     def situation(self) -> str:
-        """Kind of the state, for metrics of thinking levels; ``state`` if ``info`` has no kind."""
+        """Category of the state, by which metrics of thinking levels are grouped: the value of
+        ``info["situation"]``, else ``state``.
+        """
         return self.info.get("situation", self.state)
 
     @property
     def needed_level(self) -> int | None:
-        """Lowest thinking level that suffices in this state; None if unknown."""
+        """Lowest thinking level whose thought can state all facts that the right action needs;
+        None if the environment does not report it.
+        """
         return self.info.get("needed_level")
 
 
@@ -90,8 +94,9 @@ class Env(Protocol):
         ...
 
     def step(self, action: str) -> Step:
-        """Apply one projected action; return observation, reward, done and info (``won``,
-        ``is_action_valid``).
+        """Apply one action, as ``EnvPackage.project`` extracted it from the model text.
+
+        Return observation, reward, done and info (``won``, ``is_action_valid``).
         """
         ...
 

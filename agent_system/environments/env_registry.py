@@ -68,7 +68,7 @@ REGISTRY: dict[str, RegistryEntry] = {
     ),
     "tools": _builtin_entry("tools", "ToolsSettings", extra="envs"),
     "twenty_questions": _builtin_entry("twenty_questions", "TwentyQuestionsSettings"),
-    # Name of the shop in published job scripts.
+    # Name of the ``shop`` environment in job scripts of verl-agent.
     "webshop": _builtin_entry("shop", "ShopSettings", extra="envs"),
 }
 
@@ -207,7 +207,7 @@ def variants_of(name: str) -> list[str]:
 
 
 def selectable_names(name: str) -> list[str]:
-    """Return all values of ``env.env_name`` for the package ``name``.
+    """Return all values of ``env.env_name`` that select the package ``name``.
 
     These are ``NAME/VARIANT`` for each variant, or ``NAME`` without variants. Raises what
     ``variants_of`` raises.
@@ -232,7 +232,8 @@ def env_settings(env_config: "EnvConfig") -> EnvSettings:
     """Return the settings of the environment that ``env_config`` names.
 
     They are the section ``env.<name>``, updated with ``env.kwargs``. ``max_steps`` and ``seed``
-    default to those of ``env``. A variant after the slash of the name sets the variant key.
+    default to those of ``env``. A variant after the slash of the name is stored under the key that
+    ``EnvSettings.variant_key`` names.
 
     Raises:
         ConfigError: Unknown or invalid keys.
@@ -257,10 +258,10 @@ def env_settings(env_config: "EnvConfig") -> EnvSettings:
 
 
 def describe_substitutes(env_config: "EnvConfig") -> str:
-    """Describe the substitute that runs instead of the environment that ``env_config`` names.
+    """Return a sentence about the data that replaces the data which ``env_config`` names.
 
-    Example: generated games instead of ALFWorld's official ones. Empty without a substitute, and
-    if the settings cannot be read.
+    Example: generated games replace ALFWorld's official games, which are not on this machine.
+    Return "" if nothing is replaced, or if the settings cannot be read.
     """
     try:
         settings = env_settings(env_config)

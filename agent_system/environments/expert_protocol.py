@@ -1,4 +1,4 @@
-"""Protocol of experts, which make demonstrations of an environment."""
+"""Protocol of experts: scripted policies whose episodes are demonstrations for imitation."""
 
 import random
 from collections.abc import Callable, Mapping, Sequence
@@ -13,13 +13,13 @@ S = TypeVar("S", bound=EnvSettings)
 
 @dataclass(frozen=True, slots=True)
 class Noise:
-    """Shares of an expert's actions that are wrong on purpose; their sum is less than 1.
+    """Probabilities that an expert's action is replaced by a bad one; their sum is less than 1.
 
     Attributes:
-        useless_share: Valid actions that do not advance the task. Reinforcement learning can
-            remove them.
-        invalid_share: Actions that the environment rejects. They show the policy how to continue
-            after an invalid action.
+        useless_share: Probability of a valid action that does not advance the task. Reinforcement
+            learning can unlearn such actions.
+        invalid_share: Probability of an action that the environment rejects. The policy learns
+            from such turns how to continue after an invalid action.
     """
 
     useless_share: float = 0.0
@@ -28,7 +28,7 @@ class Noise:
 
 @dataclass(frozen=True, slots=True)
 class Thought:
-    """Text of a thought and the action that follows from it."""
+    """Text of a thought and the action of the same turn, which the thought leads to."""
 
     text: str
     action: str
@@ -36,10 +36,11 @@ class Thought:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """Action of an expert, and the parts of the thoughts about it, each without a full stop.
+    """Action of an expert in one turn, and the text from which the thought before it is composed.
 
-    ``thoughts`` contains thoughts that the expert writes itself, by level. They replace those that
-    are composed of ``situation``, ``tried`` and ``plan``, and may lead to another action.
+    A thought is composed of ``situation``, ``tried`` and ``plan``, which have no final full stop.
+    ``thoughts`` maps a thinking level to a complete ``Thought``. It replaces the composed thought
+    of that level, and its action replaces ``action``.
     """
 
     action: str
@@ -49,16 +50,18 @@ class Decision:
     is_useless: bool = False  # valid, but does not advance the task
     is_invalid: bool = False  # rejected by the environment
     thoughts: Mapping[int, Thought] = field(default_factory=dict)
-    needed_level: int | None = None  # the lowest level that suffices; None: unknown
-    right_actions: tuple[str, ...] = ()  # all right actions in this state; empty: ``action`` only
+    # Lowest thinking level whose thought states all facts that the action needs. None: unknown.
+    needed_level: int | None = None
+    # All actions that the expert accepts as correct in this state. Empty: ``action`` only.
+    right_actions: tuple[str, ...] = ()
 
     def is_right(self, action: str) -> bool:
-        """Return True if ``action`` is right."""
+        """Return True if ``action`` is one of the actions that the expert accepts in this state."""
         return action in (self.right_actions or (self.action,))
 
 
 class ExpertPolicy(Protocol):
-    """State of an expert in one episode."""
+    """Expert in one episode: it returns actions and receives observations."""
 
     def act(self) -> Decision:
         """Return the next action with its thoughts."""
@@ -81,19 +84,23 @@ class EpisodeStart(Generic[S]):
 
 
 def no_symbols(settings: EnvSettings) -> Sequence[str]:
-    """Return no symbols. Default of ``Expert.symbols``."""
+    """Return an empty list. Default of ``Expert.symbols``: no text needs its own token."""
     del settings
     return ()
 
 
 def names_no_level(settings: EnvSettings) -> bool:
-    """Return False, the default of ``Expert.names_needed_level``, for any settings."""
+    """Return False for all settings: decisions do not set ``needed_level``. Default of
+    ``Expert.names_needed_level``.
+    """
     del settings
     return False
 
 
 def knows_all_solutions(settings: EnvSettings) -> bool:
-    """Return True, the default of ``Expert.knows_solution``, for any settings."""
+    """Return True for all settings: the expert solves every task. Default of
+    ``Expert.knows_solution``.
+    """
     del settings
     return True
 
@@ -103,20 +110,23 @@ class Expert(Generic[S]):
     """Expert of an environment, which makes demonstrations.
 
     Attributes:
-        start: Returns the expert of one episode.
-        levels: Thinking levels for which it has thoughts.
+        start: ``start(episode)`` returns the ``ExpertPolicy`` of one episode.
+        levels: Thinking levels for which it can write a thought.
         tasks: ``tasks(settings, count)`` returns at most ``count`` tasks to demonstrate, never
             validation tasks. None: training tasks.
         episodes_per_task: Demonstrated episodes per task.
-        version: Part of the name of the demonstration file. Raise it if the same settings give
-            other episodes.
-        key: ``key(settings)`` returns all that changes an episode, as JSON values. It becomes part
-            of the name of the demonstration file. None: version and all settings.
-        words: Words, each with a leading space, that tasks may contain and demonstrations may not.
-        symbols: Texts with punctuation or spaces that a new tokenizer encodes as one token.
-        keeps_unsuccessful: Write episodes without success too. For experts that err on purpose.
-        names_needed_level: True if decisions name their ``needed_level`` with these settings.
-        knows_solution: True if the expert solves the tasks of these settings.
+        version: Part of the name of the demonstration file. Increase it when the expert's code
+            changes its episodes for equal settings.
+        key: ``key(settings)`` returns all values that change an episode, as JSON values. Their hash
+            is part of the name of the demonstration file. None: version and all settings.
+        words: Words that occur in tasks but perhaps in no demonstration, each with a leading space.
+            A new tokenizer encodes each as one token.
+        symbols: Texts with punctuation or spaces that a new tokenizer encodes as one token each.
+        keeps_unsuccessful: True if failed episodes are demonstrated too, for experts that make
+            mistakes on purpose.
+        names_needed_level: ``names_needed_level(settings)`` is True if decisions set
+            ``needed_level``.
+        knows_solution: ``knows_solution(settings)`` is True if the expert solves the tasks.
     """
 
     start: Callable[[EpisodeStart[S]], ExpertPolicy]

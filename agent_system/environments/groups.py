@@ -4,14 +4,16 @@ from collections.abc import Sequence
 
 
 class GroupMismatch(RuntimeError):
-    """Different start states in one group. The returns of its members cannot be compared."""
+    """Error for a group whose members have different start states, so that their returns cannot be
+    compared.
+    """
 
 
 def assert_same_start(uids: Sequence[str], starts: Sequence[tuple[str, str] | None]) -> None:
     """Raise ``GroupMismatch`` unless rows with the same uid have the same start.
 
-    A start is the text and the state of the first observation. ``None`` is a member whose reset
-    failed; it is not compared.
+    ``starts`` contains (text, state) of the first observation of each row. It is None for a row
+    whose reset failed; such a row is not compared.
     """
     first: dict[str, tuple[str, str]] = {}
     for uid, start in zip(uids, starts, strict=True):

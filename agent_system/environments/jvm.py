@@ -23,7 +23,7 @@ EXIT_S = 5.0
 
 
 class JavaMissing(RuntimeError):
-    """Missing Java runtime, or a runtime that does not start."""
+    """Error: no Java runtime was found, or it does not start."""
 
 
 def find_java(env_name: str) -> str:

@@ -1,4 +1,4 @@
-"""Environment manager: selects the tasks of each step, in groups.
+"""Environment manager: selects the tasks of each training step. Each task is repeated as a group.
 
 The trainer calls ``gen_batch`` for batches of tasks and ``panel_batch`` for the validation set. The
 collector generates the trajectories in its own environments. ``vectorised`` steps a batch without a
@@ -83,8 +83,8 @@ class EnvironmentManagerBase(VectorisedPlay):
         Args:
             step: Training step, from 1.
             batch_size: Number of groups.
-            draw: A value above 0 gives another batch for the same step. Its tasks differ only if
-                tasks are shuffled.
+            draw: Number of the batch within the step, from 0, if a step needs several batches. The
+                batches have different tasks only if tasks are shuffled.
 
         Returns:
             Columns ``task`` (dict), ``uid``, ``member`` (int), ``env_seed`` (int), ``data_source``
@@ -101,22 +101,24 @@ class EnvironmentManagerBase(VectorisedPlay):
         return batch
 
     def panel_batch(self) -> "DataProto":
-        """Return the frozen validation set, one row per task, with the columns of ``gen_batch``."""
+        """Return the validation set, one row per task, with the columns of ``gen_batch``. It is the
+        same at every call.
+        """
         # The seeds depend on the tasks only, so runs with other seeds have the same start states.
         groups = [(task, seed, f"panel-{task['task_id']}") for task, seed in self.panel]
         return self._build_batch(groups, 1)
 
     @property
     def panel_hash(self) -> str:
-        """Hash of the validation set. Report it with success rates.
+        """Hash of the validation set. Success rates are comparable if their hashes are equal.
 
-        Equal hashes mean equal tasks and start states.
+        Equal hashes mean equal tasks and environment seeds, and thus equal start states.
         """
         return hash_validation_set(self.panel)
 
     @property
     def task_schedule(self) -> TaskSchedule:
-        """Order of the tasks. Rebuilt after ``task_list`` was replaced."""
+        """Order in which training steps use the tasks. Rebuilt after ``task_list`` was replaced."""
         if self._schedule is None or self._schedule[0] is not self.task_list:
             weights = self.package.part_weights(self.settings)
             seed = (self.env_config.seed, self.split)

@@ -31,8 +31,8 @@ class Mixture(Generic[S]):
     Attributes:
         weights: ``weights(settings)`` returns the weight of each part. A part gets
             ``weight / sum(weights)`` of the trajectories. ``task["part"]`` names the part.
-        package_of: Returns the package of a task.
-        stop: ``stop(settings)`` replaces ``EnvPackage.stop``.
+        package_of: ``package_of(task)`` returns the package of the part that ``task`` belongs to.
+        stop: ``stop(settings)`` returns the stop strings, instead of ``EnvPackage.stop``.
     """
 
     weights: Callable[[S], Mapping[str, int]]
@@ -42,7 +42,7 @@ class Mixture(Generic[S]):
 
 @dataclass(frozen=True, slots=True)
 class TaskText:
-    """Functions for tasks that contain their first observation.
+    """Functions that read and replace the first observation of a task that contains it.
 
     ``first_observation(task)`` returns it. ``with_text(task, text)`` returns the task with another
     text of that observation.
@@ -59,28 +59,32 @@ class EnvPackage(Generic[S]):
     Attributes:
         name: Name of the config section ``env.<name>``.
         settings: Class of the section.
-        make: Makes an environment, in the worker process.
+        make: ``make(settings)`` returns a new environment. Called in the worker process.
         tasks: ``tasks(settings, split)`` returns the tasks of ``train`` or ``val``: disjoint lists
             in a stable order.
-        prompts: Returns the prompts for the settings.
-        project: Maps model text to (action, is well formed). Never raises.
+        prompts: ``prompts(settings)`` returns the ``Prompts``.
+        project: ``project(text)`` returns the action in a model text, and True if the text is well
+            formed. Never raises.
         stop: Strings that end the sampling of a turn.
-        images: Returns the key that makes observations images, its value, and its value for text
-            observations. None: observations are text with these settings.
-        executes_cut_turns: True if a turn cut by length is executed: it is the whole answer.
+        images: ``images(settings)`` returns (config key, its value, its value for text
+            observations), where the key is the one that makes observations images. None:
+            observations are text with these settings.
+        executes_cut_turns: True if a turn that reached the token limit is passed to ``step`` before
+            it ends the episode. False: it ends the episode without an env step.
         runs_agent: True if one env step runs a whole agent, which calls the policy through the
             endpoint.
-        task_text: Functions for tasks that contain their first observation. None: the first
-            observation is known only after ``reset``.
-        expert: Makes demonstrations for ``main_sft`` and the cold start.
+        task_text: Functions that read and replace the first observation of a task. None: tasks do
+            not contain it, so it is known only after ``reset``.
+        expert: Scripted policy whose episodes ``main_sft`` and the cold start imitate.
         variants: Returns all names that may follow the slash of ``env.env_name=NAME/VARIANT``, in a
             stable order. It may import the library of the environment.
         mixture: Additional fields if the tasks come from several packages.
         format_action: Returns the text in which a model writes an action, so that ``project`` reads
             it back. None: ``<action>...</action>``.
-        unlisted: Returns variants that can be used but are not listed, each with the reason.
-        remarks: Returns remarks that the list prints after a variant.
-        without_oracle: Variants without a known solution, although the package has an expert.
+        unlisted: Returns variants that can be used but that ``python -m agent_system.environments
+            list`` omits, each with the reason.
+        remarks: Returns remarks by variant, which that command prints after the name.
+        without_oracle: Variants for which the expert does not know a solution.
     """
 
     name: str
@@ -89,7 +93,7 @@ class EnvPackage(Generic[S]):
     tasks: Callable[[S, str], list[Task]]
     prompts: Callable[[S], Prompts]
     project: Callable[[str], tuple[str, bool]]
-    # Text after an action would invent the reply of the environment.
+    # Stop after the action: the model would otherwise continue with an invented observation.
     stop: tuple[str, ...] = ("</action>",)
     images: Callable[[S], tuple[str, Any, Any] | None] = no_images
     executes_cut_turns: bool = False

@@ -21,11 +21,11 @@ class Prompts(Protocol):
         ...
 
     def first(self, observation: Observation, levels: bool) -> str:
-        """Return the first user message of an episode (``append`` history)."""
+        """Return the first user message of an episode, for ``env.history=append``."""
         ...
 
     def turn(self, observation: Observation) -> str:
-        """Return a later user message (``append`` history)."""
+        """Return the user message of a later turn, for ``env.history=append``."""
         ...
 
     def window(
@@ -35,22 +35,24 @@ class Prompts(Protocol):
         observation: Observation,
         levels: bool,
     ) -> str:
-        """Return the user message of a turn (``window`` history).
+        """Return the only user message of a turn, for ``env.history=window``.
 
+        ``first`` is the first observation of the episode and ``observation`` the current one.
         ``history`` contains the (observation, action) texts of the last turns.
         """
         ...
 
 
 def shows_level_prompts(prompts: Prompts) -> bool:
-    """Return True if ``settings.level_prompts`` replaces the descriptions in ``prompts``."""
+    """Return True if ``prompts`` show the descriptions of levels in ``settings.level_prompts``."""
     return bool(getattr(prompts, "shows_level_prompts", False))
 
 
 def select_prompts(prompts: Prompts, first: Observation) -> Prompts:
-    """Return the prompts of the environment whose episode begins with ``first``.
+    """Return the prompts for the episode whose first observation is ``first``.
 
-    Prompts of a mixture have the method ``of(first)``, which selects them.
+    These are ``prompts`` itself. For a mixture of environments they are ``prompts.of(first)``, the
+    prompts of the environment that made the observation.
     """
     select = getattr(prompts, "of", None)
     return prompts if select is None else select(first)

@@ -1,6 +1,6 @@
-"""Random episodes with a hash of their transcript.
+"""Episodes of random actions, each with a hash of its observations and rewards.
 
-Equal hashes in two processes show that task, seed and actions determine an episode.
+If two processes get equal hashes, then task, seed and actions determine an episode.
 """
 
 import hashlib
@@ -23,7 +23,8 @@ from agent_system.environments.settings import EnvSettings
 from verl.config.schema.env import EnvConfig
 from verl.utils.seeds import derive_seed
 
-# Keys with the number of tasks. They are set to ``FEW_TASKS``, so that tasks are made quickly.
+# Config keys that set a number of tasks. They get the value ``FEW_TASKS``, so that making the tasks
+# takes little time.
 _TASK_COUNT_KEY = re.compile(r"(train|val)_(tasks|games|maps|levels)")
 _MOVE_OR_WORD = re.compile(r"\[[^\[\]\n]{1,30}\]|\w+")
 FEW_TASKS = 4
@@ -32,7 +33,7 @@ MAX_STEPS = 30
 
 @dataclass(frozen=True, slots=True)
 class RandomEpisode:
-    """Number of env steps of an episode, and a hash of its transcript."""
+    """Number of env steps of an episode, and a hash of its observations and rewards."""
 
     steps: int
     digest: str

@@ -14,7 +14,7 @@ Placement = Literal["inline", "thread", "locked", "process"]
 
 
 class FunctionFromFile(Section):
-    """User-provided function or class in a Python file."""
+    """Config values that name a user-provided function or class: the Python file and the name."""
 
     path: Annotated[str | None, RunsCode()] = None
     """Python file that defines a function or class"""
@@ -29,9 +29,10 @@ class EnvSettings(EnvSection):
     """
 
     model_config = ConfigDict(frozen=True)
-    # Key that the variant in ``env_name=NAME/VARIANT`` sets.
+    # Name of the setting that gets the value VARIANT of ``env.env_name=NAME/VARIANT``.
     variant_key: ClassVar[str] = ""
-    # Variants that set no key: names of the same environment in other frameworks' jobs.
+    # Values of VARIANT that have no effect. Job scripts of other frameworks use them for the same
+    # environment.
     variant_aliases: ClassVar[tuple[str, ...]] = ()
     # True if every episode has one turn.
     is_single_turn: ClassVar[bool] = False
@@ -58,9 +59,9 @@ class EnvSettings(EnvSection):
 
     @classmethod
     def list_variants(cls) -> tuple[str, ...]:
-        """Return the values that the type of ``variant_key`` lists.
+        """Return the values of the ``Literal`` type of the field that ``variant_key`` names.
 
-        A package with fixed variants uses this as ``EnvPackage.variants``.
+        A package with a fixed list of variants uses this method as ``EnvPackage.variants``.
         """
         return get_args(cls.model_fields[cls.variant_key].annotation)
 
@@ -70,7 +71,9 @@ class EnvSettings(EnvSection):
         return self
 
     def chosen_placement(self) -> Placement | None:
-        """Return the placement that these settings require; None: the default of the package."""
+        """Return where the environment runs with these settings (see ``Env``); None: the default
+        of the package.
+        """
         return self.placement
 
     def memory_limit_gb(self) -> float | None:
@@ -78,14 +81,16 @@ class EnvSettings(EnvSection):
         return None
 
     def describe_substitute(self, env_name: str) -> str:
-        """Describe the substitute that runs instead of ``env_name``; empty without a substitute."""
+        """Return a sentence about the data that replaces the data which ``env_name`` names; "" if
+        nothing is replaced.
+        """
         del env_name
         return ""
 
 
 class GradedSettings(EnvSettings):
-    """Settings of an environment that runs a grader on text of the policy, with time and memory
-    limits.
+    """Settings of an environment whose grader processes text of the policy, with limits of time
+    (seconds) and memory (gigabytes).
     """
 
     grade_s: Annotated[float, Gt(0)] = 10.0

@@ -1,4 +1,6 @@
-"""Order of the tasks. It depends on counters and hashes, never on earlier draws."""
+"""Order of the tasks. It is computed from step numbers and hashes, without a random generator whose
+state would have to be saved.
+"""
 
 import hashlib
 import json
@@ -19,9 +21,10 @@ def epoch_order(count: int, *parts: int | str) -> list[int]:
 
 
 def weighted_round(weights: Mapping[str, int]) -> list[str]:
-    """Return one round of the parts, each as often as its weight, distributed evenly.
+    """Return a list that contains each part of a mixture as often as its weight, well mixed.
 
-    Each position gets the part that is furthest behind its share, the first one if equal::
+    Each position gets the part that is furthest behind its proportional count. Of several such
+    parts it gets the first::
 
         {"a": 2, "b": 1}  ->  ["a", "b", "a"]
     """
@@ -37,7 +40,10 @@ def weighted_round(weights: Mapping[str, int]) -> list[str]:
 
 
 def interleave_parts(parts: Mapping[str, Sequence[Task]], weights: Mapping[str, int]) -> list[Task]:
-    """Return the tasks of all parts in weighted rounds. A part without further tasks is skipped."""
+    """Return the tasks of all parts in one list, in repetitions of ``weighted_round``.
+
+    A part whose tasks are used up is skipped.
+    """
     left = {part: list(reversed(parts[part])) for part in weights}
     ordered: list[Task] = []
     while any(left.values()):
@@ -46,7 +52,10 @@ def interleave_parts(parts: Mapping[str, Sequence[Task]], weights: Mapping[str, 
 
 
 def group_by_part(tasks: Sequence[Task], weights: Mapping[str, int]) -> dict[str, list[Task]]:
-    """Return the tasks of each part in order. Without weights all have the key ``SINGLE_PART``."""
+    """Return the tasks by the part that they belong to, each list in the given order.
+
+    Without ``weights`` all tasks are under the key ``SINGLE_PART``.
+    """
     tasks_of: dict[str, list[Task]] = {part: [] for part in weights or (SINGLE_PART,)}
     for task in tasks:
         tasks_of[task["part"] if weights else SINGLE_PART].append(task)
@@ -54,10 +63,11 @@ def group_by_part(tasks: Sequence[Task], weights: Mapping[str, int]) -> dict[str
 
 
 class TaskSchedule:
-    """Order of the tasks: parts in weighted rounds, and within each part one epoch after another.
+    """Endless order of the tasks: parts take turns as in ``weighted_round``, and each part repeats
+    its tasks epoch by epoch.
 
     Empty ``weights`` mean a single part. Epochs are shuffled by ``seed``, or keep the given order
-    without ``shuffle``. The same number always gives the same task, so a resumed run continues
+    without ``shuffle``. The same position always has the same task, so a resumed run continues
     with the same tasks.
     """
 
@@ -72,11 +82,14 @@ class TaskSchedule:
         self._round = weighted_round(weights) or [SINGLE_PART]
         self._shuffle = shuffle
         self._seed = seed
-        # Per part: (draw, epoch) and order of the last used epoch.
+        # By part: ((draw, epoch), order of the tasks in it) for the epoch that was used last.
         self._orders: dict[str, tuple[tuple[int, int], list[int]]] = {}
 
     def task_at(self, number: int, draw: int = 0) -> Task:
-        """Return task ``number``, from 0. Each ``draw`` has its own shuffled order."""
+        """Return the task at position ``number`` (from 0) of the order.
+
+        Each value of ``draw`` has a separate order if tasks are shuffled.
+        """
         rounds, position = divmod(number, len(self._round))
         part = self._round[position]
         before = rounds * self._round.count(part) + self._round[:position].count(part)
@@ -102,8 +115,8 @@ def select_validation_set(
 ) -> list[tuple[Task, int]]:
     """Return the validation set: at most ``size`` tasks with their environment seeds.
 
-    ``size=None`` takes all tasks. ``weights`` are those of the parts of a mixture. The result does
-    not depend on the seed of the run: runs with different seeds have the same validation set.
+    ``size=None`` takes all tasks. ``weights`` are the weights of the parts of a mixture, else None.
+    The result does not depend on the seed of the run: all runs have the same validation set.
     """
     ordered = sorted(tasks, key=lambda task: derive_seed("panel", task["task_id"]))
     if weights:

@@ -26,12 +26,16 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 StepResult = tuple[Observation, float, bool, dict[str, Any]]
-# Seconds that a call waits in addition to the sum of the deadlines in it.
+# A call of the driver runs several calls of environments. Its timeout in seconds is the sum of
+# their deadlines plus this value.
 EXTRA_WAIT_S = 300.0
 
 
 class VectorisedPlay:
-    """Part of ``EnvironmentManagerBase`` that steps a batch in lock-step, with a private pool."""
+    """Methods of ``EnvironmentManagerBase`` that reset and step a whole batch together.
+
+    The environments are in a pool that only these methods use.
+    """
 
     env_config: "EnvConfig"
     settings: EnvSettings

@@ -2,8 +2,8 @@
 
 - ``command``: arguments and output.
 - ``names``: names of environments and their variants.
-- ``checking``: checks of the rewards.
-- ``policies``, ``check_episodes``, ``constant_actions``: policies of a check and their episodes.
+- ``checking``: check that scripted policies get the rewards that they should get.
+- ``policies``, ``check_episodes``, ``constant_actions``: these policies and their episodes.
 - ``interactive``: an episode whose actions are typed.
 - ``limits``: limits of time and memory.
 """

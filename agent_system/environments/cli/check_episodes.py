@@ -1,4 +1,6 @@
-"""Episodes of a check, in worker processes with deadlines, with their complete transcripts."""
+"""Episodes of the command ``check``, in worker processes with deadlines. All observations and
+rewards are stored.
+"""
 
 import random
 from collections.abc import Callable, Sequence
@@ -21,14 +23,14 @@ STEP_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class CheckedEnvironment:
-    """Environment of a check, with its tasks and the maximum length of an episode."""
+    """Environment that is checked, its tasks, and the maximum number of turns of an episode."""
 
     name: str
     package: EnvPackage[Any]
     settings: EnvSettings
     tasks: Sequence[tuple[Task, int]]  # task and environment seed
     max_steps: int
-    all_tasks: bool = False  # ``tasks`` are all tasks of the split
+    all_tasks: bool = False  # True if ``tasks`` contains every task of the split
 
     def create_pool(self) -> EnvironmentPool:
         """Return a new pool of one process with one environment."""
@@ -37,7 +39,7 @@ class CheckedEnvironment:
 
 @dataclass(slots=True)
 class CheckEpisode:
-    """Episode of a check.
+    """Episode of a scripted policy in a check.
 
     ``transcript`` contains the first observation and the result of every action, as plain values.
     ``failure`` is the message if the environment failed.
@@ -75,7 +77,10 @@ async def run_policy(
     make: Callable[[PolicyStart], Policy],
     number: int,
 ) -> CheckEpisode:
-    """Run a policy on task ``number`` until the episode is done, or for ``max_steps`` actions."""
+    """Run policy ``name``, made by ``make``, on task ``number`` and return the episode.
+
+    It ends when the environment is done, or after ``max_steps`` actions.
+    """
     task, seed = checked.tasks[number]
     episode = CheckEpisode(name, task, seed)
     try:
@@ -158,7 +163,7 @@ def _observation_fields(observation: Observation) -> dict[str, Any]:
 
 
 def _without_arrays(value: Any) -> Any:
-    """Return ``value`` with lists instead of arrays, which ``==`` compares by element."""
+    """Return ``value`` with lists instead of arrays: ``==`` of two lists is a single bool."""
     if isinstance(value, dict):
         return {key: _without_arrays(one) for key, one in value.items()}
     return value.tolist() if isinstance(value, np.ndarray) else value

@@ -1,12 +1,13 @@
-"""Check of the rewards of an environment. Each policy has a condition that must hold::
+"""Check of the rewards of an environment by scripted policies. Each must fulfil a condition::
 
     oracle      actions of a solution      succeeds at every task (if there is an oracle)
-    random      admissible actions         does not succeed at most tasks
+    random      admissible actions         solves at most half of the tasks
     empty       empty text                 never succeeds
-    repeating   the same action each turn  does not succeed at most tasks
+    repeating   the same action each turn  solves at most half of the tasks
     injecting   tags, orders, code, nan    never succeeds
-    constants   frequent answers           none of them succeeds at most tasks
+    constants   frequent answers           each solves at most half of the tasks
 
+``is_most`` says when a sample of tasks shows that more than half are solved.
 No policy may make the environment fail. The empty policy must have a lower return than the oracle.
 The same task, seed and actions must give the same transcript in another process, with the episodes
 in another order.
@@ -55,9 +56,9 @@ MUST_NOT_SUCCEED = ("empty", INJECTING)
 MUST_NOT_SOLVE_MOST = ("random", "repeating")
 CONTEXT_CHARS = 40  # characters shown before and after the first difference of two transcripts
 DEFAULT_TASKS, DEFAULT_SINGLE_TURN_TASKS = 8, 32
-WILSON_SE = 2.0  # standard errors of the interval: one-sided level 97.7%
+WILSON_SE = 2.0  # width of the Wilson interval in standard errors: one-sided level 97.7%
 WANDERING_RATIO = (
-    3.0  # a policy wanders if its episodes are this many times longer than the oracle's
+    3.0  # mean episode length over the oracle's, above which a success is attributed to chance
 )
 NO_ORACLE = (
     "the environment has no oracle, so it is unknown whether its tasks can be solved; fix: add to "
@@ -72,10 +73,11 @@ class Findings:
 
     Attributes:
         name: Name of the environment.
-        episodes: All episodes of the check, except those of constant actions.
+        episodes: Episodes of all policies except those of constant actions.
         problems: One sentence per violated condition.
         open_questions: One sentence per condition that could not be checked.
         constant: The constant action that succeeded most often; None if none was tried.
+            A constant action is one action that a policy repeats in every turn.
     """
 
     name: str
@@ -145,15 +147,15 @@ async def _run_check(
             for number in range(len(checked.tasks)):
                 episodes.append(await run_policy(checked, pool, name, make, number))
         episodes += await _run_injections(checked, pool)
-        # Single-turn episodes are cheap, so constants are tried on more tasks.
+        # Single-turn episodes are cheap, so constant actions are tried on more tasks.
         constants_checked = (
             constants_environment
             if all(len(episode.actions) <= 1 for episode in episodes)
             else checked
         )
         constant, left_open = await try_constants(constants_checked, pool, episodes)
-    # Repeat in another order: an episode must not depend on the episodes before it.
-    # For each policy the first episodes are enough.
+    # Repeat the first episodes of each policy in another order: an episode must not depend on the
+    # episodes before it.
     to_repeat = [
         one
         for name in (*policies, INJECTING)
@@ -179,7 +181,9 @@ async def _run_check(
 
 
 async def _run_injections(checked: CheckedEnvironment, pool: EnvironmentPool) -> list[CheckEpisode]:
-    """Run the injecting policy on every task, and then until every injection was used."""
+    """Run the injecting policy on every task, and repeat tasks until each of ``INJECTIONS`` (texts
+    that try to deceive a grader) was used.
+    """
     injecting = InjectionSequence(checked.package)
     episodes: list[CheckEpisode] = []
     while len(episodes) < len(checked.tasks) or injecting.left > 0:
@@ -200,9 +204,10 @@ def _count_successes(episodes: list[CheckEpisode]) -> int:
 
 
 def _is_far_longer(episodes: list[CheckEpisode], policy_episodes: list[CheckEpisode]) -> bool:
-    """Return True if the episodes are far longer than the oracle's.
+    """Return True if ``policy_episodes`` are far longer than the oracle's among ``episodes``.
 
-    In a small environment, random actions reach the goal if an episode is long enough.
+    Success is then no problem: in a small environment, random actions reach the goal if an episode
+    is long enough.
     """
     known = _episodes_of(episodes, ORACLE)
     return bool(known) and _mean_length(policy_episodes) > WANDERING_RATIO * _mean_length(known)
@@ -263,7 +268,7 @@ async def _running_pool(pool: EnvironmentPool) -> AsyncIterator[EnvironmentPool]
 def find_reward_problems(episodes: list[CheckEpisode], all_tasks: bool = False) -> list[str]:
     """Return one sentence per policy whose result violates its condition.
 
-    ``all_tasks`` says that the episodes cover all tasks of the environment.
+    ``all_tasks``: True if the episodes cover all tasks of the split.
     """
     problems = [
         f"{episode.policy} made the environment fail on {episode.task['task_id']} after "
@@ -302,7 +307,9 @@ def find_reward_problems(episodes: list[CheckEpisode], all_tasks: bool = False) 
 
 
 def find_transcript_differences(pairs: list[tuple[CheckEpisode, CheckEpisode]]) -> list[str]:
-    """Return one sentence per episode whose repetition in another process differs from it."""
+    """Return one sentence per pair (episode, its repetition in another process) with different
+    observations or rewards.
+    """
     sentences = []
     for episode, other in pairs:
         difference = _describe_difference(episode, other)
@@ -333,7 +340,7 @@ def _describe_difference(episode: CheckEpisode, other: CheckEpisode) -> str:
 
 
 def _texts_at_difference(one: str, other: str) -> str:
-    """Return the parts of both texts around their first difference."""
+    """Return a text with the characters of both texts around their first difference."""
     same = next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), 0)
     start = max(0, same - CONTEXT_CHARS)
     return (

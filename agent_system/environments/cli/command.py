@@ -17,9 +17,9 @@ from agent_system.environments.jvm import JavaMissing
 from agent_system.environments.pool.failure import WorkerStartError
 
 SHOWN_CHARS = 80  # characters of an invalid argument in a message
-LARGEST_NUMBER = 10**6  # largest number on the command line
+LARGEST_NUMBER = 10**6  # largest value of an integer option on the command line
 WIDTH = 100  # columns of the output without a terminal
-# Errors whose message needs no type and traceback.
+# Errors caused by the user's input. They are printed without type and traceback.
 USER_ERRORS = (UnknownEnvironment, MissingExtra, WorkerStartError, JavaMissing, ValueError, OSError)
 
 
@@ -91,7 +91,7 @@ def print_findings(findings: Findings, console: Console | None = None) -> int:
 
 
 def read_keys(overrides: Sequence[str]) -> dict[str, Any]:
-    """Return the config section that ``KEY=VALUE`` arguments write. Raises ``ValueError``.
+    """Return the config section that consists of ``KEY=VALUE`` arguments. Raises ``ValueError``.
 
     Example: ``["size=5", "reward.path=f.py"]`` gives ``{"size": 5, "reward": {"path": "f.py"}}``.
     """
@@ -199,7 +199,7 @@ def _bounded_integer(text: str, minimum: int) -> int:
 
 
 def _describe_error(error: BaseException) -> str:
-    """Return type, message and source line of ``error``; only the message if it names a fix."""
+    """Return type, message and source line of ``error``; only the message if it contains a fix."""
     frames = traceback.extract_tb(error.__traceback__)
     location = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
     message = " ".join(str(error).split()) or "no message"

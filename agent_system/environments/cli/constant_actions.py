@@ -1,4 +1,4 @@
-"""Constant actions: a policy that repeats one of them must not succeed at most tasks."""
+"""Constant actions: a policy that repeats one action must not solve more than half of the tasks."""
 
 import time
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ SECONDS = 60.0  # time limit for all constants together
 
 @dataclass(frozen=True, slots=True)
 class ConstantAction:
-    """Result of an action that was repeated in every turn: episodes, and successes among them."""
+    """Action that was repeated in every turn, the number of its episodes and of its successes."""
 
     action: str
     episodes: int
@@ -30,11 +30,11 @@ class ConstantAction:
 async def try_constants(
     checked: CheckedEnvironment, pool: EnvironmentPool, episodes: Sequence[CheckEpisode]
 ) -> tuple[ConstantAction | None, list[str]]:
-    """Run frequent actions as constants.
+    """Run policies that repeat one frequent action in every turn.
 
     ``episodes`` are those of other policies; their actions and observations determine which actions
-    are frequent. Return the constant that succeeded most often, and a sentence if the time was too
-    short for all of them.
+    are frequent. Return the action that succeeded most often, and a sentence if the time was too
+    short for all candidates.
     """
     oracle_episodes = [episode for episode in episodes if episode.policy == "oracle"]
     first = [
@@ -61,7 +61,7 @@ async def try_constants(
 async def _run_constant(
     checked: CheckedEnvironment, pool: EnvironmentPool, action: str
 ) -> ConstantAction:
-    """Repeat ``action`` in every task. Stop when it cannot succeed at most tasks any more."""
+    """Repeat ``action`` in every task. Stop when it can no longer succeed at more than half."""
     successes = 0
     for number in range(len(checked.tasks)):
         episode = await run_policy(
@@ -80,9 +80,9 @@ async def _run_constant(
 def check_action_format(
     package: EnvPackage[Any], episodes: Sequence[CheckEpisode]
 ) -> tuple[list[str], list[str]]:
-    """Check that ``project`` reads the actions of the oracle from texts that contain them.
+    """Check that ``package.project`` extracts the oracle's actions from texts of ``format_action``.
 
-    Return problems, and a sentence if the check is impossible because the package has no
+    Return the problems, and a sentence if the check is impossible because the package has no
     ``format_action``.
     """
     for episode in episodes:

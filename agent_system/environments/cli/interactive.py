@@ -24,7 +24,7 @@ SHOWN_ACTIONS = 20  # maximum number of admissible actions that are printed
 
 
 class NoSuchTask(ValueError):
-    """Task number that is not below the number of tasks."""
+    """Error for a task number that is not less than the number of tasks."""
 
 
 def run_interactive(
@@ -36,7 +36,8 @@ def run_interactive(
     lines: TextIO | None = None,
     console: Console | None = None,
 ) -> bool:
-    """Run task ``number`` of the validation order of ``split`` with typed actions.
+    """Run task ``number`` of ``split``, in the order of ``select_validation_set``, with typed
+    actions.
 
     Actions are read from ``lines`` (default: standard input), which need not be a terminal. Return
     True for a success. Raises what ``check_environment`` raises, and ``NoSuchTask``.

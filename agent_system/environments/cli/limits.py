@@ -16,7 +16,10 @@ class OutOfLimits(ValueError):
 
 @contextlib.contextmanager
 def within_limits(operation: str) -> Iterator[None]:
-    """Limit time and address space of the block. Raises ``OutOfLimits``."""
+    """Limit the ``with`` block to ``SECONDS`` and ``GIGABYTES`` of address space.
+
+    ``operation`` names it in the error. Raises ``OutOfLimits``.
+    """
     before = resource.getrlimit(resource.RLIMIT_AS)
     limit_memory(GIGABYTES)
     try:

@@ -66,7 +66,8 @@ def _package_texts(
 def names_with_oracle() -> tuple[list[str], list[str]]:
     """Return the listed names that have an oracle, and all listed names.
 
-    The oracle is an expert or a ``gold_path``.
+    An oracle knows a solution of every task. It is an expert of the package, or the method
+    ``gold_path`` of the environment.
     """
     names = list_names()
     return [name for name in names if _has_oracle(*name.partition("/")[::2])], names

@@ -1,4 +1,4 @@
-"""Demonstrations: episodes of an environment's expert, with thinking levels drawn for each turn.
+"""Demonstrations: episodes of an environment's expert, with a random thinking level in each turn.
 
 The file has one JSON line per successful episode, or per episode if the expert keeps unsuccessful
 ones. The fields are:
@@ -64,13 +64,14 @@ class DemonstrationOptions:
     noise: Noise
     levels: tuple[int, ...]
     needed_level_share: float = 0.0
-    # Past turns in the prompt of each turn, which is one line. None: an episode is one line.
+    # Number of past turns in each prompt. Each turn is then one line of the file. None: each
+    # episode is one line.
     window: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class DemonstrationTask:
-    """Task to demonstrate ``repetitions`` times, with the seed and options of its episodes."""
+    """Task with ``repetitions`` demonstrated episodes, and the seed and options of these."""
 
     task: Task
     repetitions: int
@@ -138,8 +139,8 @@ def write_demonstrations(
         useless_share, invalid_share: Fields of ``Noise``.
         levels: Thinking levels to draw from. Empty: actions only, and prompts without levels.
         needed_level_share: Share of turns that use the level that the expert names as needed.
-        window: Past turns in a prompt, as with ``window`` history; every turn is then one line.
-            None: ``append`` history, an episode is one line.
+        window: Number of past turns in a prompt, as with ``env.history=window``. Every turn is then
+            one line of the file. None: as with ``env.history=append``, an episode is one line.
 
     Raises:
         NoExpert: The environment has no expert.
@@ -200,12 +201,13 @@ def _check_options(
 def plan_demonstrations(
     package: EnvPackage, expert: Expert, settings: EnvSettings, options: DemonstrationOptions
 ) -> list[DemonstrationTask]:
-    """Return the tasks to demonstrate with their repetitions.
+    """Return the tasks to demonstrate, each with its number of episodes.
 
-    Episodes of a task are consecutive in the file, so that held-out lines come from few tasks.
+    Episodes of a task are consecutive in the file. Lines held out from its end then belong to few
+    tasks.
     """
     repetitions = expert.episodes_per_task
-    # Round up, as below. The caller drops the surplus episodes.
+    # Round up, here and below. The caller drops the episodes beyond ``num_episodes``.
     count = -(-options.num_episodes // repetitions)
     tasks = expert.tasks(settings, count) if expert.tasks else _training_tasks(package, settings)
     if len(tasks) < count:
@@ -230,7 +232,7 @@ def _hash_options(
     key = expert.key(settings) if expert.key else _default_key(env_name, expert, settings)
     noise = asdict(options.noise)
     option_values = [options.num_episodes, options.seed, *noise.values(), options.levels]
-    # Without a share the hash is that of files from before this option existed.
+    # Add the share only if it is not 0: file names from before this option existed stay valid.
     option_values += [options.needed_level_share] if options.needed_level_share else []
     option_values += [] if options.window is None else ["window", options.window]
     text = json.dumps([*key, *option_values], sort_keys=True, default=str)
@@ -242,7 +244,7 @@ def _default_key(env_name: str, expert: Expert, settings: EnvSettings) -> list[A
     module, colon, _ = env_name.partition(":")
     if not colon:
         return key
-    # Include the source of a user's module, which changes without a new ``version``.
+    # Include the source code of a user's module: users may change it without a new ``version``.
     try:
         return [*key, inspect.getsource(importlib.import_module(module))]
     except OSError:  # compiled, or made at run time

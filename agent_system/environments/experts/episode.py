@@ -16,9 +16,9 @@ TASK_FIELDS = ("task_id", "data_source", "kind")  # fields of the task that are 
 
 
 def write_thought(level: int, decision: Decision) -> str:
-    """Return the thought of ``level``: the expert's, or the first ``level`` - 1 parts.
+    """Return the thought of ``level``: ``decision.thoughts[level]`` if the expert wrote it.
 
-    The parts are situation, last action and plan::
+    Otherwise it consists of the first ``level`` - 1 of the parts situation, last action, plan::
 
         level 1: ""
         level 2: "at 4."
@@ -34,7 +34,7 @@ def write_thought(level: int, decision: Decision) -> str:
 
 
 def choose_action(level: int | None, decision: Decision) -> str:
-    """Return the action that follows from the thought of ``level``."""
+    """Return the action of the expert's own thought of ``level``, else ``decision.action``."""
     thought_of_expert = None if level is None else decision.thoughts.get(level)
     return decision.action if thought_of_expert is None else thought_of_expert.action
 
@@ -54,8 +54,9 @@ def render_reply(level: int | None, decision: Decision) -> str:
 class LevelSampler:
     """Sampler of the thinking level of a turn.
 
-    It is the needed level with probability ``needed_share``, else uniform over ``levels``. Draws
-    are independent, so that the policy does not learn a sequence. Without ``levels`` it is None.
+    It is ``decision.needed_level`` with probability ``needed_share``, else uniform over ``levels``.
+    The level of a turn is independent of earlier turns, so that the policy learns no sequence of
+    levels. Without ``levels`` it is None.
     """
 
     levels: Sequence[int]
@@ -66,7 +67,8 @@ class LevelSampler:
         """Return a level for the turn of ``decision``."""
         if not self.levels:
             return None
-        # Without a share, draw nothing: an additional draw would change existing files.
+        # With ``needed_share=0`` use no random number: it would change the following ones, and so
+        # the content of existing files.
         prefers = self.needed_share > 0 and self.rng.random() < self.needed_share
         if prefers and decision.needed_level in self.levels:
             return decision.needed_level
@@ -74,10 +76,11 @@ class LevelSampler:
 
 
 class ExpertEpisode:
-    """Episode of an expert, and its rows.
+    """Episode of an expert, and the rows (lines of the demonstration file) made from it.
 
-    With ``window=None`` the episode is one row, as with ``append`` history. Otherwise every turn
-    is a row, and its prompt has the last ``window`` turns. ``asks_levels``: prompts ask for levels.
+    With ``window=None`` the episode is one row, as with ``env.history=append``. Otherwise every
+    turn is a row, and its prompt has the last ``window`` turns. With ``asks_levels`` the prompts
+    ask for thinking levels.
     """
 
     def __init__(
@@ -94,7 +97,7 @@ class ExpertEpisode:
         self.task = task
         self.first = first
         self.asks_levels = asks_levels
-        # Past turns and prompts, if every turn is a row.
+        # Past turns, from which prompts are built if every turn is a row.
         self.memory = None if window is None else WindowMemory(window)
         self.window_prompts: list[str] = []
         self.levels: list[int | None] = []
@@ -108,12 +111,13 @@ class ExpertEpisode:
     ) -> bool:
         """Run the episode until it is done or has ``max_steps`` turns. Return True for a success.
 
-        ``draw`` returns the level of each decision.
+        ``draw(decision)`` returns the thinking level of that turn.
         """
         observation = self.first
         for _ in range(max_steps):
             decision = policy.act()
-            # Draw after the expert: the order of draws determines the file.
+            # Draw the level after the expert has acted. Both use one random generator, so another
+            # order would change the file.
             level = draw(decision)
             action = choose_action(level, decision)
             self.levels.append(level)

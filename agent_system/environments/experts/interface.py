@@ -16,10 +16,10 @@ def find_shortest_path(
     solved: Callable[[State], bool],
     max_states: int = 100_000,
 ) -> list[str] | None:
-    """Return the fewest moves from ``start`` to a solved state, by breadth-first search.
+    """Return the shortest list of moves from ``start`` to a state for which ``solved`` is True.
 
-    ``after(state)`` returns each possible move with the next state. Return None if there is no
-    path, or none among the first ``max_states`` states.
+    ``after(state)`` returns each possible move with the next state. The search is breadth first.
+    Return None if there is no path, or none among the first ``max_states`` states.
     """
     previous: dict[State, tuple[str, State] | None] = {start: None}
     queue = [start]
@@ -51,13 +51,13 @@ def add_noise(
     useless: Sequence[str],
     impossible: Sequence[str],
 ) -> Decision:
-    """Return ``decision``, or replace its action by a useless or an impossible one.
+    """Return ``decision``, with its action replaced at random by a useless or an impossible one.
 
-    ``noise`` has the probabilities of both. Without an action of the drawn kind ``decision`` is
-    returned. The plan becomes the new action, so that thought and action agree; the other parts of
-    the thoughts stay.
+    ``noise`` has the probability of each. ``useless`` and ``impossible`` are the actions to choose
+    from; if the list is empty, ``decision`` is returned. The plan is set to the new action, so that
+    the thought agrees with it. The other parts of the thought do not change.
     """
-    # One draw for both: below the share of invalid actions, or in the interval after it.
+    # One random number decides both: [0, invalid_share) is invalid, the next interval is useless.
     draw = rng.random()
     if draw < noise.invalid_share and impossible:
         action = rng.choice(impossible)
@@ -69,7 +69,7 @@ def add_noise(
 
 
 class LastAction:
-    """Text about the last action of an episode, for ``Decision.tried``."""
+    """Text such as ``did left`` about the last action of an episode, for ``Decision.tried``."""
 
     def __init__(self) -> None:
         self.text = "tried nothing"

@@ -1,4 +1,6 @@
-"""Trials of several episodes. The environment runs the whole interaction and keeps the tokens."""
+"""Trials: several episodes of one task in one conversation. The environment runs the agent's turns
+and stores all tokens.
+"""
 
 from agent_system.environments.multistep.env import MultistepEnv
 from agent_system.tokens.conversation import TokenLimits

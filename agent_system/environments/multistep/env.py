@@ -35,7 +35,7 @@ TRIAL_MODES = ("all_episodes", "last_episode")
 # messages of a run would stay in memory.
 KEPT_SESSIONS = 8192
 
-# Dict of columns, or rows, or opening texts or messages of the conversations.
+# One of: a dict of columns, dataset rows, or the first text or messages of each conversation.
 Inputs = Mapping[str, Sequence[Any]] | Iterable[Mapping[str, Any] | Sequence[Message] | str]
 
 

@@ -3,7 +3,7 @@
     (session_id, action)                 current: the state is ``active_states[session_id]``
     (session_id, state, llm_action)      earlier: the state is passed
 
-Both kinds of calls work with both kinds of hooks.
+A caller may use either signature, whichever one the subclass defines.
 """
 
 import functools
@@ -25,7 +25,7 @@ class HasStates(Protocol):
 
 
 def accept_both_forms(hook: Callable[..., StepResult]) -> Callable[..., StepResult]:
-    """Return a function that accepts both kinds of calls of ``hook``.
+    """Return a function that calls ``hook`` and accepts the arguments of both signatures.
 
     ``hook`` is an unbound ``_step_episode`` with one of the two signatures.
     """
@@ -53,7 +53,7 @@ def _takes_state(hook: Callable[..., StepResult]) -> bool:
 
 
 def _parse_call(positional: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, Any]:
-    """Return state and action of a call. The state is ``_MISSING`` if the call has none."""
+    """Return state and action from the arguments of a call; ``_MISSING`` as state if not given."""
     state = named.pop("state", _MISSING)
     action = _MISSING
     for name in _ACTION_NAMES:

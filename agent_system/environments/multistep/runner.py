@@ -23,7 +23,7 @@ _TRUNCATION_REASONS = {StopReason.LENGTH: "length", StopReason.ABORT: "abort"}
 
 
 class TrialHooks(Protocol):
-    """Part of ``MultistepEnv`` that a runner uses. ``MultistepEnv`` documents the members."""
+    """Protocol with the members of ``MultistepEnv`` that a runner uses, documented there."""
 
     bridge: ChatBridge | PlainBridge | None
     system_prompt: str
@@ -54,7 +54,7 @@ class TrialHooks(Protocol):
 
 
 class TrialRunner:
-    """Runner of trials: turns of ``agent`` in ``env``, within the token ``limits``."""
+    """Loop that lets ``agent`` act in the trials of ``env``, within the token ``limits``."""
 
     def __init__(self, env: TrialHooks, agent: Agent, limits: TokenLimits) -> None:
         self.env = env
@@ -204,7 +204,10 @@ class TrialRunner:
 
 
 class EpisodeRunner(TrialRunner):
-    """Runner of one episode of a session, from its current state. It keeps the last state."""
+    """Runner of a single episode that starts from the session's current state.
+
+    The last state stays in ``active_states`` after the episode.
+    """
 
     def __init__(self, env: TrialHooks, agent: Agent, limits: TokenLimits) -> None:
         super().__init__(env, agent, limits)

@@ -18,8 +18,9 @@ from verl.utils.sampling import StopReason
 class Transcript:
     """Messages and tokens of a conversation.
 
-    Without a ``bridge`` there are no tokens, and ``token_ledger`` is None. ``opening`` contains the
-    first messages, such as a system message or examples.
+    ``bridge`` encodes the text between two turns of the agent as tokens. Without it there are no
+    tokens, and ``token_ledger`` is None. ``opening`` contains the first messages, such as a system
+    message or examples.
     """
 
     def __init__(
@@ -36,7 +37,9 @@ class Transcript:
 
     @property
     def token_ledger(self) -> TokenLedger | None:
-        """Ledger of the tokens; None without a tokenizer."""
+        """Record of all tokens, with the source of each (agent or environment); None without a
+        tokenizer.
+        """
         return None if self._tokens is None else self._tokens.ledger
 
     def add_observation(self, text: str, turn: int, episode: int) -> bool:
@@ -75,7 +78,7 @@ class Transcript:
         return Conversation(self.messages, prompt_ids)
 
     def _decode_action(self, action: Action) -> str:
-        # Prefer the text of the tokens. A tokenizer without ``decode`` leaves the agent's text.
+        # Decode the text from the tokens if the tokenizer can, else use the text of the agent.
         if self._bridge is None or not hasattr(self._bridge.tokenizer, "decode"):
             return action.text
         return self._bridge.decode(action.token_ids)

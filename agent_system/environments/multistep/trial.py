@@ -163,9 +163,9 @@ def _final_messages(trial: Trial) -> list[dict[str, str]]:
 
 
 def _episode_boundaries(trial: Trial) -> list[tuple[int, int]]:
-    """Return the token range [start, end) of every episode in the ledger.
+    """Return the token range [start, end) of every episode in the trial's tokens.
 
-    An episode begins with its first prompt text.
+    An episode begins with its first prompt.
     """
     ledger = trial.transcript.token_ledger
     if ledger is None:

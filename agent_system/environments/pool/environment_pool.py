@@ -39,7 +39,7 @@ FAILURES = ("dead", "timeout", "error", "garbage")
 
 
 def _as_section(settings: EnvSettings | Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return the settings as JSON values. The worker reads the same settings from them."""
+    """Return the settings as JSON values, from which the worker builds an equal object."""
     if isinstance(settings, EnvSettings):
         # Omit nulls, so that the worker fills in the same defaults.
         return settings.model_dump(mode="json", exclude_none=True)
@@ -121,7 +121,8 @@ class EnvironmentPool:
         self.counts: Counter[str] = Counter()
         # Seconds that sessions waited for a free slot, summed.
         self.wait_s = 0.0
-        # Seconds that calls took in environments, summed. Includes the queue of a shared thread.
+        # Seconds that calls took in environments, summed. With a shared thread this includes the
+        # wait for earlier calls.
         self.env_s = 0.0
         self.slowest_replacement_s = 0.0  # seconds of the slowest replacement so far
         self._workers: list[WorkerProcess] = []
@@ -178,8 +179,9 @@ class EnvironmentPool:
     async def open_session(self, group: str | None = None) -> AsyncIterator[PoolSession]:
         """Wait for a free environment and reserve it for the ``async with`` block.
 
-        Sessions of one ``group`` share a worker if possible, so that a failed worker affects few
-        groups. Raises ``WorkerStartError`` if no worker can be started any more.
+        Sessions with the same ``group`` (uid of the task's repetitions) share a worker if possible,
+        so that a failed worker affects few groups. Raises ``WorkerStartError`` if no worker can be
+        started any more.
         """
         if self._closed:
             raise RuntimeError("the environment pool is closed")
@@ -190,7 +192,7 @@ class EnvironmentPool:
         try:
             yield PoolSession(self, slot)
         finally:
-            # Update the load first: the choice of the next session's slot depends on it.
+            # Decrement the worker's session count first: the next session is assigned by it.
             slot.count_session(group, -1)
             if slot.is_alive and not self._closed:
                 self._slots.put(slot)
@@ -273,7 +275,8 @@ class EnvironmentPool:
 
     async def _replace_worker(self, dead: WorkerProcess) -> None:
         began = time.perf_counter()
-        # Take the spare before the first await: two workers may die at the same time.
+        # Take the spare worker before the first await: another worker may die meanwhile and its
+        # replacement would take the same spare.
         worker, self._spare = self._spare, None
         if worker is None:
             worker = await self._start_worker_with_retries()
@@ -291,7 +294,7 @@ class EnvironmentPool:
         spare = await self._start_worker_with_retries()
         if spare is not None and self._spare is None:
             self._spare = spare
-        # Another task made a spare in the meantime. A second one would waste memory.
+        # Another asyncio task started a spare worker meanwhile. A second one would waste memory.
         elif spare is not None:
             await spare.close()
 

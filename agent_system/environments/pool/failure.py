@@ -28,7 +28,7 @@ class EnvFailure(Exception):
 class WorkerStartError(RuntimeError):
     """Environment worker that could not be started. This is a set-up error and ends the run.
 
-    ``missing`` is the name of the module that is not installed, or None.
+    ``missing`` is the name of the Python module whose absence is the cause, or None.
     """
 
     def __init__(self, detail: str, missing: str | None = None) -> None:

@@ -24,7 +24,7 @@ from verl.utils.processes import OWNER, kill_descendants
 
 logger = logging.getLogger(__name__)
 REPOSITORY_ROOT = str(Path(__file__).resolve().parents[3])
-# Seconds that a killed process may take to leave the process table.
+# Seconds to wait until a killed process has exited and was reaped.
 REAP_S = 5.0
 # Seconds that a worker may take to close its environments after the exit message.
 EXIT_S = 2.0
@@ -62,12 +62,12 @@ class ProcessSlot:
         return group is not None and group in self.worker.groups
 
     def count_session(self, group: str | None, by: int) -> None:
-        """Add a session of ``group`` to the load of the worker (``by=1``) or remove it (-1)."""
+        """Add ``by`` (1 or -1) to the worker's counts of open sessions: total, and of ``group``."""
         self.worker.num_sessions += by
         groups = self.worker.groups
         groups[group] += by
         if not groups[group]:
-            # Otherwise the counter would grow with every new group.
+            # Delete the key: otherwise the counter would keep a key for every group of the run.
             del groups[group]
 
     async def call(self, op: str, args: dict[str, Any], timeout_s: float) -> Any:

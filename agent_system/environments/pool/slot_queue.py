@@ -32,7 +32,7 @@ class SlotQueue:
         try:
             return await waiter
         except asyncio.CancelledError:
-            # The waiter received a slot just before it was cancelled: offer the slot again.
+            # The caller was cancelled just after it received a slot: return the slot to the queue.
             if waiter.done() and not waiter.cancelled() and waiter.exception() is None:
                 self.put(waiter.result())
             raise
@@ -61,7 +61,7 @@ class SlotQueue:
     def _pop_best_slot(self, group: str | None) -> Slot:
         def sort_key(index: int) -> tuple[bool, int]:
             slot = self.free[index]
-            # False sorts first: a worker of the group is preferred to the least busy one.
+            # False sorts first: a worker with a session of the group precedes all others.
             return (not slot.serves_group(group), slot.num_sessions)
 
         return self.free.pop(min(range(len(self.free)), key=sort_key))

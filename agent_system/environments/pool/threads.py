@@ -25,9 +25,10 @@ T = TypeVar("T")
 
 
 class _DeadlineExceeded(Exception):
-    """Exceeded deadline. ``was_running``: the function was being executed, not waiting.
+    """Error for a call that exceeded its deadline. ``was_running``: True if the thread had started
+    the call, False if the call was still queued.
 
-    It is no ``TimeoutError``, which environments may raise themselves.
+    It is no subclass of ``TimeoutError``, which environments may raise themselves.
     """
 
     was_running = False
@@ -35,7 +36,9 @@ class _DeadlineExceeded(Exception):
 
 @dataclass(frozen=True, slots=True)
 class _QueuedCall:
-    """Call ``function(*args)`` for a thread. ``future`` receives the result, if there is one."""
+    """Call ``function(*args)`` in the queue of a thread. ``future`` receives the result; None
+    discards it.
+    """
 
     function: Callable[..., Any]
     args: tuple[Any, ...]
@@ -148,8 +151,8 @@ class LocalSlot:
     seconds: float = 0.0
     is_alive: bool = True
     num_sessions: int = 0
-    # Empty, or the environment. A failure replaces the list, so that a ``make`` that returns after
-    # its deadline adds to an abandoned list.
+    # No element, or the environment. A failure replaces the list by a new one. If ``make`` is still
+    # running then, it later appends its environment to the old list, which nothing uses.
     _envs: list[Env] = field(default_factory=list)
     _thread: DaemonThread | None = None
 
@@ -158,7 +161,7 @@ class LocalSlot:
         return False
 
     def count_session(self, group: str | None, by: int) -> None:  # noqa: ARG002  as of ProcessSlot
-        """Add a session to the load (``by=1``) or remove it (-1)."""
+        """Add ``by`` (1 or -1) to the number of open sessions."""
         self.num_sessions += by
 
     async def call(self, op: str, args: dict[str, Any], timeout_s: float) -> Any:
@@ -170,7 +173,7 @@ class LocalSlot:
         began = time.perf_counter()
         try:
             result = await self._execute_call(op, args, timeout_s)
-            # Other placements have already raised at the deadline.
+            # With other placements the deadline has already raised an error.
             if time.perf_counter() - began > timeout_s and self.placement == "inline":
                 raise _DeadlineExceeded
             self.seconds = time.perf_counter() - began

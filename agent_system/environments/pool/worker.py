@@ -145,9 +145,10 @@ async def serve_async(channel: socket.socket, host: EnvironmentHost) -> None:
 
 
 def start_host(first: dict[str, Any]) -> tuple[EnvironmentHost | None, bytes]:
-    """Import the package and make the first environment. Return the host and the hello line.
+    """Import the package and make the first environment, as the message ``first`` requests.
 
-    The host is None if this fails; then the line describes the error.
+    Return the host of the environments and the line to send to the pool. If this fails, the host is
+    None and the line describes the error.
     """
     # Append, so that the paths of this process have precedence.
     sys.path.extend(entry for entry in first["sys_path"] if entry not in sys.path)
@@ -173,7 +174,7 @@ def main(fd: int, parent: int) -> None:
     answer_with_stacks("environment worker")
     # Child processes of an environment must not keep the socket open.
     os.set_inheritable(fd, False)
-    # Send prints of environments to the output file that error messages quote.
+    # Redirect standard output to standard error, the file that error messages quote from.
     os.dup2(2, 1)
     channel = socket.socket(fileno=fd)
     lines = channel.makefile("rb")

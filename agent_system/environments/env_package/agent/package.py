@@ -62,7 +62,7 @@ class AgentEnv:
     def _run_agent(self, address: dict[str, str]) -> None:
         try:
             reward = await_if_needed(self._agent(task=self._task, seed=self._seed, **address))
-        except SystemExit as error:  # it would end the process with all its other agents
+        except SystemExit as error:  # it would end the process and so all other agents in it
             raise RuntimeError(
                 f"the agent called exit with status {error.code}; it must return instead"
             ) from error
@@ -71,7 +71,7 @@ class AgentEnv:
 
 
 def _exclude_loopback_from_proxies() -> None:
-    """Exclude loopback from proxies: a client must not send its API key to a proxy."""
+    """Add the loopback addresses to ``NO_PROXY``: a client must not send its API key to a proxy."""
     for name in ("NO_PROXY", "no_proxy"):
         hosts = [host for host in os.environ.get(name, "").split(",") if host]
         if LOOPBACK not in hosts:

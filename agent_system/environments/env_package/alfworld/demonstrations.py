@@ -12,11 +12,11 @@ from agent_system.environments.env_package.alfworld.store import list_generated_
 from agent_system.environments.expert_protocol import EpisodeStart, Expert
 from agent_system.environments.experts.demonstrations import MAX_STEPS
 
-VERSION = 2  # of the demonstrations: raise it when the same settings would give other lines
-DERIVED_THOUGHTS_VERSION = 1  # the same for env.alfworld.thoughts=carried
-# Settings that change an episode. The others set folders and the sizes of the training split.
+VERSION = 2  # of the demonstrations: increase it when the code changes them for equal settings
+DERIVED_THOUGHTS_VERSION = 1  # as ``VERSION``, for env.alfworld.thoughts=carried
+# Settings that change an episode. The others set folders and the numbers of games.
 EPISODE_SETTINGS = {"task_types", "receptacles", "objects", "seed", "prompt"}
-EPISODES_PER_GAME = 3  # translating a new game takes as long as ten episodes of it
+EPISODES_PER_GAME = 3  # several, because translating a new game takes as long as ten episodes
 
 
 def start_expert(episode: EpisodeStart[AlfworldSettings]) -> AlfworldExpert:
@@ -28,14 +28,15 @@ def start_expert(episode: EpisodeStart[AlfworldSettings]) -> AlfworldExpert:
 
 
 def uses_derived_thoughts(settings: AlfworldSettings) -> bool:
-    """Return True if ``env.alfworld.thoughts=carried``: the expert knows the needed level."""
+    """Return True if ``env.alfworld.thoughts=carried``. Decisions then have a ``needed_level``."""
     return settings.thoughts == "carried"
 
 
 def demonstration_tasks(settings: AlfworldSettings, count: int) -> list[Task]:
-    """Return ``count`` tasks with generated games of the split ``demo``, for any ``source``.
+    """Return ``count`` tasks with generated games of the split ``demo``, for any value of
+    ``settings.source``.
 
-    The games use training floor plans and are no training tasks.
+    The games use training floor plans, but they are not among the training tasks.
     """
     return list_generated_tasks(settings, "demo", count=count)
 
@@ -57,7 +58,7 @@ def demonstration_key(settings: AlfworldSettings) -> list[Any]:
 def list_receptacle_tokens(settings: AlfworldSettings) -> list[str]:
     """Return receptacle names for the tokenizer, one token each, if ``thoughts=carried``.
 
-    A lookup of a receptacle in the prompt then compares one token.
+    To find a receptacle in the prompt, the policy then has to match a single token.
     """
     return (
         layout.list_receptacle_names(settings.receptacles[1])

@@ -23,34 +23,36 @@ from agent_system.environments.env_package.alfworld.expert import (
 from agent_system.environments.expert_protocol import Decision, Thought
 from rlvcr.levels import LEVELS
 
-# Kind of the right action, and the lowest level whose thought states all that it needs.
+# By kind of the right action: the lowest level whose thought states all facts that it needs.
 NEEDED_LEVELS = {
-    "open": 1,  # the closed receptacle at the present place
-    "look": 1,  # at the present place
-    "take": 1,  # an object at the present place
-    "begin": 1,  # no receptacle was visited yet: any is right
-    "put": 2,  # the held object here
+    "open": 1,  # open the closed receptacle where the agent is
+    "look": 1,  # examine the receptacle where the agent is
+    "take": 1,  # take an object where the agent is
+    "begin": 1,  # no receptacle was visited yet: going to any one is right
+    "put": 2,  # put the held object down where the agent is
     "use": 2,
-    "bring": 3,  # the held object to its next place
-    "return": 3,  # to an object that was seen elsewhere
-    "search": 4,  # in receptacles that were not visited
+    "bring": 3,  # go to the receptacle for the held object
+    "return": 3,  # go to an object that was seen at another receptacle
+    "search": 4,  # go to a receptacle that was not visited
 }
 SEARCH_KINDS = {"begin", "search"}
 
 
 @dataclass(frozen=True, slots=True)
 class RightActions:
-    """Kind of the right action, and all right actions of that kind, in room order."""
+    """Kind of the next action (a key of ``NEEDED_LEVELS``), and all right actions of that kind in
+    the order in which the first observation lists the receptacles.
+    """
 
     kind: str
     actions: tuple[str, ...]
 
 
 class DerivedThoughtsExpert(AlfworldExpert):
-    """Expert of one episode with the thoughts of all levels.
+    """Expert of one episode that writes the thoughts of all levels.
 
-    Its searches go to a random receptacle. The action of level 4 goes to the first receptacle that
-    was not visited, which its thought names.
+    To search, it goes to a random receptacle. Only the thought of level 4 names the first
+    receptacle that was not visited, so the action of that level goes there.
     """
 
     def act(self) -> Decision:
@@ -78,8 +80,9 @@ class DerivedThoughtsExpert(AlfworldExpert):
         )
 
     def find_right_actions(self) -> RightActions:
-        """Return the right actions in the present state. They follow from the observations alone:
-        no draw is used.
+        """Return all right actions in the current state.
+
+        They depend on the observations only, not on random choices of the expert.
         """
         here = self.location
         if here in self.closed:
@@ -102,9 +105,10 @@ class DerivedThoughtsExpert(AlfworldExpert):
         )
 
     def _right_actions_for_object(self, object_class: str, action_template: str) -> RightActions:
-        """Return the right actions towards an object of class ``object_class``.
+        """Return the right actions to take or use an object of class ``object_class``.
 
-        They use it if it is here, else go where it was seen, else search.
+        These are ``action_template`` with the object if it is at the agent's location. Otherwise
+        they go to a receptacle where one was seen, or else to one that was not visited.
         """
         candidates = self._seen_objects(object_class)
         names = [name for name, place in candidates if place == self.location]
@@ -120,7 +124,7 @@ class DerivedThoughtsExpert(AlfworldExpert):
         unseen = [place for place in self.room if place not in self.seen]
         likely = [place for place in unseen if class_of(place) != self.goal.receptacle_class]
         elsewhere = [place for place in self.room if place != self.location]
-        # Everything was visited without success: any place except the present one is right.
+        # All receptacles were visited without success: going to any other one is right.
         places = likely or unseen or elsewhere or self.room
         kind = "search" if self.seen else "begin"
         return RightActions(kind, tuple(f"go to {place}" for place in places))
@@ -128,7 +132,10 @@ class DerivedThoughtsExpert(AlfworldExpert):
     def _right_actions_at(
         self, receptacle_class: str, kind: str, action_template: str
     ) -> RightActions:
-        """Return the action at a receptacle of the class, or the moves towards one."""
+        """Return ``action_template`` at the agent's location if its class is ``receptacle_class``.
+
+        Otherwise return the moves that go to a receptacle of that class.
+        """
         places = self._target_receptacles(receptacle_class)
         if self.location in places:
             return RightActions(kind, (action_template.format(self.location),))
@@ -137,8 +144,8 @@ class DerivedThoughtsExpert(AlfworldExpert):
     def _target_receptacles(self, receptacle_class: str) -> list[str]:
         """Return the receptacles of the class.
 
-        Once an object was placed in one of them, return only that one: a second object goes there
-        too.
+        Once an object was placed in one of them, return only that one: a task with two objects
+        needs both in the same receptacle.
         """
         if self.last_target is not None and class_of(self.last_target) == receptacle_class:
             return [self.last_target]
@@ -173,7 +180,10 @@ class DerivedThoughtsExpert(AlfworldExpert):
         return tool if tool and not self.is_treated else self.goal.receptacle_class
 
     def _describe_visits(self) -> str:
-        """Return the receptacles in room order, up to the first that has to be visited."""
+        """Return the receptacles with ``done``, ``goal`` or ``left``, such as ``desk 1 done``.
+
+        The list ends with the first receptacle that was not visited (``left``).
+        """
         parts = []
         for place in self.room:
             if place in self.seen:
@@ -185,10 +195,11 @@ class DerivedThoughtsExpert(AlfworldExpert):
         return ", ".join(parts)
 
     def _seen_objects(self, object_class: str) -> list[tuple[str, str]]:
-        """Return (object, receptacle) for the seen objects of the class outside the target.
+        """Return (object, receptacle) for the seen objects of the class that are not yet at a
+        target receptacle.
 
-        The present place comes first, then room order. Within a receptacle the order is that of the
-        engine's text: descending numbers.
+        Objects at the agent's location come first, then those at other receptacles in room order.
+        Within a receptacle the order is that of the engine's text: descending numbers.
         """
         order = sorted(
             self.seen, key=lambda place: (place != self.location, self.room.index(place))

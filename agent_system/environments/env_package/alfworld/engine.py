@@ -48,7 +48,9 @@ class EngineOutput:
 
 
 class Engine:
-    """Engine that runs one loaded game at a time. ``translations`` is the folder of its cache."""
+    """Engine that runs one loaded game at a time. ``translations`` is the folder in which
+    translated PDDL problems are cached.
+    """
 
     def __init__(self, translations: Path) -> None:
         requested_infos = textworld.EnvInfos(won=True, admissible_commands=True)
@@ -117,7 +119,8 @@ class MemoPddlEnv(PddlEnv):
 
     def load(self, filename_or_data: Any) -> None:
         if len(_memento_cache) > MAX_CACHED_FACTS:
-            # TextWorld caches all facts of all games. They compare by value, so clearing is safe.
+            # TextWorld caches all facts of all games without a limit. Facts are compared by value,
+            # so clearing the cache is safe.
             _memento_cache.clear()
         self._game_data = filename_or_data
         self.walkthrough = filename_or_data.get("walkthrough")
@@ -241,8 +244,9 @@ class MemoState(PddlState):
         return actions
 
     def _read_operator(self, number: int) -> tuple[str, Any]:
-        """Return label and action of an operator and cache them in the translation. They do not
-        depend on the state.
+        """Return name and action object of planner operator ``number``.
+
+        They do not depend on the state, so they are cached in the translation.
         """
         label = self._operators[number].name
         name, *arguments = label.split()

@@ -44,13 +44,13 @@ class AlfworldEnv:
         self._engine = Engine(translations_folder(settings))
         self._loaded_task_id: str | None = None
         self._start_facts: frozenset[str] = frozenset()
-        # Tracks the observations to label the situation and the needed level.
+        # Expert that only observes. It provides ``situation`` and ``needed_level`` for ``info``.
         self._tracker: DerivedThoughtsExpert | None = None
 
     def reset(self, task: Task, seed: int = 0) -> Observation:
         """Start ``task`` and return the first observation.
 
-        ``seed`` has no effect: the engine is deterministic, so equal tasks start equally.
+        ``seed`` has no effect: the engine is deterministic, so a task has one start state.
         """
         del seed  # the task determines the start
         if self._loaded_task_id != task["task_id"]:

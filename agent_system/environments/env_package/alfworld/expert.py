@@ -20,7 +20,7 @@ from agent_system.environments.env_package.alfworld.prompts import extract_task
 from agent_system.environments.expert_protocol import Decision, Noise
 
 _OBJECT_NAME = re.compile(r"an? ([a-z]+ \d+)")
-# Patterns must match the full sentence: each sentence of the templates then has one kind.
+# Patterns must match the full sentence, so that exactly one pattern matches each task sentence.
 _SENTENCES = (
     (
         "light",
@@ -109,7 +109,7 @@ class AlfworldExpert:
     def act(self) -> Decision:
         """Return the next action. Noise may replace it by a useless or an invalid one."""
         decision = self._choose_action()
-        # One draw for both kinds of noise: their probabilities add up and exclude each other.
+        # One random number decides both kinds of noise, so at most one of them is applied.
         draw = self.rng.random()
         if draw < self.noise.invalid_share:
             return self._invalid_action(decision)
@@ -122,7 +122,7 @@ class AlfworldExpert:
         self.failed_action = action if text.startswith("Nothing happens") else ""
         if self.failed_action:
             if action.startswith("go to ") and action.removeprefix("go to ") in self.room:
-                # The agent already stands at this place: receptacles can share one.
+                # The agent is already at this location: several receptacles can share one.
                 self.location = action.removeprefix("go to ")
             return
         verb = action.split(" ", 1)[0]
@@ -147,7 +147,7 @@ class AlfworldExpert:
         if "is closed" in text:
             self.closed.add(self.location)
         elif "you see" in text and (verb != "examine" or self.location in text):
-            # A receptacle is either closed or seen: once opened, its content is in the text.
+            # An opened receptacle is no longer in ``closed``: its content is in the text.
             self.closed.discard(self.location)
             self.seen[self.location] = set(_OBJECT_NAME.findall(text.split("you see", 1)[1]))
 
@@ -217,9 +217,10 @@ class AlfworldExpert:
     def _find_object(self, object_class: str) -> tuple[str, str] | None:
         """Return an object of class ``object_class`` and its receptacle, or None.
 
-        Objects at the target are skipped. The present place comes first, then the order of visits.
+        Objects at the target are skipped. The agent's location is searched first, then the other
+        receptacles in the order of the first visits.
         """
-        # The sort is stable: the other places keep the order of the first visits.
+        # The sort is stable: the other receptacles keep the order of the first visits.
         for place in sorted(self.seen, key=lambda name: name != self.location):
             for name in sorted(self.seen[place]):
                 if (
@@ -231,7 +232,10 @@ class AlfworldExpert:
         return None
 
     def _search_receptacles(self, situation: str) -> Decision:
-        """Go to a random receptacle without known content; the target class is the last choice."""
+        """Return a move to a random receptacle whose content is unknown.
+
+        Receptacles of the target class are chosen only if no other is left.
+        """
         unseen = [place for place in self.room if place not in self.seen]
         likely = [place for place in unseen if class_of(place) != self.goal.receptacle_class]
         elsewhere = [place for place in self.room if place != self.location]
@@ -243,8 +247,10 @@ class AlfworldExpert:
         )
 
     def _choose_receptacle(self, receptacle_class: str) -> str:
-        """Return a receptacle of the class: that of the last placed object, else one whose content
-        is known, else any. Raises ``ValueError`` if the room has none.
+        """Return a receptacle of the class ``receptacle_class``.
+
+        It is the one where an object was placed last, else one whose content is known, else any.
+        Raises ``ValueError`` if the room has none.
         """
         places = [place for place in self.room if class_of(place) == receptacle_class]
         if not places:

@@ -20,21 +20,23 @@ from agent_system.environments.env_package.alfworld.settings import TASK_TYPES, 
 from verl.utils.seeds import derive_seed
 
 GENERATOR_VERSION = (
-    1  # part of each store's name: raise it when the same settings would draw other games
+    1  # part of each folder's name: increase it when the code changes the games for equal settings
 )
 TOOLS = {
     "clean": ("SinkBasin", "Cleanable"),
     "heat": ("Microwave", "Heatable"),
     "cool": ("Fridge", "Coolable"),
 }
-# A draw fails if the floor plan lacks the tool, the lamp or a fitting object. After a thousand
-# failures the settings most likely allow no room.
+# A room is drawn again if the floor plan lacks the tool, the lamp or a suitable object. After a
+# thousand failures the settings most likely allow no room.
 MAX_DRAWS = 1000
 
 
 @dataclass(frozen=True, slots=True)
 class SceneObject:
-    """Object of a room: scene id, class, and the index of the receptacle that it starts in."""
+    """Object of a room: id in the scene, class, and the index in ``Room.receptacles`` of the
+    receptacle that it starts in.
+    """
 
     id: str
     cls: str
@@ -56,7 +58,7 @@ class GameGoal:
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """Drawn room: a subset of the receptacles of a floor plan, and the objects in them."""
+    """Random room: a subset of the receptacles of a floor plan, and the objects in them."""
 
     scene: int
     receptacles: tuple[Receptacle, ...]
@@ -72,7 +74,7 @@ def generate(settings: AlfworldSettings, split: str, index: int) -> dict[str, An
     ``RuntimeError`` if no draw succeeds.
     """
     kind = settings.task_types[index % len(settings.task_types)]
-    # The seed depends on the index, so a worker draws game 700 without drawing the 699 before it.
+    # The seed depends on the index, so game 700 can be generated without the games before it.
     rng = random.Random(derive_seed("alfworld", GENERATOR_VERSION, settings.seed, split, index))
     numbers = layout.list_scenes(TASK_TYPES[kind], held_out=split == "val")
     for _ in range(MAX_DRAWS):
@@ -115,8 +117,8 @@ def draw_room(
         if property_name and cls not in layout.load_constants().VAL_ACTION_OBJECTS[property_name]:
             continue
         containing_classes = [place for place in present if layout.can_contain(place, cls)]
-        # ``containing_classes[1:]``: a class that fits only into the target class could not start
-        # elsewhere.
+        # ``containing_classes[1:]`` is empty if only one class can contain the object. The object
+        # could then start only in the target receptacle.
         goals += (
             [(cls, "")]
             if task_type == "light"
@@ -170,7 +172,7 @@ def draw_objects(
     the lamp of a light task.
     """
     target_count = 2 if goal.task_type == "two" else 1
-    # A third of the rooms has one target object more than needed, so that one must be chosen.
+    # In a third of the rooms there is one more target object than the task needs.
     target_classes = [goal.object_class] * (target_count + (rng.random() < 1 / 3))
     other_classes = [cls for cls in classes if cls != goal.object_class]
     rng.shuffle(other_classes)
@@ -228,7 +230,7 @@ def make_game(room: Room, goal: GameGoal, rng: random.Random) -> dict[str, Any]:
         "kind": goal.task_type,
         "scene": room.scene,
         "description": sentence,
-        # The goal library writes "#" for "-" in some of its PDDL.
+        # Some PDDL texts of the wheel's goal library contain "#" instead of "-".
         "problem": write_problem(room, entry["pddl"].format(**slots).replace("#", "-")),
         "traj": {
             "task_type": official,

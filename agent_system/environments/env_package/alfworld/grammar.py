@@ -1,8 +1,8 @@
 """Memoised text generation of the engine.
 
 TextWorld's context-sensitive grammar parses every template, query and expression again for each
-text, and deep-copies its symbols. ``MemoGrammar`` parses each of them once. It never changes a
-symbol and stores the context apart from it. The texts are equal
+text, and deep-copies its symbols. ``MemoGrammar`` parses each of them once. It does not store the
+context in a symbol, so symbols need no copy. Both grammars generate equal texts
 (``tests/unit/agent_system/environments/env_package/test_alfworld_engine.py`` compares them).
 """
 
@@ -38,7 +38,10 @@ _ALLOWED_NODES = (
 
 
 class UnsafeGame(ValueError):
-    """A game's grammar contains an expression with other nodes than names, texts, + and or."""
+    """Error for a game whose grammar contains an expression with syntax that is not allowed.
+
+    Allowed are names, attributes, strings, ``+`` and ``or``.
+    """
 
 
 @functools.lru_cache(maxsize=1024)
@@ -80,7 +83,7 @@ class MemoLogic(pddl_logic.GameLogic):
         # Copy the shared rules: the sentence of this game is added below.
         self.grammar._rules.update(rules)
         if sentence:
-            # In the grammar the sentence is a JSON string with escapes.
+            # The grammar file is JSON, so the task sentence in it contains JSON escapes.
             text = json.loads(f'"{sentence.group()}"')
             self.grammar._rules["task"] = [textgen.ProductionRule("task", parse_symbols(text))]
 
@@ -129,7 +132,9 @@ class MemoGrammar(textgen.ContextSensitiveGrammar):
 
 
 def has_match(condition: str, context: dict[str, Any]) -> bool:
-    """Return True if ``condition`` has a match in the state of ``context``."""
+    """Return True if some assignment of objects to variables makes ``condition`` true in the state
+    of ``context``.
+    """
     return (
         next(
             iter(context["state"].all_assignments(parse_query(condition), context["mapping"])), None
@@ -139,8 +144,9 @@ def has_match(condition: str, context: dict[str, Any]) -> bool:
 
 
 def bind_matches(expression: str, context: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return one context per match of ``expression``, with its variables bound, in the engine's
-    (sorted) order.
+    """Return one context per assignment of objects that makes ``expression`` true.
+
+    Each contains its assignment of the variables. The order is the engine's (sorted).
     """
     entities = context["entity_infos"]
     contexts = []

@@ -19,8 +19,8 @@ LAMP_FURNITURE = ("SideTable", "Desk", "Dresser", "Shelf", "DiningTable", "Coffe
 
 @dataclass(frozen=True, slots=True)
 class Receptacle:
-    """Piece of furniture: scene id (``Drawer|+00.95|+00.22|-02.20``), class, and the location of
-    the agent that uses it (``loc|x|z|rotation|horizon``).
+    """Piece of furniture: id in the scene (``Drawer|+00.95|+00.22|-02.20``), class, and the
+    location where the agent stands to use it (``loc|x|z|rotation|horizon``).
     """
 
     id: str
@@ -88,9 +88,10 @@ def list_scenes(task_type: str, held_out: bool) -> list[int]:
 
 @functools.cache
 def load_floor_plan(number: int) -> FloorPlan:
-    """Read one scene.
+    """Return the floor plan of scene ``number``.
 
-    A receptacle class without a viewing pose gets one instance at a separate location.
+    If the scene file has no pose of the agent for a receptacle class, the floor plan contains one
+    receptacle of that class at a separate location.
     """
     layouts = wheel_folder() / "gen" / "layouts"
     poses = json.loads((layouts / f"FloorPlan{number}-openable.json").read_text())
@@ -110,8 +111,8 @@ def load_floor_plan(number: int) -> FloorPlan:
         if is_furniture(cls) and cls not in posed and cls not in BASINS.values()
     ]
     for index, cls in enumerate(missing):
-        # The engine names "Sink|..|SinkBasin" sinkbasin. It would name an id that starts with
-        # SinkBasin sinkbasinbasin.
+        # The engine makes the name "sinkbasin" of the id "Sink|..|SinkBasin". An id that starts
+        # with "SinkBasin" would get the name "sinkbasinbasin".
         stem, tail = (BASINS[cls], f"|{cls}") if cls in BASINS else (cls, "")
         identifier = f"{stem}|+{index:02d}.00|+00.50|+{index:02d}.25{tail}"
         # The x coordinates differ, so that no two of them share a location.
@@ -122,7 +123,7 @@ def load_floor_plan(number: int) -> FloorPlan:
 
 
 def receptacle_class(identifier: str) -> str:
-    """Return the class of a scene id as the engine names it: ``Sink|..|SinkBasin`` gives
+    """Return the class that the engine reads from an id: ``Sink|..|SinkBasin`` is a
     ``SinkBasin``.
     """
     stem = identifier.split("|", 1)[0]
@@ -155,7 +156,9 @@ def list_words() -> list[str]:
 
 
 def list_receptacle_names(most: int) -> list[str]:
-    """Return all receptacle names in rooms of ``most`` receptacles, each with a leading space."""
+    """Return all receptacle names (``desk 1``) that are possible in rooms of at most ``most``
+    receptacles, each with a leading space.
+    """
     plans = [load_floor_plan(number) for number in sorted(list_all_scenes())]
     largest: Counter[str] = Counter()
     for plan in plans:

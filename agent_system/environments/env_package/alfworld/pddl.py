@@ -20,7 +20,7 @@ _ENCODING = str.maketrans(
 
 
 def encode_symbol(identifier: str) -> str:
-    """Return the PDDL symbol of a scene id. The engine's demangler makes a readable name of it.
+    """Return the PDDL symbol of an object id. The engine converts the symbol to a readable name.
 
     >>> encode_symbol("Mug|+00.20")
     'Mug_bar__plus_00_dot_20'

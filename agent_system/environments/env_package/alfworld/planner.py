@@ -14,7 +14,8 @@ from typing import Any
 import fast_downward
 from fast_downward import interface
 
-# 64-bit little-endian ELF files: the first bytes, and the type PT_LOAD of a mapped segment.
+# First bytes of 64-bit little-endian ELF files, and the segment type (PT_LOAD) of segments that are
+# mapped into memory.
 ELF_HEADER = b"\x7fELF\x02\x01"
 PT_LOAD = 1
 

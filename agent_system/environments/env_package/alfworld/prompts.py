@@ -67,7 +67,7 @@ class CompactAlfworldPrompts(chat_prompts.CompactPrompts):
         del levels  # both variants are equal
         lines = [shorten_first_text(first.text)]
         for seen, action in history:
-            # The first text is at the top already, so the first turn adds only its action.
+            # The text of the first observation is already at the top: add only the action after it.
             lines += [f"{shorten_text(seen)} > {action}" if seen != first.text else f"> {action}"]
         if observation.text != first.text:
             lines.append(shorten_text(observation.text))

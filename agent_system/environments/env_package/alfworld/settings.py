@@ -101,18 +101,18 @@ class AlfworldSettings(EnvSettings):
 
     @property
     def uses_generated_games(self) -> bool:
-        """True if the games are generated. ``auto`` checks only that ``$ALFWORLD_DATA`` is unset;
-        the folder is not searched.
+        """True if the games are generated. With ``source=auto`` they are generated if
+        ``$ALFWORLD_DATA`` is unset. The content of that folder is not checked.
         """
         if self.source == "auto":
             return "ALFWORLD_DATA" not in os.environ
         return self.source == "generated"
 
     def describe_substitute(self, env_name: str) -> str:
-        """Describe generated games that replace the official games which ``env_name`` names.
+        """Return a sentence about the generated games if they replace official games.
 
-        Return "" for official games, and where ``source=generated`` and ``env_name`` has no variant
-        such as ``/AlfredTWEnv``.
+        Return "" for official games. Also return "" if ``source=generated`` requests generated
+        games and ``env_name`` has no variant such as ``/AlfredTWEnv`` that names official ones.
         """
         if not self.uses_generated_games or (self.source == "generated" and "/" not in env_name):
             return ""
@@ -120,8 +120,9 @@ class AlfworldSettings(EnvSettings):
         return f"rooms generated here, in place of ALFWorld's games ({why})"
 
     def known_tasks(self, split: str) -> int | None:
-        """Return the number of generated games in ``split``, or None for official games, which are
-        counted when their folder is read.
+        """Return the number of generated games in ``split``.
+
+        Return None for official games, whose number is known only after their folder was read.
         """
         if not self.uses_generated_games:
             return None

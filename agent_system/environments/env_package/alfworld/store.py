@@ -26,7 +26,7 @@ OFFICIAL_FOLDER = "json_2.1.1"
 
 
 class DamagedAlfworldGame(ValueError):
-    """A stored game does not match its hash."""
+    """Error: the content of a stored game does not match the hash that was stored with it."""
 
 
 def list_tasks(settings: AlfworldSettings, split: str) -> list[Task]:

@@ -24,7 +24,7 @@ from verl.utils.files import atomic_write
 
 logger = logging.getLogger(__name__)
 MAX_CACHED_TRANSLATIONS = 256  # translations cached by a process, about 0.2 MB each
-FILE_FORMAT = 1  # of the files; part of a file's name, so files of another format are not read
+FILE_FORMAT = 1  # version of the file format; part of a file's name, so older files are not read
 
 
 @dataclass(slots=True)
@@ -63,7 +63,7 @@ def _file_name(domain: str, problem: str) -> str:
 
 @functools.cache
 def _planner_version() -> str:
-    # Cached: the lookup takes a third of the time that the rest of reading a translation takes.
+    # Cached because it is slow: it would add a third to the time of reading a translation.
     return metadata.version("fast-downward-textworld")
 
 

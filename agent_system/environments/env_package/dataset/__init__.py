@@ -1,1 +1,1 @@
-"""Single-turn prompts from files. A row is a task; its answer is graded with its ground truth."""
+"""Single-turn tasks from files. A row contains a prompt and the ground truth of its answer."""

@@ -37,8 +37,8 @@ _DEGREES = re.compile(r"\^\s*\{?\s*\\circ\s*\}?")
 _ESCAPED = re.compile(r"\\([$%#&_])")
 _HTML = re.compile(r"</?(?:b|i|u|em|strong|code|p|br|span)\s*/?>", re.IGNORECASE)
 _MATHS = (("\\(", "\\)"), ("\\[", "\\]"), ("$$", "$$"), ("$", "$"))
-_LOUD = re.compile(r"(?<=[^\W\d_]{2})!+$")  # behind a word; behind a number it is a factorial
-MAX_MARKUP_LAYERS = 6  # most layers of mark-up that are removed
+_LOUD = re.compile(r"(?<=[^\W\d_]{2})!+$")  # "!" after a word; after a number it is a factorial
+MAX_MARKUP_LAYERS = 6  # maximum number of nested mark-ups, such as **"x"**, that are removed
 
 
 def normalize_answer(text: str) -> str:

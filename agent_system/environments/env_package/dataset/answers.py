@@ -6,16 +6,17 @@ Thoughts are removed first. Then the first of these that exists is the answer:
     2   a sentence or line that announces it: "the answer is ...", "Answer: ...", #### ...: the last
     3   the whole text if it is short, or its last line
 
-A mark that is not closed was cut: the text behind it is no answer.
+The forms in line 1 are called marks. If a mark is not closed, the text was cut at the token limit,
+and the text after the opening is no answer.
 """
 
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-MAX_WHOLE_TEXT = 2000  # characters: a longer text without marks is read from its end only
+MAX_WHOLE_TEXT = 2000  # characters; of a longer text without a mark only the end is read
 MAX_LINE = 500  # characters of a line that are read
-MAX_MARK_DEPTH = 4  # depth of marks within marks
+MAX_MARK_DEPTH = 4  # how many marks may be nested, as in <answer>\boxed{6}</answer>
 
 _THOUGHT_TAG = re.compile(
     r"<(/?)(?:think|thinking|thought|reasoning)>|\[(/?)THINK\]", re.IGNORECASE
@@ -39,7 +40,7 @@ _ANNOUNCED = re.compile(
     re.IGNORECASE | re.MULTILINE,
 )
 _RETRACTS = r"(?:no|wait|actually|hmm|sorry|oops)\b"
-# A full stop behind an initial, an option letter or an abbreviation does not end a sentence.
+# A full stop after an initial, an option letter or an abbreviation does not end a sentence.
 _SENTENCE_END = re.compile(
     r"(?:(?<!\b[^\W\d_])(?<!\bDr)(?<!\bMr)(?<!\bSt)(?<!\bMs)(?<!\bMrs)(?<!\bJr)(?<!\bvs)\.|[!?])"
     rf"[.!?]*[*_\"')]*(?=\s|$)|\.(?=\s+{_RETRACTS})|\u3002",
@@ -58,7 +59,7 @@ _LEAD = re.compile(
     re.IGNORECASE | re.DOTALL,
 )
 _DENIED = re.compile(r"\b(?:not|never|neither|nor|cannot)\b|n['\u2019]t\b", re.IGNORECASE)
-_QUOTED = re.compile(r'"([^"]*)"[\s,}\]]*')  # a value of JSON
+_QUOTED = re.compile(r'"([^"]*)"[\s,}\]]*')  # a JSON string and the punctuation after it
 _TURN = re.compile(r"[;,]\s|\b(?:but|so|hence|thus|therefore)\b", re.IGNORECASE)
 _MATH = re.compile(r"\$([^$]+)\$|\\\(([^()]+)\\\)")
 _NUMBER = re.compile(r"(?:[$€£¥]\s?)?(?<![\w.,^])[-+\u2212]?(?:[$€£¥]\s?)?\d")
@@ -71,8 +72,9 @@ _OPERATOR = re.compile(
 class ExtractedAnswer:
     """Answer that was extracted from a text.
 
-    ``readings`` are candidate texts, the whole answer first. ``is_marked`` is True for an answer in
-    a mark and False for a sentence. ``numbers`` are further candidates for a numeric ground truth.
+    ``readings`` are texts that may be the answer, the longest first. The answer is right if one of
+    them is. ``is_marked`` is True for an answer in a mark (``<answer>``, ``\\boxed``, ``####``) and
+    False for one in a sentence. ``numbers`` are further texts to compare with a numeric truth.
     """
 
     readings: tuple[str, ...]
@@ -90,15 +92,16 @@ def extract_answer(text: str) -> ExtractedAnswer | None:
 
 
 def without_thoughts(text: str) -> str:
-    """Return ``text`` without its thoughts, including an unclosed one and one that was opened
-    before the text.
+    """Return ``text`` without its thoughts (``<think>...</think>``).
+
+    A thought may be unclosed, or its opening tag may be in the prompt.
     """
     kept: list[str] = []
     depth = start = 0
     for tag in _THOUGHT_TAG.finditer(text):
         closes = bool(tag[1] or tag[2])
         if closes and depth == 0:
-            kept.clear()  # the chat template opened the thought
+            kept.clear()  # the opening tag is in the chat template: all text so far is thought
         elif not closes and depth == 0:
             kept.append(text[start : tag.start()])
         depth = 0 if closes else 1
@@ -120,9 +123,10 @@ def _extract_from(text: str, layers: int) -> ExtractedAnswer | None:
 
 
 def _read_mark(marked: str, is_box: bool, layers: int) -> ExtractedAnswer:
-    """Return the answer of a mark's content, and add the answer that is inside it, if any.
+    """Return the content ``marked`` of a mark as answer. An answer that is extracted from the
+    content is a further candidate.
 
-    A box without inner marks is not searched for sentences: in it ``5!`` is a factorial.
+    A box (``\\boxed``) without inner marks is not split into sentences: ``5!`` is a factorial.
     """
     is_whole = is_box and _last_mark(marked) is None
     inner = (
@@ -183,10 +187,10 @@ def _find_braces(text: str) -> Iterator[tuple[int, int | None, bool]]:
 
 
 def _before_cut(text: str) -> str:
-    """Return ``text`` up to the first mark that is not closed."""
+    """Return the part of ``text`` before the first mark that is not closed."""
     ends = [len(text)]
     tags = list(_ANSWER_TAG.finditer(text))
-    # A closing tag without an opening one was opened by the prompt. The answer precedes it.
+    # If the first tag is a closing one, the opening tag is in the prompt. The answer precedes it.
     ends += [tag.start() for tag in tags[:1]]
     for start, end, is_box in _find_braces(text):
         if is_box and end is None:
@@ -235,7 +239,7 @@ def _read_end(text: str) -> ExtractedAnswer | None:
 
 
 def _last_number(sentence: str) -> Iterator[str]:
-    """Yield the last number of ``sentence`` and the text behind it.
+    """Yield one text: ``sentence`` from its last number to the end.
 
     Yield nothing if the number is part of a formula or of a choice.
     """

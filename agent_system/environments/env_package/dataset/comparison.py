@@ -19,9 +19,9 @@ from agent_system.environments.env_package.dataset.written_numbers import (
     read_number,
 )
 
-EXTRA_CHARACTERS = 2000  # characters that an answer may have beyond twice the length of the truth
+EXTRA_CHARACTERS = 2000  # an answer may have twice the characters of the truth plus this number
 MAX_FORMULA_LENGTH = 300  # characters; a longer formula is compared as text
-MAX_LIST_DEPTH = 3  # depth of lists within lists
+MAX_LIST_DEPTH = 3  # levels of nested lists, such as 2 for [[1], [2]]
 
 _LETTER = re.compile(r"\(?([A-Za-z])[).]?")
 _OPTION = re.compile(
@@ -53,7 +53,7 @@ _BRACKETS = {"(": ")", "[": "]", "{": "}"}
 
 
 def is_right(answer: ExtractedAnswer, truth: str) -> bool:
-    """Return True if ``answer`` equals the ground truth ``truth``."""
+    """Return True if a reading of ``answer`` equals ``truth``, compared as its kind requires."""
     gold = normalize_answer(truth)
     longest = EXTRA_CHARACTERS + 2 * len(truth)
     given = [normalize_answer(reading) for reading in answer.readings if len(reading) <= longest]
@@ -73,10 +73,10 @@ def is_right(answer: ExtractedAnswer, truth: str) -> bool:
 
 
 def answer_key(text: str) -> str | None:
-    """Return a canonical text of the answer in ``text``, or None without an answer.
+    """Return a canonical text of the answer in ``text``, or None if there is no answer.
 
-    Equal answers give equal texts, except for formulas, which are not evaluated: ``1+x`` and
-    ``x+1`` differ.
+    Equal answers have equal canonical texts. Formulas are an exception, because they are not
+    evaluated: ``1+x`` and ``x+1`` differ.
 
     >>> answer_key("It is 0.5.") == answer_key("\\boxed{1/2}")
     True
@@ -96,7 +96,8 @@ def answer_key(text: str) -> str | None:
 def _named_option(given: str, may_be_small: bool) -> str | None:
     """Return the lower-case letter of the option that ``given`` names, or None.
 
-    A single lower-case letter counts only with ``may_be_small``: it may be a word.
+    A single lower-case letter without brackets counts only with ``may_be_small``. Otherwise it is
+    taken as a word, such as "a".
     """
     match = _CHOSEN.fullmatch(given) or _OPTION.fullmatch(given)
     if match is None:
@@ -113,20 +114,20 @@ def _read_verdict(given: str) -> str | None:
 
 def _is_written_number(gold: str) -> bool:
     number = None if _DATE.search(gold) else read_number(gold)
-    # A capitalised word behind a number makes it a name: 50 Cent.
+    # A number before a capitalised word is part of a name, such as "50 Cent".
     return number is not None and not (number.unit and re.search(r"\d\s+[A-Z][a-z]", gold))
 
 
 def _equals_number(given: str, gold: str) -> bool:
     truth = read_number(gold)
-    # The last side of a chain of equations is the answer.
+    # In a chain of equations (x = 1 + 2 = 3) the text after the last sign is the answer.
     side = given.rsplit("=", 1)[-1].strip()
     number = read_number(side)
     if truth is None:
         return False
     if number is not None:
         return is_same_number(number, truth)
-    # A root or a power in closed form is an answer. An unevaluated calculation is none.
+    # A root or a power, such as sqrt(2), is accepted. An unevaluated calculation (1 + 2) is not.
     is_closed = _CLOSED_FORM.search(side) and not _TO_CALCULATE.search(side)
     return bool(is_closed) and _equal_in_value(side, _as_fraction(truth))
 
@@ -172,10 +173,10 @@ def _same_element(given: str, gold: str) -> bool:
 
 
 def _same_brackets(one: tuple[str, list[str]], other: tuple[str, list[str]]) -> bool:
-    """Return True if the brackets agree.
+    """Return True if the brackets of two lists, given as (brackets, members), are compatible.
 
-    Two members may be an interval, whose brackets must be equal. Other lists only need to agree on
-    having brackets, and on braces.
+    A list of two members may be an interval, so its brackets must be equal. For other lists, both
+    or neither must have brackets, and both or neither must have braces.
     """
     if len(one[1]) == 2 or "{" in (one[0][:1], other[0][:1]):
         return one[0] == other[0]
@@ -251,16 +252,17 @@ def _remove_spaces(text: str) -> str:
 def _equal_in_value(given: str, gold: str) -> bool:
     if len(given) > MAX_FORMULA_LENGTH or is_too_large(given) or is_too_large(gold):
         return False
-    # A sum or an integral that the truth lacks is an unevaluated calculation.
+    # If the answer has an operator, such as a sum or an integral, that the truth lacks, then it is
+    # an unevaluated calculation and not accepted.
     if not set(_OPERATOR.findall(given)) <= set(_OPERATOR.findall(gold)):
         return False
-    # Silence a warning at each call about the missing timeout: the pool limits every call.
+    # math-verify warns at each call that it has no timeout. The pool limits the time instead.
     logging.getLogger("math_verify").setLevel(logging.ERROR)
     from math_verify import parse, verify
 
     ours = parse(f"\\boxed{{{given}}}", parsing_timeout=0)
     theirs = parse(f"\\boxed{{{gold}}}", parsing_timeout=0)
-    # A result of fewer than two items contains only the text: the parsing failed.
+    # A parsed result has at least two items. With fewer, math-verify could not parse the formula.
     if len(ours) < 2 or len(theirs) < 2:
         return False
     return verify(theirs, ours, timeout_seconds=0)

@@ -1,12 +1,12 @@
-"""Size check of formulas. Too large ones would exhaust time or memory in the algebra system."""
+"""Size check of formulas. sympy would need too much time or memory to evaluate large ones."""
 
 import math
 import re
 
-MAX_DIGITS = 3  # of an exponent, an argument of a factorial, or a bound of a sum
-MAX_POWER = 1000  # product of the numbers of an exponent, and of exponents of nested brackets
-MAX_EXPANSION = 200  # product of bracket exponents times the squared number of symbols
-MAX_EXPONENT_SUM = 2000  # sum of all exponents
+MAX_DIGITS = 3  # digits of an exponent, of an argument of a factorial, or of a bound of a sum
+MAX_POWER = 1000  # product of the numbers in one exponent; product of all exponents of brackets
+MAX_EXPANSION = 200  # product of all exponents of brackets times the squared number of symbols
+MAX_EXPONENT_SUM = 2000  # sum of all exponents of a formula
 MAX_POWERS = 20
 MAX_FACTORIALS = 10
 MAX_BRACKET_DEPTH = 6  # nesting depth of brackets
@@ -37,7 +37,7 @@ def is_too_large(formula: str) -> bool:
 
 def _has_large_factorials(formula: str) -> bool:
     numbers = [len(match[1]) for match in _FACTORIAL.finditer(formula)]
-    # No number precedes the sign: it is the factorial of a bracket or of a power.
+    # A length of 0 means that no number precedes "!": the factorial is of a bracket or a power.
     if any(not 0 < digits <= MAX_DIGITS for digits in numbers):
         return not re.fullmatch(r"[^!]*\b[a-z]!", formula)
     return len(numbers) > MAX_FACTORIALS or bool(re.search(r"!\s*[\])}]+\s*(?:\^|\*\*)", formula))
@@ -63,7 +63,10 @@ def _has_large_powers(formula: str) -> bool:
 
 
 def _bracket_depth(formula: str) -> int:
-    """Return the nesting depth of brackets. A bar may open or close, so bars count half."""
+    """Return the nesting depth of brackets, at least half the number of bars ``|``.
+
+    A bar may open or close an absolute value, so two of them count as one level.
+    """
     deepest = depth = 0
     for character in formula:
         depth += (character in "({[") - (character in ")}]")
@@ -72,7 +75,9 @@ def _bracket_depth(formula: str) -> int:
 
 
 def _is_tower(exponent: str) -> bool:
-    """Return True if ``exponent`` contains a power or factorial of a number, or nested powers."""
+    """Return True if ``exponent`` contains a power of a number, a factorial or nested powers, such
+    as in ``x^{10^{10}}``.
+    """
     inner = [_read_exponent(exponent, power.end()) for power in _POWER.finditer(exponent)]
     return bool(re.search(r"\d[\s)}\]]*(?:\^|\*\*|!)", exponent)) or any(map(_POWER.search, inner))
 

@@ -28,13 +28,13 @@ __all__ = ["Grade", "Grader", "NoGrade", "compare_with_truth", "read_grade"]
 
 
 class NoGrade(ValueError):
-    """The grader returned no valid grade: the trajectory counts as failed."""
+    """Error: the grader returned no valid grade. The trajectory is aborted and gets no reward."""
 
 
 @dataclass(frozen=True, slots=True)
 class Grade:
-    """Grade of an answer: a finite score, True if the answer is right, and named rewards if the
-    grader returned a dictionary.
+    """Grade of an answer: a finite score, True if the answer counts as a success, and the single
+    rewards by name if the grader returned a dictionary.
     """
 
     score: float

@@ -7,7 +7,8 @@ from typing import Any
 
 from agent_system.environments.env_package.dataset.answer_text import normalize_answer
 
-# Keys of a dictionary of aliases. A dictionary with other keys needs a user-provided grader.
+# Keys of a ground truth that is a dictionary of accepted answers. A dictionary with other keys
+# needs a user-provided grader.
 ALIASES = (
     *("answer", "answers", "target", "targets", "value", "text", "aliases"),
     *("normalized_value", "normalized_aliases"),
@@ -18,8 +19,8 @@ _FIX = "fix: custom_reward_function.path=FILE (env.dataset.reward.path), or a co
 def read_truths(ground_truth: Any) -> list[str]:
     """Return the accepted answers as texts. An answer is right if it equals one of them.
 
-    A list contains aliases, and so does a dictionary with keys in ``ALIASES``. Raises
-    ``ValueError`` if there is no truth, or one that cannot be compared with a text.
+    A list contains alternative answers, and so does a dictionary with keys in ``ALIASES``. Raises
+    ``ValueError`` if there is no ground truth, or one that cannot be compared with a text.
 
     >>> read_truths({"value": "Paris", "aliases": ["City of Light"]})
     ['Paris', 'City of Light']

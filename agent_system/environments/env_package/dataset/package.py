@@ -1,8 +1,8 @@
 """Single-turn data as an environment: ``env.env_name=dataset``.
 
 An episode has one turn. The prompt is a row of a file, the whole answer is the action, and a grader
-returns the reward. If the grader fails, the trajectory counts as failed and not as unsuccessful.
-``env.on_abort`` decides its treatment.
+returns the reward. If the grader raises an error, the trajectory is aborted. It does not count as a
+wrong answer: ``env.on_abort`` decides how it is used.
 """
 
 from agent_system.environments.chat_prompts import SingleTurnPrompts
@@ -46,7 +46,9 @@ class DatasetEnv:
 
 
 def first_observation(task: Task) -> Observation:
-    """Return the last message of a row as observation, the earlier ones as its ``opening``."""
+    """Return an observation with the text of the row's last message. The earlier messages are its
+    ``opening``.
+    """
     *opening, last = task["messages"]
     return Observation(last["content"], opening=opening)
 

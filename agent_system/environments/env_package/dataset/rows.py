@@ -86,7 +86,9 @@ def _make_task(row: DataRow, place: str, settings: DatasetSettings) -> Task:
 
 
 def _origin_name(row: DataRow) -> str:
-    """Return the file name without suffix, or the class name, that the row comes from."""
+    """Return the default of ``data_source``: the name of the file without suffix, or of the class,
+    that the row comes from.
+    """
     return Path(row.source.partition("=")[2].strip("'\"")).stem
 
 

@@ -7,7 +7,7 @@ from agent_system.environments.settings import FunctionFromFile, GradedSettings
 
 
 class RewardFromFile(FunctionFromFile):
-    """User-provided grader.
+    """Config values that name a user-provided grader: the Python file and the function.
 
     ``compute_score(data_source, solution_str, ground_truth, extra_info, **kwargs)`` is a function
     or a coroutine function. It returns a number or a dictionary with ``score``.
@@ -25,7 +25,8 @@ class RewardFromFile(FunctionFromFile):
 class DatasetSettings(GradedSettings):
     """Settings of ``env.dataset``: files, columns and grader.
 
-    ``data_keys`` maps the keys of job scripts to these settings.
+    ``data_keys`` maps config keys outside ``env``, such as ``data.train_files``, to the settings
+    that get their values.
     """
 
     is_single_turn: ClassVar[bool] = True

@@ -8,7 +8,7 @@ from fractions import Fraction
 from itertools import pairwise
 
 RELATIVE_TOLERANCE = Fraction(1, 10**6)  # largest relative difference of equal decimals
-MAX_NUMBER_LENGTH = 400  # characters, and powers of ten: a larger number is compared as text
+MAX_NUMBER_LENGTH = 400  # characters, or digits of the value; a longer number is compared as text
 
 _SIGNED = r"[-+]?\s?"
 _PLAIN = r"(?:\d{1,3}(?:[, _]\d{3})+|\d+)(?:\.\d+)?|\.\d+"
@@ -41,7 +41,7 @@ _SMALL = {word: n for n, word in enumerate(_ONES)} | {
     word: 10 * n for n, word in enumerate(_TENS, 2)
 }
 _PARTS = {"half": 2, "third": 3, "quarter": 4, "fourth": 4, "fifth": 5, "eighth": 8, "tenth": 10}
-# In each group between bars the first word is the unit, and the others are synonyms.
+# Units are separated by bars. Of each, the first word is the name and the others are synonyms.
 _UNITS = """
 dollar $ usd|euro € eur|pound £ gbp|yen ¥ jpy|cent ¢|% percent percentage|° degree deg
 mm millimeter millimetre|cm centimeter centimetre|m meter metre|km kilometer kilometre
@@ -58,7 +58,9 @@ UNITS = {
 
 @dataclass(frozen=True, slots=True)
 class WrittenNumber:
-    """Number with its unit ("" without one). ``is_exact`` is True for integers and fractions."""
+    """Number with its unit ("" without one). ``is_exact`` is True for integers and fractions, False
+    for decimals.
+    """
 
     value: Fraction
     unit: str = ""
@@ -133,7 +135,7 @@ def _read_decimal(parts: dict[str, str | None]) -> Fraction | None:
 
 
 def _read_unit(rest: str, money: str) -> tuple[int, str] | None:
-    """Return the factor and the unit in the text behind a number, or None if it is no unit.
+    """Return the factor and the unit in ``rest``, the text after a number; None if it is no unit.
 
     ``million dollars`` gives (1000000, "dollar"). ``money`` is the currency sign before the number.
     """
@@ -157,7 +159,7 @@ def _normalize_unit(text: str, is_apart: bool) -> str | None:
     letters = [word.casefold() for word in re.findall(r"[^\W\d_]+", text)]
     if unit is not None and (is_apart or not re.fullmatch(r"[a-zA-Z]", text)):
         return unit
-    # One letter is a variable, and a mathematical name such as "pi" is a factor.
+    # A single letter is a variable, and a word such as "pi" is a factor. Neither is a unit.
     if not letters or len(letters[0]) == 1 or _NOT_UNITS.intersection(letters):
         return None
     if len(_UNIT.sub("", text)) or re.match(r"[\d^/-]", text):
@@ -166,7 +168,7 @@ def _normalize_unit(text: str, is_apart: bool) -> str | None:
 
 
 def _read_words(text: str) -> WrittenNumber | None:
-    """Parse a number in English words with an optional unit behind it."""
+    """Parse a number in English words, optionally followed by a unit; None if it is none."""
     words = re.sub(r"(?<=[a-z])-(?=[a-z])", " ", text.casefold()).split()
     is_negative = words[:1] in (["minus"], ["negative"])
     words = words[1:] if is_negative else words

@@ -11,7 +11,7 @@ MOVE_OFFSETS = {"left": (0, -1), "down": (1, 0), "right": (0, 1), "up": (-1, 0)}
 def read_drawing(text: str) -> tuple[str, dict[Cell, str]]:
     """Return the text above the drawing, with its line break, and the sign of every cell."""
     lines = text.splitlines()
-    # Lines of the drawing have single signs only. Sentences always have longer words.
+    # Lines of the drawing consist of single signs. Other lines contain longer words.
     drawn = [line for line in lines if all(len(sign) == 1 for sign in line.split())]
     cells = {
         (row, column): sign

@@ -22,7 +22,7 @@ MAX_CELLS = 400  # larger than the number of cells of the largest lake
 
 
 class LakeExpert:
-    """Expert in one episode. It reads the lake from the drawing in observations."""
+    """Expert of one episode. It reads the map of the lake from the text of observations."""
 
     def __init__(self, first: Observation, rng: random.Random, noise: Noise) -> None:
         self.rng = rng
@@ -34,7 +34,7 @@ class LakeExpert:
         self._read_observation(first)
 
     def act(self) -> Decision:
-        """Return the next move. Its situation lists the moves that do not end in a hole."""
+        """Return the next move. ``Decision.situation`` lists the moves that avoid all holes."""
         path = self._shortest_path(self.position)
         if path is None:
             raise ValueError("no path over this lake leads to the goal")
@@ -65,7 +65,7 @@ class LakeExpert:
     def _safe_moves(self, cell: Cell) -> Iterator[tuple[str, Cell]]:
         for move, (down, right) in MOVE_OFFSETS.items():
             next_cell = (cell[0] + down, cell[1] + right)
-            # Cells outside of the lake count as holes: both cannot be entered.
+            # Cells outside the lake are treated as holes: the path must not enter them.
             if self.cells.get(next_cell, HOLE) != HOLE:
                 yield move, next_cell
 

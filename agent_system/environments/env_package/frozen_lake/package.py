@@ -66,7 +66,7 @@ class FrozenLakeText:
         return self._make_observation("")
 
     def step(self, action: str) -> tuple[Observation, float, bool, dict[str, Any]]:
-        """Apply a move. The class docstring describes rewards and ends."""
+        """Apply the move ``action``. For reward and ``done`` see the class."""
         action = action.strip().lower()
         if action not in self._possible_moves():
             observation = self._make_observation("That is not possible here.\n")
@@ -95,7 +95,8 @@ class FrozenLakeText:
             for m, (_, down, right) in MOVES.items()
             if 0 <= row + down < size and 0 <= column + right < size
         }
-        # On slippery ice a move off the lake may end in a cell at its side.
+        # On slippery ice the agent may move sideways instead. A move off the lake can then change
+        # its cell.
         return [move for move in MOVES if self.settings.slippery or move in inside]
 
     def _make_observation(self, message: str) -> Observation:

@@ -75,7 +75,7 @@ def _list_objects(image: Any) -> list[str]:
             kind, colour, condition = map(int, image[column, row])
             ahead, right = height - 1 - row, column - width // 2
             name = IDX_TO_OBJECT[kind]
-            # The cell of the agent shows the object that it holds, which is mentioned already.
+            # The agent's cell contains the object that it holds, which the text already names.
             if name in UNLISTED_KINDS or (ahead, right) == (0, 0):
                 continue
             words = _object_name(name, IDX_TO_COLOR[colour], condition)

@@ -1,8 +1,8 @@
 """Text version of every Gymnasium environment with discrete actions.
 
 A task is a start state, given by the seed of Gymnasium's ``reset``. All later randomness depends on
-the environment seed: members of a group that act equally see the same. An episode is restored by
-replaying its actions.
+the environment seed. Members of a group have the same seed, so equal actions give them equal
+observations. An episode is restored by repeating its actions.
 """
 
 import contextlib
@@ -52,7 +52,7 @@ class GymnasiumEnv:
         """Start ``task``. ``seed`` determines all randomness after the start state."""
         self.score = 0.0
         self.steps = 0
-        # Some levels print on standard output how often they were drawn again.
+        # Some environments print to standard output while they generate a level.
         with contextlib.redirect_stdout(io.StringIO()):
             self._observation, self._info = self.world.reset(seed=task["reset_seed"])
         self.world.unwrapped.np_random = self._generator(seed)
@@ -61,7 +61,8 @@ class GymnasiumEnv:
     def step(self, action: str) -> Step:
         """Apply the action of this name.
 
-        The episode is done when Gymnasium ends it, or when it has survived ``max_steps`` turns.
+        The episode is done when Gymnasium terminates or truncates it, or after ``max_steps`` turns
+        if surviving them is the goal.
         """
         number = self.action_numbers.get(action.strip().lower())
         if number is None:
@@ -117,7 +118,8 @@ class GymnasiumEnv:
 def list_tasks(settings: GymnasiumSettings, split: str) -> list[Task]:
     """Return start states by number. Validation has the first numbers, training those after them.
 
-    If an environment has one start state only, both splits contain it under different seeds.
+    If an environment has a single start state, tasks of both splits start in it. Only their seeds
+    differ.
     """
     first = 0 if split == "val" else settings.val_tasks
     count = settings.val_tasks if split == "val" else settings.train_tasks

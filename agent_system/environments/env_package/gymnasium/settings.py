@@ -9,7 +9,7 @@ SuccessCondition = Literal["reward", "end", "survival"]
 
 
 class GymnasiumSettings(EnvSettings):
-    """Choice of the Gymnasium environment and its text description."""
+    """Id of the Gymnasium environment, and functions that describe its observations as text."""
 
     variant_key: ClassVar[str] = "env_id"
 

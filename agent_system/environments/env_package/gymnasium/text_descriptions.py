@@ -8,7 +8,7 @@ from agent_system.environments.env_package.gymnasium.settings import SuccessCond
 
 
 class GymnasiumWorld(Protocol):
-    """Methods of Gymnasium environments that this package uses."""
+    """Protocol with the members of Gymnasium environments that this package uses."""
 
     action_space: Any
     observation_space: Any

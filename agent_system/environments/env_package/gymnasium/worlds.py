@@ -28,7 +28,9 @@ _VERSION = re.compile(r"^(.*)-v(\d+)$")
 
 
 class NoTextVersion(ValueError):
-    """The settings give no text version of the environment. The message states the reason."""
+    """Error: the environment cannot be described as text with these settings. The message states
+    the reason.
+    """
 
 
 def known_ids() -> list[str]:
@@ -66,7 +68,7 @@ def make_world(settings: GymnasiumSettings) -> GymnasiumWorld:
         _register_grids()
     try:
         with warnings.catch_warnings():
-            # Gymnasium warns at each start if an older version is requested.
+            # Gymnasium would warn each time that a newer version of the environment exists.
             warnings.simplefilter("ignore", DeprecationWarning)
             world = gymnasium.make(name, disable_env_checker=True, **settings.options)
     except (gymnasium.error.Error, ImportError, TypeError, ValueError) as error:

@@ -25,7 +25,10 @@ def part_settings(settings: MixtureSettings, part: str) -> EnvSettings:
 
 
 class MixtureEnv:
-    """Environment that delegates to the environment of a task's part, made on first use."""
+    """Environment that delegates to the environment that the task belongs to (its part).
+
+    The environments of the parts are made on first use.
+    """
 
     placement = "process"  # also for parts with another placement
 
@@ -66,7 +69,7 @@ class MixturePrompts:
 
     def __init__(self, settings: MixtureSettings) -> None:
         self._parts = {part: self._prompts_of(settings, part) for part in settings.part_weights}
-        # The mixture has a feature only if all parts have it.
+        # The prompts of a mixture can ask for levels only if those of all parts can.
         self.asks_for_levels = all(prompts.asks_for_levels for prompts in self._parts.values())
         self.shows_level_prompts = all(map(shows_level_prompts, self._parts.values()))
 
@@ -131,7 +134,7 @@ def image_setting(settings: MixtureSettings) -> tuple[str, Any, Any] | None:
 
 
 def _stop_strings(settings: MixtureSettings) -> tuple[str, ...]:
-    """Return the stop strings of all parts: the sampler does not know the part of a turn."""
+    """Return the stop strings of all parts. The sampler has one list for all tasks."""
     stop_strings = [stop for part in settings.part_weights for stop in get_package(part).stop]
     return tuple(dict.fromkeys(stop_strings))
 

@@ -31,7 +31,7 @@ def _parse_weighted_part(part: Any) -> tuple[str, int]:
 class MixtureSettings(EnvSettings):
     """Environments of a mixture and their weights."""
 
-    # The default is None, because merging configs would keep the two parts next to any others.
+    # None and not a dict of default parts: merging configs would add these to the user's parts.
     parts: dict[str, PositiveInt] | None = None
     """environments by name, NAME or NAME/VARIANT, and their weights: {frozen_lake: 2, sokoban: 1},
     or ["my_lab.grid:PACKAGE=2", "sokoban=1"] if a name contains a colon; the default weight is 1;

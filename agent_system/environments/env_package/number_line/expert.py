@@ -1,4 +1,4 @@
-"""Expert for the number line: jumps while the target is three or more away, then steps."""
+"""Expert for the number line: jumps of 3 until the target is less than 3 away, then steps of 1."""
 
 import random
 import re
@@ -20,12 +20,12 @@ def moves_to_target(distance: int) -> list[str]:
     """
     side = "right" if distance > 0 else "left"
     jumps, steps = divmod(abs(distance), 3)
-    # Jumps first never leaves the line: start and target are on it, and no move passes the target.
+    # All positions are on the line: they are between start and target, because no move passes it.
     return [f"jump {side}"] * jumps + [side] * steps
 
 
 class LineExpert:
-    """Expert in one episode. It reads positions from observations."""
+    """Expert of one episode. It reads its position and the target from observations."""
 
     def __init__(self, first: Observation, rng: random.Random, noise: Noise) -> None:
         self.rng = rng
@@ -36,7 +36,7 @@ class LineExpert:
         self._read_observation(first)
 
     def act(self) -> Decision:
-        """Return the next move. Its situation is the distance and the side of the target."""
+        """Return the next move. ``Decision.situation`` states distance and side of the target."""
         moves = moves_to_target(self.distance)
         side = "right" if self.distance > 0 else "left"
         decision = Decision(

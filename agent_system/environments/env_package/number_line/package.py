@@ -1,7 +1,7 @@
 """Number line: reach a target number with steps of 1 and jumps of 3.
 
-It is pure Python, deterministic and a few turns long. Tests use it when they do not test an
-environment. It is also the template for a new environment.
+It is pure Python and deterministic, and an episode has a few turns. Tests use it when any
+environment will do. It is also the template for a new environment.
 """
 
 import re
@@ -130,8 +130,8 @@ def list_tasks(settings: LineSettings, split: str) -> list[Task]:
     """Return the (start, target) pairs of a split. ``val`` has a quarter of all pairs."""
     numbers = range(settings.size + 1)
     pairs = [(a, b) for a in numbers for b in numbers if a != b]
-    # Choose by both numbers. A choice by their difference would remove whole distances from
-    # training, so validation would need moves that were never trained on.
+    # Both numbers determine the split. If only their difference did, training would lack some
+    # distances completely, and validation would need moves that were never trained on.
     chosen = [(a, b) for a, b in pairs if ((a + 2 * b) % 4 == 0) == (split == "val")]
     limit = settings.val_tasks if split == "val" else settings.train_tasks
     return [

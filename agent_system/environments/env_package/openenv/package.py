@@ -1,6 +1,7 @@
 """Text version of OpenEnv environments.
 
-A task is a seed. The environment decides what the seed determines.
+A task is a seed, which is sent to the environment's ``reset``. It depends on the environment which
+part of an episode the seed determines.
 """
 
 import json

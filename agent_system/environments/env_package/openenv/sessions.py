@@ -25,7 +25,7 @@ _RESULT_FIELDS = ("done", "reward", "metadata")
 
 
 class InvalidAction(ValueError):
-    """The action lacks fields that the environment needs. The message states the reason."""
+    """Error for an action with missing or invalid fields. The message states the reason."""
 
 
 class ServerFailed(RuntimeError):
@@ -128,7 +128,7 @@ class ServerSession:
     def _connect_socket(self) -> Any:
         from websockets.sync.client import connect
 
-        # Connect directly: the user has given the address of the server.
+        # Use no proxy: the user has configured the address of the server itself.
         return connect(self._url, open_timeout=self._timeout_s, max_size=MAX_BYTES, proxy=None)
 
     def _send_request(self, message: dict[str, Any]) -> SessionResult:

@@ -9,7 +9,7 @@ from verl.config.settings import PositiveInt, Seed
 
 
 class OpenEnvSettings(EnvSettings):
-    """Location of the environment, and conversion of its actions and observations to text."""
+    """Class or server URL of the environment, and the conversion of actions and observations."""
 
     url: str | None = None
     """server of the environment, such as http://127.0.0.1:8000"""

@@ -44,10 +44,10 @@ NUMBER = re.compile(r"(?<![^\W_])\d[\d_]*\.?[\d_]*(?:e\+?[\d_]+)?", re.IGNORECAS
 
 
 def prepare_answer(answer: str, generator: str, entry: Entry) -> str | None:
-    """Return ``answer`` in a form that is safe for the grader, or None for a grade of 0.
+    """Return ``answer`` rewritten so that the grader of ``generator`` can safely evaluate it.
 
-    The grader is that of ``generator``. For a composite data set it is also that of the generator
-    in the metadata of ``entry``.
+    Return None if the answer must get a grade of 0. ``entry`` is the question. In a composite data
+    set its metadata names a second generator, for whose grader the answer must be safe too.
     """
     if _has_non_finite_number(answer, str(entry.get("answer", ""))):
         return None
@@ -65,9 +65,9 @@ def prepare_answer(answer: str, generator: str, entry: Entry) -> str | None:
 
 
 def find_right_answer(entry: Entry) -> str | None:
-    """Return a right answer to ``entry``, or None if its generator gives none.
+    """Return a right answer to question ``entry``, or None if its generator states none.
 
-    If several answers are right, some generators give one of them in the metadata.
+    For questions with several right answers, some generators state one of them in the metadata.
     """
     metadata = entry.get("metadata", {})
     if entry.get("answer") is not None:
@@ -87,9 +87,11 @@ def convert_grade(grade: object) -> float:
 
 
 def _has_non_finite_number(answer: str, oracle: str) -> bool:
-    """Return True if ``answer`` has a non-finite number and the right answer ``oracle`` a digit.
+    """Return True if ``answer`` contains NaN or infinity although the right answer ``oracle`` is a
+    number.
 
-    Graders would accept it: ``min(1, exp(-nan))`` is 1, and no distance to NaN is too large.
+    Graders would accept such an answer: in Python ``min(1, nan)`` is 1, and a comparison such as
+    ``distance > limit`` is False for NaN.
     """
     # If the right answer has no digits, "nan" or "inf" is an ordinary word.
     if not any(sign.isdecimal() for sign in oracle):
@@ -111,8 +113,8 @@ def _read_arithmetic(answer: str, _entry: Entry) -> str:
 
 
 def _read_algebra(answer: str, entry: Entry) -> str:
-    # The grader differentiates, so an unevaluated Integral is always right. Allow ``Integral`` only
-    # in the generator's answer.
+    # The grader differentiates the answer. It would accept the question itself as an unevaluated
+    # ``Integral``, so that function is allowed only if the generator's answer contains it.
     is_oracle = answer.strip() == str(entry.get("answer", "")).strip()
     return ast.unparse(
         parse_formula(
@@ -122,21 +124,22 @@ def _read_algebra(answer: str, entry: Entry) -> str:
 
 
 def _read_twenty_four(answer: str, entry: Entry) -> str | None:
-    # Its grader truncates the value and accepts any four numbers.
+    # The grader of this generator truncates the value to an integer, and it does not check that the
+    # four given numbers are used.
     formula = parse_formula(answer)
     right = integers_in(formula) == sorted(entry["metadata"]["numbers"])
     return ast.unparse(formula) if right and exact_value(formula) == 24 else None
 
 
 def _read_coin_flip(answer: str, entry: Entry) -> str | None:
-    # Its grader accepts a prefix: "0" and "0.1" for "0.125".
+    # The grader of this generator accepts a prefix of the right text: "0" and "0.1" for "0.125".
     value = exact_value(parse_formula(answer.replace(",", "")))
     right = abs(value - Fraction(str(entry["answer"]))) <= PROBABILITY_TOLERANCE
     return str(entry["answer"]) if right else None
 
 
 def _read_list_or_exact(answer: str, entry: Entry) -> str:
-    # Its grader evaluates answers that are not equal to the right text.
+    # The grader of these generators calls ``eval`` on an answer unequal to the right text.
     exact = {
         str(entry.get("answer", "")).strip(),
         *entry.get("metadata", {}).get("valid_answers", ()),
@@ -145,17 +148,17 @@ def _read_list_or_exact(answer: str, entry: Entry) -> str:
 
 
 def _read_proposition(answer: str, _entry: Entry) -> str | None:
-    # Its grader gives 0.25 for any text.
+    # The grader of this generator gives 0.25 for any text.
     return answer if PROPOSITION.fullmatch(answer) else None
 
 
 def _read_truth_value(answer: str, entry: Entry) -> str | None:
-    # Its grader accepts every text: "False" is as right as "True".
+    # The grader of this generator accepts every text, also "False" where "True" is right.
     truth_values = {word.lower() for word in TRUTH.findall(answer)}
     return answer if truth_values == {str(entry.get("answer")).lower()} else None
 
 
-# Generators whose graders evaluate an answer, with the functions that read answers for them.
+# By name of a generator whose grader evaluates answers: the function that makes an answer safe.
 EVALUATED_READERS: dict[str, AnswerReader] = {
     "binary_matrix": _read_list_or_exact,
     "countdown": _read_arithmetic,

@@ -1,4 +1,5 @@
-"""Expert for reasoning-gym: gives the right answer, or a wrong one as often as the noise states.
+"""Expert for reasoning-gym. It gives the right answer, or a wrong one with the probability in the
+noise settings.
 
 It does not derive the answer, so it has no thoughts for thinking levels. It is for small policies
 that answer without thinking. Demonstrations include wrong answers, so that RL can improve on them.
@@ -32,7 +33,7 @@ class AnswerExpert:
         self.answer = find_right_answer(entry) or ""
 
     def act(self) -> Decision:
-        """Return the right answer, or as noise an answer with one digit changed."""
+        """Return the right answer. At random (noise), one of its digits is changed."""
         decision = Decision(self._format_answer(self.answer))
         wrong = self._format_answer(change_one_digit(self.answer, self.start.rng))
         useless = [wrong] if wrong != decision.action else []

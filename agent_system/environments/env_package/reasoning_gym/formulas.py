@@ -1,6 +1,7 @@
 """Safe parser for formulas and lists of a policy: a small grammar, checked node by node.
 
-Graders that evaluate text receive the text written from the parsed nodes, never the policy's.
+Graders that evaluate a text receive one that is generated from the parsed nodes. They never receive
+the text of the policy.
 """
 
 import ast
@@ -87,7 +88,7 @@ def _parse_expression(text: str, longest: int) -> ast.expr:
         raise UnreadableFormula(f"longer than {longest} characters")
     try:
         return ast.parse(text.strip(), mode="eval").body
-    # Null bytes, lone surrogates, numbers with thousands of digits, and too deep nesting.
+    # Causes: null bytes, lone surrogates, numbers with thousands of digits, too deep nesting.
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise UnreadableFormula(str(error)) from error
 
@@ -125,7 +126,10 @@ def _check_node(
 
 
 def _remaining_exponent(node: ast.expr, largest: int) -> int:
-    """Return the largest exponent allowed in nested powers. Raises ``UnreadableFormula``."""
+    """Return the largest exponent allowed in the base of a power whose exponent is ``node``.
+
+    The product of nested exponents must be at most ``largest``. Raises ``UnreadableFormula``.
+    """
     inner = list(ast.walk(node))
     if any(isinstance(part, ast.Pow) for part in inner):
         raise UnreadableFormula("an exponent contains a power")

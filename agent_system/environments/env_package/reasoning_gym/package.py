@@ -49,7 +49,7 @@ PLAIN_FORMAT = (
     "First think about it, between <think> and </think>. "
     "Then write the answer alone between <action> and </action>."
 )
-# Other data sets of this kind use the tag ``answer``. Prompts with thinking levels use ``action``.
+# Other data sets of questions use the tag ``answer``. Prompts with thinking levels use ``action``.
 _ANSWER = re.compile(r"<(action|answer)>(.*?)</\1>", re.DOTALL)
 
 

@@ -19,7 +19,7 @@ from verl.config.settings.hints import did_you_mean
 
 NAME = "reasoning_gym"
 QUESTIONS_PER_TASK = (
-    4  # questions generated per training question, because small generators repeat questions
+    4  # questions generated per training question; some are dropped, because generators repeat them
 )
 _SLOW = "a question takes seconds to generate, and a run needs hundreds"
 _HASHED = "its questions depend on Python's hash seed, which differs between processes"
@@ -34,12 +34,12 @@ UNLISTED = {
 }
 
 
-# Generators without a right answer: their graders simulate the effect of an answer.
+# Generators that state no right answer. Their graders simulate the actions in an answer.
 WITHOUT_ANSWER = ("boxnet", "rush_hour")
 
 
 class Questions(Protocol):
-    """Methods of reasoning-gym's data sets that this package uses."""
+    """Protocol with the methods of reasoning-gym's data sets that this package uses."""
 
     def __getitem__(self, number: int, /) -> dict[str, Any]: ...
     def score_answer(self, answer: str | None, entry: dict[str, Any]) -> float: ...

@@ -1,4 +1,4 @@
-"""Relay: a sequence of doors, each solved by following a number of arrows.
+"""Relay: a sequence of puzzles ("doors"). In each, the policy follows arrows from place to place.
 
-The required thinking level is known and differs from turn to turn.
+The thinking level that a turn requires is known, because it depends on the number of arrows.
 """

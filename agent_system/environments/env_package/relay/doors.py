@@ -1,4 +1,5 @@
-"""Doors: one cycle of arrows in random order, a start place, and the number of arrows to follow.
+"""Doors, the puzzles of this environment. A door is a cycle of places with one arrow from each to
+the next, listed in random order, a start place, and the number of arrows to follow.
 
 The text of a door is ``d+3 a>b f>c ...``: follow three arrows from ``d``.
 """
@@ -14,7 +15,10 @@ VAL_SHARE = 4  # one door in four belongs to the validation split
 
 @dataclass(frozen=True, slots=True)
 class Door:
-    """One door. ``arrows`` (``a>b``) are in the order in which they are shown, which is random."""
+    """Puzzle of following ``hops`` arrows from ``place``.
+
+    ``arrows`` (``a>b``) are in the random order in which they are shown.
+    """
 
     place: str
     hops: int
@@ -37,7 +41,7 @@ class Door:
 
     @property
     def goal_place(self) -> str:
-        """Place that opens the door: ``hops`` arrows after ``place``."""
+        """Place that is the right answer: ``hops`` arrows after ``place``."""
         return self.follow_arrows(self.place, self.hops)[-1] if self.hops else self.place
 
     def follow_arrows(self, place: str, count: int) -> list[str]:
@@ -57,15 +61,16 @@ class Door:
     @property
     def is_validation(self) -> bool:
         """True if the door belongs to the validation split."""
-        # A hash of the text puts a door into the same split in every run.
+        # The split depends on a hash of the text, so it is the same in every run.
         return zlib.crc32(str(self).encode()) % VAL_SHARE == 0
 
 
 def needed_level(count: int, hops: Sequence[int]) -> int:
     """Return the lowest level (from 1) whose ``hops`` suffice for ``count`` arrows.
 
-    A thought may be one arrow short, because the action itself follows one arrow. Example: with
-    hops (0, 2, 4, 7), 3 arrows need level 2 and 4 arrows need level 3.
+    ``hops`` are the numbers of arrows that a thought of each level follows. It may be one fewer
+    than ``count``, because the action itself follows one arrow. Example: with hops (0, 2, 4, 7), 3
+    arrows need level 2 and 4 arrows need level 3.
     """
     for level, written in enumerate(hops, start=1):
         if count <= written + 1:

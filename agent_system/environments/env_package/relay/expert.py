@@ -54,12 +54,12 @@ class RelayExpert:
         door = self.door
         wrong_place = self.rng.choice([place for place in door.all_places if place != door.place])
         path = door.follow_arrows(wrong_place, self.settings.hops[-1])
-        # With 0 arrows the answer is the start place, whatever the thought is.
+        # With 0 arrows the answer is the start place. It does not depend on the thought.
         return Thought(write_chain(path), path[door.hops - 1] if door.hops else door.place)
 
 
 def write_chain(chain: list[str]) -> str:
-    """Return the places of ``chain`` with their numbers: ``1=c 2=f``."""
+    """Return the thought that visits the places of ``chain`` one by one: ``1=c 2=f``."""
     return " ".join(f"{number}={place}" for number, place in enumerate(chain, start=1))
 
 
@@ -78,7 +78,7 @@ def list_demonstration_tasks(settings: RelaySettings, count: int) -> list[Task]:
 
 
 def demonstration_key(settings: RelaySettings) -> list[Any]:
-    """Return all settings that change a demonstration. ``doors`` does not."""
+    """Return all settings that change a demonstration, which are all except ``doors``."""
     shaping = (
         settings.demonstrated_doors,
         settings.places,
@@ -92,12 +92,16 @@ def demonstration_key(settings: RelaySettings) -> list[Any]:
 
 
 def list_token_symbols(settings: RelaySettings) -> list[str]:
-    """Return arrows, questions and hops, each with the space in front of it in a sentence."""
+    """Return the texts that a new tokenizer encodes as one token each.
+
+    These are arrows (``a>b``), questions (``d+3``) and steps of a thought (``1=c``), each with a
+    leading space if one precedes it in a text.
+    """
     places = string.ascii_lowercase[: settings.places]
     counts = range(1, settings.hops[-1] + 1)
     arrows = [f" {tail}>{head}" for tail, head in permutations(places, 2)]
     questions = [f"+{count}" for count in (0, *counts)]
-    # The first hop starts a thought, so no space is in front of it.
+    # Step 1 begins a thought, so no space precedes it.
     hops = [f"{' ' if count > 1 else ''}{count}={place}" for count in counts for place in places]
     return [*arrows, *questions, *hops]
 

@@ -1,6 +1,7 @@
-"""Relay: an episode is a sequence of doors. The answer is the place after a number of arrows.
+"""Relay: an episode is a sequence of puzzles ("doors"), such as ``d+3 a>b f>c ...``.
 
-A door asks for 0 to 7 arrows. A policy with few layers follows about one arrow per written token,
+The right answer is the place that is reached from ``d`` by following 3 arrows. A door asks for 0
+to 7 arrows. A policy with few layers follows about one arrow per written token,
 so the number of arrows determines the required thinking level of each turn.
 """
 
@@ -44,7 +45,7 @@ class RelayEnv:
         return self._make_observation("")
 
     def step(self, action: str) -> tuple[Observation, float, bool, dict[str, Any]]:
-        """Answer with a place. The class docstring describes rewards and ends."""
+        """Answer the current door with place ``action``. For reward and ``done`` see the class."""
         action = action.strip().lower()
         door = self._doors[self._passed]
         if action not in door.all_places:

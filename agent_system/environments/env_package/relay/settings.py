@@ -45,7 +45,8 @@ class RelaySettings(EnvSettings):
         if self.hops[0] or any(deeper <= flatter for flatter, deeper in pairwise(self.hops)):
             why = "level 1 has no thought, and every level must follow more arrows than the last"
             raise Refusal("hops", why, "numbers that grow from 0", "[0, 2, 4, 7] is the default")
-        # With fewer places the furthest place is one arrow backwards, which needs no thought.
+        # With one place fewer, the furthest goal would be the place before the start. One arrow
+        # leads from it to the start, so the policy could find it without a thought.
         fewest = self.hops[-1] + 2
         if self.places < fewest:
             why = f"on a cycle this short, {self.hops[-1]} arrows forward are one arrow backward"

@@ -23,7 +23,7 @@ from agent_system.environments.prompts import Prompts
 from agent_system.reward_manager.scores import is_full
 
 NAME = "scienceworld"
-# Start of the simulator's reply to an unknown action. The reply has no other mark.
+# Start of the simulator's reply to an unknown action. Nothing else shows that it was unknown.
 UNKNOWN_ACTION_REPLY = "No known action matches that input."
 # Command of the simulator that is refused: it plans the whole solution again, which takes 30 s.
 REFUSED_COMMAND = "reset task"
@@ -48,8 +48,8 @@ Focus only on what the task asks for: to focus on something else fails the task.
 class ScienceWorldEnv:
     """Environment whose reward is the change of the score, scaled from 100 points to 1.
 
-    Failing a task takes back all earlier rewards. The return of an episode is its final score, 0 to
-    1.
+    If the task fails, the reward is minus the sum of all earlier rewards. The return of an episode
+    is therefore its final score, 0 to 1.
     """
 
     # Steps are slow, so workers run in parallel. A JVM that hangs ends with its worker.
@@ -104,7 +104,7 @@ class ScienceWorldEnv:
     def close(self) -> None:
         """Free the simulator and release the JVM."""
         if self._server is not None:
-            # The JVM keeps the simulator object until it is freed.
+            # Release the object: the JVM would otherwise keep the simulator in memory.
             self._jvm.release_object(self._server)
             jvm.release_jvm(self._jvm)
             self._server = None
@@ -113,7 +113,7 @@ class ScienceWorldEnv:
         self._server.load(task["name"], task["variation"], self.settings.simplification, gold)
 
     def _make_observation(self, text: str) -> Observation:
-        # Both calls take no simulated time.
+        # Reading the surroundings and the inventory takes no turn in the simulation.
         surroundings = self._server.freeActionLook()
         inventory = self._server.freeActionInventory()
         # The score is part of the state: it differs before and after a step that is rewarded once,

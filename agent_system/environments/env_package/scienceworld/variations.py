@@ -40,8 +40,8 @@ def split_variations(name: str, part: str) -> range:
     """Return the variations of experiment ``name`` in ``part`` (``train``, ``dev`` or ``test``)."""
     count = VARIATIONS[name]
     quarter = count // 4
-    # Use the blocks of the simulator instead of a hash, so that results compare with published
-    # ones. The remainder of the division by four goes to ``test``.
+    # Use the simulator's consecutive ranges instead of a hash, so that results are comparable with
+    # published ones. The remainder of the division by four goes to ``test``.
     parts = {
         "train": (0, 2 * quarter),
         "dev": (2 * quarter, 3 * quarter),

@@ -138,7 +138,7 @@ def compute_f1(given: str, answers: list[str]) -> float:
     def score_answer(answer: str) -> float:
         ours = normalize_answer(given).split()
         theirs = normalize_answer(answer).split()
-        # Count words with multiplicity. Two texts that are empty after normalisation give 1.0.
+        # Count repeated words as often as they occur. Two empty texts have an F1 of 1.0.
         common = sum((Counter(ours) & Counter(theirs)).values())
         return 2 * common / (len(ours) + len(theirs)) if common else float(ours == theirs)
 
@@ -161,8 +161,8 @@ def list_tasks(settings: SearchSettings, split: str) -> list[Task]:
         return [_task_of_row(row) for row in read_table(f"env.{NAME}.{split}_questions", [path])]
     return [
         {
-            # The text of the question is part of the id, so that a question in two splits is
-            # detected as an overlap.
+            # The text of the question is part of the id. ``check_disjoint`` then detects a question
+            # that is in both splits.
             "task_id": f"{NAME}/{question['question']}",
             "data_source": f"{NAME}_{question['hops']}hop",
             **question,
@@ -196,7 +196,7 @@ def _task_of_row(row: DataRow) -> Task:
         allowed = "texts there, in golden_answers or in reward_model.ground_truth.target"
         raise row.make_error("answers", f"holds {answers!r}"[:120], allowed, "remove the row")
     return {
-        # As above: a question in both files is detected as an overlap.
+        # As above: ``check_disjoint`` detects a question that is in both files.
         "task_id": f"{NAME}/{question}",
         "data_source": str(
             _first_value(row.read_cell("data_source"), env_kwargs.get("data_source"), NAME)

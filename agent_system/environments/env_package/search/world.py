@@ -33,7 +33,7 @@ def build_world() -> tuple[dict[str, str], list[dict[str, Any]]]:
         question_forms = tables["kinds"][kind]["questions"]
         for number, entity in enumerate(entities):
             field_texts = {field: _value_text(value) for field, value in entity.items()}
-            # Alternate the sentences, so that documents of a kind differ in their pattern.
+            # Alternate the sentence templates, so that documents of a kind are worded differently.
             documents[entity["name"]] = sentences[number % len(sentences)].format(**field_texts)
             questions += [
                 _make_question(entity, words, path, tables["aliases"])
@@ -43,7 +43,10 @@ def build_world() -> tuple[dict[str, str], list[dict[str, Any]]]:
 
 
 def _build_entities(tables: dict[str, Any]) -> dict[str, list[Entity]]:
-    """Build all entities by kind. A kind may only refer to the kinds above it."""
+    """Return all entities by kind, such as persons and towns.
+
+    Entities may refer only to entities of kinds that come earlier in ``tables``.
+    """
     # One random generator serves all tables in order. A change of a table therefore changes all
     # entities below it.
     draw = random.Random(derive_seed("search", "world"))
@@ -61,10 +64,14 @@ def _build_entities(tables: dict[str, Any]) -> dict[str, list[Entity]]:
 
 
 def _draw_value(source: str, entity: Entity, words: dict, world: dict, draw: random.Random) -> Any:
-    """Draw the value of a field.
+    """Return a random value for a field of ``entity``.
 
-    ``source`` is ``pick:LIST``, ``of:KIND``, ``int:LOW:HIGH`` or ``after:FIELD.FIELD:LOW:HIGH``,
-    which adds LOW to HIGH years to that field.
+    ``source`` is one of:
+
+    - ``pick:LIST``: a word of that list.
+    - ``of:KIND``: an entity of that kind.
+    - ``int:LOW:HIGH``: an integer.
+    - ``after:FIELD.FIELD:LOW:HIGH``: the year in that field plus LOW to HIGH years.
     """
     rule, argument, *bounds = source.split(":")
     if rule == "pick":

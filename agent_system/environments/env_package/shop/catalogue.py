@@ -13,8 +13,8 @@ from verl.utils.seeds import derive_seed
 TABLES = Path(__file__).with_name("catalogue.json")
 ATTRIBUTES_PER_PRODUCT = 4  # attributes of a product: two are in its title, all are in its features
 VALUES_PER_OPTION = 3  # values of an option of a product
-WANTED_ATTRIBUTES = 2  # attributes in a goal
-# Factors of the score for the kind of the bought product.
+WANTED_ATTRIBUTES = 2  # attributes that a goal asks for
+# The score is multiplied by one of these factors, depending on the kind of the bought product.
 ANY_KIND = 0.1
 SAME_DEPARTMENT = 0.5
 SAME_KIND = 1.0
@@ -75,7 +75,7 @@ def _draw_product(tables: dict[str, Any], number: int) -> Product:
 
 
 def make_goal(product: Product, number: int) -> dict[str, Any]:
-    """Return goal ``number`` of ``product``, which fulfils it.
+    """Return purchase goal ``number`` among the goals that ``product`` fulfils.
 
     Its most important keys are ``kind``, ``attributes``, ``options``, ``max_price`` and
     ``instruction``.
@@ -104,9 +104,9 @@ def make_goal(product: Product, number: int) -> dict[str, Any]:
 def score_purchase(bought: Product, chosen: dict[str, str], wish: dict[str, Any]) -> float:
     """Return a reward from 0 to 1 as in WebShop: share of fulfilled wishes, times a kind factor.
 
-    Wishes are the attributes, the options and the price. The factor is 1.0 for the right kind, 0.5
-    for another kind of the same department, else 0.1. WebShop compares titles and categories
-    instead.
+    Wishes are the attributes, options and maximum price in ``wish``; ``chosen`` are the options of
+    the purchase. The factor is 1.0 for the right kind of product, 0.5 for another kind of the same
+    department, else 0.1. WebShop compares titles and categories instead.
 
     Example: 4 of 5 wishes with another kind of the department give 0.5 * 4 / 5 = 0.4.
     """

@@ -16,7 +16,7 @@ class Page:
     """Current page of the shop.
 
     ``name`` is ``home``, ``results``, ``item`` or one of ``DETAILS``. ``number`` counts the pages
-    of results from 0. ``chosen`` are (option, value) pairs.
+    of results from 0. ``chosen`` are the selected options of the item as (option, value) pairs.
     """
 
     name: str = "home"
@@ -79,7 +79,7 @@ class Page:
         option = next(
             name for name, values in self.current_product.options.items() if target in values
         )
-        # Sort the options, so that the order of clicks does not change the anchor.
+        # Sort the options, so that the order of clicks does not change ``anchor_text``.
         return replace(self, chosen=tuple(sorted({**dict(self.chosen), option: target}.items())))
 
     def _previous_page(self) -> "Page":

@@ -1,7 +1,7 @@
-"""Expert for Sokoban: follows a shortest solution, and searches again after an unplanned move.
+"""Expert for Sokoban. It follows a shortest solution, and searches a new one after a random move.
 
-The search is bounded. If it fails, as in large rooms with many boxes, the expert follows the
-stored solution of the level, and adds no noise.
+The search visits at most ``MAX_STATES`` states. If it fails, as in large rooms with many boxes, the
+expert follows the stored solution of the level, and makes no random moves (noise).
 """
 
 import random
@@ -13,8 +13,8 @@ from agent_system.environments.env_package.sokoban.prompts import describe_offse
 from agent_system.environments.expert_protocol import Decision, EpisodeStart, Expert, Noise
 from agent_system.environments.experts.interface import LastAction, add_noise, find_shortest_path
 
-MAX_STATES = 20_000  # of one search: about a second
-MAX_SHOWN_MOVES = 6  # moves of the plan in a thought
+MAX_STATES = 20_000  # states that one search visits at most, which takes about a second
+MAX_SHOWN_MOVES = 6  # next moves of the plan that a thought lists
 
 
 class SokobanExpert:
@@ -57,12 +57,13 @@ class SokobanExpert:
         if is_changed and action == self.plan[0]:
             self.plan = self.plan[1:]
         elif is_changed:
-            # Noise caused an unplanned move: the old plan does not fit the new state.
+            # Noise has replaced the planned move, so the old plan does not fit the new state.
             self.plan = self._find_solution(self.state) or self.plan
 
     def _next_push(self) -> str:
-        """Return the first push of the plan and the offset of its cell:
-        ``push left from 1 up 1 right``.
+        """Return the first push of the plan, and from where: ``push left from 1 up 1 right``.
+
+        The second part is the offset from the agent to the cell from which it pushes.
         """
         agent, boxes = self.state
         for move in self.plan:

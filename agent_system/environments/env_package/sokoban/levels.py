@@ -15,8 +15,9 @@ Cell = tuple[int, int]
 State = tuple[Cell, tuple[Cell, ...]]
 MOVES = {"up": (-1, 0), "down": (1, 0), "left": (0, -1), "right": (0, 1)}
 WALL, FLOOR, TARGET, BOX, BOX_ON_TARGET, AGENT, AGENT_ON_TARGET = "#_.$*@+"
-WALL_SHARE = 0.2  # of the cells inside the outer walls
-# Most states of one room. The search stops there, so levels of large rooms are close to solved.
+WALL_SHARE = 0.2  # share of walls among the cells inside the outer walls
+# Maximum number of states that the search visits in one room. It stops there, so start states in
+# large rooms are few moves from a solved state.
 MAX_STATES = 8_000
 VAL_DIVISOR = 5  # one level in five is held out
 MAX_FAILED_ROOMS = 300  # consecutive rooms without a new level after which the generation stops
@@ -76,7 +77,8 @@ def make_level(settings: SokobanSettings, rng: random.Random) -> tuple[str, list
     starts = [layer for layer in starts if layer]
     if not starts:
         return None
-    # Draw the number of moves first: most states are far from solved, and would dominate.
+    # Choose the number of moves first, then a state. Most states need many moves, so a uniform
+    # choice among states would rarely give an easy level.
     state = rng.choice(rng.choice(starts))
     return format_level(settings.dim_room, floor, targets, state), list(
         _follow_moves(state, next_moves)
@@ -120,7 +122,7 @@ def _draw_floor(settings: SokobanSettings, rng: random.Random) -> set[Cell]:
     largest: set[Cell] = set()
     while unassigned:
         area = set()
-        # Start at the smallest cell, because the order of a set differs between processes.
+        # Start at the smallest cell: the first element of a set differs between processes.
         frontier = [min(unassigned)]
         while frontier:
             cell = frontier.pop()
@@ -135,10 +137,11 @@ def _draw_floor(settings: SokobanSettings, rng: random.Random) -> set[Cell]:
 def _search_backwards(
     floor: set[Cell], targets: tuple[Cell, ...], depth: int
 ) -> tuple[list[list[State]], dict]:
-    """Search backwards from the solved states.
+    """Search backwards from the solved states, up to ``depth`` moves.
 
-    Return the states by their number of moves to a solved state, and the (move, next state) of each
-    state towards one. It is None for solved states.
+    Return two values: a list whose element n contains the states that are n moves from a solved
+    state, and a dict from each state to its (move, next state) on a shortest solution. The value of
+    a solved state is None.
     """
     layers = [[(cell, targets) for cell in sorted(floor) if cell not in targets]]
     next_moves: dict[State, tuple[str, State] | None] = dict.fromkeys(layers[0])
@@ -152,7 +155,9 @@ def _search_backwards(
 
 
 def _add_predecessors(floor: set[Cell], state: State, next_moves: dict) -> list[State]:
-    """Add the new predecessors of ``state`` to ``next_moves`` and return them."""
+    """Return the states from which one move leads to ``state`` and that are not in ``next_moves``,
+    and add them to it.
+    """
     added = []
     for move, before in _earlier_states(floor, state):
         if before not in next_moves:

@@ -45,8 +45,9 @@ def describe_map(text: str) -> str:
 
 
 def _describe_obstacle(cells: dict[Cell, str], here: Cell, step: Cell) -> str:
-    """Return the obstacle in direction ``step``: "" if free, ``wall``, ``box``, or ``stuck`` for a
-    box that cannot be pushed.
+    """Return the obstacle next to ``here`` in direction ``step``.
+
+    It is "" (free), ``wall``, ``box``, or ``stuck`` for a box that cannot be pushed.
     """
     ahead = shift_cell(here, step)
     if _is_free(cells, ahead):

@@ -87,7 +87,7 @@ class Game:
     state: str = ""
     example: str = "[your move]"
     hints: str = ""  # examples of moves for the random opponent, if the rules show none
-    # Values of settings that are null.
+    # Values that are used for settings with the value null.
     defaults: Mapping[str, int] = field(default_factory=dict)
     # Maps TextArena's game to the moves that it accepts.
     moves: Callable[[Any], list[str]] | None = None
@@ -134,7 +134,7 @@ def _possible_switches(game: _SquareGame) -> list[str]:
     return [f"{row} {column}" for row in range(game.size) for column in range(game.size)]
 
 
-# Games that accept none of the random opponent's moves. They need a user-provided opponent.
+# Games whose move format the random opponent cannot produce. They need a user-provided opponent.
 SCRIPTED_ONLY = (
     "Alquerque",
     "Breakthrough",
@@ -179,7 +179,7 @@ GAMES: dict[str, Game] = {
         defaults=DEFAULT_TURNS,
         moves=_possible_switches,
     ),
-    # No list of moves: hundreds of codes would fill most of the prompt.
+    # The prompts list no moves: hundreds of possible codes would fill most of the prompt.
     "Mastermind": Game(
         "Mastermind-v0-raw",
         ("code_length", "num_numbers", "max_turns"),
@@ -217,9 +217,9 @@ def list_games() -> list[str]:
 
 
 def listed_games() -> list[str]:
-    """Return the names of the games that need no user-provided opponent and are not trivial.
+    """Return the names of all available games except those of ``unlisted_games``.
 
-    These are all available games without those of ``unlisted_games``.
+    They need no user-provided opponent, and no constant move usually succeeds in them.
     """
     return [name for name in list_games() if not _why_unlisted(name)]
 

@@ -30,7 +30,7 @@ GAME_ERRORS = (
     ValueError,
 )
 TRIES = 60  # maximum number of moves tried on a copy
-FALLBACK_MOVE = "I see. What do you offer?"  # move if no text has contained a move in brackets
+FALLBACK_MOVE = "I see. What do you offer?"  # move if no text so far contains one in brackets
 
 
 def load_opponent(settings: TextArenaSettings) -> Opponent | None:
@@ -44,8 +44,8 @@ def load_opponent(settings: TextArenaSettings) -> Opponent | None:
 def random_move(game: Any, read: Sequence[str], rng: random.Random) -> str:
     """Return a random move for the seat whose turn it is.
 
-    ``read`` are all texts for this seat. The move is valid unless none of ``TRIES`` random moves
-    was accepted.
+    ``read`` are all texts that this seat has received. The game accepts the move, unless ``TRIES``
+    random moves in a row were refused.
     """
     example_moves = list(dict.fromkeys(move for text in read for move in _BRACKETS.findall(text)))
     if not example_moves:
@@ -59,7 +59,7 @@ def random_move(game: Any, read: Sequence[str], rng: random.Random) -> str:
 
 
 def is_accepted(game: Any, move: str) -> bool:
-    """Return True if ``game`` accepts ``move``. The game does not change."""
+    """Return True if ``game`` accepts ``move``. It is tried on a copy of the game."""
     game_copy = copy.deepcopy(game)
     seat = game_copy.state.current_player_id
     # The copy must not change the random state of the game.
@@ -74,7 +74,7 @@ def is_accepted(game: Any, move: str) -> bool:
 
 
 def is_rule_violated(state: Any, seat: int) -> bool:
-    """Return True if the last move of a seat was refused, or ended the game as invalid."""
+    """Return True if the game refused the last move of ``seat``, or ended because of it."""
     refused = state.error_count > 0 and state.current_player_id == seat
     return bool(refused or state.game_info[seat]["invalid_move"])
 
@@ -87,5 +87,5 @@ def _vary_move(move: str, rng: random.Random) -> str:
         letters = string.ascii_lowercase[:8]
         return rng.choice(letters if old.islower() else letters.upper())
 
-    # Keep the move unchanged in one of three cases.
+    # With probability 1/3 the move is not changed.
     return move if rng.random() < 1 / 3 else _PARTS.sub(vary_part, move)

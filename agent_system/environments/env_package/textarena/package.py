@@ -1,6 +1,6 @@
 """TextArena: games for one, and games for two against a random or user-provided opponent.
 
-In games for two, the seat of the policy alternates between tasks. A task is the start of a game.
+In games for two, the policy moves first in every other task. A task is the start of a game.
 For the four puzzles, the split depends on a hash of the start: one in four belongs to validation.
 For other games, the splits use different seeds. All randomness after the start, including that of
 the opponent, depends on the environment seed.
@@ -52,8 +52,8 @@ MAX_OPPONENT_MOVES = 50  # maximum number of opponent moves between two moves of
 class TextArenaEnv:
     """Environment with reward 1.0 for success, else 0.0. ``info["score"]`` is TextArena's reward.
 
-    TextArena's reward is not used as the reward, because it is positive for a near miss, even if a
-    rule violation follows.
+    TextArena's reward is not used as the reward, because it can be positive without success, even
+    after a violation of the rules.
     """
 
     placement = "inline"  # for the four puzzles; the settings of other games choose a process
@@ -193,7 +193,7 @@ class TextArenaEnv:
 
     def _make_observation(self, last: str) -> Observation:
         state = self.game.state
-        # Select the policy: a game may have ended on the opponent's turn.
+        # Set the policy's seat as current: a game may have ended on the opponent's turn.
         state.current_player_id = self.seat
         _, messages = self.game.get_observation()
         text = "\n".join([_join_messages(messages, self.seat), last]).strip()
@@ -216,7 +216,10 @@ def _as_score(reward: Any) -> float:
 
 
 def _join_messages(messages: list[tuple[int, str, Any]], reader: int) -> str:
-    """Return the messages of others. Those of ``reader`` are already in the prompt as turns."""
+    """Return the messages that ``reader`` (a seat) did not write, as one text.
+
+    Those of ``reader`` are already in the prompt as turns of the policy.
+    """
     return "\n".join(str(text).strip() for speaker, text, _ in messages if speaker != reader)
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from verl.utils.seeds import derive_seed
 
-GAMES_PER_TASK = 4  # numbers drawn per game, because small settings repeat games
+GAMES_PER_TASK = 4  # games generated per game that is needed, because they may be equal
 
 
 def draw_game(spec: dict[str, Any], split: str, number: int) -> Any:
@@ -32,12 +32,12 @@ def draw_game(spec: dict[str, Any], split: str, number: int) -> Any:
     options.seeds = seed
     settings = dict(spec["settings"])
     if spec["game"] == "simple":
-        settings["test"] = split == "val"  # validation has other foods
+        settings["test"] = split == "val"  # validation games contain other foods than training
     if spec["game"] == "cooking":
         # TextWorld draws a recipe only if ingredients must be taken, and otherwise refuses a seed.
         # 0 keeps the recipe fixed.
         settings |= {"recipe_seed": 1 + seed % 10_000 if settings["take"] else 0}
-        # Validation has other foods and other ways to prepare them.
+        # Validation games contain other foods and recipes than training games.
         settings |= {"split": "valid" if split == "val" else "train"}
     return CHALLENGES[f"tw-{spec['game']}"][1](settings, options)
 
@@ -91,7 +91,7 @@ def _write_distinct_games(
     taken: Collection[str],
 ) -> list[str]:
     """Return the hashes of at most ``count`` distinct games that are not in ``taken``."""
-    # A dictionary keeps the order of drawing, which determines the games that are kept.
+    # A dict is used as an ordered set: the first ``count`` distinct games are kept.
     names: dict[str, None] = {}
     for start in range(0, GAMES_PER_TASK * count, count):
         jobs = [(split, number) for number in range(start, start + count)]

@@ -16,8 +16,8 @@ from agent_system.environments.prompts import Prompts
 
 NAME = "textworld"
 COOKING = ("recipe", "take", "go", "open", "cook", "cut", "drop")
-# Keys that have an effect on a kind of game. Other keys are not part of the store's name, because
-# they would only cause the same games to be made again.
+# By kind of game: the settings that change it. Only these are part of the hash that names the
+# stored games. With other settings in the hash, the same games would be made again.
 GAME_SETTINGS = {
     "coin_collector": ("level",),
     "treasure_hunter": ("level",),
@@ -28,7 +28,8 @@ RULES = """\
 You play a text adventure. Each turn you see what happened and which commands are possible. \
 Reach the goal in as few turns as you can. Copy your command exactly from the list of \
 possible actions."""
-# Commands to the interpreter. They would write files, ask questions or shorten descriptions.
+# Commands to the interpreter of the game file, which are refused. They would write files, ask
+# questions or shorten descriptions.
 _INTERPRETER = """quit q restart restore save undo script transcript noscript unscript recording
 replay verbose long brief normal superbrief short notify"""
 OUT_OF_GAME = frozenset(_INTERPRETER.split())

@@ -68,7 +68,7 @@ class TextWorldExpressEnv:
 
         An action is valid if it was admissible.
         """
-        # Restore the upper case, which matters in "1mL of oil".
+        # Restore upper-case letters, which the game needs in actions such as "take 1mL of oil".
         spelled = {possible.lower(): possible for possible in self._possible}
         valid = action.lower() in spelled
         state = json.loads(self._server.stepJSON(spelled.get(action.lower(), action)))
@@ -194,8 +194,8 @@ def list_tasks(settings: TextWorldExpressSettings, split: str) -> list[Task]:
 def _distinct_tasks(settings: TextWorldExpressSettings) -> dict[str, list[Task]]:
     """Return the distinct tasks of both splits.
 
-    The rooms of a game are visited only if another game starts equally. This takes 1 to 10 ms per
-    game.
+    Games with equal starts are compared by the descriptions of all rooms. To read these, an agent
+    walks through all rooms, which takes 1 to 10 ms per game.
     """
     source = f"{NAME}/{settings.game}"
     common = {"data_source": source, "game": settings.game, "params": settings.params}

@@ -14,7 +14,8 @@ from typing import Any
 _CALL = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
 _THOUGHT = re.compile(r"<level>.*?</level>|<think>.*?(?:</think>|\Z)", re.DOTALL)
 _ACTION = re.compile(r"<action>(.*?)(?:</action>|\Z)", re.DOTALL)
-# Results that the model invented, up to the end of the text.
+# A result in the text of the model is invented: only the environment writes results. It is removed
+# with all text after it.
 _RESPONSE = re.compile(r"<tool_response>.*", re.DOTALL)
 
 

@@ -60,7 +60,8 @@ class McpConnection:
         self._ready: asyncio.Future[Any] = self._loop.create_future()
         self._stop = asyncio.Event()
         try:
-            # The memory limit of this process is meant for graders. The server would inherit it.
+            # Lift the memory limit of this process, which the server would inherit. It is only
+            # meant for graders.
             with lift_memory_limit():
                 self._serving = asyncio.run_coroutine_threadsafe(self._serve(), self._loop)
                 self._session = self._wait(self._wait_ready(), START_TIMEOUT_S)

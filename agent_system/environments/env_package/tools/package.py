@@ -180,7 +180,9 @@ class ToolPrompts(ChatPrompts):
         self._settings = settings
 
     def system(self, levels: bool) -> str | None:
-        """Return tools and answer format. With ``levels``, calls and answers go in action tags."""
+        """Return tools and answer format. With ``levels``, calls and answers are in ``<action>``
+        tags.
+        """
         return system_instructions(self._settings, levels)  # pyright: ignore[reportArgumentType]  settings hash
 
 

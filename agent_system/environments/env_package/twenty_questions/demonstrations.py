@@ -3,7 +3,7 @@
 The file has one JSON line per game: ``{"task_id": str, "won": bool, "messages": [{"role": ...,
 "content": ...}, ...]}``. The games are made as in
 ``agent_system.environments.experts.demonstrations``, without thinking levels. Games without success
-are kept, and the words take turns as the secret. The messages are those of a rollout with
+are kept, and every word is the secret word equally often. The messages are those of a rollout with
 ``append`` history, as in ``TwentyQuestionsEnv``.
 """
 

@@ -11,8 +11,8 @@ from agent_system.environments.env_package.twenty_questions.questioner import Qu
 from agent_system.environments.env_package.twenty_questions.settings import TwentyQuestionsSettings
 from agent_system.environments.expert_protocol import Decision, EpisodeStart, Expert
 
-MAX_NAMED_CANDIDATES = 4  # most candidates that a thought names; above that it gives their number
-MAX_FACTS = 6  # latest facts in a thought
+MAX_NAMED_CANDIDATES = 4  # a thought names up to this many candidates, else only their number
+MAX_FACTS = 6  # maximum number of facts in a thought; the latest are used
 _ANSWER_PREFIXES = {Answer.YES: "", Answer.NO: "not ", Answer.UNKNOWN: "maybe "}
 
 
@@ -65,7 +65,7 @@ def start_expert(episode: EpisodeStart[TwentyQuestionsSettings]) -> TwentyQuesti
     else:
         words = sorted(set(given)) or sorted(
             load_knowledge().things
-        )  # with clues, all are trained on
+        )  # with clues, every word occurs in training
     noise = episode.noise
     questioner = Questioner(
         words, episode.rng, careless=noise.useless_share, hasty=noise.invalid_share

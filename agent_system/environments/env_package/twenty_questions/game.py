@@ -52,7 +52,7 @@ def read_move(text: str) -> Move:
 
     The last ``[word]`` is a guess. Without one the text is a question.
     """
-    # Thoughts contain no move, even if they were cut.
+    # A move in a thought does not count, even if the thought has no closing tag.
     text = without_thoughts(text)
     tagged = _TAGGED.findall(text)
     content = (tagged[-1] if tagged else text).strip()
@@ -143,8 +143,8 @@ def split_clues(
 ) -> list[tuple[str, tuple[str, ...]]]:
     """Return the ``"train"`` or ``"val"`` starts as (word, ``count`` attributes of it), sorted.
 
-    A word can be in both splits. The set of attributes alone decides the split. Otherwise training
-    on one word with these attributes would teach that they never mean the held-out word.
+    Only the set of attributes decides the split, so a word can be in both splits. If the word
+    decided too, training could teach that these attributes never belong to the held-out word.
     """
     table = load_knowledge()
     openings = [

@@ -37,8 +37,8 @@ class Attribute:
 
 @dataclass(frozen=True, slots=True)
 class Thing:
-    """Word to be guessed, with its size (1 to 6), the attributes that hold, and those that are
-    unsure.
+    """Word to be guessed, with its size (1 to 6), the attributes that it has, and those for which
+    the answer is "I don't know".
     """
 
     name: str
@@ -49,9 +49,10 @@ class Thing:
 
 @dataclass(frozen=True, eq=False)
 class Knowledge:
-    """Table of attributes and things, compared by identity.
+    """Table of attributes and things.
 
-    ``sizes`` gives the size of further things that questions can compare with.
+    ``sizes`` contains the sizes of further things, which are no secret words but which a question
+    can name ("is it bigger than a ...?").
     """
 
     attributes: Mapping[str, Attribute]
@@ -143,7 +144,7 @@ def _parse_thing(match: re.Match[str], attributes: Mapping[str, Attribute]) -> T
     holds = set(
         _with_implied((name for name in attribute_names if not name.startswith("~")), attributes)
     )
-    # An implied attribute holds, even if the line marks it as unsure.
+    # The thing has an attribute that another one implies, even if the line marks it as unsure.
     unsure = {name[1:] for name in attribute_names if name.startswith("~")} - holds
     return Thing(match["name"], int(match["size"]), frozenset(holds), frozenset(unsure))
 

@@ -37,7 +37,7 @@ class Questioner:
     ) -> None:
         self.candidates = list(words)
         self.facts: list[tuple[str, str]] = []  # attribute and answer, in the order of questions
-        self.is_random = False  # True if the last move was random (careless or hasty)
+        self.is_random = False  # True if ``careless`` or ``hasty`` made the last move random
         self._table = load_knowledge() if table is None else table
         self._rng = random.Random(0) if rng is None else rng
         self._careless = careless

@@ -46,7 +46,7 @@ _OPPOSITE = {Answer.YES: Answer.NO, Answer.NO: Answer.YES, Answer.UNKNOWN: Answe
 def normalise_question(text: str) -> str:
     """Return ``text`` in lower case with letters and digits only, no articles, single spaces.
 
-    A final "letter a" or "with a" keeps its "a".
+    An "a" at the end after "letter" or "with" is no article and is kept.
     """
     words = " ".join(re.findall(r"[a-z0-9]+", text.lower()))
     if re.search(r"(letter|with) a$", words):
