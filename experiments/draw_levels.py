@@ -40,7 +40,7 @@ class SituationShares:
     title: str
     situations: tuple[str, ...]
     shares: Mapping[str, tuple[float, ...]]
-    needed: Mapping[str, int]
+    required_levels: Mapping[str, int]
 
 
 def read_situation_shares(title: str, directory: str) -> SituationShares:
@@ -108,7 +108,7 @@ def _draw_grid(measurement: SituationShares, left: int) -> list[str]:
             share = measurement.shares[situation][column]
             x = left + SIDE * column
             y = TOP + SIDE * row
-            needed = measurement.needed.get(situation) == level
+            needed = measurement.required_levels.get(situation) == level
             frame = f'stroke="{FRAME}" stroke-width="3"' if needed else 'stroke="#e3e7ed"'
             parts.append(
                 f'<rect x="{x + 2}" y="{y + 2}" width="{SIDE - 4}" height="{SIDE - 4}" '

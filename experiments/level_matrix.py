@@ -48,7 +48,7 @@ from verl.workers.rollout.hf import HFEngine
 
 FREE = "free"  # the policy chooses its levels
 NEEDED = "needed"  # the required level of each state
-AT_A_TIME = 128  # episodes that run in parallel
+PARALLEL_EPISODES = 128  # episodes that run in parallel
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +128,7 @@ class Policy:
         self.codec = LevelCodec(tokenizer)
         self.max_tokens = cfg.env.max_turn_tokens or cfg.data.max_response_length
         system = world.package.prompts(world.settings).system(True)
-        self.opening = [] if system is None else [{"role": "system", "content": system}]
+        self.system_messages = [] if system is None else [{"role": "system", "content": system}]
         self.num_requests = 0
 
     def sample_steps(
@@ -136,12 +136,12 @@ class Policy:
     ) -> list[SampledStep]:
         """Sample a turn for each of ``prompts``. If a level is given, its tags begin the turn."""
         forced = [[] if level is None else self.codec.prefix_ids[level] for level in levels]
-        for number, (prompt, begun) in enumerate(zip(prompts, forced, strict=True)):
-            messages = [*self.opening, {"role": "user", "content": prompt}]
+        for number, (prompt, prefix_ids_of_turn) in enumerate(zip(prompts, forced, strict=True)):
+            messages = [*self.system_messages, {"role": "user", "content": prompt}]
             request = SamplingRequest(
                 str(number),
-                [*self.bridge.first_prompt(messages), *begun],
-                max_tokens=self.max_tokens - len(begun),
+                [*self.bridge.first_prompt(messages), *prefix_ids_of_turn],
+                max_tokens=self.max_tokens - len(prefix_ids_of_turn),
                 stop=self.package.stop,
                 seed=derive_seed("level matrix", self.num_requests + number),
             )
@@ -167,20 +167,22 @@ class StepwiseEpisode:
         self.env = world.package.make(world.settings)
         self.prompts = world.package.prompts(world.settings)
         self.memory = WindowMemory(world.history_length)
-        self.first: Observation = self.env.reset(task, seed)
-        self.now = self.first
+        self.first_observation: Observation = self.env.reset(task, seed)
+        self.current_observation = self.first_observation
         self.steps = self.tokens = 0
         self.is_success = self.done = False
 
     @property
     def current_prompt(self) -> str:
         """The prompt of the current state."""
-        return self.prompts.window(self.first, self.memory.stored_turns(), self.now, True)
+        return self.prompts.window(
+            self.first_observation, self.memory.stored_turns(), self.current_observation, True
+        )
 
     def step(self, action: str) -> None:
         """Execute ``action``. After ``max_steps`` turns the episode ends in any case."""
-        self.memory.add(self.now.text, action)
-        self.now, _, done, info = self.env.step(action)
+        self.memory.add(self.current_observation.text, action)
+        self.current_observation, _, done, info = self.env.step(action)
         self.steps += 1
         self.is_success = bool(info["won"])
         self.done = done or self.steps == self.world.max_steps
@@ -199,28 +201,32 @@ def collect_expert_states(
     for number, task in enumerate(tasks):
         seed = derive_seed("level matrix walk", number)
         episode = StepwiseEpisode(world, task, seed & 0x7FFFFFFF)
-        first = episode.first
+        first = episode.first_observation
         # The first expert acts with noise. The second gets the same observations and decides
         # without noise: its decision is the right action.
         begin = EpisodeStart(world.settings, task, first, random.Random(seed), Noise(noise))
-        acting = world.expert.start(begin)
-        knowing = world.expert.start(EpisodeStart(world.settings, task, first, random.Random(seed)))
+        noisy_expert = world.expert.start(begin)
+        exact_expert = world.expert.start(
+            EpisodeStart(world.settings, task, first, random.Random(seed))
+        )
         while not episode.done:
-            right = knowing.act()
-            seen = episode.now
+            right = exact_expert.act()
+            observation = episode.current_observation
             states.append(
-                DecisionState(episode.current_prompt, seen.situation, seen.needed_level, right)
+                DecisionState(
+                    episode.current_prompt, observation.situation, observation.needed_level, right
+                )
             )
-            action = acting.act().action
+            action = noisy_expert.act().action
             episode.step(action)
             if not episode.done:
-                acting.observe(action, episode.now)
-                knowing.observe(action, episode.now)
+                noisy_expert.observe(action, episode.current_observation)
+                exact_expert.observe(action, episode.current_observation)
     return states
 
 
 def run_episodes(
-    world: MatrixEnvironment, policy: StepSampler, tasks: Sequence[Task], how: int | str
+    world: MatrixEnvironment, policy: StepSampler, tasks: Sequence[Task], level_rule: int | str
 ) -> list[EpisodeOutcome]:
     """Run one complete episode of ``policy`` per task.
 
@@ -228,15 +234,20 @@ def run_episodes(
     level). Up to ``AT_A_TIME`` episodes run in parallel.
     """
     outcomes = []
-    for start in range(0, len(tasks), AT_A_TIME):
+    for start in range(0, len(tasks), PARALLEL_EPISODES):
         episodes = [
             StepwiseEpisode(world, task, derive_seed("level matrix", start, number) & 0x7FFFFFFF)
-            for number, task in enumerate(tasks[start : start + AT_A_TIME])
+            for number, task in enumerate(tasks[start : start + PARALLEL_EPISODES])
         ]
-        while going := [episode for episode in episodes if not episode.done]:
-            levels = [level_of(how, episode.now.needed_level) for episode in going]
-            answers = policy.sample_steps([episode.current_prompt for episode in going], levels)
-            for episode, answer in zip(going, answers, strict=True):
+        while active_episodes := [episode for episode in episodes if not episode.done]:
+            levels = [
+                level_of(level_rule, episode.current_observation.needed_level)
+                for episode in active_episodes
+            ]
+            answers = policy.sample_steps(
+                [episode.current_prompt for episode in active_episodes], levels
+            )
+            for episode, answer in zip(active_episodes, answers, strict=True):
                 episode.tokens += answer.tokens
                 episode.step(answer.action)
         outcomes += [
@@ -246,11 +257,11 @@ def run_episodes(
     return outcomes
 
 
-def level_of(how: int | str, needed: int | None) -> int | None:
+def level_of(level_rule: int | str, needed: int | None) -> int | None:
     """Return the level to force under the rule ``how``, or None if the policy chooses."""
-    if isinstance(how, int):
-        return how
-    return needed if how == NEEDED else None
+    if isinstance(level_rule, int):
+        return level_rule
+    return needed if level_rule == NEEDED else None
 
 
 def measure_levels(
@@ -268,7 +279,7 @@ def measure_levels(
     lines, tokens = measure_accuracies(states, policy)
     has_required_levels = all(state.needed is not None for state in states)
     ways = [*LEVELS, *([NEEDED] if has_required_levels else []), FREE]
-    whole = tasks[:episodes]
+    episode_tasks = tasks[:episodes]
     return {
         "tasks": len(tasks),
         "noise": noise,
@@ -276,9 +287,9 @@ def measure_levels(
         "situations": lines,
         "tokens_by_level": tokens,
         "level_information": compute_mutual_information([line["chosen"] for line in lines]),
-        "whole_episodes": len(whole),
+        "whole_episodes": len(episode_tasks),
         "episodes": {
-            str(how): _mean_outcome(run_episodes(world, policy, whole, how)) for how in ways
+            str(how): _mean_outcome(run_episodes(world, policy, episode_tasks, how)) for how in ways
         },
     }
 
@@ -296,23 +307,31 @@ def measure_accuracies(
     needs = {state.situation: state.needed for state in states}
     lines = []
     for situation in sorted(needs, key=lambda name: (needs[name] or 0, name)):
-        here = [number for number, state in enumerate(states) if state.situation == situation]
+        state_indices = [
+            number for number, state in enumerate(states) if state.situation == situation
+        ]
         lines.append(
             {
                 "situation": situation,
                 "needed": needs[situation],
-                "states": len(here),
-                "accuracy": [_share_right(states, answers[level], here) for level in LEVELS],
-                "free": _share_right(states, free, here),
-                "chosen": [sum(free[n].level == level for n in here) for level in LEVELS],
+                "states": len(state_indices),
+                "accuracy": [
+                    _share_right(states, answers[level], state_indices) for level in LEVELS
+                ],
+                "free": _share_right(states, free, state_indices),
+                "chosen": [sum(free[n].level == level for n in state_indices) for level in LEVELS],
             }
         )
     tokens = [_mean([answer.tokens for answer in answers[level]]) for level in LEVELS]
     return lines, tokens
 
 
-def _share_right(states: list[DecisionState], answers: list[SampledStep], here: list[int]) -> float:
-    return _mean([states[number].decision.is_right(answers[number].action) for number in here])
+def _share_right(
+    states: list[DecisionState], answers: list[SampledStep], state_indices: list[int]
+) -> float:
+    return _mean(
+        [states[number].decision.is_right(answers[number].action) for number in state_indices]
+    )
 
 
 def _mean_outcome(outcomes: list[EpisodeOutcome]) -> dict[str, float]:
@@ -349,11 +368,11 @@ def print_measurement(measurement: dict) -> None:
     print(
         "tokens per turn: " + " ".join(f"{count:.1f}" for count in measurement["tokens_by_level"])
     )
-    for how, reached in measurement["episodes"].items():
-        width = half_width(reached["success"], measurement["whole_episodes"])
+    for how, episode_means in measurement["episodes"].items():
+        width = half_width(episode_means["success"], measurement["whole_episodes"])
         print(
-            f"episodes, {how:6}: success {reached['success']:.3f}+-{width:.3f}, "
-            f"{reached['steps']:.1f} steps, {reached['tokens']:.0f} tokens"
+            f"episodes, {how:6}: success {episode_means['success']:.3f}+-{width:.3f}, "
+            f"{episode_means['steps']:.1f} steps, {episode_means['tokens']:.0f} tokens"
         )
 
 

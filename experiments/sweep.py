@@ -279,7 +279,7 @@ def _commit_result(run: Run) -> None:
 
 
 def run_in_parallel(
-    runs: Sequence[Run], workers: int, do: Callable[[Run, int], str]
+    runs: Sequence[Run], workers: int, process_run: Callable[[Run, int], str]
 ) -> Iterator[tuple[bool, str]]:
     """Call ``do(run, core)`` for each run in ``workers`` threads, each with its core number.
 
@@ -298,7 +298,7 @@ def run_in_parallel(
                 return
             # A failed run must not end the sweep.
             try:
-                done.put((True, f"{run.name}: {do(run, core)}"))
+                done.put((True, f"{run.name}: {process_run(run, core)}"))
             except Exception as error:
                 done.put((False, f"{run.name}: {type(error).__name__}: {error}"))
 
@@ -333,26 +333,26 @@ def main(argv: Sequence[str] | None = None) -> int:
     path = args.plan.resolve()
     plan, runs = read_plan(path)
     arms = require_known_arms([name for name in args.arms.split(",") if name], runs, "--arms")
-    chosen = _select_runs(runs, arms, args.seeds)
-    done = [run for run in chosen if is_finished(run)]
+    selected_runs = _select_runs(runs, arms, args.seeds)
+    done = [run for run in selected_runs if is_finished(run)]
     if args.report or args.svg:
         results: list[Mapping[str, Any]] = [read_result(run.result_path) for run in done]
         if args.svg:
-            write_page(args.svg, draw_success_curves(_in_training(results)), "--svg")
+            write_page(args.svg, draw_success_curves(_group_training_curves(results)), "--svg")
         if args.report:
             baseline = args.baseline or plan.baseline
             sys.stdout.write(
                 format_sweep_report(results, require_known_arms([baseline], runs, "--baseline")[0])
             )
         return 0
-    missing = [run for run in chosen if run not in done]
+    missing = [run for run in selected_runs if run not in done]
     sys.stdout.write(f"{path.stem}: {len(done)} runs are finished, {len(missing)} remain\n")
     return print_results(
         run_in_parallel(missing, args.workers, partial(train_and_store, commit=args.commit))
     )
 
 
-def _in_training(results: Sequence[Mapping[str, Any]]) -> dict[str, list[Points]]:
+def _group_training_curves(results: Sequence[Mapping[str, Any]]) -> dict[str, list[Points]]:
     """Return the curves (steps, success rates in training) by arm, one for each seed."""
     arms: dict[str, list[Points]] = {}
     for result in results:
@@ -373,11 +373,11 @@ def print_results(outcomes: Iterable[tuple[bool, str]]) -> int:
 
 def require_known_arms(arms: Sequence[str], runs: Sequence[Run], option: str) -> Sequence[str]:
     """Return ``arms`` unchanged. Raises ``SystemExit`` if one of them is not an arm of the plan."""
-    there = list(dict.fromkeys(run.arm for run in runs))
-    unknown = sorted(set(arms) - set(there))
+    known_arms = list(dict.fromkeys(run.arm for run in runs))
+    unknown = sorted(set(arms) - set(known_arms))
     if unknown:
         raise SystemExit(
-            f"{option}: there is no arm {', '.join(unknown)}; allowed: {', '.join(there)}"
+            f"{option}: there is no arm {', '.join(unknown)}; allowed: {', '.join(known_arms)}"
         )
     return arms
 

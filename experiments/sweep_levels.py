@@ -70,13 +70,13 @@ def measure_run(run: Run, core: int, config: str) -> str:
 
 
 def _train_again(run: Run, core: int) -> None:
-    was = json.loads(run.result_path.read_text())
-    now = sweep.train_run(run, core)
-    before, after = (result["metrics"][SUCCESS][-1] for result in (was, now))
+    stored_result = json.loads(run.result_path.read_text())
+    new_result = sweep.train_run(run, core)
+    before, after = (result["metrics"][SUCCESS][-1] for result in (stored_result, new_result))
     if before != after:
         raise RunFailed(
-            f"success after repeated training is {after} on {now['cpu']}, but its result has "
-            f"{before} on {was['cpu']}; the policies differ, so nothing was measured"
+            f"success after repeated training is {after} on {new_result['cpu']}, but its result has "
+            f"{before} on {stored_result['cpu']}; the policies differ, so nothing was measured"
         )
 
 

@@ -106,8 +106,8 @@ def _paired_differences(
     With ``relative`` the differences are in percent of the second.
     """
     differences = []
-    for one, other in pairs:
-        arm_value, base = value_of(one, metric), value_of(other, metric)
+    for arm_result, base_result in pairs:
+        arm_value, base = value_of(arm_result, metric), value_of(base_result, metric)
         if arm_value is None or base is None:
             continue
         differences.append(100 * (arm_value - base) / base if relative else arm_value - base)

@@ -130,9 +130,9 @@ def _check_executed_credit(cfg: PPOConfig) -> Problems:
         fix = f"{key}=scored, or algorithm.adv_estimator=rlvcr with additive, gated or success"
         yield build_problem(cfg, key, why, "scored", fix)
     if settings.executed_share == 0:
-        share = f"{PREFIX}.executed_share"
+        share_key = f"{PREFIX}.executed_share"
         why = f"{key}={settings.credit} needs turns at which another level is executed"
-        yield build_problem(cfg, share, why, "more than 0, at most 1", f"{share}=0.25")
+        yield build_problem(cfg, share_key, why, "more than 0, at most 1", f"{share_key}=0.25")
     if settings.credit == "corrected" and settings.combine == "gated":
         why = (
             "combine=gated reverses the sign of credit where the trajectory advantage is negative, "

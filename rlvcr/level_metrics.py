@@ -56,11 +56,13 @@ def compute_level_information(
     Only the excess over it shows that levels depend on situations. Turns without a level are
     ignored.
     """
-    known = [(level, name) for level, name in zip(levels, situations, strict=True) if level]
-    if not known:
+    levels_and_situations = [
+        (level, name) for level, name in zip(levels, situations, strict=True) if level
+    ]
+    if not levels_and_situations:
         return {}
-    columns = np.array([LEVELS.index(level) for level, _ in known])
-    _, rows = np.unique([name for _, name in known], return_inverse=True)
+    columns = np.array([LEVELS.index(level) for level, _ in levels_and_situations])
+    _, rows = np.unique([name for _, name in levels_and_situations], return_inverse=True)
     rng = np.random.default_rng(seed)
     null_values = [
         _compute_information(rows, rng.permutation(columns)) for _ in range(NUM_PERMUTATIONS)
@@ -119,8 +121,8 @@ def compute_mutual_information(counts: np.ndarray | Sequence[Sequence[float]]) -
     table = np.asarray(counts, dtype=np.float64)
     joint = table / (table.sum() or 1.0)
     independent = joint.sum(1, keepdims=True) * joint.sum(0, keepdims=True)
-    seen = joint > 0
-    return float((joint[seen] * np.log(joint[seen] / independent[seen])).sum())
+    is_nonzero = joint > 0
+    return float((joint[is_nonzero] * np.log(joint[is_nonzero] / independent[is_nonzero])).sum())
 
 
 class LevelCollapseDetector:
@@ -142,9 +144,9 @@ class LevelCollapseDetector:
         A level is logged as a warning when it reaches ``patience``, and again every ``patience``
         steps.
         """
-        seen = set(levels)
+        sampled_levels = set(levels)
         for level in LEVELS:
-            self.unseen[level] = 0 if level in seen else self.unseen[level] + 1
+            self.unseen[level] = 0 if level in sampled_levels else self.unseen[level] + 1
             if self.unseen[level] and self.unseen[level] % self.patience == 0:
                 logger.warning(
                     "thinking level %d was not sampled for %d steps; raise "

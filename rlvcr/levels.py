@@ -441,19 +441,19 @@ class LevelCodec:
         }
         level = parts.get("level")
         action = parts.get("action")
-        score = None
+        score_span = None
         if action is not None:
             start, stop = match.span("action")
             # One byte of "</action>" locates its first token for any tokenization of the tag.
             is_closed = joined.text[stop:].startswith(ACTION_END.encode())
-            score = joined.find_token_span(start, stop + 1) if is_closed else action
-            if failure is None and joined.starts[score[0]] != start:
+            score_span = joined.find_token_span(start, stop + 1) if is_closed else action
+            if failure is None and joined.starts[score_span[0]] != start:
                 failure = ParseFailure.MERGED_ACTION
         end = None
         if failure is None:
             # One byte of "</think>" locates its first token.
-            after = match.end("thought")
-            end = joined.find_token_span(after, after + 1)
+            thought_end = match.end("thought")
+            end = joined.find_token_span(thought_end, thought_end + 1)
         turn_format = _extract_format(match) if failure is None else PLAIN_FORMAT
         is_merged = level is not None and _count_bytes(joined, level) != 1
         if is_merged or (failure is None and not self._has_plain_digits(turn_format)):
@@ -463,7 +463,7 @@ class LevelCodec:
             level_span=level,
             thought_span=parts.get("thought"),
             action_span=action,
-            score_span=score,
+            score_span=score_span,
             thought=_decode_group(match, "thought"),
             action=_decode_group(match, "action"),
             parser=parser,
@@ -482,12 +482,12 @@ class LevelCodec:
             level: self._find_digit(turn_format, level, ids) for level, ids in prefixes.items()
         }
         digits = tuple(prefixes[level][digit_indices[level]] for level in LEVELS)
-        around = {
+        tokens_around_digit = {
             (tuple(ids[: digit_indices[level]]), tuple(ids[digit_indices[level] + 1 :]))
             for level, ids in prefixes.items()
         }
         # Only the digit may differ. Otherwise the scores would depend on the tokenization of tags.
-        if len(around) != 1 or len(set(digits)) != len(LEVELS):
+        if len(tokens_around_digit) != 1 or len(set(digits)) != len(LEVELS):
             raise ValueError(
                 "the tokenizer encodes the prefixes of the four levels with different tokens "
                 "around the digit; use a tokenizer that encodes digits as separate tokens"
@@ -541,8 +541,12 @@ def _find_level_choice(joined: _JoinedBytes) -> LevelChoice | None:
     if match["thought"] is None:
         return LevelChoice(int(match["level"]), digit[0])
     thought = joined.find_token_span(*match.span("thought"))
-    after = match.end("thought")
-    end = joined.find_token_span(after, after + 1) if after < len(joined.text) else None
+    thought_end = match.end("thought")
+    end = (
+        joined.find_token_span(thought_end, thought_end + 1)
+        if thought_end < len(joined.text)
+        else None
+    )
     return LevelChoice(int(match["level"]), digit[0], thought, end)
 
 

@@ -233,13 +233,13 @@ def _join_executed_credit(
     metrics: dict[str, float],
 ) -> _Credit:
     """Return ``credit`` combined with credit from replays at another level; adds to ``metrics``."""
-    executed = [
+    executed_credit = [
         math.nan if step.executed_credit is None else step.executed_credit for step in table.turns
     ]
     # Where no other trajectory of the group succeeds and all returns are equal, a successful replay
     # is chance: the turn gets no credit.
     is_informative = _other_members_differ(data)[table.row_indices]
-    differences = torch.tensor(executed).masked_fill(~is_informative, math.nan)
+    differences = torch.tensor(executed_credit).masked_fill(~is_informative, math.nan)
     if rlvcr.permute:
         executed_indices = (~differences.isnan()).nonzero().squeeze(-1)
         generator = torch.Generator().manual_seed(seed)

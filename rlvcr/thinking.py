@@ -161,11 +161,11 @@ def compute_reweight_factors(
     if not spread_floor > 0:
         raise ValueError(f"spread_floor must be positive, got {spread_floor}")
     utilities = _compute_utilities(scores, valid, chosen, costs, cost_coef, cost_max)
-    low = torch.where(utilities.valid, utilities.utility, torch.inf).amin(-1, keepdim=True)
-    high = torch.where(utilities.valid, utilities.utility, -torch.inf).amax(-1, keepdim=True)
+    min_utility = torch.where(utilities.valid, utilities.utility, torch.inf).amin(-1, keepdim=True)
+    max_utility = torch.where(utilities.valid, utilities.utility, -torch.inf).amax(-1, keepdim=True)
     # Without any valid score the distance is -inf, and clamp returns ``spread_floor``.
-    distance = (high - low).clamp(min=spread_floor)
-    scaled = torch.where(utilities.valid, (utilities.utility - low) / distance, 0.0)
+    distance = (max_utility - min_utility).clamp(min=spread_floor)
+    scaled = torch.where(utilities.valid, (utilities.utility - min_utility) / distance, 0.0)
     # Scaled utilities are in [0, 1], so weights differ at most by the factor e^2 = 7.4.
     weight = torch.where(utilities.valid, (2 * scaled).exp(), 0.0)
     mean = weight.sum(-1, keepdim=True) / utilities.valid.sum(-1, keepdim=True).clamp(min=1)
@@ -214,12 +214,12 @@ def compute_level_count_bonus(levels: LevelColumn, group_index: Ids) -> PerTurn:
     if not is_known.any():
         return bonus.float()
     groups = every_group[is_known]
-    cells = groups * NUM_LEVELS + levels[is_known]  # one number per group and level
+    group_level_ids = groups * NUM_LEVELS + levels[is_known]  # one number per group and level
     ones = torch.ones_like(groups, dtype=torch.float64)
-    size = torch.zeros(int(groups.max()) + 1, dtype=torch.float64, device=levels.device)
-    members = size.index_add(0, groups, ones)[groups]
-    counts = torch.bincount(cells)[cells].double()
+    zero_counts = torch.zeros(int(groups.max()) + 1, dtype=torch.float64, device=levels.device)
+    group_sizes = zero_counts.index_add(0, groups, ones)[groups]
+    counts = torch.bincount(group_level_ids)[group_level_ids].double()
     # Up to a constant, -log f is the gradient of the entropy of levels, so the bonus increases it.
-    surprise = -(counts / members).log()
-    bonus[is_known] = surprise - compute_group_stats(surprise, groups).mean
+    neg_log_frequency = -(counts / group_sizes).log()
+    bonus[is_known] = neg_log_frequency - compute_group_stats(neg_log_frequency, groups).mean
     return bonus.float()

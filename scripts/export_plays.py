@@ -71,7 +71,7 @@ def rows_of(file: Path) -> Iterator[dict[str, Any]]:
         trajectory_values = {name: line.get(name) for name in TRAJECTORY_COLUMNS}
         for step in line["steps"]:
             credit = step.get("token_credit") or []
-            more = {
+            other_values = {
                 key: step[key] for key in step if key not in STEP_COLUMNS and key != "token_credit"
             }
             yield {
@@ -80,7 +80,7 @@ def rows_of(file: Path) -> Iterator[dict[str, Any]]:
                 **{name: step.get(name) for name in STEP_COLUMNS},
                 "tokens": [text for text, _ in credit],
                 "token_advantages": [value for _, value in credit],
-                "more": json.dumps(more),
+                "more": json.dumps(other_values),
             }
 
 

@@ -130,7 +130,7 @@ async def verify_rewards(
     tasks = {task["task_id"]: task for task in listed}
     pool = EnvironmentPool(name, settings, placement="process")
     await pool.start()
-    wrong = []
+    differences = []
     progress = Progress("replay", None, "trajectories")
     try:
         selected = (
@@ -139,18 +139,22 @@ async def verify_rewards(
             for trajectory in list(read_stored_trajectories(file))[:limit]
         )
         for file, play in selected:
-            row, where = play.row, f"{file.name} {play.row['traj_uid']}"
+            row, trajectory_name = play.row, f"{file.name} {play.row['traj_uid']}"
             progress.add_done()
             if row["task_id"] not in tasks:
-                wrong.append(f"{where}: the task {row['task_id']!r} no longer exists")
+                differences.append(
+                    f"{trajectory_name}: the task {row['task_id']!r} no longer exists"
+                )
                 continue
             seed = seed_of(row, section["seed"])
-            parts = await replay_trajectory(pool, tasks[row["task_id"]], seed, play)
-            wrong += [f"{where}, {row['task_id']}: {parts}"] if parts else []
+            difference = await replay_trajectory(pool, tasks[row["task_id"]], seed, play)
+            differences += (
+                [f"{trajectory_name}, {row['task_id']}: {difference}"] if difference else []
+            )
     finally:
         progress.close()
         await pool.close()
-    return progress.done, wrong
+    return progress.done, differences
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -198,10 +198,10 @@ def concat_meta_info(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     for part in parts:
         for key, value in part.items():
             joined.setdefault(key, value)
-    measured = [part[METRICS] for part in parts if isinstance(part.get(METRICS), Mapping)]
-    distinct = list({id(metrics): metrics for metrics in measured}.values())
-    if len(distinct) > 1:
-        joined[METRICS] = _concat_metrics(distinct)
+    part_metrics = [part[METRICS] for part in parts if isinstance(part.get(METRICS), Mapping)]
+    distinct_metrics = list({id(metrics): metrics for metrics in part_metrics}.values())
+    if len(distinct_metrics) > 1:
+        joined[METRICS] = _concat_metrics(distinct_metrics)
     return joined
 
 

@@ -119,8 +119,8 @@ def _read_max_tokens(request_values: Mapping[str, Any], rules: SamplingRules) ->
 
 def _read_stop(value: Any) -> tuple[str, ...]:
     stops = [value] if isinstance(value, str) else value
-    good = isinstance(stops, list) and len(stops) <= MAX_STOPS
-    if not good or not all(_is_text(stop) and stop for stop in stops):
+    is_valid_list = isinstance(stops, list) and len(stops) <= MAX_STOPS
+    if not is_valid_list or not all(_is_text(stop) and stop for stop in stops):
         why = "it cannot end a turn"
         allowed = f"a text that is not empty, or a list of at most {MAX_STOPS} of them"
         raise refusal_of_value("stop", value, why, allowed, "remove stop")
@@ -138,8 +138,10 @@ def _read_messages(value: Any) -> list[Message]:
         raise refusal_of_value(
             "messages", len(value), "too many messages", allowed, "shorten the history"
         )
-    read = [_read_message(message, f"messages[{place}]") for place, message in enumerate(value)]
-    messages = _join_user_messages(read)
+    parsed_messages = [
+        _read_message(message, f"messages[{place}]") for place, message in enumerate(value)
+    ]
+    messages = _join_user_messages(parsed_messages)
     if messages[-1]["role"] != "user":
         why = "the policy answers a user message"
         fix = "end with a user message"
@@ -150,11 +152,13 @@ def _read_messages(value: Any) -> list[Message]:
 def _join_user_messages(messages: Sequence[Message]) -> list[Message]:
     """Join neighbouring user messages, because chat templates refuse them."""
     joined: list[Message] = []
-    for role, same in itertools.groupby(messages, key=itemgetter("role")):
+    for role, role_messages in itertools.groupby(messages, key=itemgetter("role")):
         if role == "user":
-            joined.append({"role": role, "content": "\n\n".join(one["content"] for one in same)})
+            joined.append(
+                {"role": role, "content": "\n\n".join(one["content"] for one in role_messages)}
+            )
         else:
-            joined.extend(same)
+            joined.extend(role_messages)
     return joined
 
 

@@ -18,9 +18,9 @@ class BoundedConnections:
     sent a request with a valid key. If there is none, the new connection is closed immediately.
     """
 
-    def __init__(self, server: web.Server, most: int | None = None) -> None:
+    def __init__(self, server: web.Server, max_connections: int | None = None) -> None:
         self._server = server
-        self._most = most or _default_limit()
+        self._most = max_connections or _default_limit()
         self._trusted: set[RequestHandler] = set()
 
     def __call__(self) -> asyncio.Protocol:

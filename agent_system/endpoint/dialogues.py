@@ -94,8 +94,8 @@ class Dialogues:
         """
         if self._cannot_fit(messages):
             return None
-        known = self._all if self._extends else []
-        dialogue = next((one for one in known if one.is_continued_by(messages)), None)
+        candidates = self._all if self._extends else []
+        dialogue = next((one for one in candidates if one.is_continued_by(messages)), None)
         if dialogue is None:
             return self._begin_dialogue(messages, step)
         shown = self._escape_user_text(messages[-1])

@@ -210,9 +210,11 @@ async def _convert_errors(request: web.Request, handler: Handler) -> web.StreamR
     except RequestRefused as refused:
         return _error_response(refused)
     except web.HTTPException as error:
-        what = f"{request.method} {request.path}: {error.reason}"
+        request_error = f"{request.method} {request.path}: {error.reason}"
         served = "POST /v1/chat/completions, GET /v1/models, POST /v1/reward"
-        message = f"{what}; allowed: {served}, at most {MAX_BODY} bytes; fix: use one of these"
+        message = (
+            f"{request_error}; allowed: {served}, at most {MAX_BODY} bytes; fix: use one of these"
+        )
         return _error_response(RequestRefused(message, status=error.status))
 
 

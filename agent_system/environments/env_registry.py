@@ -242,11 +242,11 @@ def env_settings(env_config: "EnvConfig") -> EnvSettings:
     name, _, variant = canonical_name(env_config.env_name).partition("/")
     # An import path (``my_lab.grid:PACKAGE``) has no section: its keys are in ``kwargs``.
     section_value = getattr(env_config, name, None) if name.isidentifier() else None
-    written = section_value
+    written_section = section_value
     if isinstance(section_value, EnvSettings):
-        written = section_value.model_dump(exclude_unset=True)
+        written_section = section_value.model_dump(exclude_unset=True)
     # ``kwargs`` has precedence: it works for every name of an environment.
-    section = {**(written or {}), **env_config.kwargs}
+    section = {**(written_section or {}), **env_config.kwargs}
     label = f"env.{name}" if name.isidentifier() else "env.kwargs"
     settings_type = find_settings_class(env_config.env_name)
     if variant and ":" not in env_config.env_name:
@@ -268,8 +268,8 @@ def describe_substitutes(env_config: "EnvConfig") -> str:
         parts = getattr(settings, "part_weights", None) or {}
         descriptions = [settings.describe_substitute(canonical_name(env_config.env_name))]
         for part in parts:
-            written = getattr(settings, "kwargs", {}).get(part)
-            part_settings = read_section_or_raise(find_settings_class(part), written)
+            part_section = getattr(settings, "kwargs", {}).get(part)
+            part_settings = read_section_or_raise(find_settings_class(part), part_section)
             descriptions.append(part_settings.describe_substitute(canonical_name(part)))
     except (ImportError, LookupError, TypeError, ValueError, AttributeError):
         return ""  # the config checks report the error

@@ -15,12 +15,12 @@ def assert_same_start(uids: Sequence[str], starts: Sequence[tuple[str, str] | No
     ``starts`` contains (text, state) of the first observation of each row. It is None for a row
     whose reset failed; such a row is not compared.
     """
-    first: dict[str, tuple[str, str]] = {}
+    start_by_uid: dict[str, tuple[str, str]] = {}
     for uid, start in zip(uids, starts, strict=True):
         if start is None:
             continue
         # Comparing with the first member is enough: equality is transitive.
-        expected = first.setdefault(uid, start)
+        expected = start_by_uid.setdefault(uid, start)
         if expected != start:
             raise GroupMismatch(
                 f"members of group {uid} started from different states: {expected[0][:200]!r} and "

@@ -44,8 +44,8 @@ def small_settings(name: str) -> EnvSettings:
     counts = [
         key for key in find_settings_class(name).model_fields if _TASK_COUNT_KEY.fullmatch(key)
     ]
-    few = dict.fromkeys(counts, FEW_TASKS)
-    return env_settings(EnvConfig(env_name=name, kwargs=few, max_steps=MAX_STEPS))
+    task_counts = dict.fromkeys(counts, FEW_TASKS)
+    return env_settings(EnvConfig(env_name=name, kwargs=task_counts, max_steps=MAX_STEPS))
 
 
 def first_training_task(package: EnvPackage, settings: EnvSettings) -> Task:
@@ -68,23 +68,27 @@ def run_random_episode(name: str, seed: int, steps: int) -> RandomEpisode:
 
 
 def _run_episode(env: Env, task: Task, seed: int, steps: int) -> RandomEpisode:
-    draw = random.Random(derive_seed("replay", seed))
+    rng = random.Random(derive_seed("replay", seed))
     observation = await_if_needed(env.reset(task, seed))
-    seen: list[Any] = [_list_fields(observation)]
+    transcript: list[Any] = [_list_fields(observation)]
     for _ in range(steps):
-        action = _draw_action(observation, draw)
+        action = _draw_action(observation, rng)
         observation, reward, done, info = await_if_needed(env.step(action))
-        seen.append([action, _list_fields(observation), reward, bool(done), _info_texts(info)])
+        transcript.append(
+            [action, _list_fields(observation), reward, bool(done), _info_texts(info)]
+        )
         if done:
             break
-    text = json.dumps([task, seen], sort_keys=True, default=str)
-    return RandomEpisode(len(seen) - 1, hashlib.blake2b(text.encode(), digest_size=8).hexdigest())
+    text = json.dumps([task, transcript], sort_keys=True, default=str)
+    return RandomEpisode(
+        len(transcript) - 1, hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+    )
 
 
-def _draw_action(observation: Observation, draw: random.Random) -> str:
+def _draw_action(observation: Observation, rng: random.Random) -> str:
     """Return a random admissible action, or else a random move or word of the observation."""
     possible = observation.info.get("admissible_actions") or _MOVE_OR_WORD.findall(observation.text)
-    return draw.choice(possible) if possible else "1"
+    return rng.choice(possible) if possible else "1"
 
 
 def _list_fields(observation: Observation) -> list[Any]:

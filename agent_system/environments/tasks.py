@@ -28,11 +28,11 @@ def weighted_round(weights: Mapping[str, int]) -> list[str]:
 
         {"a": 2, "b": 1}  ->  ["a", "b", "a"]
     """
-    total = sum(weights.values())
+    total_weight = sum(weights.values())
     counts = dict.fromkeys(weights, 0)
     order: list[str] = []
-    for position in range(1, total + 1):
-        behind = {part: weights[part] * position - counts[part] * total for part in weights}
+    for position in range(1, total_weight + 1):
+        behind = {part: weights[part] * position - counts[part] * total_weight for part in weights}
         part = max(behind, key=lambda name: behind[name])
         counts[part] += 1
         order.append(part)
@@ -44,10 +44,12 @@ def interleave_parts(parts: Mapping[str, Sequence[Task]], weights: Mapping[str, 
 
     A part whose tasks are used up is skipped.
     """
-    left = {part: list(reversed(parts[part])) for part in weights}
+    remaining_tasks = {part: list(reversed(parts[part])) for part in weights}
     ordered: list[Task] = []
-    while any(left.values()):
-        ordered += [left[part].pop() for part in weighted_round(weights) if left[part]]
+    while any(remaining_tasks.values()):
+        ordered += [
+            remaining_tasks[part].pop() for part in weighted_round(weights) if remaining_tasks[part]
+        ]
     return ordered
 
 
@@ -92,9 +94,9 @@ class TaskSchedule:
         """
         rounds, position = divmod(number, len(self._round))
         part = self._round[position]
-        before = rounds * self._round.count(part) + self._round[:position].count(part)
+        part_position = rounds * self._round.count(part) + self._round[:position].count(part)
         tasks = self._parts[part]
-        epoch, index = divmod(before, len(tasks))
+        epoch, index = divmod(part_position, len(tasks))
         return tasks[self._order_of_epoch(part, draw, epoch)[index]]
 
     def _order_of_epoch(self, part: str, draw: int, epoch: int) -> list[int]:

@@ -156,8 +156,8 @@ class LockStepDriver:
     def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         one_call = self._env_config.reset_timeout_s + self._env_config.step_timeout_s + EXTRA_WAIT_S
         # Environments of one process run one after another.
-        limit = one_call * (1 + len(self._last_results))
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(timeout=limit)
+        timeout_s = one_call * (1 + len(self._last_results))
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(timeout=timeout_s)
 
     async def _reset(self, tasks: Sequence[Task], seeds: Sequence[int]) -> list[Observation]:
         await self._open_sessions.aclose()

@@ -153,7 +153,7 @@ def _build_tensors(rows: Sequence[TrajectoryRow], pad_token_id: int) -> dict[str
     input_ids = np.full(full_shape, pad_token_id, dtype=np.int64)
     attention = np.zeros(full_shape, dtype=np.int64)
     positions = np.zeros(full_shape, dtype=np.int64)
-    ramp = np.arange(full_shape[1])
+    position_range = np.arange(full_shape[1])
     mask = np.zeros(response_shape, dtype=np.int64)
     # -1, because 0 is the first turn.
     step_ids = np.full(response_shape, -1, dtype=np.int64)
@@ -167,7 +167,7 @@ def _build_tensors(rows: Sequence[TrajectoryRow], pad_token_id: int) -> dict[str
         input_ids[b, prompt_start : prompt_start + end] = arrays.ids[:end]
         attention[b, prompt_start : prompt_start + end] = 1
         # Right padding repeats the position of the last token.
-        positions[b, prompt_start : prompt_start + end] = ramp[:end]
+        positions[b, prompt_start : prompt_start + end] = position_range[:end]
         positions[b, prompt_start + end :] = max(end - 1, 0)
         mask[b, : end - split] = arrays.agent_mask()[split:end]
         step_ids[b, : end - split] = arrays.turn_ids()[split:end]
@@ -191,9 +191,9 @@ def _build_columns(rows: Sequence[TrajectoryRow]) -> dict[str, Any]:
     row_images = [[turn.image for turn in row.turns if turn.image is not None] for row in rows]
     if any(row_images):
         columns["multi_modal_data"] = [{"image": images} for images in row_images]
-    parts = [row.trajectory.reward_parts for row in rows]
-    if any(parts):
-        columns[REWARD_PARTS] = object_array(parts)
+    reward_parts = [row.trajectory.reward_parts for row in rows]
+    if any(reward_parts):
+        columns[REWARD_PARTS] = object_array(reward_parts)
     numbers = [row.trajectory.info_numbers for row in rows]
     if any(numbers):
         columns[INFO_NUMBERS] = object_array(numbers)

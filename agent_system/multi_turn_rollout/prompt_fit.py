@@ -110,11 +110,11 @@ def cut_text(tokenizer: PolicyTokenizer, text: str, surplus: int, side: str) -> 
     A character that is partly in a removed token is removed as a whole, with its accents.
     """
     spans = _token_spans(tokenizer, text)
-    kept = cut_ids(range(len(spans)), surplus, side)
-    dropped = sorted(set(range(len(spans))).difference(kept))
-    if not kept or not dropped:
-        return "" if dropped else text
-    first, last = dropped[0], dropped[-1]
+    kept_tokens = cut_ids(range(len(spans)), surplus, side)
+    dropped_tokens = sorted(set(range(len(spans))).difference(kept_tokens))
+    if not kept_tokens or not dropped_tokens:
+        return "" if dropped_tokens else text
+    first, last = dropped_tokens[0], dropped_tokens[-1]
     # Each token of a character in several tokens has the whole span of the character.
     begin = min(spans[first - 1][1], spans[first][0]) if first else 0
     end = spans[last][1] if last < len(spans) - 1 else len(text)

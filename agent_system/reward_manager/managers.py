@@ -123,23 +123,23 @@ class EpisodeRewardManager:
         that the baseline does not change. If the group has no score, it is the mean of the batch.
         """
         outcome_of: dict[str, float] = {}
-        late: list[tuple[str, str]] = []  # trajectory and group
-        scored: dict[str, list[float]] = defaultdict(list)  # by group
+        timed_out: list[tuple[str, str]] = []  # trajectory and group
+        outcomes_by_group: dict[str, list[float]] = defaultdict(list)  # by group
         for traj, members in rows_of_trajectories(data).items():
             uid = data.non_tensor_batch["uid"][members[0]]
             try:
                 outcome_of[traj] = self._compute_outcome(data, members)
-                scored[uid].append(outcome_of[traj])
+                outcomes_by_group[uid].append(outcome_of[traj])
             except TimeLimit as error:
                 logger.warning("%s; the outcome is set to the mean of its group", error)
-                late.append((traj, uid))
+                timed_out.append((traj, uid))
         if self.compute_score is not None:
-            _count_failed(data, {traj for traj, _ in late}, len(outcome_of))
-        every = [outcome for outcomes in scored.values() for outcome in outcomes]
-        for traj, uid in late:
-            outcome_of[traj] = float(np.mean(scored[uid] or every or [0.0]))
-        if late and REWARD_PARTS in data.non_tensor_batch:
-            _fill_parts(data, {traj for traj, _ in late})
+            _count_failed(data, {traj for traj, _ in timed_out}, len(outcome_of))
+        all_outcomes = [outcome for outcomes in outcomes_by_group.values() for outcome in outcomes]
+        for traj, uid in timed_out:
+            outcome_of[traj] = float(np.mean(outcomes_by_group[uid] or all_outcomes or [0.0]))
+        if timed_out and REWARD_PARTS in data.non_tensor_batch:
+            _fill_parts(data, {traj for traj, _ in timed_out})
         return [outcome_of[traj] for traj in data.non_tensor_batch["traj_uid"]]
 
     def _compute_outcome(self, data: DataProto, rows: list[int]) -> float:
@@ -215,14 +215,14 @@ class StepRewardManager(EpisodeRewardManager):
         """Return ``token_level_scores`` [B, R] float32 with one reward per turn."""
         scores = super().__call__(data)
         columns = data.non_tensor_batch
-        net = self.step_rewards(data)
+        turn_rewards = self.step_rewards(data)
         for row in range(len(data)):
             # A row with a part of a trajectory keeps the outcome of the whole trajectory.
             if len(columns["step_index"][row]) != columns["episode_lengths"][row]:
                 continue
             scores[row] = 0.0
             step_ids = data.batch["step_ids"][row]
-            for step, reward in zip(columns["step_index"][row], net[row], strict=True):
+            for step, reward in zip(columns["step_index"][row], turn_rewards[row], strict=True):
                 last = int((step_ids == step).nonzero()[-1])
                 scores[row, last] = reward
         return scores
@@ -251,16 +251,18 @@ def _fill_parts(data: DataProto, late: Collection[str]) -> None:
     """
     parts = _reward_parts(data)
     names = {name for row in parts for name in row}
-    scored: dict[str, list[Mapping[str, float]]] = defaultdict(list)  # by group
+    parts_by_group: dict[str, list[Mapping[str, float]]] = defaultdict(list)  # by group
     for members in rows_of_trajectories(data).values():
         # Count a trajectory once, however many rows it has.
         if parts[members[0]]:
-            scored[data.non_tensor_batch["uid"][members[0]]].append(parts[members[0]])
+            parts_by_group[data.non_tensor_batch["uid"][members[0]]].append(parts[members[0]])
     for row, traj in enumerate(data.non_tensor_batch["traj_uid"]):
         if traj not in late:
             continue
-        peers = scored[data.non_tensor_batch["uid"][row]]
-        values_by_name = {name: [peer[name] for peer in peers if name in peer] for name in names}
+        group_parts = parts_by_group[data.non_tensor_batch["uid"][row]]
+        values_by_name = {
+            name: [peer[name] for peer in group_parts if name in peer] for name in names
+        }
         parts[row] = {
             name: float(np.mean(of)) if of else 0.0 for name, of in values_by_name.items()
         }

@@ -126,18 +126,22 @@ class ChatBridge:
         marked = self._tokens.mark_control_tokens(observation)
         turns = [("user", make_anchor(0)), ("assistant", make_anchor(1)), ("user", marked)]
         text = self.template.render([{"role": role, "content": content} for role, content in turns])
-        tail = text.partition(make_anchor(1))[2]
+        text_after_turn = text.partition(make_anchor(1))[2]
         may_end = self.end_of_turn_id is not None and bool(sampled_ids)
         if not (
-            may_end and sampled_ids[-1] == self.end_of_turn_id and tail.startswith(self.closing)
+            may_end
+            and sampled_ids[-1] == self.end_of_turn_id
+            and text_after_turn.startswith(self.closing)
         ):
             return self._split_bridge(
-                self._encode_after_turn(tail), self._encode_after_turn(before), after
+                self._encode_after_turn(text_after_turn), self._encode_after_turn(before), after
             )
         # Encode the text together with the sampled end-of-turn token, then drop that token.
-        head = self.closing.lstrip()
-        tail, before = (head + text[len(self.closing) :] for text in (tail, before))
-        return self._split_bridge(self.encode(tail)[1:], self.encode(before)[1:], after)
+        closing_text = self.closing.lstrip()
+        text_after_turn, before = (
+            closing_text + text[len(self.closing) :] for text in (text_after_turn, before)
+        )
+        return self._split_bridge(self.encode(text_after_turn)[1:], self.encode(before)[1:], after)
 
     def _encode_after_turn(self, text: str) -> tuple[int, ...]:
         """Return the ids of template ``text`` that directly follows the text of a turn."""
@@ -174,19 +178,19 @@ class ChatBridge:
         """
         prompt = self.template.render([{"role": "user", "content": make_anchor(0)}])
         turns = [("user", make_anchor(0)), ("assistant", self._tokens.mark_control_tokens(text))]
-        whole = self.template.render(
+        conversation_text = self.template.render(
             [{"role": role, "content": content} for role, content in turns],
             add_generation_prompt=False,
         )
         end = self.template.render_closing()
-        if not (whole.startswith(prompt) and whole.endswith(end)):
+        if not (conversation_text.startswith(prompt) and conversation_text.endswith(end)):
             raise TemplateUnsupported(
                 "the chat template does not begin an assistant turn with its generation prompt, so "
                 f"the turn {text[:80]!r} is not the continuation of any prompt; "
                 "fix: use a chat template whose assistant turns begin with the generation prompt"
             )
-        written = whole[len(prompt) : len(whole) - len(end)]
-        ids = self._tokens.continue_text(prompt, written + self.closing)
+        turn_text = conversation_text[len(prompt) : len(conversation_text) - len(end)]
+        ids = self._tokens.continue_text(prompt, turn_text + self.closing)
         if self.closing and ids[-1] != self.end_of_turn_id:
             raise TemplateUnsupported(
                 f"the tokenizer does not encode its end of turn {self.closing.strip()!r} as one "

@@ -76,11 +76,15 @@ class PlainBridge:
 
     def _start_tokens(self) -> list[int]:
         """Return the tokens that the tokenizer puts in front of text: BOS, or nothing."""
-        plain = self._encode("x")
-        whole = list(self.tokenizer("x", add_special_tokens=True)["input_ids"])
-        starts = range(len(whole) - len(plain) + 1)
-        matches = (at for at in starts if tuple(whole[at : at + len(plain)]) == plain)
-        return whole[: next(matches, 0)]
+        ids_without_start = self._encode("x")
+        ids_with_start = list(self.tokenizer("x", add_special_tokens=True)["input_ids"])
+        starts = range(len(ids_with_start) - len(ids_without_start) + 1)
+        matches = (
+            at
+            for at in starts
+            if tuple(ids_with_start[at : at + len(ids_without_start)]) == ids_without_start
+        )
+        return ids_with_start[: next(matches, 0)]
 
     def _encode(self, text: str) -> tuple[int, ...]:
         return tuple(self.tokenizer(text, add_special_tokens=False)["input_ids"])

@@ -143,13 +143,13 @@ def check_first_prompt(bridge: ChatBridge, messages: Sequence[Message]) -> None:
     if ours == theirs:
         return
     pairs = enumerate(zip(ours, theirs, strict=False))
-    place = next(
+    first_difference = next(
         (i for i, (our_token, their_token) in pairs if our_token != their_token),
         min(len(ours), len(theirs)),
     )
     raise TemplateUnsupported(
-        f"the tokens of a prompt differ from those of apply_chat_template from token {place}: "
-        f"{ours[place : place + 8]} instead of {theirs[place : place + 8]}"
+        f"the tokens of a prompt differ from those of apply_chat_template from token {first_difference}: "
+        f"{ours[first_difference : first_difference + 8]} instead of {theirs[first_difference : first_difference + 8]}"
     )
 
 
@@ -169,10 +169,15 @@ def check_next_turn(bridge: ChatBridge, opening: Sequence[Message] = ()) -> None
         shown = bridge.prepare_messages(messages)
         head_text, answer_text, tail = bridge.template.render(shown).rpartition(answer)
         closing = bridge.closing if tail.startswith(bridge.closing) else ""
-        link = bridge.make_bridge(sampled, text)
-        head = bridge.encode(head_text + answer_text + closing)
-        ours = [*head, *link.before, *link.observation, *link.after]
-        if closing and head[-1] != end:
+        bridge_tokens = bridge.make_bridge(sampled, text)
+        ids_before_bridge = bridge.encode(head_text + answer_text + closing)
+        ours = [
+            *ids_before_bridge,
+            *bridge_tokens.before,
+            *bridge_tokens.observation,
+            *bridge_tokens.after,
+        ]
+        if closing and ids_before_bridge[-1] != end:
             raise TemplateUnsupported(
                 f"the tokenizer does not encode its end of turn {closing.strip()!r} as one token "
                 f"after {answer!r}, so a policy cannot be trained to end a turn with it"
@@ -198,16 +203,18 @@ def _check_generation_prompt(template: ChatTemplate) -> None:
     between, assistant_text, _ = tail.partition(make_anchor(1))
     if not user_text or not assistant_text:
         return
-    opened, begun = (
+    generation_prompt, turn_beginning = (
         UNSEEN.sub("", text) for text in (template.render_generation_prompt(), between)
     )
-    if opened.startswith(begun):  # a prompt may also contain the start of the turn, as <think>
+    if generation_prompt.startswith(
+        turn_beginning
+    ):  # a prompt may also contain the start of the turn, as <think>
         return
-    rest = begun[len(opened) :]
+    rest = turn_beginning[len(generation_prompt) :]
     closed = template.render(turns[:1], add_generation_prompt=False)
     # Some policies write the tags of their channel themselves after the generation prompt.
     writes_tags = CHANNEL_TAG.search(rest) is not None and closed != template.render(turns[:1])
-    if not begun.startswith(opened) or (rest and not writes_tags):
+    if not turn_beginning.startswith(generation_prompt) or (rest and not writes_tags):
         raise TemplateUnsupported(
             f"its generation prompt is {template.render_generation_prompt()!r}, but it writes "
             f"{between!r} between the content of a user turn and of an assistant turn: both must "
@@ -257,10 +264,10 @@ def _why_not_prefix(
                     "the prompt of a turn is not a prefix of the next turn's prompt: "
                     "it rewrites earlier turns"
                 )
-            shown = text[len(prompt) :]
-            if not _shows_answer(shown, answer):
+            new_text = text[len(prompt) :]
+            if not _shows_answer(new_text, answer):
                 return "it drops or changes part of an earlier assistant turn"
-            tail = shown.rpartition(make_anchor(turn - 1))[2]
+            tail = new_text.rpartition(make_anchor(turn - 1))[2]
             tails.add(tail.replace(make_anchor(100 + turn), ""))
         prompt = text
         messages.append({"role": "assistant", **words(turn)})

@@ -107,8 +107,8 @@ def audit_scores(
     }
     score_tables["random"] = np.random.default_rng(seed).normal(size=effects.shape)
     # Index of the chosen level of each point.
-    chosen = np.arange(len(points)), np.array([point.level - 1 for point in points])
-    chosen_effects = effects[chosen]
+    chosen_indices = np.arange(len(points)), np.array([point.level - 1 for point in points])
+    chosen_effects = effects[chosen_indices]
 
     def compute_interval(measure: Measure, counted: np.ndarray | None = None) -> Interval:
         point_indices = np.arange(len(points)) if counted is None else counted.nonzero()[0]
@@ -128,7 +128,7 @@ def audit_scores(
             all_levels=correlate_ranks(table, effects),
             in_won=correlate_ranks(table, effects, is_success),
             in_lost=correlate_ranks(table, effects, ~is_success),
-            chosen_level=correlate_ranks(table[chosen], chosen_effects),
+            chosen_level=correlate_ranks(table[chosen_indices], chosen_effects),
         )
         for name, table in score_tables.items()
     ]
@@ -153,11 +153,11 @@ def compute_reliability(points: Sequence[AuditPoint]) -> float:
 
         correlation of the halves 0.5: reliability 2 * 0.5 / (1 + 0.5) = 0.67
     """
-    first = np.array([_compute_half_effects(point, 0) for point in points])
-    second = np.array([_compute_half_effects(point, 1) for point in points])
+    even_effects = np.array([_compute_half_effects(point, 0) for point in points])
+    odd_effects = np.array([_compute_half_effects(point, 1) for point in points])
     # Numpy returns NaN with a warning where all values are equal.
     with np.errstate(invalid="ignore", divide="ignore"):
-        half_correlation = np.corrcoef(first.ravel(), second.ravel())[0, 1]
+        half_correlation = np.corrcoef(even_effects.ravel(), odd_effects.ravel())[0, 1]
         return float(2 * half_correlation / (1 + half_correlation))
 
 
@@ -182,12 +182,12 @@ def _bootstrap_interval(
     if not len(point_indices):
         return math.nan, math.nan, math.nan
     task_ids = dict.fromkeys(tasks[point_indices].tolist())
-    members = [point_indices[tasks[point_indices] == task] for task in task_ids]
+    points_by_task = [point_indices[tasks[point_indices] == task] for task in task_ids]
     resamples_of_tasks = np.random.default_rng(seed).integers(
-        len(members), size=(resamples, len(members))
+        len(points_by_task), size=(resamples, len(points_by_task))
     )
     values = np.array(
-        [measure(np.concatenate([members[n] for n in row])) for row in resamples_of_tasks]
+        [measure(np.concatenate([points_by_task[n] for n in row])) for row in resamples_of_tasks]
     )
     # The correlation of a resample with equal values is NaN.
     finite_values = values[~np.isnan(values)]

@@ -57,9 +57,9 @@ def count_priced_tokens(parsed: ParsedTurn | None, turn_tokens: int) -> int:
         return 0
     if parsed.thought_span is not None:
         return parsed.thought_tokens
-    first = 0 if parsed.choice is None else parsed.choice.position + 1
-    last = turn_tokens if parsed.action_span is None else parsed.action_span[0]
-    return max(0, last - first)
+    start_index = 0 if parsed.choice is None else parsed.choice.position + 1
+    end_index = turn_tokens if parsed.action_span is None else parsed.action_span[0]
+    return max(0, end_index - start_index)
 
 
 def priced_return(
@@ -93,22 +93,22 @@ def join_credit(
     is true and ``scored`` is not 0.
     """
     is_executed = ~differences.isnan()
-    executed = torch.where(is_executed, differences / scale, 0.0)
-    compared = is_executed & is_counted & (scored != 0)
-    executed_abs_mean = executed.abs().sum() / is_executed.sum().clamp(min=1)
+    executed_credit = torch.where(is_executed, differences / scale, 0.0)
+    is_compared = is_executed & is_counted & (scored != 0)
+    executed_abs_mean = executed_credit.abs().sum() / is_executed.sum().clamp(min=1)
     metrics = {
         "rlvcr/executed_steps": float(is_executed.sum()),
         "rlvcr/executed_advantage_abs_mean": float(executed_abs_mean),
     }
-    if compared.any():
+    if is_compared.any():
         metrics["rlvcr/executed_correlation"] = compute_rank_correlation(
-            scored[compared].tolist(), executed[compared].tolist()
+            scored[is_compared].tolist(), executed_credit[is_compared].tolist()
         )
     if rule == "executed":
-        return JoinedCredit(torch.zeros_like(scored), executed, metrics)
-    slope = shrinkage_slope(scored[compared], executed[compared])
+        return JoinedCredit(torch.zeros_like(scored), executed_credit, metrics)
+    slope = shrinkage_slope(scored[is_compared], executed_credit[is_compared])
     metrics["rlvcr/executed_slope"] = slope
-    return JoinedCredit(torch.where(is_executed, 0.0, slope), executed, metrics)
+    return JoinedCredit(torch.where(is_executed, 0.0, slope), executed_credit, metrics)
 
 
 def shrinkage_slope(scored: PerTurn, executed: PerTurn) -> float:

@@ -69,10 +69,10 @@ class LevelRule:
         """
         if self.forces_required_level:
             return required_level
-        edge = 0.0
+        cumulative_share = 0.0
         for level, share in zip(LEVELS, self.shares, strict=True):
-            edge += share
-            if draw < edge:
+            cumulative_share += share
+            if draw < cumulative_share:
                 return level
         return None
 
@@ -92,8 +92,8 @@ def build_level_rule(name: str, turns: Iterable[ThinkingTurnRecord]) -> LevelRul
     if name in _FIXED_RULES:
         return _FIXED_RULES[name]
     if name == "random":
-        chosen = [step.level for step in turns if step.level and not step.level_forced]
-        return LevelRule.force_like(chosen) if chosen else None
+        chosen_levels = [step.level for step in turns if step.level and not step.level_forced]
+        return LevelRule.force_like(chosen_levels) if chosen_levels else None
     if name == "oracle":
         is_known = any(step.needed_level is not None for step in turns)
         return LevelRule(forces_required_level=True) if is_known else None

@@ -149,19 +149,19 @@ def follow_job(client: "JobSubmissionClient", job: str) -> "JobDetails":
     Raises ``ClusterUnreachable`` after ``NO_ANSWER_TIMEOUT_S`` without an answer.
     """
     shown = 0
-    heard = time.monotonic()
+    last_answer_time = time.monotonic()
     while True:
         try:
             # Read the state first: the log is complete once the state is terminal.
             details = client.get_job_info(job)
             log = client.get_job_logs(job)
         except (OSError, RuntimeError) as error:
-            if time.monotonic() - heard > NO_ANSWER_TIMEOUT_S:
+            if time.monotonic() - last_answer_time > NO_ANSWER_TIMEOUT_S:
                 raise ClusterUnreachable(
                     f"job {job}: no answer for {NO_ANSWER_TIMEOUT_S:g} s: {error}"
                 ) from error
         else:
-            heard = time.monotonic()
+            last_answer_time = time.monotonic()
             print(log[shown:], end="", flush=True)
             shown = len(log)
             if details.status.is_terminal():

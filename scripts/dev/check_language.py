@@ -93,8 +93,8 @@ def _pattern_tables(file: str, kind: str) -> tuple[str, ...]:
 
 def split_name(name: str) -> str:
     """Return the words of an identifier in lower case: ``maxTurn_Rows`` gives "max turn rows"."""
-    apart = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", name)
-    return " ".join(apart.replace("_", " ").lower().split())
+    spaced_name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", name)
+    return " ".join(spaced_name.replace("_", " ").lower().split())
 
 
 def banned_in_name(name: str, file: str, line: int) -> Iterator[Finding]:
@@ -112,8 +112,8 @@ def banned_in_name(name: str, file: str, line: int) -> Iterator[Finding]:
 
 def banned_in_text(text: str, file: str, line: int) -> Iterator[Finding]:
     """Yield a finding for each banned word of a prose text that starts in ``line``."""
-    blank = QUOTATION.sub(lambda match: "\n" * match[0].count("\n") + " ", text)
-    prose = CODE_WORD.sub(" ", blank).lower()
+    unquoted_text = QUOTATION.sub(lambda match: "\n" * match[0].count("\n") + " ", text)
+    prose = CODE_WORD.sub(" ", unquoted_text).lower()
     for pattern in _compile_patterns(*_pattern_tables(file, "TEXT")):
         for match in pattern.finditer(prose):
             before = prose.count("\n", 0, match.start())

@@ -94,8 +94,10 @@ def measure_file(path: Path, tally: Tally) -> None:
         elif isinstance(node, ast.Assign):
             # Target and value are tuples: several statements in one line. Unpacking the result of a
             # call is not counted.
-            both = isinstance(node.targets[0], ast.Tuple) and isinstance(node.value, ast.Tuple)
-            tally.tuple_assignments += both
+            is_tuple_assignment = isinstance(node.targets[0], ast.Tuple) and isinstance(
+                node.value, ast.Tuple
+            )
+            tally.tuple_assignments += is_tuple_assignment
         elif isinstance(node, ast.arg) and node.annotation is not None:
             tally.parameters += 1
             # Count ``Any`` alone, not ``dict[str, Any]`` or ``Any | None``.

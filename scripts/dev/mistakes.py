@@ -25,9 +25,9 @@ PATH = "actor_rollout_ref.model.path"
 class Mistake:
     """A mistaken command, and what its message names: the key with its value, and the fix."""
 
-    what: str
+    description: str
     words: tuple[str, ...]
-    names: str  # the first words of the message: "key=value"
+    expected_start: str  # the first words of the message: "key=value"
     fix: str
 
 
@@ -263,7 +263,7 @@ def mistakes_page(scratch: Path) -> Iterator[str]:
         status, text = run_mistake(mistake, scratch)
         ended = "it starts" if status is None else f"exit status {status}"
         yield ""
-        yield f"## {number}. {mistake.what}: {ended}"
+        yield f"## {number}. {mistake.description}: {ended}"
         yield ""
         yield "```"
         yield f"$ python -m verl.trainer.main_ppo {' '.join(mistake.words)}"

@@ -196,12 +196,15 @@ def estimate_sync_seconds(cfg: PPOConfig, device: Device, assumed: Assumed) -> f
     if resolve_weight_transfer(cfg, "cuda") == "store":
         # Write to the store and read from it in the engines' precision.
         return (gathered + parameters * 2 * BF16_BYTES) / (assumed.store * GIGA)
-    others = cfg.trainer.n_gpus_per_node * cfg.trainer.nnodes > 1
-    sent = others * gathered + engines_have_separate_gpus(cfg, "cuda") * parameters * BF16_BYTES
+    has_other_ranks = cfg.trainer.n_gpus_per_node * cfg.trainer.nnodes > 1
+    sent = (
+        has_other_ranks * gathered
+        + engines_have_separate_gpus(cfg, "cuda") * parameters * BF16_BYTES
+    )
     # On the device, weights are cast, packed into a buffer, copied out of it and loaded. Each of
     # these reads and writes all weights.
-    moved = gathered + parameters * 7 * BF16_BYTES
-    seconds_there = moved / (device.gigabytes_per_s * GIGA * assumed.bandwidth)
+    device_bytes = gathered + parameters * 7 * BF16_BYTES
+    seconds_there = device_bytes / (device.gigabytes_per_s * GIGA * assumed.bandwidth)
     return sent / (assumed.link * GIGA) + seconds_there
 
 

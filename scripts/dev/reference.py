@@ -32,7 +32,7 @@ SCHEMAS: dict[str, type[Section]] = {
     "main_generation": GenerationConfig,
     "main_export": ExportConfig,
 }
-MANY = 12  # longer lists of names are printed below the table
+MAX_INLINE_VARIANTS = 12  # longer lists of names are printed below the table
 
 
 def _format_cell(text: str) -> str:
@@ -99,7 +99,7 @@ def environments_page() -> str:
         variants = known_variants(package)
         package_names = {package, *(f"{package}/{variant}" for variant in variants)}
         shown = ", ".join(f"`{variant}`" for variant in variants) or "-"
-        if len(variants) > MANY:
+        if len(variants) > MAX_INLINE_VARIANTS:
             shown = f"{len(variants)} (below)"
             long_lists.append((package, variants))
         solved = len(package_names & set(with_oracle))

@@ -38,9 +38,9 @@ def config_section() -> str:
 
 def command_section(mistake: Mistake, text: str) -> str:
     """Return the message of a mistaken command, from the ``text`` that it prints."""
-    found = [line for line in text.splitlines() if line.startswith(f"  - {mistake.names}")]
+    found = [line for line in text.splitlines() if line.startswith(f"  - {mistake.expected_start}")]
     command = " ".join(mistake.words)
-    section = "\n".join([f"## {mistake.what}", "", f"`{command}`", "", *found]) + "\n"
+    section = "\n".join([f"## {mistake.description}", "", f"`{command}`", "", *found]) + "\n"
     return without_long_lists(section)
 
 

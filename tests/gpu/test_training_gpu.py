@@ -36,7 +36,7 @@ def scored_and_learnt(policy, attention, compiled, dtype):
         packed = rows.pack_rows(index)
         inputs = (packed.input_ids, packed.position_ids, packed.layout)
         found = engine.module(*inputs, [rows.sampled_targets(packed, index)])[0]
-        engine.backward(found.log_probs.sum() / 50, last=index[0] == 2)
+        engine.backward(found.log_probs.sum() / 50, is_last_micro_batch=index[0] == 2)
     gradient = {name: value.cpu() for name, value in gradients(engine.module).items()}
     return scores.log_probs, branches, gradient
 

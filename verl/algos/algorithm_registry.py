@@ -197,29 +197,29 @@ def get_policy_loss_fn(name: str | Enum) -> PolicyLossFunction:
     return _look_up(POLICY_LOSSES, as_name(name), "policy loss", key)
 
 
-def choose(value: str, allowed: Collection[str], what: str) -> str:
+def choose(value: str, allowed: Collection[str], setting: str) -> str:
     """Return ``value`` if it is one of ``allowed``.
 
-    Else raise ``ValueError``. The message names the setting (``what``), the allowed values and the
-    nearest one.
+    Else raise ``ValueError``. The message names the ``setting``, the allowed values and the nearest
+    one.
     """
     if value in allowed:
         return value
     names = ", ".join(sorted(allowed))
     hint = did_you_mean(str(value), allowed)
-    raise ValueError(f"unknown {what} {value!r}: allowed are {names}{hint}")
+    raise ValueError(f"unknown {setting} {value!r}: allowed are {names}{hint}")
 
 
 def _look_up(table: Mapping[str, EntryT], name: str, what: str, key: str) -> EntryT:
     return table[choose(name, table, f"{what} ({key})")]
 
 
-def _add_entry(table: dict[str, EntryT], name: str, entry: EntryT, what: str) -> None:
+def _add_entry(table: dict[str, EntryT], name: str, entry: EntryT, entry_kind: str) -> None:
     known = table.get(name)
     # A module that is imported again defines the same function as a new object.
     if known is not None and _get_qualified_name(known) != _get_qualified_name(entry):
         raise ValueError(
-            f"{what} {name!r} is already registered by {'.'.join(_get_qualified_name(known))}"
+            f"{entry_kind} {name!r} is already registered by {'.'.join(_get_qualified_name(known))}"
         )
     table[name] = entry
 

@@ -129,9 +129,15 @@ def broadcast_to_step_tokens(values: PerStep, steps: Steps, step_ids: TokenIndex
     if not steps.row:
         return placed
     width = max(max(steps.number), int(step_ids.max())) + 1
-    table = torch.zeros((step_ids.shape[0], width), dtype=torch.float32, device=step_ids.device)
-    table[torch.tensor(steps.row), torch.tensor(steps.number)] = values.float().to(table.device)
-    return torch.where(step_ids >= 0, table.gather(-1, step_ids.long().clamp(min=0)), placed)
+    value_by_step = torch.zeros(
+        (step_ids.shape[0], width), dtype=torch.float32, device=step_ids.device
+    )
+    value_by_step[torch.tensor(steps.row), torch.tensor(steps.number)] = values.float().to(
+        value_by_step.device
+    )
+    return torch.where(
+        step_ids >= 0, value_by_step.gather(-1, step_ids.long().clamp(min=0)), placed
+    )
 
 
 def compute_step_advantages(

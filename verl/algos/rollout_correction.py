@@ -118,11 +118,11 @@ class _ProbRatios:
         self.tokens = _sum_per_sequence(mask.sum(-1).double(), sequence)
         self._sequence = sequence
 
-    def compute_ratios(self, kind: str) -> PerToken:
-        """Return the ratio at level ``kind`` for every token, ``[B, R]``."""
-        if kind == "token":
+    def compute_ratios(self, level: str) -> PerToken:
+        """Return the ratio at ``level`` (as in ``CorrectionRule``) of every token, ``[B, R]``."""
+        if level == "token":
             return self.difference.exp()
-        logs = self.sums if kind == "sequence" else self.sums / self.tokens.clamp(min=1)
+        logs = self.sums if level == "sequence" else self.sums / self.tokens.clamp(min=1)
         per_row = logs.clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO).exp()[self._sequence]
         return per_row.unsqueeze(-1).expand_as(self.difference)
 

@@ -221,9 +221,9 @@ def _unreadable_message(file: Path, error: yaml.YAMLError | UnicodeDecodeError) 
     """Return the message about a ``file`` that is not YAML, or that includes such a file."""
     mark = getattr(error, "problem_mark", None)
     where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
-    what = getattr(error, "problem", None) or str(error)
+    parser_message = getattr(error, "problem", None) or str(error)
     # Hydra does not report which file of the defaults could not be read.
     return (
-        f"config {file.stem!r}: {file}, or a file of its defaults, is not YAML: {where}{what}; "
+        f"config {file.stem!r}: {file}, or a file of its defaults, is not YAML: {where}{parser_message}; "
         "allowed: key: value, indented by two more spaces in each section; fix: correct that line"
     )

@@ -63,16 +63,16 @@ def read_config(
     if _names_another_policy(tree, name, overrides, schema, config_path):
         tree.cold_start.enable = False
     # Not resolved: an interpolation may refer to a default, and _parse_tree merges the defaults.
-    written: Any = OmegaConf.to_container(tree, resolve=False)
-    written, misplaced = _nest_dotted_keys(written, schema)
+    config_values: Any = OmegaConf.to_container(tree, resolve=False)
+    config_values, misplaced = _nest_dotted_keys(config_values, schema)
     problems += misplaced
     for plugin in ENVIRONMENTS:
-        plugin.preprocess(written, schema)
+        plugin.preprocess(config_values, schema)
     paths = _keys_set_by_user(name, overrides, config_path)
-    parsed = _parse_tree(written, schema)
+    parsed = _parse_tree(config_values, schema)
     parsed.problems = [*problems, *parsed.problems]
     for plugin in ENVIRONMENTS:
-        parsed.unused_keys += plugin.check_set_keys(written, paths)
+        parsed.unused_keys += plugin.check_set_keys(config_values, paths)
     return parsed
 
 
@@ -150,10 +150,10 @@ def _parse_tree(config_values: Tree, schema: type[Schema]) -> ParsedConfig[Schem
             fix = f"set its keys: {path}.KEY=..."
             messages[path] = f"{path}={values!r}: a section, not a value; {fix}"
             continue
-        below = read_section(cls, from_text(values, cls), path)
-        messages |= below.problems
-        if below.section is not None and hasattr(config, "env"):
-            setattr(value_at_path(config, "env"), name, below.section)
+        env_reading = read_section(cls, from_text(values, cls), path)
+        messages |= env_reading.problems
+        if env_reading.section is not None and hasattr(config, "env"):
+            setattr(value_at_path(config, "env"), name, env_reading.section)
     for path in unresolved:
         _delete_value(config, path)
     problems += _independent_problems(messages | unresolved, tree)
@@ -166,14 +166,14 @@ def _parse_tree(config_values: Tree, schema: type[Schema]) -> ParsedConfig[Schem
 
 def merge_trees(base: Mapping[str, Any], changes: Mapping[str, Any]) -> Tree:
     """Return ``base`` with the values of ``changes``; dictionaries are merged key by key."""
-    made = dict(base)
+    merged_tree = dict(base)
     for name, value in changes.items():
-        old = made.get(name)
+        old = merged_tree.get(name)
         # A list is replaced as a whole, as in Hydra.
         if isinstance(old, Mapping) and isinstance(value, Mapping):
             value = merge_trees(old, value)
-        made[name] = value
-    return made
+        merged_tree[name] = value
+    return merged_tree
 
 
 def _nest_dotted_keys(values: Tree, cls: type[Section], path: str = "") -> tuple[Tree, list[str]]:
@@ -182,7 +182,7 @@ def _nest_dotted_keys(values: Tree, cls: type[Section], path: str = "") -> tuple
     Returns the nested values, and a message about each such key. The values are kept, so that no
     check reports the key as missing too.
     """
-    made: Tree = {}
+    nested_values: Tree = {}
     problems = []
     for name, value in values.items():
         where = f"{path}{name}"
@@ -198,14 +198,14 @@ def _nest_dotted_keys(values: Tree, cls: type[Section], path: str = "") -> tuple
             fix = f"nest it: {above.replace('.', ': {')}: {{{last}: {value}{'}' * name.count('.')}"
             allowed = "nested sections (dots are for command lines)"
             problems.append(f"{where}: {value!r}: {why}; allowed: {allowed}; fix: {fix}")
-            made = merge_trees(nested, made)
+            nested_values = merge_trees(nested, nested_values)
         elif below is not None and isinstance(value, Mapping):
             nested, more = _nest_dotted_keys(dict(value), below, f"{where}.")
-            made = merge_trees(made, {name: nested})
+            nested_values = merge_trees(nested_values, {name: nested})
             problems += more
         else:
-            made[name] = value
-    return made, problems
+            nested_values[name] = value
+    return nested_values, problems
 
 
 def _section_below(cls: type[Section], path: str) -> type[Section] | None:

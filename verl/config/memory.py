@@ -24,7 +24,9 @@ from verl.names import CPU_CACHE_GB, MAX_LOGITS
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 WEIGHT_BYTES = 4  # per parameter: master weight, float32
 TRAINING_BYTES = 16  # per parameter in an update: master weight, gradient and two moments, float32
-RESTING_BYTES = 12  # per parameter between updates: master weight and two moments, no gradient
+IDLE_TRAINING_BYTES = (
+    12  # per parameter between updates: master weight and two moments, no gradient
+)
 # Activations per token and layer that backward needs (inputs of matrix products), in units of H.
 SAVED_WIDTHS = 16
 ROWS_GB = 1.0  # assumed size of all trajectories in Ray's object store, GB
@@ -71,17 +73,26 @@ def update_bytes(cfg: PPOConfig, size: PolicySize) -> float | None:
     parameters = size.parameters
     if parameters is None:
         return None
-    held = _trained_bytes(cfg, cfg.actor_rollout_ref.actor.fsdp_config, parameters, TRAINING_BYTES)
+    weight_and_optimizer_bytes = _trained_bytes(
+        cfg, cfg.actor_rollout_ref.actor.fsdp_config, parameters, TRAINING_BYTES
+    )
     if cfg.critic.enable and not _is_offloaded(cfg.critic.model.fsdp_config):
-        held += parameters * RESTING_BYTES / _ranks_per_copy(cfg, cfg.critic.model.fsdp_config)
-    held += _reference_bytes(cfg, parameters)
+        weight_and_optimizer_bytes += (
+            parameters * IDLE_TRAINING_BYTES / _ranks_per_copy(cfg, cfg.critic.model.fsdp_config)
+        )
+    weight_and_optimizer_bytes += _reference_bytes(cfg, parameters)
     if not cfg.actor_rollout_ref.actor.fsdp_config.reduce_every_micro_batch:
-        held += parameters * WEIGHT_BYTES  # the whole gradient, until it is reduced
+        weight_and_optimizer_bytes += (
+            parameters * WEIGHT_BYTES
+        )  # the whole gradient, until it is reduced
     gathered = (
         2 * parameters / (size.layers or parameters) * BYTES[cfg.actor_rollout_ref.actor.dtype]
     )
     return (
-        held + gathered + activation_bytes(cfg, size) + logit_bytes(micro_batch_tokens(cfg), size)
+        weight_and_optimizer_bytes
+        + gathered
+        + activation_bytes(cfg, size)
+        + logit_bytes(micro_batch_tokens(cfg), size)
     )
 
 
@@ -96,7 +107,11 @@ def rollout_bytes(cfg: PPOConfig, size: PolicySize, device_bytes: float) -> floa
     if engines_have_separate_gpus(cfg, "cuda"):
         return _awake_engine_bytes(cfg, parameters, device_bytes)
     fsdp = cfg.actor_rollout_ref.actor.fsdp_config
-    held = _trained_bytes(cfg, fsdp, parameters, RESTING_BYTES) if not _is_offloaded(fsdp) else 0.0
+    held = (
+        _trained_bytes(cfg, fsdp, parameters, IDLE_TRAINING_BYTES)
+        if not _is_offloaded(fsdp)
+        else 0.0
+    )
     return (
         held
         + _reference_bytes(cfg, parameters)
@@ -132,15 +147,15 @@ def gpu_node_bytes(cfg: PPOConfig, size: PolicySize) -> float | None:
     """
     if size.parameters is None:
         return None
-    whole = size.parameters * WEIGHT_BYTES
+    loading_bytes = size.parameters * WEIGHT_BYTES
     rollout = cfg.actor_rollout_ref.rollout
     weights = size.parameters * BYTES[rollout.dtype]
     # Three copies of the weights: gathered (float32), cast, and in the object store.
-    syncing = whole + 2 * weights if resolve_weight_transfer(cfg, "cuda") == "store" else 0
+    syncing = loading_bytes + 2 * weights if resolve_weight_transfer(cfg, "cuda") == "store" else 0
     saving = size.parameters * _checkpoint_bytes_per_parameter(cfg) / _nodes_per_copy(cfg)
     # An asynchronous save continues during the next training steps.
-    busiest = syncing + saving if cfg.trainer.async_save else max(syncing, saving)
-    return max(whole, busiest)
+    peak_step_bytes = syncing + saving if cfg.trainer.async_save else max(syncing, saving)
+    return max(loading_bytes, peak_step_bytes)
 
 
 def _checkpoint_bytes_per_parameter(cfg: PPOConfig) -> int:
@@ -153,11 +168,11 @@ def _checkpoint_bytes_per_parameter(cfg: PPOConfig) -> int:
     policy = cfg.actor_rollout_ref
     # The moments of LoRA adapters are small and not counted.
     resumable = "optimizer" in policy.actor.checkpoint.contents and not policy.model.lora_rank
-    saved = RESTING_BYTES if resumable else WEIGHT_BYTES
+    bytes_per_parameter = IDLE_TRAINING_BYTES if resumable else WEIGHT_BYTES
     if cfg.critic.enable:
         resumable = "optimizer" in cfg.critic.checkpoint.contents
-        saved += RESTING_BYTES if resumable else WEIGHT_BYTES
-    return saved
+        bytes_per_parameter += IDLE_TRAINING_BYTES if resumable else WEIGHT_BYTES
+    return bytes_per_parameter
 
 
 def _nodes_per_copy(cfg: PPOConfig) -> int:
@@ -226,13 +241,13 @@ def memory_problems(
 
 def _head_problems(cfg: PPOConfig, size: PolicySize) -> Iterator[str]:
     key = "actor_rollout_ref.rollout.tensor_model_parallel_size"
-    each = cfg.actor_rollout_ref.rollout.tensor_model_parallel_size
-    heads = size.heads or each
+    gpus_per_engine = cfg.actor_rollout_ref.rollout.tensor_model_parallel_size
+    heads = size.heads or gpus_per_engine
     kv_heads = size.kv_heads or heads
     # A key/value head can be replicated on several devices, a query head cannot.
-    if heads % each or (kv_heads % each and each % kv_heads):
+    if heads % gpus_per_engine or (kv_heads % gpus_per_engine and gpus_per_engine % kv_heads):
         why = f"{heads} query heads and {kv_heads} key/value heads do not divide evenly"
-        yield f"{key}={each}: {why}; allowed: a size that divides both; fix: {key}=1"
+        yield f"{key}={gpus_per_engine}: {why}; allowed: a size that divides both; fix: {key}=1"
 
 
 def _device_problems(cfg: PPOConfig, size: PolicySize, device_bytes: float) -> Iterator[str]:
@@ -240,13 +255,13 @@ def _device_problems(cfg: PPOConfig, size: PolicySize, device_bytes: float) -> I
     key = "actor_rollout_ref.rollout.gpu_memory_utilization"
     size_key = key if rollout.kv_cache_gb is None else "actor_rollout_ref.rollout.kv_cache_gb"
     fsdp = "actor_rollout_ref.actor.fsdp_config"
-    held = (
+    awake_engine_bytes = (
         0.0 if size.parameters is None else _awake_engine_bytes(cfg, size.parameters, device_bytes)
     )
     update = update_bytes(cfg, size)
     # An engine that does not sleep keeps its memory while the policy is updated.
     sleeps = rollout.free_cache_engine and cfg.trainer.rollout_overlap == "off"
-    awake = 0.0 if sleeps or engines_have_separate_gpus(cfg, "cuda") else held
+    awake = 0.0 if sleeps or engines_have_separate_gpus(cfg, "cuda") else awake_engine_bytes
     if update is not None and update + awake > device_bytes:
         fix = (
             "fewer tokens per micro-batch, enable_gradient_checkpointing=true, more ranks, or "

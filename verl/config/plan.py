@@ -321,17 +321,17 @@ def _ppo_plan(cfg: PPOConfig, facts: Facts) -> Plan:
     actor = cfg.actor_rollout_ref.actor
     rollout = cfg.actor_rollout_ref.rollout
     trainer = cfg.trainer
-    append = env.history == "append"
+    uses_append_history = env.history == "append"
     trajectories = trajectories_per_step(cfg)
     turns = trajectories * env.max_steps
     train_tasks = facts.train_tasks if facts.train_tasks is not None else known_tasks(cfg.env)
     steps = _training_steps(cfg, train_tasks)
     updates = actor.ppo_mini_batches * actor.ppo_epochs
     run = f"{trainer.project_name}/{trainer.experiment_name}"
-    what = "evaluation" if trainer.val_only else cfg.algorithm.adv_estimator
-    what = "audit" if facts.audit else what
+    run_purpose = "evaluation" if trainer.val_only else cfg.algorithm.adv_estimator
+    run_purpose = "audit" if facts.audit else run_purpose
     return Plan(
-        title=f"{run}: {what} on {env.env_name}",
+        title=f"{run}: {run_purpose} on {env.env_name}",
         device=facts.device,
         run_dir=trainer.default_local_dir,
         checkpoints="none: no training" if facts.audit else describe_checkpoints(cfg),
@@ -341,7 +341,7 @@ def _ppo_plan(cfg: PPOConfig, facts: Facts) -> Plan:
         group_size=env.rollout.n,
         trajectories=trajectories,
         turns_at_most=turns,
-        rows_at_most=trajectories if append else turns,
+        rows_at_most=trajectories if uses_append_history else turns,
         mini_batches=actor.ppo_mini_batches,
         epochs=actor.ppo_epochs,
         optimizer_steps=updates,
@@ -402,7 +402,7 @@ def _worker_counts(cfg: PPOConfig, facts: Facts) -> dict[str, Any]:
     env = cfg.env
     rollout = cfg.actor_rollout_ref.rollout
     trainer = cfg.trainer
-    neighbours = max_engines_per_node(cfg, facts.device)
+    engines_per_node = max_engines_per_node(cfg, facts.device)
     processes = env.num_collectors * env.num_workers
     return {
         "ranks": trainer.n_gpus_per_node * trainer.nnodes,
@@ -413,7 +413,7 @@ def _worker_counts(cfg: PPOConfig, facts: Facts) -> dict[str, Any]:
         if engines_have_separate_gpus(cfg, facts.device)
         else 0,
         "weight_transfer": resolve_weight_transfer(cfg, facts.device),
-        "threads_per_engine": rollout.num_threads or max(1, facts.cores // neighbours),
+        "threads_per_engine": rollout.num_threads or max(1, facts.cores // engines_per_node),
         "collectors": env.num_collectors,
         "env_processes": processes,
         "envs": processes * env.envs_per_worker,

@@ -91,10 +91,14 @@ def _length_of_an_epoch(cfg: PPOConfig, tasks: int | None = None) -> Iterator[st
         yield "an epoch is one training step: data.train_files is a placeholder of one batch"
         return
     tasks = known_tasks(cfg.env) if tasks is None else tasks
-    each = count_training_steps(cfg, tasks) // trainer.total_epochs if tasks else None
-    if each == 1:
+    steps_per_epoch = count_training_steps(cfg, tasks) // trainer.total_epochs if tasks else None
+    if steps_per_epoch == 1:
         return
-    length = f"{each:,} training steps over {tasks:,} tasks" if each else "all tasks"
+    length = (
+        f"{steps_per_epoch:,} training steps over {tasks:,} tasks"
+        if steps_per_epoch
+        else "all tasks"
+    )
     yield (
         f"an epoch is {length}; in agent jobs whose data file is a placeholder it is one training "
         f"step: {STEPS}={trainer.total_epochs}"

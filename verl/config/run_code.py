@@ -25,10 +25,10 @@ def code_keys(stored: Mapping[str, Any], schema: type[Section] = PPOConfig) -> l
 
 
 def _iterate_code_keys(
-    values: Mapping[str, Any], above: str, keys: Mapping[str, Key], names: Collection[str]
+    values: Mapping[str, Any], path_prefix: str, keys: Mapping[str, Key], names: Collection[str]
 ) -> Iterator[str]:
     for name, value in values.items():
-        path = f"{above}{name}"
+        path = f"{path_prefix}{name}"
         key = keys.get(path)
         if isinstance(value, str) and "${" in value:
             # A run stores resolved values. An interpolation could copy code from a key with another

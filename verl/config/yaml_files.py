@@ -46,19 +46,21 @@ class _Files:
     dirs: Sequence[Path]
     contents: dict[Path, dict[Any, Any]] = field(default_factory=dict)
 
-    def add(self, file: Path, group: str, above: tuple[Path, ...]) -> None:
-        if file in above:
-            circle = " -> ".join(path.stem for path in (*above[above.index(file) :], file))
+    def add(self, file: Path, group: str, including_files: tuple[Path, ...]) -> None:
+        if file in including_files:
+            circle = " -> ".join(
+                path.stem for path in (*including_files[including_files.index(file) :], file)
+            )
             raise ConfigError(
                 f"config {file.stem!r}: its defaults include the file itself ({circle}); allowed: "
-                f"defaults without a circle; fix: remove one of them from defaults ({above[-1]})"
+                f"defaults without a circle; fix: remove one of them from defaults ({including_files[-1]})"
             )
         if file in self.contents:
             return
         self.contents[file] = content = _read_content(file)
         for entry in _default_entries(content.get("defaults")):
-            for below, where in self._find_file(entry, group):
-                self.add(below, where, (*above, file))
+            for included_file, included_group in self._find_file(entry, group):
+                self.add(included_file, included_group, (*including_files, file))
 
     def _find_file(self, entry: str, group: str) -> Iterator[tuple[Path, str]]:
         """Yield the first file of that name, searched in ``group`` and then in the root."""
@@ -110,7 +112,7 @@ def find_exceeded_limit(text: str) -> str:
         depth += 1 if bracket in "[{" else -1
         if depth > MAX_DEPTH:
             return TOO_DEEP
-    known: dict[str, _Size] = {}
+    anchor_sizes: dict[str, _Size] = {}
     open_nodes: list[tuple[str | None, _Size]] = []
     root = _Size()
     for event in yaml.parse(text, Loader=_Loader):
@@ -122,19 +124,19 @@ def find_exceeded_limit(text: str) -> str:
             return TOO_DEEP
         if isinstance(event, yaml.CollectionEndEvent):
             anchor, size = open_nodes.pop()
-            known |= {anchor: size} if anchor else {}
+            anchor_sizes |= {anchor: size} if anchor else {}
         elif isinstance(event, yaml.AliasEvent):
             if any(anchor == event.anchor for anchor, _ in open_nodes):
                 why = f"*{event.anchor} is used inside of &{event.anchor}"
                 return f"{why}; allowed: finite values; fix: write the value instead of the alias"
-            size = known.get(event.anchor, size)
+            size = anchor_sizes.get(event.anchor, size)
         elif isinstance(event, yaml.ScalarEvent):
-            known |= {event.anchor: size} if event.anchor else {}
+            anchor_sizes |= {event.anchor: size} if event.anchor else {}
         else:
             continue
-        above = open_nodes[-1][1] if open_nodes else root
-        above.add(size)
-        if above.values > MAX_VALUES:
+        parent_size = open_nodes[-1][1] if open_nodes else root
+        parent_size.add(size)
+        if parent_size.values > MAX_VALUES:
             why = f"more than {MAX_VALUES:,} values, with aliases expanded"
             return f"{why}; allowed: {MAX_VALUES:,} or fewer; {MOVE_DATA}"
         if len(open_nodes) + size.depth > MAX_DEPTH:

@@ -111,8 +111,10 @@ def config_reasons(config: "PreTrainedConfig") -> Iterator[str]:
         yield "alibi: it adds a bias by distance to the attention logits"
     kinds = set(getattr(text, "layer_types", None) or ())
     for kind in sorted(kinds - ATTENTION_LAYERS):
-        what = f"such a layer {STATE}" if kind in LAYERS_WITH_STATE else "not plain attention"
-        yield f"layers of type {kind}: {what}"
+        explanation = (
+            f"such a layer {STATE}" if kind in LAYERS_WITH_STATE else "not plain attention"
+        )
+        yield f"layers of type {kind}: {explanation}"
 
 
 def _layer_reasons(lm: "PreTrainedModel") -> Iterator[str]:
@@ -194,9 +196,9 @@ def _log_prob_gap(lm: "PreTrainedModel", seed: int) -> float:
             tokens = sequence.to(lm.device)
             plain = lm(input_ids=tokens[None], use_cache=False).logits[0].float().log_softmax(-1)
             # the log-prob of each next token, as in scoring
-            chosen = tokens[1:, None]
-            packed_scores = packed_log_probs[positions[:-1]].gather(-1, chosen)
-            gaps.append((packed_scores - plain[:-1].gather(-1, chosen)).abs())
+            next_tokens = tokens[1:, None]
+            packed_scores = packed_log_probs[positions[:-1]].gather(-1, next_tokens)
+            gaps.append((packed_scores - plain[:-1].gather(-1, next_tokens)).abs())
     finally:
         lm.set_attn_implementation(PACKED_ATTENTION)
     return float(torch.cat(gaps).max())  # NaN if either side has NaN

@@ -92,13 +92,15 @@ def target_problems(
         for name in matches:
             module = modules[name]
             if not isinstance(module, nn.Linear):
-                what = f"is a {type(module).__name__}: only adapters of linear layers can be merged"
+                problem = (
+                    f"is a {type(module).__name__}: only adapters of linear layers can be merged"
+                )
             elif first[id(module.weight)] != f"{name}.weight":
                 tied = first[id(module.weight)]
-                what = f"shares its weight with {tied}: only one of the two would be adapted"
+                problem = f"shares its weight with {tied}: only one of the two would be adapted"
             else:
                 continue
-            yield UnsupportedTargets(f"{name} of {kind} {what}")
+            yield UnsupportedTargets(f"{name} of {kind} {problem}")
             break  # one error per target is enough
 
 
@@ -167,15 +169,15 @@ def merge_lora(state: dict[str, torch.Tensor], scales: dict[str, float]) -> dict
             if module not in scales or not state.keys() >= set(names):
                 raise ValueError(f"{name}: the weight has an adapter, but its tensors are missing")
             # In float32: the change by an adapter is often below the precision of bfloat16.
-            low, high = (state[part].float() for part in names)  # [rank, in], [out, rank]
-            tensor = (tensor.float() + scales[module] * (high @ low)).to(tensor.dtype)
+            lora_a, lora_b = (state[part].float() for part in names)  # [rank, in], [out, rank]
+            tensor = (tensor.float() + scales[module] * (lora_b @ lora_a)).to(tensor.dtype)
             folded.update(names)
         merged[f"{module}.{leaf}"] = tensor
     merged = {name: tensor for name, tensor in merged.items() if name not in folded}
-    left = [name for name in merged if any(mark in name for mark in UNMERGED)]
-    if left:
+    unmerged_names = [name for name in merged if any(mark in name for mark in UNMERGED)]
+    if unmerged_names:
         raise ValueError(
-            f"{len(left)} adapter tensors have no matching weight or cannot be merged; "
-            f"the first is {left[0]}"
+            f"{len(unmerged_names)} adapter tensors have no matching weight or cannot be merged; "
+            f"the first is {unmerged_names[0]}"
         )
     return merged

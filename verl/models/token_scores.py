@@ -76,12 +76,12 @@ def scores_from_hidden(
             choice_entropy=compute_subset_entropy(logits / temperature, choice_token_ids)
         )
 
-    chosen = hidden.index_select(0, targets.index)
+    target_hidden = hidden.index_select(0, targets.index)
     size = max(1, MAX_LOGITS // head_width(head))
-    if len(chosen) <= size:
-        return score(chosen, targets.tokens)
+    if len(target_hidden) <= size:
+        return score(target_hidden, targets.tokens)
     parts: list[TokenScores] = []
-    for piece in zip(chosen.split(size), targets.tokens.split(size), strict=True):
+    for piece in zip(target_hidden.split(size), targets.tokens.split(size), strict=True):
         # in training the logits of a chunk are recomputed in backward instead of being stored
         if torch.is_grad_enabled():
             parts.append(checkpoint(score, *piece, use_reentrant=False))

@@ -180,9 +180,9 @@ def check_files(directory: Path, setting: str) -> list[Path]:
 def _weight_files(directory: Path, setting: str) -> list[Path]:
     """Return the weight files that transformers would read: one file, or shards with an index."""
     safe, torch_file = directory / "model.safetensors", directory / "pytorch_model.bin"
-    for whole, index in ((safe, INDEXES[0]), (torch_file, INDEXES[1])):
-        if whole.is_file():
-            return [whole]
+    for single_file, index in ((safe, INDEXES[0]), (torch_file, INDEXES[1])):
+        if single_file.is_file():
+            return [single_file]
         if (directory / index).is_file():
             return _indexed_shards(directory / index, setting)
     partial = sorted(
@@ -373,15 +373,15 @@ def _safetensors_slices(file: Path) -> Iterator[tuple[str, Any]]:
             yield name, opened.get_slice(name)
 
 
-def _sample_values(tensor: Any, share: float) -> Iterator[torch.Tensor]:
-    """Yield evenly spaced parts of ``tensor``; together they are the fraction ``share`` of it."""
+def _sample_values(tensor: Any, scanned_fraction: float) -> Iterator[torch.Tensor]:
+    """Yield evenly spaced parts of ``tensor``, together the fraction ``scanned_fraction`` of it."""
     shape = list(tensor.shape if isinstance(tensor, torch.Tensor) else tensor.get_shape())
     if not shape:
         yield tensor[...] if isinstance(tensor, torch.Tensor) else tensor[:]
         return
     rows = max(1, PIECE_BYTES // max(1, 4 * math.prod(shape[1:])))
     for start in range(0, shape[0], rows):
-        yield tensor[start : min(shape[0], start + math.ceil(rows * share))]
+        yield tensor[start : min(shape[0], start + math.ceil(rows * scanned_fraction))]
 
 
 # ---------------------------------------------------------------------- messages
@@ -393,8 +393,8 @@ def _unusable_error(
     return UnusableWeights(f"{setting}: {why}; allowed: {ALLOWED}; fix: {fix}")
 
 
-def _describe_tensors(what: str, names: Sequence[str]) -> str:
-    return f"{what}: {len(names)} tensor{'s' * (len(names) != 1)} ({_join_names(names)})"
+def _describe_tensors(fault: str, names: Sequence[str]) -> str:
+    return f"{fault}: {len(names)} tensor{'s' * (len(names) != 1)} ({_join_names(names)})"
 
 
 def _join_names(names: Sequence[str]) -> str:

@@ -49,14 +49,14 @@ def format_figures(metrics: Mapping[str, float | None]) -> dict[str, str]:
     Figures whose metrics are missing are omitted.
     """
     added = [figure for contribution in load_contributions() for figure in contribution.console]
-    shown = format_failures(metrics)
+    text_by_label = format_failures(metrics)
     for figure in insert_entries(FIGURES, added):
         values = [metrics.get(name) for name in figure.metrics]
         numbers = [float(value) for value in values if value is not None]
         # Show a figure only if all its numbers are there: it would be unclear which one is missing.
         if len(numbers) == len(figure.metrics):
-            shown[figure.label] = " ".join(figure.form.format(number) for number in numbers)
-    return shown
+            text_by_label[figure.label] = " ".join(figure.form.format(number) for number in numbers)
+    return text_by_label
 
 
 def format_failures(metrics: Mapping[str, float | None]) -> dict[str, str]:
@@ -113,13 +113,13 @@ class StepTable:
 
     def _fit_columns(self, row: Mapping[str, str]) -> list[tuple[str, int]]:
         columns = []
-        left = self.width + len(GAP)
+        remaining_width = self.width + len(GAP)
         for label, value in row.items():
             longest = max(map(len, (value, *BREAK.split(label))))
             # A column never shrinks: otherwise the header would be printed repeatedly.
             width = self._widths[label] = max(longest, self._widths.get(label, 0))
-            left -= width + len(GAP)
-            if left < 0:
+            remaining_width -= width + len(GAP)
+            if remaining_width < 0:
                 break
             columns.append((label, width))
         return columns

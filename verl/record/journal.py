@@ -107,10 +107,10 @@ class Journal:
         # An iterator, because all lines together need far more memory than the rows.
         lines = rollout_lines(batch, self.tokenizer)
         written = self.run.write_rollouts(step, lines, validation)
-        second = trainer.validation_data_dir if validation else trainer.rollout_data_dir
-        if second is not None:
-            Path(second).mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(written, Path(second) / f"{step}.jsonl")
+        copy_folder = trainer.validation_data_dir if validation else trainer.rollout_data_dir
+        if copy_folder is not None:
+            Path(copy_folder).mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(written, Path(copy_folder) / f"{step}.jsonl")
         if validation and trainer.log_val_generations:
             lines = rollout_lines(batch, self.tokenizer)
             texts = trajectory_texts(lines, trainer.log_val_generations)

@@ -350,9 +350,9 @@ def _make_plans(
 ) -> list[Plan]:
     """Return the plans. Raise ``ConfigError`` with ``problems`` and those of the plans, if any."""
     plans = [make_plan(cfg, known) for cfg, known in zip(configs, facts, strict=True)]
-    every = [*problems, *(problem for plan in plans for problem in plan.resource_problems())]
-    if every:
-        raise ConfigError(dict.fromkeys(every))
+    all_problems = [*problems, *(problem for plan in plans for problem in plan.resource_problems())]
+    if all_problems:
+        raise ConfigError(dict.fromkeys(all_problems))
     return plans
 
 

@@ -52,11 +52,11 @@ class TextEncoder:
             return self.encode(text, **options)
         unknown = getattr(self._tokenizer, "unk_token_id", None)
         for context in CONTEXTS:
-            head = self.encode(context, **options)
-            whole = self.encode(context + text, **options)
+            context_ids = self.encode(context, **options)
+            ids_with_context = self.encode(context + text, **options)
             # Tokenizers merge adjacent unknown characters into one token.
-            if whole[: len(head)] == head and unknown not in head:
-                return whole[len(head) :]
+            if ids_with_context[: len(context_ids)] == context_ids and unknown not in context_ids:
+                return ids_with_context[len(context_ids) :]
         return self.encode(text, **options)
 
     @cached_property
@@ -115,9 +115,9 @@ class ChatTokens:
         """
         starts = [match.start() for match in self.pattern.finditer(before)]
         context = before[starts[-1] :] if starts else before
-        head, whole = self.encode(context), self.encode(context + text)
-        if whole[: len(head)] == head:
-            return whole[len(head) :]
+        context_ids, ids_with_context = self.encode(context), self.encode(context + text)
+        if ids_with_context[: len(context_ids)] == context_ids:
+            return ids_with_context[len(context_ids) :]
         return self.encode(text, inside=True)
 
     def _encode(self, marked: str, inside: bool = False) -> tuple[int, ...]:
@@ -127,14 +127,16 @@ class ChatTokens:
         """
         if CUT not in marked:
             plain = MARKED.sub(self._get_control_text, marked)
-            whole = self._encoder.encode_inside(plain) if inside else self._encoder.encode(plain)
-            encoded_controls = [token for token in whole if token in self.control_ids]
+            token_ids = (
+                self._encoder.encode_inside(plain) if inside else self._encoder.encode(plain)
+            )
+            encoded_controls = [token for token in token_ids if token in self.control_ids]
             expected_controls = [self._added[text][0] for text in self.pattern.findall(marked)]
             # A tokenizer may ignore a control token that is part of a longer word.
             if encoded_controls == expected_controls or (
                 MARK not in marked and _is_subsequence(encoded_controls, expected_controls)
             ):
-                return tuple(whole)
+                return tuple(token_ids)
         return tuple(self._encode_in_pieces(marked, inside))
 
     def _encode_in_pieces(self, marked: str, inside: bool) -> list[int]:

@@ -296,10 +296,10 @@ def _find_invisible_files(written: Sequence[WrittenFiles]) -> Iterator[tuple[str
     for part in written:
         for path, size in part.sizes.items():
             try:
-                here = os.stat(path).st_size
+                visible_size = os.stat(path).st_size
             except OSError:
-                here = None
-            if here != size:
+                visible_size = None
+            if visible_size != size:
                 yield part.writer, path
 
 

@@ -72,8 +72,8 @@ def read_yaml_mapping(path: Path) -> dict[str, Any]:
         excess = find_exceeded_limit(text)
         values = None if excess else yaml.safe_load(text)
     except (UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
-        first = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise UsageError(f"{path}: not YAML ({first}); fix: correct the file") from error
+        first_line = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise UsageError(f"{path}: not YAML ({first_line}); fix: correct the file") from error
     if excess:
         raise UsageError(f"{path}: {excess}")
     if not isinstance(values, Mapping) or not all(isinstance(key, str) for key in values):

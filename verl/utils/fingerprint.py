@@ -26,8 +26,8 @@ def compute_fingerprint(
     # An odd step, so that it reads different columns of the rows.
     step = max(1, len(flat) // MAX_VALUES_READ) | 1
     sample = flat[::step]
-    read = as_tensor(sample).detach()
-    read = read.to(dtype or read.dtype).contiguous()
-    bits = read.view(_BITS[read.element_size()]).to(torch.int64)
+    sampled_values = as_tensor(sample).detach()
+    sampled_values = sampled_values.to(dtype or sampled_values.dtype).contiguous()
+    bits = sampled_values.view(_BITS[sampled_values.element_size()]).to(torch.int64)
     position_factors = torch.arange(len(bits), device=bits.device) % POSITION_FACTORS + 1
     return int((bits * position_factors).sum())

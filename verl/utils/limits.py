@@ -17,27 +17,27 @@ class TimeLimit(RuntimeError):
 
 
 @contextlib.contextmanager
-def time_limit(seconds: float, what: str) -> Iterator[None]:
+def time_limit(seconds: float, subject: str) -> Iterator[None]:
     """Interrupt the ``with`` block by a ``TimeLimit`` exception after ``seconds``.
 
-    ``what`` is the subject of the error message, for example the name of the function.
+    ``subject`` is that of the error message, for example the name of the function.
     A block that takes longer always raises ``TimeLimit``, also if it caught the interrupt,
     cancelled the alarm or raised another error. Python code is interrupted repeatedly until it
     ends. Native code outside of the main thread cannot be interrupted, and neither can code that
     catches every exception.
     Callers of such code need another deadline, such as that of the environment pool.
     """
-    late = f"{what} took over {seconds:g} s"
+    timeout_message = f"{subject} took over {seconds:g} s"
     deadline = time.monotonic() + seconds
     try:
-        with _interrupt_repeatedly(seconds), _interrupt_by_alarm(seconds, late):
+        with _interrupt_repeatedly(seconds), _interrupt_by_alarm(seconds, timeout_message):
             yield
     except Exception as error:
         if time.monotonic() >= deadline:
-            raise TimeLimit(late) from error
+            raise TimeLimit(timeout_message) from error
         raise
     if time.monotonic() >= deadline:
-        raise TimeLimit(late)
+        raise TimeLimit(timeout_message)
 
 
 @contextlib.contextmanager

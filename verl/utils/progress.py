@@ -129,8 +129,8 @@ class Progress:
             )
 
     def _format_count(self, of: str) -> str:
-        whole = "" if self.total is None else f"{of}{self.total:,}"
-        return f"{self.done:,}{whole} {self.unit}"
+        total_text = "" if self.total is None else f"{of}{self.total:,}"
+        return f"{self.done:,}{total_text} {self.unit}"
 
     def _format_pace(self) -> tuple[str, ...]:
         """Return the rate and, if ``total`` is known, the time left; empty before any progress."""

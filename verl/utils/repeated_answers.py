@@ -34,8 +34,8 @@ def best_at_k(scores: Sequence[float], k: int) -> float:
     """
     _require_valid_k(len(scores), k)
     ordered = sorted(scores)
-    whole = comb(len(scores), k)
-    return sum(score * (comb(i, k - 1) / whole) for i, score in enumerate(ordered))
+    num_subsets = comb(len(scores), k)
+    return sum(score * (comb(i, k - 1) / num_subsets) for i, score in enumerate(ordered))
 
 
 def maj_at_k(answers: Sequence[Hashable], scores: Sequence[float], k: int, seed: int = 0) -> float:
@@ -78,11 +78,11 @@ def _list_subsets(n: int, k: int, seed: int) -> list[tuple[int, ...]]:
 
 
 def _score_majority(
-    answers: Sequence[Hashable], scores: Sequence[float], chosen: tuple[int, ...]
+    answers: Sequence[Hashable], scores: Sequence[float], answer_indices: tuple[int, ...]
 ) -> float:
-    """Return the mean score of the most frequent answers among the indices ``chosen``."""
+    """Return the mean score of the most frequent answers among those at ``answer_indices``."""
     scores_of_answer: dict[Hashable, list[float]] = {}
-    for i in chosen:
+    for i in answer_indices:
         scores_of_answer.setdefault(answers[i], []).append(scores[i])
     most = max(map(len, scores_of_answer.values()))
     return float(

@@ -62,21 +62,21 @@ def _read_json_rows(path: Path) -> Iterator[dict[str, Any]]:
         # Split at line feeds only: splitlines() also splits at characters that JSON texts contain.
         while line := file.readline(MAX_LINE + 1):
             number += 1
-            row = _parse_json_row(line, f"{path}, line {number}", first=number == 1)
+            row = _parse_json_row(line, f"{path}, line {number}", is_first_line=number == 1)
             if row is not None:
                 yield row
 
 
-def _parse_json_row(line: bytes, where: str, first: bool) -> dict[str, Any] | None:
+def _parse_json_row(line: bytes, where: str, is_first_line: bool) -> dict[str, Any] | None:
     """Return the object in ``line``, or None for a blank line. ``where`` names it in errors."""
     if len(line) > MAX_LINE:
         raise ValueError(
             f"{where}: longer than {MAX_LINE:,} bytes; allowed: shorter rows; fix: remove the row"
         )
-    if first and line.startswith(BOMS):
+    if is_first_line and line.startswith(BOMS):
         raise ValueError(f"{where}: UTF-16 text; allowed: UTF-8; {TO_UTF8}")
     try:
-        text = line.decode("utf-8-sig" if first else "utf-8").strip()
+        text = line.decode("utf-8-sig" if is_first_line else "utf-8").strip()
     except UnicodeDecodeError as error:
         raise ValueError(
             f"{where}: not UTF-8 text ({error.reason}, byte {line[error.start]:#04x} in column "

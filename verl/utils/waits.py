@@ -30,8 +30,8 @@ def list_awaited() -> list[str]:
 
 
 @contextmanager
-def log_waiting(what: str, quiet_s: float) -> Iterator[None]:
-    """Log "waiting for ``what``" at growing intervals while the ``with`` block runs.
+def log_waiting(awaited: str, quiet_s: float) -> Iterator[None]:
+    """Log "waiting for ``awaited``" at growing intervals while the ``with`` block runs.
 
     The first line follows after ``quiet_s``, the next ones after 2, 4, ... times as many seconds.
     Use it before the watchdog runs.
@@ -42,7 +42,7 @@ def log_waiting(what: str, quiet_s: float) -> Iterator[None]:
     def log_repeatedly() -> None:
         due = quiet_s
         while not is_over.wait(began + due - time.monotonic()):
-            logger.info("waiting for %s for %.0f s", what, due)
+            logger.info("waiting for %s for %.0f s", awaited, due)
             due *= 2
 
     threading.Thread(target=log_repeatedly, name="logged wait", daemon=True).start()

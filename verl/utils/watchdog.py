@@ -191,7 +191,7 @@ class Watchdog:
             self._progress_time = now  # GRACE_S starts here
             self._end_run(f"{where[0]} made no progress for {seconds:.0f} s{labels}")
 
-    def _end_run(self, what: str) -> None:
+    def _end_run(self, cause: str) -> None:
         path = self._logs / f"stacks-{time.strftime('%Y%m%d-%H%M%S')}.txt"
         silent: list[StackRequest] = []
         try:
@@ -199,7 +199,7 @@ class Watchdog:
         except OSError:  # for example a full disk; the run must end nevertheless
             logger.warning("the stacks could not be written", exc_info=True)
         stopped = [f"{request.describe_process()} does not run" for request in silent]
-        message = "; ".join([what, *stopped, *self._append_remote_stacks(path)])
+        message = "; ".join([cause, *stopped, *self._append_remote_stacks(path)])
         self._stall_message = (
             f"{message} (trainer.stall_timeout_s={self._stall_s:g}; stacks: {path})"
         )

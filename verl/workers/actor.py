@@ -162,13 +162,13 @@ class ActorWorker(TrainingWorker):
         work = Work()
         tracing = trace_call(data.meta_info.get(PROFILE), "update_actor")
         with self.train_engine.model_on_device(training=True), tracing:
-            for part in plan_mini_batches(data, section, "update_actor", self.seed, step):
-                computed = self._rows_to_compute(loss, data, part)
-                totals = compute_denominators(data, part, section.loss_agg_mode, computed)
+            for row_indices in plan_mini_batches(data, section, "update_actor", self.seed, step):
+                computed = self._rows_to_compute(loss, data, row_indices)
+                totals = compute_denominators(data, row_indices, section.loss_agg_mode, computed)
                 if not totals.rows:  # no rank has a row to compute
                     records.append(({"pg_loss": 0.0}, self.train_engine.skip_step()))
                     continue
-                picker = loss.make_picker(data, part)
+                picker = loss.make_picker(data, row_indices)
                 loss_share = partial(self._loss_share, loss, rows, data, totals, picker)
                 records.append(
                     optimizer_step(
@@ -182,13 +182,15 @@ class ActorWorker(TrainingWorker):
         metrics = update_metrics("actor", self.train_engine, records, work, seconds)
         return DataProto(meta_info={"metrics": metrics})
 
-    def _rows_to_compute(self, loss: PolicyLoss, data: DataProto, part: list[int]) -> list[int]:
+    def _rows_to_compute(
+        self, loss: PolicyLoss, data: DataProto, row_indices: list[int]
+    ) -> list[int]:
         """Return the rows of a mini-batch that need a forward and backward pass."""
         if not self.config.actor.skip_without_advantage:
-            return loss.rows_with_gradient(data, part)
+            return loss.rows_with_gradient(data, row_indices)
         # Summed over ranks, because all ranks must take the step or none.
-        num_with_advantage = sum_over_ranks([len(loss.rows_with_advantage(data, part))])[0]
-        return loss.rows_with_gradient(data, part) if num_with_advantage else []
+        num_with_advantage = sum_over_ranks([len(loss.rows_with_advantage(data, row_indices))])[0]
+        return loss.rows_with_gradient(data, row_indices) if num_with_advantage else []
 
     def _policy_loss(self, data: DataProto) -> PolicyLoss:
         # the entropy bonus needs both its settings and the mask of the tokens that it applies to

@@ -95,18 +95,20 @@ class _BatchScorer:
             _branch_targets(packed, branches, self.rows.device),
             _span_targets(self.rows, packed, index, spans),
         ]
-        plain, of_branches, of_spans = self._engine.module(
+        row_token_scores, branch_token_scores, span_token_scores = self._engine.module(
             packed.input_ids, packed.position_ids, packed.layout, groups
         )
         row_index = torch.as_tensor(index)
-        self._log_probs[row_index] = self.rows.scatter_to_responses(plain.log_probs, index).cpu()
+        self._log_probs[row_index] = self.rows.scatter_to_responses(
+            row_token_scores.log_probs, index
+        ).cpu()
         self._entropy[row_index] = self.rows.scatter_to_responses(
-            plain.required_entropy, index
+            row_token_scores.required_entropy, index
         ).cpu()
         if not self._has_segments:
             return
-        branch_scores = _segment_scores([b for row in branches for b in row], of_branches)
-        span_scores = _segment_scores([s for row in spans for s in row], of_spans)
+        branch_scores = _segment_scores([b for row in branches for b in row], branch_token_scores)
+        span_scores = _segment_scores([s for row in spans for s in row], span_token_scores)
         for row in index:
             self._branch_scores[row] = [next(branch_scores) for _ in self.branches[row]]
             self._span_scores[row] = [next(span_scores) for _ in self.spans[row]]
@@ -122,7 +124,7 @@ def _branch_targets(
     packed: PackedBranches, branches: Sequence[Sequence[Branch]], device: str
 ) -> Targets:
     """Return the branch tokens to score in a micro-batch, in order, at temperature 1."""
-    before: list[torch.Tensor] = []
+    predicting_positions: list[torch.Tensor] = []
     tokens: list[torch.Tensor] = []
     rows_with_offsets = zip(branches, packed.offsets, packed.branch_offsets, strict=True)
     for row_branches, offset, firsts in rows_with_offsets:
@@ -136,16 +138,16 @@ def _branch_targets(
             # The first token of a branch is predicted by the token of the row before the branch.
             # In the packed sequence, the preceding token may belong to another branch.
             position[0] = offset + branch.start - 1
-            before.append(position[branch.target_start :])
+            predicting_positions.append(position[branch.target_start :])
             tokens.append(ids[branch.target_start :])
-    return _concat_targets(before, tokens, device)
+    return _concat_targets(predicting_positions, tokens, device)
 
 
 def _span_targets(
     rows: Rows, packed: PackedBranches, index: Sequence[int], spans: Sequence[Sequence[Span]]
 ) -> Targets:
     """Return the span tokens to score in a micro-batch, in order, at temperature 1."""
-    before: list[torch.Tensor] = []
+    predicting_positions: list[torch.Tensor] = []
     tokens: list[torch.Tensor] = []
     for row, row_spans, offset in zip(index, spans, packed.offsets, strict=True):
         length = rows.lengths[row]
@@ -155,14 +157,20 @@ def _span_targets(
                     f"span [{span.start}, {span.end}) is outside 1..{length}, "
                     f"the tokens of row {row}"
                 )
-            before.append(torch.arange(offset + span.start - 1, offset + span.end - 1))
+            predicting_positions.append(
+                torch.arange(offset + span.start - 1, offset + span.end - 1)
+            )
             tokens.append(rows.tokens[row][span.start : span.end])
-    return _concat_targets(before, tokens, rows.device)
+    return _concat_targets(predicting_positions, tokens, rows.device)
 
 
-def _concat_targets(before: list[torch.Tensor], tokens: list[torch.Tensor], device: str) -> Targets:
+def _concat_targets(
+    predicting_positions: list[torch.Tensor], tokens: list[torch.Tensor], device: str
+) -> Targets:
     empty = torch.zeros(0, dtype=torch.long)
-    return Targets(torch.cat([empty, *before]).to(device), torch.cat([empty, *tokens]).to(device))
+    return Targets(
+        torch.cat([empty, *predicting_positions]).to(device), torch.cat([empty, *tokens]).to(device)
+    )
 
 
 def _segment_scores(

@@ -90,9 +90,9 @@ class CriticWorker(TrainingWorker):
 
     def _compute_row_values(self, rows: Rows, index: list[int]) -> torch.Tensor:
         packed = rows.pack_rows(index)
-        before = rows.sampled_targets(packed, index).index
+        predicting_positions = rows.sampled_targets(packed, index).index
         return self.train_engine.module(
-            packed.input_ids, packed.position_ids, packed.layout, before
+            packed.input_ids, packed.position_ids, packed.layout, predicting_positions
         )
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
@@ -110,13 +110,15 @@ class CriticWorker(TrainingWorker):
         work = Work()
         tracing = trace_call(data.meta_info.get(PROFILE), "update_critic")
         with self.train_engine.model_on_device(training=True), tracing:
-            for part in plan_mini_batches(data, config, "update_critic", self.seed, step):
-                totals = compute_denominators(data, part, config.loss_agg_mode)
+            for row_indices in plan_mini_batches(data, config, "update_critic", self.seed, step):
+                totals = compute_denominators(data, row_indices, config.loss_agg_mode)
                 loss_share = partial(self._loss_share, rows, data, totals)
                 records.append(
-                    optimizer_step(self.train_engine, rows, part, config, loss_share, METRICS)
+                    optimizer_step(
+                        self.train_engine, rows, row_indices, config, loss_share, METRICS
+                    )
                 )
-                work += rows.count_work(part)
+                work += rows.count_work(row_indices)
             self.train_engine.check_finite_weights()
         self.updates += 1
         seconds = time.perf_counter() - started

@@ -197,16 +197,18 @@ class TrainEngine:
 
     # ------------------------------------------------------------------ training
 
-    def backward(self, loss: torch.Tensor, last: bool) -> None:
+    def backward(self, loss: torch.Tensor, is_last_micro_batch: bool) -> None:
         """Add the gradient of ``loss``, this rank's part of the mini-batch loss.
 
-        ``last`` marks the last micro-batch. Gradients are reduced over ranks in every call, or only
-        in the last one without ``fsdp.reduce_every_micro_batch``. Losses of all micro-batches and
-        ranks *add up*: the caller divides each by the global denominator of the mini-batch.
+        Gradients are reduced over ranks in every call, or only with ``is_last_micro_batch`` if
+        ``fsdp.reduce_every_micro_batch`` is false. Losses of all micro-batches and ranks *add up*:
+        the caller divides each by the global denominator of the mini-batch.
         """
         # One rank has the whole gradient, so there is nothing to reduce.
         every = world_size() > 1 and (self.fsdp is None or self.fsdp.reduce_every_micro_batch)
-        self._sharded[-1].set_requires_gradient_sync(last or every)  # applies to its layers too
+        self._sharded[-1].set_requires_gradient_sync(
+            is_last_micro_batch or every
+        )  # applies to its layers too
         # FSDP averages over ranks: the factor turns the mean into a sum
         (loss * world_size()).backward()
 

@@ -47,11 +47,13 @@ def score_micro_batches(
     this function. ``score`` runs equally often on each rank. A rank with fewer micro-batches calls
     it with row 0 again.
     """
-    cuts = cut_rows(engine, sizes, limits)
+    micro_batch_rows = cut_rows(engine, sizes, limits)
     with engine.model_on_device():
-        for number, turn in product(range(common_passes(cuts)), range(engine.sequence_ranks)):
+        for number, turn in product(
+            range(common_passes(micro_batch_rows)), range(engine.sequence_ranks)
+        ):
             if engine.begin_turn(turn):
                 # a rank that has finished repeats row 0, to join the collective calls
-                score(cuts[number] if number < len(cuts) else [0])
+                score(micro_batch_rows[number] if number < len(micro_batch_rows) else [0])
             else:
                 engine.module.compute_zero_loss()

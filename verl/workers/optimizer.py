@@ -56,13 +56,13 @@ def check_schedule(optim: OptimConfig) -> None:
         return
     steps_given = optim.lr_warmup_steps >= 0
     if optim.warmup_style == "cosine":
-        what = "warmup_style=cosine"
+        setting = "warmup_style=cosine"
     elif optim.lr_warmup_steps_ratio > 0 and not steps_given:
-        what = "lr_warmup_steps_ratio"
+        setting = "lr_warmup_steps_ratio"
     else:
         return
     raise ValueError(
-        f"{what} needs the number of optimizer steps of the whole run; fix: set "
+        f"{setting} needs the number of optimizer steps of the whole run; fix: set "
         "optim.total_training_steps"
     )
 

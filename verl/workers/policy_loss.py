@@ -248,5 +248,5 @@ def _mean_of_choices(
 
     Choices are the sampled tokens with ``choice_mask``.
     """
-    chosen = batch[CHOICE_MASK].bool() & mask
-    return masked_sum(entropy, chosen) / (totals.choices or 1.0)
+    choice_mask = batch[CHOICE_MASK].bool() & mask
+    return masked_sum(entropy, choice_mask) / (totals.choices or 1.0)

@@ -41,18 +41,18 @@ def memory_metrics(role: str) -> dict[str, float]:
         used["perf/max_memory_allocated_gb"] = float(torch.cuda.max_memory_allocated())
         used["perf/max_memory_reserved_gb"] = float(torch.cuda.max_memory_reserved())
     largest = max_over_ranks([amount / 2**30 for amount in used.values()])
-    tail = "" if role == "actor" else f"/{role}"
-    return {f"{name}{tail}": value for name, value in zip(used, largest, strict=True)}
+    name_suffix = "" if role == "actor" else f"/{role}"
+    return {f"{name}{name_suffix}": value for name, value in zip(used, largest, strict=True)}
 
 
 @contextlib.contextmanager
-def trace_call(order: ProfileRequest | None, call: str) -> Iterator[None]:
-    """Trace the code in the ``with`` block by the PyTorch profiler if ``order`` lists this rank.
+def trace_call(profile_request: ProfileRequest | None, call: str) -> Iterator[None]:
+    """Trace the ``with`` block by the PyTorch profiler if ``profile_request`` lists this rank.
 
     The file is ``<directory>/step<n>-<call>-rank<r>.json.gz``, for ui.perfetto.dev or
     chrome://tracing.
     """
-    if order is None or get_rank() not in order.ranks:
+    if profile_request is None or get_rank() not in profile_request.ranks:
         yield
         return
     activities = [ProfilerActivity.CPU]
@@ -60,6 +60,8 @@ def trace_call(order: ProfileRequest | None, call: str) -> Iterator[None]:
         activities.append(ProfilerActivity.CUDA)
     with profile(activities=activities, profile_memory=True) as trace:
         yield
-    directory = Path(order.directory)
+    directory = Path(profile_request.directory)
     directory.mkdir(parents=True, exist_ok=True)
-    trace.export_chrome_trace(str(directory / f"step{order.step}-{call}-rank{get_rank()}.json.gz"))
+    trace.export_chrome_trace(
+        str(directory / f"step{profile_request.step}-{call}-rank{get_rank()}.json.gz")
+    )

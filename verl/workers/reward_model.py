@@ -138,12 +138,12 @@ def last_token_scores(model: Any, rows: Sequence[Sequence[int]]) -> torch.Tensor
         ids[number, : len(row)] = torch.tensor(row)
         attention[number, : len(row)] = 1
     device = next(model.parameters()).device
-    before = model.config.pad_token_id
+    previous_pad_token_id = model.config.pad_token_id
     model.config.pad_token_id = padding
     try:
         logits = model(input_ids=ids.to(device), attention_mask=attention.to(device)).logits
     finally:
-        model.config.pad_token_id = before
+        model.config.pad_token_id = previous_pad_token_id
     return logits.squeeze(-1).float().cpu()
 
 

@@ -77,9 +77,11 @@ class Rows:
         index = torch.as_tensor(rows)
         mask = self.mask[index]
         # -1, because the logits at a position predict the next token
-        before = torch.as_tensor(packed.offsets)[:, None] + self.response_index[index] - 1
+        predicting_positions = (
+            torch.as_tensor(packed.offsets)[:, None] + self.response_index[index] - 1
+        )
         tokens = self.responses[index][mask]
-        packed_index = before[mask].to(self.device)
+        packed_index = predicting_positions[mask].to(self.device)
         return Targets(packed_index, tokens.to(self.device), temperature, with_entropy)
 
     def count_work(self, rows: Sequence[int]) -> Work:

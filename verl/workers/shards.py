@@ -89,8 +89,8 @@ def _is_writer(tensor: torch.Tensor) -> bool:
     coordinate = tensor.device_mesh.get_coordinate()
     assert coordinate is not None  # every rank is part of the mesh
     pairs = zip(coordinate, tensor.placements, strict=True)
-    copy = sum(index for index, placement in pairs if placement.is_replicate())
-    return copy == 0 and tensor.to_local().numel() > 0
+    replica_number = sum(index for index, placement in pairs if placement.is_replicate())
+    return replica_number == 0 and tensor.to_local().numel() > 0
 
 
 def read_tensor_metadata(directory: Path) -> dict[str, TensorStorageMetadata]:

@@ -53,14 +53,14 @@ def epoch_mini_batches(
 def optimizer_step(
     engine: TrainEngine,
     rows: Rows,
-    part: Sequence[int],
+    row_indices: Sequence[int],
     section: ActorConfig | CriticConfig,
     loss_share: LossShare,
     names: Sequence[str],
 ) -> StepOutcome:
     """Accumulate the gradient of the mini-batch in micro-batches and take one optimizer step.
 
-    ``part`` are the rows of the mini-batch on this rank.
+    ``row_indices`` are the rows of the mini-batch on this rank.
 
     Returns the metrics ``names``, summed over micro-batches and ranks (zero if never measured), and
     the report of the step.
@@ -70,19 +70,21 @@ def optimizer_step(
         section.ppo_micro_batch_size_per_gpu,
         section.ppo_max_token_len_per_gpu,
     )
-    cuts = cut_rows(engine, [rows.lengths[row] for row in part], limits)
-    passes = common_passes(cuts)
+    micro_batch_rows = cut_rows(engine, [rows.lengths[row] for row in row_indices], limits)
+    passes = common_passes(micro_batch_rows)
     sums = {name: torch.zeros(()) for name in names}
     # The number of passes is equal on every rank, because a pass contains collective calls.
     for number in range(passes):
-        cut = cuts[number] if number < len(cuts) else []
+        cut = micro_batch_rows[number] if number < len(micro_batch_rows) else []
         for turn in range(engine.sequence_ranks):
             measured: dict[str, torch.Tensor] = {}
             if engine.begin_turn(turn):
-                loss, measured = loss_share([part[i] for i in cut])
+                loss, measured = loss_share([row_indices[i] for i in cut])
             else:
                 loss = engine.module.compute_zero_loss()
-            engine.backward(loss, last=(number, turn) == (passes - 1, engine.sequence_ranks - 1))
+            engine.backward(
+                loss, is_last_micro_batch=(number, turn) == (passes - 1, engine.sequence_ranks - 1)
+            )
             for name, value in measured.items():
                 sums[name] = sums[name] + value.float().cpu()
     totals = sum_over_ranks([float(value) for value in sums.values()])

@@ -74,7 +74,7 @@ async def run_policy(
     checked: CheckedEnvironment,
     pool: EnvironmentPool,
     name: str,
-    make: Callable[[PolicyStart], Policy],
+    make_policy: Callable[[PolicyStart], Policy],
     number: int,
 ) -> CheckEpisode:
     """Run policy ``name``, made by ``make``, on task ``number`` and return the episode.
@@ -86,7 +86,7 @@ async def run_policy(
     try:
         # One session per episode: the pool replaces an environment that failed.
         async with pool.open_session() as session:
-            await _run_turns(checked, episode, session, make)
+            await _run_turns(checked, episode, session, make_policy)
     except EnvFailure as failure:
         episode.failure = str(failure)
     return episode
@@ -96,17 +96,17 @@ async def _run_turns(
     checked: CheckedEnvironment,
     episode: CheckEpisode,
     session: PoolSession,
-    make: Callable[[PolicyStart], Policy],
+    make_policy: Callable[[PolicyStart], Policy],
 ) -> None:
     rng = random.Random(derive_seed("check", episode.policy, episode.task["task_id"], episode.seed))
     observation = await session.reset(episode.task, episode.seed)
     episode.transcript.append(_observation_fields(observation))
     package = checked.package.package_for_task(episode.task)
-    policy = make(PolicyStart(checked.settings, episode.task, observation, rng))
+    policy = make_policy(PolicyStart(checked.settings, episode.task, observation, rng))
     for _ in range(checked.max_steps):
         text = policy(observation)
-        known = isinstance(text, TextWithAction)
-        action, well_formed = (text.action, True) if known else package.project(text)
+        bypasses_project = isinstance(text, TextWithAction)
+        action, well_formed = (text.action, True) if bypasses_project else package.project(text)
         episode.actions.append(action)
         episode.well_formed.append(well_formed)
         observation, done = await _step(episode, session, action)

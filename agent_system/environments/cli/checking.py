@@ -188,9 +188,9 @@ async def _run_injections(checked: CheckedEnvironment, pool: EnvironmentPool) ->
     episodes: list[CheckEpisode] = []
     while len(episodes) < len(checked.tasks) or injecting.left > 0:
         number = len(episodes) % len(checked.tasks)
-        left = injecting.left
+        num_unused = injecting.left
         episodes.append(await run_policy(checked, pool, INJECTING, injecting, number))
-        if len(episodes) >= len(checked.tasks) and injecting.left == left:
+        if len(episodes) >= len(checked.tasks) and injecting.left == num_unused:
             break  # the environment failed before the first action
     return episodes
 
@@ -209,8 +209,10 @@ def _is_far_longer(episodes: list[CheckEpisode], policy_episodes: list[CheckEpis
     Success is then no problem: in a small environment, random actions reach the goal if an episode
     is long enough.
     """
-    known = _episodes_of(episodes, ORACLE)
-    return bool(known) and _mean_length(policy_episodes) > WANDERING_RATIO * _mean_length(known)
+    oracle_episodes = _episodes_of(episodes, ORACLE)
+    return bool(oracle_episodes) and _mean_length(policy_episodes) > WANDERING_RATIO * _mean_length(
+        oracle_episodes
+    )
 
 
 def _mean_length(episodes: list[CheckEpisode]) -> float:
@@ -297,10 +299,10 @@ def find_reward_problems(episodes: list[CheckEpisode], all_tasks: bool = False) 
                 f"{len(policy_episodes)} tasks: a policy that ignores the observations is "
                 "rewarded; fix: harder tasks, or fewer steps"
             )
-    best, nothing = _mean_return(episodes, ORACLE), _mean_return(episodes, "empty")
-    if best is not None and nothing is not None and nothing >= best:
+    oracle_return, empty_return = _mean_return(episodes, ORACLE), _mean_return(episodes, "empty")
+    if oracle_return is not None and empty_return is not None and empty_return >= oracle_return:
         problems.append(
-            f"the mean return of empty is {nothing:g}, that of oracle {best:g}: solving tasks is "
+            f"the mean return of empty is {empty_return:g}, that of oracle {oracle_return:g}: solving tasks is "
             "not rewarded"
         )
     return problems
@@ -322,8 +324,8 @@ def find_transcript_differences(pairs: list[tuple[CheckEpisode, CheckEpisode]]) 
 
 
 def _shorten_action(action: str) -> str:
-    cut = f" ... ({len(action)} characters)" if len(action) > 2 * CONTEXT_CHARS else ""
-    return f"{action[: 2 * CONTEXT_CHARS]!r}{cut}"
+    length_remark = f" ... ({len(action)} characters)" if len(action) > 2 * CONTEXT_CHARS else ""
+    return f"{action[: 2 * CONTEXT_CHARS]!r}{length_remark}"
 
 
 def _describe_difference(episode: CheckEpisode, other: CheckEpisode) -> str:

@@ -59,13 +59,15 @@ def _print_names(unlisted: bool) -> None:
         lines = [f"{name}\t{why}" for name, why in unlisted_names().items()]
         sys.stdout.write("\n".join(lines) + "\n")
         return
-    known, names = names_with_oracle()
-    marks = name_remarks()
-    lines = [f"{name}\t{marks[name]}" if name in marks else name for name in names]
+    oracle_names, names = names_with_oracle()
+    remarks_by_name = name_remarks()
+    lines = [
+        f"{name}\t{remarks_by_name[name]}" if name in remarks_by_name else name for name in names
+    ]
     sys.stdout.write("\n".join(lines) + "\n")
     # The summary goes to stderr, because other programs read the names from stdout.
     sys.stderr.write(
-        f"{len(names)} names; {len(known)} of them have an oracle, which solves tasks for check; "
+        f"{len(names)} names; {len(oracle_names)} of them have an oracle, which solves tasks for check; "
         f"list --unlisted prints {len(unlisted_names())} more names\n"
     )
 
@@ -81,11 +83,16 @@ def print_findings(findings: Findings, console: Console | None = None) -> int:
     for sentence in findings.problems:
         console.print(f"WRONG: {sentence}", markup=False, soft_wrap=True)
     if not findings.problems:
-        best = findings.constant
+        best_constant = findings.constant
         # Cut the action so that the message fits into the line.
-        most = f"; constant {best.action[:12]!r}: {best.successes}/{best.episodes}" if best else ""
+        constant_text = (
+            f"; constant {best_constant.action[:12]!r}: {best_constant.successes}/{best_constant.episodes}"
+            if best_constant
+            else ""
+        )
         console.print(
-            f"nothing is wrong; repeated episodes gave the same transcripts{most}", markup=False
+            f"nothing is wrong; repeated episodes gave the same transcripts{constant_text}",
+            markup=False,
         )
     return 1 if findings.problems else 0
 

@@ -37,25 +37,25 @@ async def try_constants(
     short for all candidates.
     """
     oracle_episodes = [episode for episode in episodes if episode.policy == "oracle"]
-    first = [
+    first_observations = [
         Observation(episode.transcript[0]["text"], info=episode.transcript[0]["info"])
         for episode in episodes
         if episode.transcript
     ]
     oracle_actions = [action for episode in oracle_episodes for action in episode.actions]
-    candidates = candidate_constants(oracle_actions, first)
-    best: ConstantAction | None = None
-    ends = time.monotonic() + SECONDS
+    candidates = candidate_constants(oracle_actions, first_observations)
+    best_constant: ConstantAction | None = None
+    deadline = time.monotonic() + SECONDS
     for number, action in enumerate(candidates):
-        if time.monotonic() > ends:
-            left = len(candidates) - number
-            return best, [
-                f"{left} of {len(candidates)} constants were not tried within {SECONDS:g} s"
+        if time.monotonic() > deadline:
+            num_untried = len(candidates) - number
+            return best_constant, [
+                f"{num_untried} of {len(candidates)} constants were not tried within {SECONDS:g} s"
             ]
         result = await _run_constant(checked, pool, action)
-        if best is None or result.successes > best.successes:
-            best = result
-    return best, []
+        if best_constant is None or result.successes > best_constant.successes:
+            best_constant = result
+    return best_constant, []
 
 
 async def _run_constant(
@@ -93,10 +93,10 @@ def check_action_format(
                 if part.format_action is None
                 else part.format_action(action)
             )
-            read = part.project(text)
-            if read == (action, True):
+            projected = part.project(text)
+            if projected == (action, True):
                 continue
-            sentence = f"project({text!r}) is {read!r}, not {(action, True)!r}"
+            sentence = f"project({text!r}) is {projected!r}, not {(action, True)!r}"
             if part.format_action is not None:
                 return [f"{sentence}: a policy cannot write the action of the oracle"], []
             return [], [

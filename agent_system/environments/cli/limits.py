@@ -20,7 +20,7 @@ def within_limits(operation: str) -> Iterator[None]:
 
     ``operation`` names it in the error. Raises ``OutOfLimits``.
     """
-    before = resource.getrlimit(resource.RLIMIT_AS)
+    old_limits = resource.getrlimit(resource.RLIMIT_AS)
     limit_memory(GIGABYTES)
     try:
         with time_limit(SECONDS, operation):
@@ -33,4 +33,4 @@ def within_limits(operation: str) -> Iterator[None]:
             "fewer or smaller tasks"
         ) from error
     finally:
-        resource.setrlimit(resource.RLIMIT_AS, before)
+        resource.setrlimit(resource.RLIMIT_AS, old_limits)

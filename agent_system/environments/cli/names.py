@@ -78,8 +78,8 @@ def _has_oracle(package: str, variant: str) -> bool:
         loaded = get_package(package)
     except (ImportError, LookupError):
         return False
-    known = loaded.expert is not None or hasattr(loaded.make, "gold_path")
-    return known and variant not in loaded.without_oracle
+    has_solution = loaded.expert is not None or hasattr(loaded.make, "gold_path")
+    return has_solution and variant not in loaded.without_oracle
 
 
 def resolve_name(name: str) -> str:
@@ -90,18 +90,18 @@ def resolve_name(name: str) -> str:
     """
     find_entry(name)
     package, slash, variant = canonical_name(name).partition("/")
-    known = known_variants(package) if slash else ()
+    variants = known_variants(package) if slash else ()
     listed_elsewhere = slash and ":" not in name
     unlisted = _package_texts(package, lambda loaded: loaded.unlisted()) if listed_elsewhere else {}
     if variant in unlisted:
         logger.warning("%s is not listed: %s", f"{package}/{variant}", unlisted[variant])
         return f"{package}/{variant}"
-    if variant in known or not known:
+    if variant in variants or not variants:
         return f"{package}{slash}{variant}"
-    spelled = {one.lower(): one for one in known}
+    spelled = {one.lower(): one for one in variants}
     if variant.lower() in spelled:
         return f"{package}/{spelled[variant.lower()]}"
     hint = did_you_mean(variant.lower(), spelled)
     raise UnknownEnvironment(
-        f"{package} has no variant {variant!r}{hint} Allowed: {', '.join(known)}"
+        f"{package} has no variant {variant!r}{hint} Allowed: {', '.join(variants)}"
     )

@@ -113,8 +113,10 @@ def write_action(action: str) -> TextWithAction:
 class OraclePolicy:
     """Policy that follows the expert of the package, without noise."""
 
-    def __init__(self, expert: Expert[Any], begin: PolicyStart) -> None:
-        start = EpisodeStart(begin.settings, begin.task, begin.first, begin.rng)
+    def __init__(self, expert: Expert[Any], policy_start: PolicyStart) -> None:
+        start = EpisodeStart(
+            policy_start.settings, policy_start.task, policy_start.first, policy_start.rng
+        )
         self._expert = expert.start(start)
         self._last_action: str | None = None
 
@@ -167,9 +169,9 @@ class RandomPolicy:
 class RepeatingPolicy:
     """Policy that repeats one action: the first admissible one, or the first line of text."""
 
-    def __init__(self, first: Observation) -> None:
-        lines = first.text.strip().splitlines()
-        self._text = write_action((_admissible_actions(first) or lines or [""])[0])
+    def __init__(self, first_observation: Observation) -> None:
+        lines = first_observation.text.strip().splitlines()
+        self._text = write_action((_admissible_actions(first_observation) or lines or [""])[0])
 
     def __call__(self, observation: Observation) -> str:
         """Return the same text in every turn."""
@@ -186,14 +188,16 @@ class InjectionSequence:
     """
 
     def __init__(self, package: EnvPackage[Any]) -> None:
-        forms = [form for text in INJECTIONS for form in (text, _format_injection(package, text))]
-        random.Random(0).shuffle(forms)
-        self.left = len(forms)
-        self._texts = itertools.cycle(forms)
+        model_texts = [
+            form for text in INJECTIONS for form in (text, _format_injection(package, text))
+        ]
+        random.Random(0).shuffle(model_texts)
+        self.left = len(model_texts)
+        self._texts = itertools.cycle(model_texts)
 
-    def __call__(self, begin: PolicyStart) -> Policy:
+    def __call__(self, policy_start: PolicyStart) -> Policy:
         """Return the policy of one episode."""
-        del begin
+        del policy_start
         return self._next_injection
 
     def _next_injection(self, observation: Observation) -> str:
@@ -209,8 +213,8 @@ def _format_injection(package: EnvPackage[Any], action: str) -> str:
     """
     if package.format_action is not None:
         return package.format_action(action)
-    known = package.project(write_action("x")) == ("x", True)
-    return str(write_action(action)) if known else write_action(action)
+    has_default_format = package.project(write_action("x")) == ("x", True)
+    return str(write_action(action)) if has_default_format else write_action(action)
 
 
 def candidate_constants(actions: Sequence[str], observations: Sequence[Observation]) -> list[str]:

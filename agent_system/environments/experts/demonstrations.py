@@ -159,18 +159,20 @@ def write_demonstrations(
     if path.exists():
         logger.info("demonstrations: re-using %s", path)
         return path
-    plan = plan_demonstrations(get_package(env_name), expert, settings, options)
-    lines = _run_plan(env_name, settings, plan, num_workers)[:num_episodes]
-    kept = [line for line in lines if line is not None]
-    if not kept:
+    demonstration_tasks = plan_demonstrations(get_package(env_name), expert, settings, options)
+    lines = _run_plan(env_name, settings, demonstration_tasks, num_workers)[:num_episodes]
+    kept_lines = [line for line in lines if line is not None]
+    if not kept_lines:
         raise ValueError(
             f"demonstrations: none of {num_episodes} episodes was successful within "
             f"{_max_steps(settings)} turns; fix: raise env.max_steps, or lower data.noise"
         )
     with atomic_write(path) as file:
-        file.writelines(line + "\n" for line in kept)
+        file.writelines(line + "\n" for line in kept_lines)
     outcome = "finished" if expert.keeps_unsuccessful else "successful"
-    logger.info("demonstrations: %d of %d episodes %s: %s", len(kept), num_episodes, outcome, path)
+    logger.info(
+        "demonstrations: %d of %d episodes %s: %s", len(kept_lines), num_episodes, outcome, path
+    )
     return path
 
 
@@ -263,22 +265,28 @@ def _max_steps(settings: EnvSettings) -> int:
 
 
 def _run_plan(
-    env_name: str, settings: EnvSettings, plan: list[DemonstrationTask], num_workers: int
+    env_name: str,
+    settings: EnvSettings,
+    demonstration_tasks: list[DemonstrationTask],
+    num_workers: int,
 ) -> list[str | None]:
     """Return one line per episode in the order of ``plan``; None for an episode to omit."""
     # Pass the import path: workers do not know names that were registered at run time.
-    target = find_entry(env_name).target
+    import_path = find_entry(env_name).target
     if num_workers == 0:
-        return run_tasks(target, settings, plan)
-    episodes = sum(part.repetitions for part in plan)
+        return run_tasks(import_path, settings, demonstration_tasks)
+    episodes = sum(part.repetitions for part in demonstration_tasks)
     # Make at least one chunk per worker if there are enough tasks.
-    size = max(1, min(CHUNK_TASKS, -(-len(plan) // num_workers)))
-    chunks = [plan[start : start + size] for start in range(0, len(plan), size)]
+    chunk_size = max(1, min(CHUNK_TASKS, -(-len(demonstration_tasks) // num_workers)))
+    chunks = [
+        demonstration_tasks[start : start + chunk_size]
+        for start in range(0, len(demonstration_tasks), chunk_size)
+    ]
     # A fork would copy the threads of torch and Ray.
     context = multiprocessing.get_context("spawn")
     pool = ProcessPoolExecutor(num_workers, mp_context=context, initializer=die_with_parent)
     try:
-        targets = [target] * len(chunks)
+        targets = [import_path] * len(chunks)
         copies = [settings] * len(chunks)
         lines: list[str | None] = []
         with Progress("demonstrations", episodes, "episodes") as progress:
@@ -294,7 +302,7 @@ def _run_plan(
 
 
 def run_tasks(
-    import_path: str, settings: EnvSettings, plan: list[DemonstrationTask]
+    import_path: str, settings: EnvSettings, demonstration_tasks: list[DemonstrationTask]
 ) -> list[str | None]:
     """Return the episodes of ``plan`` as JSON lines, in the worker process.
 
@@ -307,21 +315,38 @@ def run_tasks(
     prompts = package.prompts(settings)
     lines: list[str | None] = []
     try:
-        for part in plan:
-            for repetition in range(part.repetitions):
+        for demonstration_task in demonstration_tasks:
+            for repetition in range(demonstration_task.repetitions):
                 # The seed depends on task and repetition, not on the number of workers.
-                seed = derive_seed(part.seed, repetition)
-                first = await_if_needed(env.reset(part.task, derive_seed(seed, "env") & SEED_MASK))
+                seed = derive_seed(demonstration_task.seed, repetition)
+                first_observation = await_if_needed(
+                    env.reset(demonstration_task.task, derive_seed(seed, "env") & SEED_MASK)
+                )
                 rng = random.Random(seed)
                 policy = expert.start(
-                    EpisodeStart(settings, part.task, first, rng, part.options.noise)
+                    EpisodeStart(
+                        settings,
+                        demonstration_task.task,
+                        first_observation,
+                        rng,
+                        demonstration_task.options.noise,
+                    )
                 )
-                draw = LevelSampler(part.options.levels, rng, part.options.needed_level_share)
-                asks_levels = bool(part.options.levels)
+                level_sampler = LevelSampler(
+                    demonstration_task.options.levels,
+                    rng,
+                    demonstration_task.options.needed_level_share,
+                )
+                asks_levels = bool(demonstration_task.options.levels)
                 episode = ExpertEpisode(
-                    env, prompts, part.task, first, asks_levels, part.options.window
+                    env,
+                    prompts,
+                    demonstration_task.task,
+                    first_observation,
+                    asks_levels,
+                    demonstration_task.options.window,
                 )
-                is_success = episode.run(policy, draw, _max_steps(settings))
+                is_success = episode.run(policy, level_sampler, _max_steps(settings))
                 # Add None for an omitted episode: the caller counts episodes.
                 is_kept = is_success or expert.keeps_unsuccessful
                 rows = "\n".join(json.dumps(row) for row in episode.to_rows())

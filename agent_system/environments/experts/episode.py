@@ -69,8 +69,8 @@ class LevelSampler:
             return None
         # With ``needed_share=0`` use no random number: it would change the following ones, and so
         # the content of existing files.
-        prefers = self.needed_share > 0 and self.rng.random() < self.needed_share
-        if prefers and decision.needed_level in self.levels:
+        uses_needed_level = self.needed_share > 0 and self.rng.random() < self.needed_share
+        if uses_needed_level and decision.needed_level in self.levels:
             return decision.needed_level
         return self.rng.choice(self.levels)
 
@@ -88,14 +88,14 @@ class ExpertEpisode:
         env: Env,
         prompts: Prompts,
         task: Task,
-        first: Observation,
+        first_observation: Observation,
         asks_levels: bool,
         window: int | None = None,
     ) -> None:
         self.env = env
         self.prompts = prompts
         self.task = task
-        self.first = first
+        self.first = first_observation
         self.asks_levels = asks_levels
         # Past turns, from which prompts are built if every turn is a row.
         self.memory = None if window is None else WindowMemory(window)
@@ -104,10 +104,10 @@ class ExpertEpisode:
         self.decisions: list[Decision] = []
         system = prompts.system(asks_levels)
         self.messages = [{"role": "system", "content": system}] if system else []
-        self._add_message("user", prompts.first(first, asks_levels))
+        self._add_message("user", prompts.first(first_observation, asks_levels))
 
     def run(
-        self, policy: ExpertPolicy, draw: Callable[[Decision], int | None], max_steps: int
+        self, policy: ExpertPolicy, sample_level: Callable[[Decision], int | None], max_steps: int
     ) -> bool:
         """Run the episode until it is done or has ``max_steps`` turns. Return True for a success.
 
@@ -118,7 +118,7 @@ class ExpertEpisode:
             decision = policy.act()
             # Draw the level after the expert has acted. Both use one random generator, so another
             # order would change the file.
-            level = draw(decision)
+            level = sample_level(decision)
             action = choose_action(level, decision)
             self.levels.append(level)
             self.decisions.append(decision)

@@ -12,8 +12,8 @@ State = TypeVar("State", bound=Hashable)
 
 def find_shortest_path(
     start: State,
-    after: Callable[[State], Iterable[tuple[str, State]]],
-    solved: Callable[[State], bool],
+    next_states: Callable[[State], Iterable[tuple[str, State]]],
+    is_solved: Callable[[State], bool],
     max_states: int = 100_000,
 ) -> list[str] | None:
     """Return the shortest list of moves from ``start`` to a state for which ``solved`` is True.
@@ -25,11 +25,11 @@ def find_shortest_path(
     queue = [start]
     # The loop appends to the list: it is the queue of states to visit.
     for state in queue:
-        if solved(state):
+        if is_solved(state):
             return _path_to(state, previous)
         if len(previous) >= max_states:
             return None
-        for move, next_state in after(state):
+        for move, next_state in next_states(state):
             if next_state not in previous:
                 previous[next_state] = (move, state)
                 queue.append(next_state)
@@ -58,11 +58,11 @@ def add_noise(
     the thought agrees with it. The other parts of the thought do not change.
     """
     # One random number decides both: [0, invalid_share) is invalid, the next interval is useless.
-    draw = rng.random()
-    if draw < noise.invalid_share and impossible:
+    random_number = rng.random()
+    if random_number < noise.invalid_share and impossible:
         action = rng.choice(impossible)
         return replace(decision, action=action, plan=action, is_invalid=True)
-    if noise.invalid_share <= draw < noise.invalid_share + noise.useless_share and useless:
+    if noise.invalid_share <= random_number < noise.invalid_share + noise.useless_share and useless:
         action = rng.choice(useless)
         return replace(decision, action=action, plan=action, is_useless=True)
     return decision

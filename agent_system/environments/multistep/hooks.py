@@ -35,8 +35,8 @@ def accept_both_forms(hook: Callable[..., StepResult]) -> Callable[..., StepResu
     def step(env: HasStates, session_id: str, *positional: Any, **named: Any) -> StepResult:
         state, action = _parse_call(positional, named)
         if takes_state:
-            known = env.active_states[session_id] if state is _MISSING else state
-            return hook(env, session_id, known, action)
+            current_state = env.active_states[session_id] if state is _MISSING else state
+            return hook(env, session_id, current_state, action)
         if state is not _MISSING:
             env.active_states[session_id] = state
         return hook(env, session_id, action)

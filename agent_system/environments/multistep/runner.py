@@ -225,19 +225,19 @@ class EpisodeRunner(TrialRunner):
 
 
 def _call_by_names(
-    function: Callable[..., float], known: Mapping[str, Any], otherwise: object
+    function: Callable[..., float], values_by_name: Mapping[str, Any], default_value: object
 ) -> float:
     """Call ``function`` with the values of ``known`` that its parameters name.
 
     A required parameter that ``known`` lacks gets ``otherwise``.
     """
-    chosen: dict[str, Any] = {}
+    arguments: dict[str, Any] = {}
     for name, parameter in inspect.signature(function).parameters.items():
         required = parameter.default is parameter.empty
         if parameter.kind is parameter.VAR_KEYWORD:
-            chosen |= known
-        elif name in known:
-            chosen[name] = known[name]
+            arguments |= values_by_name
+        elif name in values_by_name:
+            arguments[name] = values_by_name[name]
         elif required and parameter.kind is not parameter.VAR_POSITIONAL:
-            chosen[name] = otherwise
-    return function(**chosen)
+            arguments[name] = default_value
+    return function(**arguments)

@@ -130,10 +130,10 @@ class WorkerProcess(asyncio.Protocol):
         hello_future: asyncio.Future[dict[str, Any]] = loop.create_future()
         self._hello = hello_future
         channel = self._start_process()
-        first = {"target": self.target, "section": self.section, "sys_path": sys.path}
+        start_message = {"target": self.target, "section": self.section, "sys_path": sys.path}
         try:
             self._transport, _ = await loop.create_connection(lambda: self, sock=channel)
-            self._transport.write(wire.encode(first))
+            self._transport.write(wire.encode(start_message))
             hello = await asyncio.wait_for(hello_future, timeout_s)
             if "hello" not in hello:
                 raise WorkerStartError(

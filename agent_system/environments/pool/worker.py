@@ -144,17 +144,17 @@ async def serve_async(channel: socket.socket, host: EnvironmentHost) -> None:
         task.add_done_callback(running.discard)
 
 
-def start_host(first: dict[str, Any]) -> tuple[EnvironmentHost | None, bytes]:
+def start_host(start_message: dict[str, Any]) -> tuple[EnvironmentHost | None, bytes]:
     """Import the package and make the first environment, as the message ``first`` requests.
 
     Return the host of the environments and the line to send to the pool. If this fails, the host is
     None and the line describes the error.
     """
     # Append, so that the paths of this process have precedence.
-    sys.path.extend(entry for entry in first["sys_path"] if entry not in sys.path)
-    register_secrets(first["section"])
+    sys.path.extend(entry for entry in start_message["sys_path"] if entry not in sys.path)
+    register_secrets(start_message["section"])
     try:
-        host = EnvironmentHost(get_package(first["target"]), first["section"])
+        host = EnvironmentHost(get_package(start_message["target"]), start_message["section"])
         return host, wire.encode({"hello": os.getpid(), "asynchronous": host.is_async})
     except ModuleNotFoundError as error:
         return None, wire.encode({"failed": repr(error), "missing": error.name})
@@ -178,8 +178,8 @@ def main(fd: int, parent: int) -> None:
     os.dup2(2, 1)
     channel = socket.socket(fileno=fd)
     lines = channel.makefile("rb")
-    first = lines.readline()
-    host, hello = start_host(wire.decode(first)) if first else (None, b"")
+    first_line = lines.readline()
+    host, hello = start_host(wire.decode(first_line)) if first_line else (None, b"")
     channel.sendall(hello)
     if host is None:
         return

@@ -188,8 +188,8 @@ class GRPOEnvTrainer(GRPOTrainer):
             "skip_special_tokens": False,
             "logprobs": 0,
         }
-        further: Any = self.args.generation_kwargs or {}  # parsed by now
-        return SamplingParams(**(options | further))
+        user_options: Any = self.args.generation_kwargs or {}  # parsed by now
+        return SamplingParams(**(options | user_options))
 
     @contextlib.contextmanager
     def _borrow_model(self) -> Iterator[Any]:
@@ -296,8 +296,8 @@ class GRPOEnvTrainer(GRPOTrainer):
         elif "sampling_per_token_logps" in output:
             # NaN is an unknown log-prob. It would make TRL's metrics NaN.
             output["sampling_per_token_logps"] = output["sampling_per_token_logps"].nan_to_num()
-        whole = full_sequence_batch(output)
-        return output | {name: whole[name] for name in WHOLE_COLUMNS}
+        full_batch = full_sequence_batch(output)
+        return output | {name: full_batch[name] for name in WHOLE_COLUMNS}
 
     def _calculate_rewards(
         self,
@@ -322,19 +322,19 @@ class GRPOEnvTrainer(GRPOTrainer):
 
         The latter is used with ``loss_path="full_sequence"`` and for a batch without TRL's columns.
         """
-        in_parts = "completion_ids" in inputs
-        if self.loss_path == "trl" and in_parts:
+        has_trl_columns = "completion_ids" in inputs
+        if self.loss_path == "trl" and has_trl_columns:
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
-        batch = full_sequence_batch(inputs) if in_parts else inputs
+        batch = full_sequence_batch(inputs) if has_trl_columns else inputs
         ids = batch["prompt_completion_ids"]
         logits = model(input_ids=ids, attention_mask=batch["attention_mask"]).logits
         logps = per_token_logps(logits, ids, self.temperature)
-        windows = self.current_gradient_accumulation_steps if self.model.training else 1
+        num_micro_batches = self.current_gradient_accumulation_steps if self.model.training else 1
         num_tokens = inputs.get("num_items_in_batch")
         if num_tokens is not None:  # of all processes and of the whole generation batch
             steps: Any = self.args.steps_per_generation  # TRL has filled it in
-            share = windows / steps if self.model.training else 1.0
-            num_tokens = num_tokens.clamp(min=1.0) / self.accelerator.num_processes * share
+            batch_share = num_micro_batches / steps if self.model.training else 1.0
+            num_tokens = num_tokens.clamp(min=1.0) / self.accelerator.num_processes * batch_share
         loss = masked_grpo_loss(
             logps,
             batch,
@@ -350,7 +350,11 @@ class GRPOEnvTrainer(GRPOTrainer):
         )
         # ``dapo`` is already divided by the number of tokens of the optimizer step. The others are
         # means, so divide by the number of accumulated micro-batches.
-        return loss if self.loss_type == "dapo" and num_tokens is not None else loss / windows
+        return (
+            loss
+            if self.loss_type == "dapo" and num_tokens is not None
+            else loss / num_micro_batches
+        )
 
 
 def _disable_vllm_correction(args: GRPOConfig) -> None:
@@ -369,10 +373,10 @@ def _uses_rollout_logprobs(args: GRPOConfig, old_logps: str) -> bool:
     This needs ``old_logps="sampling"`` and sampling without truncation or penalty, because the loss
     computes log-probs of the whole distribution.
     """
-    whole = (
+    samples_full_distribution = (
         args.top_p == 1.0 and not args.top_k and not args.min_p and args.repetition_penalty == 1.0
     )
-    return old_logps == "sampling" and whole
+    return old_logps == "sampling" and samples_full_distribution
 
 
 def _default_turn_tokens(env: MultistepEnv, max_completion_length: int) -> int:

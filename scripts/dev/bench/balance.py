@@ -64,11 +64,11 @@ def sample_rows(case: BalanceCase, seed: int = 0) -> RowSizes:
     groups: list[str] = []
     traj_uids: list[str] = []
     chances = draw.uniform(0.1, 0.9, case.num_trajectories)
-    fewest = draw.integers(5, 20, case.num_trajectories)
+    min_turns = draw.integers(5, 20, case.num_trajectories)
     for number in range(case.num_trajectories):
         group = number // GROUP
         is_success = draw.random() < chances[group]
-        needed = int(fewest[group] * draw.uniform(1.0, 2.0))
+        needed = int(min_turns[group] * draw.uniform(1.0, 2.0))
         steps = min(MAX_TURNS, needed) if is_success else MAX_TURNS
         turns = draw.integers(*TURN, steps)
         prompt = int(draw.integers(*PROMPT))
@@ -113,8 +113,8 @@ def measure_efficiency(case: BalanceCase, seed: int = 0) -> tuple[float, float, 
     count = len(rows.sizes)
     # Empty rows make the number of rows divisible by the ranks, as copies of rows do in a run.
     padded = [*rows.sizes, *[0] * (-count % case.ranks)]
-    whole = get_seqlen_balanced_partitions(padded, case.ranks, equal_size=True)
-    before = [[row for row in share if row < count] for share in whole]
+    batch_shares = get_seqlen_balanced_partitions(padded, case.ranks, equal_size=True)
+    before = [[row for row in share if row < count] for share in batch_shares]
     now = split_mini_batches(parts, rows.sizes, case.ranks)
     return (
         compute_efficiency(parts, before, rows.sizes),

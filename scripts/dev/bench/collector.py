@@ -103,8 +103,8 @@ class LockStepCollector(CollectorWorker):
     def __init__(self, *args: Any, slots: int, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._slots = slots
-        self._gate = LockStepClient(self._engine)
-        self._engine = self._gate
+        self._lock_step_client = LockStepClient(self._engine)
+        self._engine = self._lock_step_client
 
     async def collect(
         self, specs: Sequence[RolloutSpec], settings: RolloutSettings
@@ -113,7 +113,7 @@ class LockStepCollector(CollectorWorker):
         collected = CollectedTrajectories([], 0.0, 0.0)
         for start in range(0, len(specs), self._slots):
             batch = specs[start : start + self._slots]
-            self._gate.num_active = len(batch)
+            self._lock_step_client.num_active = len(batch)
             collected.add(await super().collect(batch, settings))
         return collected
 
@@ -127,7 +127,7 @@ class LockStepCollector(CollectorWorker):
             return await TrajectoryGenerator(context, spec).generate_trajectory(self._pool)
         finally:
             # Also after a failure: otherwise the other trajectories wait for this one forever.
-            self._gate.remove_trajectory()
+            self._lock_step_client.remove_trajectory()
 
 
 def list_token_ids(trajectories: Sequence[Trajectory]) -> list[list[list[int]]]:

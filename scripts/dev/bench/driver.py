@@ -277,18 +277,18 @@ def receive_chunks(
             [make_trajectory(n, shape, draw) for n in range(CHUNK_SIZE)], 1.0, 0.0
         )
     )
-    every = CollectedTrajectories([], 0.0, 0.0)
+    received = CollectedTrajectories([], 0.0, 0.0)
     for first in range(0, rows, CHUNK_SIZE):
         with clock.measure_part("receive"):
             chunk = stored_chunk.read()
-            every.add(chunk)
+            received.add(chunk)
         store.sent["receive"] += stored_chunk.size
         for number, trajectory in enumerate(chunk.trajectories, start=first):
             uid = f"train-1-0-{number // GROUP}"
             names = {"index": number, "uid": uid, "traj_uid": f"{uid}/{number % GROUP}"}
             trajectory.spec = replace(trajectory.spec, **names)
-    del every.trajectories[rows:]
-    return every
+    del received.trajectories[rows:]
+    return received
 
 
 def pack_trajectories(rollout: CollectedTrajectories) -> DataProto:

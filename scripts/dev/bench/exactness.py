@@ -138,38 +138,42 @@ def check_tokens(
     separators = find_separators(workload)
     counts: dict[str, int] = dict.fromkeys(COUNTS, 0)
     for number, row in enumerate(rows):
-        kept = _unpad_row(data, number)
+        unpadded_row = _unpad_row(data, number)
         sampled = 0
         last = None
         for turn in row.turns:
             prompt, result = recorder.requests[row.trajectory.spec.index][turn.step]
             start = len(prompt)
             end = start + len(result.token_ids)
-            _check_turn(counts, kept, prompt, result)
+            _check_turn(counts, unpadded_row, prompt, result)
             encoded = encode_text(workload, workload.tokenizer.decode(result.token_ids))
             counts["retokenised"] += encoded != list(result.token_ids)
-            sampled += sum(kept.mask[start:end])
+            sampled += sum(unpadded_row.mask[start:end])
             if last is not None:
                 counts["gaps"] += 1
-                counts["separators lost"] += not _has_separators(kept.ids, last, start, separators)
+                counts["separators lost"] += not _has_separators(
+                    unpadded_row.ids, last, start, separators
+                )
             last = end
         turns = sum(turn.end - turn.start for turn in row.turns)
-        counts["loss elsewhere"] += sum(kept.mask) != sampled or sampled != turns
+        counts["loss elsewhere"] += sum(unpadded_row.mask) != sampled or sampled != turns
     return counts
 
 
 def _check_turn(
-    counts: dict[str, int], kept: _UnpaddedRow, prompt: list[int], result: SamplingResult
+    counts: dict[str, int], unpadded_row: _UnpaddedRow, prompt: list[int], result: SamplingResult
 ) -> None:
     start = len(prompt)
     end = start + len(result.token_ids)
-    same = kept.ids[:start] == prompt and kept.ids[start:end] == list(result.token_ids)
+    same = unpadded_row.ids[:start] == prompt and unpadded_row.ids[start:end] == list(
+        result.token_ids
+    )
     # Round to float32, the dtype of the row.
     logprobs = torch.tensor(result.logprobs).tolist()
     counts["turns"] += 1
     counts["tokens"] += end - start
     counts["other tokens"] += not same
-    counts["other log-probs"] += kept.logprobs[start:end] != logprobs
+    counts["other log-probs"] += unpadded_row.logprobs[start:end] != logprobs
 
 
 def _has_separators(

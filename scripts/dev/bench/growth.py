@@ -84,8 +84,8 @@ def get_process_kind(process: psutil.Process) -> str:
 def compare_tenths(samples: Sequence[Sample]) -> list[dict[str, Any]]:
     """Return a row per kind of process: medians of the second and the last tenth, by measure."""
     # Use only measurements with all kinds of processes: they do not start and end together.
-    whole = max((len(sample) for sample in samples), default=0)
-    samples = [sample for sample in samples if len(sample) == whole]
+    num_kinds = max((len(sample) for sample in samples), default=0)
+    samples = [sample for sample in samples if len(sample) == num_kinds]
     tenth = max(1, len(samples) // 10)
     early, late = samples[tenth : 2 * tenth], samples[-tenth:]
     rows = []

@@ -130,10 +130,12 @@ def _make_row(context: int, args: argparse.Namespace, draw: np.random.Generator)
         step = len(batch_row.spans)
         batch_row.spans.append(Span(first, end, step=step, label=1))
         for level in (2, 3, 4):
-            other = TAGS + int(draw.integers(0, 2 * args.thought + 1)) + CLOSING
-            tokens = draw.integers(10, VOCAB, other).tolist() + batch_row.ids[first:end].tolist()
+            prefix_length = TAGS + int(draw.integers(0, 2 * args.thought + 1)) + CLOSING
+            tokens = (
+                draw.integers(10, VOCAB, prefix_length).tolist() + batch_row.ids[first:end].tolist()
+            )
             batch_row.branches.append(
-                Branch(start, tokens, target_start=other, step=step, label=level)
+                Branch(start, tokens, target_start=prefix_length, step=step, label=level)
             )
         seen = draw_length(args.observation)
         batch_row.mask += [1] * (end - start) + [0] * seen
@@ -180,11 +182,11 @@ def make_naive_batch(data: DataProto) -> DataProto:
     columns = zip(data.non_tensor_batch["spans"], data.non_tensor_batch["branches"], strict=True)
     for row, (row_spans, row_branches) in enumerate(columns):
         tokens = data.batch["input_ids"][row][data.batch["attention_mask"][row].bool()]
-        whole = [(span, tokens[: span.end], span.start) for span in row_spans]
+        row_sequences = [(span, tokens[: span.end], span.start) for span in row_spans]
         for branch in row_branches:
             sequence = torch.cat([tokens[: branch.start], torch.tensor(branch.token_ids)])
-            whole.append((branch, sequence, branch.start + branch.target_start))
-        for scored, sequence, first in whole:
+            row_sequences.append((branch, sequence, branch.start + branch.target_start))
+        for scored, sequence, first in row_sequences:
             rows.append((sequence, [0] * len(sequence)))
             spans.append([Span(first, len(sequence), step=scored.step, label=scored.label)])
     return pack_rows(rows, spans)

@@ -37,25 +37,25 @@ class Workload:
         envs = make_envs(self.cfg)[0]
         self.rollout_specs = make_rollout_specs(envs.gen_batch(1, tasks))
         envs.close()
-        make: Any = RolloutWorker
+        make_worker: Any = RolloutWorker
         if actor:
             init_ray(self.cfg.ray_init)
             import ray  # after init_ray, whose settings it reads
 
             # Requests of all trajectories wait inside the actor, so it needs a high concurrency.
             # It reserves no CPU: on a small machine the reservation would never be granted.
-            make = ray.remote(RolloutWorker).options(max_concurrency=64, num_cpus=0).remote
-        self.engine = make(self.cfg.actor_rollout_ref, self.path, num_threads=1)
+            make_worker = ray.remote(RolloutWorker).options(max_concurrency=64, num_cpus=0).remote
+        self.engine = make_worker(self.cfg.actor_rollout_ref, self.path, num_threads=1)
 
     def make_collector(
-        self, kind: type[CollectorWorker] = CollectorWorker, **options: Any
+        self, collector_class: type[CollectorWorker] = CollectorWorker, **options: Any
     ) -> CollectorWorker:
         """Return a collector with this engine, as a training run makes it.
 
         ``options`` are further arguments of ``kind``.
         """
         template_kwargs = self.cfg.data.apply_chat_template_kwargs
-        return kind(
+        return collector_class(
             self.cfg.env, self.tokenizer, [self.engine], template_kwargs=template_kwargs, **options
         )
 

@@ -147,16 +147,16 @@ def call_before(import_path: str, method: str, action: Callable[[], object]) -> 
     """
     module, name = import_path.split(":")
     owner: Any = getattr(importlib.import_module(module), name)
-    whole = getattr(owner, method)
+    original_method = getattr(owner, method)
     due = _make_trigger(get_role())
 
-    @functools.wraps(whole)
+    @functools.wraps(original_method)
     def call_with_fault(*args: Any, **kwargs: Any) -> Any:
         if due():
             action()
-        return whole(*args, **kwargs)
+        return original_method(*args, **kwargs)
 
-    @functools.wraps(whole)
+    @functools.wraps(original_method)
     async def call_with_fault_async(*args: Any, **kwargs: Any) -> Any:
         return await call_with_fault(*args, **kwargs)
 
@@ -164,11 +164,11 @@ def call_before(import_path: str, method: str, action: Callable[[], object]) -> 
     setattr(
         owner,
         method,
-        call_with_fault_async if inspect.iscoroutinefunction(whole) else call_with_fault,
+        call_with_fault_async if inspect.iscoroutinefunction(original_method) else call_with_fault,
     )
 
 
-def _make_trigger(mine: str) -> Callable[[], bool]:
+def _make_trigger(process_role: str) -> Callable[[], bool]:
     calls = 0
 
     def is_due() -> bool:
@@ -176,7 +176,7 @@ def _make_trigger(mine: str) -> Callable[[], bool]:
         calls += 1
         if CELL.stage == EVALUATION:
             return LAST.exists()
-        return calls >= FROM_CALL.get((mine, CELL.stage), 1)
+        return calls >= FROM_CALL.get((process_role, CELL.stage), 1)
 
     return is_due
 
@@ -197,24 +197,24 @@ def mark_last_evaluation() -> None:
 
 def install_fault() -> None:
     """Patch the methods and clocks of this process for the cell ``CELL``."""
-    works = (
+    target_method = (
         LATE_METHODS.get(CELL.part, STAGE_METHODS[START])
         if CELL.stage == START
         else STAGE_METHODS[CELL.stage]
     )
     if CELL.fault == MEMORY:
-        works = MEMORY_METHODS.get((CELL.part, CELL.stage), works)
-    who, import_path, method = works
-    mine = get_role()
-    if mine == DRIVER:
+        target_method = MEMORY_METHODS.get((CELL.part, CELL.stage), target_method)
+    target_role, import_path, method = target_method
+    process_role = get_role()
+    if process_role == DRIVER:
         watchdog.GRACE_S *= CLOCK_FACTOR
         if CELL.part == DRIVER:
             setattr(watchdog, "DriverGuard", lambda _: DriverGuard(SILENT_S))  # noqa: B010
         clocked = functools.partialmethod(Watchdog.__init__, clock=read_fast_clock)
         setattr(Watchdog, "__init__", clocked)  # noqa: B010
-    if mine == who:
+    if process_role == target_role:
         call_before(import_path, method, exhaust_memory if CELL.fault == MEMORY else wait_for_fault)
-    if mine == DRIVER and CELL.stage == EVALUATION:
+    if process_role == DRIVER and CELL.stage == EVALUATION:
         mark_last_evaluation()
 
 

@@ -172,16 +172,16 @@ def _ended_before(kill: Kill, job: Job, run_dir: Path) -> bool:
     Also record the last step and the seconds to the next step in ``kill``.
     """
     began = time.time()
-    counted = began if kill.early else None
+    countdown_start = began if kill.early else None
     ready = None
     steps: list[float] = []
-    while counted is None or time.time() - counted < kill.after_s:
+    while countdown_start is None or time.time() - countdown_start < kill.after_s:
         if ready is None and READY.search(job.log.read_text(errors="replace")):
             ready = time.time()
         if ready is not None:
             steps = [record["time"] for record in _read_records(run_dir) if record["time"] > ready]
-        if counted is None and ready is not None and len(steps) >= kill.further:
-            counted = time.time()
+        if countdown_start is None and ready is not None and len(steps) >= kill.further:
+            countdown_start = time.time()
         if job.process.poll() is not None or time.time() - began > RUN_S:
             job.finish(0.0)
             return True

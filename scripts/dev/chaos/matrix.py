@@ -167,27 +167,27 @@ def _find_problems(ended: EndedJob) -> Iterator[str]:
         yield f"it did not end within {DEADLINE_S:g} s"
     if ended.remaining_processes:
         yield f"left: {', '.join(ended.remaining_processes)}"
-    whole, torn = _verify_checkpoints(ended.run)
-    if torn:
-        yield f"invalid checkpoints have a final name: {torn}"
+    valid_steps, invalid_steps = _verify_checkpoints(ended.run)
+    if invalid_steps:
+        yield f"invalid checkpoints have a final name: {invalid_steps}"
     if ended.status == 0:
         steps = [record["step"] for record in jsonl.read(ended.run / "metrics.jsonl")]
-        if steps != list(range(1, NUM_STEPS + 1)) or NUM_STEPS not in whole:
-            yield f"exit status 0 after steps {steps} and checkpoints {whole}"
+        if steps != list(range(1, NUM_STEPS + 1)) or NUM_STEPS not in valid_steps:
+            yield f"exit status 0 after steps {steps} and checkpoints {valid_steps}"
         for step in steps:
-            count = len({line["traj_uid"] for line in _read_whole_trajectories(ended.run, step)})
+            count = len({line["traj_uid"] for line in _read_complete_trajectories(ended.run, step)})
             if count != TRAJECTORIES_PER_STEP:
                 yield (
                     f"step {step} was trained on {count} trajectories, not {TRAJECTORIES_PER_STEP}"
                 )
-    elif whole and ended.cell.stage == SAVE and ended.cell.part in WRITERS:
-        yield f"the save with the fault left complete checkpoints: {whole}"
+    elif valid_steps and ended.cell.stage == SAVE and ended.cell.part in WRITERS:
+        yield f"the save with the fault left complete checkpoints: {valid_steps}"
     # A killed driver cannot log an error. Its exit status shows the kill.
     if ended.status and not find_error_line(ended) and ended.status != -signal.SIGKILL:
         yield "no error line names the part"
 
 
-def _read_whole_trajectories(run: Path, step: int) -> Iterator[dict[str, Any]]:
+def _read_complete_trajectories(run: Path, step: int) -> Iterator[dict[str, Any]]:
     lines = jsonl.read(run / "rollouts" / f"{step}.jsonl")
     return (line for line in lines if not line["aborted"] and line["steps"])
 
@@ -197,15 +197,15 @@ def _verify_checkpoints(run: Path) -> tuple[list[int], list[int]]:
 
     A save writes to a temporary name first. Only a complete checkpoint may get its final name.
     """
-    whole, torn = [], []
+    valid_steps, invalid_steps = [], []
     for step, path in CheckpointManager(run / "checkpoints").find_checkpoints().items():
         try:
             verify_checkpoint(path)
         except CheckpointError:
-            torn.append(step)
+            invalid_steps.append(step)
         else:
-            whole.append(step)
-    return whole, torn
+            valid_steps.append(step)
+    return valid_steps, invalid_steps
 
 
 def find_error_line(ended: EndedJob) -> str:

@@ -23,45 +23,45 @@ class Damage:
     """Kind of damage ("torn", "flipped" ...), and the original bytes of the damaged files."""
 
     fault: str
-    before: dict[Path, bytes]
+    original_bytes: dict[Path, bytes]
 
     def restore_files(self) -> None:
         """Write the original bytes back to all files."""
-        for path, data in self.before.items():
+        for path, data in self.original_bytes.items():
             path.write_bytes(data)
 
 
 def truncate_file(file: Path, draw: random.Random) -> Damage:
     """Truncate ``file`` at a random position."""
-    whole = file.read_bytes()
-    file.write_bytes(whole[: draw.randrange(len(whole))])
-    return Damage("torn", {file: whole})
+    original = file.read_bytes()
+    file.write_bytes(original[: draw.randrange(len(original))])
+    return Damage("torn", {file: original})
 
 
 def flip_byte(file: Path, draw: random.Random) -> Damage:
     """Change one random byte of ``file``."""
-    whole = file.read_bytes()
-    changed = bytearray(whole)
-    changed[draw.randrange(len(whole))] ^= draw.randrange(1, 256)
+    original = file.read_bytes()
+    changed = bytearray(original)
+    changed[draw.randrange(len(original))] ^= draw.randrange(1, 256)
     file.write_bytes(changed)
-    return Damage("flipped", {file: whole})
+    return Damage("flipped", {file: original})
 
 
 def delete_file(file: Path, _draw: random.Random) -> Damage:
     """Delete ``file``. The returned damage contains its bytes."""
-    whole = file.read_bytes()
+    original = file.read_bytes()
     file.unlink()
-    return Damage("deleted", {file: whole})
+    return Damage("deleted", {file: original})
 
 
 def swap_files(file: Path, draw: random.Random) -> Damage:
     """Swap the content of ``file`` with that of a different file of its checkpoint."""
     root = next(parent for parent in file.parents if parent.name.startswith("global_step_"))
-    whole = file.read_bytes()
-    other = draw.choice([path for path in list_files(root) if path.read_bytes() != whole])
-    before = {file: whole, other: other.read_bytes()}
+    original = file.read_bytes()
+    other = draw.choice([path for path in list_files(root) if path.read_bytes() != original])
+    before = {file: original, other: other.read_bytes()}
     file.write_bytes(before[other])
-    other.write_bytes(whole)
+    other.write_bytes(original)
     return Damage("swapped", before)
 
 
@@ -119,10 +119,10 @@ def damage_and_load(
     places = ", ".join(str(path.relative_to(manager.root)) for path in done[0].before)
     for damage in done:
         damage.restore_files()
-    wrong = (
+    problem = (
         None if loaded_path == expected else f"{done[0].fault} {places}: step {loaded} was loaded"
     )
-    return done[0].fault, wrong
+    return done[0].fault, problem
 
 
 def run(count: int, seed: int) -> int:

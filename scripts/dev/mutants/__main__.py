@@ -48,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     rows = []
     for target in TARGETS:
         rows += _run_target(target, chosen, results, args)
-    return _write_report(rows, whole=not chosen)
+    return _write_report(rows, has_all_modules=not chosen)
 
 
 def _refuse_unknown(chosen: Sequence[str]) -> None:
@@ -72,11 +72,11 @@ def _run_target(
     if not files:
         return []
     mutants = {_relative_path(path): make_mutants(path, ROOT) for path in files}
-    everything = [mutant for module_mutants in mutants.values() for mutant in module_mutants]
+    all_mutants = [mutant for module_mutants in mutants.values() for mutant in module_mutants]
     tests_hash = outcomes.hash_tests(target)
-    pending = everything if args.fresh else results.select_pending(everything, tests_hash)
+    pending = all_mutants if args.fresh else results.select_pending(all_mutants, tests_hash)
     if pending and not args.report:
-        _log_line(f"{target.name}: {len(pending)} of {len(everything)} mutants to run")
+        _log_line(f"{target.name}: {len(pending)} of {len(all_mutants)} mutants to run")
         _run_mutants(target, pending, _Progress(results, pending, tests_hash), args.workers)
         # Read the results again: child processes wrote most of them.
         results = Results()
@@ -155,11 +155,11 @@ class _Progress:
             _log_line(f"  {self.count} of {len(self._names)}, {seconds / self.count:.2f} s each")
 
 
-def _write_report(rows: Sequence[ModuleRow], *, whole: bool) -> int:
+def _write_report(rows: Sequence[ModuleRow], *, has_all_modules: bool) -> int:
     reasons = outcomes.read_reasons()
     page = outcomes.format_page(rows, reasons)
     unknown = sum(row.unknown for row in rows)
-    if whole and not unknown:
+    if has_all_modules and not unknown:
         outcomes.PAGE.write_text(page)
     else:
         sys.stdout.write(page)

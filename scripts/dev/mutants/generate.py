@@ -166,7 +166,7 @@ def _is_text(node: cst.BaseString) -> bool:
     return isinstance(node, cst.ConcatenatedString)
 
 
-def _text_only(before: cst.CSTNode, after: cst.CSTNode) -> bool:
+def _changes_only_text(before: cst.CSTNode, after: cst.CSTNode) -> bool:
     """Return True if the mutant changes only a text for people or an argument of ``GUARDS``."""
     if isinstance(before, cst.Assign | cst.AnnAssign) and isinstance(before.value, cst.Call):
         return _is_text_call(before.value.func)
@@ -225,7 +225,7 @@ def _all_mutants(source: str, module: str) -> Iterator[Mutant]:
     positions = wrapper.resolve(PositionProvider)
     parents = wrapper.resolve(ParentNodeProvider)
     for mutation in visitor.mutations:
-        if _text_only(mutation.original_node, mutation.mutated_node):
+        if _changes_only_text(mutation.original_node, mutation.mutated_node):
             continue
         if _sign_of_literal(mutation.original_node):
             continue

@@ -43,7 +43,7 @@ def test_every_share_has_its_square_and_what_is_needed_a_frame(tmp_path):
 
 def test_situations_without_a_need_have_no_frame(tmp_path):
     run = measured(tmp_path / "a", {"take": (0.25,) * 4})
-    assert draw_levels.read_situation_shares("x", str(run)).needed == {}
+    assert draw_levels.read_situation_shares("x", str(run)).required_levels == {}
 
 
 def test_a_run_that_measured_no_situations_is_refused(tmp_path):

@@ -133,20 +133,20 @@ def _group_size_problems(cfg: PPOConfig) -> Problems:
         yield build_problem(cfg, key, "an environment's group size is env.rollout.n", "1", fix)
 
 
-def _truncation_problems(cfg: PPOConfig, where: str, trained: bool) -> Problems:
-    """Check that ``top_p`` and ``top_k`` keep at least one token, and all tokens if ``trained``.
+def _truncation_problems(cfg: PPOConfig, where: str, is_trained_on: bool) -> Problems:
+    """Check that ``top_p`` and ``top_k`` keep at least one token, or all for training trajectories.
 
-    ``trained`` is True for the sampling of training trajectories, False for validation.
+    ``is_trained_on`` is True for the sampling of training trajectories, False for validation.
     """
-    whole = {"top_p": 1.0, "top_k": -1}
-    for name, all_tokens in whole.items():
+    all_token_values = {"top_p": 1.0, "top_k": -1}
+    for name, all_tokens in all_token_values.items():
         key = f"{where}.{name}"
         value = value_at_path(cfg, key)
         if value == all_tokens:
             continue
         fix = f"{key}={all_tokens}"
         # Log-probs would differ by up to ln(1/top_p) nats per token, without a correction.
-        if trained:
+        if is_trained_on:
             why = "tokens sampled from a truncated distribution would be scored with the full one"
             fix += f" (val_kwargs.{name} truncates in validation)"
             yield build_problem(cfg, key, why, f"{all_tokens} (all tokens)", fix)

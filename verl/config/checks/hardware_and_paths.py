@@ -25,10 +25,10 @@ def check_devices(cfg: PPOConfig, ctx: CheckContext) -> Problems:
     trainer = cfg.trainer
     ranks = trainer.n_gpus_per_node * trainer.nnodes
     # A cluster that the run joins may have GPUs although this machine has none.
-    joins = cfg.ray_init.address or os.environ.get("RAY_ADDRESS")
+    cluster_address = cfg.ray_init.address or os.environ.get("RAY_ADDRESS")
     if ctx.device == "cuda":
         yield from engine_problems(cfg)
-    elif joins and trainer.device == "auto":
+    elif cluster_address and trainer.device == "auto":
         yield from _parallel_problems(cfg)
     else:
         yield from cpu_problems(cfg)
@@ -53,11 +53,11 @@ def engine_problems(cfg: PPOConfig) -> Problems:
     yield from _transfer_problems(cfg, "cuda")
     key = "actor_rollout_ref.rollout.num_workers"
     devices = sum(engine_gpus_by_node(cfg))
-    each = cfg.actor_rollout_ref.rollout.tensor_model_parallel_size
+    gpus_per_engine = cfg.actor_rollout_ref.rollout.tensor_model_parallel_size
     engines = engine_count(cfg, "cuda")
-    if engines * each > devices:
-        most = devices // each
-        of = f" of {each} devices" if each > 1 else ""
+    if engines * gpus_per_engine > devices:
+        most = devices // gpus_per_engine
+        of = f" of {gpus_per_engine} devices" if gpus_per_engine > 1 else ""
         why = f"{engines} engines{of} on {devices} devices, and a device can hold one engine"
         fix = f"{key}={most}, or more devices" if most else "more devices"
         yield build_problem(cfg, key, why, f"{most} or fewer", fix)
@@ -97,20 +97,20 @@ def _attention_problems(cfg: PPOConfig) -> Problems:
 def _parallel_problems(cfg: PPOConfig) -> Problems:
     yield from _node_problems(cfg)
     key = "actor_rollout_ref.rollout.tensor_model_parallel_size"
-    each = value_at_path(cfg, key)
-    if each == 1:
+    gpus_per_engine = value_at_path(cfg, key)
+    if gpus_per_engine == 1:
         return
     rollout = cfg.actor_rollout_ref.rollout
     devices = engine_gpus_by_node(cfg)[0]
     if rollout.name == "hf":
         fix = f"{key}=1, or actor_rollout_ref.rollout.name=vllm"
         yield build_problem(cfg, key, "the hf engine uses one device", "1", fix)
-    elif devices % each:
+    elif devices % gpus_per_engine:
         why = f"a node has {devices} devices, and all devices of an engine are on one node"
         yield build_problem(cfg, key, why, f"a divisor of {devices}", f"{key}=1")
     elif rollout.name == "vllm" and rollout.weight_transfer == "store":
         where = "actor_rollout_ref.rollout.weight_transfer"
-        why = f"an engine of {each} devices gets its weights by a transport of vLLM"
+        why = f"an engine of {gpus_per_engine} devices gets its weights by a transport of vLLM"
         allowed = ", ".join(["auto", *_gpu_transfers(cfg)])
         yield build_problem(cfg, where, why, allowed, f"{where}=auto, or {key}=1")
 
@@ -150,8 +150,12 @@ def _transfer_problems(cfg: PPOConfig, device: str) -> Problems:
 
 def _gpu_transfers(cfg: PPOConfig) -> list[str]:
     """Return the values of ``weight_transfer`` that vLLM supports on the GPUs of its engines."""
-    each = cfg.actor_rollout_ref.rollout.tensor_model_parallel_size
-    return [vllm_transfer_backend(cfg)] if each > 1 else [vllm_transfer_backend(cfg), "store"]
+    gpus_per_engine = cfg.actor_rollout_ref.rollout.tensor_model_parallel_size
+    return (
+        [vllm_transfer_backend(cfg)]
+        if gpus_per_engine > 1
+        else [vllm_transfer_backend(cfg), "store"]
+    )
 
 
 def check_ray(cfg: PPOConfig, _ctx: CheckContext) -> Problems:

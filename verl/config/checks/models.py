@@ -26,19 +26,19 @@ def is_local(path: str) -> bool:
 
 
 def check_directory(
-    cfg: PPOConfig | SFTConfig, key: str, ctx: CheckContext, made: bool = False
+    cfg: PPOConfig | SFTConfig, key: str, ctx: CheckContext, is_created_by_cold_start: bool = False
 ) -> Problems:
     """Check that the value of ``key`` is a hub name, or a directory with a model.
 
-    ``made`` is True if a cold start creates the model. The directory may be missing then.
+    If ``is_created_by_cold_start``, the directory may be missing.
     """
     path = value_at_path(cfg, key)
     if path is None or not ctx.check_files:
         return
     directory = Path(path)
-    altered = _altered_file(directory)
-    if altered:
-        why = f"{altered} is missing or altered: its SHA-256 is not the one in {CHECKSUMS}"
+    altered_file = _altered_file(directory)
+    if altered_file:
+        why = f"{altered_file} is missing or altered: its SHA-256 is not the one in {CHECKSUMS}"
         fix = "restore the file: install the package again, or `git checkout` it"
         if key == POLICY:
             fix += f"; or train a new policy: {key}=data/models/NEW cold_start.enable=true"
@@ -46,16 +46,20 @@ def check_directory(
     elif directory.is_dir():
         for code, why in _missing_model_file(directory):
             fix = "name the directory that holds the model"
-            fix = "remove it, so that the cold start trains a policy there" if made else fix
+            fix = (
+                "remove it, so that the cold start trains a policy there"
+                if is_created_by_cold_start
+                else fix
+            )
             yield build_problem(cfg, key, why, ALLOWED, fix, code)
-    elif made and not is_local(path):
+    elif is_created_by_cold_start and not is_local(path):
         # A relative path that looks like a hub name: later jobs in this working directory would
         # load the trained policy instead of the model on the hub.
         why = "a cold start would write a small policy under the name of a hub model"
         allowed = "a directory that starts with . or /"
         fix = f"cold_start.enable=false to train the hub's model, or {key}=./{path}"
         yield build_problem(cfg, key, why, allowed, fix)
-    elif is_local(path) and not made:
+    elif is_local(path) and not is_created_by_cold_start:
         fix = fix_for_missing(cfg, key)
         yield build_problem(cfg, key, "no such directory", ALLOWED, fix, "missing_directory")
 

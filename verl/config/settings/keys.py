@@ -87,15 +87,23 @@ def _union_type(arguments: tuple[Any, ...], markers: tuple[Any, ...]) -> ValueTy
     words = " | ".join([*(shape.type_name for shape in shapes), *(["None"] if optional else [])])
     if len(shapes) > 1:  # several types: the bounds of one do not apply to the others
         return ValueType(words, is_optional=optional)
-    one = shapes[0]
-    return ValueType(words, one.choices, one.low, one.high, one.items, optional, one.allows_any_key)
+    single_type = shapes[0]
+    return ValueType(
+        words,
+        single_type.choices,
+        single_type.low,
+        single_type.high,
+        single_type.items,
+        optional,
+        single_type.allows_any_key,
+    )
 
 
-def _list_type(kind: type, arguments: tuple[Any, ...]) -> ValueType:
+def _list_type(container_type: type, arguments: tuple[Any, ...]) -> ValueType:
     item = parse_annotation(arguments[0]) if arguments else ValueType("any value")
-    fixed = kind is tuple and arguments[-1] is not Ellipsis
+    fixed = container_type is tuple and arguments[-1] is not Ellipsis
     words = f"list of {len(arguments)} {item.type_name}" if fixed else f"list[{item.type_name}]"
-    return ValueType(words, item.choices, item.low, item.high, items=kind)
+    return ValueType(words, item.choices, item.low, item.high, items=container_type)
 
 
 def _literal_type_names(choices: tuple[Any, ...]) -> str:

@@ -147,9 +147,9 @@ class _Mistake:
 
     def _suggest_fix(self, key: Key) -> str:
         choices = key.value_type.choices
-        given = self.value if isinstance(self.value, list | tuple) else [self.value]
-        wrong = [str(item) for item in given if choices and item not in choices]
-        guess = nearest_name(wrong[0], map(str, choices)) if wrong else None
+        given_values = self.value if isinstance(self.value, list | tuple) else [self.value]
+        invalid_values = [str(item) for item in given_values if choices and item not in choices]
+        guess = nearest_name(invalid_values[0], map(str, choices)) if invalid_values else None
         if guess:
             return f"did you mean {guess}?"
         return f"{key.path}={_format_value(key.default_value)} is the default"
@@ -186,13 +186,15 @@ def with_tuples(values: Mapping[str, Any], cls: type[Section]) -> dict[str, Any]
 
     YAML and JSON have no tuples.
     """
-    made = dict(values)
+    converted = dict(values)
     for name, value, key in _iterate_known_keys(values, cls):
         if key.section is not None:
-            made[name] = with_tuples(value, key.section) if isinstance(value, Mapping) else value
+            converted[name] = (
+                with_tuples(value, key.section) if isinstance(value, Mapping) else value
+            )
         elif isinstance(value, list) and key.value_type.items is tuple:
-            made[name] = tuple(value)
-    return made
+            converted[name] = tuple(value)
+    return converted
 
 
 def from_text(values: Mapping[str, Any], cls: type[Section]) -> dict[str, Any]:
@@ -202,13 +204,13 @@ def from_text(values: Mapping[str, Any], cls: type[Section]) -> dict[str, Any]:
     For a boolean, ``yes`` becomes True. For a text, 4 becomes ``"4"``. For a number, ``"4"``
     becomes 4. Keys of dictionaries become text.
     """
-    made = dict(values)
+    converted_values = dict(values)
     for name, value, key in _iterate_known_keys(values, cls):
         if key.section is None:
-            made[name] = _convert_value(value, key.value_type)
+            converted_values[name] = _convert_value(value, key.value_type)
         elif isinstance(value, Mapping):
-            made[name] = from_text(value, key.section)
-    return made
+            converted_values[name] = from_text(value, key.section)
+    return converted_values
 
 
 def _iterate_known_keys(

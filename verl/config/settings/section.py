@@ -61,16 +61,16 @@ class Section(BaseModel):
 
     def with_values(self, values: Mapping[str, object]) -> Self:
         """Return a frozen deep copy with ``values`` at these dotted paths."""
-        made = self.model_copy(deep=True)
-        made._set_frozen(False)
+        copied_section = self.model_copy(deep=True)
+        copied_section._set_frozen(False)
         for path, value in values.items():
-            section: Any = made
+            section: Any = copied_section
             *above, name = path.split(".")
             for part in above:
                 section = getattr(section, part)
             setattr(section, name, copy.deepcopy(value))
-        made._set_frozen(True)
-        return made
+        copied_section._set_frozen(True)
+        return copied_section
 
     def __eq__(self, other: object) -> bool:
         """Compare the values; a frozen copy equals its source."""

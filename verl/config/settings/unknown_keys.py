@@ -71,10 +71,10 @@ def unknown_key_problem(path: str, value: object, keys: Mapping[str, Key]) -> Pr
     section = path.rpartition(".")[0]
     while section and not child_names(section, keys):
         section = section.rpartition(".")[0]
-    meant = equivalent_setting(path)
-    guess = None if meant else nearest_key(path, keys)
+    equivalent = equivalent_setting(path)
+    guess = None if equivalent else nearest_key(path, keys)
     hint = f"; did you mean {guess}?" if guess else ""
-    fix = meant or (f"{guess}={value}" if guess else "leave it out")
+    fix = equivalent or (f"{guess}={value}" if guess else "leave it out")
     where = section or "the top level"
     names = ", ".join(child_names(section, keys))
     text = f"{path}={value!r}: unknown key{hint}; allowed in {where}: {names}; fix: {fix}"

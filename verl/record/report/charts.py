@@ -278,8 +278,8 @@ def _draw_line(series: Series, x: Scale, y: Scale) -> list[str]:
             parts.append(f'<circle class="dot {color}" cx="{x(step)}" cy="{y(value)}" r="3.6"/>')
     for step, value, label in zip(series.xs, series.ys, series.labels or (), strict=False):
         at = x(step)
-        before = at > x.start + LABEL_LEFT_FROM * (x.end - x.start)
-        side = f'x="{at - 8}" text-anchor="end"' if before else f'x="{at + 8}"'
+        is_label_left = at > x.start + LABEL_LEFT_FROM * (x.end - x.start)
+        side = f'x="{at - 8}" text-anchor="end"' if is_label_left else f'x="{at + 8}"'
         place = f'{side} y="{y(value) - 6}"'
         parts.append(f'<text class="tick" {place}>{escape(label)}</text>')
     return parts

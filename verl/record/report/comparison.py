@@ -208,12 +208,12 @@ def _value_cell(runs: Sequence[RunData], metric: str, place: int, form: str) -> 
         return ""
     if place == 0 and any(steps[0] != 0 for steps, _ in points):
         return ""
-    chosen = [values[place] for _, values in points]
+    run_values = [values[place] for _, values in points]
     show = FORMATS[form]
-    if len(chosen) == 1:
-        return show(chosen[0])
-    low, high = bootstrap_interval(chosen)
-    return f"{show(fmean(chosen))} ({show(low)} to {show(high)})"
+    if len(run_values) == 1:
+        return show(run_values[0])
+    low, high = bootstrap_interval(run_values)
+    return f"{show(fmean(run_values))} ({show(low)} to {show(high)})"
 
 
 def comparison_path(run_dirs: Sequence[str | Path]) -> Path:

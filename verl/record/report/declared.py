@@ -75,8 +75,10 @@ def draw_scatter(run: RunData, scatter: Scatter) -> Chart:
 def _scatter_point(scatter: Scatter, name: str, values: Mapping[str, float]) -> Series:
     """Return the labelled point of one table line. It has no position if x or y was not logged."""
     line = f"{scatter.table.prefix}/{name}"
-    shown = name.replace("_", " ")
-    point = Series(shown, [], [], dict(scatter.colors).get(name, "accent"), labels=[shown])
+    point_label = name.replace("_", " ")
+    point = Series(
+        point_label, [], [], dict(scatter.colors).get(name, "accent"), labels=[point_label]
+    )
     x = values.get(f"{line}/{scatter.x}")
     y = values.get(f"{line}/{scatter.y}")
     if x is not None and y is not None:

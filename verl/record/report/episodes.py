@@ -132,9 +132,9 @@ def _column_cells(
 ) -> list[tuple[str, bool]]:
     """Return for each entry the formatted number, and True if it is the largest of the column."""
     values = [entry.get(column.key) for entry in entries]
-    known = [value for value in values if value is not None]
+    known_values = [value for value in values if value is not None]
     # If all numbers are equal, none is marked.
-    best = max(known) if column.best and len(set(known)) > 1 else None
+    best = max(known_values) if column.best and len(set(known_values)) > 1 else None
     cells = []
     for value in values:
         text = "" if value is None else column.form.format(value)
@@ -150,8 +150,10 @@ def read_trajectories(path: Path, most: int | None = None) -> list[dict[str, Any
     """
     merged: dict[str, dict[str, Any]] = {}
     for count, line in enumerate(jsonl.read(path, most)):
-        known = merged.setdefault(str(line.get("traj_uid", count)), {**line, "steps": []})
-        known["steps"] = known["steps"] + list(line.get("steps") or [])
+        trajectory_entry = merged.setdefault(
+            str(line.get("traj_uid", count)), {**line, "steps": []}
+        )
+        trajectory_entry["steps"] = trajectory_entry["steps"] + list(line.get("steps") or [])
     for trajectory in merged.values():
         trajectory["steps"].sort(key=lambda step: step.get("step", 0))
     if most is None or path.stat().st_size <= most:

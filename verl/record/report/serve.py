@@ -108,8 +108,8 @@ class RequestHandler(BaseHTTPRequestHandler):
             self.send_answer(HTTPStatus.FORBIDDEN, "text/plain", b"ask for localhost\n")
             return
         key, slash, path = unquote(urlsplit(self.path).path).removeprefix("/").partition("/")
-        known = secrets.compare_digest(key.encode(), self.server.key.encode())
-        content = self.find_content(path) if known and slash else None
+        is_key_valid = secrets.compare_digest(key.encode(), self.server.key.encode())
+        content = self.find_content(path) if is_key_valid and slash else None
         kind, body = content or ("text/plain", b"no such page\n")
         self.send_answer(HTTPStatus.OK if content else HTTPStatus.NOT_FOUND, kind, body)
 

@@ -126,12 +126,12 @@ def pack_file(file: RolloutFile) -> Chunk:
 @functools.lru_cache(maxsize=1024)
 def _pack_cached(file: RolloutFile, views: tuple[StepView, ...], size: int, _time: int) -> Chunk:
     rows = read_trajectories(file.path, LARGEST)
-    known = StepExtras(
+    step_extras = StepExtras(
         views, _read_tokens(file.tokens) if file.tokens else {}, _read_outcomes(file, views)
     )
-    trajectories = [_trajectory_entry(row, known) for row in rows]
+    trajectories = [_trajectory_entry(row, step_extras) for row in rows]
     summary = _summarise_rows(rows, file) | {"whole": size <= LARGEST}
-    returned_to = {name for outcomes in known.outcomes.values() for name, _ in outcomes}
+    returned_to = {name for outcomes in step_extras.outcomes.values() for name, _ in outcomes}
     if returned_to:
         summary["audited"] = [int(entry["name"] in returned_to) for entry in trajectories]
     return Chunk(summary, compress_json({"plays": trajectories}))
@@ -189,23 +189,25 @@ def _summarise_rows(rows: Sequence[dict[str, Any]], file: RolloutFile) -> dict[s
     }
 
 
-def _trajectory_entry(row: Mapping[str, Any], known: StepExtras) -> dict[str, Any]:
+def _trajectory_entry(row: Mapping[str, Any], step_extras: StepExtras) -> dict[str, Any]:
     name = str(row.get("traj_uid"))
     return {
         "name": name,
         "prompt": row.get("prompt", ""),
         "aborted": bool(row.get("aborted")),
-        "steps": [_step_entry(step, (name, step.get("step", 0)), known) for step in row["steps"]],
+        "steps": [
+            _step_entry(step, (name, step.get("step", 0)), step_extras) for step in row["steps"]
+        ],
     }
 
 
 def _step_entry(
-    step: Mapping[str, Any], place: tuple[str, int], known: StepExtras
+    step: Mapping[str, Any], place: tuple[str, int], step_extras: StepExtras
 ) -> dict[str, Any]:
     entry = {key: step[key] for key in KEPT if step.get(key) is not None}
-    of_step = {key: outcomes.get(place, {}) for key, outcomes in known.outcomes.items()}
-    entry |= extra_step_fields(step, known.views, of_step)
-    entry |= _token_overlays(step, known.tokens.get(place, {}))
+    of_step = {key: outcomes.get(place, {}) for key, outcomes in step_extras.outcomes.items()}
+    entry |= extra_step_fields(step, step_extras.views, of_step)
+    entry |= _token_overlays(step, step_extras.tokens.get(place, {}))
     if not step.get("is_action_valid", True):
         entry["invalid"] = True
     if step.get("stop_reason") == "length":
@@ -228,8 +230,8 @@ def _token_overlays(step: Mapping[str, Any], values: Mapping[str, Any]) -> dict[
     # Only sampled tokens have advantages. A damaged token file may not match the rollout file.
     if sum(mask) != len(credit):
         return state | {"tokens": [text for text, _ in pairs], "overlays": {"advantage": credit}}
-    left = iter(credit)
-    overlays = {"advantage": [next(left) if sampled else None for sampled in mask]}
+    remaining_credit = iter(credit)
+    overlays = {"advantage": [next(remaining_credit) if sampled else None for sampled in mask]}
     # Coarser than the file: colours need few digits, and more would double the size of the page.
     if "entropy" in values:
         overlays["entropy"] = [round(value or 0.0, 2) for value in values["entropy"]]

@@ -254,10 +254,12 @@ def _join_by_counts(answers: list[Any], counts: list[int]) -> Any:
         return answers
     if all(answer.keys() for answer in answers):
         pairs = list(zip(answers, counts, strict=True))
-        wrong = [(len(answer), count) for answer, count in pairs if len(answer) != max(1, count)]
-        if wrong:
+        wrong_row_counts = [
+            (len(answer), count) for answer, count in pairs if len(answer) != max(1, count)
+        ]
+        if wrong_row_counts:
             raise ValueError(
-                f"a worker returned {wrong[0][0]} rows for a shard of {wrong[0][1]} rows"
+                f"a worker returned {wrong_row_counts[0][0]} rows for a shard of {wrong_row_counts[0][1]} rows"
             )
         answers = [answer for answer, count in pairs if count] or answers[:1]
     joined = DataProto.concat(answers)

@@ -28,12 +28,12 @@ _CAUSE_GRACE_S = 5.0
 _FURTHER_RESULTS_S = 0.05
 
 
-def ray_get(ref: ray.ObjectRef, timeout_s: float, what: str) -> Any:
+def ray_get(ref: ray.ObjectRef, timeout_s: float, label: str) -> Any:
     """Return the value of one object reference.
 
-    ``what`` names the awaited result in errors, for example "rollout worker 0: ready".
+    ``label`` names the awaited result in errors, for example "rollout worker 0: ready".
     """
-    return gather_results([ref], timeout_s, [what])[0]
+    return gather_results([ref], timeout_s, [label])[0]
 
 
 def gather_results(refs: Sequence[Any], timeout_s: float, labels: Sequence[str]) -> list[Any]:

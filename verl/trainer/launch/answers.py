@@ -149,7 +149,9 @@ def _choose_table_path(path: Path, records: Sequence[Record]) -> Path:
 def _find_free_path(path: Path) -> Path:
     """Return the first of ``path``, ``<stem>.1<suffix>``, ``<stem>.2<suffix>`` ... that is free."""
     names = (path.with_name(f"{path.stem}.{number}{path.suffix}") for number in count(1))
-    return next(one for one in chain([path], names) if not one.exists())
+    return next(
+        candidate_path for candidate_path in chain([path], names) if not candidate_path.exists()
+    )
 
 
 def build_table(records: Sequence[Record]) -> "pyarrow.Table":

@@ -119,9 +119,9 @@ def run_audit(cfg: PPOConfig) -> None:
         if failed:
             logger.warning("%d of %d points failed and are ignored", failed, failed + len(points))
         trainer.journal.log_rollouts(trainer.global_step, data)
-        others = compute_turn_scores(trainer.compute_rewards(data), cfg)
+        turn_scores = compute_turn_scores(trainer.compute_rewards(data), cfg)
         points = [
-            replace(point, step_scores=others[point.traj_uid, point.step]) for point in points
+            replace(point, step_scores=turn_scores[point.traj_uid, point.step]) for point in points
         ]
         result = audit_scores(points)
         # Write the file before the report, which shows it.

@@ -113,15 +113,15 @@ def _find_grader_problems(cfg: PPOConfig, data: DataProto) -> Iterator[str]:
     """
     settings = env_settings(cfg.env)
     package = get_package(cfg.env.env_name)
-    first = package.tasks(settings, "val" if cfg.trainer.val_only else "train")[0]
+    first_task = package.tasks(settings, "val" if cfg.trainer.val_only else "train")[0]
     env = package.make(settings)
-    env.reset(first, 0)
+    env.reset(first_task, 0)
     try:
         _, _, _, info = env.step("a made-up answer")
         data.non_tensor_batch[REWARD_PARTS] = object_array([info.get(REWARD_PARTS, {})] * ROWS)
     except Exception as error:  # may be user-provided code
         key = REWARD if cfg.custom_reward_function.path else f"env.{cfg.env.name}.train_files"
-        why = f"a trial call on row {first['task_id']} failed: {_summarize_error(error)}"
+        why = f"a trial call on row {first_task['task_id']} failed: {_summarize_error(error)}"
         yield build_problem(
             cfg, key, why, "a finite number for every answer", "correct the function"
         )
@@ -175,10 +175,10 @@ def _compute_loss(cfg: PPOConfig, data: DataProto) -> torch.Tensor:
     """Return the policy loss of ``data`` for new log-probs of -0.1."""
     section = cfg.actor_rollout_ref.actor
     index = list(range(ROWS))
-    whole = compute_denominators(data, index, section.loss_agg_mode)
+    denominators = compute_denominators(data, index, section.loss_agg_mode)
     log_probs = torch.full((ROWS * RESPONSE,), -0.1, requires_grad=True)
     scores = TokenScores(log_probs, torch.zeros(ROWS * RESPONSE))
-    loss, _ = PolicyLoss(section)(scores, Rows(data), data, index, whole)
+    loss, _ = PolicyLoss(section)(scores, Rows(data), data, index, denominators)
     loss.backward()
     return loss.detach()
 

@@ -79,14 +79,16 @@ def export_checkpoint(cfg: ExportConfig) -> Path:
 def _require_target(target: Path, cfg: ExportConfig, origin: ModelOrigin) -> None:
     """Raise ``ConfigError`` if ``target`` is in a run directory or has files of other programs."""
     checkpoint = Path(cfg.checkpoint).resolve()
-    keep = [checkpoint, *([Path(origin.path)] if Path(origin.path).exists() else [])]
-    require_replaceable(target, "target", cfg.overwrite, keep)
+    protected_paths = [checkpoint, *([Path(origin.path)] if Path(origin.path).exists() else [])]
+    require_replaceable(target, "target", cfg.overwrite, protected_paths)
     # Protect the run directory above the checkpoint, or only the checkpoint if there is none.
     runs = [parent for parent in checkpoint.parents if (parent / "config.yaml").is_file()]
-    inside = next((above for above in (*runs[:1], checkpoint) if _is_inside(target, above)), None)
-    if inside is not None:
+    protected_parent = next(
+        (above for above in (*runs[:1], checkpoint) if _is_inside(target, above)), None
+    )
+    if protected_parent is not None:
         raise ConfigError(
-            f"target={cfg.target!r}: the directory is inside {inside}, which belongs to the run; "
+            f"target={cfg.target!r}: the directory is inside {protected_parent}, which belongs to the run; "
             "allowed: a directory outside of it; fix: set target=DIR"
         )
 
@@ -115,11 +117,11 @@ def find_policy(checkpoint: Path) -> Path:
 
 def _verify_manifest(checkpoint: Path) -> None:
     # The directory of a role has no manifest; that of its parent lists its files.
-    whole = checkpoint.parent if checkpoint.name == "actor" else checkpoint
+    checkpoint_root = checkpoint.parent if checkpoint.name == "actor" else checkpoint
     try:
-        verify_checkpoint(whole)
+        verify_checkpoint(checkpoint_root)
     except CheckpointError as error:
-        raise ConfigError(f"checkpoint={str(whole)!r}: {error}") from error
+        raise ConfigError(f"checkpoint={str(checkpoint_root)!r}: {error}") from error
 
 
 def find_origin(cfg: ExportConfig) -> ModelOrigin:

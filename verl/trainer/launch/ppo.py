@@ -424,16 +424,16 @@ def start_rollout_workers(plan: RunPlan, pools: ResourcePoolManager) -> list[Any
     workers = []
     for index in range(engines):
         # Distribute engines evenly over the devices, which are in the order of the nodes.
-        first = index * (pool.world_size // per_engine) // engines * per_engine
+        first_device = index * (pool.world_size // per_engine) // engines * per_engine
         # Many trajectories call one engine concurrently; the engine batches their requests.
-        worker = remote.options(max_concurrency=64, **pool.shared_actor_options(first))
+        worker = remote.options(max_concurrency=64, **pool.shared_actor_options(first_device))
         workers.append(
             worker.remote(
                 policy,
                 policy.model.path,
                 seed=rollout.seed + index,
                 num_threads=threads,
-                devices=devices[first : first + per_engine],
+                devices=devices[first_device : first_device + per_engine],
                 env=env,
             )
         )

@@ -149,21 +149,21 @@ def _find_ray_token_problems(cfg: PPOConfig) -> Iterator[str]:
 def find_write_problem(directory: Path) -> str:
     """Return the reason why nothing can be written to ``directory``; "" if it can be."""
     try:
-        above = directory.expanduser().absolute()
-        if any(len(os.fsencode(part)) > MAX_NAME_BYTES for part in above.parts):
+        existing_parent = directory.expanduser().absolute()
+        if any(len(os.fsencode(part)) > MAX_NAME_BYTES for part in existing_parent.parts):
             return f"a name in it has more than {MAX_NAME_BYTES} bytes"
-        while not above.exists():
-            above = above.parent
+        while not existing_parent.exists():
+            existing_parent = existing_parent.parent
     # A name that the file system does not allow, or the home of an unknown user.
     except (OSError, RuntimeError, ValueError) as error:
         return f"{directory} cannot exist: {getattr(error, 'strerror', None) or error}"
     try:
         # Write a temporary directory: permission bits do not show that a file system is read-only.
         # The run directory itself is not created.
-        with tempfile.TemporaryDirectory(dir=above):
+        with tempfile.TemporaryDirectory(dir=existing_parent):
             return ""
     except OSError as error:
-        return f"nothing can be written to {above}: {error.strerror or error}"
+        return f"nothing can be written to {existing_parent}: {error.strerror or error}"
 
 
 def _find_cluster_problems(cfg: PPOConfig) -> Iterator[str]:

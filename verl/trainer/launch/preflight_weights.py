@@ -38,17 +38,17 @@ def find_weight_problems(
 
 
 def find_tie_problems(
-    where: str, override: Mapping[str, object], config: "PreTrainedConfig"
+    override_key: str, override: Mapping[str, object], config: "PreTrainedConfig"
 ) -> Iterator[str]:
     """Yield a problem if ``override`` changes whether ``config`` ties the output head.
 
-    The rollout engine reads only config.json, so it would not use the override. ``where`` is the
-    key of ``override``, for the message.
+    The rollout engine reads only config.json, so it would not use the override. ``override_key`` is
+    the config key of ``override``, for the message.
     """
     tied = bool(getattr(config.get_text_config(), TIE_KEY, False))
     if bool(override.get(TIE_KEY, tied)) != tied:
         yield (
-            f"{where}.{TIE_KEY}={override[TIE_KEY]!r}: the model's config.json has "
+            f"{override_key}.{TIE_KEY}={override[TIE_KEY]!r}: the model's config.json has "
             f"{str(tied).lower()}, with which the weights were saved and which the rollout engine "
             f"reads; allowed: {str(tied).lower()}; fix: remove the key, or save the model again "
             "with another config.json"

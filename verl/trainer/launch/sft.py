@@ -261,13 +261,15 @@ def encode_episode(
     longer than ``max_length`` tokens is truncated after a whole turn. Return None if no whole turn
     fits, or if all weights are 0.
     """
-    first = next((i for i, message in enumerate(messages) if message["role"] == "assistant"), None)
-    if not first:
+    first_reply_index = next(
+        (i for i, message in enumerate(messages) if message["role"] == "assistant"), None
+    )
+    if not first_reply_index:
         raise ValueError("an episode needs a prompt and an assistant message after it")
-    ids = bridge.first_prompt(messages[:first])
+    ids = bridge.first_prompt(messages[:first_reply_index])
     weights = [messages[0].get("weight", env_weight)] * len(ids)
     whole_turns = 0
-    for reply, observation in _pair_turns(messages[first:]):
+    for reply, observation in _pair_turns(messages[first_reply_index:]):
         reply_ids = bridge.encode_turn(reply["content"])
         ids = [*ids, *reply_ids]
         weights = weights + [reply.get("weight", AGENT_WEIGHT)] * len(reply_ids)

@@ -42,16 +42,16 @@ def add_reward_baselines(batch: DataProto, returns: Mapping[str, float]) -> Data
         RuntimeError: no group of ``batch`` is in ``returns``.
     """
     uids = batch.non_tensor_batch["uid"]
-    known = np.array([uid in returns for uid in uids])
-    if not known.any():
+    has_baseline = np.array([uid in returns for uid in uids])
+    if not has_baseline.any():
         raise RuntimeError(
             "the greedy trajectory of every group failed twice, so no row has a baseline; fix the "
             "errors of the environment, or choose an estimator without a greedy baseline"
         )
     metrics = batch.meta_info.setdefault("metrics", {})
     metrics["episode/greedy_reward"] = float(np.mean(list(returns.values())))
-    metrics["rollout/left_out_without_greedy"] = float(len({*uids[~known]}))
-    kept = batch if known.all() else batch[known]
+    metrics["rollout/left_out_without_greedy"] = float(len({*uids[~has_baseline]}))
+    kept = batch if has_baseline.all() else batch[has_baseline]
     kept.batch[BASELINE_COLUMN] = torch.tensor(
         [returns[uid] for uid in kept.non_tensor_batch["uid"]]
     )

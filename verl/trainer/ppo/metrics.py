@@ -155,13 +155,13 @@ def compute_validation_metrics(batch: DataProto) -> dict[str, float]:
     ``val/graded`` the others. Rates and means are over the latter, and are omitted if all failed.
     """
     fields = batch.non_tensor_batch
-    every = find_first_rows(batch)
+    all_first_rows = find_first_rows(batch)
     rows = find_graded_rows(batch)
     result = {
-        "val/tasks": float(len(set(fields["uid"][every].tolist()))),
-        "val/trajectories": float(len(every)),
+        "val/tasks": float(len(set(fields["uid"][all_first_rows].tolist()))),
+        "val/trajectories": float(len(all_first_rows)),
         "val/graded": float(len(rows)),
-        "val/aborted": float(len(every) - len(rows)),
+        "val/aborted": float(len(all_first_rows) - len(rows)),
     }
     if not len(rows):
         return result | compute_contributed_metrics(batch, "val")
@@ -293,8 +293,8 @@ def _reduce_value(name: str, value: float | list[float]) -> float:
     if not isinstance(value, list):
         return float(value)
     words = re.split(r"[/_]", name)
-    kind = next((kind for kind in REDUCTIONS if kind in words), "mean")
-    return float(REDUCTIONS[kind](value))
+    reduction = next((kind for kind in REDUCTIONS if kind in words), "mean")
+    return float(REDUCTIONS[reduction](value))
 
 
 def _average_values(values: list[float]) -> float:

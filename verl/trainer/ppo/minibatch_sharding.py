@@ -22,7 +22,7 @@ from verl.workers.update import epoch_mini_batches
 
 # Columns that a forward pass reads, and columns that name additional tokens to score.
 FORWARD_COLUMNS = ("input_ids", "attention_mask", "responses", "response_mask")
-QUESTION_COLUMNS = (BRANCHES, SPANS)
+SCORE_REQUEST_COLUMNS = (BRANCHES, SPANS)
 # Columns of ``non_tensor_batch`` that an update reads.
 NON_TENSOR_COLUMNS = ("uid", "traj_uid")
 # Token columns that no update reads: input_ids and attention_mask contain the same information, or
@@ -69,8 +69,8 @@ def balance_rows(batch: DataProto, ranks: int) -> None:
     if ranks == 1 or len(batch) < ranks:
         return
     lengths = batch.batch["attention_mask"].sum(-1).tolist()
-    even = len(batch) % ranks == 0
-    parts = get_seqlen_balanced_partitions(lengths, k_partitions=ranks, equal_size=even)
+    is_divisible = len(batch) % ranks == 0
+    parts = get_seqlen_balanced_partitions(lengths, k_partitions=ranks, equal_size=is_divisible)
     batch.reorder(torch.tensor([row for part in parts for row in part]))
 
 
@@ -84,23 +84,23 @@ def shard_minibatches(
     mini-batches.
     """
     tensors = [key for key in batch.tensor_keys() if key not in UNREAD_COLUMNS]
-    sent = select_columns(batch, tensors, NON_TENSOR_COLUMNS)
+    update_columns = select_columns(batch, tensors, NON_TENSOR_COLUMNS)
     if step in config.trainer.profile_steps:
         directory = Path(config.trainer.default_local_dir) / "profile"
         ranks_traced = tuple(config.trainer.profile_ranks)
-        sent.meta_info[PROFILE] = ProfileRequest(str(directory), ranks_traced, step)
+        update_columns.meta_info[PROFILE] = ProfileRequest(str(directory), ranks_traced, step)
     if not config.trainer.balance_batch or ranks == 1:
-        return sent
+        return update_columns
     section = config.critic if role == "critic" else config.actor_rollout_ref.actor
     # Same seed as in the workers: driver and workers must form the same mini-batches.
     seed = (f"update_{role}", config.trainer.seed, step)
-    mini_batches = epoch_mini_batches(sent, section, 0, *seed)
-    sizes = count_row_tokens(sent)
+    mini_batches = epoch_mini_batches(update_columns, section, 0, *seed)
+    sizes = count_row_tokens(update_columns)
     if role == "actor":
-        computed = set(rows_trained_on(config.actor_rollout_ref.actor, sent))
+        trained_rows = set(rows_trained_on(config.actor_rollout_ref.actor, update_columns))
         # The update skips a row without trained tokens, so the row counts as 0 tokens.
-        sizes = [size if row in computed else 0 for row, size in enumerate(sizes)]
-    return reorder_by_rank(sent, split_mini_batches(mini_batches, sizes, ranks))
+        sizes = [size if row in trained_rows else 0 for row, size in enumerate(sizes)]
+    return reorder_by_rank(update_columns, split_mini_batches(mini_batches, sizes, ranks))
 
 
 def reorder_by_rank(data: DataProto, rows_per_rank: Sequence[Sequence[int]]) -> DataProto:

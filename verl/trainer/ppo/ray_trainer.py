@@ -273,24 +273,24 @@ class RayPPOTrainer(Generic[TasksT]):
         the score requests. The collector converts the latter into columns of the method.
         """
         batch.meta_info["temperature"] = self.config.actor_rollout_ref.rollout.temperature
-        has_questions = BRANCHES in batch.non_tensor_batch
-        bypass = self.config.algorithm.rollout_correction.bypass_mode
+        has_score_requests = BRANCHES in batch.non_tensor_batch
+        uses_rollout_log_probs = self.config.algorithm.rollout_correction.bypass_mode
         # The forward pass assigns rows to ranks itself. The row order determines its micro-batches
         # and the rounding of the log-probs. So rows with score requests are reordered after it.
-        if not has_questions:
+        if not has_score_requests:
             self._balance_batch(batch)
-        if has_questions or not bypass:
-            with self.clock.measure_part("scoring" if has_questions else "old_log_prob"):
+        if has_score_requests or not uses_rollout_log_probs:
+            with self.clock.measure_part("scoring" if has_score_requests else "old_log_prob"):
                 batch = batch.union(self.workers.compute_log_prob(batch))
-                if has_questions:
+                if has_score_requests:
                     batch = self.collector.read_answers(batch)
             self.metrics |= batch.meta_info.pop("metrics", {})
-        if has_questions:
+        if has_score_requests:
             self._balance_batch(batch)
         if "entropys" in batch.tensor_keys():
             entropy = masked_mean(batch.batch["entropys"], batch.batch["response_mask"])
             self.metrics["actor/entropy"] = entropy.item()
-        if bypass:
+        if uses_rollout_log_probs:
             batch.batch["old_log_probs"] = batch.batch["rollout_log_probs"].clone()
         else:
             self.metrics |= M.compute_probability_drift(batch) | correct_rollout(batch, self.config)

@@ -20,7 +20,7 @@ from verl.trainer.ppo.interfaces import (
 )
 from verl.trainer.ppo.minibatch_sharding import (
     FORWARD_COLUMNS,
-    QUESTION_COLUMNS,
+    SCORE_REQUEST_COLUMNS,
     score_on_ranks,
     select_columns,
 )
@@ -147,8 +147,8 @@ class TrainingWorkers:
         Raises:
             TypeError: the worker class of a role lacks a method that the trainer calls.
         """
-        shared = pools.share_pool(Role.Actor, Role.Rollout)
-        engines_first = shared and pools.use_gpu
+        engines_share_devices = pools.share_pool(Role.Actor, Role.Rollout)
+        engines_first = engines_share_devices and pools.use_gpu
         if engines_first:
             # An engine measures the free memory of its device, which must not change meanwhile.
             call_engines(rollout_workers, "wait_until_ready")
@@ -183,7 +183,7 @@ class TrainingWorkers:
             balanced,
             reward_model,
             weight_transfer,
-            engines_sleep=shared,
+            engines_sleep=engines_share_devices,
         )
         workers._asleep = engines_first
         return workers
@@ -202,7 +202,7 @@ class TrainingWorkers:
         """Return old log-probs and entropies of rows, and the results of their score requests."""
         return self._call_on_ranks(
             self.actor_group.compute_log_prob,
-            select_columns(data, FORWARD_COLUMNS, QUESTION_COLUMNS),
+            select_columns(data, FORWARD_COLUMNS, SCORE_REQUEST_COLUMNS),
         )
 
     def compute_ref_log_prob(self, data: DataProto) -> DataProto:

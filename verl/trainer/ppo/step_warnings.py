@@ -72,13 +72,15 @@ class StepWarnings:
 
     def _find_messages(self, metrics: Mapping[str, float]) -> dict[str, str]:
         messages = {}
-        cut = metrics.get(TRUNCATED_TURNS, 0.0)
-        if cut >= NEARLY_ALL:
-            message = f"{cut:.0%} of the trajectories ended with a truncated turn: raise"
+        truncated_fraction = metrics.get(TRUNCATED_TURNS, 0.0)
+        if truncated_fraction >= NEARLY_ALL:
+            message = (
+                f"{truncated_fraction:.0%} of the trajectories ended with a truncated turn: raise"
+            )
             messages["turns were truncated"] = f"{message} {self._format_turn_limit()}"
-        full = metrics.get(FULL_ROWS, 0.0)
-        if full >= NEARLY_ALL:
-            message = f"{full:.0%} of the trajectories ended because their row was full: raise"
+        full_row_fraction = metrics.get(FULL_ROWS, 0.0)
+        if full_row_fraction >= NEARLY_ALL:
+            message = f"{full_row_fraction:.0%} of the trajectories ended because their row was full: raise"
             messages["rows were full"] = f"{message} {self._format_row_limit()}"
         if metrics.get(WITHOUT_ADVANTAGE) == 1.0:
             messages["no row had an advantage"] = self._explain_no_advantage(metrics)

@@ -123,13 +123,15 @@ def compute_paired_difference(
             f"{len(outcome.tasks)} and {len(other.tasks)} tasks, of which "
             f"{len({*outcome.tasks} & {*other.tasks})} are common"
         )
-    both = outcome.is_graded & other.is_graded
-    metrics: dict[str, float] = {} if both.all() else {"tasks": float(both.sum())}
-    if both.any():
-        success = (outcome.success - other.success)[both]
+    graded_in_both = outcome.is_graded & other.is_graded
+    metrics: dict[str, float] = (
+        {} if graded_in_both.all() else {"tasks": float(graded_in_both.sum())}
+    )
+    if graded_in_both.any():
+        success = (outcome.success - other.success)[graded_in_both]
         metrics |= _add_bounds("success_difference", success.mean(), bootstrap_interval(success))
-    if outcome.turn_tokens[both].sum() and other.turn_tokens[both].sum():
-        metrics |= _compute_token_differences(outcome, other, both)
+    if outcome.turn_tokens[graded_in_both].sum() and other.turn_tokens[graded_in_both].sum():
+        metrics |= _compute_token_differences(outcome, other, graded_in_both)
     return {f"{prefix}/{name}": value for name, value in metrics.items()}
 
 

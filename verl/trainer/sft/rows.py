@@ -84,15 +84,15 @@ def _parse_record(row: DataRow, column: str) -> Record:
     return record
 
 
-def _read_numbers(row: DataRow, column: str, what: str, kind: type) -> list[Any]:
+def _read_numbers(row: DataRow, column: str, allowed_values: str, number_type: type) -> list[Any]:
     """Return the list of numbers in ``column``. They must be finite and not negative."""
     value = row.read_cell(column)
     numbers: list[Any] = value if isinstance(value, list) else [None]
     for item in numbers:
-        is_number = isinstance(item, (int, kind)) and not isinstance(item, bool)
+        is_number = isinstance(item, (int, number_type)) and not isinstance(item, bool)
         if not is_number or item < 0 or not math.isfinite(item):
             why = f"contains {str(value if item is None else item)[:80]!r}"
-            raise row.make_error(column, why, f"{what}, 0 or more", "remove the row")
+            raise row.make_error(column, why, f"{allowed_values}, 0 or more", "remove the row")
     return numbers
 
 

@@ -139,8 +139,8 @@ class SFTTrainer:
                 loss = self._sum_losses(part or rows[:1], sums if part else LossSums())
                 # Divide by the weight of the whole batch, so that gradients do not depend on the
                 # micro-batches.
-                share = loss / weight if part else loss * 0.0
-                self.engine.backward(share, last=number == len(parts))
+                loss_share = loss / weight if part else loss * 0.0
+                self.engine.backward(loss_share, is_last_micro_batch=number == len(parts))
             report = self.engine.step()
             self.engine.check_finite_weights()
         return sums.compute_means("train") | {
@@ -159,11 +159,11 @@ class SFTTrainer:
         rank_rows = [
             rows[i] for i in assign_rows([len(row) for row in rows], world_size())[get_rank()]
         ]
-        cuts = micro_batches([len(row) for row in rank_rows], max_tokens=max_tokens)
+        micro_batch_rows = micro_batches([len(row) for row in rank_rows], max_tokens=max_tokens)
         # A forward pass through a sharded model is a collective operation, so all ranks need the
         # same number of micro-batches.
-        empty = [[] for _ in range(common_passes(cuts) - len(cuts))]
-        return [[rank_rows[i] for i in cut] for cut in cuts] + empty
+        empty = [[] for _ in range(common_passes(micro_batch_rows) - len(micro_batch_rows))]
+        return [[rank_rows[i] for i in cut] for cut in micro_batch_rows] + empty
 
     def _sum_losses(self, rows: Sequence[SFTRow], sums: "LossSums") -> torch.Tensor:
         """Return the sum over tokens of ``weight * -log p``; add losses and weights to ``sums``."""
@@ -171,20 +171,22 @@ class SFTTrainer:
         packed = pack_with_branches([torch.tensor(row.input_ids) for row in rows], device=device)
         weights = torch.cat([torch.tensor((0.0, *row.loss_weights[1:])) for row in rows]).to(device)
         # Score only tokens with a weight: most of a row can be observations of weight 0.
-        where = weights.nonzero().squeeze(-1)
+        weighted_positions = weights.nonzero().squeeze(-1)
         # The logits at position i - 1 predict token i.
-        targets = Targets(where - 1, packed.input_ids[where], with_entropy=False)
+        targets = Targets(
+            weighted_positions - 1, packed.input_ids[weighted_positions], with_entropy=False
+        )
         scores = self.engine.module(
             packed.input_ids, packed.position_ids, packed.layout, [targets]
         )[0]
-        weights = weights[where]
+        weights = weights[weighted_positions]
         loss = -scores.log_probs
-        agent = weights >= AGENT_WEIGHT
+        is_agent_token = weights >= AGENT_WEIGHT
         parts = {
             "loss": (weights * loss).sum(),
             "weight": weights.sum(),
-            "agent_loss": loss[agent].sum(),
-            "agent_tokens": agent.sum(),
+            "agent_loss": loss[is_agent_token].sum(),
+            "agent_tokens": is_agent_token.sum(),
         }
         sums.add({name: float(value.detach()) for name, value in parts.items()})
         return parts["loss"]
@@ -225,10 +227,10 @@ class LossSums:
 
         The latter is omitted if there are no agent tokens.
         """
-        whole = dict(zip(self._sums, sum_over_ranks(list(self._sums.values())), strict=True))
-        means = {f"{prefix}/loss": whole["loss"] / whole["weight"]}
-        if whole["agent_tokens"]:
-            means[f"{prefix}/agent_loss"] = whole["agent_loss"] / whole["agent_tokens"]
+        global_sums = dict(zip(self._sums, sum_over_ranks(list(self._sums.values())), strict=True))
+        means = {f"{prefix}/loss": global_sums["loss"] / global_sums["weight"]}
+        if global_sums["agent_tokens"]:
+            means[f"{prefix}/agent_loss"] = global_sums["agent_loss"] / global_sums["agent_tokens"]
         return means
 
 
@@ -239,11 +241,11 @@ def assign_rows(lengths: Sequence[int], ranks: int) -> list[list[int]]:
     """
     if ranks == 1:
         return [list(range(len(lengths)))]
-    shares: list[list[int]] = [[] for _ in range(ranks)]
+    rank_rows: list[list[int]] = [[] for _ in range(ranks)]
     loads = [0] * ranks
     # Longest rows first, each to the rank with the fewest tokens.
     for row in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
-        least = loads.index(min(loads))
-        shares[least].append(row)
-        loads[least] += lengths[row]
-    return shares
+        least_loaded_rank = loads.index(min(loads))
+        rank_rows[least_loaded_rank].append(row)
+        loads[least_loaded_rank] += lengths[row]
+    return rank_rows

@@ -196,17 +196,17 @@ class StopRules:
                 strings.append(text)
         return StopPlan(frozenset(singles), tuple(strings))
 
-    def completes_string(self, plan: StopPlan, token_ids: list[int]) -> bool:
-        """Return True if the last of ``token_ids`` completes a stop string of ``plan``."""
-        if not plan.strings:
+    def completes_string(self, stop_plan: StopPlan, token_ids: list[int]) -> bool:
+        """Return True if the last of ``token_ids`` completes a stop string of ``stop_plan``."""
+        if not stop_plan.strings:
             return False
         # A token has at least one byte, so this many tokens contain the longest string. One more is
         # needed because decoding may drop a space at the start.
-        longest = max(len(text.encode("utf-8")) for text in plan.strings) + 1
+        longest = max(len(text.encode("utf-8")) for text in stop_plan.strings) + 1
         tail = self._tokenizer.decode(
             token_ids[-longest:], skip_special_tokens=False, clean_up_tokenization_spaces=False
         )
-        return any(text in tail for text in plan.strings)
+        return any(text in tail for text in stop_plan.strings)
 
 
 def end_token_ids(model_path: str | Path, tokenizer: StopTokenizer) -> frozenset[int]:

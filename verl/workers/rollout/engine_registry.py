@@ -78,8 +78,8 @@ def create_engine(
     Raises ``ValueError`` for an unknown name, and ``ImportError`` with the extra to install if the
     engine is not installed.
     """
-    make = import_engine_class(name)
-    return make(
+    engine_class = import_engine_class(name)
+    return engine_class(
         config, model_path, seed=seed, num_threads=num_threads, trust_remote_code=trust_remote_code
     )
 

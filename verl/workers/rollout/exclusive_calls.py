@@ -122,8 +122,8 @@ def load_and_verify_weights(
     # Imported here because it loads torch. The engine must set environment variables before that.
     from verl.workers.rollout.weight_receipt import WeightReceipt
 
-    read = engine.held_weights if hasattr(engine, "held_weights") else dict
-    receipt = WeightReceipt(read())
+    read_held_weights = engine.held_weights if hasattr(engine, "held_weights") else dict
+    receipt = WeightReceipt(read_held_weights())
     engine.update_weights(receipt.record_weights(weights), version)
-    receipt.verify_held(read())
+    receipt.verify_held(read_held_weights())
     return receipt.received

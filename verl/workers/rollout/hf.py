@@ -149,8 +149,8 @@ class HFEngine:
     def add(self, request: SamplingRequest) -> None:
         """Queue a request. Raises ``ValueError`` for a request that can never be served."""
         check_request(request, self._max_model_len, self._vocab_size)
-        plan = self._rules.get_plan(tuple(request.stop))
-        self._waiting.append(_Row(request, plan, self._seeds.seed_of(request)))
+        stop_plan = self._rules.get_plan(tuple(request.stop))
+        self._waiting.append(_Row(request, stop_plan, self._seeds.seed_of(request)))
 
     def has_work(self) -> bool:
         """Return True if any request is unfinished."""
@@ -184,9 +184,15 @@ class HFEngine:
 
     def abort(self, request_ids: Iterable[str]) -> None:
         """Discard waiting and running requests without results."""
-        gone = set(request_ids)
-        self._waiting = deque(row for row in self._waiting if row.request.request_id not in gone)
-        keep = [index for index, row in enumerate(self._rows) if row.request.request_id not in gone]
+        aborted_ids = set(request_ids)
+        self._waiting = deque(
+            row for row in self._waiting if row.request.request_id not in aborted_ids
+        )
+        keep = [
+            index
+            for index, row in enumerate(self._rows)
+            if row.request.request_id not in aborted_ids
+        ]
         if len(keep) < len(self._rows):
             self._keep_rows(keep)
 
@@ -315,21 +321,21 @@ class HFEngine:
             layer.keys = _stack_padded(layer.keys, old_pad, other.keys, new_pad)
             layer.values = _stack_padded(layer.values, old_pad, other.values, new_pad)
 
-    def _keep_rows(self, keep: list[int]) -> None:
-        """Remove all rows except ``keep``, and columns that are padding in all remaining rows."""
-        self._rows = [self._rows[index] for index in keep]
+    def _keep_rows(self, kept_indices: list[int]) -> None:
+        """Keep only the rows ``kept_indices``, and remove columns that then hold only padding."""
+        self._rows = [self._rows[index] for index in kept_indices]
         prefixes = self._prefixes
-        if not keep or prefixes is None:
+        if not kept_indices or prefixes is None:
             self._prefixes = None
             return
         # If the longest row was removed, columns at the start hold only padding.
-        mask = prefixes.mask[keep]
-        cut = int(mask.any(dim=0).int().argmax())  # the first column that holds a token
-        prefixes.mask = mask[:, cut:]
+        mask = prefixes.mask[kept_indices]
+        first_column = int(mask.any(dim=0).int().argmax())  # the first column that holds a token
+        prefixes.mask = mask[:, first_column:]
         for layer in _cache_layers(prefixes.cache):
             assert layer.keys is not None and layer.values is not None  # set by the first forward
-            layer.keys = layer.keys[keep, :, cut:]
-            layer.values = layer.values[keep, :, cut:]
+            layer.keys = layer.keys[kept_indices, :, first_column:]
+            layer.values = layer.values[kept_indices, :, first_column:]
 
     def _sample(self, logits: torch.Tensor) -> None:
         """Sample a token per row from ``logits`` [B, V]; append it and its log-prob to the row."""

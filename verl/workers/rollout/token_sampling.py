@@ -31,12 +31,14 @@ def truncate_logits(
     vocab = logits.shape[-1]
     if top_k is not None:
         keep = torch.where((top_k < 1) | (top_k > vocab), vocab, top_k).long()
-        border = logits.sort(dim=-1, descending=True).values.gather(-1, keep.unsqueeze(-1) - 1)
-        logits = logits.masked_fill(logits < border, float("-inf"))
+        lowest_kept_logit = logits.sort(dim=-1, descending=True).values.gather(
+            -1, keep.unsqueeze(-1) - 1
+        )
+        logits = logits.masked_fill(logits < lowest_kept_logit, float("-inf"))
     if top_p is not None:
         ordered, order = logits.softmax(dim=-1).sort(dim=-1, descending=True)
-        before = ordered.cumsum(dim=-1) - ordered
-        outside = before >= top_p.unsqueeze(-1)
+        cumulative_before = ordered.cumsum(dim=-1) - ordered
+        outside = cumulative_before >= top_p.unsqueeze(-1)
         outside[:, 0] = False  # a top_p of 0 keeps the most likely token
         logits = logits.masked_fill(outside.scatter(-1, order, outside), float("-inf"))
     return logits
@@ -69,13 +71,13 @@ def sample_tokens(
     target = uniform.to(cumulative.device) * cumulative[:, -1]
     token_index = torch.searchsorted(cumulative, target.unsqueeze(-1), right=True)
     token_index = token_index.clamp_(max=logits.shape[-1] - 1)
-    chosen = logprobs.gather(-1, token_index).squeeze(-1)
+    token_logprobs = logprobs.gather(-1, token_index).squeeze(-1)
     tokens = token_index.squeeze(-1)
     if bool(greedy.any()):
         best, best_logprobs = _sample_greedy(logits)
         tokens = torch.where(greedy, best, tokens)
-        chosen = torch.where(greedy, best_logprobs, chosen)
-    return tokens, chosen
+        token_logprobs = torch.where(greedy, best_logprobs, token_logprobs)
+    return tokens, token_logprobs
 
 
 def _sample_greedy(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

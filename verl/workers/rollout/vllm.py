@@ -192,18 +192,18 @@ class VLLMEngine:
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
-        plan = self._rules.get_plan(tuple(request.stop))
+        stop_plan = self._rules.get_plan(tuple(request.stop))
         greedy = request.temperature < GREEDY_BELOW
         return SamplingParams(
             max_tokens=request.max_tokens,
             temperature=0.0 if greedy else request.temperature,
             top_p=1.0 if greedy else request.top_p,
             top_k=-1 if greedy else request.top_k,
-            stop=list(plan.strings),
-            stop_token_ids=sorted(plan.token_ids),
+            stop=list(stop_plan.strings),
+            stop_token_ids=sorted(stop_plan.token_ids),
             include_stop_str_in_output=True,
             ignore_eos=True,  # end tokens are among stop_token_ids
-            detokenize=bool(plan.strings),
+            detokenize=bool(stop_plan.strings),
             skip_special_tokens=False,
             output_kind=RequestOutputKind.FINAL_ONLY,
             # 0: only of the sampled token; on CPU the sampler of ``vllm_cpu`` records it

@@ -81,8 +81,8 @@ class RolloutWorker(ExclusiveCalls):
         self._timeout_s = request_timeout_s
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="engine")
         self._engine_or_none = engine
-        make = partial(start_engine, config, model_path, seed, num_threads, devices)
-        self._started = self._thread.submit(self._start, make)
+        create_engine = partial(start_engine, config, model_path, seed, num_threads, devices)
+        self._started = self._thread.submit(self._start, create_engine)
         self._commands: deque[Callable[[], list[SamplingResult]]] = deque()  # for the engine thread
         # request -> client and deadline, oldest first
         self._running: dict[str, tuple[str, float]] = {}
@@ -266,19 +266,19 @@ class RolloutWorker(ExclusiveCalls):
 
     def _abort_expired(self) -> None:
         now = time.monotonic()
-        late: list[str] = []
+        expired_ids: list[str] = []
         for name, (_, deadline) in self._running.items():
             if deadline > now:  # requests are ordered by deadline
                 break
-            late.append(name)
-        if not late:
+            expired_ids.append(name)
+        if not expired_ids:
             return
         logger.warning(
-            "%d requests took more than %g s and are aborted", len(late), self._timeout_s
+            "%d requests took more than %g s and are aborted", len(expired_ids), self._timeout_s
         )
         why = f"no result after {self._timeout_s:g} s"
-        self._deliver_results([self._aborted_result(name, why) for name in late])
-        self._remove_requests(late)
+        self._deliver_results([self._aborted_result(name, why) for name in expired_ids])
+        self._remove_requests(expired_ids)
 
     def _remove_requests(self, names: list[str]) -> None:
         gone = set(names)

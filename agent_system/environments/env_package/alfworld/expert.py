@@ -110,10 +110,10 @@ class AlfworldExpert:
         """Return the next action. Noise may replace it by a useless or an invalid one."""
         decision = self._choose_action()
         # One random number decides both kinds of noise, so at most one of them is applied.
-        draw = self.rng.random()
-        if draw < self.noise.invalid_share:
+        random_number = self.rng.random()
+        if random_number < self.noise.invalid_share:
             return self._invalid_action(decision)
-        is_useless = draw < self.noise.invalid_share + self.noise.useless_share
+        is_useless = random_number < self.noise.invalid_share + self.noise.useless_share
         return self._useless_action(decision) if is_useless else decision
 
     def observe(self, action: str, observation: Observation) -> None:

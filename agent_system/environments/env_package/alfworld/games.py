@@ -89,7 +89,7 @@ def generate(settings: AlfworldSettings, split: str, index: int) -> dict[str, An
 
 
 def draw_room(
-    plan: FloorPlan, task_type: str, settings: AlfworldSettings, rng: random.Random
+    floor_plan: FloorPlan, task_type: str, settings: AlfworldSettings, rng: random.Random
 ) -> tuple[Room, GameGoal] | None:
     """Draw furniture, a goal that this furniture allows, and objects. Return None if the floor plan
     does not fit.
@@ -101,15 +101,19 @@ def draw_room(
     - The room has the tool or lamp that the task needs.
     """
     tool, property_name = TOOLS.get(task_type, ("", ""))
-    receptacles = draw_receptacles(plan, tool, rng.randint(*settings.receptacles), rng)
-    lamps = [lamp for lamp in layout.LAMPS if lamp in plan.classes] if task_type == "light" else []
+    receptacles = draw_receptacles(floor_plan, tool, rng.randint(*settings.receptacles), rng)
+    lamps = (
+        [lamp for lamp in layout.LAMPS if lamp in floor_plan.classes]
+        if task_type == "light"
+        else []
+    )
     if receptacles is None or (task_type == "light" and not lamps):
         return None
     # Sorted because later draws depend on the order, and the order of a set differs by process.
     present = sorted({receptacle.cls for receptacle in receptacles})
     objects = [
         cls
-        for cls in layout.list_portable_classes(plan)
+        for cls in layout.list_portable_classes(floor_plan)
         if any(layout.can_contain(place, cls) for place in present)
     ]
     goals = []
@@ -133,11 +137,11 @@ def draw_room(
     target, target_class = rng.choice(goals)
     goal = GameGoal(task_type, target, target_class, rng.choice(lamps) if lamps else "")
     things = draw_objects(receptacles, objects, goal, rng.randint(*settings.objects), rng)
-    return Room(plan.number, receptacles, things), goal
+    return Room(floor_plan.number, receptacles, things), goal
 
 
 def draw_receptacles(
-    plan: FloorPlan, tool: str, count: int, rng: random.Random
+    floor_plan: FloorPlan, tool: str, count: int, rng: random.Random
 ) -> tuple[Receptacle, ...] | None:
     """Draw ``count`` receptacles of the floor plan, the tool among them, and return them in the
     plan's order.
@@ -145,7 +149,7 @@ def draw_receptacles(
     There are fewer if the plan has fewer locations. Return None if it lacks the tool. No two of
     them have the same location: going from one to the other would give "Nothing happens.".
     """
-    order = list(plan.receptacles)
+    order = list(floor_plan.receptacles)
     rng.shuffle(order)
     if tool:
         tools = [receptacle for receptacle in order if receptacle.cls == tool]
@@ -157,8 +161,10 @@ def draw_receptacles(
     by_place: dict[str, Receptacle] = {}
     for receptacle in order:
         by_place.setdefault(receptacle.location, receptacle)
-    kept = set(list(by_place.values())[:count])
-    return tuple(receptacle for receptacle in plan.receptacles if receptacle in kept)
+    kept_receptacles = set(list(by_place.values())[:count])
+    return tuple(
+        receptacle for receptacle in floor_plan.receptacles if receptacle in kept_receptacles
+    )
 
 
 def draw_objects(

@@ -151,10 +151,10 @@ def bind_matches(expression: str, context: dict[str, Any]) -> list[dict[str, Any
     entities = context["entity_infos"]
     contexts = []
     for mapping in context["state"].all_assignments(parse_query(expression), context["mapping"]):
-        named = {
+        entity_by_placeholder = {
             placeholder.name: entities[variable.name] for placeholder, variable in mapping.items()
         }
-        variables = {**context["variables"], **named}
+        variables = {**context["variables"], **entity_by_placeholder}
         bound = {**context["mapping"], **mapping}
         contexts.append({**context, "variables": variables, "mapping": bound})
     return contexts

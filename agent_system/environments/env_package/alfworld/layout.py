@@ -141,11 +141,15 @@ def can_contain(receptacle_cls: str, object_cls: str) -> bool:
     return object_cls in load_constants().VAL_RECEPTACLE_OBJECTS.get(receptacle_cls, ())
 
 
-def list_portable_classes(plan: FloorPlan) -> list[str]:
+def list_portable_classes(floor_plan: FloorPlan) -> list[str]:
     """Return the object classes of the scene that the agent can take, sorted."""
     fixed = load_constants().RECEPTACLES - load_constants().MOVABLE_RECEPTACLES_SET
-    held = set().union(*(load_constants().VAL_RECEPTACLE_OBJECTS[r.cls] for r in plan.receptacles))
-    return [cls for cls in plan.classes if cls in held and cls not in fixed and cls not in LAMPS]
+    held = set().union(
+        *(load_constants().VAL_RECEPTACLE_OBJECTS[r.cls] for r in floor_plan.receptacles)
+    )
+    return [
+        cls for cls in floor_plan.classes if cls in held and cls not in fixed and cls not in LAMPS
+    ]
 
 
 def list_words() -> list[str]:
@@ -155,7 +159,7 @@ def list_words() -> list[str]:
     return [f" {name}" for name in names] + [f" {number}" for number in range(1, 31)]
 
 
-def list_receptacle_names(most: int) -> list[str]:
+def list_receptacle_names(max_receptacles: int) -> list[str]:
     """Return all receptacle names (``desk 1``) that are possible in rooms of at most ``most``
     receptacles, each with a leading space.
     """
@@ -166,7 +170,7 @@ def list_receptacle_names(most: int) -> list[str]:
     return [
         f" {name} {number}"
         for name, count in sorted(largest.items())
-        for number in range(1, min(count, most) + 1)
+        for number in range(1, min(count, max_receptacles) + 1)
     ]
 
 

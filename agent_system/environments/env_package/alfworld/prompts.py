@@ -88,10 +88,10 @@ class ObservationLogPrompts(CompactAlfworldPrompts):
         present one.
         """
         del levels  # both variants are equal
-        read = [shorten_text(seen) for seen, _ in history if seen != first.text]
+        earlier_texts = [shorten_text(seen) for seen, _ in history if seen != first.text]
         lines = [shorten_first_text(first.text)]
-        if read:
-            lines.append(f"read: {'; '.join(read)}")
+        if earlier_texts:
+            lines.append(f"read: {'; '.join(earlier_texts)}")
         if observation.text != first.text:
             lines.append(f"now: {shorten_text(observation.text)}")
         return "\n".join(lines)

@@ -96,19 +96,19 @@ def without_thoughts(text: str) -> str:
 
     A thought may be unclosed, or its opening tag may be in the prompt.
     """
-    kept: list[str] = []
+    kept_texts: list[str] = []
     depth = start = 0
     for tag in _THOUGHT_TAG.finditer(text):
         closes = bool(tag[1] or tag[2])
         if closes and depth == 0:
-            kept.clear()  # the opening tag is in the chat template: all text so far is thought
+            kept_texts.clear()  # the opening tag is in the chat template: all text so far is thought
         elif not closes and depth == 0:
-            kept.append(text[start : tag.start()])
+            kept_texts.append(text[start : tag.start()])
         depth = 0 if closes else 1
         start = tag.end()
     if depth == 0:
-        kept.append(text[start:])
-    return "".join(kept)
+        kept_texts.append(text[start:])
+    return "".join(kept_texts)
 
 
 def _extract_from(text: str, layers: int) -> ExtractedAnswer | None:
@@ -226,13 +226,15 @@ def _read_end(text: str) -> ExtractedAnswer | None:
         return None
     line = text.rsplit("\n", 1)[-1].strip()[-MAX_LINE:]
     sentences = [sentence for sentence in _SENTENCE_END.split(line) if sentence.strip()]
-    last = _RETRACTION.sub("", sentences[-1].strip()) if sentences else line
-    readings = [text, line, last]
-    clauses = _TURN.split(last)
+    last_sentence = _RETRACTION.sub("", sentences[-1].strip()) if sentences else line
+    readings = [text, line, last_sentence]
+    clauses = _TURN.split(last_sentence)
     if not _DENIED.search(clauses[-1]) and not re.search(r"\bor\b", clauses[-1]):
-        readings.append(_LEAD.sub("", last))
-        readings += [next(filter(None, match.groups())) for match in [*_MATH.finditer(last)][-1:]]
-        numbers = tuple(_last_number(last))
+        readings.append(_LEAD.sub("", last_sentence))
+        readings += [
+            next(filter(None, match.groups())) for match in [*_MATH.finditer(last_sentence)][-1:]
+        ]
+        numbers = tuple(_last_number(last_sentence))
     else:
         numbers = ()
     return ExtractedAnswer(tuple(dict.fromkeys(readings)), numbers=numbers)

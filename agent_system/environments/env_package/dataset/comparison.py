@@ -56,20 +56,22 @@ def is_right(answer: ExtractedAnswer, truth: str) -> bool:
     """Return True if a reading of ``answer`` equals ``truth``, compared as its kind requires."""
     gold = normalize_answer(truth)
     longest = EXTRA_CHARACTERS + 2 * len(truth)
-    given = [normalize_answer(reading) for reading in answer.readings if len(reading) <= longest]
+    given_texts = [
+        normalize_answer(reading) for reading in answer.readings if len(reading) <= longest
+    ]
     if letter := _LETTER.fullmatch(gold):
         may_be_small = answer.is_marked or len(answer.readings) == 1 or letter[1].islower()
-        return any(_named_option(one, may_be_small) == letter[1].casefold() for one in given)
-    if any(fold_words(one) == fold_words(gold) for one in given):
+        return any(_named_option(one, may_be_small) == letter[1].casefold() for one in given_texts)
+    if any(fold_words(one) == fold_words(gold) for one in given_texts):
         return True
     if fold_words(gold) in _VERDICTS:
-        return any(_read_verdict(one) == fold_words(gold) for one in given)
+        return any(_read_verdict(one) == fold_words(gold) for one in given_texts)
     if _is_written_number(gold):
-        numbers = [*given, *map(normalize_answer, answer.numbers)]
+        numbers = [*given_texts, *map(normalize_answer, answer.numbers)]
         return any(_equals_number(one, gold) for one in numbers)
     if _is_formula(gold):
-        return any(_same_formula(one, gold, MAX_LIST_DEPTH) for one in given)
-    return any(_same_words(one, gold) for one in given)
+        return any(_same_formula(one, gold, MAX_LIST_DEPTH) for one in given_texts)
+    return any(_same_words(one, gold) for one in given_texts)
 
 
 def answer_key(text: str) -> str | None:
@@ -184,12 +186,12 @@ def _same_brackets(one: tuple[str, list[str]], other: tuple[str, list[str]]) -> 
 
 
 def _same_set(ours: list[str], theirs: list[str], layers: int) -> bool:
-    left = list(theirs)
+    unmatched = list(theirs)
     for one in ours:
-        match = next((other for other in left if _same_formula(one, other, layers)), None)
+        match = next((other for other in unmatched if _same_formula(one, other, layers)), None)
         if match is None:
             return False
-        left.remove(match)
+        unmatched.remove(match)
     return True
 
 

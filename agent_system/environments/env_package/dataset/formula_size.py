@@ -44,22 +44,22 @@ def _has_large_factorials(formula: str) -> bool:
 
 
 def _has_large_powers(formula: str) -> bool:
-    bracket_power, total, count = 1, 0, 0
+    bracket_power, exponent_sum, count = 1, 0, 0
     for power in _POWER.finditer(formula):
         exponent = _read_exponent(formula, power.end())
         digits = re.findall(r"\d+", exponent)
         if any(len(number) > MAX_DIGITS for number in digits) or _is_tower(exponent):
             return True
-        size = math.prod(int(number) or 1 for number in digits)
-        count, total = count + 1, total + size
-        if size > MAX_POWER or count > MAX_POWERS:
+        exponent_product = math.prod(int(number) or 1 for number in digits)
+        count, exponent_sum = count + 1, exponent_sum + exponent_product
+        if exponent_product > MAX_POWER or count > MAX_POWERS:
             return True
         if formula[: power.start()].rstrip()[-1:] in (")", "}", "]"):
-            bracket_power *= size
+            bracket_power *= exponent_product
     symbols = {symbol for symbol in _SYMBOL.findall(formula) if symbol not in _LAYOUT}
     expansion = bracket_power * len(symbols) ** 2
     expands_too_much = bracket_power > 1 and symbols and expansion > MAX_EXPANSION
-    return bracket_power > MAX_POWER or total > MAX_EXPONENT_SUM or bool(expands_too_much)
+    return bracket_power > MAX_POWER or exponent_sum > MAX_EXPONENT_SUM or bool(expands_too_much)
 
 
 def _bracket_depth(formula: str) -> int:

@@ -97,10 +97,10 @@ def read_grade(returned: Any, task_id: str, weights: Mapping[str, float] | None 
             f"{context}; allowed: a finite number, or a dictionary with one as score; fix: return "
             "such a value, or name the rewards of the dictionary in reward_model.weights"
         )
-    right = is_full(parts["score"])
+    is_success = is_full(parts["score"])
     if "acc" in rewards:
-        right = _read_flag(rewards["acc"], context)
-    return Grade(parts["score"], right, parts if isinstance(returned, Mapping) else {})
+        is_success = _read_flag(rewards["acc"], context)
+    return Grade(parts["score"], is_success, parts if isinstance(returned, Mapping) else {})
 
 
 def _read_flag(value: Any, context: str) -> bool:

@@ -120,10 +120,10 @@ def _read_digits(text: str) -> WrittenNumber | None:
 
 
 def _read_fraction(parts: dict[str, str | None]) -> Fraction | None:
-    top = parts["top"] or parts["t"] or parts["above"] or ""
+    numerator_digits = parts["top"] or parts["t"] or parts["above"] or ""
     bottom = parts["bottom"] or parts["b"] or parts["below"] or ""
-    whole = parts["whole"] or parts["mixed"] or "0"
-    return int(whole) + Fraction(int(top), int(bottom)) if int(bottom) else None
+    whole_digits = parts["whole"] or parts["mixed"] or "0"
+    return int(whole_digits) + Fraction(int(numerator_digits), int(bottom)) if int(bottom) else None
 
 
 def _read_decimal(parts: dict[str, str | None]) -> Fraction | None:

@@ -24,14 +24,14 @@ MAX_CELLS = 400  # larger than the number of cells of the largest lake
 class LakeExpert:
     """Expert of one episode. It reads the map of the lake from the text of observations."""
 
-    def __init__(self, first: Observation, rng: random.Random, noise: Noise) -> None:
+    def __init__(self, first_observation: Observation, rng: random.Random, noise: Noise) -> None:
         self.rng = rng
         self.noise = noise
         self.tried = LastAction()
         self.cells: dict[Cell, str] = {}
         self.position = (0, 0)
         self.possible_moves: list[str] = []
-        self._read_observation(first)
+        self._read_observation(first_observation)
 
     def act(self) -> Decision:
         """Return the next move. ``Decision.situation`` lists the moves that avoid all holes."""

@@ -34,13 +34,13 @@ def describe_grid(observation: Any, info: Mapping[str, Any], world: GymnasiumWor
     image = observation["image"]
     held_object = world.unwrapped.carrying
     inventory = f"{held_object.color} {held_object.type}" if held_object is not None else "nothing"
-    seen = _list_objects(image)
+    object_texts = _list_objects(image)
     facing = COMPASS[int(observation["direction"])]
     lines = [
         f"Mission: {observation['mission']}",
         f"You face {facing} and carry {inventory}.",
         *_draw_view(image),
-        f"You see: {', '.join(seen)}." if seen else "You see nothing but cells.",
+        f"You see: {', '.join(object_texts)}." if object_texts else "You see nothing but cells.",
     ]
     return "\n".join(lines)
 

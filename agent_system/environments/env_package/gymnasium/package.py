@@ -121,7 +121,7 @@ def list_tasks(settings: GymnasiumSettings, split: str) -> list[Task]:
     If an environment has a single start state, tasks of both splits start in it. Only their seeds
     differ.
     """
-    first = 0 if split == "val" else settings.val_tasks
+    first_seed = 0 if split == "val" else settings.val_tasks
     count = settings.val_tasks if split == "val" else settings.train_tasks
     source = f"{NAME}/{settings.env_id}"
     return [
@@ -130,7 +130,7 @@ def list_tasks(settings: GymnasiumSettings, split: str) -> list[Task]:
             "data_source": source,
             "reset_seed": derive_seed(NAME, settings.task_seed, number) & SEED_MASK,
         }
-        for number in range(first, first + count)
+        for number in range(first_seed, first_seed + count)
     ]
 
 

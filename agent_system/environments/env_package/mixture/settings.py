@@ -19,8 +19,10 @@ def _parse_weighted_part(part: Any) -> tuple[str, int]:
     """Return name and weight of an entry ``NAME`` or ``NAME=WEIGHT``. Raises ``ValueError``."""
     name, equals, weight = part.partition("=") if isinstance(part, str) else ("", "", "")
     digits = weight.strip()
-    right = digits.isascii() and digits.isdecimal() and int(digits) > 0 if equals else True
-    if not name.strip() or not right:
+    is_valid_weight = (
+        digits.isascii() and digits.isdecimal() and int(digits) > 0 if equals else True
+    )
+    if not name.strip() or not is_valid_weight:
         raise ValueError(
             f"{part!r}; allowed in a list: NAME, or NAME=WEIGHT with a positive integer; "
             'fix: ["frozen_lake=2", "sokoban"]'
@@ -84,8 +86,8 @@ class MixtureSettings(EnvSettings):
         They are read from the sections of the parts in ``env``. Raises ``ConfigError`` for unknown
         keys and ``UnknownEnvironment``.
         """
-        whole = {part: self._settings_of(part, env) for part in self.part_weights}
-        return self.model_copy(update={"kwargs": whole})
+        settings_by_part = {part: self._settings_of(part, env) for part in self.part_weights}
+        return self.model_copy(update={"kwargs": settings_by_part})
 
     def memory_limit_gb(self) -> float | None:
         """Return the largest limit of the parts, which share a process."""

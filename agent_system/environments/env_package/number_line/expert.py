@@ -27,13 +27,13 @@ def moves_to_target(distance: int) -> list[str]:
 class LineExpert:
     """Expert of one episode. It reads its position and the target from observations."""
 
-    def __init__(self, first: Observation, rng: random.Random, noise: Noise) -> None:
+    def __init__(self, first_observation: Observation, rng: random.Random, noise: Noise) -> None:
         self.rng = rng
         self.noise = noise
         self.tried = LastAction()
         self.distance = 0
         self.possible_moves: list[str] = []
-        self._read_observation(first)
+        self._read_observation(first_observation)
 
     def act(self) -> Decision:
         """Return the next move. ``Decision.situation`` states distance and side of the target."""

@@ -132,11 +132,11 @@ def list_tasks(settings: LineSettings, split: str) -> list[Task]:
     pairs = [(a, b) for a in numbers for b in numbers if a != b]
     # Both numbers determine the split. If only their difference did, training would lack some
     # distances completely, and validation would need moves that were never trained on.
-    chosen = [(a, b) for a, b in pairs if ((a + 2 * b) % 4 == 0) == (split == "val")]
+    split_pairs = [(a, b) for a, b in pairs if ((a + 2 * b) % 4 == 0) == (split == "val")]
     limit = settings.val_tasks if split == "val" else settings.train_tasks
     return [
         {"task_id": f"number_line/{a}-{b}", "data_source": "number_line", "start": a, "target": b}
-        for a, b in chosen[:limit]
+        for a, b in split_pairs[:limit]
     ]
 
 

@@ -35,25 +35,25 @@ class OpenEnvEnv:
     def reset(self, task: Task, seed: int) -> Observation:
         """Start an episode with the seed of ``task``."""
         del seed  # the seed of the task is used instead
-        seen = self._session.reset({**self.settings.reset_options, "seed": task["seed"]})
-        self._last_text = self._observation_text(seen.observation)
+        session_result = self._session.reset({**self.settings.reset_options, "seed": task["seed"]})
+        self._last_text = self._observation_text(session_result.observation)
         return Observation(self._last_text)
 
     def step(self, action: str) -> Step:
         """Send ``action``. One with invalid fields changes nothing and is not valid."""
         try:
-            seen = self._session.step(self._action_fields(action))
+            session_result = self._session.step(self._action_fields(action))
         except InvalidAction as error:
             text = f"That is no action: {error}\n{self._last_text}"
             observation = Observation(text, anchor=self._last_text)
             return observation, 0.0, False, {"won": False, "is_action_valid": False}
-        self._last_text = self._observation_text(seen.observation)
-        won = seen.done and seen.reward > 0
-        reward = float(won) if self.settings.reward == "won" else seen.reward
+        self._last_text = self._observation_text(session_result.observation)
+        won = session_result.done and session_result.reward > 0
+        reward = float(won) if self.settings.reward == "won" else session_result.reward
         return (
             Observation(self._last_text),
             reward,
-            seen.done,
+            session_result.done,
             {"won": won, "is_action_valid": True},
         )
 
@@ -85,7 +85,7 @@ class OpenEnvEnv:
 
 def list_tasks(settings: OpenEnvSettings, split: str) -> list[Task]:
     """Return seeds by number. Validation has the first numbers, training those after them."""
-    first = 0 if split == "val" else settings.val_tasks
+    first_seed = 0 if split == "val" else settings.val_tasks
     count = settings.val_tasks if split == "val" else settings.train_tasks
     return [
         {
@@ -93,7 +93,7 @@ def list_tasks(settings: OpenEnvSettings, split: str) -> list[Task]:
             "data_source": settings.source,
             "seed": derive_seed(NAME, settings.task_seed, number) & SEED_MASK,
         }
-        for number in range(first, first + count)
+        for number in range(first_seed, first_seed + count)
     ]
 
 

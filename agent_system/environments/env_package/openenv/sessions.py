@@ -78,8 +78,8 @@ class LocalSession:
                 f"allowed: the class of its actions; fix: env.{NAME}.action=MODULE:CLASS"
             )
         self._action = load_import_path(settings.action, f"env.{NAME}.action")
-        make = load_import_path(settings.environment or "", f"env.{NAME}.environment")
-        self._env = make(**settings.options)
+        environment_class = load_import_path(settings.environment or "", f"env.{NAME}.environment")
+        self._env = environment_class(**settings.options)
 
     def reset(self, options: Mapping[str, Any]) -> SessionResult:
         return _session_result(await_if_needed(self._env.reset(**options)))

@@ -127,24 +127,24 @@ def _read_twenty_four(answer: str, entry: Entry) -> str | None:
     # The grader of this generator truncates the value to an integer, and it does not check that the
     # four given numbers are used.
     formula = parse_formula(answer)
-    right = integers_in(formula) == sorted(entry["metadata"]["numbers"])
-    return ast.unparse(formula) if right and exact_value(formula) == 24 else None
+    uses_given_numbers = integers_in(formula) == sorted(entry["metadata"]["numbers"])
+    return ast.unparse(formula) if uses_given_numbers and exact_value(formula) == 24 else None
 
 
 def _read_coin_flip(answer: str, entry: Entry) -> str | None:
     # The grader of this generator accepts a prefix of the right text: "0" and "0.1" for "0.125".
     value = exact_value(parse_formula(answer.replace(",", "")))
-    right = abs(value - Fraction(str(entry["answer"]))) <= PROBABILITY_TOLERANCE
-    return str(entry["answer"]) if right else None
+    is_close = abs(value - Fraction(str(entry["answer"]))) <= PROBABILITY_TOLERANCE
+    return str(entry["answer"]) if is_close else None
 
 
 def _read_list_or_exact(answer: str, entry: Entry) -> str:
     # The grader of these generators calls ``eval`` on an answer unequal to the right text.
-    exact = {
+    right_texts = {
         str(entry.get("answer", "")).strip(),
         *entry.get("metadata", {}).get("valid_answers", ()),
     }
-    return answer.strip() if answer.strip() in exact else repr(parse_list(answer))
+    return answer.strip() if answer.strip() in right_texts else repr(parse_list(answer))
 
 
 def _read_proposition(answer: str, _entry: Entry) -> str | None:

@@ -55,12 +55,12 @@ class _SeededQuestions:
         self._questions = questions
 
     def __getitem__(self, number: int, /) -> dict[str, Any]:
-        before = random.getstate()
+        random_state = random.getstate()
         random.seed(number)
         try:
             return self._questions[number]
         finally:
-            random.setstate(before)
+            random.setstate(random_state)
 
     def score_answer(self, answer: str | None, entry: dict[str, Any]) -> float:
         """Return the grade of ``answer`` to ``entry``, from 0 to 1."""
@@ -163,13 +163,13 @@ def _balance_answers(tasks_and_answers: Sequence[tuple[Task, str]]) -> list[Task
     ((answer, count),) = Counter(answer for _, answer in tasks_and_answers).most_common(1)
     # If all tasks have the same answer, keep all.
     excess = 2 * count - len(tasks_and_answers) if count < len(tasks_and_answers) else 0
-    kept: list[Task] = []
+    kept_tasks: list[Task] = []
     for task, task_answer in reversed(tasks_and_answers):
         if task_answer == answer and excess > 0:
             excess -= 1
         else:
-            kept.append(task)
-    return kept[::-1]
+            kept_tasks.append(task)
+    return kept_tasks[::-1]
 
 
 class QuestionAndAnswer(NamedTuple):
@@ -192,10 +192,10 @@ def _first_questions(questions: Questions, count: int) -> Mapping[int, QuestionA
 
 def _first_occurrences(questions: Mapping[int, QuestionAndAnswer]) -> list[int]:
     """Return the numbers of the questions that do not repeat an earlier one."""
-    first: dict[str, int] = {}
+    number_by_question: dict[str, int] = {}
     for number, one in questions.items():
-        first.setdefault(one.question, number)
-    return sorted(first.values())
+        number_by_question.setdefault(one.question, number)
+    return sorted(number_by_question.values())
 
 
 def _make_task(settings: ReasoningGymSettings, number: int) -> Task:

@@ -23,10 +23,12 @@ from rlvcr.levels import LEVELS
 class RelayExpert:
     """Expert in one episode. It reads doors from observations."""
 
-    def __init__(self, settings: RelaySettings, first: Observation, rng: random.Random) -> None:
+    def __init__(
+        self, settings: RelaySettings, first_observation: Observation, rng: random.Random
+    ) -> None:
         self.settings = settings
         self.rng = rng
-        self.door = parse_door(first.text)
+        self.door = parse_door(first_observation.text)
 
     def act(self) -> Decision:
         """Return the place that opens the door, with the thought of each level."""

@@ -25,9 +25,9 @@ def draw_tasks(
     The purpose ``val`` gets validation doors, every other purpose training doors. Cycles have
     ``shortest`` to ``settings.places`` places. None: exactly ``settings.places``.
     """
-    most = settings.places
+    longest_cycle = settings.places
     drawn = draw_doors(
-        (most if shortest is None else shortest, most),
+        (longest_cycle if shortest is None else shortest, longest_cycle),
         settings.hops[-1],
         derive_seed(NAME, settings.task_seed, purpose),
         is_validation=purpose == "val",

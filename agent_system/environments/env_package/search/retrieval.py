@@ -102,8 +102,8 @@ class RemoteRetriever:
         reply.raise_for_status()
         return reply.json()
 
-    def _make_error(self, what: str) -> RetrievalError:
-        return RetrievalError(f"env.search.search_url={self.url}: the retrieval server {what}")
+    def _make_error(self, problem: str) -> RetrievalError:
+        return RetrievalError(f"env.search.search_url={self.url}: the retrieval server {problem}")
 
 
 def _is_temporary(error: BaseException) -> bool:

@@ -49,21 +49,21 @@ def _build_entities(tables: dict[str, Any]) -> dict[str, list[Entity]]:
     """
     # One random generator serves all tables in order. A change of a table therefore changes all
     # entities below it.
-    draw = random.Random(derive_seed("search", "world"))
+    rng = random.Random(derive_seed("search", "world"))
     words = tables["words"]
     world = {}
     for kind, form in tables["kinds"].items():
         heads, between, tails = form["name"]
         names = [between.join(pair) for pair in itertools.product(words[heads], words[tails])]
         # Draw without replacement: two entities with one name would share a document.
-        world[kind] = [{"name": name} for name in draw.sample(names, form["count"])]
+        world[kind] = [{"name": name} for name in rng.sample(names, form["count"])]
         for entity in world[kind]:
             for field, source in form["fields"].items():
-                entity[field] = _draw_value(source, entity, words, world, draw)
+                entity[field] = _draw_value(source, entity, words, world, rng)
     return world
 
 
-def _draw_value(source: str, entity: Entity, words: dict, world: dict, draw: random.Random) -> Any:
+def _draw_value(source: str, entity: Entity, words: dict, world: dict, rng: random.Random) -> Any:
     """Return a random value for a field of ``entity``.
 
     ``source`` is one of:
@@ -75,12 +75,12 @@ def _draw_value(source: str, entity: Entity, words: dict, world: dict, draw: ran
     """
     rule, argument, *bounds = source.split(":")
     if rule == "pick":
-        return draw.choice(words[argument])
+        return rng.choice(words[argument])
     if rule == "of":
-        return draw.choice(world[argument])
+        return rng.choice(world[argument])
     if rule == "int":
-        return draw.randint(int(argument), int(bounds[0]))
-    return _follow_path(entity, argument)[-1] + draw.randint(*map(int, bounds))
+        return rng.randint(int(argument), int(bounds[0]))
+    return _follow_path(entity, argument)[-1] + rng.randint(*map(int, bounds))
 
 
 def _follow_path(entity: Entity, path: str) -> list[Any]:

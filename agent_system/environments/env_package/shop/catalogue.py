@@ -59,17 +59,17 @@ def find_products(count: int, query: str, limit: int) -> list[Product]:
 
 def _draw_product(tables: dict[str, Any], number: int) -> Product:
     # Each product has a separate seed, so a larger catalogue starts with the same products.
-    draw = random.Random(derive_seed("shop", "product", number))
+    rng = random.Random(derive_seed("shop", "product", number))
     kind = list(tables["kinds"])[number % len(tables["kinds"])]
     form = tables["kinds"][kind]
-    attributes = tuple(draw.sample(form["attributes"], ATTRIBUTES_PER_PRODUCT))
+    attributes = tuple(rng.sample(form["attributes"], ATTRIBUTES_PER_PRODUCT))
     options: dict[str, tuple[str, ...]] = {}
     for name, values in (("color", tables["colors"]), ("size", form["sizes"])):
-        offered = draw.sample(values, min(VALUES_PER_OPTION, len(values)))
+        offered = rng.sample(values, min(VALUES_PER_OPTION, len(values)))
         # Show the drawn values in the order of the table: small, medium, large.
         options[name] = tuple(sorted(offered, key=values.index))
-    title = f"{draw.choice(tables['brands'])} {kind}, {attributes[0]}, {attributes[1]}"
-    price = draw.randint(*form["price"]) + draw.choice((0.0, 0.49, 0.95))
+    title = f"{rng.choice(tables['brands'])} {kind}, {attributes[0]}, {attributes[1]}"
+    price = rng.randint(*form["price"]) + rng.choice((0.0, 0.49, 0.95))
     item_id = f"b{derive_seed('shop', 'id', number) % 16**8:08x}"
     return Product(item_id, title, kind, form["department"], attributes, options, price)
 
@@ -80,11 +80,11 @@ def make_goal(product: Product, number: int) -> dict[str, Any]:
     Its most important keys are ``kind``, ``attributes``, ``options``, ``max_price`` and
     ``instruction``.
     """
-    draw = random.Random(derive_seed("shop", "goal", product.item_id, number))
-    attributes = draw.sample(product.attributes, WANTED_ATTRIBUTES)
-    options = {name: draw.choice(values) for name, values in product.options.items()}
+    rng = random.Random(derive_seed("shop", "goal", product.item_id, number))
+    attributes = rng.sample(product.attributes, WANTED_ATTRIBUTES)
+    options = {name: rng.choice(values) for name, values in product.options.items()}
     # A multiple of 10 that is at most 30 dollars above the price.
-    max_price = (int(product.price) // 10 + draw.randint(1, 3)) * 10
+    max_price = (int(product.price) // 10 + rng.randint(1, 3)) * 10
     color = options["color"]
     size = options["size"]
     return {
@@ -101,7 +101,7 @@ def make_goal(product: Product, number: int) -> dict[str, Any]:
     }
 
 
-def score_purchase(bought: Product, chosen: dict[str, str], wish: dict[str, Any]) -> float:
+def score_purchase(bought: Product, chosen_options: dict[str, str], wish: dict[str, Any]) -> float:
     """Return a reward from 0 to 1 as in WebShop: share of fulfilled wishes, times a kind factor.
 
     Wishes are the attributes, options and maximum price in ``wish``; ``chosen`` are the options of
@@ -111,10 +111,12 @@ def score_purchase(bought: Product, chosen: dict[str, str], wish: dict[str, Any]
     Example: 4 of 5 wishes with another kind of the department give 0.5 * 4 / 5 = 0.4.
     """
     fulfilled = len(set(wish["attributes"]) & set(bought.attributes))
-    fulfilled += sum(chosen.get(name) == value for name, value in wish["options"].items())
+    fulfilled += sum(chosen_options.get(name) == value for name, value in wish["options"].items())
     fulfilled += bought.price < wish["max_price"]
     # The price is one more wish.
-    share = fulfilled / (len(wish["attributes"]) + len(wish["options"]) + 1)
+    fulfilled_share = fulfilled / (len(wish["attributes"]) + len(wish["options"]) + 1)
     if bought.kind == wish["kind"]:
-        return SAME_KIND * share
-    return (SAME_DEPARTMENT if bought.department == wish["department"] else ANY_KIND) * share
+        return SAME_KIND * fulfilled_share
+    return (
+        SAME_DEPARTMENT if bought.department == wish["department"] else ANY_KIND
+    ) * fulfilled_share

@@ -20,14 +20,16 @@ MAX_SHOWN_MOVES = 6  # next moves of the plan that a thought lists
 class SokobanExpert:
     """Expert of one episode. It reads the level from ``Observation.state``, also in image mode."""
 
-    def __init__(self, task: Task, first: Observation, rng: random.Random, noise: Noise) -> None:
+    def __init__(
+        self, task: Task, first_observation: Observation, rng: random.Random, noise: Noise
+    ) -> None:
         self.rng = rng
         self.noise = noise
         self.tried = LastAction()
         self.floor: set[Cell] = set()
         self.targets: tuple[Cell, ...] = ()
         self.state: State = ((0, 0), ())
-        self._read_state(first)
+        self._read_state(first_observation)
         solution = self._find_solution(self.state)
         self.has_searched_plan = solution is not None
         self.plan = list(task["solution"]) if solution is None else solution

@@ -41,13 +41,15 @@ def load_opponent(settings: TextArenaSettings) -> Opponent | None:
     return load_function(user_function.path, user_function.name or "move", "env.textarena.opponent")
 
 
-def random_move(game: Any, read: Sequence[str], rng: random.Random) -> str:
+def random_move(game: Any, received_texts: Sequence[str], rng: random.Random) -> str:
     """Return a random move for the seat whose turn it is.
 
     ``read`` are all texts that this seat has received. The game accepts the move, unless ``TRIES``
     random moves in a row were refused.
     """
-    example_moves = list(dict.fromkeys(move for text in read for move in _BRACKETS.findall(text)))
+    example_moves = list(
+        dict.fromkeys(move for text in received_texts for move in _BRACKETS.findall(text))
+    )
     if not example_moves:
         return FALLBACK_MOVE
     move = ""
@@ -63,13 +65,13 @@ def is_accepted(game: Any, move: str) -> bool:
     game_copy = copy.deepcopy(game)
     seat = game_copy.state.current_player_id
     # The copy must not change the random state of the game.
-    before = random.getstate()
+    random_state = random.getstate()
     try:
         game_copy.step(move)
     except GAME_ERRORS:
         return False
     finally:
-        random.setstate(before)
+        random.setstate(random_state)
     return not is_rule_violated(game_copy.state, seat)
 
 

@@ -64,9 +64,9 @@ class TextArenaEnv:
         self._make = textarena.make
         self.settings = settings
         self.game_entry = game_of(settings.game)
-        given = {key: getattr(settings, key) for key in self.game_entry.options}
+        game_options = {key: getattr(settings, key) for key in self.game_entry.options}
         self._options = {
-            k: v if v is not None else self.game_entry.defaults[k] for k, v in given.items()
+            k: v if v is not None else self.game_entry.defaults[k] for k, v in game_options.items()
         }
         self.max_turns = settings.max_turns or self.game_entry.defaults.get("max_turns")
         self.opponent = load_opponent(settings)
@@ -156,7 +156,7 @@ class TextArenaEnv:
         TextArena seeds and uses the global generator. Other code must not depend on its draws, nor
         disturb them.
         """
-        before = random.getstate()
+        global_state = random.getstate()
         if self._random_state is not None:
             random.setstate(self._random_state)
         try:
@@ -165,7 +165,7 @@ class TextArenaEnv:
                 yield
             self._random_state = random.getstate()
         finally:
-            random.setstate(before)
+            random.setstate(global_state)
 
     def _move_opponent(self) -> None:
         """Let the opponent move until it is the policy's turn or the game is over."""
@@ -251,9 +251,12 @@ def list_tasks(settings: TextArenaSettings, split: str) -> list[Task]:
 
 
 def _tasks_by_seed(settings: TextArenaSettings, split: str) -> list[Task]:
-    first = 0 if split == "val" else settings.val_games
+    first_number = 0 if split == "val" else settings.val_games
     count = settings.val_games if split == "val" else settings.train_games
-    return [_make_task(settings, str(number), number) for number in range(first, first + count)]
+    return [
+        _make_task(settings, str(number), number)
+        for number in range(first_number, first_number + count)
+    ]
 
 
 def _make_task(settings: TextArenaSettings, name: str, number: int) -> Task:

@@ -64,9 +64,9 @@ class TextWorldEnv:
 
         self._textworld = textworld
         self._store = open_store(settings)
-        wanted = ("feedback", "description", "inventory", "objective", "admissible_commands")
-        numbers = ("won", "lost", "score", "max_score")
-        self._infos = textworld.EnvInfos(**dict.fromkeys(wanted + numbers, True))
+        text_fields = ("feedback", "description", "inventory", "objective", "admissible_commands")
+        number_fields = ("won", "lost", "score", "max_score")
+        self._infos = textworld.EnvInfos(**dict.fromkeys(text_fields + number_fields, True))
         self._engine: Any = None
         self._state: Any = None
         self._loaded_game: str | None = None

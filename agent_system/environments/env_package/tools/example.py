@@ -106,17 +106,17 @@ def list_tasks(settings: ToolsSettings, split: str) -> list[Task]:
     return list(tasks_by_id.values())
 
 
-def _make_question(draw: random.Random, first: str, second: str) -> Task:
-    count, other = draw.randrange(2, 10), draw.randrange(2, 10)
+def _make_question(rng: random.Random, first: str, second: str) -> Task:
+    count, other = rng.randrange(2, 10), rng.randrange(2, 10)
     first_item, second_item = item_table()[first], item_table()[second]
-    kind = draw.randrange(3)
-    if kind == 0:
+    template_number = rng.randrange(3)
+    if template_number == 0:
         question = (
             f"What do {count} of the item {first} and {other} of the item {second} cost together?"
         )
         steps = [(first, "price"), (second, "price")]
         expression = f"{count} * {first_item['price']} + {other} * {second_item['price']}"
-    elif kind == 1:
+    elif template_number == 1:
         question = f"How many grams do {count} of the item {first} and one {second} weigh together?"
         steps = [(first, "weight"), (second, "weight")]
         expression = f"{count} * {first_item['weight']} + {second_item['weight']}"
@@ -129,7 +129,7 @@ def _make_question(draw: random.Random, first: str, second: str) -> Task:
             f"{first_item['price']} * {first_item['stock']} + {other} * {second_item['price']}"
         )
     return {
-        "task_id": f"{DATA_SOURCE}/{kind}-{first}-{second}-{count}-{other}",
+        "task_id": f"{DATA_SOURCE}/{template_number}-{first}-{second}-{count}-{other}",
         "data_source": DATA_SOURCE,
         "messages": [{"role": "user", "content": question}],
         "ground_truth": str(calculator(expression)),

@@ -124,10 +124,10 @@ class ToolsEnv:
 
         Raises the exceptions of ``grade_step``.
         """
-        written = find_calls(action)
-        if not written:
+        call_texts = find_calls(action)
+        if not call_texts:
             return grade_step(self.grader, self.task, action, self.settings.grade_s)
-        outcomes = self._run_written_calls(written)
+        outcomes = self._run_written_calls(call_texts)
         max_chars = self.settings.max_chars
         responses = [
             format_response("error", outcome.name, outcome.error, max_chars)
@@ -144,11 +144,11 @@ class ToolsEnv:
         """Stop the MCP servers of the toolbox."""
         self.toolbox.close()
 
-    def _run_written_calls(self, written: Sequence[str]) -> list[CallOutcome]:
+    def _run_written_calls(self, call_texts: Sequence[str]) -> list[CallOutcome]:
         """Run the calls and return one outcome per call, in order."""
         max_calls = self.settings.max_calls
         entries: list[CallOutcome | Call] = []
-        for index, text in enumerate(written):
+        for index, text in enumerate(call_texts):
             if index >= max_calls:
                 entries.append(
                     CallOutcome(

@@ -35,7 +35,7 @@ def test_it_is_refused_with_key_value_and_fix(mistake, scratch, monkeypatch):
 def test_there_are_25_and_each_differs():
     assert len(MISTAKES) == 25
     assert len({mistake.words for mistake in MISTAKES}) == 25
-    assert all(str(SCRATCH) not in mistake.what for mistake in MISTAKES)
+    assert all(str(SCRATCH) not in mistake.description for mistake in MISTAKES)
 
 
 @pytest.mark.parametrize(

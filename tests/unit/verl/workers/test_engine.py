@@ -98,7 +98,7 @@ def test_rows_in_one_attention_call_do_not_see_each_other(policy):
 def test_gradient_of_packed_rows_equals_that_of_padded_rows(policy):
     data = random_rows(rows=4)
     engine = engine_of(policy, OptimConfig())
-    engine.backward(loss_of(engine, data), last=True)
+    engine.backward(loss_of(engine, data), is_last_micro_batch=True)
     model = AutoModelForCausalLM.from_pretrained(policy, dtype=torch.float32)
     batch = data.batch
     logits = model(
@@ -119,7 +119,7 @@ def test_gradient_checkpointing_changes_nothing(policy):
     for checkpointing in (False, True):
         engine = engine_of(policy, OptimConfig(), gradient_checkpointing=checkpointing)
         engine.module.train()
-        engine.backward(loss_of(engine, data), last=True)
+        engine.backward(loss_of(engine, data), is_last_micro_batch=True)
         both.append(gradients(engine.module))
     torch.testing.assert_close(*both)
 
@@ -131,7 +131,7 @@ def test_bfloat16_compute_keeps_float32_masters(policy):
     )
     exact = loss_of(engine_of(policy), data)
     loss = loss_of(engine, data)
-    engine.backward(loss, last=True)
+    engine.backward(loss, is_last_micro_batch=True)
     assert {p.dtype for p in engine.module.parameters()} == {torch.float32}
     assert {gradient.dtype for gradient in gradients(engine.module).values()} == {torch.float32}
     assert loss != exact and abs(loss - exact) < 0.05
@@ -201,22 +201,22 @@ def test_state_of_another_model_is_refused(policy, untied_policy, tmp_path):
 def test_a_gradient_that_is_not_finite_is_left_out(policy):
     engine = engine_of(policy, OptimConfig(lr=1e-2))
     before = full_weights(engine)
-    engine.backward(loss_of(engine, random_rows(rows=2)) * math.nan, last=True)
+    engine.backward(loss_of(engine, random_rows(rows=2)) * math.nan, is_last_micro_batch=True)
     report = engine.step()
     assert report.skipped and engine.steps == 1
     for name, tensor in full_weights(engine).items():
         torch.testing.assert_close(tensor, before[name], atol=0, rtol=0)
-    engine.backward(loss_of(engine, random_rows(rows=2)), last=True)
+    engine.backward(loss_of(engine, random_rows(rows=2)), is_last_micro_batch=True)
     assert not engine.step().skipped
 
 
 def test_a_zero_gradient_leaves_the_weights_alone(policy):
     """Neither weight decay nor the momentum of an earlier step moves them."""
     engine = engine_of(policy, OptimConfig(lr=1e-2, weight_decay=0.5))
-    engine.backward(loss_of(engine, random_rows(rows=2)), last=True)
+    engine.backward(loss_of(engine, random_rows(rows=2)), is_last_micro_batch=True)
     engine.step()
     before = full_weights(engine)
-    engine.backward(loss_of(engine, random_rows(rows=2)) * 0.0, last=True)
+    engine.backward(loss_of(engine, random_rows(rows=2)) * 0.0, is_last_micro_batch=True)
     assert engine.step().zero
     for name, tensor in full_weights(engine).items():
         torch.testing.assert_close(tensor, before[name], atol=0, rtol=0)

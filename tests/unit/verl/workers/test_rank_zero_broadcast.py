@@ -52,7 +52,7 @@ def learn(engine: TrainEngine, case: str, rank: int) -> torch.Tensor:
     else:
         found = engine.module(*inputs, [targets])[0].log_probs
         loss = -found.mean()
-    engine.backward(loss, last=True)
+    engine.backward(loss, is_last_micro_batch=True)
     engine.step()
     return found.detach()
 

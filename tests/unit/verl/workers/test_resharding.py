@@ -45,7 +45,7 @@ def train(engine: TrainEngine, *seeds: int) -> None:
         index = rows.sampled_targets(packed, range(len(rows))).index
         values = engine.module(packed.input_ids, packed.position_ids, packed.layout, index)
         # Every rank has all rows: the losses of the ranks add up.
-        engine.backward((values - 1.0).square().mean() / world_size(), last=True)
+        engine.backward((values - 1.0).square().mean() / world_size(), is_last_micro_batch=True)
         assert math.isfinite(engine.step().grad_norm)
 
 

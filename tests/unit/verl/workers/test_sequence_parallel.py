@@ -61,7 +61,9 @@ def numbers_of(policy: Path, case: str, ranks: int, owners: list[int]) -> dict[s
     engine.module.train()
     for turn in range(ranks):
         if not engine.begin_turn(turn):
-            engine.backward(engine.module.compute_zero_loss(), last=turn == ranks - 1)
+            engine.backward(
+                engine.module.compute_zero_loss(), is_last_micro_batch=turn == ranks - 1
+            )
             continue
         for number, owner in enumerate(owners):
             rows = Rows(rows_of(owner))
@@ -70,7 +72,9 @@ def numbers_of(policy: Path, case: str, ranks: int, owners: list[int]) -> dict[s
             inputs = (packed.input_ids, packed.position_ids, packed.layout)
             scores = engine.module(*inputs, [rows.sampled_targets(packed, index)])[0]
             loss = (scores.log_probs + 0.1 * scores.required_entropy).sum() / 50
-            engine.backward(loss, last=number == len(owners) - 1 and turn == ranks - 1)
+            engine.backward(
+                loss, is_last_micro_batch=number == len(owners) - 1 and turn == ranks - 1
+            )
     return found | {f"gradient {name}": value for name, value in gradients(engine.module).items()}
 
 

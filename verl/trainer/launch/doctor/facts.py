@@ -63,7 +63,7 @@ class MachineFinding:
 
 def collect_findings(directory: Path) -> list[MachineFinding]:
     """Return the findings of all quick checks. Runs would write below ``directory``."""
-    looks: list[Callable[[], Iterator[MachineFinding]]] = [
+    fact_checks: list[Callable[[], Iterator[MachineFinding]]] = [
         _check_software,
         _check_processor,
         _check_memory,
@@ -73,7 +73,7 @@ def collect_findings(directory: Path) -> list[MachineFinding]:
         lambda: _check_disk(directory),
         _check_environments,
     ]
-    return [finding for look in looks for finding in look()]
+    return [finding for fact_check in fact_checks for finding in fact_check()]
 
 
 def make_finding(
