@@ -75,7 +75,8 @@ def _train_again(run: Run, core: int) -> None:
     before, after = (result["metrics"][SUCCESS][-1] for result in (stored_result, new_result))
     if before != after:
         raise RunFailed(
-            f"success after repeated training is {after} on {new_result['cpu']}, but its result has "
+            f"success after repeated training is {after} on {new_result['cpu']}, but its result "
+            "has "
             f"{before} on {stored_result['cpu']}; the policies differ, so nothing was measured"
         )
 

@@ -174,7 +174,8 @@ class DataProto:
             if set(part.keys()) != set(first.keys()):
                 differing_keys = sorted(set(part.keys()) ^ set(first.keys()))
                 raise ValueError(
-                    f"concat: part {i} and part 0 do not have the same keys; they differ in {differing_keys}"
+                    f"concat: part {i} and part 0 do not have the same keys; they differ in "
+                    f"{differing_keys}"
                 )
         tensors = {
             k: concat_tensors(k, [part.batch[k] for part in parts]) for k in first.tensor_keys()

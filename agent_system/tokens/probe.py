@@ -148,8 +148,9 @@ def check_first_prompt(bridge: ChatBridge, messages: Sequence[Message]) -> None:
         min(len(ours), len(theirs)),
     )
     raise TemplateUnsupported(
-        f"the tokens of a prompt differ from those of apply_chat_template from token {first_difference}: "
-        f"{ours[first_difference : first_difference + 8]} instead of {theirs[first_difference : first_difference + 8]}"
+        "the tokens of a prompt differ from those of apply_chat_template from token "
+        f"{first_difference}: {ours[first_difference : first_difference + 8]} instead of "
+        f"{theirs[first_difference : first_difference + 8]}"
     )
 
 

@@ -73,7 +73,8 @@ with RunDirectory(disk / "run").open({"seed": 1}) as run:
     with Tracking("p", "e", [], {}, run.path, resume_step=1) as tracking:
         tracking.log({"loss": 0.5}, 2)
     save(2, 100_000)
-print("after:", manager.find_latest_valid().name, [row["step"] for row in jsonl.read(run.metrics_path)])
+steps = [row["step"] for row in jsonl.read(run.metrics_path)]
+print("after:", manager.find_latest_valid().name, steps)
 """
 READ_ONLY = """
 mount("size=400k")

@@ -224,6 +224,7 @@ def _unreadable_message(file: Path, error: yaml.YAMLError | UnicodeDecodeError) 
     parser_message = getattr(error, "problem", None) or str(error)
     # Hydra does not report which file of the defaults could not be read.
     return (
-        f"config {file.stem!r}: {file}, or a file of its defaults, is not YAML: {where}{parser_message}; "
+        f"config {file.stem!r}: {file}, or a file of its defaults, is not YAML: {where}"
+        f"{parser_message}; "
         "allowed: key: value, indented by two more spaces in each section; fix: correct that line"
     )

@@ -53,7 +53,8 @@ class _Files:
             )
             raise ConfigError(
                 f"config {file.stem!r}: its defaults include the file itself ({circle}); allowed: "
-                f"defaults without a circle; fix: remove one of them from defaults ({including_files[-1]})"
+                "defaults without a circle; fix: remove one of them from defaults "
+                f"({including_files[-1]})"
             )
         if file in self.contents:
             return

@@ -302,7 +302,8 @@ def find_reward_problems(episodes: list[CheckEpisode], all_tasks: bool = False) 
     oracle_return, empty_return = _mean_return(episodes, ORACLE), _mean_return(episodes, "empty")
     if oracle_return is not None and empty_return is not None and empty_return >= oracle_return:
         problems.append(
-            f"the mean return of empty is {empty_return:g}, that of oracle {oracle_return:g}: solving tasks is "
+            f"the mean return of empty is {empty_return:g}, that of oracle {oracle_return:g}: "
+            "solving tasks is "
             "not rewarded"
         )
     return problems

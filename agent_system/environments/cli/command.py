@@ -67,7 +67,8 @@ def _print_names(unlisted: bool) -> None:
     sys.stdout.write("\n".join(lines) + "\n")
     # The summary goes to stderr, because other programs read the names from stdout.
     sys.stderr.write(
-        f"{len(names)} names; {len(oracle_names)} of them have an oracle, which solves tasks for check; "
+        f"{len(names)} names; {len(oracle_names)} of them have an oracle, which solves tasks "
+        "for check; "
         f"list --unlisted prints {len(unlisted_names())} more names\n"
     )
 
@@ -86,7 +87,8 @@ def print_findings(findings: Findings, console: Console | None = None) -> int:
         best_constant = findings.constant
         # Cut the action so that the message fits into the line.
         constant_text = (
-            f"; constant {best_constant.action[:12]!r}: {best_constant.successes}/{best_constant.episodes}"
+            f"; constant {best_constant.action[:12]!r}: "
+            f"{best_constant.successes}/{best_constant.episodes}"
             if best_constant
             else ""
         )

@@ -259,7 +259,8 @@ def _join_by_counts(answers: list[Any], counts: list[int]) -> Any:
         ]
         if wrong_row_counts:
             raise ValueError(
-                f"a worker returned {wrong_row_counts[0][0]} rows for a shard of {wrong_row_counts[0][1]} rows"
+                f"a worker returned {wrong_row_counts[0][0]} rows for a shard of "
+                f"{wrong_row_counts[0][1]} rows"
             )
         answers = [answer for answer, count in pairs if count] or answers[:1]
     joined = DataProto.concat(answers)

@@ -88,7 +88,8 @@ def _require_target(target: Path, cfg: ExportConfig, origin: ModelOrigin) -> Non
     )
     if protected_parent is not None:
         raise ConfigError(
-            f"target={cfg.target!r}: the directory is inside {protected_parent}, which belongs to the run; "
+            f"target={cfg.target!r}: the directory is inside {protected_parent}, which belongs "
+            "to the run; "
             "allowed: a directory outside of it; fix: set target=DIR"
         )
 

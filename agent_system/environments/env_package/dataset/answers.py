@@ -101,7 +101,7 @@ def without_thoughts(text: str) -> str:
     for tag in _THOUGHT_TAG.finditer(text):
         closes = bool(tag[1] or tag[2])
         if closes and depth == 0:
-            kept_texts.clear()  # the opening tag is in the chat template: all text so far is thought
+            kept_texts.clear()  # opening tag in the chat template: all so far is thought
         elif not closes and depth == 0:
             kept_texts.append(text[start : tag.start()])
         depth = 0 if closes else 1

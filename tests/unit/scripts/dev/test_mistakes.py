@@ -17,7 +17,7 @@ def scratch(tmp_path_factory):
     return place
 
 
-@pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.what)
+@pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.description)
 def test_it_is_refused_with_key_value_and_fix(mistake, scratch, monkeypatch):
     import torch
 
@@ -43,7 +43,7 @@ def test_there_are_25_and_each_differs():
 )
 def test_the_page_shows_it(number, mistake):
     page = (ROOT / "docs" / "reference" / "mistakes.md").read_text()
-    heading = f"## {number}. {mistake.what}: exit status 2\n"
+    heading = f"## {number}. {mistake.description}: exit status 2\n"
     assert heading in page
     shown = page.partition(heading)[2].partition("\n## ")[0]
     assert f"main_ppo {' '.join(mistake.words)}\n" in shown
