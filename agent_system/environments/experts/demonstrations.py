@@ -134,8 +134,7 @@ def write_demonstrations(
             an existing file is returned immediately.
         num_episodes: Number of episodes. Tasks are repeated if there are fewer.
         seed: Seed of the expert's random choices.
-        num_workers: Number of worker processes; 0 runs in this process. The file does not depend on
-            it.
+        num_workers: Number of worker processes, which the file does not depend on; 0: this process.
         useless_share, invalid_share: Fields of ``Noise``.
         levels: Thinking levels to draw from. Empty: actions only, and prompts without levels.
         needed_level_share: Share of turns that use the level that the expert names as needed.
@@ -152,9 +151,8 @@ def write_demonstrations(
         num_episodes, seed, noise, tuple(levels), needed_level_share, window
     )
     _check_options(env_name, expert, settings, options)
-    path = (
-        Path(out_dir) / f"demonstrations-{_hash_options(env_name, expert, settings, options)}.jsonl"
-    )
+    options_hash = _hash_options(env_name, expert, settings, options)
+    path = Path(out_dir) / f"demonstrations-{options_hash}.jsonl"
     # An existing file is complete, because it is written atomically.
     if path.exists():
         logger.info("demonstrations: re-using %s", path)

@@ -80,7 +80,10 @@ class StepWarnings:
             messages["turns were truncated"] = f"{message} {self._format_turn_limit()}"
         full_row_fraction = metrics.get(FULL_ROWS, 0.0)
         if full_row_fraction >= NEARLY_ALL:
-            message = f"{full_row_fraction:.0%} of the trajectories ended because their row was full: raise"
+            message = (
+                f"{full_row_fraction:.0%} of the trajectories ended because their row was "
+                "full: raise"
+            )
             messages["rows were full"] = f"{message} {self._format_row_limit()}"
         if metrics.get(WITHOUT_ADVANTAGE) == 1.0:
             messages["no row had an advantage"] = self._explain_no_advantage(metrics)
