@@ -94,7 +94,7 @@ def build_queries(rows: Sequence[Sequence[RowTurn]]) -> tuple[np.ndarray, np.nda
 
 
 def _build_span(turn: RowTurn) -> Span:
-    """Return the index range of the turn's action in the row, as a request for its score."""
+    """Return the tokens of the turn's action in the row, whose log-probs are to be computed."""
     level, (first, last) = turn.parsed.level_and_score_span
     return Span(turn.start + first, turn.start + last, step=turn.step, label=level)
 

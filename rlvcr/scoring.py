@@ -295,7 +295,7 @@ def _difference_scale(data: DataProto, rlvcr: RLVCRSettings) -> float:
 
 
 def _compute_level_bonus(table: ScoredTurns, uid: np.ndarray) -> torch.Tensor:
-    """Return the count bonus [S] of each turn among the sampled levels of its group.
+    """Return the exploration bonus [S] of each turn: larger for levels that its group chose rarely.
 
     It is 0 where the level was forced.
     """

@@ -96,8 +96,9 @@ def compute_thinking_advantage(
 ) -> tuple[PerTurn, PerTurn]:
     """Return ``A_think [S]`` of the chosen level, and the part of it due to token cost ``[S]``.
 
-    ``scores [S, 4]``, ``valid [S, 4]`` (context exists), ``chosen [S]`` (0..3, -1 unparsed),
-    ``costs [S, 4]`` thought tokens. ``U_k = score_k - cost_coef min(T_k, cost_max) / cost_max``.
+    ``scores [S, 4]``: score of the action after a thought of each level. ``valid [S, 4]``: such a
+    thought exists. ``chosen [S]``: 0..3, or -1 if unparsed. ``costs [S, 4]``: thought tokens.
+    ``U_k = score_k - cost_coef min(T_k, cost_max) / cost_max``.
     ``mean_norm`` gives ``U_l - mean U`` over the valid contexts. ``mean_std_norm`` also divides by
     their (population) standard deviation, at least ``std_floor``. With ``alternatives="one"`` a
     single other level j was drawn. ``3/4 (U_l - U_j)``, which has the same expectation, replaces

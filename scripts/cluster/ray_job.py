@@ -88,7 +88,11 @@ def main(argv: Sequence[str]) -> int:
 
 
 def runtime_env_of(words: Sequence[str], names: Sequence[str]) -> dict[str, Any]:
-    """Return Ray's runtime environment: code, and variables of the fixed list and ``names``."""
+    """Return Ray's runtime environment for the command ``words``.
+
+    It has the code without the excluded paths, and those environment variables of this process that
+    are in ``PASSED_VARIABLES`` or ``names``.
+    """
     values = [word.partition("=")[2].lstrip("[\"'") for word in words]
     names_data = any(value.startswith(("data/", "./data/")) for value in values)
     variables = {

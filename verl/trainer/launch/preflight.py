@@ -47,7 +47,7 @@ MEASURED_TASKS = 16  # number of tasks whose first prompts are measured
 
 
 def find_start_problems(cfg: PPOConfig) -> list[str]:
-    """Return the problems of the checks that open environment, models, engine and machine.
+    """Check environment, models, engine and hardware by loading them, and return the problems.
 
     ``cfg`` must have passed ``verl.config.validate``.
     """

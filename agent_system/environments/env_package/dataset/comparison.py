@@ -53,7 +53,10 @@ _BRACKETS = {"(": ")", "[": "]", "{": "}"}
 
 
 def is_right(answer: ExtractedAnswer, truth: str) -> bool:
-    """Return True if a reading of ``answer`` equals ``truth``, compared as its kind requires."""
+    """Return True if one of the possible texts of ``answer`` equals ``truth``.
+
+    A letter, a verdict, a number, a formula and words are each compared in their own way.
+    """
     gold = normalize_answer(truth)
     longest = EXTRA_CHARACTERS + 2 * len(truth)
     given_texts = [

@@ -4,7 +4,7 @@ import math
 import re
 
 MAX_DIGITS = 3  # digits of an exponent, of an argument of a factorial, or of a bound of a sum
-MAX_POWER = 1000  # product of the numbers in one exponent; product of all exponents of brackets
+MAX_POWER = 1000  # of the product of the numbers in one exponent, and of all exponents of brackets
 MAX_EXPANSION = 200  # product of all exponents of brackets times the squared number of symbols
 MAX_EXPONENT_SUM = 2000  # sum of all exponents of a formula
 MAX_POWERS = 20

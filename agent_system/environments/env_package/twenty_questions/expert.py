@@ -63,9 +63,8 @@ def start_expert(episode: EpisodeStart[TwentyQuestionsSettings]) -> TwentyQuesti
     if not clues:
         words = game.split_words("train", given)
     else:
-        words = sorted(set(given)) or sorted(
-            load_knowledge().things
-        )  # with clues, every word occurs in training
+        # Tasks with clues use all words in every split.
+        words = sorted(set(given)) or sorted(load_knowledge().things)
     noise = episode.noise
     questioner = Questioner(
         words, episode.rng, careless=noise.useless_share, hasty=noise.invalid_share
