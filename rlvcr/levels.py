@@ -196,9 +196,9 @@ class ParsedTurn:
         """
         if self.failure is not None:
             return []
-        end = self.end_span if with_end else None
+        closing_span = self.end_span if with_end else None
         return _shift_nonempty_spans(
-            (self.level_span, _extend_to_end(self.thought_span, end)), offset
+            (self.level_span, _extend_to_end(self.thought_span, closing_span)), offset
         )
 
     def choice_spans(self, offset: int = 0, with_end: bool = False) -> list[Span]:
@@ -213,8 +213,10 @@ class ParsedTurn:
         if self.choice is None:
             return _shift_nonempty_spans((self.level_span, self.thought_span), offset)
         digit = (self.choice.position, self.choice.position + 1)
-        end = self.choice.end_span if with_end else None
-        return _shift_nonempty_spans((digit, _extend_to_end(self.choice.thought_span, end)), offset)
+        closing_span = self.choice.end_span if with_end else None
+        return _shift_nonempty_spans(
+            (digit, _extend_to_end(self.choice.thought_span, closing_span)), offset
+        )
 
 
 def _extend_to_end(thought: Span | None, end: Span | None) -> Span | None:
@@ -320,8 +322,8 @@ class _JoinedBytes:
         An empty byte range gives an empty token range at the next token.
         """
         if start == end:
-            first = bisect_left(self.starts, start)
-            return first, first
+            next_token = bisect_left(self.starts, start)
+            return next_token, next_token
         # bisect_right skips tokens without bytes, which start at the same byte as the next one.
         return bisect_right(self.starts, start) - 1, bisect_left(self.starts, end)
 
@@ -362,15 +364,15 @@ class LevelCodec:
 
         Never raises for the content of the tokens: the result then has a ``failure``.
         """
-        joined = _JoinedBytes(self.token_bytes(token_ids))
-        missing = ParseFailure.MISSING_ACTION
-        turn = ParsedTurn(None, None, None, None, None, "", "", "none", missing)
+        joined_bytes = _JoinedBytes(self.token_bytes(token_ids))
+        default_failure = ParseFailure.MISSING_ACTION
+        turn = ParsedTurn(None, None, None, None, None, "", "", "none", default_failure)
         for name, pattern, failure in _PARSERS:
-            match = pattern.search(joined.text)
+            match = pattern.search(joined_bytes.text)
             if match:
-                turn = self._build_parsed_turn(name, match, joined, failure)
+                turn = self._build_parsed_turn(name, match, joined_bytes, failure)
                 break
-        return replace(turn, choice=_find_level_choice(joined))
+        return replace(turn, choice=_find_level_choice(joined_bytes))
 
     def encode_format(self, turn_format: TurnFormat) -> FormatTokens:
         """Return the tokens of ``turn_format``.
@@ -395,16 +397,18 @@ class LevelCodec:
         another tag. It also returns None where a kept token holds part of ``<action>``, because
         ``</think>`` cannot be inserted there. An empty thought is valid.
         """
-        joined = _JoinedBytes(self.token_bytes(sampled_ids))
-        tag_positions = [joined.text.find(tag.encode()) for tag in (THINK_END, ACTION_START)]
-        thought_ends = [place for place in tag_positions if place >= 0]
+        joined_bytes = _JoinedBytes(self.token_bytes(sampled_ids))
+        tag_positions = [joined_bytes.text.find(tag.encode()) for tag in (THINK_END, ACTION_START)]
+        thought_ends = [position for position in tag_positions if position >= 0]
         if not thought_ends:
             return None
-        end = min(thought_ends)
-        if re.search(rb"</?level>|<think>|</action>", joined.text[:end]):
+        thought_end = min(thought_ends)
+        if re.search(rb"</?level>|<think>|</action>", joined_bytes.text[:thought_end]):
             return None
-        num_kept = joined.find_token_span(0, end)[1]
-        trailing_text = joined.text[end : joined.starts[num_kept]].decode(errors="replace")
+        num_kept = joined_bytes.find_token_span(0, thought_end)[1]
+        trailing_text = joined_bytes.text[thought_end : joined_bytes.starts[num_kept]].decode(
+            errors="replace"
+        )
         if not turn_format.after.startswith(trailing_text):
             return None
         tokens = self.encode_format(turn_format)
@@ -417,7 +421,7 @@ class LevelCodec:
             else tokens.close_ids
         )
         span = (len(prefix), len(prefix) + num_kept)
-        thought = joined.text[:end].decode(errors="replace")
+        thought = joined_bytes.text[:thought_end].decode(errors="replace")
         sampled = [int(token) for token in sampled_ids[:num_kept]]
         return ForcedThought(level, [*prefix, *sampled, *forced], span, thought)
 
@@ -434,13 +438,13 @@ class LevelCodec:
         joined: _JoinedBytes,
         failure: ParseFailure | None,
     ) -> ParsedTurn:
-        parts = {
+        token_spans = {
             name: joined.find_token_span(*match.span(name))
             for name in match.groupdict()
             if match[name] is not None
         }
-        level = parts.get("level")
-        action = parts.get("action")
+        level = token_spans.get("level")
+        action = token_spans.get("action")
         score_span = None
         if action is not None:
             start, stop = match.span("action")
@@ -449,11 +453,11 @@ class LevelCodec:
             score_span = joined.find_token_span(start, stop + 1) if is_closed else action
             if failure is None and joined.starts[score_span[0]] != start:
                 failure = ParseFailure.MERGED_ACTION
-        end = None
+        closing_span = None
         if failure is None:
             # One byte of "</think>" locates its first token.
             thought_end = match.end("thought")
-            end = joined.find_token_span(thought_end, thought_end + 1)
+            closing_span = joined.find_token_span(thought_end, thought_end + 1)
         turn_format = _extract_format(match) if failure is None else PLAIN_FORMAT
         is_merged = level is not None and _count_bytes(joined, level) != 1
         if is_merged or (failure is None and not self._has_plain_digits(turn_format)):
@@ -461,7 +465,7 @@ class LevelCodec:
         return ParsedTurn(
             level=int(match["level"]) if level else None,
             level_span=level,
-            thought_span=parts.get("thought"),
+            thought_span=token_spans.get("thought"),
             action_span=action,
             score_span=score_span,
             thought=_decode_group(match, "thought"),
@@ -469,7 +473,7 @@ class LevelCodec:
             parser=parser,
             failure=failure,
             turn_format=turn_format,
-            end_span=end,
+            end_span=closing_span,
         )
 
     def _encode(self, text: str) -> list[int]:
@@ -492,9 +496,12 @@ class LevelCodec:
                 "the tokenizer encodes the prefixes of the four levels with different tokens "
                 "around the digit; use a tokenizer that encodes digits as separate tokens"
             )
-        close = self._encode(turn_format.after)
+        close_ids = self._encode(turn_format.after)
         return FormatTokens(
-            prefixes, close, self._encode(turn_format.render_prefix(1) + turn_format.after), digits
+            prefixes,
+            close_ids,
+            self._encode(turn_format.render_prefix(1) + turn_format.after),
+            digits,
         )
 
     def _has_plain_digits(self, turn_format: TurnFormat) -> bool:
@@ -508,12 +515,12 @@ class LevelCodec:
 
         Raises ``ValueError`` where there is none.
         """
-        pieces = self.token_bytes(ids)
-        joined = _JoinedBytes(pieces)
-        byte_index = joined.text.index(str(level).encode())
-        position = joined.find_token_span(byte_index, byte_index + 1)[0]
-        if pieces[position] != str(level).encode():
-            tokens = [piece.decode(errors="replace") for piece in pieces]
+        byte_pieces = self.token_bytes(ids)
+        joined_bytes = _JoinedBytes(byte_pieces)
+        byte_index = joined_bytes.text.index(str(level).encode())
+        position = joined_bytes.find_token_span(byte_index, byte_index + 1)[0]
+        if byte_pieces[position] != str(level).encode():
+            tokens = [piece.decode(errors="replace") for piece in byte_pieces]
             raise ValueError(
                 f"the tokenizer merges level digit {level} with its tag: "
                 f"{turn_format.render_prefix(level)!r} becomes {tokens}; add the digits or the "
@@ -524,7 +531,7 @@ class LevelCodec:
 
 def _extract_format(match: re.Match[bytes]) -> TurnFormat:
     """Return the texts around level digit and thought, from the ``match`` of a valid turn."""
-    digit, thought, action = (match.span(part) for part in ("level", "thought", "action"))
+    digit, thought, action = (match.span(group) for group in ("level", "thought", "action"))
     edges = (0, digit[0]), (digit[1], thought[0]), (thought[1], action[0])
     # The pattern allows only ASCII characters there.
     return TurnFormat(*(match.string[start:end].decode("ascii") for start, end in edges))
@@ -542,12 +549,12 @@ def _find_level_choice(joined: _JoinedBytes) -> LevelChoice | None:
         return LevelChoice(int(match["level"]), digit[0])
     thought = joined.find_token_span(*match.span("thought"))
     thought_end = match.end("thought")
-    end = (
+    closing_span = (
         joined.find_token_span(thought_end, thought_end + 1)
         if thought_end < len(joined.text)
         else None
     )
-    return LevelChoice(int(match["level"]), digit[0], thought, end)
+    return LevelChoice(int(match["level"]), digit[0], thought, closing_span)
 
 
 def _count_bytes(joined: _JoinedBytes, span: Span | None) -> int:

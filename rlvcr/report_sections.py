@@ -44,10 +44,13 @@ def compute_level_shares(batch: "DataProto", prefix: str) -> dict[str, float]:
     turns = [step for row in columns["steps"] for step in row]
     # Turns of environments without thinking levels have no level, or no such attribute.
     levels = [getattr(step, "level", None) for step in turns]
-    known = [level for level in levels if level is not None]
-    if not known:
+    known_levels = [level for level in levels if level is not None]
+    if not known_levels:
         return {}
-    shares = {f"{prefix}/level_share_{level}": known.count(level) / len(known) for level in LEVELS}
+    level_shares = {
+        f"{prefix}/level_share_{level}": known_levels.count(level) / len(known_levels)
+        for level in LEVELS
+    }
     states = [state for row in columns["anchor_obs"] for state in row]
     situations = [
         getattr(step, "situation", "") or state for step, state in zip(turns, states, strict=True)
@@ -56,7 +59,9 @@ def compute_level_shares(batch: "DataProto", prefix: str) -> dict[str, float]:
     from rlvcr.level_metrics import compute_level_information
 
     information = compute_level_information(levels, situations)
-    return shares | {name.replace("rlvcr", prefix, 1): value for name, value in information.items()}
+    return level_shares | {
+        name.replace("rlvcr", prefix, 1): value for name, value in information.items()
+    }
 
 
 def load_audit_returns(directory: Path) -> Outcomes:

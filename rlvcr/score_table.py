@@ -95,16 +95,16 @@ def build_queries(rows: Sequence[Sequence[RowTurn]]) -> tuple[np.ndarray, np.nda
 
 def _build_span(turn: RowTurn) -> Span:
     """Return the tokens of the turn's action in the row, whose log-probs are to be computed."""
-    level, (first, last) = turn.parsed.level_and_score_span
-    return Span(turn.start + first, turn.start + last, step=turn.step, label=level)
+    level, (action_start, action_end) = turn.parsed.level_and_score_span
+    return Span(turn.start + action_start, turn.start + action_end, step=turn.step, label=level)
 
 
 def _build_branches(turn: RowTurn) -> list[Branch]:
     """Return one branch per alternative thought: the thought followed by the same action."""
     if turn.alternatives is None:
         return []
-    _, (first, last) = turn.parsed.level_and_score_span
-    action = [int(token) for token in turn.token_ids[first:last]]
+    _, (action_start, action_end) = turn.parsed.level_and_score_span
+    action = [int(token) for token in turn.token_ids[action_start:action_end]]
     return [
         Branch(
             turn.start,
@@ -139,7 +139,7 @@ def build_score_table(
     turns = [step for row in rows for step in row]
     shape = (len(turns), len(LEVELS))
     table = ScoredTurns(
-        row_indices=[number for number, row in enumerate(rows) for _ in row],
+        row_indices=[row_index for row_index, row in enumerate(rows) for _ in row],
         turns=turns,
         entries=entries,
         # Float64, because advantages are differences of nearly equal scores.

@@ -135,7 +135,7 @@ def add_level_entropy_bonus(
     They are ``choice_mask`` [B, R], which is 1 on each sampled level digit, and ``choice_bonus`` in
     ``meta_info``, with the digit tokens and the weight.
     """
-    row_indices = [number for number, row in enumerate(rows) for _ in row]
+    row_indices = [row_index for row_index, row in enumerate(rows) for _ in row]
     turns = [step for row in rows for step in row]
     offsets = _response_offsets(data, row_indices, turns)
     # The first token range that ``credit_spans`` returns is the sampled level digit.
@@ -248,13 +248,13 @@ def _join_executed_credit(
         ]
     is_counted = is_success if rlvcr.combine == "success" else torch.ones_like(is_success)
     scale = _difference_scale(data, rlvcr)
-    joined = join_credit(credit.advantage, differences, is_counted, rlvcr.credit, scale)
-    metrics |= joined.metrics
+    joined_credit = join_credit(credit.advantage, differences, is_counted, rlvcr.credit, scale)
+    metrics |= joined_credit.metrics
     return _Credit(
-        credit.advantage * joined.weight,
-        credit.price_share * joined.weight,
+        credit.advantage * joined_credit.weight,
+        credit.price_share * joined_credit.weight,
         credit.factor,
-        joined.executed,
+        joined_credit.executed,
     )
 
 
@@ -301,8 +301,8 @@ def _compute_level_bonus(table: ScoredTurns, uid: np.ndarray) -> torch.Tensor:
     """
     forced = torch.tensor([step.num_forced > 0 for step in table.turns], dtype=torch.bool)
     # -1 is no level: forced levels are not counted.
-    chosen = torch.where(forced, -1, table.chosen)
-    return compute_level_count_bonus(chosen, [uid[row] for row in table.row_indices])
+    chosen_levels = torch.where(forced, -1, table.chosen)
+    return compute_level_count_bonus(chosen_levels, [uid[row] for row in table.row_indices])
 
 
 def _response_offsets(

@@ -31,9 +31,9 @@ def _build_byte_alphabet() -> dict[str, int]:
     # Table of GPT-2, which all byte-level vocabularies of transformers use.
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     alphabet = {chr(byte): byte for byte in printable}
-    others = [byte for byte in range(256) if byte not in printable]
-    for number, byte in enumerate(others):
-        alphabet[chr(256 + number)] = byte
+    other_bytes = [byte for byte in range(256) if byte not in printable]
+    for char_offset, byte in enumerate(other_bytes):
+        alphabet[chr(256 + char_offset)] = byte
     return alphabet
 
 
@@ -76,9 +76,9 @@ class TokenBytes:
             return cached
         # Added tokens are not encoded in the alphabet of the vocabulary: their text is literal.
         added = self._added_tokens.get(token_id)
-        piece = self._convert_id(token_id) if added is None else added
-        self._cache[token_id] = piece
-        return piece
+        id_bytes = self._convert_id(token_id) if added is None else added
+        self._cache[token_id] = id_bytes
+        return id_bytes
 
     def _choose_converter(self) -> Callable[[int], bytes]:
         def make_vocabulary_converter(convert: Callable[[str], bytes]) -> Callable[[int], bytes]:

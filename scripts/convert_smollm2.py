@@ -75,15 +75,15 @@ def dequantized_config(config: "PretrainedConfig", tokenizer: SpecialTokens) -> 
     """Return a bfloat16 copy of ``config`` without quantisation, with ids of ``tokenizer``."""
     import torch
 
-    plain = copy.deepcopy(config)
-    if hasattr(plain, "quantization_config"):
+    plain_config = copy.deepcopy(config)
+    if hasattr(plain_config, "quantization_config"):
         # save_pretrained refuses a model with a quantization_config.
-        delattr(plain, "quantization_config")
-    plain.dtype = torch.bfloat16
-    plain.bos_token_id = tokenizer.bos_token_id
-    plain.eos_token_id = tokenizer.eos_token_id
-    plain.pad_token_id = tokenizer.pad_token_id
-    return plain
+        delattr(plain_config, "quantization_config")
+    plain_config.dtype = torch.bfloat16
+    plain_config.bos_token_id = tokenizer.bos_token_id
+    plain_config.eos_token_id = tokenizer.eos_token_id
+    plain_config.pad_token_id = tokenizer.pad_token_id
+    return plain_config
 
 
 def load_model(gguf: Path, tokenizer: "PreTrainedTokenizerBase") -> "PreTrainedModel":

@@ -65,8 +65,8 @@ SCHEMA = pyarrow.schema(
 
 def rows_of(file: Path) -> Iterator[dict[str, Any]]:
     """Yield a row for every turn of a rollout file (``12.jsonl``, ``val_12.jsonl``)."""
-    split, _, number = file.stem.rpartition("_")
-    where = {"split": split or "train", "iteration": int(number)}
+    split, _, step_number = file.stem.rpartition("_")
+    file_columns = {"split": split or "train", "iteration": int(step_number)}
     for line in jsonl.read(file):
         trajectory_values = {name: line.get(name) for name in TRAJECTORY_COLUMNS}
         for step in line["steps"]:
@@ -75,7 +75,7 @@ def rows_of(file: Path) -> Iterator[dict[str, Any]]:
                 key: step[key] for key in step if key not in STEP_COLUMNS and key != "token_credit"
             }
             yield {
-                **where,
+                **file_columns,
                 **trajectory_values,
                 **{name: step.get(name) for name in STEP_COLUMNS},
                 "tokens": [text for text, _ in credit],
@@ -116,15 +116,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("run", type=Path, help="run directory")
     parser.add_argument("out", type=Path, help="file to write")
     parser.add_argument("--overwrite", action="store_true", help="replace an existing file")
-    words = parser.parse_args(argv)
+    args = parser.parse_args(argv)
     setup_logging()
     try:
-        require_new_file(words.out, "out", words.overwrite, "--overwrite")
-        count = export_trajectories(words.run, words.out)
+        require_new_file(args.out, "out", args.overwrite, "--overwrite")
+        count = export_trajectories(args.run, args.out)
     except (FileNotFoundError, ConfigError) as error:
         sys.stderr.write(f"{error}\n")
         return 2
-    print(f"{count} steps in {words.out}")
+    print(f"{count} steps in {args.out}")
     return 0
 
 

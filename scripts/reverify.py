@@ -87,14 +87,14 @@ async def _compare_turns(
     env: PoolSession, task: Task, seed: int, trajectory: StoredTrajectory
 ) -> str:
     reward_sum, is_success = 0.0, False
-    seen = (await env.reset(task, seed)).text
+    observed_text = (await env.reset(task, seed)).text
     for step in trajectory.steps:
-        if seen != step["observation"]:
+        if observed_text != step["observation"]:
             return f"observation of turn {step['step']} differs"
         if step["stop_reason"] != COMPLETE_TURN:
             break
         observation, reward, _, info = await env.step(step["action"])
-        seen, is_success = observation.text, bool(info.get("won", False))
+        observed_text, is_success = observation.text, bool(info.get("won", False))
         reward_sum += reward
         if abs(reward - step["reward"]) > REWARD_TOLERANCE:
             return f"reward of turn {step['step']} was {step['reward']:g}, now {reward:g}"
@@ -126,8 +126,8 @@ async def verify_rewards(
             f"{run}: env.env_name={name}: trajectories of agents call the policy themselves and "
             "cannot be replayed from their stored actions"
         )
-    listed = [task for split in ("train", "val") for task in package.tasks(settings, split)]
-    tasks = {task["task_id"]: task for task in listed}
+    all_tasks = [task for split in ("train", "val") for task in package.tasks(settings, split)]
+    tasks = {task["task_id"]: task for task in all_tasks}
     pool = EnvironmentPool(name, settings, placement="process")
     await pool.start()
     differences = []
@@ -166,15 +166,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--trust-run-code", action="store_true", help="execute code that the run's config names"
     )
-    words = parser.parse_args(argv)
+    args = parser.parse_args(argv)
     setup_logging()
-    names = words.file or ["*"]
-    find_rollout_files = (words.run / "rollouts").glob
-    config = words.run / "config.yaml"
-    if config.is_file() and not words.trust_run_code:
+    names = args.file or ["*"]
+    find_rollout_files = (args.run / "rollouts").glob
+    config = args.run / "config.yaml"
+    if config.is_file() and not args.trust_run_code:
         stored = yaml.safe_load(config.read_text(encoding="utf-8"))
         try:
-            refuse_stored_code({"env": stored["env"]}, str(words.run), fix="--trust-run-code")
+            refuse_stored_code({"env": stored["env"]}, str(args.run), fix="--trust-run-code")
         except ConfigError as error:
             sys.stderr.write(f"{error}\n")
             return 2
@@ -183,12 +183,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         for name in names
         for path in find_rollout_files(f"{name.removesuffix('.jsonl')}.jsonl")
     )
-    if not files or not (words.run / "config.yaml").is_file():
-        sys.stderr.write(f"{words.run}: no config.yaml, or no rollouts/{'|'.join(names)}.jsonl\n")
+    if not files or not (args.run / "config.yaml").is_file():
+        sys.stderr.write(f"{args.run}: no config.yaml, or no rollouts/{'|'.join(names)}.jsonl\n")
         return 2
-    count, wrong = asyncio.run(verify_rewards(words.run, files, words.limit))
-    print("\n".join([*wrong, f"{count} trajectories, {len(wrong)} differ"]))
-    return 1 if wrong else 0
+    count, differences = asyncio.run(verify_rewards(args.run, files, args.limit))
+    print("\n".join([*differences, f"{count} trajectories, {len(differences)} differ"]))
+    return 1 if differences else 0
 
 
 if __name__ == "__main__":

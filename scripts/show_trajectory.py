@@ -82,7 +82,7 @@ def format_turn_header(turn: dict) -> Text:
     style = LEVEL_STYLES.get(level, "white on grey35")
     head.append(f" {level or '?'} ", style=style)
     head.append(f" {turn.get('action', '')}", style="bold")
-    for shown, style in (
+    for label, style in (
         ("level forced" if turn.get("level_forced") else "", "yellow"),
         (f"{turn['parse_failure'].replace('_', ' ')}" if turn.get("parse_failure") else "", "red"),
         ("not valid" if not turn.get("is_action_valid", True) else "", "red"),
@@ -91,7 +91,7 @@ def format_turn_header(turn: dict) -> Text:
         (f"thinking {turn['think_advantage']:+.2f}" if turn.get("think_advantage") else "", "dim"),
         (f"of it cost {turn['think_cost']:+.2f}" if turn.get("think_cost") else "", "dim"),
     ):
-        head.append(f"  {shown}" if shown else "", style=style)
+        head.append(f"  {label}" if label else "", style=style)
     return head
 
 

@@ -86,17 +86,17 @@ def select_words(count: int) -> list[str]:
 
 def train_by_imitation(args: argparse.Namespace, words: list[str], directory: Path) -> Path:
     """Train ``directory / "imitation"`` on games about the training words and return its path."""
-    known = split_words("train", words)
+    train_words = split_words("train", words)
     episodes = write_demonstrations(
-        directory / "demonstrations.jsonl", args.episodes, known, args.turns, seed=args.seed
+        directory / "demonstrations.jsonl", args.episodes, train_words, args.turns, seed=args.seed
     )
-    target = directory / "imitation"
+    policy_path = directory / "imitation"
     settings = [
         "--config-name=quickstart_sft",
         "env.env_name=twenty_questions",
         f"data.train_files=[{episodes}]",
         "data.env_loss_weight=0.0",
-        f"model.save_path={target}",
+        f"model.save_path={policy_path}",
         f"trainer.default_local_dir={directory / 'imitation_run'}",
         f"trainer.total_epochs={args.epochs}",
         f"trainer.seed={args.seed}",
@@ -104,7 +104,7 @@ def train_by_imitation(args: argparse.Namespace, words: list[str], directory: Pa
     ]
     # Run in a child process, so that Ray and its workers end before reinforcement learning.
     subprocess.run([sys.executable, "-m", "verl.trainer.main_sft", *settings], cwd=ROOT, check=True)
-    return target
+    return policy_path
 
 
 def success_and_turns(
@@ -115,8 +115,8 @@ def success_and_turns(
 
     tokenizer = env.tokenizer
     sampling = TurnSampling(TURN_TOKENS, stop=env.stop)
-    ends = find_end_ids(tokenizer)
-    policy = LivePolicy(lambda: nullcontext(model.eval()), tokenizer, ends, seed)
+    end_ids = find_end_ids(tokenizer)
+    policy = LivePolicy(lambda: nullcontext(model.eval()), tokenizer, end_ids, seed)
     # Use each word equally often.
     rows = [{"solution": word} for word in words] * max(1, round(num_games / len(words)))
     results = env.run_trial(rows, agent=DirectOutputAgent(policy, sampling, tokenizer))
@@ -193,13 +193,17 @@ def main(argv: list[str] | None = None) -> dict[str, dict[str, float]]:
         words=words,
         seed=args.seed,
     )
-    before = measure_policy(
+    metrics_before = measure_policy(
         AutoModelForCausalLM.from_pretrained(path, dtype="float32"), env, args, "before"
     )
     trainer = train_with_grpo(args, path, env)
-    after = measure_policy(trainer.model, env, args, "after")
+    metrics_after = measure_policy(trainer.model, env, args, "after")
     trainer.save_model(str(args.out / "trained"))
-    result = {"before": before, "after": after, "seconds": time.perf_counter() - began}
+    result = {
+        "before": metrics_before,
+        "after": metrics_after,
+        "seconds": time.perf_counter() - began,
+    }
     (args.out / "result.json").write_text(json.dumps(result, indent=1))
     print(f"policy: {args.out / 'trained'} ({result['seconds']:.0f} s in all)", flush=True)
     return result

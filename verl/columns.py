@@ -40,8 +40,8 @@ def as_column(key: str, values: object) -> np.ndarray:
     if isinstance(values, np.ndarray):
         column = values
     elif isinstance(values, (str, bytes, dict)) or not isinstance(values, Iterable):
-        what = f"non_tensor_batch[{key!r}]"
-        raise TypeError(f"{what} must be an array or a list of B values, got {type(values)}")
+        name = f"non_tensor_batch[{key!r}]"
+        raise TypeError(f"{name} must be an array or a list of B values, got {type(values)}")
     else:
         column = object_array(values)
     if column.ndim == 0:
@@ -77,19 +77,19 @@ def require_dense_tensor(key: str, tensor: object) -> None:
     Nested ``TensorDict`` objects and jagged tensors are refused, because row selection and
     serialisation do not support them.
     """
-    what = f"batch[{key!r}]"
+    name = f"batch[{key!r}]"
     if isinstance(tensor, TensorDictBase):
-        inner = ", ".join(map(str, list(tensor.keys())[:3]))
+        inner_keys = ", ".join(map(str, list(tensor.keys())[:3]))
         raise TypeError(
-            f"{what} is a nested {type(tensor).__name__}; a DataProto holds plain tensors [B, ...]:"
-            f" make each of its entries a column ({inner}, ...)"
+            f"{name} is a nested {type(tensor).__name__}; a DataProto holds plain tensors [B, ...]:"
+            f" make each of its entries a column ({inner_keys}, ...)"
         )
     if not isinstance(tensor, torch.Tensor):
-        raise TypeError(f"{what} is a {type(tensor).__name__}, not a torch.Tensor")
+        raise TypeError(f"{name} is a {type(tensor).__name__}, not a torch.Tensor")
     if tensor.is_nested or tensor.layout is not torch.strided:
-        kind = "jagged" if tensor.is_nested else str(tensor.layout).removeprefix("torch.")
+        layout_name = "jagged" if tensor.is_nested else str(tensor.layout).removeprefix("torch.")
         raise TypeError(
-            f"{what} is a {kind} tensor; a DataProto holds dense tensors [B, ...]: pad it "
+            f"{name} is a {layout_name} tensor; a DataProto holds dense tensors [B, ...]: pad it "
             "(torch.nested.to_padded_tensor, to_dense), or give a list of B tensors as a "
             "non-tensor column"
         )
@@ -114,8 +114,8 @@ def require_keys(what: str, wanted: Iterable[str], present: Iterable[str]) -> No
     for key in wanted:
         if key not in present:
             # Not verl.config.settings.hints: this module must not import other packages of verl.
-            near = difflib.get_close_matches(str(key), present, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
+            similar_keys = difflib.get_close_matches(str(key), present, n=1)
+            hint = f"; did you mean {similar_keys[0]!r}?" if similar_keys else ""
             raise KeyError(f"{what} has no key {key!r}{hint} It has: {sorted(present)}")
 
 
@@ -168,8 +168,8 @@ def union_tensor_dict(tensor_dict1: TensorDict, tensor_dict2: TensorDict) -> Ten
     if tensor_dict1.batch_size != tensor_dict2.batch_size:
         sizes = f"{list(tensor_dict1.batch_size)} and {list(tensor_dict2.batch_size)}"
         raise ValueError(f"union: batch sizes disagree: {sizes}")
-    merged = union_dict("batch", dict(tensor_dict1.items()), dict(tensor_dict2.items()))
-    return TensorDict(merged, batch_size=tensor_dict1.batch_size)
+    merged_tensors = union_dict("batch", dict(tensor_dict1.items()), dict(tensor_dict2.items()))
+    return TensorDict(merged_tensors, batch_size=tensor_dict1.batch_size)
 
 
 def concat_tensors(key: str, parts: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -194,26 +194,26 @@ def concat_meta_info(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     a list of values, all of them are added. Metrics stay plain numbers in two cases: only one part
     has metrics, or all parts share one dictionary (rows selected from one table).
     """
-    joined: dict[str, Any] = {}
+    joined_info: dict[str, Any] = {}
     for part in parts:
         for key, value in part.items():
-            joined.setdefault(key, value)
+            joined_info.setdefault(key, value)
     part_metrics = [part[METRICS] for part in parts if isinstance(part.get(METRICS), Mapping)]
     distinct_metrics = list({id(metrics): metrics for metrics in part_metrics}.values())
     if len(distinct_metrics) > 1:
-        joined[METRICS] = _concat_metrics(distinct_metrics)
-    return joined
+        joined_info[METRICS] = _concat_metrics(distinct_metrics)
+    return joined_info
 
 
 def _concat_metrics(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    joined: dict[str, Any] = {}
+    joined_metrics: dict[str, Any] = {}
     for name in dict.fromkeys(name for part in parts for name in part):
         values = [part[name] for part in parts if name in part]
         if isinstance(values[0], Mapping):
-            joined[name] = _concat_metrics(values)
+            joined_metrics[name] = _concat_metrics(values)
             continue
-        joined[name] = [one for value in values for one in _as_list(value)]
-    return joined
+        joined_metrics[name] = [list_item for value in values for list_item in _as_list(value)]
+    return joined_metrics
 
 
 def _as_list(value: object) -> list[Any]:

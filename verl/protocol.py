@@ -109,9 +109,9 @@ class DataProto:
             key: f"{list(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"
             for key, tensor in self.batch.items()
         }
-        others = {key: str(column.dtype) for key, column in self.non_tensor_batch.items()}
+        column_dtypes = {key: str(column.dtype) for key, column in self.non_tensor_batch.items()}
         return (
-            f"DataProto({len(self)} rows, batch={tensors}, non_tensor_batch={others}, "
+            f"DataProto({len(self)} rows, batch={tensors}, non_tensor_batch={column_dtypes}, "
             f"meta_info={self.meta_info})"
         )
 
@@ -149,8 +149,8 @@ class DataProto:
     ) -> "DataProto":
         """Build a table from one dict: tensors go to ``batch``, others to ``non_tensor_batch``."""
         tensors = {k: v for k, v in data.items() if isinstance(v, torch.Tensor | TensorDictBase)}
-        others = {k: v for k, v in data.items() if k not in tensors}
-        return cls.from_dict(tensors=tensors, non_tensors=others, meta_info=meta_info)
+        other_values = {k: v for k, v in data.items() if k not in tensors}
+        return cls.from_dict(tensors=tensors, non_tensors=other_values, meta_info=meta_info)
 
     @staticmethod
     def concat(data: Sequence["DataProto"]) -> "DataProto":
@@ -166,25 +166,26 @@ class DataProto:
         for part in data:
             part.check_consistency()
         meta_info = concat_meta_info([part.meta_info for part in data])
-        parts = [part for part in data if part.keys()]
-        if not parts:
+        filled_parts = [part for part in data if part.keys()]
+        if not filled_parts:
             return DataProto(meta_info=meta_info)
-        first = parts[0]
-        for i, part in enumerate(parts):
-            if set(part.keys()) != set(first.keys()):
-                differing_keys = sorted(set(part.keys()) ^ set(first.keys()))
+        first_part = filled_parts[0]
+        for i, part in enumerate(filled_parts):
+            if set(part.keys()) != set(first_part.keys()):
+                differing_keys = sorted(set(part.keys()) ^ set(first_part.keys()))
                 raise ValueError(
                     f"concat: part {i} and part 0 do not have the same keys; they differ in "
                     f"{differing_keys}"
                 )
         tensors = {
-            k: concat_tensors(k, [part.batch[k] for part in parts]) for k in first.tensor_keys()
+            k: concat_tensors(k, [part.batch[k] for part in filled_parts])
+            for k in first_part.tensor_keys()
         }
-        others = {
-            key: np.concatenate([part.non_tensor_batch[key] for part in parts])
-            for key in first.non_tensor_batch
+        other_columns = {
+            key: np.concatenate([part.non_tensor_batch[key] for part in filled_parts])
+            for key in first_part.non_tensor_batch
         }
-        return DataProto.from_dict(tensors, others, meta_info)
+        return DataProto.from_dict(tensors, other_columns, meta_info)
 
     # ---- columns and size ----------------------------------------------------------------------
 
@@ -214,10 +215,10 @@ class DataProto:
         for key, tensor in self.batch.items():
             require_dense_tensor(key, tensor)
         size = len(self)
-        wrong = {key: len(col) for key, col in self.non_tensor_batch.items() if len(col) != size}
-        if wrong:
+        lengths = {key: len(col) for key, col in self.non_tensor_batch.items() if len(col) != size}
+        if lengths:
             raise ValueError(
-                f"lengths disagree: the table has {size} rows, but non_tensor_batch has {wrong}"
+                f"lengths disagree: the table has {size} rows, but non_tensor_batch has {lengths}"
             )
 
     # ---- selection of rows ---------------------------------------------------------------------
@@ -249,8 +250,8 @@ class DataProto:
 
     def _select_slice(self, rows: slice) -> "DataProto":
         batch = self.batch[rows] if self.tensor_keys() else None
-        others = {key: column[rows] for key, column in self.non_tensor_batch.items()}
-        return DataProto(batch, others, dict(self.meta_info))
+        other_columns = {key: column[rows] for key, column in self.non_tensor_batch.items()}
+        return DataProto(batch, other_columns, dict(self.meta_info))
 
     def select_idxs(self, idxs: RowIndices) -> "DataProto":
         """Return a copy of the rows at ``idxs``, or of those where a boolean mask [B] is true.
@@ -262,8 +263,8 @@ class DataProto:
         if self.tensor_keys():
             device = next(iter(self.batch.values())).device
             batch = self.batch[torch.from_numpy(index).to(device)]
-        others = {key: column[index] for key, column in self.non_tensor_batch.items()}
-        return DataProto(batch, others, dict(self.meta_info))
+        other_columns = {key: column[index] for key, column in self.non_tensor_batch.items()}
+        return DataProto(batch, other_columns, dict(self.meta_info))
 
     def _as_index(self, idxs: RowIndices) -> np.ndarray:
         if isinstance(idxs, str):
@@ -304,16 +305,16 @@ class DataProto:
         an unknown key.
         """
         tensors = self.tensor_keys() if batch_keys is None else as_keys(batch_keys)
-        others = list(self.non_tensor_batch)
+        other_keys = list(self.non_tensor_batch)
         if non_tensor_batch_keys is not None:
-            others = as_keys(non_tensor_batch_keys)
+            other_keys = as_keys(non_tensor_batch_keys)
         metas = list(self.meta_info) if meta_info_keys is None else as_keys(meta_info_keys)
         require_keys("batch", tensors, self.tensor_keys())
-        require_keys("non_tensor_batch", others, self.non_tensor_batch)
+        require_keys("non_tensor_batch", other_keys, self.non_tensor_batch)
         require_keys("meta_info", metas, self.meta_info)
         return DataProto(
             batch=self.batch.select(*tensors) if tensors else None,
-            non_tensor_batch={key: self.non_tensor_batch[key] for key in others},
+            non_tensor_batch={key: self.non_tensor_batch[key] for key in other_keys},
             meta_info={key: self.meta_info[key] for key in metas},
         )
 
@@ -325,16 +326,16 @@ class DataProto:
     ) -> "DataProto":
         """Remove the named columns from this table and return them as a new table."""
         tensors = as_keys(batch_keys)
-        others = as_keys(non_tensor_batch_keys)
+        other_keys = as_keys(non_tensor_batch_keys)
         metas = as_keys(meta_info_keys)
-        popped = self.select(tensors, others, metas)
-        for key in others:
+        popped = self.select(tensors, other_keys, metas)
+        for key in other_keys:
             del self.non_tensor_batch[key]
         for key in metas:
             del self.meta_info[key]
         # Make a new TensorDict, because other tables may share this one.
-        rest = self.batch.exclude(*tensors)
-        self.batch = rest if rest.keys() else self._empty_batch()
+        remaining_batch = self.batch.exclude(*tensors)
+        self.batch = remaining_batch if remaining_batch.keys() else self._empty_batch()
         return popped
 
     def rename(self, old_keys: str | Iterable[str], new_keys: str | Iterable[str]) -> "DataProto":
@@ -343,17 +344,17 @@ class DataProto:
         Raises ``KeyError`` for an unknown key, and ``ValueError`` if a new name is taken or the
         counts differ.
         """
-        old = as_keys(old_keys)
-        new = as_keys(new_keys)
-        if len(old) != len(new):
-            raise ValueError(f"rename: {len(old)} old keys but {len(new)} new ones")
-        require_keys("the DataProto", old, self.keys())
-        taken = set(new) & (set(self.keys()) - set(old))
-        if taken or len(set(new)) != len(new):
+        old_names = as_keys(old_keys)
+        new_names = as_keys(new_keys)
+        if len(old_names) != len(new_names):
+            raise ValueError(f"rename: {len(old_names)} old keys but {len(new_names)} new ones")
+        require_keys("the DataProto", old_names, self.keys())
+        taken = set(new_names) & (set(self.keys()) - set(old_names))
+        if taken or len(set(new_names)) != len(new_names):
             raise ValueError(
-                f"rename: the new names {new} are not free: {sorted(taken) or 'they repeat'}"
+                f"rename: the new names {new_names} are not free: {sorted(taken) or 'they repeat'}"
             )
-        names = dict(zip(old, new, strict=True))
+        names = dict(zip(old_names, new_names, strict=True))
         renamed = {names.get(key, key): tensor for key, tensor in self.batch.items()}
         self.batch = TensorDict(renamed, batch_size=self.batch.batch_size)
         self.non_tensor_batch = {

@@ -158,12 +158,12 @@ class MetricTable:
 
     def line_names(self, metrics: Mapping[str, float]) -> list[str]:
         """Return the names that have a metric for any column, in the order of ``metrics``."""
-        start = f"{self.prefix}/"
+        prefix = f"{self.prefix}/"
         columns = {column.key for column in self.columns}
-        parts = [
-            key.removeprefix(start).rpartition("/") for key in metrics if key.startswith(start)
+        key_parts = [
+            key.removeprefix(prefix).rpartition("/") for key in metrics if key.startswith(prefix)
         ]
-        return list(dict.fromkeys(name for name, _, key in parts if key in columns))
+        return list(dict.fromkeys(name for name, _, key in key_parts if key in columns))
 
     def line_cells(self, metrics: Mapping[str, float], name: str) -> list[str]:
         """Return the cells of the line of ``name``, with the name first."""
@@ -321,7 +321,7 @@ def insert_entries(entries: Sequence[P], added: Iterable[P]) -> list[P]:
     arranged = list(entries)
     for item in added:
         # Collect the names again for each item: it may follow another added item.
-        names = [other.name for other in arranged]
+        names = [entry.name for entry in arranged]
         position = (
             names.index(item.placed_after) + 1 if item.placed_after in names else len(arranged)
         )

@@ -153,6 +153,6 @@ def _extract_logprobs(output: SampledOutput, ids: list[int]) -> list[float]:
     for entry, token in zip(entries, ids, strict=True):
         # vLLM may also list more likely tokens. The sampled token is always in the dictionary.
         sampled = entry[token] if isinstance(entry, Mapping) else entry
-        number = getattr(sampled, "logprob", sampled)
-        values.append(math.nan if number is None else float(number))
+        logprob = getattr(sampled, "logprob", sampled)
+        values.append(math.nan if logprob is None else float(logprob))
     return values

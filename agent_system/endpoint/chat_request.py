@@ -139,7 +139,7 @@ def _read_messages(value: Any) -> list[Message]:
             "messages", len(value), "too many messages", allowed, "shorten the history"
         )
     parsed_messages = [
-        _read_message(message, f"messages[{place}]") for place, message in enumerate(value)
+        _read_message(message, f"messages[{index}]") for index, message in enumerate(value)
     ]
     messages = _join_user_messages(parsed_messages)
     if messages[-1]["role"] != "user":
@@ -151,15 +151,18 @@ def _read_messages(value: Any) -> list[Message]:
 
 def _join_user_messages(messages: Sequence[Message]) -> list[Message]:
     """Join neighbouring user messages, because chat templates refuse them."""
-    joined: list[Message] = []
+    joined_messages: list[Message] = []
     for role, role_messages in itertools.groupby(messages, key=itemgetter("role")):
         if role == "user":
-            joined.append(
-                {"role": role, "content": "\n\n".join(one["content"] for one in role_messages)}
+            joined_messages.append(
+                {
+                    "role": role,
+                    "content": "\n\n".join(message["content"] for message in role_messages),
+                }
             )
         else:
-            joined.extend(role_messages)
-    return joined
+            joined_messages.extend(role_messages)
+    return joined_messages
 
 
 def _read_message(message: Any, where: str) -> Message:
@@ -188,12 +191,12 @@ def _read_message(message: Any, where: str) -> Message:
 
 def _read_content(content: Any) -> str | None:
     """Return ``content`` as one text, or None if it is not text."""
-    parts = content if isinstance(content, list) else [{"type": "text", "text": content}]
+    content_parts = content if isinstance(content, list) else [{"type": "text", "text": content}]
     texts: list[str] = []
-    for part in parts:
-        if not isinstance(part, dict) or part.get("type") != "text":
+    for content_part in content_parts:
+        if not isinstance(content_part, dict) or content_part.get("type") != "text":
             return None
-        text = part.get("text")
+        text = content_part.get("text")
         if not _is_text(text):
             return None
         texts.append(text)

@@ -30,7 +30,9 @@ class BoundedConnections:
         self._trusted.intersection_update(connections)
         if len(connections) < self._most:
             return self._server()
-        oldest = next((one for one in connections if one not in self._trusted), None)
+        oldest = next(
+            (connection for connection in connections if connection not in self._trusted), None
+        )
         if oldest is None:
             return _Rejected()
         oldest.force_close()

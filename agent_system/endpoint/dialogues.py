@@ -48,10 +48,13 @@ class Dialogue:
 
     def is_continued_by(self, messages: Sequence[Message]) -> bool:
         """Return True if ``messages`` are this dialogue, the last reply and one new message."""
-        before = len(self._answered_messages)
-        if len(messages) != before + 2 or list(messages[:before]) != self._answered_messages:
+        num_answered = len(self._answered_messages)
+        if (
+            len(messages) != num_answered + 2
+            or list(messages[:num_answered]) != self._answered_messages
+        ):
             return False
-        reply = messages[before]
+        reply = messages[num_answered]
         return reply["role"] == "assistant" and reply["content"] in self._replies
 
     def await_reply(self, messages: list[Message], shown: list[Message]) -> None:
@@ -95,13 +98,15 @@ class Dialogues:
         if self._cannot_fit(messages):
             return None
         candidates = self._all if self._extends else []
-        dialogue = next((one for one in candidates if one.is_continued_by(messages)), None)
+        dialogue = next(
+            (candidate for candidate in candidates if candidate.is_continued_by(messages)), None
+        )
         if dialogue is None:
             return self._begin_dialogue(messages, step)
-        shown = self._escape_user_text(messages[-1])
-        if not dialogue.conversation.add_observation(shown["content"], step):
+        escaped_message = self._escape_user_text(messages[-1])
+        if not dialogue.conversation.add_observation(escaped_message["content"], step):
             return None
-        dialogue.await_reply(messages, [shown])
+        dialogue.await_reply(messages, [escaped_message])
         return dialogue
 
     def _cannot_fit(self, messages: Sequence[Message]) -> bool:
@@ -110,13 +115,13 @@ class Dialogues:
         return characters > CHARACTERS_PER_TOKEN * tokens
 
     def _begin_dialogue(self, messages: list[Message], step: int) -> Dialogue | None:
-        shown = [self._escape_user_text(message) for message in messages]
-        conversation = TokenConversation(self._bridge, self._limits, shown[:-1])
+        escaped_messages = [self._escape_user_text(message) for message in messages]
+        conversation = TokenConversation(self._bridge, self._limits, escaped_messages[:-1])
         # Check before adding the ledger, because every ledger becomes a row of the batch.
-        if not conversation.add_observation(shown[-1]["content"], step):
+        if not conversation.add_observation(escaped_messages[-1]["content"], step):
             return None
         dialogue = Dialogue(conversation, len(self._all), messages)
-        dialogue.await_reply(messages, shown)
+        dialogue.await_reply(messages, escaped_messages)
         self.ledgers.append(conversation.ledger)
         self._all.append(dialogue)
         return dialogue

@@ -28,10 +28,10 @@ class RequestRefused(Exception):
 
     def error_body(self) -> dict[str, Any]:
         """Return the JSON body of the error."""
-        kind = "server_error" if self.status >= 500 else "invalid_request_error"
+        error_type = "server_error" if self.status >= 500 else "invalid_request_error"
         error = {
             "message": self.message,
-            "type": kind,
+            "type": error_type,
             "param": self.param,
             "code": self.code,
         }

@@ -67,15 +67,15 @@ class ChatPrompts:
         With ``keep_first`` the text of the first observation comes before them.
         """
         del levels  # the system message asks for them
-        shown = [observation.text, *(seen for seen, _ in history)]
+        observation_texts = [observation.text, *(past_text for past_text, _ in history)]
         # Omit the first observation while ``history`` contains it: it would appear twice.
-        parts = [first.text] if self.keep_first and first.text not in shown else []
+        paragraphs = [first.text] if self.keep_first and first.text not in observation_texts else []
         for seen, action in history:
             # A prompt has one image: that of the current observation.
             text = seen.replace(IMAGE, "")
-            parts.append(f"{text}\nYou did: {action}".strip())
-        parts.append(observation.text)
-        return self._with_actions("\n\n".join(parts), observation)
+            paragraphs.append(f"{text}\nYou did: {action}".strip())
+        paragraphs.append(observation.text)
+        return self._with_actions("\n\n".join(paragraphs), observation)
 
     def _with_actions(self, text: str, observation: Observation) -> str:
         actions = observation.info.get("admissible_actions") if self.list_actions else None
@@ -164,9 +164,9 @@ class CompactPrompts:
         With ``keep_first`` the text of the first observation comes before them.
         """
         del levels  # both variants are equal
-        shown = [seen for seen, _ in history] + [observation.text]
+        texts = [text for text, _ in history] + [observation.text]
         lines = (
-            [self.shorten_first(first.text)] if self.keep_first and first.text not in shown else []
+            [self.shorten_first(first.text)] if self.keep_first and first.text not in texts else []
         )
         lines += [
             f"{self._shorten_observation(first, seen)}\n> {action}" for seen, action in history
@@ -190,20 +190,22 @@ def project_action(text: str) -> tuple[str, bool]:
         "I go <action>west"            ->  ("west", False)
         "look"                         ->  ("look", False)
     """
-    closed = _CLOSED_ACTION.findall(text)
-    if closed:
-        action = " ".join(closed[0].split())
+    closed_actions = _CLOSED_ACTION.findall(text)
+    if closed_actions:
+        action = " ".join(closed_actions[0].split())
         # Check the length before truncating: a truncated action also counts as not well formed.
         well_formed = (
-            len(closed) == 1 and 0 < len(action) <= MAX_ACTION_CHARS and _TAG.search(action) is None
+            len(closed_actions) == 1
+            and 0 < len(action) <= MAX_ACTION_CHARS
+            and _TAG.search(action) is None
         )
         return action[:MAX_ACTION_CHARS], well_formed
     # Text after an unclosed tag is taken as the action, but does not count as valid.
     opened = _OPEN_ACTION.search(text)
     if opened is not None:
-        rest = opened.group(1)
+        unclosed_text = opened.group(1)
     else:
         lines = text.strip().splitlines()
         # The environment needs some text as action. False marks it as not well formed.
-        rest = lines[-1] if lines else ""
-    return " ".join(rest.split())[:MAX_ACTION_CHARS], False
+        unclosed_text = lines[-1] if lines else ""
+    return " ".join(unclosed_text.split())[:MAX_ACTION_CHARS], False

@@ -59,8 +59,8 @@ def preprocess_tree(tree: Tree, schema: type[Section]) -> None:
             # None: the validation set contains all rows of the files.
             env.setdefault("val_tasks", None)
             _copy_value(tree, GROUP_SIZE_KEY, "env.rollout.n")
-        for source, target in settings.data_keys.items():
-            _copy_value(tree, source, f"env.{name}.{target}")
+        for source, target_key in settings.data_keys.items():
+            _copy_value(tree, source, f"env.{name}.{target_key}")
     # An empty section makes the schema fill in the defaults.
     env.setdefault(name, {})
 
@@ -91,10 +91,10 @@ def _copy_value(tree: Tree, source: str, target: str) -> None:
         return
     if source in FILE_KEYS and _is_placeholder(value):
         return
-    *above, name = target.split(".")
+    *section_names, name = target.split(".")
     section = tree
-    for part in above:
-        section = section.setdefault(part, {})
+    for section_name in section_names:
+        section = section.setdefault(section_name, {})
         # A plain value instead of a section is an error, which the validation reports later.
         if not isinstance(section, dict):
             return
@@ -107,15 +107,15 @@ def check_foreign_sections(tree: Mapping[str, Any], written: Collection[str]) ->
     # Another check reports an unknown name.
     if ":" not in env_name and canonical_name(env_name).split("/", 1)[0] not in REGISTRY:
         return
-    used = {
+    used_names = {
         canonical_name(name).split("/", 1)[0]
         for name in (env_name, *_mixture_parts(tree, env_name))
     }
     foreign: dict[str, str] = {}
     for path in written:
-        above, _, rest = path.partition(".")
-        name = rest.partition(".")[0]
-        if above == "env" and name in REGISTRY and name not in used:
+        top_section, _, subpath = path.partition(".")
+        name = subpath.partition(".")[0]
+        if top_section == "env" and name in REGISTRY and name not in used_names:
             foreign.setdefault(name, path)
     for name, path in foreign.items():
         why = f"a key of the environment {name}, and the run uses {env_name}"
@@ -131,8 +131,8 @@ def _mixture_parts(tree: Mapping[str, Any], env_name: str) -> list[str]:
     """Return the names of the environments in a mixture; empty for another environment."""
     if canonical_name(env_name).split("/", 1)[0] != MIXTURE:
         return []
-    parts = _value_at(tree, f"env.{MIXTURE}.parts")
-    return [str(part) for part in (DEFAULT_PARTS if parts is None else parts)]
+    part_names = _value_at(tree, f"env.{MIXTURE}.parts")
+    return [str(part_name) for part_name in (DEFAULT_PARTS if part_names is None else part_names)]
 
 
 ENVIRONMENTS = EnvironmentPlugin(

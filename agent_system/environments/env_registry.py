@@ -116,7 +116,7 @@ def canonical_name(env_name: str) -> str:
     name, slash, variant = env_name.partition("/")
     if name in REGISTRY:
         return env_name
-    spelled = {known.lower(): known for known in REGISTRY}.get(name.lower(), name)
+    spelled = {key.lower(): key for key in REGISTRY}.get(name.lower(), name)
     return f"{spelled}{slash}{variant}"
 
 
@@ -165,7 +165,7 @@ def get_package(env_name: str) -> EnvPackage:
 
 def _import_module(env_name: str, module_name: str) -> ModuleType:
     is_file = module_name.endswith(".py")
-    if is_file or not all(part.isidentifier() for part in module_name.split(".")):
+    if is_file or not all(name_part.isidentifier() for name_part in module_name.split(".")):
         stem = module_name.removesuffix(".py").replace("/", ".").strip(".") or "my_lab.gridworld"
         raise UnknownEnvironment(
             f"{env_name!r}: {module_name!r} is not a module name; allowed: MODULE:NAME; "
@@ -221,10 +221,10 @@ def find_settings_class(env_name: str) -> type[EnvSettings]:
     The package is imported only if the registry entry has no import path of the settings. Raises
     what ``get_package`` raises.
     """
-    target = find_entry(env_name).settings
-    if not target:
+    settings_path = find_entry(env_name).settings
+    if not settings_path:
         return get_package(env_name).settings
-    module_name, _, attribute = target.partition(":")
+    module_name, _, attribute = settings_path.partition(":")
     return getattr(importlib.import_module(module_name), attribute)
 
 
@@ -253,8 +253,8 @@ def env_settings(env_config: "EnvConfig") -> EnvSettings:
         _choose_variant(section, env_config.env_name, settings_type)
     settings = read_section_or_raise(settings_type, section, label)
     defaults = {"max_steps": env_config.max_steps, "seed": env_config.seed}
-    missing = {key: value for key, value in defaults.items() if getattr(settings, key) is None}
-    return settings.model_copy(update=missing).with_derived_values(env_config)
+    fill_values = {key: value for key, value in defaults.items() if getattr(settings, key) is None}
+    return settings.model_copy(update=fill_values).with_derived_values(env_config)
 
 
 def describe_substitutes(env_config: "EnvConfig") -> str:
@@ -265,12 +265,12 @@ def describe_substitutes(env_config: "EnvConfig") -> str:
     """
     try:
         settings = env_settings(env_config)
-        parts = getattr(settings, "part_weights", None) or {}
+        part_weights = getattr(settings, "part_weights", None) or {}
         descriptions = [settings.describe_substitute(canonical_name(env_config.env_name))]
-        for part in parts:
-            part_section = getattr(settings, "kwargs", {}).get(part)
-            part_settings = read_section_or_raise(find_settings_class(part), part_section)
-            descriptions.append(part_settings.describe_substitute(canonical_name(part)))
+        for part_name in part_weights:
+            part_section = getattr(settings, "kwargs", {}).get(part_name)
+            part_settings = read_section_or_raise(find_settings_class(part_name), part_section)
+            descriptions.append(part_settings.describe_substitute(canonical_name(part_name)))
     except (ImportError, LookupError, TypeError, ValueError, AttributeError):
         return ""  # the config checks report the error
     return "; ".join(filter(None, descriptions))

@@ -87,8 +87,8 @@ class Jvm:
     def create_object(self, class_name: str) -> Any:
         """Return a new object of the Java class. ``release_object`` frees it."""
         java_class: Any = self.gateway.jvm
-        for part in class_name.split("."):
-            java_class = getattr(java_class, part)
+        for name_part in class_name.split("."):
+            java_class = getattr(java_class, name_part)
         return java_class()
 
     def release_object(self, java_object: object) -> None:
@@ -158,7 +158,7 @@ def release_jvm(jvm: Jvm) -> None:
         if jvm.users > 0:
             return
         # Compare by identity: after a crash another JVM may be registered for the same jar.
-        for jar in [jar for jar, running in _RUNNING.items() if running is jvm]:
+        for jar in [jar for jar, running_jvm in _RUNNING.items() if running_jvm is jvm]:
             del _RUNNING[jar]
     # Outside the lock: stopping may take ``EXIT_S``, and other jars need not wait.
     jvm.stop()

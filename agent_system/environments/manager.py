@@ -129,13 +129,13 @@ class EnvironmentManagerBase(VectorisedPlay):
         return self._schedule[1]
 
     def _check_parts(self, weights: Mapping[str, int]) -> None:
-        empty = [
+        bad_parts = [
             part for part, tasks in group_by_part(self.task_list, weights).items() if not tasks
         ]
-        if empty:
+        if bad_parts:
             raise ValueError(
                 f"environment {self.env_config.env_name!r} has no {self.split} tasks of "
-                f"{', '.join(map(repr, empty))}; fix: raise env.train_tasks, or remove the part"
+                f"{', '.join(map(repr, bad_parts))}; fix: raise env.train_tasks, or remove the part"
             )
 
     def replace_tasks(self, tasks: list[Task]) -> None:

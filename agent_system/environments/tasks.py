@@ -32,7 +32,10 @@ def weighted_round(weights: Mapping[str, int]) -> list[str]:
     counts = dict.fromkeys(weights, 0)
     order: list[str] = []
     for position in range(1, total_weight + 1):
-        behind = {part: weights[part] * position - counts[part] * total_weight for part in weights}
+        behind = {
+            part_name: weights[part_name] * position - counts[part_name] * total_weight
+            for part_name in weights
+        }
         part = max(behind, key=lambda name: behind[name])
         counts[part] += 1
         order.append(part)
@@ -44,7 +47,7 @@ def interleave_parts(parts: Mapping[str, Sequence[Task]], weights: Mapping[str, 
 
     A part whose tasks are used up is skipped.
     """
-    remaining_tasks = {part: list(reversed(parts[part])) for part in weights}
+    remaining_tasks = {part_name: list(reversed(parts[part_name])) for part_name in weights}
     ordered: list[Task] = []
     while any(remaining_tasks.values()):
         ordered += [
@@ -58,7 +61,7 @@ def group_by_part(tasks: Sequence[Task], weights: Mapping[str, int]) -> dict[str
 
     Without ``weights`` all tasks are under the key ``SINGLE_PART``.
     """
-    tasks_of: dict[str, list[Task]] = {part: [] for part in weights or (SINGLE_PART,)}
+    tasks_of: dict[str, list[Task]] = {part_name: [] for part_name in weights or (SINGLE_PART,)}
     for task in tasks:
         tasks_of[task["part"] if weights else SINGLE_PART].append(task)
     return tasks_of
@@ -93,11 +96,13 @@ class TaskSchedule:
         Each value of ``draw`` has a separate order if tasks are shuffled.
         """
         rounds, position = divmod(number, len(self._round))
-        part = self._round[position]
-        part_position = rounds * self._round.count(part) + self._round[:position].count(part)
-        tasks = self._parts[part]
+        part_name = self._round[position]
+        part_position = rounds * self._round.count(part_name) + self._round[:position].count(
+            part_name
+        )
+        tasks = self._parts[part_name]
         epoch, index = divmod(part_position, len(tasks))
-        return tasks[self._order_of_epoch(part, draw, epoch)[index]]
+        return tasks[self._order_of_epoch(part_name, draw, epoch)[index]]
 
     def _order_of_epoch(self, part: str, draw: int, epoch: int) -> list[int]:
         count = len(self._parts[part])
@@ -147,6 +152,8 @@ def check_disjoint(train: Sequence[Task], val: Sequence[Task]) -> None:
             raise ValueError(
                 f"{len(names) - len(set(names))} task ids occur more than once in split {split!r}"
             )
-    common = sorted(set(ids["train"]) & set(ids["val"]))
-    if common:
-        raise ValueError(f"{len(common)} tasks are in both train and val, the first: {common[0]!r}")
+    common_ids = sorted(set(ids["train"]) & set(ids["val"]))
+    if common_ids:
+        raise ValueError(
+            f"{len(common_ids)} tasks are in both train and val, the first: {common_ids[0]!r}"
+        )

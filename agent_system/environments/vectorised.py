@@ -59,8 +59,8 @@ class VectorisedPlay:
             self._driver = LockStepDriver(self.env_config, self.settings)
         self._tasks = rows["task"].tolist()
         observations = self._driver.reset(self._tasks, rows["env_seed"].tolist())
-        starts = [(observation.text, observation.state) for observation in observations]
-        assert_same_start(rows["uid"].tolist(), starts)
+        start_states = [(observation.text, observation.state) for observation in observations]
+        assert_same_start(rows["uid"].tolist(), start_states)
         return _observation_columns(observations), [
             observation.info for observation in observations
         ]
@@ -87,8 +87,8 @@ class VectorisedPlay:
         results = self._driver.step([action for action, _ in projected])
         infos: list[dict[str, Any]] = []
         for (_, formed), (_, _, _, info) in zip(projected, results, strict=True):
-            valid = bool(formed and info.get("is_action_valid", True))
-            infos.append({**info, "is_action_valid": valid})
+            is_valid = bool(formed and info.get("is_action_valid", True))
+            infos.append({**info, "is_action_valid": is_valid})
         rewards = np.array([result[1] for result in results], dtype=np.float32)
         dones = np.array([result[2] for result in results], dtype=bool)
         return _observation_columns([result[0] for result in results]), rewards, dones, infos

@@ -100,7 +100,7 @@ class AgentTrajectoryGenerator(TrajectoryGenerator):
         step = self._num_turns
         dialogue = self._open_dialogue(request, step)
         self._num_turns += 1
-        start = len(dialogue.conversation.ledger)
+        turn_start = len(dialogue.conversation.ledger)
         result = await self._sample_agent_turn(dialogue.conversation.prompt_ids, step, request)
         self._refuse_after_end()
         full_text = self.context.bridge.decode(result.token_ids)
@@ -112,7 +112,7 @@ class AgentTrajectoryGenerator(TrajectoryGenerator):
             observation=last_message,
             anchor=last_message,
             ledger=dialogue.number,
-            start=start,
+            start=turn_start,
             end=segment.end_position,
             response=full_text,
             stop_reason=result.stop_reason,
@@ -120,7 +120,7 @@ class AgentTrajectoryGenerator(TrajectoryGenerator):
             is_action_valid=True,
         )
         self.trajectory.turns.append(turn)
-        return Reply(reply_text, result.stop_reason, start, len(result.token_ids))
+        return Reply(reply_text, result.stop_reason, turn_start, len(result.token_ids))
 
     def finish(self, reward: float, won: bool) -> None:
         """Record the reward that the agent posted. Later requests are refused."""
@@ -196,10 +196,10 @@ class AgentTrajectoryGenerator(TrajectoryGenerator):
         trajectory.turns = turns
         if not turns:
             return
-        last = turns[-1]
-        last.reward = trajectory.reward
-        last.done = self._is_rewarded
-        if last.stop_reason is StopReason.LENGTH and trajectory.truncated is None:
+        last_turn = turns[-1]
+        last_turn.reward = trajectory.reward
+        last_turn.done = self._is_rewarded
+        if last_turn.stop_reason is StopReason.LENGTH and trajectory.truncated is None:
             trajectory.truncated = "length"
         rows = dict.fromkeys(turn.ledger for turn in turns)
         trajectory.shown_messages = self._dialogues[list(rows)[-1]].shown_messages

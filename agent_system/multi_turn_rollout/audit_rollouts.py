@@ -55,10 +55,10 @@ def continue_from_points(
     example because its state was not reproduced.
     """
     specs = [
-        make_branch_spec(trajectory, turn, level, f"#{number}")
+        make_branch_spec(trajectory, turn, level, f"#{rollout_number}")
         for trajectory, turn, _ in points
         for level in LEVELS
-        for number in range(rollouts_per_level)
+        for rollout_number in range(rollouts_per_level)
     ]
     branches = generate(
         [replace(spec, index=index) for index, spec in enumerate(specs)]

@@ -82,7 +82,8 @@ class CollectorGroup:
             self._local_worker = CollectorWorker(*self._arguments, **options)
             return
         self._remote_workers = [
-            self._start_worker(number) for number in range(env_config.num_collectors)
+            self._start_worker(collector_number)
+            for collector_number in range(env_config.num_collectors)
         ]
 
     def _start_worker(self, number: int) -> Any:
@@ -134,7 +135,9 @@ class CollectorGroup:
             )
         num_workers = len(self._remote_workers)
         shards = shard_by_group(specs, num_workers)
-        keep_per_worker = [len(range(place, keep, num_workers)) for place in range(num_workers)]
+        keep_per_worker = [
+            len(range(worker_index, keep, num_workers)) for worker_index in range(num_workers)
+        ]
         for in_flight, shard in zip(self._in_flight, shards, strict=True):
             in_flight.update({spec.traj_uid: spec for spec in shard})
 
@@ -147,12 +150,15 @@ class CollectorGroup:
                 shard, settings, keep_per_worker[number]
             )
 
-        parts = self._generate_parts(request_shard, range(num_workers), len(specs), settings)
-        for in_flight, part in zip(self._in_flight, parts, strict=True):
-            for trajectory in part.trajectories:
+        shard_results = self._generate_parts(
+            request_shard, range(num_workers), len(specs), settings
+        )
+        for in_flight, shard_result in zip(self._in_flight, shard_results, strict=True):
+            for trajectory in shard_result.trajectories:
                 del in_flight[trajectory.spec.traj_uid]
         return _merge_parts(
-            parts, [trajectory for part in parts for trajectory in part.trajectories]
+            shard_results,
+            [trajectory for part in shard_results for trajectory in part.trajectories],
         )
 
     def collect(
@@ -164,17 +170,19 @@ class CollectorGroup:
                 self._runner.run(self._local_worker.collect(specs, settings))
             )
         shards = shard_by_group(specs, len(self._remote_workers))
-        busy_numbers = [number for number, shard in enumerate(shards) if shard]
+        busy_numbers = [collector_number for collector_number, shard in enumerate(shards) if shard]
 
         def request_shard(number: int) -> Any:
             return self._remote_workers[number].collect.remote(shards[number], settings)
 
-        parts = self._generate_parts(request_shard, busy_numbers, len(specs), settings)
+        shard_results = self._generate_parts(request_shard, busy_numbers, len(specs), settings)
         # Results are in the order of shards; return them in the order of the specs.
         by_index = {
-            trajectory.spec.index: trajectory for part in parts for trajectory in part.trajectories
+            trajectory.spec.index: trajectory
+            for shard_result in shard_results
+            for trajectory in shard_result.trajectories
         }
-        return _merge_parts(parts, [by_index[spec.index] for spec in specs])
+        return _merge_parts(shard_results, [by_index[spec.index] for spec in specs])
 
     def _generate_parts(
         self,
@@ -203,20 +211,22 @@ class CollectorGroup:
         """
         deadline = time.monotonic() + timeout_s
         finished_before = self._count_finished()
-        parts: dict[int, CollectedTrajectories] = {}
+        result_by_collector: dict[int, CollectedTrajectories] = {}
         lost = Counter[int]()
-        pending = {request_shard(number): number for number in numbers}
+        pending = {
+            request_shard(collector_number): collector_number for collector_number in numbers
+        }
         with waiting_for(map(collector_name, numbers)) as late_names:
             while pending:
-                self._receive_done(pending, parts, lost, request_shard)
+                self._receive_done(pending, result_by_collector, lost, request_shard)
                 late_names[:] = map(collector_name, pending.values())
                 if pending and time.monotonic() > deadline:
                     gather_results(list(pending), 0.0, late_names)
                 if pending:
                     progress.set_done(max(0, self._count_finished() - finished_before))
         for number in numbers:
-            parts[number].lost_collectors = lost[number]
-        return [parts[number] for number in numbers]
+            result_by_collector[number].lost_collectors = lost[number]
+        return [result_by_collector[number] for number in numbers]
 
     def _receive_done(
         self,
@@ -229,16 +239,18 @@ class CollectorGroup:
 
         A collector that died is replaced, counted in ``lost``, and requested again.
         """
-        done, _ = ray.wait(list(pending), num_returns=len(pending), timeout=POLL_INTERVAL_S)
+        done_refs, _ = ray.wait(list(pending), num_returns=len(pending), timeout=POLL_INTERVAL_S)
         # Failures are raised at once: the other collectors may take long.
-        for ref in done:
-            number = pending.pop(ref)
-            part = self._receive_part(ref, number, is_last_attempt=lost[number] == MAX_REPLACEMENTS)
-            if part is None:
-                lost[number] += 1
-                pending[request_shard(number)] = number
+        for ref in done_refs:
+            collector_number = pending.pop(ref)
+            shard_result = self._receive_part(
+                ref, collector_number, is_last_attempt=lost[collector_number] == MAX_REPLACEMENTS
+            )
+            if shard_result is None:
+                lost[collector_number] += 1
+                pending[request_shard(collector_number)] = collector_number
             else:
-                parts[number] = part
+                parts[collector_number] = shard_result
 
     def _receive_part(
         self, ref: Any, number: int, is_last_attempt: bool
@@ -263,7 +275,7 @@ class CollectorGroup:
         Where a worker does not answer in time, this is the last known number.
         """
         pending = [worker.count_finished.remote() for worker in self._remote_workers]
-        names = [collector_name(number) for number in range(len(pending))]
+        names = [collector_name(collector_number) for collector_number in range(len(pending))]
         answers, unanswered = ray.wait(pending, num_returns=len(pending), timeout=POLL_INTERVAL_S)
         if unanswered:
             return self._num_finished
@@ -284,10 +296,12 @@ class CollectorGroup:
         if not workers:
             return
         closing = [worker.close.remote() for worker in workers]
-        _, late = ray.wait(closing, num_returns=len(closing), timeout=CLOSE_TIMEOUT_S)
-        if late:
+        _, unclosed_refs = ray.wait(closing, num_returns=len(closing), timeout=CLOSE_TIMEOUT_S)
+        if unclosed_refs:
             logger.warning(
-                "%d collector workers did not close within %.0f s", len(late), CLOSE_TIMEOUT_S
+                "%d collector workers did not close within %.0f s",
+                len(unclosed_refs),
+                CLOSE_TIMEOUT_S,
             )
         for worker in workers:
             ray.kill(worker)
@@ -340,14 +354,14 @@ def _check_group_starts(collected: CollectedTrajectories) -> CollectedTrajectori
     """
     trajectories = collected.trajectories
     assert_same_start([t.spec.uid for t in trajectories], [t.start_state for t in trajectories])
-    failed = [t for t in trajectories if t.aborted is not None]
-    if failed:
-        first = failed[0]
+    failed_trajectories = [t for t in trajectories if t.aborted is not None]
+    if failed_trajectories:
+        first_failed = failed_trajectories[0]
         logger.warning(
             "%d trajectories failed; the first one: %s %s",
-            len(failed),
-            first.aborted,
-            first.abort_detail[:300],
+            len(failed_trajectories),
+            first_failed.aborted,
+            first_failed.abort_detail[:300],
         )
     return collected
 

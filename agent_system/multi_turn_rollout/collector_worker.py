@@ -211,12 +211,12 @@ class CollectorWorker:
         group = await gather_or_cancel(self._generate_one(context, spec) for spec in specs)
         alternatives = context.settings.alternatives
         if alternatives is not None and alternatives.expand == "mixed_groups":
-            kept = select_trajectories(group, self._env_config.on_abort)[0]
+            kept_trajectories = select_trajectories(group, self._env_config.on_abort)[0]
             # With equal returns all group advantages are 0, so thoughts are not needed.
-            if len({trajectory.reward for trajectory in kept}) > 1:
+            if len({trajectory.reward for trajectory in kept_trajectories}) > 1:
                 await gather_or_cancel(
                     generate_alternative_thinking_levels(context, trajectory, turn)
-                    for trajectory in kept
+                    for trajectory in kept_trajectories
                     for turn in trajectory.turns
                 )
         return group

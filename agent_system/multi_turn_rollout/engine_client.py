@@ -71,8 +71,8 @@ def call_worker_method(worker: RolloutWorkerHandle, method: str, *args: object) 
     """Call an asynchronous method of a Ray actor handle, or of a plain object in this process."""
     bound = getattr(worker, method)
     # Only the methods of an actor handle have ``remote``, and they cannot be called directly.
-    remote = getattr(bound, "remote", None)
-    return bound(*args) if remote is None else remote(*args)
+    remote_method = getattr(bound, "remote", None)
+    return bound(*args) if remote_method is None else remote_method(*args)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,14 +97,14 @@ class _WorkerConnection:
 
     def add_request(self, request: SamplingRequest) -> asyncio.Future[SamplingResult]:
         loop = asyncio.get_running_loop()
-        future: asyncio.Future[SamplingResult] = loop.create_future()
+        result_future: asyncio.Future[SamplingResult] = loop.create_future()
         deadline = time.monotonic() + self._timeout_s
-        self._pending[request.request_id] = _PendingRequest(future, deadline)
+        self._pending[request.request_id] = _PendingRequest(result_future, deadline)
         # The first request of a batch starts the timer of the batch.
         if not self._queue:
             loop.call_later(BATCH_WINDOW_S, self._flush)
         self._queue.append(request)
-        return future
+        return result_future
 
     def _flush(self) -> None:
         requests, self._queue = self._queue, []
@@ -152,20 +152,20 @@ class _WorkerConnection:
             pending.future.set_result(result)
 
     def _expire_requests(self) -> None:
-        now = time.monotonic()
-        expired_ids = [name for name, awaited in self._pending.items() if awaited.deadline < now]
+        now_s = time.monotonic()
+        expired_ids = [name for name, awaited in self._pending.items() if awaited.deadline < now_s]
         for request_id in expired_ids:
             # The worker is not notified: a late result is dropped when it arrives.
-            future = self._pending.pop(request_id).future
-            if not future.done():
-                future.set_exception(
+            result_future = self._pending.pop(request_id).future
+            if not result_future.done():
+                result_future.set_exception(
                     EngineAborted(f"request {request_id} took more than {self._timeout_s:.0f} s")
                 )
 
     def _fail_pending(self, error: Exception) -> None:
-        failed, self._pending = self._pending, {}
+        failed_requests, self._pending = self._pending, {}
         reason = f"a rollout worker failed: {type(error).__name__}: {error}"
-        for awaited in failed.values():
+        for awaited in failed_requests.values():
             if not awaited.future.done():
                 awaited.future.set_exception(RolloutWorkerFailed(reason))
 

@@ -60,11 +60,11 @@ def check_first_tokens(
     Checks the prompts with all ``observations``. With ``append`` history it also checks the tokens
     around the next turn, for the first observation. Raises ``TemplateUnsupported`` if they differ.
     """
-    for number, (bridge, messages, _) in enumerate(
+    for prompt_index, (bridge, messages, _) in enumerate(
         _open_conversations(config, tokenizer, observations)
     ):
         check_first_prompt(bridge, messages)
-        if number == 0 and config.env.history == "append":
+        if prompt_index == 0 and config.env.history == "append":
             check_next_turn(bridge, messages)
 
 

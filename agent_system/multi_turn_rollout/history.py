@@ -95,8 +95,8 @@ class AppendHistory(_BaseHistory):
         """Return the conversation with the observation appended; None if the turn would not fit."""
         observation = self._convert_to_text(observation)
         if self._conversation is None:
-            first = self._prompts.first(observation, self._settings.requests_levels)
-            self._conversation = self._begin_conversation(observation, first, step)
+            first_prompt = self._prompts.first(observation, self._settings.requests_levels)
+            self._conversation = self._begin_conversation(observation, first_prompt, step)
             return self._conversation
         user_text = self._prompts.turn(observation)
         if not self._conversation.add_observation(user_text, step):

@@ -65,7 +65,7 @@ def select_trajectories(
     if on_abort not in ABORT_POLICIES:
         raise ValueError(f"env.on_abort={on_abort!r}: allowed are {', '.join(ABORT_POLICIES)}")
     failed_groups = {t.spec.uid for t in trajectories if t.aborted is not None}
-    kept: list[Trajectory] = []
+    kept_trajectories: list[Trajectory] = []
     dropped_counts = Counter({"aborted": 0, "group_of_aborted": 0, "without_turn": 0})
     for trajectory in trajectories:
         if trajectory.aborted is not None:
@@ -76,8 +76,8 @@ def select_trajectories(
         elif not trajectory.turns:
             dropped_counts["without_turn"] += 1
         else:
-            kept.append(trajectory)
-    return kept, {
+            kept_trajectories.append(trajectory)
+    return kept_trajectories, {
         f"rollout/left_out_{reason}": float(count) for reason, count in dropped_counts.items()
     }
 
@@ -160,18 +160,18 @@ def _build_tensors(rows: Sequence[TrajectoryRow], pad_token_id: int) -> dict[str
     log_probs = np.zeros(response_shape, dtype=np.float32)
     for b, row in enumerate(rows):
         arrays = row.ledger.to_arrays()
-        split = row.response_start
-        end = row.response_end
+        prompt_length = row.response_start
+        row_end = row.response_end
         # Prompts are padded on the left, so that all responses start in the same column.
-        prompt_start = prompt_width - split
-        input_ids[b, prompt_start : prompt_start + end] = arrays.ids[:end]
-        attention[b, prompt_start : prompt_start + end] = 1
+        prompt_start = prompt_width - prompt_length
+        input_ids[b, prompt_start : prompt_start + row_end] = arrays.ids[:row_end]
+        attention[b, prompt_start : prompt_start + row_end] = 1
         # Right padding repeats the position of the last token.
-        positions[b, prompt_start : prompt_start + end] = position_range[:end]
-        positions[b, prompt_start + end :] = max(end - 1, 0)
-        mask[b, : end - split] = arrays.agent_mask()[split:end]
-        step_ids[b, : end - split] = arrays.turn_ids()[split:end]
-        log_probs[b, : end - split] = arrays.token_logprobs()[split:end]
+        positions[b, prompt_start : prompt_start + row_end] = position_range[:row_end]
+        positions[b, prompt_start + row_end :] = max(row_end - 1, 0)
+        mask[b, : row_end - prompt_length] = arrays.agent_mask()[prompt_length:row_end]
+        step_ids[b, : row_end - prompt_length] = arrays.turn_ids()[prompt_length:row_end]
+        log_probs[b, : row_end - prompt_length] = arrays.token_logprobs()[prompt_length:row_end]
     ids = torch.from_numpy(input_ids)
     return {
         "prompts": ids[:, :prompt_width].clone(),
@@ -225,7 +225,7 @@ def collect_conversations(rows: Sequence[TrajectoryRow]) -> list[list[Message]]:
     The list is empty for all rows but the last one of a trajectory. The characters that
     ``ChatBridge.escape_added_tokens`` inserted are removed.
     """
-    last_rows = {id(row.trajectory): number for number, row in enumerate(rows)}
+    last_rows = {id(row.trajectory): row_index for row_index, row in enumerate(rows)}
     return [
         _rebuild_conversation(row) if last_rows[id(row.trajectory)] == number else []
         for number, row in enumerate(rows)
@@ -239,9 +239,9 @@ def _rebuild_conversation(row: TrajectoryRow) -> list[Message]:
     ]
     num_initial = len(shown_messages) - (len(row.turns) - 1)
     messages = shown_messages[:num_initial]
-    for number, turn in enumerate(row.turns):
-        if number:
-            messages.append(shown_messages[num_initial + number - 1])
+    for turn_index, turn in enumerate(row.turns):
+        if turn_index:
+            messages.append(shown_messages[num_initial + turn_index - 1])
         messages.append({"role": "assistant", "content": turn.response})
     return messages
 

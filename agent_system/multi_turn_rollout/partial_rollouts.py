@@ -54,8 +54,8 @@ class GroupsInFlight(Generic[T]):
         num_returned = max(len(self._tasks) - keep, 0)
         try:
             while not self._has_enough_done(num_returned):
-                running = [task for task in self._tasks.values() if not task.done()]
-                await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+                running_tasks = [task for task in self._tasks.values() if not task.done()]
+                await asyncio.wait(running_tasks, return_when=asyncio.FIRST_COMPLETED)
                 self._raise_first_error()
             self._raise_first_error()
         except BaseException:
@@ -127,23 +127,25 @@ class PartialRollouts:
         flight. Groups of a resumed run are added first, then new ones.
         """
         groups = len(set(batch.non_tensor_batch["uid"]))
-        parts = [batch]
+        batch_parts = [batch]
         for name in self._to_restart:
             uid, _, size = name.partition("@")
             _, step, draw, _ = uid.split("-")
-            parts.append(_select_groups(envs.gen_batch(int(step), int(size), int(draw)), [uid]))
+            batch_parts.append(
+                _select_groups(envs.gen_batch(int(step), int(size), int(draw)), [uid])
+            )
             self._in_flight[uid] = name
         num_missing = self.num_groups - len(self._in_flight)
         if num_missing > 0:
             extra_batch = envs.gen_batch(batch.meta_info["global_step"], groups, FIRST_EXTRA_DRAW)
-            parts.append(
+            batch_parts.append(
                 _select_groups(
                     extra_batch,
                     list(dict.fromkeys(extra_batch.non_tensor_batch["uid"]))[:num_missing],
                 )
             )
         self._to_restart = []
-        full_batch = DataProto.concat(parts)
+        full_batch = DataProto.concat(batch_parts)
         for uid in full_batch.non_tensor_batch["uid"]:
             self._in_flight.setdefault(uid, f"{uid}@{groups}")
         return full_batch

@@ -114,10 +114,10 @@ def cut_text(tokenizer: PolicyTokenizer, text: str, surplus: int, side: str) -> 
     dropped_tokens = sorted(set(range(len(spans))).difference(kept_tokens))
     if not kept_tokens or not dropped_tokens:
         return "" if dropped_tokens else text
-    first, last = dropped_tokens[0], dropped_tokens[-1]
+    first_dropped, last_dropped = dropped_tokens[0], dropped_tokens[-1]
     # Each token of a character in several tokens has the whole span of the character.
-    begin = min(spans[first - 1][1], spans[first][0]) if first else 0
-    end = spans[last][1] if last < len(spans) - 1 else len(text)
+    begin = min(spans[first_dropped - 1][1], spans[first_dropped][0]) if first_dropped else 0
+    end = spans[last_dropped][1] if last_dropped < len(spans) - 1 else len(text)
     while _continues_character(text, begin):
         begin -= 1
     while _continues_character(text, end):
@@ -139,17 +139,17 @@ def _token_spans(tokenizer: PolicyTokenizer, text: str) -> list[tuple[int, int]]
         return list(encoded["offset_mapping"])
     # Slow tokenizers have no offsets: assume tokens of equal length.
     count = len(tokenizer(text, add_special_tokens=False)["input_ids"])
-    edges = [place * len(text) // max(1, count) for place in range(count + 1)]
+    edges = [token_index * len(text) // max(1, count) for token_index in range(count + 1)]
     return list(pairwise(edges))
 
 
 def _refusal_message(config: PPOConfig, split: str, lengths: Sequence[int]) -> str:
     limit = config.data.max_prompt_length
-    longest = max(lengths)
+    max_len = max(lengths)
     num_longer = sum(length > limit for length in lengths)
     filtered = "" if num_longer == len(lengths) else ", or data.filter_overlong_prompts=true"
     return (
         f"{LIMIT_KEY}={limit}: the prompts of {num_longer} of {len(lengths)} rows of "
-        f"data.{split}_files are longer; the longest has {longest} tokens; allowed: {longest} or "
-        f"more; fix: {LIMIT_KEY}={longest}{filtered}"
+        f"data.{split}_files are longer; the longest has {max_len} tokens; allowed: {max_len} or "
+        f"more; fix: {LIMIT_KEY}={max_len}{filtered}"
     )

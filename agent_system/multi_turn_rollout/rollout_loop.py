@@ -251,7 +251,7 @@ class TrajectoryCollector:
         limit = self.config.algorithm.filter_groups.max_num_gen_batches
         all_collected = CollectedTrajectories([], 0.0, 0.0)
         kept_groups: list[list[Trajectory]] = []
-        usable: list[Trajectory] = []
+        last_usable: list[Trajectory] = []
         batches = 0
         while batches < limit and len(kept_groups) < num_wanted:
             # ``batches`` is the draw number: the first batch is given, later ones have other tasks.
@@ -262,7 +262,7 @@ class TrajectoryCollector:
             selected = select_trajectories(collected.trajectories, self.config.env.on_abort)[0]
             kept_groups += select_differing_groups(selected, num_wanted - len(kept_groups))
             # Used if no group has different returns: a step without rows would end the run.
-            usable = selected or usable
+            last_usable = selected or last_usable
         if len(kept_groups) < num_wanted:
             logger.warning(
                 "%d batches gave %d of %d groups with returns that differ",
@@ -271,7 +271,7 @@ class TrajectoryCollector:
                 num_wanted,
             )
         differing = [trajectory for group in kept_groups for trajectory in group]
-        data, rows = self.gather_rollout_data(all_collected, chosen=differing or usable)
+        data, rows = self.gather_rollout_data(all_collected, chosen=differing or last_usable)
         data.meta_info["metrics"]["rollout/gen_batches"] = float(batches)
         data.meta_info["metrics"]["rollout/groups_with_spread"] = float(len(kept_groups))
         self._add_level_columns(data, rows, actor_rollout_wg, thinking)
@@ -376,11 +376,11 @@ class TrajectoryCollector:
         settings = self._build_settings(is_train=True, thinking=thinking)
         all_collected = self._generate_groups(gen_batch, actor_rollout_wg, envs, settings)
         for draw in range(1, MAX_REDRAWS + 1):
-            usable, dropped_counts = select_trajectories(
+            usable_trajectories, dropped_counts = select_trajectories(
                 all_collected.trajectories, self.config.env.on_abort
             )
             # Other tasks help only after failures, not where every first prompt is too long.
-            if usable or not dropped_counts["rollout/left_out_aborted"]:
+            if usable_trajectories or not dropped_counts["rollout/left_out_aborted"]:
                 break
             logger.warning(
                 "no trajectory of this batch can be trained on: generating other tasks (%d of %d)",
@@ -406,13 +406,13 @@ class TrajectoryCollector:
         Metrics are computed from all ``collected`` trajectories.
         """
         start_s = time.perf_counter()
-        usable = collected.trajectories
+        usable_trajectories = collected.trajectories
         dropped_counts: dict[str, float] = {}
         if is_train:
-            usable, dropped_counts = select_trajectories(
+            usable_trajectories, dropped_counts = select_trajectories(
                 collected.trajectories, self.config.env.on_abort
             )
-        chosen = usable if chosen is None else chosen
+        chosen = usable_trajectories if chosen is None else chosen
         if not chosen:
             raise RuntimeError(f"no trajectory can be trained on; dropped: {dropped_counts}")
         rows = build_rows(chosen)

@@ -145,14 +145,14 @@ def make_rollout_specs(gen_batch: DataProto, trajectories_per_row: int = 1) -> l
     for task, uid, member, seed in rows:
         for repetition in range(trajectories_per_row):
             # Unique in its group: sampling seeds depend on ``traj_uid``.
-            number = int(member) * trajectories_per_row + repetition
+            member_number = int(member) * trajectories_per_row + repetition
             specs.append(
                 RolloutSpec(
                     index=len(specs),
                     task=task,
                     uid=str(uid),
-                    traj_uid=f"{uid}/{number}",
-                    member=number,
+                    traj_uid=f"{uid}/{member_number}",
+                    member=member_number,
                     env_seed=int(seed),
                 )
             )

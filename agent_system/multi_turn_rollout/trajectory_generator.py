@@ -155,7 +155,7 @@ class TrajectoryGenerator:
         self._check_replayed_observation(observation, step)
         is_repeated = step < len(self.trajectory.spec.replay)
         forced_ids = [] if is_repeated else self._forced_level_ids(step, observation.needed_level)
-        start = len(ledger)
+        turn_start = len(ledger)
         conversation.add_forced_prefix(forced_ids, step)
         start_s = time.perf_counter()
         if is_repeated:
@@ -169,9 +169,11 @@ class TrajectoryGenerator:
             observation=observation.text,
             anchor=observation.state,
             ledger=len(self.trajectory.ledgers) - 1,
-            start=start,
+            start=turn_start,
             end=segment.end_position,
-            response=context.bridge.decode(ledger.token_ids[start:]) if forced_ids else action.text,
+            response=context.bridge.decode(ledger.token_ids[turn_start:])
+            if forced_ids
+            else action.text,
             stop_reason=action.stop_reason,
             image=observation.image,
             situation=observation.situation,
@@ -180,7 +182,7 @@ class TrajectoryGenerator:
         )
         self.trajectory.turns.append(turn)
         if context.codec is not None:
-            turn.parsed = context.codec.parse_turn(ledger.token_ids[start:])
+            turn.parsed = context.codec.parse_turn(ledger.token_ids[turn_start:])
         # Not awaited here, so that thoughts are sampled while the environment steps.
         if context.alternatives is not None and context.alternatives.settings.expand == "all":
             coroutine = generate_alternative_thinking_levels(context, self.trajectory, turn)

@@ -56,7 +56,7 @@ def _get_callable(
     module: ModuleType, source: str, name: str, setting: str, fix: str
 ) -> Callable[..., Any]:
     if not hasattr(module, name):
-        public = [known for known in vars(module) if not known.startswith("_")]
+        public = [attribute for attribute in vars(module) if not attribute.startswith("_")]
         hint = did_you_mean(name, public)
         raise AttributeError(f"{setting} is not defined in {source}{hint}; {fix}")
     function = getattr(module, name)

@@ -82,6 +82,8 @@ def with_time_limit(function: ScoreFunction, seconds: float) -> ScoreFunction:
 def _add_weighted_score(score: Any, weights: Mapping[str, float], name: str) -> dict[str, float]:
     """Return the rewards in ``score`` as a dict, with their weighted sum as the key ``score``."""
     source = f"custom_reward_function {name}"
-    parts = score if isinstance(score, Mapping) else {"score": score}
-    numbers = {key: read_finite_number(value, f"{source}, {key!r}") for key, value in parts.items()}
+    rewards = score if isinstance(score, Mapping) else {"score": score}
+    numbers = {
+        key: read_finite_number(value, f"{source}, {key!r}") for key, value in rewards.items()
+    }
     return numbers | {"score": weighted_sum(numbers, weights, source)}

@@ -96,8 +96,8 @@ class EpisodeRewardManager:
         """
         scores = torch.zeros(data.batch["responses"].shape, dtype=torch.float32)
         outcomes = torch.tensor(self.compute_outcomes(data), dtype=torch.float32)
-        rows, last = find_last_selected(data.batch["response_mask"])
-        scores[rows, last] = outcomes[rows]
+        rows, last_columns = find_last_selected(data.batch["response_mask"])
+        scores[rows, last_columns] = outcomes[rows]
         return scores
 
     def step_rewards(self, data: DataProto) -> np.ndarray:
@@ -106,8 +106,8 @@ class EpisodeRewardManager:
         return object_array(
             [
                 [
-                    reward - (0.0 if valid else self.invalid_action_penalty)
-                    for reward, valid in zip(rewards, flags, strict=True)
+                    reward - (0.0 if is_valid else self.invalid_action_penalty)
+                    for reward, is_valid in zip(rewards, flags, strict=True)
                 ]
                 for rewards, flags in zip(
                     columns["step_rewards"], columns["is_action_valid"], strict=True
@@ -145,50 +145,50 @@ class EpisodeRewardManager:
     def _compute_outcome(self, data: DataProto, rows: list[int]) -> float:
         columns = data.non_tensor_batch
         # Count invalid actions in all rows of the trajectory: each row must get the same outcome.
-        valid = [flag for row in rows for flag in columns["is_action_valid"][row]]
+        validity_flags = [is_valid for row in rows for is_valid in columns["is_action_valid"][row]]
         outcome = float(columns["episode_rewards"][rows[0]])
         if self.compute_score is not None:
             outcome = self._call_score_function(self.compute_score, data, rows)
         tokens = int(data.batch["response_mask"][rows].sum())
         if self.token_price:
-            used = min(tokens, self.token_price_max) / self.token_price_max
-            outcome = outcome * (1 - self.token_price * used)
+            budget_share = min(tokens, self.token_price_max) / self.token_price_max
+            outcome = outcome * (1 - self.token_price * budget_share)
         if self.overlong_len:
             overlong_share = (tokens - self.overlong_max) / self.overlong_len + 1
             outcome = outcome - self.overlong_penalty * min(max(overlong_share, 0.0), 1.0)
-        return outcome - self.invalid_action_penalty * (len(valid) - sum(valid))
+        return outcome - self.invalid_action_penalty * (len(validity_flags) - sum(validity_flags))
 
     def _call_score_function(
         self, score_function: ScoreFunction, data: DataProto, rows: list[int]
     ) -> float:
-        columns, first = data.non_tensor_batch, rows[0]
+        columns, first_row = data.non_tensor_batch, rows[0]
         # With ``window`` history the turns of a trajectory are in several rows.
         steps = sorted(
             (step for row in rows for step in columns["steps"][row]), key=lambda step: step.step
         )
-        extra = {
-            "task_id": columns["task_id"][first],
-            "episode_reward": float(columns["episode_rewards"][first]),
-            "won": bool(columns["won"][first]),
-            "uid": columns["uid"][first],
+        trajectory_info = {
+            "task_id": columns["task_id"][first_row],
+            "episode_reward": float(columns["episode_rewards"][first_row]),
+            "won": bool(columns["won"][first_row]),
+            "uid": columns["uid"][first_row],
         }
         score = score_function(
-            data_source=columns["data_source"][first],
+            data_source=columns["data_source"][first_row],
             steps=[step.to_json() for step in steps],
-            extra_info=extra,
+            extra_info=trajectory_info,
         )
         name = getattr(score_function, "__name__", repr(score_function))
-        source = f"custom_reward_function {name}, task_id {extra['task_id']!r}"
+        source = f"custom_reward_function {name}, task_id {trajectory_info['task_id']!r}"
         if not isinstance(score, Mapping):
             return read_finite_number(score, source)
-        parts = {
+        score_parts = {
             key: read_finite_number(value, f"{source}, {key!r}") for key, value in score.items()
         }
-        if "score" not in parts:
+        if "score" not in score_parts:
             raise ValueError(f"{source}: the returned dictionary has no 'score'; fix: add it")
         for row in rows:
-            _reward_parts(data)[row] = parts
-        return parts["score"]
+            _reward_parts(data)[row] = score_parts
+        return score_parts["score"]
 
 
 @register("step")
@@ -223,8 +223,8 @@ class StepRewardManager(EpisodeRewardManager):
             scores[row] = 0.0
             step_ids = data.batch["step_ids"][row]
             for step, reward in zip(columns["step_index"][row], turn_rewards[row], strict=True):
-                last = int((step_ids == step).nonzero()[-1])
-                scores[row, last] = reward
+                last_column = int((step_ids == step).nonzero()[-1])
+                scores[row, last_column] = reward
         return scores
 
 
@@ -249,13 +249,15 @@ def _fill_parts(data: DataProto, late: Collection[str]) -> None:
 
     A reward that no member of the group has becomes 0.
     """
-    parts = _reward_parts(data)
-    names = {name for row in parts for name in row}
+    parts_by_row = _reward_parts(data)
+    names = {name for row in parts_by_row for name in row}
     parts_by_group: dict[str, list[Mapping[str, float]]] = defaultdict(list)  # by group
     for members in rows_of_trajectories(data).values():
         # Count a trajectory once, however many rows it has.
-        if parts[members[0]]:
-            parts_by_group[data.non_tensor_batch["uid"][members[0]]].append(parts[members[0]])
+        if parts_by_row[members[0]]:
+            parts_by_group[data.non_tensor_batch["uid"][members[0]]].append(
+                parts_by_row[members[0]]
+            )
     for row, traj in enumerate(data.non_tensor_batch["traj_uid"]):
         if traj not in late:
             continue
@@ -263,7 +265,7 @@ def _fill_parts(data: DataProto, late: Collection[str]) -> None:
         values_by_name = {
             name: [peer[name] for peer in group_parts if name in peer] for name in names
         }
-        parts[row] = {
+        parts_by_row[row] = {
             name: float(np.mean(of)) if of else 0.0 for name, of in values_by_name.items()
         }
 

@@ -43,9 +43,9 @@ def read_flag(value: Any, source: str) -> bool:
     ``source`` names the origin in error messages. Raises ``ValueError`` for other values, because
     ``bool("False")`` and ``bool(0.3)`` are True.
     """
-    plain = _to_number(value)
-    if isinstance(plain, numbers.Real) and plain in (0, 1):
-        return bool(plain)
+    plain_number = _to_number(value)
+    if isinstance(plain_number, numbers.Real) and plain_number in (0, 1):
+        return bool(plain_number)
     raise ValueError(
         f"{source}: the value is {str(value)[:80]!r} ({type(value).__name__}); allowed: true, "
         "false, 0, 1; fix: return a bool, and a fraction under another name"

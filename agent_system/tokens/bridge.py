@@ -45,10 +45,10 @@ class Bridge:
 
 def strip_end_ids(sampled_ids: Sequence[int], end_ids: frozenset[int]) -> list[int]:
     """Return ``sampled_ids`` without trailing tokens that are in ``end_ids``."""
-    end = len(sampled_ids)
-    while end and sampled_ids[end - 1] in end_ids:
-        end -= 1
-    return list(sampled_ids[:end])
+    kept_length = len(sampled_ids)
+    while kept_length and sampled_ids[kept_length - 1] in end_ids:
+        kept_length -= 1
+    return list(sampled_ids[:kept_length])
 
 
 def remove_cuts(text: str) -> str:
@@ -100,9 +100,9 @@ class ChatBridge:
         """
         has_system = len(messages) > 1 and messages[0]["role"] == "system"
         if has_system and not self.template.takes_system:
-            system, first, *rest = messages
-            text = f"{system['content']}\n\n{first['content']}"
-            messages = [{**first, "content": text}, *rest]
+            system, user_message, *later_messages = messages
+            text = f"{system['content']}\n\n{user_message['content']}"
+            messages = [{**user_message, "content": text}, *later_messages]
         self.template.split_pieces(tuple(message["role"] for message in messages))
         return list(messages)
 
@@ -122,7 +122,7 @@ class ChatBridge:
         An end-of-turn token that the policy sampled is not repeated. A missing one is part of
         ``before``.
         """
-        before, after = self.template.render_between_turns()
+        before_text, after_text = self.template.render_between_turns()
         marked = self._tokens.mark_control_tokens(observation)
         turns = [("user", make_anchor(0)), ("assistant", make_anchor(1)), ("user", marked)]
         text = self.template.render([{"role": role, "content": content} for role, content in turns])
@@ -134,14 +134,18 @@ class ChatBridge:
             and text_after_turn.startswith(self.closing)
         ):
             return self._split_bridge(
-                self._encode_after_turn(text_after_turn), self._encode_after_turn(before), after
+                self._encode_after_turn(text_after_turn),
+                self._encode_after_turn(before_text),
+                after_text,
             )
         # Encode the text together with the sampled end-of-turn token, then drop that token.
         closing_text = self.closing.lstrip()
-        text_after_turn, before = (
-            closing_text + text[len(self.closing) :] for text in (text_after_turn, before)
+        text_after_turn, before_text = (
+            closing_text + text[len(self.closing) :] for text in (text_after_turn, before_text)
         )
-        return self._split_bridge(self.encode(text_after_turn)[1:], self.encode(before)[1:], after)
+        return self._split_bridge(
+            self.encode(text_after_turn)[1:], self.encode(before_text)[1:], after_text
+        )
 
     def _encode_after_turn(self, text: str) -> tuple[int, ...]:
         """Return the ids of template ``text`` that directly follows the text of a turn."""
@@ -149,12 +153,12 @@ class ChatBridge:
 
     def _split_bridge(self, ids: tuple[int, ...], before: tuple[int, ...], after: str) -> Bridge:
         """Split ``ids`` into the template tokens ``before``, the observation, and ``after``."""
-        end = self.encode(after, inside=not self._starts_with_control(after))
-        start, stop = len(before), len(ids) - len(end)
-        if start > stop or ids[:start] != before or ids[stop:] != end:
+        after_ids = self.encode(after, inside=not self._starts_with_control(after))
+        start, stop = len(before), len(ids) - len(after_ids)
+        if start > stop or ids[:start] != before or ids[stop:] != after_ids:
             # Some token covers both template text and observation, so no split is possible.
             return Bridge(ids, (), ())
-        return Bridge(before, ids[start:stop], end)
+        return Bridge(before, ids[start:stop], after_ids)
 
     def _starts_with_control(self, text: str) -> bool:
         return self._tokens.pattern.match(text) is not None
@@ -182,14 +186,14 @@ class ChatBridge:
             [{"role": role, "content": content} for role, content in turns],
             add_generation_prompt=False,
         )
-        end = self.template.render_closing()
-        if not (conversation_text.startswith(prompt) and conversation_text.endswith(end)):
+        closing_text = self.template.render_closing()
+        if not (conversation_text.startswith(prompt) and conversation_text.endswith(closing_text)):
             raise TemplateUnsupported(
                 "the chat template does not begin an assistant turn with its generation prompt, so "
                 f"the turn {text[:80]!r} is not the continuation of any prompt; "
                 "fix: use a chat template whose assistant turns begin with the generation prompt"
             )
-        turn_text = conversation_text[len(prompt) : len(conversation_text) - len(end)]
+        turn_text = conversation_text[len(prompt) : len(conversation_text) - len(closing_text)]
         ids = self._tokens.continue_text(prompt, turn_text + self.closing)
         if self.closing and ids[-1] != self.end_of_turn_id:
             raise TemplateUnsupported(
@@ -220,9 +224,9 @@ class ChatBridge:
         The tokenizer then encodes the added token as ordinary text. ``remove_cuts`` removes the
         characters.
         """
-        plain = remove_cuts(text)
+        uncut_text = remove_cuts(text)
         return self._added_token_pattern.sub(
-            lambda match: f"{match[0][0]}{CUT}{match[0][1:]}", plain
+            lambda match: f"{match[0][0]}{CUT}{match[0][1:]}", uncut_text
         )
 
     @cached_property
@@ -233,26 +237,26 @@ class ChatBridge:
         """
         contents = {
             token.content
-            for number, token in self.tokenizer.added_tokens_decoder.items()
-            if number in self._tokens.control_ids or TAG_PATTERN.fullmatch(token.content)
+            for token_id, token in self.tokenizer.added_tokens_decoder.items()
+            if token_id in self._tokens.control_ids or TAG_PATTERN.fullmatch(token.content)
         }
         # A token of one character cannot be split.
         texts = [text for text in contents if text.strip() and len(text) > 1]
-        longest = sorted(texts, key=lambda text: (-len(text), text))
-        return re.compile("|".join(map(re.escape, longest)) or "(?!)")
+        sorted_texts = sorted(texts, key=lambda text: (-len(text), text))
+        return re.compile("|".join(map(re.escape, sorted_texts)) or "(?!)")
 
     def _mark_messages(self, messages: Sequence[Message]) -> list[Message]:
-        mark = self._tokens.mark_control_tokens
+        mark_tokens = self._tokens.mark_control_tokens
         return [
-            {**message, "content": mark(message["content"])}
+            {**message, "content": mark_tokens(message["content"])}
             for message in self.prepare_messages(messages)
         ]
 
     def _template_frame(self) -> str:
         """Return all text that the template writes around the messages of a conversation."""
-        pieces = [
+        frame_texts = [
             piece for piece in self.template.split_pieces(("user",)) if isinstance(piece, str)
         ]
         with contextlib.suppress(TemplateUnsupported):
-            pieces += self.template.render_between_turns()
-        return "".join([*pieces, self._turn_end])
+            frame_texts += self.template.render_between_turns()
+        return "".join([*frame_texts, self._turn_end])

@@ -36,8 +36,8 @@ class TokenLimits:
 
         Example: ``TokenLimits(response=10, turn=4)`` allows a turn after 6 response tokens, not 7.
         """
-        longest = response + self.turn
-        return prompt <= self.prompt and longest <= self.response and prompt + longest <= self.total
+        max_len = response + self.turn
+        return prompt <= self.prompt and max_len <= self.response and prompt + max_len <= self.total
 
 
 NO_LIMITS = TokenLimits()
@@ -169,7 +169,7 @@ def append_user_text(messages: Sequence[Message], text: str) -> list[Message]:
     """
     if not messages or messages[-1]["role"] != "user":
         return [*messages, {"role": "user", "content": text}]
-    last = messages[-1]["content"]
-    if not text or last == text or last.endswith(f"\n\n{text}"):
+    last_text = messages[-1]["content"]
+    if not text or last_text == text or last_text.endswith(f"\n\n{text}"):
         return list(messages)
-    return [*messages[:-1], {"role": "user", "content": f"{last}\n\n{text}"}]
+    return [*messages[:-1], {"role": "user", "content": f"{last_text}\n\n{text}"}]

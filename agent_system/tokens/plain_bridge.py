@@ -78,10 +78,10 @@ class PlainBridge:
         """Return the tokens that the tokenizer puts in front of text: BOS, or nothing."""
         ids_without_start = self._encode("x")
         ids_with_start = list(self.tokenizer("x", add_special_tokens=True)["input_ids"])
-        starts = range(len(ids_with_start) - len(ids_without_start) + 1)
+        start_offsets = range(len(ids_with_start) - len(ids_without_start) + 1)
         matches = (
             at
-            for at in starts
+            for at in start_offsets
             if tuple(ids_with_start[at : at + len(ids_without_start)]) == ids_without_start
         )
         return ids_with_start[: next(matches, 0)]

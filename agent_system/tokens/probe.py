@@ -113,8 +113,11 @@ def _probe_bridge(
         openings.append([{"role": "system", "content": make_anchor(99)}])
     try:
         template.render_between_turns()
-        plain = _first_reason(template, openings, lambda i: {"content": make_anchor(i)})
-        thoughts = [_first_reason(template, openings, words) for words in _thinking_turns(opened)]
+        plain_reason = _first_reason(template, openings, lambda i: {"content": make_anchor(i)})
+        thoughts = [
+            _first_reason(template, openings, build_message)
+            for build_message in _thinking_turns(opened)
+        ]
         check_next_turn(bridge)
     except TemplateUnsupported as error:
         reason = str(error)
@@ -122,7 +125,7 @@ def _probe_bridge(
     # An empty reason is success. One way of passing thoughts to the template is enough.
     keeps_thoughts = "" in thoughts
     # If the template opens the thought, the policy never writes a turn without one.
-    reason = plain
+    reason = plain_reason
     if opens_thought:
         reason = "" if keeps_thoughts else thoughts[0]
     verdict = Verdict.WINDOW if reason else Verdict.APPEND
@@ -136,21 +139,21 @@ def check_first_prompt(bridge: ChatBridge, messages: Sequence[Message]) -> None:
     """
     if not bridge.is_plain(messages):
         return
-    ours, theirs = (
+    bridge_ids, template_ids = (
         bridge.first_prompt(messages),
         bridge.template.render_token_ids(bridge.prepare_messages(messages)),
     )
-    if ours == theirs:
+    if bridge_ids == template_ids:
         return
-    pairs = enumerate(zip(ours, theirs, strict=False))
+    pairs = enumerate(zip(bridge_ids, template_ids, strict=False))
     first_difference = next(
         (i for i, (our_token, their_token) in pairs if our_token != their_token),
-        min(len(ours), len(theirs)),
+        min(len(bridge_ids), len(template_ids)),
     )
     raise TemplateUnsupported(
         "the tokens of a prompt differ from those of apply_chat_template from token "
-        f"{first_difference}: {ours[first_difference : first_difference + 8]} instead of "
-        f"{theirs[first_difference : first_difference + 8]}"
+        f"{first_difference}: {bridge_ids[first_difference : first_difference + 8]} instead of "
+        f"{template_ids[first_difference : first_difference + 8]}"
     )
 
 
@@ -159,31 +162,34 @@ def check_next_turn(bridge: ChatBridge, opening: Sequence[Message] = ()) -> None
 
     Compares the tokens around a turn that follows ``opening``, by default one user message.
     """
-    first = list(opening) or [{"role": "user", "content": SAMPLES[0]}]
-    if not bridge.is_plain(first):
+    first_messages = list(opening) or [{"role": "user", "content": SAMPLES[0]}]
+    if not bridge.is_plain(first_messages):
         return
-    end = bridge.end_of_turn_id
-    sampled = [] if end is None else [end]
+    end_id = bridge.end_of_turn_id
+    sampled = [] if end_id is None else [end_id]
     for answer, text in product(ANSWERS, SAMPLES):
         turns = [("assistant", answer), ("user", text)]
-        messages = [*first, *({"role": role, "content": content} for role, content in turns)]
-        shown = bridge.prepare_messages(messages)
-        head_text, answer_text, tail = bridge.template.render(shown).rpartition(answer)
+        messages = [
+            *first_messages,
+            *({"role": role, "content": content} for role, content in turns),
+        ]
+        prepared_messages = bridge.prepare_messages(messages)
+        head_text, answer_text, tail = bridge.template.render(prepared_messages).rpartition(answer)
         closing = bridge.closing if tail.startswith(bridge.closing) else ""
         bridge_tokens = bridge.make_bridge(sampled, text)
         ids_before_bridge = bridge.encode(head_text + answer_text + closing)
-        ours = [
+        appended_ids = [
             *ids_before_bridge,
             *bridge_tokens.before,
             *bridge_tokens.observation,
             *bridge_tokens.after,
         ]
-        if closing and ids_before_bridge[-1] != end:
+        if closing and ids_before_bridge[-1] != end_id:
             raise TemplateUnsupported(
                 f"the tokenizer does not encode its end of turn {closing.strip()!r} as one token "
                 f"after {answer!r}, so a policy cannot be trained to end a turn with it"
             )
-        if ours != bridge.template.render_token_ids(shown):
+        if appended_ids != bridge.template.render_token_ids(prepared_messages):
             raise TemplateUnsupported(
                 "the tokens between two turns depend on the text of the turn before them, so "
                 f"they cannot be appended to sampled tokens (after {answer!r})"
@@ -197,28 +203,30 @@ def _check_generation_prompt(template: ChatTemplate) -> None:
         {"role": "assistant", "content": make_anchor(1)},
     ]
     try:
-        shown = template.render(turns, add_generation_prompt=False)
+        conversation_text = template.render(turns, add_generation_prompt=False)
     except RENDER_ERRORS:
         return  # the template refuses assistant turns, which a single turn does not need
-    _, user_text, tail = shown.rpartition(make_anchor(0))
-    between, assistant_text, _ = tail.partition(make_anchor(1))
+    _, user_text, tail = conversation_text.rpartition(make_anchor(0))
+    gap_text, assistant_text, _ = tail.partition(make_anchor(1))
     if not user_text or not assistant_text:
         return
     generation_prompt, turn_beginning = (
-        UNSEEN.sub("", text) for text in (template.render_generation_prompt(), between)
+        UNSEEN.sub("", text) for text in (template.render_generation_prompt(), gap_text)
     )
     if generation_prompt.startswith(
         turn_beginning
     ):  # a prompt may also contain the start of the turn, as <think>
         return
-    rest = turn_beginning[len(generation_prompt) :]
-    closed = template.render(turns[:1], add_generation_prompt=False)
+    extra_text = turn_beginning[len(generation_prompt) :]
+    user_turn = template.render(turns[:1], add_generation_prompt=False)
     # Some policies write the tags of their channel themselves after the generation prompt.
-    writes_tags = CHANNEL_TAG.search(rest) is not None and closed != template.render(turns[:1])
-    if not turn_beginning.startswith(generation_prompt) or (rest and not writes_tags):
+    writes_tags = CHANNEL_TAG.search(extra_text) is not None and user_turn != template.render(
+        turns[:1]
+    )
+    if not turn_beginning.startswith(generation_prompt) or (extra_text and not writes_tags):
         raise TemplateUnsupported(
             f"its generation prompt is {template.render_generation_prompt()!r}, but it writes "
-            f"{between!r} between the content of a user turn and of an assistant turn: both must "
+            f"{gap_text!r} between the content of a user turn and of an assistant turn: both must "
             "agree"
         )
 
@@ -235,8 +243,8 @@ def _thinking_turns(opened: str) -> Iterator[AssistantMessages]:
     """Yield functions that build an assistant message with a thought.
     The thought is in the content between ``<think>`` tags, or in the key ``reasoning_content``.
     """
-    start = opened[opened.rindex(THINK) :] if opened.rstrip().endswith(THINK) else f"{THINK}\n"
-    yield lambda i: {"content": f"{start}thought{i}\n</think>\n\n{make_anchor(i)}"}
+    think_tag = opened[opened.rindex(THINK) :] if opened.rstrip().endswith(THINK) else f"{THINK}\n"
+    yield lambda i: {"content": f"{think_tag}thought{i}\n</think>\n\n{make_anchor(i)}"}
     yield lambda i: {"content": f"{THINK}thought{i}</think>{make_anchor(i)}"}
     yield lambda i: {"content": make_anchor(i), "reasoning_content": f"thought{i}"}
 

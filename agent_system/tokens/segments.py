@@ -93,14 +93,14 @@ class SegmentArrays:
         ids = self.ids.tolist()
         logprobs = self.logprobs.tolist()
         segments: list[Segment] = []
-        start = 0
+        id_start = 0
         logprob_start = 0
         for kind, length, turn, episode, version, reason, retokenized, count in self.table.tolist():
             segments.append(
                 Segment(
-                    ids=tuple(ids[start : start + length]),
+                    ids=tuple(ids[id_start : id_start + length]),
                     kind=_KINDS[kind],
-                    start=start,
+                    start=id_start,
                     logprobs=tuple(logprobs[logprob_start : logprob_start + count]),
                     turn=turn,
                     episode=episode,
@@ -109,7 +109,7 @@ class SegmentArrays:
                     retokenized=bool(retokenized),
                 )
             )
-            start += length
+            id_start += length
             logprob_start += count
         return segments
 
@@ -133,9 +133,9 @@ class SegmentArrays:
         lengths = self.table[:, 1]
         counts = self.table[:, 7]
         # Start of each segment, once per log-prob: among all tokens, and among all log-probs.
-        starts = np.repeat(np.cumsum(lengths) - lengths, counts)
+        segment_starts = np.repeat(np.cumsum(lengths) - lengths, counts)
         offsets = np.arange(len(self.logprobs)) - np.repeat(np.cumsum(counts) - counts, counts)
-        values[starts + offsets] = self.logprobs
+        values[segment_starts + offsets] = self.logprobs
         return values
 
     def tokens_by_version(self) -> Counter[int]:
@@ -144,7 +144,7 @@ class SegmentArrays:
         Segments with an unknown or negative version are not counted.
         """
         counts = Counter[int]()
-        for kind, length, _, _, version, *_ in self.table.tolist():
-            if kind == _AGENT and version >= 0:
+        for kind_code, length, _, _, version, *_ in self.table.tolist():
+            if kind_code == _AGENT and version >= 0:
                 counts[version] += length
         return counts

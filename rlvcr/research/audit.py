@@ -99,7 +99,7 @@ def audit_scores(
     effects = np.array([point.level_effects for point in points])
     numbered_tasks = enumerate(point.task for point in points)
     tasks = number_keys(
-        [number if task is None else task for number, task in numbered_tasks]
+        [point_index if task is None else task for point_index, task in numbered_tasks]
     ).numpy()
     score_tables = {
         name: np.array([_subtract_mean(point.scores[name]) for point in points])

@@ -37,12 +37,12 @@ def choose_executed_level(
     trajectory, turn and chosen level. Turns that were cut by length or cannot be parsed are drawn
     as well. Otherwise a level would get credit for its better turns only.
     """
-    chosen = None if parsed is None else parsed.sampled_level
-    if chosen is None:
+    chosen_level = None if parsed is None else parsed.sampled_level
+    if chosen_level is None:
         return None
     if derive_seed(seed, "executed", traj_uid, step) / SEED_RANGE >= share:
         return None
-    other_levels = [level for level in LEVELS if level != chosen]
+    other_levels = [level for level in LEVELS if level != chosen_level]
     return other_levels[derive_seed(seed, "executed level", traj_uid, step) % len(other_levels)]
 
 

@@ -76,14 +76,14 @@ def main(argv: Sequence[str]) -> int:
     module = [args.python, "-m", "verl.trainer.main_ppo", "--config-name", args.name]
     command = shlex.join([*module, "trainer.resume_mode=auto", *args.words])
     runtime_env = runtime_env_of(args.words, args.env)
-    for left in range(args.attempts, -1, -1):
+    for attempts_left in range(args.attempts, -1, -1):
         details = submit_and_follow(client, command, runtime_env)
         if details.status == "SUCCEEDED":
             return 0
         status = details.driver_exit_code or 1
-        if details.status == "STOPPED" or status == WRONG_SETTINGS or not left:
+        if details.status == "STOPPED" or status == WRONG_SETTINGS or not attempts_left:
             return status
-        print(f"failed with status {status}; attempts left: {left}", file=sys.stderr)
+        print(f"failed with status {status}; attempts left: {attempts_left}", file=sys.stderr)
     return 1
 
 
@@ -152,7 +152,7 @@ def follow_job(client: "JobSubmissionClient", job: str) -> "JobDetails":
 
     Raises ``ClusterUnreachable`` after ``NO_ANSWER_TIMEOUT_S`` without an answer.
     """
-    shown = 0
+    shown_length = 0
     last_answer_time = time.monotonic()
     while True:
         try:
@@ -166,8 +166,8 @@ def follow_job(client: "JobSubmissionClient", job: str) -> "JobDetails":
                 ) from error
         else:
             last_answer_time = time.monotonic()
-            print(log[shown:], end="", flush=True)
-            shown = len(log)
+            print(log[shown_length:], end="", flush=True)
+            shown_length = len(log)
             if details.status.is_terminal():
                 return details
         time.sleep(PAUSE_S)

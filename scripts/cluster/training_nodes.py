@@ -40,10 +40,10 @@ def main(argv: Sequence[str]) -> int:
     if not isinstance(cfg, PPOConfig):
         return nodes
     if cfg.trainer.device == "cuda" and args.gpus < 1:
-        wanted = cfg.trainer.n_gpus_per_node
+        num_gpus = cfg.trainer.n_gpus_per_node
         raise UsageError(
-            f"trainer.device=cuda with {wanted} GPUs per node, and the allocation has none; "
-            f"fix: sbatch --gpus-per-node={wanted} ..."
+            f"trainer.device=cuda with {num_gpus} GPUs per node, and the allocation has none; "
+            f"fix: sbatch --gpus-per-node={num_gpus} ..."
         )
     return max(1, nodes - cfg.actor_rollout_ref.rollout.nnodes)
 

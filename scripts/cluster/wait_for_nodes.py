@@ -23,10 +23,10 @@ def main(argv: Sequence[str]) -> str | None:
     parser.add_argument("nodes", type=int)
     parser.add_argument("seconds", type=float, nargs="?", default=300.0)
     args = parser.parse_args(argv)
-    wanted, patience_s = args.nodes, args.seconds
-    if wanted < 1 or not (math.isfinite(patience_s) and patience_s >= 0):
+    num_nodes, patience_s = args.nodes, args.seconds
+    if num_nodes < 1 or not (math.isfinite(patience_s) and patience_s >= 0):
         parser.error(
-            f"nodes={wanted} seconds={patience_s:g}; allowed: at least 1 node, 0 s or more"
+            f"nodes={num_nodes} seconds={patience_s:g}; allowed: at least 1 node, 0 s or more"
         )
     deadline = time.monotonic() + patience_s
     alive_nodes = 0
@@ -38,10 +38,12 @@ def main(argv: Sequence[str]) -> str | None:
             alive_nodes = 0  # the head does not run yet
         finally:
             ray.shutdown()
-        if alive_nodes >= wanted:
+        if alive_nodes >= num_nodes:
             return None
         if time.monotonic() > deadline:
-            return f"{alive_nodes} of {wanted} nodes joined the Ray cluster within {patience_s:g} s"
+            return (
+                f"{alive_nodes} of {num_nodes} nodes joined the Ray cluster within {patience_s:g} s"
+            )
         time.sleep(PAUSE_S)
 
 

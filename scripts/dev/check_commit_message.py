@@ -18,17 +18,17 @@ SCISSORS = "------------------------ >8 ------------------------"  # git cuts th
 
 def message_problems(message: str, changed_lines: int) -> Iterator[str]:
     """Yield each rule that ``message`` breaks for a commit of ``changed_lines``."""
-    first, *rest = message.splitlines() or [""]
-    if not first:
+    subject, *body_lines = message.splitlines() or [""]
+    if not subject:
         yield "the message is empty; fix: say in one line what the software now does"
-    if len(first) > LONGEST_FIRST_LINE:
+    if len(subject) > LONGEST_FIRST_LINE:
         yield (
-            f"the first line has {len(first)} characters; allowed: at most {LONGEST_FIRST_LINE}; "
+            f"the first line has {len(subject)} characters; allowed: at most {LONGEST_FIRST_LINE}; "
             "fix: shorten it, and move details to the body"
         )
-    if rest and rest[0]:
+    if body_lines and body_lines[0]:
         yield "the second line is not empty; fix: leave a line empty below the first"
-    if changed_lines > LINES_WITHOUT_BODY and not any(rest):
+    if changed_lines > LINES_WITHOUT_BODY and not any(body_lines):
         yield (
             f"there is no body; allowed: none up to {LINES_WITHOUT_BODY} changed lines, these are "
             f"{changed_lines}; fix: say why, and what was measured, below an empty line"
@@ -41,7 +41,7 @@ def count_changed_lines(numstat: str) -> int:
     >>> count_changed_lines("2\\t1\\tone.py\\n-\\t-\\tpicture.png\\n")
     3
     """
-    counts = (word for line in numstat.splitlines() for word in line.split("\t")[:2])
+    counts = (line_count for line in numstat.splitlines() for line_count in line.split("\t")[:2])
     return sum(int(count) for count in counts if count != "-")
 
 
@@ -49,8 +49,8 @@ def main(arguments: list[str]) -> int:
     """Check the message in the file that ``arguments`` name; 1 where it breaks a rule."""
     if (Path(_run_git("rev-parse", "--git-dir").strip()) / "MERGE_HEAD").exists():
         return 0
-    written = Path(arguments[0]).read_text(encoding="utf-8").partition(SCISSORS)[0]
-    message = _run_git("stripspace", "--strip-comments", text=written)
+    uncut_message = Path(arguments[0]).read_text(encoding="utf-8").partition(SCISSORS)[0]
+    message = _run_git("stripspace", "--strip-comments", text=uncut_message)
     changed_lines = count_changed_lines(_run_git("diff", "--cached", "--numstat", "-M"))
     problems = list(message_problems(message, changed_lines))
     sys.stderr.writelines(f"commit message: {problem}\n" for problem in problems)

@@ -80,15 +80,15 @@ class Totals:
 
 @cache
 def _compile_patterns(*tables: str) -> tuple[re.Pattern[str], ...]:
-    rules: list[str] = []
+    word_patterns: list[str] = []
     for table in tables:
-        rules += getattr(words, table)
-    return tuple(re.compile(rf"\b(?:{rule})\b") for rule in rules)
+        word_patterns += getattr(words, table)
+    return tuple(re.compile(rf"\b(?:{word_pattern})\b") for word_pattern in word_patterns)
 
 
 def _pattern_tables(file: str, kind: str) -> tuple[str, ...]:
-    outside = () if file.startswith(GAMES) else ("BANNED_OUTSIDE_GAMES",)
-    return ("BANNED", *outside, f"BANNED_IN_{kind}")
+    non_game_tables = () if file.startswith(GAMES) else ("BANNED_OUTSIDE_GAMES",)
+    return ("BANNED", *non_game_tables, f"BANNED_IN_{kind}")
 
 
 def split_name(name: str) -> str:
@@ -116,9 +116,9 @@ def banned_in_text(text: str, file: str, line: int) -> Iterator[Finding]:
     prose = CODE_WORD.sub(" ", unquoted_text).lower()
     for pattern in _compile_patterns(*_pattern_tables(file, "TEXT")):
         for match in pattern.finditer(prose):
-            before = prose.count("\n", 0, match.start())
+            line_offset = prose.count("\n", 0, match.start())
             context = " ".join(prose[max(0, match.start() - 30) : match.end() + 30].split())
-            yield Finding("banned", file, line + before, f"{match[0]!r} in ...{context}...")
+            yield Finding("banned", file, line + line_offset, f"{match[0]!r} in ...{context}...")
 
 
 def _find_docstrings(tree: ast.Module) -> Iterator[ast.Constant]:
@@ -141,11 +141,11 @@ def split_sentences(text: str) -> Iterator[str]:
 def check_docstring(node: ast.Constant, file: str) -> Iterator[Finding]:
     """Yield the findings of one docstring: its first word, banned words, and long sentences."""
     text = str(node.value).strip()
-    first = text.splitlines()[0] if text else ""
+    first_line = text.splitlines()[0] if text else ""
     if OPENING.match(text):
-        yield Finding("opening", file, node.lineno, first)
+        yield Finding("opening", file, node.lineno, first_line)
     if len(text.split()) <= 5:
-        yield Finding("short_docstring", file, node.lineno, first)
+        yield Finding("short_docstring", file, node.lineno, first_line)
     for sentence in split_sentences(text):
         if len(sentence.split()) > 25:
             yield Finding("long_sentence", file, node.lineno, sentence)
@@ -220,13 +220,13 @@ def check_module(path: Path, file: str, totals: Totals) -> Iterator[Finding]:
 
 def same_classes(root: Path, packages: tuple[str, ...]) -> Iterator[Finding]:
     """Yield the classes whose name a class of another file has too."""
-    places: dict[str, list[tuple[str, int]]] = defaultdict(list)
+    class_positions: dict[str, list[tuple[str, int]]] = defaultdict(list)
     for path, file in _list_modules(root, packages):
         for node in ast.parse(path.read_text(encoding="utf-8")).body:
             if isinstance(node, ast.ClassDef):
-                places[node.name].append((file, node.lineno))
-    for name, at in places.items():
-        for file, line in at if len(at) > 1 else ():
+                class_positions[node.name].append((file, node.lineno))
+    for name, positions in class_positions.items():
+        for file, line in positions if len(positions) > 1 else ():
             yield Finding("same_class", file, line, name)
 
 
@@ -274,16 +274,16 @@ def format_findings(findings: list[Finding], totals: Totals) -> Iterator[str]:
     """Yield the lines of the table and of the worst files."""
     numbers = count_findings(findings, totals)
     counts = Counter(finding.kind for finding in findings)
-    above = exceeded_limits(numbers)
+    exceeded_kinds = exceeded_limits(numbers)
     for kind, meaning in KINDS.items():
         limit = f"limit {_format_value(LIMITS[kind])}" if kind in LIMITS else ""
-        mark = "EXCEEDED" if kind in above else ""
+        limit_mark = "EXCEEDED" if kind in exceeded_kinds else ""
         value = _format_value(numbers[kind])
-        yield f"{kind:16} {counts[kind]:6} {value:>8}  {limit:12} {mark:9} {meaning}".rstrip()
+        yield f"{kind:16} {counts[kind]:6} {value:>8}  {limit:12} {limit_mark:9} {meaning}".rstrip()
     yield f"of {totals.docstrings} docstrings and {totals.functions} functions"
-    worst = Counter(finding.file for finding in findings if finding.kind != "one_word")
+    counts_by_file = Counter(finding.file for finding in findings if finding.kind != "one_word")
     yield "files with most findings:"
-    for file, count in worst.most_common(15):
+    for file, count in counts_by_file.most_common(15):
         yield f"{count:6} {file}"
 
 
@@ -292,10 +292,10 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--list", choices=KINDS, metavar="KIND", help=", ".join(KINDS))
     parser.add_argument("--root", type=Path, default=ROOT, help="checkout to measure")
-    chosen = parser.parse_args(arguments)
-    findings, totals = measure_language(chosen.root)
-    if chosen.list:
-        lines = [f"{f.file}:{f.line}: {f.text}" for f in findings if f.kind == chosen.list]
+    options = parser.parse_args(arguments)
+    findings, totals = measure_language(options.root)
+    if options.list:
+        lines = [f"{f.file}:{f.line}: {f.text}" for f in findings if f.kind == options.list]
     else:
         lines = list(format_findings(findings, totals))
     sys.stdout.write("\n".join(lines) + "\n")

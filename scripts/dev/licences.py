@@ -40,8 +40,8 @@ def licence_of(package: str) -> str:
         line for line in metadata.get_all("Classifier") or [] if line.startswith(CLASSIFIER)
     ]
     names = [line.rpartition(" :: ")[2] for line in classifiers]
-    words = (metadata.get("License") or "").strip().partition("\n")[0][:LONGEST]
-    return expression or ", ".join(names) or words or "not stated"
+    licence_text = (metadata.get("License") or "").strip().partition("\n")[0][:LONGEST]
+    return expression or ", ".join(names) or licence_text or "not stated"
 
 
 def licences_page(pinned: str) -> str:

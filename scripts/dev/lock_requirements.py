@@ -125,28 +125,28 @@ def resolve_closure(
     """
     packages: dict[str, Package] = {}
     visited: set[tuple[str, frozenset[str]]] = set()
-    waiting = list(direct)
-    while waiting:
-        requirement = waiting.pop()
+    pending_requirements = list(direct)
+    while pending_requirements:
+        requirement = pending_requirements.pop()
         # Extras are part of the key: another extra adds requirements.
         key = (canonicalize_name(requirement.name), frozenset(requirement.extras))
         if key in visited or any(fnmatch.fnmatch(key[0], pattern) for pattern in excluded):
             continue
         visited.add(key)
         packages[key[0]] = metadata[requirement.name]
-        waiting += applicable_requirements(packages[key[0]], key[1])
+        pending_requirements += applicable_requirements(packages[key[0]], key[1])
     return sorted(packages.values(), key=lambda package: package.name.lower())
 
 
 def unmet_requirements(direct: list[Requirement], packages: list[Package]) -> list[str]:
     """Return a line for each direct requirement that the pinned versions do not meet."""
     versions = {canonicalize_name(package.name): package.version for package in packages}
-    wrong = []
+    unmet_lines = []
     for item in direct:
         version = versions[canonicalize_name(item.name)]
         if version not in item.specifier:
-            wrong.append(f"required: {item}; pinned version: {version}")
-    return wrong
+            unmet_lines.append(f"required: {item}; pinned version: {version}")
+    return unmet_lines
 
 
 def main() -> int:
@@ -174,16 +174,16 @@ def main() -> int:
         metadata = Metadata()
     direct = direct_requirements((FOLDER / f"{name}.in").read_text())
     packages = resolve_closure(direct, metadata, excluded)
-    wrong = unmet_requirements(direct, packages)
-    if wrong:
-        sys.stderr.write("\n".join(wrong) + "\n")
+    unmet_lines = unmet_requirements(direct, packages)
+    if unmet_lines:
+        sys.stderr.write("\n".join(unmet_lines) + "\n")
         return 1
     text = header + "".join(f"{package.name}=={package.version}\n" for package in packages)
-    target = FOLDER / f"{name}.txt"
+    list_path = FOLDER / f"{name}.txt"
     if args.check:
-        return 0 if target.read_text() == text else 1
-    target.write_text(text)
-    sys.stdout.write(f"{len(packages)} packages in {target}\n")
+        return 0 if list_path.read_text() == text else 1
+    list_path.write_text(text)
+    sys.stdout.write(f"{len(packages)} packages in {list_path}\n")
     return 0
 
 

@@ -51,9 +51,11 @@ def docstring_lines(tree: ast.Module) -> set[int]:
     for node in ast.walk(tree):
         if not isinstance(node, (ast.Module, ast.ClassDef, *FUNCTIONS)) or not node.body:
             continue
-        first = node.body[0]
-        if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant):
-            line_numbers.update(range(first.lineno, (first.end_lineno or first.lineno) + 1))
+        first_node = node.body[0]
+        if isinstance(first_node, ast.Expr) and isinstance(first_node.value, ast.Constant):
+            line_numbers.update(
+                range(first_node.lineno, (first_node.end_lineno or first_node.lineno) + 1)
+            )
     return line_numbers
 
 
@@ -79,12 +81,12 @@ def measure_file(path: Path, tally: Tally) -> None:
     documentation = docstring_lines(tree)
     lines = text.splitlines()
     tally.file_lines.append(len(lines))
-    for number, line in enumerate(lines, 1):
+    for line_number, line in enumerate(lines, 1):
         stripped = line.strip()
         # Lines of a string that begin with # count as comments too, which is rare.
         if stripped.startswith("#"):
             tally.comments += 1
-        elif stripped and number not in documentation:
+        elif stripped and line_number not in documentation:
             tally.code_lines += 1
             tally.characters += len(stripped)
     for node in ast.walk(tree):
@@ -122,9 +124,9 @@ def packages_in_a_cycle(graph: grimp.ImportGraph, depth: int) -> tuple[list[str]
         importer = package_at_depth(module, depth)
         imports.setdefault(importer, set())
         for imported in graph.find_modules_directly_imported_by(module):
-            other = package_at_depth(imported, depth)
-            if other != importer:
-                imports[importer].add(other)
+            imported_package = package_at_depth(imported, depth)
+            if imported_package != importer:
+                imports[importer].add(imported_package)
     cyclic = [name for name in imports if name in reachable_packages(imports, name)]
     packages = {name for name in imports if (ROOT / name.replace(".", "/")).is_dir()}
     return sorted(packages & set(cyclic)), len(packages)
@@ -132,15 +134,15 @@ def packages_in_a_cycle(graph: grimp.ImportGraph, depth: int) -> tuple[list[str]
 
 def reachable_packages(imports: dict[str, set[str]], start: str) -> set[str]:
     """Return all packages that ``start`` imports, directly or indirectly."""
-    seen: set[str] = set()
-    waiting = list(imports[start])
-    while waiting:
-        name = waiting.pop()
-        if name in seen:
+    reachable_names: set[str] = set()
+    pending_names = list(imports[start])
+    while pending_names:
+        name = pending_names.pop()
+        if name in reachable_names:
             continue
-        seen.add(name)
-        waiting.extend(imports.get(name, ()))
-    return seen
+        reachable_names.add(name)
+        pending_names.extend(imports.get(name, ()))
+    return reachable_names
 
 
 def table_rows(tally: Tally) -> Iterator[tuple[str, str]]:
@@ -159,8 +161,8 @@ def table_rows(tally: Tally) -> Iterator[tuple[str, str]]:
     per_thousand = 1000 * tally.tuple_assignments / tally.code_lines
     yield "tuple assignments per 1,000 lines", f"{per_thousand:.1f}"
     yield "whole-line comments", f"{100 * tally.comments / lines:.1f}%"
-    share = 100 * tally.parameters_any / tally.parameters
-    yield "parameters typed Any", f"{tally.parameters_any} of {tally.parameters:,} ({share:.1f}%)"
+    percent = 100 * tally.parameters_any / tally.parameters
+    yield "parameters typed Any", f"{tally.parameters_any} of {tally.parameters:,} ({percent:.1f}%)"
 
 
 def main() -> int:

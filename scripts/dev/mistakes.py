@@ -228,18 +228,18 @@ def _build_reward_model(directory: Path, policy: Path) -> None:
 
 def run_mistake(mistake: Mistake, scratch: Path) -> tuple[int | None, str]:
     """Return exit status and message of the command. Status None: it would have started."""
-    started: list[object] = []
-    words = [word.replace(SCRATCH, str(scratch)) for word in mistake.words]
+    started_runs: list[object] = []
+    arguments = [word.replace(SCRATCH, str(scratch)) for word in mistake.words]
     out = io.StringIO()
     heard = io.StringIO()
     with (
-        _instead_of_training(started),
+        _instead_of_training(started_runs),
         contextlib.redirect_stdout(out),
         contextlib.redirect_stderr(heard),
     ):
-        status = main_ppo.main(words)
+        status = main_ppo.main(arguments)
     text = heard.getvalue().replace(str(scratch), SCRATCH)
-    return (None if started else status), text
+    return (None if started_runs else status), text
 
 
 @contextlib.contextmanager
@@ -259,11 +259,11 @@ def mistakes_page(scratch: Path) -> Iterator[str]:
     yield "Printed by `python scripts/dev/mistakes.py`; every command ends with exit status 2"
     yield "before anything is started. `SCRATCH` is a directory with a tiny policy and invalid"
     yield "files."
-    for number, mistake in enumerate(MISTAKES, start=1):
+    for mistake_number, mistake in enumerate(MISTAKES, start=1):
         status, text = run_mistake(mistake, scratch)
         ended = "it starts" if status is None else f"exit status {status}"
         yield ""
-        yield f"## {number}. {mistake.description}: {ended}"
+        yield f"## {mistake_number}. {mistake.description}: {ended}"
         yield ""
         yield "```"
         yield f"$ python -m verl.trainer.main_ppo {' '.join(mistake.words)}"

@@ -150,8 +150,10 @@ def estimate_part_seconds(cfg: PPOConfig, device: Device, assumed: Assumed) -> d
     def decode(sequences: float, tokens: float) -> float:
         """Seconds of an engine that samples ``tokens`` for each of ``sequences``, in batches."""
         at_once = min(sequences, rollout.max_num_seqs)
-        read = model.num_parameters * BF16_BYTES + at_once * row / 2 * model.cache_bytes
-        step = read / (device.gigabytes_per_s * GIGA * assumed.bandwidth) + assumed.engine_step_s
+        bytes_read = model.num_parameters * BF16_BYTES + at_once * row / 2 * model.cache_bytes
+        step = (
+            bytes_read / (device.gigabytes_per_s * GIGA * assumed.bandwidth) + assumed.engine_step_s
+        )
         return sequences / at_once * tokens * step
 
     def compute(passes: int, tokens: float) -> float:
@@ -185,8 +187,8 @@ def estimate_step_seconds(cfg: PPOConfig, parts: dict[str, float]) -> float:
     training_s = sum(parts[part] for part in TRAINING_PARTS)
     if not (engines_have_separate_gpus(cfg, "cuda") and cfg.trainer.rollout_overlap == "one_step"):
         return rollout_s + training_s + parts["weight sync"]
-    between = parts["score"] if parts["alternatives"] else 0.0
-    return max(rollout_s, training_s - between) + between + parts["weight sync"]
+    scoring_s = parts["score"] if parts["alternatives"] else 0.0
+    return max(rollout_s, training_s - scoring_s) + scoring_s + parts["weight sync"]
 
 
 def estimate_sync_seconds(cfg: PPOConfig, device: Device, assumed: Assumed) -> float:
@@ -197,7 +199,7 @@ def estimate_sync_seconds(cfg: PPOConfig, device: Device, assumed: Assumed) -> f
         # Write to the store and read from it in the engines' precision.
         return (gathered + parameters * 2 * BF16_BYTES) / (assumed.store * GIGA)
     has_other_ranks = cfg.trainer.n_gpus_per_node * cfg.trainer.nnodes > 1
-    sent = (
+    sent_bytes = (
         has_other_ranks * gathered
         + engines_have_separate_gpus(cfg, "cuda") * parameters * BF16_BYTES
     )
@@ -205,7 +207,7 @@ def estimate_sync_seconds(cfg: PPOConfig, device: Device, assumed: Assumed) -> f
     # these reads and writes all weights.
     device_bytes = gathered + parameters * 7 * BF16_BYTES
     seconds_there = device_bytes / (device.gigabytes_per_s * GIGA * assumed.bandwidth)
-    return sent / (assumed.link * GIGA) + seconds_there
+    return sent_bytes / (assumed.link * GIGA) + seconds_there
 
 
 def format_tables() -> Iterator[str]:
@@ -214,23 +216,23 @@ def format_tables() -> Iterator[str]:
     yield "|---|---|---|---|"
     for name, device in RECIPES.items():
         cfg = _load_recipe(name, "rlvcr")
-        plan = make_plan(cfg, facts_of(cfg, device))
+        memory_plan = make_plan(cfg, facts_of(cfg, device))
         nodes = f"{cfg.trainer.nnodes} x {cfg.trainer.n_gpus_per_node} x {device.memory_gb:g} GiB"
         if engines_have_separate_gpus(cfg, "cuda"):
             nodes += (
                 f", and {len(engine_gpus_by_node(cfg))} x {engine_gpus_by_node(cfg)[0]} for engines"
             )
-        fits = "; ".join(plan.resource_problems()) or "yes"
-        yield f"| `{name}` | {nodes} | {plan.device_memory_gb:.1f} GiB | {fits} |"
+        fits = "; ".join(memory_plan.resource_problems()) or "yes"
+        yield f"| `{name}` | {nodes} | {memory_plan.device_memory_gb:.1f} GiB | {fits} |"
     yield ""
     yield f"| config | estimators | {' | '.join(PARTS)} | a step, s | 150, h |"
     yield f"|{'---|' * (len(PARTS) + 4)}"
     for name, device in RECIPES.items():
         for estimators in ESTIMATORS:
             cfg = _load_recipe(name, estimators[0])
-            parts = estimate_part_seconds(cfg, device, Assumed())
-            total = estimate_step_seconds(cfg, parts)
-            cells = [f"{parts[part]:.1f}" for part in PARTS]
+            part_seconds = estimate_part_seconds(cfg, device, Assumed())
+            total = estimate_step_seconds(cfg, part_seconds)
+            cells = [f"{part_seconds[part]:.1f}" for part in PARTS]
             cells += [f"{total:.0f}", f"{150 * total / 3600:.1f}"]
             yield f"| `{name}` | {', '.join(estimators)} | {' | '.join(cells)} |"
 

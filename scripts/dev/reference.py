@@ -72,14 +72,14 @@ def keys_page() -> str:
         "`python -m verl.trainer.main_ppo --help SECTION` prints a section on a terminal. "
         "A default of null is derived from other keys, or means that the feature is off.\n",
     ]
-    listed: set[str] = set()
+    listed_rows: set[str] = set()
     for commands, schema in SCHEMAS.items():
         rows = {
             path: _key_row(key) for path, key in schema_keys(schema).items() if not key.is_section
         }
-        new = {path: row for path, row in rows.items() if row not in listed}
-        listed |= set(rows.values())
-        lines += [f"## {commands}\n", *_format_sections(schema_keys(schema), new)]
+        new_rows = {path: row for path, row in rows.items() if row not in listed_rows}
+        listed_rows |= set(rows.values())
+        lines += [f"## {commands}\n", *_format_sections(schema_keys(schema), new_rows)]
     return "\n".join(lines)
 
 
@@ -98,13 +98,15 @@ def environments_page() -> str:
     for package in sorted(REGISTRY):
         variants = known_variants(package)
         package_names = {package, *(f"{package}/{variant}" for variant in variants)}
-        shown = ", ".join(f"`{variant}`" for variant in variants) or "-"
+        variant_list = ", ".join(f"`{variant}`" for variant in variants) or "-"
         if len(variants) > MAX_INLINE_VARIANTS:
-            shown = f"{len(variants)} (below)"
+            variant_list = f"{len(variants)} (below)"
             long_lists.append((package, variants))
         solved = len(package_names & set(with_oracle))
-        extra = REGISTRY[package].extra or "-"
-        lines.append(f"| `{package}` | {extra} | {shown} | {solved} of {len(package_names)} |")
+        extra_name = REGISTRY[package].extra or "-"
+        lines.append(
+            f"| `{package}` | {extra_name} | {variant_list} | {solved} of {len(package_names)} |"
+        )
     for package, variants in long_lists:
         lines += [f"\n## Variants of {package}\n", ", ".join(f"`{v}`" for v in variants)]
     for title, texts in notes.items():

@@ -80,15 +80,22 @@ def main() -> int:
             sys.stdout.flush()
         return 0
     names = args.names or all_names()
-    first, second = (run_in_child(names, args.seed, args.steps, hashes) for hashes in (1, 2))
-    wrong = 0
+    first_answers, second_answers = (
+        run_in_child(names, args.seed, args.steps, hashes) for hashes in (1, 2)
+    )
+    num_failed = 0
     for name in names:
-        one, two = first.get(name, "! it ended its process"), second.get(name, "! it ended it")
-        if one != two or one.startswith("!"):
-            wrong += 1
-            sys.stdout.write(f"{name}: {one if one == two else f'{one} and {two}'}\n")
-    sys.stdout.write(f"{len(names) - wrong} of {len(names)} environments repeat themselves\n")
-    return 1 if wrong else 0
+        digest_1, digest_2 = (
+            first_answers.get(name, "! it ended its process"),
+            second_answers.get(name, "! it ended it"),
+        )
+        if digest_1 != digest_2 or digest_1.startswith("!"):
+            num_failed += 1
+            sys.stdout.write(
+                f"{name}: {digest_1 if digest_1 == digest_2 else f'{digest_1} and {digest_2}'}\n"
+            )
+    sys.stdout.write(f"{len(names) - num_failed} of {len(names)} environments repeat themselves\n")
+    return 1 if num_failed else 0
 
 
 if __name__ == "__main__":

@@ -49,6 +49,6 @@ def on_page_markdown(markdown: str, page: Any, **_rest: Any) -> str:
 def _site_link(source: str, link: re.Match[str]) -> str:
     """Return the link of the page ``source`` with its target as a path in the site."""
     folder = posixpath.dirname(source if source in OUTSIDE else f"docs/{source}")
-    target = posixpath.normpath(posixpath.join(folder, link[1])).removeprefix("docs/")
-    relative = posixpath.relpath(target, posixpath.dirname(source) or ".")
+    target_path = posixpath.normpath(posixpath.join(folder, link[1])).removeprefix("docs/")
+    relative = posixpath.relpath(target_path, posixpath.dirname(source) or ".")
     return f"]({relative}{link[2] or ''})"

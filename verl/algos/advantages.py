@@ -67,13 +67,13 @@ def compute_gae_advantage_return(
     values = torch.where(sampled, values.double(), 0.0)
     advantages = torch.zeros_like(values)
     next_value = torch.zeros_like(values[:, 0])
-    running = torch.zeros_like(next_value)
+    gae_sum = torch.zeros_like(next_value)
     for t in reversed(range(values.shape[1])):
         # An unsampled position is not a time step: keep the running sums.
         delta = rewards[:, t] + gamma * next_value - values[:, t]
-        running = torch.where(sampled[:, t], delta + gamma * lam * running, running)
+        gae_sum = torch.where(sampled[:, t], delta + gamma * lam * gae_sum, gae_sum)
         next_value = torch.where(sampled[:, t], values[:, t], next_value)
-        advantages[:, t] = running
+        advantages[:, t] = gae_sum
     returns = torch.where(sampled, advantages + values, 0.0)
     return masked_whiten(advantages, sampled).float(), returns.float()
 
@@ -86,11 +86,11 @@ def compute_reinforce_plus_plus_outcome_advantage(
     rewards = _move_rewards_to_sampled_tokens(token_level_rewards, response_mask)
     sampled = response_mask.bool()
     returns = torch.zeros_like(rewards)
-    running = torch.zeros_like(rewards[:, 0])
+    return_sum = torch.zeros_like(rewards[:, 0])
     for t in reversed(range(rewards.shape[1])):
         # As in GAE, an unsampled position is not a time step.
-        running = torch.where(sampled[:, t], rewards[:, t] + gamma * running, running)
-        returns[:, t] = running
+        return_sum = torch.where(sampled[:, t], rewards[:, t] + gamma * return_sum, return_sum)
+        returns[:, t] = return_sum
     returns = torch.where(sampled, returns, 0.0)
     return masked_whiten(returns, sampled).float(), returns.float()
 

@@ -131,6 +131,6 @@ def compute_policy_loss_kl_cov(tokens: SampledTokens, ppo_kl_coef: float = 1.0) 
     ``d`` is the new minus the old log-prob and ``r = exp(d)``. The fraction ``kl_cov_ratio`` of all
     tokens is selected: those with the largest covariance above 0.
     """
-    plain = -tokens.prob_ratio * tokens.advantages
-    with_kl_term = plain + ppo_kl_coef * tokens.log_ratio.abs()
-    return TokenLosses(torch.where(tokens.selected, with_kl_term, plain), tokens.selected)
+    plain_losses = -tokens.prob_ratio * tokens.advantages
+    with_kl_term = plain_losses + ppo_kl_coef * tokens.log_ratio.abs()
+    return TokenLosses(torch.where(tokens.selected, with_kl_term, plain_losses), tokens.selected)

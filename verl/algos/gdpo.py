@@ -65,9 +65,9 @@ def compute_gdpo_outcome_advantage(
 def _read_reward_column(
     reward_parts: Sequence[Mapping[str, float]] | np.ndarray, key: str
 ) -> PerRow:
-    for row, parts in enumerate(reward_parts):
-        if key not in parts:
-            present_keys = ", ".join(sorted(parts)) or "none"
+    for row, row_parts in enumerate(reward_parts):
+        if key not in row_parts:
+            present_keys = ", ".join(sorted(row_parts)) or "none"
             raise ValueError(
                 f"algorithm.gdpo_reward_keys: row {row} has no reward {key!r}; "
                 f"allowed: {present_keys}; "

@@ -80,13 +80,13 @@ def compute_discounted_step_returns(steps: Steps, gamma: float) -> PerStep:
     ``gamma=0.5`` give (0.25, 0.5, 1).
     """
     returns = [0.0] * len(steps.row)
-    following: dict[tuple[Hashable, Hashable], tuple[int, float]] = {}
+    next_steps: dict[tuple[Hashable, Hashable], tuple[int, float]] = {}
     # Go backwards through each trajectory. Steps may be missing: their rewards are unknown, but
     # their time is discounted.
     for i in sorted(range(len(steps.row)), key=lambda s: -steps.number[s]):
-        later, value = following.get(steps.trajectory[i], (steps.number[i], 0.0))
-        returns[i] = steps.reward[i] + gamma ** (later - steps.number[i]) * value
-        following[steps.trajectory[i]] = (steps.number[i], returns[i])
+        later_number, value = next_steps.get(steps.trajectory[i], (steps.number[i], 0.0))
+        returns[i] = steps.reward[i] + gamma ** (later_number - steps.number[i]) * value
+        next_steps[steps.trajectory[i]] = (steps.number[i], returns[i])
     return torch.tensor(returns, dtype=torch.float64)
 
 
@@ -96,7 +96,7 @@ def merge_similar_states(states: Sequence[StateKey], threshold: float) -> list[S
     Two anchors are similar if their ``difflib`` ratio (0 to 1) is at least ``threshold``.
     """
     leaders: dict[Hashable, list[str]] = {}
-    merged: dict[StateKey, StateKey] = {}
+    merged_states: dict[StateKey, StateKey] = {}
     for uid, anchor in dict.fromkeys(states):
         leaders_of_uid = leaders.setdefault(uid, [])
         # Compare with the first member only. Similarity is not transitive: a chain of small
@@ -111,8 +111,8 @@ def merge_similar_states(states: Sequence[StateKey], threshold: float) -> list[S
         )
         if match is None:
             leaders_of_uid.append(anchor)
-        merged[uid, anchor] = (uid, anchor if match is None else match)
-    return [merged[state] for state in states]
+        merged_states[uid, anchor] = (uid, anchor if match is None else match)
+    return [merged_states[state] for state in states]
 
 
 def _compute_similarity(first: str, second: str) -> float:

@@ -36,15 +36,15 @@ def find_next_states(steps: Steps, successful_trajectories: set[Hashable]) -> li
     """
     keys = list(zip(steps.trajectory, steps.number, strict=True))
     state_at = dict(zip(keys, steps.state, strict=True))
-    last: dict[Hashable, int] = {}
-    for trajectory, number in keys:
-        last[trajectory] = max(number, last.get(trajectory, number))
-    following: list[Hashable] = []
-    for trajectory, number in keys:
-        is_successful_end = number == last[trajectory] and trajectory in successful_trajectories
+    last_step: dict[Hashable, int] = {}
+    for trajectory, step in keys:
+        last_step[trajectory] = max(step, last_step.get(trajectory, step))
+    next_states: list[Hashable] = []
+    for trajectory, step in keys:
+        is_successful_end = step == last_step[trajectory] and trajectory in successful_trajectories
         goal = (trajectory[0], None)
-        following.append(goal if is_successful_end else state_at.get((trajectory, number + 1)))
-    return following
+        next_states.append(goal if is_successful_end else state_at.get((trajectory, step + 1)))
+    return next_states
 
 
 def compute_goal_distances(
@@ -55,20 +55,20 @@ def compute_goal_distances(
     A goal is ``(uid, None)``. Breadth-first search from the goals, against the edges.
     """
     predecessors: dict[Hashable, set[Hashable]] = {}
-    for state, after in zip(states, following, strict=True):
-        if after is not None:
-            predecessors.setdefault(after, set()).add(state)
+    for state, next_state in zip(states, following, strict=True):
+        if next_state is not None:
+            predecessors.setdefault(next_state, set()).add(state)
     goals: list[Hashable] = [
         node for node in predecessors if isinstance(node, tuple) and node[1] is None
     ]
     goal_distances: dict[Hashable, int] = dict.fromkeys(goals, 0)
-    waiting: deque[Hashable] = deque(goals)
-    while waiting:
-        node = waiting.popleft()
+    node_queue: deque[Hashable] = deque(goals)
+    while node_queue:
+        node = node_queue.popleft()
         for earlier in predecessors.get(node, ()):
             if earlier not in goal_distances:
                 goal_distances[earlier] = goal_distances[node] + 1
-                waiting.append(earlier)
+                node_queue.append(earlier)
     return goal_distances
 
 
@@ -79,10 +79,10 @@ def compute_graph_returns(
 
     ``d`` is the number of steps from the state after the step to the goal.
     """
-    following = find_next_states(steps, successful_trajectories)
-    goal_distances = compute_goal_distances(steps.state, following)
+    next_states = find_next_states(steps, successful_trajectories)
+    goal_distances = compute_goal_distances(steps.state, next_states)
     values = [
-        goal_value * gamma ** goal_distances[s] if s in goal_distances else 0.0 for s in following
+        goal_value * gamma ** goal_distances[s] if s in goal_distances else 0.0 for s in next_states
     ]
     return torch.tensor(values, dtype=torch.float64)
 

@@ -53,8 +53,8 @@ def number_keys(keys: Ids) -> RowIndex:
 
     Example: ``("b", "a", "b")`` gives ``(0, 1, 0)``.
     """
-    seen: dict[Hashable, int] = {}
-    numbers = [seen.setdefault(key, len(seen)) for key in _as_list(keys)]
+    number_by_key: dict[Hashable, int] = {}
+    numbers = [number_by_key.setdefault(key, len(number_by_key)) for key in _as_list(keys)]
     return torch.tensor(numbers, dtype=torch.long)
 
 
@@ -122,9 +122,9 @@ def _require_equal_scores(above: PerRow, scores: PerRow, names: Sequence[Hashabl
     differing_rows = (above > SCORE_TOLERANCE * scores.abs().clamp(min=1)).nonzero()
     if len(differing_rows):
         row = int(differing_rows[0])
-        other = scores[row] - above[row]
+        lowest_score = scores[row] - above[row]
         raise ValueError(
-            f"rows of trajectory {names[row]!r} have different rewards: {other:g} and "
+            f"rows of trajectory {names[row]!r} have different rewards: {lowest_score:g} and "
             f"{scores[row]:g} (row {row}). Every row must have the return of its whole "
             "trajectory; fix: put the rewards of single steps into step_rewards"
         )

@@ -32,8 +32,8 @@ def build_contexts(steps: Steps, length: int) -> list[Hashable]:
     keys = list(zip(steps.trajectory, steps.number, strict=True))
     state_at = dict(zip(keys, steps.state, strict=True))
     return [
-        tuple(state_at.get((trajectory, number - back)) for back in range(length + 1))
-        for trajectory, number in keys
+        tuple(state_at.get((trajectory, step_number - back)) for back in range(length + 1))
+        for trajectory, step_number in keys
     ]
 
 

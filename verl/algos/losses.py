@@ -130,14 +130,14 @@ def compute_policy_loss_vanilla(
     """
     if clip_ratio_c <= 1.0:
         raise ValueError(f"clip_ratio_c must be greater than 1.0, got {clip_ratio_c}")
-    low, high = resolve_clip_range(cliprange, cliprange_low, cliprange_high)
+    low_bound, high_bound = resolve_clip_range(cliprange, cliprange_low, cliprange_high)
     mask = response_mask.bool()
     advantages = torch.where(mask, advantages, 0.0)
     difference = torch.where(mask, log_prob.float() - old_log_prob.float(), 0.0)
     # The gradient is 0 beyond the bound: such a ratio is already clipped, or almost 0.
     ratio = difference.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
     unclipped = -advantages * ratio
-    clipped = -advantages * ratio.clamp(1 - low, 1 + high)
+    clipped = -advantages * ratio.clamp(1 - low_bound, 1 + high_bound)
     surrogate = torch.maximum(unclipped, clipped)
     # For a negative advantage the clipped loss grows with the ratio without bound.
     ceiling = -advantages * clip_ratio_c

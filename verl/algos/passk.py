@@ -50,7 +50,7 @@ def _compute_lead(score: PerTrajectory, group: TrajectoryIndex) -> PerTrajectory
     order = by_score[group[by_score].argsort(stable=True)]
     members = group[order]
     for position in range(1, len(order)):
-        last = position + 1 == len(order) or members[position + 1] != members[position]
-        if last and members[position - 1] == members[position]:
+        is_group_end = position + 1 == len(order) or members[position + 1] != members[position]
+        if is_group_end and members[position - 1] == members[position]:
             lead[order[position]] = score[order[position]] - score[order[position - 1]]
     return lead

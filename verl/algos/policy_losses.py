@@ -78,11 +78,13 @@ def compute_policy_loss_geo_mean(tokens: SampledTokens) -> TokenLosses:
     aggregates with ``seq-mean-token-mean``.
     """
     difference = tokens.log_ratio.clamp(-20.0, 20.0)
-    above = (tokens.advantages > 0) & (difference > tokens.high)
-    below = (tokens.advantages < 0) & (difference < -tokens.low)
-    limited = torch.where(above, tokens.high, torch.where(below, -tokens.low, difference))
+    is_too_high = (tokens.advantages > 0) & (difference > tokens.high)
+    is_too_low = (tokens.advantages < 0) & (difference < -tokens.low)
+    limited = torch.where(
+        is_too_high, tokens.high, torch.where(is_too_low, -tokens.low, difference)
+    )
     mean = tokens.compute_row_mean(limited).exp()
-    return TokenLosses(-mean * tokens.advantages, above | below)
+    return TokenLosses(-mean * tokens.advantages, is_too_high | is_too_low)
 
 
 @register_token_loss("gpg")
@@ -111,13 +113,15 @@ def compute_policy_loss_dppo_kl(tokens: SampledTokens) -> TokenLosses:
     m is 0 where p has moved in the direction of the advantage and ``KL((p_old, 1 - p_old) || (p, 1
     - p))`` exceeds ``high`` (A > 0) or ``low`` (A < 0).
     """
-    old = tokens.old_log_prob.double().exp()
-    new = tokens.log_prob.detach().double().exp()
+    old_prob = tokens.old_log_prob.double().exp()
+    new_prob = tokens.log_prob.detach().double().exp()
     # If p is 1, 1 - p is 0. The limit makes the divergence very large instead of infinite.
-    log_complement_ratio = ((1 - old).clamp(min=1e-12) / (1 - new).clamp(min=1e-12)).log()
-    divergence = -old * tokens.log_ratio.detach().double() + (1 - old) * log_complement_ratio
-    rose = (new > old) & (divergence > tokens.high)
-    fell = (new < old) & (divergence > tokens.low)
+    log_complement_ratio = ((1 - old_prob).clamp(min=1e-12) / (1 - new_prob).clamp(min=1e-12)).log()
+    divergence = (
+        -old_prob * tokens.log_ratio.detach().double() + (1 - old_prob) * log_complement_ratio
+    )
+    rose = (new_prob > old_prob) & (divergence > tokens.high)
+    fell = (new_prob < old_prob) & (divergence > tokens.low)
     return _mask_moved_tokens(tokens, rose, fell)
 
 

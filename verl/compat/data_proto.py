@@ -150,13 +150,13 @@ def from_json_value(value: object) -> Any:
         return [from_json_value(item) for item in value]
     if not isinstance(value, dict):
         return value
-    kind = value.get(_KIND)
-    if kind is None:
+    type_name = value.get(_KIND)
+    if type_name is None:
         return {key: from_json_value(item) for key, item in value.items()}
-    if kind == "dict":
+    if type_name == "dict":
         return {from_json_value(key): from_json_value(item) for key, item in value["value"]}
     items = [from_json_value(item) for item in value["value"]]
-    if kind == "tuple":
+    if type_name == "tuple":
         return tuple(items)
     dtype = np.dtype(value["dtype"])
     flat = object_array(items) if dtype.hasobject else np.array(items, dtype=dtype)

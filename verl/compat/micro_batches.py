@@ -35,10 +35,10 @@ def token_bounded_partitions(
     n = len(lengths)
     if not n:
         return []
-    longest = max(range(n), key=lengths.__getitem__)
-    if lengths[longest] > max_token_len:
+    longest_row = max(range(n), key=lengths.__getitem__)
+    if lengths[longest_row] > max_token_len:
         raise ValueError(
-            f"row {longest} has {lengths[longest]} tokens, more than "
+            f"row {longest_row} has {lengths[longest_row]} tokens, more than "
             f"max_token_len={max_token_len}; "
             "raise ppo_max_token_len_per_gpu (or the log-prob one) to at least the longest row"
         )
@@ -49,9 +49,9 @@ def token_bounded_partitions(
     # A balanced partition into k parts may exceed max_token_len although one into more parts does
     # not: try larger k.
     for k in range(lowest, highest + 1, divided_by):
-        parts = get_seqlen_balanced_partitions(lengths, min(k, n))
-        if max(sum(lengths[i] for i in part) for part in parts) <= max_token_len:
-            return parts
+        row_lists = get_seqlen_balanced_partitions(lengths, min(k, n))
+        if max(sum(lengths[i] for i in row_indices) for row_indices in row_lists) <= max_token_len:
+            return row_lists
     return _split_into(packed, highest)
 
 
@@ -75,9 +75,9 @@ def _first_fit_decreasing(lengths: list[int], bound: int) -> list[list[int]]:
 def _split_into(parts: list[list[int]], k: int) -> list[list[int]]:
     parts = [list(part) for part in parts]
     while len(parts) < k:
-        largest = max(parts, key=len)
-        parts.append(largest[len(largest) // 2 :])
-        del largest[len(largest) // 2 :]
+        largest_part = max(parts, key=len)
+        parts.append(largest_part[len(largest_part) // 2 :])
+        del largest_part[len(largest_part) // 2 :]
     return parts
 
 
@@ -101,10 +101,12 @@ def rearrange_micro_batches(
     if lengths is None:
         lengths = _real_tokens(batch)
     divided_by = num_batches_divided_by or 1
-    parts = token_bounded_partitions(lengths, max_token_len, min_num_micro_batch or 1, divided_by)
+    row_lists = token_bounded_partitions(
+        lengths, max_token_len, min_num_micro_batch or 1, divided_by
+    )
     if dp_group is not None:
-        parts = _match_largest_rank(parts, lengths, max_token_len, dp_group)
-    return [_select(batch, part) for part in parts], parts
+        row_lists = _match_largest_rank(row_lists, lengths, max_token_len, dp_group)
+    return [_select(batch, row_indices) for row_indices in row_lists], row_lists
 
 
 def _real_tokens(batch: DataProto | TensorDict | dict[str, Tensor]) -> list[int]:
@@ -117,22 +119,22 @@ def _match_largest_rank(
     parts: list[list[int]], lengths: Sequence[int], max_token_len: int, dp_group: ProcessGroup
 ) -> list[list[int]]:
     """Return ``parts`` split further, into the largest number of parts that any rank has."""
-    most = torch.tensor([len(parts)])
+    max_parts = torch.tensor([len(parts)])
     # NCCL communicates GPU tensors only.
     if dist.get_backend(dp_group) == "nccl":
-        most = most.cuda()
-    dist.all_reduce(most, op=dist.ReduceOp.MAX, group=dp_group)
-    if int(most) == len(parts):
+        max_parts = max_parts.cuda()
+    dist.all_reduce(max_parts, op=dist.ReduceOp.MAX, group=dp_group)
+    if int(max_parts) == len(parts):
         return parts
-    if int(most) > len(lengths):
+    if int(max_parts) > len(lengths):
         raise ValueError(
-            f"another rank needs {int(most)} micro-batches but this one holds only "
+            f"another rank needs {int(max_parts)} micro-batches but this one holds only "
             f"{len(lengths)} rows"
         )
     # A balanced partition may exceed max_token_len. Splitting parts that keep the limit cannot.
-    balanced = get_seqlen_balanced_partitions(lengths, int(most))
-    fits = max(sum(lengths[i] for i in part) for part in balanced) <= max_token_len
-    return balanced if fits else _split_into(parts, int(most))
+    balanced = get_seqlen_balanced_partitions(lengths, int(max_parts))
+    fits = max(sum(lengths[i] for i in row_indices) for row_indices in balanced) <= max_token_len
+    return balanced if fits else _split_into(parts, int(max_parts))
 
 
 def _select(batch: Any, rows: list[int]) -> Any:  # the result has the type of batch

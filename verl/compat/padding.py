@@ -8,9 +8,9 @@ def pad_sequence_to_length(
     tensor: Tensor, max_seq_len: int, pad_token_id: float, left_pad: bool = False
 ) -> Tensor:
     """Pad ``[..., L]`` to ``[..., max_seq_len]``; a tensor of at least that length is unchanged."""
-    missing = max_seq_len - tensor.shape[-1]
-    if missing <= 0:
+    pad_length = max_seq_len - tensor.shape[-1]
+    if pad_length <= 0:
         return tensor
     return torch.nn.functional.pad(
-        tensor, (missing, 0) if left_pad else (0, missing), value=pad_token_id
+        tensor, (pad_length, 0) if left_pad else (0, pad_length), value=pad_token_id
     )

@@ -143,9 +143,9 @@ def _is_known_path(path: str, schema: type[Section]) -> bool:
     """
     if find_containing_key(path, keys_of(schema)) is not None:
         return True
-    above, _, rest = path.partition(".")
-    name = rest.partition(".")[0]
-    if above != "env" or name not in env_names():
+    top_section, _, path_below = path.partition(".")
+    name = path_below.partition(".")[0]
+    if top_section != "env" or name not in env_names():
         return False
     section = env_section(name)
     # The keys of a missing package are not known; check_env refuses the package itself.
@@ -170,11 +170,11 @@ def compose_tree(
     home = next((directory for directory in dirs if (directory / f"{name}.yaml").is_file()), None)
     accepted, problems = _prepare_overrides(overrides, schema, dirs)
     if home is None:
-        known = config_names(config_path)
-        guess = nearest_name(name, known)
-        hint = f"; did you mean {guess}?" if guess else ""
-        missing = f"no config is called {name!r}{hint} There are: {', '.join(known)}"
-        raise ConfigError([missing, *problems])
+        known_names = config_names(config_path)
+        similar_name = nearest_name(name, known_names)
+        hint = f"; did you mean {similar_name}?" if similar_name else ""
+        unknown_config = f"no config is called {name!r}{hint} There are: {', '.join(known_names)}"
+        raise ConfigError([unknown_config, *problems])
     included_files([name, *_group_files(accepted)], dirs)
     # Quoted, because a comma or a space in a path would end the list item in Hydra's grammar.
     search = ", ".join(f'"file://{directory}"' for directory in dirs if directory != home)
@@ -194,8 +194,10 @@ def compose_tree(
 
 def _group_files(overrides: Sequence[str]) -> list[str]:
     """Return the config files ``GROUP/NAME`` that overrides of the form ``GROUP=NAME`` select."""
-    chosen = [text.lstrip("+").partition("=") for text in overrides if not text.startswith("++")]
-    return [f"{group.partition('@')[0]}/{name}" for group, _, name in chosen]
+    group_choices = [
+        text.lstrip("+").partition("=") for text in overrides if not text.startswith("++")
+    ]
+    return [f"{group.partition('@')[0]}/{name}" for group, _, name in group_choices]
 
 
 def _composition_message(file: Path, error: Exception) -> str:
@@ -219,12 +221,12 @@ def user_files(name: str, config_path: str | None) -> dict[Path, dict[Any, Any]]
 
 def _unreadable_message(file: Path, error: yaml.YAMLError | UnicodeDecodeError) -> str:
     """Return the message about a ``file`` that is not YAML, or that includes such a file."""
-    mark = getattr(error, "problem_mark", None)
-    where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
+    error_mark = getattr(error, "problem_mark", None)
+    position = f"line {error_mark.line + 1}, column {error_mark.column + 1}: " if error_mark else ""
     parser_message = getattr(error, "problem", None) or str(error)
     # Hydra does not report which file of the defaults could not be read.
     return (
-        f"config {file.stem!r}: {file}, or a file of its defaults, is not YAML: {where}"
+        f"config {file.stem!r}: {file}, or a file of its defaults, is not YAML: {position}"
         f"{parser_message}; "
         "allowed: key: value, indented by two more spaces in each section; fix: correct that line"
     )

@@ -247,10 +247,10 @@ def derive_values(cfg: Config) -> Config:
 
 
 def _fill_value(cfg: Config, path: str, rule: str | Callable[[Config], object]) -> None:
-    above, _, name = path.rpartition(".")
+    section_path, _, name = path.rpartition(".")
     # MissingKey: the section or this key was refused, which is reported already.
     try:
-        section = value_at_path(cfg, above)
+        section = value_at_path(cfg, section_path)
         if getattr(section, name) is not None:
             return
     except MissingKey:

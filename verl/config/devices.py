@@ -57,17 +57,17 @@ def parse_machine(text: str) -> Machine:
     if match is None or not nodes or not gpus:
         raise ConfigError(f"--on {text}: no devices; allowed: {ALLOWED}; fix: --on 8xH100")
     name = match["name"]
-    known = {key.lower(): value for key, value in MEMORY_GB.items()}
+    memory_table = {key.lower(): value for key, value in MEMORY_GB.items()}
     try:
-        memory = float(match["memory"]) if match["memory"] else known.get(name.lower(), 0.0)
+        memory = float(match["memory"]) if match["memory"] else memory_table.get(name.lower(), 0.0)
     except ValueError:
         memory = 0.0
     if memory <= 0:
-        guess = nearest_name(name.upper(), MEMORY_GB, cutoff=0.5)
-        near = f", or {guess}" if guess else ""
+        similar_name = nearest_name(name.upper(), MEMORY_GB, cutoff=0.5)
+        suggestion = f", or {similar_name}" if similar_name else ""
         why = f"the memory of a {name} is not known"
         allowed = f"{', '.join(MEMORY_GB)}, or a name with its GiB after a colon"
-        raise ConfigError(f"--on {text}: {why}; allowed: {allowed}; fix: {name}:80{near}")
+        raise ConfigError(f"--on {text}: {why}; allowed: {allowed}; fix: {name}:80{suggestion}")
     return Machine(nodes, gpus, name, memory)
 
 
@@ -87,11 +87,11 @@ def _missing_devices(cfg: PPOConfig, machine: Machine) -> Iterator[str]:
             path = f"trainer.{key}"
             why = f"--on gives {machine}"
             yield build_problem(cfg, path, why, f"{available} or fewer", f"{path}={available}")
-    needed = trainer.nnodes * trainer.n_gpus_per_node
+    needed_gpus = trainer.nnodes * trainer.n_gpus_per_node
     if engines_have_separate_gpus(cfg, "cuda"):
-        needed += sum(engine_gpus_by_node(cfg))
-        if needed > machine.nodes * machine.gpus:
-            why = f"engines and training ranks need {needed} GPUs, and --on gives {machine}"
+        needed_gpus += sum(engine_gpus_by_node(cfg))
+        if needed_gpus > machine.nodes * machine.gpus:
+            why = f"engines and training ranks need {needed_gpus} GPUs, and --on gives {machine}"
             key = "actor_rollout_ref.rollout.nnodes"
             fix = "more devices in --on, or fewer engines or training ranks"
             yield build_problem(cfg, key, why, "nodes that the training ranks do not use", fix)

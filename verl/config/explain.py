@@ -50,8 +50,8 @@ def explain_key(cfg: PPOConfig | SFTConfig, path: str) -> str:
     keys = schema_keys(type(cfg))
     key = keys.get(path)
     if key is None:
-        guess = equivalent_setting(path) or nearest_key(path, keys)
-        fix = f"--explain {guess}" if guess else "--help lists the sections"
+        similar_key = equivalent_setting(path) or nearest_key(path, keys)
+        fix = f"--explain {similar_key}" if similar_key else "--help lists the sections"
         raise ConfigError(f"--explain {path}: unknown key; allowed: any key; fix: {fix}")
     if key.is_section:
         raise ConfigError(f"--explain {path}: a section; allowed: a key; fix: --help {path}")
@@ -62,16 +62,16 @@ def explain_key(cfg: PPOConfig | SFTConfig, path: str) -> str:
     lines = [f"{path}={value!r}", f"  {key.help_text}", f"  {_describe_allowed(key)}"]
     labels = next((labels for keys, labels in LINES_OF_KEYS.items() if path in keys), ())
     if labels and isinstance(cfg, PPOConfig):
-        plan = [*make_plan(cfg).labelled_lines(), *_update_lines(cfg)]
-        lines += [f"  {label}: {text}" for label, text in plan if label in labels]
+        plan_lines = [*make_plan(cfg).labelled_lines(), *_update_lines(cfg)]
+        lines += [f"  {label}: {text}" for label, text in plan_lines if label in labels]
     return "\n".join(lines)
 
 
 def _describe_allowed(key: Key) -> str:
-    mark = key.unused_mark
-    if mark is not None:
-        refusal = f"refused: {mark.why}; instead: {mark.instead}"
-        return refusal if mark.instead else f"no effect: {mark.why}"
+    unused_annotation = key.unused_mark
+    if unused_annotation is not None:
+        refusal = f"refused: {unused_annotation.why}; instead: {unused_annotation.instead}"
+        return refusal if unused_annotation.instead else f"no effect: {unused_annotation.why}"
     default = "null" if key.default_value is None else key.default_value
     note = "; no effect on CPU" if key.is_gpu_only else ""
     return f"allowed: {key.describe_allowed()}; default: {default}{note}"

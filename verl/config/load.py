@@ -104,8 +104,10 @@ def _names_another_policy(
     sets_cold_start = any(key == "cold_start" or key.startswith("cold_start.") for key in keys)
     if POLICY not in keys or sets_cold_start or not OmegaConf.select(tree, "cold_start.enable"):
         return False
-    others = [override for key, override in zip(keys, overrides, strict=True) if key != POLICY]
-    config_tree, _ = compose_tree(name, others, schema, config_path)
+    other_overrides = [
+        override for key, override in zip(keys, overrides, strict=True) if key != POLICY
+    ]
+    config_tree, _ = compose_tree(name, other_overrides, schema, config_path)
     return OmegaConf.select(config_tree, POLICY) != OmegaConf.select(tree, POLICY)
 
 
@@ -133,19 +135,19 @@ def _parse_tree(config_values: Tree, schema: type[Schema]) -> ParsedConfig[Schem
     tree = merge_trees(to_dict(schema()), config_values)
     # Before interpolations are resolved, because they may refer to defaults of environments.
     problems = _fill_env_defaults(tree, schema)
-    plain, unresolved = _resolve_interpolations(tree)
-    sections = _env_sections(plain, schema)
-    declared = dict(plain)
+    resolved_tree, unresolved = _resolve_interpolations(tree)
+    sections = _env_sections(resolved_tree, schema)
+    declared = dict(resolved_tree)
     if sections:
         declared["env"] = {
-            name: value for name, value in plain["env"].items() if name not in sections
+            name: value for name, value in resolved_tree["env"].items() if name not in sections
         }
     reading = read_section(schema, from_text(declared, schema))
     # If the section cannot be read, use the defaults, so that environments are still checked.
     config = reading.section if reading.section is not None else schema()
     messages = dict(reading.problems)
     for name, cls in sections.items():
-        path, values = f"env.{name}", plain["env"][name]
+        path, values = f"env.{name}", resolved_tree["env"][name]
         if not isinstance(values, Mapping):
             fix = f"set its keys: {path}.KEY=..."
             messages[path] = f"{path}={values!r}: a section, not a value; {fix}"
@@ -168,10 +170,10 @@ def merge_trees(base: Mapping[str, Any], changes: Mapping[str, Any]) -> Tree:
     """Return ``base`` with the values of ``changes``; dictionaries are merged key by key."""
     merged_tree = dict(base)
     for name, value in changes.items():
-        old = merged_tree.get(name)
+        base_value = merged_tree.get(name)
         # A list is replaced as a whole, as in Hydra.
-        if isinstance(old, Mapping) and isinstance(value, Mapping):
-            value = merge_trees(old, value)
+        if isinstance(base_value, Mapping) and isinstance(value, Mapping):
+            value = merge_trees(base_value, value)
         merged_tree[name] = value
     return merged_tree
 
@@ -185,24 +187,24 @@ def _nest_dotted_keys(values: Tree, cls: type[Section], path: str = "") -> tuple
     nested_values: Tree = {}
     problems = []
     for name, value in values.items():
-        where = f"{path}{name}"
+        key_path = f"{path}{name}"
         if not isinstance(name, str):
             why = "the key is not a text"
-            problems.append(f"{where}: {value!r}: {why}; allowed: names of keys; fix: delete it")
+            problems.append(f"{key_path}: {value!r}: {why}; allowed: names of keys; fix: delete it")
             continue
-        below = _section_below(cls, where)
+        subsection = _section_below(cls, key_path)
         if "." in name:
             nested = _nest_value(name, value)
             why = "a key with dots in it"
-            above, _, last = name.rpartition(".")
-            fix = f"nest it: {above.replace('.', ': {')}: {{{last}: {value}{'}' * name.count('.')}"
+            parent, _, leaf = name.rpartition(".")
+            fix = f"nest it: {parent.replace('.', ': {')}: {{{leaf}: {value}{'}' * name.count('.')}"
             allowed = "nested sections (dots are for command lines)"
-            problems.append(f"{where}: {value!r}: {why}; allowed: {allowed}; fix: {fix}")
+            problems.append(f"{key_path}: {value!r}: {why}; allowed: {allowed}; fix: {fix}")
             nested_values = merge_trees(nested, nested_values)
-        elif below is not None and isinstance(value, Mapping):
-            nested, more = _nest_dotted_keys(dict(value), below, f"{where}.")
+        elif subsection is not None and isinstance(value, Mapping):
+            nested, nested_problems = _nest_dotted_keys(dict(value), subsection, f"{key_path}.")
             nested_values = merge_trees(nested_values, {name: nested})
-            problems += more
+            problems += nested_problems
         else:
             nested_values[name] = value
     return nested_values, problems
@@ -210,11 +212,11 @@ def _nest_dotted_keys(values: Tree, cls: type[Section], path: str = "") -> tuple
 
 def _section_below(cls: type[Section], path: str) -> type[Section] | None:
     """Return the class of the section at ``path``, in ``cls`` or of an environment; else None."""
-    above, _, name = path.rpartition(".")
+    parent_path, _, name = path.rpartition(".")
     key = direct_keys(cls).get(name)
     if key is not None:
         return key.section
-    return env_section(name) if above == "env" else None
+    return env_section(name) if parent_path == "env" else None
 
 
 # ---- environments ----------------------------------------------------------------------------
@@ -236,9 +238,9 @@ def _fill_env_defaults(tree: Tree, schema: type[Section]) -> list[str]:
     env = tree.get("env")
     if "env" not in schema.model_fields or not isinstance(env, dict):
         return []
-    known = {*direct_keys(keys_of(schema)["env"].section or schema), *env_names()}
+    known_names = {*direct_keys(keys_of(schema)["env"].section or schema), *env_names()}
     problems = []
-    for name in [name for name in env if name not in known]:
+    for name in [name for name in env if name not in known_names]:
         problems += _unknown_leaves(f"env.{name}", env.pop(name), schema)
     for name, section in _env_sections(tree, schema).items():
         if isinstance(env[name], Mapping):
@@ -248,8 +250,10 @@ def _fill_env_defaults(tree: Tree, schema: type[Section]) -> list[str]:
 
 def _unknown_leaves(path: str, value: object, schema: type[Section]) -> list[str]:
     if isinstance(value, Mapping) and value:
-        below = [_unknown_leaves(f"{path}.{name}", item, schema) for name, item in value.items()]
-        return [message for messages in below for message in messages]
+        item_messages = [
+            _unknown_leaves(f"{path}.{name}", item, schema) for name, item in value.items()
+        ]
+        return [message for messages in item_messages for message in messages]
     return [unknown_key_problem(path, value, schema_keys(schema))]
 
 
@@ -273,9 +277,9 @@ def _resolve_interpolations(tree: Tree) -> tuple[Tree, dict[str, str]]:
     """Return ``tree`` with interpolations resolved, and a message by path for each failure."""
     paths = _interpolated_paths(tree)
     problems = _find_circles(paths, tree)
-    plain = tree
+    resolved_tree = tree
     if not paths:
-        return plain, problems
+        return resolved_tree, problems
     conf = OmegaConf.create(tree)
     # One by one, because resolving the whole tree would stop at the first invalid reference.
     for path in paths:
@@ -289,8 +293,8 @@ def _resolve_interpolations(tree: Tree) -> tuple[Tree, dict[str, str]]:
         except (OmegaConfBaseException, RecursionError) as error:
             problems[path] = f"{path}={value_at_path(tree, path)!r}: {str(error).splitlines()[0]}"
         else:
-            plain = merge_trees(plain, _nest_value(path, value))
-    return plain, problems
+            resolved_tree = merge_trees(resolved_tree, _nest_value(path, value))
+    return resolved_tree, problems
 
 
 def _find_circles(paths: Sequence[str], tree: Tree) -> dict[str, str]:
@@ -300,10 +304,10 @@ def _find_circles(paths: Sequence[str], tree: Tree) -> dict[str, str]:
     """
     leads_to = {
         path: [
-            other
+            other_path
             for name in REFERENCE.findall(str(value_at_path(tree, path)))
-            for other in paths
-            if _is_below(other, name) or _is_below(name, other)
+            for other_path in paths
+            if _is_below(other_path, name) or _is_below(name, other_path)
         ]
         for path in paths
     }
@@ -329,15 +333,15 @@ def _find_circles(paths: Sequence[str], tree: Tree) -> dict[str, str]:
 def _reachable_paths(path: str, leads_to: Mapping[str, Sequence[str]]) -> list[str]:
     reached = list(leads_to[path])
     for name in reached:
-        reached += [other for other in leads_to[name] if other not in reached]
+        reached += [next_path for next_path in leads_to[name] if next_path not in reached]
     return reached
 
 
 def _delete_value(config: Section, path: str) -> None:
     """Delete the value at ``path``, so that no check reports its unresolved text."""
-    above, _, name = path.rpartition(".")
+    parent_path, _, name = path.rpartition(".")
     try:
-        section = value_at_path(config, above) if above else config
+        section = value_at_path(config, parent_path) if parent_path else config
     except (MissingKey, KeyError):
         return
     if isinstance(section, Section):
@@ -346,11 +350,11 @@ def _delete_value(config: Section, path: str) -> None:
 
 
 def _nest_value(path: str, value: object) -> Tree:
-    *above, name = path.split(".")
-    made: Tree = {name: value}
-    for section in reversed(above):
-        made = {section: made}
-    return made
+    *section_names, name = path.split(".")
+    nested_tree: Tree = {name: value}
+    for section in reversed(section_names):
+        nested_tree = {section: nested_tree}
+    return nested_tree
 
 
 def _independent_problems(problems: Mapping[str, str], tree: Tree) -> list[str]:
@@ -362,7 +366,7 @@ def _independent_problems(problems: Mapping[str, str], tree: Tree) -> list[str]:
         if path in circles:
             continue
         references = REFERENCE.findall(str(value_at_path(tree, path)))
-        if any(_is_below(name, wrong) for name in references for wrong in problems):
+        if any(_is_below(name, invalid_path) for name in references for invalid_path in problems):
             repeated.add(path)
     return [message for path, message in problems.items() if path not in repeated]
 

@@ -277,12 +277,12 @@ def _device_problems(cfg: PPOConfig, size: PolicySize, device_bytes: float) -> I
         gib = _format_gib(generating, device_bytes)
         yield f"plan: a GPU needs {gib} while its engine generates; fix: {fix}"
     engine = engine_bytes(cfg, size)
-    share = rollout.gpu_memory_utilization
-    if rollout.kv_cache_gb is None and engine is not None and engine > share * device_bytes:
-        gib = _format_gib(engine, share * device_bytes, "its share")
+    engine_share = rollout.gpu_memory_utilization
+    if rollout.kv_cache_gb is None and engine is not None and engine > engine_share * device_bytes:
+        gib = _format_gib(engine, engine_share * device_bytes, "its share")
         fix = f"a larger {key}, or a larger actor_rollout_ref.rollout.tensor_model_parallel_size"
         yield (
-            f"{key}={share}: a GPU needs {gib} for the weights of its engine; "
+            f"{key}={engine_share}: a GPU needs {gib} for the weights of its engine; "
             f"allowed: more than that; fix: {fix}"
         )
 

@@ -203,8 +203,10 @@ class Plan:
         trajectories = _format_count(self.trajectories, "trajectory", plural="trajectories")
         yield "one step", f"{tasks} = {trajectories}, {self.turns_at_most:,} turns at most"
         yield "rows", f"{self.rows_at_most:,} at most, {self.row_tokens:,} tokens each at most"
-        others = [f" + {count:,} of {what}" for what, count in self.other_tokens_at_most.items()]
-        yield "sampled tokens", f"{self.sampled_tokens_at_most:,} at most{''.join(others)}"
+        other_counts = [
+            f" + {count:,} of {purpose}" for purpose, count in self.other_tokens_at_most.items()
+        ]
+        yield "sampled tokens", f"{self.sampled_tokens_at_most:,} at most{''.join(other_counts)}"
 
     def format_text(self) -> str:
         """Return the plan as text: the title, and a line for each of ``labelled_lines``."""
@@ -223,17 +225,17 @@ class Plan:
 
     def resource_problems(self) -> list[str]:
         """Return a message for each estimate that exceeds the memory of the host or of a GPU."""
-        needed = self.memory_gb
+        needed_gb = self.memory_gb
         available = self.machine_memory_gb
         if self.device != "cpu":
             return list(self.gpu_problems)
-        if needed is None or available is None or needed <= available:
+        if needed_gb is None or available is None or needed_gb <= available:
             return []
         fix = (
             "fewer tokens or rows per micro-batch, fewer engines, "
             "a smaller actor_rollout_ref.rollout.kv_cache_gb"
         )
-        return [f"plan: needs {_format_memory(needed, available)}; fix: {fix}"]
+        return [f"plan: needs {_format_memory(needed_gb, available)}; fix: {fix}"]
 
 
 def _format_count(number: int, noun: str, suffix: str = "s", plural: str = "") -> str:
@@ -247,8 +249,8 @@ def _format_optional(number: int | None) -> str:
 def _format_memory(
     needed: float | None, available: float | None, on_gpu: float | None = None
 ) -> str:
-    what = "for weights, optimizer, engines and logits" if on_gpu is None else "of host memory"
-    text = "?" if needed is None else f"about {needed:.1f} GiB per node {what}"
+    suffix = "for weights, optimizer, engines and logits" if on_gpu is None else "of host memory"
+    text = "?" if needed is None else f"about {needed:.1f} GiB per node {suffix}"
     if on_gpu is not None:
         text = f"about {on_gpu:.1f} GiB per GPU for an update; {text}"
     return text if available is None else f"{text}; this machine has {available:.1f} GiB"
@@ -371,9 +373,9 @@ def _ppo_plan(cfg: PPOConfig, facts: Facts) -> Plan:
 
 def _training_steps(cfg: PPOConfig, train_tasks: int | None) -> int | None:
     """Return the number of training steps; None if it depends on an unknown number of tasks."""
-    known = cfg.trainer.total_training_steps is not None or train_tasks is not None
-    known = known or is_placeholder(cfg.data.train_files)
-    return count_training_steps(cfg, train_tasks or 0) if known else None
+    is_known = cfg.trainer.total_training_steps is not None or train_tasks is not None
+    is_known = is_known or is_placeholder(cfg.data.train_files)
+    return count_training_steps(cfg, train_tasks or 0) if is_known else None
 
 
 def _sampled_tokens(cfg: PPOConfig, trajectories: int, turns: int) -> dict[str, Any]:
@@ -382,7 +384,7 @@ def _sampled_tokens(cfg: PPOConfig, trajectories: int, turns: int) -> dict[str, 
     They are for the agent's turns, and for other purposes of the method plugins.
     """
     env = cfg.env
-    others = [plugin.sampled_tokens(cfg, turns) for plugin in METHODS]
+    counts_by_plugin = [plugin.sampled_tokens(cfg, turns) for plugin in METHODS]
     if env.history == "append":
         # The response contains the whole trajectory, so its bound applies to all turns together.
         episode_tokens = min(cfg.data.max_response_length, env.max_steps * env.max_turn_tokens)
@@ -392,7 +394,7 @@ def _sampled_tokens(cfg: PPOConfig, trajectories: int, turns: int) -> dict[str, 
     return {
         "sampled_tokens_at_most": tokens,
         "other_tokens_at_most": {
-            purpose: count for counts in others for purpose, count in counts.items()
+            purpose: count for counts in counts_by_plugin for purpose, count in counts.items()
         },
     }
 
@@ -465,23 +467,23 @@ def describe_checkpoints(cfg: PPOConfig | SFTConfig) -> str:
         return "none (trainer.save_freq=0): the trained policy is not kept"
     if trainer.save_freq < 0:
         return f"only after the last step (trainer.save_freq=-1), in {folder}"
-    kept = cfg.trainer.max_actor_ckpt_to_keep
-    which = f"the newest {kept} are kept" if kept else "all are kept"
+    max_checkpoints = cfg.trainer.max_actor_ckpt_to_keep
+    which = f"the newest {max_checkpoints} are kept" if max_checkpoints else "all are kept"
     return f"{every} (trainer.save_freq), {which}, in {folder}"
 
 
 def _node_memory_gb(cfg: PPOConfig, facts: Facts) -> float | None:
     """Return the estimated GiB per node; None if the size of the policy is not known."""
-    needed = cpu_node_bytes(cfg, facts.size)
+    needed_bytes = cpu_node_bytes(cfg, facts.size)
     if facts.device != "cpu":
-        needed = gpu_node_bytes(cfg, facts.size)
-    return None if needed is None else needed / GIB
+        needed_bytes = gpu_node_bytes(cfg, facts.size)
+    return None if needed_bytes is None else needed_bytes / GIB
 
 
 def _update_memory_gb(cfg: PPOConfig, facts: Facts) -> float | None:
     """Return the GiB that an update needs on a GPU; None on CPU or for an unknown policy."""
-    needed = None if facts.device == "cpu" else update_bytes(cfg, facts.size)
-    return None if needed is None else needed / GIB
+    needed_bytes = None if facts.device == "cpu" else update_bytes(cfg, facts.size)
+    return None if needed_bytes is None else needed_bytes / GIB
 
 
 def _gpu_problems(cfg: PPOConfig, facts: Facts) -> Iterator[str]:

@@ -75,10 +75,12 @@ def _rows_per_step(cfg: PPOConfig) -> Iterator[str]:
     if not _is_derived_from_size(cfg) or steps <= actor.ppo_mini_batches:
         return
     total = trajectories_per_step(cfg)
-    number = max(count for count in range(1, total + 1) if total % count == 0 and count <= steps)
+    num_mini_batches = max(
+        count for count in range(1, total + 1) if total % count == 0 and count <= steps
+    )
     yield (
         f"ppo_mini_batch_size={size} counts tasks; agent jobs that count rows would make up to "
-        f"{steps:,} optimizer steps of {rows:,} rows: {ACTOR}.ppo_mini_batches={number}"
+        f"{steps:,} optimizer steps of {rows:,} rows: {ACTOR}.ppo_mini_batches={num_mini_batches}"
     )
 
 

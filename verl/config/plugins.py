@@ -56,10 +56,10 @@ METHODS: list[MethodPlugin] = []
 
 def full_schema(schema: type[Schema]) -> type[Schema]:
     """Return the subclass of ``schema`` that has the keys of the methods."""
-    full: Any = schema
+    extended_schema: Any = schema
     for plugin in METHODS:
-        full = plugin.schemas.get(full, full)
-    return full
+        extended_schema = plugin.schemas.get(extended_schema, extended_schema)
+    return extended_schema
 
 
 def env_names() -> list[str]:
@@ -75,9 +75,9 @@ def env_section(name: str) -> type[Section] | None:
 
 def schema_keys(schema: type[Section]) -> Mapping[str, Key]:
     """Return all keys and sections by dotted path, including those of every environment."""
-    full = full_schema(schema)
-    keys = dict(keys_of(full))
-    for name in env_names() if "env" in full.model_fields else ():
+    extended_schema = full_schema(schema)
+    keys = dict(keys_of(extended_schema))
+    for name in env_names() if "env" in extended_schema.model_fields else ():
         section = env_section(name)
         if section is not None:
             keys[f"env.{name}"] = section_key(f"env.{name}", section)

@@ -44,7 +44,7 @@ def build_problem(
 
 def unknown_name_problem(cfg: Section, key: str, name: str, known: Collection[str]) -> Problem:
     """Return the message about a ``name`` that is not registered, with a similar name."""
-    guess = nearest_name(name, known)
-    near = f"did you mean {guess}?" if guess else "choose one of those"
-    fix = equivalent_setting(f"{key}={name}") or near
+    similar_name = nearest_name(name, known)
+    suggestion = f"did you mean {similar_name}?" if similar_name else "choose one of those"
+    fix = equivalent_setting(f"{key}={name}") or suggestion
     return build_problem(cfg, key, "unknown name", ", ".join(sorted(known)), fix, "unknown_name")

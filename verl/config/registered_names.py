@@ -63,9 +63,9 @@ def import_external_libs(configs: Iterable[Section]) -> bool:
             # Python raises TypeError and ValueError for invalid module names (.x, the empty name).
             if not isinstance(error, ModuleNotFoundError) and name.strip(".") == name:
                 raise
-            where = "a module that Python can import (PYTHONPATH, the current directory), or null"
+            allowed = "a module that Python can import (PYTHONPATH, the current directory), or null"
             raise ConfigError(
-                f"{EXTERNAL_LIB}={name!r}: {error}; allowed: {where}; fix: correct the name"
+                f"{EXTERNAL_LIB}={name!r}: {error}; allowed: {allowed}; fix: correct the name"
             ) from error
     return bool(named)
 
@@ -79,13 +79,13 @@ def check_names(cfg: PPOConfig, ctx: CheckContext) -> Problems:
         (loss, names.policy_losses, POLICY_LOSSES),
         (ENGINE, names.engines, ENGINES),
     ):
-        known = _known_names(cfg, registered, shipped)
+        known_names = _known_names(cfg, registered, shipped)
         name = value_at_path(cfg, key)
-        if key == ENGINE and known is not None:
+        if key == ENGINE and known_names is not None:
             # An engine can also be named by its import path.
-            known = [*known, name if ":" in name else "module:Class"]
-        if known is not None and name not in known:
-            yield unknown_name_problem(cfg, key, name, known)
+            known_names = [*known_names, name if ":" in name else "module:Class"]
+        if known_names is not None and name not in known_names:
+            yield unknown_name_problem(cfg, key, name, known_names)
 
 
 def _known_names(
@@ -128,8 +128,8 @@ def estimator_uses_greedy_baseline(cfg: PPOConfig, ctx: CheckContext) -> bool:
     If the registries were not read, only remax is known to use them.
     """
     name = cfg.algorithm.adv_estimator
-    known = ctx.names.estimators
-    return name == "remax" if known is None else BASELINE_COLUMN in known.get(name, ())
+    registry = ctx.names.estimators
+    return name == "remax" if registry is None else BASELINE_COLUMN in registry.get(name, ())
 
 
 def check_columns(cfg: PPOConfig, ctx: CheckContext) -> Problems:

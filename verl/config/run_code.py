@@ -35,7 +35,8 @@ def _iterate_code_keys(
             # name. So it counts as code if it replaces a key that names code, or a section with
             # such a key.
             is_code = any(
-                other.code_mark and f"{at}.".startswith(f"{path}.") for at, other in keys.items()
+                other_key.code_mark and f"{at}.".startswith(f"{path}.")
+                for at, other_key in keys.items()
             )
         elif key is not None:
             is_code = key.code_mark is not None and key.code_mark.names_code(value)
@@ -79,10 +80,10 @@ def refuse_code_of_run(
 
     Keys in ``overrides`` are allowed. With ``is_run`` every directory counts as a run directory.
     """
-    given = {override.lstrip("+").partition("=")[0] for override in overrides}
+    override_keys = {override.lstrip("+").partition("=")[0] for override in overrides}
     for file, content in user_files(name, config_path).items():
-        if is_run or any(file.with_name(other).exists() for other in _RUN_FILES):
-            refuse_stored_code(content, f"config {str(file)!r}", given, schema=schema)
+        if is_run or any(file.with_name(run_file).exists() for run_file in _RUN_FILES):
+            refuse_stored_code(content, f"config {str(file)!r}", override_keys, schema=schema)
 
 
 def _is_given(path: str, given: Collection[str]) -> bool:

@@ -110,11 +110,11 @@ def config_reasons(config: "PreTrainedConfig") -> Iterator[str]:
     if getattr(text, "alibi", False) or getattr(nested, "alibi", False):
         yield "alibi: it adds a bias by distance to the attention logits"
     kinds = set(getattr(text, "layer_types", None) or ())
-    for kind in sorted(kinds - ATTENTION_LAYERS):
+    for layer_type in sorted(kinds - ATTENTION_LAYERS):
         explanation = (
-            f"such a layer {STATE}" if kind in LAYERS_WITH_STATE else "not plain attention"
+            f"such a layer {STATE}" if layer_type in LAYERS_WITH_STATE else "not plain attention"
         )
-        yield f"layers of type {kind}: {explanation}"
+        yield f"layers of type {layer_type}: {explanation}"
 
 
 def _layer_reasons(lm: "PreTrainedModel") -> Iterator[str]:
@@ -154,12 +154,12 @@ def measure_packing_gap(lm: "PreTrainedModel") -> float:
 
 
 def _smallest_gap(lm: "PreTrainedModel", tolerance: float) -> float:
-    smallest = float("inf")
+    smallest_gap = float("inf")
     for draw in range(DRAWS):
-        smallest = min(smallest, _log_prob_gap(lm, draw))  # min keeps infinity over NaN
-        if smallest <= tolerance:
+        smallest_gap = min(smallest_gap, _log_prob_gap(lm, draw))  # min keeps infinity over NaN
+        if smallest_gap <= tolerance:
             break
-    return smallest
+    return smallest_gap
 
 
 def _check_reached(lm: "PreTrainedModel") -> None:
@@ -194,11 +194,13 @@ def _log_prob_gap(lm: "PreTrainedModel", seed: int) -> float:
     try:
         for positions, sequence in zip(_sequence_positions(packed), sequences, strict=True):
             tokens = sequence.to(lm.device)
-            plain = lm(input_ids=tokens[None], use_cache=False).logits[0].float().log_softmax(-1)
+            plain_log_probs = (
+                lm(input_ids=tokens[None], use_cache=False).logits[0].float().log_softmax(-1)
+            )
             # the log-prob of each next token, as in scoring
             next_tokens = tokens[1:, None]
             packed_scores = packed_log_probs[positions[:-1]].gather(-1, next_tokens)
-            gaps.append((packed_scores - plain[:-1].gather(-1, next_tokens)).abs())
+            gaps.append((packed_scores - plain_log_probs[:-1].gather(-1, next_tokens)).abs())
     finally:
         lm.set_attn_implementation(PACKED_ATTENTION)
     return float(torch.cat(gaps).max())  # NaN if either side has NaN
@@ -206,8 +208,8 @@ def _log_prob_gap(lm: "PreTrainedModel", seed: int) -> float:
 
 def _sequence_positions(packed: PackedBranches) -> Iterator[torch.Tensor]:
     """Yield the packed positions of each plain sequence: two rows, then prefix and branch."""
-    for first, length in zip(packed.offsets, ROW_LENGTHS, strict=True):
-        yield torch.arange(first, first + length)
+    for row_offset, length in zip(packed.offsets, ROW_LENGTHS, strict=True):
+        yield torch.arange(row_offset, row_offset + length)
     row_start = packed.offsets[1]
     branch_start = packed.branch_offsets[1][0]
     prefix = torch.arange(row_start, row_start + BRANCH_START)

@@ -62,12 +62,12 @@ def pack_with_branches(
     cursor = offsets.pop()  # the end of the last row, where the first branch begins
     branch_offsets: list[list[int]] = []
     blocks: list[BranchBlock] = []
-    longest = 0
+    longest_end = 0
     for row, offset, length in zip(branches or [], offsets, lengths, strict=bool(branches)):
         _check_branches(row, length)
         branch_starts = [0] * len(row)
         for block in _group_into_blocks(row):
-            first = cursor
+            block_start = cursor
             for index in block:
                 branch = row[index]
                 size = len(branch.token_ids)
@@ -75,13 +75,13 @@ def pack_with_branches(
                 ids.append(torch.as_tensor(branch.token_ids, dtype=torch.long))
                 positions.append(torch.arange(branch.start, branch.start + size))
                 cursor += size
-                longest = max(longest, branch.start + size)
-            blocks.append(_branch_block([row[index] for index in block], first, offset))
+                longest_end = max(longest_end, branch.start + size)
+            blocks.append(_branch_block([row[index] for index in block], block_start, offset))
         branch_offsets.append(branch_starts)
     return PackedBranches(
         torch.cat(ids).to(device),
         torch.cat(positions).to(device),
-        replace(layout, blocks=tuple(blocks), longest_branch=longest),
+        replace(layout, blocks=tuple(blocks), longest_branch=longest_end),
         offsets,
         branch_offsets or [[] for _ in rows],
     )
@@ -105,8 +105,8 @@ def _group_into_blocks(row: Sequence[Branch]) -> list[list[int]]:
     # The keys of a block reach to its largest start. Sorting keeps the masked part small.
     for index in sorted(range(len(row)), key=lambda i: row[i].start):
         # keep branches with the same start in one block: they share their whole prefix
-        same = bool(blocks) and row[blocks[-1][-1]].start == row[index].start
-        if queries >= BLOCK_QUERIES and not same:
+        has_same_start = bool(blocks) and row[blocks[-1][-1]].start == row[index].start
+        if queries >= BLOCK_QUERIES and not has_same_start:
             blocks.append([])
             queries = 0
         blocks[-1].append(index)
@@ -116,8 +116,8 @@ def _group_into_blocks(row: Sequence[Branch]) -> list[list[int]]:
 
 def _branch_block(block: list[Branch], first: int, trunk: int) -> BranchBlock:
     sizes = tuple(len(branch.token_ids) for branch in block)
-    starts = tuple(branch.start for branch in block)
-    return BranchBlock(first, first + sum(sizes), trunk, max(starts), sizes, starts)
+    branch_starts = tuple(branch.start for branch in block)
+    return BranchBlock(first, first + sum(sizes), trunk, max(branch_starts), sizes, branch_starts)
 
 
 def naive_sequences(

@@ -37,15 +37,15 @@ def to_hf_names(
     ``save_pretrained``. Raises ``ValueError`` for a name without ``prefix``, and for adapters that
     cannot be merged.
     """
-    other = [name for name in state if not name.startswith(prefix)]
-    if other:
+    unprefixed_names = [name for name in state if not name.startswith(prefix)]
+    if unprefixed_names:
         raise ValueError(
-            f"the names of {len(other)} weights do not start with {prefix!r}; "
-            f"the first is {other[0]}"
+            f"the names of {len(unprefixed_names)} weights do not start with {prefix!r}; "
+            f"the first is {unprefixed_names[0]}"
         )
-    plain = {name.removeprefix(prefix): tensor for name, tensor in state.items()}
-    merged = merge_lora(plain, scales)
-    return {name: tensor for name, tensor in merged.items() if name not in tied}
+    model_state = {name.removeprefix(prefix): tensor for name, tensor in state.items()}
+    merged_state = merge_lora(model_state, scales)
+    return {name: tensor for name, tensor in merged_state.items() if name not in tied}
 
 
 def tied_names(lm: nn.Module) -> set[str]:
@@ -53,13 +53,13 @@ def tied_names(lm: nn.Module) -> set[str]:
 
     An example is a tied ``lm_head``.
     """
-    seen: set[int] = set()
+    seen_ids: set[int] = set()
     repeated: set[str] = set()
     for name, parameter in lm.named_parameters(remove_duplicate=False):
         # Compared by identity: untied layers can have equal values.
-        if id(parameter) in seen:
+        if id(parameter) in seen_ids:
             repeated.add(name)
-        seen.add(id(parameter))
+        seen_ids.add(id(parameter))
     return repeated
 
 
@@ -111,8 +111,8 @@ def save_adapters(
     for name, tensor in state.items():
         if ".lora_" in name:
             # Files of peft omit the name of the adapter and have the prefix of peft's wrapper.
-            plain = name.removeprefix(prefix).replace(f".{ADAPTER}.", ".")
-            adapters[f"base_model.model.{plain}"] = tensor.detach().cpu().contiguous().clone()
+            peft_name = name.removeprefix(prefix).replace(f".{ADAPTER}.", ".")
+            adapters[f"base_model.model.{peft_name}"] = tensor.detach().cpu().contiguous().clone()
     path = directory / "adapter_model.safetensors"
     save_file(adapters, path, metadata={"format": "pt"})
     path.chmod(0o644)

@@ -46,19 +46,19 @@ def _visibility_rule(
     The function takes packed positions and returns True where query ``q`` may attend to key ``k``.
     """
     rows = len(layout.lengths)
-    first = {offset: row for row, offset in enumerate([0, *accumulate(layout.lengths)][:-1])}
+    row_by_start = {offset: row for row, offset in enumerate([0, *accumulate(layout.lengths)][:-1])}
     sizes = list(layout.lengths)
     row_of = list(range(rows))
-    starts = [0] * rows
+    prefix_lengths = [0] * rows
     for block in layout.blocks:
         sizes += block.sizes
-        row_of += [first[block.trunk]] * len(block.sizes)
-        starts += block.starts
+        row_of += [row_by_start[block.trunk]] * len(block.sizes)
+        prefix_lengths += block.starts
     # The packed sequence consists of runs of tokens: first the trunk of each row, then each branch.
     lengths = torch.tensor(sizes)
     run = torch.repeat_interleave(torch.arange(len(sizes)), lengths)
     row = torch.tensor(row_of)[run].to(device)
-    prefix = torch.tensor(starts)[run].to(device)  # trunk tokens that a branch token sees
+    prefix = torch.tensor(prefix_lengths)[run].to(device)  # trunk tokens that a branch token sees
     order = torch.arange(len(run)) - (lengths.cumsum(0) - lengths)[run]
     # Position of a trunk token in its row; branch tokens get a value above every prefix.
     trunk_position = torch.where(run < rows, order, len(run)).to(device)
@@ -100,9 +100,9 @@ def packed_flex_attention(
         )
     if layout.group is not None:
         query, key, value = map(layout.group.to_heads, (query, key, value))
-    shared = query.shape[1] != key.shape[1]
+    has_shared_keys = query.shape[1] != key.shape[1]
     call = _select_flex_attention(query.is_cuda)
-    out = call(query, key, value, block_mask=layout.flex, scale=scaling, enable_gqa=shared)
+    out = call(query, key, value, block_mask=layout.flex, scale=scaling, enable_gqa=has_shared_keys)
     out = out.transpose(1, 2)
     return (out if layout.group is None else layout.group.to_tokens(out)), None
 

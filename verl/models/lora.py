@@ -79,28 +79,28 @@ def target_problems(
     A target must match at least one module, and all matches must be linear layers whose weight is
     not tied to another module. Adapters of other modules can be neither merged nor sent.
     """
-    kind = model.config.model_type
+    model_family = model.config.model_type
     targets = _list_targets(model, target_modules)
     if not targets:
-        yield UnsupportedTargets(f"the list of target modules of {kind} is empty")
+        yield UnsupportedTargets(f"the list of target modules of {model_family} is empty")
     modules = dict(model.named_modules())
-    first = {id(weight): name for name, weight in model.named_parameters()}
+    first_names = {id(weight): name for name, weight in model.named_parameters()}
     for target in targets:
         matches = [name for name in modules if target and f".{name}".endswith(f".{target}")]
         if not matches:
-            yield UnsupportedTargets(f"{kind} has no module {target!r}", target)
+            yield UnsupportedTargets(f"{model_family} has no module {target!r}", target)
         for name in matches:
             module = modules[name]
             if not isinstance(module, nn.Linear):
                 problem = (
                     f"is a {type(module).__name__}: only adapters of linear layers can be merged"
                 )
-            elif first[id(module.weight)] != f"{name}.weight":
-                tied = first[id(module.weight)]
+            elif first_names[id(module.weight)] != f"{name}.weight":
+                tied = first_names[id(module.weight)]
                 problem = f"shares its weight with {tied}: only one of the two would be adapted"
             else:
                 continue
-            yield UnsupportedTargets(f"{name} of {kind} {problem}")
+            yield UnsupportedTargets(f"{name} of {model_family} {problem}")
             break  # one error per target is enough
 
 
@@ -143,8 +143,8 @@ def adapted_module(name: str) -> str:
     The name of a tensor outside of adapted modules is returned unchanged. Example:
     ``q_proj.lora_A.default.weight`` and ``q_proj.base_layer.weight`` both give ``q_proj``.
     """
-    for mark in (".base_layer.", ".lora_"):
-        module, separator, _ = name.partition(mark)
+    for name_marker in (".base_layer.", ".lora_"):
+        module, separator, _ = name.partition(name_marker)
         if separator:
             return module
     return name
@@ -157,12 +157,12 @@ def merge_lora(state: dict[str, torch.Tensor], scales: dict[str, float]) -> dict
     or its weight is missing, and for tensors that cannot be merged. Ignoring them would change the
     policy.
     """
-    merged: dict[str, torch.Tensor] = {}
+    merged_state: dict[str, torch.Tensor] = {}
     folded: set[str] = set()
     for name, tensor in state.items():
         module, _, leaf = name.rpartition(".base_layer.")
         if not module:
-            merged[name] = tensor
+            merged_state[name] = tensor
             continue
         if leaf == "weight":
             names = [f"{module}.lora_{part}.{ADAPTER}.weight" for part in "AB"]
@@ -172,12 +172,14 @@ def merge_lora(state: dict[str, torch.Tensor], scales: dict[str, float]) -> dict
             lora_a, lora_b = (state[part].float() for part in names)  # [rank, in], [out, rank]
             tensor = (tensor.float() + scales[module] * (lora_b @ lora_a)).to(tensor.dtype)
             folded.update(names)
-        merged[f"{module}.{leaf}"] = tensor
-    merged = {name: tensor for name, tensor in merged.items() if name not in folded}
-    unmerged_names = [name for name in merged if any(mark in name for mark in UNMERGED)]
+        merged_state[f"{module}.{leaf}"] = tensor
+    merged_state = {name: tensor for name, tensor in merged_state.items() if name not in folded}
+    unmerged_names = [
+        name for name in merged_state if any(unmerged_part in name for unmerged_part in UNMERGED)
+    ]
     if unmerged_names:
         raise ValueError(
             f"{len(unmerged_names)} adapter tensors have no matching weight or cannot be merged; "
             f"the first is {unmerged_names[0]}"
         )
-    return merged
+    return merged_state

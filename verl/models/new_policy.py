@@ -112,34 +112,34 @@ def build_tokenizer(
             f"vocab_size={vocab_size} is too small; bytes, tags and marks need at least "
             f"{vocab_size - free_entries} entries"
         )
-    split = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
-    counts = count_words(split, [*words, *_without_tags(texts, tags)])
+    word_splitter = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+    counts = count_words(word_splitter, [*words, *_without_tags(texts, tags)])
     # Ties are ordered by the word, so that the same texts give the same ids on every machine.
     frequent = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     longer = [word for word, _ in frequent if len(word) > 1]  # single bytes are entries already
     # Up to a quarter of the free entries is reserved for merges, the rest is for whole words.
     whole_words = longer[: max(0, free_entries - min(MAX_MERGES, free_entries // 4))]
     merges = train_merges(longer, counts, alphabet, free_entries - len(whole_words))
-    merged = [left + right for left, right in merges]
-    vocabulary = dict.fromkeys([*alphabet, *whole_words, *merged])  # in order, each once
+    merged_tokens = [left + right for left, right in merges]
+    vocabulary = dict.fromkeys([*alphabet, *whole_words, *merged_tokens])  # in order, each once
     ids = {entry: index for index, entry in enumerate(vocabulary)}
     # ignore_merges: a word in the vocabulary is always one token, regardless of the merges
     tokenizer = Tokenizer(models.BPE(ids, merges, ignore_merges=True))
-    tokenizer.pre_tokenizer = split
+    tokenizer.pre_tokenizer = word_splitter
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens(
-        [AddedToken(mark, normalized=False, special=True) for mark in MARKS]
+        [AddedToken(special_token, normalized=False, special=True) for special_token in MARKS]
     )
     tokenizer.add_tokens([AddedToken(tag, normalized=False, special=False) for tag in tags])
-    fast = PreTrainedTokenizerFast(
+    policy_tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         eos_token=END,
         pad_token=PAD,
         model_max_length=max_length,
         clean_up_tokenization_spaces=False,
     )
-    fast.chat_template = CHAT_TEMPLATE
-    return fast
+    policy_tokenizer.chat_template = CHAT_TEMPLATE
+    return policy_tokenizer
 
 
 def _without_tags(texts: Iterable[str], tags: Sequence[str]) -> Iterable[str]:
@@ -155,8 +155,8 @@ def _without_tags(texts: Iterable[str], tags: Sequence[str]) -> Iterable[str]:
 def count_words(split: pre_tokenizers.ByteLevel, pieces: Iterable[str]) -> Counter[str]:
     """Count the occurrences of each byte-level word in ``pieces``."""
     counts: Counter[str] = Counter()
-    for piece in pieces:
-        counts.update(word for word, _ in split.pre_tokenize_str(piece))
+    for text_piece in pieces:
+        counts.update(word for word, _ in split.pre_tokenize_str(text_piece))
     return counts
 
 

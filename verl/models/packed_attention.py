@@ -128,11 +128,11 @@ def layout_of_rows(lengths: list[int], device: torch.device | str = "cpu") -> Pa
     """
     offsets = [0, *accumulate(lengths)]
     groups: list[RowGroup] = []
-    first = 0
+    group_start = 0
     for i in range(1, len(lengths) + 1):
-        if i == len(lengths) or _padding_share(lengths[first : i + 1]) > MAX_ROW_PADDING:
-            groups.append(_row_group(lengths[first:i], offsets[first], device))
-            first = i
+        if i == len(lengths) or _padding_share(lengths[group_start : i + 1]) > MAX_ROW_PADDING:
+            groups.append(_row_group(lengths[group_start:i], offsets[group_start], device))
+            group_start = i
     return PackedLayout(tuple(lengths), tuple(groups))
 
 
@@ -142,19 +142,19 @@ def _padding_share(lengths: list[int]) -> float:
 
 def _row_group(lengths: list[int], start: int, device: torch.device | str) -> RowGroup:
     end = start + sum(lengths)
-    longest = max(lengths)
-    if min(lengths) == longest:
-        return RowGroup(start, end, len(lengths), longest)
+    max_length = max(lengths)
+    if min(lengths) == max_length:
+        return RowGroup(start, end, len(lengths), max_length)
     size = torch.tensor(lengths)
-    column = torch.arange(longest)
-    real = column[None, :] < size[:, None]  # [G, L]
-    first = torch.tensor([0, *accumulate(lengths)][:-1])
+    column = torch.arange(max_length)
+    is_real_token = column[None, :] < size[:, None]  # [G, L]
+    row_offsets = torch.tensor([0, *accumulate(lengths)][:-1])
     # A padded key repeats the last token of the row. The causal mask hides it from all real
     # queries.
-    gather = start + first[:, None] + torch.minimum(column[None, :], size[:, None] - 1)
-    scatter = real.reshape(-1).nonzero().squeeze(-1)
+    gather = start + row_offsets[:, None] + torch.minimum(column[None, :], size[:, None] - 1)
+    scatter = is_real_token.reshape(-1).nonzero().squeeze(-1)
     return RowGroup(
-        start, end, len(lengths), longest, gather.reshape(-1).to(device), scatter.to(device)
+        start, end, len(lengths), max_length, gather.reshape(-1).to(device), scatter.to(device)
     )
 
 
@@ -168,11 +168,11 @@ def with_masks(
 
 def _branch_mask(block: BranchBlock) -> torch.Tensor:
     sizes = torch.tensor(block.sizes)
-    starts = torch.tensor(block.starts)
+    branch_starts = torch.tensor(block.starts)
     owner = torch.repeat_interleave(torch.arange(len(sizes)), sizes)  # [Q], the branch of a query
     order = torch.arange(len(owner))
     # a query sees its row up to the start of its branch, and its branch causally
-    in_row = torch.arange(block.prefix)[None, :] < starts[owner][:, None]
+    in_row = torch.arange(block.prefix)[None, :] < branch_starts[owner][:, None]
     in_branch = (owner[:, None] == owner[None, :]) & (order[:, None] >= order[None, :])
     visible = torch.cat([in_row, in_branch], dim=1)
     return torch.zeros(visible.shape).masked_fill_(~visible, float("-inf"))
@@ -245,8 +245,8 @@ def _attend_rows(
     dropout: float,
 ) -> torch.Tensor:
     """Return the causal attention of one row group [1, tokens, H, D]."""
-    cut = _even_rows if group.gather is None else _padded_rows
-    rows = [cut(x, group) for x in (query, key, value)]
+    select_rows = _even_rows if group.gather is None else _padded_rows
+    rows = [select_rows(x, group) for x in (query, key, value)]
     out = F.scaled_dot_product_attention(*rows, is_causal=True, scale=scaling, dropout_p=dropout)
     tokens = out.transpose(1, 2).flatten(0, 1)
     return (tokens if group.scatter is None else tokens.index_select(0, group.scatter))[None]

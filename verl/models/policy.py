@@ -98,9 +98,9 @@ class PolicyModel(PackedModel):
 
     def compute_zero_loss(self) -> torch.Tensor:
         """Run the pass of another rank of the group and return a zero loss with zero gradient."""
-        first = _first_position(self)
+        position = _first_position(self)
         # The head is included because its gradient is reduced over all ranks.
-        return self(None, None, None, [Targets(first, first)])[0].log_probs.sum() * 0.0
+        return self(None, None, None, [Targets(position, position)])[0].log_probs.sum() * 0.0
 
 
 class ValueModel(PackedModel):

@@ -86,9 +86,9 @@ class SequenceGroup:
         dist.broadcast(numbers, group=self.ranks, group_src=self.owner)
         if inputs is not None:
             return inputs
-        first = 1 + int(numbers[0])
-        ids, positions = numbers[first:].chunk(2)
-        return ids, positions, _decode_layout(numbers[1:first].tolist(), self.device)
+        header_end = 1 + int(numbers[0])
+        ids, positions = numbers[header_end:].chunk(2)
+        return ids, positions, _decode_layout(numbers[1:header_end].tolist(), self.device)
 
     def _slice_tokens(self, values: torch.Tensor) -> torch.Tensor:
         """Return this rank's slice of ``values`` [T], padded at the end to equal length."""
@@ -130,10 +130,10 @@ def create_sequence_group(
     if size == 1:
         return None
     text = config.get_text_config()
-    kind = _rotated_by_length(text)
-    if kind:
+    rope_type = _rotated_by_length(text)
+    if rope_type:
         raise ValueError(
-            f"{KEY}={size}: the rotary embeddings of the model ({kind}) depend on the longest "
+            f"{KEY}={size}: the rotary embeddings of the model ({rope_type}) depend on the longest "
             f"position, which is unknown to a slice of the tokens; allowed: 1; fix: {KEY}=1"
         )
     heads: int = text.num_attention_heads
@@ -160,8 +160,10 @@ def _rotated_by_length(text: "PreTrainedConfig") -> str:
     rope = getattr(text, "rope_parameters", None) or {}
     # In some models every type of layer has separate parameters.
     nested = [value for value in rope.values() if isinstance(value, dict)]
-    kinds = [str(one.get("rope_type", "")) for one in (rope, *nested)]
-    return next((kind for kind in kinds if "dynamic" in kind or kind == "longrope"), "")
+    kinds = [str(rope_settings.get("rope_type", "")) for rope_settings in (rope, *nested)]
+    return next(
+        (type_name for type_name in kinds if "dynamic" in type_name or type_name == "longrope"), ""
+    )
 
 
 def _encode_layout(layout: PackedLayout) -> list[int]:
@@ -180,16 +182,25 @@ def _decode_layout(numbers: Sequence[int], device: str) -> PackedLayout:
     rows = numbers[0]
     layout = layout_of_rows(list(numbers[1 : 1 + rows]), device)
     blocks: list[BranchBlock] = []
-    longest = 0
+    longest_end = 0
     at = 1 + rows
     while at < len(numbers):
-        start, trunk, count = numbers[at : at + 3]
+        block_start, trunk, count = numbers[at : at + 3]
         sizes = tuple(numbers[at + 3 : at + 3 + count])
-        starts = tuple(numbers[at + 3 + count : at + 3 + 2 * count])
-        blocks.append(BranchBlock(start, start + sum(sizes), trunk, max(starts), sizes, starts))
-        longest = max(longest, *map(sum, zip(sizes, starts, strict=True)))
+        branch_starts = tuple(numbers[at + 3 + count : at + 3 + 2 * count])
+        blocks.append(
+            BranchBlock(
+                block_start,
+                block_start + sum(sizes),
+                trunk,
+                max(branch_starts),
+                sizes,
+                branch_starts,
+            )
+        )
+        longest_end = max(longest_end, *map(sum, zip(sizes, branch_starts, strict=True)))
         at += 3 + 2 * count
-    return replace(layout, blocks=tuple(blocks), longest_branch=longest)
+    return replace(layout, blocks=tuple(blocks), longest_branch=longest_end)
 
 
 class _ExchangeParts(torch.autograd.Function):
@@ -212,9 +223,9 @@ class _ExchangeParts(torch.autograd.Function):
 
 def _all_to_all(parts: torch.Tensor, ranks: dist.ProcessGroup) -> torch.Tensor:
     parts = parts.contiguous()
-    received = torch.empty_like(parts)
-    dist.all_to_all_single(received, parts, group=ranks)
-    return received
+    received_parts = torch.empty_like(parts)
+    dist.all_to_all_single(received_parts, parts, group=ranks)
+    return received_parts
 
 
 class _GatherSlices(torch.autograd.Function):

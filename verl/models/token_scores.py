@@ -66,8 +66,8 @@ def scores_from_hidden(
         temperature = targets.temperature
         # cloned, because the outputs of an FSDP module must not be views
         if targets.with_entropy:
-            both = logprobs_and_entropy_from_logits(logits, tokens, temperature)
-            token_scores = TokenScores(*(values.clone() for values in both))
+            token_values = logprobs_and_entropy_from_logits(logits, tokens, temperature)
+            token_scores = TokenScores(*(values.clone() for values in token_values))
         else:
             token_scores = TokenScores(logprobs_from_logits(logits, tokens, temperature).clone())
         if choice_token_ids is None:
@@ -80,21 +80,23 @@ def scores_from_hidden(
     size = max(1, MAX_LOGITS // head_width(head))
     if len(target_hidden) <= size:
         return score(target_hidden, targets.tokens)
-    parts: list[TokenScores] = []
-    for piece in zip(target_hidden.split(size), targets.tokens.split(size), strict=True):
+    chunk_scores: list[TokenScores] = []
+    for chunk in zip(target_hidden.split(size), targets.tokens.split(size), strict=True):
         # in training the logits of a chunk are recomputed in backward instead of being stored
         if torch.is_grad_enabled():
-            parts.append(checkpoint(score, *piece, use_reentrant=False))
+            chunk_scores.append(checkpoint(score, *chunk, use_reentrant=False))
         else:
-            parts.append(score(*piece))
-    log_probs = torch.cat([part.log_probs for part in parts])
-    entropy = _concat_present([part.entropy for part in parts])
-    return TokenScores(log_probs, entropy, _concat_present([part.choice_entropy for part in parts]))
+            chunk_scores.append(score(*chunk))
+    log_probs = torch.cat([part.log_probs for part in chunk_scores])
+    entropy = _concat_present([part.entropy for part in chunk_scores])
+    return TokenScores(
+        log_probs, entropy, _concat_present([part.choice_entropy for part in chunk_scores])
+    )
 
 
 def _concat_present(parts: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
-    present = [values for values in parts if values is not None]
-    return torch.cat(present) if present else None
+    present_parts = [values for values in parts if values is not None]
+    return torch.cat(present_parts) if present_parts else None
 
 
 def full_logits(head: nn.Module, hidden: torch.Tensor) -> torch.Tensor:

@@ -100,8 +100,8 @@ def is_comparable(config: "PreTrainedConfig") -> bool:
     """
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 
-    known = type(config) in MODEL_FOR_CAUSAL_LM_MAPPING or hasattr(config, "auto_map")
-    return known and getattr(config, "quantization_config", None) is None
+    is_known_class = type(config) in MODEL_FOR_CAUSAL_LM_MAPPING or hasattr(config, "auto_map")
+    return is_known_class and getattr(config, "quantization_config", None) is None
 
 
 def load_weights(
@@ -144,8 +144,8 @@ def _is_finite(tensor: torch.Tensor) -> bool:
     if tensor.element_size() == 1:  # float8 has no aminmax kernel
         tensor = tensor.float()
     # Any NaN makes both results NaN. aminmax makes no copy of the tensor.
-    low, high = torch.aminmax(tensor.detach())
-    return bool(torch.isfinite(low) & torch.isfinite(high))
+    lowest_value, highest_value = torch.aminmax(tensor.detach())
+    return bool(torch.isfinite(lowest_value) & torch.isfinite(highest_value))
 
 
 # ---------------------------------------------------------------------- files
@@ -179,13 +179,13 @@ def check_files(directory: Path, setting: str) -> list[Path]:
 
 def _weight_files(directory: Path, setting: str) -> list[Path]:
     """Return the weight files that transformers would read: one file, or shards with an index."""
-    safe, torch_file = directory / "model.safetensors", directory / "pytorch_model.bin"
-    for single_file, index in ((safe, INDEXES[0]), (torch_file, INDEXES[1])):
+    safetensors_file, torch_file = directory / "model.safetensors", directory / "pytorch_model.bin"
+    for single_file, index in ((safetensors_file, INDEXES[0]), (torch_file, INDEXES[1])):
         if single_file.is_file():
             return [single_file]
         if (directory / index).is_file():
             return _indexed_shards(directory / index, setting)
-    partial = sorted(
+    partial_files = sorted(
         {
             file.name
             for pattern in ("*.safetensors*", "pytorch_model*", "*.incomplete", "*.part", "*.gguf")
@@ -193,8 +193,8 @@ def _weight_files(directory: Path, setting: str) -> list[Path]:
         }
     )
     why = "it holds no weights (model.safetensors, or shards with an index)"
-    if partial:
-        why += f", only {_join_names(partial)}"
+    if partial_files:
+        why += f", only {_join_names(partial_files)}"
     raise _unusable_error(setting, why, "complete the download")
 
 
@@ -207,8 +207,8 @@ def _indexed_shards(index: Path, setting: str) -> list[Path]:
         raise _unusable_error(setting, why) from error
     lacking = [name for name in shards if not (index.parent / name).is_file()]
     if lacking or not shards:
-        missing = f"{len(lacking)} of {len(shards)} shards of {index.name} are missing"
-        why = f"{missing}: {_join_names(lacking)}"
+        shard_counts = f"{len(lacking)} of {len(shards)} shards of {index.name} are missing"
+        why = f"{shard_counts}: {_join_names(lacking)}"
         raise _unusable_error(setting, why)
     return [index.parent / name for name in shards]
 
@@ -244,11 +244,11 @@ def _check_names(model: Any, info: Mapping[str, Any], setting: str, use: Use) ->
     """
     base = f"{model.base_model_prefix}."
     of_backbone = (base, *(f"{name}." for name, _ in model.base_model.named_children()))
-    missing = sorted(info["missing_keys"])
+    missing_names = sorted(info["missing_keys"])
     unexpected = sorted(info["unexpected_keys"])
     mismatched = sorted(info["mismatched_keys"], key=lambda entry: entry[0])
     if use == "value":  # the output head is not used: a value model has a new scalar head
-        missing = [name for name in missing if name.startswith(base)]
+        missing_names = [name for name in missing_names if name.startswith(base)]
         mismatched = [entry for entry in mismatched if entry[0].startswith(base)]
     if use != "policy":
         unexpected = [name for name in unexpected if name.startswith(of_backbone)]
@@ -256,12 +256,18 @@ def _check_names(model: Any, info: Mapping[str, Any], setting: str, use: Use) ->
         f"{name} {list(file_shape)} instead of {list(model_shape)}"
         for name, file_shape, model_shape in mismatched
     ]
-    wrong = {"missing": missing, "unexpected": unexpected, "of another shape": shapes}
-    reasons = [_describe_tensors(what, names) for what, names in wrong.items() if names]
+    names_by_problem = {
+        "missing": missing_names,
+        "unexpected": unexpected,
+        "of another shape": shapes,
+    }
+    reasons = [
+        _describe_tensors(problem, names) for problem, names in names_by_problem.items() if names
+    ]
     reasons += [_first_line(error) for error in info.get("error_msgs", ())]
     if reasons:
-        kind = f"{type(model).__name__} (model_type {model.config.model_type})"
-        raise _unusable_error(setting, f"not the weights of a {kind}: {', '.join(reasons)}")
+        description = f"{type(model).__name__} (model_type {model.config.model_type})"
+        raise _unusable_error(setting, f"not the weights of a {description}: {', '.join(reasons)}")
 
 
 def _lost_tie(model: Any) -> bool:
@@ -278,17 +284,17 @@ def _check_tied_values(model: Any, files: Sequence[Path], setting: str) -> None:
     """
     head, embeddings = model.get_output_embeddings(), model.get_input_embeddings()
     names = {id(weight): name for name, weight in model.named_parameters(remove_duplicate=False)}
-    ends = [names[id(part.weight)].rpartition(".")[0] for part in (head, embeddings)]
-    wanted = tuple(f"{end.rpartition('.')[2]}.weight" for end in ends)
+    layer_names = [names[id(layer.weight)].rpartition(".")[0] for layer in (head, embeddings)]
+    name_endings = tuple(f"{layer_name.rpartition('.')[2]}.weight" for layer_name in layer_names)
     tied_tensors = {
         end: tensor
         for name, tensor in _iterate_tensors(files)
-        for end in wanted
+        for end in name_endings
         if name == end or name.endswith(f".{end}")
     }
-    if len(tied_tensors) == len(wanted):
-        first, second = (tensor[:] for tensor in tied_tensors.values())
-        if first.shape != second.shape or not torch.equal(first, second):
+    if len(tied_tensors) == len(name_endings):
+        head_weight, other_weight = (tensor[:] for tensor in tied_tensors.values())
+        if head_weight.shape != other_weight.shape or not torch.equal(head_weight, other_weight):
             raise _untied_error(model, setting)
 
 
@@ -316,7 +322,7 @@ def quiet_transformers(reports: bool = True) -> Iterator[None]:
     """
     from transformers.utils import logging as hf_logging
 
-    shown = hf_logging.is_progress_bar_enabled()
+    had_progress_bar = hf_logging.is_progress_bar_enabled()
     level = hf_logging.get_verbosity()
     hf_logging.disable_progress_bar()
     if not reports:
@@ -325,7 +331,7 @@ def quiet_transformers(reports: bool = True) -> Iterator[None]:
         yield
     finally:
         hf_logging.set_verbosity(level)
-        if shown:
+        if had_progress_bar:
             hf_logging.enable_progress_bar()
 
 
@@ -338,13 +344,13 @@ def _check_values(files: Sequence[Path], setting: str) -> None:
     For models above ``SCANNED_BYTES`` an evenly spaced sample of the values is read.
     """
     total = sum(file.stat().st_size for file in files)
-    share = min(1.0, SCANNED_BYTES / max(total, 1))
-    if share < 1.0:
+    scanned_fraction = min(1.0, SCANNED_BYTES / max(total, 1))
+    if scanned_fraction < 1.0:
         line = "%s: %.0f%% of its weights are checked for NaN and infinity before the start"
-        logger.info(line, setting, 100 * share)
+        logger.info(line, setting, 100 * scanned_fraction)
     non_finite_names = []
     for name, tensor in _iterate_tensors(files):
-        if not all(map(_is_finite, _sample_values(tensor, share))):
+        if not all(map(_is_finite, _sample_values(tensor, scanned_fraction))):
             non_finite_names.append(name)
     if non_finite_names:
         raise _unusable_error(
@@ -380,8 +386,8 @@ def _sample_values(tensor: Any, scanned_fraction: float) -> Iterator[torch.Tenso
         yield tensor[...] if isinstance(tensor, torch.Tensor) else tensor[:]
         return
     rows = max(1, PIECE_BYTES // max(1, 4 * math.prod(shape[1:])))
-    for start in range(0, shape[0], rows):
-        yield tensor[start : min(shape[0], start + math.ceil(rows * scanned_fraction))]
+    for start_row in range(0, shape[0], rows):
+        yield tensor[start_row : min(shape[0], start_row + math.ceil(rows * scanned_fraction))]
 
 
 # ---------------------------------------------------------------------- messages
@@ -398,8 +404,8 @@ def _describe_tensors(fault: str, names: Sequence[str]) -> str:
 
 
 def _join_names(names: Sequence[str]) -> str:
-    more = f", and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-    return ", ".join(names[:SHOWN]) + more
+    count_suffix = f", and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return ", ".join(names[:SHOWN]) + count_suffix
 
 
 def _first_line(error: object) -> str:

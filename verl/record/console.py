@@ -62,9 +62,9 @@ def format_figures(metrics: Mapping[str, float | None]) -> dict[str, str]:
 def format_failures(metrics: Mapping[str, float | None]) -> dict[str, str]:
     """Return texts such as "3 of 64" (failed of total) by label. Omit labels without failures."""
     return {
-        label: f"{metrics[failed]:.0f} of {metrics.get(every) or 0:.0f}"
-        for label, failed, every in FAILED
-        if metrics.get(failed)
+        label: f"{metrics[failed_metric]:.0f} of {metrics.get(every) or 0:.0f}"
+        for label, failed_metric, every in FAILED
+        if metrics.get(failed_metric)
     }
 
 
@@ -115,9 +115,9 @@ class StepTable:
         columns = []
         remaining_width = self.width + len(GAP)
         for label, value in row.items():
-            longest = max(map(len, (value, *BREAK.split(label))))
+            needed_width = max(map(len, (value, *BREAK.split(label))))
             # A column never shrinks: otherwise the header would be printed repeatedly.
-            width = self._widths[label] = max(longest, self._widths.get(label, 0))
+            width = self._widths[label] = max(needed_width, self._widths.get(label, 0))
             remaining_width -= width + len(GAP)
             if remaining_width < 0:
                 break

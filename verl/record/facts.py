@@ -89,9 +89,9 @@ def _git_facts(root: Path) -> dict[str, Any] | None:
 def _run_git(root: Path, *args: str) -> str | None:
     try:
         # The deadline keeps a checkout on a slow network disk from delaying the start.
-        done = subprocess.run(
+        git_process = subprocess.run(
             ["git", "-C", str(root), *args], capture_output=True, text=True, timeout=10
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return done.stdout.strip() if done.returncode == 0 else None
+    return git_process.stdout.strip() if git_process.returncode == 0 else None

@@ -89,9 +89,9 @@ class Journal:
         finally:
             self.tracking.finish()
             self.tracking = None
-            written = refresh_report(self.run.path)
-            if written is not None:
-                logger.info("report: %s", written)
+            report_file = refresh_report(self.run.path)
+            if report_file is not None:
+                logger.info("report: %s", report_file)
 
     def _write_step(self, trackers: Tracking, step: int, metrics: Mapping[str, float]) -> None:
         trackers.log(metrics, step)
@@ -106,11 +106,11 @@ class Journal:
             self.run.write_tokens(step, token_lines(batch, self.tokenizer))
         # An iterator, because all lines together need far more memory than the rows.
         lines = rollout_lines(batch, self.tokenizer)
-        written = self.run.write_rollouts(step, lines, validation)
+        rollout_file = self.run.write_rollouts(step, lines, validation)
         copy_folder = trainer.validation_data_dir if validation else trainer.rollout_data_dir
         if copy_folder is not None:
             Path(copy_folder).mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(written, Path(copy_folder) / f"{step}.jsonl")
+            shutil.copyfile(rollout_file, Path(copy_folder) / f"{step}.jsonl")
         if validation and trainer.log_val_generations:
             lines = rollout_lines(batch, self.tokenizer)
             texts = trajectory_texts(lines, trainer.log_val_generations)

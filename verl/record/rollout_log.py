@@ -103,8 +103,8 @@ def token_lines(batch: "DataProto", tokenizer: Decoder) -> Iterator[dict[str, An
     """
     keys = {"responses", "response_mask", "step_ids"}
     optional = {"entropys", "rollout_log_probs", "old_log_probs", CORRECTION_WEIGHTS}
-    present = keys | (optional & set(batch.batch.keys()))
-    tensors = {key: batch.batch[key].float().cpu().numpy() for key in present - keys}
+    present_keys = keys | (optional & set(batch.batch.keys()))
+    tensors = {key: batch.batch[key].float().cpu().numpy() for key in present_keys - keys}
     tensors |= {key: batch.batch[key].cpu().numpy() for key in keys}
     texts = TokenTextCache(tokenizer)
     columns = batch.non_tensor_batch
@@ -159,13 +159,13 @@ def round_significant(values: np.ndarray, digits: int) -> np.ndarray:
 
     Values below 1e-20 keep fewer digits.
     """
-    exact = values.astype(np.float64)
-    known = np.isfinite(exact) & (exact != 0)
-    size = np.floor(np.log10(np.abs(exact), where=known, out=np.zeros_like(exact)))
+    doubles = values.astype(np.float64)
+    has_exponent = np.isfinite(doubles) & (doubles != 0)
+    size = np.floor(np.log10(np.abs(doubles), where=has_exponent, out=np.zeros_like(doubles)))
     # Powers of ten are exact in float64 up to the 22nd, so the quotient is correctly rounded.
-    places = np.clip(digits - 1 - size, -22, 22)
-    up, down = 10.0 ** np.maximum(places, 0), 10.0 ** np.maximum(-places, 0)
-    return np.rint(exact * up / down) / up * down
+    decimal_places = np.clip(digits - 1 - size, -22, 22)
+    up, down = 10.0 ** np.maximum(decimal_places, 0), 10.0 ** np.maximum(-decimal_places, 0)
+    return np.rint(doubles * up / down) / up * down
 
 
 class TokenTextCache(dict[int, str]):

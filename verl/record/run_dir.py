@@ -96,10 +96,10 @@ class RunDirectory:
         """Return the name of a file that no run wrote and a run would replace, or ""."""
         if (self.path / LOCK).exists() or self.env_path.exists():
             return ""
-        written = (self.config_path, self.metrics_path, self.report_path)
+        run_files = (self.config_path, self.metrics_path, self.report_path)
         folders = (self.rollouts, self.tokens, self.checkpoints)
         filled = [folder for folder in folders if folder.is_dir() and any(folder.iterdir())]
-        existing = [path for path in written if path.exists()] + filled
+        existing = [path for path in run_files if path.exists()] + filled
         return existing[0].name if existing else ""
 
     def close(self) -> None:
@@ -188,11 +188,13 @@ class RunDirectory:
         self._lock = descriptor
 
     def _write_config(self, config: object) -> None:
-        new = jsonl.to_json_types(config_to_dict(config))
+        settings = jsonl.to_json_types(config_to_dict(config))
         # Log the changes first: the next write overwrites the settings of the last start.
         if self.config_path.exists():
-            self._log_changes(self._read_previous(self.config_path, yaml.safe_load), new)
-        jsonl.write_text(self.config_path, yaml.safe_dump(new, sort_keys=False, allow_unicode=True))
+            self._log_changes(self._read_previous(self.config_path, yaml.safe_load), settings)
+        jsonl.write_text(
+            self.config_path, yaml.safe_dump(settings, sort_keys=False, allow_unicode=True)
+        )
 
     def _read_previous(self, path: Path, parse: Callable[[str], Any]) -> dict[str, Any]:
         """Return the mapping that the last start wrote to ``path``.
@@ -213,26 +215,30 @@ class RunDirectory:
     def _log_changes(self, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
         if not old:
             return
-        before = flatten_config(old)
-        after = flatten_config(new)
-        changed = sorted(key for key in {*before, *after} if before.get(key) != after.get(key))
+        old_values = flatten_config(old)
+        new_values = flatten_config(new)
+        changed = sorted(
+            key for key in {*old_values, *new_values} if old_values.get(key) != new_values.get(key)
+        )
         if not changed:
             return
-        shown = changed[:MAX_CHANGES]
+        logged_keys = changed[:MAX_CHANGES]
         logger.warning(
             "%s differs from the last start in %d keys: %s",
             self.config_path,
             len(changed),
-            ", ".join(f"{key}: {before.get(key)} -> {after.get(key)}" for key in shown),
+            ", ".join(
+                f"{key}: {old_values.get(key)} -> {new_values.get(key)}" for key in logged_keys
+            ),
         )
 
     def _write_facts(self, facts: Mapping[str, Any]) -> None:
-        starts = []
+        earlier_starts = []
         if self.env_path.exists():
-            starts = self._read_previous(self.env_path, json.loads).get("starts", [])
+            earlier_starts = self._read_previous(self.env_path, json.loads).get("starts", [])
         # All facts of the last start are stored, and only these four of earlier starts.
         brief = {key: facts[key] for key in ("time", "host", "pid", "git")}
-        content = jsonl.to_json_types({**facts, "starts": [*starts, brief]})
+        content = jsonl.to_json_types({**facts, "starts": [*earlier_starts, brief]})
         jsonl.write_text(self.env_path, json.dumps(content, indent=2))
 
 
@@ -245,6 +251,6 @@ def _set_rollouts_aside(folder: Path) -> None:
 
 def _remove_rollouts(folder: Path, after: int) -> None:
     for file in list(folder.glob("*.jsonl")):
-        number = file.stem.removeprefix(VALIDATION)
-        if number.isdigit() and int(number) > after:
+        step_text = file.stem.removeprefix(VALIDATION)
+        if step_text.isdigit() and int(step_text) > after:
             file.unlink()

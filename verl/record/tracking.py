@@ -112,8 +112,8 @@ def prepare_metrics(path: Path, resume_step: int | None) -> None:
         aside = rename_aside(path)
         logger.info("the metrics of an earlier run in this directory are now in %s", aside.name)
         return
-    kept = [record for record in jsonl.read(path) if record.get("step", 0) <= resume_step]
-    jsonl.write(path, kept)
+    kept_records = [record for record in jsonl.read(path) if record.get("step", 0) <= resume_step]
+    jsonl.write(path, kept_records)
 
 
 def read_metrics(run_dir: str | Path) -> list[dict[str, Any]]:
@@ -152,7 +152,7 @@ class Service:
         if hasattr(self._tracker, "log_table"):
             self._call_guarded(self._tracker.log_table, name, columns=columns, data=rows, step=step)
         elif self._tracker is not None and self.name == "tensorboard":
-            texts = {f"{name}/{number}": "\n\n".join(row) for number, row in enumerate(rows)}
+            texts = {f"{name}/{row_index}": "\n\n".join(row) for row_index, row in enumerate(rows)}
             self._call_guarded(self._tracker.log, texts, step=step)
 
     def finish(self) -> None:

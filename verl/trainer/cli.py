@@ -299,16 +299,18 @@ def _parse_and_run(
     # Plan and check every job before the first one starts, so that none is refused in the middle
     # of a multirun.
     machine = command.machine
-    missing = [problem for cfg in command.configs for problem in _use_stated_machine(cfg, machine)]
+    machine_problems = [
+        problem for cfg in command.configs for problem in _use_stated_machine(cfg, machine)
+    ]
     facts = [_gather_plan_facts(cfg, machine) for cfg in command.configs]
     inspect_config = partial(inspect, elsewhere=True) if inspect and machine else inspect
     inspectors = [inspect_config, dry_run if command.only_check else None]
-    plans = _make_checked_plans(command.configs, facts, registered, inspectors, missing)
+    plans = _make_checked_plans(command.configs, facts, registered, inspectors, machine_problems)
     if command.only_check:
         for cfg, plan in zip(command.configs, plans, strict=True):
             warn_without_effect(cfg)
-            target = f" for {machine}" if machine else ""
-            print_plan(plan, f"config {command.config_name}{target}; {CHECKED_NOTE}")
+            machine_note = f" for {machine}" if machine else ""
+            print_plan(plan, f"config {command.config_name}{machine_note}; {CHECKED_NOTE}")
         return 0
     with Interruption() as interruption:
         for cfg, plan in zip(command.configs, plans, strict=True):
@@ -339,8 +341,8 @@ def _make_checked_plans(
             continue
         inspections = [_as_inspection(inspector(cfg)) for cfg in configs]
         problems = [problem for inspection in inspections for problem in inspection.problems]
-        for number, inspection in enumerate(inspections):
-            facts[number] = dataclasses.replace(facts[number], **inspection.facts)
+        for config_index, inspection in enumerate(inspections):
+            facts[config_index] = dataclasses.replace(facts[config_index], **inspection.facts)
         plans = _make_plans(configs, facts, problems)
     return plans
 
@@ -349,7 +351,7 @@ def _make_plans(
     configs: Sequence[Config], facts: Sequence[Facts], problems: Sequence[str]
 ) -> list[Plan]:
     """Return the plans. Raise ``ConfigError`` with ``problems`` and those of the plans, if any."""
-    plans = [make_plan(cfg, known) for cfg, known in zip(configs, facts, strict=True)]
+    plans = [make_plan(cfg, config_facts) for cfg, config_facts in zip(configs, facts, strict=True)]
     all_problems = [*problems, *(problem for plan in plans for problem in plan.resource_problems())]
     if all_problems:
         raise ConfigError(dict.fromkeys(all_problems))
@@ -406,12 +408,12 @@ def _format_help(
 def _format_section_help(section: str, schema: Schema) -> str:
     keys = schema_keys(schema)
     prefix = f"{section}."
-    shown = [key for path, key in keys.items() if path == section or path.startswith(prefix)]
-    if not shown:
-        guess = nearest_key(section, keys)
-        hint = f"; did you mean {guess}?" if guess else ""
+    section_keys = [key for path, key in keys.items() if path == section or path.startswith(prefix)]
+    if not section_keys:
+        similar_key = nearest_key(section, keys)
+        hint = f"; did you mean {similar_key}?" if similar_key else ""
         raise ConfigError(f"--help {section}: no such section{hint}")
-    return "\n".join(_format_key_help(key) for key in shown if not key.is_section)
+    return "\n".join(_format_key_help(key) for key in section_keys if not key.is_section)
 
 
 def _format_key_help(key: Key) -> str:

@@ -26,11 +26,11 @@ def read_overrides(
     tree = _build_tree(overrides)
     reading = read_section(schema, from_text(tree, schema))
     keys = keys_of(schema)
-    missing = [key for key in required if _get_value(tree, key) in (None, "")]
-    problems = [text for key, text in reading.problems.items() if key not in missing]
+    missing_keys = [key for key in required if _get_value(tree, key) in (None, "")]
+    problems = [text for key, text in reading.problems.items() if key not in missing_keys]
     problems += [
         f"{key}: required ({keys[key].help_text.removesuffix('; required')}); fix: {key}=..."
-        for key in missing
+        for key in missing_keys
     ]
     if problems or reading.section is None:
         raise ConfigError(dict.fromkeys(problems))

@@ -81,8 +81,8 @@ class BackgroundCalls:
     def wait(self) -> None:
         """Wait until all calls that were added so far have ended."""
         with self._changed:
-            last = self._added
-            self._wait_until(lambda: self._done >= last)
+            num_added = self._added
+            self._wait_until(lambda: self._done >= num_added)
 
     def _wait_until(self, reached: Callable[[], bool]) -> None:
         def is_over() -> bool:

@@ -154,13 +154,13 @@ class ChatTemplate:
                 "fix: env.history=window"
             ) from error
         _, has_assistant_turn, tail = text.rpartition(make_anchor(1))
-        before, has_user_turn, after = tail.rpartition(make_anchor(2))
+        text_before, has_user_turn, text_after = tail.rpartition(make_anchor(2))
         if not has_assistant_turn or not has_user_turn:
             raise TemplateUnsupported(
                 "the chat template does not keep an earlier assistant turn before the next user "
                 "turn; fix: env.history=window"
             )
-        return before, after
+        return text_before, text_after
 
     def render_turn_end(self) -> str:
         """Return the text after an assistant's content, up to the next user content.
@@ -188,16 +188,16 @@ class ChatTemplate:
             raise TemplateUnsupported(
                 f"the chat template refuses assistant turns: {error}"
             ) from error
-        _, has_assistant_turn, end = text.rpartition(make_anchor(1))
+        _, has_assistant_turn, closing_text = text.rpartition(make_anchor(1))
         if not has_assistant_turn:
             raise TemplateUnsupported("the chat template does not render an assistant turn")
-        return end
+        return closing_text
 
     def _detect_parts(self) -> bool:
         # Try strings first: they are simpler for a template that accepts both.
-        for parts in (False, True):
-            if self._renders_once([("user", make_anchor(0))], parts):
-                return parts
+        for uses_parts in (False, True):
+            if self._renders_once([("user", make_anchor(0))], uses_parts):
+                return uses_parts
         raise TemplateUnsupported(
             "the chat template does not render a user message exactly once, so it cannot be used; "
             "fix: set another chat template"

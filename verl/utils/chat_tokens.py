@@ -78,18 +78,18 @@ class ChatTokens:
         # The token of unknown characters is no control token, even if it is a special token.
         unknown = getattr(tokenizer, "unk_token_id", None)
         self._added = {
-            token.content: (number, token)
-            for number, token in tokenizer.added_tokens_decoder.items()
+            token.content: (token_id, token)
+            for token_id, token in tokenizer.added_tokens_decoder.items()
             if token.content.strip()
-            and number != unknown
+            and token_id != unknown
             and not NO_CONTROL.fullmatch(token.content)
             if token.special or token.content in frame
         }
         self._order = list(self._added)
         self.control_ids = frozenset(number for number, _ in self._added.values())
-        longest = sorted(self._added, key=lambda text: (-len(text), text))
+        longest_first = sorted(self._added, key=lambda text: (-len(text), text))
         # If there is no control token, the pattern never matches.
-        self.pattern = re.compile(f"({'|'.join(map(re.escape, longest)) or '(?!)'})")
+        self.pattern = re.compile(f"({'|'.join(map(re.escape, longest_first)) or '(?!)'})")
         self.encode = lru_cache(ENCODED_TEXTS)(self._encode)
 
     def mark_control_tokens(self, content: str) -> str:
@@ -113,8 +113,8 @@ class ChatTokens:
 
         Message contents in both texts have passed ``mark_control_tokens``.
         """
-        starts = [match.start() for match in self.pattern.finditer(before)]
-        context = before[starts[-1] :] if starts else before
+        control_starts = [match.start() for match in self.pattern.finditer(before)]
+        context = before[control_starts[-1] :] if control_starts else before
         context_ids, ids_with_context = self.encode(context), self.encode(context + text)
         if ids_with_context[: len(context_ids)] == context_ids:
             return ids_with_context[len(context_ids) :]
@@ -126,9 +126,9 @@ class ChatTokens:
         With ``inside`` the text continues another text.
         """
         if CUT not in marked:
-            plain = MARKED.sub(self._get_control_text, marked)
+            unmarked = MARKED.sub(self._get_control_text, marked)
             token_ids = (
-                self._encoder.encode_inside(plain) if inside else self._encoder.encode(plain)
+                self._encoder.encode_inside(unmarked) if inside else self._encoder.encode(unmarked)
             )
             encoded_controls = [token for token in token_ids if token in self.control_ids]
             expected_controls = [self._added[text][0] for text in self.pattern.findall(marked)]
@@ -144,20 +144,20 @@ class ChatTokens:
         # The pattern has a group, so split() puts the template's control tokens at the odd places.
         pieces = self.pattern.split(marked)
         ids: list[int] = []
-        for place, piece in enumerate(pieces):
-            if place % 2:
+        for piece_index, piece in enumerate(pieces):
+            if piece_index % 2:
                 ids.append(self._added[piece][0])
                 continue
             text = piece
             # The tokenizer also removes the white space next to such a token.
-            if place and self._added[pieces[place - 1]][1].rstrip:
+            if piece_index and self._added[pieces[piece_index - 1]][1].rstrip:
                 text = text.lstrip()
-            if place + 1 < len(pieces) and self._added[pieces[place + 1]][1].lstrip:
+            if piece_index + 1 < len(pieces) and self._added[pieces[piece_index + 1]][1].lstrip:
                 text = text.rstrip()
-            follows = inside if place == 0 else self._continues_after_control
-            for part in MARKED.sub(self._cut_control_text, text).split(CUT):
-                ids.extend(self._encode_as_letters(part, follows))
-                follows = follows or bool(part)
+            follows = inside if piece_index == 0 else self._continues_after_control
+            for fragment in MARKED.sub(self._cut_control_text, text).split(CUT):
+                ids.extend(self._encode_as_letters(fragment, follows))
+                follows = follows or bool(fragment)
         return ids
 
     def _encode_as_letters(self, text: str, follows: bool) -> list[int]:
@@ -171,12 +171,12 @@ class ChatTokens:
             return ids
         # A tokenizer that normalises text can find a control token in a different spelling.
         words = WORD.findall(text)
-        parts = words if len(words) > 1 else list(text)
-        if len(parts) < 2:
+        text_parts = words if len(words) > 1 else list(text)
+        if len(text_parts) < 2:
             return ids
-        first, *rest = parts
+        first_part, *rest = text_parts
         return [
-            *self._encode_as_letters(first, follows),
+            *self._encode_as_letters(first_part, follows),
             *(token for part in rest for token in self._encode_as_letters(part, follows=True)),
         ]
 
@@ -197,5 +197,5 @@ class ChatTokens:
 
 
 def _is_subsequence(subsequence: Sequence[int], others: Iterable[int]) -> bool:
-    rest = iter(others)
-    return all(token in rest for token in subsequence)
+    remaining_tokens = iter(others)
+    return all(token in remaining_tokens for token in subsequence)

@@ -101,13 +101,13 @@ class CheckpointManager:
         self.wait()
         self.root.mkdir(parents=True, exist_ok=True)
         self._remove_stale_partials()
-        partial = self._make_partial()
+        partial_dir = self._make_partial()
         try:
-            written_or_waiter = writer(partial)
+            written_or_waiter = writer(partial_dir)
         except BaseException:
-            shutil.rmtree(partial, ignore_errors=True)
+            shutil.rmtree(partial_dir, ignore_errors=True)
             raise
-        finish = functools.partial(self._finish_save, step, partial, encoded, written_or_waiter)
+        finish = functools.partial(self._finish_save, step, partial_dir, encoded, written_or_waiter)
         if self.background:
             self._running_save = step, BackgroundCall(finish, f"save-{step}")
         else:
@@ -150,10 +150,10 @@ class CheckpointManager:
         try:
             if callable(written_or_waiter):
                 written_or_waiter = written_or_waiter()
-            written = written_or_waiter if isinstance(written_or_waiter, list) else []
-            self._wait_until_visible(partial, written)
+            written_files = written_or_waiter if isinstance(written_or_waiter, list) else []
+            self._wait_until_visible(partial, written_files)
             finish_files(partial)
-            write_state_and_manifest(partial, step, encoded, written)
+            write_state_and_manifest(partial, step, encoded, written_files)
             replaced = self._set_aside(final) if final.exists() else None
             os.rename(partial, final)
         except Exception as error:
@@ -195,20 +195,20 @@ class CheckpointManager:
         They are from an abandoned run. Without the move, ``find_latest_valid`` would return one of
         them and ``max_to_keep`` would count them.
         """
-        later = [
+        later_paths = [
             path for n, path in self.find_checkpoints().items() if n > step and has_all_files(path)
         ]
-        if not later:
+        if not later_paths:
             return
         aside = self.root / "given_up"
         aside.mkdir(exist_ok=True)
-        for path in later:
-            target = aside / path.name
-            if target.exists():
-                rename_aside(target)
-            os.rename(path, target)
+        for path in later_paths:
+            new_path = aside / path.name
+            if new_path.exists():
+                rename_aside(new_path)
+            os.rename(path, new_path)
         flush_to_disk(self.root)
-        names = ", ".join(path.name for path in later)
+        names = ", ".join(path.name for path in later_paths)
         logger.warning("checkpoints of an abandoned run were moved to %s: %s", aside, names)
 
     def load_state(self, path: str | Path | None = None) -> dict[str, Any]:
@@ -293,14 +293,14 @@ class CheckpointManager:
 
 def _find_invisible_files(written: Sequence[WrittenFiles]) -> Iterator[tuple[str, str]]:
     """Yield writer and path of every file that is not visible here with its written size."""
-    for part in written:
-        for path, size in part.sizes.items():
+    for rank_files in written:
+        for path, size in rank_files.sizes.items():
             try:
                 visible_size = os.stat(path).st_size
             except OSError:
                 visible_size = None
             if visible_size != size:
-                yield part.writer, path
+                yield rank_files.writer, path
 
 
 def _is_abandoned(path: Path) -> bool:

@@ -48,11 +48,11 @@ def watch_driver(driver: int, silent_s: float) -> None:
     """Read heartbeats of the process ``driver`` from standard input, and kill it when they stop."""
     silent = 0.0
     while silent < silent_s:
-        ready, _, _ = select.select([sys.stdin.fileno()], [], [], POLL_S)
-        if ready and not os.read(sys.stdin.fileno(), 4096):
+        readable_files, _, _ = select.select([sys.stdin.fileno()], [], [], POLL_S)
+        if readable_files and not os.read(sys.stdin.fileno(), 4096):
             return
         # Count seconds of waiting instead of reading a clock: Ctrl-Z stops this process as well.
-        silent = 0.0 if ready else silent + POLL_S
+        silent = 0.0 if readable_files else silent + POLL_S
     # If the driver has ended, another process may have its number.
     if os.getppid() != driver:
         return

@@ -20,8 +20,8 @@ def find_end_ids(tokenizer: Any, model_path: str | Path | None = None) -> frozen
     ids = set(read_config_end_ids(path)) if path else set()
     ids.update(_collect_ids(getattr(tokenizer, "eos_token_id", None)))
     with contextlib.suppress(TemplateUnsupported):
-        end = find_end_of_turn_id(tokenizer, ChatTemplate(tokenizer).render_turn_end())
-        ids.update(_collect_ids(end))
+        end_of_turn_id = find_end_of_turn_id(tokenizer, ChatTemplate(tokenizer).render_turn_end())
+        ids.update(_collect_ids(end_of_turn_id))
     return frozenset(ids)
 
 
@@ -51,4 +51,4 @@ def read_config_end_ids(model_path: str | Path) -> frozenset[int]:
 
 def _collect_ids(value: object) -> list[int]:
     values = value if isinstance(value, list) else [value]
-    return [number for number in values if isinstance(number, int)]
+    return [token_id for token_id in values if isinstance(token_id, int)]

@@ -38,9 +38,9 @@ def add_path_to_errors(path: Path) -> Iterator[None]:
 
 def rename_aside(path: Path) -> Path:
     """Rename ``path`` to ``<stem>.<n><suffix>`` with the lowest free n from 1; return that path."""
-    number = 1
-    while (aside := path.with_name(f"{path.stem}.{number}{path.suffix}")).exists():
-        number += 1
+    copy_number = 1
+    while (aside := path.with_name(f"{path.stem}.{copy_number}{path.suffix}")).exists():
+        copy_number += 1
     return path.rename(aside)
 
 
@@ -54,15 +54,15 @@ def atomic_write(path: str | Path) -> Iterator[IO[str]]:
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     # In the directory of the target: a rename is atomic only within a file system.
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    partial_path = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
-        with add_path_to_errors(path), partial.open("w", encoding="utf-8") as file:
+        with add_path_to_errors(path), partial_path.open("w", encoding="utf-8") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
-        partial.replace(path)
+        partial_path.replace(path)
     finally:
-        partial.unlink(missing_ok=True)  # does nothing after the rename
+        partial_path.unlink(missing_ok=True)  # does nothing after the rename
 
 
 def write_page(path: Path, text: str, key: str) -> None:
@@ -121,10 +121,10 @@ def _require_replaceable(target: Path, key: str, overwrite: bool, keep: Iterable
     if target.exists() and not target.is_dir():
         raise ConfigError(f"{setting}: is a file; {allowed}; fix: {key}=DIR")
     resolved_target = target.expanduser().resolve()
-    for kept in (Path.home(), Path.cwd(), *keep):
-        if kept.resolve().is_relative_to(resolved_target):
+    for folder in (Path.home(), Path.cwd(), *keep):
+        if folder.resolve().is_relative_to(resolved_target):
             raise ConfigError(
-                f"{setting}: contains {kept}, which is never replaced; {allowed}; fix: {key}=DIR"
+                f"{setting}: contains {folder}, which is never replaced; {allowed}; fix: {key}=DIR"
             )
     foreign = "" if overwrite or not target.is_dir() else _find_foreign_file(target)
     if foreign:
@@ -157,14 +157,14 @@ def require_new_file(target: Path, key: str, overwrite: bool, fix: str = "overwr
 def _find_foreign_file(directory: Path) -> str:
     """Return the name of a file that is new or changed since ``publish_directory``, "" if none."""
     try:
-        written = json.loads((directory / MARKER).read_text(encoding="utf-8"))["files"]
+        known_files = json.loads((directory / MARKER).read_text(encoding="utf-8"))["files"]
     except (OSError, ValueError, KeyError, TypeError):
-        written = {}
+        known_files = {}
     for path in sorted(directory.rglob("*")):
         name = path.relative_to(directory).as_posix()
         if name == MARKER or (path.is_dir() and not path.is_symlink()):
             continue
-        if not isinstance(written, dict) or written.get(name) != _compute_fingerprint(path):
+        if not isinstance(known_files, dict) or known_files.get(name) != _compute_fingerprint(path):
             return name
     return ""
 
@@ -192,21 +192,21 @@ def publish_directory(target: str | Path, overwrite: bool = False) -> Iterator[P
     target = Path(target)
     require_replaceable(target, "target", overwrite)
     target.parent.mkdir(parents=True, exist_ok=True)
-    partial = Path(tempfile.mkdtemp(prefix=f".{target.name[:200]}.partial-", dir=target.parent))
-    partial.chmod(0o777 & ~read_umask())
+    partial_dir = Path(tempfile.mkdtemp(prefix=f".{target.name[:200]}.partial-", dir=target.parent))
+    partial_dir.chmod(0o777 & ~read_umask())
     try:
-        yield partial
-        finish_files(partial)
-        files = [path for path in sorted(partial.rglob("*")) if path.is_file()]
-        written = {
-            path.relative_to(partial).as_posix(): _compute_fingerprint(path) for path in files
+        yield partial_dir
+        finish_files(partial_dir)
+        files = [path for path in sorted(partial_dir.rglob("*")) if path.is_file()]
+        hashes = {
+            path.relative_to(partial_dir).as_posix(): _compute_fingerprint(path) for path in files
         }
-        (partial / MARKER).write_text(json.dumps({"files": written}, indent=1), encoding="utf-8")
-        flush_to_disk(partial / MARKER)
-        _put_in_place(partial, target, overwrite)
+        (partial_dir / MARKER).write_text(json.dumps({"files": hashes}, indent=1), encoding="utf-8")
+        flush_to_disk(partial_dir / MARKER)
+        _put_in_place(partial_dir, target, overwrite)
         flush_to_disk(target.parent)
     finally:
-        shutil.rmtree(partial, ignore_errors=True)  # the older version, after the exchange
+        shutil.rmtree(partial_dir, ignore_errors=True)  # the older version, after the exchange
 
 
 def _put_in_place(partial: Path, target: Path, overwrite: bool) -> None:
@@ -217,10 +217,10 @@ def _put_in_place(partial: Path, target: Path, overwrite: bool) -> None:
         if not target.exists() or not any(target.iterdir()):
             partial.rename(target)  # replaces an empty directory
         elif not _exchange_directories(partial, target):
-            old = partial.with_name(f"{partial.name}.old")
-            target.rename(old)
+            old_target = partial.with_name(f"{partial.name}.old")
+            target.rename(old_target)
             partial.rename(target)
-            old.rename(partial)
+            old_target.rename(partial)
 
 
 def _exchange_directories(one: Path, other: Path) -> bool:

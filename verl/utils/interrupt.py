@@ -36,13 +36,13 @@ class Interruption:
     def __enter__(self) -> "Interruption":
         if threading.current_thread() is threading.main_thread():
             self._previous_handlers = {
-                number: signal.signal(number, self._handle_signal) for number in SIGNALS
+                signum: signal.signal(signum, self._handle_signal) for signum in SIGNALS
             }
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> bool:
-        for number, handler in self._previous_handlers.items():
-            signal.signal(number, handler)
+        for signum, handler in self._previous_handlers.items():
+            signal.signal(signum, handler)
         # Catch only an interrupt of a signal handled here; others are raised further.
         return kind is KeyboardInterrupt and self.signal is not None
 

@@ -69,16 +69,16 @@ def _interrupt_repeatedly(seconds: float) -> Iterator[None]:
 
     This does not depend on the alarm, which the block may have cancelled.
     """
-    done = threading.Event()
+    block_ended = threading.Event()
     lock = threading.Lock()
     ident = ctypes.c_ulong(threading.get_ident())
     throw = ctypes.pythonapi.PyThreadState_SetAsyncExc
 
     def interrupt_until_done() -> None:
         delay = seconds + REPEAT_S
-        while not done.wait(delay):
+        while not block_ended.wait(delay):
             with lock:
-                if not done.is_set():
+                if not block_ended.is_set():
                     throw(ident, ctypes.py_object(TimeLimit))
             delay = REPEAT_S
 
@@ -87,7 +87,7 @@ def _interrupt_repeatedly(seconds: float) -> Iterator[None]:
         yield
     finally:
         with lock:
-            done.set()
+            block_ended.set()
             throw(ident, None)  # cancel a pending exception: it must not be raised after the block
 
 
@@ -97,8 +97,8 @@ def limit_memory(gigabytes: float) -> None:
     An allocation beyond the limit raises ``MemoryError``.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    wanted = int(gigabytes * 2**30)
-    resource.setrlimit(resource.RLIMIT_AS, (min(wanted, _to_finite_limit(soft)), hard))
+    requested_bytes = int(gigabytes * 2**30)
+    resource.setrlimit(resource.RLIMIT_AS, (min(requested_bytes, _to_finite_limit(soft)), hard))
 
 
 @contextlib.contextmanager

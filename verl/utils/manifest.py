@@ -64,7 +64,7 @@ def write_state_and_manifest(
         if path.is_file():
             entry = {"sha256": _compute_sha256(path), "size": path.stat().st_size}
             files[path.relative_to(directory).as_posix()] = entry
-    writers = {part.writer: _list_relative_paths(directory, part.sizes) for part in written}
+    writers = {record.writer: _list_relative_paths(directory, record.sizes) for record in written}
     manifest = {"format": FORMAT, "step": step, "files": files, "writers": writers}
     _check_writers(directory, files, writers)
     with add_path_to_errors(directory / MANIFEST):
@@ -75,9 +75,9 @@ def write_state_and_manifest(
 
 def _encode_manifest(manifest: Mapping[str, Any]) -> str:
     """Encode ``manifest`` as JSON, with the digest of the other entries as its last entry."""
-    others = {name: entry for name, entry in manifest.items() if name != MANIFEST_DIGEST}
-    digest = hashlib.sha256(json.dumps(others).encode()).hexdigest()
-    return json.dumps({**others, MANIFEST_DIGEST: digest}, indent=1)
+    other_entries = {name: entry for name, entry in manifest.items() if name != MANIFEST_DIGEST}
+    digest = hashlib.sha256(json.dumps(other_entries).encode()).hexdigest()
+    return json.dumps({**other_entries, MANIFEST_DIGEST: digest}, indent=1)
 
 
 def _list_relative_paths(directory: Path, paths: Iterable[str]) -> list[str]:
@@ -124,8 +124,8 @@ def _read_manifest(path: Path) -> dict[str, Any]:
 
 def _check_entry(path: Path, name: str, entry: object) -> None:
     relative = PurePosixPath(name)
-    inside = not relative.is_absolute() and ".." not in relative.parts
-    if not inside or not isinstance(entry, dict) or {"sha256", "size"} - set(entry):
+    is_inside = not relative.is_absolute() and ".." not in relative.parts
+    if not is_inside or not isinstance(entry, dict) or {"sha256", "size"} - set(entry):
         raise CheckpointError(
             f"{path / MANIFEST}: the entry {name!r} is not valid; allowed: a relative path inside "
             "the checkpoint, with sha256 and size"

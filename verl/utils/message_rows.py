@@ -166,14 +166,14 @@ def read_table(key: str, files: Sequence[str]) -> Iterator[DataRow]:
     for name in files:
         source = f"{key}={str(name)!r}"
         path = Path(name).expanduser()
-        number = -1
+        row_index = -1
         try:
-            for number, cells in enumerate(read_rows(path)):
-                yield DataRow(source, number, cells)
+            for row_index, cells in enumerate(read_rows(path)):
+                yield DataRow(source, row_index, cells)
         except (OSError, ValueError) as error:
             why = str(error).removeprefix(str(path)).lstrip(",: ")
             raise BadRow(f"{source}: {why}") from error
-        if number < 0:
+        if row_index < 0:
             raise BadRow(
                 f"{source}: has no row; allowed: a file with at least one row; "
                 "fix: name another file"
@@ -192,15 +192,15 @@ def read_prompt_messages(row: DataRow, column: str, column_key: str) -> list[Mes
     """
     row.refuse_unread(UNREAD_COLUMNS)
     messages = _read_messages(row, column, column_key)
-    last = messages[-1]
-    if last["role"] != "user":
-        why = f"ends with a message of the role {last['role']}"
+    last_message = messages[-1]
+    if last_message["role"] != "user":
+        why = f"ends with a message of the role {last_message['role']}"
         allowed = "a last message of the user, which the policy answers"
         raise row.make_error(column, why, allowed, "remove the messages after it")
-    if not last["content"].strip():
+    if not last_message["content"].strip():
         why = "ends with a message without text"
         raise row.make_error(column, why, "a text to answer", "remove the row")
-    return [{"role": one["role"], "content": one["content"]} for one in messages]
+    return [{"role": message["role"], "content": message["content"]} for message in messages]
 
 
 def read_episode_messages(row: DataRow, column: str, column_key: str) -> list[Message]:
@@ -251,7 +251,7 @@ def _read_messages(row: DataRow, column: str, column_key: str) -> list[Message]:
         raise row.make_error(
             column, f"holds {str(cell)[:SHOWN_CHARACTERS]!r}", "messages or a text", fix
         )
-    messages = [_read_message(row, column, one) for one in cell]
+    messages = [_read_message(row, column, raw_message) for raw_message in cell]
     size = sum(len(message["content"]) for message in messages)
     if size > MAX_CHARACTERS:
         why = f"holds {size:,} characters"
@@ -301,16 +301,16 @@ def _read_text(content: Any) -> str | None:
 
 def _read_weight(row: DataRow, column: str, message: Mapping[str, Any]) -> float | None:
     """Return the loss weight of a message, from any field of ``WEIGHTS``; None without one."""
-    given = {field: message[field] for field in WEIGHTS if message.get(field) is not None}
-    for field, value in given.items():
+    given_weights = {field: message[field] for field in WEIGHTS if message.get(field) is not None}
+    for field, value in given_weights.items():
         if isinstance(value, (list, str, Mapping)) or value not in (0, 1):
             why = f"has a message with {field}={_shorten_repr(value)}"
             raise row.make_error(column, why, "0 and 1", "remove the field")
-    if len(set(map(float, given.values()))) > 1:
+    if len(set(map(float, given_weights.values()))) > 1:
         raise row.make_error(
-            column, f"has a message with {given}", "equal weights", "keep one of them"
+            column, f"has a message with {given_weights}", "equal weights", "keep one of them"
         )
-    return float(next(iter(given.values()))) if given else None
+    return float(next(iter(given_weights.values()))) if given_weights else None
 
 
 # ---- values ----------------------------------------------------------------------------------
@@ -349,8 +349,8 @@ def _scalar_to_plain(value: Any, depth: int) -> Any:
     if str(value) in ("NaT", "<NA>", "NaN"):  # missing values of pandas, numpy and decimal
         return None
     if isinstance(value, Decimal):
-        whole = value.is_finite() and value == value.to_integral_value()
-        return int(value) if whole else float(value)
+        is_whole = value.is_finite() and value == value.to_integral_value()
+        return int(value) if is_whole else float(value)
     if isinstance(value, timedelta):
         return value.total_seconds()
     if isinstance(value, (datetime, date, time)):

@@ -102,8 +102,8 @@ class Progress:
             self._draw_bar(note)
         elif self._clock() - self._last_logged >= PERIOD_S and done > self._first:
             self._last_logged = self._clock()
-            parts = (self._format_count(" of "), *self._format_pace(), note)
-            logger.info("%s: %s", self.name, ", ".join(part for part in parts if part))
+            texts = (self._format_count(" of "), *self._format_pace(), note)
+            logger.info("%s: %s", self.name, ", ".join(text for text in texts if text))
 
     def add_done(self, count: int = 1) -> None:
         """Add ``count`` to the number of finished units."""
@@ -123,7 +123,7 @@ class Progress:
 
     def _draw_bar(self, note: str) -> None:
         if self._bars is not None:
-            pace = "  ".join(part for part in (*self._format_pace(), note) if part)
+            pace = "  ".join(text for text in (*self._format_pace(), note) if text)
             self._bars.update(
                 self._task, completed=self.done, count=self._format_count("/"), pace=pace
             )
@@ -134,13 +134,13 @@ class Progress:
 
     def _format_pace(self) -> tuple[str, ...]:
         """Return the rate and, if ``total`` is known, the time left; empty before any progress."""
-        done = self.done - self._first
+        units_done = self.done - self._first
         seconds = self._clock() - self._began
-        if done <= 0 or seconds <= 0:
+        if units_done <= 0 or seconds <= 0:
             return ()
-        rate = done / seconds
-        shown = f"{rate:.3g}/s" if rate >= 1 else f"{1 / rate:.3g} s each"
+        rate = units_done / seconds
+        rate_text = f"{rate:.3g}/s" if rate >= 1 else f"{1 / rate:.3g} s each"
         if self.total is None:
-            return (shown,)
-        left = timedelta(seconds=round(max(0, self.total - self.done) / rate))
-        return (shown, f"{left} left")
+            return (rate_text,)
+        time_left = timedelta(seconds=round(max(0, self.total - self.done) / rate))
+        return (rate_text, f"{time_left} left")

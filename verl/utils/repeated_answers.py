@@ -53,7 +53,7 @@ def maj_at_k(answers: Sequence[Hashable], scores: Sequence[float], k: int, seed:
         )
     _require_valid_k(len(answers), k)
     majority_scores = [
-        _score_majority(answers, scores, chosen) for chosen in _list_subsets(len(answers), k, seed)
+        _score_majority(answers, scores, subset) for subset in _list_subsets(len(answers), k, seed)
     ]
     return float(np.mean(majority_scores))
 
@@ -74,7 +74,7 @@ def _list_subsets(n: int, k: int, seed: int) -> list[tuple[int, ...]]:
         return list(combinations(range(n), k))
     rng = np.random.default_rng(seed)
     draws = (rng.choice(n, size=k, replace=False) for _ in range(MAX_LISTED_SUBSETS))
-    return [tuple(drawn.tolist()) for drawn in draws]
+    return [tuple(draw.tolist()) for draw in draws]
 
 
 def _score_majority(
@@ -84,7 +84,7 @@ def _score_majority(
     scores_of_answer: dict[Hashable, list[float]] = {}
     for i in answer_indices:
         scores_of_answer.setdefault(answers[i], []).append(scores[i])
-    most = max(map(len, scores_of_answer.values()))
+    max_count = max(map(len, scores_of_answer.values()))
     return float(
-        np.mean([np.mean(group) for group in scores_of_answer.values() if len(group) == most])
+        np.mean([np.mean(group) for group in scores_of_answer.values() if len(group) == max_count])
     )

@@ -22,9 +22,9 @@ def derive_seed(*parts: int | str | float | bool | np.integer | None) -> int:
                 "None"
             )
     # json refuses numpy integers. They give the same seed as Python's.
-    plain = [int(part) if isinstance(part, np.integer) else part for part in parts]
+    plain_parts = [int(part) if isinstance(part, np.integer) else part for part in parts]
     # Not hash(), which differs between processes for text.
-    digest = hashlib.blake2b(json.dumps(plain).encode("utf-8"), digest_size=8).digest()
+    digest = hashlib.blake2b(json.dumps(plain_parts).encode("utf-8"), digest_size=8).digest()
     # 63 bits: torch and numpy accept signed 64-bit integers.
     return int.from_bytes(digest, "big") >> 1
 

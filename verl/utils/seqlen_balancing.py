@@ -99,7 +99,7 @@ def _fill_empty_parts(parts: list[list[int]], lengths: Sequence[int]) -> list[li
     for part in parts:
         if not part:
             donor = max(parts, key=len)
-            shortest = min(donor, key=lambda i: lengths[i])
-            donor.remove(shortest)
-            part.append(shortest)
+            shortest_row = min(donor, key=lambda i: lengths[i])
+            donor.remove(shortest_row)
+            part.append(shortest_row)
     return parts

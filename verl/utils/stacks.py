@@ -111,7 +111,7 @@ def collect_local_stacks(folder: Path) -> str:
         if psutil.pid_exists(pid):
             requests.append(_request_stacks(folder, psutil.Process(pid)))
     time.sleep(ANSWER_WAIT_S)
-    return "".join(one.format_section() for one in requests if one is not None)
+    return "".join(request.format_section() for request in requests if request is not None)
 
 
 def _request_stacks(folder: Path, process: psutil.Process) -> StackRequest | None:

@@ -50,8 +50,8 @@ def compute_resampled_means(
     if tasks == 0:
         return np.empty((len(samples), 0))
     # All resamples at once: the indices take 80 MB for 1,000 tasks.
-    drawn = np.random.default_rng(seed).integers(0, tasks, size=(resamples, tasks))
-    return np.stack([sample[drawn].mean(axis=1) for sample in samples])
+    task_indices = np.random.default_rng(seed).integers(0, tasks, size=(resamples, tasks))
+    return np.stack([sample[task_indices].mean(axis=1) for sample in samples])
 
 
 def percentile_interval(values: np.ndarray, confidence_level: float = 0.95) -> tuple[float, float]:
@@ -78,7 +78,7 @@ def compute_rank_correlation(first: Sequence[float], second: Sequence[float]) ->
     if len(first) != len(second):
         raise ValueError(f"the lists must have the same length, not {len(first)} and {len(second)}")
     ranks = _compute_ranks(first), _compute_ranks(second)
-    if len(first) < 2 or any(np.ptp(one) == 0 for one in ranks):
+    if len(first) < 2 or any(np.ptp(list_ranks) == 0 for list_ranks in ranks):
         return float("nan")
     return float(np.corrcoef(*ranks)[0, 1])
 

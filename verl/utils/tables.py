@@ -58,11 +58,11 @@ def _read_parquet_rows(path: Path) -> Iterator[dict[str, Any]]:
 
 def _read_json_rows(path: Path) -> Iterator[dict[str, Any]]:
     with path.open("rb") as file:
-        number = 0
+        lines_read = 0
         # Split at line feeds only: splitlines() also splits at characters that JSON texts contain.
         while line := file.readline(MAX_LINE + 1):
-            number += 1
-            row = _parse_json_row(line, f"{path}, line {number}", is_first_line=number == 1)
+            lines_read += 1
+            row = _parse_json_row(line, f"{path}, line {lines_read}", is_first_line=lines_read == 1)
             if row is not None:
                 yield row
 

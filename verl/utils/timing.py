@@ -21,7 +21,7 @@ class Stopwatch:
     @contextmanager
     def measure_part(self, name: str) -> Iterator[None]:
         """Add the seconds of the ``with`` block to the part ``name``, also when it raises."""
-        start = time.perf_counter()
+        start_time = time.perf_counter()
         self.running_parts.append(name)
         self.changes += 1
         try:
@@ -29,7 +29,7 @@ class Stopwatch:
         finally:
             self.running_parts.pop()
             self.changes += 1
-            self.seconds[name] += time.perf_counter() - start
+            self.seconds[name] += time.perf_counter() - start_time
 
     def add_seconds(self, parts: Mapping[str, float]) -> None:
         """Add seconds by part name that were measured in other processes or threads."""

@@ -124,8 +124,8 @@ class _TokenStatistics(torch.autograd.Function):
                 weight = surplus.mul_(grad_entropies[rows].unsqueeze(-1)).add_(weight)
             part = chunk.exp_().mul_(-weight)
             part.scatter_add_(-1, labels[rows].unsqueeze(-1), grad_log_probs[rows].unsqueeze(-1))
-            unused = (grad_log_probs[rows] == 0) & (grad_entropies[rows] == 0)
-            part.masked_fill_(unused.unsqueeze(-1), 0.0)
+            is_unused = (grad_log_probs[rows] == 0) & (grad_entropies[rows] == 0)
+            part.masked_fill_(is_unused.unsqueeze(-1), 0.0)
             gradient[rows] = part if ctx.temperature == 1.0 else part.div_(ctx.temperature)
         return gradient, None, None, None
 
@@ -209,6 +209,6 @@ def find_last_selected(mask: RowMask) -> tuple[Positions, Positions]:
     """
     selected = mask.bool()
     columns = torch.arange(selected.shape[1], device=selected.device).expand_as(selected)
-    last = torch.where(selected, columns, -1).amax(-1)
-    rows = (last >= 0).nonzero().squeeze(-1)
-    return rows, last[rows]
+    last_columns = torch.where(selected, columns, -1).amax(-1)
+    rows = (last_columns >= 0).nonzero().squeeze(-1)
+    return rows, last_columns[rows]

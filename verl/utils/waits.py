@@ -16,17 +16,17 @@ def waiting_for(labels: Iterable[str]) -> Iterator[list[str]]:
 
     The block removes from the yielded list the labels whose results have arrived.
     """
-    left = list(labels)
-    _open_waits[id(left)] = left
+    pending_labels = list(labels)
+    _open_waits[id(pending_labels)] = pending_labels
     try:
-        yield left
+        yield pending_labels
     finally:
-        del _open_waits[id(left)]
+        del _open_waits[id(pending_labels)]
 
 
 def list_awaited() -> list[str]:
     """Return the labels that are awaited now, the longest wait first, without duplicates."""
-    return list(dict.fromkeys(label for left in list(_open_waits.values()) for label in list(left)))
+    return list(dict.fromkeys(label for wait in list(_open_waits.values()) for label in list(wait)))
 
 
 @contextmanager

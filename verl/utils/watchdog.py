@@ -129,20 +129,20 @@ class Watchdog:
 
     def check_progress(self) -> None:
         """Check once for progress; log a line, end the run or exit the process if it is time."""
-        now = self._clock()
-        parts = self._parts
+        current_time = self._clock()
+        stopwatch = self._parts
         reported = progress.find_last_heartbeat(self._answers)
-        seen = (self._stage, parts.changes, progress.count_heartbeats(), reported)
+        progress_state = (self._stage, stopwatch.changes, progress.count_heartbeats(), reported)
         if self._stall_message is not None:
-            if now - self._progress_time >= GRACE_S:
+            if current_time - self._progress_time >= GRACE_S:
                 logger.critical("the run did not end within %g s: exiting the process", GRACE_S)
                 os._exit(EXIT_STATUS)
-        elif seen != self._last_seen:
-            self._last_seen = seen
-            self._progress_time = now
+        elif progress_state != self._last_seen:
+            self._last_seen = progress_state
+            self._progress_time = current_time
             self._next_s = self._quiet_s
         else:
-            self._handle_no_progress(parts.running_parts[-1:] or [self._stage], now)
+            self._handle_no_progress(stopwatch.running_parts[-1:] or [self._stage], current_time)
 
     def _install_sigint_handler(self) -> None:
         # A shell starts background jobs with SIGINT ignored. SIGINT of others is still ignored.
@@ -198,8 +198,8 @@ class Watchdog:
             silent = collect_stacks(self._answers, path)
         except OSError:  # for example a full disk; the run must end nevertheless
             logger.warning("the stacks could not be written", exc_info=True)
-        stopped = [f"{request.describe_process()} does not run" for request in silent]
-        message = "; ".join([cause, *stopped, *self._append_remote_stacks(path)])
+        stopped_processes = [f"{request.describe_process()} does not run" for request in silent]
+        message = "; ".join([cause, *stopped_processes, *self._append_remote_stacks(path)])
         self._stall_message = (
             f"{message} (trainer.stall_timeout_s={self._stall_s:g}; stacks: {path})"
         )
@@ -229,8 +229,8 @@ def watch_run(logs: Path, quiet_s: float, stall_s: float | None) -> Iterator[Cal
 def _format_labels(labels: list[str]) -> str:
     if not labels:
         return ""
-    more = f" and {len(labels) - MAX_LABELS} more" if len(labels) > MAX_LABELS else ""
-    return f": {', '.join(labels[:MAX_LABELS])}{more}"
+    suffix = f" and {len(labels) - MAX_LABELS} more" if len(labels) > MAX_LABELS else ""
+    return f": {', '.join(labels[:MAX_LABELS])}{suffix}"
 
 
 def _collect_nothing(_answers: Path) -> RemoteStacks:

@@ -124,9 +124,9 @@ class ActorWorker(TrainingWorker):
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
     def compute_ref_log_prob(self, data: DataProto) -> DataProto:
         """Compute ``ref_log_prob`` [B, R] of the sampled tokens at the rollout temperature."""
-        plain = data.select(["input_ids", "attention_mask", "responses", "response_mask"], [])
+        inputs = data.select(["input_ids", "attention_mask", "responses", "response_mask"], [])
         limits = _scoring_limits(self.config.ref)
-        scores = score_rows(self.train_engine, plain, self._sampling_temperature(data), **limits)
+        scores = score_rows(self.train_engine, inputs, self._sampling_temperature(data), **limits)
         return DataProto.from_dict({"ref_log_prob": scores.log_probs})
 
     def _sampling_temperature(self, data: DataProto) -> float:
@@ -150,7 +150,7 @@ class ActorWorker(TrainingWorker):
         """
         if self.role != "actor":
             raise RuntimeError("the reference policy is frozen; update_actor needs role='actor'")
-        started = time.perf_counter()
+        start_time = time.perf_counter()
         section = self.config.actor
         # Created before padding rows are dropped: a rank with only padding rows still passes one
         # through the model. Padding rows are last, so the indices of the other rows stay valid.
@@ -178,7 +178,7 @@ class ActorWorker(TrainingWorker):
                 work += rows.count_work(computed)
             self.train_engine.check_finite_weights()
         self.updates += 1
-        seconds = time.perf_counter() - started
+        seconds = time.perf_counter() - start_time
         metrics = update_metrics("actor", self.train_engine, records, work, seconds)
         return DataProto(meta_info={"metrics": metrics})
 
@@ -250,9 +250,9 @@ class ActorWorker(TrainingWorker):
             devices = rollout.tensor_model_parallel_size
             self._sender = WeightSender(stream, engines, rollout.weight_transfer, devices)
         with self.train_engine.model_on_device():
-            received = self._sender.send(version)
+            received_checksums = self._sender.send(version)
         self._sent_fingerprints = self._sender.stream.fingerprints
-        return received
+        return received_checksums
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def weight_fingerprints(self) -> WeightFingerprints:

@@ -128,13 +128,13 @@ def _branch_targets(
     tokens: list[torch.Tensor] = []
     rows_with_offsets = zip(branches, packed.offsets, packed.branch_offsets, strict=True)
     for row_branches, offset, firsts in rows_with_offsets:
-        for branch, first in zip(row_branches, firsts, strict=True):
+        for branch, first_position in zip(row_branches, firsts, strict=True):
             ids = torch.as_tensor(branch.token_ids, dtype=torch.long)
             if not 0 <= branch.target_start < len(ids):
                 raise ValueError(
                     f"branch target_start {branch.target_start} is outside its {len(ids)} tokens"
                 )
-            position = torch.arange(first - 1, first - 1 + len(ids))
+            position = torch.arange(first_position - 1, first_position - 1 + len(ids))
             # The first token of a branch is predicted by the token of the row before the branch.
             # In the packed sequence, the preceding token may belong to another branch.
             position[0] = offset + branch.start - 1
@@ -222,8 +222,8 @@ def score_branches_naively(engine: TrainEngine, data: DataProto) -> np.ndarray:
 
 def _score_alone(engine: TrainEngine, sequence: torch.Tensor, branch: Branch) -> SegmentScore:
     packed = Rows.pack_single(sequence, engine.device)
-    first = branch.start + branch.target_start
-    index = torch.arange(first - 1, len(sequence) - 1, device=engine.device)
-    targets = Targets(index, sequence[first:].to(engine.device))
+    first_target = branch.start + branch.target_start
+    index = torch.arange(first_target - 1, len(sequence) - 1, device=engine.device)
+    targets = Targets(index, sequence[first_target:].to(engine.device))
     scores = engine.module(packed.input_ids, packed.position_ids, packed.layout, [targets])[0]
     return next(_segment_scores([branch], scores))

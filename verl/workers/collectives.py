@@ -147,4 +147,4 @@ def gather_vectors(values: torch.Tensor) -> torch.Tensor:
     gathered = [torch.zeros_like(padded) for _ in range(world_size())]
     dist.all_gather(gathered, padded)
     pairs = zip(gathered, sizes.tolist(), strict=True)
-    return torch.cat([part[:size] for part, size in pairs]).cpu()
+    return torch.cat([vector[:size] for vector, size in pairs]).cpu()

@@ -33,10 +33,10 @@ def _try_compiler(device: str) -> None:
     try:
         torch.compile(_tiny_function)(torch.ones(8, device=device))
     except (TorchDynamoException, InvalidCxxCompiler) as error:
-        needed = "Triton" if device == "cuda" else "a C++ compiler"
+        compiler = "Triton" if device == "cuda" else "a C++ compiler"
         raise RuntimeError(
             f"use_torch_compile=true: torch.compile fails for {device} on this machine "
-            f"({str(error).splitlines()[0]}); fix: install {needed}, or set it to false"
+            f"({str(error).splitlines()[0]}); fix: install {compiler}, or set it to false"
         ) from error
 
 

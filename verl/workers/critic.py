@@ -101,7 +101,7 @@ class CriticWorker(TrainingWorker):
 
         Returns ``meta_info["metrics"]``, which are equal on every rank.
         """
-        started = time.perf_counter()
+        start_time = time.perf_counter()
         config = self.config
         rows = Rows(data, self.device_name)
         data = drop_padding(data)
@@ -121,7 +121,7 @@ class CriticWorker(TrainingWorker):
                 work += rows.count_work(row_indices)
             self.train_engine.check_finite_weights()
         self.updates += 1
-        seconds = time.perf_counter() - started
+        seconds = time.perf_counter() - start_time
         metrics = update_metrics("critic", self.train_engine, records, work, seconds)
         return DataProto(meta_info={"metrics": metrics})
 

@@ -127,19 +127,19 @@ class TrainEngine:
         precision = MixedPrecisionPolicy(
             param_dtype=None if dtype == torch.float32 else dtype, reduce_dtype=torch.float32
         )
-        parts: list[FSDPModule] = []
+        sharded_modules: list[FSDPModule] = []
         # layers first: the root shards only parameters that are not in a sharded layer
-        for part in (*self.module.sharded_layers, self.module):
-            broadcast_from_rank_zero(part, self.device)
+        for submodule in (*self.module.sharded_layers, self.module):
+            broadcast_from_rank_zero(submodule, self.device)
             sharded = fully_shard(
-                part,
+                submodule,
                 mesh=mesh,
                 mp_policy=precision,
                 reshard_after_forward=True if fsdp is None else fsdp.reshard_after_forward,
                 offload_policy=CPUOffloadPolicy() if offload else OffloadPolicy(),
             )
-            parts.append(sharded)
-        return parts
+            sharded_modules.append(sharded)
+        return sharded_modules
 
     @property
     def moves_between_passes(self) -> bool:
@@ -152,8 +152,8 @@ class TrainEngine:
 
     def reshard_parameters(self) -> None:
         """Free gathered parameters, which a forward without backward may leave allocated."""
-        for part in self._sharded:
-            part.reshard()
+        for submodule in self._sharded:
+            submodule.reshard()
 
     def _offload_state(self) -> None:
         if not self.moves_between_passes:
@@ -245,11 +245,11 @@ class TrainEngine:
         This is a collective call. Parameters must be on the device.
         """
         self.reshard_parameters()
-        parts = (
+        local_weights = (
             (name, weight.to_local() if isinstance(weight, DTensor) else weight)
             for name, weight in self.module.named_parameters()
         )
-        non_finite_names = find_non_finite(parts)
+        non_finite_names = find_non_finite(local_weights)
         if sum_over_ranks([len(non_finite_names)])[0]:
             which = (
                 f"{len(non_finite_names)} weights (first: {non_finite_names[0]})"

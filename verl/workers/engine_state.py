@@ -103,17 +103,17 @@ def save_engine(
     """
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
-    others: list[Path] = []
+    other_files: list[Path] = []
     if extra:
-        others.append(directory / f"rng_rank{get_rank()}.safetensors")
-        save_file(_rng_state(engine.device), others[-1])
+        other_files.append(directory / f"rng_rank{get_rank()}.safetensors")
+        save_file(_rng_state(engine.device), other_files[-1])
     if get_rank() == 0:
-        others.append(directory / RECORD)
-        others[-1].write_text(json.dumps({"format": FORMAT, "steps": engine.steps}))
+        other_files.append(directory / RECORD)
+        other_files[-1].write_text(json.dumps({"format": FORMAT, "steps": engine.steps}))
     engine.reshard_parameters()
     # Offloaded tensors are saved from host memory: a rollout engine may occupy the GPU.
     state = named_weights(engine) | (_optimizer_moments(engine) if optimizer else {})
-    return EngineSave(directory, others, begin_writing(state, directory))
+    return EngineSave(directory, other_files, begin_writing(state, directory))
 
 
 def load_engine(engine: TrainEngine, directory: str | Path) -> None:
@@ -179,8 +179,8 @@ def _read_record(directory: Path) -> dict[str, Any]:
 
 def named_weights(engine: TrainEngine) -> dict[str, torch.Tensor]:
     """Return the sharded parameters and persistent buffers by module name."""
-    kept = engine.module.state_dict().keys()
-    buffers = {name: buffer for name, buffer in engine.module.named_buffers() if name in kept}
+    kept_keys = engine.module.state_dict().keys()
+    buffers = {name: buffer for name, buffer in engine.module.named_buffers() if name in kept_keys}
     return dict(engine.module.named_parameters()) | buffers
 
 
@@ -209,11 +209,11 @@ def _allocate_moments(engine: TrainEngine, optimizer: torch.optim.AdamW, names: 
             raise ValueError(
                 f"the optimizer state has the parameter '{parameter}', which the model lacks"
             )
-        target = parameters[parameter]
+        weight = parameters[parameter]
         # The step counter is a scalar on the CPU, or on the device of its parameter if fused.
-        device = target.device if optimizer.defaults["fused"] else "cpu"
-        moment = torch.zeros((), device=device) if key == "step" else torch.zeros_like(target)
-        optimizer.state[target][key] = moment
+        device = weight.device if optimizer.defaults["fused"] else "cpu"
+        moment = torch.zeros((), device=device) if key == "step" else torch.zeros_like(weight)
+        optimizer.state[weight][key] = moment
 
 
 def _rng_state(device: str) -> dict[str, torch.Tensor]:

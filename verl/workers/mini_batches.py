@@ -45,10 +45,10 @@ def mini_batches(
     all_group = gather_vectors(group).numpy()
     part_of = _assign_mini_batches(all_traj, all_group, seed, tasks_per_step, num_steps)
     count = 1 + max(part_of.values(), default=-1)
-    parts: list[list[int]] = [[] for _ in range(count)]
-    for row, number in enumerate(traj.tolist()):
-        parts[part_of[number]].append(row)
-    return parts
+    batch_rows: list[list[int]] = [[] for _ in range(count)]
+    for row, traj_hash in enumerate(traj.tolist()):
+        batch_rows[part_of[traj_hash]].append(row)
+    return batch_rows
 
 
 def _assign_mini_batches(
@@ -64,7 +64,7 @@ def _assign_mini_batches(
     order = np.random.default_rng(derive_seed("mini-batches", seed)).permutation(len(groups))
     rank_of = {groups[g]: position for position, g in enumerate(order.tolist())}
     # Sorted by hash within a group, because the order of rows differs between ranks.
-    sequence = sorted(group_of, key=lambda number: (rank_of[group_of[number]], number))
+    sequence = sorted(group_of, key=lambda digest: (rank_of[group_of[digest]], digest))
     by_tasks = math.ceil(len(groups) / tasks_per_step) if tasks_per_step else 1
     steps = num_steps or by_tasks
     # never more steps than trajectories, so that no mini-batch is empty

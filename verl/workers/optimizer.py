@@ -24,12 +24,12 @@ def build_optimizer(
         groups.append({"params": matrices, "weight_decay": float(optim.weight_decay)})
     if vectors:
         groups.append({"params": vectors, "weight_decay": 0.0})
-    first, second = optim.betas
+    beta1, beta2 = optim.betas
     fused = can_fuse(trained)
     return torch.optim.AdamW(
         groups,
         lr=float(optim.lr),
-        betas=(first, second),
+        betas=(beta1, beta2),
         eps=float(optim.eps),
         foreach=not fused,
         fused=fused,
@@ -82,5 +82,5 @@ def learning_rate(step: int, optim: OptimConfig, total_steps: int) -> float:
     if optim.warmup_style == "constant":
         return peak
     progress = min(1.0, (step - warm) / max(1, total_steps - 1 - warm))
-    low = float(optim.min_lr_ratio)
-    return peak * (low + (1.0 - low) * 0.5 * (1.0 + math.cos(math.pi * progress)))
+    min_ratio = float(optim.min_lr_ratio)
+    return peak * (min_ratio + (1.0 - min_ratio) * 0.5 * (1.0 + math.cos(math.pi * progress)))

@@ -62,16 +62,16 @@ def compute_denominators(
     """
     batch = data.batch
     index = torch.as_tensor(rows, dtype=torch.long)
-    counted = index if computed is None else torch.as_tensor(computed, dtype=torch.long)
+    computed_index = index if computed is None else torch.as_tensor(computed, dtype=torch.long)
     mask = batch["response_mask"][index].bool()
-    sampled = batch["response_mask"][counted].bool()
-    shares = batch["row_shares"][index] if "row_shares" in data.tensor_keys() else None
+    sampled = batch["response_mask"][computed_index].bool()
+    row_shares = batch["row_shares"][index] if "row_shares" in data.tensor_keys() else None
     choices = 0.0
     if CHOICE_MASK in data.tensor_keys():
-        choices = float((batch[CHOICE_MASK][counted].bool() & sampled).sum())
-    loss = float(compute_loss_denominator(mask, loss_agg_mode, shares))
-    local = [loss, float(sampled.sum()), choices, float(len(counted))]
-    return Denominators(*sum_over_ranks(local))
+        choices = float((batch[CHOICE_MASK][computed_index].bool() & sampled).sum())
+    loss = float(compute_loss_denominator(mask, loss_agg_mode, row_shares))
+    local_sums = [loss, float(sampled.sum()), choices, float(len(computed_index))]
+    return Denominators(*sum_over_ranks(local_sums))
 
 
 class PolicyLoss:
@@ -118,9 +118,11 @@ class PolicyLoss:
             return None
         index = torch.as_tensor(rows, dtype=torch.long)
         mask = data.batch["response_mask"][index].bool()
-        old = gather_vectors(data.batch["old_log_probs"][index][mask])
+        old_log_probs = gather_vectors(data.batch["old_log_probs"][index][mask])
         advantages = gather_vectors(data.batch["advantages"][index][mask])
-        return self.needs.picker(old, advantages, **self._read_params(self.needs.picker_params))
+        return self.needs.picker(
+            old_log_probs, advantages, **self._read_params(self.needs.picker_params)
+        )
 
     def rows_with_gradient(self, data: DataProto, rows: list[int]) -> list[int]:
         """Return the ``rows`` that can have a gradient.
@@ -164,7 +166,7 @@ class PolicyLoss:
         section = self.section
         batch = data.batch[torch.as_tensor(index)].to(scores.log_probs.device)
         mask = batch["response_mask"].bool()
-        shared = {
+        shared_settings = {
             "loss_agg_mode": section.loss_agg_mode,
             "row_shares": batch.get("row_shares", None),
             "denominator": totals.loss,
@@ -172,18 +174,18 @@ class PolicyLoss:
         }
         log_probs = rows.scatter_to_responses(scores.log_probs, index)
         # a mini-batch without sampled tokens: all sums are zero, so any denominator is right
-        shared_by_tokens = shared | {"num_tokens": totals.tokens or 1.0}
+        shared_by_tokens = shared_settings | {"num_tokens": totals.tokens or 1.0}
         loss, metrics = self._policy_term(batch, log_probs, picker, shared_by_tokens)
         if self.reads_entropy:
             entropy = agg_loss(
-                rows.scatter_to_responses(scores.required_entropy, index), mask, **shared
+                rows.scatter_to_responses(scores.required_entropy, index), mask, **shared_settings
             )
             loss = loss - section.entropy_coeff * entropy
         if section.use_kl_loss:
             # Zero at positions without a sampled token, where the column may hold NaN.
             reference = torch.where(mask, batch["ref_log_prob"], 0.0)
             divergence = kl_penalty(log_probs, reference, section.kl_loss_type)
-            metrics["kl_loss"] = agg_loss(divergence, mask, **shared)
+            metrics["kl_loss"] = agg_loss(divergence, mask, **shared_settings)
             loss = loss + section.kl_loss_coef * metrics["kl_loss"]
         if self.bonus is not None and scores.choice_entropy is not None:
             per_token = rows.scatter_to_responses(scores.choice_entropy, index)

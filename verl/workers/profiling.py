@@ -36,13 +36,13 @@ def memory_metrics(role: str) -> dict[str, float]:
     the actor, their names end in the role.
     """
     peak_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    used = {"perf/cpu_memory_used_gb": 1024.0 * peak_kib}
+    peak_bytes = {"perf/cpu_memory_used_gb": 1024.0 * peak_kib}
     if torch.cuda.is_available():
-        used["perf/max_memory_allocated_gb"] = float(torch.cuda.max_memory_allocated())
-        used["perf/max_memory_reserved_gb"] = float(torch.cuda.max_memory_reserved())
-    largest = max_over_ranks([amount / 2**30 for amount in used.values()])
+        peak_bytes["perf/max_memory_allocated_gb"] = float(torch.cuda.max_memory_allocated())
+        peak_bytes["perf/max_memory_reserved_gb"] = float(torch.cuda.max_memory_reserved())
+    max_gib = max_over_ranks([amount / 2**30 for amount in peak_bytes.values()])
     name_suffix = "" if role == "actor" else f"/{role}"
-    return {f"{name}{name_suffix}": value for name, value in zip(used, largest, strict=True)}
+    return {f"{name}{name_suffix}": value for name, value in zip(peak_bytes, max_gib, strict=True)}
 
 
 @contextlib.contextmanager

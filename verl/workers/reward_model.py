@@ -37,8 +37,8 @@ class ConversationTokens:
 
         Text of a message that looks like a control token is encoded as ordinary text.
         """
-        mark = self._chat_tokens.mark_control_tokens
-        marked = [{**message, "content": mark(message["content"])} for message in messages]
+        mark_text = self._chat_tokens.mark_control_tokens
+        marked = [{**message, "content": mark_text(message["content"])} for message in messages]
         return list(self._chat_tokens.encode(self._render(marked)))
 
     @cached_property
@@ -109,9 +109,9 @@ class RewardModelWorker(Worker):
         rows = [row for row, messages in enumerate(conversations) if len(messages)]
         tokens = [self._encode_truncated(conversations[row]) for row in rows]
         size = self.config.micro_batch_size_per_gpu
-        for part in micro_batches([len(ids) for ids in tokens], max_rows=size):
-            part_scores = last_token_scores(self._model, [tokens[index] for index in part])
-            scores[[rows[index] for index in part]] = part_scores
+        for indices in micro_batches([len(ids) for ids in tokens], max_rows=size):
+            part_scores = last_token_scores(self._model, [tokens[index] for index in indices])
+            scores[[rows[index] for index in indices]] = part_scores
         return DataProto.from_dict({MODEL_SCORES: scores})
 
     def _encode_truncated(self, messages: Sequence[dict[str, str]]) -> list[int]:
@@ -134,9 +134,9 @@ def last_token_scores(model: Any, rows: Sequence[Sequence[int]]) -> torch.Tensor
     padding = next(token for token in range(model.config.vocab_size) if token not in used_tokens)
     ids = torch.full((len(rows), width), padding, dtype=torch.long)
     attention = torch.zeros_like(ids)
-    for number, row in enumerate(rows):
-        ids[number, : len(row)] = torch.tensor(row)
-        attention[number, : len(row)] = 1
+    for row_index, row in enumerate(rows):
+        ids[row_index, : len(row)] = torch.tensor(row)
+        attention[row_index, : len(row)] = 1
     device = next(model.parameters()).device
     previous_pad_token_id = model.config.pad_token_id
     model.config.pad_token_id = padding

@@ -99,15 +99,15 @@ class Rows:
         ``values`` are in the order of ``sampled_targets``. The operation is differentiable.
         """
         mask = self.mask[torch.as_tensor(rows)].to(values.device)
-        empty = torch.zeros(mask.shape, dtype=values.dtype, device=values.device)
-        return empty.masked_scatter(mask, values)
+        zero_values = torch.zeros(mask.shape, dtype=values.dtype, device=values.device)
+        return zero_values.masked_scatter(mask, values)
 
 
 def drop_padding(data: DataProto) -> DataProto:
     """Return the batch without the copied rows that make the number of rows equal on all ranks."""
-    extra = int(data.meta_info.get(PADDING_ROWS, 0))
+    num_padding = int(data.meta_info.get(PADDING_ROWS, 0))
     # Copies are the last rows of a rank (see the dispatch modes).
-    return data[: len(data) - extra] if extra else data
+    return data[: len(data) - num_padding] if num_padding else data
 
 
 class MicroBatchLimits(TypedDict, total=False):
@@ -138,17 +138,17 @@ def micro_batches(
     than ``max_tokens`` gets a separate micro-batch. Example: lengths [3, 9, 4] with
     ``max_tokens=8`` give [[0, 2], [1]].
     """
-    parts: list[list[int]] = []
+    batches: list[list[int]] = []
     tokens = 0
     for row in sorted(range(len(lengths)), key=lambda i: (lengths[i], i)):
         if max_tokens:
             # The sum of lengths, because packed rows have no padding.
-            full = tokens + lengths[row] > max_tokens
+            is_full = tokens + lengths[row] > max_tokens
         else:
-            full = bool(parts) and len(parts[-1]) >= (max_rows or len(lengths))
-        if full or not parts:
-            parts.append([])
+            is_full = bool(batches) and len(batches[-1]) >= (max_rows or len(lengths))
+        if is_full or not batches:
+            batches.append([])
             tokens = 0
-        parts[-1].append(row)
+        batches[-1].append(row)
         tokens += lengths[row]
-    return parts
+    return batches

@@ -45,7 +45,7 @@ class ShardWriter(HuggingFaceStorageWriter):
     def __init__(self, directory: Path, names: Iterable[str]) -> None:
         kind_of = {name: name.partition("|")[2] for name in names}
         kinds = sorted(set(kind_of.values()))
-        files = {name: 1 + kinds.index(kind) for name, kind in kind_of.items()}
+        files = {name: 1 + kinds.index(tensor_kind) for name, tensor_kind in kind_of.items()}
         super().__init__(str(directory), files, save_distributed=True)
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
@@ -53,8 +53,8 @@ class ShardWriter(HuggingFaceStorageWriter):
 
         DCP puts the index of the plan into the file names, so the index must be the rank.
         """
-        others = [SavePlan([])] * get_rank()
-        return super().prepare_global_plan([*others, *plans])[get_rank() :]
+        empty_plans = [SavePlan([])] * get_rank()
+        return super().prepare_global_plan([*empty_plans, *plans])[get_rank() :]
 
     def stage(self, state_dict: dict[str, Any]) -> dict[str, Any]:
         """Copy the tensors to host memory, so that training does not change them."""
@@ -68,8 +68,8 @@ def begin_writing(state: Mapping[str, torch.Tensor], directory: Path) -> Future[
     The copy is complete when this function returns. The future is done when the files are on disk.
     It may hold an exception (see ``root_error``).
     """
-    mine = {name: tensor.detach() for name, tensor in state.items() if _is_writer(tensor)}
-    write = async_save(mine, storage_writer=ShardWriter(directory, state), no_dist=True)
+    rank_tensors = {name: tensor.detach() for name, tensor in state.items() if _is_writer(tensor)}
+    write = async_save(rank_tensors, storage_writer=ShardWriter(directory, state), no_dist=True)
     assert isinstance(write, Future)  # other types are returned for asynchronous copies only
     return write
 
@@ -118,11 +118,11 @@ def read_into(state: Mapping[str, torch.Tensor], directory: Path) -> None:
 def _require_whole(
     name: str, entry: TensorStorageMetadata, target: torch.Tensor, directory: Path
 ) -> None:
-    parts = sum(math.prod(chunk.sizes) for chunk in entry.chunks)
+    numel = sum(math.prod(chunk.sizes) for chunk in entry.chunks)
     # DCP derives the size from the parts: without the last part the size is smaller.
-    if entry.size != target.shape or parts != target.numel():
+    if entry.size != target.shape or numel != target.numel():
         raise ValueError(
-            f"{directory}: it holds {parts} values of '{name}' with shape {list(entry.size)}, but "
+            f"{directory}: it holds {numel} values of '{name}' with shape {list(entry.size)}, but "
             f"the model has shape {list(target.shape)}: the checkpoint is of another model, or "
             "files of some ranks are missing"
         )

@@ -46,8 +46,8 @@ def epoch_mini_batches(
 
     Without a process group, as on the driver, these are all rows.
     """
-    number = derive_seed(*seed, epoch if section.shuffle else 0)
-    return mini_batches(data, number, section.ppo_mini_batch_size, section.ppo_mini_batches)
+    epoch_seed = derive_seed(*seed, epoch if section.shuffle else 0)
+    return mini_batches(data, epoch_seed, section.ppo_mini_batch_size, section.ppo_mini_batches)
 
 
 def optimizer_step(
@@ -74,16 +74,17 @@ def optimizer_step(
     passes = common_passes(micro_batch_rows)
     sums = {name: torch.zeros(()) for name in names}
     # The number of passes is equal on every rank, because a pass contains collective calls.
-    for number in range(passes):
-        cut = micro_batch_rows[number] if number < len(micro_batch_rows) else []
+    for pass_index in range(passes):
+        batch_indices = micro_batch_rows[pass_index] if pass_index < len(micro_batch_rows) else []
         for turn in range(engine.sequence_ranks):
             measured: dict[str, torch.Tensor] = {}
             if engine.begin_turn(turn):
-                loss, measured = loss_share([row_indices[i] for i in cut])
+                loss, measured = loss_share([row_indices[i] for i in batch_indices])
             else:
                 loss = engine.module.compute_zero_loss()
             engine.backward(
-                loss, is_last_micro_batch=(number, turn) == (passes - 1, engine.sequence_ranks - 1)
+                loss,
+                is_last_micro_batch=(pass_index, turn) == (passes - 1, engine.sequence_ranks - 1),
             )
             for name, value in measured.items():
                 sums[name] = sums[name] + value.float().cpu()
@@ -103,9 +104,9 @@ def update_metrics(
     seconds = max_over_ranks([seconds])[0]
     metrics = {f"{role}/{name}": mean for name, mean in _mean_metrics(records).items()}
     reports = [report for _, report in records]
-    kept = [report.grad_norm for report in reports if not report.skipped]
+    grad_norms = [report.grad_norm for report in reports if not report.skipped]
     metrics |= {
-        f"{role}/grad_norm": float(np.mean(kept)) if kept else 0.0,
+        f"{role}/grad_norm": float(np.mean(grad_norms)) if grad_norms else 0.0,
         f"{role}/lr": reports[-1].lr if reports else 0.0,
         f"{role}/optimizer_steps": float(len(reports)),
         f"{role}/skipped_steps": float(sum(report.skipped for report in reports)),

@@ -86,27 +86,27 @@ class WeightStream:
         """
         from vllm.distributed.weight_transfer.base import ParamMeta
 
-        empty = {
+        meta_tensors = {
             name: torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
             for name, tensor in named_weights(self._engine).items()
         }
-        named = to_hf_names(empty, *self._names)
+        named = to_hf_names(meta_tensors, *self._names)
         return [ParamMeta(name, self._dtype, tuple(weight.shape)) for name, weight in named.items()]
 
     def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
         held: dict[str, int] = {}
-        sent: dict[str, int] = {}
-        self.fingerprints = WeightFingerprints(held, sent)
+        sent_checksums: dict[str, int] = {}
+        self.fingerprints = WeightFingerprints(held, sent_checksums)
         device = self._engine.device
         weights = named_weights(self._engine).items()
         # The weights of a module and its adapters are consecutive, and merging needs all of them.
-        for _, part in groupby(weights, key=lambda item: adapted_module(item[0])):
-            gathered = {name: gather_tensor(tensor).to(device) for name, tensor in part}
+        for _, module_weights in groupby(weights, key=lambda item: adapted_module(item[0])):
+            gathered = {name: gather_tensor(tensor).to(device) for name, tensor in module_weights}
             for name, tensor in to_hf_names(gathered, *self._names).items():
                 cast = tensor.to(self._dtype)
                 if get_rank() == 0:
                     held[name] = compute_fingerprint(tensor)
-                    sent[name] = compute_fingerprint(cast)
+                    sent_checksums[name] = compute_fingerprint(cast)
                 yield name, cast
 
 
@@ -134,9 +134,9 @@ class WeightSyncClient:
         a single engine, so the offsets are computed here.
         """
         infos = [dict(init_info) for _ in self._engines]
-        for number, info in enumerate(infos):
+        for engine_index, info in enumerate(infos):
             if "rank_offset" in info:
-                info["rank_offset"] += number * self._devices
+                info["rank_offset"] += engine_index * self._devices
         call_each(self._engines, "connect", [(info,) for info in infos])
 
     def start_weight_update(self) -> None:
@@ -240,7 +240,7 @@ def _create_nccl_group(
         nccl_unique_id_b64=base64.b64encode(name).decode(),
     )
     with ThreadPoolExecutor(max_workers=1) as thread:
-        others = thread.submit(client.init_weight_transfer_engine, worker_init_payload(info))
+        join_future = thread.submit(client.init_weight_transfer_engine, worker_init_payload(info))
         group = uid_init_process_group(name, 0, members, device)
-        others.result()
+        join_future.result()
     return group

@@ -66,8 +66,8 @@ class CheckEpisode:
     @property
     def num_invalid_actions(self) -> int:
         """Number of actions that were not well formed or not valid."""
-        valid = [bool(moment.get("valid")) for moment in self.transcript[1:]]
-        return sum(not (a and b) for a, b in zip(self.well_formed, valid, strict=False))
+        validity_flags = [bool(moment.get("valid")) for moment in self.transcript[1:]]
+        return sum(not (a and b) for a, b in zip(self.well_formed, validity_flags, strict=False))
 
 
 async def run_policy(
@@ -165,5 +165,5 @@ def _observation_fields(observation: Observation) -> dict[str, Any]:
 def _without_arrays(value: Any) -> Any:
     """Return ``value`` with lists instead of arrays: ``==`` of two lists is a single bool."""
     if isinstance(value, dict):
-        return {key: _without_arrays(one) for key, one in value.items()}
+        return {key: _without_arrays(item) for key, item in value.items()}
     return value.tolist() if isinstance(value, np.ndarray) else value

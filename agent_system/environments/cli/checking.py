@@ -115,15 +115,17 @@ def check_environment(
     package = get_package(name)
     try:
         with within_limits(f"listing the {split} tasks of {name}"):
-            listed = package.tasks(settings, split)
+            split_tasks = package.tasks(settings, split)
     except ModuleNotFoundError as error:
         raise missing_extra_error(name, error) from error
     count = tasks or (DEFAULT_SINGLE_TURN_TASKS if settings.is_single_turn else DEFAULT_TASKS)
-    selected = select_validation_set(listed, max(count, DEFAULT_SINGLE_TURN_TASKS))
+    selected = select_validation_set(split_tasks, max(count, DEFAULT_SINGLE_TURN_TASKS))
     checked = CheckedEnvironment(
-        name, package, settings, selected[:count], steps, count >= len(listed)
+        name, package, settings, selected[:count], steps, count >= len(split_tasks)
     )
-    constants_environment = replace(checked, tasks=selected, all_tasks=len(selected) == len(listed))
+    constants_environment = replace(
+        checked, tasks=selected, all_tasks=len(selected) == len(split_tasks)
+    )
     if not checked.tasks:
         return Findings(name, [], [f"there are no {split} tasks"], [])
     return asyncio.run(_run_check(checked, constants_environment))
@@ -143,9 +145,9 @@ async def _run_check(
     policies = {**({ORACLE: oracle_factory} if oracle_factory else {}), **POLICIES_WITHOUT_ORACLE}
     episodes: list[CheckEpisode] = []
     async with _running_pool(checked.create_pool()) as pool:
-        for name, make in policies.items():
-            for number in range(len(checked.tasks)):
-                episodes.append(await run_policy(checked, pool, name, make, number))
+        for name, make_policy in policies.items():
+            for task_index in range(len(checked.tasks)):
+                episodes.append(await run_policy(checked, pool, name, make_policy, task_index))
         episodes += await _run_injections(checked, pool)
         # Single-turn episodes are cheap, so constant actions are tried on more tasks.
         constants_checked = (
@@ -187,9 +189,9 @@ async def _run_injections(checked: CheckedEnvironment, pool: EnvironmentPool) ->
     injecting = InjectionSequence(checked.package)
     episodes: list[CheckEpisode] = []
     while len(episodes) < len(checked.tasks) or injecting.left > 0:
-        number = len(episodes) % len(checked.tasks)
+        task_index = len(episodes) % len(checked.tasks)
         num_unused = injecting.left
-        episodes.append(await run_policy(checked, pool, INJECTING, injecting, number))
+        episodes.append(await run_policy(checked, pool, INJECTING, injecting, task_index))
         if len(episodes) >= len(checked.tasks) and injecting.left == num_unused:
             break  # the environment failed before the first action
     return episodes
@@ -314,8 +316,8 @@ def find_transcript_differences(pairs: list[tuple[CheckEpisode, CheckEpisode]]) 
     observations or rewards.
     """
     sentences = []
-    for episode, other in pairs:
-        difference = _describe_difference(episode, other)
+    for episode, repetition in pairs:
+        difference = _describe_difference(episode, repetition)
         if difference:
             sentences.append(
                 f"the same actions of {episode.policy} on {episode.task['task_id']} "
@@ -332,11 +334,13 @@ def _shorten_action(action: str) -> str:
 def _describe_difference(episode: CheckEpisode, other: CheckEpisode) -> str:
     if other.failure:
         return f"the environment failed there: {other.failure}"
-    for number, (here, there) in enumerate(zip(episode.transcript, other.transcript, strict=False)):
-        for key, value in here.items():
-            if value != there[key]:
-                texts = _texts_at_difference(str(value), str(there[key]))
-                return f"after action {number}, {key} is {texts}"
+    for num_actions, (moment, repeated_moment) in enumerate(
+        zip(episode.transcript, other.transcript, strict=False)
+    ):
+        for key, value in moment.items():
+            if value != repeated_moment[key]:
+                texts = _texts_at_difference(str(value), str(repeated_moment[key]))
+                return f"after action {num_actions}, {key} is {texts}"
     if len(episode.transcript) != len(other.transcript):
         return f"{len(episode.actions)} actions here, {len(other.transcript) - 1} there"
     return ""
@@ -344,10 +348,10 @@ def _describe_difference(episode: CheckEpisode, other: CheckEpisode) -> str:
 
 def _texts_at_difference(one: str, other: str) -> str:
     """Return a text with the characters of both texts around their first difference."""
-    same = next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), 0)
-    start = max(0, same - CONTEXT_CHARS)
+    index = next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), 0)
+    start = max(0, index - CONTEXT_CHARS)
     return (
-        f"...{one[start : same + CONTEXT_CHARS]!r} and ...{other[start : same + CONTEXT_CHARS]!r}"
+        f"...{one[start : index + CONTEXT_CHARS]!r} and ...{other[start : index + CONTEXT_CHARS]!r}"
     )
 
 
@@ -397,7 +401,7 @@ def is_most(successes: int, episodes: int, all_tasks: bool) -> bool:
     """
     if all_tasks or not episodes:
         return 2 * successes > episodes
-    share = successes / episodes
-    centre = share + WILSON_SE**2 / (2 * episodes)
-    half = WILSON_SE * math.sqrt(share * (1 - share) / episodes + WILSON_SE**2 / (4 * episodes**2))
-    return (centre - half) / (1 + WILSON_SE**2 / episodes) > 0.5
+    rate = successes / episodes
+    centre = rate + WILSON_SE**2 / (2 * episodes)
+    margin = WILSON_SE * math.sqrt(rate * (1 - rate) / episodes + WILSON_SE**2 / (4 * episodes**2))
+    return (centre - margin) / (1 + WILSON_SE**2 / episodes) > 0.5

@@ -111,16 +111,18 @@ def read_keys(overrides: Sequence[str]) -> dict[str, Any]:
             raise ValueError(
                 f"{override!r}: allowed: KEY=VALUE, a key of the environment's section"
             )
-        *outer, last = key.split(".")
-        inner: Any = section
-        for part in outer:
-            inner = inner.setdefault(part, {}) if isinstance(inner, dict) else None
-        if not isinstance(inner, dict) or last in inner:
+        *section_names, leaf_key = key.split(".")
+        subsection: Any = section
+        for section_name in section_names:
+            subsection = (
+                subsection.setdefault(section_name, {}) if isinstance(subsection, dict) else None
+            )
+        if not isinstance(subsection, dict) or leaf_key in subsection:
             raise ValueError(
                 f"{override!r}: another argument sets the same key, or a key above or below it; "
                 "allowed: each key once; fix: remove one of them"
             )
-        inner[last] = _read_value(override, text)
+        subsection[leaf_key] = _read_value(override, text)
     return section
 
 
@@ -128,9 +130,9 @@ def _read_value(override: str, text: str) -> Any:
     try:
         return yaml.safe_load(text)
     except (yaml.YAMLError, RecursionError, ValueError) as error:
-        mark = getattr(error, "problem", None) or type(error).__name__
+        why = getattr(error, "problem", None) or type(error).__name__
         raise ValueError(
-            f"{override[:SHOWN_CHARS]!r}: the value cannot be read: {mark}; allowed: YAML, such as "
+            f"{override[:SHOWN_CHARS]!r}: the value cannot be read: {why}; allowed: YAML, such as "
             "5, text, [a, b] or {a: 1}; fix: close brackets and quotes"
         ) from error
 
@@ -138,11 +140,13 @@ def _read_value(override: str, text: str) -> Any:
 def _parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = _build_parser()
     # argparse does not accept positional arguments after an option. They are keys too.
-    arguments, extra = parser.parse_known_args(argv)
-    if extra and (arguments.command == "list" or any(word.startswith("-") for word in extra)):
-        parser.error(f"unrecognized arguments: {' '.join(extra)}")
-    if extra:
-        arguments.key += extra
+    arguments, extra_words = parser.parse_known_args(argv)
+    if extra_words and (
+        arguments.command == "list" or any(word.startswith("-") for word in extra_words)
+    ):
+        parser.error(f"unrecognized arguments: {' '.join(extra_words)}")
+    if extra_words:
+        arguments.key += extra_words
     return arguments
 
 

@@ -46,9 +46,9 @@ async def try_constants(
     candidates = candidate_constants(oracle_actions, first_observations)
     best_constant: ConstantAction | None = None
     deadline = time.monotonic() + SECONDS
-    for number, action in enumerate(candidates):
+    for num_tried, action in enumerate(candidates):
         if time.monotonic() > deadline:
-            num_untried = len(candidates) - number
+            num_untried = len(candidates) - num_tried
             return best_constant, [
                 f"{num_untried} of {len(candidates)} constants were not tried within {SECONDS:g} s"
             ]
@@ -63,17 +63,17 @@ async def _run_constant(
 ) -> ConstantAction:
     """Repeat ``action`` in every task. Stop when it can no longer succeed at more than half."""
     successes = 0
-    for number in range(len(checked.tasks)):
+    for task_index in range(len(checked.tasks)):
         episode = await run_policy(
             checked,
             pool,
             "constant",
             lambda _begin: lambda _observation: write_action(action),
-            number,
+            task_index,
         )
         successes += episode.is_success
-        if 2 * (number + 1 - successes) >= len(checked.tasks):
-            return ConstantAction(action, number + 1, successes)
+        if 2 * (task_index + 1 - successes) >= len(checked.tasks):
+            return ConstantAction(action, task_index + 1, successes)
     return ConstantAction(action, len(checked.tasks), successes)
 
 
@@ -86,18 +86,18 @@ def check_action_format(
     ``format_action``.
     """
     for episode in episodes:
-        part = package.package_for_task(episode.task)
+        task_package = package.package_for_task(episode.task)
         for action in dict.fromkeys(episode.actions):
             text = (
                 str(write_action(action))
-                if part.format_action is None
-                else part.format_action(action)
+                if task_package.format_action is None
+                else task_package.format_action(action)
             )
-            projected = part.project(text)
+            projected = task_package.project(text)
             if projected == (action, True):
                 continue
             sentence = f"project({text!r}) is {projected!r}, not {(action, True)!r}"
-            if part.format_action is not None:
+            if task_package.format_action is not None:
                 return [f"{sentence}: a policy cannot write the action of the oracle"], []
             return [], [
                 f"{sentence}: the format of answers is unknown; fix: set format_action of the "

@@ -59,10 +59,12 @@ def run_interactive(
         task, seed = tasks[number]
         console = console or Console()
         console.print(f"{task['task_id']}; end the input (Ctrl-D) to stop", style="dim")
-        first = await_if_needed(env.reset(task, seed))
-        _print_introduction(console, select_prompts(package.prompts(settings), first), first)
+        first_observation = await_if_needed(env.reset(task, seed))
+        _print_introduction(
+            console, select_prompts(package.prompts(settings), first_observation), first_observation
+        )
         return _run_typed_episode(
-            env, first, _read_actions(lines or sys.stdin, console), console, steps
+            env, first_observation, _read_actions(lines or sys.stdin, console), console, steps
         )
     finally:
         env.close()
@@ -94,11 +96,11 @@ def _run_typed_episode(
     env: Env, first: Observation, actions: Iterator[str], console: Console, steps: int
 ) -> bool:
     observation, total_reward = first, 0.0
-    for number in range(1, steps + 1):
+    for num_actions in range(1, steps + 1):
         _print_observation(console, observation)
         action = next(actions, None)
         if action is None:
-            console.print(f"stopped after {number - 1} actions; return {total_reward:g}")
+            console.print(f"stopped after {num_actions - 1} actions; return {total_reward:g}")
             return False
         observation, reward, done, info = await_if_needed(env.step(action))
         total_reward += reward
@@ -108,7 +110,7 @@ def _run_typed_episode(
             _print_observation(console, observation, over=True)
             is_success = bool(info.get("won"))
             outcome = "success" if is_success else "no success"
-            console.print(f"{outcome} after {number} actions; return {total_reward:g}")
+            console.print(f"{outcome} after {num_actions} actions; return {total_reward:g}")
             return is_success
     console.print(f"ended after {steps} actions, no success; return {total_reward:g}")
     return False
@@ -119,7 +121,9 @@ def _print_observation(console: Console, observation: Observation, over: bool = 
     console.print(Text(observation.text))
     possible = [] if over else list(observation.info.get("admissible_actions") or ())
     if possible:
-        more = f" and {len(possible) - SHOWN_ACTIONS} more" if len(possible) > SHOWN_ACTIONS else ""
+        more_text = (
+            f" and {len(possible) - SHOWN_ACTIONS} more" if len(possible) > SHOWN_ACTIONS else ""
+        )
         console.print(
-            Text(f"valid actions: {', '.join(possible[:SHOWN_ACTIONS])}{more}", style="dim")
+            Text(f"valid actions: {', '.join(possible[:SHOWN_ACTIONS])}{more_text}", style="dim")
         )

@@ -98,7 +98,7 @@ def resolve_name(name: str) -> str:
         return f"{package}/{variant}"
     if variant in variants or not variants:
         return f"{package}{slash}{variant}"
-    spelled = {one.lower(): one for one in variants}
+    spelled = {known_variant.lower(): known_variant for known_variant in variants}
     if variant.lower() in spelled:
         return f"{package}/{spelled[variant.lower()]}"
     hint = did_you_mean(variant.lower(), spelled)

@@ -114,10 +114,10 @@ class OraclePolicy:
     """Policy that follows the expert of the package, without noise."""
 
     def __init__(self, expert: Expert[Any], policy_start: PolicyStart) -> None:
-        start = EpisodeStart(
+        episode_start = EpisodeStart(
             policy_start.settings, policy_start.task, policy_start.first, policy_start.rng
         )
-        self._expert = expert.start(start)
+        self._expert = expert.start(episode_start)
         self._last_action: str | None = None
 
     def __call__(self, observation: Observation) -> str:
@@ -141,11 +141,13 @@ class PathPolicy:
 
     def __call__(self, observation: Observation) -> str:
         """Return the text of the next action; empty after the last one."""
-        possible = [one for one in _admissible_actions(observation) if not PLACEHOLDER.search(one)]
-        listed = len(possible) == len(_admissible_actions(observation)) and bool(possible)
+        possible = [
+            option for option in _admissible_actions(observation) if not PLACEHOLDER.search(option)
+        ]
+        is_complete_list = len(possible) == len(_admissible_actions(observation)) and bool(possible)
         while self._left:
             action = self._left.pop(0)
-            if not listed or action in possible:
+            if not is_complete_list or action in possible:
                 return write_action(action)
         return ""
 
@@ -189,7 +191,7 @@ class InjectionSequence:
 
     def __init__(self, package: EnvPackage[Any]) -> None:
         model_texts = [
-            form for text in INJECTIONS for form in (text, _format_injection(package, text))
+            variant for text in INJECTIONS for variant in (text, _format_injection(package, text))
         ]
         random.Random(0).shuffle(model_texts)
         self.left = len(model_texts)
@@ -223,16 +225,16 @@ def candidate_constants(actions: Sequence[str], observations: Sequence[Observati
     They are the most frequent of ``actions``, the most frequent admissible actions and texts in
     brackets of ``observations``, and ``FREQUENT_ANSWERS``.
     """
-    listed = Counter(one for shown in observations for one in _admissible_actions(shown))
+    action_counts = Counter(text for shown in observations for text in _admissible_actions(shown))
     shown = Counter(one for each in observations for one in BRACKETS.findall(each.text))
     frequent = [
-        one for counted in (Counter(actions), listed, shown) for one in _most_common(counted)
+        one for counts in (Counter(actions), action_counts, shown) for one in _most_common(counts)
     ]
     return list(dict.fromkeys([*frequent, *FREQUENT_ANSWERS]))
 
 
 def _most_common(counted: "Counter[str]") -> list[str]:
-    return [one for one, _ in counted.most_common(MOST_CONSTANTS) if not PLACEHOLDER.search(one)]
+    return [text for text, _ in counted.most_common(MOST_CONSTANTS) if not PLACEHOLDER.search(text)]
 
 
 class InvalidGoldPath(ValueError):

@@ -187,15 +187,15 @@ def _check_options(
             "num_episodes of 1 or more, noise of 0 or more with a sum below 1, and levels among "
             f"{_format_range(expert.levels)}"
         )
-    share = options.needed_level_share
+    level_share = options.needed_level_share
     names_level = expert.names_needed_level(settings)
-    if not 0 <= share <= 1 or (share and not names_level):
+    if not 0 <= level_share <= 1 or (level_share and not names_level):
         allowed = (
             "0 to 1"
             if names_level
             else f"0, because the expert of {env_name!r} does not name the needed level"
         )
-        raise ValueError(f"needed_level_share={share}; allowed: {allowed}")
+        raise ValueError(f"needed_level_share={level_share}; allowed: {allowed}")
 
 
 def plan_demonstrations(
@@ -214,8 +214,8 @@ def plan_demonstrations(
         repetitions = -(-options.num_episodes // len(tasks))
     num_tasks = -(-options.num_episodes // repetitions)
     return [
-        DemonstrationTask(task, repetitions, derive_seed("demo", options.seed, number), options)
-        for number, task in enumerate(tasks[:num_tasks])
+        DemonstrationTask(task, repetitions, derive_seed("demo", options.seed, index), options)
+        for index, task in enumerate(tasks[:num_tasks])
     ]
 
 
@@ -273,7 +273,7 @@ def _run_plan(
     import_path = find_entry(env_name).target
     if num_workers == 0:
         return run_tasks(import_path, settings, demonstration_tasks)
-    episodes = sum(part.repetitions for part in demonstration_tasks)
+    episodes = sum(task.repetitions for task in demonstration_tasks)
     # Make at least one chunk per worker if there are enough tasks.
     chunk_size = max(1, min(CHUNK_TASKS, -(-len(demonstration_tasks) // num_workers)))
     chunks = [

@@ -29,8 +29,8 @@ def write_thought(level: int, decision: Decision) -> str:
     if thought_of_expert is not None:
         return thought_of_expert.text
     # Index 0 is unused: level 1 has an empty thought.
-    parts = ("", decision.situation, decision.tried, f"plan {decision.plan}")
-    return " ".join(f"{part}." for part in parts[1:level])
+    sentences = ("", decision.situation, decision.tried, f"plan {decision.plan}")
+    return " ".join(f"{sentence}." for sentence in sentences[1:level])
 
 
 def choose_action(level: int | None, decision: Decision) -> str:

@@ -21,17 +21,17 @@ def find_shortest_path(
     ``after(state)`` returns each possible move with the next state. The search is breadth first.
     Return None if there is no path, or none among the first ``max_states`` states.
     """
-    previous: dict[State, tuple[str, State] | None] = {start: None}
+    predecessors: dict[State, tuple[str, State] | None] = {start: None}
     queue = [start]
     # The loop appends to the list: it is the queue of states to visit.
     for state in queue:
         if is_solved(state):
-            return _path_to(state, previous)
-        if len(previous) >= max_states:
+            return _path_to(state, predecessors)
+        if len(predecessors) >= max_states:
             return None
         for move, next_state in next_states(state):
-            if next_state not in previous:
-                previous[next_state] = (move, state)
+            if next_state not in predecessors:
+                predecessors[next_state] = (move, state)
                 queue.append(next_state)
     return None
 

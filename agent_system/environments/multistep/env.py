@@ -160,8 +160,8 @@ class MultistepEnv:
 
     def _format_episode(self, number: int) -> str:
         """Return the line before episode ``number`` (from 0) of a trial with several episodes."""
-        free = " It does not count." if number < self.free_shots else ""
-        return f"Episode {number + 1} of {self.episodes_per_trial}.{free}"
+        free_note = " It does not count." if number < self.free_shots else ""
+        return f"Episode {number + 1} of {self.episodes_per_trial}.{free_note}"
 
     def _format_outcome(self, state: Any) -> str:  # noqa: ARG002  for subclasses
         """Return the text about the end of an episode that is followed by another one."""

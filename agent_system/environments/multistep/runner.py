@@ -88,18 +88,18 @@ class TrialRunner:
 
     def _begin_episode(self, trial: Trial) -> None:
         env = self.env
-        number = len(trial.episodes)
+        episode_number = len(trial.episodes)
         texts: list[str] = []
-        if number and self._keeps_conversation:
+        if episode_number and self._keeps_conversation:
             texts.append(env._format_outcome(trial.current_episode.state))
-        elif number:
+        elif episode_number:
             trial.transcript = self._new_transcript(trial)
             # A new conversation also needs a new agent state.
             trial.agent_state = None
-        trial.episodes.append(Episode(number, is_free=number < env.free_shots))
+        trial.episodes.append(Episode(episode_number, is_free=episode_number < env.free_shots))
         self._store_state(trial, self._initial_state(trial))
         if self._keeps_conversation and env.episodes_per_trial > 1:
-            texts.append(env._format_episode(number))
+            texts.append(env._format_episode(episode_number))
         texts.append(env._format_prompt(trial.current_episode.state, 0))
         self._add_observation(trial, "\n\n".join(filter(None, texts)))
 

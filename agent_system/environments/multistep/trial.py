@@ -86,9 +86,9 @@ class Trial:
         """
         episodes = [episode.to_record() for episode in self.episodes]
         # A trial that failed at its start has no episode. Its record has all keys, too.
-        last = episodes[-1] if episodes else Episode(0).to_record()
+        last_record = episodes[-1] if episodes else Episode(0).to_record()
         return {
-            **last,
+            **last_record,
             "reward": self.total_return,
             "session_id": self.session_id,
             "task_info": self.task_info,
@@ -153,8 +153,8 @@ def completion_mask(ledger: TokenLedger, mask_mode: str) -> list[int]:
     mask = ledger.completion_only_mask()
     if mask_mode == "all" or not ledger.agent_segments:
         return mask
-    last = ledger.agent_segments[-1]
-    return [int(last.start <= index < last.end_position) for index in range(len(mask))]
+    last_turn = ledger.agent_segments[-1]
+    return [int(last_turn.start <= index < last_turn.end_position) for index in range(len(mask))]
 
 
 def _final_messages(trial: Trial) -> list[dict[str, str]]:
@@ -175,5 +175,5 @@ def _episode_boundaries(trial: Trial) -> list[tuple[int, int]]:
         begins.setdefault(
             segment.episode, 0 if segment.kind is SegmentKind.PROMPT else segment.start
         )
-    starts = sorted(begins.values())
-    return list(itertools.pairwise([*starts, len(ledger)]))
+    episode_starts = sorted(begins.values())
+    return list(itertools.pairwise([*episode_starts, len(ledger)]))

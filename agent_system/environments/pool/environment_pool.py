@@ -154,20 +154,20 @@ class EnvironmentPool:
             for slot in self._local_slots:
                 self._slots.put(slot)
             return self
-        started = await asyncio.gather(
+        outcomes = await asyncio.gather(
             *(self._start_worker() for _ in range(self.num_workers)), return_exceptions=True
         )
         # Skip a worker that died in the meantime: its replacement adds itself.
-        usable = [
-            worker for worker in started if isinstance(worker, WorkerProcess) and worker.is_alive
+        live_workers = [
+            worker for worker in outcomes if isinstance(worker, WorkerProcess) and worker.is_alive
         ]
-        self._workers = [*self._workers, *usable]
-        errors = [error for error in started if isinstance(error, BaseException)]
+        self._workers = [*self._workers, *live_workers]
+        errors = [error for error in outcomes if isinstance(error, BaseException)]
         if errors:
             # Stop the workers that did start.
             await self.close()
             raise errors[0]
-        for worker in usable:
+        for worker in live_workers:
             self._add_slots(worker)
         slowest = max((worker.start_s for worker in self._workers), default=0.0)
         self._keeps_spare = slowest > SLOW_START_S
@@ -208,7 +208,7 @@ class EnvironmentPool:
             "calls": float(self.counts["calls"]),
             "restarts": float(self.counts["restarts"]),
             "replace_s_max": self.slowest_replacement_s,
-            **{f"failed_{kind}": float(self.counts[f"failed_{kind}"]) for kind in FAILURES},
+            **{f"failed_{cause}": float(self.counts[f"failed_{cause}"]) for cause in FAILURES},
         }
 
     async def close(self) -> None:
@@ -217,10 +217,10 @@ class EnvironmentPool:
         for task in list(self._background_tasks):
             task.cancel()
         await asyncio.gather(*self._background_tasks, return_exceptions=True)
-        spare, self._spare = self._spare, None
+        spare_worker, self._spare = self._spare, None
         closing: list[WorkerProcess | LocalSlot] = [*self._workers, *self._local_slots]
-        if spare is not None:
-            closing.append(spare)
+        if spare_worker is not None:
+            closing.append(spare_worker)
         await asyncio.gather(*(worker.close() for worker in closing))
         self._workers = []
         self._local_slots = []
@@ -280,7 +280,7 @@ class EnvironmentPool:
         worker, self._spare = self._spare, None
         if worker is None:
             worker = await self._start_worker_with_retries()
-        self._workers = [other for other in self._workers if other is not dead]
+        self._workers = [pool_worker for pool_worker in self._workers if pool_worker is not dead]
         if worker is None:
             self._report_lost_worker()
             return
@@ -291,12 +291,12 @@ class EnvironmentPool:
             await self._make_spare()
 
     async def _make_spare(self) -> None:
-        spare = await self._start_worker_with_retries()
-        if spare is not None and self._spare is None:
-            self._spare = spare
+        spare_worker = await self._start_worker_with_retries()
+        if spare_worker is not None and self._spare is None:
+            self._spare = spare_worker
         # Another asyncio task started a spare worker meanwhile. A second one would waste memory.
-        elif spare is not None:
-            await spare.close()
+        elif spare_worker is not None:
+            await spare_worker.close()
 
     async def _start_worker_with_retries(self) -> WorkerProcess | None:
         for attempt in range(START_ATTEMPTS):

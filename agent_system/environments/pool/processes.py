@@ -226,10 +226,10 @@ class WorkerProcess(asyncio.Protocol):
         """Split ``data`` into lines and complete the pending call of each reply."""
         self._buffer += data
         # The last part is an unfinished line or empty.
-        *lines, rest = self._buffer.split(b"\n")
-        self._buffer = bytearray(rest)
+        *lines, unfinished_line = self._buffer.split(b"\n")
+        self._buffer = bytearray(unfinished_line)
         try:
-            if len(rest) > wire.MAX_LINE_BYTES:
+            if len(unfinished_line) > wire.MAX_LINE_BYTES:
                 raise wire.InvalidEnvReturn(f"a line of more than {wire.MAX_LINE_BYTES} bytes")
             for line in lines:
                 self._handle_message(wire.decode(bytes(line)))
@@ -262,10 +262,10 @@ class WorkerProcess(asyncio.Protocol):
 
         These are all calls of a worker with coroutines, else only the oldest one.
         """
-        for number, call in self._calls.items():
+        for call_id, call in self._calls.items():
             if call.timer is None:
                 loop = asyncio.get_running_loop()
-                call.timer = loop.call_later(call.timeout_s, self._handle_timeout, number, call)
+                call.timer = loop.call_later(call.timeout_s, self._handle_timeout, call_id, call)
             # The dict is in order of the calls, so the first one is the oldest.
             if not self.is_async:
                 return
@@ -273,8 +273,8 @@ class WorkerProcess(asyncio.Protocol):
     def _handle_timeout(self, number: int, call: _PendingCall) -> None:
         if number not in self._calls:
             return
-        late = EnvFailure("timeout", f"{call.op} took over {call.timeout_s:g} s")
-        self._fail_call(self._calls.pop(number), late)
+        timeout_error = EnvFailure("timeout", f"{call.op} took over {call.timeout_s:g} s")
+        self._fail_call(self._calls.pop(number), timeout_error)
         self._kill(
             "timeout", f"the environment worker was killed: {call.op} of another session hung"
         )

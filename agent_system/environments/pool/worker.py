@@ -108,13 +108,13 @@ def serve_blocking(channel: socket.socket, lines: Iterable[bytes], host: Environ
         call = wire.decode(line)
         if call["op"] == "exit":
             return
-        started = time.perf_counter()
+        start_time = time.perf_counter()
         try:
             result = host.start_call(call)
         except Exception as error:  # boundary to the environment
             channel.sendall(host.encode_failure(call, "error", error))
         else:
-            channel.sendall(host.encode_result(call, result, started))
+            channel.sendall(host.encode_result(call, result, start_time))
 
 
 async def serve_async(channel: socket.socket, host: EnvironmentHost) -> None:
@@ -122,26 +122,26 @@ async def serve_async(channel: socket.socket, host: EnvironmentHost) -> None:
     channel.setblocking(False)
     reader, writer = await asyncio.open_connection(sock=channel, limit=wire.MAX_LINE_BYTES)
     locks: dict[int, asyncio.Lock] = {}
-    running: set[asyncio.Task[None]] = set()  # strong references; those of the loop are weak
+    running_tasks: set[asyncio.Task[None]] = set()  # strong references; those of the loop are weak
 
     async def answer_call(call: dict[str, Any]) -> None:
         async with locks.setdefault(call["slot"], asyncio.Lock()):
-            started = time.perf_counter()
+            start_time = time.perf_counter()
             try:
                 result = host.start_call(call)
                 result = await result if inspect.isawaitable(result) else result
             except Exception as error:  # boundary to the environment
                 writer.write(host.encode_failure(call, "error", error))
             else:
-                writer.write(host.encode_result(call, result, started))
+                writer.write(host.encode_result(call, result, start_time))
 
     while line := await reader.readline():
         call = wire.decode(line)
         if call["op"] == "exit":
             return
         task = asyncio.get_running_loop().create_task(answer_call(call))
-        running.add(task)
-        task.add_done_callback(running.discard)
+        running_tasks.add(task)
+        task.add_done_callback(running_tasks.discard)
 
 
 def start_host(start_message: dict[str, Any]) -> tuple[EnvironmentHost | None, bytes]:
@@ -160,8 +160,8 @@ def start_host(start_message: dict[str, Any]) -> tuple[EnvironmentHost | None, b
         return None, wire.encode({"failed": repr(error), "missing": error.name})
     except Exception as error:  # boundary to the environment
         detail = "".join(traceback.format_exception(error)[-4:])
-        missing = error.__cause__.name if isinstance(error.__cause__, ModuleNotFoundError) else None
-        return None, wire.encode({"failed": mask_text(f"{error!r}\n{detail}"), "missing": missing})
+        module = error.__cause__.name if isinstance(error.__cause__, ModuleNotFoundError) else None
+        return None, wire.encode({"failed": mask_text(f"{error!r}\n{detail}"), "missing": module})
 
 
 def main(fd: int, parent: int) -> None:

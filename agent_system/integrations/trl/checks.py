@@ -94,13 +94,13 @@ def _full_sequence_problems(args: "GRPOConfig", old_logps: str) -> Iterator[str]
             f"loss_type={args.loss_type!r}: loss_path='full_sequence' allows "
             f"{', '.join(LOSS_TYPES)}; set one of them, or loss_path='trl'"
         )
-    extra = (
+    unsupported_terms = (
         args.entropy_coef,
         args.use_adaptive_entropy,
         args.off_policy_mask_threshold,
         args.top_entropy_quantile < 1,
     )
-    if any(extra):
+    if any(unsupported_terms):
         yield (
             "loss_path='full_sequence' supports neither entropy terms nor an off-policy mask: "
             "set loss_path='trl'"

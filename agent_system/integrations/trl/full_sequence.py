@@ -44,8 +44,8 @@ def per_token_logps(logits: Tensor, ids: Tensor, temperature: float = 1.0) -> Te
     # The logits at position t are for token t + 1. Use float32: ratios depend on small
     # differences, which half precision loses.
     scaled = logits[:, :-1].float() / temperature
-    chosen = torch.log_softmax(scaled, dim=-1).gather(-1, ids[:, 1:, None]).squeeze(-1)
-    return torch.nn.functional.pad(chosen, (1, 0))
+    token_logps = torch.log_softmax(scaled, dim=-1).gather(-1, ids[:, 1:, None]).squeeze(-1)
+    return torch.nn.functional.pad(token_logps, (1, 0))
 
 
 def masked_grpo_loss(
@@ -88,10 +88,10 @@ def masked_grpo_loss(
     advantages = torch.where(trained, advantages, 0.0)
     # Mask before ``exp``: a ratio that overflows on a token of the environment would become
     # inf * 0 = NaN, and an unknown log-prob is already NaN.
-    new = torch.where(trained, logps, 0.0)
-    old = batch.get("old_per_token_logps")
-    old = new.detach() if old is None else torch.where(trained, old, 0.0)
-    log_ratio = new - old
+    new_logps = torch.where(trained, logps, 0.0)
+    old_logps = batch.get("old_per_token_logps")
+    old_logps = new_logps.detach() if old_logps is None else torch.where(trained, old_logps, 0.0)
+    log_ratio = new_logps - old_logps
     if level == "sequence":
         log_ratio = (log_ratio.sum(-1) / mask.sum(-1).clamp(min=1)).unsqueeze(-1)
     ratio = log_ratio.exp()
@@ -100,7 +100,7 @@ def masked_grpo_loss(
     bounded = ratio if delta is None else ratio.clamp(max=delta)
     losses = -torch.min(bounded * advantages, clipped * advantages)
     if beta:
-        gap = torch.where(trained, batch["ref_per_token_logps"], 0.0) - new
+        gap = torch.where(trained, batch["ref_per_token_logps"], 0.0) - new_logps
         # Non-negative estimate of KL(new || ref) from one sample.
         penalty = gap.exp() - gap - 1
         losses = losses + beta * (penalty * ratio if bias_correction else penalty)

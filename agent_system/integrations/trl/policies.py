@@ -79,8 +79,8 @@ class LivePolicy:
             engine = HFEngine.on_model(
                 model, self.tokenizer, self._end_ids, seed=seed, max_num_seqs=self._max_num_seqs
             )
-            for number, prompt in enumerate(prompts):
-                engine.add(self._build_request(str(number), prompt, sampling_params))
+            for request_number, prompt in enumerate(prompts):
+                engine.add(self._build_request(str(request_number), prompt, sampling_params))
             results = {}
             while engine.has_work():
                 # Each call returns the turns that ended, so short ones come first.

@@ -218,13 +218,13 @@ class GRPOEnvTrainer(GRPOTrainer):
             return self._run_trials(rows)
         all_rows = gather_object(rows)
         # ``broadcast_object_list`` fills the list in place on the other processes.
-        shared: list[Any] = [None]
+        shared_trials: list[Any] = [None]
         if self.accelerator.is_main_process:
-            shared = [self._run_trials(all_rows)]
-        broadcast_object_list(shared, from_process=0)
+            shared_trials = [self._run_trials(all_rows)]
+        broadcast_object_list(shared_trials, from_process=0)
         start = self.accelerator.process_index * len(rows)
         end = start + len(rows)
-        process_trials = {name: values[start:end] for name, values in shared[0].items()}
+        process_trials = {name: values[start:end] for name, values in shared_trials[0].items()}
         self.env.completed_episodes |= dict(
             zip(process_trials["session_ids"], process_trials["records"], strict=True)
         )
@@ -266,19 +266,19 @@ class GRPOEnvTrainer(GRPOTrainer):
         A complete trial gets an end token, which is not trained on.
         """
         ids: list[int] = trials["full_token_ids"][index]
-        start: int = trials["prompt_lengths"][index]
-        end: Any = self._tokenizer.eos_token_id
-        completion = ids[start:]
-        mask: list[int] = trials["completion_only_mask"][index][start:]
-        logprobs: list[float] = trials["logprobs"][index][start:]
+        prompt_length: int = trials["prompt_lengths"][index]
+        end_id: Any = self._tokenizer.eos_token_id
+        completion = ids[prompt_length:]
+        mask: list[int] = trials["completion_only_mask"][index][prompt_length:]
+        logprobs: list[float] = trials["logprobs"][index][prompt_length:]
         has_not_failed = trials["aborted"][index] is None
         is_complete = has_not_failed and trials["truncated"][index] in (None, "steps")
         if not completion or (is_complete and completion[-1] not in self.eos_token_ids):
-            completion = [*completion, end]
+            completion = [*completion, end_id]
             mask = [*mask, 0]
             logprobs = [*logprobs, 0.0]
         # A trial that failed before its first prompt needs one token as a placeholder prompt.
-        return ids[:start] or [end], completion, logprobs, mask
+        return ids[:prompt_length] or [end_id], completion, logprobs, mask
 
     # ---- TRL's hooks ----
 
@@ -390,10 +390,12 @@ def _default_turn_tokens(env: MultistepEnv, max_completion_length: int) -> int:
 
 def _opening_of(messages: Sequence[dict[str, str]]) -> list[dict[str, str]]:
     """Return the messages before the first message of the assistant."""
-    first = next(
+    opening_length = next(
         (i for i, message in enumerate(messages) if message["role"] == "assistant"), len(messages)
     )
-    return [dict(message) for message in messages[:first]] or [{"role": "user", "content": ""}]
+    return [dict(message) for message in messages[:opening_length]] or [
+        {"role": "user", "content": ""}
+    ]
 
 
 def _has_all_logprobs(trials: dict[str, list]) -> bool:

@@ -88,15 +88,15 @@ def make_endless_policy(directory: Path) -> Path:
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(source))
     tokenizer = AutoTokenizer.from_pretrained(source)
-    ends = set(find_end_ids(source, tokenizer, ()))
+    end_ids = set(find_end_ids(source, tokenizer, ()))
     # Tags are single tokens that text is never encoded to. A sampled tag ends a turn.
     stops = get_package("reasoning_gym").stop
     spelled = [tokenizer.decode([token]) for token in range(model.config.vocab_size)]
-    ends |= {token for token, text in enumerate(spelled) if any(stop in text for stop in stops)}
+    end_ids |= {token for token, text in enumerate(spelled) if any(stop in text for stop in stops)}
     with torch.no_grad():
         embedding = model.get_input_embeddings().weight  # tied to the output head
         embedding[:, 0] = 1.0
-        embedding[sorted(ends), 0] = -1.0
+        embedding[sorted(end_ids), 0] = -1.0
     model.save_pretrained(directory)
     tokenizer.save_pretrained(directory)
     return directory
@@ -135,7 +135,7 @@ class LockStepRolloutFunction:
         won = [0.0] * len(conversations)
         active = list(range(len(conversations)))
         for turn in range(self.max_steps):
-            prompt_ids = [conversations[number].prompt_ids for number in active]
+            prompt_ids = [conversations[env_index].prompt_ids for env_index in active]
             reply_ids, _ = trainer._generate_single_turn(prompt_ids, None, {}, 1)
             texts = [""] * len(conversations)
             for number, ids in zip(active, reply_ids, strict=True):
@@ -156,12 +156,12 @@ class LockStepRolloutFunction:
 
     def _start_conversations(self) -> list[TokenConversation]:
         """Return one conversation per trajectory, with its first prompt."""
-        seen, infos = self.envs.reset(self.envs.gen_batch(self.num_calls, GROUPS))
+        observations, infos = self.envs.reset(self.envs.gen_batch(self.num_calls, GROUPS))
         system = self.prompts.system(self.levels)
-        before = [{"role": "system", "content": system}] if system else []
+        system_messages = [{"role": "system", "content": system}] if system else []
         conversations: list[TokenConversation] = []
-        for text, info in zip(seen["text"], infos, strict=True):
-            conversation = TokenConversation(self.bridge, self.limits, before)
+        for text, info in zip(observations["text"], infos, strict=True):
+            conversation = TokenConversation(self.bridge, self.limits, system_messages)
             conversation.add_observation(
                 self.prompts.first(Observation(text, info=info), self.levels), 0
             )
@@ -177,21 +177,21 @@ class LockStepRolloutFunction:
         won: list[float],
     ) -> list[int]:
         """Step all environments. Return the indices of the episodes that continue."""
-        seen, _, dones, infos = self.envs.step(texts)
+        observations, _, dones, infos = self.envs.step(texts)
         still_active: list[int] = []
-        for number in active:
-            info = infos[number]
-            won[number] = float(bool(info.get("won")))
-            prompt = self.prompts.turn(Observation(seen["text"][number], info=info))
-            if not dones[number] and conversations[number].add_observation(prompt, turn + 1):
-                still_active.append(number)
+        for env_index in active:
+            info = infos[env_index]
+            won[env_index] = float(bool(info.get("won")))
+            prompt = self.prompts.turn(Observation(observations["text"][env_index], info=info))
+            if not dones[env_index] and conversations[env_index].add_observation(prompt, turn + 1):
+                still_active.append(env_index)
         return still_active
 
     @staticmethod
     def _split_row(conversation: TokenConversation) -> tuple[list[int], list[int], list[int]]:
-        first, *rest = conversation.ledger.all_segments
-        mask = [int(part.kind is SegmentKind.AGENT) for part in rest for _ in part.ids]
-        return list(first.ids), [token for part in rest for token in part.ids], mask
+        prompt, *segments = conversation.ledger.all_segments
+        mask = [int(segment.kind is SegmentKind.AGENT) for segment in segments for _ in segment.ids]
+        return list(prompt.ids), [token for part in segments for token in part.ids], mask
 
     @staticmethod
     def reward(completions: list, won: list[float], **_: Any) -> list[float | None]:
@@ -217,8 +217,8 @@ class GenerationCounter:
 
     def summarize_steps(self) -> dict[str, Any]:
         """Return the seconds of each step and the mean tokens, without the first step."""
-        ends = self.clock.ends
-        seconds = [after - before for before, after in itertools.pairwise(ends)]
+        end_times = self.clock.ends
+        seconds = [end - start for start, end in itertools.pairwise(end_times)]
         return {"seconds": seconds, "tokens": mean(self.tokens[1:])}
 
 
@@ -285,29 +285,29 @@ def run_trl(single: bool, policy: Path, line: Sequence[str], steps: int) -> dict
         stops = sorted(find_end_ids(policy, tokenizer, strings))
         trainer.eos_token_ids = stops
         trainer.generation_config.eos_token_id = stops
-        counted = GenerationCounter(trainer, clock)
+        generation_counter = GenerationCounter(trainer, clock)
         trainer.train()
     if rollout_function is not None:
         rollout_function.envs.close()
-    return counted.summarize_steps()
+    return generation_counter.summarize_steps()
 
 
 def build_prompts(cfg: Any, single: bool) -> list[list[dict[str, str]]]:
     """Return a prompt per group and step. For games, the rollout function ignores its text."""
     if not single:
-        return [[{"role": "user", "content": str(number)}] for number in range(64 * GROUPS)]
+        return [[{"role": "user", "content": str(row_number)}] for row_number in range(64 * GROUPS)]
     envs = make_envs(cfg)[0]
     batch = envs.gen_batch(1, 64 * GROUPS)
-    seen, _ = envs.reset(batch[batch.non_tensor_batch["member"] == 0])
+    observations, _ = envs.reset(batch[batch.non_tensor_batch["member"] == 0])
     envs.close()
-    return [[{"role": "user", "content": text}] for text in seen["text"]]
+    return [[{"role": "user", "content": text}] for text in observations["text"]]
 
 
 def run_trl_process(single: bool, policy: Path, line: Sequence[str], steps: int) -> dict:
     """Run TRL in a new process and return its result, so that memory and threads are its own."""
     call = [sys.executable, __file__, "--trl-side", str(policy), "--steps", str(steps)]
     environ = {**os.environ, "TRL_EXPERIMENTAL_SILENCE": "1", "OMP_WAIT_POLICY": "PASSIVE"}
-    done = subprocess.run(
+    trl_result = subprocess.run(
         [*call, *(["--single"] if single else []), "--", *line[2:]],
         cwd=ROOT,
         env=environ,
@@ -315,7 +315,7 @@ def run_trl_process(single: bool, policy: Path, line: Sequence[str], steps: int)
         check=True,
         text=True,
     )
-    return json.loads(done.stdout.splitlines()[-1])
+    return json.loads(trl_result.stdout.splitlines()[-1])
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -335,19 +335,19 @@ def main(argv: Sequence[str] | None = None) -> None:
         line = [*build_arguments(args.single, args.trl_side), *args.overrides]
         print(json.dumps(run_trl(args.single, args.trl_side, line, args.steps)))
         return
-    ours: list[dict] = []
-    theirs: list[dict] = []
+    our_runs: list[dict] = []
+    trl_runs: list[dict] = []
     with tempfile.TemporaryDirectory(prefix="bench-") as scratch:
-        place = Path(scratch)
-        policy = make_endless_policy(place / "policy") if args.single else QUICKSTART
+        scratch_dir = Path(scratch)
+        policy = make_endless_policy(scratch_dir / "policy") if args.single else QUICKSTART
         line = [*build_arguments(args.single, policy), *args.overrides]
-        for number in range(args.rounds):
-            run_dir = place / f"ours-{number}"
-            ours += run_main_ppo(
+        for round_index in range(args.rounds):
+            run_dir = scratch_dir / f"ours-{round_index}"
+            our_runs += run_main_ppo(
                 "main_ppo", run_dir, [*line, *build_training_overrides(args.steps, run_dir)]
             )
-            theirs.append(run_trl_process(args.single, policy, line, args.steps))
-    print(format_table(ours, theirs))
+            trl_runs.append(run_trl_process(args.single, policy, line, args.steps))
+    print(format_table(our_runs, trl_runs))
 
 
 def format_table(ours: Sequence[dict], theirs: Sequence[dict]) -> str:

@@ -65,18 +65,18 @@ def sample_rows(case: BalanceCase, seed: int = 0) -> RowSizes:
     traj_uids: list[str] = []
     chances = draw.uniform(0.1, 0.9, case.num_trajectories)
     min_turns = draw.integers(5, 20, case.num_trajectories)
-    for number in range(case.num_trajectories):
-        group = number // GROUP
+    for traj_index in range(case.num_trajectories):
+        group = traj_index // GROUP
         is_success = draw.random() < chances[group]
-        needed = int(min_turns[group] * draw.uniform(1.0, 2.0))
-        steps = min(MAX_TURNS, needed) if is_success else MAX_TURNS
+        turns_to_success = int(min_turns[group] * draw.uniform(1.0, 2.0))
+        steps = min(MAX_TURNS, turns_to_success) if is_success else MAX_TURNS
         turns = draw.integers(*TURN, steps)
         prompt = int(draw.integers(*PROMPT))
-        shown = [turns[max(0, i - HISTORY) : i + 1].sum() for i in range(steps)]
-        rows = shown if case.window else [turns.sum()]
+        window_tokens = [turns[max(0, i - HISTORY) : i + 1].sum() for i in range(steps)]
+        rows = window_tokens if case.window else [turns.sum()]
         sizes += [prompt + int(tokens) for tokens in rows]
         groups += [f"group {group}"] * len(rows)
-        traj_uids += [f"play {number}"] * len(rows)
+        traj_uids += [f"play {traj_index}"] * len(rows)
     columns = {"uid": object_array(groups), "traj_uid": object_array(traj_uids)}
     return RowSizes(sizes, DataProto.from_dict({}, columns))
 
@@ -89,10 +89,10 @@ def compute_efficiency(
     ``shares[r]``: the rows that rank ``r`` computes. ``parts``: the rows of each mini-batch. All
     ranks wait for each other after each mini-batch. ``sizes``: tokens of each row.
     """
-    step_of = {row: step for step, part in enumerate(parts) for row in part}
+    step_of = {row: step for step, mini_batch in enumerate(parts) for row in mini_batch}
     loads = np.zeros((len(parts), len(shares)))
-    for rank, share in enumerate(shares):
-        for row in share:
+    for rank, rank_rows in enumerate(shares):
+        for row in rank_rows:
             loads[step_of[row], rank] += sizes[row]
     return float(loads.sum() / len(shares) / loads.max(axis=1).sum())
 
@@ -101,9 +101,9 @@ def compute_best_efficiency(
     parts: Sequence[Sequence[int]], sizes: Sequence[int], ranks: int
 ) -> float:
     """Return the highest possible efficiency if no row is split between ranks."""
-    loads = [[sizes[row] for row in part] for part in parts]
-    needed = [max(sum(load) / ranks, max(load)) for load in loads]
-    return sum(sum(load) for load in loads) / ranks / sum(needed)
+    loads = [[sizes[row] for row in mini_batch] for mini_batch in parts]
+    step_loads = [max(sum(load) / ranks, max(load)) for load in loads]
+    return sum(sum(load) for load in loads) / ranks / sum(step_loads)
 
 
 def measure_efficiency(case: BalanceCase, seed: int = 0) -> tuple[float, float, float]:
@@ -113,17 +113,17 @@ def measure_efficiency(case: BalanceCase, seed: int = 0) -> tuple[float, float, 
     that are balanced one by one, and of the best balance that whole rows allow.
     """
     rows = sample_rows(case, seed)
-    parts = mini_batches(rows.table, seed, num_steps=case.steps)
+    batches = mini_batches(rows.table, seed, num_steps=case.steps)
     count = len(rows.sizes)
     # Empty rows make the number of rows divisible by the ranks, as copies of rows do in a run.
     padded = [*rows.sizes, *[0] * (-count % case.ranks)]
     batch_shares = get_seqlen_balanced_partitions(padded, case.ranks, equal_size=True)
-    before = [[row for row in share if row < count] for share in batch_shares]
-    now = split_mini_batches(parts, rows.sizes, case.ranks)
+    old_shares = [[row for row in rank_rows if row < count] for rank_rows in batch_shares]
+    new_shares = split_mini_batches(batches, rows.sizes, case.ranks)
     return (
-        compute_efficiency(parts, before, rows.sizes),
-        compute_efficiency(parts, now, rows.sizes),
-        compute_best_efficiency(parts, rows.sizes, case.ranks),
+        compute_efficiency(batches, old_shares, rows.sizes),
+        compute_efficiency(batches, new_shares, rows.sizes),
+        compute_best_efficiency(batches, rows.sizes, case.ranks),
     )
 
 
@@ -136,9 +136,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     print("|---|---|---|---|---|---|---|")
     for case in CASES:
         history = "window" if case.window else "append"
-        before, now, best = measure_efficiency(case, seed)
+        old_efficiency, new_efficiency, best_efficiency = measure_efficiency(case, seed)
         cells = (case.ranks, f"{case.num_trajectories:,}", history, case.steps)
-        figures = (f"{value:.3f}" for value in (before, now, best))
+        figures = (f"{value:.3f}" for value in (old_efficiency, new_efficiency, best_efficiency))
         print(f"| {' | '.join(map(str, (*cells, *figures)))} |")
 
 

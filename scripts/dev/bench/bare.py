@@ -47,10 +47,10 @@ def make_rows(lengths: Sequence[int], vocab: int) -> DataProto:
     draw = torch.Generator().manual_seed(len(lengths))
     width = max(lengths) - PROMPT
     ids = torch.randint(10, vocab, (len(lengths), PROMPT + width), generator=draw)
-    place = torch.arange(width)
-    real = place < torch.as_tensor(lengths)[:, None] - PROMPT
-    sampled = (real & (place // TURN % 2 == 0)).long()
-    attention = torch.cat([torch.ones(len(lengths), PROMPT, dtype=torch.bool), real], dim=1)
+    positions = torch.arange(width)
+    is_token = positions < torch.as_tensor(lengths)[:, None] - PROMPT
+    sampled = (is_token & (positions // TURN % 2 == 0)).long()
+    attention = torch.cat([torch.ones(len(lengths), PROMPT, dtype=torch.bool), is_token], dim=1)
     tensors = {
         "input_ids": ids * attention,
         "attention_mask": attention.long(),
@@ -79,9 +79,9 @@ class BareLoop:
     ) -> Iterator[tuple[torch.Tensor, dict[str, torch.Tensor]]]:
         """Yield the row indices and tensors of each micro-batch, cut to its longest row."""
         lengths = data.batch["attention_mask"].sum(-1).tolist()
-        for part in micro_batches(lengths, max_tokens=self.max_tokens):
-            index = torch.as_tensor(part)
-            width = max(lengths[row] for row in part)
+        for row_indices in micro_batches(lengths, max_tokens=self.max_tokens):
+            index = torch.as_tensor(row_indices)
+            width = max(lengths[row] for row in row_indices)
             tensors = {name: value[index].to(self.device) for name, value in data.batch.items()}
             for name in ("input_ids", "attention_mask"):
                 tensors[name] = tensors[name][:, :width]
@@ -141,42 +141,46 @@ def make_worker(args: argparse.Namespace) -> ActorWorker:
 def compare_passes(args: argparse.Namespace, lengths: Sequence[int], name: str) -> list[str]:
     """Measure both passes on rows of ``lengths`` tokens. Return two lines of the table."""
     worker = make_worker(args)
-    bare = BareLoop(args.model, args.device, args.max_tokens, args.lr)
+    bare_loop = BareLoop(args.model, args.device, args.max_tokens, args.lr)
     data = make_rows(lengths, worker.lm.config.vocab_size)
-    before = {name: torch.as_tensor(value).clone() for name, value in worker.export_weights()}
-    real = sum(lengths)
-    scoring = {"ours": ScoringCost(real), "bare": ScoringCost(real)}
-    updating = {"ours": ScoringCost(real), "bare": ScoringCost(real)}
-    data.batch["old_log_probs"] = bare.score(data)
+    old_weights = {name: torch.as_tensor(value).clone() for name, value in worker.export_weights()}
+    num_tokens = sum(lengths)
+    scoring = {"ours": ScoringCost(num_tokens), "bare": ScoringCost(num_tokens)}
+    updating = {"ours": ScoringCost(num_tokens), "bare": ScoringCost(num_tokens)}
+    data.batch["old_log_probs"] = bare_loop.score(data)
     difference = (
-        (worker.compute_log_prob(data).batch["old_log_probs"] - bare.score(data)).abs().max()
+        (worker.compute_log_prob(data).batch["old_log_probs"] - bare_loop.score(data)).abs().max()
     )
     for _ in range(args.repeats):
         scoring["ours"].time_call(lambda: worker.compute_log_prob(data))
-        scoring["bare"].time_call(lambda: bare.score(data))
+        scoring["bare"].time_call(lambda: bare_loop.score(data))
         updating["ours"].time_call(lambda: worker.update_actor(data))
-        updating["bare"].time_call(lambda: bare.update(data))
-    after = [dict(worker.export_weights()), dict(bare.model.state_dict())]
+        updating["bare"].time_call(lambda: bare_loop.update(data))
+    new_weights = [dict(worker.export_weights()), dict(bare_loop.model.state_dict())]
     return [
         _format_line(f"log-probs, {name}", scoring, float(difference)),
-        _format_line(f"update, {name}", updating, compute_relative_distance(before, *after)),
+        _format_line(
+            f"update, {name}", updating, compute_relative_distance(old_weights, *new_weights)
+        ),
     ]
 
 
 def compute_relative_distance(before: Weights, ours: Weights, theirs: Weights) -> float:
     """Return ``|ours - theirs| / |theirs - before|`` over all weights (L2 norms)."""
     distance = moved = 0.0
-    for name, start in before.items():
-        mine, other = (torch.as_tensor(weights[name]).cpu() for weights in (ours, theirs))
-        distance += float((mine - other).square().sum())
-        moved += float((other - start).square().sum())
+    for name, initial_weight in before.items():
+        our_weight, their_weight = (
+            torch.as_tensor(weights[name]).cpu() for weights in (ours, theirs)
+        )
+        distance += float((our_weight - their_weight).square().sum())
+        moved += float((their_weight - initial_weight).square().sum())
     return (distance / moved) ** 0.5
 
 
 def _format_line(name: str, costs: dict[str, ScoringCost], difference: float) -> str:
-    ours, bare = costs["ours"], costs["bare"]
-    speeds = " | ".join(f"{cost.tokens / cost.wall:,.0f}" for cost in (ours, bare))
-    ratios = f"**{bare.wall / ours.wall:.2f}** | {bare.cpu / ours.cpu:.2f}"
+    our_cost, bare_cost = costs["ours"], costs["bare"]
+    speeds = " | ".join(f"{cost.tokens / cost.wall:,.0f}" for cost in (our_cost, bare_cost))
+    ratios = f"**{bare_cost.wall / our_cost.wall:.2f}** | {bare_cost.cpu / our_cost.cpu:.2f}"
     return f"| {name} | {speeds} | {ratios} | {difference:.0e} |"
 
 
@@ -201,11 +205,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = parser.parse_args(argv)
     draw = torch.Generator().manual_seed(0)
     # Lengths are uniform from 96 tokens upwards, with a mean of ``args.mean`` tokens.
-    drawn = PROMPT + 2 * TURN + torch.rand(args.rows, generator=draw) * 2 * (args.mean - 96)
+    row_lengths = PROMPT + 2 * TURN + torch.rand(args.rows, generator=draw) * 2 * (args.mean - 96)
     print(HEADER)
     for name, lengths in (
         ("rows of one length", [args.mean] * args.rows),
-        ("rows of a game's lengths", drawn.long().tolist()),
+        ("rows of a game's lengths", row_lengths.long().tolist()),
     ):
         for line in compare_passes(args, lengths, name):
             print(line, flush=True)

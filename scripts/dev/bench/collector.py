@@ -61,10 +61,10 @@ class LockStepClient:
 
     async def sample(self, prompt_ids: list[int], **request: Any) -> SamplingResult:
         """Sample together with the requests of all other active trajectories."""
-        future = asyncio.get_running_loop().create_future()
-        self._requests.append((future, prompt_ids, request))
+        result_future = asyncio.get_running_loop().create_future()
+        self._requests.append((result_future, prompt_ids, request))
         self._sample_if_complete()
-        return await future
+        return await result_future
 
     def remove_trajectory(self) -> None:
         """Stop waiting for one trajectory, because it has ended."""
@@ -83,11 +83,11 @@ class LockStepClient:
         sampling = (self._client.sample(ids, **request) for _, ids, request in requests)
         # The failure of one request fails that request only, as without this client.
         results = await asyncio.gather(*sampling, return_exceptions=True)
-        for (future, _, _), result in zip(requests, results, strict=True):
+        for (result_future, _, _), result in zip(requests, results, strict=True):
             if isinstance(result, BaseException):
-                future.set_exception(result)
+                result_future.set_exception(result)
             else:
-                future.set_result(result)
+                result_future.set_result(result)
 
     async def close(self) -> None:
         """Close the engine client that this client wraps."""
@@ -148,19 +148,19 @@ async def measure_collectors(work: Workload, slots: int, rounds: int) -> dict[st
         "lock-step": work.make_collector(LockStepCollector, name="lock", slots=slots),
     }
     seconds: dict[str, list[float]] = {name: [] for name in collectors}
-    same = 0
+    num_same = 0
     trajectories_by_name: dict[str, list[Trajectory]] = {}
-    for number in range(rounds + 1):
+    for round_index in range(rounds + 1):
         # The seeds differ between rounds, and are the same for both collectors.
-        jobs = work.reseed_specs(f"round {number}")
-        for name in collectors if number % 2 else reversed(collectors):
+        jobs = work.reseed_specs(f"round {round_index}")
+        for name in collectors if round_index % 2 else reversed(collectors):
             began = time.perf_counter()
             trajectories_by_name[name] = (
                 await collectors[name].collect(jobs, work.settings)
             ).trajectories
             seconds[name].append(time.perf_counter() - began)
-        if number:
-            same += sum(
+        if round_index:
+            num_same += sum(
                 a == b
                 for a, b in zip(*map(list_token_ids, trajectories_by_name.values()), strict=True)
             )
@@ -170,7 +170,7 @@ async def measure_collectors(work: Workload, slots: int, rounds: int) -> dict[st
     return {
         "seconds": {name: s[1:] for name, s in seconds.items()},
         "played": trajectories_by_name["asynchronous"],
-        "same": same,
+        "same": num_same,
     }
 
 

@@ -111,10 +111,10 @@ class CpuClock:
             self._open.pop()
 
     def _add_elapsed(self) -> None:
-        now = time.process_time()
+        cpu_seconds = time.process_time()
         if self._open:
-            self.seconds[self._open[-1]] += now - self._since
-        self._since = now
+            self.seconds[self._open[-1]] += cpu_seconds - self._since
+        self._since = cpu_seconds
 
 
 class SimulatedStore:
@@ -130,11 +130,11 @@ class SimulatedStore:
         message = pickle.dumps(value, protocol=5, buffer_callback=buffers.append)
         self.sent[name] += len(message)
         for buffer in buffers:
-            raw = np.frombuffer(buffer.raw(), dtype=np.uint8)
-            if len(self._buffer) < len(raw):
-                self._buffer = np.empty(len(raw), dtype=np.uint8)
-            self._buffer[: len(raw)] = raw
-            self.sent[name] += len(raw)
+            raw_bytes = np.frombuffer(buffer.raw(), dtype=np.uint8)
+            if len(self._buffer) < len(raw_bytes):
+                self._buffer = np.empty(len(raw_bytes), dtype=np.uint8)
+            self._buffer[: len(raw_bytes)] = raw_bytes
+            self.sent[name] += len(raw_bytes)
 
 
 class StoredValue:
@@ -256,8 +256,17 @@ def make_trajectory(number: int, shape: TrajectoryShape, draw: np.random.Generat
             policy_version=1,
             stop_reason=StopReason.STOP,
         )
-        seen = f"You arrive at desk {step}. On it, you see a book {number} and a pen. " * 3
-        turn = Turn(step, seen, seen, 0, segment.start, segment.end_position, "", StopReason.STOP)
+        observation = f"You arrive at desk {step}. On it, you see a book {number} and a pen. " * 3
+        turn = Turn(
+            step,
+            observation,
+            observation,
+            0,
+            segment.start,
+            segment.end_position,
+            "",
+            StopReason.STOP,
+        )
         turn.response = f"<think>the mug {number} may be here</think><action>take it</action>"
         turn.action = "take it"
         turn.is_action_valid = True
@@ -277,18 +286,18 @@ def receive_chunks(
             [make_trajectory(n, shape, draw) for n in range(CHUNK_SIZE)], 1.0, 0.0
         )
     )
-    received = CollectedTrajectories([], 0.0, 0.0)
-    for first in range(0, rows, CHUNK_SIZE):
+    collected = CollectedTrajectories([], 0.0, 0.0)
+    for first_index in range(0, rows, CHUNK_SIZE):
         with clock.measure_part("receive"):
             chunk = stored_chunk.read()
-            received.add(chunk)
+            collected.add(chunk)
         store.sent["receive"] += stored_chunk.size
-        for number, trajectory in enumerate(chunk.trajectories, start=first):
-            uid = f"train-1-0-{number // GROUP}"
-            names = {"index": number, "uid": uid, "traj_uid": f"{uid}/{number % GROUP}"}
+        for traj_index, trajectory in enumerate(chunk.trajectories, start=first_index):
+            uid = f"train-1-0-{traj_index // GROUP}"
+            names = {"index": traj_index, "uid": uid, "traj_uid": f"{uid}/{traj_index % GROUP}"}
             trajectory.spec = replace(trajectory.spec, **names)
-    del received.trajectories[rows:]
-    return received
+    del collected.trajectories[rows:]
+    return collected
 
 
 def pack_trajectories(rollout: CollectedTrajectories) -> DataProto:
@@ -304,9 +313,11 @@ def make_trainer(workers: TrainingWorkers) -> RayPPOTrainer[Any]:
     """Return a trainer at its first step, without collector, validation and recorders."""
     settings = ["algorithm.adv_estimator=grpo", "actor_rollout_ref.model.path=none"]
     cfg = load_config("ppo_trainer", settings)
-    unused: Any = None
+    unused_part: Any = None
     reward = load_reward_manager(cfg)
-    trainer = RayPPOTrainer(cfg, workers, unused, unused, unused, reward, unused, unused)
+    trainer = RayPPOTrainer(
+        cfg, workers, unused_part, unused_part, unused_part, reward, unused_part, unused_part
+    )
     trainer.global_step = 1
     return trainer
 

@@ -80,10 +80,10 @@ def read_memory_mib() -> float:
 def run_episode(env: Env, observation: Observation, rng: random.Random) -> int:
     """Run random actions until done, at most ``MAX_ENV_STEPS``. Return the number of actions."""
     for step in range(MAX_ENV_STEPS):
-        observation, _, done, _ = env.step(
+        observation, _, is_done, _ = env.step(
             rng.choice(observation.info.get("admissible_actions") or FALLBACK_ACTIONS)
         )
-        if done:
+        if is_done:
             return step + 1
     return MAX_ENV_STEPS
 
@@ -114,7 +114,7 @@ def measure_environment(label: str, section: dict[str, Any], budget: float) -> d
     tasks = package.tasks(section, "train")[:8]
     began = time.perf_counter()
     env = package.make(section)
-    start = time.perf_counter() - began
+    start_seconds = time.perf_counter() - began
     rng = random.Random(0)
     for task in tasks:  # warm-up: loading and compiling are not counted
         run_episode(env, env.reset(task, 0), rng)
@@ -129,7 +129,7 @@ def measure_environment(label: str, section: dict[str, Any], budget: float) -> d
     count = sum(steps[-episodes:])
     numbers = {
         "placement": env.placement,
-        "start_s": start,
+        "start_s": start_seconds,
         "reset_ms": 1000 * reset,
         # Subtract the measured cost of the reset of each episode.
         "steps_per_core": count / max(spent - episodes * reset, 1e-3),
@@ -169,13 +169,13 @@ def main() -> None:
             stored = {"data_dir": folder} if label.startswith(("alfworld", "textworld/")) else {}
             job = json.dumps([label, CASES[label] | stored, options.cpu_seconds])
             # One process per environment, so that memory and imports are counted separately.
-            done = subprocess.run(
+            child_process = subprocess.run(
                 [sys.executable, __file__, "--child", job], capture_output=True, text=True
             )
-            if done.returncode != 0:
-                print(f"{label:32}{(done.stderr.strip().splitlines() or ['?'])[-1]}")
+            if child_process.returncode != 0:
+                print(f"{label:32}{(child_process.stderr.strip().splitlines() or ['?'])[-1]}")
                 continue
-            n = json.loads(done.stdout.splitlines()[-1])
+            n = json.loads(child_process.stdout.splitlines()[-1])
             print(f"{label:32}{n['placement']:>10}{n['start_s']:9.2f}{n['reset_ms']:10.2f}", end="")
             print(f"{n['steps_per_core']:18.0f}{n['with_resets']:13.0f}", end="")
             print(f"{n['here']:8.0f}{n['mb']:7.0f}", flush=True)

@@ -88,8 +88,8 @@ def find_separators(workload: Workload) -> tuple[list[int], list[int]]:
     text = workload.tokenizer.apply_chat_template(
         messages, tokenize=False, add_generation_prompt=True, **options
     )
-    before, after = text.partition(reply_text)[2].split(observation_text)
-    return encode_text(workload, before), encode_text(workload, after)
+    prefix_text, suffix_text = text.partition(reply_text)[2].split(observation_text)
+    return encode_text(workload, prefix_text), encode_text(workload, suffix_text)
 
 
 def encode_text(workload: Workload, text: str) -> list[int]:
@@ -107,15 +107,15 @@ class _UnpaddedRow:
 
 
 def _unpad_row(data: DataProto, row: int) -> _UnpaddedRow:
-    real = data.batch["attention_mask"][row].bool()
+    is_token = data.batch["attention_mask"][row].bool()
     prompt = data.batch["prompts"].shape[1]
 
     def unpad_column(name: str) -> list[Any]:
         # Response columns start after the padded prompt. Pad them in front to the row's length.
         padded = torch.nn.functional.pad(data.batch[name][row], (prompt, 0))
-        return padded[real].tolist()
+        return padded[is_token].tolist()
 
-    ids = data.batch["input_ids"][row][real].tolist()
+    ids = data.batch["input_ids"][row][is_token].tolist()
     return _UnpaddedRow(ids, unpad_column("response_mask"), unpad_column("rollout_log_probs"))
 
 
@@ -137,10 +137,10 @@ def check_tokens(
     """Return the numbers of checked turns and tokens, and of errors by kind (keys: ``COUNTS``)."""
     separators = find_separators(workload)
     counts: dict[str, int] = dict.fromkeys(COUNTS, 0)
-    for number, row in enumerate(rows):
-        unpadded_row = _unpad_row(data, number)
+    for row_index, row in enumerate(rows):
+        unpadded_row = _unpad_row(data, row_index)
         sampled = 0
-        last = None
+        last_end = None
         for turn in row.turns:
             prompt, result = recorder.requests[row.trajectory.spec.index][turn.step]
             start = len(prompt)
@@ -149,12 +149,12 @@ def check_tokens(
             encoded = encode_text(workload, workload.tokenizer.decode(result.token_ids))
             counts["retokenised"] += encoded != list(result.token_ids)
             sampled += sum(unpadded_row.mask[start:end])
-            if last is not None:
+            if last_end is not None:
                 counts["gaps"] += 1
                 counts["separators lost"] += not _has_separators(
-                    unpadded_row.ids, last, start, separators
+                    unpadded_row.ids, last_end, start, separators
                 )
-            last = end
+            last_end = end
         turns = sum(turn.end - turn.start for turn in row.turns)
         counts["loss elsewhere"] += sum(unpadded_row.mask) != sampled or sampled != turns
     return counts
@@ -165,14 +165,14 @@ def _check_turn(
 ) -> None:
     start = len(prompt)
     end = start + len(result.token_ids)
-    same = unpadded_row.ids[:start] == prompt and unpadded_row.ids[start:end] == list(
+    has_same_tokens = unpadded_row.ids[:start] == prompt and unpadded_row.ids[start:end] == list(
         result.token_ids
     )
     # Round to float32, the dtype of the row.
     logprobs = torch.tensor(result.logprobs).tolist()
     counts["turns"] += 1
     counts["tokens"] += end - start
-    counts["other tokens"] += not same
+    counts["other tokens"] += not has_same_tokens
     counts["other log-probs"] += unpadded_row.logprobs[start:end] != logprobs
 
 
@@ -180,11 +180,11 @@ def _has_separators(
     ids: list[int], last: int, start: int, separators: tuple[list[int], list[int]]
 ) -> bool:
     """Return True if ``ids[last:start]`` starts and ends with the template's separators."""
-    before, after = separators
+    prefix_ids, suffix_ids = separators
     gap = ids[last:start]
     # If the policy sampled the end of turn itself, the template's copy is omitted.
-    wanted = before[1:] if ids[last - 1] == before[0] else before
-    return gap[: len(wanted)] == wanted and gap[-len(after) :] == after
+    expected_prefix = prefix_ids[1:] if ids[last - 1] == prefix_ids[0] else prefix_ids
+    return gap[: len(expected_prefix)] == expected_prefix and gap[-len(suffix_ids) :] == suffix_ids
 
 
 def check_logprobs(data: DataProto, path: str, dtype: str) -> tuple[float, float]:
@@ -222,7 +222,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     data = pack_rows(rows, workload.tokenizer.pad_token_id)
     counts = check_tokens(rows, data, recorder, workload)
     path = str(workload.path)
-    mean, largest = check_logprobs(data, path, args.dtype)
+    mean, largest_difference = check_logprobs(data, path, args.dtype)
     fed = int(data.batch["attention_mask"].sum())
     lines = [
         f"{path}, {args.dtype}, {args.history}: {trajectories} trajectories, {len(rows)} rows",
@@ -231,7 +231,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         f"{counts['other log-probs']} other log-probs; "
         f"{counts['loss elsewhere']} rows have loss elsewhere",
         f"{counts['gaps']} separators, of which not whole {counts['separators lost']}",
-        f"|trainer - engine| mean {mean:.1e}, largest {largest:.1e} nats",
+        f"|trainer - engine| mean {mean:.1e}, largest {largest_difference:.1e} nats",
         "turns that would be other tokens if their text were encoded again: "
         f"{counts['retokenised']}",
         f"per episode: {counts['tokens'] / trajectories:.0f} sampled, "

@@ -65,10 +65,10 @@ def sample_processes(driver: psutil.Process) -> Sample:
     for process in [driver, *driver.children(recursive=True)]:
         try:
             with process.oneshot():
-                kind = "driver" if process == driver else get_process_kind(process)
-                sums[kind]["rss_mib"] += process.memory_info().rss / 2**20
-                sums[kind]["threads"] += process.num_threads()
-                sums[kind]["files"] += process.num_fds()
+                process_kind = "driver" if process == driver else get_process_kind(process)
+                sums[process_kind]["rss_mib"] += process.memory_info().rss / 2**20
+                sums[process_kind]["threads"] += process.num_threads()
+                sums[process_kind]["files"] += process.num_fds()
         except psutil.Error:
             continue  # the process has ended
     return dict(sums)
@@ -76,8 +76,8 @@ def sample_processes(driver: psutil.Process) -> Sample:
 
 def get_process_kind(process: psutil.Process) -> str:
     """Return the name of a process without its number: "ray::RolloutWorker"."""
-    words = process.cmdline()
-    title = words[0] if words and words[0].startswith("ray::") else process.name()
+    cmdline = process.cmdline()
+    title = cmdline[0] if cmdline and cmdline[0].startswith("ray::") else process.name()
     return title.partition(".")[0].rstrip("0123456789_-:")
 
 
@@ -87,20 +87,23 @@ def compare_tenths(samples: Sequence[Sample]) -> list[dict[str, Any]]:
     num_kinds = max((len(sample) for sample in samples), default=0)
     samples = [sample for sample in samples if len(sample) == num_kinds]
     tenth = max(1, len(samples) // 10)
-    early, late = samples[tenth : 2 * tenth], samples[-tenth:]
+    early_samples, late_samples = samples[tenth : 2 * tenth], samples[-tenth:]
     rows = []
-    for kind in sorted({kind for sample in [*early, *late] for kind in sample}):
+    for kind in sorted({kind for sample in [*early_samples, *late_samples] for kind in sample}):
         row: dict[str, Any] = {"process": kind}
         for measure in MEASURES:
-            row[measure] = [compute_median(part, kind, measure) for part in (early, late)]
+            row[measure] = [
+                compute_median(tenth_samples, kind, measure)
+                for tenth_samples in (early_samples, late_samples)
+            ]
         rows.append(row)
     return rows
 
 
 def compute_median(samples: Sequence[Sample], kind: str, measure: str) -> float:
     """Return the median of ``measure`` over ``samples``. A missing process counts as 0."""
-    empty: Mapping[str, float] = {}
-    values = [sample.get(kind, empty).get(measure, 0.0) for sample in samples]
+    empty_measures: Mapping[str, float] = {}
+    values = [sample.get(kind, empty_measures).get(measure, 0.0) for sample in samples]
     return round(statistics.median(values), 1)
 
 

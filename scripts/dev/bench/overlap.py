@@ -60,11 +60,11 @@ def format_table(measured: dict[str, list[dict]]) -> str:
     off, on = (measured[mode] for mode in MODES)
     lines = ["| seconds per step | in turn | overlapping | ratio |", "|---|---|---|---|"]
     for name, keys in PARTS.items():
-        left, right = compute_median_sum(off, *keys), compute_median_sum(on, *keys)
-        ratio = f"{left / right:.2f}" if right > 0 else ""
-        lines.append(f"| {name} | {left:.2f} | {right:.2f} | {ratio} |")
-    stale = [compute_median_sum(steps, "training/staleness") for steps in (off, on)]
-    lines.append(f"| updates since the rollout | {stale[0]:.2f} | {stale[1]:.2f} | |")
+        off_seconds, on_seconds = compute_median_sum(off, *keys), compute_median_sum(on, *keys)
+        ratio = f"{off_seconds / on_seconds:.2f}" if on_seconds > 0 else ""
+        lines.append(f"| {name} | {off_seconds:.2f} | {on_seconds:.2f} | {ratio} |")
+    staleness = [compute_median_sum(steps, "training/staleness") for steps in (off, on)]
+    lines.append(f"| updates since the rollout | {staleness[0]:.2f} | {staleness[1]:.2f} | |")
     return "\n".join(lines)
 
 
@@ -82,14 +82,14 @@ def main(argv: Sequence[str] | None = None) -> None:
         parser.error("--steps must be 3 or more: the first two steps are not counted")
     measured: dict[str, list[dict]] = {mode: [] for mode in MODES}
     with tempfile.TemporaryDirectory(prefix="bench-") as scratch:
-        for number in range(args.rounds):
-            for mode in MODES if number % 2 == 0 else reversed(MODES):
-                run_dir = Path(scratch) / f"{mode}-{number}"
+        for round_index in range(args.rounds):
+            for mode in MODES if round_index % 2 == 0 else reversed(MODES):
+                run_dir = Path(scratch) / f"{mode}-{round_index}"
                 measured[mode] += run_main_ppo(mode, run_dir, build_arguments(mode, run_dir, args))[
                     1:
                 ]
-    shown = " ".join([args.config_name, *args.overrides])
-    print(f"{shown}; {len(measured['off'])} steps of each\n\n{format_table(measured)}")
+    run_label = " ".join([args.config_name, *args.overrides])
+    print(f"{run_label}; {len(measured['off'])} steps of each\n\n{format_table(measured)}")
 
 
 if __name__ == "__main__":

@@ -105,17 +105,17 @@ def compute_median_sum(steps: list[dict], *names: str) -> float:
 
 def count_equal_replies(run_dirs: dict[str, Path], steps: int) -> tuple[int, int]:
     """Return the number of equal replies in both runs, and the number of compared replies."""
-    same = compared = 0
+    num_equal = compared = 0
     for step in range(1, steps + 1):
         replies = {
             estimator: read_replies(RunDirectory(run_dir).rollout_path(step))
             for estimator, run_dir in run_dirs.items()
         }
-        first, second = replies.values()
-        common = first.keys() & second.keys()
-        compared += len(common)
-        same += sum(first[key] == second[key] for key in common)
-    return same, compared
+        rlvcr_replies, grpo_replies = replies.values()
+        common_keys = rlvcr_replies.keys() & grpo_replies.keys()
+        compared += len(common_keys)
+        num_equal += sum(rlvcr_replies[key] == grpo_replies[key] for key in common_keys)
+    return num_equal, compared
 
 
 def read_replies(path: Path) -> dict[tuple[str, int], str]:
@@ -138,13 +138,13 @@ def format_table(measured: dict[str, list[dict]]) -> str:
 
     every = [f"timing_s/{key}" for keys in PARTS.values() for key in keys]
     for name, keys in PARTS.items():
-        parts = [f"timing_s/{key}" for key in keys]
-        add_line(name, compute_median_sum(rlvcr, *parts), compute_median_sum(grpo, *parts))
-    rest = [
+        metrics = [f"timing_s/{key}" for key in keys]
+        add_line(name, compute_median_sum(rlvcr, *metrics), compute_median_sum(grpo, *metrics))
+    untimed_seconds = [
         median(step["timing_s/step"] - sum(step.get(key, 0.0) for key in every) for step in steps)
         for steps in (rlvcr, grpo)
     ]
-    add_line("the rest", *rest)
+    add_line("the rest", *untimed_seconds)
     add_line(
         "**whole step**",
         compute_median_sum(rlvcr, "timing_s/step"),
@@ -176,18 +176,18 @@ def main(argv: Sequence[str] | None = None) -> None:
     run_dirs: dict[str, Path] = {}
     with tempfile.TemporaryDirectory(prefix="bench-") as scratch:
         base = args.keep or Path(scratch)
-        for number in range(args.rounds):
-            run_dirs = {estimator: base / f"{estimator}-{number}" for estimator in ESTIMATORS}
+        for round_index in range(args.rounds):
+            run_dirs = {estimator: base / f"{estimator}-{round_index}" for estimator in ESTIMATORS}
             # The order alternates between rounds: the second run profits from cached files.
-            for estimator in ESTIMATORS if number % 2 == 0 else reversed(ESTIMATORS):
+            for estimator in ESTIMATORS if round_index % 2 == 0 else reversed(ESTIMATORS):
                 run_dir = run_dirs[estimator]
                 measured[estimator] += run_main_ppo(
                     estimator, run_dir, build_arguments(estimator, run_dir, args)
                 )
-        same, compared = count_equal_replies(run_dirs, args.steps)
-    shown = " ".join([args.config_name, *args.overrides])
-    print(f"{shown}; {len(measured['rlvcr'])} steps of each\n\n{format_table(measured)}\n")
-    print(f"{same:,} of {compared:,} replies are the same in both")
+        num_equal, compared = count_equal_replies(run_dirs, args.steps)
+    run_label = " ".join([args.config_name, *args.overrides])
+    print(f"{run_label}; {len(measured['rlvcr'])} steps of each\n\n{format_table(measured)}\n")
+    print(f"{num_equal:,} of {compared:,} replies are the same in both")
 
 
 if __name__ == "__main__":

@@ -78,37 +78,38 @@ class StepLoad:
     @property
     def slowest_part(self) -> str:
         """Name of the part with the most seconds."""
-        parts = {
+        part_seconds = {
             "driver": self.driver_s + self.shard_s,
             "journal": self.journal_s,
             "driver's link": self.driver_link_s,
             "devices' links": self.device_link_s,
             "devices": self.device_s,
         }
-        return max(parts, key=parts.__getitem__)
+        return max(part_seconds, key=part_seconds.__getitem__)
 
 
 def fit_driver_model(rows: int) -> DriverModel:
     """Measure three steps with ``rows`` rows, and return the cost model of the driver."""
     driver.measure_driver_cost(driver.CHUNK_SIZE)  # warm-up
-    short = driver.measure_driver_cost(rows, shape=SHORT)
-    long = driver.measure_driver_cost(rows, shape=LONG)
-    many = driver.measure_driver_cost(rows, MANY, SHORT)
+    short_cost = driver.measure_driver_cost(rows, shape=SHORT)
+    long_cost = driver.measure_driver_cost(rows, shape=LONG)
+    many_ranks_cost = driver.measure_driver_cost(rows, MANY, SHORT)
     tokens = LONG.row_tokens - SHORT.row_tokens
     # The minimum keeps the cost per row at 0 or more when the measurements are noisy.
     token_ms = min(
-        (long.blocking_ms - short.blocking_ms) / tokens, long.blocking_ms / LONG.row_tokens
+        (long_cost.blocking_ms - short_cost.blocking_ms) / tokens,
+        long_cost.blocking_ms / LONG.row_tokens,
     )
-    row_ms = long.blocking_ms - token_ms * LONG.row_tokens
-    rank_ms = (many.blocking_ms - short.blocking_ms) * rows / (MANY - driver.RANKS)
+    row_ms = long_cost.blocking_ms - token_ms * LONG.row_tokens
+    rank_ms = (many_ranks_cost.blocking_ms - short_cost.blocking_ms) * rows / (MANY - driver.RANKS)
     table = rows * LONG.row_tokens
-    moved = sum(long.sent[part] for part in ("send", "answers", "update"))
+    moved = sum(long_cost.sent[part] for part in ("send", "answers", "update"))
     return DriverModel(
         row_ms / 1e3,
         token_ms / 1e3,
         max(0.0, rank_ms) / 1e3,
-        long.seconds[driver.BACKGROUND_PART] / table,
-        long.sent["receive"] / table,
+        long_cost.seconds[driver.BACKGROUND_PART] / table,
+        long_cost.sent["receive"] / table,
         moved / table,
     )
 
@@ -133,10 +134,10 @@ def measure_sharding(rows: balance.RowSizes, ranks: int, seed: int) -> tuple[flo
     began = time.process_time()
     for _ in range(2):
         partition_rows(rows.sizes, ranks)
-    parts = mini_batches(rows.table, seed, num_steps=STEPS)
-    shares = split_mini_batches(parts, rows.sizes, ranks)
+    batches = mini_batches(rows.table, seed, num_steps=STEPS)
+    rows_by_rank = split_mini_batches(batches, rows.sizes, ranks)
     took = time.process_time() - began
-    return took, balance.compute_efficiency(parts, shares, rows.sizes)
+    return took, balance.compute_efficiency(batches, rows_by_rank, rows.sizes)
 
 
 def compute_link_bytes(cfg: PPOConfig, ranks: int, tokens: float) -> float:
@@ -162,9 +163,9 @@ def simulate_step(ranks: int, num_trajectories: int, model: DriverModel, seed: i
     padded = num_trajectories * max(rows.sizes)
     nodes = max(1, ranks // ON_A_NODE)
     stored = tokens * model.received + padded * model.moved
-    parts = estimate_part_seconds(cfg, H100, Assumed())
+    part_seconds = estimate_part_seconds(cfg, H100, Assumed())
     link_bytes = compute_link_bytes(cfg, ranks, tokens / ranks)
-    others = sum(value for part, value in parts.items() if part != "update")
+    non_update_s = sum(value for part, value in part_seconds.items() if part != "update")
     return StepLoad(
         ranks=ranks,
         num_trajectories=num_trajectories,
@@ -175,7 +176,7 @@ def simulate_step(ranks: int, num_trajectories: int, model: DriverModel, seed: i
         driver_link_s=stored * (nodes - 1) / nodes / GIGA / DRIVER_LINK,
         device_link_gb=link_bytes / GIGA,
         device_link_s=link_bytes / GIGA / DEVICE_LINK,
-        device_s=others + parts["update"] / efficiency,
+        device_s=non_update_s + part_seconds["update"] / efficiency,
         efficiency=efficiency,
     )
 
@@ -188,20 +189,20 @@ def format_table(loads: Sequence[StepLoad]) -> Iterator[str]:
         "| device's link, GB | the same, s | devices, s | efficiency | longest |"
     )
     yield f"|{'---|' * 12}"
-    for one in loads:
+    for load in loads:
         figures = (
-            f"{one.ranks:,}",
-            f"{one.num_trajectories:,}",
-            f"{one.driver_s:.1f}",
-            f"{one.shard_s:.2f}",
-            f"{one.journal_s:.1f}",
-            f"{one.store_gb:.1f}",
-            f"{one.driver_link_s:.2f}",
-            f"{one.device_link_gb:.0f}",
-            f"{one.device_link_s:.1f}",
-            f"{one.device_s:.1f}",
-            f"{one.efficiency:.2f}",
-            one.slowest_part,
+            f"{load.ranks:,}",
+            f"{load.num_trajectories:,}",
+            f"{load.driver_s:.1f}",
+            f"{load.shard_s:.2f}",
+            f"{load.journal_s:.1f}",
+            f"{load.store_gb:.1f}",
+            f"{load.driver_link_s:.2f}",
+            f"{load.device_link_gb:.0f}",
+            f"{load.device_link_s:.1f}",
+            f"{load.device_s:.1f}",
+            f"{load.efficiency:.2f}",
+            load.slowest_part,
         )
         yield f"| {' | '.join(figures)} |"
 

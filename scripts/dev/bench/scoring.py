@@ -75,18 +75,18 @@ def make_engine(args: argparse.Namespace) -> TrainEngine:
     else:
         from transformers import Qwen3Config
 
-        new = NewPolicyConfig()
+        policy_config = NewPolicyConfig()
         lm = new_causal_lm(
             Qwen3Config(
                 vocab_size=VOCAB,
-                hidden_size=new.hidden_size,
-                intermediate_size=new.intermediate_size,
-                num_hidden_layers=new.num_hidden_layers,
-                num_attention_heads=new.num_attention_heads,
-                num_key_value_heads=new.num_key_value_heads,
-                head_dim=new.hidden_size // new.num_attention_heads,
+                hidden_size=policy_config.hidden_size,
+                intermediate_size=policy_config.intermediate_size,
+                num_hidden_layers=policy_config.num_hidden_layers,
+                num_attention_heads=policy_config.num_attention_heads,
+                num_key_value_heads=policy_config.num_key_value_heads,
+                head_dim=policy_config.hidden_size // policy_config.num_attention_heads,
                 max_position_embeddings=2 * max(args.contexts) + 512,
-                tie_word_embeddings=new.tie_word_embeddings,
+                tie_word_embeddings=policy_config.tie_word_embeddings,
             ),
             seed=0,
         )
@@ -125,20 +125,21 @@ def _make_row(context: int, args: argparse.Namespace, draw: np.random.Generator)
         start = len(batch_row.mask)
         thought = draw_length(args.thought)
         action = draw_length(args.action)
-        first = start + TAGS + thought + CLOSING
-        end = first + action + 1  # the end token is scored with the action
+        action_start = start + TAGS + thought + CLOSING
+        end = action_start + action + 1  # the end token is scored with the action
         step = len(batch_row.spans)
-        batch_row.spans.append(Span(first, end, step=step, label=1))
+        batch_row.spans.append(Span(action_start, end, step=step, label=1))
         for level in (2, 3, 4):
             prefix_length = TAGS + int(draw.integers(0, 2 * args.thought + 1)) + CLOSING
             tokens = (
-                draw.integers(10, VOCAB, prefix_length).tolist() + batch_row.ids[first:end].tolist()
+                draw.integers(10, VOCAB, prefix_length).tolist()
+                + batch_row.ids[action_start:end].tolist()
             )
             batch_row.branches.append(
                 Branch(start, tokens, target_start=prefix_length, step=step, label=level)
             )
-        seen = draw_length(args.observation)
-        batch_row.mask += [1] * (end - start) + [0] * seen
+        observation_length = draw_length(args.observation)
+        batch_row.mask += [1] * (end - start) + [0] * observation_length
     batch_row.ids = batch_row.ids[: len(batch_row.mask)]
     return batch_row
 
@@ -186,9 +187,9 @@ def make_naive_batch(data: DataProto) -> DataProto:
         for branch in row_branches:
             sequence = torch.cat([tokens[: branch.start], torch.tensor(branch.token_ids)])
             row_sequences.append((branch, sequence, branch.start + branch.target_start))
-        for scored, sequence, first in row_sequences:
+        for scored, sequence, target_index in row_sequences:
             rows.append((sequence, [0] * len(sequence)))
-            spans.append([Span(first, len(sequence), step=scored.step, label=scored.label)])
+            spans.append([Span(target_index, len(sequence), step=scored.step, label=scored.label)])
     return pack_rows(rows, spans)
 
 
@@ -200,7 +201,7 @@ def measure_passes(
     The difference is between the shared and the naive scores.
     """
     data = make_batch(context, args)
-    plain = data.select(list(data.batch.keys()), [])
+    unbranched_data = data.select(list(data.batch.keys()), [])
     naive = make_naive_batch(data)
     row_tokens = int(data.batch["attention_mask"].sum())
     naive_tokens = int(naive.batch["attention_mask"].sum())
@@ -216,9 +217,9 @@ def measure_passes(
         scores[name] = score_rows(engine, batch, max_tokens=args.max_tokens)
 
     passes = {
-        "old": lambda: score("old", plain),
+        "old": lambda: score("old", unbranched_data),
         "shared": lambda: score("shared", data),
-        "naive": lambda: (score("old", plain), score("naive", naive)),
+        "naive": lambda: (score("old", unbranched_data), score("naive", naive)),
     }
     for _ in range(args.repeats):
         for name, run in passes.items():
@@ -235,13 +236,13 @@ def find_largest_difference(shared: RowScores, naive: RowScores) -> float:
         raise ValueError("scores of spans or branches are missing; pass batches with both")
     # The order is that of ``make_naive_batch``: a row's spans, then its branches.
     expected = iter([record for row in naive.span_scores for record in row])
-    worst = 0.0
+    largest_difference = 0.0
     for spans, branches in zip(shared.span_scores, shared.branch_scores, strict=True):
         for record in [*spans, *branches]:
-            other = next(expected)
-            worst = max(worst, abs(record.logprob - other.logprob))
-            worst = max(worst, abs(record.entropy - other.entropy))
-    return worst
+            naive_record = next(expected)
+            largest_difference = max(largest_difference, abs(record.logprob - naive_record.logprob))
+            largest_difference = max(largest_difference, abs(record.entropy - naive_record.entropy))
+    return largest_difference
 
 
 HEADER = """\
@@ -296,8 +297,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     torch.set_num_threads(args.threads)
     engine = make_engine(args)
     size = sum(parameter.numel() for parameter in engine.module.parameters())
-    place = f"{args.dtype} on {engine.device}, {args.threads} threads"
-    print(f"{size / 1e6:.1f} million parameters, {place}\n\n{HEADER}")
+    setup_label = f"{args.dtype} on {engine.device}, {args.threads} threads"
+    print(f"{size / 1e6:.1f} million parameters, {setup_label}\n\n{HEADER}")
     for context in args.contexts:
         print(format_table_row(context, *measure_passes(engine, context, args)), flush=True)
 

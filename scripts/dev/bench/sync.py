@@ -75,9 +75,9 @@ def build_overrides(policy: Path, run_dir: Path, engine: str, dtype: str) -> lis
 def measure_median_s(repeats: int, call: Callable[[int], object]) -> float:
     """Return the median seconds of ``call(1)`` to ``call(repeats)``. ``call(0)`` is a warm-up."""
     seconds = []
-    for number in range(repeats + 1):
+    for call_index in range(repeats + 1):
         began = time.perf_counter()
-        call(number)
+        call(call_index)
         seconds.append(time.perf_counter() - began)
     return statistics.median(seconds[1:])
 
@@ -91,13 +91,13 @@ def measure_sync(gib: float, engine: str, dtype: str, repeats: int, scratch: Pat
         load_config("ppo_trainer", build_overrides(policy, run_dir, engine, dtype))
     ) as run:
         workers = run.trainer.workers
-        whole = measure_median_s(repeats, workers.sync_weights)
+        sync_s = measure_median_s(repeats, workers.sync_weights)
         export = measure_median_s(repeats, lambda _: export_to_store(workers))
         weights = ray_get(export_to_store(workers), EXPORT_S, "export of the weights")
         size = sum(array.nbytes for _, array in weights)
-    source, target = np.ones(size, np.uint8), np.ones(size, np.uint8)
+    source, copy_target = np.ones(size, np.uint8), np.ones(size, np.uint8)
     return SyncCost(
-        size, whole, export, measure_median_s(repeats, lambda _: np.copyto(target, source))
+        size, sync_s, export, measure_median_s(repeats, lambda _: np.copyto(copy_target, source))
     )
 
 

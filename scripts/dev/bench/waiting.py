@@ -41,9 +41,9 @@ class WaitingEnv:
     async def step(self, action: str) -> tuple[Observation, float, bool, dict[str, Any]]:
         """Wait, and count down the remaining steps."""
         self._history.append(action)
-        drawn = random.Random("/".join(self._history)).random()
+        uniform_draw = random.Random("/".join(self._history)).random()
         # Log-uniform: 10 to 100 ms is as likely as 100 ms to 1 s.
-        await asyncio.sleep(SHORTEST_S * math.exp(drawn * math.log(LONGEST_S / SHORTEST_S)))
+        await asyncio.sleep(SHORTEST_S * math.exp(uniform_draw * math.log(LONGEST_S / SHORTEST_S)))
         self._remaining -= 1
         is_success = self._remaining == 0
         return (
@@ -62,7 +62,7 @@ class WaitingEnv:
 
 def make_tasks(settings: EnvSettings, split: str) -> list[Task]:  # noqa: ARG001  of EnvPackage.tasks
     """Return 200 tasks, the same in every process."""
-    names = [f"waiting/{split}/{number}" for number in range(200)]
+    names = [f"waiting/{split}/{task_index}" for task_index in range(200)]
     return [
         {"task_id": name, "data_source": "waiting", "steps": random.Random(name).randint(*STEPS)}
         for name in names

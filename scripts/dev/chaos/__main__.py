@@ -46,13 +46,13 @@ def run_matrix(names: Sequence[str], again: bool) -> int:
 
     Return 1 if the verdict of a cell is wrong. Raises ``ValueError`` if no cell matches.
     """
-    chosen = [cell for cell in iter_cells() if _is_named(cell, names) and not cell.skip_reason]
-    if not chosen:
+    cells = [cell for cell in iter_cells() if _is_named(cell, names) and not cell.skip_reason]
+    if not cells:
         parse_cell(names[0])  # raises an error that lists the cells
     results = outcomes.read_results()
-    for cell in chosen:
-        known = results.get(cell.cell_key)
-        if known is not None and not known.verdict.startswith(WRONG) and not again:
+    for cell in cells:
+        old_result = results.get(cell.cell_key)
+        if old_result is not None and not old_result.verdict.startswith(WRONG) and not again:
             continue
         results[cell.cell_key] = run_cell(
             cell, make_policy(), FOLDER / cell.cell_key.replace("/", "-")
@@ -62,7 +62,7 @@ def run_matrix(names: Sequence[str], again: bool) -> int:
         sys.stderr.write(
             f"{cell.cell_key}: {result.verdict}, {result.seconds} s: {result.sentence}\n"
         )
-    return int(any(results[cell.cell_key].verdict.startswith(WRONG) for cell in chosen))
+    return int(any(results[cell.cell_key].verdict.startswith(WRONG) for cell in cells))
 
 
 def _is_named(cell: Cell, names: Sequence[str]) -> bool:

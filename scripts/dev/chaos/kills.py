@@ -95,7 +95,9 @@ class KillRecord:
         """Return a line for each problem after a kill and each difference of a round."""
         problems = [f"kill {kill.number}: {why}" for kill in self.kills for why in kill.wrong]
         return problems + [
-            f"round {number}: {why}" for number, whys in enumerate(self.rounds) for why in whys
+            f"round {round_index}: {why}"
+            for round_index, whys in enumerate(self.rounds)
+            for why in whys
         ]
 
 
@@ -137,13 +139,13 @@ def build_overrides(run_dir: Path) -> list[str]:
 
 def draw_kill(number: int, reference: Path, draw: random.Random) -> Kill:
     """Draw a kill at a random moment, within the start-up time or step time of ``reference``."""
-    early = draw.random() < EARLY_SHARE
-    ready = READY.search(reference.with_suffix(".txt").read_text())
+    is_early = draw.random() < EARLY_SHARE
+    ready_match = READY.search(reference.with_suffix(".txt").read_text())
     step_s = statistics.median(record["timing_s/step"] for record in _read_records(reference))
-    longest = float(ready[1]) if early and ready else step_s
-    after_s = round(draw.uniform(0.0, longest), 2)
-    further = 0 if early else draw.randrange(MAX_FURTHER_STEPS)
-    return Kill(number, number % 2 == 0, early, further, after_s)
+    max_delay_s = float(ready_match[1]) if is_early and ready_match else step_s
+    after_s = round(draw.uniform(0.0, max_delay_s), 2)
+    further = 0 if is_early else draw.randrange(MAX_FURTHER_STEPS)
+    return Kill(number, number % 2 == 0, is_early, further, after_s)
 
 
 def run_and_kill(kill: Kill, run_dir: Path) -> bool:
@@ -173,21 +175,23 @@ def _ended_before(kill: Kill, job: Job, run_dir: Path) -> bool:
     """
     began = time.time()
     countdown_start = began if kill.early else None
-    ready = None
+    ready_time = None
     steps: list[float] = []
     while countdown_start is None or time.time() - countdown_start < kill.after_s:
-        if ready is None and READY.search(job.log.read_text(errors="replace")):
-            ready = time.time()
-        if ready is not None:
-            steps = [record["time"] for record in _read_records(run_dir) if record["time"] > ready]
-        if countdown_start is None and ready is not None and len(steps) >= kill.further:
+        if ready_time is None and READY.search(job.log.read_text(errors="replace")):
+            ready_time = time.time()
+        if ready_time is not None:
+            steps = [
+                record["time"] for record in _read_records(run_dir) if record["time"] > ready_time
+            ]
+        if countdown_start is None and ready_time is not None and len(steps) >= kill.further:
             countdown_start = time.time()
         if job.process.poll() is not None or time.time() - began > RUN_S:
             job.finish(0.0)
             return True
         time.sleep(POLL_S)
     kill.step = max((record["step"] for record in _read_records(run_dir)), default=0)
-    kill.next_s = round(steps[0] - ready, 2) if ready is not None and steps else None
+    kill.next_s = round(steps[0] - ready_time, 2) if ready_time is not None and steps else None
     if kill.next_s is not None and kill.next_s > READY_S:
         kill.wrong.append(f"{kill.next_s} s from readiness to the next step")
     return False
@@ -215,13 +219,15 @@ def find_differences(reference: Path, run_dir: Path) -> Iterator[str]:
     if [record["step"] for record in records] != [record["step"] for record in expected]:
         yield f"steps {[record['step'] for record in records]}"
         return
-    for wanted, record in zip(expected, records, strict=True):
-        names = {name for name, _ in _untimed_items(wanted) ^ _untimed_items(record)}
+    for expected_record, record in zip(expected, records, strict=True):
+        names = {name for name, _ in _untimed_items(expected_record) ^ _untimed_items(record)}
         if names:
             yield f"step {record['step']} differs in {', '.join(sorted(names))}"
-    last = f"checkpoints/global_step_{STEPS}"
-    one, other = read_contents(reference / last), read_contents(run_dir / last)
-    changed = sorted(name for name in {*one, *other} if one.get(name) != other.get(name))
+    last_path = f"checkpoints/global_step_{STEPS}"
+    old_files, new_files = read_contents(reference / last_path), read_contents(run_dir / last_path)
+    changed = sorted(
+        name for name in {*old_files, *new_files} if old_files.get(name) != new_files.get(name)
+    )
     if changed:
         yield f"the last checkpoint differs in {', '.join(changed)}"
 
@@ -251,12 +257,12 @@ def read_contents(checkpoint: Path) -> dict[str, bytes]:
 def format_summary(record: KillRecord) -> str:
     """Return a summary of kills, rounds, problems and times."""
     kills = record.kills
-    whole = sum(kill.whole for kill in kills)
-    early = sum(kill.early for kill in kills)
+    num_tree = sum(kill.whole for kill in kills)
+    num_early = sum(kill.early for kill in kills)
     seconds = [kill.next_s for kill in kills if kill.next_s is not None]
     lines = [
-        f"{len(kills)} kills ({whole} of the whole tree, {len(kills) - whole} of the driver; "
-        f"{early} before the run was ready), {len(record.rounds)} completed runs",
+        f"{len(kills)} kills ({num_tree} of the whole tree, {len(kills) - num_tree} of the driver; "
+        f"{num_early} before the run was ready), {len(record.rounds)} completed runs",
         *record.list_problems(),
     ]
     if seconds:

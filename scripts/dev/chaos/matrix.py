@@ -119,9 +119,9 @@ def _inject_and_wait(
         targets = (
             list_node_processes(raylet) if raylet is not None else [find_process(cell.part, job)]
         )
-        for target in targets:
+        for target_process in targets:
             with suppress(psutil.NoSuchProcess):
-                target.send_signal(SIGNALS[cell.fault])
+                target_process.send_signal(SIGNALS[cell.fault])
         injected.touch()
     began = time.monotonic()
     try:
@@ -130,10 +130,10 @@ def _inject_and_wait(
         status = None
     seconds = round(time.monotonic() - began, 1)
     # Ray's own processes may wait for a minute if their driver was killed, so they are excluded.
-    left = job.left_over(GONE_S, apart_from=AGENTS)
+    remaining_processes = job.left_over(GONE_S, apart_from=AGENTS)
     # The folder's name contains the part. Remove it, so that a path does not count as naming it.
     log_text = job.log.read_text(errors="replace").replace(str(folder), "")
-    ended = EndedJob(cell, folder / "run", log_text, status, left)
+    ended = EndedJob(cell, folder / "run", log_text, status, remaining_processes)
     return CellResult(
         cell.cell_key, compute_verdict(ended), seconds, status or 0, find_error_line(ended)
     )
@@ -156,9 +156,9 @@ def find_process(part: str, job: Job) -> psutil.Process:
 
 def compute_verdict(ended: EndedJob) -> str:
     """Return the verdict of the job, as in ``CellResult``."""
-    wrong = list(_find_problems(ended))
-    if wrong:
-        return f"{WRONG}: {'; '.join(wrong)}"
+    problems = list(_find_problems(ended))
+    if problems:
+        return f"{WRONG}: {'; '.join(problems)}"
     return "ends" if ended.status else "continues"
 
 

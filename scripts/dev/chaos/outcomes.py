@@ -36,8 +36,8 @@ def format_table(results: Mapping[str, CellResult]) -> str:
     lines = ["| part | when | killed | hung | out of memory |", "|---|---|---|---|---|"]
     for part in PARTS:
         for stage in STAGES:
-            shown = [_format_cell(Cell(part, stage, fault), results) for fault in FAULTS]
-            lines.append(f"| {part} | {stage} | {' | '.join(shown)} |")
+            fault_cells = [_format_cell(Cell(part, stage, fault), results) for fault in FAULTS]
+            lines.append(f"| {part} | {stage} | {' | '.join(fault_cells)} |")
     return "\n".join(lines) + "\n"
 
 
@@ -55,9 +55,9 @@ def _format_cell(cell: Cell, results: Mapping[str, CellResult]) -> str:
 def write_page(results: Mapping[str, CellResult], page: Path = PAGE) -> None:
     """Replace the table of ``page``. Raises ``ValueError`` if the page lacks its marker lines."""
     text = page.read_text(encoding="utf-8")
-    place = re.compile(f"{re.escape(BEGIN)}.*?{re.escape(END)}", re.DOTALL)
-    if not place.search(text):
+    table_pattern = re.compile(f"{re.escape(BEGIN)}.*?{re.escape(END)}", re.DOTALL)
+    if not table_pattern.search(text):
         raise ValueError(f"{page} has no lines {BEGIN!r} and {END!r}; add them around the table")
-    replaced = place.sub(lambda _: f"{BEGIN}{format_table(results)}{END}", text)
+    replaced = table_pattern.sub(lambda _: f"{BEGIN}{format_table(results)}{END}", text)
     with atomic_write(page) as file:
         file.write(replaced)

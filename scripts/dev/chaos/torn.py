@@ -58,11 +58,11 @@ def swap_files(file: Path, draw: random.Random) -> Damage:
     """Swap the content of ``file`` with that of a different file of its checkpoint."""
     root = next(parent for parent in file.parents if parent.name.startswith("global_step_"))
     original = file.read_bytes()
-    other = draw.choice([path for path in list_files(root) if path.read_bytes() != original])
-    before = {file: original, other: other.read_bytes()}
-    file.write_bytes(before[other])
-    other.write_bytes(original)
-    return Damage("swapped", before)
+    other_file = draw.choice([path for path in list_files(root) if path.read_bytes() != original])
+    original_contents = {file: original, other_file: other_file.read_bytes()}
+    file.write_bytes(original_contents[other_file])
+    other_file.write_bytes(original)
+    return Damage("swapped", original_contents)
 
 
 DAMAGE_FUNCTIONS: tuple[Callable[[Path, random.Random], Damage], ...] = (
@@ -109,20 +109,22 @@ def damage_and_load(
     newest_first = sorted(STEPS, reverse=True)
     damaged_steps = newest_first[: 2 if number % 3 == 2 else 1]
     damage_function = DAMAGE_FUNCTIONS[number % len(DAMAGE_FUNCTIONS)]
-    done = []
+    damages = []
     for step in damaged_steps:
         file = draw.choice(list_files(manager.find_checkpoints()[step]))
-        done.append(damage_function(file, draw))
+        damages.append(damage_function(file, draw))
     loaded_path = manager.find_latest_valid()
     expected = manager.root / f"global_step_{newest_first[len(damaged_steps)]}"
     loaded = manager.load_state(loaded_path)["global_step"] if loaded_path is not None else None
-    places = ", ".join(str(path.relative_to(manager.root)) for path in done[0].before)
-    for damage in done:
+    damaged_paths = ", ".join(str(path.relative_to(manager.root)) for path in damages[0].before)
+    for damage in damages:
         damage.restore_files()
     problem = (
-        None if loaded_path == expected else f"{done[0].fault} {places}: step {loaded} was loaded"
+        None
+        if loaded_path == expected
+        else f"{damages[0].fault} {damaged_paths}: step {loaded} was loaded"
     )
-    return done[0].fault, problem
+    return damages[0].fault, problem
 
 
 def run(count: int, seed: int) -> int:
@@ -134,9 +136,9 @@ def run(count: int, seed: int) -> int:
         answers = [damage_and_load(manager, number, draw) for number in range(count)]
     finally:
         shutil.rmtree(root)
-    wrong = [why for _, why in answers if why is not None]
-    done = Counter(deed for deed, _ in answers)
-    sys.stdout.writelines(f"{why}\n" for why in wrong)
-    shown = ", ".join(f"{number} {deed}" for deed, number in sorted(done.items()))
-    sys.stdout.write(f"{count} times ({shown}): {len(wrong)} wrong\n")
-    return int(bool(wrong))
+    problems = [why for _, why in answers if why is not None]
+    damage_counts = Counter(deed for deed, _ in answers)
+    sys.stdout.writelines(f"{why}\n" for why in problems)
+    counts_text = ", ".join(f"{number} {deed}" for deed, number in sorted(damage_counts.items()))
+    sys.stdout.write(f"{count} times ({counts_text}): {len(problems)} wrong\n")
+    return int(bool(problems))

@@ -40,15 +40,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--fresh", action="store_true", help="ignore earlier results")
     parser.add_argument("--report", action="store_true", help="run nothing, write the page")
     args = parser.parse_args(argv)
-    chosen = [path.strip("/") for path in args.modules]
-    _refuse_unknown(chosen)
+    module_paths = [path.strip("/") for path in args.modules]
+    _refuse_unknown(module_paths)
     if not args.report:
         prepare()
     results = Results()
     rows = []
     for target in TARGETS:
-        rows += _run_target(target, chosen, results, args)
-    return _write_report(rows, has_all_modules=not chosen)
+        rows += _run_target(target, module_paths, results, args)
+    return _write_report(rows, has_all_modules=not module_paths)
 
 
 def _refuse_unknown(chosen: Sequence[str]) -> None:
@@ -91,8 +91,8 @@ def _run_mutants(
     work = partial(_run_in_warm_process, target, in_functions, pending, progress, workers)
     traced = run_one(target.name, work, DAY)
     progress.count = len(in_functions)
-    for done in run_import_mutants(at_import, traced, workers):
-        progress.record_result(done)
+    for mutant_result in run_import_mutants(at_import, traced, workers):
+        progress.record_result(mutant_result)
 
 
 def _run_in_warm_process(
@@ -116,8 +116,8 @@ def _run_in_warm_process(
             f"{target.name}: {len(traced.seconds)} tests in {sum(traced.seconds.values()):.0f} s"
         )
         traces.append(traced)
-        for done in run_function_mutants(warm, in_functions, traced, workers):
-            progress.record_result(done)
+        for mutant_result in run_function_mutants(warm, in_functions, traced, workers):
+            progress.record_result(mutant_result)
 
     collect_tests(target, trace_and_run)
     if not traces:

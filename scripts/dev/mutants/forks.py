@@ -52,12 +52,12 @@ class _Running(Generic[Answer]):
 def run_jobs(jobs: Iterable[ForkJob[Answer]], workers: int) -> Iterator[ForkResult[Answer]]:
     """Run every job in a separate child, ``workers`` at a time. Yield results as they arrive."""
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
-        waiting = enumerate(jobs)
-        running = _start_next(waiting, workers, Path(folder))
+        numbered_jobs = enumerate(jobs)
+        children = _start_next(numbered_jobs, workers, Path(folder))
         try:
-            yield from _run_until_empty(running, waiting, Path(folder))
+            yield from _run_until_empty(children, numbered_jobs, Path(folder))
         finally:
-            for child in running:
+            for child in children:
                 _kill(child.pid)
 
 
@@ -68,17 +68,17 @@ def _run_until_empty(
 ) -> Iterator[ForkResult[Answer]]:
     """Yield results, and start a waiting job for each child that ends. Updates ``running``."""
     while running:
-        for child, done in _collect_ended(running):
+        for child, result in _collect_ended(running):
             running.remove(child)
             running += _start_next(waiting, 1, folder)
-            yield done
+            yield result
         time.sleep(0.005)
 
 
 def _start_next(
     waiting: Iterator[tuple[int, ForkJob[Answer]]], count: int, folder: Path
 ) -> list[_Running[Answer]]:
-    return [_start(job, folder / str(number)) for number, job in islice(waiting, count)]
+    return [_start(job, folder / str(job_number)) for job_number, job in islice(waiting, count)]
 
 
 def _collect_ended(
@@ -86,7 +86,7 @@ def _collect_ended(
 ) -> list[tuple[_Running[Answer], ForkResult[Answer]]]:
     """Return the children that have ended or exceeded their deadline, with their results."""
     polled = [(child, _poll(child)) for child in running]
-    return [(child, done) for child, done in polled if done is not None]
+    return [(child, result) for child, result in polled if result is not None]
 
 
 def run_one(name: str, work: Callable[[], Answer], deadline: float) -> Answer:
@@ -94,11 +94,11 @@ def run_one(name: str, work: Callable[[], Answer], deadline: float) -> Answer:
 
     Raises ``RuntimeError`` if the child died or exceeded the deadline.
     """
-    done = next(run_jobs([ForkJob(name, work, deadline)], workers=1))
-    if done.answer is None:
-        how = f"did not end within {deadline:.0f} s" if done.timed_out else "died; see its output"
+    result = next(run_jobs([ForkJob(name, work, deadline)], workers=1))
+    if result.answer is None:
+        how = f"did not end within {deadline:.0f} s" if result.timed_out else "died; see its output"
         raise RuntimeError(f"{name} {how}")
-    return done.answer
+    return result.answer
 
 
 def silence_output() -> None:
@@ -125,8 +125,8 @@ def _start(job: ForkJob[Answer], path: Path) -> _Running[Answer]:
 
 def _poll(child: _Running[Answer]) -> ForkResult[Answer] | None:
     ended, _ = os.waitpid(child.pid, os.WNOHANG)
-    late = child.elapsed_seconds() > child.job.deadline
-    if not ended and not late:
+    is_late = child.elapsed_seconds() > child.job.deadline
+    if not ended and not is_late:
         return None
     if not ended:
         _kill(child.pid)
@@ -136,7 +136,7 @@ def _poll(child: _Running[Answer]) -> ForkResult[Answer] | None:
     if child.path.exists():
         answer = pickle.loads(child.path.read_bytes())  # written by a child of this process
         child.path.unlink()
-    return ForkResult(child.job.name, answer, late and answer is None, child.elapsed_seconds())
+    return ForkResult(child.job.name, answer, is_late and answer is None, child.elapsed_seconds())
 
 
 def _kill(pid: int) -> None:

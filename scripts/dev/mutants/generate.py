@@ -51,7 +51,7 @@ def make_mutants(path: Path, root: Path) -> list[Mutant]:
     source = path.read_text()
     module = path.relative_to(root).as_posix()
     original = compile(source, str(path), "exec")
-    seen: set[object] = set()
+    seen_fingerprints: set[object] = set()
     mutants: list[Mutant] = []
     repeated: dict[str, int] = {}
     for mutant in _all_mutants(source, module):
@@ -59,10 +59,12 @@ def make_mutants(path: Path, root: Path) -> list[Mutant]:
             changed = find_changed_code(original, compile(mutant.source, str(path), "exec"))
         except SyntaxError:
             continue
-        fingerprint = tuple((old.co_qualname, _describe_code_tree(new)) for old, new in changed)
-        if not changed or fingerprint in seen:
+        fingerprint = tuple(
+            (old_code.co_qualname, _describe_code_tree(new_code)) for old_code, new_code in changed
+        )
+        if not changed or fingerprint in seen_fingerprints:
             continue
-        seen.add(fingerprint)
+        seen_fingerprints.add(fingerprint)
         # A count distinguishes the same change of equal lines in one function.
         count = repeated[mutant.stable_key] = repeated.get(mutant.stable_key, 0) + 1
         function = f"{mutant.function}#{count}" if count > 1 else mutant.function
@@ -86,10 +88,10 @@ def find_changed_code(
             if _describe_code_tree(inner_old) != _describe_code_tree(inner_new):
                 changed.append((inner_old, inner_new))
             continue
-        below = find_changed_code(inner_old, inner_new)
-        if any(not is_function(code) for code, _ in below):
+        nested_changes = find_changed_code(inner_old, inner_new)
+        if any(not is_function(code) for code, _ in nested_changes):
             return [(old, new)]  # the body of a class runs at import
-        changed += below
+        changed += nested_changes
     return changed
 
 
@@ -121,7 +123,7 @@ def _describe_code(code: types.CodeType) -> tuple[object, ...]:
 def _describe_code_tree(code: types.CodeType) -> tuple[object, ...]:
     return (
         _describe_code(code),
-        tuple(_describe_code_tree(inner) for inner in list_inner_code(code)),
+        tuple(_describe_code_tree(inner_code) for inner_code in list_inner_code(code)),
     )
 
 
@@ -176,9 +178,9 @@ def _changes_only_text(before: cst.CSTNode, after: cst.CSTNode) -> bool:
         return False
     if _is_device(before.args[0].value):
         return True
-    kept = {id(argument) for argument in after.args}
-    gone = [argument for argument in before.args if id(argument) not in kept]
-    return any(_is_text_argument(argument) for argument in gone)
+    kept_ids = {id(argument) for argument in after.args}
+    removed_arguments = [argument for argument in before.args if id(argument) not in kept_ids]
+    return any(_is_text_argument(argument) for argument in removed_arguments)
 
 
 def _is_device(node: cst.BaseExpression) -> bool:
@@ -230,17 +232,17 @@ def _all_mutants(source: str, module: str) -> Iterator[Mutant]:
         if _sign_of_literal(mutation.original_node):
             continue
         statement = _find_statement(mutation.original_node, parents)
-        first = positions[statement].start.line
-        last = _last_line(mutation.original_node, statement, positions, parents)
+        first_line = positions[statement].start.line
+        last_line = _last_line(mutation.original_node, statement, positions, parents)
         changed_tree = tree.deep_replace(mutation.original_node, mutation.mutated_node)
         changed = cst.ensure_type(changed_tree, cst.Module).code
-        before, after = _find_changed_lines(source, changed)
+        old_text, new_text = _find_changed_lines(source, changed)
         yield Mutant(
             module=module,
             function=_qualified_name(statement, parents),
-            lines=(first, last),
-            before=before,
-            after=after,
+            lines=(first_line, last_line),
+            before=old_text,
+            after=new_text,
             context=_read_context(source, statement, positions, parents),
             source=changed,
         )
@@ -286,20 +288,20 @@ def _read_context(source: str, node: cst.CSTNode, positions, parents) -> str:
     functions = [f for f in _find_enclosing(node, parents) if isinstance(f, cst.FunctionDef)]
     if not functions:
         return ""
-    place = positions[functions[-1]]
-    return "\n".join(source.splitlines()[place.start.line - 1 : place.end.line])
+    outermost_range = positions[functions[-1]]
+    return "\n".join(source.splitlines()[outermost_range.start.line - 1 : outermost_range.end.line])
 
 
 def _find_changed_lines(before: str, after: str) -> tuple[str, str]:
     """Return the lines that differ, joined into one line for each side."""
-    old = before.splitlines()
-    new = after.splitlines()
-    blocks = SequenceMatcher(None, old, new, autojunk=False).get_opcodes()
+    lines_before = before.splitlines()
+    lines_after = after.splitlines()
+    blocks = SequenceMatcher(None, lines_before, lines_after, autojunk=False).get_opcodes()
     changed = [block for block in blocks if block[0] != "equal"]
     if not changed:
         return "", ""
-    old_lines = old[changed[0][1] : changed[-1][2]]
-    new_lines = new[changed[0][3] : changed[-1][4]]
+    old_lines = lines_before[changed[0][1] : changed[-1][2]]
+    new_lines = lines_after[changed[0][3] : changed[-1][4]]
     return _join_lines(old_lines), _join_lines(new_lines)
 
 

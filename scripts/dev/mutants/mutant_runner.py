@@ -44,11 +44,11 @@ class Trace:
 
         For a mutant that runs at import, return all tests.
         """
-        first, last = mutant.lines
-        wanted = set(range(first, last + 1))
+        first_line, last_line = mutant.lines
+        mutant_lines = set(range(first_line, last_line + 1))
         tests = []
         for test, modules in self.lines.items():
-            if mutant.at_import or modules.get(mutant.module, set()) & wanted:
+            if mutant.at_import or modules.get(mutant.module, set()) & mutant_lines:
                 tests.append(test)
         return sorted(tests, key=lambda test: self.seconds[test])
 
@@ -112,16 +112,16 @@ def _run_traced(warm: CollectedTests, paths: dict[str, str]) -> Trace:
     silence_output()
     result = Trace()
     names = list(warm.items)
-    for name, following in zip(names, [*names[1:], None], strict=True):
+    for name, next_name in zip(names, [*names[1:], None], strict=True):
         lines: dict[str, set[int]] = defaultdict(set)
         tracer = _make_tracer(paths, lines)
-        started = time.monotonic()
+        start_time = time.monotonic()
         threading.settrace(tracer)
         sys.settrace(tracer)
-        passed = warm.run(name, following)
+        passed = warm.run(name, next_name)
         sys.settrace(None)
         threading.settrace(None)  # pyright: ignore[reportArgumentType]  None is how it is undone
-        result.seconds[name] = time.monotonic() - started
+        result.seconds[name] = time.monotonic() - start_time
         result.lines[name] = dict(lines)
         if not passed:
             result.failed.append(name)
@@ -193,8 +193,8 @@ def swap_code(mutant: Mutant, functions: dict[FunctionKey, list[types.FunctionTy
     original = compile(path.read_text(), str(path), "exec")
     changed = compile(mutant.source, str(path), "exec")
     swapped = 0
-    for old, new in find_changed_code(original, changed):
-        for old_code, new_code in _pair_code(old, new):
+    for old_function_code, new_function_code in find_changed_code(original, changed):
+        for old_code, new_code in _pair_code(old_function_code, new_function_code):
             for function in functions.get(_function_key(old_code), ()):
                 function.__code__ = new_code
                 swapped += 1

@@ -54,21 +54,21 @@ class Results:
 
     def select_pending(self, mutants: Iterable[Mutant], tests_hash: str) -> list[Mutant]:
         """Return mutants without a valid result, and survivors whose tests have changed since."""
-        waiting = []
+        pending_mutants = []
         for mutant in mutants:
             result = self.get(mutant)
             outdated = result is not None and result.tests_hash != tests_hash
             fate = None if result is None else result.fate
             if fate in (None, "broken") or (fate == "survived" and outdated):
-                waiting.append(mutant)
-        return waiting
+                pending_mutants.append(mutant)
+        return pending_mutants
 
 
 def hash_tests(target: Target) -> str:
     """Return a hash of ``target``, its test files and the test helpers."""
     digest = hashlib.sha256(repr(target).encode())
-    for place in (*target.test_paths(), "tests/helpers"):
-        path = ROOT / place
+    for relative_path in (*target.test_paths(), "tests/helpers"):
+        path = ROOT / relative_path
         files = sorted(path.rglob("*.py")) if path.is_dir() else [path]
         for file in files:
             digest.update(file.read_bytes())
@@ -100,17 +100,17 @@ def format_change(mutant: Mutant) -> str:
     """Return the change as ``before -> after``, with a few equal words around it."""
     before = mutant.before
     after = mutant.after
-    start = 0
-    while start < min(len(before), len(after)) and before[start] == after[start]:
-        start += 1
-    end = 0
-    longest = min(len(before), len(after)) - start
-    while end < longest and before[-1 - end] == after[-1 - end]:
-        end += 1
-    left = before.rfind(" ", 0, max(0, start - 24)) + 1
-    right_before = _word_end(before, len(before) - end + 16)
+    prefix_len = 0
+    while prefix_len < min(len(before), len(after)) and before[prefix_len] == after[prefix_len]:
+        prefix_len += 1
+    suffix_len = 0
+    max_suffix = min(len(before), len(after)) - prefix_len
+    while suffix_len < max_suffix and before[-1 - suffix_len] == after[-1 - suffix_len]:
+        suffix_len += 1
+    context_start = before.rfind(" ", 0, max(0, prefix_len - 24)) + 1
+    right_before = _word_end(before, len(before) - suffix_len + 16)
     right_after = right_before - len(before) + len(after)
-    return f"{before[left:right_before]} -> {after[left:right_after]}"
+    return f"{before[context_start:right_before]} -> {after[context_start:right_after]}"
 
 
 def _word_end(text: str, position: int) -> int:
@@ -198,5 +198,5 @@ def _table_line(name: str, rows: Sequence[ModuleRow]) -> str:
     mutants = sum(row.mutants for row in rows)
     killed = sum(row.killed for row in rows)
     survivors = sum(len(row.survivors) for row in rows)
-    share = 100 * killed / mutants if mutants else 100.0
-    return f"| {name} | {mutants:,} | {killed:,} | {survivors} | {share:.1f} |"
+    killed_percent = 100 * killed / mutants if mutants else 100.0
+    return f"| {name} | {mutants:,} | {killed:,} | {survivors} | {killed_percent:.1f} |"

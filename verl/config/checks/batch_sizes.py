@@ -100,9 +100,9 @@ def check_sampling(cfg: PPOConfig, _ctx: CheckContext) -> Problems:
         fix = f"{prefix}.temperature=1.0 {prefix}.do_sample=true (val_kwargs apply to validation)"
         why = "greedy trajectories of a task are all equal"
         yield build_problem(cfg, key, why, "sampling in training", fix)
-    for where in (prefix, f"{prefix}.val_kwargs"):
-        trained = where == prefix and not cfg.trainer.val_only
-        yield from _truncation_problems(cfg, where, trained)
+    for section_path in (prefix, f"{prefix}.val_kwargs"):
+        trained = section_path == prefix and not cfg.trainer.val_only
+        yield from _truncation_problems(cfg, section_path, trained)
     if rollout.name == "hf" and rollout.engine_kwargs:
         yield build_problem(
             cfg,

@@ -33,8 +33,8 @@ def check_devices(cfg: PPOConfig, ctx: CheckContext) -> Problems:
     else:
         yield from cpu_problems(cfg)
     yield from _sequence_parallel_problems(cfg)
-    for where in ("actor_rollout_ref.actor", "actor_rollout_ref.ref", "critic.model"):
-        key = f"{where}.fsdp_config.fsdp_size"
+    for section_path in ("actor_rollout_ref.actor", "actor_rollout_ref.ref", "critic.model"):
+        key = f"{section_path}.fsdp_config.fsdp_size"
         size = value_at_path(cfg, key)
         # fsdp_size ranks hold one copy of the parameters, so it must divide the number of ranks.
         if size != -1 and (size < 1 or ranks % size):
@@ -56,11 +56,11 @@ def engine_problems(cfg: PPOConfig) -> Problems:
     gpus_per_engine = cfg.actor_rollout_ref.rollout.tensor_model_parallel_size
     engines = engine_count(cfg, "cuda")
     if engines * gpus_per_engine > devices:
-        most = devices // gpus_per_engine
+        max_engines = devices // gpus_per_engine
         of = f" of {gpus_per_engine} devices" if gpus_per_engine > 1 else ""
         why = f"{engines} engines{of} on {devices} devices, and a device can hold one engine"
-        fix = f"{key}={most}, or more devices" if most else "more devices"
-        yield build_problem(cfg, key, why, f"{most} or fewer", fix)
+        fix = f"{key}={max_engines}, or more devices" if max_engines else "more devices"
+        yield build_problem(cfg, key, why, f"{max_engines} or fewer", fix)
 
 
 def cpu_problems(cfg: PPOConfig) -> Problems:
@@ -72,8 +72,8 @@ def cpu_problems(cfg: PPOConfig) -> Problems:
 def _sequence_parallel_problems(cfg: PPOConfig) -> Problems:
     """Check sequence parallelism: its ranks must be on one node, without torch.compile."""
     ranks = cfg.trainer.n_gpus_per_node
-    for where in ("actor_rollout_ref.actor", "critic"):
-        key = f"{where}.ulysses_sequence_parallel_size"
+    for section_path in ("actor_rollout_ref.actor", "critic"):
+        key = f"{section_path}.ulysses_sequence_parallel_size"
         size = value_at_path(cfg, key)
         if ranks % size:
             why = f"does not divide the {ranks} ranks of a node, which compute a row together"
@@ -109,10 +109,10 @@ def _parallel_problems(cfg: PPOConfig) -> Problems:
         why = f"a node has {devices} devices, and all devices of an engine are on one node"
         yield build_problem(cfg, key, why, f"a divisor of {devices}", f"{key}=1")
     elif rollout.name == "vllm" and rollout.weight_transfer == "store":
-        where = "actor_rollout_ref.rollout.weight_transfer"
+        transfer_key = "actor_rollout_ref.rollout.weight_transfer"
         why = f"an engine of {gpus_per_engine} devices gets its weights by a transport of vLLM"
         allowed = ", ".join(["auto", *_gpu_transfers(cfg)])
-        yield build_problem(cfg, where, why, allowed, f"{where}=auto, or {key}=1")
+        yield build_problem(cfg, transfer_key, why, allowed, f"{transfer_key}=auto, or {key}=1")
 
 
 def _node_problems(cfg: PPOConfig) -> Problems:
@@ -196,11 +196,11 @@ def _name_problems(cfg: PPOConfig | SFTConfig) -> Problems:
     for name in ("project_name", "experiment_name", "default_local_dir"):
         key = f"trainer.{name}"
         value = str(value_at_path(cfg, key))
-        parts = value.split("/")
+        path_parts = value.split("/")
         if not value.strip() or not value.isprintable():
             why = "it has unprintable characters" if value.strip() else "it is empty"
             yield build_problem(cfg, key, why, "a name in one line", f"{key}=NAME")
-        elif name != "default_local_dir" and {"", ".", ".."} & set(parts):
+        elif name != "default_local_dir" and {"", ".", ".."} & set(path_parts):
             why = "the run directory would be outside of runs/"
             allowed = "a name, or names with / between them"
             yield build_problem(
@@ -235,9 +235,9 @@ def _checkpoint_problems(cfg: PPOConfig | SFTConfig, ctx: CheckContext) -> Probl
 def check_env(cfg: PPOConfig | SFTConfig, ctx: CheckContext) -> Problems:
     """Check that the environment exists and has enough tasks for a batch and for validation."""
     env = cfg.env
-    known = ctx.names.environments
-    if known is not None and env.name not in known and ":" not in env.env_name:
-        yield unknown_name_problem(cfg, "env.env_name", env.env_name, known)
+    known_envs = ctx.names.environments
+    if known_envs is not None and env.name not in known_envs and ":" not in env.env_name:
+        yield unknown_name_problem(cfg, "env.env_name", env.env_name, known_envs)
     section = env_section(env.name)
     if section is not None:
         yield from read_section(

@@ -32,20 +32,20 @@ def check_losses(cfg: PPOConfig, _ctx: CheckContext) -> Problems:
             "3.0 is usual",
         )
     yield from _loss_problems(cfg, prefix)
-    for where in (prefix, "critic"):
-        if len(value_at_path(cfg, f"{where}.optim.betas")) != 2:
+    for section in (prefix, "critic"):
+        if len(value_at_path(cfg, f"{section}.optim.betas")) != 2:
             yield build_problem(
                 cfg,
-                f"{where}.optim.betas",
+                f"{section}.optim.betas",
                 "AdamW has two betas",
                 "a list of two",
-                f"{where}.optim.betas=[0.9,0.999]",
+                f"{section}.optim.betas=[0.9,0.999]",
             )
-        if "model" not in (contents := value_at_path(cfg, key := f"{where}.checkpoint.contents")):
+        if "model" not in (contents := value_at_path(cfg, key := f"{section}.checkpoint.contents")):
             fix = f"{key}=[model,optimizer,extra]"
             why = "a run could not be resumed"
             yield build_problem(cfg, key, why, "a list with model in it", fix)
-        elif where == "critic" and "hf_model" in contents:
+        elif section == "critic" and "hf_model" in contents:
             why = "a value model cannot be saved in Hugging Face format"
             allowed = "model, optimizer, extra"
             yield build_problem(cfg, key, why, allowed, f"{key}=[model,optimizer,extra]")

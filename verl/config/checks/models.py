@@ -117,5 +117,5 @@ def _suggest_sibling(directory: Path) -> str:
     if not directory.parent.is_dir():
         return ""
     siblings = [entry.name for entry in directory.parent.iterdir() if entry.is_dir()]
-    guess = nearest_name(directory.name, siblings)
-    return f"did you mean {str(directory.parent / guess)!r}?" if guess else ""
+    similar_name = nearest_name(directory.name, siblings)
+    return f"did you mean {str(directory.parent / similar_name)!r}?" if similar_name else ""

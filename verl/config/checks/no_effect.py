@@ -29,9 +29,14 @@ def check_no_effect(cfg: PPOConfig | SFTConfig, _ctx: CheckContext) -> Problems:
         except MissingKey:
             continue  # already refused for another reason
         if value != key.default_value:
-            mark = key.unused_mark
+            unused_annotation = key.unused_mark
             yield build_problem(
-                cfg, key.path, mark.why, f"{key.default_value!r}", mark.instead, "no_effect"
+                cfg,
+                key.path,
+                unused_annotation.why,
+                f"{key.default_value!r}",
+                unused_annotation.instead,
+                "no_effect",
             )
 
 
@@ -52,9 +57,9 @@ def _contradiction_problems(cfg: PPOConfig) -> Problems:
             and value != section_value
             and not _is_ignored(key, value)
         ):
-            where = f"env.{cfg.env.name}.{name}"
-            why = f"it contradicts {where}={section_value!r}"
-            fix = f"do not set {where}"
+            section_key = f"env.{cfg.env.name}.{name}"
+            why = f"it contradicts {section_key}={section_value!r}"
+            fix = f"do not set {section_key}"
             yield build_problem(cfg, key, why, "one of them, or equal values", fix, "contradiction")
 
 

@@ -62,15 +62,15 @@ def parse_annotation(annotation: object, markers: tuple[Any, ...] = ()) -> Value
         return ValueType(_literal_type_names(arguments), choices=arguments)
     if origin in (Union, types.UnionType):
         return _union_type(arguments, markers)
-    low = next((_as_number(marker.ge) for marker in markers if isinstance(marker, Ge)), None)
-    high = next((_as_number(marker.le) for marker in markers if isinstance(marker, Le)), None)
+    minimum = next((_as_number(marker.ge) for marker in markers if isinstance(marker, Ge)), None)
+    maximum = next((_as_number(marker.le) for marker in markers if isinstance(marker, Le)), None)
     if origin in (list, tuple):
         return _list_type(origin, arguments)
     if origin is dict:
         return ValueType(_annotation_name(annotation), allows_any_key=True)
     if annotation is Any:
         return ValueType("any value", allows_any_key=True)
-    return ValueType(_annotation_name(annotation), low=low, high=high)
+    return ValueType(_annotation_name(annotation), low=minimum, high=maximum)
 
 
 def _format_bound(bound: float) -> str:
@@ -82,14 +82,20 @@ def _as_number(bound: object) -> float | None:
 
 
 def _union_type(arguments: tuple[Any, ...], markers: tuple[Any, ...]) -> ValueType:
-    shapes = [parse_annotation(part, markers) for part in arguments if part is not types.NoneType]
+    shapes = [
+        parse_annotation(argument, markers)
+        for argument in arguments
+        if argument is not types.NoneType
+    ]
     optional = len(shapes) < len(arguments)
-    words = " | ".join([*(shape.type_name for shape in shapes), *(["None"] if optional else [])])
+    union_name = " | ".join(
+        [*(shape.type_name for shape in shapes), *(["None"] if optional else [])]
+    )
     if len(shapes) > 1:  # several types: the bounds of one do not apply to the others
-        return ValueType(words, is_optional=optional)
+        return ValueType(union_name, is_optional=optional)
     single_type = shapes[0]
     return ValueType(
-        words,
+        union_name,
         single_type.choices,
         single_type.low,
         single_type.high,
@@ -102,8 +108,8 @@ def _union_type(arguments: tuple[Any, ...], markers: tuple[Any, ...]) -> ValueTy
 def _list_type(container_type: type, arguments: tuple[Any, ...]) -> ValueType:
     item = parse_annotation(arguments[0]) if arguments else ValueType("any value")
     fixed = container_type is tuple and arguments[-1] is not Ellipsis
-    words = f"list of {len(arguments)} {item.type_name}" if fixed else f"list[{item.type_name}]"
-    return ValueType(words, item.choices, item.low, item.high, items=container_type)
+    list_name = f"list of {len(arguments)} {item.type_name}" if fixed else f"list[{item.type_name}]"
+    return ValueType(list_name, item.choices, item.low, item.high, items=container_type)
 
 
 def _literal_type_names(choices: tuple[Any, ...]) -> str:
@@ -163,17 +169,19 @@ class Key:
     @property
     def unused_mark(self) -> Unused | None:
         """Return the ``Unused`` annotation of a key without effect; None for a key with effect."""
-        return next((mark for mark in self.field.metadata if isinstance(mark, Unused)), None)
+        return next((marker for marker in self.field.metadata if isinstance(marker, Unused)), None)
 
     @property
     def is_gpu_only(self) -> bool:
         """True if the key has no effect on CPU."""
-        return any(isinstance(mark, GpuOnly) for mark in self.field.metadata)
+        return any(isinstance(marker, GpuOnly) for marker in self.field.metadata)
 
     @property
     def code_mark(self) -> RunsCode | None:
         """Return the ``RunsCode`` annotation of a key that can name code; None for others."""
-        return next((mark for mark in self.field.metadata if isinstance(mark, RunsCode)), None)
+        return next(
+            (marker for marker in self.field.metadata if isinstance(marker, RunsCode)), None
+        )
 
     def describe_allowed(self) -> str:
         """Return the allowed values as text."""
@@ -188,9 +196,9 @@ def _field_type(owner: type[Section], name: str) -> ValueType:
 
 def section_class(field: FieldInfo) -> type[Section] | None:
     """Return the section class of ``field``; None if it holds a value."""
-    kind = field.annotation
-    if isinstance(kind, type) and not isinstance(kind, types.GenericAlias):
-        return kind if issubclass(kind, Section) else None
+    field_type = field.annotation
+    if isinstance(field_type, type) and not isinstance(field_type, types.GenericAlias):
+        return field_type if issubclass(field_type, Section) else None
     return None
 
 
@@ -234,11 +242,11 @@ def _attribute_docs(cls: type) -> Mapping[str, str]:
     # add 0.1 s to every start, although only --help shows the texts.
     body = _class_bodies(cls.__module__).get(cls.__name__, [])
     docs = {}
-    for statement, below in itertools.pairwise(body):
+    for statement, next_statement in itertools.pairwise(body):
         if not isinstance(statement, ast.AnnAssign) or not isinstance(statement.target, ast.Name):
             continue
-        if isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant):
-            docs[statement.target.id] = " ".join(str(below.value.value).split())
+        if isinstance(next_statement, ast.Expr) and isinstance(next_statement.value, ast.Constant):
+            docs[statement.target.id] = " ".join(str(next_statement.value.value).split())
     return types.MappingProxyType(docs)
 
 

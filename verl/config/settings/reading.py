@@ -111,20 +111,22 @@ class _Mistake:
         """
         refusal = details.get("ctx", {}).get("error")
         location = [*details["loc"], *([refusal.key] if isinstance(refusal, Refusal) else [])]
-        parts: list[str] = []
+        path_names: list[str] = []
         key: Key | None = None
-        current: type[Section] | None = section
+        current_section: type[Section] | None = section
         value: Any = values
-        while current is not None and location:
+        while current_section is not None and location:
             name = str(location.pop(0))
-            key = direct_keys(current, prefix + "".join(f"{part}." for part in parts)).get(name)
-            parts.append(name)
+            key = direct_keys(
+                current_section, prefix + "".join(f"{parent_name}." for parent_name in path_names)
+            ).get(name)
+            path_names.append(name)
             # A path can continue below a plain value, where there is no further value.
             value = value.get(name) if isinstance(value, Mapping) else None
-            current = key.section if key is not None else None
+            current_section = key.section if key is not None else None
         if value is None and key is not None and not key.is_section:
             value = key.default_value
-        return cls(prefix + ".".join(parts), value, key, details)
+        return cls(prefix + ".".join(path_names), value, key, details)
 
     def describe_mistake(self, known: Callable[[], Mapping[str, Key]]) -> Problem:
         """Return the message with key, value, reason, allowed values and fix."""
@@ -149,9 +151,9 @@ class _Mistake:
         choices = key.value_type.choices
         given_values = self.value if isinstance(self.value, list | tuple) else [self.value]
         invalid_values = [str(item) for item in given_values if choices and item not in choices]
-        guess = nearest_name(invalid_values[0], map(str, choices)) if invalid_values else None
-        if guess:
-            return f"did you mean {guess}?"
+        suggestion = nearest_name(invalid_values[0], map(str, choices)) if invalid_values else None
+        if suggestion:
+            return f"did you mean {suggestion}?"
         return f"{key.path}={_format_value(key.default_value)} is the default"
 
 
@@ -160,14 +162,14 @@ def _format_value(value: object) -> str:
 
 
 def _without_key(values: Mapping[str, Any], parts: list[str]) -> dict[str, Any]:
-    kept: dict[str, Any] = dict(values)
+    remaining_values: dict[str, Any] = dict(values)
     name = parts[0]
-    below = kept.get(name)
-    if len(parts) > 1 and isinstance(below, Mapping):
-        kept[name] = _without_key(below, parts[1:])
+    nested_values = remaining_values.get(name)
+    if len(parts) > 1 and isinstance(nested_values, Mapping):
+        remaining_values[name] = _without_key(nested_values, parts[1:])
     else:
-        kept.pop(name, None)
-    return kept
+        remaining_values.pop(name, None)
+    return remaining_values
 
 
 def _delete_key(section: Section, path: str) -> None:
@@ -256,10 +258,10 @@ def _as_text(value: object) -> Any:
 
 
 def _parse_text(text: str, kind: str) -> Any:
-    word = text.strip().lower()
-    if kind == "bool" and word in TRUE + FALSE:
-        return word in TRUE
+    lower_text = text.strip().lower()
+    if kind == "bool" and lower_text in TRUE + FALSE:
+        return lower_text in TRUE
     try:
-        return {"int": int, "float": float}.get(kind, str)(word if kind != "str" else text)
+        return {"int": int, "float": float}.get(kind, str)(lower_text if kind != "str" else text)
     except ValueError:
         return text

@@ -22,14 +22,14 @@ def is_secret_name(name: str) -> bool:
 
     Examples: API_KEY, hf_token, dbPassword; not prompt_key, tokenizer, max_tokens or pad_token.
     """
-    parts = [part.lower() for part in _PART.findall(name)]
-    if not parts or _SECRET_PARTS & set(parts):
-        return bool(parts)
-    before = parts[-2] if len(parts) > 1 else ""
-    if parts[-1] == "token":
-        return before not in _SPECIAL_TOKENS
+    name_words = [name_word.lower() for name_word in _PART.findall(name)]
+    if not name_words or _SECRET_PARTS & set(name_words):
+        return bool(name_words)
+    preceding_word = name_words[-2] if len(name_words) > 1 else ""
+    if name_words[-1] == "token":
+        return preceding_word not in _SPECIAL_TOKENS
     # Names of environment variables are upper-case, names of data columns are not.
-    return "key" in parts and (before in _KEYS or name.isupper())
+    return "key" in name_words and (preceding_word in _KEYS or name.isupper())
 
 
 def mask_secrets(value: Any, secret: bool = False) -> Any:
@@ -69,7 +69,7 @@ def mask_arguments(words: Sequence[str]) -> list[str]:
 
 def _mask_argument(word: str) -> str:
     key, equals, value = word.partition("=")
-    if equals and any(part in _ENVIRONMENTS for part in key.lstrip("+").split(".")):
+    if equals and any(key_name in _ENVIRONMENTS for key_name in key.lstrip("+").split(".")):
         return word if value.startswith("${") else f"{key}={MASK}"
     return mask_text(word)
 
@@ -102,8 +102,8 @@ def mask_text(text: str) -> str:
     """
 
     def mask_pair(match: re.Match[str]) -> str:
-        kept = not is_secret_name(match[2]) or match[4].startswith("$")
-        return match[0] if kept else f"{match[1]}{MASK}"
+        is_unmasked = not is_secret_name(match[2]) or match[4].startswith("$")
+        return match[0] if is_unmasked else f"{match[1]}{MASK}"
 
     text = _PAIR.sub(mask_pair, _IN_URL.sub(rf"\1:{MASK}@", text))
     for value in sorted(_hidden, key=len, reverse=True):

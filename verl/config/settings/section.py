@@ -65,9 +65,9 @@ class Section(BaseModel):
         copied_section._set_frozen(False)
         for path, value in values.items():
             section: Any = copied_section
-            *above, name = path.split(".")
-            for part in above:
-                section = getattr(section, part)
+            *section_names, name = path.split(".")
+            for section_name in section_names:
+                section = getattr(section, section_name)
             setattr(section, name, copy.deepcopy(value))
         copied_section._set_frozen(True)
         return copied_section
@@ -76,8 +76,8 @@ class Section(BaseModel):
         """Compare the values; a frozen copy equals its source."""
         if not isinstance(other, Section) or type(self) is not type(other):
             return NotImplemented
-        extra = self.__pydantic_extra__ == other.__pydantic_extra__
-        return extra and vars(self) == vars(other)
+        same_extra_values = self.__pydantic_extra__ == other.__pydantic_extra__
+        return same_extra_values and vars(self) == vars(other)
 
     def _set_frozen(self, frozen: bool) -> None:
         for value in (*vars(self).values(), *(self.__pydantic_extra__ or {}).values()):

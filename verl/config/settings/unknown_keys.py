@@ -17,9 +17,9 @@ def find_containing_key(path: str, keys: Mapping[str, Key]) -> Key | None:
     """Return the declared key at ``path`` or the dictionary key that contains it, else None."""
     if path in keys:
         return keys[path]
-    parts = path.split(".")
-    for length in range(len(parts) - 1, 0, -1):
-        key = keys.get(".".join(parts[:length]))
+    path_names = path.split(".")
+    for length in range(len(path_names) - 1, 0, -1):
+        key = keys.get(".".join(path_names[:length]))
         if key is not None:
             return key if key.allows_any_key else None
     return None
@@ -72,10 +72,10 @@ def unknown_key_problem(path: str, value: object, keys: Mapping[str, Key]) -> Pr
     while section and not child_names(section, keys):
         section = section.rpartition(".")[0]
     equivalent = equivalent_setting(path)
-    guess = None if equivalent else nearest_key(path, keys)
-    hint = f"; did you mean {guess}?" if guess else ""
-    fix = equivalent or (f"{guess}={value}" if guess else "leave it out")
-    where = section or "the top level"
+    similar_key = None if equivalent else nearest_key(path, keys)
+    hint = f"; did you mean {similar_key}?" if similar_key else ""
+    fix = equivalent or (f"{similar_key}={value}" if similar_key else "leave it out")
+    section_text = section or "the top level"
     names = ", ".join(child_names(section, keys))
-    text = f"{path}={value!r}: unknown key{hint}; allowed in {where}: {names}; fix: {fix}"
+    text = f"{path}={value!r}: unknown key{hint}; allowed in {section_text}: {names}; fix: {fix}"
     return Problem(text, "unknown_key")

@@ -13,23 +13,23 @@ def nice_ticks(low: float, high: float, count: int = 5) -> list[float]:
     if high <= low:
         margin = abs(low) * 0.1  # a single value gets a margin above and below
         low, high = (low - margin, low + margin) if margin else (0.0, 1.0)
-    raw = (high - low) / max(1, count - 1)
-    power = 10.0 ** math.floor(math.log10(raw))
+    min_distance = (high - low) / max(1, count - 1)
+    power = 10.0 ** math.floor(math.log10(min_distance))
     # Tick distances are 1, 2, 2.5 or 5 times a power of ten. 0.999 tolerates rounding errors.
-    step = next(m * power for m in (1, 2, 2.5, 5, 10) if m * power >= raw * 0.999)
+    step = next(m * power for m in (1, 2, 2.5, 5, 10) if m * power >= min_distance * 0.999)
     # 0.3 / 0.1 is 2.9999999999999996: the tolerance keeps that tick.
-    first = math.floor(low / step + 1e-9)
-    last = math.ceil(high / step - 1e-9)
-    return [round(i * step, 12) for i in range(first, last + 1)]
+    first_multiple = math.floor(low / step + 1e-9)
+    last_multiple = math.ceil(high / step - 1e-9)
+    return [round(i * step, 12) for i in range(first_multiple, last_multiple + 1)]
 
 
 def log_ticks(low: float, high: float) -> list[float]:
     """Return about six powers of ten or fewer that cover [low, high]."""
-    first = math.floor(math.log10(low) + 1e-9)
+    first_power = math.floor(math.log10(low) + 1e-9)
     # At least one decade: otherwise the axis would have no length.
-    last = max(math.ceil(math.log10(high) - 1e-9), first + 1)
-    stride = max(1, math.ceil((last - first) / 5))
-    return [10.0**power for power in range(first, last + stride, stride)]
+    last_power = max(math.ceil(math.log10(high) - 1e-9), first_power + 1)
+    stride = max(1, math.ceil((last_power - first_power) / 5))
+    return [10.0**power for power in range(first_power, last_power + stride, stride)]
 
 
 def step_ticks(low: int, high: int, count: int = 7) -> list[float]:
@@ -51,14 +51,14 @@ class Scale:
     log: bool = False
 
     def __call__(self, value: float) -> float:
-        low = self.low
-        high = self.high
+        low_end = self.low
+        high_end = self.high
         if self.log:
-            value = math.log10(max(value, low))  # values below the axis are drawn on it
-            low = math.log10(low)
-            high = math.log10(high)
-        share = (value - low) / (high - low) if high > low else 0.5
-        return round(self.start + share * (self.end - self.start), 2)
+            value = math.log10(max(value, low_end))  # values below the axis are drawn on it
+            low_end = math.log10(low_end)
+            high_end = math.log10(high_end)
+        axis_fraction = (value - low_end) / (high_end - low_end) if high_end > low_end else 0.5
+        return round(self.start + axis_fraction * (self.end - self.start), 2)
 
 
 def format_number(value: float) -> str:

@@ -36,10 +36,10 @@ def _success_cards(run: RunData) -> list[Card]:
     xs, ys = run.metric_points("val/success_rate")
     if not xs:
         # A step has few tasks. Its success rate alone is too noisy for a key figure.
-        last = run.last_mean("episode/success_rate", 5)
-        if last is None:
+        mean_success_rate = run.last_mean("episode/success_rate", 5)
+        if mean_success_rate is None:
             return []
-        return [Card("train success", f"{last:.1%}", "mean of the last 5 steps")]
+        return [Card("train success", f"{mean_success_rate:.1%}", "mean of the last 5 steps")]
     low, high = run.success_interval(xs[-1])
     note = f"95% interval {low:.1%} to {high:.1%}, step {xs[-1]}"
     result = [Card("held-out success", f"{ys[-1]:.1%}", note)]
@@ -56,11 +56,11 @@ def _change_cards(run: RunData, figures: Sequence[KeyFigure]) -> list[Card]:
     """Return cards with the last value of each figure, and its first value in the note."""
     result = []
     for figure in figures:
-        first = run.first_value(figure.metric)
-        last = run.last_mean(figure.metric, 3)
-        if first is not None and last is not None:
-            note = f"was {figure.form.format(first)} at the start"
-            result.append(Card(figure.label, figure.form.format(last), note))
+        first_value = run.first_value(figure.metric)
+        last_mean = run.last_mean(figure.metric, 3)
+        if first_value is not None and last_mean is not None:
+            note = f"was {figure.form.format(first_value)} at the start"
+            result.append(Card(figure.label, figure.form.format(last_mean), note))
     return result
 
 
@@ -83,9 +83,9 @@ def _mismatch_cards(run: RunData) -> list[Card]:
 
 def format_duration(seconds: float) -> str:
     """Format seconds: 45 s, 6 min 40 s, 2 h 05 min."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60:02d} s"
-    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+    whole_seconds = round(seconds)
+    if whole_seconds < 60:
+        return f"{whole_seconds} s"
+    if whole_seconds < 3600:
+        return f"{whole_seconds // 60} min {whole_seconds % 60:02d} s"
+    return f"{whole_seconds // 3600} h {whole_seconds % 3600 // 60:02d} min"

@@ -91,8 +91,8 @@ class Chart:
     def legend_series(self) -> list[Series]:
         """Return the series that the legend names; none if there is only one."""
         # Series with labels at their points need no legend.
-        shown = [series for series in self.series if not series.faint and not series.labels]
-        return shown if len(shown) > 1 else []
+        named_series = [series for series in self.series if not series.faint and not series.labels]
+        return named_series if len(named_series) > 1 else []
 
 
 def smooth_values(values: list[float], weight: float = 0.7) -> list[float]:
@@ -112,13 +112,13 @@ def draw_svg(chart: Chart) -> Markup:
     series = [s.limit_points() for s in chart.series if s.xs]
     layers = _stack_series(series) if chart.kind == "stacked" else series
     x, y, x_ticks, y_ticks = _make_scales(chart, layers)
-    parts = [*_draw_y_axis(chart, x, y, y_ticks), *_draw_x_axis(chart, x, x_ticks)]
+    tags = [*_draw_y_axis(chart, x, y, y_ticks), *_draw_x_axis(chart, x, x_ticks)]
     if chart.kind == "stacked":
         for layer in reversed(layers):  # the first one lies on top
-            parts += _draw_area(layer, x, y)
+            tags += _draw_area(layer, x, y)
     else:
         for layer in layers:
-            parts += _draw_line(layer, x, y)
+            tags += _draw_line(layer, x, y)
     hover = {
         "axis": chart.x_label if chart.kind == "points" else "step",
         "left": x.start,
@@ -136,7 +136,7 @@ def draw_svg(chart: Chart) -> Markup:
     label = escape(f"{chart.title}: {chart.y_label} by {chart.x_label}")
     return Markup(
         f'<svg viewBox="0 0 {chart.width} {chart.height}" aria-label="{label}" '
-        f'data-hover="{escape(json.dumps(hover, separators=(",", ":")))}">{"".join(parts)}</svg>'
+        f'data-hover="{escape(json.dumps(hover, separators=(",", ":")))}">{"".join(tags)}</svg>'
     )
 
 
@@ -171,12 +171,12 @@ def _stack_series(series: list[Series]) -> list[Series]:
     sums = [list(accumulate(column.get(x, 0.0) for column in columns)) for x in xs]
     layers = []
     for index, s in enumerate(series):
-        top = [total[index] for total in sums]
-        below = [total[index - 1] if index else 0.0 for total in sums]
+        upper_sums = [total[index] for total in sums]
+        lower_sums = [total[index - 1] if index else 0.0 for total in sums]
         # All series get the same steps. A part that was not measured counts as 0.
         s.ys = [columns[index].get(x, 0.0) for x in xs]
         s.xs = xs
-        layers.append(Series(s.name, xs, top, s.color, low=below))
+        layers.append(Series(s.name, xs, upper_sums, s.color, low=lower_sums))
     return layers
 
 
@@ -192,26 +192,26 @@ def _make_scales(
         steps += [*layer.xs, *(layer.left or []), *(layer.right or [])]
     values = values or [0.0, 1.0]
     steps = steps or [0, 1]
-    low = min(values) if chart.y_range[0] is None else chart.y_range[0]
-    high = max(values) if chart.y_range[1] is None else chart.y_range[1]
+    y_low = min(values) if chart.y_range[0] is None else chart.y_range[0]
+    y_high = max(values) if chart.y_range[1] is None else chart.y_range[1]
     if chart.log:
         positive = [v for v in values if v > 0] or [1.0]
         ticks = log_ticks(min(positive), max(positive))
     else:
-        ticks = nice_ticks(low, high, max(3, chart.height // 48))
+        ticks = nice_ticks(y_low, y_high, max(3, chart.height // 48))
     if chart.y_range[1] is not None:
         # Drop ticks above a given bound, for example 120% for a share of at most 1.
-        ticks = [tick for tick in ticks if tick <= high + 1e-9]
-    right = chart.width - RIGHT
+        ticks = [tick for tick in ticks if tick <= y_high + 1e-9]
+    right_edge = chart.width - RIGHT
     if chart.kind == "points":
         x_ticks = _ticks_around(min(steps), max(steps), max(4, chart.width // 120))
-        x = Scale(x_ticks[0], x_ticks[-1], LEFT, right)
+        x = Scale(x_ticks[0], x_ticks[-1], LEFT, right_edge)
     else:
         # A single step also needs an axis with a length.
-        x = Scale(min(steps), max(max(steps), min(steps) + 1), LEFT, right)
+        x = Scale(min(steps), max(max(steps), min(steps) + 1), LEFT, right_edge)
         x_ticks = step_ticks(int(x.low), int(x.high), max(5, chart.width // 90))
     # Values can exceed the last tick, because ticks above the bound were removed.
-    highest = ticks[-1] if chart.log else max(ticks[-1], high)
+    highest = ticks[-1] if chart.log else max(ticks[-1], y_high)
     y = Scale(ticks[0], highest, chart.height - BOTTOM, TOP, chart.log)
     return x, y, x_ticks, ticks
 
@@ -224,37 +224,37 @@ def _ticks_around(low: float, high: float, count: int) -> list[float]:
 
 def _draw_y_axis(chart: Chart, x: Scale, y: Scale, ticks: list[float]) -> list[str]:
     """Draw a grid line and a value for every y tick, and the label of the axis."""
-    middle = (TOP + chart.height - BOTTOM) / 2
-    parts = []
+    center_y = (TOP + chart.height - BOTTOM) / 2
+    tags = []
     for tick in ticks:
         css = "zero" if tick == 0 and ticks[0] < 0 else "grid"
-        parts.append(
+        tags.append(
             f'<line class="{css}" x1="{x.start}" x2="{x.end}" y1="{y(tick)}" y2="{y(tick)}"/>'
         )
         text = escape(FORMATS[chart.form](tick))
-        place = f'x="{x.start - 7}" y="{y(tick) + 3.5}" text-anchor="end"'
-        parts.append(f'<text class="tick" {place}>{text}</text>')
-    place = f'x="11" y="{middle}" transform="rotate(-90 11 {middle})"'
-    parts.append(f'<text class="label" {place} text-anchor="middle">{escape(chart.y_label)}</text>')
-    return parts
+        attrs = f'x="{x.start - 7}" y="{y(tick) + 3.5}" text-anchor="end"'
+        tags.append(f'<text class="tick" {attrs}>{text}</text>')
+    attrs = f'x="11" y="{center_y}" transform="rotate(-90 11 {center_y})"'
+    tags.append(f'<text class="label" {attrs} text-anchor="middle">{escape(chart.y_label)}</text>')
+    return tags
 
 
 def _draw_x_axis(chart: Chart, x: Scale, ticks: list[float]) -> list[str]:
     """Draw the x axis with its ticks and its label."""
-    bottom = chart.height - BOTTOM
+    axis_y = chart.height - BOTTOM
     show = FORMATS["number"] if chart.kind == "points" else "{:.0f}".format
-    parts = []
+    tags = []
     for tick in ticks:
-        parts.append(
-            f'<line class="mark" x1="{x(tick)}" x2="{x(tick)}" y1="{bottom}" y2="{bottom + 4}"/>'
+        tags.append(
+            f'<line class="mark" x1="{x(tick)}" x2="{x(tick)}" y1="{axis_y}" y2="{axis_y + 4}"/>'
         )
-        place = f'x="{x(tick)}" y="{bottom + 16}" text-anchor="middle"'
-        parts.append(f'<text class="tick" {place}>{show(tick)}</text>')
-    parts.append(f'<line class="axis" x1="{x.start}" x2="{x.end}" y1="{bottom}" y2="{bottom}"/>')
+        attrs = f'x="{x(tick)}" y="{axis_y + 16}" text-anchor="middle"'
+        tags.append(f'<text class="tick" {attrs}>{show(tick)}</text>')
+    tags.append(f'<line class="axis" x1="{x.start}" x2="{x.end}" y1="{axis_y}" y2="{axis_y}"/>')
     center = (x.start + x.end) / 2
-    place = f'x="{center}" y="{chart.height - 5}" text-anchor="middle"'
-    parts.append(f'<text class="label" {place}>{escape(chart.x_label)}</text>')
-    return parts
+    attrs = f'x="{center}" y="{chart.height - 5}" text-anchor="middle"'
+    tags.append(f'<text class="label" {attrs}>{escape(chart.x_label)}</text>')
+    return tags
 
 
 def _svg_path(xs: Sequence[float], ys: Sequence[float], x: Scale, y: Scale) -> str:
@@ -262,27 +262,27 @@ def _svg_path(xs: Sequence[float], ys: Sequence[float], x: Scale, y: Scale) -> s
 
 
 def _draw_line(series: Series, x: Scale, y: Scale) -> list[str]:
-    parts = []
+    tags = []
     color = f"c-{series.color}"
     if series.low is not None and series.high is not None and series.band:
-        above = _svg_path(series.xs, series.high, x, y)
-        below = _svg_path(series.xs[::-1], series.low[::-1], x, y)
-        parts.append(f'<path class="band {color}" d="M{above}L{below}Z"/>')
+        upper_path = _svg_path(series.xs, series.high, x, y)
+        lower_path = _svg_path(series.xs[::-1], series.low[::-1], x, y)
+        tags.append(f'<path class="band {color}" d="M{upper_path}L{lower_path}Z"/>')
     else:
         whiskers = [*_vertical_whiskers(series, x, y), *_horizontal_whiskers(series, x, y)]
-        parts += [f'<path class="whisker {color}" d="{whisker}"/>' for whisker in whiskers]
+        tags += [f'<path class="whisker {color}" d="{whisker}"/>' for whisker in whiskers]
     css = "faint" if series.faint else "line"
-    parts.append(f'<path class="{css} {color}" d="M{_svg_path(series.xs, series.ys, x, y)}"/>')
+    tags.append(f'<path class="{css} {color}" d="M{_svg_path(series.xs, series.ys, x, y)}"/>')
     if series.markers or len(series.xs) == 1:
         for step, value in zip(series.xs, series.ys, strict=True):
-            parts.append(f'<circle class="dot {color}" cx="{x(step)}" cy="{y(value)}" r="3.6"/>')
+            tags.append(f'<circle class="dot {color}" cx="{x(step)}" cy="{y(value)}" r="3.6"/>')
     for step, value, label in zip(series.xs, series.ys, series.labels or (), strict=False):
         at = x(step)
         is_label_left = at > x.start + LABEL_LEFT_FROM * (x.end - x.start)
-        side = f'x="{at - 8}" text-anchor="end"' if is_label_left else f'x="{at + 8}"'
-        place = f'{side} y="{y(value) - 6}"'
-        parts.append(f'<text class="tick" {place}>{escape(label)}</text>')
-    return parts
+        x_attrs = f'x="{at - 8}" text-anchor="end"' if is_label_left else f'x="{at + 8}"'
+        attrs = f'{x_attrs} y="{y(value) - 6}"'
+        tags.append(f'<text class="tick" {attrs}>{escape(label)}</text>')
+    return tags
 
 
 def _vertical_whiskers(series: Series, x: Scale, y: Scale) -> Iterator[str]:
@@ -291,9 +291,9 @@ def _vertical_whiskers(series: Series, x: Scale, y: Scale) -> Iterator[str]:
         return
     for step, low, high in zip(series.xs, series.low, series.high, strict=True):
         at = x(step)
-        bottom = y(low)
-        top = y(high)
-        yield f"M{at} {bottom}V{top}M{at - 4} {bottom}h8M{at - 4} {top}h8"
+        low_y = y(low)
+        high_y = y(high)
+        yield f"M{at} {low_y}V{high_y}M{at - 4} {low_y}h8M{at - 4} {high_y}h8"
 
 
 def _horizontal_whiskers(series: Series, x: Scale, y: Scale) -> Iterator[str]:
@@ -302,18 +302,18 @@ def _horizontal_whiskers(series: Series, x: Scale, y: Scale) -> Iterator[str]:
         return
     for value, left, right in zip(series.ys, series.left, series.right, strict=True):
         at = y(value)
-        start = x(left)
-        end = x(right)
-        yield f"M{start} {at}H{end}M{start} {at - 4}v8M{end} {at - 4}v8"
+        left_x = x(left)
+        right_x = x(right)
+        yield f"M{left_x} {at}H{right_x}M{left_x} {at - 4}v8M{right_x} {at - 4}v8"
 
 
 def _draw_area(layer: Series, x: Scale, y: Scale) -> list[str]:
-    bottom = layer.low or [0.0] * len(layer.xs)
+    lower_values = layer.low or [0.0] * len(layer.xs)
     if len(layer.xs) == 1:  # one step: a bar across the chart
-        low = y(bottom[0])
-        high = y(layer.ys[0])
-        size = f'x="{x.start}" width="{x.end - x.start}" y="{high}" height="{low - high}"'
+        low_y = y(lower_values[0])
+        high_y = y(layer.ys[0])
+        size = f'x="{x.start}" width="{x.end - x.start}" y="{high_y}" height="{low_y - high_y}"'
         return [f'<rect class="area c-{layer.color}" {size}/>']
-    top = _svg_path(layer.xs, layer.ys, x, y)
-    below = _svg_path(layer.xs[::-1], bottom[::-1], x, y)
-    return [f'<path class="area c-{layer.color}" d="M{top}L{below}Z"/>']
+    upper_path = _svg_path(layer.xs, layer.ys, x, y)
+    lower_path = _svg_path(layer.xs[::-1], lower_values[::-1], x, y)
+    return [f'<path class="area c-{layer.color}" d="M{upper_path}L{lower_path}Z"/>']

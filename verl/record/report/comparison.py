@@ -101,9 +101,9 @@ def _shared_name(runs: Sequence[RunData]) -> str:
     names = [run.directory.path.name for run in runs]
     if len(names) == 1:
         return names[0]
-    common = takewhile(lambda letters: len(set(letters)) == 1, zip(*names, strict=False))
+    prefix = takewhile(lambda letters: len(set(letters)) == 1, zip(*names, strict=False))
     # Remove the common beginning of suffixes such as _s1 and _s2.
-    return re.sub(r"[_.-](seed|s)?$", "", "".join(letters[0] for letters in common)) or names[0]
+    return re.sub(r"[_.-](seed|s)?$", "", "".join(letters[0] for letters in prefix)) or names[0]
 
 
 def build_settings_table(groups: Arms) -> NumberTable:
@@ -117,10 +117,10 @@ def build_settings_table(groups: Arms) -> NumberTable:
 
 def comparison_sections(groups: Arms) -> list[DrawnSection]:
     """Return the sections with the curves and tables of ``groups``."""
-    added = [section for other in load_contributions() for section in other.sections]
-    drawn = [_draw_section(groups, plan) for plan in (SUCCESS, EFFORT, OPTIMISATION, *added)]
-    drawn[0].tables = [build_value_table(groups), build_settings_table(groups)]
-    return [section for section in drawn if section.charts or section.tables]
+    added = [section for contribution in load_contributions() for section in contribution.sections]
+    sections = [_draw_section(groups, plan) for plan in (SUCCESS, EFFORT, OPTIMISATION, *added)]
+    sections[0].tables = [build_value_table(groups), build_settings_table(groups)]
+    return [section for section in sections if section.charts or section.tables]
 
 
 def _draw_section(groups: Arms, plan: ReportSection) -> DrawnSection:
@@ -158,10 +158,10 @@ def arm_series(name: str, runs: Sequence[RunData], curve: Curve, color: str) -> 
     for run in runs:
         xs, ys = run.metric_points(curve.metric)
         values.append(dict(zip(xs, smooth_values(ys) if curve.smooth else ys, strict=True)))
-    shared = sorted(set.intersection(*(set(of_run) for of_run in values)))
-    at_steps = [[of_run[step] for of_run in values] for step in shared]
+    steps = sorted(set.intersection(*(set(of_run) for of_run in values)))
+    at_steps = [[of_run[step] for of_run in values] for step in steps]
     label = f"{name}, {len(runs)} seeds" if len(runs) > 1 else name
-    line = Series(label, shared, [fmean(each) for each in at_steps], color, markers=curve.markers)
+    line = Series(label, steps, [fmean(each) for each in at_steps], color, markers=curve.markers)
     if len(runs) > 1:
         bounds = [bootstrap_interval(each, resamples=RESAMPLES) for each in at_steps]
         line.low = [low for low, _ in bounds]
@@ -195,7 +195,7 @@ def build_value_table(groups: Arms) -> NumberTable:
 
 
 def _value_cells(runs: Sequence[RunData]) -> list[str]:
-    return [_value_cell(runs, metric, place, form) for _, metric, place, form in COLUMNS]
+    return [_value_cell(runs, metric, index, form) for _, metric, index, form in COLUMNS]
 
 
 def _value_cell(runs: Sequence[RunData], metric: str, place: int, form: str) -> str:

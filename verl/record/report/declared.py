@@ -87,17 +87,17 @@ def _scatter_point(scatter: Scatter, name: str, values: Mapping[str, float]) -> 
         point.ys = [y]
         point.low = [values.get(f"{line}/{scatter.y}_low", y)]
         point.high = [values.get(f"{line}/{scatter.y}_high", y)]
-        left = values.get(f"{line}/{scatter.x}_low")
-        right = values.get(f"{line}/{scatter.x}_high")
-        if left is not None and right is not None:
-            point.left = [left]
-            point.right = [right]
+        x_low = values.get(f"{line}/{scatter.x}_low")
+        x_high = values.get(f"{line}/{scatter.x}_high")
+        if x_low is not None and x_high is not None:
+            point.left = [x_low]
+            point.right = [x_high]
     return point
 
 
 def draw_plot(run: RunData, plot: Plot) -> Chart:
     """Draw ``plot`` with the metrics of ``run``."""
-    series = [one for curve in plot.curves for one in _curve_series(run, curve)]
+    series = [curve_line for curve in plot.curves for curve_line in _curve_series(run, curve)]
     if plot.log:
         for one in series:
             _keep_positive(one)

@@ -73,7 +73,11 @@ def _token_strengths(step: Mapping[str, Any], scale: float) -> list[dict[str, An
 
 def step_views() -> list[StepView]:
     """Return the declarations of turn fields to show, from methods and environments."""
-    return [other.steps for other in load_contributions() if other.steps is not None]
+    return [
+        contribution.steps
+        for contribution in load_contributions()
+        if contribution.steps is not None
+    ]
 
 
 def extra_step_fields(
@@ -88,10 +92,10 @@ def extra_step_fields(
     the trajectories that continued with each alternative.
     """
     badges = [step[view.badge] for view in views if view.badge and step.get(view.badge)]
-    flags = [step[flag] for view in views for flag in view.flags if step.get(flag)]
+    flags = [step[flag_key] for view in views for flag_key in view.flags if step.get(flag_key)]
     declared = [view.alternatives for view in views if view.alternatives is not None]
-    present = [view for view in declared if step.get(view.key)]
-    tables = [_alternatives_table(step, view, outcomes.get(view.key, {})) for view in present]
+    present_views = [view for view in declared if step.get(view.key)]
+    tables = [_alternatives_table(step, view, outcomes.get(view.key, {})) for view in present_views]
     fields = {"badges": badges, "flags": flags, "tables": tables}
     return {key: value for key, value in fields.items() if value}
 
@@ -134,11 +138,11 @@ def _column_cells(
     values = [entry.get(column.key) for entry in entries]
     known_values = [value for value in values if value is not None]
     # If all numbers are equal, none is marked.
-    best = max(known_values) if column.best and len(set(known_values)) > 1 else None
+    best_value = max(known_values) if column.best and len(set(known_values)) > 1 else None
     cells = []
     for value in values:
         text = "" if value is None else column.form.format(value)
-        cells.append((text, best is not None and value == best))
+        cells.append((text, best_value is not None and value == best_value))
     return cells
 
 
@@ -148,17 +152,17 @@ def read_trajectories(path: Path, most: int | None = None) -> list[dict[str, Any
     Only the first ``most`` characters of the file are read. Trajectories that are incomplete there
     are skipped.
     """
-    merged: dict[str, dict[str, Any]] = {}
+    merged_rows: dict[str, dict[str, Any]] = {}
     for count, line in enumerate(jsonl.read(path, most)):
-        trajectory_entry = merged.setdefault(
+        trajectory_entry = merged_rows.setdefault(
             str(line.get("traj_uid", count)), {**line, "steps": []}
         )
         trajectory_entry["steps"] = trajectory_entry["steps"] + list(line.get("steps") or [])
-    for trajectory in merged.values():
+    for trajectory in merged_rows.values():
         trajectory["steps"].sort(key=lambda step: step.get("step", 0))
     if most is None or path.stat().st_size <= most:
-        return list(merged.values())
-    return [row for row in merged.values() if len(row["steps"]) >= row.get("length", 0)]
+        return list(merged_rows.values())
+    return [row for row in merged_rows.values() if len(row["steps"]) >= row.get("length", 0)]
 
 
 def pick_success_and_failure(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -176,7 +180,7 @@ def pick_success_and_failure(rows: Sequence[dict[str, Any]]) -> list[dict[str, A
 
 def first_of_each_outcome(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the first successful and the first failed trajectory that has turns."""
-    usable = [row for row in rows if row["steps"] and not row.get("aborted")]
-    successes = [row for row in usable if row.get("won")]
-    failures = [row for row in usable if not row.get("won")]
+    complete_rows = [row for row in rows if row["steps"] and not row.get("aborted")]
+    successes = [row for row in complete_rows if row.get("won")]
+    failures = [row for row in complete_rows if not row.get("won")]
     return [*successes[:1], *failures[:1]]

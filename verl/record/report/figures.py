@@ -151,7 +151,7 @@ def report_sections(run: RunData) -> list[DrawnSection]:
         time_section(run, added),
         draw_section(run, HEALTH),
     ]
-    declared = [draw_section(run, plan) for other in added for plan in other.sections]
+    declared = [draw_section(run, plan) for contribution in added for plan in contribution.sections]
     arranged = insert_entries(built_in, declared)
     for section in arranged:
         plots = [plot for other in added for title, plot in other.plots if title == section.title]
@@ -186,14 +186,16 @@ def _success_chart(run: RunData) -> Chart:
     held_out = Series(name, xs, ys, "accent", markers=True, trajectory_kind="val")
     held_out.low = [low for low, _ in bounds]
     held_out.high = [high for _, high in bounds]
-    raw = Series("training tasks", *run.metric_points("episode/success_rate"), "second", faint=True)
-    smooth = Series("training tasks, smoothed", raw.xs, smooth_values(raw.ys), "second")
-    highest = max([*raw.ys, *held_out.high, 0.0])
+    raw_line = Series(
+        "training tasks", *run.metric_points("episode/success_rate"), "second", faint=True
+    )
+    smooth = Series("training tasks, smoothed", raw_line.xs, smooth_values(raw_line.ys), "second")
+    highest = max([*raw_line.ys, *held_out.high, 0.0])
     return Chart(
         "Success rate",
         "share of successes",
         # In drawing order: the most important series is on top.
-        [raw, smooth, held_out],
+        [raw_line, smooth, held_out],
         form="percent",
         width=WIDE,
         height=330,
@@ -218,8 +220,8 @@ def _tokens_chart(run: RunData) -> Chart:
         path.low = [low for low, _ in bounds]
         path.high = [high for _, high in bounds]
         # Label only the first and the last point: labels of all points would overlap.
-        ends = (pairs[0][0], pairs[-1][0])
-        path.labels = [f"step {step}" if step in ends else "" for step, _ in pairs]
+        end_steps = (pairs[0][0], pairs[-1][0])
+        path.labels = [f"step {step}" if step in end_steps else "" for step, _ in pairs]
     return Chart(
         "Success against tokens",
         "share of successes",
@@ -248,9 +250,9 @@ def effort_section(run: RunData) -> DrawnSection:
     """Return the section with charts of tokens and turns per episode."""
     tokens_xs, tokens_ys = run.metric_points("rollout/tokens_per_episode")
     lengths = dict(zip(*run.metric_points("episode/length"), strict=True))
-    both = [(x, y) for x, y in zip(tokens_xs, tokens_ys, strict=True) if lengths.get(x)]
-    xs = [x for x, _ in both]
-    per_step = Series("tokens", xs, [y / lengths[x] for x, y in both], "second")
+    step_tokens = [(x, y) for x, y in zip(tokens_xs, tokens_ys, strict=True) if lengths.get(x)]
+    xs = [x for x, _ in step_tokens]
+    per_step = Series("tokens", xs, [y / lengths[x] for x, y in step_tokens], "second")
     tokens_per_step = Chart(
         "Sampled tokens per step",
         "tokens",
@@ -268,8 +270,10 @@ def time_parts(run: RunData, added: Sequence[Contribution]) -> list[TimePart]:
 
     The rollout counts as one part only if its own parts were not measured.
     """
-    known = insert_entries(TIME_PARTS, [part for other in added for part in other.time_parts])
-    logged = [part for part in known if part.metric in run.metric_names]
+    known_parts = insert_entries(
+        TIME_PARTS, [part for contribution in added for part in contribution.time_parts]
+    )
+    logged = [part for part in known_parts if part.metric in run.metric_names]
     if any(part.metric == "timing_s/gen_engine" for part in logged):
         return [part for part in logged if part.metric != ROLLOUT_TIME]
     return [part for part in logged if part.within is None]

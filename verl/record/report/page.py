@@ -154,13 +154,13 @@ def _join_files(names: Sequence[str]) -> str:
 def _page_head(run: RunData) -> dict[str, Any]:
     steps = [line["step"] for line in run.metrics]
     times = [line["time"] for line in run.metrics if "time" in line]
-    last = steps[-1] if steps else 0
+    last_step = steps[-1] if steps else 0
     total = run.config_value("trainer.total_training_steps")
     return {
         "project": run.config_value("trainer.project_name") or run.directory.path.parent.name,
         "experiment": run.config_value("trainer.experiment_name") or run.directory.path.name,
-        "progress": f"step {last} of {total}" if total else f"step {last}",
-        "finished": bool(total) and last >= total,
+        "progress": f"step {last_step} of {total}" if total else f"step {last_step}",
+        "finished": bool(total) and last_step >= total,
         # Wall-clock time: it includes pauses between two starts of a run.
         "elapsed": format_duration(times[-1] - times[0]) if len(times) > 1 else "",
         "tags": _run_tags(run),
@@ -184,8 +184,8 @@ def _run_tags(run: RunData) -> list[str]:
 
 def _fact_rows(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
     special = ("starts", "command")
-    known = {k: value for k, value in facts.items() if k not in special and value is not None}
-    rows = flatten_config(known)
+    known_facts = {k: value for k, value in facts.items() if k not in special and value is not None}
+    rows = flatten_config(known_facts)
     if "command" in facts:
         rows["command"] = " ".join(map(str, facts["command"]))
     if len(facts.get("starts", [])) > 1:

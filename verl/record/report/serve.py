@@ -110,8 +110,8 @@ class RequestHandler(BaseHTTPRequestHandler):
         key, slash, path = unquote(urlsplit(self.path).path).removeprefix("/").partition("/")
         is_key_valid = secrets.compare_digest(key.encode(), self.server.key.encode())
         content = self.find_content(path) if is_key_valid and slash else None
-        kind, body = content or ("text/plain", b"no such page\n")
-        self.send_answer(HTTPStatus.OK if content else HTTPStatus.NOT_FOUND, kind, body)
+        content_type, body = content or ("text/plain", b"no such page\n")
+        self.send_answer(HTTPStatus.OK if content else HTTPStatus.NOT_FOUND, content_type, body)
 
     do_HEAD = do_GET  # send_answer() omits the body
 

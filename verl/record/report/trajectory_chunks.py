@@ -103,12 +103,12 @@ def select_within_budget(files: Sequence[RolloutFile], budget: int = BUDGET) -> 
 
     The selection has the last file of each kind and every n-th file, with n = 2, 4, 8, ...
     """
-    kept = list(files)
+    selected_files = list(files)
     stride = 1
-    while sum(file.bytes_read for file in kept) > budget and stride < len(files):
+    while sum(file.bytes_read for file in selected_files) > budget and stride < len(files):
         stride *= 2
-        kept = [file for kind in KINDS for file in _every_nth(files, kind, stride)]
-    return sorted(kept, key=_sort_key)
+        selected_files = [file for kind in KINDS for file in _every_nth(files, kind, stride)]
+    return sorted(selected_files, key=_sort_key)
 
 
 def _every_nth(files: Sequence[RolloutFile], kind: str, stride: int) -> list[RolloutFile]:

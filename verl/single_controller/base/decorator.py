@@ -170,11 +170,11 @@ def _plan_all_to_all(world_size: int, args: tuple[Any, ...], kwargs: dict[str, A
 
 def _plan_dp_compute(world_size: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plan:
     named = {**{f"argument {i}": v for i, v in enumerate(args)}, **kwargs}
-    wrong = [name for name, value in named.items() if not _has_one_per_rank(value, world_size)]
-    if wrong:
+    bad_names = [name for name, value in named.items() if not _has_one_per_rank(value, world_size)]
+    if bad_names:
         raise ValueError(
             f"DP_COMPUTE needs lists with one entry for each of {world_size} ranks; "
-            f"these arguments are not: {wrong}"
+            f"these arguments are not: {bad_names}"
         )
     return _split_by_rank(world_size, args, kwargs), list
 
@@ -210,7 +210,7 @@ def _read_rows_per_rank(tables: list[DataProto], size: int, world_size: int) -> 
     if not given_counts:
         return None
     counts = list(given_counts[0])
-    if any(list(other) != counts for other in given_counts[1:]):
+    if any(list(table_counts) != counts for table_counts in given_counts[1:]):
         raise ValueError(f"the tables of one call have different {ROWS_PER_RANK}: {given_counts}")
     if len(counts) != world_size or sum(counts) != size or min(counts) < 0:
         raise ValueError(
@@ -263,25 +263,25 @@ def _join_by_counts(answers: list[Any], counts: list[int]) -> Any:
                 f"{wrong_row_counts[0][1]} rows"
             )
         answers = [answer for answer, count in pairs if count] or answers[:1]
-    joined = DataProto.concat(answers)
-    joined.meta_info.pop(PADDING_ROWS, None)
-    return joined
+    joined_table = DataProto.concat(answers)
+    joined_table.meta_info.pop(PADDING_ROWS, None)
+    return joined_table
 
 
 def _join_tables(answers: list[Any], size: int, padding: int) -> Any:
     if not all(isinstance(answer, DataProto) for answer in answers):
         return answers
-    joined = DataProto.concat(answers)
-    joined.meta_info.pop(PADDING_ROWS, None)
+    joined_table = DataProto.concat(answers)
+    joined_table.meta_info.pop(PADDING_ROWS, None)
     # A result with meta_info only has no padding rows to remove.
-    if not padding or not joined.keys():
-        return joined
-    if len(joined) != size + padding:
+    if not padding or not joined_table.keys():
+        return joined_table
+    if len(joined_table) != size + padding:
         raise ValueError(
             f"{size} rows were padded with {padding} rows to split them evenly, but the workers "
-            f"returned {len(joined)} rows in total, so the padding rows cannot be removed"
+            f"returned {len(joined_table)} rows in total, so the padding rows cannot be removed"
         )
-    return unpad_dataproto(joined, padding)
+    return unpad_dataproto(joined_table, padding)
 
 
 _PLANNERS: dict[Dispatch, Callable[[int, tuple[Any, ...], dict[str, Any]], Plan]] = {

@@ -49,13 +49,13 @@ def gather_results(refs: Sequence[Any], timeout_s: float, labels: Sequence[str])
     pending = list(label_of)
     with waiting_for(labels) as pending_labels:
         while pending:
-            ready, pending = _wait_for_some(pending, max(0.0, deadline - time.monotonic()))
+            ready_refs, pending = _wait_for_some(pending, max(0.0, deadline - time.monotonic()))
             pending_labels[:] = [label_of[ref] for ref in pending]
-            if not ready:
+            if not ready_refs:
                 raise WorkerTimeoutError(
                     f"no answer after {timeout_s:g} s from: {', '.join(pending_labels)}"
                 )
-            _fetch_or_raise(ready, pending, label_of, deadline, values)
+            _fetch_or_raise(ready_refs, pending, label_of, deadline, values)
     return [values[ref] for ref in refs]
 
 
@@ -75,19 +75,21 @@ def _fetch_or_raise(
 
 def _wait_for_some(pending: list[Any], timeout_s: float) -> tuple[list[Any], list[Any]]:
     """Wait for at least one of ``pending`` or ``timeout_s``; return (finished, not finished)."""
-    first, others = ray.wait(pending, num_returns=1, timeout=timeout_s)
-    if not first or not others:
-        return first, others
-    more, others = ray.wait(others, num_returns=len(others), timeout=_FURTHER_RESULTS_S)
-    return [*first, *more], others
+    first_ready, unfinished = ray.wait(pending, num_returns=1, timeout=timeout_s)
+    if not first_ready or not unfinished:
+        return first_ready, unfinished
+    more_ready, unfinished = ray.wait(
+        unfinished, num_returns=len(unfinished), timeout=_FURTHER_RESULTS_S
+    )
+    return [*first_ready, *more_ready], unfinished
 
 
 def are_done(refs: Sequence[Any]) -> bool:
     """Return true if every reference has a value or an error."""
-    ready, _ = ray.wait(
+    ready_refs, _ = ray.wait(
         list(dict.fromkeys(refs)), num_returns=len(set(refs)), timeout=0, fetch_local=False
     )
-    return len(ready) == len(set(refs))
+    return len(ready_refs) == len(set(refs))
 
 
 def _fetch_value(
@@ -118,9 +120,9 @@ def _fetch_value(
 def _find_root_cause(error: Exception, pending: list[Any], label_of: dict[Any, str]) -> Exception:
     if isinstance(error, WorkerDiedError) or not pending:
         return error
-    ready, _ = ray.wait(pending, num_returns=len(pending), timeout=_CAUSE_GRACE_S)
-    others = [_fetch_value(ref, label_of[ref], 0.0, {}) for ref in ready]
-    return next((other for other in others if isinstance(other, WorkerDiedError)), error)
+    ready_refs, _ = ray.wait(pending, num_returns=len(pending), timeout=_CAUSE_GRACE_S)
+    other_errors = [_fetch_value(ref, label_of[ref], 0.0, {}) for ref in ready_refs]
+    return next((cause for cause in other_errors if isinstance(cause, WorkerDiedError)), error)
 
 
 def _chain_error(error: WorkerError, cause: Exception) -> WorkerError:

@@ -50,8 +50,8 @@ def init_ray(ray_init_cfg: object = None, **overrides: object) -> dict[str, Any]
     """
     options = _read_options(ray_init_cfg, overrides)
     address = options["address"] or os.environ.get("RAY_ADDRESS")
-    local = not address or address == "local"
-    if local:
+    is_local = not address or address == "local"
+    if is_local:
         _prefer_loopback()
     import ray  # after the environment variable is set, which Ray reads at import
 
@@ -64,19 +64,19 @@ def init_ray(ray_init_cfg: object = None, **overrides: object) -> dict[str, Any]
     os.environ.setdefault("RAY_task_events_report_interval_ms", "0")
     # Ray logs the token file at every start. It is in the returned facts.
     logging.getLogger("ray._private.authentication").setLevel(logging.ERROR)
-    _protect_token(create=local)
-    common = {"logging_level": logging.WARNING, "log_to_driver": options["log_to_driver"]}
+    _protect_token(create=is_local)
+    ray_arguments = {"logging_level": logging.WARNING, "log_to_driver": options["log_to_driver"]}
     runtime_env = dict(options["runtime_env"] or {})
-    if not local and STACKS_DIR in os.environ:
+    if not is_local and STACKS_DIR in os.environ:
         # Workers on other nodes do not inherit the environment of this process.
-        given = {STACKS_DIR: os.environ[STACKS_DIR]}
-        runtime_env["env_vars"] = {**given, **runtime_env.get("env_vars", {})}
+        stacks_env = {STACKS_DIR: os.environ[STACKS_DIR]}
+        runtime_env["env_vars"] = {**stacks_env, **runtime_env.get("env_vars", {})}
     if runtime_env:
-        common["runtime_env"] = runtime_env
-    if local:
+        ray_arguments["runtime_env"] = runtime_env
+    if is_local:
         sessions = _make_private_directory() / "ray"
         remove_stale_sessions(sessions)
-        common |= {
+        ray_arguments |= {
             "num_cpus": options["num_cpus"],
             "num_gpus": options["num_gpus"],
             "object_store_memory": int(options["object_store_gb"] * 1e9),
@@ -85,10 +85,10 @@ def init_ray(ray_init_cfg: object = None, **overrides: object) -> dict[str, Any]
             "_temp_dir": str(sessions),
         }
     with keep_sigterm_handler():  # Ray's handler would drain the node for up to 30 s first
-        ray.init(address="local" if local else address, **common)
+        ray.init(address="local" if is_local else address, **ray_arguments)
     _protect_token(create=False)
-    facts = _collect_facts(ray, started=local)
-    if local and not facts["loopback_only"]:
+    facts = _collect_facts(ray, started=is_local)
+    if is_local and not facts["loopback_only"]:
         logger.warning("Ray listens on %s, not only on the loopback interface", facts["node_ip"])
     return facts
 

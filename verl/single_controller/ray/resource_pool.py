@@ -124,7 +124,7 @@ class RayResourcePool:
             id_task.options(scheduling_strategy=slot.scheduling_strategy, **resource_share)
             for slot in slots
         ]
-        labels = [f"{self.name_prefix}[device {number}]" for number in range(len(slots))]
+        labels = [f"{self.name_prefix}[device {slot_index}]" for slot_index in range(len(slots))]
         return gather_results([each.remote() for each in id_tasks], self.timeout_s, labels)
 
     def _create_placement_groups(self) -> None:
@@ -164,15 +164,17 @@ class RayResourcePool:
         node_ids_of_groups = [
             placement_group_table(group)["bundles_to_node_id"] for group in self._groups
         ]
-        used = {node for places in node_ids_of_groups for node in places.values()}
+        used_node_ids = {node for node_ids in node_ids_of_groups for node in node_ids.values()}
         reserved = _sum_reserved_resources()
         capacity: dict[str, tuple[bool, float]] = {}
         for node in ray.nodes():
-            free = Counter(node["Resources"] if node["Alive"] else {})
-            free.subtract(reserved.get(node["NodeID"], {}))
-            times = min(free[kind] / (amount * count) for kind, amount in bundle.items())
+            free_amounts = Counter(node["Resources"] if node["Alive"] else {})
+            free_amounts.subtract(reserved.get(node["NodeID"], {}))
+            times = min(
+                free_amounts[resource] / (amount * count) for resource, amount in bundle.items()
+            )
             # Tolerance for rounding, because CPU numbers may be fractions.
-            if times > 1 - 1e-6 and node["NodeID"] not in used:
+            if times > 1 - 1e-6 and node["NodeID"] not in used_node_ids:
                 capacity[node["NodeID"]] = (node["NodeID"] not in reserved, times)
         return max(capacity, key=capacity.__getitem__, default=None)
 

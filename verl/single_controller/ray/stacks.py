@@ -34,12 +34,15 @@ def collect_stacks_of_other_nodes(folder: Path) -> RemoteStacks:
             node_names[ref] = name
     if not node_names:
         return RemoteStacks(silent_nodes=tuple(silent))
-    done, late = ray.wait(list(node_names), num_returns=len(node_names), timeout=NODE_TIMEOUT_S)
-    sections = [f"\n== {node_names[ref]}\n{_get_stacks(ref)}" for ref in done]
+    answered_refs, late_refs = ray.wait(
+        list(node_names), num_returns=len(node_names), timeout=NODE_TIMEOUT_S
+    )
+    sections = [f"\n== {node_names[ref]}\n{_get_stacks(ref)}" for ref in answered_refs]
     sections += [
-        f"\n== {node_names[ref]}\nit did not answer within {NODE_TIMEOUT_S:g} s\n" for ref in late
+        f"\n== {node_names[ref]}\nit did not answer within {NODE_TIMEOUT_S:g} s\n"
+        for ref in late_refs
     ]
-    silent += [f"{node_names[ref]} does not answer" for ref in late]
+    silent += [f"{node_names[ref]} does not answer" for ref in late_refs]
     return RemoteStacks("".join(sections), tuple(silent))
 
 

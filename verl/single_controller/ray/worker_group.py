@@ -58,8 +58,8 @@ class RayClassWithInitArgs:
         cls, roles: Mapping[str, RoleSpec], env_vars: Mapping[str, str]
     ) -> "RayClassWithInitArgs":
         """Create the specification of several workers in one process."""
-        first = next(iter(roles.values()))
-        colocated = cls(first.worker_cls, env_vars=dict(env_vars))
+        first_role = next(iter(roles.values()))
+        colocated = cls(first_role.worker_cls, env_vars=dict(env_vars))
         colocated.roles = dict(roles)
         return colocated
 
@@ -175,13 +175,13 @@ class RayWorkerGroup(WorkerGroup):
             for actor, env in zip(self._actors, envs, strict=True)
         ]
         gather_results(refs, timeout_s, self._make_labels("prepare"))
-        for role, part in spec.roles.items():
+        for role, role_spec in spec.roles.items():
             refs = [
-                actor.start.remote(role, part.worker_cls, part.args, part.kwargs)
+                actor.start.remote(role, role_spec.worker_cls, role_spec.args, role_spec.kwargs)
                 for actor in self._actors
             ]
             gather_results(
-                refs, timeout_s, self._make_labels(f"{part.worker_cls.__name__}.__init__")
+                refs, timeout_s, self._make_labels(f"{role_spec.worker_cls.__name__}.__init__")
             )
 
     def _make_labels(self, method: str) -> list[str]:
@@ -240,21 +240,21 @@ def _make_rank_environments(
     placement: list[dict[str, Any]], address: str, port: int
 ) -> list[dict[str, str]]:
     """Return the ``torch.distributed`` environment variables of each rank, such as ``RANK``."""
-    on_node = Counter(place["node_id"] for place in placement)
-    seen: Counter = Counter()
+    on_node = Counter(location["node_id"] for location in placement)
+    placed_ranks: Counter = Counter()
     sockets = make_loopback_environment(address)
     environments = []
     for rank, place in enumerate(placement):
         env = {
             "RANK": str(rank),
             "WORLD_SIZE": str(len(placement)),
-            "LOCAL_RANK": str(seen[place["node_id"]]),
+            "LOCAL_RANK": str(placed_ranks[place["node_id"]]),
             "LOCAL_WORLD_SIZE": str(on_node[place["node_id"]]),
             "MASTER_ADDR": address,
             "MASTER_PORT": str(port),
         }
         environments.append(env | sockets)
-        seen[place["node_id"]] += 1
+        placed_ranks[place["node_id"]] += 1
     return environments
 
 

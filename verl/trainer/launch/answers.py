@@ -135,8 +135,8 @@ def _choose_table_path(path: Path, records: Sequence[Record]) -> Path:
     import pyarrow.parquet
 
     try:
-        empty = build_table(records).schema.empty_table()
-        pyarrow.parquet.write_table(empty, pyarrow.BufferOutputStream())
+        empty_table = build_table(records).schema.empty_table()
+        pyarrow.parquet.write_table(empty_table, pyarrow.BufferOutputStream())
     # ValueError: text with an unpaired surrogate. OverflowError: integer of more than 64 bits.
     except (pyarrow.ArrowException, TypeError, ValueError, OverflowError) as error:
         lines = _find_free_path(path.with_suffix(".jsonl"))
@@ -148,7 +148,7 @@ def _choose_table_path(path: Path, records: Sequence[Record]) -> Path:
 
 def _find_free_path(path: Path) -> Path:
     """Return the first of ``path``, ``<stem>.1<suffix>``, ``<stem>.2<suffix>`` ... that is free."""
-    names = (path.with_name(f"{path.stem}.{number}{path.suffix}") for number in count(1))
+    names = (path.with_name(f"{path.stem}.{file_number}{path.suffix}") for file_number in count(1))
     return next(
         candidate_path for candidate_path in chain([path], names) if not candidate_path.exists()
     )
@@ -176,9 +176,9 @@ def _make_storable(value: Any) -> Any:
 def _write_table(path: Path, table: "pyarrow.Table") -> None:
     import pyarrow.parquet
 
-    partial = path.with_name(f".{path.name}.partial")
+    partial_path = path.with_name(f".{path.name}.partial")
     try:
-        pyarrow.parquet.write_table(table, partial)
-        partial.replace(path)
+        pyarrow.parquet.write_table(table, partial_path)
+        partial_path.replace(path)
     finally:
-        partial.unlink(missing_ok=True)
+        partial_path.unlink(missing_ok=True)

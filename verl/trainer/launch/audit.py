@@ -115,9 +115,11 @@ def run_audit(cfg: PPOConfig) -> None:
         count = min(rlvcr.audit_tasks, rlvcr.audit_points, len(trainer.val_envs.task_list))
         tasks = trainer.val_envs.gen_batch(1, count)
         data, points = run.collector.audit_loop(tasks, trainer.workers, trainer.val_envs)
-        failed = data.meta_info["metrics"]["audit/points_failed"]
-        if failed:
-            logger.warning("%d of %d points failed and are ignored", failed, failed + len(points))
+        num_failed = data.meta_info["metrics"]["audit/points_failed"]
+        if num_failed:
+            logger.warning(
+                "%d of %d points failed and are ignored", num_failed, num_failed + len(points)
+            )
         trainer.journal.log_rollouts(trainer.global_step, data)
         turn_scores = compute_turn_scores(trainer.compute_rewards(data), cfg)
         points = [
@@ -127,7 +129,7 @@ def run_audit(cfg: PPOConfig) -> None:
         # Write the file before the report, which shows it.
         path = write_points(points, result, Path(cfg.trainer.default_local_dir))
         metrics = compute_audit_metrics(result)
-        metrics["audit/points_failed"] = failed
+        metrics["audit/points_failed"] = num_failed
         trainer.journal.log_step(trainer.global_step, metrics)
         trainer.journal.finish_run()
     print_audit_tables(metrics)

@@ -47,8 +47,8 @@ def compute_turn_scores(data: DataProto, cfg: PPOConfig) -> dict[tuple[str, int]
     # The advantage is equal on all sampled tokens of a row and 0 elsewhere.
     of_row = of_trajectory.sum(-1) / data.batch["response_mask"].sum(-1).clamp(min=1)
     return {
-        (str(columns["traj_uid"][row]), number): {"grpo": float(of_row[row]), "gigpo": advantage}
-        for row, number, advantage in zip(steps.row, steps.number, of_state, strict=True)
+        (str(columns["traj_uid"][row]), turn): {"grpo": float(of_row[row]), "gigpo": advantage}
+        for row, turn, advantage in zip(steps.row, steps.number, of_state, strict=True)
     }
 
 

@@ -84,7 +84,7 @@ def _require_target(target: Path, cfg: ExportConfig, origin: ModelOrigin) -> Non
     # Protect the run directory above the checkpoint, or only the checkpoint if there is none.
     runs = [parent for parent in checkpoint.parents if (parent / "config.yaml").is_file()]
     protected_parent = next(
-        (above for above in (*runs[:1], checkpoint) if _is_inside(target, above)), None
+        (directory for directory in (*runs[:1], checkpoint) if _is_inside(target, directory)), None
     )
     if protected_parent is not None:
         raise ConfigError(
@@ -142,9 +142,9 @@ def find_origin(cfg: ExportConfig) -> ModelOrigin:
         refuse_stored_code(
             {"actor_rollout_ref": {"model": section}}, f"checkpoint={cfg.checkpoint!r}"
         )
-    wanted = ("trust_remote_code", "override_config", "external_lib")
+    load_keys = ("trust_remote_code", "override_config", "external_lib")
     lora = ("lora_rank", "lora_alpha", "target_modules")
-    options = {name: section[name] for name in (*wanted, *lora) if section.get(name) is not None}
+    options = {name: section[name] for name in (*load_keys, *lora) if section.get(name) is not None}
     try:
         return ModelOrigin(model_directory(str(path)), options)
     except FileNotFoundError as error:
@@ -180,19 +180,21 @@ def _read_policy_weights(policy: Path, cfg: ExportConfig) -> dict[str, torch.Ten
 def _require_fit(state: Mapping[str, torch.Tensor], model: PolicyModel, cfg: ExportConfig) -> None:
     shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
     stored = {name: tuple(tensor.shape) for name, tensor in state.items()}
-    extra = stored.keys() - shapes.keys() - {name for name, _ in model.named_buffers()}
-    invalid = sorted({name for name, shape in shapes.items() if stored.get(name) != shape} | extra)
-    if invalid:
+    unknown_keys = stored.keys() - shapes.keys() - {name for name, _ in model.named_buffers()}
+    bad_keys = sorted(
+        {name for name, shape in shapes.items() if stored.get(name) != shape} | unknown_keys
+    )
+    if bad_keys:
         raise ConfigError(
             f"checkpoint={cfg.checkpoint!r}: its weights do not fit the model from which the run "
-            f"started; {len(invalid)} of {len(shapes)} are missing, unexpected or of another "
-            f"shape ({invalid[0]}, ...); fix: set model_path=DIR to the model of that run"
+            f"started; {len(bad_keys)} of {len(shapes)} are missing, unexpected or of another "
+            f"shape ({bad_keys[0]}, ...); fix: set model_path=DIR to the model of that run"
         )
-    invalid = find_non_finite(state.items())
-    if invalid:
+    bad_keys = find_non_finite(state.items())
+    if bad_keys:
         raise ConfigError(
-            f"checkpoint={cfg.checkpoint!r}: {len(invalid)} of its tensors are NaN or infinite "
-            f"({invalid[0]}, ...); allowed: finite weights; fix: use an earlier checkpoint of the "
+            f"checkpoint={cfg.checkpoint!r}: {len(bad_keys)} of its tensors are NaN or infinite "
+            f"({bad_keys[0]}, ...); allowed: finite weights; fix: use an earlier checkpoint of the "
             "run"
         )
 
@@ -206,11 +208,11 @@ def _convert_dtype(state: Mapping[str, torch.Tensor], cfg: ExportConfig) -> dict
         name: tensor.to(dtype) if tensor.is_floating_point() else tensor
         for name, tensor in state.items()
     }
-    invalid = find_non_finite(converted.items())
-    if invalid:
+    invalid_names = find_non_finite(converted.items())
+    if invalid_names:
         raise ConfigError(
-            f"dtype={cfg.dtype!r}: {len(invalid)} tensors have values beyond its range "
-            f"({invalid[0]}, ...); allowed: float32, bfloat16; fix: set dtype=bfloat16"
+            f"dtype={cfg.dtype!r}: {len(invalid_names)} tensors have values beyond its range "
+            f"({invalid_names[0]}, ...); allowed: float32, bfloat16; fix: set dtype=bfloat16"
         )
     return converted
 

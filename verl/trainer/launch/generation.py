@@ -43,10 +43,10 @@ def run_generation(cfg: GenerationConfig) -> Path:
         cfg = cfg.with_values({"rollout.max_model_len": row_length})
     rollout = cfg.rollout
     _require_different_samples(cfg)
-    target = choose_output_path(cfg)
+    output_path = choose_output_path(cfg)
     rows = list(read_table("data.path", [data.path]))
     messages = [read_prompt_messages(row, data.prompt_key, "data.prompt_key") for row in rows]
-    answers = AnswerFile(target, rows, data.response_key)
+    answers = AnswerFile(output_path, rows, data.response_key)
     _require_engine(rollout.name)
     try:
         policy = model_directory(cfg.model.path)
@@ -73,9 +73,9 @@ def run_generation(cfg: GenerationConfig) -> Path:
             contextlib.closing(_open_engine(cfg, policy)) as engine,
         ):
             sample_answers(engine, requests, store_result)
-        listed = [texts[request.request_id] for request in requests]
+        answer_texts = [texts[request.request_id] for request in requests]
         n = data.n_samples
-        answers.write([listed[start : start + n] for start in range(0, len(listed), n)])
+        answers.write([answer_texts[start : start + n] for start in range(0, len(answer_texts), n)])
     sys.stdout.write(f"{answers.path}\n")
     return answers.path
 
@@ -104,9 +104,11 @@ def _require_engine(name: str) -> None:
 
 def _open_engine(cfg: GenerationConfig, policy: str) -> RolloutEngine:
     rollout = cfg.rollout
-    where = (rollout, policy, rollout.seed, rollout.num_threads)
+    engine_args = (rollout, policy, rollout.seed, rollout.num_threads)
     try:
-        return create_engine(rollout.name, *where, trust_remote_code=cfg.model.trust_remote_code)
+        return create_engine(
+            rollout.name, *engine_args, trust_remote_code=cfg.model.trust_remote_code
+        )
     except Exception as error:  # from the engine, its settings or the files of the model
         setting = f"model.path={cfg.model.path!r}"
         if rollout.name not in ENGINES:
@@ -145,23 +147,23 @@ def choose_output_path(cfg: GenerationConfig) -> Path:
     source = Path(cfg.data.path).expanduser()
     output = cfg.data.output_path
     suffix = source.suffix if source.suffix in SUFFIXES else ".jsonl"
-    target = (
+    output_file = (
         Path(output).expanduser()
         if output
         else source.with_name(f"{source.stem}.generated{suffix}")
     )
-    if target.suffix not in SUFFIXES:
+    if output_file.suffix not in SUFFIXES:
         raise ConfigError(
-            f"data.output_path={str(target)!r}: unsupported file type; allowed: "
+            f"data.output_path={str(output_file)!r}: unsupported file type; allowed: "
             f"{', '.join(SUFFIXES)}; fix: set data.output_path=answers.jsonl"
         )
-    if target.resolve() == source.resolve():
+    if output_file.resolve() == source.resolve():
         raise ConfigError(
-            f"data.output_path={str(target)!r}: the file is that of data.path, which is never "
+            f"data.output_path={str(output_file)!r}: the file is that of data.path, which is never "
             "overwritten; allowed: another file; fix: remove the key"
         )
-    require_new_file(target, "data.output_path", cfg.data.overwrite, "data.overwrite=true")
-    return target
+    require_new_file(output_file, "data.output_path", cfg.data.overwrite, "data.overwrite=true")
+    return output_file
 
 
 def encode_prompts(
@@ -189,13 +191,13 @@ def encode_prompts(
                 f"{cfg.model.path} supports; fix: remove the row, or use another policy"
             ) from error
         encoded.append(ids)
-    longer = [number for number, ids in enumerate(encoded) if len(ids) > limit]
+    longer = [row_index for row_index, ids in enumerate(encoded) if len(ids) > limit]
     if longer:
-        longest = max(map(len, encoded))
+        max_len = max(map(len, encoded))
         raise ConfigError(
             f"data.max_prompt_length={limit}: row {longer[0]} has {len(encoded[longer[0]])} tokens "
-            f"({len(longer)} of {len(encoded)} rows have more than {limit}); allowed: {longest} or "
-            f"more; fix: set data.max_prompt_length={longest}"
+            f"({len(longer)} of {len(encoded)} rows have more than {limit}); allowed: {max_len} or "
+            f"more; fix: set data.max_prompt_length={max_len}"
         )
     return encoded
 
@@ -255,13 +257,13 @@ def sample_answers(
                 f"rollout.max_model_len: row {row} of data.path: {error}; allowed: a prompt and "
                 "an answer within the context of the model; fix: shorten the prompt"
             ) from error
-    done = 0
+    num_done = 0
     with Progress("generation", len(requests), "answers") as progress:
         while engine.has_work():
             for result in engine.step():
                 on_result(result)
-                done += 1
+                num_done += 1
             record_heartbeat(
                 "generation"
             )  # report progress: one answer may take longer than the stall timeout
-            progress.set_done(done)
+            progress.set_done(num_done)

@@ -66,8 +66,8 @@ def print_source_table(metrics: Mapping[str, float]) -> None:
         MetricColumn("episode_reward", "reward", "{:.4g}"),
         *(MetricColumn(key, key, "{:.4g}") for key in repeated),
     ]
-    shown = {key: value for key, value in metrics.items() if key.startswith(sources)}
-    show_tables([MetricTable("Held-out tasks", "val", "source", tuple(columns))], shown)
+    source_metrics = {key: value for key, value in metrics.items() if key.startswith(sources)}
+    show_tables([MetricTable("Held-out tasks", "val", "source", tuple(columns))], source_metrics)
 
 
 def compare_levels(run: OpenRun, cfg: PPOConfig, free_rows: DataProto) -> dict[str, float]:

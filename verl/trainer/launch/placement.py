@@ -116,11 +116,11 @@ def find_placement_problems(
         )
         needs.append(PoolNeed(len(node_gpus), node_gpus[0] * cpus, node_gpus[0], keys))
     nodes = list(nodes)
-    free = nodes
+    free_nodes = nodes
     # Same order as ``ResourcePoolManager.reserve_pools``.
     for need in sorted(needs, key=lambda need: need.gpus, reverse=True):
-        yield from _find_capacity_problems(cfg, need, nodes, free)
-        free = _subtract_need(nodes, free, need)
+        yield from _find_capacity_problems(cfg, need, nodes, free_nodes)
+        free_nodes = _subtract_need(nodes, free_nodes, need)
 
 
 def _find_capacity_problems(
@@ -130,8 +130,8 @@ def _find_capacity_problems(
     capacity = sum(int(_count_fits(node, need)) for node in free)
     if capacity < need.nodes:
         key = need.keys[0 if any(_count_fits(node, need) >= 1 for node in nodes) else 1]
-        others = "training ranks" if ENGINE_NODES in need.keys else "engines"
-        in_addition = "" if free == nodes else f" in addition to the {others}"
+        other_workers = "training ranks" if ENGINE_NODES in need.keys else "engines"
+        in_addition = "" if free == nodes else f" in addition to the {other_workers}"
         why = (
             f"{need.nodes} x ({need.gpus} GPUs and {need.cpus:g} CPUs on one node) are needed, but "
             f"only {capacity} fit{in_addition}: {_format_nodes(nodes)}"
@@ -154,16 +154,17 @@ def _subtract_need(
     then those with the most free resources.
     """
     free = list(free)
-    unused = set(range(len(free)))
+    unused_indices = set(range(len(free)))
     for _ in range(need.nodes):
         fits = {k for k, node in enumerate(free) if _count_fits(node, need) >= 1}
         if not fits:
             break
         # Same choice as in RayResourcePool.
         k = max(
-            fits & unused or fits, key=lambda k: (free[k] == nodes[k], _count_fits(free[k], need))
+            fits & unused_indices or fits,
+            key=lambda k: (free[k] == nodes[k], _count_fits(free[k], need)),
         )
-        unused.discard(k)
+        unused_indices.discard(k)
         node = free[k]
         free[k] = replace(node, cpus=node.cpus - need.cpus, gpus=node.gpus - need.gpus)
     return free

@@ -111,7 +111,7 @@ def run_ppo(cfg: PPOConfig) -> None:
 @contextlib.contextmanager
 def open_run(cfg: PPOConfig) -> Iterator[OpenRun]:
     """Yield the started run of ``cfg``. At the end of the context stop it and write the report."""
-    started = time.perf_counter()
+    start_time = time.perf_counter()
     cfg = cfg.as_frozen()
     seeds = {"trainer": cfg.trainer.seed, "env": cfg.env.seed}
     stand_in = describe_stand_in(cfg)
@@ -131,7 +131,7 @@ def open_run(cfg: PPOConfig) -> Iterator[OpenRun]:
             watchdog.enter_stage("start")
             started_run = start_run(run_config, run, tasks, stack)
             logger.info(
-                "ready after %.1f s; run directory %s", time.perf_counter() - started, run.path
+                "ready after %.1f s; run directory %s", time.perf_counter() - start_time, run.path
             )
             watchdog.follow_stopwatch(started_run.trainer.clock)
             watchdog.enter_stage("run")
@@ -153,8 +153,8 @@ def prepare_config_and_tasks(
     enter("tasks")
     envs, val_envs = open_environments(cfg)
     enter("policy")
-    missing = is_policy_missing(cfg)
-    if missing:
+    lacks_policy = is_policy_missing(cfg)
+    if lacks_policy:
         create_policy(cfg)
     models = pin_models(cfg)
     policy = cfg.actor_rollout_ref.model
@@ -162,7 +162,7 @@ def prepare_config_and_tasks(
         model_directory(models["actor_rollout_ref.model.path"]),
         trust_remote_code=policy.trust_remote_code,
     )
-    if missing:
+    if lacks_policy:
         raise_problems(find_prompt_problems(cfg, tokenizer))
     for manager in dict.fromkeys((envs, val_envs)):
         fit_prompts(cfg, tokenizer, manager)
@@ -202,9 +202,11 @@ def start_run(
 
 def make_reward_function(cfg: PPOConfig, workers: TrainingWorkers) -> RewardFunction:
     """Return the reward function: environment or user function, plus the reward model if any."""
-    rules = load_reward_manager(cfg)
+    reward_manager = load_reward_manager(cfg)
     group = workers.reward_group
-    return rules if group is None else ModelRewards(rules, group, cfg.reward_model)
+    return (
+        reward_manager if group is None else ModelRewards(reward_manager, group, cfg.reward_model)
+    )
 
 
 def open_environments(cfg: PPOConfig) -> tuple[EnvironmentManagerBase, EnvironmentManagerBase]:
@@ -222,9 +224,9 @@ def open_environments(cfg: PPOConfig) -> tuple[EnvironmentManagerBase, Environme
 
 def raise_problems(problems: Iterable[str]) -> None:
     """Raise ``ConfigError`` with ``problems`` if there are any."""
-    listed = list(problems)
-    if listed:
-        raise ConfigError(listed)
+    problem_list = list(problems)
+    if problem_list:
+        raise ConfigError(problem_list)
 
 
 def is_policy_missing(cfg: PPOConfig) -> bool:
@@ -365,8 +367,8 @@ def choose_devices(cfg: PPOConfig, joined: bool) -> RunPlan:
     """
     nodes = list_live_nodes(ray.nodes())
     configured = cfg.trainer.device
-    chosen = choose_device(configured, nodes) if joined else resolve_device(configured)
-    device = "cuda" if chosen == "cuda" else "cpu"
+    chosen_device = choose_device(configured, nodes) if joined else resolve_device(configured)
+    device = "cuda" if chosen_device == "cuda" else "cpu"
     engines = engine_count(cfg, device)
     rollout = "actor_rollout_ref.rollout"
     config = cfg.with_values(
@@ -419,14 +421,14 @@ def start_rollout_workers(plan: RunPlan, pools: ResourcePoolManager) -> list[Any
     pool = pools.get_resource_pool(Role.Rollout)
     per_engine = rollout.tensor_model_parallel_size if pools.use_gpu else 1
     devices = pool.query_device_ids() if per_engine > 1 else []
-    remote = ray.remote(RolloutWorker)
+    remote_class = ray.remote(RolloutWorker)
     env = make_loopback_environment(ray.util.get_node_ip_address())
     workers = []
     for index in range(engines):
         # Distribute engines evenly over the devices, which are in the order of the nodes.
         first_device = index * (pool.world_size // per_engine) // engines * per_engine
         # Many trajectories call one engine concurrently; the engine batches their requests.
-        worker = remote.options(max_concurrency=64, **pool.shared_actor_options(first_device))
+        worker = remote_class.options(max_concurrency=64, **pool.shared_actor_options(first_device))
         workers.append(
             worker.remote(
                 policy,

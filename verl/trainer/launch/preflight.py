@@ -97,16 +97,16 @@ def find_prompt_problems(
         yield from _find_row_problems(cfg, tokenizer, counts)
         return
     lengths = measure_first_prompts(cfg, tokenizer, observations)
-    longest = max(lengths, default=0)
+    max_len = max(lengths, default=0)
     limit = cfg.data.max_prompt_length
-    if longest > limit:
+    if max_len > limit:
         longer = sum(length > limit for length in lengths)
         why = (
             f"{longer} of {len(lengths)} first prompts are longer, so their trajectories would be "
-            f"dropped; the longest has {longest} tokens"
+            f"dropped; the longest has {max_len} tokens"
         )
         yield build_problem(
-            cfg, PROMPT_KEY, why, f"{longest} or more", f"{PROMPT_KEY}={_round_up(longest)}"
+            cfg, PROMPT_KEY, why, f"{max_len} or more", f"{PROMPT_KEY}={_round_up(max_len)}"
         )
 
 

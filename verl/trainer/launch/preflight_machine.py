@@ -60,9 +60,11 @@ def _find_device_problems(cfg: PPOConfig | SFTConfig) -> Iterator[str]:
         and isinstance(cfg, PPOConfig)
         and engines_have_separate_gpus(cfg, "cuda")
     ):
-        needed = cfg.trainer.nnodes * cfg.trainer.n_gpus_per_node + sum(engine_gpus_by_node(cfg))
-        if gpus < needed:
-            why = f"training ranks and engines need {needed} GPUs, but this machine has {gpus}"
+        needed_gpus = cfg.trainer.nnodes * cfg.trainer.n_gpus_per_node + sum(
+            engine_gpus_by_node(cfg)
+        )
+        if gpus < needed_gpus:
+            why = f"training ranks and engines need {needed_gpus} GPUs, but this machine has {gpus}"
             fix = "join a cluster (ray_init.address=auto, RAY_ADDRESS), or lower either number"
             yield build_problem(cfg, ENGINE_NODES, why, f"at most {gpus} GPUs with the ranks", fix)
 
@@ -112,14 +114,16 @@ def _find_run_directory_problems(cfg: PPOConfig | SFTConfig) -> Iterator[str]:
 def _find_tracker_problems(cfg: PPOConfig | SFTConfig) -> Iterator[str]:
     """Yield a problem for each tracker whose package is not installed."""
     key = "trainer.logger"
-    missing = [
+    missing_names = [
         name
         for name in cfg.trainer.logger
         if name not in BUILTIN_LOGGERS
         and not any(map(find_spec, TRACKER_MODULES.get(name, (name,))))
     ]
-    for name in missing:
-        installed = ",".join(other for other in cfg.trainer.logger if other not in missing)
+    for name in missing_names:
+        installed = ",".join(
+            tracker for tracker in cfg.trainer.logger if tracker not in missing_names
+        )
         why = f"the package of {name} is not installed, so it would get no metrics"
         fix = f"run pip install {name.replace('_', '-')}, or set {key}=[{installed or 'console'}]"
         yield build_problem(cfg, key, why, "installed trackers", fix)

@@ -116,13 +116,13 @@ def _find_config_problems(
 def _describe_unknown_override(
     section: str, key: str, values: Mapping[str, object], config: "PreTrainedConfig"
 ) -> str:
-    known = sorted(name for name in config.to_dict() if not name.startswith("_"))
-    guess = nearest_name(key, known)
-    where = f"{section}.override_config"
-    fix = f"set {where}.{guess}={values[key]}" if guess else "remove it"
+    known_names = sorted(name for name in config.to_dict() if not name.startswith("_"))
+    similar_name = nearest_name(key, known_names)
+    section_key = f"{section}.override_config"
+    fix = f"set {section_key}.{similar_name}={values[key]}" if similar_name else "remove it"
     return (
-        f"{where}.{key}={values[key]!r}: {type(config).__name__} has no such value"
-        f"{did_you_mean(key, known)}; allowed: {', '.join(known)}; fix: {fix}"
+        f"{section_key}.{key}={values[key]!r}: {type(config).__name__} has no such value"
+        f"{did_you_mean(key, known_names)}; allowed: {', '.join(known_names)}; fix: {fix}"
     )
 
 
@@ -156,11 +156,15 @@ def _find_lora_problems(
         return
     lm = _build_meta_model(model, config)
     key = f"{POLICY}.target_modules"
-    known = linear_names(lm)
-    for target in target_problems(lm, model.target_modules):
-        near = did_you_mean(str(target.unknown), known).removeprefix("; ") if target.unknown else ""
-        allowed = f"all-linear, or some of {', '.join(known)}"
-        yield build_problem(cfg, key, str(target), allowed, near or f"set {key}=all-linear")
+    module_names = linear_names(lm)
+    for problem in target_problems(lm, model.target_modules):
+        suggestion = (
+            did_you_mean(str(problem.unknown), module_names).removeprefix("; ")
+            if problem.unknown
+            else ""
+        )
+        allowed = f"all-linear, or some of {', '.join(module_names)}"
+        yield build_problem(cfg, key, str(problem), allowed, suggestion or f"set {key}=all-linear")
 
 
 def _build_meta_model(model: ModelConfig, config: "PreTrainedConfig") -> "PreTrainedModel":

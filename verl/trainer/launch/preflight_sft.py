@@ -74,8 +74,8 @@ def _find_replace_problems(cfg: SFTConfig) -> Iterator[str]:
 
 def _find_size_problems(cfg: SFTConfig) -> Iterator[str]:
     """Yield a problem if the head width of a new policy is odd, which RoPE does not support."""
-    new = cfg.model.new
-    width = new.head_dim or new.hidden_size // new.num_attention_heads
+    new_model = cfg.model.new
+    width = new_model.head_dim or new_model.hidden_size // new_model.num_attention_heads
     if not cfg.model.path and width % 2:
         key = "model.new.head_dim"
         why = f"the width of a head is {width}, and rotary embeddings need pairs of numbers"

@@ -77,10 +77,10 @@ def find_tokenizer_problems(
         why = f"the directory contains no tokenizer ({', '.join(sorted(names))})"
         yield f"{setting}: {why}; allowed: a tokenizer; {TOKENIZER_FIX}"
         return
-    largest = max(tokenizer.get_vocab().values(), default=-1)
-    if vocabulary is not None and largest >= vocabulary:
+    max_id = max(tokenizer.get_vocab().values(), default=-1)
+    if vocabulary is not None and max_id >= vocabulary:
         yield (
-            f"{setting}: its tokenizer has ids up to {largest}, but the model has embeddings only "
+            f"{setting}: its tokenizer has ids up to {max_id}, but the model has embeddings only "
             f"for ids below {vocabulary}; allowed: a tokenizer within the model's vocabulary; fix: "
             "use the tokenizer of this model, or call resize_token_embeddings and save both"
         )

@@ -72,8 +72,8 @@ def collect_absolute_paths(cfg: PPOConfig) -> dict[str, Any]:
     if env.kwargs:
         values["env.kwargs"] = _make_kwargs_absolute(env.env_name, env.kwargs)
     mixture = env.active_section
-    parts = list(mixture.part_weights) if isinstance(mixture, MixtureSettings) else []
-    for name in (env.name, *(part.split("/", 1)[0] for part in parts)):
+    part_names = list(mixture.part_weights) if isinstance(mixture, MixtureSettings) else []
+    for name in (env.name, *(part_name.split("/", 1)[0] for part_name in part_names)):
         settings = getattr(env, name, None) if name.isidentifier() else None
         if isinstance(settings, EnvSettings):
             values[f"env.{name}"] = settings.model_copy(

@@ -58,7 +58,7 @@ NEEDED_SHARE_KEY = "data.needed_level_share"
 
 def run_sft(cfg: SFTConfig) -> Path:
     """Train the policy of ``cfg`` and return its directory."""
-    started = time.perf_counter()
+    start_time = time.perf_counter()
     cfg = cfg.as_frozen()
     schedule = cfg.trainer
     check_save_path(cfg)
@@ -90,7 +90,7 @@ def run_sft(cfg: SFTConfig) -> Path:
             )
             enter("imitation")
             save_path = train_on_ranks(job, schedule.n_gpus_per_node)
-    logger.info("policy: %s (%.0f s in all)", save_path, time.perf_counter() - started)
+    logger.info("policy: %s (%.0f s in all)", save_path, time.perf_counter() - start_time)
     return save_path
 
 
@@ -217,9 +217,9 @@ def encode_records(cfg: SFTConfig, records: Iterable[Record], tokenizer) -> Iter
                 "directory, or use episodes of one turn (data.history=window)"
             ) from error
         except ValueError as error:
-            place = record.get(PLACE_KEY, "an episode of the expert")
+            record_place = record.get(PLACE_KEY, "an episode of the expert")
             raise ConfigError(
-                f"{place}: {error}; allowed: rows that the tokenizer and its chat template "
+                f"{record_place}: {error}; allowed: rows that the tokenizer and its chat template "
                 "support; fix: remove the row, or use another policy"
             ) from error
 
@@ -280,9 +280,9 @@ def encode_episode(
         whole_turns = len(ids)
         if observation is not None:
             link = bridge.make_bridge(reply_ids, observation["content"])
-            between = [*link.before, *link.observation, *link.after]
-            ids = ids + between
-            weights = weights + [observation.get("weight", env_weight)] * len(between)
+            bridge_ids = [*link.before, *link.observation, *link.after]
+            ids = ids + bridge_ids
+            weights = weights + [observation.get("weight", env_weight)] * len(bridge_ids)
     ids, weights = ids[:whole_turns], weights[:whole_turns]
     return SFTRow(tuple(ids), tuple(weights)) if any(weights[1:]) else None
 
@@ -339,7 +339,7 @@ def prepare_start_policy(cfg: SFTConfig, records: list[Record], scratch: Path) -
         if problems:
             raise ConfigError(problems)
         return directory
-    new = cfg.model.new
+    new_model = cfg.model.new
     expert = get_package(cfg.env.env_name).expert
     # Symbols become single tokens at every position, like the tags.
     symbols = expert.symbols(env_settings(cfg.env)) if expert else ()
@@ -351,13 +351,13 @@ def prepare_start_policy(cfg: SFTConfig, records: list[Record], scratch: Path) -
         words=expert.words() if expert else (),
         tags=(*TAGS, *symbols),
         vocab_size=cfg.model.vocab_size,
-        hidden=new.hidden_size,
-        layers=new.num_hidden_layers,
-        heads=new.num_attention_heads,
-        kv_heads=new.num_key_value_heads,
-        head_dim=new.head_dim or new.hidden_size // new.num_attention_heads,
-        ff=new.intermediate_size,
-        max_length=new.max_position_embeddings,
-        tie_embeddings=new.tie_word_embeddings,
+        hidden=new_model.hidden_size,
+        layers=new_model.num_hidden_layers,
+        heads=new_model.num_attention_heads,
+        kv_heads=new_model.num_key_value_heads,
+        head_dim=new_model.head_dim or new_model.hidden_size // new_model.num_attention_heads,
+        ff=new_model.intermediate_size,
+        max_length=new_model.max_position_embeddings,
+        tie_embeddings=new_model.tie_word_embeddings,
         seed=derive_seed("sft policy", cfg.trainer.seed) & 0x7FFFFFFF,
     )

@@ -167,12 +167,12 @@ def train_and_save(job: SFTJob) -> Path:
     logger.info(line, *sizes, parameters / 1e6)
     _run_training_loop(job, loop)
     weights = to_hf_names(full_weights(engine), "lm.", {}, tied)
-    target = Path(cfg.model.save_path)
+    save_path = Path(cfg.model.save_path)
     if get_rank() == 0:
         trust = cfg.model.trust_remote_code
         tokenizer = AutoTokenizer.from_pretrained(job.tokenizer, trust_remote_code=trust)
-        save_policy(lm, weights, tokenizer, target, cfg.model.overwrite)
-    return target
+        save_policy(lm, weights, tokenizer, save_path, cfg.model.overwrite)
+    return save_path
 
 
 def _run_training_loop(job: SFTJob, loop: SFTTrainer) -> None:

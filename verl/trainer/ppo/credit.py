@@ -51,11 +51,11 @@ def add_reward_baselines(batch: DataProto, returns: Mapping[str, float]) -> Data
     metrics = batch.meta_info.setdefault("metrics", {})
     metrics["episode/greedy_reward"] = float(np.mean(list(returns.values())))
     metrics["rollout/left_out_without_greedy"] = float(len({*uids[~has_baseline]}))
-    kept = batch if has_baseline.all() else batch[has_baseline]
-    kept.batch[BASELINE_COLUMN] = torch.tensor(
-        [returns[uid] for uid in kept.non_tensor_batch["uid"]]
+    kept_rows = batch if has_baseline.all() else batch[has_baseline]
+    kept_rows.batch[BASELINE_COLUMN] = torch.tensor(
+        [returns[uid] for uid in kept_rows.non_tensor_batch["uid"]]
     )
-    return kept
+    return kept_rows
 
 
 def compute_advantage(data: DataProto, config: PPOConfig) -> DataProto:
@@ -104,10 +104,10 @@ def apply_kl_penalty(
     row_kl = divergence.sum(-1)
     episode = number_keys(data.non_tensor_batch["traj_uid"])
     episode_kl = torch.zeros(len(data)).index_add(0, episode, row_kl)[episode]
-    rows, last = find_last_selected(mask)
+    rows, last_positions = find_last_selected(mask)
     # Add the KL of the episode's other rows to the last sampled token of this row.
     penalty = divergence.clone()
-    penalty[rows, last] += (episode_kl - row_kl)[rows]
+    penalty[rows, last_positions] += (episode_kl - row_kl)[rows]
     data.batch["token_level_rewards"] = data.batch["token_level_scores"] - kl_ctrl.value * penalty
     mean_kl = (row_kl / mask.sum(-1).clamp(min=1)).mean().item()
     measured = {"actor/reward_kl_penalty": mean_kl, "actor/reward_kl_penalty_coeff": kl_ctrl.value}

@@ -77,8 +77,8 @@ def _collect_values_by_name(batch: DataProto, name: str) -> dict[str, list[float
     """
     column = batch.non_tensor_batch.get(name)
     values: dict[str, list[float]] = {}
-    for parts in [] if column is None else column[find_graded_rows(batch)]:
-        for key, value in parts.items():
+    for row_values in [] if column is None else column[find_graded_rows(batch)]:
+        for key, value in row_values.items():
             values.setdefault(key, []).append(value)
     return values
 
@@ -143,8 +143,8 @@ def find_graded_rows(batch: DataProto) -> np.ndarray:
     excluded from success rates.
     """
     rows = find_first_rows(batch)
-    failed = batch.non_tensor_batch.get("aborted")
-    return rows if failed is None else rows[~failed[rows].astype(bool)]
+    aborted_flags = batch.non_tensor_batch.get("aborted")
+    return rows if aborted_flags is None else rows[~aborted_flags[rows].astype(bool)]
 
 
 def compute_validation_metrics(batch: DataProto) -> dict[str, float]:
@@ -189,11 +189,11 @@ def compute_validation_metrics(batch: DataProto) -> dict[str, float]:
         result[f"val/{source}/graded"] = float(len(source_rows))
         repeated = compute_repeated_metrics(batch, source_rows)
         result |= {name.replace("val/", f"val/{source}/", 1): repeated[name] for name in repeated}
-    extra = compute_named_rewards(batch) | compute_info_metrics(batch)
-    extra = {f"val/{name}": value for name, value in extra.items()}
+    extra_metrics = compute_named_rewards(batch) | compute_info_metrics(batch)
+    extra_metrics = {f"val/{name}": value for name, value in extra_metrics.items()}
     return (
         result
-        | extra
+        | extra_metrics
         | compute_repeated_metrics(batch, rows)
         | compute_contributed_metrics(batch, "val")
     )
@@ -229,8 +229,8 @@ def compute_repeated_metrics(batch: DataProto, rows: np.ndarray) -> dict[str, fl
                 "best": best_at_k(returns, k),
                 "maj": maj_at_k(answers, is_success, k),
             }
-            for kind, value in of_task.items():
-                per_task.setdefault(f"val/{kind}@{k}", []).append(value)
+            for metric_kind, value in of_task.items():
+                per_task.setdefault(f"val/{metric_kind}@{k}", []).append(value)
     fewer = {
         f"val/tasks@{name.partition('@')[2]}": float(len(values))
         for name, values in per_task.items()
@@ -293,7 +293,9 @@ def _reduce_value(name: str, value: float | list[float]) -> float:
     if not isinstance(value, list):
         return float(value)
     words = re.split(r"[/_]", name)
-    reduction = next((kind for kind in REDUCTIONS if kind in words), "mean")
+    reduction = next(
+        (reduction_name for reduction_name in REDUCTIONS if reduction_name in words), "mean"
+    )
     return float(REDUCTIONS[reduction](value))
 
 

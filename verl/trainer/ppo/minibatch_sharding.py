@@ -40,8 +40,8 @@ def select_columns(
 
     ``tensors`` names columns of ``batch`` (None: all), ``others`` columns of ``non_tensor_batch``.
     """
-    kept = None if tensors is None else [key for key in tensors if key in data.tensor_keys()]
-    return data.select(kept, [key for key in others if key in data.non_tensor_batch])
+    kept_keys = None if tensors is None else [key for key in tensors if key in data.tensor_keys()]
+    return data.select(kept_keys, [key for key in others if key in data.non_tensor_batch])
 
 
 def score_on_ranks(
@@ -70,8 +70,10 @@ def balance_rows(batch: DataProto, ranks: int) -> None:
         return
     lengths = batch.batch["attention_mask"].sum(-1).tolist()
     is_divisible = len(batch) % ranks == 0
-    parts = get_seqlen_balanced_partitions(lengths, k_partitions=ranks, equal_size=is_divisible)
-    batch.reorder(torch.tensor([row for part in parts for row in part]))
+    partitions = get_seqlen_balanced_partitions(
+        lengths, k_partitions=ranks, equal_size=is_divisible
+    )
+    batch.reorder(torch.tensor([row for partition in partitions for row in partition]))
 
 
 def shard_minibatches(
@@ -127,7 +129,7 @@ def split_mini_batches(
     """Return the rows of each rank. Each mini-batch is split separately, by ``sizes`` [B]."""
     rows_per_rank: list[list[int]] = [[] for _ in range(ranks)]
     for rows in mini_batches:
-        parts = partition_rows([sizes[row] for row in rows], ranks)
-        for rank_rows, part in zip(rows_per_rank, parts, strict=True):
-            rank_rows += [rows[position] for position in part]
+        rank_positions = partition_rows([sizes[row] for row in rows], ranks)
+        for rank_rows, positions in zip(rows_per_rank, rank_positions, strict=True):
+            rank_rows += [rows[position] for position in positions]
     return rows_per_rank

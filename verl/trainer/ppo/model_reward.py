@@ -36,13 +36,13 @@ class ModelRewards:
         scores = self.config.rule_weight * self.rules(data)
         scored = self.group.compute_rm_score(data.select([], [MESSAGES], []))
         outcomes = broadcast_outcomes(scored.batch[MODEL_SCORES], data.non_tensor_batch["traj_uid"])
-        rows, last = find_last_selected(data.batch["response_mask"])
-        scores[rows, last] += self.config.weight * outcomes[rows]
+        rows, last_columns = find_last_selected(data.batch["response_mask"])
+        scores[rows, last_columns] += self.config.weight * outcomes[rows]
         named = data.non_tensor_batch.get(REWARD_PARTS, [{}] * len(data))
         data.non_tensor_batch[REWARD_PARTS] = object_array(
             [
-                {**parts, MODEL_PART: score}
-                for parts, score in zip(named, outcomes.tolist(), strict=True)
+                {**row_parts, MODEL_PART: score}
+                for row_parts, score in zip(named, outcomes.tolist(), strict=True)
             ]
         )
         return scores

@@ -246,10 +246,10 @@ class RayPPOTrainer(Generic[TasksT]):
         for _ in range(2):
             greedy = self.collector.greedy_loop(remaining, self.engines, self.envs)
             returns |= collect_greedy_returns(greedy, self.reward_fn(greedy))
-            missing = np.array([uid not in returns for uid in remaining.non_tensor_batch["uid"]])
-            if not missing.any():
+            is_missing = np.array([uid not in returns for uid in remaining.non_tensor_batch["uid"]])
+            if not is_missing.any():
                 break
-            remaining = remaining[missing]
+            remaining = remaining[is_missing]
         return add_reward_baselines(batch, returns)
 
     def prefetch_next_batch(self) -> None:
@@ -393,13 +393,13 @@ class RayPPOTrainer(Generic[TasksT]):
     def log_validate_save(self, batch: DataProto) -> None:
         """Log the step. Validate and save a checkpoint if due at this step."""
         trainer = self.config.trainer
-        last = self.global_step >= self.total_steps
+        is_last_step = self.global_step >= self.total_steps
         self.metrics |= M.compute_throughput_metrics(
             batch, self.clock.seconds["step"], self.workers.data_parallel_size
         )
         self.step_warnings.count_step(self.global_step, self.metrics)
         self.journal.log_rollouts(self.global_step, batch)
-        if trainer.test_freq > 0 and (last or self.global_step % trainer.test_freq == 0):
+        if trainer.test_freq > 0 and (is_last_step or self.global_step % trainer.test_freq == 0):
             self.validate()
         tasks_used = (self.global_step - 1) * self.config.data.train_batch_size
         self.metrics["training/epoch"] = tasks_used / len(self.envs.task_list)
@@ -407,7 +407,7 @@ class RayPPOTrainer(Generic[TasksT]):
         self.journal.log_step(self.global_step, self.drain_metrics())
         # save_freq=-1 saves after the last step only.
         is_due = trainer.save_freq > 0 and self.global_step % trainer.save_freq == 0
-        if is_due or (last and trainer.save_freq != 0):
+        if is_due or (is_last_step and trainer.save_freq != 0):
             self.save()
 
     def validate(self) -> DataProto:

@@ -156,8 +156,8 @@ class TrainingWorkers:
         groups: dict[Role, RayWorkerGroup] = {}
         for role, spec in specs.items():
             group = RayWorkerGroup(pools.get_resource_pool(role), spec, name_prefix=role.value)
-            parts = group.spawn(spec.role_names)
-            groups |= {Role(name): part for name, part in parts.items()} or {role: group}
+            role_map = group.spawn(spec.role_names)
+            groups |= {Role(name): subgroup for name, subgroup in role_map.items()} or {role: group}
         actor = groups[Role.Actor]
         ref = groups.get(Role.RefPolicy)
         critic = groups.get(Role.Critic)
@@ -250,7 +250,7 @@ class TrainingWorkers:
             WeightSyncError: an engine did not receive all weights, or they equal those of the last
                 sync although ``updated``.
         """
-        received = (
+        received_checksums = (
             self._send_by_object_store(version)
             if self.weight_transfer == "store"
             else self._send_by_device(version)
@@ -258,21 +258,21 @@ class TrainingWorkers:
         self._wake_part("kv_cache")
         self._asleep = False
         answer = self.actor_group.call_for_refs("weight_fingerprints")[:1]
-        sent: WeightFingerprints = gather_results(
+        sent_fingerprints: WeightFingerprints = gather_results(
             answer, SYNC_TIMEOUT_S, ["fingerprints of the weights"]
         )[0]
-        verify_weights_received(sent, received, version)
+        verify_weights_received(sent_fingerprints, received_checksums, version)
         if updated:
-            verify_weights_changed(self._last_sent, sent, version)
-        self._last_sent = sent
+            verify_weights_changed(self._last_sent, sent_fingerprints, version)
+        self._last_sent = sent_fingerprints
 
     def _send_by_object_store(self, version: int) -> list[dict[str, int]]:
         """Send the weights of rank 0 through the object store."""
-        weights, *others = self.actor_group.call_for_refs("export_weights")
-        received = call_engines(self.rollout_workers, "update_weights", weights, version)
+        weights, *other_refs = self.actor_group.call_for_refs("export_weights")
+        received_checksums = call_engines(self.rollout_workers, "update_weights", weights, version)
         # The other ranks take part and send nothing. Raise their errors here.
-        gather_results(others, SYNC_TIMEOUT_S, ["export of the weights"] * len(others))
-        return received
+        gather_results(other_refs, SYNC_TIMEOUT_S, ["export of the weights"] * len(other_refs))
+        return received_checksums
 
     def _send_by_device(self, version: int) -> list[dict[str, int]]:
         """Send the weights from the devices of the ranks to those of the engines."""
@@ -321,14 +321,14 @@ class TrainingWorkers:
         deadline = time.monotonic() + WRITE_TIMEOUT_S
         while True:
             answers = [answer for group in groups for answer in group.written_files()]
-            written = [answer for answer in answers if answer is not None]
-            if len(written) == len(answers):
-                return written
+            rank_files = [answer for answer in answers if answer is not None]
+            if len(rank_files) == len(answers):
+                return rank_files
             if time.monotonic() > deadline:
-                done = ", ".join(part.writer for part in written) or "none"
+                writers = ", ".join(files.writer for files in rank_files) or "none"
                 raise TimeoutError(
-                    f"{len(answers) - len(written)} of {len(answers)} ranks still write a "
-                    f"checkpoint after {WRITE_TIMEOUT_S:g} s; done: {done}"
+                    f"{len(answers) - len(rank_files)} of {len(answers)} ranks still write a "
+                    f"checkpoint after {WRITE_TIMEOUT_S:g} s; done: {writers}"
                 )
             time.sleep(POLL_INTERVAL_S)
 

@@ -59,16 +59,16 @@ class StepWarnings:
     def count_step(self, step: int, metrics: Mapping[str, float]) -> None:
         """Count the kinds of warnings that the metrics of ``step`` cause; log each new kind."""
         self.steps += 1
-        for kind, message in self._find_messages(metrics).items():
-            self.counts[kind] += 1
-            if self.counts[kind] == 1:
+        for warning_kind, message in self._find_messages(metrics).items():
+            self.counts[warning_kind] += 1
+            if self.counts[warning_kind] == 1:
                 logger.warning("step %d: %s", step, message)
 
     def close(self) -> None:
         """Log the number of steps with each kind of warning that occurred more than once."""
-        for kind, count in self.counts.items():
+        for warning_kind, count in self.counts.items():
             if count > 1:
-                logger.warning("%s in %d of %d steps", kind, count, self.steps)
+                logger.warning("%s in %d of %d steps", warning_kind, count, self.steps)
 
     def _find_messages(self, metrics: Mapping[str, float]) -> dict[str, str]:
         messages = {}
@@ -91,9 +91,9 @@ class StepWarnings:
 
     def _format_turn_limit(self) -> str:
         limit = self.config.env.max_turn_tokens
-        longest = self.config.data.max_response_length
-        response = f"data.max_response_length={longest}"
-        if limit == longest:
+        response_limit = self.config.data.max_response_length
+        response = f"data.max_response_length={response_limit}"
+        if limit == response_limit:
             return f"{response}, which is the upper limit of env.max_turn_tokens"
         return f"env.max_turn_tokens={limit}"
 

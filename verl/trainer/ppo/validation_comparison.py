@@ -51,8 +51,8 @@ def summarize_validation(batch: DataProto) -> ValidationOutcome:
     # Use all rows: the turns of a trajectory may be in several rows.
     tasks, task = np.unique(uids, return_inverse=True)
     graded = find_graded_rows(batch)
-    kept = np.isin(columns["traj_uid"].astype(str), columns["traj_uid"][graded].astype(str))
-    steps = [row if keep else [] for row, keep in zip(columns["steps"], kept, strict=True)]
+    is_graded = np.isin(columns["traj_uid"].astype(str), columns["traj_uid"][graded].astype(str))
+    steps = [row if keep else [] for row, keep in zip(columns["steps"], is_graded, strict=True)]
     turns = [sum(step.span[1] - step.span[0] for step in row) for row in steps]
     sampled = [sum(step.num_tokens for step in row) for row in steps]
     episodes = np.bincount(task[graded], minlength=len(tasks))

@@ -19,15 +19,15 @@ def verify_weights_received(
     fingerprints: WeightFingerprints, received: Sequence[Mapping[str, int]], version: int
 ) -> None:
     """Raise ``WeightSyncError`` unless every engine ``received`` weights with ``fingerprints``."""
-    for number, engine in enumerate(received):
-        wrong = [
+    for worker_index, engine in enumerate(received):
+        bad_names = [
             name for name, value in fingerprints.sent_weights.items() if engine.get(name) != value
         ]
-        if wrong:
+        if bad_names:
             raise WeightSyncError(
-                f"rollout worker {number} did not receive version {version} of the weights: "
-                f"{len(wrong)} of {len(fingerprints.sent_weights)} are missing or differ from "
-                f"those that were sent, for example {', '.join(wrong[:SHOWN_NAMES])}; it would "
+                f"rollout worker {worker_index} did not receive version {version} of the weights: "
+                f"{len(bad_names)} of {len(fingerprints.sent_weights)} are missing or differ from "
+                f"those that were sent, for example {', '.join(bad_names[:SHOWN_NAMES])}; it would "
                 "generate with an older policy"
             )
 

@@ -96,12 +96,12 @@ class SFTTrainer:
         while self.step < len(self.batches):
             metrics = self.train_step(self.batches[self.step])
             self.step += 1
-            last = self.step == len(self.batches)
-            if last or (self.test_freq > 0 and self.step % self.test_freq == 0):
+            is_final_step = self.step == len(self.batches)
+            if is_final_step or (self.test_freq > 0 and self.step % self.test_freq == 0):
                 metrics |= self.evaluate()
-            if self.save_freq > 0 and (last or self.step % self.save_freq == 0):
+            if self.save_freq > 0 and (is_final_step or self.step % self.save_freq == 0):
                 self.save()
-            on_step(OptimizerStep(self.step, metrics, last))
+            on_step(OptimizerStep(self.step, metrics, is_final_step))
 
     def save(self) -> None:
         """Write a checkpoint of the current step. All ranks must call it."""
@@ -127,20 +127,20 @@ class SFTTrainer:
 
         The loss is the sum of the weighted token losses divided by the weights of the batch.
         """
-        started = time.perf_counter()
+        start_time = time.perf_counter()
         rows = [self.rows[row] for row in batch]
         tokens = sum(len(row) for row in rows)
         # The first token of a row is not predicted, so its weight does not count.
         weight = sum(sum(row.loss_weights[1:]) for row in rows)
         sums = LossSums()
         with self.engine.model_on_device(training=True):
-            parts = self._split_rank_rows(rows, self.max_tokens)
-            for number, part in enumerate(parts, start=1):
-                loss = self._sum_losses(part or rows[:1], sums if part else LossSums())
+            row_lists = self._split_rank_rows(rows, self.max_tokens)
+            for pass_number, micro_rows in enumerate(row_lists, start=1):
+                loss = self._sum_losses(micro_rows or rows[:1], sums if micro_rows else LossSums())
                 # Divide by the weight of the whole batch, so that gradients do not depend on the
                 # micro-batches.
-                loss_share = loss / weight if part else loss * 0.0
-                self.engine.backward(loss_share, is_last_micro_batch=number == len(parts))
+                loss_share = loss / weight if micro_rows else loss * 0.0
+                self.engine.backward(loss_share, is_last_micro_batch=pass_number == len(row_lists))
             report = self.engine.step()
             self.engine.check_finite_weights()
         return sums.compute_means("train") | {
@@ -148,7 +148,7 @@ class SFTTrainer:
             "train/lr": report.lr,
             "train/skipped": float(report.skipped),
             "perf/tokens": float(tokens),
-            "perf/throughput": tokens / max(time.perf_counter() - started, 1e-9),
+            "perf/throughput": tokens / max(time.perf_counter() - start_time, 1e-9),
         }
 
     def _split_rank_rows(self, rows: Sequence[SFTRow], max_tokens: int) -> list[list[SFTRow]]:
@@ -162,8 +162,8 @@ class SFTTrainer:
         micro_batch_rows = micro_batches([len(row) for row in rank_rows], max_tokens=max_tokens)
         # A forward pass through a sharded model is a collective operation, so all ranks need the
         # same number of micro-batches.
-        empty = [[] for _ in range(common_passes(micro_batch_rows) - len(micro_batch_rows))]
-        return [[rank_rows[i] for i in cut] for cut in micro_batch_rows] + empty
+        empty_batches = [[] for _ in range(common_passes(micro_batch_rows) - len(micro_batch_rows))]
+        return [[rank_rows[i] for i in indices] for indices in micro_batch_rows] + empty_batches
 
     def _sum_losses(self, rows: Sequence[SFTRow], sums: "LossSums") -> torch.Tensor:
         """Return the sum over tokens of ``weight * -log p``; add losses and weights to ``sums``."""
@@ -182,14 +182,14 @@ class SFTTrainer:
         weights = weights[weighted_positions]
         loss = -scores.log_probs
         is_agent_token = weights >= AGENT_WEIGHT
-        parts = {
+        loss_terms = {
             "loss": (weights * loss).sum(),
             "weight": weights.sum(),
             "agent_loss": loss[is_agent_token].sum(),
             "agent_tokens": is_agent_token.sum(),
         }
-        sums.add({name: float(value.detach()) for name, value in parts.items()})
-        return parts["loss"]
+        sums.add({name: float(value.detach()) for name, value in loss_terms.items()})
+        return loss_terms["loss"]
 
     @torch.no_grad()
     def evaluate(self) -> dict[str, float]:
@@ -201,8 +201,8 @@ class SFTTrainer:
             return {}
         sums = LossSums()
         with self.engine.model_on_device():
-            for part in self._split_rank_rows(self.val_rows, EVAL_TOKENS):
-                self._sum_losses(part or self.val_rows[:1], sums if part else LossSums())
+            for batch in self._split_rank_rows(self.val_rows, EVAL_TOKENS):
+                self._sum_losses(batch or self.val_rows[:1], sums if batch else LossSums())
         return sums.compute_means("val")
 
 

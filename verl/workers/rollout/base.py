@@ -202,9 +202,9 @@ class StopRules:
             return False
         # A token has at least one byte, so this many tokens contain the longest string. One more is
         # needed because decoding may drop a space at the start.
-        longest = max(len(text.encode("utf-8")) for text in stop_plan.strings) + 1
+        num_tokens = max(len(text.encode("utf-8")) for text in stop_plan.strings) + 1
         tail = self._tokenizer.decode(
-            token_ids[-longest:], skip_special_tokens=False, clean_up_tokenization_spaces=False
+            token_ids[-num_tokens:], skip_special_tokens=False, clean_up_tokenization_spaces=False
         )
         return any(text in tail for text in stop_plan.strings)
 

@@ -97,8 +97,8 @@ class HFEngine:
             # Compute logits as the trainer does. nn.Module calls ``forward`` of the instance.
             head.forward = partial(full_logits, head)  # pyright: ignore[reportAttributeAccessIssue]
         tokenizer = AutoTokenizer.from_pretrained(model_path, trust_remote_code=trust_remote_code)
-        rules = StopRules(tokenizer, end_token_ids(model_path, tokenizer))
-        self._set_up(model, rules, seed, config.max_num_seqs, config.max_model_len)
+        stop_rules = StopRules(tokenizer, end_token_ids(model_path, tokenizer))
+        self._set_up(model, stop_rules, seed, config.max_num_seqs, config.max_model_len)
 
     @classmethod
     def on_model(
@@ -161,8 +161,8 @@ class HFEngine:
         # not inference_mode: autograd refuses its tensors, and the model may also be trained
         with torch.no_grad():
             logits = [self._decode()] if self._rows else []
-            if fresh := self._take_joining():
-                logits.append(self._prefill_rows(fresh))
+            if joining_rows := self._take_joining():
+                logits.append(self._prefill_rows(joining_rows))
             if not logits:
                 return []
             self._sample(torch.cat(logits))
@@ -202,19 +202,19 @@ class HFEngine:
         Raises ``EngineError`` for unknown or missing names, and while requests are unfinished.
         """
         if self.has_work():
-            running = len(self._rows) + len(self._waiting)
-            raise EngineError(f"weights cannot change while {running} requests are unfinished")
+            num_requests = len(self._rows) + len(self._waiting)
+            raise EngineError(f"weights cannot change while {num_requests} requests are unfinished")
         parameters = dict(self._open_model.named_parameters(remove_duplicate=False))
         # by memory address: tied parameters are one weight with several names
-        missing = {parameter.data_ptr(): name for name, parameter in parameters.items()}
+        missing_names = {parameter.data_ptr(): name for name, parameter in parameters.items()}
         with torch.no_grad():
             for name, value in weights:
                 if name not in parameters:
                     raise EngineError(f"the model has no parameter '{name}'")
                 parameters[name].copy_(as_tensor(value))
-                missing.pop(parameters[name].data_ptr(), None)
-        if missing:
-            raise EngineError(f"no new weights for {', '.join(sorted(missing.values())[:5])}")
+                missing_names.pop(parameters[name].data_ptr(), None)
+        if missing_names:
+            raise EngineError(f"no new weights for {', '.join(sorted(missing_names.values())[:5])}")
         self.policy_version = version
 
     def held_weights(self) -> dict[str, torch.Tensor]:
@@ -268,11 +268,11 @@ class HFEngine:
         """
         prefixes = self._prefixes
         assert prefixes is not None  # rows are running
-        last = torch.tensor([[row.token_ids[-1]] for row in self._rows], device=self._device)
-        prefixes.mask = torch.cat([prefixes.mask, torch.ones_like(last)], dim=1)
+        last_tokens = torch.tensor([[row.token_ids[-1]] for row in self._rows], device=self._device)
+        prefixes.mask = torch.cat([prefixes.mask, torch.ones_like(last_tokens)], dim=1)
         position = prefixes.mask.sum(dim=1, keepdim=True) - 1
         out = self._open_model(
-            input_ids=last,
+            input_ids=last_tokens,
             attention_mask=prefixes.mask,
             position_ids=position,
             past_key_values=prefixes.cache,
@@ -284,14 +284,14 @@ class HFEngine:
         """Add ``rows`` to the batch and return the logits [N, V] after their prompts."""
         width = max(len(row.request.prompt_ids) for row in rows)
         ids: list[list[int]] = []
-        real: list[list[int]] = []
+        mask_rows: list[list[int]] = []
         for row in rows:
             prompt = row.request.prompt_ids
             # Left padding, so that the next token of every row has the same column.
             padding = [0] * (width - len(prompt))
             ids.append(padding + prompt)
-            real.append(padding + [1] * len(prompt))
-        mask = torch.tensor(real, device=self._device)
+            mask_rows.append(padding + [1] * len(prompt))
+        mask = torch.tensor(mask_rows, device=self._device)
         # padding gets position 0; it is masked, so its position has no effect
         position = (mask.cumsum(dim=1) - 1).clamp_(min=0)
         cache = DynamicCache()
@@ -317,9 +317,11 @@ class HFEngine:
         old_pad = width - old.mask.shape[1]
         new_pad = width - new.mask.shape[1]
         old.mask = torch.cat([pad(old.mask, (old_pad, 0)), pad(new.mask, (new_pad, 0))])
-        for layer, other in zip(_cache_layers(old.cache), _cache_layers(new.cache), strict=True):
-            layer.keys = _stack_padded(layer.keys, old_pad, other.keys, new_pad)
-            layer.values = _stack_padded(layer.values, old_pad, other.values, new_pad)
+        for layer, new_layer in zip(
+            _cache_layers(old.cache), _cache_layers(new.cache), strict=True
+        ):
+            layer.keys = _stack_padded(layer.keys, old_pad, new_layer.keys, new_pad)
+            layer.values = _stack_padded(layer.values, old_pad, new_layer.values, new_pad)
 
     def _keep_rows(self, kept_indices: list[int]) -> None:
         """Keep only the rows ``kept_indices``, and remove columns that then hold only padding."""
@@ -361,8 +363,8 @@ class HFEngine:
         ids = row.token_ids
         if ids[-1] in row.plan.token_ids or self._rules.completes_string(row.plan, ids):
             return StopReason.STOP
-        full = len(row.request.prompt_ids) + len(ids) >= self._max_model_len
-        return StopReason.LENGTH if full or len(ids) >= row.request.max_tokens else None
+        is_full = len(row.request.prompt_ids) + len(ids) >= self._max_model_len
+        return StopReason.LENGTH if is_full or len(ids) >= row.request.max_tokens else None
 
     def _make_result(self, row: _Row, reason: StopReason) -> SamplingResult:
         return SamplingResult(

@@ -38,9 +38,9 @@ def truncate_logits(
     if top_p is not None:
         ordered, order = logits.softmax(dim=-1).sort(dim=-1, descending=True)
         cumulative_before = ordered.cumsum(dim=-1) - ordered
-        outside = cumulative_before >= top_p.unsqueeze(-1)
-        outside[:, 0] = False  # a top_p of 0 keeps the most likely token
-        logits = logits.masked_fill(outside.scatter(-1, order, outside), float("-inf"))
+        is_outside = cumulative_before >= top_p.unsqueeze(-1)
+        is_outside[:, 0] = False  # a top_p of 0 keeps the most likely token
+        logits = logits.masked_fill(is_outside.scatter(-1, order, is_outside), float("-inf"))
     return logits
 
 
@@ -68,14 +68,14 @@ def sample_tokens(
     logprobs = truncate_logits(scaled, top_k, top_p).log_softmax(dim=-1)
     cumulative = logprobs.exp().cumsum(dim=-1, dtype=torch.float64)
     # scaled by the total, which differs from 1 by rounding
-    target = uniform.to(cumulative.device) * cumulative[:, -1]
-    token_index = torch.searchsorted(cumulative, target.unsqueeze(-1), right=True)
+    thresholds = uniform.to(cumulative.device) * cumulative[:, -1]
+    token_index = torch.searchsorted(cumulative, thresholds.unsqueeze(-1), right=True)
     token_index = token_index.clamp_(max=logits.shape[-1] - 1)
     token_logprobs = logprobs.gather(-1, token_index).squeeze(-1)
     tokens = token_index.squeeze(-1)
     if bool(greedy.any()):
-        best, best_logprobs = _sample_greedy(logits)
-        tokens = torch.where(greedy, best, tokens)
+        greedy_tokens, best_logprobs = _sample_greedy(logits)
+        tokens = torch.where(greedy, greedy_tokens, tokens)
         token_logprobs = torch.where(greedy, best_logprobs, token_logprobs)
     return tokens, token_logprobs
 

@@ -152,14 +152,14 @@ class VLLMEngine:
         from verl.workers.rollout.vllm_worker import finish_recording
 
         self._call_workers("finish_weight_update")
-        first, *others = self._engine.collective_rpc(finish_recording)
-        for number, received in enumerate(others, start=1):
-            if received != first:
+        first_checksums, *other_checksums = self._engine.collective_rpc(finish_recording)
+        for device_index, device_checksums in enumerate(other_checksums, start=1):
+            if device_checksums != first_checksums:
                 raise EngineError(
-                    f"device {number} of the engine received other weights than device 0"
+                    f"device {device_index} of the engine received other weights than device 0"
                 )
         self._begin_version(version)
-        return first
+        return first_checksums
 
     def held_weights(self) -> "dict[str, torch.Tensor]":
         """Return the parameters of vLLM's model.

@@ -33,12 +33,12 @@ class WeightReceipt:
         """Yield ``weights`` unchanged and record the fingerprint (checksum) of each one."""
         for name, value in weights:
             self.received[name] = compute_fingerprint(value)
-            current = self._held.get(name)
+            held_weight = self._held.get(name)
             # Quantised weights are excluded: a cast does not reproduce their values.
-            if current is not None and current.dtype in READABLE:
-                local_part = self._local_part(value, current.shape)
+            if held_weight is not None and held_weight.dtype in READABLE:
+                local_part = self._local_part(value, held_weight.shape)
                 if local_part is not None:
-                    self._expected[name] = compute_fingerprint(local_part, current.dtype)
+                    self._expected[name] = compute_fingerprint(local_part, held_weight.dtype)
             yield name, value
 
     def _local_part(self, value: Values, shape: torch.Size) -> Values | None:
@@ -51,8 +51,8 @@ class WeightReceipt:
         # Only a split by columns is certain: fused tensors have an engine-specific order of rows.
         if len(shape) != 2 or value.shape != (shape[0], shape[1] * self._shares):
             return None
-        start = self._share * shape[1]
-        return value[:, start : start + shape[1]]
+        first_column = self._share * shape[1]
+        return value[:, first_column : first_column + shape[1]]
 
     def verify_held(self, held: Mapping[str, torch.Tensor]) -> int:
         """Compare ``held``, the current weights of the engine, with the received ones.

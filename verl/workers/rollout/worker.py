@@ -97,8 +97,8 @@ class RolloutWorker(ExclusiveCalls):
         self._server: asyncio.Task[None] | None = None
         self._failures = 0
         self._stop_cause = ""
-        counted = ("tokens", "prompt_tokens", "requests", "aborted", "steps", "busy_s")
-        self._counts = dict.fromkeys(counted, 0.0)
+        count_names = ("tokens", "prompt_tokens", "requests", "aborted", "steps", "busy_s")
+        self._counts = dict.fromkeys(count_names, 0.0)
         self._since = 0.0
 
     @property
@@ -220,9 +220,9 @@ class RolloutWorker(ExclusiveCalls):
         try:
             await asyncio.wait_for(self._idle.wait(), self._timeout_s)
         except TimeoutError:
-            running = len(self._running) - len(self._delayed)
+            num_running = len(self._running) - len(self._delayed)
             raise EngineError(
-                f"{purpose} needs an idle engine, but {running} requests still run after "
+                f"{purpose} needs an idle engine, but {num_running} requests still run after "
                 f"{self._timeout_s:g} s"
             ) from None
         self._check_alive()
@@ -265,10 +265,10 @@ class RolloutWorker(ExclusiveCalls):
             self._counts["aborted"] += result.stop_reason is StopReason.ABORT
 
     def _abort_expired(self) -> None:
-        now = time.monotonic()
+        current_time = time.monotonic()
         expired_ids: list[str] = []
         for name, (_, deadline) in self._running.items():
-            if deadline > now:  # requests are ordered by deadline
+            if deadline > current_time:  # requests are ordered by deadline
                 break
             expired_ids.append(name)
         if not expired_ids:

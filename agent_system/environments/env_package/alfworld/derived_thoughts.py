@@ -59,9 +59,11 @@ class DerivedThoughtsExpert(AlfworldExpert):
         """Return the next action with the thought and action of each level."""
         right_actions = self.find_right_actions()
         decision = super().act()
-        parts = (self._describe_held_object(), self._describe_target(), self._describe_visits())
+        sentences = (self._describe_held_object(), self._describe_target(), self._describe_visits())
         thoughts = {
-            level: Thought(" ".join(f"{part}." for part in parts[: level - 1]), decision.action)
+            level: Thought(
+                " ".join(f"{sentence}." for sentence in sentences[: level - 1]), decision.action
+            )
             for level in LEVELS
         }
         # Only the thought of level 4 names the first receptacle that was not visited.
@@ -84,15 +86,15 @@ class DerivedThoughtsExpert(AlfworldExpert):
 
         They depend on the observations only, not on random choices of the expert.
         """
-        here = self.location
-        if here in self.closed:
-            return RightActions("open", (f"open {here}",))
-        if here is not None and here not in self.seen:
-            return RightActions("look", (f"examine {here}",))
+        location = self.location
+        if location in self.closed:
+            return RightActions("open", (f"open {location}",))
+        if location is not None and location not in self.seen:
+            return RightActions("look", (f"examine {location}",))
         if self.held is None:
             return self._right_actions_for_object(self.goal.object_class, "take {} from {}")
         if class_of(self.held) != self.goal.object_class:
-            return RightActions("put", (f"move {self.held} to {here}",))
+            return RightActions("put", (f"move {self.held} to {location}",))
         tool = TOOL_CLASSES.get(self.goal.task_type)
         if tool and not self.is_treated:
             return self._right_actions_at(
@@ -111,11 +113,11 @@ class DerivedThoughtsExpert(AlfworldExpert):
         they go to a receptacle where one was seen, or else to one that was not visited.
         """
         candidates = self._seen_objects(object_class)
-        names = [name for name, place in candidates if place == self.location]
+        names = [name for name, receptacle in candidates if receptacle == self.location]
         if names:
-            kind = "take" if self.held is None else "use"
+            situation = "take" if self.held is None else "use"
             return RightActions(
-                kind, tuple(action_template.format(name, self.location) for name in names)
+                situation, tuple(action_template.format(name, self.location) for name in names)
             )
         if candidates:
             return RightActions(
@@ -125,9 +127,9 @@ class DerivedThoughtsExpert(AlfworldExpert):
         likely = [place for place in unseen if class_of(place) != self.goal.receptacle_class]
         elsewhere = [place for place in self.room if place != self.location]
         # All receptacles were visited without success: going to any other one is right.
-        places = likely or unseen or elsewhere or self.room
-        kind = "search" if self.seen else "begin"
-        return RightActions(kind, tuple(f"go to {place}" for place in places))
+        destinations = likely or unseen or elsewhere or self.room
+        situation = "search" if self.seen else "begin"
+        return RightActions(situation, tuple(f"go to {place}" for place in destinations))
 
     def _right_actions_at(
         self, receptacle_class: str, kind: str, action_template: str
@@ -136,10 +138,10 @@ class DerivedThoughtsExpert(AlfworldExpert):
 
         Otherwise return the moves that go to a receptacle of that class.
         """
-        places = self._target_receptacles(receptacle_class)
-        if self.location in places:
+        targets = self._target_receptacles(receptacle_class)
+        if self.location in targets:
             return RightActions(kind, (action_template.format(self.location),))
-        return RightActions("bring", tuple(f"go to {place}" for place in places))
+        return RightActions("bring", tuple(f"go to {target}" for target in targets))
 
     def _target_receptacles(self, receptacle_class: str) -> list[str]:
         """Return the receptacles of the class.
@@ -149,7 +151,7 @@ class DerivedThoughtsExpert(AlfworldExpert):
         """
         if self.last_target is not None and class_of(self.last_target) == receptacle_class:
             return [self.last_target]
-        return [place for place in self.room if class_of(place) == receptacle_class]
+        return [receptacle for receptacle in self.room if class_of(receptacle) == receptacle_class]
 
     def _choose_action(self) -> Decision:
         right_actions = self.find_right_actions()
@@ -166,8 +168,8 @@ class DerivedThoughtsExpert(AlfworldExpert):
 
     def _describe_target(self) -> str:
         if self.held is not None and not self.goal.lamp_class:
-            places = self._target_receptacles(self._next_receptacle_class())
-            return f"to {self.location if self.location in places else places[0]}"
+            targets = self._target_receptacles(self._next_receptacle_class())
+            return f"to {self.location if self.location in targets else targets[0]}"
         object_class = self.goal.object_class if self.held is None else self.goal.lamp_class
         candidates = self._seen_objects(object_class)
         return (
@@ -184,15 +186,15 @@ class DerivedThoughtsExpert(AlfworldExpert):
 
         The list ends with the first receptacle that was not visited (``left``).
         """
-        parts = []
-        for place in self.room:
-            if place in self.seen:
-                parts.append(f"{place} done")
-            elif class_of(place) == self.goal.receptacle_class:
-                parts.append(f"{place} goal")
+        visit_notes = []
+        for receptacle in self.room:
+            if receptacle in self.seen:
+                visit_notes.append(f"{receptacle} done")
+            elif class_of(receptacle) == self.goal.receptacle_class:
+                visit_notes.append(f"{receptacle} goal")
             else:
-                return ", ".join([*parts, f"{place} left"])
-        return ", ".join(parts)
+                return ", ".join([*visit_notes, f"{receptacle} left"])
+        return ", ".join(visit_notes)
 
     def _seen_objects(self, object_class: str) -> list[tuple[str, str]]:
         """Return (object, receptacle) for the seen objects of the class that are not yet at a

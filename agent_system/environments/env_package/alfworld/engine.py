@@ -233,13 +233,15 @@ class MemoState(PddlState):
         # Stored for ``_read_operator``, which reads the names of new operators only.
         self._operators = {operator.id: operator for operator in operators}
         actions = []
-        seen = set()
-        for number in self._operators:
-            name, action = self._known_operators.get(number) or self._read_operator(number)
+        seen_names = set()
+        for operator_id in self._operators:
+            name, action = self._known_operators.get(operator_id) or self._read_operator(
+                operator_id
+            )
             # The planner grounds some actions into several operators of one name. They have one
             # command.
-            if name not in seen:
-                seen.add(name)
+            if name not in seen_names:
+                seen_names.add(name)
                 actions.append(action)
         return actions
 
@@ -253,10 +255,10 @@ class MemoState(PddlState):
         action: Any = textworld.logic.Action(name=name, preconditions=[], postconditions=[])
         action.id = number
         action.mapping = {
-            textworld.logic.Placeholder(parameter.strip("?"), kind): textworld.logic.Variable(
-                argument, kind
+            textworld.logic.Placeholder(parameter.strip("?"), var_type): textworld.logic.Variable(
+                argument, var_type
             )
-            for (parameter, kind), argument in zip(self._actions[name], arguments, strict=False)
+            for (parameter, var_type), argument in zip(self._actions[name], arguments, strict=False)
         }
         action.feedback_rule = self._logic.actions[name].feedback_rule
         self._known_operators[number] = (label, action)

@@ -93,8 +93,8 @@ class AlfworldEnv:
 
     def _add_labels(self, observation: Observation) -> Observation:
         if self._tracker is not None:
-            kind = self._tracker.find_right_actions().kind
-            observation.info |= {"situation": kind, "needed_level": NEEDED_LEVELS[kind]}
+            situation = self._tracker.find_right_actions().kind
+            observation.info |= {"situation": situation, "needed_level": NEEDED_LEVELS[situation]}
         return observation
 
     def close(self) -> None:

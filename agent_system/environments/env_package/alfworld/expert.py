@@ -74,11 +74,13 @@ def parse_task(sentence: str) -> TaskGoal:
 
     Raises ``ValueError`` for any other sentence.
     """
-    for kind, pattern in _SENTENCES:
+    for task_type, pattern in _SENTENCES:
         match = pattern.fullmatch(sentence)
         if match:
-            parts = match.groupdict()
-            return TaskGoal(kind, parts["object"], parts.get("place", ""), parts.get("lamp", ""))
+            fields = match.groupdict()
+            return TaskGoal(
+                task_type, fields["object"], fields.get("place", ""), fields.get("lamp", "")
+            )
     raise ValueError(f"{sentence!r} is not a task sentence of ALFWorld's templates")
 
 
@@ -166,25 +168,25 @@ class AlfworldExpert:
             return self._fetch_object()
         tool = TOOL_CLASSES.get(self.goal.task_type)
         if tool and not self.is_treated:
-            place = self._choose_receptacle(tool)
-            use = f"{self.goal.task_type} {self.held} with {place}"
+            receptacle = self._choose_receptacle(tool)
+            use = f"{self.goal.task_type} {self.held} with {receptacle}"
             return (
                 self._make_decision(use, f"hold {self.held}", use)
-                if self.location == place
-                else self._go_to(place, use)
+                if self.location == receptacle
+                else self._go_to(receptacle, use)
             )
         if self.goal.lamp_class:
             return self._use_lamp()
-        place = (
+        receptacle = (
             self.location
             if self.location is not None and class_of(self.location) == self.goal.receptacle_class
             else self._choose_receptacle(self.goal.receptacle_class)
         )
-        put = f"move {self.held} to {place}"
+        put = f"move {self.held} to {receptacle}"
         return (
             self._make_decision(put, f"hold {self.held}", put)
-            if self.location == place
-            else self._go_to(place, put)
+            if self.location == receptacle
+            else self._go_to(receptacle, put)
         )
 
     def _fetch_object(self) -> Decision:
@@ -192,26 +194,26 @@ class AlfworldExpert:
         candidate = self._find_object(self.goal.object_class)
         if candidate is None:
             return self._search_receptacles(f"need {self.goal.object_class}")
-        name, place = candidate
-        take = f"take {name} from {place}"
-        situation = f"{name} in {place}"
+        name, receptacle = candidate
+        take = f"take {name} from {receptacle}"
+        situation = f"{name} in {receptacle}"
         return (
             self._make_decision(take, situation, take)
-            if self.location == place
-            else self._go_to(place, take, situation)
+            if self.location == receptacle
+            else self._go_to(receptacle, take, situation)
         )
 
     def _use_lamp(self) -> Decision:
         candidate = self._find_object(self.goal.lamp_class)
         if candidate is None:
             return self._search_receptacles(f"hold {self.held} need {self.goal.lamp_class}")
-        lamp, place = candidate
+        lamp, receptacle = candidate
         use = f"use {lamp}"
-        situation = f"{lamp} in {place}"
+        situation = f"{lamp} in {receptacle}"
         return (
             self._make_decision(use, situation, use)
-            if self.location == place
-            else self._go_to(place, use, situation)
+            if self.location == receptacle
+            else self._go_to(receptacle, use, situation)
         )
 
     def _find_object(self, object_class: str) -> tuple[str, str] | None:
@@ -221,14 +223,14 @@ class AlfworldExpert:
         receptacles in the order of the first visits.
         """
         # The sort is stable: the other receptacles keep the order of the first visits.
-        for place in sorted(self.seen, key=lambda name: name != self.location):
-            for name in sorted(self.seen[place]):
+        for receptacle in sorted(self.seen, key=lambda name: name != self.location):
+            for name in sorted(self.seen[receptacle]):
                 if (
                     class_of(name) == object_class
                     and name not in self.placed
-                    and class_of(place) != self.goal.receptacle_class
+                    and class_of(receptacle) != self.goal.receptacle_class
                 ):
-                    return name, place
+                    return name, receptacle
         return None
 
     def _search_receptacles(self, situation: str) -> Decision:
@@ -236,7 +238,7 @@ class AlfworldExpert:
 
         Receptacles of the target class are chosen only if no other is left.
         """
-        unseen = [place for place in self.room if place not in self.seen]
+        unseen = [receptacle for receptacle in self.room if receptacle not in self.seen]
         likely = [place for place in unseen if class_of(place) != self.goal.receptacle_class]
         elsewhere = [place for place in self.room if place != self.location]
         place = self.rng.choice(likely or unseen or elsewhere or self.room)
@@ -252,13 +254,15 @@ class AlfworldExpert:
         It is the one where an object was placed last, else one whose content is known, else any.
         Raises ``ValueError`` if the room has none.
         """
-        places = [place for place in self.room if class_of(place) == receptacle_class]
-        if not places:
+        candidates = [
+            receptacle for receptacle in self.room if class_of(receptacle) == receptacle_class
+        ]
+        if not candidates:
             raise ValueError(f"the room has no {receptacle_class!r}; its receptacles: {self.room}")
-        if self.last_target is not None and self.last_target in places:
+        if self.last_target is not None and self.last_target in candidates:
             return self.last_target
-        opened = [place for place in places if place in self.seen]
-        return self.rng.choice(opened or places)
+        opened = [place for place in candidates if place in self.seen]
+        return self.rng.choice(opened or candidates)
 
     def _go_to(self, place: str, next_action: str, situation: str | None = None) -> Decision:
         situation = f"hold {self.held}" if situation is None else situation
@@ -279,7 +283,7 @@ class AlfworldExpert:
         options = ["look", "inventory"]
         if self.location is not None:
             options += [f"examine {self.location}"]
-        elsewhere = [place for place in self.room if place != self.location]
+        elsewhere = [receptacle for receptacle in self.room if receptacle != self.location]
         if elsewhere:
             options += [f"go to {self.rng.choice(elsewhere)}"]
         action = self.rng.choice(options)
@@ -296,7 +300,11 @@ class AlfworldExpert:
             [f"go to {self.location}"] if self.location is not None else []
         )
         if self.held is not None:
-            elsewhere = [place for place in self.room if place != self.location] or self.room
+            elsewhere = [
+                other_receptacle
+                for other_receptacle in self.room
+                if other_receptacle != self.location
+            ] or self.room
             options.append(f"move {self.held} to {self.rng.choice(elsewhere)}")
         else:
             receptacle = self._receptacle_without_object(self.location or self.room[0])
@@ -311,5 +319,5 @@ class AlfworldExpert:
         lies_here = any(
             class_of(name) == self.goal.object_class for name in self.seen.get(here, ())
         )
-        others = [place for place in self.room if place != here]
-        return self.rng.choice(others) if lies_here and others else here
+        other_receptacles = [receptacle for receptacle in self.room if receptacle != here]
+        return self.rng.choice(other_receptacles) if lies_here and other_receptacles else here

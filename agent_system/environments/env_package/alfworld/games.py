@@ -73,17 +73,19 @@ def generate(settings: AlfworldSettings, split: str, index: int) -> dict[str, An
     ``index % number of task types``. ``game_file`` converts the result to the engine's file. Raises
     ``RuntimeError`` if no draw succeeds.
     """
-    kind = settings.task_types[index % len(settings.task_types)]
+    task_type = settings.task_types[index % len(settings.task_types)]
     # The seed depends on the index, so game 700 can be generated without the games before it.
     rng = random.Random(derive_seed("alfworld", GENERATOR_VERSION, settings.seed, split, index))
-    numbers = layout.list_scenes(TASK_TYPES[kind], held_out=split == "val")
+    numbers = layout.list_scenes(TASK_TYPES[task_type], held_out=split == "val")
     for _ in range(MAX_DRAWS):
-        drawn = draw_room(layout.load_floor_plan(rng.choice(numbers)), kind, settings, rng)
-        if drawn is not None:
-            return make_game(*drawn, rng)
+        room_and_goal = draw_room(
+            layout.load_floor_plan(rng.choice(numbers)), task_type, settings, rng
+        )
+        if room_and_goal is not None:
+            return make_game(*room_and_goal, rng)
     raise RuntimeError(
         f"env.alfworld.receptacles={list(settings.receptacles)} and "
-        f"env.alfworld.objects={list(settings.objects)} gave no {kind!r} game in "
+        f"env.alfworld.objects={list(settings.objects)} gave no {task_type!r} game in "
         f"{MAX_DRAWS} draws; fix: widen env.alfworld.receptacles"
     )
 
@@ -110,17 +112,19 @@ def draw_room(
     if receptacles is None or (task_type == "light" and not lamps):
         return None
     # Sorted because later draws depend on the order, and the order of a set differs by process.
-    present = sorted({receptacle.cls for receptacle in receptacles})
+    receptacle_classes = sorted({receptacle.cls for receptacle in receptacles})
     objects = [
         cls
         for cls in layout.list_portable_classes(floor_plan)
-        if any(layout.can_contain(place, cls) for place in present)
+        if any(layout.can_contain(container, cls) for container in receptacle_classes)
     ]
     goals = []
     for cls in objects:
         if property_name and cls not in layout.load_constants().VAL_ACTION_OBJECTS[property_name]:
             continue
-        containing_classes = [place for place in present if layout.can_contain(place, cls)]
+        containing_classes = [
+            place for place in receptacle_classes if layout.can_contain(place, cls)
+        ]
         # ``containing_classes[1:]`` is empty if only one class can contain the object. The object
         # could then start only in the target receptacle.
         goals += (
@@ -134,10 +138,10 @@ def draw_room(
         )
     if not goals:
         return None
-    target, target_class = rng.choice(goals)
-    goal = GameGoal(task_type, target, target_class, rng.choice(lamps) if lamps else "")
-    things = draw_objects(receptacles, objects, goal, rng.randint(*settings.objects), rng)
-    return Room(floor_plan.number, receptacles, things), goal
+    object_class, target_class = rng.choice(goals)
+    goal = GameGoal(task_type, object_class, target_class, rng.choice(lamps) if lamps else "")
+    scene_objects = draw_objects(receptacles, objects, goal, rng.randint(*settings.objects), rng)
+    return Room(floor_plan.number, receptacles, scene_objects), goal
 
 
 def draw_receptacles(
@@ -182,7 +186,7 @@ def draw_objects(
     target_classes = [goal.object_class] * (target_count + (rng.random() < 1 / 3))
     other_classes = [cls for cls in classes if cls != goal.object_class]
     rng.shuffle(other_classes)
-    things = []
+    scene_objects = []
     for cls in target_classes + other_classes[:other_count]:
         receptacle_indices = [
             index
@@ -190,19 +194,19 @@ def draw_objects(
             if layout.can_contain(receptacle.cls, cls)
             and (cls, receptacle.cls) != (goal.object_class, goal.receptacle_class)
         ]
-        things.append(SceneObject(_object_id(cls, rng), cls, rng.choice(receptacle_indices)))
+        scene_objects.append(SceneObject(_object_id(cls, rng), cls, rng.choice(receptacle_indices)))
     if goal.lamp_class:
         furniture = [
             i for i, receptacle in enumerate(receptacles) if receptacle.cls in layout.LAMP_FURNITURE
         ]
-        things.append(
+        scene_objects.append(
             SceneObject(
                 _object_id(goal.lamp_class, rng),
                 goal.lamp_class,
                 rng.choice(furniture or range(len(receptacles))),
             )
         )
-    return tuple(things)
+    return tuple(scene_objects)
 
 
 def _object_id(cls: str, rng: random.Random) -> str:
@@ -263,5 +267,5 @@ def game_file(game: dict[str, Any]) -> dict[str, Any]:
 def content_hash(game: dict[str, Any]) -> str:
     """Return a hash of all that the engine loads: domain, grammar, task sentence and problem."""
     domain, grammar = layout.load_domain_and_grammar()
-    parts = json.dumps([domain, grammar, game["description"], game["problem"]])
-    return hashlib.blake2b(parts.encode(), digest_size=10).hexdigest()
+    content_json = json.dumps([domain, grammar, game["description"], game["problem"]])
+    return hashlib.blake2b(content_json.encode(), digest_size=10).hexdigest()

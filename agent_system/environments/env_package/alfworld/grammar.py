@@ -98,18 +98,18 @@ class MemoGrammar(textgen.ContextSensitiveGrammar):
         """Expand ``start`` depth first and return the text, equal to that of the parent class."""
         # A stack replaces recursion. Symbols are pushed in reverse, so they are popped in order.
         stack = [(symbol, context or {}) for symbol in reversed(parse_symbols(start))]
-        words = []
+        terminal_texts = []
         while stack:
             symbol, symbol_context = stack.pop()
             if isinstance(symbol, textgen.TerminalSymbol):
-                words.append(str(symbol))
+                terminal_texts.append(str(symbol))
             else:
                 stack.extend(reversed(self._expand_symbol(symbol, symbol_context)))
-        return "".join(words)
+        return "".join(terminal_texts)
 
     def _expand_symbol(self, symbol, context: dict[str, Any]) -> list[tuple]:
         if isinstance(symbol, textgen.NonterminalSymbol):
-            return [(part, context) for part in self._choose_rule(symbol, context).rhs]
+            return [(rhs_symbol, context) for rhs_symbol in self._choose_rule(symbol, context).rhs]
         if isinstance(symbol, textgen.EvalSymbol):
             # The expression comes from the game's file, never from a policy.
             value = eval(_compile_expression(symbol.expression), {}, context["variables"])
@@ -164,8 +164,8 @@ def enumerate_parts(parts: list[tuple], context: dict[str, Any]) -> list[tuple]:
     """Return ``parts`` with the grammar's separator symbols between them: ``a, b, and c``."""
     if not parts:
         return [(textgen.NonterminalSymbol("list_empty"), context)]
-    listed = [parts[0]]
+    separated_parts = [parts[0]]
     for position, part in enumerate(parts[1:], start=2):
         separator = "list_last_separator" if position == len(parts) else "list_separator"
-        listed += [(textgen.NonterminalSymbol(separator), context), part]
-    return listed
+        separated_parts += [(textgen.NonterminalSymbol(separator), context), part]
+    return separated_parts

@@ -102,15 +102,15 @@ def load_floor_plan(number: int) -> FloorPlan:
         if is_furniture(cls):
             # Poses are in metres and degrees. As in ALFRED, location ids use quarters of a metre
             # and quarter turns.
-            place = f"loc|{round(x * 4)}|{round(z * 4)}|{int(rotation) // 90}|{int(horizon)}"
-            receptacles.append(Receptacle(identifier, cls, place))
+            location_id = f"loc|{round(x * 4)}|{round(z * 4)}|{int(rotation) // 90}|{int(horizon)}"
+            receptacles.append(Receptacle(identifier, cls, location_id))
     posed = {receptacle.cls for receptacle in receptacles}
-    missing = [
+    missing_classes = [
         cls
         for cls in classes
         if is_furniture(cls) and cls not in posed and cls not in BASINS.values()
     ]
-    for index, cls in enumerate(missing):
+    for index, cls in enumerate(missing_classes):
         # The engine makes the name "sinkbasin" of the id "Sink|..|SinkBasin". An id that starts
         # with "SinkBasin" would get the name "sinkbasinbasin".
         stem, tail = (BASINS[cls], f"|{cls}") if cls in BASINS else (cls, "")
@@ -164,12 +164,12 @@ def list_receptacle_names(max_receptacles: int) -> list[str]:
     receptacles, each with a leading space.
     """
     plans = [load_floor_plan(number) for number in sorted(list_all_scenes())]
-    largest: Counter[str] = Counter()
-    for plan in plans:
-        largest |= Counter(receptacle.cls.lower() for receptacle in plan.receptacles)
+    max_counts: Counter[str] = Counter()
+    for floor_plan in plans:
+        max_counts |= Counter(receptacle.cls.lower() for receptacle in floor_plan.receptacles)
     return [
         f" {name} {number}"
-        for name, count in sorted(largest.items())
+        for name, count in sorted(max_counts.items())
         for number in range(1, min(count, max_receptacles) + 1)
     ]
 

@@ -35,14 +35,14 @@ def write_problem(room: "Room", goal: str) -> str:
     """
     # Sorted because the text is hashed: the order of a set differs between processes.
     receptacle_classes = sorted({receptacle.cls for receptacle in room.receptacles})
-    object_classes = sorted({thing.cls for thing in room.objects})
-    places = sorted({receptacle.location for receptacle in room.receptacles} | {START_LOCATION})
+    object_classes = sorted({scene_object.cls for scene_object in room.objects})
+    locations = sorted({receptacle.location for receptacle in room.receptacles} | {START_LOCATION})
     lines = ["(define (problem plan_generated)", "(:domain alfred)", "(:objects", "agent1 - agent"]
     lines += [f"{cls}Type - otype" for cls in object_classes]
     lines += [f"{cls}Type - rtype" for cls in receptacle_classes]
     lines += [f"{encode_symbol(thing.id)} - object" for thing in room.objects]
     lines += [f"{encode_symbol(receptacle.id)} - receptacle" for receptacle in room.receptacles]
-    lines += [f"{encode_symbol(place)} - location" for place in places]
+    lines += [f"{encode_symbol(location)} - location" for location in locations]
     lines += [")", "(:init", "(= (total-cost) 0)"]
     lines += _receptacle_facts(room.receptacles)
     for receptacle_cls in receptacle_classes:
@@ -77,5 +77,7 @@ def _object_facts(thing, receptacle) -> list[str]:
         f"({'toggleable' if thing.cls in layout.LAMPS else 'pickupable'} {symbol})",
     ]
     return facts + [
-        f"({word} {symbol})" for key, word in PROPERTIES.items() if thing.cls in table[key]
+        f"({predicate} {symbol})"
+        for key, predicate in PROPERTIES.items()
+        if thing.cls in table[key]
     ]

@@ -47,14 +47,14 @@ def strip_debug_info(library: bytes) -> bytes:
         return library
     (table,) = struct.unpack_from("<Q", library, 32)
     size, count = struct.unpack_from("<HH", library, 54)
-    ends: list[int] = []
-    for number in range(count):
-        kind, _, offset, _, _, length = struct.unpack_from(
-            "<IIQQQQ", library, table + number * size
+    segment_ends: list[int] = []
+    for header_index in range(count):
+        segment_type, _, offset, _, _, length = struct.unpack_from(
+            "<IIQQQQ", library, table + header_index * size
         )
-        if kind == PT_LOAD:
-            ends.append(offset + length)
-    stripped = bytearray(library[: max(ends)])
+        if segment_type == PT_LOAD:
+            segment_ends.append(offset + length)
+    stripped = bytearray(library[: max(segment_ends)])
     stripped[40:48] = bytes(8)  # e_shoff: offset of the section table
     stripped[58:64] = bytes(6)  # e_shentsize, e_shnum, e_shstrndx
     return bytes(stripped)

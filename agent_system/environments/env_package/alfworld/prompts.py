@@ -66,9 +66,9 @@ class CompactAlfworldPrompts(chat_prompts.CompactPrompts):
         """
         del levels  # both variants are equal
         lines = [shorten_first_text(first.text)]
-        for seen, action in history:
+        for text, action in history:
             # The text of the first observation is already at the top: add only the action after it.
-            lines += [f"{shorten_text(seen)} > {action}" if seen != first.text else f"> {action}"]
+            lines += [f"{shorten_text(text)} > {action}" if text != first.text else f"> {action}"]
         if observation.text != first.text:
             lines.append(shorten_text(observation.text))
         return "\n".join(lines)
@@ -88,7 +88,7 @@ class ObservationLogPrompts(CompactAlfworldPrompts):
         present one.
         """
         del levels  # both variants are equal
-        earlier_texts = [shorten_text(seen) for seen, _ in history if seen != first.text]
+        earlier_texts = [shorten_text(text) for text, _ in history if text != first.text]
         lines = [shorten_first_text(first.text)]
         if earlier_texts:
             lines.append(f"read: {'; '.join(earlier_texts)}")
@@ -153,18 +153,18 @@ class FullAlfworldPrompts:
     ) -> str:
         """Return the first text, recent turns, the present observation and the possible actions."""
         del levels  # both variants are equal
-        parts = [first.text]
+        paragraphs = [first.text]
         if history:
             turns = [
-                f"You saw: {seen}\nYou did: {action}"
-                for seen, action in history
-                if seen != first.text
+                f"You saw: {text}\nYou did: {action}"
+                for text, action in history
+                if text != first.text
             ]
             opening = [f"You did: {action}" for seen, action in history if seen == first.text]
-            parts += ["Your most recent turns:", *opening, *turns]
+            paragraphs += ["Your most recent turns:", *opening, *turns]
         if observation.text != first.text:
-            parts.append(f"Now you see: {observation.text}")
-        return "\n".join([*parts, self._list_actions(observation)])
+            paragraphs.append(f"Now you see: {observation.text}")
+        return "\n".join([*paragraphs, self._list_actions(observation)])
 
     def _list_actions(self, observation: Observation) -> str:
         # ``help`` changes nothing and would only cost tokens.

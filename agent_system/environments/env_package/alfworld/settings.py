@@ -29,9 +29,9 @@ def _to_short_names(names: object) -> object:
 
     Short names and invalid values are returned unchanged. Pydantic reports invalid values.
     """
-    listed = [names] if isinstance(names, str) else names
-    if isinstance(listed, list | tuple):
-        return tuple(SHORT_NAMES.get(name, name) for name in listed)
+    name_list = [names] if isinstance(names, str) else names
+    if isinstance(name_list, list | tuple):
+        return tuple(SHORT_NAMES.get(name, name) for name in name_list)
     return names
 
 
@@ -87,9 +87,9 @@ class AlfworldSettings(EnvSettings):
     @field_validator("receptacles", "objects")
     @classmethod
     def _check_range(cls, bounds: tuple[int, int], info: ValidationInfo) -> tuple[int, int]:
-        least = 2 if info.field_name == "receptacles" else 0
-        if not least <= bounds[0] <= bounds[1]:
-            allowed = f"[fewest, most], {least} <= fewest <= most"
+        min_count = 2 if info.field_name == "receptacles" else 0
+        if not min_count <= bounds[0] <= bounds[1]:
+            allowed = f"[fewest, most], {min_count} <= fewest <= most"
             fix = f"env.alfworld.{info.field_name}=[3,5]"
             raise ValueError(f"not a range; allowed: {allowed}; fix: {fix}")
         return bounds

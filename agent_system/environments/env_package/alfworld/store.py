@@ -66,10 +66,10 @@ def list_generated_tasks(
             "source": "generated",
             "split": split,
             "count": len(index["games"]),
-            "index": number,
+            "index": game_index,
             "hash": entry["hash"],
         }
-        for number, entry in enumerate(index["games"])
+        for game_index, entry in enumerate(index["games"])
     ]
 
 
@@ -135,15 +135,15 @@ class GeneratedGames:
     def _write_split(self, folder: Path) -> None:
         lines = []
         entries = []
-        start = 0
+        byte_offset = 0
         with Progress(f"ALFWorld, {self.split}", self.game_count, "games") as progress:
-            for number in range(self.game_count):
-                game = games.generate(self.settings, self.split, number)
+            for game_index in range(self.game_count):
+                game = games.generate(self.settings, self.split, game_index)
                 line = json.dumps(game).encode() + b"\n"
                 entry = {key: game[key] for key in ("hash", "kind", "scene")}
-                entries.append({**entry, "start": start, "length": len(line)})
+                entries.append({**entry, "start": byte_offset, "length": len(line)})
                 lines.append(line)
-                start += len(line)
+                byte_offset += len(line)
                 progress.add_done()
         digest = hashlib.blake2b(
             "".join(entry["hash"] for entry in entries).encode(), digest_size=16
@@ -228,11 +228,11 @@ def export_game(game: dict[str, Any], root: Path) -> Path:
 
     Return the path of its ``game.tw-pddl``.
     """
-    target = game["traj"]["pddl_params"]
+    goal_params = game["traj"]["pddl_params"]
     names = [
-        target["object_target"],
-        target["toggle_target"] or "None",
-        target["parent_target"] or "None",
+        goal_params["object_target"],
+        goal_params["toggle_target"] or "None",
+        goal_params["parent_target"] or "None",
     ]
     folder = (
         root
@@ -275,15 +275,15 @@ def list_official_tasks(settings: AlfworldSettings, split: str) -> list[Task]:
     name = "train" if split == "train" else settings.official_split
     official = []
     for path in sorted((root / name).rglob("game.tw-pddl")):
-        kind = SHORT_NAMES.get(_official_type(path))
+        task_type = SHORT_NAMES.get(_official_type(path))
         # Games without the key ``solvable`` were never solved. They are excluded too.
-        if kind in settings.task_types and json.loads(path.read_text()).get("solvable"):
+        if task_type in settings.task_types and json.loads(path.read_text()).get("solvable"):
             relative_path = path.relative_to(root).as_posix()
             official.append(
                 {
                     "task_id": f"alfworld/{relative_path.removesuffix('/game.tw-pddl')}",
-                    "data_source": f"alfworld/{kind}",
-                    "kind": kind,
+                    "data_source": f"alfworld/{task_type}",
+                    "kind": task_type,
                     "source": "official",
                     "path": relative_path,
                 }

@@ -81,13 +81,13 @@ def _translate_problem(domain: str, problem: str) -> dict[str, Any]:
     facts = [_convert_fact(atom) for atom in task.init]
     return {
         "sas": sas,
-        "things": {thing.name: thing.type_name for thing in task.objects},
+        "things": {pddl_object.name: pddl_object.type_name for pddl_object in task.objects},
         "actions": {
             action.name: [(parameter.name, parameter.type_name) for parameter in action.parameters]
             for action in task.actions
         },
         "facts": [fact for fact in facts if fact is not None],
-        "types": [(kind.name, kind.supertype_names) for kind in task.types],
+        "types": [(pddl_type.name, pddl_type.supertype_names) for pddl_type in task.types],
     }
 
 
@@ -110,13 +110,13 @@ def _convert_fact(atom: Any) -> tuple[str, list[str]] | None:
 
 
 def _build_translation(content: dict[str, Any]) -> Translation:
-    things = content["things"]
+    object_types = content["things"]
     facts = [
-        Proposition(name, [Variable(argument, things[argument]) for argument in arguments])
+        Proposition(name, [Variable(argument, object_types[argument]) for argument in arguments])
         for name, arguments in content["facts"]
     ]
     return Translation(
-        content["sas"], things, content["actions"], facts, _build_hierarchy(content["types"])
+        content["sas"], object_types, content["actions"], facts, _build_hierarchy(content["types"])
     )
 
 

@@ -87,22 +87,22 @@ def _to_ascii(text: str) -> str:
 
 
 def _to_ascii_character(character: str) -> str:
-    kind = unicodedata.category(character)
-    if kind == "Nd":
+    category = unicodedata.category(character)
+    if category == "Nd":
         return str(unicodedata.decimal(character))
     # Category Cf: zero-width spaces and joiners, byte-order marks, directions.
-    return "" if kind == "Cf" else character
+    return "" if category == "Cf" else character
 
 
 def _strip_markup(text: str) -> str:
     """Return ``text`` without surrounding mark-up, quotes and punctuation."""
     for _ in range(MAX_MARKUP_LAYERS):
         shorter = _LOUD.sub("", text.strip().strip("*_`").rstrip(".,;:?").lstrip(":,;").strip())
-        for left, right in _MATHS:
-            inner = shorter[len(left) : -len(right)]
-            wrapped = shorter.startswith(left) and shorter.endswith(right) and inner
-            if wrapped and left not in inner and right not in inner and inner[-1] != "\\":
-                shorter = inner
+        for opener, closer in _MATHS:
+            content = shorter[len(opener) : -len(closer)]
+            wrapped = shorter.startswith(opener) and shorter.endswith(closer) and content
+            if wrapped and opener not in content and closer not in content and content[-1] != "\\":
+                shorter = content
         if len(shorter) > 1 and shorter[0] == shorter[-1] and shorter[0] in "\"'":
             shorter = shorter[1:-1]
         if shorter == text:

@@ -97,17 +97,17 @@ def without_thoughts(text: str) -> str:
     A thought may be unclosed, or its opening tag may be in the prompt.
     """
     kept_texts: list[str] = []
-    depth = start = 0
+    depth = text_start = 0
     for tag in _THOUGHT_TAG.finditer(text):
         closes = bool(tag[1] or tag[2])
         if closes and depth == 0:
             kept_texts.clear()  # opening tag in the chat template: all so far is thought
         elif not closes and depth == 0:
-            kept_texts.append(text[start : tag.start()])
+            kept_texts.append(text[text_start : tag.start()])
         depth = 0 if closes else 1
-        start = tag.end()
+        text_start = tag.end()
     if depth == 0:
-        kept_texts.append(text[start:])
+        kept_texts.append(text[text_start:])
     return "".join(kept_texts)
 
 
@@ -129,20 +129,20 @@ def _read_mark(marked: str, is_box: bool, layers: int) -> ExtractedAnswer:
     A box (``\\boxed``) without inner marks is not split into sentences: ``5!`` is a factorial.
     """
     is_whole = is_box and _last_mark(marked) is None
-    inner = (
+    inner_answer = (
         None
         if is_whole or not layers or len(marked) > MAX_WHOLE_TEXT
         else _extract_from(marked, layers - 1)
     )
-    if inner is None:
+    if inner_answer is None:
         return ExtractedAnswer((marked,), is_marked=True)
-    readings = dict.fromkeys((marked, *inner.readings))
-    return ExtractedAnswer(tuple(readings), is_marked=True, numbers=inner.numbers)
+    readings = dict.fromkeys((marked, *inner_answer.readings))
+    return ExtractedAnswer(tuple(readings), is_marked=True, numbers=inner_answer.numbers)
 
 
 def _last_mark(text: str) -> tuple[str, bool] | None:
     """Return the content of the mark that ends last, and True if it is a box. None: no mark."""
-    marks = [(end, inside, False) for end, inside in _find_tagged(text)]
+    marks = [(end, content, False) for end, content in _find_tagged(text)]
     marks += [(end, inside, True) for end, inside in _find_boxed(text)]
     marks += [(match.end(), match[1], True) for match in _BOXED_WORD.finditer(text)]
     end = len(text.rstrip())
@@ -156,13 +156,13 @@ def _last_mark(text: str) -> tuple[str, bool] | None:
 
 def _find_tagged(text: str) -> Iterator[tuple[int, str]]:
     """Yield end and content of each closed ``<answer>``."""
-    start = None
+    content_start = None
     for tag in _ANSWER_TAG.finditer(text):
         if not tag[1]:
-            start = tag.end()
-        elif start is not None:
-            yield tag.end(), text[start : tag.start()]
-            start = None
+            content_start = tag.end()
+        elif content_start is not None:
+            yield tag.end(), text[content_start : tag.start()]
+            content_start = None
 
 
 def _find_boxed(text: str) -> Iterator[tuple[int, str]]:
@@ -188,32 +188,32 @@ def _find_braces(text: str) -> Iterator[tuple[int, int | None, bool]]:
 
 def _before_cut(text: str) -> str:
     """Return the part of ``text`` before the first mark that is not closed."""
-    ends = [len(text)]
+    cut_positions = [len(text)]
     tags = list(_ANSWER_TAG.finditer(text))
     # If the first tag is a closing one, the opening tag is in the prompt. The answer precedes it.
-    ends += [tag.start() for tag in tags[:1]]
+    cut_positions += [tag.start() for tag in tags[:1]]
     for start, end, is_box in _find_braces(text):
         if is_box and end is None:
-            ends.append(text.rindex("\\", 0, start))
-    return text[: min(ends)]
+            cut_positions.append(text.rindex("\\", 0, start))
+    return text[: min(cut_positions)]
 
 
 def _last_announcement(text: str) -> str | None:
-    last = None
+    last_candidate = None
     for announcement in (*_ANNOUNCED.finditer(text), *_HASHES.finditer(text)):
-        start = announcement.end() if announcement.re is _ANNOUNCED else announcement.start(1)
-        behind = text[start : start + MAX_LINE].lstrip(" \t*_`:\uff1a\n")
+        line_start = announcement.end() if announcement.re is _ANNOUNCED else announcement.start(1)
+        behind = text[line_start : line_start + MAX_LINE].lstrip(" \t*_`:\uff1a\n")
         line = behind.split("\n", 1)[0].strip()
         if quoted := _QUOTED.fullmatch(line):
             line = quoted[1]
-        if line and (last is None or start > last[0]):
-            last = (start, line)
-    return None if last is None else last[1]
+        if line and (last_candidate is None or line_start > last_candidate[0]):
+            last_candidate = (line_start, line)
+    return None if last_candidate is None else last_candidate[1]
 
 
 def _read_sentence(line: str) -> ExtractedAnswer:
-    end = _SENTENCE_END.search(line)
-    sentence = line[: end.start()] if end else line
+    end_match = _SENTENCE_END.search(line)
+    sentence = line[: end_match.start()] if end_match else line
     shorter = _CLAUSE.sub("", _CORRECTED.sub("", sentence))
     return ExtractedAnswer(tuple(dict.fromkeys((line, sentence, shorter))))
 
@@ -246,6 +246,6 @@ def _last_number(sentence: str) -> Iterator[str]:
     Yield nothing if the number is part of a formula or of a choice.
     """
     numbers = [*_NUMBER.finditer(sentence)][-1:]
-    for number in numbers:
-        if not _OPERATOR.search(sentence[: number.start()]):
-            yield sentence[number.start() :]
+    for match in numbers:
+        if not _OPERATOR.search(sentence[: match.start()]):
+            yield sentence[match.start() :]

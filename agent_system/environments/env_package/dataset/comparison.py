@@ -58,13 +58,15 @@ def is_right(answer: ExtractedAnswer, truth: str) -> bool:
     A letter, a verdict, a number, a formula and words are each compared in their own way.
     """
     gold = normalize_answer(truth)
-    longest = EXTRA_CHARACTERS + 2 * len(truth)
+    max_length = EXTRA_CHARACTERS + 2 * len(truth)
     given_texts = [
-        normalize_answer(reading) for reading in answer.readings if len(reading) <= longest
+        normalize_answer(reading) for reading in answer.readings if len(reading) <= max_length
     ]
     if letter := _LETTER.fullmatch(gold):
         may_be_small = answer.is_marked or len(answer.readings) == 1 or letter[1].islower()
-        return any(_named_option(one, may_be_small) == letter[1].casefold() for one in given_texts)
+        return any(
+            _named_option(text, may_be_small) == letter[1].casefold() for text in given_texts
+        )
     if any(fold_words(one) == fold_words(gold) for one in given_texts):
         return True
     if fold_words(gold) in _VERDICTS:
@@ -93,9 +95,9 @@ def answer_key(text: str) -> str | None:
         number = read_number(normalize_answer(reading))
         if number is not None:
             return f"{number.value} {number.unit}".strip()
-    given = normalize_answer(answer.readings[-1])
-    letter = _named_option(given, answer.is_marked)
-    return letter or fold_words(given) or None
+    last_reading = normalize_answer(answer.readings[-1])
+    letter = _named_option(last_reading, answer.is_marked)
+    return letter or fold_words(last_reading) or None
 
 
 def _named_option(given: str, may_be_small: bool) -> str | None:
@@ -126,15 +128,15 @@ def _is_written_number(gold: str) -> bool:
 def _equals_number(given: str, gold: str) -> bool:
     truth = read_number(gold)
     # In a chain of equations (x = 1 + 2 = 3) the text after the last sign is the answer.
-    side = given.rsplit("=", 1)[-1].strip()
-    number = read_number(side)
+    answer_text = given.rsplit("=", 1)[-1].strip()
+    given_number = read_number(answer_text)
     if truth is None:
         return False
-    if number is not None:
-        return is_same_number(number, truth)
+    if given_number is not None:
+        return is_same_number(given_number, truth)
     # A root or a power, such as sqrt(2), is accepted. An unevaluated calculation (1 + 2) is not.
-    is_closed = _CLOSED_FORM.search(side) and not _TO_CALCULATE.search(side)
-    return bool(is_closed) and _equal_in_value(side, _as_fraction(truth))
+    is_closed = _CLOSED_FORM.search(answer_text) and not _TO_CALCULATE.search(answer_text)
+    return bool(is_closed) and _equal_in_value(answer_text, _as_fraction(truth))
 
 
 def _as_fraction(number: WrittenNumber) -> str:
@@ -157,22 +159,26 @@ def _is_formula(gold: str) -> bool:
 def _same_formula(given: str, gold: str, layers: int) -> bool:
     if _remove_spaces(given) == _remove_spaces(gold):
         return True
-    ours, theirs = _split_list(given), _split_list(gold)
-    if theirs is None or not layers:
+    given_list, gold_list = _split_list(given), _split_list(gold)
+    if gold_list is None or not layers:
         return _same_element(given, gold)
-    if ours is None or len(ours[1]) != len(theirs[1]) or not _same_brackets(ours, theirs):
+    if (
+        given_list is None
+        or len(given_list[1]) != len(gold_list[1])
+        or not _same_brackets(given_list, gold_list)
+    ):
         return False
-    if theirs[0] in ("", "{"):
-        return _same_set(ours[1], theirs[1], layers - 1)
-    pairs = zip(ours[1], theirs[1], strict=True)
-    return all(_same_formula(one, other, layers - 1) for one, other in pairs)
+    if gold_list[0] in ("", "{"):
+        return _same_set(given_list[1], gold_list[1], layers - 1)
+    pairs = zip(given_list[1], gold_list[1], strict=True)
+    return all(_same_formula(given_item, gold_item, layers - 1) for given_item, gold_item in pairs)
 
 
 def _same_element(given: str, gold: str) -> bool:
-    one, other = read_number(given), read_number(gold)
-    if one is not None and other is not None:
-        return is_same_number(one, other)
-    if not _is_formula(gold) and other is None:
+    given_number, gold_number = read_number(given), read_number(gold)
+    if given_number is not None and gold_number is not None:
+        return is_same_number(given_number, gold_number)
+    if not _is_formula(gold) and gold_number is None:
         return _same_words(given, gold)
     return _equal_in_value(given, gold)
 
@@ -190,8 +196,8 @@ def _same_brackets(one: tuple[str, list[str]], other: tuple[str, list[str]]) -> 
 
 def _same_set(ours: list[str], theirs: list[str], layers: int) -> bool:
     unmatched = list(theirs)
-    for one in ours:
-        match = next((other for other in unmatched if _same_formula(one, other, layers)), None)
+    for member in ours:
+        match = next((truth for truth in unmatched if _same_formula(member, truth, layers)), None)
         if match is None:
             return False
         unmatched.remove(match)
@@ -205,10 +211,10 @@ def _split_list(text: str) -> tuple[str, list[str]] | None:
     ('[)', ['0', '1'])
     """
     text = _JOINED.sub(", ", text.replace("\\{", "{").replace("\\}", "}").strip())
-    inner, brackets = text, ""
+    list_text, brackets = text, ""
     if len(text) > 1 and text[0] in _BRACKETS and text[-1] in ")]}" and _is_enclosed(text):
-        inner, brackets = text[1:-1], text[0] if text[0] == "{" else text[0] + text[-1]
-    members = list(_split_at_commas(inner))
+        list_text, brackets = text[1:-1], text[0] if text[0] == "{" else text[0] + text[-1]
+    members = list(_split_at_commas(list_text))
     return (brackets, members) if len(members) > 1 or brackets == "{" else None
 
 
@@ -233,18 +239,18 @@ def _split_at_commas(text: str) -> Iterator[str]:
 
 
 def _same_words(given: str, gold: str) -> bool:
-    bare = given[1:-1] if given[:1] + given[-1:] == "()" else _ASIDE.sub("", given)
-    if fold_words(gold) in (fold_words(given), fold_words(bare)):
+    text_without_aside = given[1:-1] if given[:1] + given[-1:] == "()" else _ASIDE.sub("", given)
+    if fold_words(gold) in (fold_words(given), fold_words(text_without_aside)):
         return True
     label = _LABELLED.fullmatch(gold)
     if label is None:
         return False
     letter = (label[1] or label[2]).casefold()
-    ours = _LABELLED.fullmatch(given)
-    if ours is not None:
-        return (ours[1] or ours[2]).casefold() == letter and fold_words(ours[3]) == fold_words(
-            label[3]
-        )
+    given_label = _LABELLED.fullmatch(given)
+    if given_label is not None:
+        return (given_label[1] or given_label[2]).casefold() == letter and fold_words(
+            given_label[3]
+        ) == fold_words(label[3])
     return _named_option(given, may_be_small=False) == letter or fold_words(given) == fold_words(
         label[3]
     )
@@ -265,9 +271,9 @@ def _equal_in_value(given: str, gold: str) -> bool:
     logging.getLogger("math_verify").setLevel(logging.ERROR)
     from math_verify import parse, verify
 
-    ours = parse(f"\\boxed{{{given}}}", parsing_timeout=0)
-    theirs = parse(f"\\boxed{{{gold}}}", parsing_timeout=0)
+    parsed_answer = parse(f"\\boxed{{{given}}}", parsing_timeout=0)
+    parsed_truth = parse(f"\\boxed{{{gold}}}", parsing_timeout=0)
     # A parsed result has at least two items. With fewer, math-verify could not parse the formula.
-    if len(ours) < 2 or len(theirs) < 2:
+    if len(parsed_answer) < 2 or len(parsed_truth) < 2:
         return False
-    return verify(theirs, ours, timeout_seconds=0)
+    return verify(parsed_truth, parsed_answer, timeout_seconds=0)

@@ -78,8 +78,10 @@ def _is_tower(exponent: str) -> bool:
     """Return True if ``exponent`` contains a power of a number, a factorial or nested powers, such
     as in ``x^{10^{10}}``.
     """
-    inner = [_read_exponent(exponent, power.end()) for power in _POWER.finditer(exponent)]
-    return bool(re.search(r"\d[\s)}\]]*(?:\^|\*\*|!)", exponent)) or any(map(_POWER.search, inner))
+    exponents = [_read_exponent(exponent, power.end()) for power in _POWER.finditer(exponent)]
+    return bool(re.search(r"\d[\s)}\]]*(?:\^|\*\*|!)", exponent)) or any(
+        map(_POWER.search, exponents)
+    )
 
 
 def _read_exponent(text: str, start: int) -> str:

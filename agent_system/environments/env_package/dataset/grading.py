@@ -83,7 +83,7 @@ def read_grade(returned: Any, task_id: str, weights: Mapping[str, float] | None 
     rewards = returned if isinstance(returned, Mapping) else {"score": returned}
     context = f"{task_id}: the grader returned {str(returned)[:80]!r}"
     try:
-        parts = {
+        scores = {
             name: read_finite_number(value, context)
             for name, value in rewards.items()
             if is_number(value)
@@ -91,16 +91,16 @@ def read_grade(returned: Any, task_id: str, weights: Mapping[str, float] | None 
     except ValueError as error:
         raise NoGrade(f"{error}; allowed: finite numbers") from error
     if weights:
-        parts["score"] = _weighted_score(parts, weights, context)
-    if "score" not in parts:
+        scores["score"] = _weighted_score(scores, weights, context)
+    if "score" not in scores:
         raise NoGrade(
             f"{context}; allowed: a finite number, or a dictionary with one as score; fix: return "
             "such a value, or name the rewards of the dictionary in reward_model.weights"
         )
-    is_success = is_full(parts["score"])
+    is_success = is_full(scores["score"])
     if "acc" in rewards:
         is_success = _read_flag(rewards["acc"], context)
-    return Grade(parts["score"], is_success, parts if isinstance(returned, Mapping) else {})
+    return Grade(scores["score"], is_success, scores if isinstance(returned, Mapping) else {})
 
 
 def _read_flag(value: Any, context: str) -> bool:

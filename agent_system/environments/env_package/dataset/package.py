@@ -49,14 +49,14 @@ def first_observation(task: Task) -> Observation:
     """Return an observation with the text of the row's last message. The earlier messages are its
     ``opening``.
     """
-    *opening, last = task["messages"]
-    return Observation(last["content"], opening=opening)
+    *opening, last_message = task["messages"]
+    return Observation(last_message["content"], opening=opening)
 
 
 def replace_text(task: Task, text: str) -> Task:
     """Return ``task`` with ``text`` as the content of its last message."""
-    *opening, last = task["messages"]
-    return {**task, "messages": [*opening, {**last, "content": text}]}
+    *opening, last_message = task["messages"]
+    return {**task, "messages": [*opening, {**last_message, "content": text}]}
 
 
 def make_prompts(settings: DatasetSettings) -> SingleTurnPrompts:

@@ -43,7 +43,7 @@ def list_tasks(settings: DatasetSettings, split: str, section: str = "data") -> 
         if settings.custom_cls.path is None
         else _rows_of_class(settings, files)
     )
-    return [_make_task(row, f"{split}/{number}", settings) for number, row in enumerate(rows)]
+    return [_make_task(row, f"{split}/{index}", settings) for index, row in enumerate(rows)]
 
 
 def _rows_of_class(settings: DatasetSettings, files: list[str]) -> Iterator[DataRow]:
@@ -58,16 +58,16 @@ def _rows_of_class(settings: DatasetSettings, files: list[str]) -> Iterator[Data
         raise BadRow(f"{source}: {error!r}; {allowed}; fix: correct the class") from error
     if not count:
         raise BadRow(f"{source}: no row; {allowed}; fix: correct the class or its files")
-    for number in range(count):
+    for index in range(count):
         try:
-            row = rows[number]
+            row = rows[index]
             # Rows of pandas are not mappings.
             cells = dict(row.to_dict() if hasattr(row, "to_dict") else row)
         except Exception as error:  # user-provided code
             raise BadRow(
-                f"{source}: row {number} of {count}: {error!r}; {allowed}; fix: correct the class"
+                f"{source}: row {index} of {count}: {error!r}; {allowed}; fix: correct the class"
             ) from error
-        yield DataRow(source, number, cells)
+        yield DataRow(source, index, cells)
 
 
 def _make_task(row: DataRow, place: str, settings: DatasetSettings) -> Task:
@@ -97,9 +97,9 @@ def _ground_truth(row: DataRow) -> Any:
     reward_model = row.read_object("reward_model") or {}
     if reward_model.get("style") not in SUPPORTED_STYLES:
         why = f"has the style {reward_model['style']!r}"
-        known = ", ".join(style for style in SUPPORTED_STYLES if style)
+        known_styles = ", ".join(style for style in SUPPORTED_STYLES if style)
         raise row.make_error(
-            "reward_model", why, known, "grade with custom_reward_function.path=FILE"
+            "reward_model", why, known_styles, "grade with custom_reward_function.path=FILE"
         )
     truth = reward_model.get("ground_truth")
     return row.read_cell("ground_truth") if truth is None else truth

@@ -95,7 +95,7 @@ def is_same_number(given: WrittenNumber, truth: WrittenNumber) -> bool:
     if given.unit == "%" != truth.unit:
         values.append((given.value / 100, truth.value))
     are_exact = given.is_exact and truth.is_exact
-    return any(_are_close(first, second, are_exact) for first, second in values)
+    return any(_are_close(given_value, true_value, are_exact) for given_value, true_value in values)
 
 
 def _are_close(one: Fraction, other: Fraction, exact: bool) -> bool:
@@ -108,30 +108,34 @@ def _read_digits(text: str) -> WrittenNumber | None:
     match = _VALUE.fullmatch(text)
     if match is None:
         return None
-    parts = match.groupdict()
-    value = _read_fraction(parts) if parts["plain"] is None else _read_decimal(parts)
+    groups = match.groupdict()
+    value = _read_fraction(groups) if groups["plain"] is None else _read_decimal(groups)
     unit = _read_unit(match["rest"], match["money"] or "")
     if value is None or unit is None:
         return None
     scale, unit = unit
     is_negative = "-" in match["sign"] + (match["late"] or "")
-    is_exact = parts["plain"] is None or "." not in parts["plain"]
+    is_exact = groups["plain"] is None or "." not in groups["plain"]
     return WrittenNumber((-1 if is_negative else 1) * value * scale, unit, is_exact)
 
 
 def _read_fraction(parts: dict[str, str | None]) -> Fraction | None:
     numerator_digits = parts["top"] or parts["t"] or parts["above"] or ""
-    bottom = parts["bottom"] or parts["b"] or parts["below"] or ""
+    denominator_digits = parts["bottom"] or parts["b"] or parts["below"] or ""
     whole_digits = parts["whole"] or parts["mixed"] or "0"
-    return int(whole_digits) + Fraction(int(numerator_digits), int(bottom)) if int(bottom) else None
+    return (
+        int(whole_digits) + Fraction(int(numerator_digits), int(denominator_digits))
+        if int(denominator_digits)
+        else None
+    )
 
 
 def _read_decimal(parts: dict[str, str | None]) -> Fraction | None:
     power = int(parts["power"] or parts["ten"] or 0)
     if abs(power) > MAX_NUMBER_LENGTH:
         return None
-    plain = re.sub(r"[, _]", "", parts["plain"] or "")
-    return Fraction(plain) * Fraction(10) ** power
+    digits = re.sub(r"[, _]", "", parts["plain"] or "")
+    return Fraction(digits) * Fraction(10) ** power
 
 
 def _read_unit(rest: str, money: str) -> tuple[int, str] | None:
@@ -174,9 +178,9 @@ def _read_words(text: str) -> WrittenNumber | None:
     words = words[1:] if is_negative else words
     if words[:1] == ["a"] and words[1:2] and words[1] in _BIG:
         words[0] = "one"
-    part = _PARTS.get("".join(words[-1:]).replace("halves", "half").removesuffix("s"))
-    if part and len(words) <= 2 and (words[0] in _SMALL or words[0] in ("a", "half")):
-        value = Fraction(_SMALL.get(words[0], 1), part)
+    denominator = _PARTS.get("".join(words[-1:]).replace("halves", "half").removesuffix("s"))
+    if denominator and len(words) <= 2 and (words[0] in _SMALL or words[0] in ("a", "half")):
+        value = Fraction(_SMALL.get(words[0], 1), denominator)
         return WrittenNumber(-value if is_negative else value)
     if not words or words[0] not in _SMALL:
         return None
@@ -191,8 +195,8 @@ def _read_words(text: str) -> WrittenNumber | None:
         elif word != "and":
             break
         count += 1
-    rest = " ".join(words[count:])
-    unit = _normalize_unit(rest, is_apart=True) if rest else ""
+    unit_text = " ".join(words[count:])
+    unit = _normalize_unit(unit_text, is_apart=True) if unit_text else ""
     if unit is None or words[count - 1] == "and" or not _tens_precede_ones(words[:count]):
         return None
     value = Fraction(total + group)
@@ -201,7 +205,11 @@ def _read_words(text: str) -> WrittenNumber | None:
 
 def _tens_precede_ones(words: list[str]) -> bool:
     """Return True if tens precede ones, as in "twenty one". "one two" are two numbers."""
-    for one, other in pairwise(words):
-        if one in _SMALL and other in _SMALL and not (one in _TENS and 0 < _SMALL[other] < 10):
+    for word, next_word in pairwise(words):
+        if (
+            word in _SMALL
+            and next_word in _SMALL
+            and not (word in _TENS and 0 < _SMALL[next_word] < 10)
+        ):
             return False
     return True

@@ -12,11 +12,11 @@ def read_drawing(text: str) -> tuple[str, dict[Cell, str]]:
     """Return the text above the drawing, with its line break, and the sign of every cell."""
     lines = text.splitlines()
     # Lines of the drawing consist of single signs. Other lines contain longer words.
-    drawn = [line for line in lines if all(len(sign) == 1 for sign in line.split())]
+    drawing_lines = [line for line in lines if all(len(sign) == 1 for sign in line.split())]
     cells = {
         (row, column): sign
-        for row, line in enumerate(drawn)
+        for row, line in enumerate(drawing_lines)
         for column, sign in enumerate(line.split())
     }
-    text_above = "".join(f"{line}\n" for line in lines if line not in drawn)
+    text_above = "".join(f"{line}\n" for line in lines if line not in drawing_lines)
     return text_above, cells

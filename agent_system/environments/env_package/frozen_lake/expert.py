@@ -38,15 +38,17 @@ class LakeExpert:
         path = self._shortest_path(self.position)
         if path is None:
             raise ValueError("no path over this lake leads to the goal")
-        safe = dict(self._safe_moves(self.position))
+        safe_moves = dict(self._safe_moves(self.position))
         decision = Decision(
             action=path[0],
-            situation=f"free {' '.join(safe)}",
+            situation=f"free {' '.join(safe_moves)}",
             tried=self.tried.text,
             plan=" ".join(path),
         )
         useless = [
-            move for move, cell in safe.items() if len(self._shortest_path(cell) or ()) >= len(path)
+            move
+            for move, cell in safe_moves.items()
+            if len(self._shortest_path(cell) or ()) >= len(path)
         ]
         impossible = [move for move in MOVE_OFFSETS if move not in self.possible_moves]
         return add_noise(decision, self.rng, self.noise, useless, impossible)

@@ -90,23 +90,25 @@ class FrozenLakeText:
     def _possible_moves(self) -> list[str]:
         row, column = self._agent_cell()
         size = len(self._map)
-        inside = {
+        inside_moves = {
             m
             for m, (_, down, right) in MOVES.items()
             if 0 <= row + down < size and 0 <= column + right < size
         }
         # On slippery ice the agent may move sideways instead. A move off the lake can then change
         # its cell.
-        return [move for move in MOVES if self.settings.slippery or move in inside]
+        return [move for move in MOVES if self.settings.slippery or move in inside_moves]
 
     def _make_observation(self, message: str) -> Observation:
         row, column = self._agent_cell()
         cells = [list(line.translate(DRAWING_SIGNS)) for line in self._map]
         cells[row][column] = "P"
-        drawn = "\n".join(" ".join(line) for line in cells)
+        drawing = "\n".join(" ".join(line) for line in cells)
         anchor = f"{'/'.join(self._map)} {row},{column}"
         return Observation(
-            f"{message}{drawn}", anchor=anchor, info={"admissible_actions": self._possible_moves()}
+            f"{message}{drawing}",
+            anchor=anchor,
+            info={"admissible_actions": self._possible_moves()},
         )
 
 
@@ -133,17 +135,17 @@ def list_tasks(settings: LakeSettings, split: str) -> list[Task]:
 def _draw_maps(settings: LakeSettings) -> dict[str, list[tuple[str, ...]]]:
     map_counts = {"train": settings.train_maps, "val": settings.val_maps}
     maps_by_split: dict[str, dict[tuple[str, ...], None]] = {"train": {}, "val": {}}
-    number = last_new = 0
-    while number < last_new + MAX_DRAWS_WITHOUT_NEW_MAP and any(
+    map_number = last_new = 0
+    while map_number < last_new + MAX_DRAWS_WITHOUT_NEW_MAP and any(
         len(maps_by_split[split]) < map_counts[split] for split in map_counts
     ):
-        rows = _draw_map(settings, random.Random(derive_seed(NAME, settings.map_seed, number)))
+        rows = _draw_map(settings, random.Random(derive_seed(NAME, settings.map_seed, map_number)))
         # Choose the split by the map, not by its number: many numbers give the same map.
         split = "train" if derive_seed(NAME, *rows) % VAL_SHARE else "val"
-        number += 1
+        map_number += 1
         if len(maps_by_split[split]) < map_counts[split] and rows not in maps_by_split[split]:
             maps_by_split[split][rows] = None
-            last_new = number
+            last_new = map_number
     return {split: list(maps) for split, maps in maps_by_split.items()}
 
 

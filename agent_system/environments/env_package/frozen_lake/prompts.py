@@ -17,8 +17,8 @@ _NAMES = {HOLE: "hole", GOAL: "goal"}
 
 def describe_with_map(text: str) -> str:
     """Return the map, followed by the text of ``shorten_observation``."""
-    short = shorten_observation(text)
-    return text if short == text else f"{text}\n{short}"
+    short_text = shorten_observation(text)
+    return text if short_text == text else f"{text}\n{short_text}"
 
 
 def shorten_observation(text: str) -> str:
@@ -28,7 +28,7 @@ def shorten_observation(text: str) -> str:
     if position is None:
         return text
     around = []
-    for side, (down, right) in MOVE_OFFSETS.items():
+    for direction, (down, right) in MOVE_OFFSETS.items():
         sign = cells.get((position[0] + down, position[1] + right))
-        around.append(f"{side} {'edge' if sign is None else _NAMES.get(sign, 'ice')}")
+        around.append(f"{direction} {'edge' if sign is None else _NAMES.get(sign, 'ice')}")
     return f"{text_above}{position[0]} {position[1]}: {', '.join(around)}"

@@ -72,15 +72,15 @@ def _list_objects(image: Any) -> list[str]:
     objects_by_distance: list[tuple[int, str]] = []
     for column in range(width):
         for row in range(height):
-            kind, colour, condition = map(int, image[column, row])
+            object_kind, colour, condition = map(int, image[column, row])
             ahead, right = height - 1 - row, column - width // 2
-            name = IDX_TO_OBJECT[kind]
+            name = IDX_TO_OBJECT[object_kind]
             # The agent's cell contains the object that it holds, which the text already names.
             if name in UNLISTED_KINDS or (ahead, right) == (0, 0):
                 continue
-            words = _object_name(name, IDX_TO_COLOR[colour], condition)
+            object_name = _object_name(name, IDX_TO_COLOR[colour], condition)
             objects_by_distance.append(
-                (ahead + abs(right), f"{words} {_relative_position(ahead, right)}")
+                (ahead + abs(right), f"{object_name} {_relative_position(ahead, right)}")
             )
     return [words for _, words in sorted(objects_by_distance)]
 
@@ -93,10 +93,10 @@ def _object_name(name: str, colour: str, condition: int) -> str:
 
 
 def _relative_position(ahead: int, right: int) -> str:
-    side = f"{abs(right)} {'right' if right > 0 else 'left'}"
+    side_text = f"{abs(right)} {'right' if right > 0 else 'left'}"
     if not right:
         return f"{ahead} ahead"
-    return f"{ahead} ahead and {side}" if ahead else side
+    return f"{ahead} ahead and {side_text}" if ahead else side_text
 
 
 def grid_description(actions: int) -> TextDescription:

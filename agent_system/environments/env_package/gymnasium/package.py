@@ -64,8 +64,8 @@ class GymnasiumEnv:
         The episode is done when Gymnasium terminates or truncates it, or after ``max_steps`` turns
         if surviving them is the goal.
         """
-        number = self.action_numbers.get(action.strip().lower())
-        if number is None:
+        action_number = self.action_numbers.get(action.strip().lower())
+        if action_number is None:
             message = f"There is no such action. Actions: {', '.join(self.description.actions)}.\n"
             return (
                 self._make_observation(message),
@@ -74,7 +74,7 @@ class GymnasiumEnv:
                 {"won": False, "is_action_valid": False},
             )
         self._observation, gym_reward, is_terminated, is_truncated, self._info = self.world.step(
-            number
+            action_number
         )
         self.steps += 1
         self.score += float(gym_reward)
@@ -126,11 +126,11 @@ def list_tasks(settings: GymnasiumSettings, split: str) -> list[Task]:
     source = f"{NAME}/{settings.env_id}"
     return [
         {
-            "task_id": f"{source}/{number}",
+            "task_id": f"{source}/{task_number}",
             "data_source": source,
-            "reset_seed": derive_seed(NAME, settings.task_seed, number) & SEED_MASK,
+            "reset_seed": derive_seed(NAME, settings.task_seed, task_number) & SEED_MASK,
         }
-        for number in range(first_seed, first_seed + count)
+        for task_number in range(first_seed, first_seed + count)
     ]
 
 

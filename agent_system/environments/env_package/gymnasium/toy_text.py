@@ -21,22 +21,22 @@ def describe_lake(observation: Any, info: Mapping[str, Any], world: GymnasiumWor
     cells = [[cell.decode() for cell in row] for row in world.unwrapped.desc]
     row, column = divmod(int(observation), len(cells[0]))
     signs = {"S": ".", "F": ".", "H": "O", "G": "G"}
-    drawn = [[signs[cell] for cell in line] for line in cells]
-    drawn[row][column] = "P"
-    return "\n".join(" ".join(line) for line in drawn)
+    drawing = [[signs[cell] for cell in line] for line in cells]
+    drawing[row][column] = "P"
+    return "\n".join(" ".join(line) for line in drawing)
 
 
 def describe_taxi(observation: Any, info: Mapping[str, Any], world: GymnasiumWorld) -> str:
     """Return the taxi's position, its free sides, and the passenger's position and destination."""
     del info  # the free sides are read from the map
     row, column, passenger, destination = map(int, world.unwrapped.decode(int(observation)))
-    stand_positions = [_format_cell(*place) for place in world.unwrapped.locs]
-    sides = ", ".join(_free_sides(world.unwrapped.desc, row, column))
+    stand_positions = [_format_cell(*stand) for stand in world.unwrapped.locs]
+    free_sides = ", ".join(_free_sides(world.unwrapped.desc, row, column))
     passenger_place = "in your taxi"
     if passenger != IN_TAXI:
         passenger_place = f"at the {TAXI_STANDS[passenger]} stand ({stand_positions[passenger]})"
     return (
-        f"You are at {_format_cell(row, column)}. Free sides: {sides}.\n"
+        f"You are at {_format_cell(row, column)}. Free sides: {free_sides}.\n"
         f"The passenger is {passenger_place} and wants to go to the {TAXI_STANDS[destination]} "
         f"stand ({stand_positions[destination]})."
     )
@@ -48,14 +48,14 @@ def _format_cell(row: Any, column: Any) -> str:
 
 def _free_sides(drawn: Any, row: int, column: int) -> list[str]:
     # The drawing has a frame. Between two cells it has a sign, a colon if there is no wall.
-    line, place = row + 1, 2 * column + 1
-    free = {
+    line, character_index = row + 1, 2 * column + 1
+    is_free = {
         "south": line + 2 < len(drawn),
         "north": row > 0,
-        "east": drawn[line][place + 1] == b":",
-        "west": drawn[line][place - 1] == b":",
+        "east": drawn[line][character_index + 1] == b":",
+        "west": drawn[line][character_index - 1] == b":",
     }
-    return [side for side in TAXI_MOVES if free[side]]
+    return [side for side in TAXI_MOVES if is_free[side]]
 
 
 def describe_cliff(observation: Any, info: Mapping[str, Any], world: GymnasiumWorld) -> str:
@@ -68,8 +68,8 @@ def describe_blackjack(observation: Any, info: Mapping[str, Any], world: Gymnasi
     """Return the sum of the agent's cards and the dealer's visible card."""
     del info, world  # the dealer's second card is hidden
     total, dealer, ace = map(int, observation)
-    kind = "with an ace that counts 11" if ace else "without an ace that counts 11"
-    return f"Your cards add up to {total}, {kind}. The dealer shows {dealer}."
+    ace_text = "with an ace that counts 11" if ace else "without an ace that counts 11"
+    return f"Your cards add up to {total}, {ace_text}. The dealer shows {dealer}."
 
 
 def _describe_numbers(*names: str) -> Any:
@@ -78,8 +78,8 @@ def _describe_numbers(*names: str) -> Any:
     def describe_vector(observation: Any, info: Mapping[str, Any], world: GymnasiumWorld) -> str:
         del info, world  # the numbers are the state
         values = (f"{value:.3f}" for value in observation)
-        parts = (f"{name}: {value}" for name, value in zip(names, values, strict=True))
-        return ", ".join(parts)
+        named_values = (f"{name}: {value}" for name, value in zip(names, values, strict=True))
+        return ", ".join(named_values)
 
     return describe_vector
 

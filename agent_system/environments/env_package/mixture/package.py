@@ -109,8 +109,8 @@ class MixturePrompts:
 
 def list_tasks(settings: MixtureSettings, split: str) -> list[Task]:
     """Return the tasks of all parts, interleaved so that the first tasks are from every part."""
-    parts = {part: _tasks_of(settings, part, split) for part in settings.part_weights}
-    return interleave_parts(parts, settings.part_weights)
+    tasks_by_part = {part: _tasks_of(settings, part, split) for part in settings.part_weights}
+    return interleave_parts(tasks_by_part, settings.part_weights)
 
 
 def _tasks_of(settings: MixtureSettings, part: str, split: str) -> list[Task]:

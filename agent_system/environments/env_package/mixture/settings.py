@@ -91,10 +91,10 @@ class MixtureSettings(EnvSettings):
 
     def memory_limit_gb(self) -> float | None:
         """Return the largest limit of the parts, which share a process."""
-        parts = [
+        part_settings = [
             get_package(part).read_settings(self.kwargs.get(part)) for part in self.part_weights
         ]
-        limits = [part.memory_limit_gb() for part in parts]
+        limits = [part.memory_limit_gb() for part in part_settings]
         return max((limit for limit in limits if limit is not None), default=None)
 
     def _settings_of(self, part: str, env: "EnvConfig") -> dict[str, Any]:

@@ -18,10 +18,10 @@ def moves_to_target(distance: int) -> list[str]:
 
     Example: ``moves_to_target(-4)`` is ``["jump left", "left"]``.
     """
-    side = "right" if distance > 0 else "left"
+    direction = "right" if distance > 0 else "left"
     jumps, steps = divmod(abs(distance), 3)
     # All positions are on the line: they are between start and target, because no move passes it.
-    return [f"jump {side}"] * jumps + [side] * steps
+    return [f"jump {direction}"] * jumps + [direction] * steps
 
 
 class LineExpert:

@@ -64,13 +64,13 @@ class NumberLineEnv:
         The episode is done on the target or after ``max_steps`` moves.
         """
         goal = self.position + MOVES.get(action, 0)
-        valid = action in MOVES and 0 <= goal <= self.size
-        self.position = goal if valid else self.position
+        is_valid = action in MOVES and 0 <= goal <= self.size
+        self.position = goal if is_valid else self.position
         self.steps += 1
         won = self.position == self.target
-        info = {"won": won, "is_action_valid": valid}
+        info = {"won": won, "is_action_valid": is_valid}
         return (
-            self._make_observation("" if valid else "Nothing happens. "),
+            self._make_observation("" if is_valid else "Nothing happens. "),
             float(won),
             won or self.steps >= self.max_steps,
             info,
@@ -122,8 +122,8 @@ class NumberLinePrompts:
     ) -> str:
         """Return the last turns, followed by the observation."""
         del first, levels  # not needed here
-        past = "".join(f"{seen} You chose: {action}\n" for seen, action in history)
-        return f"{past}{observation.text}"
+        past_turns = "".join(f"{past_text} You chose: {action}\n" for past_text, action in history)
+        return f"{past_turns}{observation.text}"
 
 
 def list_tasks(settings: LineSettings, split: str) -> list[Task]:

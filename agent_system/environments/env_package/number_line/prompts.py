@@ -12,5 +12,5 @@ def shorten_observation(text: str) -> str:
         return text
     position, target = map(int, match.groups())
     side = "right" if target > position else "left"
-    place = f"at {position}, target {abs(target - position)} {side}"
-    return f"{text[: match.start()]}{place}"
+    short_text = f"at {position}, target {abs(target - position)} {side}"
+    return f"{text[: match.start()]}{short_text}"

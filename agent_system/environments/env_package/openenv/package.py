@@ -89,11 +89,11 @@ def list_tasks(settings: OpenEnvSettings, split: str) -> list[Task]:
     count = settings.val_tasks if split == "val" else settings.train_tasks
     return [
         {
-            "task_id": f"{NAME}/{settings.source}/{number}",
+            "task_id": f"{NAME}/{settings.source}/{task_number}",
             "data_source": settings.source,
-            "seed": derive_seed(NAME, settings.task_seed, number) & SEED_MASK,
+            "seed": derive_seed(NAME, settings.task_seed, task_number) & SEED_MASK,
         }
-        for number in range(first_seed, first_seed + count)
+        for task_number in range(first_seed, first_seed + count)
     ]
 
 

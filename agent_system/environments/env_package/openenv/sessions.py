@@ -92,9 +92,9 @@ class LocalSession:
         return _session_result(await_if_needed(self._env.step(parsed_action)))
 
     def close(self) -> None:
-        close = getattr(self._env, "close", None)
-        if close is not None:
-            close()
+        close_env = getattr(self._env, "close", None)
+        if close_env is not None:
+            close_env()
 
 
 def _session_result(observation: Any) -> SessionResult:
@@ -137,14 +137,14 @@ class ServerSession:
         try:
             self._socket.send(json.dumps(message))
             answer = json.loads(self._socket.recv(timeout=self._timeout_s))
-            kind, data = answer["type"], answer["data"]
-            if kind == "observation":
+            answer_type, data = answer["type"], answer["data"]
+            if answer_type == "observation":
                 reward = float(data.get("reward") or 0.0)
                 return SessionResult(data["observation"], reward, bool(data.get("done")))
         except Exception as error:  # the environment boundary
             self.close()
             raise ServerFailed(f"{self._url}: {error!r}") from error
-        if kind == "error" and data.get("code") == "VALIDATION_ERROR":
+        if answer_type == "error" and data.get("code") == "VALIDATION_ERROR":
             raise InvalidAction(str(data.get("message")))
         self.close()
         raise ServerFailed(f"{self._url}: {str(answer)[:300]}")
@@ -152,11 +152,11 @@ class ServerSession:
 
 def _socket_url(url: str) -> str:
     """Convert a URL such as ``http://host:1`` to ``ws://host:1/ws``."""
-    scheme, _, rest = url.rstrip("/").partition("://")
+    scheme, _, host_and_path = url.rstrip("/").partition("://")
     schemes = {"http": "ws", "https": "wss", "ws": "ws", "wss": "wss"}
-    if scheme not in schemes or not rest:
+    if scheme not in schemes or not host_and_path:
         raise ValueError(
             f"env.{NAME}.url={url!r}; allowed: {', '.join(f'{known}://...' for known in schemes)}; "
             f"fix: env.{NAME}.url=http://127.0.0.1:8000"
         )
-    return f"{schemes[scheme]}://{rest}/ws"
+    return f"{schemes[scheme]}://{host_and_path}/ws"

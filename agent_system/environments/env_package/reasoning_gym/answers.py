@@ -94,10 +94,10 @@ def _has_non_finite_number(answer: str, oracle: str) -> bool:
     ``distance > limit`` is False for NaN.
     """
     # If the right answer has no digits, "nan" or "inf" is an ordinary word.
-    if not any(sign.isdecimal() for sign in oracle):
+    if not any(character.isdecimal() for character in oracle):
         return False
     return bool(NOT_FINITE.search(answer)) or any(
-        not math.isfinite(_parse_number(number)) for number in NUMBER.findall(answer)
+        not math.isfinite(_parse_number(number_text)) for number_text in NUMBER.findall(answer)
     )
 
 

@@ -35,8 +35,8 @@ class AnswerExpert:
     def act(self) -> Decision:
         """Return the right answer. At random (noise), one of its digits is changed."""
         decision = Decision(self._format_answer(self.answer))
-        wrong = self._format_answer(change_one_digit(self.answer, self.start.rng))
-        useless = [wrong] if wrong != decision.action else []
+        wrong_answer = self._format_answer(change_one_digit(self.answer, self.start.rng))
+        useless = [wrong_answer] if wrong_answer != decision.action else []
         return add_noise(decision, self.start.rng, self.start.noise, useless, impossible=[])
 
     def observe(self, action: str, observation: Observation) -> None:
@@ -48,12 +48,12 @@ class AnswerExpert:
 
 def change_one_digit(answer: str, rng: random.Random) -> str:
     """Return ``answer`` with one random digit changed, or unchanged if it has no digit."""
-    places = [place for place, sign in enumerate(answer) if sign in DIGITS]
-    if not places:
+    digit_positions = [position for position, character in enumerate(answer) if character in DIGITS]
+    if not digit_positions:
         return answer
-    place = rng.choice(places)
-    other = rng.choice([digit for digit in DIGITS if digit != answer[place]])
-    return f"{answer[:place]}{other}{answer[place + 1 :]}"
+    place = rng.choice(digit_positions)
+    new_digit = rng.choice([digit for digit in DIGITS if digit != answer[place]])
+    return f"{answer[:place]}{new_digit}{answer[place + 1 :]}"
 
 
 def list_demonstration_tasks(settings: ReasoningGymSettings, count: int) -> list[Task]:

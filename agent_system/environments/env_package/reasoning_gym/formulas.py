@@ -63,9 +63,9 @@ def exact_value(node: ast.expr) -> Fraction:
 def integers_in(node: ast.expr) -> list[int]:
     """Return the integers in a formula, in ascending order."""
     return sorted(
-        part.value
-        for part in ast.walk(node)
-        if isinstance(part, ast.Constant) and isinstance(part.value, int)
+        subnode.value
+        for subnode in ast.walk(node)
+        if isinstance(subnode, ast.Constant) and isinstance(subnode.value, int)
     )
 
 
@@ -102,27 +102,27 @@ def _check_node(
     """
     if depth <= 0:
         raise UnreadableFormula(f"more than {MAX_FORMULA_DEPTH} nested operations")
-    parts: list[ast.expr] = []
+    child_nodes: list[ast.expr] = []
     match node:
         case ast.Constant():
             _check_number(node.value)
         case ast.Name() if node.id in names:
             pass
         case ast.UnaryOp(op=ast.UAdd() | ast.USub()):
-            parts = [node.operand]
+            child_nodes = [node.operand]
         case ast.BinOp() if type(node.op) in ARITHMETIC:
-            parts = [node.left, node.right]
+            child_nodes = [node.left, node.right]
         case ast.BinOp(op=ast.Pow()) if names:
             exponent = _remaining_exponent(node.right, exponent)
-            parts = [node.left, node.right]
+            child_nodes = [node.left, node.right]
         case ast.Call(func=ast.Name(id=function_name), args=[_] | [_, ast.Name()], keywords=[]) if (
             function_name in functions
         ):
-            parts = node.args
+            child_nodes = node.args
         case _:
             raise UnreadableFormula(f"{type(node).__name__} is not allowed")
-    for part in parts:
-        _check_node(part, names, functions, depth - 1, exponent)
+    for child_node in child_nodes:
+        _check_node(child_node, names, functions, depth - 1, exponent)
 
 
 def _remaining_exponent(node: ast.expr, largest: int) -> int:
@@ -130,8 +130,8 @@ def _remaining_exponent(node: ast.expr, largest: int) -> int:
 
     The product of nested exponents must be at most ``largest``. Raises ``UnreadableFormula``.
     """
-    inner = list(ast.walk(node))
-    if any(isinstance(part, ast.Pow) for part in inner):
+    exponent_nodes = list(ast.walk(node))
+    if any(isinstance(exponent_node, ast.Pow) for exponent_node in exponent_nodes):
         raise UnreadableFormula("an exponent contains a power")
     # Names count as 1, and no term is simplified: 9 ** (99999999 + 0 * x) is too large.
     value = _bound_magnitude(node)

@@ -114,10 +114,10 @@ def _create_questions(task: str, options_json: str, size: int, seed: int) -> Que
     try:
         return _SeededQuestions(reasoning_gym.create_dataset(task, **options, size=size, seed=seed))
     except (TypeError, AssertionError, ValueError) as error:
-        known = sorted(set(vars(known_tasks[task][1]())) - {"size", "seed"})
+        known_options = sorted(set(vars(known_tasks[task][1]())) - {"size", "seed"})
         raise ValueError(
             f"env.{NAME}.options.{task}={options!r}: {error}; allowed: "
-            f"{', '.join(known)}; fix: remove all other options"
+            f"{', '.join(known_options)}; fix: remove all other options"
         ) from error
 
 
@@ -133,8 +133,8 @@ def list_tasks(settings: ReasoningGymSettings, split: str) -> list[Task]:
         first_numbers = _first_occurrences(val_questions)
         return _balance_answers(
             [
-                (_make_task(settings, number), val_questions[number].answer)
-                for number in first_numbers
+                (_make_task(settings, question_number), val_questions[question_number].answer)
+                for question_number in first_numbers
             ]
         )
     known_questions = {val_question.question for val_question in val_questions.values()}
@@ -193,8 +193,8 @@ def _first_questions(questions: Questions, count: int) -> Mapping[int, QuestionA
 def _first_occurrences(questions: Mapping[int, QuestionAndAnswer]) -> list[int]:
     """Return the numbers of the questions that do not repeat an earlier one."""
     number_by_question: dict[str, int] = {}
-    for number, one in questions.items():
-        number_by_question.setdefault(one.question, number)
+    for question_number, question_and_answer in questions.items():
+        number_by_question.setdefault(question_and_answer.question, question_number)
     return sorted(number_by_question.values())
 
 

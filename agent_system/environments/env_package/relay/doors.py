@@ -72,8 +72,8 @@ def needed_level(count: int, hops: Sequence[int]) -> int:
     than ``count``, because the action itself follows one arrow. Example: with hops (0, 2, 4, 7), 3
     arrows need level 2 and 4 arrows need level 3.
     """
-    for level, written in enumerate(hops, start=1):
-        if count <= written + 1:
+    for level, level_hops in enumerate(hops, start=1):
+        if count <= level_hops + 1:
             return level
     return len(hops)
 
@@ -90,7 +90,7 @@ def draw_doors(
     while True:
         cycle = rng.sample(letters, rng.randint(*places))
         # ``cycle[-1]`` closes the cycle: the first arrow starts at the last place.
-        arrows = [f"{cycle[number - 1]}>{place}" for number, place in enumerate(cycle)]
+        arrows = [f"{cycle[place_index - 1]}>{place}" for place_index, place in enumerate(cycle)]
         rng.shuffle(arrows)
         door = Door(rng.choice(cycle), rng.randint(0, most_hops), tuple(arrows))
         if door.is_validation == is_validation:

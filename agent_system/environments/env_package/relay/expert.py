@@ -62,7 +62,7 @@ class RelayExpert:
 
 def write_chain(chain: list[str]) -> str:
     """Return the thought that visits the places of ``chain`` one by one: ``1=c 2=f``."""
-    return " ".join(f"{number}={place}" for number, place in enumerate(chain, start=1))
+    return " ".join(f"{step_number}={place}" for step_number, place in enumerate(chain, start=1))
 
 
 def start_expert(episode: EpisodeStart[RelaySettings]) -> RelayExpert:

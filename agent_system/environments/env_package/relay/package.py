@@ -52,8 +52,8 @@ class RelayEnv:
             observation = self._make_observation("There is no such place. ")
             return observation, 0.0, False, {"won": False, "is_action_valid": False}
         if action != door.goal_place:
-            end = Observation(f"{action} is wrong: you are lost.", anchor="lost")
-            return end, 0.0, True, {"won": False, "is_action_valid": True}
+            final_observation = Observation(f"{action} is wrong: you are lost.", anchor="lost")
+            return final_observation, 0.0, True, {"won": False, "is_action_valid": True}
         self._passed += 1
         won = self._passed == len(self._doors)
         ahead = (

@@ -26,7 +26,7 @@ def draw_tasks(
     ``shortest`` to ``settings.places`` places. None: exactly ``settings.places``.
     """
     longest_cycle = settings.places
-    drawn = draw_doors(
+    drawn_doors = draw_doors(
         (longest_cycle if shortest is None else shortest, longest_cycle),
         settings.hops[-1],
         derive_seed(NAME, settings.task_seed, purpose),
@@ -34,7 +34,7 @@ def draw_tasks(
     )
     tasks = []
     for _ in range(count):
-        door_texts = [str(door) for door in islice(drawn, doors)]
+        door_texts = [str(door) for door in islice(drawn_doors, doors)]
         digest = hashlib.blake2b("\n".join(door_texts).encode(), digest_size=8).hexdigest()
         tasks.append({"task_id": f"{NAME}/{digest}", "data_source": NAME, "doors": door_texts})
     return tasks

@@ -88,10 +88,10 @@ class ScienceWorldEnv:
         self._score = score
         done = points < 0 or bool(self._server.getCompleted())
         observation = self._make_observation(text)
-        valid = not text.startswith(UNKNOWN_ACTION_REPLY)
+        is_valid = not text.startswith(UNKNOWN_ACTION_REPLY)
         observation.info |= {
             "won": is_full(score),
-            "is_action_valid": valid,
+            "is_action_valid": is_valid,
             "score": round(100 * score),
         }
         return observation, reward, done, observation.info
@@ -121,9 +121,11 @@ class ScienceWorldEnv:
         anchor = f"{surroundings}\n{inventory}\n{self._score:.2f}"
         info: dict[str, Any] = {"won": False}
         if self.settings.list_actions:
-            valid = json.loads(self._server.getValidActionObjectCombinationsJSON())["validActions"]
+            valid_entries = json.loads(self._server.getValidActionObjectCombinationsJSON())[
+                "validActions"
+            ]
             info["admissible_actions"] = sorted(
-                {entry["action"] for entry in valid} - {REFUSED_COMMAND}
+                {entry["action"] for entry in valid_entries} - {REFUSED_COMMAND}
             )
         return Observation(text.strip(), anchor=anchor, info=info)
 
@@ -134,16 +136,16 @@ def list_tasks(settings: ScienceWorldSettings, split: str) -> list[Task]:
     import scienceworld  # noqa: F401  (report a missing package before anything starts)
 
     jvm.find_java(NAME)
-    part = settings.val_split if split == "val" else "train"
+    simulator_split = settings.val_split if split == "val" else "train"
     return [
         {
-            "task_id": f"{NAME}/{name}/{number}",
+            "task_id": f"{NAME}/{name}/{variation}",
             "data_source": f"{NAME}/{name}",
             "name": name,
-            "variation": number,
+            "variation": variation,
         }
         for name in settings.task_names or VARIATIONS
-        for number in split_variations(name, part)
+        for variation in split_variations(name, simulator_split)
     ]
 
 

@@ -42,9 +42,9 @@ def split_variations(name: str, part: str) -> range:
     quarter = count // 4
     # Use the simulator's consecutive ranges instead of a hash, so that results are comparable with
     # published ones. The remainder of the division by four goes to ``test``.
-    parts = {
+    bounds_by_part = {
         "train": (0, 2 * quarter),
         "dev": (2 * quarter, 3 * quarter),
         "test": (3 * quarter, count),
     }
-    return range(*parts[part])
+    return range(*bounds_by_part[part])

@@ -65,8 +65,8 @@ class SearchEnv:
     def step(self, action: str) -> tuple[Observation, float, bool, dict[str, Any]]:
         """Search or answer. Raises ``RetrievalError`` if the retrieval server fails."""
         match = ACTION.fullmatch(action.strip())
-        verb, words = (match.group(1).lower(), match.group(2).strip()) if match else ("", "")
-        if not words:
+        verb, text = (match.group(1).lower(), match.group(2).strip()) if match else ("", "")
+        if not text:
             message = "That is no action. Write search[words to look for] or answer[your answer]."
             return (
                 self._make_observation(message),
@@ -75,7 +75,7 @@ class SearchEnv:
                 {"won": False, "is_action_valid": False},
             )
         if verb == "search":
-            passages = self._retriever.search(words, self.settings.topk)
+            passages = self._retriever.search(text, self.settings.topk)
             self._seen_titles.update(title for title, _ in passages)
             return (
                 self._make_observation(self._format_passages(passages)),
@@ -83,9 +83,9 @@ class SearchEnv:
                 False,
                 {"won": False, "is_action_valid": True},
             )
-        won = exact_match(words, self._task["answers"])
+        won = exact_match(text, self._task["answers"])
         reward = (
-            compute_f1(words, self._task["answers"]) if self.settings.reward == "f1" else float(won)
+            compute_f1(text, self._task["answers"]) if self.settings.reward == "f1" else float(won)
         )
         message = "That is right." if won else "That is not the answer."
         return self._make_observation(message), reward, True, {"won": won, "is_action_valid": True}
@@ -136,11 +136,15 @@ def compute_f1(given: str, answers: list[str]) -> float:
     """
 
     def score_answer(answer: str) -> float:
-        ours = normalize_answer(given).split()
-        theirs = normalize_answer(answer).split()
+        given_words = normalize_answer(given).split()
+        answer_words = normalize_answer(answer).split()
         # Count repeated words as often as they occur. Two empty texts have an F1 of 1.0.
-        common = sum((Counter(ours) & Counter(theirs)).values())
-        return 2 * common / (len(ours) + len(theirs)) if common else float(ours == theirs)
+        overlap = sum((Counter(given_words) & Counter(answer_words)).values())
+        return (
+            2 * overlap / (len(given_words) + len(answer_words))
+            if overlap
+            else float(given_words == answer_words)
+        )
 
     return max(map(score_answer, answers), default=0.0)
 
@@ -192,7 +196,9 @@ def _task_of_row(row: DataRow) -> Task:
         _unwrap_target(env_kwargs.get("ground_truth")),
     )
     answers = answers if isinstance(answers, list) else [answers]
-    if not answers or not all(isinstance(one, (str, int, float)) and str(one) for one in answers):
+    if not answers or not all(
+        isinstance(answer, (str, int, float)) and str(answer) for answer in answers
+    ):
         allowed = "texts there, in golden_answers or in reward_model.ground_truth.target"
         raise row.make_error("answers", f"holds {answers!r}"[:120], allowed, "remove the row")
     return {

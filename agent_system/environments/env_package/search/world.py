@@ -28,16 +28,16 @@ def build_world() -> tuple[dict[str, str], list[dict[str, Any]]]:
     world = _build_entities(tables)
     documents = {}
     questions = []
-    for kind, entities in world.items():
-        sentences = tables["kinds"][kind]["documents"]
-        question_forms = tables["kinds"][kind]["questions"]
-        for number, entity in enumerate(entities):
+    for entity_kind, entities in world.items():
+        sentences = tables["kinds"][entity_kind]["documents"]
+        question_forms = tables["kinds"][entity_kind]["questions"]
+        for index, entity in enumerate(entities):
             field_texts = {field: _value_text(value) for field, value in entity.items()}
             # Alternate the sentence templates, so that documents of a kind are worded differently.
-            documents[entity["name"]] = sentences[number % len(sentences)].format(**field_texts)
+            documents[entity["name"]] = sentences[index % len(sentences)].format(**field_texts)
             questions += [
-                _make_question(entity, words, path, tables["aliases"])
-                for words, path in question_forms
+                _make_question(entity, question_form, path, tables["aliases"])
+                for question_form, path in question_forms
             ]
     return documents, questions
 
@@ -50,16 +50,16 @@ def _build_entities(tables: dict[str, Any]) -> dict[str, list[Entity]]:
     # One random generator serves all tables in order. A change of a table therefore changes all
     # entities below it.
     rng = random.Random(derive_seed("search", "world"))
-    words = tables["words"]
+    lexicon = tables["words"]
     world = {}
-    for kind, form in tables["kinds"].items():
-        heads, between, tails = form["name"]
-        names = [between.join(pair) for pair in itertools.product(words[heads], words[tails])]
+    for entity_kind, kind_table in tables["kinds"].items():
+        heads, separator, tails = kind_table["name"]
+        names = [separator.join(pair) for pair in itertools.product(lexicon[heads], lexicon[tails])]
         # Draw without replacement: two entities with one name would share a document.
-        world[kind] = [{"name": name} for name in rng.sample(names, form["count"])]
-        for entity in world[kind]:
-            for field, source in form["fields"].items():
-                entity[field] = _draw_value(source, entity, words, world, rng)
+        world[entity_kind] = [{"name": name} for name in rng.sample(names, kind_table["count"])]
+        for entity in world[entity_kind]:
+            for field, source in kind_table["fields"].items():
+                entity[field] = _draw_value(source, entity, lexicon, world, rng)
     return world
 
 
@@ -73,12 +73,12 @@ def _draw_value(source: str, entity: Entity, words: dict, world: dict, rng: rand
     - ``int:LOW:HIGH``: an integer.
     - ``after:FIELD.FIELD:LOW:HIGH``: the year in that field plus LOW to HIGH years.
     """
-    rule, argument, *bounds = source.split(":")
-    if rule == "pick":
+    source_kind, argument, *bounds = source.split(":")
+    if source_kind == "pick":
         return rng.choice(words[argument])
-    if rule == "of":
+    if source_kind == "of":
         return rng.choice(world[argument])
-    if rule == "int":
+    if source_kind == "int":
         return rng.randint(int(argument), int(bounds[0]))
     return _follow_path(entity, argument)[-1] + rng.randint(*map(int, bounds))
 
@@ -100,10 +100,10 @@ def _make_question(
 ) -> dict[str, Any]:
     # The last value of the path is the answer. The documents of all earlier ones are required.
     *path_values, answer = _follow_path(entity, path)
-    forms = ["{}", *aliases.get(path.rpartition(".")[2], [])]
+    answer_templates = ["{}", *aliases.get(path.rpartition(".")[2], [])]
     return {
         "question": words.format(name=entity["name"]),
-        "answers": [form.format(_value_text(answer)) for form in forms],
+        "answers": [template.format(_value_text(answer)) for template in answer_templates],
         "support": [value["name"] for value in path_values],
         "hops": len(path_values),
     }

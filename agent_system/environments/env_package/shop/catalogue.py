@@ -39,7 +39,7 @@ def make_catalogue(count: int) -> dict[str, Product]:
     tables = json.loads(TABLES.read_text(encoding="utf-8"))
     return {
         product.item_id: product
-        for product in (_draw_product(tables, number) for number in range(count))
+        for product in (_draw_product(tables, product_number) for product_number in range(count))
     }
 
 
@@ -61,17 +61,17 @@ def _draw_product(tables: dict[str, Any], number: int) -> Product:
     # Each product has a separate seed, so a larger catalogue starts with the same products.
     rng = random.Random(derive_seed("shop", "product", number))
     kind = list(tables["kinds"])[number % len(tables["kinds"])]
-    form = tables["kinds"][kind]
-    attributes = tuple(rng.sample(form["attributes"], ATTRIBUTES_PER_PRODUCT))
+    kind_table = tables["kinds"][kind]
+    attributes = tuple(rng.sample(kind_table["attributes"], ATTRIBUTES_PER_PRODUCT))
     options: dict[str, tuple[str, ...]] = {}
-    for name, values in (("color", tables["colors"]), ("size", form["sizes"])):
+    for name, values in (("color", tables["colors"]), ("size", kind_table["sizes"])):
         offered = rng.sample(values, min(VALUES_PER_OPTION, len(values)))
         # Show the drawn values in the order of the table: small, medium, large.
         options[name] = tuple(sorted(offered, key=values.index))
     title = f"{rng.choice(tables['brands'])} {kind}, {attributes[0]}, {attributes[1]}"
-    price = rng.randint(*form["price"]) + rng.choice((0.0, 0.49, 0.95))
+    price = rng.randint(*kind_table["price"]) + rng.choice((0.0, 0.49, 0.95))
     item_id = f"b{derive_seed('shop', 'id', number) % 16**8:08x}"
-    return Product(item_id, title, kind, form["department"], attributes, options, price)
+    return Product(item_id, title, kind, kind_table["department"], attributes, options, price)
 
 
 def make_goal(product: Product, number: int) -> dict[str, Any]:

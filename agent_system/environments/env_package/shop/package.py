@@ -66,21 +66,23 @@ class ShopEnv:
                 anchor=f"{self._make_anchor()} | bought",
             )
             return observation, reward, True, {"won": is_full(reward), "is_action_valid": True}
-        valid = self._apply_action(verb, target)
-        observation = self._make_observation("" if valid else "That cannot be done on this page.\n")
-        return observation, 0.0, False, {"won": False, "is_action_valid": valid}
+        is_valid = self._apply_action(verb, target)
+        observation = self._make_observation(
+            "" if is_valid else "That cannot be done on this page.\n"
+        )
+        return observation, 0.0, False, {"won": False, "is_action_valid": is_valid}
 
     def gold_path(self, task: Task) -> list[str]:
         """Return actions that solve ``task``, or none if the search does not find its product."""
         wish = task["goal"]
-        words = f"{wish['kind']} {' '.join(wish['attributes'])} {wish['options']['color']}"
-        products = find_products(self.settings.products, words, self.settings.results)
+        search_words = f"{wish['kind']} {' '.join(wish['attributes'])} {wish['options']['color']}"
+        products = find_products(self.settings.products, search_words, self.settings.results)
         product_ids = [product.item_id for product in products]
         if wish["item_id"] not in product_ids:
             return []
         page_turns = product_ids.index(wish["item_id"]) // self.settings.page_size
         clicks = [*[NEXT] * page_turns, wish["item_id"], *wish["options"].values(), BUY]
-        return [f"search[{words}]", *(f"click[{target}]" for target in clicks)]
+        return [f"search[{search_words}]", *(f"click[{target}]" for target in clicks)]
 
     def _apply_action(self, verb: str, target: str) -> bool:
         """Open the page that the action leads to. Return False if the action is not possible."""
@@ -120,10 +122,10 @@ def list_tasks(settings: ShopSettings, split: str) -> list[Task]:
     """
     wishes: dict[str, tuple[str, dict[str, Any]]] = {}
     for product in make_catalogue(settings.products).values():
-        for number in range(settings.goals_per_product):
-            wish = make_goal(product, number)
+        for goal_index in range(settings.goals_per_product):
+            wish = make_goal(product, goal_index)
             # Two goals may have the same instruction. Keep the first one.
-            wishes.setdefault(wish["instruction"], (f"{NAME}/{product.item_id}-{number}", wish))
+            wishes.setdefault(wish["instruction"], (f"{NAME}/{product.item_id}-{goal_index}", wish))
     return [
         {"task_id": task_id, "data_source": NAME, "goal": wish}
         for task_id, wish in wishes.values()

@@ -106,10 +106,10 @@ class Page:
             return f"Description: {product.title}. Department: {product.department}."
         if self.name == "features":
             return f"Features of {product.title}: {', '.join(product.attributes)}."
-        chosen = dict(self.chosen)
+        chosen_values = dict(self.chosen)
         lines = []
         for option, values in product.options.items():
-            choice = f" (chosen: {chosen[option]})" if option in chosen else ""
+            choice = f" (chosen: {chosen_values[option]})" if option in chosen_values else ""
             lines.append(f"{option}: {', '.join(values)}{choice}")
         return "\n".join(
             [self.current_product.title, f"price: ${self.current_product.price:.2f}", *lines]
@@ -118,5 +118,5 @@ class Page:
     def anchor_text(self) -> str:
         """Return text that identifies the page, independent of the path to it."""
         item = self.item.item_id if self.item and self.name not in ("home", "results") else ""
-        parts = [self.name, self.query, str(self.number), item]
-        return " | ".join([*parts, *(value for _, value in (self.chosen if item else ()))])
+        anchor_parts = [self.name, self.query, str(self.number), item]
+        return " | ".join([*anchor_parts, *(value for _, value in (self.chosen if item else ()))])

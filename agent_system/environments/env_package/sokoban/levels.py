@@ -38,12 +38,12 @@ def generate_levels(settings: SokobanSettings) -> dict[str, list[tuple[str, list
     level_counts = {"train": settings.train_levels, "val": settings.val_levels}
     levels_by_split: dict[str, list] = {"train": [], "val": []}
     known_levels: set[str] = set()
-    number = last_new = 0
-    while number < last_new + MAX_FAILED_ROOMS and any(
+    attempt = last_new = 0
+    while attempt < last_new + MAX_FAILED_ROOMS and any(
         len(levels_by_split[split]) < level_counts[split] for split in level_counts
     ):
-        level = make_level(settings, random.Random(derive_seed(NAME, settings.level_seed, number)))
-        number += 1
+        level = make_level(settings, random.Random(derive_seed(NAME, settings.level_seed, attempt)))
+        attempt += 1
         if level is None or (name := canonical_level(level[0])) in known_levels:
             continue
         # Mirror images have one canonical text, so they are in the same split.
@@ -51,7 +51,7 @@ def generate_levels(settings: SokobanSettings) -> dict[str, list[tuple[str, list
         if len(levels_by_split[split]) < level_counts[split]:
             known_levels.add(name)
             levels_by_split[split].append(level)
-            last_new = number
+            last_new = attempt
     if not all(levels_by_split.values()):
         raise ValueError(
             f"env.{NAME}: no levels of {settings.min_moves} to {settings.search_depth} moves "
@@ -71,15 +71,15 @@ def make_level(settings: SokobanSettings, rng: random.Random) -> tuple[str, list
     targets = tuple(sorted(rng.sample(sorted(floor), settings.num_boxes)))
     layers, next_moves = _search_backwards(floor, targets, settings.search_depth)
     # Start states have no box on a target.
-    starts = [
+    start_layers = [
         [s for s in layer if not set(s[1]) & set(targets)] for layer in layers[settings.min_moves :]
     ]
-    starts = [layer for layer in starts if layer]
-    if not starts:
+    start_layers = [layer for layer in start_layers if layer]
+    if not start_layers:
         return None
     # Choose the number of moves first, then a state. Most states need many moves, so a uniform
     # choice among states would rarely give an easy level.
-    state = rng.choice(rng.choice(starts))
+    state = rng.choice(rng.choice(start_layers))
     return format_level(settings.dim_room, floor, targets, state), list(
         _follow_moves(state, next_moves)
     )
@@ -94,9 +94,9 @@ def format_level(
     def sign_of(cell: Cell) -> str:
         if cell not in floor:
             return WALL
-        kind = 2 if cell in boxes else 1 if cell == agent else 0
+        occupant_index = 2 if cell in boxes else 1 if cell == agent else 0
         return ((FLOOR, AGENT, BOX), (TARGET, AGENT_ON_TARGET, BOX_ON_TARGET))[cell in targets][
-            kind
+            occupant_index
         ]
 
     return "\n".join(
@@ -119,7 +119,7 @@ def _draw_floor(settings: SokobanSettings, rng: random.Random) -> set[Cell]:
     height, width = settings.dim_room
     cells = [(row, column) for row in range(1, height - 1) for column in range(1, width - 1)]
     unassigned = {cell for cell in cells if rng.random() >= WALL_SHARE}
-    largest: set[Cell] = set()
+    largest_area: set[Cell] = set()
     while unassigned:
         area = set()
         # Start at the smallest cell: the first element of a set differs between processes.
@@ -130,8 +130,8 @@ def _draw_floor(settings: SokobanSettings, rng: random.Random) -> set[Cell]:
                 unassigned.discard(cell)
                 area.add(cell)
                 frontier += [shift_cell(cell, step) for step in MOVES.values()]
-        largest = max(largest, area, key=len)
-    return largest
+        largest_area = max(largest_area, area, key=len)
+    return largest_area
 
 
 def _search_backwards(
@@ -159,10 +159,10 @@ def _add_predecessors(floor: set[Cell], state: State, next_moves: dict) -> list[
     and add them to it.
     """
     added = []
-    for move, before in _earlier_states(floor, state):
-        if before not in next_moves:
-            next_moves[before] = (move, state)
-            added.append(before)
+    for move, previous_state in _earlier_states(floor, state):
+        if previous_state not in next_moves:
+            next_moves[previous_state] = (move, state)
+            added.append(previous_state)
     return added
 
 

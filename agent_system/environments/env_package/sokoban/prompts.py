@@ -15,8 +15,8 @@ _FREE = "_.@+"  # the agent's cell counts as free: the agent leaves it by pushin
 
 def describe_with_map(text: str) -> str:
     """Return the map, followed by the text of ``describe_map``."""
-    short = describe_map(text)
-    return text if short == text else f"{text}\n{short}"
+    description = describe_map(text)
+    return text if description == text else f"{text}\n{description}"
 
 
 def describe_map(text: str) -> str:
@@ -35,13 +35,13 @@ def describe_map(text: str) -> str:
     if agent is None:
         return text
     header = "".join(f"{line}\n" for line in lines if line not in map_lines)
-    sides = [
+    side_texts = [
         f"{move} {obstacle}"
         for move, step in MOVES.items()
         if (obstacle := _describe_obstacle(cells, agent, step))
     ]
-    parts = [", ".join(sides) or "all free", *_describe_boxes(cells, agent)]
-    return f"{header}{'; '.join(parts)}"
+    description_parts = [", ".join(side_texts) or "all free", *_describe_boxes(cells, agent)]
+    return f"{header}{'; '.join(description_parts)}"
 
 
 def _describe_obstacle(cells: dict[Cell, str], here: Cell, step: Cell) -> str:
@@ -62,21 +62,25 @@ def _describe_boxes(cells: dict[Cell, str], here: Cell) -> list[str]:
 
     Pushes away from the targets are listed only if no push brings the box closer to one.
     """
-    free = [cell for cell, sign in cells.items() if sign in ".+"]
+    free_targets = [cell for cell, sign in cells.items() if sign in ".+"]
     descriptions = []
     for box, sign in cells.items():
         if sign != "$":
             continue
-        target = min(free, key=lambda cell: _min_pushes(box, [cell]))
-        parts = [f"box {describe_offset(here, box)}", f"target {describe_offset(box, target)}"]
+        target = min(free_targets, key=lambda cell: _min_pushes(box, [cell]))
+        texts = [f"box {describe_offset(here, box)}", f"target {describe_offset(box, target)}"]
         pushes: dict[str, list[str]] = {"closer": [], "away": []}
         for move, step in MOVES.items():
             push_cell = shift_cell(box, step, -1)
             next_cell = shift_cell(box, step)
             if _is_free(cells, push_cell) and _is_free(cells, next_cell):
-                kind = "closer" if _min_pushes(next_cell, free) < _min_pushes(box, free) else "away"
-                pushes[kind].append(f"{kind} {move} from {describe_offset(here, push_cell)}")
-        descriptions.append(", ".join(parts + (pushes["closer"] or pushes["away"])))
+                effect = (
+                    "closer"
+                    if _min_pushes(next_cell, free_targets) < _min_pushes(box, free_targets)
+                    else "away"
+                )
+                pushes[effect].append(f"{effect} {move} from {describe_offset(here, push_cell)}")
+        descriptions.append(", ".join(texts + (pushes["closer"] or pushes["away"])))
     return descriptions
 
 
@@ -93,9 +97,9 @@ def describe_offset(start: Cell, end: Cell) -> str:
     """Return the offset from ``start`` to ``end``: ``2 up 1 left``, or ``here`` if equal."""
     down = end[0] - start[0]
     right = end[1] - start[1]
-    parts = []
+    offset_parts = []
     if down:
-        parts.append(f"{abs(down)} {'down' if down > 0 else 'up'}")
+        offset_parts.append(f"{abs(down)} {'down' if down > 0 else 'up'}")
     if right:
-        parts.append(f"{abs(right)} {'right' if right > 0 else 'left'}")
-    return " ".join(parts) or "here"
+        offset_parts.append(f"{abs(right)} {'right' if right > 0 else 'left'}")
+    return " ".join(offset_parts) or "here"

@@ -27,9 +27,9 @@ def render_text(level: str) -> str:
 
 def render_image(level: str, tile: int) -> np.ndarray:
     """Return the level as RGB image, uint8 [rows * tile, columns * tile, 3]."""
-    drawn = {sign: _draw_tile(sign, tile) for sign in set(level) - {"\n"}}
+    tiles = {sign: _draw_tile(sign, tile) for sign in set(level) - {"\n"}}
     return np.concatenate(
-        [np.concatenate([drawn[sign] for sign in line], axis=1) for line in level.split("\n")],
+        [np.concatenate([tiles[sign] for sign in line], axis=1) for line in level.split("\n")],
         axis=0,
     )
 

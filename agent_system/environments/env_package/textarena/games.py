@@ -122,11 +122,11 @@ def _possible_guesses(game: _NumberGame) -> list[str]:
 
 def _possible_directions(game: _LakeGame) -> list[str]:
     row, column = game.state.game_state["player_pos"]
-    inside = {(r, c) for r in range(game.size) for c in range(game.size)}
+    board_cells = {(r, c) for r in range(game.size) for c in range(game.size)}
     return [
         name
         for name, (down, right) in game.actions.items()
-        if (row + down, column + right) in inside
+        if (row + down, column + right) in board_cells
     ]
 
 
@@ -194,12 +194,12 @@ def game_of(name: str) -> Game:
     """Return the game of this name. Raises ``ValueError`` if it is not available."""
     if name in GAMES:
         return GAMES[name]
-    why = next((why for start, why in EXCLUDED_GAMES.items() if name.startswith(start)), "")
-    known = list_games()
-    if why or name not in known:
+    why = next((why for prefix, why in EXCLUDED_GAMES.items() if name.startswith(prefix)), "")
+    game_names = list_games()
+    if why or name not in game_names:
         raise ValueError(
             f"env.textarena.game={name!r}: {why or 'TextArena has no such game'}"
-            f"{did_you_mean(name, known)}; allowed: {', '.join(known)}; "
+            f"{did_you_mean(name, game_names)}; allowed: {', '.join(game_names)}; "
             "fix: env.textarena.game=GuessTheNumber"
         )
     stem = name.partition("-")[0]
@@ -210,10 +210,10 @@ def list_games() -> list[str]:
     """Return the names of all available games. Raises ``ModuleNotFoundError``."""
     from textarena.envs.registration import ENV_REGISTRY
 
-    raw = sorted(
+    raw_names = sorted(
         name.removesuffix(RAW_SUFFIX) for name in ENV_REGISTRY if name.endswith(RAW_SUFFIX)
     )
-    return [*GAMES, *(name for name in raw if not name.startswith(tuple(EXCLUDED_GAMES)))]
+    return [*GAMES, *(name for name in raw_names if not name.startswith(tuple(EXCLUDED_GAMES)))]
 
 
 def listed_games() -> list[str]:

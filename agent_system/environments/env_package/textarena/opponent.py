@@ -83,11 +83,11 @@ def is_rule_violated(state: Any, seat: int) -> bool:
 
 def _vary_move(move: str, rng: random.Random) -> str:
     def vary_part(part: re.Match[str]) -> str:
-        old = part.group()
-        if old.isdigit():
-            return str(rng.randrange(max(10, 2 * int(old))) if int(old) < 10**6 else int(old))
+        token = part.group()
+        if token.isdigit():
+            return str(rng.randrange(max(10, 2 * int(token))) if int(token) < 10**6 else int(token))
         letters = string.ascii_lowercase[:8]
-        return rng.choice(letters if old.islower() else letters.upper())
+        return rng.choice(letters if token.islower() else letters.upper())
 
     # With probability 1/3 the move is not changed.
     return move if rng.random() < 1 / 3 else _PARTS.sub(vary_part, move)

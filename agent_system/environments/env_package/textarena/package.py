@@ -234,9 +234,9 @@ def list_tasks(settings: TextArenaSettings, split: str) -> list[Task]:
     env = TextArenaEnv(settings)
     task_count = settings.val_games if split == "val" else settings.train_games
     tasks_by_hash: dict[str, Task] = {}
-    for number in range(STARTS_PER_TASK * task_count):
+    for start_number in range(STARTS_PER_TASK * task_count):
         try:
-            env.reset({"number": number})
+            env.reset({"number": start_number})
         except ZeroDivisionError:
             # LightsOut divides by the number of lights that are on, which may be 0.
             continue
@@ -244,7 +244,7 @@ def list_tasks(settings: TextArenaSettings, split: str) -> list[Task]:
         # Choose the split by the content of a start. Different numbers often give the same start,
         # which would then be in both splits.
         if (int(name, 16) % 4 == 0) == (split == "val"):
-            tasks_by_hash.setdefault(name, _make_task(settings, name, number))
+            tasks_by_hash.setdefault(name, _make_task(settings, name, start_number))
         if len(tasks_by_hash) == task_count:
             break
     return list(tasks_by_hash.values())
@@ -254,8 +254,8 @@ def _tasks_by_seed(settings: TextArenaSettings, split: str) -> list[Task]:
     first_number = 0 if split == "val" else settings.val_games
     count = settings.val_games if split == "val" else settings.train_games
     return [
-        _make_task(settings, str(number), number)
-        for number in range(first_number, first_number + count)
+        _make_task(settings, str(task_number), task_number)
+        for task_number in range(first_number, first_number + count)
     ]
 
 

@@ -78,8 +78,8 @@ def make_games(
     with multiprocessing.get_context("fork").Pool(processes) as pool:
         # Validation is first in ``counts``: if there are too few games, training has fewer.
         for split, count in counts.items():
-            taken = {name for names in hashes.values() for name in names}
-            hashes[split] = _write_distinct_games(pool, write, split, count, taken)
+            taken_names = {name for names in hashes.values() for name in names}
+            hashes[split] = _write_distinct_games(pool, write, split, count, taken_names)
     return hashes
 
 
@@ -93,11 +93,11 @@ def _write_distinct_games(
     """Return the hashes of at most ``count`` distinct games that are not in ``taken``."""
     # A dict is used as an ordered set: the first ``count`` distinct games are kept.
     names: dict[str, None] = {}
-    for start in range(0, GAMES_PER_TASK * count, count):
-        jobs = [(split, number) for number in range(start, start + count)]
+    for first_number in range(0, GAMES_PER_TASK * count, count):
+        jobs = [(split, game_number) for game_number in range(first_number, first_number + count)]
         # A game takes half a second, so larger chunks would leave processes idle at the end.
-        drawn = pool.map(write, jobs, chunksize=1)
-        names |= dict.fromkeys(name for name in drawn if name not in taken)
+        drawn_names = pool.map(write, jobs, chunksize=1)
+        names |= dict.fromkeys(name for name in drawn_names if name not in taken)
         if len(names) >= count:
             break
     return list(names)[:count]

@@ -47,8 +47,8 @@ class TextWorldExpressEnv:
         from textworld_express.constants import JAR_PATH
 
         options = tuple(settings.java_options.split())
-        shared = settings.game not in UNSHARED_GAMES
-        self._jvm = jvm.acquire_jvm(NAME, JAR_PATH, settings.heap_mb, options, shared=shared)
+        is_shared = settings.game not in UNSHARED_GAMES
+        self._jvm = jvm.acquire_jvm(NAME, JAR_PATH, settings.heap_mb, options, shared=is_shared)
         self._server: Any = self._jvm.create_object("textworldexpress.runtime.PythonInterface")
         self._loaded: tuple[str, str] | None = None
         self._score = 0.0
@@ -70,13 +70,13 @@ class TextWorldExpressEnv:
         """
         # Restore upper-case letters, which the game needs in actions such as "take 1mL of oil".
         spelled = {possible.lower(): possible for possible in self._possible}
-        valid = action.lower() in spelled
+        is_valid = action.lower() in spelled
         state = json.loads(self._server.stepJSON(spelled.get(action.lower(), action)))
         reward = state["score"] - self._score
         self._score = state["score"]
         won = bool(state["tasksuccess"])
         observation = self._make_observation(state, state["observation"].strip())
-        observation.info |= {"won": won, "is_action_valid": valid, "score": self._score}
+        observation.info |= {"won": won, "is_action_valid": is_valid, "score": self._score}
         return observation, reward, won or bool(state["taskfailure"]), observation.info
 
     def gold_path(self, task: Task) -> list[str]:
@@ -98,14 +98,16 @@ class TextWorldExpressEnv:
         unlike gold paths. Ends the current episode.
         """
         state = self._start_game(task)
-        seen: dict[str, Any] = {
+        content: dict[str, Any] = {
             "task": self._server.getTaskDescription(),
             "possible": sorted(state["validActions"]),
         }
-        seen |= {key: state[key] for key in ("observation", "look", "inventory")}
+        content |= {key: state[key] for key in ("observation", "look", "inventory")}
         if rooms:
-            self._visit_rooms(state, seen)
-        return hashlib.blake2b(json.dumps(seen, sort_keys=True).encode(), digest_size=8).hexdigest()
+            self._visit_rooms(state, content)
+        return hashlib.blake2b(
+            json.dumps(content, sort_keys=True).encode(), digest_size=8
+        ).hexdigest()
 
     def is_ambiguous(self, task: Task) -> bool:
         """Return True if two possible actions at the start of ``task`` have the same text.
@@ -198,26 +200,26 @@ def _distinct_tasks(settings: TextWorldExpressSettings) -> dict[str, list[Task]]
     walks through all rooms, which takes 1 to 10 ms per game.
     """
     source = f"{NAME}/{settings.game}"
-    common = {"data_source": source, "game": settings.game, "params": settings.params}
+    common_fields = {"data_source": source, "game": settings.game, "params": settings.params}
     folds = {"val": settings.val_split, "train": "train"}
-    drawn = [
-        {**common, "fold": fold, "number": number}
+    candidate_tasks = [
+        {**common_fields, "fold": fold, "number": game_number}
         for fold in folds.values()
-        for number in FOLDS[fold]
+        for game_number in FOLDS[fold]
     ]
     with contextlib.closing(TextWorldExpressEnv(settings)) as env:
         if settings.game in NAMED_GOAL_GAMES:
-            drawn = [task for task in drawn if not env.is_ambiguous(task)]
-        starts = [env.content_hash(task) for task in drawn]
+            candidate_tasks = [task for task in candidate_tasks if not env.is_ambiguous(task)]
+        start_hashes = [env.content_hash(task) for task in candidate_tasks]
         # Games with equal starts can differ in other rooms.
-        start_counts = Counter(starts)
+        start_counts = Counter(start_hashes)
         names = [
             env.content_hash(t, rooms=True) if start_counts[s] > 1 else s
-            for t, s in zip(drawn, starts, strict=True)
+            for t, s in zip(candidate_tasks, start_hashes, strict=True)
         ]
     distinct: dict[str, Task] = {}
     # The validation fold is first, so its games are dropped from training.
-    for task, name in zip(drawn, names, strict=True):
+    for task, name in zip(candidate_tasks, names, strict=True):
         distinct.setdefault(name, {"task_id": f"{source}/{name}", **task})
     return {
         split: [task for task in distinct.values() if task["fold"] == fold]

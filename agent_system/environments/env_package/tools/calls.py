@@ -78,8 +78,8 @@ def format_response(key: str, name: str | None, value: Any, longest: int) -> str
 
     ``key`` is ``result`` or ``error``.
     """
-    shown = json.dumps(value, default=str) if not isinstance(value, str) else value
-    if len(shown) > longest:
-        value = f"{shown[:longest]} ... ({len(shown) - longest} characters cut)"
+    value_text = json.dumps(value, default=str) if not isinstance(value, str) else value
+    if len(value_text) > longest:
+        value = f"{value_text[:longest]} ... ({len(value_text) - longest} characters cut)"
     answer = {**({"name": name} if name else {}), key: value}
     return f"<tool_response>{json.dumps(answer, default=str)}</tool_response>"

@@ -91,10 +91,10 @@ def list_tasks(settings: ToolsSettings, split: str) -> list[Task]:
     """
     task_count = settings.val_tasks if split == "val" else settings.train_tasks
     tasks_by_id: dict[str, Task] = {}
-    number = last_new = 0
-    while len(tasks_by_id) < task_count and number < last_new + 1000:
-        draw = random.Random(derive_seed(DATA_SOURCE, settings.task_seed, split, number))
-        number += 1
+    attempt = last_new = 0
+    while len(tasks_by_id) < task_count and attempt < last_new + 1000:
+        draw = random.Random(derive_seed(DATA_SOURCE, settings.task_seed, split, attempt))
+        attempt += 1
         first, second = draw.sample(ITEMS, 2)
         held_out = derive_seed(DATA_SOURCE, "pair", *sorted((first, second))) % VAL_DIVISOR == 0
         if held_out != (split == "val"):
@@ -102,34 +102,34 @@ def list_tasks(settings: ToolsSettings, split: str) -> list[Task]:
         task = _make_question(draw, first, second)
         if task["task_id"] not in tasks_by_id:
             tasks_by_id[task["task_id"]] = task
-            last_new = number
+            last_new = attempt
     return list(tasks_by_id.values())
 
 
 def _make_question(rng: random.Random, first: str, second: str) -> Task:
-    count, other = rng.randrange(2, 10), rng.randrange(2, 10)
+    count, count_2 = rng.randrange(2, 10), rng.randrange(2, 10)
     first_item, second_item = item_table()[first], item_table()[second]
     template_number = rng.randrange(3)
     if template_number == 0:
         question = (
-            f"What do {count} of the item {first} and {other} of the item {second} cost together?"
+            f"What do {count} of the item {first} and {count_2} of the item {second} cost together?"
         )
         steps = [(first, "price"), (second, "price")]
-        expression = f"{count} * {first_item['price']} + {other} * {second_item['price']}"
+        expression = f"{count} * {first_item['price']} + {count_2} * {second_item['price']}"
     elif template_number == 1:
         question = f"How many grams do {count} of the item {first} and one {second} weigh together?"
         steps = [(first, "weight"), (second, "weight")]
         expression = f"{count} * {first_item['weight']} + {second_item['weight']}"
     else:
         question = (
-            f"What is the whole stock of the item {first} worth, and {other} of {second} with it?"
+            f"What is the whole stock of the item {first} worth, and {count_2} of {second} with it?"
         )
         steps = [(first, "price"), (first, "stock"), (second, "price")]
         expression = (
-            f"{first_item['price']} * {first_item['stock']} + {other} * {second_item['price']}"
+            f"{first_item['price']} * {first_item['stock']} + {count_2} * {second_item['price']}"
         )
     return {
-        "task_id": f"{DATA_SOURCE}/{template_number}-{first}-{second}-{count}-{other}",
+        "task_id": f"{DATA_SOURCE}/{template_number}-{first}-{second}-{count}-{count_2}",
         "data_source": DATA_SOURCE,
         "messages": [{"role": "user", "content": question}],
         "ground_truth": str(calculator(expression)),

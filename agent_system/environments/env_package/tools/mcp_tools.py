@@ -73,7 +73,7 @@ class McpConnection:
     def call(self, name: str, arguments: dict[str, Any]) -> Any:
         """Return the result of tool ``name``: its structured content, or else its text."""
         answer = self._wait(self._session.call_tool(name, arguments), self._timeout_s)
-        text = "\n".join(part.text for part in answer.content if hasattr(part, "text"))
+        text = "\n".join(block.text for block in answer.content if hasattr(block, "text"))
         if answer.is_error:
             raise McpToolError(text)
         content = answer.structured_content
@@ -98,8 +98,8 @@ class McpConnection:
         # The library requires that one coroutine opens and closes the connection.
         try:
             async with (
-                self._connect(self._parameters) as (read, write),
-                self._session_type(read, write) as session,
+                self._connect(self._parameters) as (read_stream, write_stream),
+                self._session_type(read_stream, write_stream) as session,
             ):
                 await session.initialize()
                 self._ready.set_result(session)
@@ -113,23 +113,23 @@ class McpConnection:
         return await asyncio.shield(self._ready)
 
     def _list_tools(self, server: McpServer) -> list[McpTool]:
-        listed = self._wait(self._session.list_tools(), START_TIMEOUT_S).tools
-        missing = sorted(set(server.tools) - {tool.name for tool in listed})
+        tools = self._wait(self._session.list_tools(), START_TIMEOUT_S).tools
+        missing = sorted(set(server.tools) - {tool.name for tool in tools})
         if missing:
             raise McpToolError(
                 f"env.tools.mcp_servers: {server.command} has no tool {', '.join(missing)}; "
-                f"allowed: {', '.join(tool.name for tool in listed)}; fix: correct the list tools"
+                f"allowed: {', '.join(tool.name for tool in tools)}; fix: correct the list tools"
             )
         return [
             McpTool(self, tool.name, tool.description or "", tool.input_schema)
-            for tool in listed
+            for tool in tools
             if not server.tools or tool.name in server.tools
         ]
 
     def _wait(self, coroutine: Coroutine[Any, Any, T], timeout_s: float) -> T:
-        waiting = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
         try:
-            return waiting.result(timeout=timeout_s)
+            return future.result(timeout=timeout_s)
         except TimeoutError as error:
-            waiting.cancel()
+            future.cancel()
             raise McpToolError(f"no answer within {timeout_s:g} s") from error

@@ -114,10 +114,10 @@ class ToolsEnv:
         del seed  # the task determines the episode
         self.task = task
         self._history = [task["messages"][-1]["content"]]
-        *opening, last = task["messages"]
+        *opening, last_message = task["messages"]
         if opening:
             opening = _with_tools(opening, system_instructions(self.settings, levels=False))  # pyright: ignore[reportArgumentType]  settings hash
-        return Observation(last["content"], opening=opening)
+        return Observation(last_message["content"], opening=opening)
 
     def step(self, action: str) -> Step:
         """Run the calls in ``action``, or grade it as the answer and end the episode.
@@ -166,10 +166,10 @@ class ToolsEnv:
 
 
 def _with_tools(opening: list[dict[str, str]], text: str) -> list[dict[str, str]]:
-    first = opening[0]
-    if first["role"] != "system":
+    first_message = opening[0]
+    if first_message["role"] != "system":
         return [{"role": "system", "content": text}, *opening]
-    return [{"role": "system", "content": f"{first['content']}\n\n{text}"}, *opening[1:]]
+    return [{"role": "system", "content": f"{first_message['content']}\n\n{text}"}, *opening[1:]]
 
 
 class ToolPrompts(ChatPrompts):

@@ -57,8 +57,8 @@ class PythonTool:
         self._function = function
         self._model = _arguments_of(function)
         description = inspect.cleandoc(function.__doc__ or "")
-        shown = parameters or _without_titles(self._model.model_json_schema())
-        self.openai_schema = function_schema(self.name, description, shown)
+        parameter_schema = parameters or _without_titles(self._model.model_json_schema())
+        self.openai_schema = function_schema(self.name, description, parameter_schema)
 
     def validate_arguments(self, arguments: dict[str, Any]) -> dict[str, Any]:
         """Validate ``arguments`` with the signature of the function. Raises ``BadCall``."""
@@ -86,18 +86,18 @@ def _arguments_of(function: Callable[..., Any]) -> type[BaseModel]:
                 f"{FUNCTIONS_KEY}: {function.__name__} has the parameter {parameter}; allowed: "
                 "parameters that can be passed by name; fix: replace it by such parameters"
             )
-        kind = Any if parameter.annotation is parameter.empty else parameter.annotation
-        fields[name] = (kind, ... if parameter.default is parameter.empty else parameter.default)
+        hint = Any if parameter.annotation is parameter.empty else parameter.annotation
+        fields[name] = (hint, ... if parameter.default is parameter.empty else parameter.default)
     return create_model(function.__name__, __config__=ConfigDict(extra="forbid"), **fields)
 
 
 def _without_titles(schema: Any) -> Any:
     """Return ``schema`` without pydantic's titles, which only repeat the keys."""
     if isinstance(schema, dict):
-        kept = schema.items()
+        entries = schema.items()
         return {
             key: _without_titles(value)
-            for key, value in kept
+            for key, value in entries
             if not (key == "title" and isinstance(value, str))
         }
     return [_without_titles(item) for item in schema] if isinstance(schema, list) else schema
@@ -159,10 +159,10 @@ def run_calls(
     ]
     for thread in threads:
         thread.start()
-    done = threading.Event()
-    waiter = threading.Thread(target=_join_all, args=(threads, done), daemon=True)
+    done_event = threading.Event()
+    waiter = threading.Thread(target=_join_all, args=(threads, done_event), daemon=True)
     waiter.start()
-    done.wait(timeout_s)
+    done_event.wait(timeout_s)
     # Copy: threads that are still running write to ``outcomes`` later.
     return list(outcomes)
 
@@ -182,9 +182,9 @@ def _store_outcome(
 def _run_call(tools: Mapping[str, Tool], call: Call) -> CallOutcome:
     tool = tools.get(call.name)
     if tool is None:
-        known = ", ".join(sorted(tools))
+        tool_names = ", ".join(sorted(tools))
         return CallOutcome(
-            call.name, error=f"there is no function {call.name!r}; {known}", is_valid=False
+            call.name, error=f"there is no function {call.name!r}; {tool_names}", is_valid=False
         )
     try:
         arguments = tool.validate_arguments(call.arguments)

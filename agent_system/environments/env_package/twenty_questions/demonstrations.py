@@ -42,10 +42,10 @@ def write_demonstrations(
     env = PACKAGE.make(settings)
     prompts = PACKAGE.prompts(settings)
     with atomic_write(path) as file:
-        for number in range(episodes):
-            word = words[number % len(words)]
+        for episode_number in range(episodes):
+            word = words[episode_number % len(words)]
             task = {"task_id": f"twenty_questions/{word}", "solution": word}
-            rng = random.Random(derive_seed("twenty questions demonstration", seed, number))
+            rng = random.Random(derive_seed("twenty questions demonstration", seed, episode_number))
             expert = TwentyQuestionsExpert(Questioner(words, rng, careless, hasty))
             episode = ExpertEpisode(env, prompts, task, env.reset(task, 0), asks_levels=False)
             won = episode.run(expert, LevelSampler((), rng), max_steps)

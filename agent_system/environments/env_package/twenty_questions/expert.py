@@ -58,13 +58,13 @@ def _to_phrase(attribute: str) -> str:
 
 def start_expert(episode: EpisodeStart[TwentyQuestionsSettings]) -> TwentyQuestionsExpert:
     """Return an expert for one episode. Its candidates are the secret words of training."""
-    given = episode.settings.words
+    config_words = episode.settings.words
     clues = episode.task.get("clues", ())
     if not clues:
-        words = game.split_words("train", given)
+        words = game.split_words("train", config_words)
     else:
         # Tasks with clues use all words in every split.
-        words = sorted(set(given)) or sorted(load_knowledge().things)
+        words = sorted(set(config_words)) or sorted(load_knowledge().things)
     noise = episode.noise
     questioner = Questioner(
         words, episode.rng, careless=noise.useless_share, hasty=noise.invalid_share

@@ -53,10 +53,10 @@ def read_answer(text: str) -> str:
 
     Without a yes or no in ``text``, the answer is "I don't know".
     """
-    words = " ".join(re.findall(r"[a-z]+", text.lower()))
-    if _UNKNOWN.search(words):
+    plain_text = " ".join(re.findall(r"[a-z]+", text.lower()))
+    if _UNKNOWN.search(plain_text):
         return Answer.UNKNOWN
-    match = re.search(r"\b(yes|no)\b", words)
+    match = re.search(r"\b(yes|no)\b", plain_text)
     return Answer.UNKNOWN if match is None else Answer.YES if match[1] == "yes" else Answer.NO
 
 

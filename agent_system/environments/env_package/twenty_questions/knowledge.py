@@ -92,8 +92,8 @@ def parse_knowledge(text: str) -> Knowledge:
     sizes: dict[str, int] = {}
     for line in _content_lines(text):
         if line.startswith("size "):
-            number, names = line.removeprefix("size ").split("|")
-            sizes |= dict.fromkeys(_split_list(names), int(number))
+            size_text, names = line.removeprefix("size ").split("|")
+            sizes |= dict.fromkeys(_split_list(names), int(size_text))
         elif "|" in line:
             attribute = _parse_attribute(line)
             _add_unique(attributes, attribute.name, attribute)
@@ -116,7 +116,7 @@ def _content_lines(text: str) -> Iterator[str]:
 
 
 def _split_list(text: str) -> tuple[str, ...]:
-    return tuple(part.strip() for part in text.split(",") if part.strip())
+    return tuple(item.strip() for item in text.split(",") if item.strip())
 
 
 def _add_unique(table: dict, name: str, value: object) -> None:
@@ -126,7 +126,7 @@ def _add_unique(table: dict, name: str, value: object) -> None:
 
 
 def _parse_attribute(line: str) -> Attribute:
-    name, question, phrases, *implied = (part.strip() for part in line.split("|"))
+    name, question, phrases, *implied = (cell.strip() for cell in line.split("|"))
     name_phrase = name.replace("_", " ")
     return Attribute(
         name,

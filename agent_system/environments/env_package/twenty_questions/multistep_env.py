@@ -110,7 +110,7 @@ class TwentyQuestionsEnv(MultistepEnv):
 
         words = game.split_words(split, self.words)
         ordered = [
-            words[place] for place in epoch_order(len(words), self.seed, "twenty questions", split)
+            words[index] for index in epoch_order(len(words), self.seed, "twenty questions", split)
         ]
         return Dataset.from_dict(
             {"solution": ordered}, features=Features({"solution": Value("string")})

@@ -104,18 +104,18 @@ class TwentyQuestionsGame:
         The anchor has the number of turns left and the sorted answers, so the order of the
         questions does not matter.
         """
-        known = sorted(
+        answer_texts = sorted(
             f"{action} {reply.partition('.')[0]}" for action, reply in self.state["turns"]
         )
         return Observation(
-            self.state["reply"], anchor=" | ".join([str(self.state["left"]), *known])
+            self.state["reply"], anchor=" | ".join([str(self.state["left"]), *answer_texts])
         )
 
     def close(self) -> None:
         """Close the connection to the server, if any."""
-        close = getattr(self.gamemaster, "close", None)
-        if close is not None:
-            close()
+        close_method = getattr(self.gamemaster, "close", None)
+        if close_method is not None:
+            close_method()
 
 
 class TwentyQuestionsPrompts(ChatPrompts):

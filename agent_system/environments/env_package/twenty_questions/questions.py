@@ -48,10 +48,10 @@ def normalise_question(text: str) -> str:
 
     An "a" at the end after "letter" or "with" is no article and is kept.
     """
-    words = " ".join(re.findall(r"[a-z0-9]+", text.lower()))
-    if re.search(r"(letter|with) a$", words):
-        return " ".join(_ARTICLES.sub(" ", words[:-1]).split()) + " a"
-    return " ".join(_ARTICLES.sub(" ", words).split())
+    plain_text = " ".join(re.findall(r"[a-z0-9]+", text.lower()))
+    if re.search(r"(letter|with) a$", plain_text):
+        return " ".join(_ARTICLES.sub(" ", plain_text[:-1]).split()) + " a"
+    return " ".join(_ARTICLES.sub(" ", plain_text).split())
 
 
 def answer_question(word: str, question: str, table: Knowledge | None = None) -> str:
@@ -78,9 +78,9 @@ def answer_question(word: str, question: str, table: Knowledge | None = None) ->
 
 def _answer_spelling(name: str, normalised: str) -> str | None:
     tests = {"starts": name.startswith, "ends": name.endswith, "contains": name.__contains__}
-    for kind, pattern in _SPELLING.items():
+    for test_name, pattern in _SPELLING.items():
         if match := pattern.search(normalised):
-            return Answer.YES if tests[kind](match[1]) else Answer.NO
+            return Answer.YES if tests[test_name](match[1]) else Answer.NO
     return None
 
 
@@ -88,10 +88,12 @@ def _answer_size(size: int, normalised: str, table: Knowledge) -> str | None:
     match = _COMPARISON.search(normalised)
     if not match:
         return None
-    other = table.things[match[2]].size if match[2] in table.things else table.sizes.get(match[2])
-    if other is None or other == size:
+    other_size = (
+        table.things[match[2]].size if match[2] in table.things else table.sizes.get(match[2])
+    )
+    if other_size is None or other_size == size:
         return Answer.UNKNOWN
-    return Answer.YES if (size < other) == (match[1] in _SMALLER) else Answer.NO
+    return Answer.YES if (size < other_size) == (match[1] in _SMALLER) else Answer.NO
 
 
 def _answer_attributes(word: str, normalised: str, table: Knowledge) -> str:

@@ -39,9 +39,9 @@ def print_report(findings: Sequence[MachineFinding], console: Console | None = N
     if not console.is_terminal:
         console = Console(width=WIDTH, file=console.file)
     console.print(build_findings_table(findings))
-    missing = [finding.name for finding in findings if finding.state is FindingState.MISSING]
-    if missing:
-        console.print(Text(f"training cannot run until this is fixed: {', '.join(missing)}"))
+    missing_names = [finding.name for finding in findings if finding.state is FindingState.MISSING]
+    if missing_names:
+        console.print(Text(f"training cannot run until this is fixed: {', '.join(missing_names)}"))
         return 1
     console.print("all requirements are met")
     return 0

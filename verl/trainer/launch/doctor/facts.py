@@ -113,12 +113,12 @@ def _check_processor() -> Iterator[MachineFinding]:
     has = [name for name in INSTRUCTIONS if name in flags]
     yield MachineFinding("CPU", names[0] if names else platform.machine())
     fix = "vLLM on CPU needs AVX2; without it set actor_rollout_ref.rollout.name=hf"
-    fast = not info or "avx2" in flags or platform.machine() != "x86_64"
-    yield make_finding("instructions", ", ".join(has) or "unknown", fast, fix)
+    is_fast = not info or "avx2" in flags or platform.machine() != "x86_64"
+    yield make_finding("instructions", ", ".join(has) or "unknown", is_fast, fix)
     quota = _read_text("/sys/fs/cgroup/cpu.max").split()
-    share = f", quota {int(quota[0]) / int(quota[1]):g}" if quota and quota[0] != "max" else ""
+    quota_note = f", quota {int(quota[0]) / int(quota[1]):g}" if quota and quota[0] != "max" else ""
     threads = os.environ.get("OMP_NUM_THREADS", "unset")
-    yield MachineFinding("cores", f"{available_cpus()} of {os.cpu_count()}{share}")
+    yield MachineFinding("cores", f"{available_cpus()} of {os.cpu_count()}{quota_note}")
     yield MachineFinding("threads", f"OMP_NUM_THREADS {threads}, OMP_WAIT_POLICY passive")
 
 
@@ -126,22 +126,22 @@ def _check_memory() -> Iterator[MachineFinding]:
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     group = _read_text("/sys/fs/cgroup/memory.max").strip()
     limit = min(total, int(group)) if group.isdigit() else total
-    free = {
+    memory_info = {
         line.split(":")[0]: line.split()[1] for line in _read_text("/proc/meminfo").splitlines()
     }
-    available = int(free.get("MemAvailable", 0)) * 1024
+    available = int(memory_info.get("MemAvailable", 0)) * 1024
     size = f"{limit / GB:.1f} GB, {available / GB:.1f} GB free"
     yield make_finding("memory", size, limit >= MIN_MEMORY, "the smallest policy needs 4 GB")
     try:
-        shared = shutil.disk_usage("/dev/shm")
+        shared_memory = shutil.disk_usage("/dev/shm")
     except OSError:
         yield MachineFinding(
             "shared memory", "none", FindingState.NOTE, "Ray writes objects to disk instead"
         )
         return
-    size = f"{shared.total / GB:.1f} GB, {shared.free / GB:.1f} GB free"
+    size = f"{shared_memory.total / GB:.1f} GB, {shared_memory.free / GB:.1f} GB free"
     fix = "Ray stores objects in shared memory: use docker run --shm-size=2g"
-    yield make_finding("shared memory", size, shared.free >= MIN_SHARED_MEMORY, fix)
+    yield make_finding("shared memory", size, shared_memory.free >= MIN_SHARED_MEMORY, fix)
 
 
 def _check_limits() -> Iterator[MachineFinding]:
@@ -200,7 +200,7 @@ def _check_java() -> Iterator[MachineFinding]:
 
 def _check_disk(directory: Path) -> Iterator[MachineFinding]:
     try:
-        free = shutil.disk_usage(directory).free
+        free_bytes = shutil.disk_usage(directory).free
         with tempfile.TemporaryDirectory(dir=directory):
             pass
     except OSError as error:
@@ -210,7 +210,9 @@ def _check_disk(directory: Path) -> Iterator[MachineFinding]:
         )
         return
     fix = "free disk space: checkpoints of small policies take 1 to 3 GB"
-    yield make_finding("disk", f"{directory}: {free / GB:.0f} GB free", free >= MIN_DISK, fix)
+    yield make_finding(
+        "disk", f"{directory}: {free_bytes / GB:.0f} GB free", free_bytes >= MIN_DISK, fix
+    )
 
 
 def _check_environments() -> Iterator[MachineFinding]:

@@ -83,18 +83,20 @@ def sample_and_update() -> str:
         config.rollout.max_model_len = 64
         engine = create_engine("hf", config.rollout, str(path), num_threads=1)
         prompt = list(range(5, 13))
-        before = _sample_answers(engine, prompt)
+        old_answers = _sample_answers(engine, prompt)
         actor = ActorWorker(config, device="cpu", num_threads=1)
         actor.init_model()
-        metrics = actor.update_actor(_build_rows(prompt, before)).meta_info["metrics"]
+        metrics = actor.update_actor(_build_rows(prompt, old_answers)).meta_info["metrics"]
         if not metrics["actor/grad_norm"] > 0:
             raise RuntimeError(f"the training step had no gradient: {metrics}")
         engine.update_weights(actor.export_weights(), version=1)
-        after = _sample_answers(engine, prompt)
+        new_answers = _sample_answers(engine, prompt)
         engine.close()
-        if all(old.logprobs == new.logprobs for old, new in zip(before, after, strict=True)):
+        if all(
+            old.logprobs == new.logprobs for old, new in zip(old_answers, new_answers, strict=True)
+        ):
             raise RuntimeError("the log-probs of the engine did not change with the weights")
-        count = sum(len(result.token_ids) for result in [*before, *after])
+        count = sum(len(result.token_ids) for result in [*old_answers, *new_answers])
         torch.distributed.destroy_process_group()
         return f"{count} tokens sampled, 1 step"
 
