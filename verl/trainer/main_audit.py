@@ -2,7 +2,7 @@
 verl.trainer.main_audit RUN_DIR [key=value ...]``.
 
 Generate trajectories of validation tasks with the newest policy of the run. At some of their turns
-force every thinking level in turn, and continue each trajectory to the end. Compare the returns
+force every level in turn, and continue each trajectory to the end. Compare the returns
 with the advantages that the estimators gave to the levels before. Keys are those of ``main_ppo``;
 their defaults are the configuration of the run. Results are written to ``RUN_DIR/audit``.
 """

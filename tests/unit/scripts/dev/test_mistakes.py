@@ -26,7 +26,7 @@ def test_it_is_refused_with_key_value_and_fix(mistake, scratch, monkeypatch):
     assert status == 2, "it would have started"
     _, *problems = text.strip().splitlines()
     assert "Traceback" not in text
-    (found,) = [problem for problem in problems if problem.startswith(f"  - {mistake.names}")]
+    (found,) = [problem for problem in problems if problem.startswith(f"  - {mistake.expected_start}")]
     assert mistake.fix in fix(found) and "; allowed" in found, found
     section = command_section(mistake, text)
     assert section in GOLDEN.read_text(), "python -m tests.golden.messages"
@@ -47,4 +47,4 @@ def test_the_page_shows_it(number, mistake):
     assert heading in page
     shown = page.partition(heading)[2].partition("\n## ")[0]
     assert f"main_ppo {' '.join(mistake.words)}\n" in shown
-    assert f"  - {mistake.names}" in shown and mistake.fix in shown
+    assert f"  - {mistake.expected_start}" in shown and mistake.fix in shown

@@ -44,7 +44,7 @@ def passes(engine, checkpointing=False):
         packed = rows.pack_rows(index)
         targets = [rows.sampled_targets(packed, index)]
         scores = engine.module(packed.input_ids, packed.position_ids, packed.layout, targets)[0]
-        engine.backward(scores.log_probs.sum() / len(rows), last=True)
+        engine.backward(scores.log_probs.sum() / len(rows), is_last_micro_batch=True)
         found.append(scores.log_probs.detach())
     return found, gradients(engine.module)
 
