@@ -116,7 +116,7 @@ def damage_and_load(
     loaded_path = manager.find_latest_valid()
     expected = manager.root / f"global_step_{newest_first[len(damaged_steps)]}"
     loaded = manager.load_state(loaded_path)["global_step"] if loaded_path is not None else None
-    places = ", ".join(str(path.relative_to(manager.root)) for path in done[0].before)
+    places = ", ".join(str(path.relative_to(manager.root)) for path in done[0].original_bytes)
     for damage in done:
         damage.restore_files()
     problem = (
