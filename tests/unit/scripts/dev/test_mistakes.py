@@ -26,7 +26,8 @@ def test_it_is_refused_with_key_value_and_fix(mistake, scratch, monkeypatch):
     assert status == 2, "it would have started"
     _, *problems = text.strip().splitlines()
     assert "Traceback" not in text
-    (found,) = [problem for problem in problems if problem.startswith(f"  - {mistake.expected_start}")]
+    start = f"  - {mistake.expected_start}"
+    (found,) = [problem for problem in problems if problem.startswith(start)]
     assert mistake.fix in fix(found) and "; allowed" in found, found
     section = command_section(mistake, text)
     assert section in GOLDEN.read_text(), "python -m tests.golden.messages"

@@ -151,7 +151,8 @@ def test_state_continues_exactly(policy, tmp_path):
 
     def train(engine, steps):
         for step in steps:
-            engine.backward(-loss_of(engine, random_rows(rows=4, seed=step)), is_last_micro_batch=True)
+            loss = -loss_of(engine, random_rows(rows=4, seed=step))
+            engine.backward(loss, is_last_micro_batch=True)
             engine.step()
 
     first = engine_of(policy, optim)
@@ -176,7 +177,8 @@ def test_a_fused_step_is_the_same_step_and_its_state_continues(policy, tmp_path,
 
     def train(engine, seeds):
         for seed in seeds:
-            engine.backward(-loss_of(engine, random_rows(rows=4, seed=seed)), is_last_micro_batch=True)
+            loss = -loss_of(engine, random_rows(rows=4, seed=seed))
+            engine.backward(loss, is_last_micro_batch=True)
             engine.step()
         return full_weights(engine)
 
