@@ -116,7 +116,8 @@ def damage_and_load(
     loaded_path = manager.find_latest_valid()
     expected = manager.root / f"global_step_{newest_first[len(damaged_steps)]}"
     loaded = manager.load_state(loaded_path)["global_step"] if loaded_path is not None else None
-    damaged_paths = ", ".join(str(path.relative_to(manager.root)) for path in damages[0].original_bytes)
+    paths = damages[0].original_bytes
+    damaged_paths = ", ".join(str(path.relative_to(manager.root)) for path in paths)
     for damage in damages:
         damage.restore_files()
     problem = (
