@@ -44,13 +44,15 @@ class AlternativeSettings:
     """Selection of the turns that get alternative thoughts, and number of thoughts per turn.
 
     ``which``: ``all`` three other levels, or ``one`` of them, drawn uniformly. ``expand``: turns of
-    ``all`` groups, or of ``mixed_groups``, whose returns differ. ``step_fraction``: share of the
-    turns. ``max_tokens``: limit of a thought in tokens. With ``action_blind=False`` the prompt of
+    ``all`` groups, of ``mixed_groups``, whose returns differ, or of successful trajectories.
+    ``share``: turns with equal prompts share thoughts. ``step_fraction``: share of the turns.
+    ``max_tokens``: limit of a thought in tokens. With ``action_blind=False`` the prompt of
     a thought names the action. All random draws are derived from ``seed``.
     """
 
     which: str = "all"
     expand: str = "all"
+    share: bool = False
     step_fraction: float = 1.0
     max_tokens: int = 64
     action_blind: bool = True
@@ -64,11 +66,17 @@ class AlternativeSettings:
         return cls(
             which=rlvcr.alternatives,
             expand=rlvcr.expand,
+            share=rlvcr.share_thoughts,
             step_fraction=rlvcr.step_fraction,
             max_tokens=min(rlvcr.max_alternative_tokens, max_turn_tokens),
             action_blind=rlvcr.action_blind,
             seed=seed,
         )
+
+    @property
+    def follows_rollout(self) -> bool:
+        """True if thoughts are sampled after the rollout of a group, not during it."""
+        return self.share or self.expand != "all"
 
 
 @dataclass(slots=True)

@@ -9,6 +9,7 @@ from verl.config.schema import PPOConfig, SFTConfig
 from verl.config.settings import value_at_path
 
 THINKING_ESTIMATORS = ("rlvcr", "copo")
+LEVEL_GROUPS = "level_groups"  # estimator that reads thinking levels and no alternative thoughts
 PREFIX = "algorithm.rlvcr"
 PLAIN_ESTIMATORS = {*names.AdvantageEstimator} - {
     *THINKING_ESTIMATORS
@@ -21,8 +22,9 @@ DEFAULT_DIVERSITY_W = 0.5  # weight of the level entropy in the published method
 def derive_method_keys(cfg: PPOConfig | SFTConfig) -> None:
     """Fill in the keys that are null: those of ``algorithm.rlvcr``, and ``env.levels``.
 
-    ``algorithm.rlvcr.enable`` becomes true for the estimators rlvcr and copo. ``env.levels`` gets
-    the same value. In a supervised run it becomes true if the demonstrations have levels.
+    ``algorithm.rlvcr.enable`` becomes true for the estimators rlvcr and copo, ``env.levels`` for
+    these and for level_groups. In a supervised run ``env.levels`` becomes true if the
+    demonstrations have levels.
     """
     if isinstance(cfg, SFTConfig):
         uses_levels = bool(value_at_path(cfg, "data.levels"))
@@ -35,7 +37,7 @@ def derive_method_keys(cfg: PPOConfig | SFTConfig) -> None:
             settings.thinking_diversity_w = DEFAULT_DIVERSITY_W if settings.enable else 0.0
         if settings.max_alternative_tokens is None:
             settings.max_alternative_tokens = cfg.env.max_turn_tokens
-        uses_levels = settings.enable
+        uses_levels = settings.enable or cfg.algorithm.adv_estimator == LEVEL_GROUPS
     if cfg.env.levels is None:
         cfg.env.levels = uses_levels
 
@@ -47,6 +49,9 @@ def check_method_keys(cfg: PPOConfig | SFTConfig, _ctx: CheckContext) -> Problem
         yield from _check_ignored_keys(cfg)
         yield from _check_alternatives(cfg)
         yield from _check_executed_credit(cfg)
+        yield from _check_posterior_credit(cfg)
+        yield from _check_group_prices(cfg)
+        yield from _check_success_tolerance(cfg)
         yield from _check_std_floors(cfg)
 
 
@@ -58,6 +63,9 @@ def _check_switches(cfg: PPOConfig) -> Problems:
         yield build_problem(cfg, f"{PREFIX}.enable", why, "true or null", "leave it unset")
     if settings.enable and not cfg.env.levels:
         why = "thinking advantages need a policy that chooses thinking levels"
+        yield build_problem(cfg, "env.levels", why, "true or null", "leave env.levels unset")
+    if name == LEVEL_GROUPS and not cfg.env.levels:
+        why = "level_groups compares thoughts of a policy that chooses thinking levels"
         yield build_problem(cfg, "env.levels", why, "true or null", "leave env.levels unset")
     if settings.level_bonus_w and name == "copo":
         why = "copo multiplies advantages and adds nothing"
@@ -122,7 +130,7 @@ def _check_alternatives(cfg: PPOConfig) -> Problems:
 
 def _check_executed_credit(cfg: PPOConfig) -> Problems:
     settings = method_settings(cfg.algorithm)
-    if not settings.enable or settings.credit == "scored":
+    if not settings.enable or settings.credit not in ("executed", "corrected"):
         return
     key = f"{PREFIX}.credit"
     if cfg.algorithm.adv_estimator == "copo" or settings.combine == "reweight":
@@ -153,6 +161,73 @@ def _check_executed_credit(cfg: PPOConfig) -> Problems:
         yield build_problem(cfg, key, why, "scored", f"{key}=scored, or remove {changed}")
 
 
+def _check_posterior_credit(cfg: PPOConfig) -> Problems:
+    settings = method_settings(cfg.algorithm)
+    if not settings.enable or settings.credit != "posterior":
+        return
+    rollout = cfg.actor_rollout_ref.rollout
+    restricted_keys: dict[str, tuple[object, object]] = {
+        "algorithm.adv_estimator": (cfg.algorithm.adv_estimator, "rlvcr"),
+        f"{PREFIX}.combine": (settings.combine, "additive"),
+        f"{PREFIX}.alternatives": (settings.alternatives, "all"),
+        f"{PREFIX}.action_blind": (settings.action_blind, True),
+        f"{PREFIX}.permute": (settings.permute, False),
+        "actor_rollout_ref.rollout.temperature": (rollout.temperature, 1.0),
+        "actor_rollout_ref.rollout.top_p": (rollout.top_p, 1.0),
+        "actor_rollout_ref.rollout.top_k": (rollout.top_k, -1),
+    }
+    for key, (value, required) in restricted_keys.items():
+        if value != required:
+            why = (
+                f"{PREFIX}.credit=posterior needs the probability with which each level would have "
+                "given the sampled action, and adds no other thinking advantage"
+            )
+            yield build_problem(cfg, key, why, str(required), f"{key}={required}")
+    if settings.expand == "successes":
+        why = f"{PREFIX}.credit=posterior is not 0 in failed trajectories"
+        fix = f"{PREFIX}.expand=mixed_groups"
+        yield build_problem(cfg, f"{PREFIX}.expand", why, "all, mixed_groups", fix)
+
+
+def _check_group_prices(cfg: PPOConfig) -> Problems:
+    settings = method_settings(cfg.algorithm)
+    estimator = cfg.algorithm.adv_estimator
+    if settings.expand == "successes" and settings.enable and settings.combine != "success":
+        why = "without combine=success, failed trajectories have thinking advantages too"
+        fix = f"{PREFIX}.combine=success, or {PREFIX}.expand=all"
+        yield build_problem(cfg, f"{PREFIX}.expand", why, "all, mixed_groups", fix)
+    if settings.price_in != "group":
+        return
+    key = f"{PREFIX}.price_in"
+    if estimator in ("copo",) or not (settings.enable or estimator == LEVEL_GROUPS):
+        why = f"{estimator} adds no token prices to its advantages"
+        fix = "algorithm.adv_estimator=rlvcr or level_groups"
+        yield build_problem(cfg, key, why, "all, won, gate", fix)
+    if settings.combine == "reweight" and settings.enable:
+        why = "combine=reweight multiplies advantages, and prices would be added"
+        yield build_problem(cfg, key, why, "all, won", f"{PREFIX}.combine=success")
+    if settings.cost_coef:
+        why = "price_in=group has no price per token"
+        fix = f"{PREFIX}.cost_coef=0, or {key}=won"
+        yield build_problem(cfg, f"{PREFIX}.cost_coef", why, "0", fix)
+
+
+def _check_success_tolerance(cfg: PPOConfig) -> Problems:
+    if cfg.algorithm.success_tolerance is None:
+        return
+    settings = method_settings(cfg.algorithm)
+    has_price = settings.enable and (settings.cost_coef or settings.price_in == "group")
+    reward_kwargs = cfg.reward_model.reward_kwargs
+    has_reward_price = any(
+        reward_kwargs.get(name) for name in ("token_price", "relative_token_price")
+    )
+    if not (has_price or has_reward_price or cfg.algorithm.adv_estimator == LEVEL_GROUPS):
+        why = "no token has a price, so the factor of the prices has no effect"
+        fix = f"{PREFIX}.price_in=group, or reward_model.reward_kwargs.relative_token_price=0.5"
+        key = "algorithm.success_tolerance"
+        yield build_problem(cfg, key, why, "null", fix)
+
+
 def _return_modifying_keys(cfg: PPOConfig) -> list[str]:
     """Return the set config keys that change the return of a trajectory after the rollout."""
     reward = cfg.reward_model
@@ -162,12 +237,13 @@ def _return_modifying_keys(cfg: PPOConfig) -> list[str]:
             cfg.actor_rollout_ref.actor.use_invalid_action_penalty
         ),
         "algorithm.use_kl_in_reward": cfg.algorithm.use_kl_in_reward,
+        "algorithm.success_tolerance": cfg.algorithm.success_tolerance is not None,
         # A user-provided manager may change the return in any way.
         "reward_model.reward_manager": reward.reward_manager not in RETURN_PRESERVING_MANAGERS,
     }
     prices = {
         f"reward_model.reward_kwargs.{key}": reward.reward_kwargs.get(key)
-        for key in ("token_price", "overlong_len")
+        for key in ("token_price", "relative_token_price", "overlong_len")
     }
     return [key for key, changed in (changes | prices).items() if key and changed]
 
@@ -190,7 +266,9 @@ def list_added_columns(cfg: PPOConfig) -> dict[str, str]:
     """
     settings = method_settings(cfg.algorithm)
     enabling_override = "" if settings.enable else f"{PREFIX}.enable=true"
-    is_executed = settings.credit != "scored"
+    is_executed = settings.credit in ("executed", "corrected")
+    uses_prices = settings.enable and settings.price_in == "group"
+    is_level_groups = cfg.algorithm.adv_estimator == LEVEL_GROUPS
     uses_factors = settings.combine == "reweight" or cfg.algorithm.adv_estimator == "copo"
     factor_override = (
         ""
@@ -205,6 +283,9 @@ def list_added_columns(cfg: PPOConfig) -> dict[str, str]:
         "thinking_executed": ""
         if enabling_override == "" and is_executed
         else f"{PREFIX}.credit=executed",
+        "thinking_group_price": ""
+        if uses_prices or is_level_groups
+        else "algorithm.adv_estimator=level_groups",
     }
 
 
@@ -218,7 +299,7 @@ def bound_sampled_tokens(cfg: PPOConfig, steps: int) -> dict[str, int]:
     steps_scored = steps * settings.step_fraction
     tokens = int(steps_scored * thoughts * settings.max_alternative_tokens)
     token_bounds = {} if settings.credit == "executed" else {"alternative thoughts": tokens}
-    if settings.credit != "scored":
+    if settings.credit in ("executed", "corrected"):
         # The bound holds where every branch continues to the last turn.
         turns = steps * settings.executed_share * cfg.env.max_steps
         token_bounds["executed alternatives"] = int(turns * cfg.env.max_turn_tokens)

@@ -54,6 +54,7 @@ __all__ = [
     "compute_copo_outcome_advantage",
     "compute_credit_metrics",
     "compute_level_count_bonus",
+    "compute_level_groups_outcome_advantage",
     "compute_level_metrics",
     "compute_reweight_factors",
     "compute_rlvcr_outcome_advantage",
@@ -173,6 +174,7 @@ _RLVCR_INPUTS = {
         "thinking_reweight": "thinking_reweight?",
         "thinking_level_bonus": "thinking_level_bonus?",
         "thinking_executed": "thinking_executed?",
+        "thinking_group_price": "thinking_group_price?",
         "success": "won?",
     },
     params={
@@ -199,6 +201,7 @@ def compute_rlvcr_outcome_advantage(
     thinking_reweight: PerToken | None = None,
     thinking_level_bonus: PerToken | None = None,
     thinking_executed: PerToken | None = None,
+    thinking_group_price: PerToken | None = None,
     success: Sequence[bool] | np.ndarray | Tensor | None = None,
     price_in: str = "all",
     epsilon: float = 1e-6,
@@ -211,7 +214,8 @@ def compute_rlvcr_outcome_advantage(
 
     ``thinking_reweight [B, R]`` holds the factors of ``combine="reweight"``, 0 elsewhere.
     ``thinking_level_bonus [B, R]`` is added in all rows. ``thinking_executed [B, R]``, credit from
-    replays at another level, is added in all rows with weight ``step_advantage_w``.
+    replays at another level, and ``thinking_group_price [B, R]``, token prices relative to other
+    successes, are added in all rows with weight ``step_advantage_w``.
 
     ``success [B]`` marks the rows of successful trajectories (default: return above 0). ``mode``
     normalises returns in their group as GRPO does; ``mean_norm`` does not divide.
@@ -236,9 +240,10 @@ def compute_rlvcr_outcome_advantage(
         price_share=thinking_token_costs.float() * sampled,
         price_in=price_in,
     )
-    if thinking_executed is not None:
-        # Differences of returns already contain the outcome, so ``combine`` does not apply.
-        advantages = advantages + step_advantage_w * thinking_executed.float() * sampled
+    # Both already contain the outcome, so ``combine`` does not apply.
+    for addend in (thinking_executed, thinking_group_price):
+        if addend is not None:
+            advantages = advantages + step_advantage_w * addend.float() * sampled
     # Added after ``combine``: rare levels get the bonus in all trajectories.
     if thinking_level_bonus is not None:
         advantages = advantages + thinking_level_bonus * sampled
@@ -250,6 +255,42 @@ def _read_success(success: Sequence[bool] | np.ndarray | Tensor | None, scores: 
     if success is None:
         return scores > 0
     return torch.as_tensor(np.asarray(success).astype(bool), device=scores.device)
+
+
+@register_adv_est(
+    "level_groups",
+    inputs=_RLVCR_INPUTS | {"thinking_group_price": "thinking_group_price"},
+    params={
+        "step_advantage_w": "algorithm.rlvcr.step_advantage_w",
+        "mode": "algorithm.rlvcr.mode",
+    },
+    metrics=compute_credit_metrics,
+)
+def compute_level_groups_outcome_advantage(
+    token_level_rewards: PerToken,
+    response_mask: TokenMask,
+    index: Ids,
+    traj_index: Ids,
+    thinking_group_price: PerToken,
+    step_advantage_w: float = 1.0,
+    mode: str = "mean_norm",
+    epsilon: float = 1e-6,
+) -> tuple[PerToken, PerToken]:
+    """Add ``step_advantage_w`` times ``thinking_group_price [B, R]`` to the trajectory advantage.
+
+    No alternative thought is sampled or scored; see ``rlvcr.level_groups``. Other arguments and
+    results as in ``compute_rlvcr_outcome_advantage``.
+    """
+    trajectory = _compute_trajectory_advantage(
+        token_level_rewards.double().sum(-1),
+        response_mask,
+        index,
+        traj_index,
+        mode,
+        epsilon,
+    )
+    prices = thinking_group_price.float() * response_mask.float()
+    return trajectory + step_advantage_w * prices, trajectory
 
 
 @register_adv_est(

@@ -1,6 +1,7 @@
 """Score requests for the turns of rows, and the table of their results with one line per turn.
 
-S is the number of turns of all rows; level k is column k - 1.
+S is the number of turns of all rows; level k is column k - 1. A request with label k asks for the
+action after a thought of level k. With posterior credit, ``DIGIT_LABEL + k`` asks for digit k.
 """
 
 from collections import Counter
@@ -15,6 +16,8 @@ from rlvcr.levels import LEVELS, ParsedTurn
 from rlvcr.thinking import select_score
 from verl.protocol import object_array
 from verl.records import Branch, SegmentScore, Span
+
+DIGIT_LABEL = 10  # added to the label of a level digit
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +35,18 @@ class RowTurn:
     alternatives: TurnAlternatives | None = None
     num_forced: int = 0
     executed_credit: float | None = None
+
+    @property
+    def samples_level(self) -> bool:
+        """True if the policy chose the level of this parsed turn."""
+        return not self.num_forced and self.parsed.level_span is not None
+
+    @property
+    def digit_position(self) -> int:
+        """Index of the level digit in ``token_ids``. Raises ``ValueError`` without one."""
+        if self.parsed.level_span is None:
+            raise ValueError(f"turn {self.step} has no level digit")
+        return self.parsed.level_span[0]
 
     def credit_spans(self, offset: int, with_end: bool = False) -> list[tuple[int, int]]:
         """Return the token ranges that get the thinking advantage, shifted by ``offset``.
@@ -66,7 +81,8 @@ class ScoredTurns:
 
     ``row_indices[s]``: row of turn s. ``entries[s]``: its scores by level. ``scores``, ``is_valid``
     (context exists) and ``costs`` (thought tokens) are [S, 4]. ``chosen`` [S]: column of the chosen
-    level, -1 for an unparsed turn.
+    level, -1 for an unparsed turn. ``action_log_probs`` [S, 4] are sums over the action's tokens.
+    ``level_log_probs`` [S, 4] are of the level digits, 0 where not requested.
     """
 
     row_indices: list[int]
@@ -76,13 +92,18 @@ class ScoredTurns:
     is_valid: torch.Tensor
     costs: torch.Tensor
     chosen: torch.Tensor
+    action_log_probs: torch.Tensor
+    level_log_probs: torch.Tensor
 
 
-def build_queries(rows: Sequence[Sequence[RowTurn]]) -> tuple[np.ndarray, np.ndarray]:
+def build_queries(
+    rows: Sequence[Sequence[RowTurn]], digit_ids: Sequence[int] = ()
+) -> tuple[np.ndarray, np.ndarray]:
     """Return the columns ``branches`` and ``spans`` [B], which ``compute_log_prob`` scores.
 
     A span is the action in its row. A branch is the same action after an alternative thought. An
-    unparsed turn has neither; a turn without alternative thoughts has only a span.
+    unparsed turn has neither; a turn without alternative thoughts has only a span. With the tokens
+    ``digit_ids`` of the four levels, a span and three branches per turn also score the digits.
     """
     branches: list[list[Branch]] = []
     spans: list[list[Span]] = []
@@ -90,6 +111,10 @@ def build_queries(rows: Sequence[Sequence[RowTurn]]) -> tuple[np.ndarray, np.nda
         parsed_turns = [step for step in turns if step.parsed.failure is None]
         spans.append([_build_span(step) for step in parsed_turns])
         branches.append([branch for step in parsed_turns for branch in _build_branches(step)])
+        for step in parsed_turns if digit_ids else []:
+            if step.samples_level and step.alternatives is not None:
+                spans[-1].append(_build_digit_span(step))
+                branches[-1] += _build_digit_branches(step, digit_ids)
     return object_array(branches), object_array(spans)
 
 
@@ -114,6 +139,22 @@ def _build_branches(turn: RowTurn) -> list[Branch]:
             label=thought.level,
         )
         for thought in turn.alternatives.thoughts
+    ]
+
+
+def _build_digit_span(turn: RowTurn) -> Span:
+    level, _ = turn.parsed.level_and_score_span
+    start = turn.start + turn.digit_position
+    return Span(start, start + 1, step=turn.step, label=DIGIT_LABEL + level)
+
+
+def _build_digit_branches(turn: RowTurn, digit_ids: Sequence[int]) -> list[Branch]:
+    """Return a branch of one token for each level digit that was not sampled."""
+    start = turn.start + turn.digit_position
+    return [
+        Branch(start, [digit_ids[level - 1]], step=turn.step, label=DIGIT_LABEL + level)
+        for level in LEVELS
+        if level != turn.parsed.level
     ]
 
 
@@ -147,10 +188,16 @@ def build_score_table(
         is_valid=torch.zeros(shape, dtype=torch.bool),
         costs=torch.zeros(shape, dtype=torch.float64),
         chosen=torch.full((len(turns),), -1, dtype=torch.long),
+        action_log_probs=torch.zeros(shape, dtype=torch.float64),
+        level_log_probs=torch.zeros(shape, dtype=torch.float64),
     )
     for s, (step, turn_scores) in enumerate(zip(turns, entries, strict=True)):
         thoughts = step.thoughts_by_level()
+        for label in [label for label in turn_scores if label > DIGIT_LABEL]:
+            digit_score = turn_scores.pop(label)
+            table.level_log_probs[s, label - DIGIT_LABEL - 1] = digit_score.logprob
         for level, entry in turn_scores.items():
+            table.action_log_probs[s, level - 1] = entry.logprob * entry.num_tokens
             _, tokens = thoughts[level]
             table.scores[s, level - 1] = select_score(entry, score)
             table.is_valid[s, level - 1] = True

@@ -28,7 +28,9 @@ from rlvcr.core_rlvcr import (
     compute_token_cost,
     place_turn_values,
 )
+from rlvcr.level_groups import TokenComparison, compare_with_successes
 from rlvcr.levels import LevelCodec
+from rlvcr.posterior import compute_level_posterior, subtract_expected_price
 from rlvcr.records import ThinkingTurnRecord, ThoughtContext
 from rlvcr.research.executed import join_credit
 from rlvcr.score_table import (
@@ -42,7 +44,17 @@ from rlvcr.settings import RLVCRSettings, method_settings
 from verl.algos.groups import merge_rows_to_trajectories
 from verl.config.schema import PPOConfig
 from verl.protocol import DataProto, object_array
-from verl.records import BRANCHES, SPANS, ChoiceEntropyBonus, SegmentScore
+from verl.records import (
+    BRANCHES,
+    CHOICE_CREDIT,
+    CHOICE_MASK,
+    CHOICE_OLD_LOG_PROBS,
+    CHOICE_POSTERIOR,
+    PRICE_MULTIPLIER,
+    SPANS,
+    Choice,
+    SegmentScore,
+)
 from verl.utils.seeds import derive_seed
 
 __all__ = [
@@ -61,15 +73,19 @@ TURNS_COLUMN = "thinking_steps"  # column [B]: turns of the row; removed when sc
 DROPPED_LENGTH_METRIC = "rlvcr/dropped_length"  # share of sampled thoughts cut by the length limit
 MAX_DROPPED_SHARE = 0.05
 EXECUTED_COLUMN = "thinking_executed"  # column [B, R]: credit from replays with another level
+GROUP_PRICE_COLUMN = "thinking_group_price"  # column [B, R]: see ``rlvcr.level_groups``
 ROUNDING_ERROR = 1e-9  # relative rounding error of a variance in float64
 
 
-def add_score_requests(data: DataProto, rows: Sequence[Sequence[RowTurn]]) -> None:
+def add_score_requests(
+    data: DataProto, rows: Sequence[Sequence[RowTurn]], digit_ids: Sequence[int] = ()
+) -> None:
     """Add the columns ``branches`` and ``spans`` for ``rows``, the turns of each row of ``data``.
 
-    Also adds the turns themselves, which ``add_thinking_columns`` needs.
+    Also adds the turns themselves, which ``add_thinking_columns`` needs. With ``digit_ids``, the
+    tokens of the four levels, the digits are scored too.
     """
-    branches, spans = build_queries(rows)
+    branches, spans = build_queries(rows, digit_ids)
     data.non_tensor_batch |= {BRANCHES: branches, SPANS: spans, TURNS_COLUMN: object_array(rows)}
 
 
@@ -82,21 +98,49 @@ def add_thinking_columns(data: DataProto, config: PPOConfig) -> DataProto:
     ``thinking_reweight`` and ``thinking_executed``, all [B, R]. Scores are added to the turn
     records, metrics ``rlvcr/*`` to ``meta_info["metrics"]``. Returns ``data``.
     """
-    rlvcr = method_settings(config.algorithm)
+    multiplier = data.meta_info.get(PRICE_MULTIPLIER, 1.0)
+    rlvcr = _with_price(method_settings(config.algorithm), multiplier)
     names = (BRANCHES, SPANS, TURNS_COLUMN, "branch_scores", "span_scores")
     branches, _, rows, branch_scores, span_scores = map(data.non_tensor_batch.pop, names)
     table = build_score_table(list(rows), list(branch_scores), list(span_scores), rlvcr.score)
     is_success = torch.as_tensor(data.non_tensor_batch["won"][table.row_indices].astype(bool))
     # With price_in=won only thoughts of successful trajectories have a token cost.
     costs = table.costs * is_success.unsqueeze(-1) if rlvcr.price_in == "won" else table.costs
-    credit = _compute_credit(table, costs, rlvcr)
+    prices = compute_token_cost(costs, rlvcr.cost_coef, rlvcr.cost_max)
+    metrics = data.meta_info.setdefault("metrics", {})
+    if rlvcr.price_in == "group":
+        prices = multiplier * add_group_prices(data, rows, rlvcr).compute_prices(table.costs)
+    if rlvcr.credit == "posterior":
+        credit = _add_posterior_credit(data, table, prices, rlvcr)
+    else:
+        credit = _compute_credit(table, costs, rlvcr)
     first_traj_uid = str(data.non_tensor_batch["traj_uid"][0])
     seed = derive_seed("permute", config.actor_rollout_ref.rollout.seed, first_traj_uid)
     if rlvcr.permute:
         credit = _permute_credit(credit, table, is_success, seed)
-    metrics = data.meta_info.setdefault("metrics", {})
-    if rlvcr.credit != "scored":
+    if rlvcr.credit in ("executed", "corrected"):
         credit = _join_executed_credit(credit, table, data, is_success, rlvcr, seed, metrics)
+    _add_credit_columns(data, table, credit, config)
+    _add_to_records(data, table, prices, credit)
+    branch_tokens = sum(len(branch.token_ids) for row in branches for branch in row)
+    row_tokens = int(data.batch["attention_mask"].sum())
+    metrics.update(compute_scoring_metrics(table, credit.advantage))
+    metrics["rlvcr/branch_tokens_ratio"] = branch_tokens / max(row_tokens, 1)
+    _warn_about_dropped(metrics)
+    return data
+
+
+def _with_price(rlvcr: RLVCRSettings, multiplier: float) -> RLVCRSettings:
+    """Return ``rlvcr`` with ``cost_coef`` times ``multiplier``; 0 with ``price_in=group``."""
+    cost_coef = 0.0 if rlvcr.price_in == "group" else multiplier * rlvcr.cost_coef
+    return rlvcr.model_copy(update={"cost_coef": cost_coef})
+
+
+def _add_credit_columns(
+    data: DataProto, table: ScoredTurns, credit: "_Credit", config: PPOConfig
+) -> None:
+    """Add the token columns of ``credit`` and of the level count bonus."""
+    rlvcr = method_settings(config.algorithm)
     columns = {
         "thinking_level_entropies": credit.advantage,
         "thinking_token_costs": credit.price_share,
@@ -110,6 +154,12 @@ def add_thinking_columns(data: DataProto, config: PPOConfig) -> DataProto:
     offsets = _response_offsets(data, table.row_indices, table.turns)
     turns = list(zip(table.turns, offsets, strict=True))
     spans = [step.credit_spans(offset, rlvcr.credit_end) for step, offset in turns]
+    if credit.has_posterior is not None:
+        # The column choice_credit holds the credit of these digits.
+        spans = [
+            turn_spans[1:] if has_posterior else turn_spans
+            for turn_spans, has_posterior in zip(spans, credit.has_posterior, strict=True)
+        ]
     for key, values in columns.items():
         data.batch[key] = _scatter_to_tokens(data, table.row_indices, spans, values)
     if credit.executed is not None:
@@ -118,13 +168,111 @@ def add_thinking_columns(data: DataProto, config: PPOConfig) -> DataProto:
         data.batch[EXECUTED_COLUMN] = _scatter_to_tokens(
             data, table.row_indices, spans, credit.executed
         )
-    _add_to_records(data, table, compute_token_cost(costs, rlvcr.cost_coef, rlvcr.cost_max), credit)
-    branch_tokens = sum(len(branch.token_ids) for row in branches for branch in row)
-    row_tokens = int(data.batch["attention_mask"].sum())
-    metrics.update(compute_scoring_metrics(table, credit.advantage))
-    metrics["rlvcr/branch_tokens_ratio"] = branch_tokens / max(row_tokens, 1)
-    _warn_about_dropped(metrics)
-    return data
+
+
+def _add_posterior_credit(
+    data: DataProto, table: ScoredTurns, prices: torch.Tensor, rlvcr: RLVCRSettings
+) -> "_Credit":
+    """Add the columns of ``verl.records.Choice``, and return the token prices of the thoughts.
+
+    ``prices`` [S, 4] are in units of the advantage. Level digits without alternative thoughts have
+    no posterior; they get the trajectory advantage.
+    """
+    has_posterior = torch.tensor(
+        [step.samples_level and step.alternatives is not None for step in table.turns]
+    ) & (table.chosen >= 0)
+    posterior = compute_level_posterior(
+        table.level_log_probs, table.action_log_probs, table.is_valid
+    ) * has_posterior.unsqueeze(-1)
+    if rlvcr.price_in != "group":
+        prices = subtract_expected_price(prices, table.level_log_probs, table.is_valid)
+    offsets = _response_offsets(data, table.row_indices, table.turns)
+    digits = [
+        step.credit_spans(offset)[:1] if flag else []
+        for step, offset, flag in zip(table.turns, offsets, has_posterior.tolist(), strict=True)
+    ]
+    columns = {
+        CHOICE_POSTERIOR: posterior,
+        CHOICE_CREDIT: -rlvcr.step_advantage_w * posterior * prices,
+        CHOICE_OLD_LOG_PROBS: table.level_log_probs,
+    }
+    for key, values in columns.items():
+        per_level = [
+            _scatter_to_tokens(data, table.row_indices, digits, level_values)
+            for level_values in values.float().unbind(-1)
+        ]
+        data.batch[key] = torch.stack(per_level, dim=-1)
+    data.meta_info["metrics"] |= _compute_posterior_metrics(table, posterior, has_posterior)
+    column = table.chosen.clamp(min=0).unsqueeze(-1)
+    chosen_price = prices.gather(-1, column).squeeze(-1) * has_posterior
+    if rlvcr.price_in == "group":
+        chosen_price = torch.zeros_like(chosen_price)  # thinking_group_price holds these prices
+    share = -chosen_price.float()
+    return _Credit(share, share, torch.ones_like(share), has_posterior=has_posterior)
+
+
+def _compute_posterior_metrics(
+    table: ScoredTurns, posterior: torch.Tensor, has_posterior: torch.Tensor
+) -> dict[str, float]:
+    """Return the mean posterior of the chosen level, and its mean distance from the policy."""
+    if not has_posterior.any():
+        return {}
+    chosen = posterior[has_posterior].gather(-1, table.chosen[has_posterior].unsqueeze(-1))
+    policy = table.level_log_probs[has_posterior].softmax(-1)
+    distance = (posterior[has_posterior] - policy).abs().sum(-1) / 2
+    return {
+        "rlvcr/posterior_of_chosen": chosen.mean().item(),
+        "rlvcr/posterior_shift": distance.mean().item(),
+    }
+
+
+def add_group_prices(
+    data: DataProto, rows: Sequence[Sequence[RowTurn]], rlvcr: RLVCRSettings
+) -> TokenComparison:
+    """Add ``thinking_group_price`` [B, R]: minus the price of a turn's tokens in its level group.
+
+    It is placed on level digit, thought and, with ``credit_end``, the end of the thought. Digits
+    with a posterior are left out: ``choice_credit`` holds their prices. ``rows`` are the turns of
+    each row. Returns the comparison of all turns.
+    """
+    row_indices = [row_index for row_index, row in enumerate(rows) for _ in row]
+    turns = [step for row in rows for step in row]
+    columns = data.non_tensor_batch
+    # In the order of ``turns``: both were built from the turns of each row.
+    anchors = [anchor for row in columns["anchor_obs"] for anchor in row]
+    uids = [columns["uid"][row] for row in row_indices]
+    tokens = torch.tensor([step.parsed.thought_tokens for step in turns], dtype=torch.float64)
+    is_compared = torch.tensor(
+        [
+            bool(columns["won"][row]) and step.parsed.failure is None
+            for row, step in zip(row_indices, turns, strict=True)
+        ],
+        dtype=torch.bool,
+    )
+    comparison = compare_with_successes(
+        tokens,
+        is_compared,
+        list(zip(uids, anchors, strict=True)),
+        [columns["traj_uid"][row] for row in row_indices],
+    )
+    prices = data.meta_info.get(PRICE_MULTIPLIER, 1.0) * comparison.compute_prices(tokens)
+    first = [
+        1 if rlvcr.credit == "posterior" and step.samples_level and step.alternatives else 0
+        for step in turns
+    ]
+    offsets = _response_offsets(data, row_indices, turns)
+    spans = [
+        step.credit_spans(offset, rlvcr.credit_end)[start:]
+        for step, offset, start in zip(turns, offsets, first, strict=True)
+    ]
+    data.batch[GROUP_PRICE_COLUMN] = _scatter_to_tokens(data, row_indices, spans, -prices.float())
+    data.meta_info.setdefault("metrics", {}).update(
+        {
+            "rlvcr/group_price_share": comparison.has_partner.double().mean().item(),
+            "rlvcr/group_price_abs_mean": prices.abs().mean().item(),
+        }
+    )
+    return comparison
 
 
 def add_level_entropy_bonus(
@@ -132,7 +280,7 @@ def add_level_entropy_bonus(
 ) -> None:
     """Add the columns with which the actor's loss rewards entropy over the four level digits.
 
-    They are ``choice_mask`` [B, R], which is 1 on each sampled level digit, and ``choice_bonus`` in
+    They are ``choice_mask`` [B, R], which is 1 on each sampled level digit, and ``choice`` in
     ``meta_info``, with the digit tokens and the weight.
     """
     row_indices = [row_index for row_index, row in enumerate(rows) for _ in row]
@@ -144,11 +292,9 @@ def add_level_entropy_bonus(
         for step, offset in zip(turns, offsets, strict=True)
     ]
     mask = _scatter_to_tokens(data, row_indices, digit_spans, torch.ones(len(turns)))
-    data.batch["choice_mask"] = mask.long()
+    data.batch[CHOICE_MASK] = mask.long()
     weight = rlvcr.thinking_diversity_w
-    data.meta_info["choice_bonus"] = ChoiceEntropyBonus(
-        tuple(codec.digit_ids), weight, name="level"
-    )
+    data.meta_info["choice"] = Choice(tuple(codec.digit_ids), weight, name="level")
 
 
 def _warn_about_dropped(metrics: Mapping[str, float]) -> None:
@@ -168,13 +314,15 @@ class _Credit(NamedTuple):
 
     ``price_share``: the part of ``advantage`` due to token cost. ``factor``: factor of the
     trajectory advantage with ``combine=reweight``. ``executed``: credit from replays with another
-    level, added to ``advantage`` later; None if ``algorithm.rlvcr.credit`` is ``scored``.
+    level, added to ``advantage`` later; None without replays. ``has_posterior``: the credit of the
+    digit is in ``choice_credit``; None unless ``algorithm.rlvcr.credit`` is ``posterior``.
     """
 
     advantage: torch.Tensor
     price_share: torch.Tensor
     factor: torch.Tensor
     executed: torch.Tensor | None = None
+    has_posterior: torch.Tensor | None = None
 
 
 def _compute_credit(table: ScoredTurns, costs: torch.Tensor, rlvcr: RLVCRSettings) -> _Credit:

@@ -55,8 +55,9 @@ class RLVCRSettings(Section):
     cost_max: PositiveInt = 64
     """number of thought tokens above which the token cost stays constant"""
     price_in: PriceRule = "all"
-    """trajectories whose thoughts have a token cost: all, or only successful ones; gate: all, but
-    behind the gate of combine, which reverses the sign where A_traj is negative
+    """trajectories whose thoughts have a token cost: all, or only successful ones (won); gate: all,
+    but behind the gate of combine, which reverses the sign where A_traj is negative; group: the
+    cost is relative to the group's other successes in the same state, without cost_coef
     """
     std_floor: NonNegative = 0.1
     """smallest std of scores that mean_std_norm divides by"""
@@ -67,10 +68,11 @@ class RLVCRSettings(Section):
     permute: bool = False
     """control: shuffle thinking advantages among the scored turns of the batch"""
     credit: CreditRule = "scored"
-    """source of the thinking advantage: scored (scores of the turn's action), executed (at a share
-    of the turns another level is forced in the replayed state, the episode continues to its end,
-    and the returns are compared), corrected (executed, and scores at all other turns, scaled by
-    their agreement with the executed turns)
+    """source of the thinking advantage: scored (scores of the turn's action), posterior (the
+    level's gradient is averaged over the levels, by their probability given the action), executed
+    (at a share of the turns another level is forced in the replayed state, the episode continues to
+    its end, and the returns are compared), corrected (executed, and scores at all other turns,
+    scaled by their agreement with the executed turns)
     """
     executed_share: Share = 0.25
     """share of the turns at which another level is executed, with credit=executed or corrected"""
@@ -82,8 +84,14 @@ class RLVCRSettings(Section):
     """thoughts sampled per turn: the three other levels or one of them"""
     action_blind: bool = True
     """alternative thoughts do not see the action; false is for comparison"""
-    expand: Literal["all", "mixed_groups"] = "all"
-    """groups whose turns get alternative thoughts"""
+    expand: Literal["all", "mixed_groups", "successes"] = "all"
+    """turns that get alternative thoughts: all, those of groups whose returns differ, or those of
+    successful trajectories; the latter two are sampled after the rollout of a group
+    """
+    share_thoughts: bool = False
+    """sample one alternative thought per level for all members of a group with the same prompt,
+    after the rollout of the group
+    """
     step_fraction: Share = 1.0
     """share of turns that get alternative thoughts"""
     max_alternative_tokens: Derived[PositiveInt] = NULL

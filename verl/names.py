@@ -44,8 +44,8 @@ History = Literal["append", "window"]
 
 
 # Built-in advantage estimators. True: it compares trajectories of one task, so it needs groups of
-# several. The package ``rlvcr`` registers ``rlvcr`` and ``copo``. Users register theirs with
-# ``register_adv_est``.
+# several. The package ``rlvcr`` registers ``rlvcr``, ``copo`` and ``level_groups``. Users register
+# theirs with ``register_adv_est``.
 ESTIMATORS: dict[str, bool] = {
     "gae": False,
     "grpo": True,
@@ -62,6 +62,7 @@ ESTIMATORS: dict[str, bool] = {
     "hgpo": True,
     "rlvcr": True,
     "copo": True,
+    "level_groups": True,
 }
 # Public name: ``AdvantageEstimator.GRPO == "grpo"``, for each built-in estimator.
 AdvantageEstimator: Any = StrEnum("AdvantageEstimator", [(n.upper(), n) for n in ESTIMATORS])

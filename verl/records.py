@@ -2,7 +2,7 @@
 
     collector ──StepRecord──▶ method ──StepRecord──▶ rewards, rollout log, report
     method ──Branch, Span──▶ training workers ──SegmentScore──▶ method
-    method ──ChoiceEntropyBonus──▶ actor
+    method ──Choice──▶ actor
     training workers ──WrittenFiles──▶ checkpoints
     actor ──WeightFingerprints──▶ trainer
 
@@ -18,6 +18,11 @@ INFO_NUMBERS = "info_numbers"  # column [B]: dict of the numbers in the environm
 MESSAGES = "messages"  # column [B]: the conversation of a trajectory, in its last row
 MODEL_SCORES = "rm_scores"  # column [B]: score of the conversation by a reward model, else NaN
 CORRECTION_WEIGHTS = "rollout_is_weights"  # column [B, R]: weight of a token in the loss
+CHOICE_MASK = "choice_mask"  # column [B, R]: 1 at tokens that are a choice among K tokens
+CHOICE_POSTERIOR = "choice_posterior"  # column [B, R, K]: see ``Choice``
+CHOICE_CREDIT = "choice_credit"  # column [B, R, K]: see ``Choice``
+CHOICE_OLD_LOG_PROBS = "choice_old_log_probs"  # column [B, R, K]: see ``Choice``
+PRICE_MULTIPLIER = "price_multiplier"  # key of meta_info: factor of all token prices of the batch
 BRANCHES = "branches"  # column [B]: the ``Branch`` objects to be scored for the row
 SPANS = "spans"  # column [B]: the ``Span`` objects to be scored for the row
 PROFILE = "profile"  # key of meta_info: the ``ProfileRequest`` of a call that is profiled
@@ -135,12 +140,16 @@ class SegmentScore:
 
 
 @dataclass(frozen=True, slots=True)
-class ChoiceEntropyBonus:
-    """Entropy bonus in the actor's loss for a choice among a few tokens.
+class Choice:
+    """Choice among the K tokens ``token_ids``, made where ``choice_mask`` [B, R] is 1.
 
-    The bonus is ``weight`` times the entropy of the policy's distribution restricted to
-    ``token_ids``, where ``choice_mask`` [B, R] of the batch is 1. Its metric is
-    ``actor/<name>_entropy``.
+    The actor's loss subtracts ``weight`` times the entropy of the policy restricted to these
+    tokens. The metric of that entropy is ``actor/<name>_entropy``.
+
+    The columns ``choice_posterior``, ``choice_credit`` and ``choice_old_log_probs`` are optional.
+    With r_k, the ratio of new to old probability of token k, they change the loss as follows.
+    ``choice_posterior``: the ratio of the sampled token becomes ``sum_k posterior_k r_k`` where the
+    posterior is not 0. ``choice_credit``: PPO's clipped loss of ``sum_k credit_k r_k`` is added.
     """
 
     token_ids: tuple[int, ...]

@@ -25,6 +25,7 @@ from agent_system.multi_turn_rollout.engine_client import (
     RolloutWorkerHandle,
     TokenSource,
 )
+from agent_system.multi_turn_rollout.group_alternatives import generate_group_alternatives
 from agent_system.multi_turn_rollout.packing import select_trajectories
 from agent_system.multi_turn_rollout.partial_rollouts import GroupsInFlight
 from agent_system.multi_turn_rollout.policy_sampler import PolicySampler
@@ -34,7 +35,6 @@ from agent_system.multi_turn_rollout.trajectory_generator import (
     RolloutContext,
     TrajectoryGenerator,
     gather_or_cancel,
-    generate_alternative_thinking_levels,
 )
 from agent_system.tokens.bridge import ChatBridge
 from agent_system.tokens.tokenizer import ChatTokenizer
@@ -210,15 +210,14 @@ class CollectorWorker:
     ) -> list[Trajectory]:
         group = await gather_or_cancel(self._generate_one(context, spec) for spec in specs)
         alternatives = context.settings.alternatives
-        if alternatives is not None and alternatives.expand == "mixed_groups":
-            kept_trajectories = select_trajectories(group, self._env_config.on_abort)[0]
+        if alternatives is not None and alternatives.follows_rollout:
+            trajectories = select_trajectories(group, self._env_config.on_abort)[0]
+            if alternatives.expand == "successes":
+                trajectories = [trajectory for trajectory in trajectories if trajectory.won]
+            has_equal_returns = len({trajectory.reward for trajectory in trajectories}) < 2
             # With equal returns all group advantages are 0, so thoughts are not needed.
-            if len({trajectory.reward for trajectory in kept_trajectories}) > 1:
-                await gather_or_cancel(
-                    generate_alternative_thinking_levels(context, trajectory, turn)
-                    for trajectory in kept_trajectories
-                    for turn in trajectory.turns
-                )
+            if alternatives.expand != "mixed_groups" or not has_equal_returns:
+                await generate_group_alternatives(context, trajectories)
         return group
 
     async def _generate_one(self, context: RolloutContext, spec: RolloutSpec) -> Trajectory:

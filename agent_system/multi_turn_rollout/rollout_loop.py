@@ -55,11 +55,16 @@ from rlvcr.level_metrics import LevelCollapseDetector
 from rlvcr.levels import LevelCodec
 from rlvcr.research.audit import AuditPoint
 from rlvcr.research.level_rules import FREE_RULE, LevelRule
-from rlvcr.scoring import add_level_entropy_bonus, add_score_requests, add_thinking_columns
+from rlvcr.scoring import (
+    add_group_prices,
+    add_level_entropy_bonus,
+    add_score_requests,
+    add_thinking_columns,
+)
 from rlvcr.settings import method_settings
 from verl.config.schema import PPOConfig
 from verl.protocol import DataProto, object_array
-from verl.records import BRANCHES, MESSAGES, SPANS
+from verl.records import BRANCHES, MESSAGES, PRICE_MULTIPLIER, SPANS
 
 logger = logging.getLogger(__name__)
 MAX_REDRAWS = 3  # number of batches of other tasks after a batch in which every trajectory failed
@@ -274,6 +279,7 @@ class TrajectoryCollector:
         data, rows = self.gather_rollout_data(all_collected, chosen=differing or last_usable)
         data.meta_info["metrics"]["rollout/gen_batches"] = float(batches)
         data.meta_info["metrics"]["rollout/groups_with_spread"] = float(len(kept_groups))
+        data.meta_info[PRICE_MULTIPLIER] = gen_batch.meta_info.get(PRICE_MULTIPLIER, 1.0)
         self._add_level_columns(data, rows, actor_rollout_wg, thinking)
         return self._score_if_possible(data, actor_rollout_wg) if thinking else data
 
@@ -393,6 +399,7 @@ class TrajectoryCollector:
             all_collected.add(self._generate_batch(gen_batch, actor_rollout_wg, settings))
         data, rows = self.gather_rollout_data(all_collected)
         data.meta_info["tasks"] = gen_batch
+        data.meta_info[PRICE_MULTIPLIER] = gen_batch.meta_info.get(PRICE_MULTIPLIER, 1.0)
         self._add_level_columns(data, rows, actor_rollout_wg, thinking)
         return data, rows
 
@@ -453,13 +460,16 @@ class TrajectoryCollector:
                     "alternative thoughts need thinking levels; env.levels must be true or unset"
                 )
             return
-        if thinking and rlvcr.credit != "scored":
+        if thinking and rlvcr.credit in ("executed", "corrected"):
             self._execute_alternatives(data, rows, engines)
+        row_turns = build_row_turns(rows)
         if thinking or rlvcr.thinking_diversity_w:
-            row_turns = build_row_turns(rows)
             add_level_entropy_bonus(data, row_turns, rlvcr, self.codec)
-            if thinking:
-                add_score_requests(data, row_turns)
+        if thinking:
+            digit_ids = self.codec.digit_ids if rlvcr.credit == "posterior" else ()
+            add_score_requests(data, row_turns, digit_ids)
+        elif self.config.algorithm.adv_estimator == "level_groups":
+            add_group_prices(data, row_turns, rlvcr)
 
     def _score_if_possible(self, data: DataProto, workers: RolloutEngines) -> DataProto:
         """Add thinking advantages to ``data`` where ``workers`` can compute log-probs.

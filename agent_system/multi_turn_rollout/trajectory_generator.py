@@ -184,7 +184,8 @@ class TrajectoryGenerator:
         if context.codec is not None:
             turn.parsed = context.codec.parse_turn(ledger.token_ids[turn_start:])
         # Not awaited here, so that thoughts are sampled while the environment steps.
-        if context.alternatives is not None and context.alternatives.settings.expand == "all":
+        sampler = context.alternatives
+        if sampler is not None and not sampler.settings.follows_rollout:
             coroutine = generate_alternative_thinking_levels(context, self.trajectory, turn)
             self._thought_tasks.append(asyncio.create_task(coroutine))
         return turn

@@ -19,9 +19,10 @@ import numpy as np
 import torch
 
 from agent_system.reward_manager.registry import register
+from agent_system.reward_manager.relative_tokens import compute_relative_lengths
 from agent_system.reward_manager.scores import read_finite_number
 from verl.protocol import DataProto, object_array
-from verl.records import REWARD_PARTS
+from verl.records import PRICE_MULTIPLIER, REWARD_PARTS
 from verl.utils.limits import TimeLimit
 from verl.utils.torch_functional import find_last_selected
 
@@ -38,7 +39,8 @@ class EpisodeRewardManager:
 
     1. R is the episode's return, or the result of ``compute_score``.
     2. Token price: ``R (1 - token_price min(T, token_price_max) / token_price_max)``. It multiplies
-       R, so a trajectory with return 0 costs nothing.
+       R, so a trajectory with return 0 costs nothing. With ``relative_token_price`` instead:
+       ``R (1 - relative_token_price sigmoid(z))``, where z compares T with the group's successes.
     3. DAPO's overlong penalty (Yu et al., 2025):
        ``R - overlong_penalty clip((T - overlong_max) / overlong_len + 1, 0, 1)``.
     4. ``invalid_action_penalty`` is subtracted for each turn with an invalid action.
@@ -59,6 +61,7 @@ class EpisodeRewardManager:
         compute_score: ScoreFunction | None = None,
         token_price: float = 0.0,
         token_price_max: int = 0,
+        relative_token_price: float = 0.0,
         overlong_len: int = 0,
         overlong_max: int = 0,
         overlong_penalty: float = 1.0,
@@ -67,6 +70,12 @@ class EpisodeRewardManager:
             raise ValueError(
                 f"reward_model.reward_kwargs.token_price={token_price!r}: the largest share of a "
                 "return that tokens cost; allowed: 0 to 1; fix: token_price: 0.5"
+            )
+        if not 0 <= relative_token_price <= 1 or (relative_token_price and token_price):
+            raise ValueError(
+                f"reward_model.reward_kwargs.relative_token_price={relative_token_price!r}: the "
+                "largest share of a return that tokens cost, relative to the group's successes; "
+                "allowed: 0 to 1, without token_price; fix: relative_token_price: 0.5"
             )
         if token_price and token_price_max < 1:
             raise ValueError(
@@ -87,6 +96,7 @@ class EpisodeRewardManager:
         self.compute_score = compute_score
         self.token_price = token_price
         self.token_price_max = token_price_max
+        self.relative_token_price = relative_token_price
 
     def __call__(self, data: DataProto) -> torch.Tensor:
         """Return ``token_level_scores`` [B, R] float32.
@@ -125,10 +135,15 @@ class EpisodeRewardManager:
         outcome_of: dict[str, float] = {}
         timed_out: list[tuple[str, str]] = []  # trajectory and group
         outcomes_by_group: dict[str, list[float]] = defaultdict(list)  # by group
-        for traj, members in rows_of_trajectories(data).items():
+        rows_by_trajectory = rows_of_trajectories(data)
+        relative_lengths = (
+            compute_relative_lengths(data, rows_by_trajectory) if self.relative_token_price else {}
+        )
+        for traj, members in rows_by_trajectory.items():
             uid = data.non_tensor_batch["uid"][members[0]]
             try:
-                outcome_of[traj] = self._compute_outcome(data, members)
+                relative_length = relative_lengths.get(traj, 0.0)
+                outcome_of[traj] = self._compute_outcome(data, members, relative_length)
                 outcomes_by_group[uid].append(outcome_of[traj])
             except TimeLimit as error:
                 logger.warning("%s; the outcome is set to the mean of its group", error)
@@ -142,7 +157,7 @@ class EpisodeRewardManager:
             _fill_parts(data, {traj for traj, _ in timed_out})
         return [outcome_of[traj] for traj in data.non_tensor_batch["traj_uid"]]
 
-    def _compute_outcome(self, data: DataProto, rows: list[int]) -> float:
+    def _compute_outcome(self, data: DataProto, rows: list[int], relative_length: float) -> float:
         columns = data.non_tensor_batch
         # Count invalid actions in all rows of the trajectory: each row must get the same outcome.
         validity_flags = [is_valid for row in rows for is_valid in columns["is_action_valid"][row]]
@@ -150,9 +165,11 @@ class EpisodeRewardManager:
         if self.compute_score is not None:
             outcome = self._call_score_function(self.compute_score, data, rows)
         tokens = int(data.batch["response_mask"][rows].sum())
+        multiplier = data.meta_info.get(PRICE_MULTIPLIER, 1.0)
         if self.token_price:
             budget_share = min(tokens, self.token_price_max) / self.token_price_max
-            outcome = outcome * (1 - self.token_price * budget_share)
+            outcome = outcome * (1 - multiplier * self.token_price * budget_share)
+        outcome = outcome * (1 - multiplier * self.relative_token_price * relative_length)
         if self.overlong_len:
             overlong_share = (tokens - self.overlong_max) / self.overlong_len + 1
             outcome = outcome - self.overlong_penalty * min(max(overlong_share, 0.0), 1.0)

@@ -129,7 +129,7 @@ def play(history: History) -> dict:
     return {
         "tensors": {key: tensor.tolist() for key, tensor in sorted(data.batch.items())},
         "columns": columns,
-        "choice_token_ids": list(data.meta_info["choice_bonus"].token_ids),
+        "choice_token_ids": list(data.meta_info["choice"].token_ids),
     }
 
 

@@ -3,7 +3,8 @@
 The functions take and return tensors. They read no configuration object, do not use Ray and do not
 log. Modules: ``algorithm_registry`` (dicts of names), ``groups`` (statistics over trajectories),
 ``advantages``, ``gigpo``, ``graphgpo``, ``hgpo``, ``gdpo``, ``passk`` (estimators), ``losses``,
-``token_losses``, ``policy_losses``, ``covariance_losses``, ``rollout_correction`` and ``kl``.
+``token_losses``, ``policy_losses``, ``covariance_losses``, ``rollout_correction``, ``kl`` and
+``price_control``.
 """
 
 import importlib
@@ -80,6 +81,7 @@ from verl.algos.policy_losses import (
     compute_policy_loss_gspo,
     compute_policy_loss_sapo,
 )
+from verl.algos.price_control import PriceController
 from verl.algos.rollout_correction import (
     CorrectionRule,
     compute_correction_weights,
@@ -102,6 +104,7 @@ __all__ = [
     "GroupStats",
     "KLController",
     "LossNeeds",
+    "PriceController",
     "SampledTokens",
     "TokenLosses",
     "TokenPicker",

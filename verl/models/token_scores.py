@@ -10,11 +10,7 @@ from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
 from verl.names import MAX_LOGITS
-from verl.utils.torch_functional import (
-    compute_subset_entropy,
-    logprobs_and_entropy_from_logits,
-    logprobs_from_logits,
-)
+from verl.utils.torch_functional import logprobs_and_entropy_from_logits, logprobs_from_logits
 
 
 @dataclass(frozen=True)
@@ -34,13 +30,14 @@ class Targets:
 class TokenScores(NamedTuple):
     """Scores of N targets, float32.
 
-    ``log_probs``, ``entropy`` and ``choice_entropy`` are [N]; the latter two are None unless
-    requested. This is a named tuple because FSDP only finds output tensors in standard containers.
+    ``log_probs`` and ``entropy`` are [N]. ``choice_log_probs`` [N, K] are the log-probs of K given
+    tokens at every target. The latter two are None unless requested. This is a named tuple because
+    FSDP only finds output tensors in standard containers.
     """
 
     log_probs: torch.Tensor
     entropy: torch.Tensor | None = None
-    choice_entropy: torch.Tensor | None = None
+    choice_log_probs: torch.Tensor | None = None
 
     @property
     def required_entropy(self) -> torch.Tensor:
@@ -58,7 +55,7 @@ def scores_from_hidden(
 ) -> TokenScores:
     """Score ``targets`` under ``softmax(head(hidden) / temperature)``; ``hidden`` is [T, H].
 
-    ``choice_token_ids`` [K] adds the entropy of the distribution restricted to those tokens.
+    ``choice_token_ids`` [K] adds the log-probs of those tokens at every target.
     """
 
     def score(hidden: torch.Tensor, tokens: torch.Tensor) -> TokenScores:
@@ -72,8 +69,11 @@ def scores_from_hidden(
             token_scores = TokenScores(logprobs_from_logits(logits, tokens, temperature).clone())
         if choice_token_ids is None:
             return token_scores
+        # Relative to the target's logit: no second sum over the vocabulary.
+        logits_of_targets = logits.gather(-1, tokens.unsqueeze(-1))
+        differences = logits.index_select(-1, choice_token_ids) - logits_of_targets
         return token_scores._replace(
-            choice_entropy=compute_subset_entropy(logits / temperature, choice_token_ids)
+            choice_log_probs=differences / temperature + token_scores.log_probs.unsqueeze(-1)
         )
 
     target_hidden = hidden.index_select(0, targets.index)
@@ -90,7 +90,7 @@ def scores_from_hidden(
     log_probs = torch.cat([part.log_probs for part in chunk_scores])
     entropy = _concat_present([part.entropy for part in chunk_scores])
     return TokenScores(
-        log_probs, entropy, _concat_present([part.choice_entropy for part in chunk_scores])
+        log_probs, entropy, _concat_present([part.choice_log_probs for part in chunk_scores])
     )
 
 

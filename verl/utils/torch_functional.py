@@ -24,7 +24,6 @@ Labels = Int[Tensor, "..."]  # no shape: _compute_token_statistics checks it
 PerLabel = Float[Tensor, "*shape"]
 Scalar = Float[Tensor, ""]
 RowMask = Shaped[Tensor, "B L"]
-TokenIds = Int[Tensor, " K"]
 Positions = Int[Tensor, " N"]
 Axis = int | tuple[int, ...] | None
 
@@ -188,18 +187,6 @@ def entropy_from_logits(logits: Logits, temperature: float = 1.0) -> PerLabel:
     """
     labels = torch.zeros(logits.shape[:-1], dtype=torch.long, device=logits.device)
     return _compute_token_statistics(logits, labels, temperature, True)[1]
-
-
-def compute_subset_entropy(logits: Logits, token_ids: TokenIds) -> PerLabel:
-    """Return the entropy (nats, ``[...]``) of the distribution over ``token_ids [K]`` only.
-
-    The softmax of ``logits [..., V]`` is restricted to these tokens and renormalised.
-    """
-    subset_logits = logits.index_select(-1, token_ids.to(logits.device))
-    log_probs = (
-        subset_logits.to(_get_work_dtype(logits)).log_softmax(-1).clamp(min=_LOWEST_LOG_PROB)
-    )
-    return -(log_probs.exp() * log_probs).sum(-1)
 
 
 def find_last_selected(mask: RowMask) -> tuple[Positions, Positions]:

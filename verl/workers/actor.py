@@ -19,14 +19,14 @@ from verl.models.loader import load_causal_lm
 from verl.models.lora import lora_scales
 from verl.models.policy import PolicyModel
 from verl.protocol import DataProto
-from verl.records import PROFILE, ChoiceEntropyBonus, WeightFingerprints
+from verl.records import CHOICE_MASK, PROFILE, Choice, WeightFingerprints
 from verl.single_controller.base.decorator import Dispatch, register
 from verl.utils.fingerprint import compute_fingerprint
 from verl.utils.tensor_arrays import as_array
 from verl.workers.branch_scores import score_rows
 from verl.workers.collectives import get_rank, sum_over_ranks
 from verl.workers.engine_state import full_weights
-from verl.workers.policy_loss import CHOICE_MASK, Denominators, PolicyLoss, compute_denominators
+from verl.workers.policy_loss import Denominators, PolicyLoss, compute_denominators
 from verl.workers.profiling import trace_call
 from verl.workers.rows import MicroBatchLimits, Rows, choose_limits, drop_padding
 from verl.workers.training_worker import TrainingWorker
@@ -193,12 +193,10 @@ class ActorWorker(TrainingWorker):
         return loss.rows_with_gradient(data, row_indices) if num_with_advantage else []
 
     def _policy_loss(self, data: DataProto) -> PolicyLoss:
-        # the entropy bonus needs both its settings and the mask of the tokens that it applies to
-        has_choice_mask = CHOICE_MASK in data.tensor_keys()
-        bonus: ChoiceEntropyBonus | None = (
-            data.meta_info.get("choice_bonus") if has_choice_mask else None
-        )
-        return PolicyLoss(self.config.actor, bonus, self.device_name)
+        # A choice needs both its tokens and the mask of the positions where it was made.
+        has_choices = CHOICE_MASK in data.tensor_keys()
+        choice: Choice | None = data.meta_info.get("choice") if has_choices else None
+        return PolicyLoss(self.config.actor, choice, self.device_name)
 
     def _loss_share(
         self,

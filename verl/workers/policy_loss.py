@@ -1,7 +1,8 @@
 """Policy loss of one micro-batch. The losses of all micro-batches add up to the mini-batch's.
 
     loss = policy loss - entropy_coeff * entropy + kl_loss_coef * KL(policy || reference)
-           - bonus.weight * entropy over the few tokens that are allowed at a choice
+           - choice.weight * entropy over the few tokens that are allowed at a choice
+           + clipped loss of the credit of these tokens (``verl.records.Choice``)
 
 Every term is divided by the denominator of the *mini-batch*, which is summed over micro-batches and
 ranks beforehand. The gradient therefore does not depend on the split into micro-batches and ranks.
@@ -25,15 +26,23 @@ from verl.algos import (
     get_policy_loss_fn,
     kl_penalty,
 )
+from verl.algos.losses import MAX_LOG_RATIO, resolve_clip_range
 from verl.config.schema.actor import ActorConfig
 from verl.models.token_scores import TokenScores
 from verl.protocol import DataProto
-from verl.records import CORRECTION_WEIGHTS, ChoiceEntropyBonus
-from verl.utils.torch_functional import masked_sum
+from verl.records import (
+    CHOICE_CREDIT,
+    CHOICE_MASK,
+    CHOICE_OLD_LOG_PROBS,
+    CHOICE_POSTERIOR,
+    CORRECTION_WEIGHTS,
+    Choice,
+)
+from verl.utils.torch_functional import entropy_from_logits, masked_sum
 from verl.workers.collectives import gather_vectors, sum_over_ranks
 from verl.workers.rows import Rows
 
-CHOICE_MASK = "choice_mask"  # [B, R]: 1 at tokens where the entropy bonus applies
+SMALLEST_RATIO = 1e-8  # log 0 has no gradient
 
 
 @dataclass(frozen=True)
@@ -79,15 +88,15 @@ class PolicyLoss:
 
     Args:
         section: the ``actor`` section.
-        bonus: settings of the entropy bonus at tokens with ``choice_mask``; None for no bonus.
+        choice: the choice at tokens with ``choice_mask``; None without choices.
         device: device of the token scores.
     """
 
     def __init__(
-        self, section: ActorConfig, bonus: ChoiceEntropyBonus | None = None, device: str = "cpu"
+        self, section: ActorConfig, choice: Choice | None = None, device: str = "cpu"
     ) -> None:
         self.section = section
-        self.bonus = bonus
+        self.choice = choice
         self.choice_token_ids: torch.Tensor | None = None
         mode = section.policy_loss.loss_mode
         self.policy_loss = get_policy_loss_fn(mode)
@@ -96,9 +105,9 @@ class PolicyLoss:
         self.metrics = ["pg_loss", "pg_clipfrac", "ppo_kl", "pg_clipfrac_lower"]
         if section.use_kl_loss:
             self.metrics.append("kl_loss")
-        if bonus is not None:
-            self.metrics.append(f"{bonus.name}_entropy")
-            self.choice_token_ids = torch.as_tensor(bonus.token_ids, device=device)
+        if choice is not None:
+            self.metrics.append(f"{choice.name}_entropy")
+            self.choice_token_ids = torch.as_tensor(choice.token_ids, device=device)
 
     def _read_params(self, paths: Mapping[str, str]) -> dict[str, float]:
         return {name: attrgetter(path)(self.section) for name, path in paths.items()}
@@ -131,7 +140,7 @@ class PolicyLoss:
         a nonzero advantage. Otherwise they are all rows.
         """
         section = self.section
-        has_bonus = self.bonus is not None and self.bonus.weight
+        has_bonus = self.choice is not None and self.choice.weight
         if (
             section.policy_loss.loss_mode not in ADVANTAGES_ONLY
             or self.reads_entropy
@@ -142,12 +151,13 @@ class PolicyLoss:
         return self.rows_with_advantage(data, rows)
 
     def rows_with_advantage(self, data: DataProto, rows: list[int]) -> list[int]:
-        """Return the ``rows`` in which some sampled token has a nonzero advantage."""
+        """Return the ``rows`` in which some sampled token has a nonzero advantage or credit."""
         index = torch.as_tensor(rows, dtype=torch.long)
-        has_advantage = (data.batch["advantages"][index] != 0) & data.batch["response_mask"][
-            index
-        ].bool()
-        return index[has_advantage.any(-1)].tolist()
+        has_advantage = data.batch["advantages"][index] != 0
+        if CHOICE_CREDIT in data.tensor_keys():
+            has_advantage = has_advantage | (data.batch[CHOICE_CREDIT][index] != 0).any(-1)
+        sampled = data.batch["response_mask"][index].bool()
+        return index[(has_advantage & sampled).any(-1)].tolist()
 
     def __call__(
         self,
@@ -173,6 +183,10 @@ class PolicyLoss:
             "loss_scale_factor": section.loss_scale_factor,
         }
         log_probs = rows.scatter_to_responses(scores.log_probs, index)
+        choice_log_probs = None
+        if self.choice is not None and scores.choice_log_probs is not None:
+            choice_log_probs = rows.scatter_to_responses(scores.choice_log_probs, index)
+            log_probs = _replace_by_marginals(log_probs, choice_log_probs, batch)
         # a mini-batch without sampled tokens: all sums are zero, so any denominator is right
         shared_by_tokens = shared_settings | {"num_tokens": totals.tokens or 1.0}
         loss, metrics = self._policy_term(batch, log_probs, picker, shared_by_tokens)
@@ -187,11 +201,13 @@ class PolicyLoss:
             divergence = kl_penalty(log_probs, reference, section.kl_loss_type)
             metrics["kl_loss"] = agg_loss(divergence, mask, **shared_settings)
             loss = loss + section.kl_loss_coef * metrics["kl_loss"]
-        if self.bonus is not None and scores.choice_entropy is not None:
-            per_token = rows.scatter_to_responses(scores.choice_entropy, index)
-            entropy = _mean_of_choices(per_token, batch, mask, totals)
-            metrics[f"{self.bonus.name}_entropy"] = entropy
-            loss = loss - self.bonus.weight * entropy
+        if self.choice is not None and choice_log_probs is not None:
+            entropy = _mean_of_choices(entropy_from_logits(choice_log_probs), batch, mask, totals)
+            metrics[f"{self.choice.name}_entropy"] = entropy
+            loss = loss - self.choice.weight * entropy
+            if batch.get(CHOICE_CREDIT, None) is not None:
+                losses = _compute_credit_losses(choice_log_probs, batch, section)
+                loss = loss + agg_loss(losses, mask, **shared_settings)
         return loss, {name: value.detach() for name, value in metrics.items()}
 
     def _policy_term(
@@ -239,8 +255,49 @@ def rows_trained_on(section: ActorConfig, data: DataProto) -> list[int]:
     Used on the driver. ``skip_without_advantage`` is ignored, because it depends on the rows of the
     whole mini-batch.
     """
-    bonus = data.meta_info.get("choice_bonus") if CHOICE_MASK in data.tensor_keys() else None
-    return PolicyLoss(section, bonus).rows_with_gradient(data, list(range(len(data))))
+    choice = data.meta_info.get("choice") if CHOICE_MASK in data.tensor_keys() else None
+    return PolicyLoss(section, choice).rows_with_gradient(data, list(range(len(data))))
+
+
+def _replace_by_marginals(
+    log_probs: torch.Tensor, choice_log_probs: torch.Tensor, batch: TensorDict
+) -> torch.Tensor:
+    """Return ``log_probs`` [B, R] with marginal log-probs where ``choice_posterior`` is not 0.
+
+    ``choice_log_probs`` [B, R, K] are of the current policy. The new log-prob less the old one is
+    ``log sum_k posterior_k r_k``, where r_k is the ratio of token k's probabilities.
+    """
+    posterior = batch.get(CHOICE_POSTERIOR, None)
+    if posterior is None:
+        return log_probs
+    ratios = _choice_ratios(choice_log_probs, batch)
+    marginal_ratio = (posterior * ratios).sum(-1).clamp(min=SMALLEST_RATIO)
+    marginal_log_probs = batch["old_log_probs"] + marginal_ratio.log()
+    return torch.where(posterior.sum(-1) > 0, marginal_log_probs, log_probs)
+
+
+def _choice_ratios(choice_log_probs: torch.Tensor, batch: TensorDict) -> torch.Tensor:
+    """Return new over old probability of each of the K tokens of a choice, [B, R, K]."""
+    log_ratios = choice_log_probs - batch[CHOICE_OLD_LOG_PROBS]
+    is_choice = batch[CHOICE_MASK].bool().unsqueeze(-1)
+    # Other positions have no old log-probs. where() keeps them out of the gradient.
+    return torch.where(is_choice, log_ratios, 0.0).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
+
+
+def _compute_credit_losses(
+    choice_log_probs: torch.Tensor, batch: TensorDict, section: ActorConfig
+) -> torch.Tensor:
+    """Return PPO's clipped losses of ``choice_credit``, summed over the K tokens, [B, R]."""
+    ratios = _choice_ratios(choice_log_probs, batch)
+    low, high = resolve_clip_range(
+        section.clip_ratio, section.clip_ratio_low, section.clip_ratio_high
+    )
+    credit = batch[CHOICE_CREDIT]
+    weights = batch.get(CORRECTION_WEIGHTS, None)
+    if weights is not None:
+        credit = credit * weights.unsqueeze(-1)
+    clipped = ratios.clamp(1 - low, 1 + high)
+    return torch.maximum(-credit * ratios, -credit * clipped).sum(-1)
 
 
 def _mean_of_choices(

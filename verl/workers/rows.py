@@ -96,11 +96,11 @@ class Rows:
     def scatter_to_responses(self, values: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
         """Return [len(rows), R] with ``values`` [N] at the sampled positions and zero elsewhere.
 
-        ``values`` are in the order of ``sampled_targets``. The operation is differentiable.
+        ``values`` are in the order of ``sampled_targets``. Values [N, K] give [len(rows), R, K].
+        The operation is differentiable.
         """
         mask = self.mask[torch.as_tensor(rows)].to(values.device)
-        zero_values = torch.zeros(mask.shape, dtype=values.dtype, device=values.device)
-        return zero_values.masked_scatter(mask, values)
+        return values.new_zeros((*mask.shape, *values.shape[1:])).index_put((mask,), values)
 
 
 def drop_padding(data: DataProto) -> DataProto:

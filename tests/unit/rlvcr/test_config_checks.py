@@ -25,6 +25,7 @@ SECTIONS = ("algorithm.", "reward_model.", "custom_reward_function.", f"{ACTOR}.
 REFUSED = {
     "algorithm.filter_groups.enable": ["algorithm.filter_groups.enable=true"],
     "algorithm.use_kl_in_reward": ["algorithm.use_kl_in_reward=true"],
+    "algorithm.success_tolerance": ["algorithm.success_tolerance=2"],
     f"{ACTOR}.use_invalid_action_penalty": [f"{ACTOR}.use_invalid_action_penalty=true"],
     "reward_model.enable": ["reward_model.enable=true", "reward_model.model.path=."],
     "custom_reward_function.path": ["custom_reward_function.path=rewards.py"],

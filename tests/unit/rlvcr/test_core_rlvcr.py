@@ -329,6 +329,7 @@ def test_epsilon_is_added_to_the_standard_deviation():
     [
         ("rlvcr", ["thinking_level_entropies", "thinking_token_costs"]),
         ("copo", ["thinking_reweight"]),
+        ("level_groups", ["thinking_group_price"]),
     ],
 )
 def test_the_estimators_find_their_arguments_in_a_batch(name, required):
@@ -339,7 +340,7 @@ def test_the_estimators_find_their_arguments_in_a_batch(name, required):
     told = batch(thinking_reweight=torch.zeros(2, 4))
     told |= {"uid": told.pop("index"), "traj_uid": told.pop("traj_index")}
     told |= {"won": [True, False], "thinking_level_bonus": torch.zeros(2, 4)}
-    told["thinking_executed"] = torch.zeros(2, 4)
+    told |= {name: torch.zeros(2, 4) for name in ("thinking_executed", "thinking_group_price")}
     read = {argument: told[key.rstrip("?")] for argument, key in estimator.inputs.items()}
     _, returns = estimator(**read)
     assert returns[:, 0].tolist() == [0.5, -0.5]

@@ -260,7 +260,7 @@ def advantages(s: dict[str, Any], **others: Any) -> torch.Tensor:
 
     codec: Any = type("Codec", (), {"digit_ids": (1, 2, 3, 4)})
     data = score_rows(data, [[row_step(row, s)] for row in range(7)], answer, config, codec)
-    assert data.meta_info["choice_bonus"].weight == s["thinking_diversity_w"]
+    assert data.meta_info["choice"].weight == s["thinking_diversity_w"]
     return compute_advantage(data, config).batch["advantages"]
 
 

@@ -24,7 +24,7 @@ from rlvcr.settings import method_settings
 from tests.helpers.play import make_config
 from tests.helpers.thinking_plays import score_rows
 from verl.protocol import DataProto, object_array
-from verl.records import ChoiceEntropyBonus, SegmentScore
+from verl.records import Choice, SegmentScore
 from verl.utils.seeds import derive_seed
 
 PROMPT = 4
@@ -159,7 +159,7 @@ def test_every_column_of_credit_by_hand(caplog):
     choices = placed((0, [1], 1), (2, [1, 10], 1)).long()
     assert torch.equal(batch["choice_mask"], choices) and batch["choice_mask"].dtype == torch.long
     assert (batch["old_log_probs"] == -0.5).all() and (batch["entropys"] == 0.25).all()
-    assert data.meta_info["choice_bonus"] == ChoiceEntropyBonus((21, 22, 23, 24), 0.5, name="level")
+    assert data.meta_info["choice"] == Choice((21, 22, 23, 24), 0.5, name="level")
     metrics = data.meta_info["metrics"]
     # Branches of 5 + 8 + 5 tokens beside rows of 12 + 16 + 22.
     assert metrics["before"] == 1.0 and metrics["rlvcr/branch_tokens_ratio"] == 18 / 50
@@ -374,7 +374,7 @@ def test_the_level_entropy_bonus_needs_no_credit():
     add_level_entropy_bonus(data, steps(), method_settings(settings().algorithm), CODEC)
     assert set(data.tensor_keys()) - before == {"choice_mask"}
     assert torch.equal(data.batch["choice_mask"], placed((0, [1], 1), (2, [1, 10], 1)).long())
-    assert data.meta_info["choice_bonus"] == ChoiceEntropyBonus((21, 22, 23, 24), 0.5, name="level")
+    assert data.meta_info["choice"] == Choice((21, 22, 23, 24), 0.5, name="level")
 
 
 @pytest.mark.parametrize(("share", "warned"), [(0.05, False), (0.0501, True), (None, False)])

@@ -14,7 +14,7 @@ from rlvcr.levels import LevelCodec
 from rlvcr.scoring import RowTurn, ScoredTurns, build_queries, build_score_table
 from rlvcr.settings import method_settings
 from tests.helpers.naive_scorer import NaiveScorer
-from tests.helpers.play import make_config, make_world
+from tests.helpers.play import make_config, make_world, walk
 from tests.helpers.tiny_model import make_tiny_policy, make_tiny_tokenizer
 from verl.names import History
 from verl.records import SegmentScore, Span
@@ -180,7 +180,7 @@ def test_old_log_probs_come_with_the_scores(scored, scorer, tokenizer):
     assert torch.allclose(
         data.batch["old_log_probs"][0][mask], log_probs[mask[: len(log_probs)]], atol=1e-5
     )
-    bonus = data.meta_info["choice_bonus"]
+    bonus = data.meta_info["choice"]
     assert bonus.weight == 0.5 and bonus.name == "level"
     assert [tokenizer.decode([token]) for token in bonus.token_ids] == ["1", "2", "3", "4"]
     assert "scoring" in data.meta_info["timing"]
@@ -256,6 +256,8 @@ def test_permuted_credit_stays_among_plays_of_the_same_outcome():
         is_valid=torch.ones(4, 4, dtype=torch.bool),
         costs=torch.zeros(4, 4),
         chosen=torch.zeros(4, dtype=torch.long),
+        action_log_probs=torch.zeros(4, 4),
+        level_log_probs=torch.zeros(4, 4),
     )
     values = torch.tensor([1.0, 2.0, 3.0, 4.0])
     credit = scoring._Credit(values, values * 10, values * 100)
@@ -300,7 +302,7 @@ def test_the_bonus_without_thinking_credit_is_that_with_it(tokenizer, scorer):
     assert torch.equal(credited.batch["responses"], plain.batch["responses"])
     assert torch.equal(credited.batch["choice_mask"], plain.batch["choice_mask"])
     assert plain.batch["choice_mask"].any()
-    assert credited.meta_info["choice_bonus"] == plain.meta_info["choice_bonus"]
+    assert credited.meta_info["choice"] == plain.meta_info["choice"]
     assert "thinking_level_entropies" not in set(plain.batch.keys())
     assert "choice_mask" not in set(none.batch.keys())
 
@@ -317,6 +319,152 @@ def test_one_alternative_uses_two_contexts(tokenizer, scorer):
         chosen, other = sorted(step.contexts, key=lambda context: not context.original)
         difference = other.scores.entropy - chosen.scores.entropy
         assert step.think_advantage == pytest.approx(0.75 * difference, abs=1e-6)
+
+
+@pytest.mark.parametrize("history", ["append", "window"])
+def test_posterior_credit_weighs_the_levels_by_the_action(tokenizer, scorer, history):
+    """The columns equal those computed by plain forwards of every context."""
+    data = collect(tokenizer, scorer, history, credit="posterior", price_in="all", cost_coef=0.4)
+    digits = LevelCodec(tokenizer).digit_ids
+    request = scorer.calls[-1]
+    checked = 0
+    for row, record in steps_of(data):
+        real = real_tokens(data, row)
+        start = record.span[0]
+        branches = [
+            branch
+            for branch in request.non_tensor_batch["branches"][row]
+            if branch.step == record.step
+        ]
+        place = next(b.start for b in branches if list(b.token_ids) == [digits[record.level % 4]])
+        offset = len(real) - (len(real) - start)
+        column = place - int(
+            data.batch["attention_mask"][row][: data.batch["prompts"].shape[1]].sum()
+        )
+        assert real[place] == digits[record.level - 1] and offset == start
+        of_digits = scorer.logits(real[:place])[-1].log_softmax(-1)[list(digits)]
+        torch.testing.assert_close(
+            data.batch["choice_old_log_probs"][row, column], of_digits, atol=1e-5, rtol=1e-5
+        )
+        sums = torch.tensor(
+            [context.scores.logprob * context.scores.num_tokens for context in record.contexts]
+        )
+        posterior = (of_digits + sums).softmax(-1)
+        found = data.batch["choice_posterior"][row, column]
+        torch.testing.assert_close(found, posterior, atol=1e-4, rtol=1e-4)
+        prices = torch.tensor([context.cost for context in record.contexts])
+        prices = prices - (of_digits.softmax(-1) * prices).sum()
+        torch.testing.assert_close(
+            data.batch["choice_credit"][row, column], -posterior * prices, atol=1e-5, rtol=1e-4
+        )
+        # The digit's price is in choice_credit, that of the thought in the usual column.
+        assert data.batch["thinking_level_entropies"][row, column] == 0
+        if record.thought_tokens:
+            later = data.batch["thinking_level_entropies"][row, column + 1 :]
+            price = -prices[record.level - 1]
+            assert torch.isclose(later, price, atol=1e-5).sum() >= record.thought_tokens
+        checked += 1
+    assert checked > 4
+    metrics = data.meta_info["metrics"]
+    assert 0 < metrics["rlvcr/posterior_of_chosen"] < 1 and metrics["rlvcr/posterior_shift"] > 0
+
+
+def test_no_posterior_without_alternatives(tokenizer, scorer):
+    data = collect(tokenizer, scorer, credit="posterior", expand="mixed_groups")
+    # All trajectories succeed with the same return, so no thought was sampled.
+    assert len({*data.non_tensor_batch["episode_rewards"].tolist()}) == 1
+    assert (data.batch["choice_posterior"] == 0).all()
+    assert "rlvcr/posterior_of_chosen" not in data.meta_info["metrics"]
+
+
+@pytest.mark.parametrize("credit", ["scored", "posterior"])
+def test_prices_of_level_groups_compare_successes_in_the_same_state(tokenizer, scorer, credit):
+    """Both members of the group walk alike, so no price differs from 0 unless a thought does."""
+    thoughts = iter(range(1000))
+
+    def script(_request, prompt):
+        if prompt.endswith("<think>"):
+            return "other</think>"
+        thought = "a " * (next(thoughts) % 3)
+        return f"<level>2</level><think>{thought}</think><action>{walk(prompt)}</action>"
+
+    combine = "additive" if credit == "posterior" else "success"
+    data = collect(
+        tokenizer, scorer, script=script, credit=credit, price_in="group", combine=combine
+    )
+    groups: dict[object, list[tuple[int, int, str]]] = {}
+    for row, record in steps_of(data):
+        anchor = data.non_tensor_batch["anchor_obs"][row][record.step]
+        trajectory = data.non_tensor_batch["traj_uid"][row]
+        groups.setdefault(anchor, []).append((row, record.thought_tokens, trajectory))
+    placed = data.batch["thinking_group_price"]
+    checked = 0
+    for members in groups.values():
+        tokens = torch.tensor([float(count) for _, count, _ in members])
+        scale = max(tokens.std(correction=0).item(), 1.0)
+        for row, count, trajectory in members:
+            others = [float(c) for _, c, t in members if t != trajectory]
+            expected = -(count - sum(others) / len(others)) / scale if others else 0.0
+            if expected and count:
+                assert torch.isclose(placed[row], torch.tensor(expected), atol=1e-5).sum() >= count
+                checked += 1
+    assert checked > 2
+    assert data.meta_info["metrics"]["rlvcr/group_price_share"] > 0.5
+
+
+def test_alternatives_of_successes_give_the_credit_of_all(tokenizer, scorer):
+    """With ``combine=success`` failed trajectories have no credit, so their thoughts are saved."""
+    calls = {"all": [], "successes": []}
+
+    def make_script(seen):
+        def script(_request, prompt):
+            if prompt.endswith("<think>"):
+                seen.append(prompt)
+                return "other</think>"
+            right = walk(prompt) if "0" in prompt[-40:] or len(prompt) % 2 else "left"
+            return f"<level>3</level><think>so</think><action>{right}</action>"
+
+        return script
+
+    found = {
+        expand: collect(
+            tokenizer,
+            scorer,
+            script=make_script(seen),
+            max_steps=4,
+            expand=expand,
+            combine="success",
+        )
+        for expand, seen in calls.items()
+    }
+    won = torch.tensor(found["all"].non_tensor_batch["won"].tolist())
+    every, saved = (found[key].batch["thinking_level_entropies"] for key in ("all", "successes"))
+    assert torch.equal(saved[won], every[won]) and (saved[~won] == 0).all()
+    assert len(calls["successes"]) == len(calls["all"]) * won.float().mean()
+
+
+def test_shared_thoughts_are_sampled_once_for_equal_prompts(tokenizer, scorer):
+    prompts: list[str] = []
+
+    def script(_request, prompt):
+        if prompt.endswith("<think>"):
+            prompts.append(prompt)
+            return f"thought {len(prompts)}</think>"
+        return f"<level>1</level><think></think><action>{walk(prompt)}</action>"
+
+    data = collect(tokenizer, scorer, "window", script=script, share_thoughts=True)
+    assert len(prompts) == len(set(prompts))
+    thoughts: dict[str, set[object]] = {}
+    for row, record in steps_of(data):
+        prompt = tokenizer.decode(real_tokens(data, row)[: record.span[0]])
+        thoughts.setdefault(prompt, set()).add(tuple(c.thought for c in record.contexts))
+    # Two members walk alike: fewer prompts than turns, and one set of thoughts for each.
+    assert len(thoughts) < len(steps_of(data)) and all(len(t) == 1 for t in thoughts.values())
+    assert len(prompts) == 3 * len(thoughts)
+    sampled = data.meta_info["metrics"]["rlvcr/alternative_tokens"]
+    assert sampled == sum(
+        len(tokenizer.encode(f"thought {k + 1}</think>")) for k in range(len(prompts))
+    )
 
 
 def test_level_bonus_has_a_column_of_its_own(tokenizer, scorer, monkeypatch):

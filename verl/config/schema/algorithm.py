@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from annotated_types import Ge
+from annotated_types import Ge, Gt, Le
 
 from verl.config.settings import (
     NULL,
@@ -138,5 +138,9 @@ class AlgorithmConfig(Section):
     gdpo_reward_weights: list[float] = []
     """gdpo: weights of these rewards, in the same order; empty: those of reward_model.weights, or 1
     each if gdpo_reward_keys is set"""
+    success_tolerance: Annotated[float, Gt(0), Le(100)] | None = None
+    """points of success (percent) that token prices may cost: a factor of all token prices grows
+    from 0 to 1 while the average success stays within them; null: the factor is 1
+    """
     filter_groups: FilterGroupsConfig = FilterGroupsConfig()
     """dynamic sampling"""

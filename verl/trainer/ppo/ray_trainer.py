@@ -13,11 +13,11 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from verl.algos import compute_row_shares, get_kl_controller
+from verl.algos import PriceController, compute_row_shares, get_kl_controller
 from verl.config.derive import count_training_steps
 from verl.config.schema import PPOConfig
 from verl.protocol import DataProto
-from verl.records import BRANCHES, WrittenFiles
+from verl.records import BRANCHES, PRICE_MULTIPLIER, WrittenFiles
 from verl.trainer.ppo import metrics as M
 from verl.trainer.ppo.correction import correct_rollout
 from verl.trainer.ppo.credit import (
@@ -117,6 +117,7 @@ class RayPPOTrainer(Generic[TasksT]):
         self.clock = Stopwatch()
         self.metrics: dict[str, float] = {}
         self.step_warnings = StepWarnings(config)
+        self.price_controller = PriceController(config.algorithm.success_tolerance)
         control = config.algorithm.kl_ctrl
         self.kl_ctrl = get_kl_controller(
             control.type, control.kl_coef, control.horizon, control.target_kl
@@ -186,6 +187,7 @@ class RayPPOTrainer(Generic[TasksT]):
         self.global_step = state["global_step"]
         # Older checkpoints store the collector's keys at the top level.
         self.collector.resume(state.get("collector", state))
+        self.price_controller.resume(state.get("price", {}))
         if self.config.algorithm.kl_ctrl.type == "adaptive":
             self.kl_ctrl.value = state["kl_coef"]
         # Older checkpoints store no hash of the validation set.
@@ -225,11 +227,15 @@ class RayPPOTrainer(Generic[TasksT]):
         self.clock.add_seconds(batch.meta_info.pop("timing", {}))
         self.metrics |= batch.meta_info.pop("metrics", {}) | self.workers.engine_metrics()
         self.metrics |= M.compute_staleness(self.metrics, self.global_step)
+        self.metrics["actor/price_multiplier"] = batch.meta_info.get(PRICE_MULTIPLIER, 1.0)
+        # The next batch gets the new multiplier: prices of this one are already in its columns.
+        self.price_controller.update(self.metrics.get("episode/success_rate", 0.0))
         return batch
 
     def generate_rows(self, step: int) -> DataProto:
         """Generate the rows of the tasks of ``step``, possibly with requests for ``score``."""
         tasks = self.envs.gen_batch(step, self.config.data.train_batch_size)
+        tasks.meta_info[PRICE_MULTIPLIER] = self.price_controller.multiplier
         batch = self.collector.multi_turn_loop(tasks, self.engines, self.envs, is_train=True)
         batch.meta_info["global_step"] = step
         # The collector returns other tasks if all those of the step failed.
@@ -431,6 +437,7 @@ class RayPPOTrainer(Generic[TasksT]):
             state = {
                 "global_step": self.global_step,
                 "kl_coef": self.kl_ctrl.value,
+                "price": self.price_controller.state(),
                 "panel": self.val_envs.panel_hash,
                 "collector": self.collector_state,
             }

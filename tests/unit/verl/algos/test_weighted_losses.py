@@ -39,7 +39,7 @@ class Rows:
 class Scores:
     def __init__(self, log_probs):
         self.log_probs = log_probs
-        self.choice_entropy = None
+        self.choice_log_probs = None
         self.required_entropy = -log_probs
 
 

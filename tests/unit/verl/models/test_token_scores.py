@@ -103,6 +103,6 @@ def test_entropies_that_nobody_asked_for_are_not_there():
     alone = scores_from_hidden(head, hidden, Targets(places, tokens, 0.7, with_entropy=False))
     assert torch.equal(both.log_probs, alone.log_probs)
     assert both.required_entropy is both.entropy
-    assert alone.entropy is None and alone.choice_entropy is None
+    assert alone.entropy is None and alone.choice_log_probs is None
     with pytest.raises(ValueError, check=mentions("with_entropy=True")):
         alone.required_entropy  # noqa: B018

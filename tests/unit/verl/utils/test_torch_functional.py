@@ -6,7 +6,6 @@ import torch
 from tests.helpers.refusals import mentions
 from verl.utils import torch_functional as F
 from verl.utils.torch_functional import (
-    compute_subset_entropy,
     entropy_from_logits,
     find_last_selected,
     logprobs_and_entropy_from_logits,
@@ -100,13 +99,6 @@ def test_wrong_arguments_are_refused():
         logprobs_from_logits(torch.zeros(2, 3), torch.zeros(2, dtype=torch.long), temperature=0.0)
     with pytest.raises(ValueError, check=mentions("labels")):
         logprobs_from_logits(torch.zeros(2, 3), torch.zeros(3, dtype=torch.long))
-
-
-def test_subset_entropy_renormalises_over_the_subset():
-    logits = torch.tensor([[9.0, 1.0, 1.0, -4.0], [0.0, 30.0, 0.0, 0.0]])
-    assert compute_subset_entropy(logits, torch.tensor([1, 2])).tolist() == pytest.approx(
-        [math.log(2), 0.0], abs=1e-6
-    )
 
 
 def test_padding_and_positions():

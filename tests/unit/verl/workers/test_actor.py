@@ -17,7 +17,7 @@ from tests.helpers.tiny_model import make_tiny_policy
 from verl.algos import LOSS_AGG_MODES
 from verl.config.schema.actor import PolicyLossConfig
 from verl.names import POLICY_LOSSES
-from verl.records import ChoiceEntropyBonus
+from verl.records import Choice
 from verl.trainer.ppo import core_algos
 from verl.workers import policy_loss
 from verl.workers.actor import ActorWorker
@@ -26,7 +26,7 @@ from verl.workers.engine_state import full_weights
 from verl.workers.mini_batches import mini_batches
 from verl.workers.rows import PADDING_ROWS, Rows
 
-CHOICE = ChoiceEntropyBonus((20, 21, 22, 23), weight=0.5, name="level")
+CHOICE = Choice((20, 21, 22, 23), weight=0.5, name="level")
 
 
 @pytest.fixture(scope="module")
@@ -162,7 +162,7 @@ def test_micro_batches_do_not_change_the_gradient(policy, monkeypatch, mode):
     terms = {"loss_agg_mode": mode, "entropy_coeff": 0.1, "use_kl_loss": True, "kl_loss_coef": 0.2}
     terms["loss_scale_factor"] = 30.0
     data = random_rows()
-    data.meta_info["choice_bonus"] = CHOICE
+    data.meta_info["choice"] = CHOICE
     whole, metrics = gradient_of(
         actor_of(policy, ppo_micro_batch_size_per_gpu=8, **terms), data, monkeypatch
     )
@@ -283,7 +283,7 @@ def test_bonus_spreads_the_choice(policy):
     """
     worker, data = actor_of(policy), random_rows()
     data.batch["advantages"] = torch.zeros_like(data.batch["advantages"])
-    data.meta_info["choice_bonus"] = CHOICE
+    data.meta_info["choice"] = CHOICE
     first = worker.update_actor(data).meta_info["metrics"]["actor/level_entropy"]
     later = [
         worker.update_actor(data).meta_info["metrics"]["actor/level_entropy"] for _ in range(4)
@@ -293,19 +293,110 @@ def test_bonus_spreads_the_choice(policy):
 
 def test_choice_entropy_is_that_of_the_restricted_softmax(policy):
     data = random_rows()
-    data.meta_info["choice_bonus"] = replace(CHOICE, weight=0.0)
+    data.meta_info["choice"] = replace(CHOICE, weight=0.0)
     metrics = actor_of(policy).update_actor(data).meta_info["metrics"]
     model, batch = AutoModelForCausalLM.from_pretrained(policy, dtype=torch.float32), data.batch
     with torch.no_grad():
-        logits = model(
-            batch["input_ids"],
-            attention_mask=batch["attention_mask"],
-            position_ids=batch["position_ids"],
-        ).logits[:, -batch["responses"].shape[1] - 1 : -1]
+        logits = plain_logits(model, batch)
     choice = logits[..., list(CHOICE.token_ids)].log_softmax(-1)
     entropy = -(choice.exp() * choice).sum(-1)
     expected = entropy[batch["choice_mask"].bool()].mean().item()
     assert metrics["actor/level_entropy"] == pytest.approx(expected, abs=1e-5)
+
+
+def add_choice_columns(data, model, posterior=None, credit=None):
+    """Add the choice of ``CHOICE`` with old log-probs of ``model``; [B, R, 4] or None each."""
+    data.meta_info["choice"] = replace(CHOICE, weight=0.0)
+    logits = plain_logits(model, data.batch)
+    old = logits.log_softmax(-1)[..., list(CHOICE.token_ids)]
+    is_choice = data.batch["choice_mask"].unsqueeze(-1).float()
+    data.batch["choice_old_log_probs"] = (old * is_choice).detach()
+    if posterior is not None:
+        data.batch["choice_posterior"] = posterior * is_choice
+    if credit is not None:
+        data.batch["choice_credit"] = credit * is_choice
+
+
+def plain_logits(model, batch):
+    """Logits [B, R, V] that predict the response, from a plain forward."""
+    return model(
+        batch["input_ids"],
+        attention_mask=batch["attention_mask"],
+        position_ids=batch["position_ids"],
+    ).logits[:, -batch["responses"].shape[1] - 1 : -1]
+
+
+def test_a_posterior_of_the_sampled_token_alone_changes_nothing(policy, monkeypatch):
+    data = random_rows()
+    # Every choice was the second token of the choice.
+    data.batch["responses"][data.batch["choice_mask"].bool()] = CHOICE.token_ids[1]
+    data.batch["input_ids"][:, -data.batch["responses"].shape[1] :] = data.batch["responses"]
+    data.batch["old_log_probs"] = actor_of(policy).compute_log_prob(data).batch["old_log_probs"]
+    expected, _ = gradient_of(actor_of(policy), data, monkeypatch)
+    model = AutoModelForCausalLM.from_pretrained(policy, dtype=torch.float32)
+    shape = (*data.batch["responses"].shape, 4)
+    one_hot = torch.tensor([0.0, 1.0, 0.0, 0.0]).expand(shape)
+    add_choice_columns(data, model, posterior=one_hot)
+    found, _ = gradient_of(actor_of(policy), data, monkeypatch)
+    assert_same(found, expected)
+
+
+def test_the_gradient_of_posterior_and_credit_is_the_written_out_one(policy, monkeypatch):
+    """On-policy: ``sum_k (posterior_k A + credit_k) grad log p_k`` at choices, and
+    ``A grad log p`` elsewhere.
+    """
+    worker = actor_of(policy, loss_agg_mode="token-mean")
+    data = random_rows()
+    data.batch["old_log_probs"] = worker.compute_log_prob(data).batch["old_log_probs"]
+    g = torch.Generator().manual_seed(7)
+    shape = (*data.batch["responses"].shape, 4)
+    posterior = torch.rand(shape, generator=g).softmax(-1)
+    credit = torch.randn(shape, generator=g)
+    model = AutoModelForCausalLM.from_pretrained(policy, dtype=torch.float32)
+    add_choice_columns(data, model, posterior, credit)
+    found, _ = gradient_of(worker, data, monkeypatch)
+
+    mask, is_choice = data.batch["response_mask"].float(), data.batch["choice_mask"].float()
+    assert is_choice.sum() > 3
+    log_probs = plain_logits(model, data.batch).log_softmax(-1)
+    of_tokens = log_probs.gather(-1, data.batch["responses"].unsqueeze(-1)).squeeze(-1)
+    advantages = data.batch["advantages"]
+    weights = posterior * advantages.unsqueeze(-1) + credit
+    at_choices = (weights * log_probs[..., list(CHOICE.token_ids)]).sum(-1)
+    terms = torch.where(is_choice.bool(), at_choices, advantages * of_tokens)
+    (-(mask * terms).sum() / mask.sum()).backward()
+    expected = dict(model.named_parameters())
+    for name, gradient in found.items():
+        torch.testing.assert_close(
+            gradient, expected[name.removeprefix("lm.")].grad, atol=2e-6, rtol=1e-3
+        )
+
+
+def test_credit_of_a_choice_is_clipped_per_token(policy, monkeypatch):
+    """A token whose ratio left the clip range in the direction of its credit has no gradient."""
+    data = random_rows()
+    data.batch["advantages"][:] = 0.0
+    model = AutoModelForCausalLM.from_pretrained(policy, dtype=torch.float32)
+    shape = (*data.batch["responses"].shape, 4)
+    add_choice_columns(data, model, credit=torch.ones(shape))
+    data.batch["choice_old_log_probs"] -= data.batch["choice_mask"].unsqueeze(-1).float()
+    # Every ratio is e: above 1.2 with positive credit.
+    raised, _ = gradient_of(actor_of(policy), data, monkeypatch)
+    assert max(gradient.abs().max() for gradient in raised.values()) == 0.0
+    data.batch["choice_credit"] *= -1
+    lowered, _ = gradient_of(actor_of(policy), data, monkeypatch)
+    assert max(gradient.abs().max() for gradient in lowered.values()) > 1e-4
+
+
+def test_rows_with_credit_only_are_computed(policy):
+    data = random_rows()
+    data.batch["advantages"][:] = 0.0
+    credit = torch.zeros(*data.batch["responses"].shape, 4)
+    first_sampled = int(data.batch["response_mask"][3].argmax())
+    credit[3, first_sampled, 2] = 1.0
+    data.batch["choice_credit"] = credit
+    loss = actor_of(policy)._policy_loss(data)
+    assert loss.rows_with_advantage(data, list(range(len(data)))) == [3]
 
 
 def test_padding_rows_do_not_count(policy, monkeypatch):

@@ -12,7 +12,7 @@ from tests.helpers.tiny_model import make_tiny_policy
 from verl.models.loader import load_causal_lm
 from verl.models.policy import PolicyModel
 from verl.protocol import DataProto
-from verl.records import Branch, ChoiceEntropyBonus, SegmentScore, Span
+from verl.records import Branch, Choice, SegmentScore, Span
 from verl.workers.actor import ActorWorker
 from verl.workers.engine import TrainEngine
 from verl.workers.policy_loss import PolicyLoss
@@ -27,12 +27,12 @@ def policy(tmp_path_factory):
 
 def test_branches_spans_and_a_bonus_survive_the_way_to_a_worker():
     data = add_branches(random_rows(rows=4))
-    data.meta_info["choice_bonus"] = ChoiceEntropyBonus((1, 2), weight=0.5, name="colour")
+    data.meta_info["choice"] = Choice((1, 2), weight=0.5, name="colour")
     found = pickle.loads(pickle.dumps(data))
     for key, kind in (("branches", Branch), ("spans", Span)):
         for row, sent in zip(found.non_tensor_batch[key], data.non_tensor_batch[key], strict=True):
             assert row == sent and all(isinstance(record, kind) for record in row)
-    assert found.meta_info["choice_bonus"] == data.meta_info["choice_bonus"]
+    assert found.meta_info["choice"] == data.meta_info["choice"]
 
 
 def test_shards_of_branches_and_scores_join_in_order(policy):
@@ -53,7 +53,7 @@ def test_the_metric_of_a_choice_carries_its_name(policy):
     worker = ActorWorker(policy_config(policy), device="cpu")
     worker.init_model()
     data = random_rows()
-    data.meta_info["choice_bonus"] = ChoiceEntropyBonus((20, 21), weight=0.1, name="colour")
+    data.meta_info["choice"] = Choice((20, 21), weight=0.1, name="colour")
     metrics = worker.update_actor(data).meta_info["metrics"]
     assert 0 < metrics["actor/colour_entropy"] <= 0.6932
     assert "actor/level_entropy" not in metrics
@@ -61,7 +61,7 @@ def test_the_metric_of_a_choice_carries_its_name(policy):
 
 def test_a_bonus_without_places_is_no_term_of_the_loss(policy):
     data = random_rows()
-    data.meta_info["choice_bonus"] = ChoiceEntropyBonus((20, 21), weight=0.1)
+    data.meta_info["choice"] = Choice((20, 21), weight=0.1)
     del data.batch["choice_mask"]
     loss: PolicyLoss = ActorWorker(policy_config(policy), device="cpu")._policy_loss(data)
     assert loss.bonus is None and loss.choice_token_ids is None

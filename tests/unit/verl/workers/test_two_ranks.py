@@ -20,7 +20,7 @@ from tests.helpers.ranks import run_two_ranks
 from tests.helpers.tiny_model import make_tiny_policy
 from verl.config.schema.actor import PolicyLossConfig
 from verl.protocol import DataProto
-from verl.records import ChoiceEntropyBonus
+from verl.records import Choice
 from verl.single_controller.base.decorator import (
     ROWS_PER_RANK,
     Dispatch,
@@ -56,7 +56,7 @@ def batch(mode: str) -> DataProto:
     if mode in PLAIN:
         data.batch["advantages"][4:] = 0.0
     else:
-        data.meta_info["choice_bonus"] = ChoiceEntropyBonus((20, 21, 22, 23), weight=0.3)
+        data.meta_info["choice"] = Choice((20, 21, 22, 23), weight=0.3)
     return data[:1] if mode == LONE else data
 
 

@@ -20,7 +20,7 @@ from tests.helpers.policy_rows import PROMPT, critic_config, policy_config, rand
 from tests.helpers.tiny_model import make_tiny_policy
 from verl.config.schema.model import OptimConfig
 from verl.protocol import DataProto
-from verl.records import CORRECTION_WEIGHTS, ChoiceEntropyBonus
+from verl.records import CORRECTION_WEIGHTS, Choice
 from verl.utils.seeds import derive_seed
 from verl.workers import actor as actor_module
 from verl.workers.actor import ActorWorker
@@ -28,7 +28,7 @@ from verl.workers.critic import CriticWorker
 from verl.workers.engine_state import full_weights
 from verl.workers.mini_batches import mini_batches
 
-CHOICE = ChoiceEntropyBonus((20, 21, 22, 23), weight=0.3, name="level")
+CHOICE = Choice((20, 21, 22, 23), weight=0.3, name="level")
 OPTIM = {
     "lr": 0.02,
     "betas": [0.6, 0.8],
@@ -105,7 +105,7 @@ def rows_to_learn() -> DataProto:
     data.batch["old_log_probs"] = (-5.9 + 0.5 * torch.randn(mask.shape, generator=g)) * mask
     data.batch[CORRECTION_WEIGHTS] = torch.rand(mask.shape, generator=g) * 1.5 * mask
     data.meta_info["temperature"] = 0.7
-    data.meta_info["choice_bonus"] = CHOICE
+    data.meta_info["choice"] = CHOICE
     return data
 
 

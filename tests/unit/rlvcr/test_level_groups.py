@@ -1,0 +1,71 @@
+"""Prices of tokens relative to the group's other successes in the same state."""
+
+import pytest
+import torch
+
+from rlvcr.core_rlvcr import compute_level_groups_outcome_advantage
+from rlvcr.level_groups import compare_with_successes
+
+
+def compare(tokens, successes, states, trajectories):
+    return compare_with_successes(
+        torch.tensor(tokens, dtype=torch.float64),
+        torch.tensor(successes, dtype=torch.bool),
+        states,
+        trajectories,
+    )
+
+
+def test_successes_in_the_same_state_are_compared():
+    tokens = [5, 9, 2, 7]
+    found = compare(tokens, [True, True, False, True], ["d", "d", "d", "e"], ["a", "b", "c", "f"])
+    assert found.has_partner.tolist() == [True, True, False, False]
+    # Mean of the other success 9 and 5, population std of (5, 9) = 2.
+    assert found.compute_prices(torch.tensor(tokens)).tolist() == pytest.approx(
+        [-2.0, 2.0, 0.0, 0.0]
+    )
+
+
+def test_a_trajectory_is_not_compared_with_itself():
+    found = compare([5, 9, 1], [True] * 3, ["d"] * 3, ["a", "a", "b"])
+    # Turns of a: the other trajectory used 1. Turn of b: mean of 5 and 9.
+    std = torch.tensor([5.0, 9.0, 1.0]).std(correction=0).item()
+    assert found.compute_prices(torch.tensor([5, 9, 1])).tolist() == pytest.approx(
+        [4 / std, 8 / std, -6 / std]
+    )
+    alone = compare([5, 9], [True, True], ["d", "d"], ["a", "a"])
+    assert alone.has_partner.tolist() == [False, False]
+
+
+def test_groups_of_other_tasks_are_not_compared():
+    found = compare([5, 9], [True, True], [("t1", "d"), ("t2", "d")], ["a", "b"])
+    assert not found.has_partner.any()
+
+
+def test_differences_below_one_token_are_not_scaled_up():
+    found = compare([5, 5, 6], [True] * 3, ["d"] * 3, ["a", "b", "c"])
+    assert found.scale.tolist() == [1.0, 1.0, 1.0]
+    assert found.compute_prices(torch.tensor([5, 5, 6])).tolist() == [-0.5, -0.5, 1.0]
+
+
+def test_prices_of_other_thoughts_use_the_same_comparison():
+    found = compare([5, 9], [True, True], ["d", "d"], ["a", "b"])
+    prices = found.compute_prices(torch.tensor([[9.0, 11.0], [5.0, 1.0]]))
+    assert prices.flatten().tolist() == pytest.approx([0.0, 1.0, 0.0, -2.0])
+
+
+def test_no_turn_or_no_success_has_no_price():
+    assert compare([], [], [], []).compute_prices(torch.zeros(0)).tolist() == []
+    failed = compare([5, 9], [False, False], ["d", "d"], ["a", "b"])
+    assert failed.compute_prices(torch.tensor([5, 9])).tolist() == [0.0, 0.0]
+
+
+def test_the_estimator_adds_the_prices_to_the_trajectory_advantage():
+    mask = torch.tensor([[1, 1, 0], [1, 1, 1]])
+    rewards = torch.tensor([[0.0, 1.0, 0.0], [0.0, 0.0, 0.0]])
+    prices = torch.tensor([[0.5, 0.0, 9.0], [-1.0, 0.0, 0.0]])
+    advantages, returns = compute_level_groups_outcome_advantage(
+        rewards, mask, ["t", "t"], ["a", "b"], prices, step_advantage_w=2.0
+    )
+    assert returns.tolist() == [[0.5, 0.5, 0.0], [-0.5, -0.5, -0.5]]
+    assert advantages.tolist() == [[1.5, 0.5, 0.0], [-2.5, -0.5, -0.5]]
