@@ -50,6 +50,26 @@ def test_the_quickstart_and_its_cold_start_play_the_same_games():
     assert sft.data.max_length >= run.data.max_prompt_length + run.data.max_response_length
 
 
+# Keys of the thinking advantage that determine its formula. ``cost_max`` depends on the policy.
+FORMULA = ("mode", "combine", "score", "cost_coef", "price_in", "step_advantage_w", "credit")
+
+
+def formula_of(name: str) -> tuple[object, ...]:
+    settings = method_settings(load_config(name).algorithm)
+    return tuple(getattr(settings, key) for key in FORMULA)
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if not name.endswith("_sft")])
+def test_recipes_have_a_formula_with_results(name):
+    """Results are in experiments/quickstart and experiments/relay16."""
+    cfg = load_config(name)
+    settings = method_settings(cfg.algorithm)
+    if settings.enable:
+        assert formula_of(name) in (formula_of("quickstart"), formula_of("relay_16"))
+        # The level entropy bonus of the published method destroyed the format of small policies.
+        assert settings.thinking_diversity_w == 0.01
+
+
 QUICKSTART = POLICIES_DIR / "quickstart"
 PATH = "actor_rollout_ref.model.path"
 
