@@ -8,7 +8,6 @@ trained.
 
 from collections.abc import Sequence
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -91,7 +90,12 @@ class RewardModelWorker(Worker):
         dtype = getattr(torch, self.config.dtype or "float32")
         trust = self.config.model.trust_remote_code
         model = load_weights(directory, "reward", dtype=dtype, trust_remote_code=trust)
-        _require_one_label(directory, model.config.num_labels)
+        labels = model.config.num_labels
+        if labels != 1:
+            raise ValueError(
+                f"reward_model.model.path={str(directory)!r}: the model has {labels} labels; "
+                "allowed: 1; fix: set it to a sequence-classification model with one label"
+            )
         tokenizer = AutoTokenizer.from_pretrained(
             directory, local_files_only=True, trust_remote_code=trust
         )
@@ -145,11 +149,3 @@ def last_token_scores(model: Any, rows: Sequence[Sequence[int]]) -> torch.Tensor
     finally:
         model.config.pad_token_id = previous_pad_token_id
     return logits.squeeze(-1).float().cpu()
-
-
-def _require_one_label(directory: Path, labels: int) -> None:
-    """Raise ``ValueError`` for a model with more than one label."""
-    if labels != 1:
-        key = f"reward_model.model.path={str(directory)!r}"
-        fix = "set it to a sequence-classification model with one label"
-        raise ValueError(f"{key}: the model has {labels} labels; allowed: 1; fix: {fix}")

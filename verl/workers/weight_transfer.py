@@ -65,9 +65,8 @@ class WeightStream:
         self._engine = engine
         self._dtype = dtype
         self._names = (prefix, scales, tied)
-        self.fingerprints = WeightFingerprints(
-            {}, {}
-        )  # of the weights that were yielded last, on rank 0
+        # of the weights that were yielded last, on rank 0
+        self.fingerprints = WeightFingerprints({}, {})
 
     @property
     def device(self) -> torch.device:
@@ -123,9 +122,8 @@ class WeightSyncClient:
         self._devices = devices
         self.abort_transfer: Callable[[], None] = lambda: None
         self.version = 0  # policy version of the weights being sent
-        self.received: list[
-            dict[str, int]
-        ] = []  # fingerprints received by each engine, last update
+        # fingerprints of the last update, as received by each engine
+        self.received: list[dict[str, int]] = []
 
     def init_weight_transfer_engine(self, init_info: Mapping[str, Any]) -> None:
         """Prepare all engines for weight transfers; called once.

@@ -7,12 +7,11 @@ first.
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, ClassVar, Literal, Protocol, TypeAlias
 
 import numpy as np
 
-from verl.utils.end_tokens import find_end_ids
+from verl.config.schema.rollout import RolloutConfig
 from verl.utils.sampling import SamplingRequest, SamplingResult
 
 if TYPE_CHECKING:
@@ -45,11 +44,22 @@ class RolloutEngine(Protocol):
     the batch affect them only by floating-point rounding.
     """
 
+    gives_logprobs: ClassVar[bool]  # True if results have log-probs; training refuses others
     policy_version: int  # of the weights in the engine; 0 for weights from disk
 
-    @property
-    def gives_logprobs(self) -> bool:
-        """True if results have log-probs (a class attribute). Training refuses other engines."""
+    def __init__(
+        self,
+        config: RolloutConfig,
+        model_path: str,
+        seed: int = 0,
+        num_threads: int | None = None,
+        trust_remote_code: bool = False,
+    ) -> None:
+        """Load the model in the directory ``model_path``.
+
+        ``config`` is the section ``actor_rollout_ref.rollout``. ``num_threads`` are the CPU threads
+        of this process.
+        """
         ...
 
     def add(self, request: SamplingRequest) -> None:
@@ -207,14 +217,6 @@ class StopRules:
             token_ids[-num_tokens:], skip_special_tokens=False, clean_up_tokenization_spaces=False
         )
         return any(text in tail for text in stop_plan.strings)
-
-
-def end_token_ids(model_path: str | Path, tokenizer: StopTokenizer) -> frozenset[int]:
-    """Return the ids that end a turn of the policy in ``model_path``.
-
-    See ``verl.utils.end_tokens``.
-    """
-    return find_end_ids(tokenizer, model_path)
 
 
 def counter_seeds(seeds: np.ndarray, counters: np.ndarray) -> np.ndarray:

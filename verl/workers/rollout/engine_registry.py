@@ -6,7 +6,7 @@ import os
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from verl.config.schema.actor import ActorRolloutRefConfig
 from verl.config.schema.rollout import RolloutConfig
@@ -21,36 +21,15 @@ ENGINES = {
 _OVERRIDDEN_MODELS: list[tempfile.TemporaryDirectory[str]] = []
 
 
-class EngineClass(Protocol):
-    """Interface of the classes in the registry: a constructor of a ``RolloutEngine``."""
-
-    @property
-    def gives_logprobs(self) -> bool:
-        """True if results have log-probs, which training needs."""
-        ...
-
-    def __call__(
-        self,
-        config: RolloutConfig,
-        model_path: str,
-        *,
-        seed: int,
-        num_threads: int | None,
-        trust_remote_code: bool,
-    ) -> RolloutEngine:
-        """Load the model at ``model_path`` and return an engine that accepts requests."""
-        ...
-
-
 def register_engine(name: str, target: str) -> None:
-    """Register the ``EngineClass`` with import path ``target`` as ``rollout.name=<name>``.
+    """Register the ``RolloutEngine`` class with import path ``target`` as ``rollout.name=<name>``.
 
     Example: ``register_engine("mine", "my_package.engine:MyEngine")``.
     """
     ENGINES[name] = target
 
 
-def import_engine_class(name: str) -> EngineClass:
+def import_engine_class(name: str) -> type[RolloutEngine]:
     """Import the engine class ``name``: a key of ``ENGINES`` or an import path ``module:Class``.
 
     Raises ``ValueError`` for an unknown name, ``ImportError`` or ``AttributeError`` for an import
@@ -78,8 +57,7 @@ def create_engine(
     Raises ``ValueError`` for an unknown name, and ``ImportError`` with the extra to install if the
     engine is not installed.
     """
-    engine_class = import_engine_class(name)
-    return engine_class(
+    return import_engine_class(name)(
         config, model_path, seed=seed, num_threads=num_threads, trust_remote_code=trust_remote_code
     )
 
