@@ -344,9 +344,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         line = [*build_arguments(args.single, policy), *args.overrides]
         for round_index in range(args.rounds):
             run_dir = scratch_dir / f"ours-{round_index}"
-            our_runs += run_main_ppo(
-                "main_ppo", run_dir, [*line, *build_training_overrides(args.steps, run_dir)]
-            )
+            our_line = [*line, *build_training_overrides(args.steps, run_dir)]
+            our_runs += run_main_ppo("main_ppo", run_dir, our_line)[1:]
             trl_runs.append(run_trl_process(args.single, policy, line, args.steps))
     print(format_table(our_runs, trl_runs))
 

@@ -144,16 +144,9 @@ class ReceivingEngine(RolloutEngine, Protocol):
 
 
 class StopTokenizer(Protocol):
-    """Interface of tokenizers that the engines use."""
+    """Interface of tokenizers that ``StopRules`` uses."""
 
-    @property
-    def eos_token_id(self) -> object:
-        """Id of the end-of-turn token, None if there is none."""
-        ...
-
-    def encode(self, text: str, /, *, add_special_tokens: bool) -> list[int]:
-        """Return the token ids of ``text``."""
-        ...
+    def encode(self, text: str, /, *, add_special_tokens: bool) -> list[int]: ...
 
     def decode(
         self,
@@ -162,9 +155,7 @@ class StopTokenizer(Protocol):
         *,
         skip_special_tokens: bool = ...,
         clean_up_tokenization_spaces: bool = ...,
-    ) -> str | list[str]:
-        """Return the text of ``token_ids``, or a list for a batch."""
-        ...
+    ) -> str | list[str]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,11 +179,8 @@ class StopRules:
 
         Raises ``ValueError`` for an empty stop string.
         """
-        if stop not in self._plans:
-            self._plans[stop] = self._make_plan(stop)
-        return self._plans[stop]
-
-    def _make_plan(self, stop: tuple[str, ...]) -> StopPlan:
+        if stop in self._plans:
+            return self._plans[stop]
         if "" in stop:
             raise ValueError("a stop string is empty; allowed: strings of at least one character")
         singles = set(self._end_ids)
@@ -204,7 +192,8 @@ class StopRules:
                 singles.add(ids[0])
             else:
                 strings.append(text)
-        return StopPlan(frozenset(singles), tuple(strings))
+        self._plans[stop] = StopPlan(frozenset(singles), tuple(strings))
+        return self._plans[stop]
 
     def completes_string(self, stop_plan: StopPlan, token_ids: list[int]) -> bool:
         """Return True if the last of ``token_ids`` completes a stop string of ``stop_plan``."""

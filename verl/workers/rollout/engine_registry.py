@@ -52,7 +52,7 @@ def create_engine(
     num_threads: int | None = None,
     trust_remote_code: bool = False,
 ) -> RolloutEngine:
-    """Start the engine ``name``; ``config`` is the section ``actor_rollout_ref.rollout``.
+    """Start the engine ``name``. The arguments are those of ``RolloutEngine``.
 
     Raises ``ValueError`` for an unknown name, and ``ImportError`` with the extra to install if the
     engine is not installed.

@@ -192,11 +192,9 @@ class RolloutWorker:
     # They raise ``EngineError`` if requests still run after the request timeout.
 
     async def update_weights(self, weights: Weights, version: int) -> dict[str, int]:
-        """Load new weights when no request runs and set the policy version to ``version``.
+        """Load new weights and return a checksum of each one that the engine received, by name.
 
-        Returns a checksum of each weight that the engine received, by name. Raises
-        ``EngineError`` if requests still run after the request timeout, and if the engine does not
-        hold the new weights afterwards.
+        Raises ``EngineError`` if the engine does not hold the new weights afterwards.
         """
         # Imported here because it loads torch. The engine must set environment variables before.
         from verl.workers.rollout.weight_receipt import load_and_verify_weights
@@ -212,9 +210,7 @@ class RolloutWorker:
             await self._in_thread(self._receiving_engine.connect, info)
 
     async def begin_update(self) -> None:
-        """Begin an update in chunks when no request runs. New requests wait for
-        ``finish_update``.
-        """
+        """Begin an update in chunks. New requests wait for ``finish_update``."""
         await self._pause_requests("begin_update")
         try:
             await self._in_thread(self._receiving_engine.begin_update)
@@ -227,20 +223,14 @@ class RolloutWorker:
         await self._in_thread(self._receiving_engine.receive, info)
 
     async def finish_update(self, version: int) -> dict[str, int]:
-        """Complete the update and return a checksum of each received weight, by name.
-
-        Raises ``EngineError`` if the engine does not hold the received weights.
-        """
+        """Complete the update in chunks; see ``ReceivingEngine.finish_update``."""
         try:
             return await self._in_thread(self._receiving_engine.finish_update, version)
         finally:
             self._resume_requests()
 
     async def sleep(self, level: SleepLevel = 1) -> None:
-        """Free accelerator memory for the trainer when no request runs.
-
-        Level 2 discards the weights: new ones must be loaded after ``wake``.
-        """
+        """Free accelerator memory; see ``RolloutEngine.sleep``."""
         async with self._exclusive_access("sleep"):
             await self._in_thread(self._started_engine.sleep, level)
 
