@@ -11,6 +11,7 @@ from functools import cached_property
 from typing import Any
 
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 from verl.config.schema.critic import RewardModelConfig
 from verl.models.hub import model_directory_or_none
@@ -133,14 +134,11 @@ def last_token_scores(model: Any, rows: Sequence[Sequence[int]]) -> torch.Tensor
     token also ends a turn, it would read one token too early. Therefore rows are padded with a
     token that none of them contains.
     """
-    width = max(len(row) for row in rows)
     used_tokens = {token for row in rows for token in row}
     padding = next(token for token in range(model.config.vocab_size) if token not in used_tokens)
-    ids = torch.full((len(rows), width), padding, dtype=torch.long)
-    attention = torch.zeros_like(ids)
-    for row_index, row in enumerate(rows):
-        ids[row_index, : len(row)] = torch.tensor(row)
-        attention[row_index, : len(row)] = 1
+    tokens = [torch.tensor(row) for row in rows]
+    ids = pad_sequence(tokens, batch_first=True, padding_value=padding)
+    attention = pad_sequence([torch.ones_like(row) for row in tokens], batch_first=True)
     device = next(model.parameters()).device
     previous_pad_token_id = model.config.pad_token_id
     model.config.pad_token_id = padding

@@ -17,6 +17,7 @@ from functools import partial
 import numpy as np
 import torch
 from torch.nn.functional import pad
+from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoTokenizer, DynamicCache, PreTrainedModel
 from transformers.cache_utils import CacheLayerMixin
 
@@ -268,40 +269,37 @@ class HFEngine(RolloutEngine):
         assert prefixes is not None  # rows are running
         last_tokens = torch.tensor([[row.token_ids[-1]] for row in self._rows], device=self._device)
         prefixes.mask = torch.cat([prefixes.mask, torch.ones_like(last_tokens)], dim=1)
-        position = prefixes.mask.sum(dim=1, keepdim=True) - 1
-        out = self._open_model(
-            input_ids=last_tokens,
-            attention_mask=prefixes.mask,
-            position_ids=position,
-            past_key_values=prefixes.cache,
-            use_cache=True,
-        )
-        return out.logits[:, -1].float()
+        return self._run_model(last_tokens, prefixes)
 
     def _prefill_rows(self, rows: list[_Row]) -> torch.Tensor:
         """Add ``rows`` to the batch and return the logits [N, V] after their prompts."""
-        width = max(len(row.request.prompt_ids) for row in rows)
-        ids: list[list[int]] = []
-        mask_rows: list[list[int]] = []
-        for row in rows:
-            prompt = row.request.prompt_ids
-            # Left padding, so that the next token of every row has the same column.
-            padding = [0] * (width - len(prompt))
-            ids.append(padding + prompt)
-            mask_rows.append(padding + [1] * len(prompt))
-        mask = torch.tensor(mask_rows, device=self._device)
-        # padding gets position 0; it is masked, so its position has no effect
-        position = (mask.cumsum(dim=1) - 1).clamp_(min=0)
-        cache = DynamicCache()
+        prompts = [torch.tensor(row.request.prompt_ids) for row in rows]
+        masks = [torch.ones_like(prompt) for prompt in prompts]
+        # Left padding, so that the next token of every row has the same column.
+        ids, mask = (
+            pad_sequence(tensors, batch_first=True, padding_side="left").to(self._device)
+            for tensors in (prompts, masks)
+        )
+        prefixes = _Prefixes(DynamicCache(), mask)
+        logits = self._run_model(ids, prefixes)
+        self._join(rows, prefixes)
+        return logits
+
+    def _run_model(self, ids: torch.Tensor, prefixes: _Prefixes) -> torch.Tensor:
+        """Return the logits [B, V] after ``ids`` [B, N], the last tokens of ``prefixes.mask``.
+
+        The cache of ``prefixes`` gets their keys and values.
+        """
+        # Padding gets position 0. It is masked, so its position has no effect.
+        positions = (prefixes.mask.cumsum(dim=1) - 1).clamp_(min=0)
         out = self._open_model(
-            input_ids=torch.tensor(ids, device=self._device),
-            attention_mask=mask,
-            position_ids=position,
-            past_key_values=cache,
+            input_ids=ids,
+            attention_mask=prefixes.mask,
+            position_ids=positions[:, -ids.shape[1] :],
+            past_key_values=prefixes.cache,
             use_cache=True,
             logits_to_keep=1,
         )
-        self._join(rows, _Prefixes(cache, mask))
         return out.logits[:, -1].float()
 
     def _join(self, rows: list[_Row], new: _Prefixes) -> None:
