@@ -7,11 +7,10 @@ first.
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
 
 import numpy as np
 
-from verl.config.schema.rollout import RolloutConfig
 from verl.utils.sampling import SamplingRequest, SamplingResult
 
 if TYPE_CHECKING:
@@ -44,23 +43,8 @@ class RolloutEngine(Protocol):
     the batch affect them only by floating-point rounding.
     """
 
-    gives_logprobs: ClassVar[bool]  # True if results have log-probs; training refuses others
+    gives_logprobs: bool  # class attribute: results have log-probs; training refuses others
     policy_version: int  # of the weights in the engine; 0 for weights from disk
-
-    def __init__(
-        self,
-        config: RolloutConfig,
-        model_path: str,
-        seed: int = 0,
-        num_threads: int | None = None,
-        trust_remote_code: bool = False,
-    ) -> None:
-        """Load the model in the directory ``model_path``.
-
-        ``config`` is the section ``actor_rollout_ref.rollout``. ``num_threads`` are the CPU threads
-        of this process.
-        """
-        ...
 
     def add(self, request: SamplingRequest) -> None:
         """Queue a request.

@@ -6,7 +6,7 @@ import os
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from verl.config.schema.actor import ActorRolloutRefConfig
 from verl.config.schema.rollout import RolloutConfig
@@ -21,15 +21,33 @@ ENGINES = {
 _OVERRIDDEN_MODELS: list[tempfile.TemporaryDirectory[str]] = []
 
 
+class EngineClass(Protocol):
+    """Interface of the classes in the registry: a constructor of a ``RolloutEngine``."""
+
+    gives_logprobs: bool
+
+    def __call__(
+        self,
+        config: RolloutConfig,
+        model_path: str,
+        *,
+        seed: int,
+        num_threads: int | None,
+        trust_remote_code: bool,
+    ) -> RolloutEngine:
+        """Load the model at ``model_path``; ``config`` is ``actor_rollout_ref.rollout``."""
+        ...
+
+
 def register_engine(name: str, target: str) -> None:
-    """Register the ``RolloutEngine`` class with import path ``target`` as ``rollout.name=<name>``.
+    """Register the ``EngineClass`` with import path ``target`` as ``rollout.name=<name>``.
 
     Example: ``register_engine("mine", "my_package.engine:MyEngine")``.
     """
     ENGINES[name] = target
 
 
-def import_engine_class(name: str) -> type[RolloutEngine]:
+def import_engine_class(name: str) -> EngineClass:
     """Import the engine class ``name``: a key of ``ENGINES`` or an import path ``module:Class``.
 
     Raises ``ValueError`` for an unknown name, ``ImportError`` or ``AttributeError`` for an import
@@ -52,7 +70,7 @@ def create_engine(
     num_threads: int | None = None,
     trust_remote_code: bool = False,
 ) -> RolloutEngine:
-    """Start the engine ``name``. The arguments are those of ``RolloutEngine``.
+    """Start the engine ``name``. The arguments are those of ``EngineClass``.
 
     Raises ``ValueError`` for an unknown name, and ``ImportError`` with the extra to install if the
     engine is not installed.
