@@ -1,5 +1,6 @@
-"""Cells of the fault matrix: part of a job, stage of the run, and fault, with the method where the
-fault happens; and the skipped cells.
+"""Cells of the fault matrix: part of a job, stage of the run, and fault.
+
+Tables list the skipped cells, and the method in which each fault happens.
 """
 
 from collections.abc import Iterator

@@ -79,12 +79,12 @@ def run_jobs(jobs: Iterable[ForkJob[Answer]], workers: int) -> Iterator[ForkResu
     try:
         while running:
             wait([child.receiver for child in running], timeout=POLL_S)
-            for child in list(running):
-                result = child.poll_result()
-                if result is not None:
-                    running.remove(child)
-                    running += [_start(job) for job in islice(waiting, 1)]
-                    yield result
+            polled = [(child, child.poll_result()) for child in running]
+            ended = [(child, result) for child, result in polled if result is not None]
+            for child, result in ended:
+                running.remove(child)
+                running += [_start(job) for job in islice(waiting, 1)]
+                yield result
     finally:
         for child in running:
             child.kill_group()

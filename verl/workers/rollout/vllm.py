@@ -45,7 +45,7 @@ _REASONS = {"stop": StopReason.STOP, "length": StopReason.LENGTH}
 
 
 class VLLMEngine(ReceivingEngine):
-    """Rollout engine on vLLM."""
+    """Rollout engine on vLLM, with continuous batching and prefix reuse."""
 
     gives_logprobs = True
 
