@@ -17,7 +17,7 @@ from rlvcr.levels import LevelCodec
 from rlvcr.research.level_rules import FREE_RULE, LevelRule
 from rlvcr.settings import method_settings
 from tests.helpers.play import make_world
-from tests.helpers.policy_rows import policy_config
+from tests.helpers.policy_rows import actor_of, policy_config
 from tests.helpers.thinking_plays import (
     Reference,
     collect,
@@ -47,8 +47,7 @@ def policy(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def scorer(policy):
-    worker = ActorWorker(policy_config(policy), device="cpu")
-    worker.init_model()
+    worker = actor_of(policy)
     return worker.compute_log_prob
 
 
