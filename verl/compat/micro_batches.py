@@ -1,8 +1,6 @@
-"""Micro-batches with a maximum token count, for workers of users that split batches themselves.
+"""Micro-batches with a maximum token count, and padding, for user code that makes batches itself.
 
-Code written for verl imports ``rearrange_micro_batches`` and ``get_reverse_idx`` from
-``verl.utils.seqlen_balancing``. The workers of this framework use
-``verl.workers.rows.micro_batches``.
+The workers of this framework use ``verl.workers.rows.micro_batches``.
 """
 
 from collections.abc import Sequence
@@ -153,3 +151,15 @@ def get_reverse_idx(idx_map: Sequence[int]) -> list[int]:
     for position, original in enumerate(idx_map):
         reverse[original] = position
     return reverse
+
+
+def pad_sequence_to_length(
+    tensor: Tensor, max_seq_len: int, pad_token_id: float, left_pad: bool = False
+) -> Tensor:
+    """Pad ``[..., L]`` to ``[..., max_seq_len]``; a tensor of at least that length is unchanged."""
+    pad_length = max_seq_len - tensor.shape[-1]
+    if pad_length <= 0:
+        return tensor
+    return torch.nn.functional.pad(
+        tensor, (pad_length, 0) if left_pad else (0, pad_length), value=pad_token_id
+    )

@@ -15,7 +15,11 @@ from ray.exceptions import (
     WorkerCrashedError,
 )
 
-from verl.single_controller.base.errors import WorkerDiedError, WorkerError, WorkerTimeoutError
+from verl.single_controller.base.worker_group import (
+    WorkerDiedError,
+    WorkerError,
+    WorkerTimeoutError,
+)
 from verl.utils.waits import waiting_for
 
 logger = logging.getLogger(__name__)

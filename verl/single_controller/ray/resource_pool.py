@@ -15,7 +15,7 @@ from ray.util.placement_group import (
 )
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from verl.single_controller.base.errors import WorkerTimeoutError
+from verl.single_controller.base.worker_group import WorkerTimeoutError
 from verl.single_controller.ray.calls import gather_results
 
 logger = logging.getLogger(__name__)

@@ -6,6 +6,12 @@
     group = RayWorkerGroup(pool, RayClassWithInitArgs(ActorWorker, config))
     group.init_model()                                    # on both ranks
     out = group.compute_log_prob(data)                    # rows split, results concatenated
+
+Several roles can share processes, and so a device context::
+
+    both = create_colocated_worker_cls({"actor": RayClassWithInitArgs(ActorWorker, config),
+                                        "ref": RayClassWithInitArgs(ActorWorker, config)})
+    groups = RayWorkerGroup(pool, both).spawn(["actor", "ref"])   # two groups, the same processes
 """
 
 import logging
@@ -20,8 +26,7 @@ import ray
 from ray.exceptions import RayError
 
 from verl.single_controller.base.decorator import Call, Collect
-from verl.single_controller.base.errors import WorkerError
-from verl.single_controller.base.worker_group import GroupFuture, WorkerGroup
+from verl.single_controller.base.worker_group import GroupFuture, WorkerError, WorkerGroup
 from verl.single_controller.ray.calls import are_done, gather_results, ray_get
 from verl.single_controller.ray.host import WorkerHost
 from verl.single_controller.ray.resource_pool import RayResourcePool
@@ -67,6 +72,33 @@ class RayClassWithInitArgs:
     def role_names(self) -> list[str]:
         """Names of the roles whose workers share processes; empty for a single worker."""
         return [role for role in self.roles if role != SOLE_ROLE]
+
+
+def create_colocated_worker_cls(
+    class_dict: Mapping[str, RayClassWithInitArgs],
+) -> RayClassWithInitArgs:
+    """Return an actor class with one worker per role; see ``RayWorkerGroup.spawn``.
+
+    Raises ``ValueError`` if no role is given, or if two roles set an environment variable to
+    different values.
+    """
+    if not class_dict:
+        raise ValueError("create_colocated_worker_cls: class_dict is empty; it needs a role")
+    roles: dict[str, RoleSpec] = {}
+    env_vars: dict[str, str] = {}
+    for role, spec in class_dict.items():
+        differing = [
+            key for key, value in spec.env_vars.items() if env_vars.get(key, value) != value
+        ]
+        # A process has one environment: the value of the last role would silently apply.
+        if differing:
+            raise ValueError(
+                f"role {role!r} sets the environment variables {differing} to other values than "
+                "the roles that share its process; fix: use equal values, or do not colocate it"
+            )
+        env_vars.update(spec.env_vars)
+        roles[role] = spec.roles[SOLE_ROLE]
+    return RayClassWithInitArgs.from_roles(roles, env_vars)
 
 
 class RayWorkerGroup(WorkerGroup):

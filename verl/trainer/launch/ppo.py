@@ -47,8 +47,7 @@ from verl.record.journal import Journal
 from verl.record.run_dir import RunDirectory
 from verl.single_controller.ray import RayClassWithInitArgs, create_colocated_worker_cls
 from verl.single_controller.ray.local import init_ray
-from verl.single_controller.ray.nodes import add_lost_nodes_to_errors
-from verl.single_controller.ray.stacks import collect_stacks_of_other_nodes
+from verl.single_controller.ray.nodes import add_lost_nodes_to_errors, collect_stacks_of_other_nodes
 from verl.single_controller.ray.worker_group import make_loopback_environment
 from verl.trainer.launch.placement import (
     choose_device,
