@@ -61,8 +61,8 @@ from verl.trainer.launch.preflight_weights import find_weight_problems
 from verl.trainer.launch.run_plan import RunPlan, collect_absolute_paths, count_optimizer_steps
 from verl.trainer.launch.sft import run_sft
 from verl.trainer.launch.sft_ranks import count_local_ranks
+from verl.trainer.ppo.credit import ModelRewards
 from verl.trainer.ppo.interfaces import RewardFunction
-from verl.trainer.ppo.model_reward import ModelRewards
 from verl.trainer.ppo.ray_trainer import RayPPOTrainer
 from verl.trainer.ppo.resources import ResourcePoolManager, Role, TrainingWorkers
 from verl.utils.checkpoint import CheckpointManager

@@ -17,30 +17,28 @@ from verl.algos import compute_row_shares, get_kl_controller
 from verl.config.derive import count_training_steps
 from verl.config.schema import PPOConfig
 from verl.protocol import DataProto
+from verl.record.journal import Journal
 from verl.records import BRANCHES, WrittenFiles
 from verl.trainer.ppo import metrics as M
-from verl.trainer.ppo.correction import correct_rollout
 from verl.trainer.ppo.credit import (
     add_reward_baselines,
     apply_kl_penalty,
     collect_greedy_returns,
     compute_advantage,
+    correct_rollout,
     uses_greedy_baseline,
 )
-from verl.trainer.ppo.interfaces import (
-    Checkpoints,
-    Collector,
-    RewardFunction,
-    RolloutGroup,
-    StepJournal,
-    TaskSource,
-    TrainerWorkers,
-)
+from verl.trainer.ppo.interfaces import Collector, RewardFunction, RolloutGroup, TaskSource
 from verl.trainer.ppo.minibatch_sharding import balance_rows, shard_minibatches
-from verl.trainer.ppo.resources import ResourcePoolManager, Role
+from verl.trainer.ppo.resources import (
+    ResourcePoolManager,
+    Role,
+    TrainingWorkers,
+    has_updated_weights,
+)
 from verl.trainer.ppo.step_warnings import StepWarnings, compute_signal_metrics
-from verl.trainer.ppo.weight_sync import has_updated_weights
 from verl.utils.background import BackgroundCall
+from verl.utils.checkpoint import CheckpointManager
 from verl.utils.timing import Stopwatch
 from verl.utils.torch_functional import masked_mean
 
@@ -92,13 +90,13 @@ class RayPPOTrainer(Generic[TasksT]):
     def __init__(
         self,
         config: PPOConfig,
-        workers: TrainerWorkers,
+        workers: TrainingWorkers,
         collector: Collector[TasksT],
         envs: TasksT,
         val_envs: TasksT,
         reward_fn: RewardFunction,
-        journal: StepJournal,
-        checkpoints: Checkpoints,
+        journal: Journal,
+        checkpoints: CheckpointManager,
     ) -> None:
         self.config = config
         self.workers = workers
