@@ -17,8 +17,8 @@ from verl.models.token_scores import TokenScores
 from verl.protocol import DataProto, object_array
 from verl.records import REWARD_PARTS, StepRecord
 from verl.trainer.cli import Inspection
-from verl.trainer.launch.preflight import inspect_environment
 from verl.trainer.launch.preflight_model import find_tokenizer_directory
+from verl.trainer.launch.preflight_prompts import Counts, open_environment
 from verl.trainer.ppo.ray_trainer import compute_advantage
 from verl.workers.policy_loss import PolicyLoss, compute_denominators
 from verl.workers.rows import Rows
@@ -31,23 +31,20 @@ LOSS = "actor_rollout_ref.actor.policy_loss.loss_mode"
 REWARD = "custom_reward_function.path"
 
 
-def find_dry_run_problems(cfg: PPOConfig) -> list[str]:
-    """Return the problems of the dry run."""
-    return list(inspect_calls(cfg).problems)
-
-
 def inspect_calls(cfg: PPOConfig) -> Inspection:
     """Return the problems of the dry run, and facts about the tasks."""
     # With a tokenizer the earlier checks have opened the environment to measure prompts.
-    opened = inspect_environment(cfg) if find_tokenizer_directory(cfg) is None else Inspection()
-    problems = list(opened.problems)
+    counts: Counts = {}
+    problems: list[str] = []
+    if find_tokenizer_directory(cfg) is None:
+        problems += open_environment(cfg, counts)[1]
     data = make_dummy_rows()
     if uses_file_tasks(cfg) and not problems:
         problems += _find_grader_problems(cfg, data)
     problems += _find_reward_problems(cfg, data)
     if not cfg.trainer.val_only:
         problems += _find_learning_problems(cfg, data)
-    return Inspection(problems, opened.facts)
+    return Inspection(problems, counts)
 
 
 def make_dummy_rows() -> DataProto:

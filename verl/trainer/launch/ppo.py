@@ -8,8 +8,6 @@ All checks that do not need the cluster run before Ray starts.
 
 import contextlib
 import logging
-import multiprocessing
-import signal
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -27,17 +25,16 @@ from agent_system.multi_turn_rollout import TrajectoryCollector
 from agent_system.multi_turn_rollout.prompt_fit import fit_prompts
 from agent_system.reward_manager import load_reward_manager
 from verl.config.checks.models import ALLOWED, fix_for_missing
-from verl.config.cold_start import cold_start_config, cold_start_name
 from verl.config.derive import (
     engine_count,
     max_engines_per_node,
     resolve_weight_transfer,
 )
 from verl.config.memory import estimate_store_gb
-from verl.config.plan import describe_stand_in
+from verl.config.plugins import describe_stand_in
 from verl.config.policy_size import read_policy_size
 from verl.config.problems import build_problem
-from verl.config.schema import PPOConfig, SFTConfig
+from verl.config.schema import PPOConfig
 from verl.config.schema.critic import RewardNetworkConfig
 from verl.config.schema.model import CriticModelConfig, ModelConfig
 from verl.config.settings import ConfigError, Section
@@ -56,20 +53,15 @@ from verl.trainer.launch.placement import (
     get_worker_cpus,
     list_live_nodes,
 )
-from verl.trainer.launch.preflight import find_prompt_problems, open_tasks
+from verl.trainer.launch.preflight_prompts import find_prompt_problems, open_tasks
 from verl.trainer.launch.preflight_weights import find_weight_problems
 from verl.trainer.launch.run_plan import RunPlan, collect_absolute_paths, count_optimizer_steps
-from verl.trainer.launch.sft import run_sft
-from verl.trainer.launch.sft_ranks import count_local_ranks
 from verl.trainer.ppo.credit import ModelRewards
 from verl.trainer.ppo.interfaces import RewardFunction
 from verl.trainer.ppo.ray_trainer import RayPPOTrainer
 from verl.trainer.ppo.resources import ResourcePoolManager, Role, TrainingWorkers
 from verl.utils.checkpoint import CheckpointManager
 from verl.utils.logging import setup_logging
-from verl.utils.processes import die_with_parent
-from verl.utils.progress import report_heartbeats
-from verl.utils.stacks import answer_with_stacks
 from verl.utils.threads import count_threads_per_process
 from verl.utils.watchdog import Watchdog
 from verl.workers.actor import ActorWorker
@@ -154,6 +146,9 @@ def prepare_config_and_tasks(
     enter("policy")
     lacks_policy = is_policy_missing(cfg)
     if lacks_policy:
+        # Imported only here: no other part of a PPO run uses supervised training.
+        from verl.trainer.launch.sft import create_policy
+
         create_policy(cfg)
     models = pin_models(cfg)
     policy = cfg.actor_rollout_ref.model
@@ -272,44 +267,6 @@ def _find_download_problems(
     yield from find_weight_problems(
         f"{key}={str(model.path)!r}", directory, model.trust_remote_code, use
     )
-
-
-def create_policy(cfg: PPOConfig) -> None:
-    """Create the policy with a supervised run in a subprocess.
-
-    Raises:
-        RuntimeError: the supervised run fails.
-    """
-    path = Path(str(cfg.actor_rollout_ref.model.path))
-    logger.info("no policy at %s: cold start with config %s", path, cold_start_name(cfg))
-    # spawn: a forked child would inherit locks of threads that it does not have.
-    process = multiprocessing.get_context("spawn").Process(
-        target=run_cold_start, args=(cold_start_config(cfg),)
-    )
-    process.start()
-    try:
-        process.join()
-    finally:
-        process.kill()  # on an interruption; incomplete files are not used
-        process.join()
-    if process.exitcode != 0 or not path.exists():
-        raise RuntimeError(
-            f"the cold start ended with exit status {process.exitcode} and wrote no policy to "
-            f"{path}; see its error above"
-        )
-
-
-def run_cold_start(cfg: SFTConfig) -> None:
-    """Run ``cfg`` in this subprocess, on at most the available GPUs.
-
-    The process ends with its parent and ignores Ctrl-C, which the parent handles.
-    """
-    die_with_parent()
-    answer_with_stacks("cold start")
-    report_heartbeats()
-    # The terminal sends Ctrl-C to child processes too. The parent ends this one when it stops.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    run_sft(cfg.with_values({"trainer.n_gpus_per_node": count_local_ranks(cfg)}))
 
 
 def start_workers(

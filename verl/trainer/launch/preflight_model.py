@@ -16,6 +16,7 @@ from agent_system.multi_turn_rollout.collector_worker import PolicyTokenizer
 from agent_system.multi_turn_rollout.rollout_settings import should_request_levels
 from agent_system.tokens.probe import probe_template
 from agent_system.tokens.template import TemplateUnsupported
+from agent_system.tokens.tokenizer import is_chat_tokenizer
 from rlvcr.levels import LevelCodec
 from rlvcr.settings import method_settings
 from verl.config.checks.models import ALLOWED as ALLOWED_MODEL
@@ -32,13 +33,14 @@ from verl.models.hub import description_directory
 from verl.models.loader import read_config
 from verl.models.lora import add_lora, linear_names, target_problems
 from verl.models.weights import Use
-from verl.trainer.launch.preflight_reward import find_reward_model_problems
 from verl.trainer.launch.preflight_weights import (
     TOKENIZER_ERRORS,
     TOKENIZER_FIX,
     find_tie_problems,
     find_tokenizer_problems,
     find_weight_problems,
+    first_line,
+    load_tokenizer,
     read_vocabulary_size,
 )
 
@@ -47,6 +49,7 @@ if TYPE_CHECKING:  # transformers takes seconds to import
 
 POLICY = "actor_rollout_ref.model"
 PATH = f"{POLICY}.path"
+REWARD_PATH = "reward_model.model.path"
 
 
 def find_model_problems(cfg: PPOConfig) -> Iterator[str]:
@@ -214,10 +217,10 @@ def _find_tokenizer_problems(cfg: PPOConfig, fits: bool) -> Iterator[str]:
     if cfg.actor_rollout_ref.model.path != path:
         setting = f"{PATH}={path!r}"
     try:
-        tokenizer = load_tokenizer(cfg, path)
+        tokenizer = load_tokenizer(path, cfg.actor_rollout_ref.model.trust_remote_code)
     except TOKENIZER_ERRORS as error:
-        why = str(error).strip().splitlines()[0] if str(error) else repr(error)
-        yield f"{setting}: cannot load its tokenizer: {why}; allowed: a tokenizer; {TOKENIZER_FIX}"
+        why = f"cannot load its tokenizer: {first_line(error)}"
+        yield f"{setting}: {why}; allowed: a tokenizer; {TOKENIZER_FIX}"
         return
     vocabulary = _read_policy_vocabulary(cfg, path) if fits else None
     problems = list(find_tokenizer_problems(setting, tokenizer, path, vocabulary))
@@ -258,15 +261,6 @@ def _find_level_problems(setting: str, tokenizer: PolicyTokenizer) -> Iterator[s
         )
 
 
-def load_tokenizer(cfg: PPOConfig, path: str) -> PolicyTokenizer:
-    """Load the tokenizer in the directory ``path``."""
-    # Imported when called: the import takes seconds.
-    from transformers import AutoTokenizer
-
-    trust = cfg.actor_rollout_ref.model.trust_remote_code
-    return AutoTokenizer.from_pretrained(path, trust_remote_code=trust)
-
-
 def find_tokenizer_directory(cfg: PPOConfig) -> str | None:
     """Return the directory of the policy's tokenizer, or of that for its cold start.
 
@@ -283,3 +277,45 @@ def find_tokenizer_directory(cfg: PPOConfig) -> str | None:
     model = cold_start_config(cfg).model
     directories = [path for path in (model.tokenizer_path, model.path) if path]
     return next((path for path in directories if Path(path).is_dir()), None)
+
+
+# ---- reward model ----------------------------------------------------------------------------
+
+
+def find_reward_model_problems(cfg: PPOConfig) -> Iterator[str]:
+    """Yield problems of the reward model: it must exist, have one label and a chat template."""
+    model = cfg.reward_model.model
+    if not cfg.reward_model.enable or model.path is None:
+        return
+    key = REWARD_PATH
+    try:
+        directory = Path(description_directory(model.path))
+    except FileNotFoundError as error:
+        yield build_problem(cfg, key, str(error), ALLOWED_MODEL, fix_for_missing(cfg, key))
+        return
+    try:
+        config = read_config(directory, model.trust_remote_code)
+        tokenizer = load_tokenizer(directory, model.trust_remote_code)
+    except TOKENIZER_ERRORS as error:
+        why = f"{type(error).__name__}: {error}".splitlines()[0]
+        allowed = "a model and a tokenizer that transformers can load"
+        yield build_problem(cfg, key, why, allowed, "correct the files of the directory")
+        return
+    architectures = config.architectures or []
+    why = ""
+    if not any(name.endswith("ForSequenceClassification") for name in architectures):
+        why = f"it is a {', '.join(architectures) or config.model_type}"
+    elif config.num_labels != 1:
+        why = f"it has {config.num_labels} labels"
+    elif Path(model.path).is_dir():
+        setting = f"{key}={model.path!r}"
+        yield from find_weight_problems(
+            setting, directory, model.trust_remote_code, "reward", config
+        )
+    if why:
+        allowed = "a model for sequence classification with one label"
+        yield build_problem(cfg, key, why, allowed, f"set {key} to such a model")
+    if not is_chat_tokenizer(tokenizer):
+        why = "its tokenizer has no chat template to render conversations"
+        fix = "put a chat_template.jinja into its directory"
+        yield build_problem(cfg, key, why, "a chat template", fix)

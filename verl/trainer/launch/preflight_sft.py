@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from agent_system.tokens.bridge import ChatBridge
 from verl.config.problems import build_problem
@@ -11,7 +10,7 @@ from verl.config.settings import ConfigError, value_at_path
 from verl.models.hub import description_directory
 from verl.models.loader import read_config
 from verl.trainer.launch.preflight_machine import find_machine_problems, find_write_problem
-from verl.trainer.launch.preflight_weights import find_tie_problems
+from verl.trainer.launch.preflight_weights import find_tie_problems, first_line, load_tokenizer
 from verl.trainer.launch.sft import (
     check_expert,
     check_save_path,
@@ -91,7 +90,7 @@ def _find_model_problems(cfg: SFTConfig, records: list[Record]) -> Iterator[str]
             )
             unknown = [key for key in cfg.model.override_config if not hasattr(config, key)]
         except (OSError, ValueError) as error:
-            yield build_problem(cfg, PATH, _first_line(error), ALLOWED_MODEL, f"set {PATH}=DIR")
+            yield build_problem(cfg, PATH, first_line(error), ALLOWED_MODEL, f"set {PATH}=DIR")
             return
         for key in unknown:
             why = f"{type(config).__name__} has no value {key!r}"
@@ -110,9 +109,10 @@ def _find_model_problems(cfg: SFTConfig, records: list[Record]) -> Iterator[str]
     if not (cfg.model.tokenizer_path or cfg.model.path):
         return  # the tokenizer is created with the policy
     try:
-        tokenizer = _load_tokenizer(cfg)
+        directory = description_directory(str(cfg.model.tokenizer_path or cfg.model.path))
+        tokenizer = load_tokenizer(directory, cfg.model.trust_remote_code)
     except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
-        why = f"cannot load its tokenizer: {_first_line(error)}"
+        why = f"cannot load its tokenizer: {first_line(error)}"
         fix = "put the tokenizer's files next to the weights"
         yield build_problem(cfg, key, why, "a tokenizer", fix)
         return
@@ -130,15 +130,3 @@ def _find_model_problems(cfg: SFTConfig, records: list[Record]) -> Iterator[str]
             make_rows(cfg, records, tokenizer)
     except ConfigError as error:
         yield from error.problems
-
-
-def _load_tokenizer(cfg: SFTConfig) -> Any:
-    # Imported when called: the import takes seconds.
-    from transformers import AutoTokenizer
-
-    directory = description_directory(str(cfg.model.tokenizer_path or cfg.model.path))
-    return AutoTokenizer.from_pretrained(directory, trust_remote_code=cfg.model.trust_remote_code)
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0] if str(error).strip() else repr(error)

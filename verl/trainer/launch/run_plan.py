@@ -9,13 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agent_system.environments.env_package.agent.settings import AgentSettings
-from agent_system.environments.env_package.mixture.settings import MixtureSettings
 from agent_system.environments.env_registry import find_settings_class
 from agent_system.environments.settings import EnvSettings, FunctionFromFile
 from verl.config.derive import count_training_steps
 from verl.config.schema import PPOConfig
-from verl.config.settings import Section, value_at_path
+from verl.config.settings import RunsCode, Section, value_at_path
 
 PATH_KEYS = (
     "trainer.default_local_dir",
@@ -71,16 +69,18 @@ def collect_absolute_paths(cfg: PPOConfig) -> dict[str, Any]:
     env = cfg.env
     if env.kwargs:
         values["env.kwargs"] = _make_kwargs_absolute(env.env_name, env.kwargs)
-    mixture = env.active_section
-    part_names = list(mixture.part_weights) if isinstance(mixture, MixtureSettings) else []
+    mixture: Any = env.active_section
+    # Only the settings of a mixture have parts: names of environments, with their weights.
+    part_names = getattr(mixture, "part_weights", ())
     for name in (env.name, *(part_name.split("/", 1)[0] for part_name in part_names)):
         settings = getattr(env, name, None) if name.isidentifier() else None
         if isinstance(settings, EnvSettings):
             values[f"env.{name}"] = settings.model_copy(
                 update=dict(_list_absolute_settings(settings))
             )
-    if isinstance(mixture, MixtureSettings) and mixture.kwargs:
-        kwargs = {part: _make_kwargs_absolute(part, keys) for part, keys in mixture.kwargs.items()}
+    part_kwargs = mixture.kwargs if part_names else {}
+    if part_kwargs:
+        kwargs = {part: _make_kwargs_absolute(part, keys) for part, keys in part_kwargs.items()}
         values[f"env.{env.name}"] = mixture.model_copy(update={"kwargs": kwargs})
     return values
 
@@ -100,19 +100,20 @@ def _make_kwargs_absolute(env_name: str, kwargs: dict[str, Any]) -> dict[str, An
 def _list_absolute_settings(settings: Section) -> Iterator[tuple[str, Any]]:
     """Yield the names of the settings of an environment that are paths, and absolute values."""
     for name, value in vars(settings).items():
+        markers = type(settings).model_fields[name].metadata
         if name == "data_dir" and value:
             yield name, make_absolute(value)
         elif name in ("train_files", "val_files"):
             yield name, [make_absolute(file) for file in value]
-        elif name in ("path", "tasks") and isinstance(settings, AgentSettings):
-            yield name, _make_function_absolute(value)
-        elif name == "functions" and value:
-            yield name, [_make_function_absolute(function) for function in value]
         elif isinstance(value, FunctionFromFile) and value.path:
             yield name, value.model_copy(update={"path": make_absolute(value.path)})
+        elif value and any(isinstance(marker, RunsCode) for marker in markers):
+            yield name, _make_functions_absolute(value)
 
 
-def _make_function_absolute(function: str) -> str:
-    """Return ``FILE.py:NAME`` with an absolute file, and ``MODULE:NAME`` unchanged."""
-    file, colon, name = function.rpartition(":")
-    return f"{make_absolute(file)}{colon}{name}" if file.endswith(".py") else function
+def _make_functions_absolute(value: Any) -> Any:
+    """Return ``FILE.py:NAME``, also in lists, with absolute files; all other values unchanged."""
+    if isinstance(value, list):
+        return [_make_functions_absolute(item) for item in value]
+    file, colon, name = value.rpartition(":") if isinstance(value, str) else ("", "", "")
+    return f"{make_absolute(file)}{colon}{name}" if file.endswith(".py") else value

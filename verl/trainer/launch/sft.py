@@ -8,6 +8,8 @@ history.
 """
 
 import logging
+import multiprocessing
+import signal
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -26,13 +28,14 @@ from agent_system.tokens.bridge import ChatBridge
 from agent_system.tokens.probe import TemplateProbe, Verdict, probe_template
 from agent_system.tokens.template import TemplateUnsupported
 from rlvcr.levels import TAGS
-from verl.config.schema import SFTConfig
+from verl.config.cold_start import cold_start_config, cold_start_name
+from verl.config.schema import PPOConfig, SFTConfig
 from verl.config.settings import ConfigError, value_at_path
 from verl.models.hub import model_directory
 from verl.models.new_policy import build_policy
 from verl.record.run_dir import RunDirectory
 from verl.trainer.launch.preflight_weights import find_policy_problems
-from verl.trainer.launch.sft_ranks import SFTJob, train_on_ranks
+from verl.trainer.launch.sft_ranks import SFTJob, count_local_ranks, train_on_ranks
 from verl.trainer.sft.rows import (
     AGENT_WEIGHT,
     PLACE_KEY,
@@ -45,7 +48,10 @@ from verl.trainer.sft.rows import (
 from verl.utils.files import require_replaceable
 from verl.utils.logging import setup_logging
 from verl.utils.message_rows import Message
+from verl.utils.processes import die_with_parent
+from verl.utils.progress import report_heartbeats
 from verl.utils.seeds import derive_seed, seed_everything
+from verl.utils.stacks import answer_with_stacks
 from verl.utils.tables import read_rows
 from verl.utils.threads import available_cpus
 from verl.utils.watchdog import watch_run
@@ -92,6 +98,44 @@ def run_sft(cfg: SFTConfig) -> Path:
             save_path = train_on_ranks(job, schedule.n_gpus_per_node)
     logger.info("policy: %s (%.0f s in all)", save_path, time.perf_counter() - start_time)
     return save_path
+
+
+def create_policy(cfg: PPOConfig) -> None:
+    """Create the policy with a supervised run in a subprocess.
+
+    Raises:
+        RuntimeError: the supervised run fails.
+    """
+    path = Path(str(cfg.actor_rollout_ref.model.path))
+    logger.info("no policy at %s: cold start with config %s", path, cold_start_name(cfg))
+    # spawn: a forked child would inherit locks of threads that it does not have.
+    process = multiprocessing.get_context("spawn").Process(
+        target=run_cold_start, args=(cold_start_config(cfg),)
+    )
+    process.start()
+    try:
+        process.join()
+    finally:
+        process.kill()  # on an interruption; incomplete files are not used
+        process.join()
+    if process.exitcode != 0 or not path.exists():
+        raise RuntimeError(
+            f"the cold start ended with exit status {process.exitcode} and wrote no policy to "
+            f"{path}; see its error above"
+        )
+
+
+def run_cold_start(cfg: SFTConfig) -> None:
+    """Run ``cfg`` in this subprocess, on at most the available GPUs.
+
+    The process ends with its parent and ignores Ctrl-C, which the parent handles.
+    """
+    die_with_parent()
+    answer_with_stacks("cold start")
+    report_heartbeats()
+    # The terminal sends Ctrl-C to child processes too. The parent ends this one when it stops.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    run_sft(cfg.with_values({"trainer.n_gpus_per_node": count_local_ranks(cfg)}))
 
 
 def check_save_path(cfg: SFTConfig) -> None:
