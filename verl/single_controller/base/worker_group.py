@@ -235,9 +235,9 @@ class WorkerGroup(ABC):
     ) -> GroupFuture:
         args, kwargs = _resolve_futures(args, kwargs)
         calls, collect = plan_calls(registration, self.world_size, args, kwargs)
-        timeout_s = registration.timeout_s
-        if timeout_s is None:
-            timeout_s = self.call_timeout_s
+        timeout_s = (
+            self.call_timeout_s if registration.timeout_s is None else registration.timeout_s
+        )
         return self._start_calls(method, calls, collect, timeout_s)
 
     @abstractmethod

@@ -58,16 +58,6 @@ class RayClassWithInitArgs:
         self.roles: Mapping[str, RoleSpec] = {SOLE_ROLE: RoleSpec(_unwrap_class(cls), args, kwargs)}
         self.env_vars = dict(env_vars or {})
 
-    @classmethod
-    def from_roles(
-        cls, roles: Mapping[str, RoleSpec], env_vars: Mapping[str, str]
-    ) -> "RayClassWithInitArgs":
-        """Create the specification of several workers in one process."""
-        first_role = next(iter(roles.values()))
-        colocated = cls(first_role.worker_cls, env_vars=dict(env_vars))
-        colocated.roles = dict(roles)
-        return colocated
-
     @property
     def role_names(self) -> list[str]:
         """Names of the roles whose workers share processes; empty for a single worker."""
@@ -98,7 +88,9 @@ def create_colocated_worker_cls(
             )
         env_vars.update(spec.env_vars)
         roles[role] = spec.roles[SOLE_ROLE]
-    return RayClassWithInitArgs.from_roles(roles, env_vars)
+    colocated = RayClassWithInitArgs(next(iter(roles.values())).worker_cls, env_vars=env_vars)
+    colocated.roles = roles
+    return colocated
 
 
 class RayWorkerGroup(WorkerGroup):
@@ -170,11 +162,8 @@ class RayWorkerGroup(WorkerGroup):
         if not self._actors:
             return
         try:
-            gather_results(
-                [actor.close.remote() for actor in self._actors],
-                timeout_s,
-                self._make_labels("close"),
-            )
+            closing = [actor.close.remote() for actor in self._actors]
+            gather_results(closing, timeout_s, self._make_labels("close"))
         except (WorkerError, RayError) as error:
             logger.warning("%s: closing the workers failed: %s", self.name, error)
         self.kill()
@@ -184,11 +173,8 @@ class RayWorkerGroup(WorkerGroup):
         actor_cls = ray.remote(WorkerHost)
         resources = pool.actor_resources()
         for slot in pool.reserve_slots():
-            self._actors.append(
-                actor_cls.options(
-                    scheduling_strategy=slot.scheduling_strategy, **resources
-                ).remote()
-            )
+            options = {"scheduling_strategy": slot.scheduling_strategy, **resources}
+            self._actors.append(actor_cls.options(**options).remote())
         refs = [actor.describe_location.remote() for actor in self._actors]
         self.placement = gather_results(
             refs, timeout_s, self._make_labels(f"start with {resources}")
@@ -212,9 +198,8 @@ class RayWorkerGroup(WorkerGroup):
                 actor.start.remote(role, role_spec.worker_cls, role_spec.args, role_spec.kwargs)
                 for actor in self._actors
             ]
-            gather_results(
-                refs, timeout_s, self._make_labels(f"{role_spec.worker_cls.__name__}.__init__")
-            )
+            labels = self._make_labels(f"{role_spec.worker_cls.__name__}.__init__")
+            gather_results(refs, timeout_s, labels)
 
     def _make_labels(self, method: str) -> list[str]:
         return [f"{self.name}[rank {rank}].{method}" for rank in range(self.world_size)]
@@ -230,11 +215,10 @@ class RayWorkerGroup(WorkerGroup):
                 f"method of a group that spawn({sorted(self._roles)}) returns"
             )
         labels = self._make_labels(method)[: len(calls)]
+        stored_calls = _store_shared_arguments(calls)
         refs = [
             actor.call.remote(self._role, method, *args, **kwargs)
-            for actor, (args, kwargs) in zip(
-                self._actors, _store_shared_arguments(calls), strict=False
-            )
+            for actor, (args, kwargs) in zip(self._actors, stored_calls, strict=False)
         ]
         return GroupFuture(
             lambda t: gather_results(refs, t, labels), lambda: are_done(refs), collect, timeout_s
@@ -246,13 +230,8 @@ class _RoleView(RayWorkerGroup):
 
     def __init__(self, host: RayWorkerGroup, role: str) -> None:
         # Do not call the constructor of RayWorkerGroup: it would start processes.
-        WorkerGroup.__init__(
-            self,
-            host._roles[role].worker_cls,
-            host.world_size,
-            role,
-            host.call_timeout_s,
-        )
+        worker_cls = host._roles[role].worker_cls
+        WorkerGroup.__init__(self, worker_cls, host.world_size, role, host.call_timeout_s)
         self._role = role
         self._roles = host._roles
         self._actors = host._actors
@@ -277,15 +256,17 @@ def _make_rank_environments(
     sockets = make_loopback_environment(address)
     environments = []
     for rank, place in enumerate(placement):
-        env = {
-            "RANK": str(rank),
-            "WORLD_SIZE": str(len(placement)),
-            "LOCAL_RANK": str(placed_ranks[place["node_id"]]),
-            "LOCAL_WORLD_SIZE": str(on_node[place["node_id"]]),
-            "MASTER_ADDR": address,
-            "MASTER_PORT": str(port),
-        }
-        environments.append(env | sockets)
+        environments.append(
+            {
+                "RANK": str(rank),
+                "WORLD_SIZE": str(len(placement)),
+                "LOCAL_RANK": str(placed_ranks[place["node_id"]]),
+                "LOCAL_WORLD_SIZE": str(on_node[place["node_id"]]),
+                "MASTER_ADDR": address,
+                "MASTER_PORT": str(port),
+                **sockets,
+            }
+        )
         placed_ranks[place["node_id"]] += 1
     return environments
 
@@ -304,11 +285,12 @@ def make_loopback_environment(address: str) -> dict[str, str]:
 
 def _store_shared_arguments(calls: list[Call]) -> list[Call]:
     """Replace arguments that several ranks get by object references: they are serialised once."""
-    values: list[Any] = []
-    for args, kwargs in calls:
-        values += [
-            value for value in (*args, *kwargs.values()) if not isinstance(value, _CHEAP_TYPES)
-        ]
+    values = [
+        value
+        for args, kwargs in calls
+        for value in (*args, *kwargs.values())
+        if not isinstance(value, _CHEAP_TYPES)
+    ]
     counts = Counter(map(id, values))
     refs: dict[int, ray.ObjectRef] = {}
     for value in values:
