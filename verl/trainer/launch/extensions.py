@@ -4,7 +4,7 @@ Importing this module adds the settings of the environments and of the method to
 It imports neither torch nor the environments; the functions do when they are called.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 from agent_system.environments.config_rules import ENVIRONMENTS
 from rlvcr.config_checks import METHOD
@@ -26,8 +26,8 @@ __all__ = [
     "collect_environment_names",
     "collect_registered_names",
     "default_config",
-    "find_sft_start_problems",
     "inspect_calls",
+    "inspect_sft_start",
     "inspect_start",
     "load_config",
     "read_config",
@@ -85,8 +85,8 @@ def choose_config_name(overrides: Sequence[str]) -> str:
     return "ppo_trainer" if names_files or MODEL_PATH_KEY in values else "quickstart"
 
 
-def find_sft_start_problems(cfg: SFTConfig) -> Collection[str]:
+def inspect_sft_start(cfg: SFTConfig) -> Inspection:
     """Return problems with the files, the policy and the machine of a supervised run."""
     from verl.trainer.launch.preflight_sft import find_sft_problems
 
-    return find_sft_problems(cfg)
+    return Inspection(find_sft_problems(cfg))

@@ -60,15 +60,10 @@ def _find_directory_problems(cfg: SFTConfig) -> Iterator[str]:
             allowed = "a directory that can be created and written"
             yield build_problem(cfg, key, why, allowed, f"set {key}=DIR")
         elif key == SAVE_PATH:
-            yield from _find_replace_problems(cfg)
-
-
-def _find_replace_problems(cfg: SFTConfig) -> Iterator[str]:
-    """Yield a problem if the directory at ``model.save_path`` cannot be replaced."""
-    try:
-        check_save_path(cfg)
-    except ConfigError as error:
-        yield from error.problems
+            try:
+                check_save_path(cfg)
+            except ConfigError as error:
+                yield from error.problems
 
 
 def _find_size_problems(cfg: SFTConfig) -> Iterator[str]:
@@ -82,7 +77,7 @@ def _find_size_problems(cfg: SFTConfig) -> Iterator[str]:
 
 
 def _find_model_problems(cfg: SFTConfig, records: list[Record]) -> Iterator[str]:
-    """Yield problems of the policy, its tokenizer and the tokenisation of the episodes."""
+    """Yield problems of the policy and its tokenizer."""
     if cfg.model.path:
         try:
             config = read_config(
@@ -97,20 +92,26 @@ def _find_model_problems(cfg: SFTConfig, records: list[Record]) -> Iterator[str]
             allowed = "values of the model's config"
             yield build_problem(cfg, "model.override_config", why, allowed, "remove it")
         yield from find_tie_problems("model.override_config", cfg.model.override_config, config)
-        policy_problems = list(find_start_policy_problems(cfg))
-        if policy_problems:
+        # A policy on the hub is checked after its download.
+        if Path(cfg.model.path).is_dir():
+            policy_problems = list(find_start_policy_problems(cfg, Path(cfg.model.path)))
             yield from policy_problems
-            return
+            if policy_problems:
+                return
     elif any(TOKENS_COLUMN in record for record in records):
         why = "rows of token ids need a policy with the tokenizer of these ids"
         yield build_problem(cfg, PATH, why, ALLOWED_MODEL, f"set {PATH}=DIR")
         return
+    path = cfg.model.tokenizer_path or cfg.model.path
+    if path:  # otherwise the tokenizer is created with the policy
+        yield from _find_tokenizer_problems(cfg, path, records)
+
+
+def _find_tokenizer_problems(cfg: SFTConfig, path: str, records: list[Record]) -> Iterator[str]:
+    """Yield problems of the tokenizer in ``path``, and of the tokenisation of the episodes."""
     key = TOKENIZER if cfg.model.tokenizer_path else PATH
-    if not (cfg.model.tokenizer_path or cfg.model.path):
-        return  # the tokenizer is created with the policy
     try:
-        directory = description_directory(str(cfg.model.tokenizer_path or cfg.model.path))
-        tokenizer = load_tokenizer(directory, cfg.model.trust_remote_code)
+        tokenizer = load_tokenizer(description_directory(path), cfg.model.trust_remote_code)
     except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
         why = f"cannot load its tokenizer: {first_line(error)}"
         fix = "put the tokenizer's files next to the weights"

@@ -139,9 +139,7 @@ def run_cold_start(cfg: SFTConfig) -> None:
 
 
 def check_save_path(cfg: SFTConfig) -> None:
-    """Raise ``ConfigError`` if ``model.save_path`` must not be replaced, see
-    ``require_replaceable``.
-    """
+    """Raise ``ConfigError`` if ``model.save_path`` must not be replaced."""
     inputs = (cfg.model.path, cfg.model.tokenizer_path, cfg.data.data_dir)
     keep = [Path(path) for path in inputs if path and Path(path).exists()]
     keep.append(Path(cfg.trainer.default_local_dir))
@@ -244,16 +242,20 @@ def encode_records(cfg: SFTConfig, records: Iterable[Record], tokenizer) -> Iter
     Raises:
         ConfigError: the tokenizer or its chat template cannot render a record.
     """
+    data = cfg.data
     bridge = None
     probe = None
     for record in records:
         try:
+            if TOKENS_COLUMN in record:
+                yield _make_checked_token_row(record, len(tokenizer))
+                continue
             # Create these on first use: records of token ids need no chat template.
-            if TOKENS_COLUMN not in record:
-                probe = probe or probe_template(tokenizer, cfg.data.apply_chat_template_kwargs)
-                _check_probe(probe, record[cfg.data.messages_key])
-                bridge = bridge or ChatBridge(tokenizer, cfg.data.apply_chat_template_kwargs)
-            yield _encode_record(cfg, record, bridge, len(tokenizer))
+            probe = probe or probe_template(tokenizer, data.apply_chat_template_kwargs)
+            bridge = bridge or ChatBridge(tokenizer, data.apply_chat_template_kwargs)
+            messages = record[data.messages_key]
+            _check_probe(probe, messages)
+            yield encode_episode(bridge, messages, data.env_loss_weight, data.max_length)
         except TemplateUnsupported as error:
             raise ConfigError(
                 f"model.path={cfg.model.path!r}: {error}; allowed: a chat template that renders "
@@ -280,19 +282,13 @@ def _check_probe(probe: TemplateProbe, messages: Sequence[Message]) -> None:
         raise TemplateUnsupported(f"episodes of several turns cannot be rendered: {probe.reason}")
 
 
-def _encode_record(
-    cfg: SFTConfig, record: Record, bridge: ChatBridge | None, vocabulary: int
-) -> SFTRow | None:
-    """Return the row of ``record``; None if it does not fit."""
-    if bridge is None or TOKENS_COLUMN in record:
-        row = make_token_row(record)
-        if max(row.input_ids) >= vocabulary:
-            raise ValueError(
-                f"token id {max(row.input_ids)} is not below the vocabulary size {vocabulary}"
-            )
-        return row
-    messages = record[cfg.data.messages_key]
-    return encode_episode(bridge, messages, cfg.data.env_loss_weight, cfg.data.max_length)
+def _make_checked_token_row(record: Record, vocabulary: int) -> SFTRow:
+    row = make_token_row(record)
+    if max(row.input_ids) >= vocabulary:
+        raise ValueError(
+            f"token id {max(row.input_ids)} is not below the vocabulary size {vocabulary}"
+        )
+    return row
 
 
 def encode_episode(
@@ -349,23 +345,15 @@ def _pair_turns(messages: Sequence[Message]) -> Iterator[tuple[Message, Message 
 # ---------------------------------------------------------------------- the policy
 
 
-def find_start_policy_problems(cfg: SFTConfig) -> Iterator[str]:
-    """Yield problems of the initial policy if it is a directory.
-
-    A policy on the hub is checked after its download.
-    """
-    if cfg.model.path and Path(cfg.model.path).is_dir():
-        yield from _find_policy_problems(cfg, Path(cfg.model.path))
-
-
-def _find_policy_problems(cfg: SFTConfig, directory: Path) -> Iterator[str]:
+def find_start_policy_problems(cfg: SFTConfig, directory: Path) -> Iterator[str]:
+    """Yield problems of the initial policy in ``directory`` and of its tokenizer."""
     path = cfg.model.tokenizer_path
-    setting = f"model.path={cfg.model.path!r}"
-    trust = cfg.model.trust_remote_code
-    tokenizer_directory = Path(path) if path else None
-    tokenizer_setting = f"model.tokenizer_path={path!r}" if path else ""
-    yield from find_policy_problems(
-        setting, directory, trust, tokenizer_directory, tokenizer_setting
+    return find_policy_problems(
+        f"model.path={cfg.model.path!r}",
+        directory,
+        cfg.model.trust_remote_code,
+        tokenizer_directory=Path(path) if path else None,
+        tokenizer_setting=f"model.tokenizer_path={path!r}" if path else "",
     )
 
 
@@ -379,7 +367,7 @@ def prepare_start_policy(cfg: SFTConfig, records: list[Record], scratch: Path) -
     """
     if cfg.model.path:
         directory = Path(model_directory(cfg.model.path))
-        problems = list(_find_policy_problems(cfg, directory))
+        problems = list(find_start_policy_problems(cfg, directory))
         if problems:
             raise ConfigError(problems)
         return directory

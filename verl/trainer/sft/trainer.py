@@ -2,7 +2,8 @@
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,6 +27,8 @@ from verl.workers.rows import micro_batches
 
 logger = logging.getLogger(__name__)
 EVAL_TOKENS = 4096  # tokens per forward pass for the held-out loss
+LOSS_PARTS = ("loss", "weight", "agent_loss", "agent_tokens")
+LossSums = Counter[str]  # sums of LOSS_PARTS over the micro-batches of this rank
 
 
 @dataclass(frozen=True)
@@ -107,11 +110,10 @@ class SFTTrainer:
         """Write a checkpoint of the current step. All ranks must call it."""
         if self.checkpoints is None:
             raise ValueError("save_freq > 0 needs checkpoints; fix: pass a CheckpointManager")
-        if get_rank() > 0:
+        if get_rank() == 0:
+            self.checkpoints.save(self.step, self._write_engine, {"global_step": self.step})
+        else:
             self._write_engine(Path())
-            return
-        state = {"global_step": self.step}
-        self.checkpoints.save(self.step, self._write_engine, state)
 
     def _write_engine(self, directory: Path) -> None:
         # Only rank 0 knows the directory, into which every rank has to write.
@@ -143,7 +145,7 @@ class SFTTrainer:
                 self.engine.backward(loss_share, is_last_micro_batch=pass_number == len(row_lists))
             report = self.engine.step()
             self.engine.check_finite_weights()
-        return sums.compute_means("train") | {
+        return compute_mean_losses(sums, "train") | {
             "train/grad_norm": report.grad_norm,
             "train/lr": report.lr,
             "train/skipped": float(report.skipped),
@@ -156,16 +158,15 @@ class SFTTrainer:
 
         Every rank gets the same number; the last ones may be empty.
         """
-        rank_rows = [
-            rows[i] for i in assign_rows([len(row) for row in rows], world_size())[get_rank()]
-        ]
+        rows_per_rank = assign_rows([len(row) for row in rows], world_size())
+        rank_rows = [rows[i] for i in rows_per_rank[get_rank()]]
         micro_batch_rows = micro_batches([len(row) for row in rank_rows], max_tokens=max_tokens)
         # A forward pass through a sharded model is a collective operation, so all ranks need the
         # same number of micro-batches.
         empty_batches = [[] for _ in range(common_passes(micro_batch_rows) - len(micro_batch_rows))]
         return [[rank_rows[i] for i in indices] for indices in micro_batch_rows] + empty_batches
 
-    def _sum_losses(self, rows: Sequence[SFTRow], sums: "LossSums") -> torch.Tensor:
+    def _sum_losses(self, rows: Sequence[SFTRow], sums: LossSums) -> torch.Tensor:
         """Return the sum over tokens of ``weight * -log p``; add losses and weights to ``sums``."""
         device = self.engine.device
         packed = pack_with_branches([torch.tensor(row.input_ids) for row in rows], device=device)
@@ -182,14 +183,11 @@ class SFTTrainer:
         weights = weights[weighted_positions]
         loss = -scores.log_probs
         is_agent_token = weights >= AGENT_WEIGHT
-        loss_terms = {
-            "loss": (weights * loss).sum(),
-            "weight": weights.sum(),
-            "agent_loss": loss[is_agent_token].sum(),
-            "agent_tokens": is_agent_token.sum(),
-        }
-        sums.add({name: float(value.detach()) for name, value in loss_terms.items()})
-        return loss_terms["loss"]
+        loss_sum = (weights * loss).sum()
+        terms = (loss_sum, weights.sum(), loss[is_agent_token].sum(), is_agent_token.sum())
+        for name, value in zip(LOSS_PARTS, terms, strict=True):
+            sums[name] += value.item()
+        return loss_sum
 
     @torch.no_grad()
     def evaluate(self) -> dict[str, float]:
@@ -203,35 +201,19 @@ class SFTTrainer:
         with self.engine.model_on_device():
             for batch in self._split_rank_rows(self.val_rows, EVAL_TOKENS):
                 self._sum_losses(batch or self.val_rows[:1], sums if batch else LossSums())
-        return sums.compute_means("val")
+        return compute_mean_losses(sums, "val")
 
 
-class LossSums:
-    """Sums of losses and weights over the micro-batches of this rank."""
+def compute_mean_losses(sums: LossSums, prefix: str) -> dict[str, float]:
+    """Return ``<prefix>/loss`` and ``<prefix>/agent_loss`` over all ranks; a collective call.
 
-    def __init__(self) -> None:
-        names: list[str] = ["loss", "weight", "agent_loss", "agent_tokens"]
-        self._sums = dict.fromkeys(names, 0.0)
-
-    def add(self, parts: Mapping[str, float]) -> None:
-        """Add the sums ``parts`` of one micro-batch."""
-        for name, value in parts.items():
-            self._sums[name] += value
-
-    def get_sum(self, name: str) -> float:
-        """Return one sum: ``loss``, ``weight``, ``agent_loss`` or ``agent_tokens``."""
-        return self._sums[name]
-
-    def compute_means(self, prefix: str) -> dict[str, float]:
-        """Return ``<prefix>/loss`` and ``<prefix>/agent_loss`` over all ranks; a collective call.
-
-        The latter is omitted if there are no agent tokens.
-        """
-        global_sums = dict(zip(self._sums, sum_over_ranks(list(self._sums.values())), strict=True))
-        means = {f"{prefix}/loss": global_sums["loss"] / global_sums["weight"]}
-        if global_sums["agent_tokens"]:
-            means[f"{prefix}/agent_loss"] = global_sums["agent_loss"] / global_sums["agent_tokens"]
-        return means
+    The latter is omitted if there are no agent tokens.
+    """
+    loss, weight, agent_loss, agent_tokens = sum_over_ranks([sums[name] for name in LOSS_PARTS])
+    means = {f"{prefix}/loss": loss / weight}
+    if agent_tokens:
+        means[f"{prefix}/agent_loss"] = agent_loss / agent_tokens
+    return means
 
 
 def assign_rows(lengths: Sequence[int], ranks: int) -> list[list[int]]:
