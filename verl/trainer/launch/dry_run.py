@@ -19,6 +19,7 @@ from verl.records import REWARD_PARTS, StepRecord
 from verl.trainer.cli import Inspection
 from verl.trainer.launch.preflight_model import find_tokenizer_directory
 from verl.trainer.launch.preflight_prompts import Counts, open_environment
+from verl.trainer.launch.preflight_weights import summarize_error
 from verl.trainer.ppo.ray_trainer import compute_advantage
 from verl.workers.policy_loss import PolicyLoss, compute_denominators
 from verl.workers.rows import Rows
@@ -118,7 +119,7 @@ def _find_grader_problems(cfg: PPOConfig, data: DataProto) -> Iterator[str]:
         data.non_tensor_batch[REWARD_PARTS] = object_array([info.get(REWARD_PARTS, {})] * ROWS)
     except Exception as error:  # may be user-provided code
         key = REWARD if cfg.custom_reward_function.path else f"env.{cfg.env.name}.train_files"
-        why = f"a trial call on row {first_task['task_id']} failed: {_summarize_error(error)}"
+        why = f"a trial call on row {first_task['task_id']} failed: {summarize_error(error)}"
         yield build_problem(
             cfg, key, why, "a finite number for every answer", "correct the function"
         )
@@ -136,7 +137,7 @@ def _find_reward_problems(cfg: PPOConfig, data: DataProto) -> Iterator[str]:
         scores = load_reward_manager(cfg)(data)
     except Exception as error:  # user-provided code
         key = REWARD if cfg.custom_reward_function.path else "reward_model.reward_manager"
-        why = f"a trial call on made-up rows failed: {_summarize_error(error)}"
+        why = f"a trial call on made-up rows failed: {summarize_error(error)}"
         allowed = "a finite number for every trajectory"
         yield build_problem(cfg, key, why, allowed, "correct the function")
     data.batch["token_level_scores"] = scores
@@ -181,9 +182,5 @@ def _compute_loss(cfg: PPOConfig, data: DataProto) -> torch.Tensor:
 
 
 def _describe_failure(cfg: PPOConfig, key: str, error: Exception, allowed: str) -> str:
-    why = f"a trial call on made-up rows failed: {_summarize_error(error)}"
+    why = f"a trial call on made-up rows failed: {summarize_error(error)}"
     return build_problem(cfg, key, why, allowed, "correct its code, or set another name")
-
-
-def _summarize_error(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}".splitlines()[0]

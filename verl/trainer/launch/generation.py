@@ -19,7 +19,7 @@ from verl.config.schema.tools import GenerationConfig
 from verl.config.settings import ConfigError
 from verl.models.hub import model_directory
 from verl.trainer.launch.answers import SUFFIXES, AnswerFile
-from verl.trainer.launch.preflight_weights import load_checked_tokenizer
+from verl.trainer.launch.preflight_weights import load_checked_tokenizer, summarize_error
 from verl.utils.files import require_new_file
 from verl.utils.message_rows import Message, read_prompt_messages, read_table
 from verl.utils.progress import Progress, record_heartbeat
@@ -104,25 +104,18 @@ def _require_engine(name: str) -> None:
 
 def _open_engine(cfg: GenerationConfig, policy: str) -> RolloutEngine:
     rollout = cfg.rollout
-    engine_args = (rollout, policy, rollout.seed, rollout.num_threads)
+    arguments = (rollout.name, rollout, policy, rollout.seed, rollout.num_threads)
     try:
-        return create_engine(
-            rollout.name, *engine_args, trust_remote_code=cfg.model.trust_remote_code
-        )
+        return create_engine(*arguments, trust_remote_code=cfg.model.trust_remote_code)
     except Exception as error:  # from the engine, its settings or the files of the model
         setting = f"model.path={cfg.model.path!r}"
         if rollout.name not in ENGINES:
             setting = f"rollout.name={rollout.name!r}"
         raise ConfigError(
             f"{setting}: the engine {rollout.name!r} cannot load the model: "
-            f"{_summarize_error(error)}; allowed: a model and settings that the engine supports; "
+            f"{summarize_error(error)}; allowed: a model and settings that the engine supports; "
             "fix: correct the model's files, or the keys of rollout"
         ) from error
-
-
-def _summarize_error(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0] if lines else ''}"
 
 
 @contextlib.contextmanager
@@ -187,7 +180,7 @@ def encode_prompts(
         except ValueError as error:
             row = f"data.path={data.path!r}: row {len(encoded)}"
             raise ConfigError(
-                f"{row}: {_summarize_error(error)}; allowed: messages that the chat template of "
+                f"{row}: {summarize_error(error)}; allowed: messages that the chat template of "
                 f"{cfg.model.path} supports; fix: remove the row, or use another policy"
             ) from error
         encoded.append(ids)
@@ -263,7 +256,6 @@ def sample_answers(
             for result in engine.step():
                 on_result(result)
                 num_done += 1
-            record_heartbeat(
-                "generation"
-            )  # report progress: one answer may take longer than the stall timeout
+            # Report progress: one answer may take longer than the stall timeout.
+            record_heartbeat("generation")
             progress.set_done(num_done)

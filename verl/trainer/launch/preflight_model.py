@@ -42,6 +42,7 @@ from verl.trainer.launch.preflight_weights import (
     first_line,
     load_tokenizer,
     read_vocabulary_size,
+    summarize_error,
 )
 
 if TYPE_CHECKING:  # transformers takes seconds to import
@@ -297,9 +298,9 @@ def find_reward_model_problems(cfg: PPOConfig) -> Iterator[str]:
         config = read_config(directory, model.trust_remote_code)
         tokenizer = load_tokenizer(directory, model.trust_remote_code)
     except TOKENIZER_ERRORS as error:
-        why = f"{type(error).__name__}: {error}".splitlines()[0]
         allowed = "a model and a tokenizer that transformers can load"
-        yield build_problem(cfg, key, why, allowed, "correct the files of the directory")
+        fix = "correct the files of the directory"
+        yield build_problem(cfg, key, summarize_error(error), allowed, fix)
         return
     architectures = config.architectures or []
     why = ""

@@ -146,3 +146,8 @@ def load_tokenizer(directory: str | Path, trust_remote_code: bool) -> Any:
 def first_line(error: Exception) -> str:
     """Return the first line of the message of ``error``."""
     return str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
+
+
+def summarize_error(error: Exception) -> str:
+    """Return the type and the first line of the message of ``error``."""
+    return f"{type(error).__name__}: {str(error).strip()}".splitlines()[0]
