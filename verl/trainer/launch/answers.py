@@ -139,19 +139,14 @@ def _choose_table_path(path: Path, records: Sequence[Record]) -> Path:
         pyarrow.parquet.write_table(empty_table, pyarrow.BufferOutputStream())
     # ValueError: text with an unpaired surrogate. OverflowError: integer of more than 64 bits.
     except (pyarrow.ArrowException, TypeError, ValueError, OverflowError) as error:
-        lines = _find_free_path(path.with_suffix(".jsonl"))
+        # The first of NAME.jsonl, NAME.1.jsonl, NAME.2.jsonl, ... that is free.
+        names = chain([path.stem], (f"{path.stem}.{number}" for number in count(1)))
+        paths = (path.with_name(f"{name}.jsonl") for name in names)
+        lines = next(candidate for candidate in paths if not candidate.exists())
         why = " ".join(str(error).split())
         logger.warning("Parquet cannot represent the rows (%s): they are written to %s", why, lines)
         return lines
     return path
-
-
-def _find_free_path(path: Path) -> Path:
-    """Return the first of ``path``, ``<stem>.1<suffix>``, ``<stem>.2<suffix>`` ... that is free."""
-    names = (path.with_name(f"{path.stem}.{file_number}{path.suffix}") for file_number in count(1))
-    return next(
-        candidate_path for candidate_path in chain([path], names) if not candidate_path.exists()
-    )
 
 
 def build_table(records: Sequence[Record]) -> "pyarrow.Table":

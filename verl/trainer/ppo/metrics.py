@@ -2,6 +2,7 @@
 
 import math
 import re
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
 
 import numpy as np
@@ -19,11 +20,8 @@ def summarize_values(name: str, values: torch.Tensor) -> dict[str, float]:
     if values.numel() == 0:
         return {}
     values = values.float()
-    return {
-        f"{name}/mean": values.mean().item(),
-        f"{name}/max": values.max().item(),
-        f"{name}/min": values.min().item(),
-    }
+    summary = {"mean": values.mean(), "max": values.max(), "min": values.min()}
+    return {f"{name}/{statistic}": value.item() for statistic, value in summary.items()}
 
 
 def compute_data_metrics(batch: DataProto) -> dict[str, float]:
@@ -75,11 +73,11 @@ def _collect_values_by_name(batch: DataProto, name: str) -> dict[str, list[float
 
     Each trajectory that did not fail contributes one dictionary.
     """
-    column = batch.non_tensor_batch.get(name)
-    values: dict[str, list[float]] = {}
-    for row_values in [] if column is None else column[find_graded_rows(batch)]:
-        for key, value in row_values.items():
-            values.setdefault(key, []).append(value)
+    values: dict[str, list[float]] = defaultdict(list)
+    if name in batch.non_tensor_batch:
+        for row_values in batch.non_tensor_batch[name][find_graded_rows(batch)]:
+            for key, value in row_values.items():
+                values[key].append(value)
     return values
 
 
@@ -168,7 +166,10 @@ def compute_validation_metrics(batch: DataProto) -> dict[str, float]:
     is_success = fields["won"][rows].astype(float)
     # Resample tasks, because trajectories of one task are not independent of each other.
     low, high = rate_interval(average_per_task(is_success, fields["uid"][rows]))
-    sampled = count_trajectory_tokens(batch)
+    sampled: Counter[str] = Counter()
+    row_tokens = batch.batch["response_mask"].sum(-1).tolist()
+    for trajectory, tokens in zip(fields["traj_uid"], row_tokens, strict=True):
+        sampled[trajectory] += tokens
     result |= {
         "val/success_rate": float(is_success.mean()),
         "val/success_rate_low": low,
@@ -209,14 +210,14 @@ def compute_repeated_metrics(batch: DataProto, rows: np.ndarray) -> dict[str, fl
     their number, and is omitted if all tasks have k trajectories.
     """
     fields = batch.non_tensor_batch
-    task_rows: dict[str, list[int]] = {}
+    task_rows: dict[str, list[int]] = defaultdict(list)
     for row in rows.tolist():
-        task_rows.setdefault(str(fields["uid"][row]), []).append(row)
+        task_rows[str(fields["uid"][row])].append(row)
     n = max(map(len, task_rows.values()), default=0)
     if n < 2:
         return {}
     votes = collect_answers(batch)
-    per_task: dict[str, list[float]] = {}
+    per_task: dict[str, list[float]] = defaultdict(list)
     for members in task_rows.values():
         is_success = [float(fields["won"][row]) for row in members]
         returns = [float(fields["episode_rewards"][row]) for row in members]
@@ -224,13 +225,9 @@ def compute_repeated_metrics(batch: DataProto, rows: np.ndarray) -> dict[str, fl
         for k in list_powers_up_to(n):
             if k > len(members):
                 continue
-            of_task = {
-                "pass": pass_at_k(len(members), int(sum(is_success)), k),
-                "best": best_at_k(returns, k),
-                "maj": maj_at_k(answers, is_success, k),
-            }
-            for metric_kind, value in of_task.items():
-                per_task.setdefault(f"val/{metric_kind}@{k}", []).append(value)
+            per_task[f"val/pass@{k}"].append(pass_at_k(len(members), int(sum(is_success)), k))
+            per_task[f"val/best@{k}"].append(best_at_k(returns, k))
+            per_task[f"val/maj@{k}"].append(maj_at_k(answers, is_success, k))
     fewer = {
         f"val/tasks@{name.partition('@')[2]}": float(len(values))
         for name, values in per_task.items()
@@ -271,32 +268,18 @@ def average_per_task(values: np.ndarray, uids: np.ndarray) -> np.ndarray:
     return np.bincount(task, weights=values) / np.bincount(task)
 
 
-def count_trajectory_tokens(batch: DataProto) -> dict[str, float]:
-    """Return the number of sampled tokens by trajectory, summed over its rows."""
-    counts: dict[str, float] = {}
-    per_row = batch.batch["response_mask"].sum(-1).tolist()
-    for trajectory, count in zip(batch.non_tensor_batch["traj_uid"], per_row, strict=True):
-        counts[trajectory] = counts.get(trajectory, 0.0) + count
-    return counts
-
-
 def reduce_metrics(metrics: Mapping[str, float | list[float]]) -> dict[str, float]:
     """Return ``metrics`` with each list (values of micro-batches, ranks or parts) as one number.
 
     The first of ``max``, ``min`` and ``sum`` in the words of the name is applied, for example to
     ``perf/max_memory_gb`` and ``loss_sum``. Other lists are averaged. Numbers are unchanged.
     """
-    return {key: _reduce_value(key, value) for key, value in metrics.items()}
-
-
-def _reduce_value(name: str, value: float | list[float]) -> float:
-    if not isinstance(value, list):
-        return float(value)
-    words = re.split(r"[/_]", name)
-    reduction = next(
-        (reduction_name for reduction_name in REDUCTIONS if reduction_name in words), "mean"
-    )
-    return float(REDUCTIONS[reduction](value))
+    reduced = {}
+    for key, value in metrics.items():
+        words = re.split(r"[/_]", key)
+        reduce = next((REDUCTIONS[name] for name in REDUCTIONS if name in words), _average_values)
+        reduced[key] = float(reduce(value) if isinstance(value, list) else value)
+    return reduced
 
 
 def _average_values(values: list[float]) -> float:
@@ -304,9 +287,4 @@ def _average_values(values: list[float]) -> float:
     return values[0] if len(set(values)) == 1 else float(np.mean(values))
 
 
-REDUCTIONS: dict[str, Callable[[list[float]], float]] = {
-    "max": max,
-    "min": min,
-    "sum": math.fsum,
-    "mean": _average_values,
-}
+REDUCTIONS: dict[str, Callable[[list[float]], float]] = {"max": max, "min": min, "sum": math.fsum}
