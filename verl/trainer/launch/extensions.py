@@ -5,6 +5,9 @@ It imports neither torch nor the environments; the functions do when they are ca
 """
 
 from collections.abc import Sequence
+from pathlib import Path
+
+import yaml
 
 from agent_system.environments.config_rules import ENVIRONMENTS
 from rlvcr.config_checks import METHOD
@@ -15,9 +18,9 @@ from verl.config.problems import RegisteredNames
 from verl.config.schema import PPOConfig, SFTConfig
 from verl.config.settings.unknown_keys import EQUIVALENT_SETTINGS
 from verl.trainer.cli import Inspection
-from verl.trainer.launch.foreign_keys import FOREIGN_KEYS
 
 MODEL_PATH_KEY = "actor_rollout_ref.model.path"
+FOREIGN_KEYS_FILE = Path(__file__).with_name("foreign_keys.yaml")
 FILE_KEYS = ("data.train_files", "data.val_files")
 
 # Importing the config functions from here ensures that all sections are registered.
@@ -35,7 +38,7 @@ __all__ = [
 
 plugins.ENVIRONMENTS.append(ENVIRONMENTS)
 plugins.METHODS.append(METHOD)
-EQUIVALENT_SETTINGS.update(FOREIGN_KEYS)
+EQUIVALENT_SETTINGS.update(yaml.safe_load(FOREIGN_KEYS_FILE.read_text(encoding="utf-8")))
 
 
 def collect_registered_names() -> RegisteredNames:

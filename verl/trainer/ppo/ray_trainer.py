@@ -202,16 +202,9 @@ class RayPPOTrainer(Generic[TasksT]):
         It is ``trainer.resume_from_path`` (``resume_path``), or the newest valid one (``auto``).
         """
         trainer = self.config.trainer
-        if trainer.resume_mode == "disable":
-            return None
         if trainer.resume_mode == "resume_path":
-            if trainer.resume_from_path is None:
-                raise ValueError(
-                    "trainer.resume_mode=resume_path needs a checkpoint; fix: set "
-                    "trainer.resume_from_path"
-                )
-            return Path(trainer.resume_from_path)
-        return self.checkpoints.find_latest_valid()
+            return Path(str(trainer.resume_from_path))
+        return self.checkpoints.find_latest_valid() if trainer.resume_mode == "auto" else None
 
     # ------------------------------------------------------------------ stages of a step
 
