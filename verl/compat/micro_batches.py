@@ -97,7 +97,8 @@ def rearrange_micro_batches(
     row exceeds the bound or a rank has too few rows.
     """
     if lengths is None:
-        lengths = _real_tokens(batch)
+        columns = batch.batch if isinstance(batch, DataProto) else batch
+        lengths = columns["attention_mask"].sum(-1).tolist()
     divided_by = num_batches_divided_by or 1
     row_lists = token_bounded_partitions(
         lengths, max_token_len, min_num_micro_batch or 1, divided_by
@@ -105,12 +106,6 @@ def rearrange_micro_batches(
     if dp_group is not None:
         row_lists = _match_largest_rank(row_lists, lengths, max_token_len, dp_group)
     return [_select(batch, row_indices) for row_indices in row_lists], row_lists
-
-
-def _real_tokens(batch: DataProto | TensorDict | dict[str, Tensor]) -> list[int]:
-    columns = batch.batch if isinstance(batch, DataProto) else batch
-    mask: Tensor = columns["attention_mask"]
-    return mask.sum(-1).tolist()
 
 
 def _match_largest_rank(
@@ -147,10 +142,7 @@ def get_reverse_idx(idx_map: Sequence[int]) -> list[int]:
 
     ``reordered[get_reverse_idx(idx_map)[i]]`` is row ``i`` of the original order.
     """
-    reverse = [0] * len(idx_map)
-    for position, original in enumerate(idx_map):
-        reverse[original] = position
-    return reverse
+    return sorted(range(len(idx_map)), key=idx_map.__getitem__)
 
 
 def pad_sequence_to_length(

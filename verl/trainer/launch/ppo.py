@@ -181,26 +181,20 @@ def start_run(
     stack.callback(checkpoints.close)
     journal = Journal(run, cfg, tasks.tokenizer)
     stack.callback(journal.finish_run)
+    reward_fn: RewardFunction = load_reward_manager(cfg)
+    if workers.reward_group is not None:
+        reward_fn = ModelRewards(reward_fn, workers.reward_group, cfg.reward_model)
     trainer = RayPPOTrainer(
         config=cfg,
         workers=workers,
         collector=collector,
         envs=tasks.envs,
         val_envs=tasks.val_envs,
-        reward_fn=make_reward_function(cfg, workers),
+        reward_fn=reward_fn,
         journal=journal,
         checkpoints=checkpoints,
     )
     return OpenRun(trainer, collector)
-
-
-def make_reward_function(cfg: PPOConfig, workers: TrainingWorkers) -> RewardFunction:
-    """Return the reward function: environment or user function, plus the reward model if any."""
-    reward_manager = load_reward_manager(cfg)
-    group = workers.reward_group
-    return (
-        reward_manager if group is None else ModelRewards(reward_manager, group, cfg.reward_model)
-    )
 
 
 def open_environments(cfg: PPOConfig) -> tuple[EnvironmentManagerBase, EnvironmentManagerBase]:
@@ -236,15 +230,15 @@ def pin_models(cfg: PPOConfig) -> dict[str, str]:
     Raises:
         ConfigError: a model is neither a directory nor on the hub, or its weights are invalid.
     """
-    models: dict[str, ModelConfig | CriticModelConfig | RewardNetworkConfig] = {
-        "actor_rollout_ref.model.path": cfg.actor_rollout_ref.model
+    models: dict[str, tuple[ModelConfig | CriticModelConfig | RewardNetworkConfig, Use]] = {
+        "actor_rollout_ref.model.path": (cfg.actor_rollout_ref.model, "policy")
     }
     if cfg.critic.enable:
-        models["critic.model.path"] = cfg.critic.model
+        models["critic.model.path"] = (cfg.critic.model, "value")
     if cfg.reward_model.enable:
-        models["reward_model.model.path"] = cfg.reward_model.model
+        models["reward_model.model.path"] = (cfg.reward_model.model, "reward")
     resolved = {}
-    for key, model in models.items():
+    for key, (model, use) in models.items():
         path = str(model.path)
         try:
             resolved[key] = pin_revision(path)
@@ -253,20 +247,10 @@ def pin_models(cfg: PPOConfig) -> dict[str, str]:
                 build_problem(cfg, key, str(error), ALLOWED, fix_for_missing(cfg, key))
             ) from error
         if not Path(path).is_dir():  # directories were checked with the config
-            raise_problems(_find_download_problems(key, model, resolved[key]))
+            downloaded = Path(model_directory(resolved[key]))
+            setting = f"{key}={path!r}"
+            raise_problems(find_weight_problems(setting, downloaded, model.trust_remote_code, use))
     return resolved
-
-
-def _find_download_problems(
-    key: str, model: ModelConfig | CriticModelConfig | RewardNetworkConfig, fetched: str
-) -> Iterator[str]:
-    """Yield problems of weights from the hub: missing files, or shapes unlike the config's."""
-    use: Use = "policy" if isinstance(model, ModelConfig) else "value"
-    use = "reward" if isinstance(model, RewardNetworkConfig) else use
-    directory = Path(model_directory(fetched))
-    yield from find_weight_problems(
-        f"{key}={str(model.path)!r}", directory, model.trust_remote_code, use
-    )
 
 
 def start_workers(

@@ -91,7 +91,7 @@ class ResourcePoolManager:
             pool.shutdown()
 
 
-@dataclass
+@dataclass(eq=False)
 class TrainingWorkers:
     """Worker groups and rollout engines of a run, and the calls of the trainer to them.
 
@@ -172,26 +172,22 @@ class TrainingWorkers:
 
     def compute_log_prob(self, data: DataProto) -> DataProto:
         """Return old log-probs and entropies of rows, and the results of their score requests."""
-        return self._call_on_ranks(
-            self.actor_group.compute_log_prob,
-            select_columns(data, FORWARD_COLUMNS, SCORE_REQUEST_COLUMNS),
-        )
+        columns = select_columns(data, FORWARD_COLUMNS, SCORE_REQUEST_COLUMNS)
+        return self._call_on_ranks(self.actor_group.compute_log_prob, columns)
 
     def compute_ref_log_prob(self, data: DataProto) -> DataProto:
         """Return log-probs under the reference policy. Raise ``ValueError`` if there is none."""
         if self.reference_group is None:
             raise ValueError("this run has no reference policy")
-        return self._call_on_ranks(
-            self.reference_group.compute_ref_log_prob, select_columns(data, FORWARD_COLUMNS, ())
-        )
+        columns = select_columns(data, FORWARD_COLUMNS, ())
+        return self._call_on_ranks(self.reference_group.compute_ref_log_prob, columns)
 
     def compute_values(self, data: DataProto) -> DataProto:
         """Return values of the tokens of rows. Raise ``ValueError`` if there is no critic."""
         if self.critic_group is None:
             raise ValueError("this run has no critic")
-        return self._call_on_ranks(
-            self.critic_group.compute_values, select_columns(data, FORWARD_COLUMNS, ())
-        )
+        columns = select_columns(data, FORWARD_COLUMNS, ())
+        return self._call_on_ranks(self.critic_group.compute_values, columns)
 
     def _call_on_ranks(self, call: Callable[[DataProto], DataProto], data: DataProto) -> DataProto:
         return score_on_ranks(call, data, self.data_parallel_size, self.balanced)
