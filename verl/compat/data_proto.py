@@ -80,10 +80,7 @@ def save_to_disk(data: DataProto, path: str | Path) -> None:
 
 
 def load_from_disk(path: str | Path) -> DataProto:
-    """Return the table that ``save_to_disk`` wrote to directory ``path``.
-
-    Raises ``ValueError`` if the two files do not belong together.
-    """
+    """Return the table in directory ``path``; raise ``ValueError`` if its files do not match."""
     root = Path(path)
     record = json.loads((root / JSON_FILE).read_text(encoding="utf-8"))
     stored = load_file(root / TENSOR_FILE)

@@ -138,10 +138,7 @@ def _select(batch: Any, rows: list[int]) -> Any:  # the result has the type of b
 
 
 def get_reverse_idx(idx_map: Sequence[int]) -> list[int]:
-    """Return the inverse permutation.
-
-    ``reordered[get_reverse_idx(idx_map)[i]]`` is row ``i`` of the original order.
-    """
+    """Return the inverse permutation: ``reordered[get_reverse_idx(idx_map)[i]]`` is row ``i``."""
     return sorted(range(len(idx_map)), key=idx_map.__getitem__)
 
 

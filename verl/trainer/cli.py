@@ -53,10 +53,7 @@ class Command:
 
 @dataclass(frozen=True)
 class Inspection:
-    """Result of opening the environment, models and files of a config.
-
-    ``problems`` are messages about them, ``facts`` are fields of ``Facts`` for the plan.
-    """
+    """Result of opening what a config names: messages, and fields of ``Facts`` for the plan."""
 
     problems: Collection[str] = ()
     facts: Mapping[str, Any] = field(default_factory=dict)
@@ -130,9 +127,7 @@ def parse(
 ) -> Command:
     """Parse ``argv`` (default: ``sys.argv``) and compose its typed and derived configs.
 
-    Raises:
-        ConfigError: names, keys, types or single values are invalid. It also lists the problems
-            across keys.
+    Raises ``ConfigError`` with all problems if names, keys, types or single values are invalid.
     """
     parser = _build_parser(prog)
     # parse_args would refuse overrides on both sides of an option.

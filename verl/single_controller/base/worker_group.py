@@ -158,10 +158,7 @@ class GroupFuture:
 
 
 class WorkerGroup(ABC):
-    """Group of workers that has each registered method of ``worker_cls`` as a method.
-
-    Such a method dispatches its arguments to the ranks and collects their results.
-    """
+    """Group of workers. It has each registered method of ``worker_cls``, called on the ranks."""
 
     def __init__(self, worker_cls: type, world_size: int, name: str, call_timeout_s: float) -> None:
         self.worker_cls = worker_cls
@@ -203,18 +200,12 @@ class WorkerGroup(ABC):
         return self._submit_call(method, self._methods[method], args, kwargs)
 
     def execute_all(self, method: str, *args: object, **kwargs: object) -> list[Any]:
-        """Call ``method``, registered or not, with the same arguments on every rank.
-
-        Returns the results in rank order. Kept for verl scripts that call methods by name.
-        """
+        """Return the results of any ``method`` on every rank. Kept for scripts written for verl."""
         calls = [_resolve_futures(args, kwargs)] * self.world_size
         return self._start_calls(method, calls, list, self.call_timeout_s).get()
 
     def execute_rank_zero(self, method: str, *args: object, **kwargs: object) -> Any:
-        """Call ``method``, registered or not, on rank 0 only, and return its result.
-
-        Kept for verl scripts that call methods by name.
-        """
+        """Return the result of any ``method`` on rank 0. Kept for scripts written for verl."""
         calls = [_resolve_futures(args, kwargs)]
         return self._start_calls(method, calls, list, self.call_timeout_s).get()[0]
 

@@ -33,10 +33,7 @@ _FURTHER_RESULTS_S = 0.05
 
 
 def ray_get(ref: ray.ObjectRef, timeout_s: float, label: str) -> Any:
-    """Return the value of one object reference.
-
-    ``label`` names the awaited result in errors, for example "rollout worker 0: ready".
-    """
+    """Return the value of one reference; ``label`` names it in errors."""
     return gather_results([ref], timeout_s, [label])[0]
 
 

@@ -144,10 +144,7 @@ def _make_private_directory() -> Path:
 
 
 def remove_stale_sessions(directory: Path) -> None:
-    """Remove the session directories in ``directory`` of Ray instances that have ended.
-
-    The newest ``KEPT_SESSIONS`` of them stay, because their logs may explain a failure.
-    """
+    """Remove the sessions of Ray instances that have ended, except the newest ``KEPT_SESSIONS``."""
     ended = [
         path
         for path in sorted(directory.glob("session_*_*"))

@@ -35,10 +35,7 @@ def is_lost(node: Mapping[str, Any]) -> bool:
 
 
 def find_lost_nodes(within_s: float = DETECTION_TIMEOUT_S) -> list[str]:
-    """Return the names of the lost nodes, waiting up to ``within_s`` seconds for the first one.
-
-    Does not wait if at most one node is alive.
-    """
+    """Return the names of the lost nodes; wait for the first one if several nodes are alive."""
     deadline = time.monotonic() + within_s
     while True:
         nodes = ray.nodes()

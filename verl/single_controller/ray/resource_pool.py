@@ -100,10 +100,7 @@ class RayResourcePool:
         ]
 
     def shared_actor_options(self, device: int) -> dict[str, Any]:
-        """Return the Ray options of an additional actor on device number ``device`` of this pool.
-
-        Without GPUs there is no device to share, and Ray spreads such actors over the nodes.
-        """
+        """Return the Ray options of an additional actor on ``device`` (without GPUs: any node)."""
         if not self.use_gpu:
             return {"scheduling_strategy": "SPREAD", **self.actor_resources()}
         return {

@@ -67,11 +67,7 @@ class RayClassWithInitArgs:
 def create_colocated_worker_cls(
     class_dict: Mapping[str, RayClassWithInitArgs],
 ) -> RayClassWithInitArgs:
-    """Return an actor class with one worker per role; see ``RayWorkerGroup.spawn``.
-
-    Raises ``ValueError`` if no role is given, or if two roles set an environment variable to
-    different values.
-    """
+    """Return an actor class with one worker per role; see ``RayWorkerGroup.spawn``."""
     if not class_dict:
         raise ValueError("create_colocated_worker_cls: class_dict is empty; it needs a role")
     roles: dict[str, RoleSpec] = {}
@@ -125,10 +121,7 @@ class RayWorkerGroup(WorkerGroup):
             raise
 
     def spawn(self, prefix_set: Iterable[str]) -> dict[str, "RayWorkerGroup"]:
-        """Return one group per role, named by the role, on the actors of this group.
-
-        Raises ``KeyError`` for a role that this group does not have.
-        """
+        """Return one group per role, named by the role, on the actors of this group."""
         groups: dict[str, RayWorkerGroup] = {}
         for role in prefix_set:
             if role not in self._roles:
@@ -142,10 +135,7 @@ class RayWorkerGroup(WorkerGroup):
         return list(self._actors)
 
     def call_for_refs(self, method: str, *args: object) -> list[Any]:
-        """Start ``method`` on every rank; return the object references in rank order.
-
-        The results stay in Ray's object store.
-        """
+        """Start ``method`` on every rank; return the references to its results."""
         return [actor.call.remote(self._role, method, *args) for actor in self._actors]
 
     def kill(self) -> None:
@@ -155,10 +145,7 @@ class RayWorkerGroup(WorkerGroup):
         self._actors.clear()  # in place, because the groups of colocated roles share the list
 
     def shutdown(self, timeout_s: float = 10.0) -> None:
-        """Call ``close`` on the workers, wait at most ``timeout_s``, then end their processes.
-
-        A second call does nothing.
-        """
+        """Call ``close`` on the workers, wait at most ``timeout_s``, then end their processes."""
         if not self._actors:
             return
         try:
@@ -272,11 +259,7 @@ def _make_rank_environments(
 
 
 def make_loopback_environment(address: str) -> dict[str, str]:
-    """Return the environment that limits collectives to the loopback interface.
-
-    It is empty unless the node's ``address`` is a loopback address. Without these variables the
-    collectives use the machine's external address.
-    """
+    """Return the environment that limits collectives to loopback, if ``address`` is 127.*."""
     if not address.startswith("127."):
         return {}
     name = next((name for _, name in socket.if_nameindex() if name.startswith("lo")), "lo")

@@ -71,10 +71,7 @@ class AnswerFile:
 
     @contextlib.contextmanager
     def keep_partial_answers(self) -> Iterator[None]:
-        """Return a context in which ``append_answer`` may be called.
-
-        On success the partial file is removed. On an error it is kept and its path is logged.
-        """
+        """Return a context for ``append_answer``; on an error the partial file is kept."""
         if self.partial_path.exists():
             logger.warning("%s is now %s", self.partial_path, rename_aside(self.partial_path))
         try:
@@ -150,11 +147,7 @@ def _choose_table_path(path: Path, records: Sequence[Record]) -> Path:
 
 
 def build_table(records: Sequence[Record]) -> "pyarrow.Table":
-    """Return a table with the columns of all ``records``.
-
-    Missing values are null. Empty dictionaries become null too, because Parquet cannot represent
-    them.
-    """
+    """Return a table with the columns of all ``records``; empty dictionaries become null."""
     import pyarrow
 
     names = dict.fromkeys(name for record in records for name in record)

@@ -31,11 +31,7 @@ SCORED_OVERRIDES = (
 
 
 def build_audit_args(args: Sequence[str]) -> list[str]:
-    """Return the command line ``RUN_DIR [key=value ...]`` as a command line of ``main_ppo``.
-
-    Raises:
-        ValueError: the first argument is not a run directory.
-    """
+    """Return ``RUN_DIR [key=value ...]`` as a command line of ``main_ppo``; else ``ValueError``."""
     if not args or args[0].startswith("-"):
         # Without a run directory only options such as --help apply.
         return list(args) or ["--help"]

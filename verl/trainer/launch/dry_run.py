@@ -105,10 +105,7 @@ def _make_turn(is_success: bool) -> StepRecord:
 
 
 def _find_grader_problems(cfg: PPOConfig, data: DataProto) -> Iterator[str]:
-    """Yield a problem if grading a made-up answer to the first task fails.
-
-    Store the named reward parts of the answer in ``data``.
-    """
+    """Yield a problem if grading an answer fails; store its reward parts in ``data``."""
     settings = env_settings(cfg.env)
     package = get_package(cfg.env.env_name)
     first_task = package.tasks(settings, "val" if cfg.trainer.val_only else "train")[0]
@@ -128,10 +125,7 @@ def _find_grader_problems(cfg: PPOConfig, data: DataProto) -> Iterator[str]:
 
 
 def _find_reward_problems(cfg: PPOConfig, data: DataProto) -> Iterator[str]:
-    """Yield a problem if the reward manager or the user-provided reward function fails on ``data``.
-
-    Add ``token_level_scores`` to ``data``.
-    """
+    """Yield a problem if the reward fails; add ``token_level_scores`` to ``data``."""
     scores = torch.zeros(ROWS, RESPONSE)
     try:
         scores = load_reward_manager(cfg)(data)

@@ -123,11 +123,7 @@ def find_policy(checkpoint: Path) -> Path:
 
 
 def find_origin(cfg: ExportConfig) -> ModelOrigin:
-    """Return the model from which the run of ``cfg.checkpoint`` started, by its ``config.yaml``.
-
-    Raises:
-        ConfigError: neither that file nor ``model_path`` names the model.
-    """
+    """Return the model from which the run started, by its ``config.yaml``, or ``model_path``."""
     section = _read_model_section(Path(cfg.checkpoint))
     path = cfg.model_path or section.get("path") or section.get("save_path")
     if path is None:

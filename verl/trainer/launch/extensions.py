@@ -61,10 +61,7 @@ def collect_environment_names() -> RegisteredNames:
 
 
 def inspect_start(cfg: PPOConfig, elsewhere: bool = False) -> Inspection:
-    """Return problems and facts that need the environment, the tokenizer and the engine.
-
-    With ``elsewhere`` the run is for another machine, so that the devices of this one are ignored.
-    """
+    """Return problems and facts that need environment, tokenizer and engine."""
     from verl.trainer.launch.preflight import inspect_start
 
     return inspect_start(cfg, elsewhere)

@@ -131,12 +131,7 @@ def _watch_generation(cfg: GenerationConfig, target: Path) -> Iterator[None]:
 
 
 def choose_output_path(cfg: GenerationConfig) -> Path:
-    """Return the path of the output file.
-
-    Raises:
-        ConfigError: the suffix is not supported, the path is that of the prompts, or the file
-            exists and ``data.overwrite`` is false.
-    """
+    """Return the path of the output file; raise ``ConfigError`` if it must not be written."""
     source = Path(cfg.data.path).expanduser()
     output = cfg.data.output_path
     suffix = source.suffix if source.suffix in SUFFIXES else ".jsonl"
@@ -196,11 +191,7 @@ def encode_prompts(
 
 
 def make_token_bridge(cfg: GenerationConfig, tokenizer: Any) -> ChatBridge | PlainBridge:
-    """Return the object that renders prompts and decodes answers, for chat or plain tokenizers.
-
-    Raises:
-        ConfigError: the chat template has no generation prompt.
-    """
+    """Return the object that renders prompts and decodes answers, for chat or plain tokenizers."""
     if not is_chat_tokenizer(tokenizer):
         return PlainBridge(tokenizer)
     arguments = cfg.data.apply_chat_template_kwargs
@@ -215,10 +206,7 @@ def make_token_bridge(cfg: GenerationConfig, tokenizer: Any) -> ChatBridge | Pla
 
 
 def build_requests(cfg: GenerationConfig, prompts: Sequence[list[int]]) -> list[SamplingRequest]:
-    """Return ``n_samples`` requests per prompt, prompt by prompt.
-
-    The seed of a request depends only on ``rollout.seed`` and its prompt and sample numbers.
-    """
+    """Return ``n_samples`` requests per prompt, with seeds by prompt and sample number."""
     rollout = cfg.rollout
     return [
         SamplingRequest(

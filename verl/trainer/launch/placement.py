@@ -35,10 +35,7 @@ class ClusterNode:
 
 @dataclass(frozen=True)
 class PoolNeed:
-    """CPUs and GPUs that a pool of workers needs on each of ``nodes`` nodes.
-
-    ``keys`` are the config keys that set these numbers.
-    """
+    """CPUs and GPUs of a pool on each of ``nodes`` nodes, and the config keys that set them."""
 
     nodes: int
     cpus: float
@@ -87,10 +84,7 @@ def create_pools(cfg: PPOConfig, device: str, roles: Iterable[Role]) -> Resource
 def find_placement_problems(
     cfg: PPOConfig, nodes: Sequence[ClusterNode], groups: int, cpus: float
 ) -> Iterator[str]:
-    """Yield problems if ``groups`` worker groups do not fit on ``nodes``.
-
-    The engines count as one group. Each worker reserves ``cpus`` CPUs.
-    """
+    """Yield problems if ``groups`` worker groups, engines included, do not fit on ``nodes``."""
     trainer = cfg.trainer
     device = choose_device(trainer.device, nodes)
     if device == "cuda":

@@ -91,10 +91,7 @@ class TasksAndTokenizer:
 
 
 def run_ppo(cfg: PPOConfig) -> None:
-    """Run the training of ``cfg``, including the cold start of a missing policy and the report.
-
-    On ``KeyboardInterrupt`` end all started processes and raise it again.
-    """
+    """Run the training of ``cfg``, including the cold start of a missing policy and the report."""
     with open_run(cfg) as run:
         run.trainer.fit()
 
@@ -135,11 +132,8 @@ def prepare_config_and_tasks(
 ) -> tuple[PPOConfig, TasksAndTokenizer]:
     """Return the configuration of the processes of the run, and its tasks and tokenizer.
 
-    ``enter`` is called with the name of each stage of the start (``tasks``, ``policy``), which the
-    watchdog reports if the run stalls.
-
-    Raises:
-        ConfigError: tasks or policy are missing, or do not fit the configuration.
+    ``enter`` is called with each stage of the start, which the watchdog reports if the run stalls.
+    Raises ``ConfigError`` if tasks or policy are missing, or do not fit the configuration.
     """
     enter("tasks")
     envs, val_envs = open_environments(cfg)
@@ -198,11 +192,7 @@ def start_run(
 
 
 def open_environments(cfg: PPOConfig) -> tuple[EnvironmentManagerBase, EnvironmentManagerBase]:
-    """Return the managers of training and validation tasks.
-
-    Raises:
-        ConfigError: the environment has no tasks.
-    """
+    """Return the managers of training and validation tasks, or raise ``ConfigError``."""
     try:
         return open_tasks(cfg)
     except (ImportError, JavaMissing, OSError, ValueError) as error:
@@ -223,12 +213,9 @@ def is_policy_missing(cfg: PPOConfig) -> bool:
 
 
 def pin_models(cfg: PPOConfig) -> dict[str, str]:
-    """Return the models of the run by key, as absolute paths or with hub commits.
+    """Return the models of the run by key, as absolute paths or with commits: equal on all nodes.
 
-    Every node then loads the same files.
-
-    Raises:
-        ConfigError: a model is neither a directory nor on the hub, or its weights are invalid.
+    Raises ``ConfigError`` for a model that does not exist or has invalid weights.
     """
     models: dict[str, tuple[ModelConfig | CriticModelConfig | RewardNetworkConfig, Use]] = {
         "actor_rollout_ref.model.path": (cfg.actor_rollout_ref.model, "policy")
@@ -256,10 +243,7 @@ def pin_models(cfg: PPOConfig) -> dict[str, str]:
 def start_workers(
     cfg: PPOConfig, stack: contextlib.ExitStack, collector: TrajectoryCollector
 ) -> TrainingWorkers:
-    """Start Ray, the rollout engines, the collector's workers and the training groups.
-
-    ``stack`` ends them in reverse order.
-    """
+    """Start Ray, engines, collector and groups; ``stack`` ends them in reverse order."""
     size = read_policy_size(Path(model_directory(str(cfg.actor_rollout_ref.model.path))))
     store = cfg.ray_init.object_store_gb or estimate_store_gb(cfg, size)
     try:
@@ -299,11 +283,8 @@ def start_workers(
 def choose_devices(cfg: PPOConfig, joined: bool) -> RunPlan:
     """Return the plan of a run on the nodes that Ray knows.
 
-    ``joined`` is True if the run uses a Ray cluster that it did not start. The GPUs are then those
-    that Ray reports.
-
-    Raises:
-        ConfigError: the workers do not fit on the nodes.
+    ``joined``: Ray was not started by the run, so its GPUs are those that Ray reports. Raises
+    ``ConfigError`` if the workers do not fit on the nodes.
     """
     nodes = list_live_nodes(ray.nodes())
     configured = cfg.trainer.device

@@ -30,10 +30,7 @@ ENGINE_KEY = "actor_rollout_ref.rollout.name"
 
 
 def inspect_start(cfg: PPOConfig, elsewhere: bool = False) -> Inspection:
-    """Return problems and facts of all checks on a config that passed ``verl.config.validate``.
-
-    With ``elsewhere`` the run is for another machine, so that the devices of this one are ignored.
-    """
+    """Return the results of all checks; ``elsewhere`` ignores the devices of this machine."""
     problems = [
         *find_machine_problems(cfg, elsewhere),
         *_find_environment_problems(cfg),

@@ -85,10 +85,7 @@ def find_model_problems(cfg: PPOConfig) -> Iterator[str]:
 def _find_config_problems(
     cfg: PPOConfig, section: str, model: ModelConfig | CriticModelConfig, directory: Path
 ) -> Iterator[str]:
-    """Yield problems of the config, the overrides, the adapters and the weights of one model.
-
-    The config must describe a model that can compute log-probs of packed rows.
-    """
+    """Yield problems of the config, the overrides, the adapters and the weights of one model."""
     setting = f"{section}.path={model.path!r}"
     try:
         config = read_config(directory, model.trust_remote_code)
@@ -131,10 +128,7 @@ def _describe_unknown_override(
 
 
 def _find_window_problems(cfg: PPOConfig, setting: str, window: int | None) -> Iterator[str]:
-    """Yield a problem if rows may be longer than the attention ``window`` of the model, in tokens.
-
-    Alternative texts that the method scores as continuations of a row count too.
-    """
+    """Yield a problem if rows and branches may exceed the attention ``window``, in tokens."""
     rows = cfg.data.max_prompt_length + cfg.data.max_response_length
     keys = "data.max_prompt_length + data.max_response_length"
     method = method_settings(cfg.algorithm)
@@ -263,10 +257,7 @@ def _find_level_problems(setting: str, tokenizer: PolicyTokenizer) -> Iterator[s
 
 
 def find_tokenizer_directory(cfg: PPOConfig) -> str | None:
-    """Return the directory of the policy's tokenizer, or of that for its cold start.
-
-    Return None if neither exists yet.
-    """
+    """Return the directory of the policy's tokenizer, or of that for its cold start, if any."""
     path = cfg.actor_rollout_ref.model.path
     if path is None:
         return None

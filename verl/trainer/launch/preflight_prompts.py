@@ -72,10 +72,7 @@ def find_prompt_problems(
 
 
 def _find_row_problems(cfg: PPOConfig, tokenizer: PolicyTokenizer, counts: Counts) -> Iterator[str]:
-    """Yield problems of the prompts in the data files. The token counts of all prompts are checked.
-
-    Prompts that are too long are dropped, truncated or refused, as ``data.truncation`` states.
-    """
+    """Yield problems of the prompts in the data files, of which all are measured."""
     try:
         train, val = open_tasks(cfg)
         for envs in (train, val):
@@ -88,10 +85,7 @@ def _find_row_problems(cfg: PPOConfig, tokenizer: PolicyTokenizer, counts: Count
 
 
 def open_environment(cfg: PPOConfig, counts: Counts) -> tuple[list[Observation], Sequence[str]]:
-    """Return the first observations of up to 16 tasks, and the problems of opening them.
-
-    The numbers of tasks are stored in ``counts``.
-    """
+    """Return first observations of tasks, and problems; store numbers of tasks in ``counts``."""
     try:
         with log_waiting(f"the first tasks of {cfg.env.env_name}", cfg.trainer.waiting_log_s):
             split = "val" if cfg.trainer.val_only else "train"
@@ -108,11 +102,7 @@ def open_environment(cfg: PPOConfig, counts: Counts) -> tuple[list[Observation],
 
 
 def _count_tasks(cfg: PPOConfig, envs: EnvironmentManagerBase) -> Counts:
-    """Return the numbers of tasks.
-
-    The validation tasks are created only to count them, if the settings do not declare their
-    number.
-    """
+    """Return the numbers of tasks; create validation tasks only if their number is not declared."""
     if envs.split == "val":
         return {"val_tasks": len(envs.panel)}
     if uses_file_tasks(cfg):

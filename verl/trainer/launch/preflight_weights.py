@@ -24,10 +24,7 @@ def find_weight_problems(
     use: Use = "policy",
     config: "PreTrainedConfig | None" = None,
 ) -> Iterator[str]:
-    """Yield a problem if the weights in ``directory`` do not fit the model of its config.
-
-    ``setting`` is the ``key=value`` that names the directory, for the message.
-    """
+    """Yield a problem if the weights do not fit the model; ``setting`` is the ``key=value``."""
     try:
         config = config or read_config(directory, trust_remote_code)
         check_weights(
@@ -124,11 +121,7 @@ def find_policy_problems(
 
 
 def load_checked_tokenizer(setting: str, directory: Path, trust_remote_code: bool) -> Any:
-    """Return the tokenizer of the policy in ``directory``.
-
-    Raises:
-        ConfigError: the policy or its tokenizer has problems (``find_policy_problems``).
-    """
+    """Return the tokenizer of a policy, or raise ``ConfigError`` with its problems."""
     problems = list(find_policy_problems(setting, directory, trust_remote_code))
     if problems:
         raise ConfigError(problems)

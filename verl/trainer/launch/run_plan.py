@@ -38,10 +38,7 @@ class RunPlan:
 
 
 def count_optimizer_steps(cfg: PPOConfig, train_tasks: int) -> dict[str, int]:
-    """Return the number of steps of actor and critic optimizer, for the learning-rate schedules.
-
-    The keys are ``<section>.optim.total_training_steps``. Numbers that ``cfg`` sets are omitted.
-    """
+    """Return ``<section>.optim.total_training_steps`` of the optimizers for which it is not set."""
     total = count_training_steps(cfg, train_tasks)
     # The actor is not updated in the training steps of critic_warmup.
     actor_total = total - cfg.trainer.critic_warmup

@@ -101,11 +101,7 @@ def run_sft(cfg: SFTConfig) -> Path:
 
 
 def create_policy(cfg: PPOConfig) -> None:
-    """Create the policy with a supervised run in a subprocess.
-
-    Raises:
-        RuntimeError: the supervised run fails.
-    """
+    """Create the policy with a supervised run in a subprocess."""
     path = Path(str(cfg.actor_rollout_ref.model.path))
     logger.info("no policy at %s: cold start with config %s", path, cold_start_name(cfg))
     # spawn: a forked child would inherit locks of threads that it does not have.
@@ -126,10 +122,7 @@ def create_policy(cfg: PPOConfig) -> None:
 
 
 def run_cold_start(cfg: SFTConfig) -> None:
-    """Run ``cfg`` in this subprocess, on at most the available GPUs.
-
-    The process ends with its parent and ignores Ctrl-C, which the parent handles.
-    """
+    """Run ``cfg`` in this subprocess, which ends with its parent, on the available GPUs."""
     die_with_parent()
     answer_with_stacks("cold start")
     report_heartbeats()
@@ -205,10 +198,7 @@ def check_expert(cfg: SFTConfig) -> None:
 
 
 def split_held_out(records: list[Record], count: int) -> tuple[list[Record], list[Record]]:
-    """Return training records and the last ``count`` records as held-out ones.
-
-    Records whose task is in the held-out records are removed from the training records.
-    """
+    """Return training records and the last ``count`` records, which share no task with them."""
     if not count:
         return records, []
     held_out = records[-count:]
@@ -328,11 +318,7 @@ def encode_episode(
 
 
 def _pair_turns(messages: Sequence[Message]) -> Iterator[tuple[Message, Message | None]]:
-    """Yield each assistant message with the following user message, or None at the end.
-
-    Raises:
-        ValueError: assistant and user messages do not alternate.
-    """
+    """Yield each assistant message with the user message after it; None at the end."""
     roles = [message["role"] for message in messages]
     if roles != ["assistant" if i % 2 == 0 else "user" for i in range(len(roles))]:
         raise ValueError(
@@ -360,10 +346,8 @@ def find_start_policy_problems(cfg: SFTConfig, directory: Path) -> Iterator[str]
 def prepare_start_policy(cfg: SFTConfig, records: list[Record], scratch: Path) -> Path:
     """Return the directory of the initial policy: ``model.path``, or a new policy in ``scratch``.
 
-    A new policy gets a new tokenizer for the texts of ``records``.
-
-    Raises:
-        ConfigError: the policy at ``model.path`` has problems.
+    A new policy gets a new tokenizer for the texts of ``records``. Raises ``ConfigError`` if the
+    policy at ``model.path`` has problems.
     """
     if cfg.model.path:
         directory = Path(model_directory(cfg.model.path))

@@ -67,11 +67,8 @@ def count_local_ranks(cfg: SFTConfig) -> int:
 def train_on_ranks(job: SFTJob, ranks: int) -> Path:
     """Train on ``ranks`` devices of this machine and return the policy's directory.
 
-    A single rank runs in this process, several run in subprocesses.
-
-    Raises:
-        RuntimeError: there are fewer devices than ``ranks``.
-        torch.multiprocessing.spawn.ProcessRaisedException: a rank failed.
+    A single rank runs in this process, several run in subprocesses. Raises ``RuntimeError`` if
+    there are fewer devices than ``ranks``.
     """
     if ranks == 1:
         return train_and_save(job)
@@ -117,10 +114,7 @@ def _run_rank(number: int, job: SFTJob, ranks: int, init_method: str) -> None:
 
 
 def train_and_save(job: SFTJob) -> Path:
-    """Run this rank's part of the training of ``job`` and return ``model.save_path``.
-
-    Rank 0 writes the policy there.
-    """
+    """Run this rank's part of ``job`` and return ``model.save_path``, which rank 0 writes."""
     cfg = job.cfg
     trainer = cfg.trainer
     lengths = [len(row) for row in job.rows]
@@ -197,10 +191,7 @@ class SFTProgress:
             self.progress = Progress("imitating", total, "steps", first=first)
 
     def on_step(self, record: OptimizerStep) -> None:
-        """Show one step and write its metrics.
-
-        Of the steps without a held-out loss, about ``MAX_RECORDS`` are written.
-        """
+        """Show one step and write its metrics, for about ``MAX_RECORDS`` steps."""
         # The watchdog needs this report of progress also if no progress bar is shown.
         record_heartbeat("imitating")
         metrics = record.metrics | {"training/global_step": float(record.step)}
@@ -227,10 +218,7 @@ class SFTProgress:
 
 
 def find_checkpoint(cfg: SFTConfig, checkpoints: CheckpointManager) -> Path | None:
-    """Return the checkpoint to resume from, or None for a fresh start.
-
-    It is ``trainer.resume_from_path`` (``resume_path``), or the newest valid one (``auto``).
-    """
+    """Return the checkpoint to resume from: that of the config, or the newest valid one."""
     path = cfg.trainer.resume_from_path
     if cfg.trainer.resume_mode == "resume_path" and path is not None:
         return Path(path)
@@ -244,10 +232,7 @@ def save_policy(
     target: Path,
     overwrite: bool = False,
 ) -> Path:
-    """Write the Hugging Face directory ``target`` atomically, replacing an older one.
-
-    With ``overwrite`` it may also replace a directory that this program did not write.
-    """
+    """Write the Hugging Face directory ``target`` atomically, replacing an older one."""
     with publish_directory(target, overwrite) as directory:
         save_hf(lm, weights, directory, source=None)
         tokenizer.save_pretrained(directory)

@@ -75,11 +75,7 @@ class ModelRewards:
         self.config = config
 
     def __call__(self, data: DataProto) -> torch.Tensor:
-        """Return ``token_level_scores`` [B, R].
-
-        Raises:
-            ValueError: a trajectory has no finite score of the reward model.
-        """
+        """Return ``token_level_scores`` [B, R]."""
         scores = self.config.rule_weight * self.rules(data)
         scored = self.group.compute_rm_score(data.select([], [MESSAGES], []))
         outcomes = broadcast_outcomes(scored.batch[MODEL_SCORES], data.non_tensor_batch["traj_uid"])
@@ -132,10 +128,7 @@ def uses_greedy_baseline(config: PPOConfig) -> bool:
 
 
 def collect_greedy_returns(greedy: DataProto, scores: torch.Tensor) -> dict[str, float]:
-    """Return the return of each group's greedy trajectory by uid. Omit failed trajectories.
-
-    ``scores`` are the ``token_level_scores`` [B, R] of the rows of ``greedy``.
-    """
+    """Return the sum of ``scores`` [B, R] of each greedy trajectory that did not fail, by uid."""
     columns = greedy.non_tensor_batch
     rows = zip(columns["uid"], columns["aborted"], scores.sum(-1).tolist(), strict=True)
     return {uid: total for uid, aborted, total in rows if not aborted}

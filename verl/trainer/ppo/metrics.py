@@ -60,19 +60,13 @@ def compute_named_rewards(batch: DataProto) -> dict[str, float]:
 
 
 def compute_info_metrics(batch: DataProto) -> dict[str, float]:
-    """Return ``env/<name>/mean`` of the numbers in the environment's ``info``.
-
-    The mean is over the last values of the graded trajectories that have the number.
-    """
+    """Return ``env/<name>/mean`` of the environment's numbers, over the graded trajectories."""
     by_name = _collect_values_by_name(batch, INFO_NUMBERS)
     return {f"env/{name}/mean": sum(values) / len(values) for name, values in by_name.items()}
 
 
 def _collect_values_by_name(batch: DataProto, name: str) -> dict[str, list[float]]:
-    """Return the values under each key of the dictionaries in column ``name``.
-
-    Each trajectory that did not fail contributes one dictionary.
-    """
+    """Return the values by key of the dictionaries in column ``name`` of graded trajectories."""
     values: dict[str, list[float]] = defaultdict(list)
     if name in batch.non_tensor_batch:
         for row_values in batch.non_tensor_batch[name][find_graded_rows(batch)]:
@@ -135,11 +129,7 @@ def find_first_rows(batch: DataProto) -> np.ndarray:
 
 
 def find_graded_rows(batch: DataProto) -> np.ndarray:
-    """Return the index of the first row of every trajectory that did not fail.
-
-    A trajectory has failed if its environment or engine had an error (column ``aborted``). It is
-    excluded from success rates.
-    """
+    """Return the first row of every trajectory that did not fail (column ``aborted``)."""
     rows = find_first_rows(batch)
     aborted_flags = batch.non_tensor_batch.get("aborted")
     return rows if aborted_flags is None else rows[~aborted_flags[rows].astype(bool)]
@@ -237,10 +227,7 @@ def compute_repeated_metrics(batch: DataProto, rows: np.ndarray) -> dict[str, fl
 
 
 def collect_answers(batch: DataProto) -> dict[str, str]:
-    """Return the answer by trajectory: column ``answer`` of the environment, else the last action.
-
-    Trajectories with neither are omitted.
-    """
+    """Return the answer by trajectory: column ``answer``, else the last action if there is one."""
     answers = collect_last_actions(batch)
     columns = batch.non_tensor_batch
     if ANSWER in columns:

@@ -147,9 +147,7 @@ class RayPPOTrainer(Generic[TasksT]):
 
     @property
     def total_steps(self) -> int:
-        """Training steps of the run: ``trainer.total_training_steps``, by default epochs times
-        batches per epoch.
-        """
+        """Training steps of the run; by default epochs times batches per epoch."""
         return count_training_steps(self.config, len(self.envs.task_list))
 
     def prepare(self) -> None:
@@ -160,10 +158,7 @@ class RayPPOTrainer(Generic[TasksT]):
         self.sync_weights()
 
     def prepare_and_validate(self) -> None:
-        """Prepare the run, validate the initial policy if configured, and log its metrics.
-
-        With ``trainer.val_only`` the loop of ``fit`` takes no step.
-        """
+        """Prepare the run, validate the initial policy if configured, and log its metrics."""
         self.prepare()
         trainer = self.config.trainer
         if trainer.val_only or (trainer.val_before_train and self.global_step == 0):
@@ -197,10 +192,7 @@ class RayPPOTrainer(Generic[TasksT]):
         return True
 
     def find_checkpoint(self) -> Path | None:
-        """Return the checkpoint to resume from, or None for a fresh start.
-
-        It is ``trainer.resume_from_path`` (``resume_path``), or the newest valid one (``auto``).
-        """
+        """Return the checkpoint to resume from: that of the config, or the newest valid one."""
         trainer = self.config.trainer
         if trainer.resume_mode == "resume_path":
             return Path(str(trainer.resume_from_path))
@@ -228,10 +220,7 @@ class RayPPOTrainer(Generic[TasksT]):
         return self.add_baselines(tasks, batch) if uses_greedy_baseline(self.config) else batch
 
     def add_baselines(self, tasks: DataProto, batch: DataProto) -> DataProto:
-        """Add the return of a greedy trajectory per group.
-
-        Drop groups whose greedy trajectory fails twice.
-        """
+        """Add the return of a greedy trajectory per group; drop groups where it fails twice."""
         remaining = tasks[tasks.non_tensor_batch["member"] == 0]
         returns: dict[str, float] = {}
         for _ in range(2):
@@ -303,10 +292,7 @@ class RayPPOTrainer(Generic[TasksT]):
         return batch
 
     def compute_rewards(self, batch: DataProto) -> DataProto:
-        """Add ``token_level_scores``, ``step_rewards`` and ``token_level_rewards``.
-
-        The latter are the scores, minus the KL penalty with ``algorithm.use_kl_in_reward``.
-        """
+        """Add ``token_level_scores``, ``step_rewards`` and ``token_level_rewards`` (minus KL)."""
         with self.clock.measure_part("reward"):
             batch.batch["token_level_scores"] = self.reward_fn(batch)
             batch.non_tensor_batch["step_rewards"] = self.reward_fn.step_rewards(batch)
@@ -368,10 +354,7 @@ class RayPPOTrainer(Generic[TasksT]):
             self.workers.wake_engines()
 
     def sync_weights(self) -> None:
-        """Send the policy's weights to every engine and verify that they were received.
-
-        Wait for the end of the prefetched rollout first.
-        """
+        """Wait for the prefetched rollout, send the weights to every engine and verify them."""
         if self.prefetched is not None:
             with self.clock.measure_part("wait_for_plays"):
                 self.prefetched.wait()
@@ -414,10 +397,7 @@ class RayPPOTrainer(Generic[TasksT]):
         return batch
 
     def save(self) -> None:
-        """Start to write an atomic checkpoint: weights, optimizer, schedule, counters.
-
-        With ``trainer.async_save`` it is written during the next steps.
-        """
+        """Start to write an atomic checkpoint: weights, optimizer, schedule, counters."""
         with self.clock.measure_part("save_checkpoint"):
             state = {
                 "global_step": self.global_step,

@@ -43,11 +43,9 @@ class Role(Enum):
 
 @dataclass
 class ResourcePoolManager:
-    """Named pools of devices, and the assignment of roles to pools.
+    """Named pools of devices, and the pool of each role. Roles of one pool share its devices.
 
-    ``resource_pool_spec`` maps a pool's name to its processes per node, for example
-    ``{"global_pool": [8, 8]}``. ``mapping`` maps a role to the name of a pool. Roles of one pool
-    share its devices.
+    ``resource_pool_spec`` has the processes per node of each pool: ``{"global_pool": [8, 8]}``.
     """
 
     resource_pool_spec: dict[str, list[int]]
@@ -69,10 +67,7 @@ class ResourcePoolManager:
             )
 
     def reserve_pools(self) -> None:
-        """Reserve the devices of all pools now.
-
-        Pools that need the most devices of one node come first, because the fewest nodes fit them.
-        """
+        """Reserve all pools now, first those with the most devices on one node."""
         pools = self.resource_pool_dict.values()
         for pool in sorted(pools, key=lambda pool: max(pool.process_on_nodes), reverse=True):
             pool.reserve_slots()
@@ -193,20 +188,14 @@ class TrainingWorkers:
         return score_on_ranks(call, data, self.data_parallel_size, self.balanced)
 
     def sleep_engines(self) -> None:
-        """Free the device memory of the engines, with their weights, for the training groups.
-
-        Engines that share no GPU with the groups stay awake.
-        """
+        """Free the device memory of the engines for the groups, if they share devices."""
         if self._asleep or not self.engines_sleep:
             return
         call_engines(self.rollout_workers, "sleep", 2)
         self._asleep = True
 
     def wake_engines(self) -> None:
-        """Allocate the memory for weights in sleeping engines.
-
-        ``sync_weights`` sends the weights and allocates the memory for the KV cache.
-        """
+        """Allocate the memory for weights in sleeping engines."""
         self._wake_part("weights")
 
     def sync_weights(self, version: int, updated: bool = False) -> None:
@@ -338,10 +327,7 @@ def verify_weights_received(
 def verify_weights_changed(
     before: WeightFingerprints | None, after: WeightFingerprints, version: int
 ) -> None:
-    """Raise ``WeightSyncError`` if no weight changed between two exports.
-
-    Called only if the optimizer took a step with a gradient in between.
-    """
+    """Raise ``WeightSyncError`` if an update with a gradient changed no weight."""
     if before is not None and before.master_weights == after.master_weights:
         raise WeightSyncError(
             f"the optimizer took a step with a gradient before version {version}, but no weight "

@@ -45,11 +45,7 @@ def compute_signal_metrics(batch: DataProto) -> dict[str, float]:
 
 
 class StepWarnings:
-    """Counter of training steps that learn little or nothing.
-
-    Kinds are: nearly all turns truncated, nearly all rows full, no advantages. The first step of a
-    kind logs a warning. The number of such steps is logged at the end.
-    """
+    """Counter of steps that learn little: turns truncated, rows full, or no advantages."""
 
     def __init__(self, config: PPOConfig) -> None:
         self.config = config

@@ -89,11 +89,7 @@ class SFTTrainer:
             logger.info("resumed from %s at step %d", directory, self.step)
 
     def fit(self, on_step: Callable[[OptimizerStep], None]) -> None:
-        """Take the remaining steps and call ``on_step`` after each.
-
-        A run that starts from the beginning calls ``on_step`` with step 0 and its held-out loss
-        first.
-        """
+        """Take the remaining steps. Call ``on_step`` after each, in a new run also before them."""
         if self.step == 0:
             on_step(OptimizerStep(0, self.evaluate(), is_last=False))
         while self.step < len(self.batches):
@@ -154,10 +150,7 @@ class SFTTrainer:
         }
 
     def _split_rank_rows(self, rows: Sequence[SFTRow], max_tokens: int) -> list[list[SFTRow]]:
-        """Return the micro-batches of this rank's part of ``rows``.
-
-        Every rank gets the same number; the last ones may be empty.
-        """
+        """Return the micro-batches of this rank's rows: as many as on all ranks, maybe empty."""
         rows_per_rank = assign_rows([len(row) for row in rows], world_size())
         rank_rows = [rows[i] for i in rows_per_rank[get_rank()]]
         micro_batch_rows = micro_batches([len(row) for row in rank_rows], max_tokens=max_tokens)
@@ -191,10 +184,7 @@ class SFTTrainer:
 
     @torch.no_grad()
     def evaluate(self) -> dict[str, float]:
-        """Return ``val/loss`` (weighted mean) and ``val/agent_loss`` (mean over agent tokens).
-
-        They are computed on the held-out rows, in nats per token.
-        """
+        """Return held-out ``val/loss`` and ``val/agent_loss`` (agent tokens) in nats per token."""
         if not self.val_rows:
             return {}
         sums = LossSums()
@@ -205,10 +195,7 @@ class SFTTrainer:
 
 
 def compute_mean_losses(sums: LossSums, prefix: str) -> dict[str, float]:
-    """Return ``<prefix>/loss`` and ``<prefix>/agent_loss`` over all ranks; a collective call.
-
-    The latter is omitted if there are no agent tokens.
-    """
+    """Return ``<prefix>/loss`` and ``/agent_loss`` (if any) over all ranks; a collective call."""
     loss, weight, agent_loss, agent_tokens = sum_over_ranks([sums[name] for name in LOSS_PARTS])
     means = {f"{prefix}/loss": loss / weight}
     if agent_tokens:
@@ -217,10 +204,7 @@ def compute_mean_losses(sums: LossSums, prefix: str) -> dict[str, float]:
 
 
 def assign_rows(lengths: Sequence[int], ranks: int) -> list[list[int]]:
-    """Return the row indices of each of ``ranks``, with about equal numbers of tokens.
-
-    With one rank the order is unchanged. With fewer rows than ranks, some ranks get none.
-    """
+    """Return the row indices of each rank, with about equal numbers of tokens; maybe none."""
     if ranks == 1:
         return [list(range(len(lengths)))]
     rank_rows: list[list[int]] = [[] for _ in range(ranks)]

@@ -21,10 +21,7 @@ TOKENS = 8  # number of tokens that are sampled per answer
 def run_smoke_tests(
     parts: list[str] | None = None, deadline_s: float = DEADLINE_S
 ) -> list[MachineFinding]:
-    """Return one finding per part: its output, or the reason of its failure.
-
-    A failure has the state ``MISSING``: training does not work on this machine.
-    """
+    """Return one finding per part: its output, or the reason of its failure (``MISSING``)."""
     return [_run_part(part, deadline_s) for part in (parts or list(PARTS))]
 
 
@@ -51,9 +48,7 @@ def _format_command(part: str) -> str:
 
 
 def check_environment() -> str:
-    """Check an environment in a worker process: the expert succeeds, empty actions do not, and
-    equal actions give equal episodes.
-    """
+    """Check an environment in a worker process, with its expert and with empty actions."""
     from agent_system.environments.cli.checking import check_environment
 
     findings = check_environment("number_line", {"size": 6}, tasks=1, steps=12)
