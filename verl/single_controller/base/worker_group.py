@@ -131,22 +131,13 @@ class GroupFuture:
     """
 
     def __init__(
-        self,
-        wait: Callable[[float], list[Any]],
-        done: Callable[[], bool],
-        collect: Collect,
-        timeout_s: float,
+        self, wait: Callable[[float], list[Any]], collect: Collect, timeout_s: float
     ) -> None:
         self._wait = wait
-        self._done = done
         self._collect = collect
         self._timeout_s = timeout_s
         self._value: Any = None
         self._ready = False
-
-    def is_done(self) -> bool:
-        """Return true if ``get`` would return or raise without waiting."""
-        return self._ready or self._done()
 
     def get(self, timeout_s: float | None = None) -> Any:
         """Return the value of the call. Wait at most ``timeout_s`` (None: the call's timeout)."""

@@ -85,14 +85,6 @@ def _wait_for_some(pending: list[Any], timeout_s: float) -> tuple[list[Any], lis
     return [*first_ready, *more_ready], unfinished
 
 
-def are_done(refs: Sequence[Any]) -> bool:
-    """Return true if every reference has a value or an error."""
-    ready_refs, _ = ray.wait(
-        list(dict.fromkeys(refs)), num_returns=len(set(refs)), timeout=0, fetch_local=False
-    )
-    return len(ready_refs) == len(set(refs))
-
-
 def _fetch_value(
     ref: ray.ObjectRef, label: str, timeout_s: float, values: dict[Any, Any]
 ) -> Exception | None:

@@ -74,7 +74,12 @@ def init_ray(ray_init_cfg: object = None, **overrides: object) -> dict[str, Any]
     if runtime_env:
         ray_arguments["runtime_env"] = runtime_env
     if is_local:
-        sessions = _make_private_directory() / "ray"
+        refusal = explain_directory_refusal()
+        if refusal:
+            raise ConfigError(refusal)
+        PRIVATE_DIRECTORY.mkdir(mode=0o700, exist_ok=True)
+        PRIVATE_DIRECTORY.chmod(0o700)
+        sessions = PRIVATE_DIRECTORY / "ray"
         remove_stale_sessions(sessions)
         ray_arguments |= {
             "num_cpus": options["num_cpus"],
@@ -132,15 +137,6 @@ def explain_directory_refusal() -> str:
         "directories; allowed: a directory of this user; fix: ask its owner or the administrator "
         "to remove it"
     )
-
-
-def _make_private_directory() -> Path:
-    refusal = explain_directory_refusal()
-    if refusal:
-        raise ConfigError(refusal)
-    PRIVATE_DIRECTORY.mkdir(mode=0o700, exist_ok=True)
-    PRIVATE_DIRECTORY.chmod(0o700)
-    return PRIVATE_DIRECTORY
 
 
 def remove_stale_sessions(directory: Path) -> None:

@@ -27,7 +27,7 @@ from ray.exceptions import RayError
 
 from verl.single_controller.base.decorator import Call, Collect
 from verl.single_controller.base.worker_group import GroupFuture, WorkerError, WorkerGroup
-from verl.single_controller.ray.calls import are_done, gather_results, ray_get
+from verl.single_controller.ray.calls import gather_results, ray_get
 from verl.single_controller.ray.host import WorkerHost
 from verl.single_controller.ray.resource_pool import RayResourcePool
 
@@ -159,8 +159,8 @@ class RayWorkerGroup(WorkerGroup):
         # Set the environment before the workers start: imports of a worker's module may read it.
         actor_cls = ray.remote(WorkerHost)
         resources = pool.actor_resources()
-        for slot in pool.reserve_slots():
-            options = {"scheduling_strategy": slot.scheduling_strategy, **resources}
+        for strategy in pool.reserve_slots():
+            options = {"scheduling_strategy": strategy, **resources}
             self._actors.append(actor_cls.options(**options).remote())
         refs = [actor.describe_location.remote() for actor in self._actors]
         self.placement = gather_results(
@@ -207,9 +207,7 @@ class RayWorkerGroup(WorkerGroup):
             actor.call.remote(self._role, method, *args, **kwargs)
             for actor, (args, kwargs) in zip(self._actors, stored_calls, strict=False)
         ]
-        return GroupFuture(
-            lambda t: gather_results(refs, t, labels), lambda: are_done(refs), collect, timeout_s
-        )
+        return GroupFuture(lambda t: gather_results(refs, t, labels), collect, timeout_s)
 
 
 class _RoleView(RayWorkerGroup):

@@ -5,14 +5,13 @@ their download, before Ray starts.
 """
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
-from agent_system.multi_turn_rollout.collector_worker import PolicyTokenizer
 from agent_system.multi_turn_rollout.rollout_settings import should_request_levels
 from agent_system.tokens.probe import probe_template
 from agent_system.tokens.template import TemplateUnsupported
@@ -93,10 +92,18 @@ def _find_config_problems(
         allowed = "a model that transformers supports"
         yield f"{setting}: {error}; allowed: {allowed}; fix: correct the files of the directory"
         return
+    section_key = f"{section}.override_config"
     unknown = [key for key in model.override_config if not hasattr(config, key)]
+    known_names = sorted(name for name in config.to_dict() if not name.startswith("_"))
     for key in unknown:
-        yield _describe_unknown_override(section, key, model.override_config, config)
-    tied = list(find_tie_problems(f"{section}.override_config", model.override_config, config))
+        value = model.override_config[key]
+        similar_name = nearest_name(key, known_names)
+        fix = f"set {section_key}.{similar_name}={value}" if similar_name else "remove it"
+        yield (
+            f"{section_key}.{key}={value!r}: {type(config).__name__} has no such value"
+            f"{did_you_mean(key, known_names)}; allowed: {', '.join(known_names)}; fix: {fix}"
+        )
+    tied = list(find_tie_problems(section_key, model.override_config, config))
     yield from tied
     for key in set(model.override_config) - set(unknown):
         setattr(config, key, model.override_config[key])
@@ -112,19 +119,6 @@ def _find_config_problems(
     if Path(str(model.path)).is_dir() and not (unknown or tied or problems):
         use: Use = "policy" if isinstance(model, ModelConfig) else "value"
         yield from find_weight_problems(setting, directory, model.trust_remote_code, use, config)
-
-
-def _describe_unknown_override(
-    section: str, key: str, values: Mapping[str, object], config: "PreTrainedConfig"
-) -> str:
-    known_names = sorted(name for name in config.to_dict() if not name.startswith("_"))
-    similar_name = nearest_name(key, known_names)
-    section_key = f"{section}.override_config"
-    fix = f"set {section_key}.{similar_name}={values[key]}" if similar_name else "remove it"
-    return (
-        f"{section_key}.{key}={values[key]!r}: {type(config).__name__} has no such value"
-        f"{did_you_mean(key, known_names)}; allowed: {', '.join(known_names)}; fix: {fix}"
-    )
 
 
 def _find_window_problems(cfg: PPOConfig, setting: str, window: int | None) -> Iterator[str]:
@@ -156,11 +150,9 @@ def _find_lora_problems(
     key = f"{POLICY}.target_modules"
     module_names = linear_names(lm)
     for problem in target_problems(lm, model.target_modules):
-        suggestion = (
-            did_you_mean(str(problem.unknown), module_names).removeprefix("; ")
-            if problem.unknown
-            else ""
-        )
+        suggestion = ""
+        if problem.unknown:
+            suggestion = did_you_mean(str(problem.unknown), module_names).removeprefix("; ")
         allowed = f"all-linear, or some of {', '.join(module_names)}"
         yield build_problem(cfg, key, str(problem), allowed, suggestion or f"set {key}=all-linear")
 
@@ -217,7 +209,10 @@ def _find_tokenizer_problems(cfg: PPOConfig, fits: bool) -> Iterator[str]:
         why = f"cannot load its tokenizer: {first_line(error)}"
         yield f"{setting}: {why}; allowed: a tokenizer; {TOKENIZER_FIX}"
         return
-    vocabulary = _read_policy_vocabulary(cfg, path) if fits else None
+    vocabulary = None
+    is_created = cfg.cold_start.enable and cfg.actor_rollout_ref.model.path != path
+    if fits and not is_created:
+        vocabulary = read_vocabulary_size(Path(path), cfg.actor_rollout_ref.model.trust_remote_code)
     problems = list(find_tokenizer_problems(setting, tokenizer, path, vocabulary))
     if problems:
         yield from problems
@@ -234,26 +229,14 @@ def _find_tokenizer_problems(cfg: PPOConfig, fits: bool) -> Iterator[str]:
         )
         return
     if should_request_levels(cfg):
-        yield from _find_level_problems(setting, tokenizer)
-
-
-def _read_policy_vocabulary(cfg: PPOConfig, path: str) -> int | None:
-    """Return the number of rows of the policy's embedding; None if a cold start creates it."""
-    model = cfg.actor_rollout_ref.model
-    if cfg.cold_start.enable and model.path != path:
-        return None
-    return read_vocabulary_size(Path(path), model.trust_remote_code)
-
-
-def _find_level_problems(setting: str, tokenizer: PolicyTokenizer) -> Iterator[str]:
-    try:
-        LevelCodec(tokenizer)
-    except ValueError as error:
-        yield (
-            f"{setting}: {error}; allowed: a tokenizer in which each of the digits "
-            "1, 2, 3, 4 between <level> and </level> is a separate token; "
-            "fix: add these tokens to the tokenizer and train the policy with them"
-        )
+        try:
+            LevelCodec(tokenizer)
+        except ValueError as error:
+            yield (
+                f"{setting}: {error}; allowed: a tokenizer in which each of the digits "
+                "1, 2, 3, 4 between <level> and </level> is a separate token; "
+                "fix: add these tokens to the tokenizer and train the policy with them"
+            )
 
 
 def find_tokenizer_directory(cfg: PPOConfig) -> str | None:
