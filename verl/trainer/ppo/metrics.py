@@ -1,5 +1,6 @@
-"""Metrics of one training step or validation: pure functions of a batch."""
+"""Metrics of one training step or validation, and warnings about steps that learn little."""
 
+import logging
 import math
 import re
 from collections import Counter, defaultdict
@@ -8,11 +9,19 @@ from collections.abc import Callable, Mapping
 import numpy as np
 import torch
 
+from verl.config.schema import PPOConfig
 from verl.protocol import DataProto
 from verl.records import ANSWER, INFO_NUMBERS, REWARD_PARTS
 from verl.report_sections import compute_contributed_metrics
 from verl.utils.repeated_answers import best_at_k, list_powers_up_to, maj_at_k, pass_at_k
 from verl.utils.statistics import rate_interval
+
+logger = logging.getLogger(__name__)
+NEARLY_ALL = 0.95
+TRUNCATED_TURNS = "rollout/truncated_length"
+FULL_ROWS = "rollout/truncated_budget"
+WITHOUT_ADVANTAGE = "critic/rows_without_advantage"
+EQUAL_GROUPS = "critic/groups_of_equal_returns"
 
 
 def summarize_values(name: str, values: torch.Tensor) -> dict[str, float]:
@@ -119,6 +128,26 @@ def compute_throughput_metrics(batch: DataProto, seconds: float, devices: int) -
         "perf/time_per_step": seconds,
         "perf/throughput": tokens / max(seconds, 1e-9) / max(devices, 1),
     }
+
+
+def compute_signal_metrics(batch: DataProto) -> dict[str, float]:
+    """Return the share of rows without advantage and the share of groups of equal returns.
+
+    A row has no advantage if its advantages [R] are 0 on all sampled tokens. Groups with one
+    trajectory do not count; the second metric is omitted if there are no others.
+    """
+    sampled = batch.batch["response_mask"].bool()
+    has_advantage = ((batch.batch["advantages"] != 0) & sampled).any(-1).float()
+    metrics = {WITHOUT_ADVANTAGE: 1.0 - has_advantage.mean().item()}
+    fields = batch.non_tensor_batch
+    rewards = batch.batch["token_level_rewards"].sum(-1).tolist()
+    groups: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
+    for uid, trajectory, reward in zip(fields["uid"], fields["traj_uid"], rewards, strict=True):
+        groups[str(uid)][str(trajectory)] += reward
+    ranges = [np.ptp(list(returns.values())) for returns in groups.values() if len(returns) > 1]
+    if ranges:
+        metrics[EQUAL_GROUPS] = sum(width == 0 for width in ranges) / len(ranges)
+    return metrics
 
 
 def find_first_rows(batch: DataProto) -> np.ndarray:
@@ -275,3 +304,69 @@ def _average_values(values: list[float]) -> float:
 
 
 REDUCTIONS: dict[str, Callable[[list[float]], float]] = {"max": max, "min": min, "sum": math.fsum}
+
+
+# ---- warnings --------------------------------------------------------------------------------
+
+
+class StepWarnings:
+    """Counter of steps that learn little: turns truncated, rows full, or no advantages."""
+
+    def __init__(self, config: PPOConfig) -> None:
+        self.config = config
+        self.steps = 0
+        self.counts: Counter[str] = Counter()
+
+    def count_step(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Count the kinds of warnings that the metrics of ``step`` cause; log each new kind."""
+        self.steps += 1
+        for warning_kind, message in self._find_messages(metrics).items():
+            self.counts[warning_kind] += 1
+            if self.counts[warning_kind] == 1:
+                logger.warning("step %d: %s", step, message)
+
+    def close(self) -> None:
+        """Log the number of steps with each kind of warning that occurred more than once."""
+        for warning_kind, count in self.counts.items():
+            if count > 1:
+                logger.warning("%s in %d of %d steps", warning_kind, count, self.steps)
+
+    def _find_messages(self, metrics: Mapping[str, float]) -> dict[str, str]:
+        messages = {}
+        truncated = metrics.get(TRUNCATED_TURNS, 0.0)
+        if truncated >= NEARLY_ALL:
+            why = f"{truncated:.0%} of the trajectories ended with a truncated turn"
+            messages["turns were truncated"] = f"{why}: raise {self._format_turn_limit()}"
+        full = metrics.get(FULL_ROWS, 0.0)
+        if full >= NEARLY_ALL:
+            why = f"{full:.0%} of the trajectories ended because their row was full"
+            messages["rows were full"] = f"{why}: raise {self._format_row_limit()}"
+        if metrics.get(WITHOUT_ADVANTAGE) == 1.0:
+            messages["no row had an advantage"] = self._explain_no_advantage(metrics)
+        return messages
+
+    def _format_turn_limit(self) -> str:
+        limit = self.config.env.max_turn_tokens
+        response_limit = self.config.data.max_response_length
+        response = f"data.max_response_length={response_limit}"
+        if limit == response_limit:
+            return f"{response}, which is the upper limit of env.max_turn_tokens"
+        return f"env.max_turn_tokens={limit}"
+
+    def _format_row_limit(self) -> str:
+        data = self.config.data
+        if self.config.env.history == "append":
+            return f"data.max_response_length={data.max_response_length}"
+        return f"data.max_prompt_length={data.max_prompt_length}"
+
+    def _explain_no_advantage(self, metrics: Mapping[str, float]) -> str:
+        why = "no row had an advantage"
+        if metrics.get(EQUAL_GROUPS) == 1.0:
+            why = "all returns of each group were equal"
+        size = self.config.env.rollout.n
+        batch = self.config.data.train_batch_size
+        return (
+            f"{why}, so rewards gave no gradient: raise env.rollout.n={size} or "
+            f"data.train_batch_size={batch}, use tasks that the policy solves sometimes, or start "
+            "from a policy that solves these sometimes"
+        )

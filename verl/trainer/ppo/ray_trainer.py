@@ -36,7 +36,6 @@ from verl.trainer.ppo.resources import (
     TrainingWorkers,
     has_updated_weights,
 )
-from verl.trainer.ppo.step_warnings import StepWarnings, compute_signal_metrics
 from verl.utils.background import BackgroundCall
 from verl.utils.checkpoint import CheckpointManager
 from verl.utils.timing import Stopwatch
@@ -114,7 +113,7 @@ class RayPPOTrainer(Generic[TasksT]):
         self.has_new_weights = False  # the weights changed since the last sync
         self.clock = Stopwatch()
         self.metrics: dict[str, float] = {}
-        self.step_warnings = StepWarnings(config)
+        self.step_warnings = M.StepWarnings(config)
         control = config.algorithm.kl_ctrl
         self.kl_ctrl = get_kl_controller(
             control.type, control.kl_coef, control.horizon, control.target_kl
@@ -310,7 +309,7 @@ class RayPPOTrainer(Generic[TasksT]):
             batch = compute_advantage(batch, self.config)
             self.metrics |= batch.meta_info.pop("metrics", {})
             self.add_row_shares(batch)
-        self.metrics |= M.compute_data_metrics(batch) | compute_signal_metrics(batch)
+        self.metrics |= M.compute_data_metrics(batch) | M.compute_signal_metrics(batch)
         return batch
 
     def add_row_shares(self, batch: DataProto) -> None:
