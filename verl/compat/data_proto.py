@@ -41,13 +41,13 @@ def make_iterator(
     rng = np.random.default_rng(seed)
 
     # A separate generator, so that this call raises the errors above, not the first ``next``.
-    def iterate() -> Iterator[DataProto]:
+    def iterate_mini_batches() -> Iterator[DataProto]:
         for _ in range(epochs):
             order = rng.permutation(len(data)) if options["shuffle"] else np.arange(len(data))
             for start in range(0, len(data), mini_batch_size):
                 yield data.select_idxs(order[start : start + mini_batch_size])
 
-    return iterate()
+    return iterate_mini_batches()
 
 
 def save_to_disk(data: DataProto, path: str | Path) -> None:

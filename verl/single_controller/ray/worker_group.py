@@ -126,7 +126,12 @@ class RayWorkerGroup(WorkerGroup):
         for role in prefix_set:
             if role not in self._roles:
                 raise KeyError(f"no role {role!r} in this group; allowed: {sorted(self._roles)}")
-            groups[role] = _RoleView(self, role)
+            # Do not call the constructor of RayWorkerGroup: it would start processes.
+            group = RayWorkerGroup.__new__(RayWorkerGroup)
+            worker_cls = self._roles[role].worker_cls
+            WorkerGroup.__init__(group, worker_cls, self.world_size, role, self.call_timeout_s)
+            group._role, group._roles, group._actors = role, self._roles, self._actors
+            groups[role] = group
         return groups
 
     @property
@@ -208,18 +213,6 @@ class RayWorkerGroup(WorkerGroup):
             for actor, (args, kwargs) in zip(self._actors, stored_calls, strict=False)
         ]
         return GroupFuture(lambda t: gather_results(refs, t, labels), collect, timeout_s)
-
-
-class _RoleView(RayWorkerGroup):
-    """Group of one role of a colocated group, created by ``spawn``."""
-
-    def __init__(self, host: RayWorkerGroup, role: str) -> None:
-        # Do not call the constructor of RayWorkerGroup: it would start processes.
-        worker_cls = host._roles[role].worker_cls
-        WorkerGroup.__init__(self, worker_cls, host.world_size, role, host.call_timeout_s)
-        self._role = role
-        self._roles = host._roles
-        self._actors = host._actors
 
 
 def _unwrap_class(cls: object) -> type:

@@ -46,16 +46,18 @@ from verl.single_controller.ray import RayClassWithInitArgs, create_colocated_wo
 from verl.single_controller.ray.local import init_ray
 from verl.single_controller.ray.nodes import add_lost_nodes_to_errors, collect_stacks_of_other_nodes
 from verl.single_controller.ray.worker_group import make_loopback_environment
-from verl.trainer.launch.placement import (
+from verl.trainer.launch.preflight_prompts import find_prompt_problems, open_tasks
+from verl.trainer.launch.preflight_weights import find_weight_problems
+from verl.trainer.launch.run_plan import (
+    RunPlan,
     choose_device,
+    collect_absolute_paths,
+    count_optimizer_steps,
     create_pools,
     find_placement_problems,
     get_worker_cpus,
     list_live_nodes,
 )
-from verl.trainer.launch.preflight_prompts import find_prompt_problems, open_tasks
-from verl.trainer.launch.preflight_weights import find_weight_problems
-from verl.trainer.launch.run_plan import RunPlan, collect_absolute_paths, count_optimizer_steps
 from verl.trainer.ppo.credit import ModelRewards
 from verl.trainer.ppo.interfaces import RewardFunction
 from verl.trainer.ppo.ray_trainer import RayPPOTrainer

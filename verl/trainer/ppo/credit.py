@@ -1,6 +1,7 @@
 """Rollout correction, rewards and advantages of a batch of rows, computed in the driver."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -59,6 +60,7 @@ def correct_rollout(batch: DataProto, config: PPOConfig) -> dict[str, float]:
     return metrics
 
 
+@dataclass(frozen=True, slots=True)
 class ModelRewards:
     """Weighted sum of rule-based rewards and the scores of a reward model.
 
@@ -67,12 +69,9 @@ class ModelRewards:
     trajectory. The score is added to the named reward parts as ``model``.
     """
 
-    def __init__(
-        self, rules: RewardFunction, group: RayWorkerGroup, config: RewardModelConfig
-    ) -> None:
-        self.rules = rules
-        self.group = group
-        self.config = config
+    rules: RewardFunction
+    group: RayWorkerGroup
+    config: RewardModelConfig
 
     def __call__(self, data: DataProto) -> torch.Tensor:
         """Return ``token_level_scores`` [B, R]."""

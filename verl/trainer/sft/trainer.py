@@ -4,7 +4,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -40,6 +40,7 @@ class OptimizerStep:
     is_last: bool
 
 
+@dataclass(eq=False)
 class SFTTrainer:
     """Trainer that minimises the weighted mean of ``-log p(token)`` over rows.
 
@@ -60,26 +61,15 @@ class SFTTrainer:
         checkpoints: manager of the checkpoints; required if ``save_freq`` is positive.
     """
 
-    def __init__(
-        self,
-        engine: TrainEngine,
-        rows: Sequence[SFTRow],
-        batches: Sequence[list[int]],
-        val_rows: Sequence[SFTRow] = (),
-        max_tokens: int = 16384,
-        test_freq: int = -1,
-        save_freq: int = -1,
-        checkpoints: CheckpointManager | None = None,
-    ) -> None:
-        self.engine = engine
-        self.rows = rows
-        self.batches = batches
-        self.val_rows = val_rows
-        self.max_tokens = max_tokens
-        self.test_freq = test_freq
-        self.save_freq = save_freq
-        self.checkpoints = checkpoints
-        self.step = 0
+    engine: TrainEngine
+    rows: Sequence[SFTRow]
+    batches: Sequence[list[int]]
+    val_rows: Sequence[SFTRow] = ()
+    max_tokens: int = 16384
+    test_freq: int = -1
+    save_freq: int = -1
+    checkpoints: CheckpointManager | None = None
+    step: int = field(default=0, init=False)
 
     def resume(self, directory: Path | None) -> None:
         """Load the checkpoint in ``directory``. Do nothing for None."""
