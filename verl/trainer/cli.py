@@ -285,7 +285,7 @@ def _parse_and_run(
     ]
     facts = [_gather_plan_facts(cfg, machine) for cfg in command.configs]
     inspect_config = partial(inspect, elsewhere=True) if inspect and machine else inspect
-    inspectors = [inspect_config, dry_run if command.only_check else None]
+    inspectors = [inspect_config, dry_run] if command.only_check else [inspect_config]
     plans = _make_checked_plans(command.configs, facts, registered, inspectors, machine_problems)
     if command.only_check:
         for cfg, plan in zip(command.configs, plans, strict=True):
@@ -308,22 +308,19 @@ def _make_checked_plans(
     inspectors: Sequence[Inspect | None],
     missing: Sequence[str],
 ) -> list[Plan]:
-    """Return the plans of the configs, with the facts of the ``inspectors`` in ``facts`` too.
+    """Return the plans of the configs, with the facts that the ``inspectors`` find too.
 
-    Each inspector runs only if the checks before it found no problem.
-
-    Raises:
-        ConfigError: a check or an inspector found problems.
+    Each inspector runs only if the checks before it found no problem, else ``ConfigError``.
     """
     problems = [*missing, *(problem for cfg in configs for problem in find_problems(cfg, names))]
     plans = _make_plans(configs, facts, problems)
-    for inspector in inspectors:
-        if inspector is None:
-            continue
+    for inspector in filter(None, inspectors):
         inspections = [inspector(cfg) for cfg in configs]
         problems = [problem for inspection in inspections for problem in inspection.problems]
-        for config_index, inspection in enumerate(inspections):
-            facts[config_index] = dataclasses.replace(facts[config_index], **inspection.facts)
+        facts = [
+            dataclasses.replace(config_facts, **inspection.facts)
+            for config_facts, inspection in zip(facts, inspections, strict=True)
+        ]
         plans = _make_plans(configs, facts, problems)
     return plans
 

@@ -209,11 +209,7 @@ class WorkerGroup(ABC):
         return call
 
     def _submit_call(
-        self,
-        method: str,
-        registration: Registration,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
+        self, method: str, registration: Registration, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> GroupFuture:
         args, kwargs = _resolve_futures(args, kwargs)
         calls, collect = plan_calls(registration, self.world_size, args, kwargs)

@@ -87,10 +87,7 @@ class RayResourcePool:
         """Return the Ray options of an additional actor on ``device`` (without GPUs: any node)."""
         if not self.use_gpu:
             return {"scheduling_strategy": "SPREAD", **self.actor_resources()}
-        return {
-            "scheduling_strategy": self.reserve_slots()[device],
-            **self.actor_resources(),
-        }
+        return {"scheduling_strategy": self.reserve_slots()[device], **self.actor_resources()}
 
     def query_device_ids(self) -> list[str]:
         """Return the GPU id of every slot, as in ``CUDA_VISIBLE_DEVICES`` of its node.

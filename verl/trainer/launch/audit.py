@@ -50,10 +50,7 @@ def build_audit_args(args: Sequence[str]) -> list[str]:
     newest = CheckpointManager(directory / "checkpoints").find_latest_valid()
     policy_overrides = ["trainer.resume_mode=disable"]
     if newest is not None:
-        policy_overrides = [
-            "trainer.resume_mode=resume_path",
-            f"trainer.resume_from_path={newest}",
-        ]
+        policy_overrides = ["trainer.resume_mode=resume_path", f"trainer.resume_from_path={newest}"]
     return [
         *("--config-path", str(directory.resolve()), "--config-name", Path(CONFIG_FILE).stem),
         *SCORED_OVERRIDES,

@@ -155,9 +155,7 @@ def choose_output_path(cfg: GenerationConfig) -> Path:
 
 
 def encode_prompts(
-    cfg: GenerationConfig,
-    prompts: Sequence[Sequence[Message]],
-    bridge: ChatBridge | PlainBridge,
+    cfg: GenerationConfig, prompts: Sequence[Sequence[Message]], bridge: ChatBridge | PlainBridge
 ) -> list[list[int]]:
     """Return the token ids of every prompt, rendered with the chat template if there is one.
 

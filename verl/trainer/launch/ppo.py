@@ -25,11 +25,7 @@ from agent_system.multi_turn_rollout import TrajectoryCollector
 from agent_system.multi_turn_rollout.prompt_fit import fit_prompts
 from agent_system.reward_manager import load_reward_manager
 from verl.config.checks.models import ALLOWED, fix_for_missing
-from verl.config.derive import (
-    engine_count,
-    max_engines_per_node,
-    resolve_weight_transfer,
-)
+from verl.config.derive import engine_count, max_engines_per_node, resolve_weight_transfer
 from verl.config.memory import estimate_store_gb
 from verl.config.plugins import describe_stand_in
 from verl.config.policy_size import read_policy_size
@@ -170,9 +166,7 @@ def start_run(
     workers = start_workers(cfg, stack, collector)
     stack.callback(collector.close)
     checkpoints = CheckpointManager(
-        run.checkpoints,
-        cfg.trainer.max_actor_ckpt_to_keep,
-        background=cfg.trainer.async_save,
+        run.checkpoints, cfg.trainer.max_actor_ckpt_to_keep, background=cfg.trainer.async_save
     )
     stack.callback(checkpoints.close)
     journal = Journal(run, cfg, tasks.tokenizer)

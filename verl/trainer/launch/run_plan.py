@@ -13,11 +13,7 @@ from typing import Any
 from agent_system.environments.env_registry import find_settings_class
 from agent_system.environments.settings import EnvSettings, FunctionFromFile
 from verl.config.checks.hardware_and_paths import cpu_problems, engine_problems
-from verl.config.derive import (
-    count_training_steps,
-    engine_gpus_by_node,
-    engines_have_separate_gpus,
-)
+from verl.config.derive import count_training_steps, engine_gpus_by_node, engines_have_separate_gpus
 from verl.config.problems import build_problem
 from verl.config.schema import PPOConfig
 from verl.config.settings import RunsCode, Section, value_at_path

@@ -26,25 +26,24 @@ def run_smoke_tests(
 
 
 def _run_part(part: str, deadline_s: float) -> MachineFinding:
-    command = [sys.executable, "-m", "verl.trainer.launch.doctor.smoke", part]
+    name = f"smoke: {part}"
+    module = ["-m", "verl.trainer.launch.doctor.smoke", part]
+    shown_command = " ".join(["python", *module])
     began = time.monotonic()
     try:
-        ran = subprocess.run(command, capture_output=True, text=True, timeout=deadline_s)
+        ran = subprocess.run(
+            [sys.executable, *module], capture_output=True, text=True, timeout=deadline_s
+        )
     except subprocess.TimeoutExpired:
         why = f"no result after {deadline_s:g} s"
-        return MachineFinding(
-            f"smoke: {part}", why, FindingState.MISSING, f"run it by hand: {_format_command(part)}"
-        )
+        fix = f"run it by hand: {shown_command}"
+        return MachineFinding(name, why, FindingState.MISSING, fix)
     lines = ran.stdout.strip().splitlines()
     if ran.returncode == 0 and lines:
-        return MachineFinding(f"smoke: {part}", f"{lines[-1]}, {time.monotonic() - began:.0f} s")
+        return MachineFinding(name, f"{lines[-1]}, {time.monotonic() - began:.0f} s")
     errors = ran.stderr.strip().splitlines() or [f"it ended with status {ran.returncode}"]
-    fix = f"see the full output: {_format_command(part)}"
-    return MachineFinding(f"smoke: {part}", errors[-1][:300], FindingState.MISSING, fix)
-
-
-def _format_command(part: str) -> str:
-    return f"python -m verl.trainer.launch.doctor.smoke {part}"
+    fix = f"see the full output: {shown_command}"
+    return MachineFinding(name, errors[-1][:300], FindingState.MISSING, fix)
 
 
 def check_environment() -> str:
