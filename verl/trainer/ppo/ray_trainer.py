@@ -194,7 +194,12 @@ class RayPPOTrainer(Generic[TasksT]):
         """Return the checkpoint to resume from: that of the config, or the newest valid one."""
         trainer = self.config.trainer
         if trainer.resume_mode == "resume_path":
-            return Path(str(trainer.resume_from_path))
+            if trainer.resume_from_path is None:
+                raise ValueError(
+                    "trainer.resume_mode=resume_path needs a checkpoint; fix: set "
+                    "trainer.resume_from_path"
+                )
+            return Path(trainer.resume_from_path)
         return self.checkpoints.find_latest_valid() if trainer.resume_mode == "auto" else None
 
     # ------------------------------------------------------------------ stages of a step
