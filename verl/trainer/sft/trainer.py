@@ -2,7 +2,6 @@
 
 import logging
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,7 +27,7 @@ from verl.workers.rows import micro_batches
 logger = logging.getLogger(__name__)
 EVAL_TOKENS = 4096  # tokens per forward pass for the held-out loss
 LOSS_PARTS = ("loss", "weight", "agent_loss", "agent_tokens")
-LossSums = Counter[str]  # sums of LOSS_PARTS over the micro-batches of this rank
+LossSums = dict[str, float]  # sums of LOSS_PARTS over the micro-batches of this rank
 
 
 @dataclass(frozen=True)
@@ -169,7 +168,7 @@ class SFTTrainer:
         loss_sum = (weights * loss).sum()
         terms = (loss_sum, weights.sum(), loss[is_agent_token].sum(), is_agent_token.sum())
         for name, value in zip(LOSS_PARTS, terms, strict=True):
-            sums[name] += value.item()
+            sums[name] = sums.get(name, 0.0) + value.item()
         return loss_sum
 
     @torch.no_grad()
@@ -186,7 +185,8 @@ class SFTTrainer:
 
 def compute_mean_losses(sums: LossSums, prefix: str) -> dict[str, float]:
     """Return ``<prefix>/loss`` and ``/agent_loss`` (if any) over all ranks; a collective call."""
-    loss, weight, agent_loss, agent_tokens = sum_over_ranks([sums[name] for name in LOSS_PARTS])
+    rank_sums = [sums.get(name, 0.0) for name in LOSS_PARTS]
+    loss, weight, agent_loss, agent_tokens = sum_over_ranks(rank_sums)
     means = {f"{prefix}/loss": loss / weight}
     if agent_tokens:
         means[f"{prefix}/agent_loss"] = agent_loss / agent_tokens
