@@ -26,7 +26,7 @@ from agent_system.multi_turn_rollout.engine_client import REQUEST_TIMEOUT_S, Rol
 from agent_system.multi_turn_rollout.rollout_settings import RolloutSettings
 from agent_system.multi_turn_rollout.trajectory import RolloutSpec, Trajectory
 from verl.config.schema.env import EnvConfig
-from verl.single_controller.base.errors import WorkerDiedError
+from verl.single_controller.base.worker_group import WorkerDiedError
 from verl.single_controller.ray.calls import gather_results, ray_get
 from verl.utils.progress import Progress
 from verl.utils.waits import waiting_for

@@ -13,15 +13,10 @@ import logging
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from agent_system.environments.env_registry import get_package
 from agent_system.environments.manager import EnvironmentManagerBase
-from agent_system.multi_turn_rollout.audit_rollouts import (
-    continue_from_points,
-    index_records,
-    select_decision_points,
-)
 from agent_system.multi_turn_rollout.branches import execute_alternatives
 from agent_system.multi_turn_rollout.collector_group import CollectorGroup
 from agent_system.multi_turn_rollout.collector_worker import CollectedTrajectories, PolicyTokenizer
@@ -53,7 +48,6 @@ from agent_system.tokens.probe import probe_template
 from agent_system.tokens.tokenizer import padding_token
 from rlvcr.level_metrics import LevelCollapseDetector
 from rlvcr.levels import LevelCodec
-from rlvcr.research.audit import AuditPoint
 from rlvcr.research.level_rules import FREE_RULE, LevelRule
 from rlvcr.scoring import (
     add_group_prices,
@@ -65,6 +59,9 @@ from rlvcr.settings import method_settings
 from verl.config.schema import PPOConfig
 from verl.protocol import DataProto, object_array
 from verl.records import BRANCHES, MESSAGES, PRICE_MULTIPLIER, SPANS
+
+if TYPE_CHECKING:  # used by main_audit only
+    from rlvcr.research.audit import AuditPoint
 
 logger = logging.getLogger(__name__)
 MAX_REDRAWS = 3  # number of batches of other tasks after a batch in which every trajectory failed
@@ -219,12 +216,19 @@ class TrajectoryCollector:
 
     def audit_loop(
         self, gen_batch: DataProto, actor_rollout_wg: ScoringWorkers, envs: EnvironmentManagerBase
-    ) -> tuple[DataProto, list[AuditPoint]]:
+    ) -> tuple[DataProto, "list[AuditPoint]"]:
         """Generate and score as ``rlvcr_multi_turn_loop`` does, then measure effects of levels.
 
         At ``audit_points`` turns every level is forced ``audit_plays`` times, and the episode
         continues to its end. Returns the rows, and one audit point with the returns per turn.
         """
+        # Imported only here: training does not need the modules of main_audit.
+        from agent_system.multi_turn_rollout.audit_rollouts import (
+            continue_from_points,
+            index_records,
+            select_decision_points,
+        )
+
         data, rows = self._generate_training_rows(gen_batch, actor_rollout_wg, envs, thinking=True)
         data = self._score_if_possible(data, actor_rollout_wg)
         settings = self._build_settings(is_train=True, thinking=False)

@@ -287,8 +287,9 @@ def make_fake_run(
     config.trainer.resume_mode = "auto"
     config.trainer.rollout_overlap = overlap
     config.data.train_batch_size = 2
-    workers = Workers(with_critic=with_critic)
-    journal = Journal(workers.calls)
+    workers: Any = Workers(with_critic=with_critic)
+    journal: Any = Journal(workers.calls)
+    kept: Any = checkpoints or Checkpoints()
     trainer = RayPPOTrainer(
         config=config,
         workers=workers,
@@ -297,6 +298,6 @@ def make_fake_run(
         val_envs=Tasks(),
         reward_fn=ScoreByOutcome(),
         journal=journal,
-        checkpoints=checkpoints or Checkpoints(),
+        checkpoints=kept,
     )
     return trainer, workers.calls, journal

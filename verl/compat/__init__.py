@@ -6,7 +6,7 @@ from the module of the original project. It is loaded on first use (``verl.utils
 | public name | defined in | needed by |
 |---|---|---|
 | `verl.utils.seqlen_balancing`: `rearrange_micro_batches`, `get_reverse_idx` | `micro_batches` | workers of verl jobs that cut their own micro-batches |
-| `verl.utils.torch_functional.pad_sequence_to_length` | `padding` | collate functions and rollouts of verl jobs |
+| `verl.utils.torch_functional.pad_sequence_to_length` | `micro_batches` | collate functions and rollouts of verl jobs |
 | `DataProto`: `make_iterator`, `save_to_disk`, `load_from_disk` | `data_proto` | workers and debugging scripts of verl jobs |
 | `verl.single_controller.base.decorator`: `Execute`, `Dispatch.ALL_TO_ALL`, `DP_COMPUTE`, `RANK_ZERO` | `decorator`, members of an enum | worker classes of verl jobs |
 | `verl.utils.tracking.Tracking` | `verl.record.tracking` | loggers of verl job scripts |

@@ -34,7 +34,7 @@ from verl.config.memory import (
     update_bytes,
 )
 from verl.config.plan_notes import iterate_plan_notes
-from verl.config.plugins import ENVIRONMENTS, METHODS
+from verl.config.plugins import METHODS, describe_stand_in
 from verl.config.policy_size import count_new_parameters, read_policy_size
 from verl.config.schema import PPOConfig, SFTConfig
 from verl.config.settings.cpus import available_cpus
@@ -420,11 +420,6 @@ def _worker_counts(cfg: PPOConfig, facts: Facts) -> dict[str, Any]:
         "env_processes": processes,
         "envs": processes * env.envs_per_worker,
     }
-
-
-def describe_stand_in(cfg: PPOConfig | SFTConfig) -> str:
-    """Describe the simulation that replaces the environment of ``cfg``; "" if there is none."""
-    return "; ".join(filter(None, (plugin.stand_in(cfg) for plugin in ENVIRONMENTS)))
 
 
 def _val_tasks(cfg: PPOConfig) -> int | None:

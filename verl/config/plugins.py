@@ -73,6 +73,11 @@ def env_section(name: str) -> type[Section] | None:
     return next(sections, None)
 
 
+def describe_stand_in(cfg: PPOConfig | SFTConfig) -> str:
+    """Describe the simulation that replaces the environment of ``cfg``; "" if there is none."""
+    return "; ".join(filter(None, (plugin.stand_in(cfg) for plugin in ENVIRONMENTS)))
+
+
 def schema_keys(schema: type[Section]) -> Mapping[str, Key]:
     """Return all keys and sections by dotted path, including those of every environment."""
     extended_schema = full_schema(schema)

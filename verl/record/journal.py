@@ -13,7 +13,6 @@ from typing import Any
 
 from verl.config.schema import PPOConfig
 from verl.protocol import DataProto
-from verl.record.report import refresh_report
 from verl.record.rollout_log import Decoder, rollout_lines, token_lines
 from verl.record.run_dir import RunDirectory
 from verl.record.tracking import Tracking
@@ -89,7 +88,7 @@ class Journal:
         finally:
             self.tracking.finish()
             self.tracking = None
-            report_file = refresh_report(self.run.path)
+            report_file = _write_report(self.run.path)
             if report_file is not None:
                 logger.info("report: %s", report_file)
 
@@ -97,7 +96,7 @@ class Journal:
         trackers.log(metrics, step)
         # A report reads all metrics. Writing it at every step would cost more with each step.
         if "val/success_rate" in metrics:
-            refresh_report(self.run.path)
+            _write_report(self.run.path)
 
     def _write_rollouts(self, step: int, batch: DataProto, validation: bool) -> None:
         trainer = self.config.trainer
@@ -115,6 +114,13 @@ class Journal:
             lines = rollout_lines(batch, self.tokenizer)
             texts = trajectory_texts(lines, trainer.log_val_generations)
             self._open_tracking.log_texts("val/plays", TEXT_COLUMNS, texts, step)
+
+
+def _write_report(run_directory: Path) -> Path | None:
+    # Imported only here: training itself does not need the modules of the report.
+    from verl.record.report import refresh_report
+
+    return refresh_report(run_directory)
 
 
 def trajectory_texts(lines: Iterable[Mapping[str, Any]], count: int) -> list[list[str]]:

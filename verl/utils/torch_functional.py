@@ -14,7 +14,9 @@ from torch.autograd.function import once_differentiable
 
 from verl.utils.lazy import make_lazy_exports
 
-__getattr__, _lazy_names = make_lazy_exports("verl.compat", {"pad_sequence_to_length": "padding"})
+__getattr__, _lazy_names = make_lazy_exports(
+    "verl.compat", {"pad_sequence_to_length": "micro_batches"}
+)
 
 # The unit tests check the shapes (tests/helpers/shape_check.py). V is the vocabulary size.
 Values = Num[Tensor, "*shape"]

@@ -20,7 +20,7 @@ from verl.models.weights import load_weights
 from verl.protocol import DataProto
 from verl.records import MESSAGES, MODEL_SCORES
 from verl.single_controller.base.decorator import Dispatch, register
-from verl.single_controller.base.worker import Worker
+from verl.single_controller.base.worker_group import Worker
 from verl.utils.chat_tokens import ChatTokens
 from verl.workers.collectives import resolve_device
 from verl.workers.rows import micro_batches

@@ -72,10 +72,7 @@ def compute_audit_metrics(result: AuditResult) -> dict[str, float]:
 
 
 def write_points(points: Sequence[AuditPoint], result: AuditResult, directory: Path) -> Path:
-    """Write all points (audited turns) with returns and scores as JSON below ``directory``.
-
-    Return the path of the file.
-    """
+    """Write all points with returns and scores as JSON below ``directory``; return the file."""
     path = directory / AUDIT_FILE
     content = {
         "audit": dataclasses.asdict(result),

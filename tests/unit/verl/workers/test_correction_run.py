@@ -9,7 +9,7 @@ from tests.helpers.policy_rows import actor_of, random_rows
 from tests.helpers.tiny_model import make_tiny_policy
 from verl.config.load import default_config
 from verl.records import CORRECTION_WEIGHTS
-from verl.trainer.ppo.correction import correct_rollout
+from verl.trainer.ppo.credit import correct_rollout
 from verl.workers.engine_state import full_weights
 
 

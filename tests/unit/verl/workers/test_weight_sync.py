@@ -16,7 +16,7 @@ from tests.helpers.tiny_model import make_tiny_policy
 from tests.helpers.trainer_fakes import LocalActorGroup, LocalHandle
 from verl.names import EngineDtype
 from verl.trainer.ppo import resources
-from verl.trainer.ppo.weight_sync import WeightSyncError, has_updated_weights
+from verl.trainer.ppo.resources import WeightSyncError, has_updated_weights
 from verl.utils import fingerprint as fingerprints
 from verl.utils.fingerprint import compute_fingerprint
 from verl.utils.tensor_arrays import as_array, as_tensor
