@@ -8,7 +8,7 @@ from operator import itemgetter
 from typing import Any, TypeGuard
 
 from agent_system.endpoint.forms import MODEL, RequestRefused
-from agent_system.tokens.template import Message
+from verl.utils.chat_template import Message
 
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 # Keys that are accepted only with these values, which have no effect. null is always accepted.

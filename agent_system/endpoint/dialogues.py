@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from agent_system.tokens.bridge import ChatBridge
 from agent_system.tokens.conversation import SampledReply, TokenConversation, TokenLimits
 from agent_system.tokens.ledger import Segment, TokenLedger
-from agent_system.tokens.template import Message
+from verl.utils.chat_template import Message
 
 # A request with more than this many characters per allowed token is refused before tokenisation. It
 # cannot fit, and encoding it would block all other trajectories of the collector.

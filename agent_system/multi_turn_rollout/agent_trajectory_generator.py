@@ -27,7 +27,7 @@ from agent_system.multi_turn_rollout.trajectory_generator import (
     RolloutContext,
     TrajectoryGenerator,
 )
-from agent_system.tokens.template import TemplateUnsupported
+from verl.utils.chat_template import TemplateUnsupported
 from verl.utils.sampling import SamplingResult, StopReason
 
 

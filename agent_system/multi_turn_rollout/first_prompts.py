@@ -13,8 +13,8 @@ from agent_system.multi_turn_rollout.rollout_settings import RolloutSettings
 from agent_system.tokens.bridge import ChatBridge
 from agent_system.tokens.conversation import TokenConversation
 from agent_system.tokens.probe import check_first_prompt, check_next_turn
-from agent_system.tokens.template import Message
 from verl.config.schema import PPOConfig
+from verl.utils.chat_template import Message
 
 
 def collect_first_observations(envs: EnvironmentManagerBase, tasks: int) -> list[Observation]:

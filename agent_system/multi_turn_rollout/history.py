@@ -19,7 +19,7 @@ from agent_system.multi_turn_rollout.trajectory import Turn
 from agent_system.tokens.bridge import ChatBridge
 from agent_system.tokens.conversation import TokenConversation, append_user_text
 from agent_system.tokens.ledger import TokenLedger
-from agent_system.tokens.template import Message
+from verl.utils.chat_template import Message
 
 
 class History(Protocol):

@@ -22,11 +22,11 @@ import torch
 from agent_system.multi_turn_rollout.trajectory import Trajectory, Turn
 from agent_system.tokens.bridge import remove_cuts
 from agent_system.tokens.ledger import TokenLedger
-from agent_system.tokens.template import Message
 from rlvcr.records import ThinkingTurnRecord
 from rlvcr.scoring import RowTurn
 from verl.protocol import DataProto, object_array
 from verl.records import ANSWER, INFO_NUMBERS, REWARD_PARTS
+from verl.utils.chat_template import Message
 
 logger = logging.getLogger(__name__)
 ABORT_POLICIES = ("drop_group", "keep_rest")

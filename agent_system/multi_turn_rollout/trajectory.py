@@ -12,10 +12,10 @@ from typing import Any
 from agent_system.environments.env import Task
 from agent_system.reward_manager.scores import LARGEST, is_number
 from agent_system.tokens.ledger import TokenLedger
-from agent_system.tokens.template import Message
 from rlvcr.alternatives import TurnAlternatives
 from rlvcr.levels import ParsedTurn
 from verl.protocol import DataProto
+from verl.utils.chat_template import Message
 from verl.utils.sampling import StopReason
 
 # Keys of an environment's ``info`` that ``info_numbers`` omits: they have their own columns.

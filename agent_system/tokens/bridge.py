@@ -20,8 +20,8 @@ from functools import cached_property, lru_cache
 from typing import Any
 
 from agent_system.tokens.ledger import SegmentKind, TokenLedger
-from agent_system.tokens.template import ChatTemplate, Message, TemplateUnsupported, make_anchor
-from agent_system.tokens.tokenizer import ChatTokenizer
+from agent_system.tokens.tokenizer import ChatTokenizer, TextTokenizer
+from verl.utils.chat_template import ChatTemplate, Message, TemplateUnsupported, make_anchor
 from verl.utils.chat_tokens import CUT, ENCODED_TEXTS, ChatTokens
 from verl.utils.end_tokens import find_end_ids, find_end_of_turn_id
 
@@ -41,6 +41,17 @@ class Bridge:
 
     def __len__(self) -> int:
         return len(self.before) + len(self.observation) + len(self.after)
+
+    def append_to(self, ledger: TokenLedger, turn: int, episode: int = 0) -> None:
+        """Append the tokens to ``ledger``, before those of ``turn``."""
+        parts = (
+            (self.before, SegmentKind.BRIDGE),
+            (self.observation, SegmentKind.ENV),
+            (self.after, SegmentKind.BRIDGE),
+        )
+        for ids, kind in parts:
+            if ids:
+                ledger.append(ids, kind, turn=turn, episode=episode)
 
 
 def strip_end_ids(sampled_ids: Sequence[int], end_ids: frozenset[int]) -> list[int]:
@@ -163,14 +174,6 @@ class ChatBridge:
     def _starts_with_control(self, text: str) -> bool:
         return self._tokens.pattern.match(text) is not None
 
-    def append_bridge(
-        self, ledger: TokenLedger, bridge: Bridge, turn: int, episode: int = 0
-    ) -> None:
-        """Append the template and observation tokens of ``bridge``, which precede ``turn``."""
-        ledger.append(bridge.before, SegmentKind.BRIDGE, turn=turn, episode=episode)
-        ledger.append(bridge.observation, SegmentKind.ENV, turn=turn, episode=episode)
-        ledger.append(bridge.after, SegmentKind.BRIDGE, turn=turn, episode=episode)
-
     def _encode_turn(self, text: str) -> tuple[int, ...]:
         """Return the ids of an assistant turn with ``text``, as they follow the generation prompt.
 
@@ -260,3 +263,73 @@ class ChatBridge:
         with contextlib.suppress(TemplateUnsupported):
             frame_texts += self.template.render_between_turns()
         return "".join([*frame_texts, self._turn_end])
+
+
+class PlainBridge:
+    """``ChatBridge`` for a tokenizer that has no chat template.
+
+    ``tokenizer(text, add_special_tokens=False)`` must return a mapping with ``input_ids``.
+    ``decode`` of the tokenizer is needed only for ``PlainBridge.decode``.
+    """
+
+    end_of_turn_id: int | None = None
+
+    def __init__(self, tokenizer: TextTokenizer) -> None:
+        self.tokenizer = tokenizer
+        self.end_ids = find_end_ids(tokenizer)
+        # Only tokenizers of transformers have control tokens (<|im_end|>) that a text may contain.
+        is_transformers = hasattr(tokenizer, "added_tokens_decoder")
+        self._tokens = ChatTokens(tokenizer, "") if is_transformers else None
+        self._decode_options = (
+            {"skip_special_tokens": False, "clean_up_tokenization_spaces": False}
+            if is_transformers
+            else {}
+        )
+
+    def first_prompt(self, messages: Sequence[Message]) -> list[int]:
+        """Return the token ids of the contents of ``messages``, joined by line breaks.
+
+        The BOS token, if the tokenizer adds one, is in front. A tokenizer that is not of
+        transformers adds none.
+        """
+        text = "\n".join(message["content"] for message in messages)
+        if self._tokens is None:
+            return list(self._encode(text))
+        return [*self._start_tokens(), *self._tokens.encode(self._tokens.mark_control_tokens(text))]
+
+    def make_bridge(
+        self,
+        sampled_ids: Sequence[int],  # noqa: ARG002  nothing closes a turn here
+        observation: str,
+    ) -> Bridge:
+        """Return the tokens of ``observation``, without any template tokens."""
+        return Bridge((), self.encode_text(observation), ())
+
+    def decode(self, sampled_ids: Sequence[int]) -> str:
+        """Return the text of a sampled turn without its end tokens."""
+        turn_ids = strip_end_ids(sampled_ids, self.end_ids)
+        return self.tokenizer.decode(turn_ids, **self._decode_options)
+
+    def encode_text(self, text: str) -> tuple[int, ...]:
+        """Return the ids of text that continues other text, with control tokens as plain text."""
+        if self._tokens is None:
+            return self._encode(text)
+        return self._tokens.encode(self._tokens.mark_control_tokens(text), inside=True)
+
+    def encode_template(self, text: str) -> tuple[int, ...]:
+        """Return the ids of text that continues other text; control tokens in it keep their ids."""
+        if self._tokens is None:
+            return self._encode(text)
+        return self._tokens.encode(text, inside=True)
+
+    def _start_tokens(self) -> list[int]:
+        """Return the tokens that the tokenizer puts in front of text: BOS, or nothing."""
+        plain_ids = self._encode("x")
+        ids = list(self.tokenizer("x", add_special_tokens=True)["input_ids"])
+        for start in range(len(ids) - len(plain_ids) + 1):
+            if tuple(ids[start : start + len(plain_ids)]) == plain_ids:
+                return ids[:start]
+        return []
+
+    def _encode(self, text: str) -> tuple[int, ...]:
+        return tuple(self.tokenizer(text, add_special_tokens=False)["input_ids"])

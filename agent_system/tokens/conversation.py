@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from agent_system.tokens.bridge import Bridge
+from agent_system.tokens.bridge import ChatBridge, PlainBridge
 from agent_system.tokens.ledger import Segment, SegmentKind, TokenLedger
-from agent_system.tokens.template import Message
+from verl.utils.chat_template import Message
 from verl.utils.sampling import StopReason
 
 
@@ -43,28 +43,6 @@ class TokenLimits:
 NO_LIMITS = TokenLimits()
 
 
-class TurnBridge(Protocol):
-    """Methods of ``ChatBridge`` and ``PlainBridge`` that a conversation uses."""
-
-    def first_prompt(self, messages: Sequence[Message]) -> list[int]:
-        """Return the tokens of ``messages``, ready for the policy's first turn."""
-        ...
-
-    def make_bridge(self, sampled_ids: Sequence[int], observation: str) -> Bridge:
-        """Return the tokens between the turn ``sampled_ids`` and the next turn."""
-        ...
-
-    def append_bridge(
-        self, ledger: TokenLedger, bridge: Bridge, turn: int, episode: int = 0
-    ) -> None:
-        """Append the tokens of ``bridge`` to ``ledger``, before the tokens of ``turn``."""
-        ...
-
-    def encode_template(self, text: str) -> tuple[int, ...]:
-        """Return the tokens of ``text``; control tokens in it keep their ids."""
-        ...
-
-
 class SampledReply(Protocol):
     """One sampled turn: tokens, one log-prob per token, stop reason and version of the weights."""
 
@@ -91,7 +69,7 @@ class TokenConversation:
 
     def __init__(
         self,
-        bridge: TurnBridge,
+        bridge: ChatBridge | PlainBridge,
         limits: TokenLimits = NO_LIMITS,
         opening: Sequence[Message] = (),
     ) -> None:
@@ -118,7 +96,7 @@ class TokenConversation:
         response = len(self.ledger) - prompt + len(bridge)
         if not self._limits.allows_turn(prompt, response):
             return False
-        self._bridge.append_bridge(self.ledger, bridge, turn, episode)
+        bridge.append_to(self.ledger, turn, episode)
         return True
 
     def add_forced_prefix(self, ids: Sequence[int], turn: int, episode: int = 0) -> None:

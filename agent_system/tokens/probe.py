@@ -13,15 +13,15 @@ from enum import StrEnum
 from itertools import product
 from typing import Any
 
-from agent_system.tokens.bridge import ChatBridge
-from agent_system.tokens.template import (
+from agent_system.tokens.bridge import ChatBridge, PlainBridge
+from agent_system.tokens.tokenizer import ChatTokenizer, TextTokenizer, is_chat_tokenizer
+from verl.utils.chat_template import (
     RENDER_ERRORS,
     ChatTemplate,
     Message,
     TemplateUnsupported,
     make_anchor,
 )
-from agent_system.tokens.tokenizer import ChatTokenizer
 from verl.utils.limits import TimeLimit, time_limit
 
 PROBE_S = 20.0  # time limit in seconds: the template of a model may contain an endless loop
@@ -294,3 +294,24 @@ def _shows_answer(shown: str, answer: Message) -> bool:
     if content.startswith(THINK):
         visible = content.partition(THINK)[2].lstrip("\n")
     return visible in shown and thought in shown
+
+
+def bridge_for_appending(tokenizer: TextTokenizer) -> ChatBridge | PlainBridge:
+    """Return the encoder of prompts and observations for append-only conversations.
+
+    It is a ``ChatBridge``, or a ``PlainBridge`` if the tokenizer has no chat template.
+
+    Raises:
+        TemplateUnsupported: The template changes earlier turns, so a conversation is not one
+            growing token sequence. The message gives the reason.
+    """
+    if not is_chat_tokenizer(tokenizer):
+        return PlainBridge(tokenizer)
+    probe = probe_template(tokenizer)
+    if probe.verdict is not Verdict.APPEND:
+        raise TemplateUnsupported(
+            "a trial is one growing token sequence, and this chat template cannot continue one: "
+            f"{probe.reason}. Set a template that keeps earlier turns unchanged "
+            "(trl contains such variants: trl/chat_templates/*_training.jinja)"
+        )
+    return ChatBridge(tokenizer)

@@ -9,10 +9,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from agent_system.tokens.bridge import ChatBridge
-from agent_system.tokens.plain_bridge import PlainBridge
+from agent_system.tokens.bridge import ChatBridge, PlainBridge
 from agent_system.tokens.probe import probe_template
-from agent_system.tokens.template import TemplateUnsupported
 from agent_system.tokens.tokenizer import is_chat_tokenizer
 from verl.config.checks.sampling import greedy_key
 from verl.config.schema.tools import GenerationConfig
@@ -20,6 +18,7 @@ from verl.config.settings import ConfigError
 from verl.models.hub import model_directory
 from verl.trainer.launch.answers import SUFFIXES, AnswerFile
 from verl.trainer.launch.preflight_weights import load_checked_tokenizer
+from verl.utils.chat_template import TemplateUnsupported
 from verl.utils.files import require_new_file
 from verl.utils.message_rows import Message, read_prompt_messages, read_table
 from verl.utils.progress import Progress, record_heartbeat

@@ -24,7 +24,6 @@ from agent_system.multi_turn_rollout.first_prompts import (
 from agent_system.multi_turn_rollout.prompt_fit import fit_prompts
 from agent_system.multi_turn_rollout.rollout_settings import check_prompts, refuse_images
 from agent_system.reward_manager import load_reward_manager
-from agent_system.tokens.template import TemplateUnsupported
 from verl.config.derive import declared_tasks, uses_file_tasks
 from verl.config.problems import build_problem
 from verl.config.schema import PPOConfig
@@ -37,6 +36,7 @@ from verl.trainer.launch.preflight_model import (
     find_tokenizer_directory,
     load_tokenizer,
 )
+from verl.utils.chat_template import TemplateUnsupported
 from verl.utils.waits import log_waiting
 from verl.workers.rollout.engine_registry import ENGINES, import_engine_class
 

@@ -15,7 +15,6 @@ import torch
 from agent_system.multi_turn_rollout.collector_worker import PolicyTokenizer
 from agent_system.multi_turn_rollout.rollout_settings import should_request_levels
 from agent_system.tokens.probe import probe_template
-from agent_system.tokens.template import TemplateUnsupported
 from rlvcr.levels import LevelCodec
 from rlvcr.settings import method_settings
 from verl.config.checks.models import ALLOWED as ALLOWED_MODEL
@@ -41,6 +40,7 @@ from verl.trainer.launch.preflight_weights import (
     find_weight_problems,
     read_vocabulary_size,
 )
+from verl.utils.chat_template import TemplateUnsupported
 
 if TYPE_CHECKING:  # transformers takes seconds to import
     from transformers import PreTrainedConfig, PreTrainedModel

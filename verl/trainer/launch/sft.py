@@ -24,7 +24,6 @@ from agent_system.environments.experts.demonstrations import (
 )
 from agent_system.tokens.bridge import ChatBridge
 from agent_system.tokens.probe import TemplateProbe, Verdict, probe_template
-from agent_system.tokens.template import TemplateUnsupported
 from rlvcr.levels import TAGS
 from verl.config.schema import SFTConfig
 from verl.config.settings import ConfigError, value_at_path
@@ -42,6 +41,7 @@ from verl.trainer.sft.rows import (
     make_token_row,
     read_records,
 )
+from verl.utils.chat_template import TemplateUnsupported
 from verl.utils.files import require_replaceable
 from verl.utils.logging import setup_logging
 from verl.utils.message_rows import Message
