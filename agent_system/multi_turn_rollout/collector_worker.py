@@ -22,12 +22,12 @@ from agent_system.environments.pool.environment_pool import EnvironmentPool
 from agent_system.multi_turn_rollout.agent_trajectory_generator import AgentTrajectoryGenerator
 from agent_system.multi_turn_rollout.engine_client import (
     EngineClient,
+    PolicySampler,
     RolloutWorkerHandle,
     TokenSource,
 )
 from agent_system.multi_turn_rollout.packing import select_trajectories
 from agent_system.multi_turn_rollout.partial_rollouts import GroupsInFlight
-from agent_system.multi_turn_rollout.policy_sampler import PolicySampler
 from agent_system.multi_turn_rollout.rollout_settings import RolloutSettings
 from agent_system.multi_turn_rollout.trajectory import RolloutSpec, Trajectory
 from agent_system.multi_turn_rollout.trajectory_generator import (
@@ -234,7 +234,7 @@ class CollectorWorker:
     def _make_context(self, settings: RolloutSettings) -> RolloutContext:
         """Return the objects that all trajectories of one call share."""
         codec = self._get_level_codec() if settings.requests_levels else None
-        sampler = PolicySampler(self._engine, settings, self._bridge.decode)
+        sampler = PolicySampler(self._engine, settings)
         alternatives = None
         if codec is not None and settings.alternatives is not None:
             alternatives = AlternativeSampler(

@@ -16,7 +16,6 @@ from agent_system.multi_turn_rollout.engine_client import (
     EngineAborted,
     EngineClient,
     RolloutWorkerFailed,
-    TokenSampling,
 )
 from agent_system.multi_turn_rollout.packing import select_differing_groups
 from agent_system.multi_turn_rollout.rollout_loop import TrajectoryCollector
@@ -434,10 +433,7 @@ def ask_many(engine, count: int, timeout_s: float = 5.0, **options) -> list[Any]
     async def run():
         client = EngineClient([engine], "me", timeout_s)
         try:
-            asked = [
-                client.sample([1, 2, i], max_tokens=8, sampling=TokenSampling(), **options)
-                for i in range(count)
-            ]
+            asked = [client.sample([1, 2, i], max_tokens=8, **options) for i in range(count)]
             return await asyncio.gather(*asked, return_exceptions=True)
         finally:
             await client.close()
