@@ -36,9 +36,8 @@ logger = logging.getLogger(__name__)
 START_TIMEOUT_S = 300.0
 CLOSE_TIMEOUT_S = 10.0
 POLL_INTERVAL_S = 1.0  # between two checks of the progress
-MAX_REPLACEMENTS = (
-    2  # replacements of one collector per call; more deaths indicate a systematic fault
-)
+# Replacements of one collector per call. More deaths indicate a systematic fault.
+MAX_REPLACEMENTS = 2
 
 # Function that requests the trajectories of collector ``number`` and returns the Ray object ref.
 RequestShard: TypeAlias = Callable[[int], Any]
@@ -70,16 +69,13 @@ class CollectorGroup:
             {} for _ in range(env_config.num_collectors)
         ]
         self._num_replacements = Counter[int]()  # replacements of each collector
-        self._needs_all_specs: set[int] = (
-            set()
-        )  # replaced; get all unfinished specs in the next call
+        # Replaced collectors, which get all unfinished specs in the next call.
+        self._needs_all_specs: set[int] = set()
         self._num_finished = 0  # finished episodes at the last check
-        # Both are set or both None: the worker in this process and its asyncio loop.
-        self._local_worker: CollectorWorker | None = None
-        self._runner: asyncio.Runner | None = None
+        # The worker in this process and its asyncio loop.
+        self._local: tuple[asyncio.Runner, CollectorWorker] | None = None
         if not isinstance(rollout_workers[0], ActorHandle):
-            self._runner = asyncio.Runner()
-            self._local_worker = CollectorWorker(*self._arguments, **options)
+            self._local = asyncio.Runner(), CollectorWorker(*self._arguments, **options)
             return
         self._remote_workers = [
             self._start_worker(collector_number)
@@ -104,12 +100,8 @@ class CollectorGroup:
 
         A replacement has another name, so that it does not get results of its predecessor.
         """
-        num_replacements = self._num_replacements[number]
-        return (
-            f"{collector_name(number)}.{num_replacements}"
-            if num_replacements
-            else collector_name(number)
-        )
+        name, num_replacements = collector_name(number), self._num_replacements[number]
+        return f"{name}.{num_replacements}" if num_replacements else name
 
     def _replace_worker(self, number: int) -> None:
         """Replace a lost collector, and abort its requests at the engines."""
@@ -129,10 +121,9 @@ class CollectorGroup:
         Groups of earlier calls are returned too. Unfinished groups continue. Raises the errors of
         the workers.
         """
-        if self._runner is not None and self._local_worker is not None:
-            return _check_group_starts(
-                self._runner.run(self._local_worker.collect_ready(specs, settings, keep))
-            )
+        if self._local is not None:
+            runner, worker = self._local
+            return _check_group_starts(runner.run(worker.collect_ready(specs, settings, keep)))
         num_workers = len(self._remote_workers)
         shards = shard_by_group(specs, num_workers)
         keep_per_worker = [
@@ -165,10 +156,9 @@ class CollectorGroup:
         self, specs: Sequence[RolloutSpec], settings: RolloutSettings
     ) -> CollectedTrajectories:
         """Return the trajectories of ``specs`` in order. Raises the errors of the workers."""
-        if self._runner is not None and self._local_worker is not None:
-            return _check_group_starts(
-                self._runner.run(self._local_worker.collect(specs, settings))
-            )
+        if self._local is not None:
+            runner, worker = self._local
+            return _check_group_starts(runner.run(worker.collect(specs, settings)))
         shards = shard_by_group(specs, len(self._remote_workers))
         busy_numbers = [collector_number for collector_number, shard in enumerate(shards) if shard]
 
@@ -237,37 +227,23 @@ class CollectorGroup:
     ) -> None:
         """Move results that arrive within ``POLL_INTERVAL_S`` from ``pending`` to ``parts``.
 
-        A collector that died is replaced, counted in ``lost``, and requested again.
+        A collector that died is replaced, counted in ``lost``, and requested again. After
+        ``MAX_REPLACEMENTS`` of them ``WorkerDiedError`` is raised.
         """
         done_refs, _ = ray.wait(list(pending), num_returns=len(pending), timeout=POLL_INTERVAL_S)
         # Failures are raised at once: the other collectors may take long.
         for ref in done_refs:
-            collector_number = pending.pop(ref)
-            shard_result = self._receive_part(
-                ref, collector_number, is_last_attempt=lost[collector_number] == MAX_REPLACEMENTS
-            )
-            if shard_result is None:
-                lost[collector_number] += 1
-                pending[request_shard(collector_number)] = collector_number
-            else:
-                parts[collector_number] = shard_result
-
-    def _receive_part(
-        self, ref: Any, number: int, is_last_attempt: bool
-    ) -> CollectedTrajectories | None:
-        """Return the result of collector ``number``; None where it died and was replaced.
-
-        With ``is_last_attempt`` it is not replaced, and ``WorkerDiedError`` is raised.
-        """
-        name = collector_name(number)
-        try:
-            return ray_get(ref, POLL_INTERVAL_S, name)
-        except WorkerDiedError as error:
-            if is_last_attempt:
-                raise
-            logger.warning("%s died; its unfinished trajectories start again: %s", name, error)
-        self._replace_worker(number)
-        return None
+            number = pending.pop(ref)
+            name = collector_name(number)
+            try:
+                parts[number] = ray_get(ref, POLL_INTERVAL_S, name)
+            except WorkerDiedError as error:
+                if lost[number] == MAX_REPLACEMENTS:
+                    raise
+                logger.warning("%s died; its unfinished trajectories start again: %s", name, error)
+                self._replace_worker(number)
+                lost[number] += 1
+                pending[request_shard(number)] = number
 
     def _count_finished(self) -> int:
         """Return the number of finished episodes of all workers.
@@ -287,11 +263,11 @@ class CollectorGroup:
 
     def close(self) -> None:
         """Stop the environments and the collector workers."""
-        if self._runner is not None and self._local_worker is not None:
-            self._runner.run(self._local_worker.close())
-            self._runner.close()
-        self._runner = None
-        self._local_worker = None
+        if self._local is not None:
+            runner, worker = self._local
+            runner.run(worker.close())
+            runner.close()
+            self._local = None
         workers, self._remote_workers = self._remote_workers, []
         if not workers:
             return

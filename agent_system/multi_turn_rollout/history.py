@@ -9,7 +9,6 @@ token limits.
 """
 
 from dataclasses import replace
-from typing import Protocol
 
 from agent_system.environments.env import Observation
 from agent_system.environments.prompts import Prompts, select_prompts
@@ -22,33 +21,12 @@ from agent_system.tokens.ledger import TokenLedger
 from verl.utils.chat_template import Message
 
 
-class History(Protocol):
+class History:
     """Conversations of one trajectory, turn by turn.
 
     ``shown_messages`` are the messages to the policy in the last conversation: those before its
     first turn, then one before each later turn.
     """
-
-    ledgers: list[TokenLedger]
-    shown_messages: list[Message]
-
-    def open_turn(self, observation: Observation, step: int) -> TokenConversation | None:
-        """Return the conversation that turn ``step`` continues; None if that turn would not fit."""
-        ...
-
-    def close_turn(self, turn: Turn) -> None:
-        """Add a turn that the environment has answered to the history."""
-        ...
-
-
-def make_history(settings: RolloutSettings, bridge: ChatBridge, prompts: Prompts) -> History:
-    """Return the ``append`` or ``window`` history, as ``settings.history`` requests."""
-    policies = {"append": AppendHistory, "window": WindowHistory}
-    return policies[settings.history](settings, bridge, prompts)
-
-
-class _BaseHistory:
-    """Common base of both histories: starts a conversation."""
 
     def __init__(self, settings: RolloutSettings, bridge: ChatBridge, prompts: Prompts) -> None:
         self.ledgers: list[TokenLedger] = []
@@ -56,6 +34,16 @@ class _BaseHistory:
         self._settings = settings
         self._bridge = bridge
         self._prompts = prompts
+
+    def open_turn(self, observation: Observation, step: int) -> TokenConversation | None:
+        """Return the conversation that turn ``step`` continues; None if that turn would not fit."""
+        raise NotImplementedError
+
+    def close_turn(self, turn: Turn) -> None:
+        """Add a turn that the environment has answered to the history.
+
+        By default nothing is done: the conversation already contains the turn.
+        """
 
     def _convert_to_text(self, observation: Observation) -> Observation:
         """Return ``observation`` with the added tokens in all its texts escaped."""
@@ -84,15 +72,12 @@ class _BaseHistory:
         return conversation
 
 
-class AppendHistory(_BaseHistory):
+class AppendHistory(History):
     """History as one growing conversation for the whole trajectory."""
 
-    def __init__(self, settings: RolloutSettings, bridge: ChatBridge, prompts: Prompts) -> None:
-        super().__init__(settings, bridge, prompts)
-        self._conversation: TokenConversation | None = None
+    _conversation: TokenConversation | None = None
 
     def open_turn(self, observation: Observation, step: int) -> TokenConversation | None:
-        """Return the conversation with the observation appended; None if the turn would not fit."""
         observation = self._convert_to_text(observation)
         if self._conversation is None:
             first_prompt = self._prompts.first(observation, self._settings.requests_levels)
@@ -104,11 +89,8 @@ class AppendHistory(_BaseHistory):
         self.shown_messages.append({"role": "user", "content": user_text})
         return self._conversation
 
-    def close_turn(self, turn: Turn) -> None:
-        """Do nothing: the conversation already contains the turn."""
 
-
-class WindowHistory(_BaseHistory):
+class WindowHistory(History):
     """History that renders a prompt with the last turns of the memory for every turn."""
 
     def __init__(self, settings: RolloutSettings, bridge: ChatBridge, prompts: Prompts) -> None:
@@ -117,7 +99,6 @@ class WindowHistory(_BaseHistory):
         self._first: Observation | None = None
 
     def open_turn(self, observation: Observation, step: int) -> TokenConversation | None:
-        """Return a new conversation for turn ``step``; None where that turn would not fit."""
         observation = self._convert_to_text(observation)
         if self._first is None:
             self._first = observation
@@ -128,6 +109,11 @@ class WindowHistory(_BaseHistory):
         return self._begin_conversation(self._first, user_text, step)
 
     def close_turn(self, turn: Turn) -> None:
-        """Add observation and action of the turn to the memory."""
         as_text = self._bridge.escape_added_tokens
         self._memory.add(as_text(turn.observation), as_text(turn.action))
+
+
+def make_history(settings: RolloutSettings, bridge: ChatBridge, prompts: Prompts) -> History:
+    """Return the ``append`` or ``window`` history, as ``settings.history`` requests."""
+    history_class = {"append": AppendHistory, "window": WindowHistory}[settings.history]
+    return history_class(settings, bridge, prompts)

@@ -17,12 +17,11 @@ from typing import Any, Protocol, runtime_checkable
 
 from agent_system.environments.env_registry import get_package
 from agent_system.environments.manager import EnvironmentManagerBase
-from agent_system.multi_turn_rollout.audit_rollouts import (
+from agent_system.multi_turn_rollout.branches import (
     continue_from_points,
-    index_records,
+    execute_alternatives,
     select_decision_points,
 )
-from agent_system.multi_turn_rollout.branches import execute_alternatives
 from agent_system.multi_turn_rollout.collector_group import CollectorGroup
 from agent_system.multi_turn_rollout.collector_worker import CollectedTrajectories, PolicyTokenizer
 from agent_system.multi_turn_rollout.engine_client import RolloutWorkerHandle
@@ -224,9 +223,8 @@ class TrajectoryCollector:
         data = self._score_if_possible(data, actor_rollout_wg)
         settings = self._build_settings(is_train=True, thinking=False)
         rlvcr = method_settings(self.config.algorithm)
-        records = index_records(data)
         points = select_decision_points(
-            list_trajectories(rows), records, rlvcr.audit_points, settings.seed
+            list_trajectories(rows), data, rlvcr.audit_points, settings.seed
         )
         audit_points = continue_from_points(
             points,

@@ -19,9 +19,9 @@ from agent_system.multi_turn_rollout.collector_worker import PolicyTokenizer
 from agent_system.multi_turn_rollout.first_prompts import (
     check_first_tokens,
     collect_first_observations,
+    fit_prompts,
     measure_first_prompts,
 )
-from agent_system.multi_turn_rollout.prompt_fit import fit_prompts
 from agent_system.multi_turn_rollout.rollout_settings import check_prompts, refuse_images
 from agent_system.reward_manager import load_reward_manager
 from verl.config.derive import declared_tasks, uses_file_tasks
