@@ -2,12 +2,14 @@
 
 import asyncio
 import contextlib
+import resource
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from aiohttp import web
+from aiohttp.web_protocol import RequestHandler
 
 from agent_system.endpoint.chat_request import (
     ChatRequest,
@@ -15,12 +17,12 @@ from agent_system.endpoint.chat_request import (
     read_request,
     refusal_of_value,
 )
-from agent_system.endpoint.connections import BoundedConnections
 from agent_system.endpoint.forms import MODEL, Reply, RequestRefused, model_list
 from agent_system.reward_manager.scores import read_finite_number
 
 LOOPBACK = "127.0.0.1"
 KEY_BYTES = 32
+MOST_CONNECTIONS = 4096
 MAX_BODY = 16 * 1024 * 1024  # bytes of a request: several times the longest context
 BODY_TIMEOUT_S = 60.0  # for the whole body of a request
 # Seconds without a complete request, from the start of a connection and between two requests.
@@ -158,6 +160,51 @@ class EndpointServer:
         if self._connections is not None:
             self._connections.trust_connection(request)
         return key
+
+
+class BoundedConnections:
+    """Protocol factory for ``loop.create_server`` around an aiohttp ``web.Server``.
+
+    Without a limit, clients without a key could use up all file descriptors of the process. At most
+    ``max_connections`` are open (default: half of the descriptors, at most ``MOST_CONNECTIONS``). A
+    further one replaces the oldest connection that never sent a request with a valid key. If there
+    is none, the new connection is closed immediately.
+    """
+
+    def __init__(self, server: web.Server, max_connections: int | None = None) -> None:
+        self._server = server
+        if max_connections is None:
+            soft_limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+            is_unlimited = soft_limit == resource.RLIM_INFINITY
+            max_connections = MOST_CONNECTIONS if is_unlimited else soft_limit // 2
+        self._most = max(1, min(MOST_CONNECTIONS, max_connections))
+        self._trusted: set[RequestHandler] = set()
+
+    def __call__(self) -> asyncio.Protocol:
+        """Return the asyncio protocol object for a new connection."""
+        # In the order in which the connections were opened.
+        connections = self._server.connections
+        self._trusted.intersection_update(connections)
+        if len(connections) < self._most:
+            return self._server()
+        oldest = next(
+            (connection for connection in connections if connection not in self._trusted), None
+        )
+        if oldest is None:
+            return _Rejected()
+        oldest.force_close()
+        return self._server()
+
+    def trust_connection(self, request: web.BaseRequest) -> None:
+        """Note that the connection of ``request`` has sent a valid key."""
+        self._trusted.add(request.protocol)
+
+
+class _Rejected(asyncio.Protocol):
+    """Protocol of a connection that is closed immediately."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        transport.close()
 
 
 def read_reward(body: Mapping[str, Any]) -> tuple[float, bool]:
