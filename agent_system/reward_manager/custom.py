@@ -14,10 +14,6 @@ from typing import Any
 from verl.config.settings.hints import did_you_mean
 
 
-def _fix_hint(key: str) -> str:
-    return f"allowed: a function of a Python file; fix: {key}.path=FILE {key}.name=NAME"
-
-
 def load_function(path: str, name: str, key: str = "custom_reward_function") -> Callable[..., Any]:
     """Import the Python file ``path`` and return its function or class ``name``.
 
@@ -29,8 +25,9 @@ def load_function(path: str, name: str, key: str = "custom_reward_function") -> 
         AttributeError: The file has no such function. The message names the nearest one.
         TypeError: The value is not callable.
     """
-    module = _import_file(path, f"{key}.path={path!r}", _fix_hint(key))
-    return _get_callable(module, path, name, f"{key}.name={name!r}", _fix_hint(key))
+    fix = f"allowed: a function of a Python file; fix: {key}.path=FILE {key}.name=NAME"
+    module = _import_file(path, f"{key}.path={path!r}", fix)
+    return _get_callable(module, path, name, f"{key}.name={name!r}", fix)
 
 
 def load_import_path(import_path: str, key: str) -> Any:

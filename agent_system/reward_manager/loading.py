@@ -5,10 +5,12 @@ import inspect
 from collections.abc import Mapping
 from typing import Any
 
-import agent_system.reward_manager.managers  # noqa: F401  (registers the built-in managers)
 from agent_system.reward_manager.custom import check_arguments, load_function
-from agent_system.reward_manager.managers import ScoreFunction
-from agent_system.reward_manager.registry import RewardManager, reward_manager_class
+from agent_system.reward_manager.managers import (
+    RewardManager,
+    ScoreFunction,
+    reward_manager_class,
+)
 from agent_system.reward_manager.scores import read_finite_number, weighted_sum
 from verl.config.schema import PPOConfig
 from verl.utils.limits import time_limit
@@ -57,11 +59,18 @@ def load_trajectory_function(config: PPOConfig) -> ScoreFunction | None:
     weights = config.reward_model.weights
     if not kwargs and not weights:
         return function
+    source = f"custom_reward_function {custom.name}"
 
     @functools.wraps(function)
     def score_with_weights(**arguments: Any) -> Any:
         score = function(**arguments, **kwargs)
-        return _add_weighted_score(score, weights, custom.name) if weights else score
+        if not weights:
+            return score
+        rewards = score if isinstance(score, Mapping) else {"score": score}
+        numbers = {
+            key: read_finite_number(value, f"{source}, {key!r}") for key, value in rewards.items()
+        }
+        return numbers | {"score": weighted_sum(numbers, weights, source)}
 
     return score_with_weights
 
@@ -77,13 +86,3 @@ def with_time_limit(function: ScoreFunction, seconds: float) -> ScoreFunction:
             return function(**arguments)
 
     return score_within_limit
-
-
-def _add_weighted_score(score: Any, weights: Mapping[str, float], name: str) -> dict[str, float]:
-    """Return the rewards in ``score`` as a dict, with their weighted sum as the key ``score``."""
-    source = f"custom_reward_function {name}"
-    rewards = score if isinstance(score, Mapping) else {"score": score}
-    numbers = {
-        key: read_finite_number(value, f"{source}, {key!r}") for key, value in rewards.items()
-    }
-    return numbers | {"score": weighted_sum(numbers, weights, source)}

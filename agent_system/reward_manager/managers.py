@@ -9,17 +9,28 @@ whole trajectory*:
     window, both      row k:     0 0 R                                 for each k
 
 (dots: environment tokens). Step-level estimators read the rewards of turns from ``step_rewards``.
+
+A manager gets the penalty of an invalid action, the user-provided score function (or None), and
+``reward_model.reward_kwargs``. Register a class in a module that
+``actor_rollout_ref.model.external_lib`` imports::
+
+    @register("mine")
+    class Mine(EpisodeRewardManager): ...
+
+Without registration, use ``reward_model.reward_manager=my_lab.rewards:Mine`` or ``mine.py:Mine``.
 """
 
 import logging
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping
+from typing import Protocol, TypeVar
 
 import numpy as np
 import torch
 
-from agent_system.reward_manager.registry import register
+from agent_system.reward_manager.custom import load_import_path
 from agent_system.reward_manager.scores import read_finite_number
+from verl.config.settings.hints import did_you_mean
 from verl.protocol import DataProto, object_array
 from verl.records import REWARD_PARTS
 from verl.utils.limits import TimeLimit
@@ -27,6 +38,50 @@ from verl.utils.torch_functional import find_last_selected
 
 logger = logging.getLogger(__name__)
 ScoreFunction = Callable[..., float | Mapping[str, float]]
+
+
+class RewardManager(Protocol):
+    """Protocol of a reward manager, which assigns outcomes of trajectories to tokens."""
+
+    def __call__(self, data: DataProto) -> torch.Tensor:
+        """Return ``token_level_scores`` [B, R]. Each row sums to its trajectory's outcome."""
+        ...
+
+    def step_rewards(self, data: DataProto) -> np.ndarray:
+        """Return a list for every row [B]: the rewards of its turns."""
+        ...
+
+
+RewardManagerFactory = Callable[..., RewardManager]
+M = TypeVar("M", bound=RewardManagerFactory)
+REWARD_MANAGER_KEY = "reward_model.reward_manager"
+REWARD_MANAGERS: dict[str, RewardManagerFactory] = {}
+
+
+def register(*names: str) -> Callable[[M], M]:
+    """Register a class under ``names``. A later registration replaces an earlier one."""
+
+    def register_class(cls: M) -> M:
+        REWARD_MANAGERS.update(dict.fromkeys(names, cls))
+        return cls
+
+    return register_class
+
+
+def reward_manager_class(name: str) -> RewardManagerFactory:
+    """Return the class registered as ``name``, or at the import path ``name``.
+
+    Raises ``ValueError`` for an unknown name, and what ``load_import_path`` raises.
+    """
+    if name in REWARD_MANAGERS:
+        return REWARD_MANAGERS[name]
+    if ":" not in name:
+        raise ValueError(
+            f"{REWARD_MANAGER_KEY}={name!r}: unknown{did_you_mean(name, REWARD_MANAGERS)}; "
+            f"allowed: {', '.join(sorted(REWARD_MANAGERS))}, module:Class or FILE.py:Class; "
+            "fix: name one of them"
+        )
+    return load_import_path(name, REWARD_MANAGER_KEY)
 
 
 @register("episode", "naive", "prime")
@@ -134,13 +189,21 @@ class EpisodeRewardManager:
                 logger.warning("%s; the outcome is set to the mean of its group", error)
                 timed_out.append((traj, uid))
         if self.compute_score is not None:
-            _count_failed(data, {traj for traj, _ in timed_out}, len(outcome_of))
+            metrics = {
+                "critic/score/graded": float(len(outcome_of)),
+                "critic/score/failed": float(len(timed_out)),
+            }
+            data.meta_info["metrics"] = data.meta_info.get("metrics", {}) | metrics
+        late = [traj for traj, _ in timed_out]
+        columns = data.non_tensor_batch
+        if late and "aborted" in columns:
+            columns["aborted"] = columns["aborted"] | np.isin(columns["traj_uid"], late)
         all_outcomes = [outcome for outcomes in outcomes_by_group.values() for outcome in outcomes]
         for traj, uid in timed_out:
             outcome_of[traj] = float(np.mean(outcomes_by_group[uid] or all_outcomes or [0.0]))
-        if timed_out and REWARD_PARTS in data.non_tensor_batch:
-            _fill_parts(data, {traj for traj, _ in timed_out})
-        return [outcome_of[traj] for traj in data.non_tensor_batch["traj_uid"]]
+        if late and REWARD_PARTS in columns:
+            _fill_parts(data, late)
+        return [outcome_of[traj] for traj in columns["traj_uid"]]
 
     def _compute_outcome(self, data: DataProto, rows: list[int]) -> float:
         columns = data.non_tensor_batch
@@ -234,14 +297,6 @@ def _reward_parts(data: DataProto) -> np.ndarray:
     if REWARD_PARTS not in columns:
         columns[REWARD_PARTS] = object_array([{} for _ in range(len(data))])
     return columns[REWARD_PARTS]
-
-
-def _count_failed(data: DataProto, failed: Collection[str], graded: int) -> None:
-    columns = data.non_tensor_batch
-    if failed and "aborted" in columns:
-        columns["aborted"] = columns["aborted"] | np.isin(columns["traj_uid"], list(failed))
-    metrics = {"critic/score/graded": float(graded), "critic/score/failed": float(len(failed))}
-    data.meta_info["metrics"] = data.meta_info.get("metrics", {}) | metrics
 
 
 def _fill_parts(data: DataProto, late: Collection[str]) -> None:
