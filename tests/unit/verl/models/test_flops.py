@@ -12,7 +12,7 @@ from tests.helpers.policy_rows import random_rows
 from tests.helpers.tiny_model import make_tiny_policy
 from verl.models.flops import ModelFlops, Work, model_flops
 from verl.models.loader import load_causal_lm, new_causal_lm
-from verl.models.policy import PolicyModel, load_value_model
+from verl.models.policy import PolicyModel, ValueModel
 from verl.utils.device_peaks import PEAK_TFLOPS, find_peak_tflops
 from verl.workers.rows import Rows
 
@@ -60,10 +60,9 @@ def counted(module, rows, backward):
 
 
 @pytest.mark.parametrize("backward", [False, True])
-@pytest.mark.parametrize("make", [load_causal_lm, load_value_model])
+@pytest.mark.parametrize("make", [PolicyModel, ValueModel])
 def test_torch_counts_the_same(policy, make, backward):
-    made = make(policy)
-    module = PolicyModel(made) if make is load_causal_lm else made
+    module = make(load_causal_lm(policy))
     rows = Rows(random_rows(rows=3))
     work = rows.count_work([0, 1, 2])
     square = replace(work, pairs=sum(length**2 for length in rows.lengths))
