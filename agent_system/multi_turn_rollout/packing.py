@@ -29,7 +29,6 @@ from verl.records import ANSWER, INFO_NUMBERS, REWARD_PARTS
 from verl.utils.chat_template import Message
 
 logger = logging.getLogger(__name__)
-ABORT_POLICIES = ("drop_group", "keep_rest")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +58,8 @@ def select_trajectories(
     """Return the trajectories to train on, and counts of dropped ones by reason.
 
     ``drop_group`` drops every group (uid) with a failed trajectory, ``keep_rest`` only the failed
-    trajectories. A trajectory without a sampled turn is dropped too. Raises
-    ``ValueError`` for another policy.
+    trajectories. A trajectory without a sampled turn is dropped too.
     """
-    if on_abort not in ABORT_POLICIES:
-        raise ValueError(f"env.on_abort={on_abort!r}: allowed are {', '.join(ABORT_POLICIES)}")
     failed_groups = {t.spec.uid for t in trajectories if t.aborted is not None}
     kept_trajectories: list[Trajectory] = []
     dropped_counts = Counter({"aborted": 0, "group_of_aborted": 0, "without_turn": 0})
@@ -89,11 +85,7 @@ def select_differing_groups(
     groups: dict[str, list[Trajectory]] = defaultdict(list)
     for trajectory in trajectories:
         groups[trajectory.spec.uid].append(trajectory)
-    differing = [
-        members
-        for members in groups.values()
-        if len({trajectory.reward for trajectory in members}) > 1
-    ]
+    differing = [group for group in groups.values() if len({t.reward for t in group}) > 1]
     # A negative limit would cut from the end.
     return differing[: max(limit, 0)]
 
@@ -202,9 +194,9 @@ def _build_columns(rows: Sequence[TrajectoryRow]) -> dict[str, Any]:
         columns[ANSWER] = object_array(answers)
     return columns | {
         "uid": [spec.uid for spec in specs],
-        "traj_uid": [job.traj_uid for job in specs],
-        "data_source": [job.data_source for job in specs],
-        "task_id": [job.task["task_id"] for job in specs],
+        "traj_uid": [spec.traj_uid for spec in specs],
+        "data_source": [spec.data_source for spec in specs],
+        "task_id": [spec.task["task_id"] for spec in specs],
         "anchor_obs": [[turn.anchor for turn in row.turns] for row in rows],
         "is_action_valid": [[turn.is_action_valid for turn in row.turns] for row in rows],
         "step_rewards": [[turn.reward for turn in row.turns] for row in rows],

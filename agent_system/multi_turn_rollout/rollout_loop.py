@@ -68,9 +68,7 @@ class RolloutEngines(Protocol):
     """Object with the rollout workers (inference engines), which the trainer passes to rollouts."""
 
     @property
-    def rollout_workers(self) -> Sequence[RolloutWorkerHandle]:
-        """Return the handles of the rollout workers."""
-        ...
+    def rollout_workers(self) -> Sequence[RolloutWorkerHandle]: ...
 
 
 @runtime_checkable
@@ -118,9 +116,8 @@ class TrajectoryCollector:
                 "message"
             )
         self.codec = LevelCodec(tokenizer) if should_request_levels(config) else None
-        self.collapse_detector = LevelCollapseDetector(
-            method_settings(self.config.algorithm).collapse_patience
-        )
+        rlvcr = method_settings(config.algorithm)
+        self.collapse_detector = LevelCollapseDetector(rlvcr.collapse_patience)
         self.partial_rollouts = PartialRollouts(config.env.rollout.carry_over)
         self._collectors: CollectorGroup | None = None
 
@@ -162,11 +159,10 @@ class TrajectoryCollector:
         is_train: bool = True,
     ) -> DataProto:
         """Generate trajectories without alternative thoughts and pack them."""
-        if is_train:
-            return self._generate_training_rows(gen_batch, actor_rollout_wg, envs, thinking=False)[
-                0
-            ]
-        return self.panel_loop(gen_batch, actor_rollout_wg)
+        if not is_train:
+            return self.panel_loop(gen_batch, actor_rollout_wg)
+        data, _ = self._generate_training_rows(gen_batch, actor_rollout_wg, envs, thinking=False)
+        return data
 
     def panel_loop(
         self, panel: DataProto, actor_rollout_wg: RolloutEngines, level_rule: LevelRule = FREE_RULE
@@ -261,17 +257,14 @@ class TrajectoryCollector:
             kept_groups += select_differing_groups(selected, num_wanted - len(kept_groups))
             # Used if no group has different returns: a step without rows would end the run.
             last_usable = selected or last_usable
-        if len(kept_groups) < num_wanted:
-            logger.warning(
-                "%d batches gave %d of %d groups with returns that differ",
-                limit,
-                len(kept_groups),
-                num_wanted,
-            )
+        num_kept = len(kept_groups)
+        if num_kept < num_wanted:
+            line = "%d batches gave %d of %d groups with returns that differ"
+            logger.warning(line, limit, num_kept, num_wanted)
         differing = [trajectory for group in kept_groups for trajectory in group]
         data, rows = self.gather_rollout_data(all_collected, chosen=differing or last_usable)
         data.meta_info["metrics"]["rollout/gen_batches"] = float(batches)
-        data.meta_info["metrics"]["rollout/groups_with_spread"] = float(len(kept_groups))
+        data.meta_info["metrics"]["rollout/groups_with_spread"] = float(num_kept)
         self._add_level_columns(data, rows, actor_rollout_wg, thinking)
         return self._score_if_possible(data, actor_rollout_wg) if thinking else data
 
@@ -446,10 +439,6 @@ class TrajectoryCollector:
         """Add the columns of the level entropy bonus and, with ``thinking``, score requests."""
         rlvcr = method_settings(self.config.algorithm)
         if self.codec is None:
-            if thinking:
-                raise ValueError(
-                    "alternative thoughts need thinking levels; env.levels must be true or unset"
-                )
             return
         if thinking and rlvcr.credit != "scored":
             self._execute_alternatives(data, rows, engines)
@@ -479,11 +468,10 @@ class TrajectoryCollector:
         """Replay some turns of ``rows`` with another level and store the credit in these turns."""
         start_s = time.perf_counter()
         settings = self._build_settings(is_train=True, thinking=False)
-        executed_metrics = execute_alternatives(
+        data.meta_info["metrics"] |= execute_alternatives(
             list_trajectories(rows),
             lambda specs: self._generate_specs(specs, actor_rollout_wg, settings),
             method_settings(self.config.algorithm),
             settings.seed,
         )
-        data.meta_info["metrics"] |= executed_metrics
         data.meta_info["timing"]["executed"] = time.perf_counter() - start_s

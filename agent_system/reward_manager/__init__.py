@@ -9,7 +9,7 @@ __getattr__, __all__ = make_lazy_exports(
         "EpisodeRewardManager": "managers",
         "StepRewardManager": "managers",
         "RewardManager": "managers",
-        "load_reward_manager": "loading",
+        "load_reward_manager": "managers",
         "register": "managers",
     },
 )

@@ -13,12 +13,13 @@ import torch
 
 from agent_system.multi_turn_rollout.rollout_loop import TrajectoryCollector
 from agent_system.reward_manager.custom import load_function, load_import_path
-from agent_system.reward_manager.loading import load_reward_manager, with_time_limit
 from agent_system.reward_manager.managers import (
     REWARD_MANAGERS,
     EpisodeRewardManager,
     StepRewardManager,
+    load_reward_manager,
     register,
+    with_time_limit,
 )
 from tests.helpers.play import make_config, make_world, walking_policy
 from tests.helpers.refusals import mentions, suggests
