@@ -70,8 +70,7 @@ class DirectOutputAgent:
     def act_batch(self, conversations: Sequence[Conversation]) -> list[Action]:
         """Sample one turn for every conversation in a single call of the model.
 
-        Raises:
-            ValueError: The model did not return one result per prompt.
+        Raises ``ValueError`` if the model did not return one result per prompt.
         """
         prompts = [self._build_prompt(conversation) for conversation in conversations]
         results = list(

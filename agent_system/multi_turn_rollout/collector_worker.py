@@ -233,7 +233,9 @@ class CollectorWorker:
 
     def _make_context(self, settings: RolloutSettings) -> RolloutContext:
         """Return the objects that all trajectories of one call share."""
-        codec = self._get_level_codec() if settings.requests_levels else None
+        codec = None
+        if settings.requests_levels:
+            self._codec = codec = self._codec or LevelCodec(self._tokenizer)
         sampler = PolicySampler(self._engine, settings)
         alternatives = None
         if codec is not None and settings.alternatives is not None:
@@ -249,8 +251,3 @@ class CollectorWorker:
             codec=codec,
             alternatives=alternatives,
         )
-
-    def _get_level_codec(self) -> LevelCodec:
-        if self._codec is None:
-            self._codec = LevelCodec(self._tokenizer)
-        return self._codec

@@ -44,13 +44,8 @@ def collect_first_observations(envs: EnvironmentManagerBase, tasks: int) -> list
         observations, infos = envs.reset(batch)
     finally:
         envs.close()
-    columns = (
-        observations["text"],
-        observations["image"],
-        observations["anchor"],
-        infos,
-        observations["opening"],
-    )
+    texts, images, anchors = (observations[name] for name in ("text", "image", "anchor"))
+    columns = (texts, images, anchors, infos, observations["opening"])
     return [Observation(*fields) for fields in zip(*columns, strict=True)]
 
 

@@ -119,12 +119,9 @@ def pack_rows(
 ) -> DataProto:
     """Return ``rows`` as a ``DataProto`` of B rows.
 
-    Raises:
-        ValueError: There is no row, or a row holds tokens that were tokenized from text instead of
-            sampled and ``allow_retokenized`` is false.
+    Raises ``ValueError`` if a row holds tokens that were tokenized from text instead of sampled and
+    ``allow_retokenized`` is false.
     """
-    if not rows:
-        raise ValueError("no rows to pack: every trajectory was dropped")
     if not allow_retokenized and any(row.ledger.has_retokenized_tokens for row in rows):
         raise ValueError(
             "an agent returned text without the sampled tokens, and env.allow_retokenized is "
@@ -268,8 +265,7 @@ def make_turn_record(turn: Turn) -> ThinkingTurnRecord:
 def build_row_turns(rows: Sequence[TrajectoryRow]) -> list[list[RowTurn]]:
     """Return the turns of every row in the form of ``rlvcr.scoring``.
 
-    Raises:
-        ValueError: A turn was not parsed into level, thought and action.
+    Raises ``ValueError`` if a turn was not parsed into level, thought and action.
     """
     return [[_build_row_turn(row.ledger, turn) for turn in row.turns] for row in rows]
 

@@ -73,10 +73,9 @@ class ChatBridge:
     ``tokenizer`` is a Hugging Face tokenizer with a chat template. ``template_kwargs`` are passed
     to the template.
 
-    Raises:
-        TemplateUnsupported: See ``ChatTemplate``. ``make_bridge`` raises it if the template cannot
-            continue a conversation. A template that only supports ``env.history=window`` can still
-            encode first prompts.
+    Raises ``TemplateUnsupported`` as ``ChatTemplate`` does. ``make_bridge`` raises it if the
+    template cannot continue a conversation. A template that only supports ``env.history=window``
+    can still encode first prompts.
     """
 
     def __init__(
@@ -98,16 +97,17 @@ class ChatBridge:
 
         The generation prompt of some templates ends with ``<think>``.
         """
-        return list(self.encode(self.template.render(self._mark_messages(messages))))
+        marked_messages = [
+            {**message, "content": self._tokens.mark_control_tokens(message["content"])}
+            for message in self.prepare_messages(messages)
+        ]
+        return list(self.encode(self.template.render(marked_messages)))
 
     def prepare_messages(self, messages: Sequence[Message]) -> list[Message]:
         """Return ``messages`` in the form that the template accepts.
 
         If the template has no system role, the system text is put in front of the first user
-        message.
-
-        Raises:
-            TemplateUnsupported: The template does not show each message of these roles once.
+        message. Raises ``TemplateUnsupported`` if the template does not show each message once.
         """
         has_system = len(messages) > 1 and messages[0]["role"] == "system"
         if has_system and not self.template.takes_system:
@@ -138,50 +138,33 @@ class ChatBridge:
         turns = [("user", make_anchor(0)), ("assistant", make_anchor(1)), ("user", marked)]
         text = self.template.render([{"role": role, "content": content} for role, content in turns])
         text_after_turn = text.partition(make_anchor(1))[2]
-        may_end = self.end_of_turn_id is not None and bool(sampled_ids)
-        if not (
-            may_end
-            and sampled_ids[-1] == self.end_of_turn_id
-            and text_after_turn.startswith(self.closing)
-        ):
-            return self._split_bridge(
-                self._encode_after_turn(text_after_turn),
-                self._encode_after_turn(before_text),
-                after_text,
+        has_sampled_end = bool(sampled_ids) and sampled_ids[-1] == self.end_of_turn_id
+        if has_sampled_end and text_after_turn.startswith(self.closing):
+            # Encode the text together with the sampled end-of-turn token, then drop that token.
+            closing_text = self.closing.lstrip()
+            ids, before = (
+                self.encode(closing_text + text[len(self.closing) :])[1:]
+                for text in (text_after_turn, before_text)
             )
-        # Encode the text together with the sampled end-of-turn token, then drop that token.
-        closing_text = self.closing.lstrip()
-        text_after_turn, before_text = (
-            closing_text + text[len(self.closing) :] for text in (text_after_turn, before_text)
-        )
-        return self._split_bridge(
-            self.encode(text_after_turn)[1:], self.encode(before_text)[1:], after_text
-        )
-
-    def _encode_after_turn(self, text: str) -> tuple[int, ...]:
-        """Return the ids of template ``text`` that directly follows the text of a turn."""
-        return self.encode(text, inside=not self._starts_with_control(text))
-
-    def _split_bridge(self, ids: tuple[int, ...], before: tuple[int, ...], after: str) -> Bridge:
-        """Split ``ids`` into the template tokens ``before``, the observation, and ``after``."""
-        after_ids = self.encode(after, inside=not self._starts_with_control(after))
-        start, stop = len(before), len(ids) - len(after_ids)
-        if start > stop or ids[:start] != before or ids[stop:] != after_ids:
+        else:
+            ids, before = map(self._encode_after_text, (text_after_turn, before_text))
+        after = self._encode_after_text(after_text)
+        start, stop = len(before), len(ids) - len(after)
+        if start > stop or ids[:start] != before or ids[stop:] != after:
             # Some token covers both template text and observation, so no split is possible.
             return Bridge(ids, (), ())
-        return Bridge(before, ids[start:stop], after_ids)
+        return Bridge(before, ids[start:stop], after)
 
-    def _starts_with_control(self, text: str) -> bool:
-        return self._tokens.pattern.match(text) is not None
+    def _encode_after_text(self, text: str) -> tuple[int, ...]:
+        """Return the ids of template ``text`` that directly follows other text."""
+        return self.encode(text, inside=self._tokens.pattern.match(text) is None)
 
     def _encode_turn(self, text: str) -> tuple[int, ...]:
         """Return the ids of an assistant turn with ``text``, as they follow the generation prompt.
 
         They are the tokens that the template writes for it, up to the token that closes the turn.
-
-        Raises:
-            TemplateUnsupported: The template does not begin such a turn with the generation prompt,
-                or the end of turn is not encoded as one token there.
+        Raises ``TemplateUnsupported`` if the template does not begin such a turn with the
+        generation prompt, or if the end of turn is not encoded as one token there.
         """
         prompt = self.template.render([{"role": "user", "content": make_anchor(0)}])
         turns = [("user", make_anchor(0)), ("assistant", self._tokens.mark_control_tokens(text))]
@@ -227,9 +210,8 @@ class ChatBridge:
         The tokenizer then encodes the added token as ordinary text. ``remove_cuts`` removes the
         characters.
         """
-        uncut_text = remove_cuts(text)
         return self._added_token_pattern.sub(
-            lambda match: f"{match[0][0]}{CUT}{match[0][1:]}", uncut_text
+            lambda match: f"{match[0][0]}{CUT}{match[0][1:]}", remove_cuts(text)
         )
 
     @cached_property
@@ -248,21 +230,13 @@ class ChatBridge:
         sorted_texts = sorted(texts, key=lambda text: (-len(text), text))
         return re.compile("|".join(map(re.escape, sorted_texts)) or "(?!)")
 
-    def _mark_messages(self, messages: Sequence[Message]) -> list[Message]:
-        mark_tokens = self._tokens.mark_control_tokens
-        return [
-            {**message, "content": mark_tokens(message["content"])}
-            for message in self.prepare_messages(messages)
-        ]
-
     def _template_frame(self) -> str:
         """Return all text that the template writes around the messages of a conversation."""
-        frame_texts = [
-            piece for piece in self.template.split_pieces(("user",)) if isinstance(piece, str)
-        ]
+        pieces = self.template.split_pieces(("user",))
+        texts = [piece for piece in pieces if isinstance(piece, str)]
         with contextlib.suppress(TemplateUnsupported):
-            frame_texts += self.template.render_between_turns()
-        return "".join([*frame_texts, self._turn_end])
+            texts += self.template.render_between_turns()
+        return "".join([*texts, self._turn_end])
 
 
 class PlainBridge:

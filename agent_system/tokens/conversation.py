@@ -89,7 +89,11 @@ class TokenConversation:
         Return False without adding anything if ``turn`` would not fit after it.
         """
         if not self.ledger.all_segments:
-            return self._add_first_prompt(text, turn, episode)
+            first_prompt = self._bridge.first_prompt(append_user_text(self._opening, text))
+            if not self._limits.allows_turn(len(first_prompt), 0):
+                return False
+            self.ledger.append(first_prompt, SegmentKind.PROMPT, turn=turn, episode=episode)
+            return True
         bridge = self._bridge.make_bridge(self.ledger.all_segments[-1].ids, text)
         # The response starts at the end of the first prompt, so it includes a forced prefix.
         prompt = self.ledger.all_segments[0].end_position
@@ -105,11 +109,7 @@ class TokenConversation:
             self.ledger.append(ids, SegmentKind.BRIDGE, turn=turn, episode=episode)
 
     def add_turn(self, sampled: SampledReply, turn: int, episode: int = 0) -> Segment:
-        """Add the unchanged tokens of a sampled turn.
-
-        Raises:
-            ValueError: There is not one log-prob per token.
-        """
+        """Add the unchanged tokens of a sampled turn. There must be one log-prob per token."""
         return self.ledger.append(
             sampled.token_ids,
             SegmentKind.AGENT,
@@ -130,13 +130,6 @@ class TokenConversation:
             stop_reason=StopReason.STOP,
             retokenized=True,
         )
-
-    def _add_first_prompt(self, text: str, turn: int, episode: int) -> bool:
-        prompt = self._bridge.first_prompt(append_user_text(self._opening, text))
-        if not self._limits.allows_turn(len(prompt), 0):
-            return False
-        self.ledger.append(prompt, SegmentKind.PROMPT, turn=turn, episode=episode)
-        return True
 
 
 def append_user_text(messages: Sequence[Message], text: str) -> list[Message]:

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from itertools import product
+from itertools import product, takewhile
 from typing import Any
 
 from agent_system.tokens.bridge import ChatBridge, PlainBridge
@@ -69,9 +69,7 @@ class TemplateProbe:
     def require_history(self, history: str) -> None:
         """Check that the template supports ``history`` ("append" | "window").
 
-        Raises:
-            TemplateUnsupported: It does not. The message gives the reason and, if one exists, the
-                setting that works.
+        Raises ``TemplateUnsupported`` with the reason and, if one exists, the setting that works.
         """
         if self.verdict is Verdict.UNSUPPORTED:
             raise TemplateUnsupported(f"the chat template cannot be used: {self.reason}")
@@ -139,21 +137,15 @@ def check_first_prompt(bridge: ChatBridge, messages: Sequence[Message]) -> None:
     """
     if not bridge.is_plain(messages):
         return
-    bridge_ids, template_ids = (
-        bridge.first_prompt(messages),
-        bridge.template.render_token_ids(bridge.prepare_messages(messages)),
-    )
+    bridge_ids = bridge.first_prompt(messages)
+    template_ids = bridge.template.render_token_ids(bridge.prepare_messages(messages))
     if bridge_ids == template_ids:
         return
-    pairs = enumerate(zip(bridge_ids, template_ids, strict=False))
-    first_difference = next(
-        (i for i, (our_token, their_token) in pairs if our_token != their_token),
-        min(len(bridge_ids), len(template_ids)),
-    )
+    pairs = zip(bridge_ids, template_ids, strict=False)
+    start = len(list(takewhile(lambda pair: pair[0] == pair[1], pairs)))
     raise TemplateUnsupported(
         "the tokens of a prompt differ from those of apply_chat_template from token "
-        f"{first_difference}: {bridge_ids[first_difference : first_difference + 8]} instead of "
-        f"{template_ids[first_difference : first_difference + 8]}"
+        f"{start}: {bridge_ids[start : start + 8]} instead of {template_ids[start : start + 8]}"
     )
 
 
@@ -168,12 +160,11 @@ def check_next_turn(bridge: ChatBridge, opening: Sequence[Message] = ()) -> None
     end_id = bridge.end_of_turn_id
     sampled = [] if end_id is None else [end_id]
     for answer, text in product(ANSWERS, SAMPLES):
-        turns = [("assistant", answer), ("user", text)]
-        messages = [
-            *first_messages,
-            *({"role": role, "content": content} for role, content in turns),
+        next_messages = [
+            {"role": "assistant", "content": answer},
+            {"role": "user", "content": text},
         ]
-        prepared_messages = bridge.prepare_messages(messages)
+        prepared_messages = bridge.prepare_messages([*first_messages, *next_messages])
         head_text, answer_text, tail = bridge.template.render(prepared_messages).rpartition(answer)
         closing = bridge.closing if tail.startswith(bridge.closing) else ""
         bridge_tokens = bridge.make_bridge(sampled, text)
@@ -210,12 +201,11 @@ def _check_generation_prompt(template: ChatTemplate) -> None:
     gap_text, assistant_text, _ = tail.partition(make_anchor(1))
     if not user_text or not assistant_text:
         return
-    generation_prompt, turn_beginning = (
-        UNSEEN.sub("", text) for text in (template.render_generation_prompt(), gap_text)
-    )
-    if generation_prompt.startswith(
-        turn_beginning
-    ):  # a prompt may also contain the start of the turn, as <think>
+    rendered_prompt = template.render_generation_prompt()
+    generation_prompt = UNSEEN.sub("", rendered_prompt)
+    turn_beginning = UNSEEN.sub("", gap_text)
+    # A prompt may also contain the start of the turn, as <think>.
+    if generation_prompt.startswith(turn_beginning):
         return
     extra_text = turn_beginning[len(generation_prompt) :]
     user_turn = template.render(turns[:1], add_generation_prompt=False)
@@ -225,9 +215,8 @@ def _check_generation_prompt(template: ChatTemplate) -> None:
     )
     if not turn_beginning.startswith(generation_prompt) or (extra_text and not writes_tags):
         raise TemplateUnsupported(
-            f"its generation prompt is {template.render_generation_prompt()!r}, but it writes "
-            f"{gap_text!r} between the content of a user turn and of an assistant turn: both must "
-            "agree"
+            f"its generation prompt is {rendered_prompt!r}, but it writes {gap_text!r} between the "
+            "content of a user turn and of an assistant turn: both must agree"
         )
 
 
@@ -299,11 +288,9 @@ def _shows_answer(shown: str, answer: Message) -> bool:
 def bridge_for_appending(tokenizer: TextTokenizer) -> ChatBridge | PlainBridge:
     """Return the encoder of prompts and observations for append-only conversations.
 
-    It is a ``ChatBridge``, or a ``PlainBridge`` if the tokenizer has no chat template.
-
-    Raises:
-        TemplateUnsupported: The template changes earlier turns, so a conversation is not one
-            growing token sequence. The message gives the reason.
+    It is a ``ChatBridge``, or a ``PlainBridge`` if the tokenizer has no chat template. Raises
+    ``TemplateUnsupported`` with the reason if the template changes earlier turns, so that a
+    conversation is not one growing token sequence.
     """
     if not is_chat_tokenizer(tokenizer):
         return PlainBridge(tokenizer)
