@@ -182,18 +182,16 @@ class BoundedConnections:
 
     def __call__(self) -> asyncio.Protocol:
         """Return the asyncio protocol object for a new connection."""
-        # In the order in which the connections were opened.
         connections = self._server.connections
         self._trusted.intersection_update(connections)
         if len(connections) < self._most:
             return self._server()
-        oldest = next(
-            (connection for connection in connections if connection not in self._trusted), None
-        )
-        if oldest is None:
-            return _Rejected()
-        oldest.force_close()
-        return self._server()
+        # In the order in which the connections were opened.
+        for connection in connections:
+            if connection not in self._trusted:
+                connection.force_close()
+                return self._server()
+        return _Rejected()
 
     def trust_connection(self, request: web.BaseRequest) -> None:
         """Note that the connection of ``request`` has sent a valid key."""
@@ -215,13 +213,12 @@ def read_reward(body: Mapping[str, Any]) -> tuple[float, bool]:
     for key, value in body.items():
         if key not in ("reward", "won"):
             raise refusal_of_value(key, value, "unknown key", "`reward`, `won`", f"remove {key}")
-    value_of_reward = body.get("reward")
+    value = body.get("reward")
     try:
-        reward = read_finite_number(value_of_reward, "reward")
+        reward = read_finite_number(value, "reward")
     except (TypeError, ValueError):
-        raise refusal_of_value(
-            "reward", value_of_reward, "not a reward", "a finite number", "reward=0.0"
-        ) from None
+        fix = "reward=0.0"
+        raise refusal_of_value("reward", value, "not a reward", "a finite number", fix) from None
     won = body.get("won", reward > 0)
     if not isinstance(won, bool):
         raise refusal_of_value("won", won, "not a boolean", "true, false", "remove `won`")
@@ -243,9 +240,8 @@ async def _read_body(request: web.Request) -> dict[str, Any]:
         message = f"body: not JSON ({error}); allowed: a JSON object; fix: send a JSON object"
         raise RequestRefused(message) from error
     if not isinstance(body, dict):
-        raise refusal_of_value(
-            "body", body, "not a JSON object", "a JSON object", "send a JSON object"
-        )
+        allowed, fix = "a JSON object", "send a JSON object"
+        raise refusal_of_value("body", body, "not a JSON object", allowed, fix)
     return body
 
 
@@ -257,10 +253,9 @@ async def _convert_errors(request: web.Request, handler: Handler) -> web.StreamR
     except RequestRefused as refused:
         return _error_response(refused)
     except web.HTTPException as error:
-        request_error = f"{request.method} {request.path}: {error.reason}"
-        served = "POST /v1/chat/completions, GET /v1/models, POST /v1/reward"
         message = (
-            f"{request_error}; allowed: {served}, at most {MAX_BODY} bytes; fix: use one of these"
+            f"{request.method} {request.path}: {error.reason}; allowed: POST /v1/chat/completions, "
+            f"GET /v1/models, POST /v1/reward, at most {MAX_BODY} bytes; fix: use one of these"
         )
         return _error_response(RequestRefused(message, status=error.status))
 

@@ -81,10 +81,9 @@ def execute_alternatives(
             uid = trajectory.spec.traj_uid
             level = choose_executed_level(turn.parsed, rlvcr.executed_share, seed, uid, turn.step)
             if level is not None:
+                spec = _make_executed_spec(trajectory, turn, level)
                 branch_points.append((trajectory, turn))
-                specs.append(
-                    replace(_make_executed_spec(trajectory, turn, level), index=len(specs))
-                )
+                specs.append(replace(spec, index=len(specs)))
     if not specs:
         return {"rlvcr/executed_dropped": 0.0, "rlvcr/executed_tokens": 0.0}
     branches = generate(specs).trajectories
@@ -155,9 +154,8 @@ def continue_from_points(
         for level in LEVELS
         for rollout_number in range(rollouts_per_level)
     ]
-    branches = generate(
-        [replace(spec, index=index) for index, spec in enumerate(specs)]
-    ).trajectories
+    numbered_specs = [replace(spec, index=index) for index, spec in enumerate(specs)]
+    branches = generate(numbered_specs).trajectories
     audit_points: list[AuditPoint] = []
     per_point = len(LEVELS) * rollouts_per_level
     for point_index, (trajectory, turn, record) in enumerate(points):
@@ -172,8 +170,8 @@ def continue_from_points(
                 level=record.level,
                 won=trajectory.won,
                 returns=tuple(
-                    tuple(returns[column * rollouts_per_level : (column + 1) * rollouts_per_level])
-                    for column in range(len(LEVELS))
+                    tuple(returns[start : start + rollouts_per_level])
+                    for start in range(0, per_point, rollouts_per_level)
                 ),
                 scores=_collect_scores(record),
                 task=trajectory.spec.uid,

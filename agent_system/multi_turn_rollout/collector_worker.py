@@ -232,7 +232,6 @@ class CollectorWorker:
         return TrajectoryGenerator(context, spec)
 
     def _make_context(self, settings: RolloutSettings) -> RolloutContext:
-        """Return the objects that all trajectories of one call share."""
         codec = None
         if settings.requests_levels:
             self._codec = codec = self._codec or LevelCodec(self._tokenizer)

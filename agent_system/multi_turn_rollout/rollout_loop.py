@@ -465,7 +465,6 @@ class TrajectoryCollector:
     def _execute_alternatives(
         self, data: DataProto, rows: Sequence[TrajectoryRow], actor_rollout_wg: RolloutEngines
     ) -> None:
-        """Replay some turns of ``rows`` with another level and store the credit in these turns."""
         start_s = time.perf_counter()
         settings = self._build_settings(is_train=True, thinking=False)
         data.meta_info["metrics"] |= execute_alternatives(

@@ -223,7 +223,6 @@ def _check_generation_prompt(template: ChatTemplate) -> None:
 def _first_reason(
     template: ChatTemplate, openings: Sequence[Sequence[Message]], words: AssistantMessages
 ) -> str:
-    """Return the first reason that ``_why_not_prefix`` gives for one of ``openings``, or ""."""
     reasons = [_why_not_prefix(template, words, opening) for opening in openings]
     return next(filter(None, reasons), "")
 

@@ -32,11 +32,8 @@ class Work:
     pairs: int = 0
 
     def __add__(self, other: "Work") -> "Work":
-        return Work(
-            self.tokens + other.tokens,
-            self.positions + other.positions,
-            self.pairs + other.pairs,
-        )
+        pairs = self.pairs + other.pairs
+        return Work(self.tokens + other.tokens, self.positions + other.positions, pairs)
 
 
 @dataclass(frozen=True)

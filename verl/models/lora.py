@@ -85,9 +85,8 @@ def target_problems(
         for name in matches:
             module = modules[name]
             if not isinstance(module, nn.Linear):
-                problem = (
-                    f"is a {type(module).__name__}: only adapters of linear layers can be merged"
-                )
+                kind = type(module).__name__
+                problem = f"is a {kind}: only adapters of linear layers can be merged"
             elif first_names[id(module.weight)] != f"{name}.weight":
                 tied = first_names[id(module.weight)]
                 problem = f"shares its weight with {tied}: only one of the two would be adapted"

@@ -84,8 +84,20 @@ class LivePolicy:
             engine = HFEngine.on_model(
                 model, self.tokenizer, self._end_ids, seed=seed, max_num_seqs=self._max_num_seqs
             )
-            for request_number, prompt in enumerate(prompts):
-                engine.add(self._build_request(str(request_number), prompt, sampling_params))
+            for number, prompt in enumerate(prompts):
+                has_ids = isinstance(prompt, Mapping)
+                ids = prompt["prompt_token_ids"] if has_ids else self.tokenizer(prompt)["input_ids"]
+                request = SamplingRequest(
+                    str(number),
+                    list(ids),
+                    sampling_params.max_tokens,
+                    temperature=sampling_params.temperature,
+                    top_p=sampling_params.top_p,
+                    # No truncation is 0 in TRL's settings and -1 in the engine's.
+                    top_k=sampling_params.top_k or -1,
+                    stop=sampling_params.stop,
+                )
+                engine.add(request)
             results = {}
             while engine.has_work():
                 # Each call returns the turns that ended, so short ones come first.
@@ -95,25 +107,6 @@ class LivePolicy:
             PolicyOutput((SampledTurn(t.token_ids, t.logprobs, t.stop_reason.value),))
             for t in turns
         ]
-
-    def _build_request(
-        self, name: str, prompt: Mapping[str, Sequence[int]] | str, sampling: TurnSampling
-    ) -> SamplingRequest:
-        ids = (
-            prompt["prompt_token_ids"]
-            if isinstance(prompt, Mapping)
-            else self.tokenizer(prompt)["input_ids"]
-        )
-        return SamplingRequest(
-            name,
-            list(ids),
-            sampling.max_tokens,
-            temperature=sampling.temperature,
-            top_p=sampling.top_p,
-            # No truncation is 0 in TRL's settings and -1 in the engine's.
-            top_k=sampling.top_k or -1,
-            stop=sampling.stop,
-        )
 
 
 class ServerPolicy:
@@ -140,25 +133,20 @@ class ServerPolicy:
                 "include_stop_str_in_output": True,
             },
         )
-        pairs = zip(response["completion_ids"], response["logprobs"], strict=True)
-        return [
-            PolicyOutput((self._build_turn(list(ids), logprobs, sampling),))
-            for ids, logprobs in pairs
-        ]
-
-    def _build_turn(
-        self, ids: list[int], logprobs: Sequence[Sequence[float]], sampling: TurnSampling
-    ) -> SampledTurn:
-        """Return the turn with its finish reason, which the client does not return.
-
-        It is ``length`` if the turn has ``max_tokens`` tokens and no end token or stop string.
-        """
-        ended = bool(ids) and (
-            ids[-1] in self._end_ids
-            or self.tokenizer.decode(ids).endswith(sampling.stop or ("\0",))
-        )
-        reason = "stop" if ended or len(ids) < sampling.max_tokens else "length"
-        return SampledTurn(ids, [entry[0] for entry in logprobs], reason)
+        results: list[PolicyOutput] = []
+        for token_ids, entries in zip(
+            response["completion_ids"], response["logprobs"], strict=True
+        ):
+            ids, logprobs = list(token_ids), [entry[0] for entry in entries]
+            # The client does not return the finish reason. It is ``length`` for a turn of
+            # ``max_tokens`` tokens without end token or stop string at its end.
+            has_ended = bool(ids) and (
+                ids[-1] in self._end_ids
+                or self.tokenizer.decode(ids).endswith(sampling.stop or ("\0",))
+            )
+            reason = "stop" if has_ended or len(ids) < sampling.max_tokens else "length"
+            results.append(PolicyOutput((SampledTurn(ids, logprobs, reason),)))
+        return results
 
 
 def prepare_vllm_on_cpu() -> None:
