@@ -73,9 +73,8 @@ class DirectOutputAgent:
         Raises ``ValueError`` if the model did not return one result per prompt.
         """
         prompts = [self._build_prompt(conversation) for conversation in conversations]
-        results = list(
-            self.llm.generate(prompts, sampling_params=self.sampling_params, **self._options)
-        )
+        options = {"sampling_params": self.sampling_params, **self._options}
+        results = list(self.llm.generate(prompts, **options))
         if len(results) != len(prompts):
             raise ValueError(
                 f"the model returned {len(results)} results for {len(prompts)} prompts; "

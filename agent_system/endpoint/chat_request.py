@@ -134,9 +134,7 @@ def _read_messages(value: Any) -> list[Message]:
     if len(value) > MAX_MESSAGES:
         why, allowed = "too many messages", f"at most {MAX_MESSAGES} messages"
         raise refusal_of_value("messages", len(value), why, allowed, "shorten the history")
-    parsed_messages = [
-        _read_message(message, f"messages[{index}]") for index, message in enumerate(value)
-    ]
+    parsed_messages = [_read_message(item, f"messages[{i}]") for i, item in enumerate(value)]
     messages: list[Message] = []
     for role, role_messages in itertools.groupby(parsed_messages, key=itemgetter("role")):
         if role == "user":
@@ -168,10 +166,9 @@ def _read_message(message: Any, where: str) -> Message:
     for part in parts:
         text = part.get("text") if isinstance(part, dict) and part.get("type") == "text" else None
         if not _is_text(text):
+            key, fix = f"{where}.content", "write it as text"
             allowed = "a text, or a list of parts {type: text, text: ...}"
-            raise refusal_of_value(
-                f"{where}.content", content, ONLY_TEXT, allowed, "write it as text"
-            )
+            raise refusal_of_value(key, content, ONLY_TEXT, allowed, fix)
         texts.append(text)
     return {"role": ROLES[role], "content": "".join(texts)}
 

@@ -87,9 +87,7 @@ class Dialogues:
         if characters > CHARACTERS_PER_TOKEN * most_tokens:
             return None
         candidates = self._all if self._extends else []
-        dialogue = next(
-            (candidate for candidate in candidates if candidate.is_continued_by(messages)), None
-        )
+        dialogue = next((one for one in candidates if one.is_continued_by(messages)), None)
         if dialogue is None:
             return self._begin_dialogue(messages, step)
         escaped_message = self._escape_user_text(messages[-1])

@@ -43,9 +43,8 @@ class AgentTrajectoryGenerator(TrajectoryGenerator):
             settings.temperature, settings.top_p, settings.top_k, settings.max_turn_tokens
         )
         self._endpoint = endpoint
-        self._dialogues = Dialogues(
-            context.bridge, settings.token_limits, extends=settings.history == "append"
-        )
+        extends = settings.history == "append"
+        self._dialogues = Dialogues(context.bridge, settings.token_limits, extends)
         self._num_turns = 0
         self._is_rewarded = False
         self._has_ended = False

@@ -75,9 +75,8 @@ class CollectorGroup:
         if not isinstance(rollout_workers[0], ActorHandle):
             self._local = asyncio.Runner(), CollectorWorker(*self._arguments, **options)
             return
-        self._remote_workers = [
-            self._start_worker(number) for number in range(env_config.num_collectors)
-        ]
+        numbers = range(env_config.num_collectors)
+        self._remote_workers = [self._start_worker(number) for number in numbers]
 
     def _start_worker(self, number: int) -> Any:
         # A collector waits nearly all the time, so it reserves no CPU. It reserves one byte:

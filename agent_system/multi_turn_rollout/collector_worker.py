@@ -125,9 +125,7 @@ class CollectorWorker:
             env_config.step_timeout_s,
         )
         self._endpoint = EndpointServer()
-        self._in_flight: GroupsInFlight[list[Trajectory]] = GroupsInFlight(
-            env_config.rollout.carry_over_steps
-        )
+        self._in_flight = GroupsInFlight[list[Trajectory]](env_config.rollout.carry_over_steps)
         self._start_task: asyncio.Task[EnvironmentPool] | None = None
         self._num_finished = 0
 
@@ -161,9 +159,8 @@ class CollectorWorker:
             self._generate_group(context, members) for members in group_by_uid(specs).values()
         )
         by_index = {trajectory.spec.index: trajectory for group in groups for trajectory in group}
-        return self._build_result(
-            [by_index[spec.index] for spec in specs], start_s, restarts_before
-        )
+        trajectories = [by_index[spec.index] for spec in specs]
+        return self._build_result(trajectories, start_s, restarts_before)
 
     async def collect_ready(
         self, specs: Sequence[RolloutSpec], settings: RolloutSettings, keep: int

@@ -105,9 +105,8 @@ class _WorkerConnection:
 
     async def _submit(self, requests: list[SamplingRequest]) -> None:
         try:
-            await asyncio.wait_for(
-                call_worker_method(self._worker, "submit", requests), self._timeout_s
-            )
+            submit_call = call_worker_method(self._worker, "submit", requests)
+            await asyncio.wait_for(submit_call, self._timeout_s)
         except Exception as error:  # engine boundary: any error fails all pending requests
             self._fail_pending(error)
 
@@ -160,9 +159,8 @@ class _WorkerConnection:
         if self._pending:
             self._pending.clear()
             # Otherwise the worker would continue sampling for a closed client.
-            await asyncio.wait_for(
-                call_worker_method(self._worker, "abort", self._client), self._timeout_s
-            )
+            abort_call = call_worker_method(self._worker, "abort", self._client)
+            await asyncio.wait_for(abort_call, self._timeout_s)
 
 
 class EngineClient:

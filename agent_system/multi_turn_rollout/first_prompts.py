@@ -110,9 +110,8 @@ def fit_prompts(
     if text is None:
         return
     limit = config.data.max_prompt_length
-    lengths = measure_first_prompts(
-        config, tokenizer, [text.first_observation(task) for task in envs.task_list]
-    )
+    observations = [text.first_observation(task) for task in envs.task_list]
+    lengths = measure_first_prompts(config, tokenizer, observations)
     num_longer = sum(length > limit for length in lengths)
     if not num_longer:
         return

@@ -51,9 +51,7 @@ class History:
         info = observation.info
         if info.get("admissible_actions"):
             info = {**info, "admissible_actions": [*map(as_text, info["admissible_actions"])]}
-        opening = [
-            {**message, "content": as_text(message["content"])} for message in observation.opening
-        ]
+        opening = [{**m, "content": as_text(m["content"])} for m in observation.opening]
         return replace(observation, text=as_text(observation.text), info=info, opening=opening)
 
     def _begin_conversation(
@@ -103,9 +101,8 @@ class WindowHistory(History):
         if self._first is None:
             self._first = observation
         levels = self._settings.requests_levels
-        user_text = self._prompts.window(
-            self._first, self._memory.stored_turns(), observation, levels
-        )
+        turns = self._memory.stored_turns()
+        user_text = self._prompts.window(self._first, turns, observation, levels)
         return self._begin_conversation(self._first, user_text, step)
 
     def close_turn(self, turn: Turn) -> None:

@@ -32,9 +32,8 @@ def compute_rollout_metrics(
         "rollout/aborted": float(abort_reasons.total()),
         "rollout/tokens_per_episode": sum(t.sampled_tokens for t in trajectories) / count,
     }
-    metrics |= {
-        f"rollout/aborted_{reason}": float(n) for reason, n in sorted(abort_reasons.items())
-    }
+    for reason, number in sorted(abort_reasons.items()):
+        metrics[f"rollout/aborted_{reason}"] = float(number)
     metrics |= compute_policy_versions(trajectories)
     return metrics | {
         f"rollout/truncated_{reason}": truncations[reason] / count
@@ -75,9 +74,8 @@ def compute_episode_metrics(trajectories: Sequence[Trajectory]) -> dict[str, flo
         "episode/graded": float(len(completed)),
     }
     if turns:
-        metrics["episode/valid_action_ratio"] = float(
-            np.mean([turn.is_action_valid for _, turn in turns])
-        )
+        validity = [turn.is_action_valid for _, turn in turns]
+        metrics["episode/valid_action_ratio"] = float(np.mean(validity))
         metrics["episode/turn_tokens"] = float(np.mean([turn.num_tokens for _, turn in turns]))
     sources: dict[str, list[bool]] = {}
     for trajectory in completed:

@@ -127,9 +127,8 @@ def pack_rows(
             "an agent returned text without the sampled tokens, and env.allow_retokenized is "
             "false; set env.allow_retokenized=true to train on tokens encoded from text"
         )
-    return DataProto.from_dict(
-        tensors=_build_tensors(rows, pad_token_id), non_tensors=_build_columns(rows)
-    )
+    tensors = _build_tensors(rows, pad_token_id)
+    return DataProto.from_dict(tensors=tensors, non_tensors=_build_columns(rows))
 
 
 def _build_tensors(rows: Sequence[TrajectoryRow], pad_token_id: int) -> dict[str, torch.Tensor]:

@@ -83,9 +83,8 @@ class GroupsInFlight(Generic[T]):
         num_done = sum(task.done() for task in self._tasks.values())
         late_names = [name for name, age in self._calls_outlasted.items() if age >= self._patience]
         # Late groups come first in the order of starts, and so are among those returned.
-        return num_done >= num_returned and all(
-            self._tasks[name].done() for name in late_names[:num_returned]
-        )
+        late_tasks = [self._tasks[name] for name in late_names[:num_returned]]
+        return num_done >= num_returned and all(task.done() for task in late_tasks)
 
     def _raise_first_error(self) -> None:
         for task in self._tasks.values():

@@ -171,9 +171,8 @@ class TrajectoryCollector:
 
         Rows of failed trajectories are included, with ``aborted`` true.
         """
-        settings = replace(
-            self._build_settings(is_train=False, thinking=False), level_rule=level_rule
-        )
+        settings = self._build_settings(is_train=False, thinking=False)
+        settings = replace(settings, level_rule=level_rule)
         collected = self._generate_batch(panel, actor_rollout_wg, settings)
         return self.gather_rollout_data(collected, is_train=False)[0]
 
@@ -187,11 +186,8 @@ class TrajectoryCollector:
 
         Rows of failed trajectories are included, with ``aborted`` true.
         """
-        settings = replace(
-            self._build_settings(is_train=False, thinking=False),
-            temperature=0.0,
-            trajectories_per_row=1,
-        )
+        settings = self._build_settings(is_train=False, thinking=False)
+        settings = replace(settings, temperature=0.0, trajectories_per_row=1)
         collected = self._generate_batch(gen_batch, actor_rollout_wg, settings)
         return self.gather_rollout_data(collected, is_train=False)[0]
 
@@ -219,9 +215,8 @@ class TrajectoryCollector:
         data = self._score_if_possible(data, actor_rollout_wg)
         settings = self._build_settings(is_train=True, thinking=False)
         rlvcr = method_settings(self.config.algorithm)
-        points = select_decision_points(
-            list_trajectories(rows), data, rlvcr.audit_points, settings.seed
-        )
+        trajectories = list_trajectories(rows)
+        points = select_decision_points(trajectories, data, rlvcr.audit_points, settings.seed)
         audit_points = continue_from_points(
             points,
             lambda specs: self._generate_specs(specs, actor_rollout_wg, settings),
@@ -316,9 +311,8 @@ class TrajectoryCollector:
     def _generate_batch(
         self, gen_batch: DataProto, actor_rollout_wg: RolloutEngines, settings: RolloutSettings
     ) -> CollectedTrajectories:
-        return self._generate_specs(
-            make_rollout_specs(gen_batch, settings.trajectories_per_row), actor_rollout_wg, settings
-        )
+        specs = make_rollout_specs(gen_batch, settings.trajectories_per_row)
+        return self._generate_specs(specs, actor_rollout_wg, settings)
 
     def _generate_specs(
         self,
@@ -342,9 +336,8 @@ class TrajectoryCollector:
         """
         if not self.partial_rollouts.num_groups:
             return self._generate_batch(gen_batch, actor_rollout_wg, settings)
-        specs = make_rollout_specs(
-            self.partial_rollouts.add_groups(gen_batch, envs), settings.trajectories_per_row
-        )
+        full_batch = self.partial_rollouts.add_groups(gen_batch, envs)
+        specs = make_rollout_specs(full_batch, settings.trajectories_per_row)
         collectors = self.start_collectors(actor_rollout_wg.rollout_workers)
         collected = collectors.collect_ready(specs, settings, keep=self.partial_rollouts.num_groups)
         self.partial_rollouts.remove_returned(collected.trajectories)

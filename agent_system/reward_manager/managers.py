@@ -31,7 +31,7 @@ import numpy as np
 import torch
 
 from agent_system.reward_manager.custom import check_arguments, load_function, load_import_path
-from agent_system.reward_manager.scores import read_finite_number, weighted_sum
+from agent_system.reward_manager.scores import read_finite_number, read_finite_numbers, weighted_sum
 from verl.config.schema import PPOConfig
 from verl.config.settings.hints import did_you_mean
 from verl.protocol import DataProto, object_array
@@ -230,9 +230,8 @@ class EpisodeRewardManager:
     ) -> float:
         columns, first_row = data.non_tensor_batch, rows[0]
         # With ``window`` history the turns of a trajectory are in several rows.
-        steps = sorted(
-            (step for row in rows for step in columns["steps"][row]), key=lambda step: step.step
-        )
+        all_steps = [step for row in rows for step in columns["steps"][row]]
+        steps = sorted(all_steps, key=lambda step: step.step)
         trajectory_info = {
             "task_id": columns["task_id"][first_row],
             "episode_reward": float(columns["episode_rewards"][first_row]),
@@ -248,9 +247,7 @@ class EpisodeRewardManager:
         source = f"custom_reward_function {name}, task_id {trajectory_info['task_id']!r}"
         if not isinstance(score, Mapping):
             return read_finite_number(score, source)
-        score_parts = {
-            key: read_finite_number(value, f"{source}, {key!r}") for key, value in score.items()
-        }
+        score_parts = read_finite_numbers(score, source)
         if "score" not in score_parts:
             raise ValueError(f"{source}: the returned dictionary has no 'score'; fix: add it")
         for row in rows:
@@ -309,24 +306,20 @@ def _fill_parts(data: DataProto, late: Collection[str]) -> None:
     A reward that no member of the group has becomes 0.
     """
     parts_by_row = _reward_parts(data)
+    uids = data.non_tensor_batch["uid"]
     names = {name for row in parts_by_row for name in row}
     parts_by_group: dict[str, list[Mapping[str, float]]] = defaultdict(list)  # by group
     for members in rows_of_trajectories(data).values():
         # Count a trajectory once, however many rows it has.
         if parts_by_row[members[0]]:
-            parts_by_group[data.non_tensor_batch["uid"][members[0]]].append(
-                parts_by_row[members[0]]
-            )
+            parts_by_group[uids[members[0]]].append(parts_by_row[members[0]])
     for row, traj in enumerate(data.non_tensor_batch["traj_uid"]):
         if traj not in late:
             continue
-        group_parts = parts_by_group[data.non_tensor_batch["uid"][row]]
-        values_by_name = {
-            name: [peer[name] for peer in group_parts if name in peer] for name in names
-        }
-        parts_by_row[row] = {
-            name: float(np.mean(of)) if of else 0.0 for name, of in values_by_name.items()
-        }
+        parts_by_row[row] = {}
+        for name in names:
+            values = [peer[name] for peer in parts_by_group[uids[row]] if name in peer]
+            parts_by_row[row][name] = float(np.mean(values)) if values else 0.0
 
 
 def rows_of_trajectories(data: DataProto) -> dict[str, list[int]]:
@@ -386,9 +379,7 @@ def load_trajectory_function(config: PPOConfig) -> ScoreFunction | None:
         if not weights:
             return score
         rewards = score if isinstance(score, Mapping) else {"score": score}
-        numbers = {
-            key: read_finite_number(value, f"{source}, {key!r}") for key, value in rewards.items()
-        }
+        numbers = read_finite_numbers(rewards, source)
         return numbers | {"score": weighted_sum(numbers, weights, source)}
 
     return score_with_weights

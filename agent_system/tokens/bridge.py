@@ -122,10 +122,9 @@ class ChatBridge:
 
         Only then do the tokens of ``first_prompt`` equal those of ``apply_chat_template``.
         """
-        contents = [message["content"] for message in messages]
-        return not any(
-            CUT in text or self._tokens.mark_control_tokens(text) != text for text in contents
-        )
+        texts = [message["content"] for message in messages]
+        mark = self._tokens.mark_control_tokens
+        return not any(CUT in text or mark(text) != text for text in texts)
 
     def make_bridge(self, sampled_ids: Sequence[int], observation: str) -> Bridge:
         """Return the template and observation tokens between the turn ``sampled_ids`` and the next.

@@ -160,11 +160,8 @@ def check_next_turn(bridge: ChatBridge, opening: Sequence[Message] = ()) -> None
     end_id = bridge.end_of_turn_id
     sampled = [] if end_id is None else [end_id]
     for answer, text in product(ANSWERS, SAMPLES):
-        next_messages = [
-            {"role": "assistant", "content": answer},
-            {"role": "user", "content": text},
-        ]
-        prepared_messages = bridge.prepare_messages([*first_messages, *next_messages])
+        turns = [{"role": "assistant", "content": answer}, {"role": "user", "content": text}]
+        prepared_messages = bridge.prepare_messages([*first_messages, *turns])
         head_text, answer_text, tail = bridge.template.render(prepared_messages).rpartition(answer)
         closing = bridge.closing if tail.startswith(bridge.closing) else ""
         bridge_tokens = bridge.make_bridge(sampled, text)
@@ -210,9 +207,8 @@ def _check_generation_prompt(template: ChatTemplate) -> None:
     extra_text = turn_beginning[len(generation_prompt) :]
     user_turn = template.render(turns[:1], add_generation_prompt=False)
     # Some policies write the tags of their channel themselves after the generation prompt.
-    writes_tags = CHANNEL_TAG.search(extra_text) is not None and user_turn != template.render(
-        turns[:1]
-    )
+    is_tag = CHANNEL_TAG.search(extra_text) is not None
+    writes_tags = is_tag and user_turn != template.render(turns[:1])
     if not turn_beginning.startswith(generation_prompt) or (extra_text and not writes_tags):
         raise TemplateUnsupported(
             f"its generation prompt is {rendered_prompt!r}, but it writes {gap_text!r} between the "

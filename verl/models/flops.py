@@ -66,10 +66,8 @@ def model_flops(module: PackedModel) -> ModelFlops:
     """Count the weights of ``module``, which may be sharded or not."""
     text = module.config.get_text_config()
     width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
-    layers = [
-        _count_weights_per_token(parameter, text)
-        for parameter in module.sharded_layers.parameters()
-    ]
+    parameters = module.sharded_layers.parameters()
+    layers = [_count_weights_per_token(parameter, text) for parameter in parameters]
     head = module.head_weight
     return ModelFlops(
         weights=sum(count for count, _ in layers),

@@ -129,10 +129,8 @@ class Float32Logits(torch.autograd.Function):
         hidden, weight = ctx.saved_tensors
         of_hidden, of_weight = ctx.needs_input_grad
         rounded = grad_logits.to(weight.dtype)
-        return (
-            rounded @ weight if of_hidden else None,
-            rounded.t() @ hidden if of_weight else None,
-        )
+        grad_weight = rounded.t() @ hidden if of_weight else None
+        return rounded @ weight if of_hidden else None, grad_weight
 
 
 def head_width(head: nn.Module) -> int:

@@ -65,9 +65,8 @@ def check_weights(
     try:
         model, info = _from_pretrained(directory, use, device_map="meta", **options)
     except UNREADABLE as error:
-        raise _unusable_error(
-            setting, f"transformers cannot read its weights: {_first_line(error)}"
-        ) from error
+        why = f"transformers cannot read its weights: {_first_line(error)}"
+        raise _unusable_error(setting, why) from error
     _check_names(model, info, setting, use)
     if use == "policy" and _lost_tie(model):
         _check_tied_values(model, files, setting)

@@ -103,10 +103,8 @@ class LivePolicy:
                 # Each call returns the turns that ended, so short ones come first.
                 results |= {int(result.request_id): result for result in engine.step()}
         turns = (results[number] for number in range(len(prompts)))
-        return [
-            PolicyOutput((SampledTurn(t.token_ids, t.logprobs, t.stop_reason.value),))
-            for t in turns
-        ]
+        sampled = (SampledTurn(t.token_ids, t.logprobs, t.stop_reason.value) for t in turns)
+        return [PolicyOutput((turn,)) for turn in sampled]
 
 
 class ServerPolicy:
@@ -168,9 +166,8 @@ def make_cpu_weight_sync(generation: Any) -> Callable[[], None]:
     """
 
     def sync_weights() -> None:
-        weights = [
-            (name, tensor.detach().clone()) for name, tensor in generation._iter_named_params()
-        ]
+        parameters = generation._iter_named_params()
+        weights = [(name, tensor.detach().clone()) for name, tensor in parameters]
         generation.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": weights})
         repack_output_head(
             generation.llm.llm_engine.model_executor.driver_worker.worker.model_runner.get_model()

@@ -161,9 +161,8 @@ class GRPOEnvTrainer(GRPOTrainer):
 
     def _make_agent(self, sampling_params: object) -> DirectOutputAgent:
         if self.use_vllm and self.vllm_mode == "colocate":
-            return DirectOutputAgent(
-                self.vllm_generation.llm, sampling_params or self._vllm_sampling()
-            )
+            sampling_params = sampling_params or self._vllm_sampling()
+            return DirectOutputAgent(self.vllm_generation.llm, sampling_params)
         if self.use_vllm:
             client = getattr(self.vllm_generation, "vllm_client", None)  # on the main process only
             policy = ServerPolicy(client, self._tokenizer, self.eos_token_ids)
@@ -236,9 +235,8 @@ class GRPOEnvTrainer(GRPOTrainer):
         return process_trials
 
     def _run_trials(self, rows: list[dict[str, Any]]) -> dict[str, list]:
-        trials = self.env.run_trial(
-            rows, agent=self.agent, max_completion_length=self.max_completion_length
-        )
+        max_length = self.max_completion_length
+        trials = self.env.run_trial(rows, agent=self.agent, max_completion_length=max_length)
         records = [self.env.completed_episodes[session_id] for session_id in trials["session_ids"]]
         return trials | {"records": records}
 
@@ -295,9 +293,8 @@ class GRPOEnvTrainer(GRPOTrainer):
         # Placeholders: the opening of a trial is only known after its start, and ``_run_rollout``
         # fills it in. TRL passes only the prompts to its rollout function, so store the rows.
         self._openings = [[dict(EMPTY_MESSAGE)] for _ in inputs]
-        rows = [
-            {**row, "prompt": opening} for row, opening in zip(inputs, self._openings, strict=True)
-        ]
+        pairs = zip(inputs, self._openings, strict=True)
+        rows = [{**row, "prompt": opening} for row, opening in pairs]
         output = super()._generate_and_score_completions(rows)
         # Every token of the agent was sampled and has a finite log-prob.
         has_all_logprobs = not any(self._trials["retokenized"]) and all(
