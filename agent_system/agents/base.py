@@ -10,7 +10,7 @@ may return a state, which it receives again at the next turn (``get_action``)::
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from verl.utils.sampling import StopReason
 
@@ -84,18 +84,16 @@ def get_actions(
         ValueError: ``act_batch`` did not return one action per conversation.
     """
     name = type(agent).__name__
-    act_batch = getattr(agent, "act_batch", None)
-    get_action = getattr(agent, "get_action", None)
     actions: list[Action | str] = []
-    if callable(act_batch):
-        actions.extend(act_batch(conversations))
+    if callable(getattr(agent, "act_batch", None)):
+        actions.extend(cast(BatchAgent, agent).act_batch(conversations))
         if len(actions) != len(conversations):
             raise ValueError(
                 f"{name}.act_batch returned {len(actions)} actions "
                 f"for {len(conversations)} conversations"
             )
         return actions, list(states)
-    if not callable(get_action):
+    if not callable(getattr(agent, "get_action", None)):
         raise TypeError(
             f"{name} is not an agent: it has neither act_batch nor get_action. Define one of them"
         )
@@ -103,7 +101,7 @@ def get_actions(
     for conversation, state in zip(conversations, states, strict=True):
         # Pass copies: changes that the agent makes must not reach the transcript.
         messages = [dict(message) for message in conversation.messages]
-        answer = get_action(messages, state)
+        answer = cast(TextAgent, agent).get_action(messages, state)
         # An answer without a state keeps the previous state. An ``Action`` is not a tuple, so a
         # tuple is always a pair of answer and state.
         action, state = answer if isinstance(answer, tuple) else (answer, state)

@@ -1,6 +1,6 @@
 """Protocols of tokenizers. Those of Hugging Face transformers implement them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Protocol, TypeGuard
 
 
@@ -18,9 +18,6 @@ class TextTokenizer(Protocol):
 
 class ChatTokenizer(TextTokenizer, Protocol):
     """A tokenizer with a chat template."""
-
-    @property
-    def all_special_ids(self) -> Sequence[int]: ...
 
     @property
     def added_tokens_decoder(self) -> Mapping[int, Any]: ...

@@ -86,7 +86,7 @@ def scores_from_hidden(
             chunk_scores.append(checkpoint(score, *chunk, use_reentrant=False))
         else:
             chunk_scores.append(score(*chunk))
-    columns = zip(*chunk_scores, strict=True)
+    columns: Any = zip(*chunk_scores, strict=True)
     return TokenScores(*(None if parts[0] is None else torch.cat(parts) for parts in columns))
 
 

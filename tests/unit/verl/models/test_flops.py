@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
-from transformers import Qwen3MoeConfig
+from transformers import AutoModelForCausalLM, Qwen3MoeConfig
 
 from tests.helpers.policy_rows import random_rows
 from tests.helpers.tiny_model import make_tiny_policy
 from verl.models.flops import ModelFlops, Work, model_flops
-from verl.models.loader import load_causal_lm, new_causal_lm
+from verl.models.loader import load_causal_lm, prepare_for_training
 from verl.models.policy import PolicyModel, ValueModel
 from verl.utils.device_peaks import PEAK_TFLOPS, find_peak_tflops
 from verl.workers.rows import Rows
@@ -95,7 +95,7 @@ def test_adapters_cost_a_forward_and_the_gradient_of_their_inputs(policy):
 
 @pytest.mark.parametrize("backward", [False, True])
 def test_of_a_mixture_a_token_meets_a_few_experts(backward):
-    lm = new_causal_lm(
+    model = AutoModelForCausalLM.from_config(
         Qwen3MoeConfig(
             vocab_size=400,
             hidden_size=32,
@@ -105,9 +105,9 @@ def test_of_a_mixture_a_token_meets_a_few_experts(backward):
             num_key_value_heads=1,
             num_experts=4,
             num_experts_per_tok=2,
-        ),
-        seed=0,
+        )
     )
+    lm = prepare_for_training(model.float())
     lm.set_experts_implementation("eager")  # torch counts no grouped products
     rows = Rows(random_rows(rows=3))
     work = rows.count_work([0, 1, 2])
