@@ -78,10 +78,8 @@ def get_actions(
     An action is plain text if the agent does not report tokens. ``states`` are the states that the
     agent returned at the previous turn, None at the first turn.
 
-    Raises:
-        TypeError: The agent has neither ``act_batch`` nor ``get_action``, or ``get_action``
-            returned neither text nor an ``Action``, alone or in a pair with a state.
-        ValueError: ``act_batch`` did not return one action per conversation.
+    Raises ``TypeError`` for an agent without these methods and for an invalid return value of
+    ``get_action``, ``ValueError`` if ``act_batch`` did not return one action per conversation.
     """
     name = type(agent).__name__
     actions: list[Action | str] = []

@@ -146,16 +146,15 @@ def make_rollout_specs(gen_batch: DataProto, trajectories_per_row: int = 1) -> l
         for repetition in range(trajectories_per_row):
             # Unique in its group: sampling seeds depend on ``traj_uid``.
             member_number = int(member) * trajectories_per_row + repetition
-            specs.append(
-                RolloutSpec(
-                    index=len(specs),
-                    task=task,
-                    uid=str(uid),
-                    traj_uid=f"{uid}/{member_number}",
-                    member=member_number,
-                    env_seed=int(seed),
-                )
+            spec = RolloutSpec(
+                index=len(specs),
+                task=task,
+                uid=str(uid),
+                traj_uid=f"{uid}/{member_number}",
+                member=member_number,
+                env_seed=int(seed),
             )
+            specs.append(spec)
     return specs
 
 

@@ -17,13 +17,9 @@ from verl.config.settings.hints import did_you_mean
 def load_function(path: str, name: str, key: str = "custom_reward_function") -> Callable[..., Any]:
     """Import the Python file ``path`` and return its function or class ``name``.
 
-    ``key`` is the config section with ``path`` and ``name``, for error messages.
-
-    Raises:
-        FileNotFoundError: There is no such file.
-        ImportError: The file raised an error.
-        AttributeError: The file has no such function. The message names the nearest one.
-        TypeError: The value is not callable.
+    ``key`` is the config section with ``path`` and ``name``, for error messages. Raises
+    ``FileNotFoundError``, ``ImportError`` if the file raised an error, ``AttributeError`` with the
+    nearest name if it has no such function, and ``TypeError`` for a value that is not callable.
     """
     fix = f"allowed: a function of a Python file; fix: {key}.path=FILE {key}.name=NAME"
     module = _import_file(path, f"{key}.path={path!r}", fix)

@@ -162,17 +162,16 @@ class EpisodeRewardManager:
     def step_rewards(self, data: DataProto) -> np.ndarray:
         """Return a list for every row [B]: rewards of its turns minus invalid action penalties."""
         columns = data.non_tensor_batch
-        return object_array(
+        net_rewards = [
             [
-                [
-                    reward - (0.0 if is_valid else self.invalid_action_penalty)
-                    for reward, is_valid in zip(rewards, flags, strict=True)
-                ]
-                for rewards, flags in zip(
-                    columns["step_rewards"], columns["is_action_valid"], strict=True
-                )
+                reward - (0.0 if is_valid else self.invalid_action_penalty)
+                for reward, is_valid in zip(rewards, flags, strict=True)
             ]
-        )
+            for rewards, flags in zip(
+                columns["step_rewards"], columns["is_action_valid"], strict=True
+            )
+        ]
+        return object_array(net_rewards)
 
     def compute_outcomes(self, data: DataProto) -> list[float]:
         """Return the outcome of each row's trajectory [B].

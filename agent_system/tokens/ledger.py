@@ -209,9 +209,8 @@ class TokenLedger:
         ``retokenized`` means that the tokens were encoded from text instead of being sampled. By
         default they are not trained on.
 
-        Raises:
-            ValueError: An agent segment without one log-prob per token (unless ``retokenized``), a
-                log-prob on tokens of another kind, or a prompt segment after an agent segment.
+        Raises ``ValueError`` for an agent segment without one log-prob per token (unless
+        ``retokenized``), log-probs of another kind, and a prompt segment after an agent segment.
         """
         self._restore_lists()
         token_logprobs = () if logprobs is None else tuple(logprobs)

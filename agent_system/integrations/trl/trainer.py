@@ -79,8 +79,7 @@ class GRPOEnvTrainer(GRPOTrainer):
         loss_path: ``trl``, or ``full_sequence``: the same loss from the logits of whole sequences.
         allow_retokenized: Train on tokens that were encoded from the text of an agent.
 
-    Raises:
-        ValueError: The settings cannot work together. The message names them and the fix.
+    Raises ``ValueError`` if the settings cannot work together, with their names and the fix.
     """
 
     _tag_names: ClassVar = ["trl", "grpo", "multistep-env"]
