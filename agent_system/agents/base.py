@@ -79,7 +79,7 @@ def get_actions(
     agent returned at the previous turn, None at the first turn.
 
     Raises ``TypeError`` for an agent without these methods and for an invalid return value of
-    ``get_action``, ``ValueError`` if ``act_batch`` did not return one action per conversation.
+    ``get_action``. Raises ``ValueError`` unless ``act_batch`` returned one action per conversation.
     """
     name = type(agent).__name__
     actions: list[Action | str] = []

@@ -5,8 +5,8 @@
 
 The same task, seed and actions should lead to the same state. The replay compares observations up
 to the forced turn; where they differ the branch is aborted and dropped. Branches are never trained
-on; only their returns are used: as credit (``execute_alternatives``), and by a credit audit, which
-measures the effect of every level on the return (``continue_from_points``).
+on; only their returns are used. ``execute_alternatives`` turns them into credit. A credit audit
+measures with them the effect of every level on the return (``continue_from_points``).
 """
 
 from collections.abc import Callable, Sequence

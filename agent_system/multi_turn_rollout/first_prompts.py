@@ -1,4 +1,4 @@
-"""First prompts of tasks: check of their tokens, and what happens to prompts that are too long.
+"""First prompts of tasks: check of their tokens, and treatment of prompts that are too long.
 
 tasks ──▶ chat template ──▶ tokens ──▶ at most data.max_prompt_length: kept
                                  └───▶ longer: filter_overlong_prompts   dropped

@@ -18,8 +18,8 @@ def load_function(path: str, name: str, key: str = "custom_reward_function") -> 
     """Import the Python file ``path`` and return its function or class ``name``.
 
     ``key`` is the config section with ``path`` and ``name``, for error messages. Raises
-    ``FileNotFoundError``, ``ImportError`` if the file raised an error, ``AttributeError`` with the
-    nearest name if it has no such function, and ``TypeError`` for a value that is not callable.
+    ``FileNotFoundError``, and ``ImportError`` if the file raised an error. Raises
+    ``AttributeError`` for an unknown name, and ``TypeError`` for a value that is not callable.
     """
     fix = f"allowed: a function of a Python file; fix: {key}.path=FILE {key}.name=NAME"
     module = _import_file(path, f"{key}.path={path!r}", fix)

@@ -142,20 +142,22 @@ def measure_packing_gap(lm: "PreTrainedModel") -> float:
     unsupported arguments.
     """
     devices = [lm.device] if lm.device.type == "cuda" else []
-    tolerance = TOLERANCES.get(lm.dtype, ROUGH_TOLERANCE)
-    smallest_gap = float("inf")
     training = lm.training
     lm.eval()  # dropout would make any two forwards differ
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=devices):
             _check_reached(lm)
-            for draw in range(DRAWS):
-                gap = _log_prob_gap(lm, draw)
-                smallest_gap = min(smallest_gap, gap)  # min keeps infinity over NaN
-                if smallest_gap <= tolerance:
-                    break
+            return _smallest_gap(lm, TOLERANCES.get(lm.dtype, ROUGH_TOLERANCE))
     finally:
         lm.train(training)
+
+
+def _smallest_gap(lm: "PreTrainedModel", tolerance: float) -> float:
+    smallest_gap = float("inf")
+    for draw in range(DRAWS):
+        smallest_gap = min(smallest_gap, _log_prob_gap(lm, draw))  # min keeps infinity over NaN
+        if smallest_gap <= tolerance:
+            break
     return smallest_gap
 
 

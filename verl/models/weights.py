@@ -340,14 +340,14 @@ def _iterate_tensors(files: Sequence[Path]) -> Iterator[tuple[str, Any]]:
     Tensors of safetensors files are slice objects, which read the file when they are indexed.
     """
     for file in files:
-        if file.suffix == ".safetensors":
-            with safe_open(file, "pt") as opened:
-                for name in opened.keys():  # noqa: SIM118  it is no mapping
-                    yield name, opened.get_slice(name)
-        else:
+        if file.suffix != ".safetensors":
             is_zip = zipfile.is_zipfile(file)
             state = torch.load(file, map_location="cpu", weights_only=True, mmap=is_zip)
             yield from state.items()
+            continue
+        with safe_open(file, "pt") as opened:
+            for name in opened.keys():  # noqa: SIM118  it is no mapping
+                yield name, opened.get_slice(name)
 
 
 def _sample_values(tensor: Any, scanned_fraction: float) -> Iterator[torch.Tensor]:

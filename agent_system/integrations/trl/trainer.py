@@ -114,13 +114,8 @@ class GRPOEnvTrainer(GRPOTrainer):
         if on_cpu:
             # Must run before TRL imports vLLM, which reads these settings on import.
             prepare_vllm_on_cpu()
-        uses_rollout_logprobs = args.use_vllm and _uses_rollout_logprobs(args, old_logps)
-        if uses_rollout_logprobs and args.vllm_importance_sampling_correction:
-            logger.info(
-                "Rollout log-probs are used as old log-probs: "
-                "vllm_importance_sampling_correction is switched off."
-            )
-            args.vllm_importance_sampling_correction = False
+        if args.use_vllm and _uses_rollout_logprobs(args, old_logps):
+            _disable_vllm_correction(args)
         if eval_dataset is None and args.eval_strategy != "no":
             eval_dataset = env.get_eval_dataset()
         rubric: Any = env.get_rubric() if reward_funcs is None else reward_funcs
@@ -137,11 +132,7 @@ class GRPOEnvTrainer(GRPOTrainer):
             peft_config=peft_config,
         )
         self.env = env
-        if env.bridge is not None:
-            # TRL does not know the end-of-turn token of a chat template. Use the same tokens for
-            # sampling, token lists and decoded texts.
-            env.bridge.end_ids = env.bridge.end_ids.union(self.eos_token_ids)
-            self.eos_token_ids = sorted(env.bridge.end_ids)
+        self._share_end_tokens()
         self.old_logps = old_logps
         self.loss_path = loss_path
         self.allow_retokenized = allow_retokenized
@@ -155,6 +146,13 @@ class GRPOEnvTrainer(GRPOTrainer):
         self._rows: list[dict[str, Any]] = []
         self._openings: list[list[dict[str, str]]] = []
         self._trials: dict[str, list] = {}
+
+    def _share_end_tokens(self) -> None:
+        # TRL does not know the end-of-turn token of a chat template. Use the same tokens for
+        # sampling, token lists and decoded texts.
+        if self.env.bridge is not None:
+            self.env.bridge.end_ids = self.env.bridge.end_ids.union(self.eos_token_ids)
+            self.eos_token_ids = sorted(self.env.bridge.end_ids)
 
     # ---- rollout ----
 
@@ -361,6 +359,15 @@ class GRPOEnvTrainer(GRPOTrainer):
         if self.loss_type == "dapo" and num_tokens is not None:
             return loss
         return loss / num_micro_batches
+
+
+def _disable_vllm_correction(args: GRPOConfig) -> None:
+    if args.vllm_importance_sampling_correction:
+        logger.info(
+            "Rollout log-probs are used as old log-probs: "
+            "vllm_importance_sampling_correction is switched off."
+        )
+        args.vllm_importance_sampling_correction = False
 
 
 def _uses_rollout_logprobs(args: GRPOConfig, old_logps: str) -> bool:
