@@ -163,7 +163,7 @@ class ChatBridge:
 
         They are the tokens that the template writes for it, up to the token that closes the turn.
         Raises ``TemplateUnsupported`` if the template does not begin such a turn with the
-        generation prompt, or if the end of turn is not encoded as one token there.
+        generation prompt. Also if the end of turn is not encoded as one token there.
         """
         prompt = self.template.render([{"role": "user", "content": make_anchor(0)}])
         turns = [("user", make_anchor(0)), ("assistant", self._tokens.mark_control_tokens(text))]
