@@ -119,9 +119,11 @@ def pack_rows(
 ) -> DataProto:
     """Return ``rows`` as a ``DataProto`` of B rows.
 
-    Raises ``ValueError`` if a row holds tokens that were tokenized from text instead of sampled and
-    ``allow_retokenized`` is false.
+    Raises ``ValueError`` if there is no row, and if a row holds tokens that were tokenized from text
+    instead of sampled and ``allow_retokenized`` is false.
     """
+    if not rows:
+        raise ValueError("no rows to pack: every trajectory was dropped")
     if not allow_retokenized and any(row.ledger.has_retokenized_tokens for row in rows):
         raise ValueError(
             "an agent returned text without the sampled tokens, and env.allow_retokenized is "
