@@ -119,7 +119,7 @@ def pack_rows(
 ) -> DataProto:
     """Return ``rows`` as a ``DataProto`` of B rows.
 
-    Raises ``ValueError`` if there is no row, and if a row holds tokens that were tokenized from text
+    Raises ``ValueError`` if there is no row. Also if a row holds tokens that were encoded from text
     instead of sampled and ``allow_retokenized`` is false.
     """
     if not rows:
