@@ -86,8 +86,11 @@ def scores_from_hidden(
             chunk_scores.append(checkpoint(score, *chunk, use_reentrant=False))
         else:
             chunk_scores.append(score(*chunk))
-    columns: Any = zip(*chunk_scores, strict=True)
-    return TokenScores(*(None if parts[0] is None else torch.cat(parts) for parts in columns))
+    return TokenScores(*map(_join_chunks, zip(*chunk_scores, strict=True)))
+
+
+def _join_chunks(parts: tuple[Any, ...]) -> Any:
+    return None if parts[0] is None else torch.cat(parts)
 
 
 def full_logits(head: nn.Module, hidden: torch.Tensor) -> torch.Tensor:
